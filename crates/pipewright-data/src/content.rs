@@ -78,7 +78,11 @@ const MAGIC: [(&[u8], &str, &str); 36] = [
     (b"\x80\x03", "a Python pickle", EXPORT),
     (b"\x80\x04", "a Python pickle", EXPORT),
     (b"\x80\x05", "a Python pickle", EXPORT),
-    (b"\x89PWTOK\r\n", "a file of `pipewright tokenize`", "let its name end in `.pwtok`"),
+    (
+        b"\x89PWTOK\r\n",
+        "a file of `pipewright tokenize`",
+        "give it to a run alone, with a name that ends in `.pwtok`",
+    ),
     (b"GGUF", "a GGUF file", WEIGHTS),
     (b"%PDF-", "a PDF file", EXPORT),
     (b"{\\rtf", "an RTF document", EXPORT),

@@ -71,8 +71,10 @@ impl CutModel {
     /// Returns the model with adapters, which are trained in place of its own parameters.
     ///
     /// # Errors
-    /// When the family cannot have adapters, or a target is not one of the model's layers.
+    /// When a setting cannot be used ([`LoraConfig::check`](crate::LoraConfig::check)), the family cannot have
+    /// adapters, or a target is not one of the model's layers.
     pub fn with_adapter(self, adapter: Adapter) -> Result<Self, ConfigError> {
+        adapter.lora.check()?;
         adapter.lora.require_targets(&self.model.adaptable_layers()?)?;
         Ok(Self { adapter: Some(adapter), ..self })
     }

@@ -49,6 +49,29 @@ impl LoraConfig {
         self.alpha / if self.rslora { rank.sqrt() } else { rank }
     }
 
+    /// Checks the settings by themselves: a rank above 0, a finite scale, and a target.
+    ///
+    /// # Errors
+    /// With the first setting that cannot be used.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let refuse = |key, value: String, supported| Err(ConfigError::NotSupported { key, value, supported });
+        if self.rank == 0 {
+            return refuse("rank", "0".to_owned(), "a number from 1");
+        }
+        if !self.scale().is_finite() {
+            return refuse("alpha", self.alpha.to_string(), "a finite number");
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return refuse("dropout", self.dropout.to_string(), "a number from 0 to below 1");
+        }
+        match &self.targets {
+            LoraTargets::Named(targets) if targets.is_empty() => {
+                refuse("targets", "[]".to_owned(), "a list with a layer")
+            }
+            LoraTargets::Named(_) | LoraTargets::AllLinear => Ok(()),
+        }
+    }
+
     /// Returns whether the linear layer at a path has an adapter.
     pub(crate) fn adapts(&self, layer: &str) -> bool {
         match &self.targets {
@@ -137,6 +160,20 @@ mod tests {
         let error = config(&["q_proj", "query"]).require_targets(&layers).expect_err("it is unknown");
         let text = error.to_string();
         assert!(text.contains("`query`") && text.contains("q_proj, up_proj"), "{text}");
+    }
+
+    #[test]
+    fn settings_without_a_meaning_are_refused() {
+        let good = config(&["q_proj"]);
+        assert!(good.check().is_ok());
+        let refused = |bad: LoraConfig, key: &str| {
+            let text = bad.check().expect_err(key).to_string();
+            assert!(text.starts_with(&format!("`{key} = ")), "{text}");
+        };
+        refused(LoraConfig { rank: 0, ..good.clone() }, "rank");
+        refused(LoraConfig { alpha: f64::INFINITY, ..good.clone() }, "alpha");
+        refused(LoraConfig { dropout: 1.0, ..good.clone() }, "dropout");
+        refused(config(&[]), "targets");
     }
 
     #[test]

@@ -211,7 +211,7 @@ impl ModelConfig {
     /// Builds the whole model for generation ([`crate::generation::generate`]), on `device`.
     ///
     /// # Errors
-    /// As [`hf::load_stage`](crate::hf::load_stage) and [`hf::restore_stage`](crate::hf::restore_stage).
+    /// As [`hf::load_stage`] and [`hf::restore_stage`].
     pub fn whole(&self, source: ModelSource<'_>, device: &Device) -> Result<Box<dyn NextToken>, HfError> {
         self.family().whole(source, device)
     }
@@ -238,7 +238,7 @@ impl ModelConfig {
     /// Writes a model with the adapters of a checkpoint merged into it as a Hugging Face directory.
     ///
     /// # Errors
-    /// When the checkpoint or the base does not belong to the model, or as [`hf::export`](crate::hf::export).
+    /// When the checkpoint or the base does not belong to the model, or as [`hf::export`].
     pub fn export_merged(
         &self,
         adapted: AdaptedCheckpoint<'_>,
@@ -248,10 +248,10 @@ impl ModelConfig {
         self.family().export_merged(adapted, options, dir)
     }
 
-    /// Writes the model of a checkpoint as a Hugging Face directory; see [`hf::export`](crate::hf::export).
+    /// Writes the model of a checkpoint as a Hugging Face directory; see [`hf::export`].
     ///
     /// # Errors
-    /// As [`hf::export`](crate::hf::export).
+    /// As [`hf::export`].
     pub fn export(
         &self,
         checkpoint: &Checkpoint,

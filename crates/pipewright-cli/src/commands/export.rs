@@ -32,7 +32,7 @@ pub(crate) struct ExportArguments {
     #[arg(long)]
     merge: bool,
     /// The folder of the base of the adapters, if it is not where the run found it
-    #[arg(long, value_name = "DIR", requires = "merge")]
+    #[arg(long, value_name = "DIR")]
     base: Option<PathBuf>,
 }
 
@@ -75,8 +75,11 @@ pub(crate) fn run(arguments: &ExportArguments) -> Result<(), Failure> {
         )));
     }
     let (step, to) = (checkpoint.step(), arguments.to.display());
+    let flaws = checkpoint_path::not_finite(&checkpoint);
+    let warning = flaws.map(|flaws| format!("warning: {flaws}"));
     if let Some(adapter) = adapter.as_ref().filter(|_| !arguments.merge) {
         write_adapter(arguments, &checkpoint, &model, adapter)?;
+        warning.iter().for_each(|warning| display::say(warning));
         return Ok(());
     }
     let origin = origin::of_checkpoint(&checkpoint);
@@ -96,9 +99,7 @@ pub(crate) fn run(arguments: &ExportArguments) -> Result<(), Failure> {
     } else {
         "without a tokenizer: the folder of the run has no model/tokenizer.json"
     };
-    if let Some(flaws) = checkpoint_path::not_finite(&checkpoint) {
-        display::say(&format!("warning: {flaws}"));
-    }
+    warning.iter().for_each(|warning| display::say(warning));
     display::say(&format!("wrote the model of step {step} in {} to {to}, {tokenizer}", kind.name()));
     Ok(())
 }
@@ -115,7 +116,7 @@ fn write_adapter(
             "adapters are written as float32: leave out --dtype, or write the whole model with --merge",
         ));
     }
-    let base = base_of_run(checkpoint)?;
+    let base = arguments.base.clone().map_or_else(|| base_of_run(checkpoint), |base| Ok(Some(base)))?;
     let written = model.export_adapter(checkpoint, &adapter.lora, base.as_deref(), &arguments.to);
     written.map_err(Failure::input)?;
     let (step, to) = (checkpoint.step(), arguments.to.display());

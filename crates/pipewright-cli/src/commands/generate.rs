@@ -58,6 +58,9 @@ pub(crate) struct GenerateArguments {
     /// `bytes` or a tokenizer.json, in place of the model's own
     #[arg(long, value_name = "bytes|FILE")]
     tokenizer: Option<String>,
+    /// The model that the adapters of the run change, if its folder has moved
+    #[arg(long, value_name = "DIR")]
+    base: Option<PathBuf>,
     /// Compute all earlier tokens again for each token, without a key-value cache
     #[arg(long)]
     no_cache: bool,
@@ -93,7 +96,8 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), Failure> {
     if arguments.json && arguments.prompt.is_none() {
         return Err(Failure::input("`--json` is for one answer: give the message as `--prompt`"));
     }
-    let mut found = trained_model::open(&arguments.model, arguments.tokenizer.as_deref())?;
+    let mut found =
+        trained_model::open(&arguments.model, arguments.tokenizer.as_deref(), arguments.base.as_deref())?;
     if let Origin::Directory(directory) = &found.origin {
         let notes = [unknown_note(directory)?, check_weights(directory, &found.model)?];
         notes.iter().flatten().for_each(|note| say(note));

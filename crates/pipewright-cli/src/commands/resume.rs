@@ -54,8 +54,8 @@ fn run_with(arguments: &ResumeArguments, processes: &mut ProcessGroup) -> Result
     let found = ResumableRun::find(arguments, owned).inspect(|found| {
         processes.set_deadline(found.prepared.settings.run.deadline());
     });
-    let found = processes.agree(found, ResumableRun::identity)?;
-    let overview = overview(&found.prepared)?;
+    let found = found.and_then(|found| Ok((overview(&found.prepared)?, found)));
+    let (overview, found) = processes.agree(found, |(_, found)| found.identity())?;
     let introduction = found.introduction();
     if processes.is_leader() {
         display::say(&introduction);

@@ -72,6 +72,9 @@ pub(crate) fn run(arguments: &TokenizeArguments) -> Result<(), Failure> {
             output.display()
         )));
     }
+    if output.is_dir() {
+        return Err(Failure::input(format!("{}: this is a folder; name a file to write", output.display())));
+    }
     let config = config(arguments)?;
     let mut bar = TokenizeBar::new();
     let tokenized = config.tokenize(output, &mut |progress| bar.show(progress));
@@ -86,20 +89,13 @@ fn config(arguments: &TokenizeArguments) -> Result<DataConfig, Failure> {
     let pattern = |path: &String| {
         if Path::new(path).is_file() { globset::escape(path) } else { path.clone() }
     };
-    let template = |name: &String| {
-        if ChatTemplate::NAMES.contains(&name.as_str()) {
-            ChatTemplate::Named(name.clone())
-        } else {
-            ChatTemplate::File(name.into())
-        }
-    };
     let documents = |bos_id| Documents { bos_id, packed: false, restart_positions: false };
     Ok(DataConfig {
         path: arguments.paths.iter().map(pattern).collect(),
         tokenizer: tokenizer(&arguments.tokenizer),
         documents: arguments.bos_id.map(documents),
         keys: keys(&arguments.key)?,
-        chat_template: arguments.chat_template.as_ref().map(template),
+        chat_template: arguments.chat_template.as_deref().map(ChatTemplate::of),
         train_on: arguments.train_on.map(TrainOn::from),
         date: arguments.date,
         ..DataConfig::default()
@@ -111,7 +107,9 @@ fn tokenizer(name: &str) -> Tokenizer {
     if name == BYTES {
         Tokenizer::Bytes
     } else if path.is_dir() {
-        Tokenizer::File(path.join(hf::TOKENIZER))
+        // A cache folder of the hub has the files in a folder below.
+        let folder = hf::resolve(path).unwrap_or_else(|_| path.to_owned());
+        Tokenizer::File(folder.join(hf::TOKENIZER))
     } else {
         Tokenizer::File(path.to_owned())
     }

@@ -40,13 +40,13 @@ fn run_with(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<()
             prepared.notes.iter().for_each(|note| display::say(note));
             run_folder::probe(&prepared.settings.run.out, &files).map_err(Failure::input)?;
         }
-        let description = describe(&prepared)?;
-        Ok((prepared, description, files))
+        let (description, overview) = (describe(&prepared)?, overview(&prepared)?);
+        Ok((prepared, description, overview, files))
     });
-    let (prepared, description, files) =
-        processes.agree(prepared, |(prepared, description, _)| identity(prepared, description))?;
+    let (prepared, description, overview, files) =
+        processes.agree(prepared, |(prepared, description, ..)| identity(prepared, description))?;
     shared_folder::require(processes, &prepared.settings.run.out)?;
-    let (settings, overview) = (prepared.settings.clone(), overview(&prepared)?);
+    let settings = prepared.settings.clone();
     let evaluations = Evaluations::new(&prepared, None);
     let interrupt = Interrupt::default();
     // The folder is created last, so that a run that cannot start does not move an earlier run.

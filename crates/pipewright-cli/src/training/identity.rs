@@ -34,6 +34,9 @@ pub(crate) fn identity(prepared: &Prepared, description: &Map<String, Value>) ->
     let mut fields = shared_settings(&prepared.settings);
     fields.extend(description.iter().map(|(part, content)| (part.clone(), content.to_string())));
     fields.insert("files of the weights".to_owned(), weights(&prepared.initial));
+    if let Some(adapter) = &prepared.start_of_adapter {
+        fields.insert("values of the adapters".to_owned(), adapter.clone());
+    }
     if let Some(identity) = prepared.validation_identity() {
         fields.insert("validation data".to_owned(), json!(identity).to_string());
     }

@@ -8,7 +8,7 @@ use std::cell::OnceCell;
 use pipewright::device::Devices;
 use pipewright::train::Validation;
 use pipewright::train::data::{DataError, DataIdentity, TokenRows};
-use pipewright_models::{CutModel, InitialParameters, ParameterSpec, hf};
+use pipewright_models::{AdapterStart, CutModel, InitialParameters, ParameterSpec, hf};
 use pipewright_schedule::lower::{ProgramSource, SourceError};
 use pipewright_schedule::partition::{Method, Partition, partition};
 use pipewright_schedule::simulate::few_microbatches;
@@ -36,6 +36,8 @@ pub(crate) struct Prepared {
     pub(crate) initial: InitialParameters,
     /// What checkpoints say about the adapters, if these are trained.
     pub(crate) adapter: Option<Value>,
+    /// A fingerprint of the adapters in the PEFT directory with which training starts.
+    pub(crate) start_of_adapter: Option<String>,
     /// The model's layers.
     pub(crate) layers: ModelDesc,
     /// The program that the ranks run.
@@ -113,6 +115,10 @@ pub(crate) fn prepare_settings(scheduled: Scheduled, model: CutModel) -> Result<
         }
         ModelSettings::From { .. } | ModelSettings::Fresh(_) => InitialParameters::Seed(settings.run.seed),
     };
+    let start_of_adapter = match model.adapter().map(|adapter| &adapter.start) {
+        Some(AdapterStart::Directory(dir)) => Some(hf::adapter_fingerprint(dir).map_err(Failure::input)?),
+        Some(AdapterStart::Seed(_)) | None => None,
+    };
     let adapter = match (model.adapter(), &settings.model) {
         (Some(adapter), ModelSettings::From { from }) => Some(run_adapter::describe(adapter, from)?),
         _ => None,
@@ -130,6 +136,7 @@ pub(crate) fn prepare_settings(scheduled: Scheduled, model: CutModel) -> Result<
         model,
         initial,
         adapter,
+        start_of_adapter,
         layers,
         program,
         partition,

@@ -18,7 +18,8 @@ pub(crate) fn describe(adapter: &Adapter, base: &Path) -> Result<Value, Failure>
     let mut description = json!(adapter.lora);
     description["kind"] = "lora".into();
     description[BASE] = hf::fingerprint(base).map_err(Failure::input)?.into();
-    Ok(description)
+    // The parser may change the last digit of a number, and the description is compared with one from a file.
+    Ok(serde_json::from_str(&description.to_string()).unwrap_or(description))
 }
 
 /// The adapters that a checkpoint has.
@@ -34,6 +35,8 @@ impl StoredAdapter {
         let Some(description) = checkpoint.manifest().description.get(ADAPTER) else { return Ok(None) };
         let place = checkpoint.path().display();
         let lora: LoraConfig = serde_json::from_value(description.clone())
+            .map_err(|error| Failure::input(format!("{place}: its adapters: {}", sentence(&error))))?;
+        lora.check()
             .map_err(|error| Failure::input(format!("{place}: its adapters: {}", sentence(&error))))?;
         let fingerprint = description[BASE].as_str().unwrap_or_default().to_owned();
         Ok(Some(Self { lora, fingerprint }))

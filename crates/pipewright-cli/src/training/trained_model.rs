@@ -57,13 +57,17 @@ impl Origin {
 }
 
 /// Opens the model that a path names. `tokenizer` is `bytes` or a file, in place of the model's own.
-pub(crate) fn open(path: &Path, tokenizer: Option<&str>) -> Result<TrainedModel, Failure> {
+pub(crate) fn open(
+    path: &Path,
+    tokenizer: Option<&str>,
+    base: Option<&Path>,
+) -> Result<TrainedModel, Failure> {
     let path = &hf::resolve(path).map_err(Failure::input)?;
     let is_of_run = CheckpointFolder::is_checkpoint(path)
         || checkpoints_of(path).is_dir()
         || CheckpointFolder::list(path).is_ok_and(|checkpoints| !checkpoints.is_empty());
     match (is_of_run, path.join(HF_CONFIG).is_file()) {
-        (true, _) => of_checkpoint(checkpoint_path::open(path)?, tokenizer),
+        (true, _) => of_checkpoint(checkpoint_path::open(path)?, tokenizer, base),
         (false, true) => of_directory(path, tokenizer),
         (false, false) => Err(Failure::input(format!(
             "{}: there is no model here: neither checkpoints nor a {HF_CONFIG}; name the folder of a run, a checkpoint, or \
@@ -93,7 +97,11 @@ fn of_directory(path: &Path, tokenizer: Option<&str>) -> Result<TrainedModel, Fa
     })
 }
 
-fn of_checkpoint(checkpoint: Checkpoint, tokenizer: Option<&str>) -> Result<TrainedModel, Failure> {
+fn of_checkpoint(
+    checkpoint: Checkpoint,
+    tokenizer: Option<&str>,
+    base: Option<&Path>,
+) -> Result<TrainedModel, Failure> {
     let place = checkpoint.path().display().to_string();
     let Some(model) = checkpoint.manifest().description.get(MODEL).cloned() else {
         return Err(Failure::input(format!(
@@ -121,7 +129,7 @@ fn of_checkpoint(checkpoint: Checkpoint, tokenizer: Option<&str>) -> Result<Trai
     let ends = kept.as_deref().map_or(Ok(Vec::new()), hf::end_tokens);
     let origin = match StoredAdapter::of(&checkpoint)? {
         Some(adapter) => {
-            let base = adapter.base(None, base_of(&mut config))?;
+            let base = adapter.base(base, base_of(&mut config))?;
             Origin::Adapted(Box::new((checkpoint, adapter.lora, base)))
         }
         None => Origin::Checkpoint(Box::new(checkpoint)),

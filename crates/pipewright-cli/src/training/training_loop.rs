@@ -91,8 +91,19 @@ impl TrainingLoop<'_> {
 enum Stop {
     /// A rank failed.
     Rank(PipelineError),
-    /// Another failure.
+    /// Another failure, which only this process knows of.
     Other(Failure),
+}
+
+impl Stop {
+    /// Why a step or an evaluation failed. Data that one process cannot read is its own failure: its ranks are
+    /// well, and the others would wait for them.
+    fn of_step(error: PipelineError) -> Self {
+        match error {
+            PipelineError::Data(_) => Self::Other(failure(&error)),
+            error => Self::Rank(error),
+        }
+    }
 }
 
 /// Runs steps until all are finished or one is interrupted.
@@ -104,9 +115,9 @@ fn steps(
     log: &mut Log,
 ) -> Result<(), Stop> {
     while trainer.steps_done() < steps {
-        let (mut metrics, report) = trainer.step().map_err(Stop::Rank)?;
+        let (mut metrics, report) = trainer.step().map_err(Stop::of_step)?;
         let interrupted = report.interrupted;
-        let is_best = evaluations.after_step(trainer, &mut metrics).map_err(Stop::Rank)?;
+        let is_best = evaluations.after_step(trainer, &mut metrics).map_err(Stop::of_step)?;
         log.require_folder().map_err(|error| Stop::Other(checkpoints.lost(&error)))?;
         checkpoints.poll(&metrics, evaluations).map_err(Stop::Other)?;
         log.step(&mut metrics, report).map_err(Stop::Other)?;

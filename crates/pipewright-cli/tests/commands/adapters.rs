@@ -214,8 +214,18 @@ fn adapters_that_do_not_fit_are_refused() {
         change(key, value.clone());
         refused(&format!("adapter_config.json: `{key}` is {value}: "));
     }
-    change("r", json!("four"));
-    refused("`r` is missing or of another type");
+    for (key, value) in [
+        ("r", json!("four")),
+        ("lora_alpha", json!(-8)),
+        ("lora_dropout", json!(1.0)),
+        ("use_rslora", json!("yes")),
+        ("arrow_config", json!({ "top_k": 2 })),
+    ] {
+        change(key, value.clone());
+        refused(&format!("adapter_config.json: `{key}` is {value}: "));
+    }
+    change("r", Value::Null);
+    refused("`r` is missing");
     change("r", json!(5));
     refused(
         "tensor `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight` has shape [4, 64], and \
@@ -303,6 +313,14 @@ fn a_merged_model_computes_what_the_adapted_one_does() {
     let (_, said) = succeed(&folder, &["export", "out", "merged", "--merge"], &[]);
     assert!(said.contains("wrote the model of step 4 in float32 to merged"), "{said}");
     assert_eq!(generate("merged"), generate("out"));
+    // The base may have moved.
+    let on_base = |base: &str| {
+        let how = ["generate", "out", "--prompt", "a", "--tokens", "3", "--tokenizer", "bytes", "--base"];
+        command(&folder, &[&how[..], &[base]].concat(), &[])
+    };
+    assert_eq!(on_base(&reference("qwen3-tiny")).0, Some(0));
+    let (code, _, said) = on_base(&reference("llama-tiny"));
+    assert!(code == Some(2) && said.contains("the adapters were trained on other weights"), "{said}");
     succeed(&folder, &["export", "out", "adapter"], &[]);
     let path = format!("adapter.path={}", folder.path().join("adapter").display());
     let [adapted, _] = step_after(&folder, 32, &[&path]);

@@ -82,6 +82,20 @@ fn chats_have_the_losses_of_the_files_to_the_bit_and_a_run_resumes() {
 }
 
 #[test]
+fn a_file_that_cannot_be_made_is_refused() {
+    let folder = folder();
+    fs::create_dir(folder.path().join("there.pwtok")).expect("the scratch folder takes folders");
+    let tokenize = |data: &str, output: &str, part: &str| {
+        refused(&folder, &["tokenize", data, "--tokenizer", "bytes", "-o", output], part);
+    };
+    tokenize("text.txt", "there.pwtok", "there.pwtok: this is a folder; name a file to write");
+    tokenize("text.txt", "text.bin", "must end in `.pwtok`");
+    succeed(&folder, &["tokenize", "text.txt", "--tokenizer", "bytes", "-o", "text.pwtok"]);
+    tokenize("text.pwtok", "again.pwtok", "give it to a run alone");
+    assert!(!folder.path().join("again.pwtok").exists());
+}
+
+#[test]
 fn a_file_that_does_not_fit_is_refused() {
     let folder = folder();
     succeed(&folder, &["tokenize", "text.txt", "--tokenizer", "bytes", "-o", "text.pwtok"]);

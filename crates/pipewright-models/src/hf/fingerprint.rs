@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use super::error::HfError;
+use super::file::SafetensorsFile;
 use super::weights::Weights;
 
 /// The bytes that are read of each end of a tensor: reading all would take as long as loading the model.
@@ -18,12 +19,29 @@ const DIGITS: usize = 32;
 /// When a file is missing, cut short or not a safetensors file, or cannot be read.
 pub fn fingerprint(dir: &Path) -> Result<String, HfError> {
     let mut weights = Weights::open(dir)?;
-    let mut hasher = blake3::Hasher::new();
+    let mut fingerprint = Fingerprint::default();
     let tensors: Vec<String> = weights.tensors().map(str::to_owned).collect();
     for tensor in tensors {
         let file = weights.file_of(&tensor)?;
-        hasher.update(tensor.as_bytes());
-        hasher.update(&weights.file(file)?.sample(&tensor, SAMPLE)?);
+        fingerprint.add(&tensor, weights.file(file)?)?;
     }
-    Ok(hasher.finalize().to_hex()[..DIGITS].to_owned())
+    Ok(fingerprint.text())
+}
+
+/// A hash of samples of tensors.
+#[derive(Default)]
+pub(super) struct Fingerprint(blake3::Hasher);
+
+impl Fingerprint {
+    /// Adds a tensor.
+    pub(super) fn add(&mut self, tensor: &str, file: &mut SafetensorsFile) -> Result<(), HfError> {
+        self.0.update(tensor.as_bytes());
+        self.0.update(&file.sample(tensor, SAMPLE)?);
+        Ok(())
+    }
+
+    /// Returns the hash as text.
+    pub(super) fn text(&self) -> String {
+        self.0.finalize().to_hex()[..DIGITS].to_owned()
+    }
 }

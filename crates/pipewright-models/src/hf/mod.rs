@@ -32,6 +32,7 @@ pub use export::{ExportOptions, export};
 pub use fingerprint::fingerprint;
 pub use origin::{TOKENIZER, TextEnds, WeightTypes, end_tokens, keep_keys, keep_origin, text_ends};
 pub use other_form::OtherForm;
+pub use peft::adapter_fingerprint;
 pub(crate) use peft::{AdapterWeights, read_adapter};
 pub(crate) use peft_write::{Described, write_adapter};
 pub(crate) use read::{Stored, open_weights, read_config};

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use super::error::HfError;
 use super::file::SafetensorsFile;
+use super::fingerprint::Fingerprint;
 use super::json_file::{parse, read_bytes};
 use super::layout::{file_shape, from_file};
 use super::other_form::ADAPTER;
@@ -22,8 +23,7 @@ pub(super) const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
 pub(super) const PREFIX: &str = "base_model.model.";
 
 /// Keys that say where an adapter comes from or how it was made, which does not change what it computes.
-const HARMLESS: [&str; 20] = [
-    "arrow_config",
+const HARMLESS: [&str; 19] = [
     "auto_mapping",
     "base_model_name_or_path",
     "corda_config",
@@ -62,21 +62,62 @@ pub(crate) fn read_adapter(dir: &Path, layers: &[String]) -> Result<LoraConfig, 
     }
     let keys: Map<String, Value> = parse(&path, &read_bytes(&path, SMALL_TEXT)?)?;
     require_supported(&path, &keys)?;
-    let missing = |key: &'static str| HfError::AdapterKey {
-        path: path.clone(),
-        key: key.to_owned(),
-        value: "missing or of another type".to_owned(),
-        advice: "write the adapter again with `save_pretrained` of PEFT",
-    };
-    let rank = keys.get("r").and_then(Value::as_u64).and_then(|rank| u32::try_from(rank).ok());
-    let number = |key: &str| keys.get(key).and_then(Value::as_f64).filter(|number| number.is_finite());
+    let settings = AdapterKeys { path: &path, keys: &keys };
+    let rank =
+        |value: &Value| value.as_u64().and_then(|rank| u32::try_from(rank).ok()).filter(|&rank| rank > 0);
+    let positive = |value: &Value| value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
+    let share = |value: &Value| value.as_f64().filter(|share| (0.0..1.0).contains(share));
     Ok(LoraConfig {
-        rank: rank.filter(|&rank| rank > 0).ok_or_else(|| missing("r"))?,
-        alpha: number("lora_alpha").ok_or_else(|| missing("lora_alpha"))?,
-        dropout: number("lora_dropout").filter(|share| (0.0..1.0).contains(share)).unwrap_or(0.0),
-        rslora: keys.get("use_rslora").and_then(Value::as_bool).unwrap_or(false),
+        rank: settings.required("r", rank)?,
+        alpha: settings.required("lora_alpha", positive)?,
+        dropout: settings.optional("lora_dropout", share)?.unwrap_or(0.0),
+        rslora: settings.optional("use_rslora", Value::as_bool)?.unwrap_or(false),
         targets: targets_of(&AdapterWeights::open(dir)?, layers)?,
     })
+}
+
+/// The keys of an `adapter_config.json`.
+struct AdapterKeys<'a> {
+    path: &'a Path,
+    keys: &'a Map<String, Value>,
+}
+
+impl AdapterKeys<'_> {
+    /// Reads a key that must be there.
+    fn required<T>(&self, key: &'static str, read: impl Fn(&Value) -> Option<T>) -> Result<T, HfError> {
+        self.optional(key, read)?.ok_or_else(|| self.unusable(key, "missing".to_owned()))
+    }
+
+    /// Reads a key; `None` if it is missing or null. Any other value must be one that `read` accepts.
+    fn optional<T>(
+        &self,
+        key: &'static str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Option<T>, HfError> {
+        match self.keys.get(key).filter(|value| !value.is_null()) {
+            None => Ok(None),
+            Some(value) => read(value).map(Some).ok_or_else(|| self.unusable(key, value.to_string())),
+        }
+    }
+
+    fn unusable(&self, key: &'static str, value: String) -> HfError {
+        let advice = "correct it, or write the adapter again with `save_pretrained` of PEFT";
+        HfError::AdapterKey { path: self.path.to_owned(), key: key.to_owned(), value, advice }
+    }
+}
+
+/// Returns a hash of the names, element types and shapes of an adapter's tensors, and of the first and last 4 KiB of
+/// each.
+///
+/// # Errors
+/// When the file with the weights is missing or not a safetensors file, or cannot be read.
+pub fn adapter_fingerprint(dir: &Path) -> Result<String, HfError> {
+    let AdapterWeights { mut file, .. } = AdapterWeights::open(dir)?;
+    let mut tensors = file.tensors();
+    tensors.sort_unstable();
+    let mut sampled = Fingerprint::default();
+    tensors.iter().try_for_each(|tensor| sampled.add(tensor, &mut file))?;
+    Ok(sampled.text())
 }
 
 /// Refuses what the adapters here do not compute. Keys of later versions of PEFT are accepted as long as they

@@ -158,16 +158,32 @@ impl Trainer {
     pub fn step(&mut self) -> Result<(Metrics, StepSummary), PipelineError> {
         self.began.get_or_insert_with(Instant::now);
         let rate = self.learning_rate.at(self.steps_done);
+        let (before, batch) = self.next_batches()?;
         let mut earlier = Vec::new();
-        for _ in 1..self.batches.get() {
-            let batch = self.next_batch()?;
+        for batch in before {
             earlier.push(self.pipeline.accumulate(batch)?);
         }
-        let batch = self.next_batch()?;
         let report = joined(earlier, self.pipeline.step_batch(batch, rate)?);
         self.steps_done += 1;
         let tokens = self.batches.get() as usize * self.batch_rows * self.rows.seq_len();
         Ok((self.metrics(&report, rate, tokens), report))
+    }
+
+    /// Reads all batches of a step before any is computed: the last one, and those before it. If one cannot be read,
+    /// the next step begins with the same rows.
+    fn next_batches(&mut self) -> Result<(Vec<Batch>, Batch), PipelineError> {
+        let start = self.rows.cursor();
+        let read = self.read_batches();
+        if read.is_err() {
+            // The cursor was here, so the row exists.
+            let _ = self.rows.seek(start);
+        }
+        read
+    }
+
+    fn read_batches(&mut self) -> Result<(Vec<Batch>, Batch), PipelineError> {
+        let before = (1..self.batches.get()).map(|_| self.next_batch()).collect::<Result<_, _>>()?;
+        Ok((before, self.next_batch()?))
     }
 
     fn next_batch(&mut self) -> Result<Batch, PipelineError> {
