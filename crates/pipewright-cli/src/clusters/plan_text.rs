@@ -191,6 +191,6 @@ mod tests {
 
     #[test]
     fn spans_have_a_unit_that_suits() {
-        assert_eq!([3.5, 0.5, 0.0001].map(span), ["3.50 days", "12.0 hours", "8.640 s"]);
+        assert_eq!([3.5, 0.5, 0.0001].map(span), ["3.50 days", "12.0 hours", "8.64 s"]);
     }
 }
