@@ -214,6 +214,8 @@ fn settings_of_chats_are_checked() {
     refused("data.long_records=drop", "`long_records` is \"drop\"");
     refused("data.date=today", "where a date such as \"2024-07-26\" is expected");
     refused("data.seq_len=20", "chats.jsonl:1: the record has ");
+    fs::create_dir(folder.path().join("a")).expect("the scratch folder takes folders");
+    fs::write(folder.path().join("a/tokenizer.model"), "pieces").expect("the scratch folder takes files");
     refused(
         "data.tokenizer=a/tokenizer.model",
         "a/tokenizer.model: the tokenizer is in a form that is not read; write a",

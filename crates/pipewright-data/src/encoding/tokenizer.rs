@@ -78,9 +78,9 @@ pub(crate) enum Encoder {}
 impl Encoder {
     /// Reads a `tokenizer.json`.
     pub(crate) fn load(path: &Path) -> Result<Self, DataError> {
-        refuse_other_forms(path)?;
         let content = pipewright_system::bounded_file::read_regular(path, LARGEST_TOKENIZER)
             .map_err(|source| DataError::from(FileError::Read { path: path.to_owned(), source }))?;
+        refuse_other_forms(path)?;
         if crate::content::is_lfs_pointer(&content) {
             return Err(FileError::LfsPointer { path: path.to_owned() }.into());
         }
