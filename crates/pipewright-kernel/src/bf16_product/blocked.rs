@@ -14,6 +14,9 @@ use crate::product::{Matrix, is_parallel};
 /// rows of the left operand.
 const GROUP_BYTES: usize = 256 * 1024;
 
+/// Panels of rows whose products take about ten times as long as packing the columns.
+const LEAST_ROWS: usize = 8;
+
 /// Proves that the processor has the instructions.
 #[derive(Clone, Copy)]
 pub(super) struct Instructions(());
@@ -94,11 +97,14 @@ impl Work<'_> {
     fn blocks(&self, threads: usize) -> impl Iterator<Item = Block> {
         let in_cache = (GROUP_BYTES / size_of::<u32>() / COLUMNS / self.right.pairs().max(1)).max(1);
         // Several blocks for each thread, so that threads that are interrupted compute fewer.
-        let parts = if threads == 1 { 1 } else { 4 * threads };
+        let wanted = if threads == 1 { 1 } else { 4 * threads };
         let [row_panels, panels] = [self.rows.count.div_ceil(ROWS), self.right.count.div_ceil(COLUMNS)];
-        let columns = in_cache.min(panels.div_ceil(parts));
-        // Rows are split only if there are fewer groups of columns than threads.
-        let rows = row_panels.div_ceil(threads.div_ceil(panels.div_ceil(columns)));
+        let columns = in_cache.min(panels.div_ceil(wanted));
+        let groups = panels.div_ceil(columns);
+        // Each part of the rows packs the columns again. So rows are cut into short parts only if a thread would
+        // have no block otherwise.
+        let parts = wanted.div_ceil(groups).min(row_panels / LEAST_ROWS).max(threads.div_ceil(groups));
+        let rows = row_panels.div_ceil(parts);
         let ranges =
             |count: usize, size: usize| (0..count).step_by(size).map(move |i| i..count.min(i + size));
         ranges(panels, columns).flat_map(move |columns| {
@@ -185,5 +191,16 @@ mod tests {
         // Two panels of columns for six threads.
         assert_eq!(blocks([100, 64, 8], 6), [3, 2]);
         assert_eq!(blocks([10, 20, 8], 6), [1, 1]);
+    }
+
+    #[test]
+    fn each_thread_has_several_blocks_of_many_rows() {
+        // As many groups of columns as threads, and one more.
+        assert_eq!(blocks([1000, 512, 8], 16), [4, 16]);
+        assert_eq!(blocks([1000, 544, 8], 16), [4, 17]);
+        // Half of 200 rows is less than 8 panels.
+        assert_eq!(blocks([200, 544, 8], 16), [1, 17]);
+        assert_eq!(blocks([250, 544, 8], 16), [2, 17]);
+        assert_eq!(blocks([1000, 20, 8], 2), [8, 1]);
     }
 }
