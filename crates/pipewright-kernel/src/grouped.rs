@@ -94,8 +94,9 @@ impl Groups {
         sums
     }
 
-    // Generic functions: their loops over tokens and experts call functions on elements that are compiled
-    // with this crate's optimisation.
+    // A crate that calls these functions compiles them, because they are generic; in tests it does so without
+    // optimisation. Nothing is lost: they only loop over tokens and experts. The functions that they call for
+    // the elements of each are not generic, so they are compiled with this crate's optimisation.
 
     /// Multiplies the rows of each expert by its matrix: `[inputs, outputs]`, or the transpose of
     /// `[outputs, inputs]` if `transposed`.
@@ -181,41 +182,32 @@ pub trait ExpertElement: Element {
     fn scale_rows(rows: &mut [Self], factors: &[f32], width: usize);
 }
 
-impl ExpertElement for f32 {
-    fn swiglu_backward(gate: &[Self], up: &[Self], gradient: &[f32]) -> (Vec<Self>, Vec<Self>) {
-        swiglu::backward(gate, up, gradient)
-    }
+/// Implements [`ExpertElement`] with functions that are not generic, so that their loops are compiled with
+/// this crate's optimisation. Provided methods of the trait would be compiled by the crate that calls them.
+macro_rules! expert_element {
+    ($element:ty, $swiglu_backward:path, $relu_squared_backward:path) => {
+        impl ExpertElement for $element {
+            fn swiglu_backward(gate: &[Self], up: &[Self], gradient: &[f32]) -> (Vec<Self>, Vec<Self>) {
+                $swiglu_backward(gate, up, gradient)
+            }
 
-    fn relu_squared_backward(up: &[Self], gradient: &[f32]) -> Vec<Self> {
-        relu_squared::backward(up, gradient)
-    }
+            fn relu_squared_backward(up: &[Self], gradient: &[f32]) -> Vec<Self> {
+                $relu_squared_backward(up, gradient)
+            }
 
-    fn row_products(a: &[Self], b: &[f32], width: usize) -> Vec<f32> {
-        row_products(a, b, width)
-    }
+            fn row_products(a: &[Self], b: &[f32], width: usize) -> Vec<f32> {
+                row_products(a, b, width)
+            }
 
-    fn scale_rows(rows: &mut [Self], factors: &[f32], width: usize) {
-        scale_rows(rows, factors, width);
-    }
+            fn scale_rows(rows: &mut [Self], factors: &[f32], width: usize) {
+                scale_rows(rows, factors, width);
+            }
+        }
+    };
 }
 
-impl ExpertElement for bf16 {
-    fn swiglu_backward(gate: &[Self], up: &[Self], gradient: &[f32]) -> (Vec<Self>, Vec<Self>) {
-        swiglu::backward_bf16_from_single(gate, up, gradient)
-    }
-
-    fn relu_squared_backward(up: &[Self], gradient: &[f32]) -> Vec<Self> {
-        relu_squared::backward_bf16_from_single(up, gradient)
-    }
-
-    fn row_products(a: &[Self], b: &[f32], width: usize) -> Vec<f32> {
-        row_products(a, b, width)
-    }
-
-    fn scale_rows(rows: &mut [Self], factors: &[f32], width: usize) {
-        scale_rows(rows, factors, width);
-    }
-}
+expert_element!(f32, swiglu::backward, relu_squared::backward);
+expert_element!(bf16, swiglu::backward_bf16_from_single, relu_squared::backward_bf16_from_single);
 
 #[multiversion(targets = "simd")]
 fn scale_rows<T: Element>(rows: &mut [T], factors: &[f32], width: usize) {
@@ -233,6 +225,7 @@ fn row_products<T: Element>(a: &[T], b: &[f32], width: usize) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::super::half::Half;
+    use super::super::numbers::numbers;
     use super::*;
 
     #[test]
@@ -273,13 +266,11 @@ mod tests {
         groups.add_product(&mut out, &pairs, matrices, [2, 1], true);
         assert_eq!(out, [4.0, 11.0, 21.0]);
     }
+
     #[test]
     fn rows_of_bf16_are_the_rounded_rows() {
-        let numbers = |seed: usize| -> Vec<f32> {
-            (0..21).map(|i| ((i * 37 + seed * 11) % 257) as f32 / 128.0 - 1.0).collect()
-        };
-        let (b, factors) = (numbers(1), numbers(2));
-        let [gate, up] = [3, 4].map(|seed| bf16::narrowed(&numbers(seed)));
+        let (b, factors) = (numbers(21, 1), numbers(21, 2));
+        let [gate, up] = [3, 4].map(|seed| bf16::narrowed(&numbers(21, seed)));
         let [wide_gate, wide_up] = [&gate, &up].map(|rows| bf16::widened(rows));
         let (d_gate, d_up) = bf16::swiglu_backward(&gate, &up, &b);
         let (wide_d_gate, wide_d_up) = f32::swiglu_backward(&wide_gate, &wide_up, &b);

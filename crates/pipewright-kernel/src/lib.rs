@@ -14,6 +14,8 @@
 //! Functions panic if the lengths of their slices do not fit together. The layers that call them compare
 //! shapes first.
 
+#[cfg(test)]
+mod numbers;
 mod simd;
 pub mod half;
 mod exp;

@@ -73,12 +73,10 @@ mod tests {
 
     use super::*;
     use crate::half::Half;
+    use crate::numbers::numbers;
 
     #[test]
     fn bf16_is_the_rounded_result() {
-        let numbers = |count: usize, seed: usize| -> Vec<f32> {
-            (0..count).map(|i| ((i * 37 + seed * 11) % 257) as f32 / 128.0 - 1.0).collect()
-        };
         let (cos, sin) = (numbers(9, 1), numbers(9, 2));
         let by = Rotary { cos: &cos, sin: &sin, scale: 0.7 };
         // Three positions of a head of 6 elements, in rows of 11.

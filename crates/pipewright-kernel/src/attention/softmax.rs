@@ -74,13 +74,11 @@ mod tests {
     use half::bf16;
 
     use super::super::super::half::Half;
+    use super::super::super::numbers::numbers;
     use super::*;
 
     #[test]
     fn bf16_is_read_as_the_numbers_that_it_stands_for() {
-        let numbers = |count: usize, seed: usize| -> Vec<f32> {
-            (0..count).map(|i| ((i * 37 + seed * 11) % 257) as f32 / 128.0 - 1.0).collect()
-        };
         // Three queries over their own and two earlier keys; heads of 4 elements in rows of 7.
         let rows = Rows { first: 0, count: 3, earlier: 2, low: 0, end: 5, starts: None };
         let (scores, d_weights, normalisers) = (numbers(15, 1), numbers(15, 2), numbers(3, 3));

@@ -84,13 +84,11 @@ fn widened<R>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::numbers::numbers;
 
     /// The path of processors without the instruction has the bits of single precision.
     #[test]
     fn widened_operands_are_multiplied_in_single_precision() {
-        let numbers = |count: usize, seed: usize| -> Vec<f32> {
-            (0..count).map(|i| ((i * 37 + seed * 11) % 257) as f32 / 32.0 - 4.0).collect()
-        };
         let (m, n, k) = (9, 21, 70);
         let (a, b) = (numbers(m * k, 1), numbers(n * k, 2));
         let [half_a, half_b] = [&a, &b].map(|numbers| bf16::narrowed(numbers));
