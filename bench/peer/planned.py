@@ -72,9 +72,9 @@ def run_rank(rank: int, options: argparse.Namespace, rendezvous: Path) -> None:
     }
     measured = Measured(options.warmup)
     for _ in range(options.warmup + options.steps):
-        measured.profiles.append(measured_profile(layers, inputs, targets, options.profiles_between, options))
+        measured.profiles.append(measured_profile(layers, inputs, targets, options.profile_steps_between, options))
         measured.take_step(runs, inputs, targets)
-    measured.profiles.append(measured_profile(layers, inputs, targets, options.profiles_between, options))
+    measured.profiles.append(measured_profile(layers, inputs, targets, options.profile_steps_between, options))
     if rank == 0:
         report = measured.report() | predictions(profile, measured, plan, options)
         print(json.dumps(report) if options.json else text(report), flush=True)
@@ -319,8 +319,8 @@ def text(report: dict[str, object]) -> str:
             f"plan                   {plan['schedule']}, boundaries {plan['boundaries']}; "
             f"the head takes {report['head_of_block']:.2f} blocks",
             line("speedup", "", report["speedup"]),
-            line("predicted / default", "", shares["default"]),
-            line("predicted / planned", "", shares["planned"]),
+            line("default, predicted", " of the measured time", shares["default"]),
+            line("planned, predicted", " of the measured time", shares["planned"]),
             f"I and W of a block     {report['split_of_whole']:.2f} of its whole backward",
             f"losses                 {report['losses'][0]:.6f} to {report['losses'][-1]:.6f}, "
             f"largest difference {report['largest_loss_difference']:.1e}",
@@ -343,7 +343,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--warmup", default=2, type=int, metavar="N", help="steps before those")
     parser.add_argument("--profile-steps", default=20, help="repetitions of the profile of the plan", **number)
     parser.add_argument(
-        "--profiles-between", default=4, help="repetitions of each profile between two steps", **number
+        "--profile-steps-between", default=4, help="repetitions of each profile between two steps", **number
     )
     parser.add_argument("--seed", default=42, type=int, help="of parameters and data")
     parser.add_argument("--schedule", metavar="NAME", help="take the plan of this schedule among the best ones")

@@ -1,8 +1,8 @@
 //! Compares a training step in bfloat16 with one in single precision, and both with PyTorch in f32, under autocast and
 //! in bfloat16 alone.
 //!
-//! A step in single precision and one in bfloat16 alternate, in pipelines of one process. PyTorch runs between them, so
-//! that changes in the speed of the machine affect all.
+//! A step in single precision and one in bfloat16 alternate, in pipelines of one process. PyTorch runs after each turn of
+//! them, so that changes in the speed of the machine affect all.
 
 use std::error::Error;
 use std::fmt;
