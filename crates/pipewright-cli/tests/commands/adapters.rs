@@ -7,13 +7,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::command_line::{run_in, text};
-
-/// Returns a folder of the references of the models.
-fn reference(name: &str) -> String {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pipewright-models/tests/data");
-    data.join(name).display().to_string()
-}
+use super::command_line::{reference, run_in, text};
 
 /// Writes a configuration that trains the adapter of the reference on a tiny Qwen3.
 fn folder() -> TempDir {

@@ -2,18 +2,11 @@
 //! tokens by the targets of the step that count, for every family, schedule, mesh and accumulation.
 
 use std::fs;
-use std::path::Path;
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::command_line::{run_in, text};
-
-/// Returns a file of the references that `make_masked_references.py` makes.
-fn reference(name: &str) -> String {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pipewright-models/tests/data");
-    data.join(name).display().to_string()
-}
+use super::command_line::{reference, run_in, text};
 
 /// Writes a configuration that trains a model on the chats of the reference.
 fn folder(model: &str) -> TempDir {

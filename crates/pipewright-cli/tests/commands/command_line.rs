@@ -28,6 +28,12 @@ pub(super) fn run_in(folder: &Path, arguments: &[&str]) -> Output {
     command.output().expect("the binary starts")
 }
 
+/// Returns a file or a folder of the references of the models.
+pub(super) fn reference(name: &str) -> String {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pipewright-models/tests/data");
+    data.join(name).display().to_string()
+}
+
 pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

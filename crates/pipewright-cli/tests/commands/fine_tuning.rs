@@ -3,13 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::command_line::{run_in, text};
-
-/// A model directory and chats of the references.
-fn reference(name: &str) -> String {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pipewright-models/tests/data");
-    data.join(name).display().to_string()
-}
+use super::command_line::{reference, run_in, text};
 
 /// Returns the exit code and standard error of a command that fine-tunes the model on the chats.
 fn fine_tune(folder: &Path, command: &str, more: &[&str]) -> (Option<i32>, String) {

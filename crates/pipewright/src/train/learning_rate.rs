@@ -141,7 +141,7 @@ mod tests {
     fn check(rate: LearningRate, expected: &[f64]) {
         for (step, expected) in (0..).zip(expected) {
             let found = rate.at(step);
-            assert!((found - expected).abs() < 1e-9, "{rate:?} at {step}: {found}, not {expected}");
+            assert!((found - expected).abs() < 1e-12, "{rate:?} at {step}: {found}, not {expected}");
         }
     }
 
@@ -176,7 +176,7 @@ mod tests {
         };
         check(wsd(4, 0.0), &[0.5, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]);
         check(wsd(2, 0.1), &[0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.55, 0.1, 0.1]);
-        // Longer than what the warm-up leaves.
+        // More steps of decay than follow the warm-up.
         check(wsd(100, 0.0), &[0.5, 1.0, 1.0, 5.0 / 6.0, 4.0 / 6.0]);
         // Without steps of decay, the rate falls after the run.
         check(wsd(0, 0.0), &[0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0]);
@@ -191,7 +191,7 @@ mod tests {
     fn inverse_sqrt() {
         check(
             rate(Decay::InverseSqrt, 2, 4),
-            &[0.5, 1.0, 1.0, 0.816496581, std::f64::consts::FRAC_1_SQRT_2, 0.632455532],
+            &[0.5, 1.0, 1.0, 0.816_496_580_927_726, std::f64::consts::FRAC_1_SQRT_2, 0.632_455_532_033_676],
         );
         let long = rate(Decay::InverseSqrt, 0, 4);
         assert!((long.at(30_000) - 0.5).abs() < 1e-12, "{}", long.at(30_000));

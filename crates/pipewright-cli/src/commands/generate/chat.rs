@@ -44,7 +44,7 @@ impl<'a> Chat<'a> {
         request: Request<'a>,
         system: Option<&str>,
     ) -> Result<Self, Failure> {
-        // A template may ask for the date. A person asks today.
+        // A template may ask for the date. The date of the training data is the one that the model knows.
         let date = found.chat.date.or_else(today);
         let renderer =
             ChatRenderer::of(&DataConfig { date, ..found.chat.clone() }).map_err(Failure::input)?;
@@ -98,8 +98,13 @@ impl<'a> Chat<'a> {
             })?;
             shown.finish(&answer.text)?;
             if !answer.generated.is_ended {
-                let tokens = counted(answer.generated.tokens.len(), "token");
-                say(&format!("the answer is cut after {tokens}: --tokens is the limit"));
+                let count = answer.generated.tokens.len();
+                let limit = if count < self.request.tokens {
+                    "the model has no more positions"
+                } else {
+                    "see --tokens"
+                };
+                say(&format!("the answer is cut after {}: {limit}", counted(count, "token")));
             }
         }
     }
@@ -150,7 +155,7 @@ fn today() -> Option<Date> {
 /// Asks for a message on a terminal.
 fn ask() {
     let mut screen = std::io::stderr().lock();
-    // Without the mark, the terminal still reads a message.
+    // If the mark cannot be written, the next line is still read.
     let _ = screen.write_all(b"> ").and_then(|()| screen.flush());
 }
 

@@ -71,13 +71,15 @@ pub(crate) enum ProblemKind {
     NotOfFile { key: &'static str, value: u32, file: PathBuf, found: u64 },
     /// The learning rate would still rise when the run ends.
     #[error(
-        "`warmup_steps` is {warmup_steps}, and the run has {steps} steps: the learning rate never reaches its highest"
+        "`warmup_steps` is {warmup_steps}, and the run has {}: the learning rate never reaches its highest",
+        counted(*steps, "step")
     )]
     LongWarmup { warmup_steps: u64, steps: u64 },
     /// The learning rate would still rise when the run ends, after its schedule has begun again.
     #[error(
-        "`warmup_steps` is {warmup_steps}, and `restart_at` is {restart_at} of {steps} steps: the learning rate never reaches \
-         its highest again"
+        "`warmup_steps` is {warmup_steps}, and `restart_at` is {restart_at} of {}: the learning rate never reaches its \
+         highest again",
+        counted(*steps, "step")
     )]
     LongSecondWarmup { warmup_steps: u64, restart_at: u64, steps: u64 },
     /// The learning rate would fall over more steps than the run has after its warm-up.
@@ -88,7 +90,7 @@ pub(crate) enum ProblemKind {
     )]
     LongDecay { decay_steps: u64, restart_at: u64, steps: u64 },
     /// The schedule would begin again after the run.
-    #[error("`restart_at` is {restart_at}, and the run has {steps} steps")]
+    #[error("`restart_at` is {restart_at}, and the run has {}", counted(*steps, "step"))]
     LateRestart { restart_at: u64, steps: u64 },
     /// The learning rate would rise instead of fall.
     #[error("`min_learning_rate` is {lowest:e}, which is above `learning_rate`, {highest:e}")]

@@ -167,6 +167,10 @@ fn a_learning_rate_that_does_not_fit_into_the_run() {
     let late = "`restart_at` is 100, and the run has 100 steps";
     check_set(&["optimizer.restart_at=100"], &[&format!("--set optimizer.restart_at=100: {late}")]);
     check_set(
+        &["optimizer.restart_at=1", "run.steps=1"],
+        &["--set optimizer.restart_at=1: `restart_at` is 1, and the run has 1 step"],
+    );
+    check_set(
         &["optimizer.restart_at=99", "optimizer.warmup_steps=2"],
         &[
             "--set optimizer.warmup_steps=2: `warmup_steps` is 2, and `restart_at` is 99 of 100 steps: the learning rate \
@@ -179,7 +183,7 @@ fn a_learning_rate_that_does_not_fit_into_the_run() {
             "--set optimizer.min_learning_rate=1e-3: `min_learning_rate` is 1e-3, which is above `learning_rate`, 3e-4",
         ],
     );
-    // A resumed run may change its schedule, so keys of the one before are no mistake.
+    // A resumed run may change its schedule and keeps the keys of the earlier one.
     check_set(&["optimizer.min_learning_rate=1", "optimizer.decay_steps=5000"], &[]);
 }
 
