@@ -1,5 +1,5 @@
 //! Cross entropy of a softmax against target ids: `mean over rows of (log sum exp(logits) - logits[target])`.
-//! Rows with the target [`NOTHING`] do not count.
+//! Rows with the target [`IGNORED_TARGET`] do not count.
 
 use std::mem::MaybeUninit;
 
@@ -9,7 +9,7 @@ use super::exp::exp;
 use super::simd::{fresh, max, sum, written};
 
 /// The target of a row that does not count.
-pub const NOTHING: usize = usize::MAX;
+pub const IGNORED_TARGET: usize = usize::MAX;
 
 /// Returns the mean loss of the rows that count, in nats, and `log sum exp` of each of them for the backward
 /// pass. If no row counts, the loss is 0.
@@ -17,12 +17,12 @@ pub const NOTHING: usize = usize::MAX;
 /// The mean is computed in f64: it is one number per microbatch, and the loss that training reports.
 ///
 /// # Panics
-/// When a target other than [`NOTHING`] is not below `vocabulary`.
+/// When a target other than [`IGNORED_TARGET`] is not below `vocabulary`.
 pub fn forward(logits: &[f32], targets: &[usize], vocabulary: usize) -> (f32, Vec<f32>) {
     let mut normalisers = vec![0.0; targets.len()];
     normalise_counted(logits, targets, vocabulary, &mut normalisers);
     let rows = logits.chunks_exact(vocabulary).zip(targets).zip(&normalisers);
-    let counted = rows.filter(|((_, target), _)| **target != NOTHING);
+    let counted = rows.filter(|((_, target), _)| **target != IGNORED_TARGET);
     let total: f64 =
         counted.map(|((row, &target), &normaliser)| f64::from(normaliser) - f64::from(row[target])).sum();
     ((total / counted_rows(targets)) as f32, normalisers)
@@ -30,13 +30,13 @@ pub fn forward(logits: &[f32], targets: &[usize], vocabulary: usize) -> (f32, Ve
 
 /// Returns the number of rows that count; at least 1.
 fn counted_rows(targets: &[usize]) -> f64 {
-    targets.iter().filter(|target| **target != NOTHING).count().max(1) as f64
+    targets.iter().filter(|target| **target != IGNORED_TARGET).count().max(1) as f64
 }
 
 #[multiversion(targets = "simd")]
 fn normalise_counted(logits: &[f32], targets: &[usize], vocabulary: usize, normalisers: &mut [f32]) {
     for ((row, &target), normaliser) in logits.chunks_exact(vocabulary).zip(targets).zip(normalisers) {
-        if target != NOTHING {
+        if target != IGNORED_TARGET {
             *normaliser = normaliser_of(row);
         }
     }
@@ -61,7 +61,7 @@ fn normaliser_of(row: &[f32]) -> f32 {
 /// others.
 ///
 /// # Panics
-/// When a target other than [`NOTHING`] is not below the size of the vocabulary.
+/// When a target other than [`IGNORED_TARGET`] is not below the size of the vocabulary.
 pub fn backward(logits: &[f32], targets: &[usize], normalisers: &[f32], gradient: f32) -> Vec<f32> {
     let share = gradient / counted_rows(targets) as f32;
     let mut d_logits = fresh(logits.len());
@@ -83,7 +83,7 @@ fn differences(
     assert_eq!(targets.len(), normalisers.len(), "one normaliser a row");
     let rows = logits.chunks_exact(width).zip(d_logits.chunks_exact_mut(width));
     for (((logits, d_logits), &target), &normaliser) in rows.zip(targets).zip(normalisers) {
-        if target == NOTHING {
+        if target == IGNORED_TARGET {
             d_logits.fill(MaybeUninit::new(0.0));
             continue;
         }

@@ -116,7 +116,7 @@ fn rows_without_a_target_do_not_count_in_the_cross_entropy() {
     let mut logits = numbers(WIDTH * ROWS, 7);
     // Such a row may have any logits.
     logits[WIDTH..WIDTH + 3].copy_from_slice(&[f32::NAN, f32::INFINITY, 1e30]);
-    let targets = [1, cross_entropy::NOTHING, 0];
+    let targets = [1, cross_entropy::IGNORED_TARGET, 0];
     let counted = [&logits[..WIDTH], &logits[2 * WIDTH..]].concat();
     let (loss, normalisers) = cross_entropy::forward(&logits, &targets, WIDTH);
     let (expected, expected_normalisers) = cross_entropy::forward(&counted, &[1, 0], WIDTH);
@@ -127,7 +127,7 @@ fn rows_without_a_target_do_not_count_in_the_cross_entropy() {
     let d_logits = cross_entropy::backward(&logits, &targets, &normalisers, 2.0);
     let d_counted = cross_entropy::backward(&counted, &[1, 0], &expected_normalisers, 2.0);
     assert_eq!(d_logits, [&d_counted[..WIDTH], &[0.0; WIDTH], &d_counted[WIDTH..]].concat());
-    let none = [cross_entropy::NOTHING; ROWS];
+    let none = [cross_entropy::IGNORED_TARGET; ROWS];
     let (loss, normalisers) = cross_entropy::forward(&logits, &none, WIDTH);
     assert_eq!(loss, 0.0);
     assert_eq!(cross_entropy::backward(&logits, &none, &normalisers, 2.0), [0.0; WIDTH * ROWS]);

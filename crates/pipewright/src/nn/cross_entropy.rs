@@ -3,12 +3,13 @@
 use burn::tensor::{Int, Tensor};
 
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
-use super::targets::{IGNORED, target_indices};
+use super::targets::{IGNORED_TARGET, target_indices};
 use super::weighted_cross_entropy::{weighted_cross_entropy, weights_of_valid};
 use crate::autodiff::on_tape_of;
 
 /// Returns the mean over all rows of the cross entropy between `softmax(logits)` and the target ids, in nats.
-/// Rows whose target is [`IGNORED`](super::IGNORED) do not count; the result is 0 if no row counts.
+/// Rows whose target is [`IGNORED_TARGET`](super::IGNORED_TARGET) do not count; the result is 0 if no row
+/// counts.
 ///
 /// Shapes: logits `[rows, vocabulary]`, targets `[rows]`, result `[1]`. Logits in half precision have a loss
 /// in single precision.
@@ -32,7 +33,7 @@ pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
 }
 
 fn composed(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
-    let weights = on_tape_of(weights_of_valid(targets.clone(), IGNORED), &logits);
+    let weights = on_tape_of(weights_of_valid(targets.clone(), IGNORED_TARGET), &logits);
     weighted_cross_entropy(logits, targets, weights)
 }
 
@@ -86,7 +87,7 @@ mod tests {
             Tensor::<1, Int>::from_data(TensorData::new(ids, [count]), &Device::flex())
         };
         let rows = targets.len();
-        let counted: Vec<usize> = (0..rows).filter(|row| targets[*row] != IGNORED).collect();
+        let counted: Vec<usize> = (0..rows).filter(|row| targets[*row] != IGNORED_TARGET).collect();
         let of_counted = |x: Tensor<2>| {
             let parts = counted.iter().map(|&row| x.clone().narrow(0, row, 1)).collect();
             cross_entropy(Tensor::cat(parts, 0), ids(counted.iter().map(|&row| targets[row]).collect()))
@@ -101,8 +102,8 @@ mod tests {
 
     #[test]
     fn ignored_targets_do_not_count() {
-        check_ignoring(&[0, IGNORED, 2, IGNORED, IGNORED, 3]);
-        check_ignoring(&[IGNORED, 19]);
+        check_ignoring(&[0, IGNORED_TARGET, 2, IGNORED_TARGET, IGNORED_TARGET, 3]);
+        check_ignoring(&[IGNORED_TARGET, 19]);
     }
 
     #[test]
@@ -110,7 +111,8 @@ mod tests {
         let device = Device::flex().autodiff();
         let logits = numbers([2, 5], 1.0).to_data();
         let logits = Tensor::<2>::from_data(logits, &device).require_grad();
-        let loss = cross_entropy(logits.clone(), Tensor::from_data([IGNORED, IGNORED], &device));
+        let loss =
+            cross_entropy(logits.clone(), Tensor::from_data([IGNORED_TARGET, IGNORED_TARGET], &device));
         assert_eq!(loss.clone().inner().into_scalar::<f32>(), 0.0);
         let gradient = logits.grad(&loss.backward()).expect("it is a leaf");
         assert_eq!(gradient.into_data(), TensorData::zeros::<f32, _>([2, 5]));

@@ -80,7 +80,7 @@ pub use routing::{Routing, count_choices};
 pub use scoped_attention::{Relations, ScopedAttention};
 pub use split_backward::SplitBackward;
 pub use swiglu::swiglu;
-pub use targets::IGNORED;
+pub use targets::IGNORED_TARGET;
 pub use tied_head::TiedHead;
 pub use token_scope::TokenScope;
 pub use vocabulary::{split_cross_entropy, split_weighted_cross_entropy};

@@ -12,7 +12,7 @@ use super::composed::at_least_single;
 use super::cross_entropy::cross_entropy;
 use super::embedding::local_ids;
 use super::parallel::TensorParallel;
-use super::targets::IGNORED;
+use super::targets::IGNORED_TARGET;
 use super::weighted_cross_entropy::{WeightedRows, weighted_cross_entropy, weighted_sum, weights_of_valid};
 use crate::autodiff::{Rule, inner_of, record};
 
@@ -33,7 +33,7 @@ pub fn split_cross_entropy(
     if tensor.ranks() == 1 {
         return cross_entropy(logits, targets);
     }
-    let weights = weights_of_valid(targets.clone(), IGNORED);
+    let weights = weights_of_valid(targets.clone(), IGNORED_TARGET);
     split_weighted_cross_entropy(logits, targets, weights, vocabulary, tensor)
 }
 

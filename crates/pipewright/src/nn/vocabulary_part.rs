@@ -15,7 +15,7 @@ use pipewright_kernel::vocabulary_part::{NOTHING, backward, forward};
 use super::composed::at_least_single;
 use super::embedding::local_ids;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, indices, on_cpu};
-use super::targets::{IGNORED, with_0_for_ignored};
+use super::targets::{IGNORED_TARGET, with_0_for_ignored};
 use super::weighted_cross_entropy::{WeightedRows, weighted_sum, weights_of_valid};
 use crate::autodiff::{Rule, inner_of, on_tape_of, record};
 
@@ -24,8 +24,8 @@ use crate::autodiff::{Rule, inner_of, on_tape_of, record};
 /// has the statistics after the part before; the first part has no statistics before it.
 ///
 /// Shapes: logits `[rows, part]`, for the token ids `range`, targets `[rows]`, statistics `[rows, 2]`. The
-/// statistics have at least single precision. A target that is ignored ([`IGNORED`](super::IGNORED)) counts as
-/// 0, and its row does not count in [`statistics_loss`].
+/// statistics have at least single precision. A target that is ignored
+/// ([`IGNORED_TARGET`](super::IGNORED_TARGET)) counts as 0, and its row does not count in [`statistics_loss`].
 ///
 /// # Panics
 /// When a target is outside the vocabulary, or the shapes do not fit each other. Only the CPU back end checks
@@ -60,8 +60,9 @@ pub fn vocabulary_statistics(
     })
 }
 
-/// Returns the mean loss of the rows whose targets are not ignored ([`IGNORED`](super::IGNORED)), in nats, from
-/// their statistics after the last part of the vocabulary; 0 if all are ignored.
+/// Returns the mean loss of the rows whose targets are not ignored
+/// ([`IGNORED_TARGET`](super::IGNORED_TARGET)), in nats, from their statistics after the last part of the
+/// vocabulary; 0 if all are ignored.
 ///
 /// The loss of a row is the difference of its two statistics, for a loss that weighs rows.
 ///
@@ -75,7 +76,7 @@ pub fn statistics_loss(statistics: Tensor<2>, targets: Tensor<1, Int>) -> Tensor
     let Some(([values], tape)) = on_cpu([statistics.clone().into_dispatch()]) else {
         return composed_loss(statistics, targets);
     };
-    let counts: Vec<bool> = targets.into_data().iter::<i64>().map(|id| id != IGNORED).collect();
+    let counts: Vec<bool> = targets.into_data().iter::<i64>().map(|id| id != IGNORED_TARGET).collect();
     let count = counts.iter().filter(|counts| **counts).count().max(1);
     // The mean is computed in f64, as in `cross_entropy`.
     let losses = elements(&values)
@@ -92,7 +93,7 @@ pub fn statistics_loss(statistics: Tensor<2>, targets: Tensor<1, Int>) -> Tensor
 fn composed_loss(statistics: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     let [rows, _] = statistics.dims();
     let losses = (statistics.clone().narrow(1, 0, 1) - statistics.narrow(1, 1, 1)).reshape([rows]);
-    let weights = weights_of_valid(targets.clone(), IGNORED);
+    let weights = weights_of_valid(targets.clone(), IGNORED_TARGET);
     let weights = on_tape_of(weights.cast(losses.dtype()), &losses);
     let WeightedRows { weights, whole, .. } = WeightedRows::of(rows, targets, weights);
     weighted_sum(losses, weights) / whole
@@ -242,7 +243,7 @@ mod tests {
 
     #[test]
     fn ignored_targets_do_not_count() {
-        let ids = [0, IGNORED, IGNORED, IGNORED, 10, 13];
+        let ids = [0, IGNORED_TARGET, IGNORED_TARGET, IGNORED_TARGET, 10, 13];
         let masked = || Tensor::<1, Int>::from_data(ids, &Device::flex());
         let statistics = |logits: &Tensor<2>| {
             let part = |range: Range<usize>| logits.clone().narrow(1, range.start, range.len());

@@ -3,12 +3,12 @@
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::batch::{Batch, SplitError};
-use crate::nn::IGNORED;
+use crate::nn::IGNORED_TARGET;
 use crate::pipeline::{PipelineError, split_whole};
-use pipewright_data::{IGNORED_TARGET, SideTensor, TokenBatch, VALID_TOKENS};
+use pipewright_data::{SideTensor, TokenBatch, VALID_TOKENS};
 use pipewright_schedule::Slices;
 
-const _: () = assert!(IGNORED_TARGET as i64 == IGNORED);
+const _: () = assert!(pipewright_data::IGNORED_TARGET as i64 == IGNORED_TARGET);
 
 /// Splits rows with their side inputs into microbatches. With `ignores`, some targets do not count, and each
 /// microbatch counts by the others; schedules of slices then run without the numbers of valid tokens.
@@ -27,7 +27,9 @@ pub(super) fn split(
     let tensor = |ids| Tensor::<2, Int>::from_data(TensorData::new::<i32, _>(ids, shape), &device);
     let mut step = split_whole(tensor(batch.inputs), tensor(batch.targets), microbatches)?;
     if ignores {
-        step = step.ignoring(IGNORED).map_err(|source| PipelineError::Split { what: "targets", source })?;
+        step = step
+            .ignoring(IGNORED_TARGET)
+            .map_err(|source| PipelineError::Split { what: "targets", source })?;
     }
     with_side(step, batch.side, &device)
         .map_err(|source| PipelineError::Split { what: "side inputs", source })
