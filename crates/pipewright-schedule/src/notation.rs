@@ -12,6 +12,7 @@ use thiserror::Error;
 use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, StageIndex};
 use crate::overlap::{MAX_OVERLAPPED_MICROBATCH, MAX_OVERLAPPED_STAGE, Overlap};
+use crate::words::nearest;
 
 /// The error of a text that is not an action, with the place of the mistake.
 #[derive(Clone, PartialEq, Eq, Error)]
@@ -235,11 +236,7 @@ fn unknown_action(name: &str) -> ParseActionErrorKind {
     // known one.
     let name: String = name.chars().take(32).collect();
     let names = ActionKind::ALL.iter().map(|kind| kind.name());
-    let suggestion = names
-        .map(|known| (strsim::levenshtein(known, &name.to_ascii_uppercase()), known))
-        .min_by_key(|&(distance, _)| distance)
-        .filter(|&(distance, known)| distance <= 2 && distance < known.len())
-        .map(|(_, known)| known);
+    let suggestion = nearest(&name, names, |_| 2);
     ParseActionErrorKind::UnknownAction { name, suggestion }
 }
 
@@ -305,6 +302,7 @@ mod tests {
     fn errors_suggest_the_nearest_name() {
         check_error("1UNSHRD", 2, "unknown action `UNSHRD`; did you mean `UNSHARD`?");
         check_error("1send_f0", 2, "unknown action `send_f`; did you mean `SEND_F`?");
+        check_error("1RCEV_B0", 2, "unknown action `RCEV_B`; did you mean `RECV_B`?");
         check_error("1QQQ0", 2, "unknown action `QQQ`; the actions are ...");
         check_error("1", 2, "unknown action ``; the actions are ...");
         check_error("1OVERLAP_F_B", 1, "expected `(`: an overlap is written `(0F7;7B3)OVERLAP_F_B`");

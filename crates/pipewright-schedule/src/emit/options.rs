@@ -7,8 +7,8 @@
 use crate::emit::read_error::{ReadError, ReadErrorKind};
 use crate::plan::System;
 
-/// The least similarity of a key to a known one that makes it a mistake and not another option.
-const SIMILAR: f64 = 0.85;
+/// The most letters, of a hundred, in which a key differs from a known one and is a mistake, not another option.
+const DIFFERENT: usize = 15;
 
 /// One option with its values.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -120,9 +120,7 @@ pub(super) fn with_dashes(key: &str) -> String {
 
 /// Returns the known key that is similar to another key.
 pub(super) fn nearest<'a>(key: &str, known: &[&'a str]) -> Option<&'a str> {
-    let similarity = |known: &str| strsim::normalized_damerau_levenshtein(key, known);
-    let best = known.iter().copied().max_by(|one, other| similarity(one).total_cmp(&similarity(other)))?;
-    (similarity(best) >= SIMILAR).then_some(best)
+    crate::words::nearest(key, known.iter().copied(), |letters| letters * DIFFERENT / 100)
 }
 
 /// Returns the words of a text with their lines.
