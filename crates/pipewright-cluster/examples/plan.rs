@@ -1,4 +1,4 @@
-//! Searches for plans and prints them, with what more hardware would buy:
+//! Searches for plans and prints them, with the gain from more hardware:
 //! `cargo run --release --example plan -- CONFIG.json h100 16384 2048 8192 15.6e12`, which are the machine, the GPUs, the
 //! rows of a step, the tokens of a row and the tokens of the training. Without arguments, the model is Llama 3.1 405B.
 

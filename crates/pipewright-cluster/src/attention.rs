@@ -50,7 +50,7 @@ pub fn attention_time(mixer: &Mixer, setting: &Setting<'_>) -> AttentionTime {
 }
 
 /// Returns the seconds of the forward and the backward of a block's mixer, without its products with
-/// parameters, at the best rates: endlessly many keys, large products, and no launches.
+/// parameters, at the best rates: long sequences, large products, and no launches.
 pub(crate) fn best_attention_seconds(mixer: &Mixer, setting: &Setting<'_>) -> f64 {
     let (layout, machine) = (setting.layout, setting.machine);
     let shared = layout.tokens() / f64::from(layout.tensor);

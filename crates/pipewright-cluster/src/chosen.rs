@@ -47,7 +47,7 @@ pub struct Chosen {
 
 impl Chosen {
     /// Searches the plan for a run whose step takes `published` seconds by its prediction. The plan is not slower
-    /// than the run if the run fits into memory.
+    /// than the run if the run fits into memory and its pipeline is not too large for the search to simulate.
     ///
     /// # Errors
     /// When the search fails, for example because no plan fits into memory.

@@ -1,10 +1,10 @@
 //! How a model is trained: the mesh, the batch, and what is recomputed, sharded and fused.
 
 pub use crate::layout_error::LayoutError;
-use crate::model::{Block, FeedForward, Mixer, Model};
+use crate::model::{FeedForward, Mixer, Model};
 
 /// The configuration of a training run.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Layout {
     /// All GPUs.
     pub gpus: u32,
@@ -46,7 +46,7 @@ pub struct Layout {
 }
 
 /// How blocks are divided among the stages of a pipeline.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Cut {
     /// Equal numbers of blocks. If the stages do not divide the blocks, the embedding and the head count as
     /// a block each.
@@ -59,7 +59,7 @@ pub enum Cut {
 }
 
 /// The precision of the products with parameters. Everything else is in a format of 16 bits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Precision {
     /// f16 or bf16.
     Half,
@@ -68,7 +68,7 @@ pub enum Precision {
 }
 
 /// The part of the forward that the backward computes again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Recompute {
     /// Nothing.
     None,
@@ -81,7 +81,7 @@ pub enum Recompute {
 }
 
 /// How scores of attention are computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scores {
     /// In one kernel, which keeps no scores and skips pairs that are masked.
     Fused,
@@ -90,7 +90,7 @@ pub enum Scores {
 }
 
 /// The tensors that the replicas of a stage divide among themselves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Sharding {
     /// Nothing.
     Replicated,
@@ -103,7 +103,7 @@ pub enum Sharding {
 }
 
 /// How kernels of elementwise operations are made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kernels {
     /// By hand or by a compiler: a chain of operations reads its inputs once and writes its outputs once.
     Fused,
@@ -208,7 +208,7 @@ impl Layout {
     /// # Errors
     /// When a size is 0, or does not divide what it divides.
     pub fn check(&self, model: &Model) -> Result<(), LayoutError> {
-        self.check_sizes()?;
+        self.check_parts(model)?;
         let of = self.gpus_of_replica();
         if !self.gpus.is_multiple_of(of) {
             let Self { gpus, tensor, pipeline, context, .. } = *self;
@@ -219,6 +219,12 @@ impl Layout {
         if !batch.is_multiple_of(of) {
             return Err(LayoutError::Batch { batch, of, data });
         }
+        divides("replica", u64::from(self.expert_ranks()), self.expert, "expert")
+    }
+
+    /// Checks what holds for any number of GPUs and of rows: no size is 0, and the parts divide the model.
+    pub(crate) fn check_parts(&self, model: &Model) -> Result<(), LayoutError> {
+        self.check_sizes()?;
         self.check_cut(model)?;
         self.check_divisions(model)
     }
@@ -257,20 +263,11 @@ impl Layout {
     }
 
     fn check_divisions(&self, model: &Model) -> Result<(), LayoutError> {
-        let divides = |what, count: u64, ranks: u32, group| {
-            if count.is_multiple_of(u64::from(ranks)) {
-                Ok(())
-            } else {
-                Err(LayoutError::Division { what, count, ranks, group })
-            }
-        };
-        divides("tokens of a row", u64::from(self.sequence), self.context, "context")?;
+        divides("token", u64::from(self.sequence), self.context, "context")?;
         let &Self { expert_tensor, tensor, .. } = self;
-        let is_routed = |block: &Block| matches!(block.feed_forward, FeedForward::Experts(_));
-        if expert_tensor != 1 && expert_tensor != tensor && model.blocks.iter().any(is_routed) {
+        if expert_tensor != 1 && expert_tensor != tensor && model.has_experts() {
             return Err(LayoutError::ExpertTensor { expert_tensor, tensor });
         }
-        divides("replicas", u64::from(self.expert_ranks()), self.expert, "expert")?;
         for block in &model.blocks {
             let heads = match block.mixer {
                 Mixer::Attention(attention) => attention.heads,
@@ -278,11 +275,20 @@ impl Layout {
                 Mixer::Mamba2(mamba) => mamba.heads,
                 Mixer::None => 0,
             };
-            divides("heads", heads, self.tensor, "tensor")?;
+            divides("head", heads, self.tensor, "tensor")?;
             if let FeedForward::Experts(experts) = block.feed_forward {
-                divides("experts", experts.count, self.expert, "expert")?;
+                divides("expert", experts.count, self.expert, "expert")?;
             }
         }
         Ok(())
+    }
+}
+
+/// Checks that ranks can divide a number of parts. `what` is one part.
+fn divides(what: &'static str, count: u64, ranks: u32, group: &'static str) -> Result<(), LayoutError> {
+    if count.is_multiple_of(u64::from(ranks)) {
+        Ok(())
+    } else {
+        Err(LayoutError::Division { what, count, ranks, group })
     }
 }

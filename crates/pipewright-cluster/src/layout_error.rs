@@ -1,5 +1,6 @@
 //! The errors of a layout.
 
+use pipewright_schedule::words::counted;
 use thiserror::Error;
 
 /// The errors of a layout.
@@ -13,8 +14,8 @@ pub enum LayoutError {
     },
     /// The GPUs are not a multiple of the mesh.
     #[error(
-        "{gpus} GPUs are not a multiple of {of}, the product of tp = {tensor}, pp = {pipeline} and cp = {context}; use {} GPUs, or another mesh",
-        near_multiple(*.gpus, *.of)
+        "{} cannot be divided into groups of {of}, the product of tp = {tensor}, pp = {pipeline} and cp = {context}; use {}, or another mesh",
+        counted(*.gpus, "GPU"), counted(near_multiple(*.gpus, *.of), "GPU")
     )]
     Mesh {
         /// The GPUs.
@@ -30,8 +31,8 @@ pub enum LayoutError {
     },
     /// The rows of a step are not a multiple of the rows that all replicas compute at once.
     #[error(
-        "{batch} rows of a step are not a multiple of {of}, the rows of a microbatch on each of {data} replicas; use {} rows",
-        near_multiple(*.batch, *.of)
+        "{} of a step cannot be divided into groups of {of}, the rows of a microbatch on {}; use {}",
+        counted(*.batch, "row"), counted(*.data, "replica"), counted(near_multiple(*.batch, *.of), "row")
     )]
     Batch {
         /// The rows of a step.
@@ -42,7 +43,10 @@ pub enum LayoutError {
         data: u32,
     },
     /// There are fewer blocks than stages, with the embedding and the head as a block each.
-    #[error("{blocks} blocks are fewer than the {stages} stages of pp x vp; use fewer stages")]
+    #[error(
+        "{} of pp x vp cannot share {}, the embedding and the head; use fewer stages",
+        counted(*.stages, "stage"), counted(*.blocks as u64, "block")
+    )]
     Stages {
         /// The blocks of the model.
         blocks: usize,
@@ -51,7 +55,8 @@ pub enum LayoutError {
     },
     /// The given numbers of blocks do not fit the model or the stages.
     #[error(
-        "the cut has {cut_stages} stages with {cut_blocks} blocks, but there are {stages} stages of pp x vp and {blocks} blocks; give one number for each stage, with this sum"
+        "the cut has {} with {}, but pp x vp is {stages}, and the model has {}; give one number for each stage, with this sum",
+        counted(*.cut_stages as u64, "stage"), counted(*.cut_blocks, "block"), counted(*.blocks as u64, "block")
     )]
     Cut {
         /// The stages of the cut.
@@ -65,7 +70,8 @@ pub enum LayoutError {
     },
     /// The ranks that divide each expert are neither 1 nor a tensor group.
     #[error(
-        "each expert is divided among {expert_tensor} ranks; use 1, or the {tensor} ranks of a tensor group"
+        "each expert is divided among {}; use 1, or the size of a tensor group, which is {tensor}",
+        counted(*.expert_tensor, "rank")
     )]
     ExpertTensor {
         /// The ranks that divide each expert.
@@ -75,10 +81,11 @@ pub enum LayoutError {
     },
     /// A part of the model does not divide among ranks.
     #[error(
-        "{count} {what} do not divide among {ranks} {group} ranks; use a number of ranks that divides {count}"
+        "{} cannot be divided among {ranks} {group} ranks; use a number of ranks that divides {count}",
+        counted(*.count, what)
     )]
     Division {
-        /// The parts.
+        /// One of the parts.
         what: &'static str,
         /// Their number.
         count: u64,

@@ -131,6 +131,13 @@ pub struct Experts {
     pub shared_inner: u64,
 }
 
+impl Model {
+    /// Returns whether some block has experts.
+    pub fn has_experts(&self) -> bool {
+        self.blocks.iter().any(|block| matches!(block.feed_forward, FeedForward::Experts(_)))
+    }
+}
+
 impl Attention {
     /// Returns the width of all queries.
     pub fn query_width(&self) -> u64 {

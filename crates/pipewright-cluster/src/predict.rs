@@ -45,7 +45,16 @@ pub struct Prediction {
 impl Prediction {
     /// Returns the bytes of the rank that needs most.
     pub fn peak_memory(&self) -> f64 {
-        self.memory.iter().map(RankMemory::total).fold(0.0, f64::max)
+        self.largest_rank().1.total()
+    }
+
+    /// Returns the rank of a pipeline that needs most, with its memory. If several ranks need equally much, the
+    /// first one wins.
+    pub fn largest_rank(&self) -> (usize, RankMemory) {
+        let larger = |one: (usize, RankMemory), other: (usize, RankMemory)| {
+            if other.1.total() > one.1.total() { other } else { one }
+        };
+        self.memory.iter().copied().enumerate().reduce(larger).unwrap_or_default()
     }
 }
 
@@ -69,58 +78,74 @@ pipewright_schedule::message_as_debug!(PredictError);
 pub fn predict(setting: &Setting<'_>, programs: &mut Programs) -> Result<Prediction, PredictError> {
     setting.layout.check(setting.model)?;
     let units = Units::of(setting);
-    let cut = units.cut(setting.layout);
-    predict_with(setting, &units, &cut, |costs| Ok(programs.run(setting.layout, costs)?))
+    let run = |costs: &_| programs.run(setting.layout, costs);
+    Ok(RunPipeline::new(setting, &units, units.cut(setting.layout), run)?.predict(setting, &units))
 }
 
-/// Predicts a step from the costs of the model's parts, the blocks of each stage and the run of the pipeline. The
-/// layout was checked.
-pub(crate) fn predict_with(
-    setting: &Setting<'_>,
-    units: &Units,
-    cut: &[Range<usize>],
-    run: impl FnOnce(&PipelineCosts) -> Result<PipelineRun, PredictError>,
-) -> Result<Prediction, PredictError> {
-    let layout = setting.layout;
-    let stages = units.stages(cut);
-    let run = run(&pipeline_costs(setting, &stages))?;
-    let rank = |stages_of_rank: &Vec<usize>| {
-        let mut sum = Unit::default();
-        stages_of_rank.iter().for_each(|&stage| sum += stages[stage]);
-        sum
-    };
-    let ranks: Vec<Unit> = run.stages_of_rank.iter().map(rank).collect();
-    let busiest =
-        ranks.iter().map(|rank| rank.time).max_by(|one, other| one.total().total_cmp(&other.total()));
-    let Some(busiest) = busiest else {
-        return Err(LayoutError::Zero { name: "pp" }.into());
-    };
-    let by_shard =
-        |one: &&Unit, other: &&Unit| one.parameters.shard(layout).total_cmp(&other.parameters.shard(layout));
-    let most = ranks.iter().max_by(by_shard).map_or_else(Parameters::default, |rank| rank.parameters);
-    let data = exposed_data(setting, most, &busiest);
-    let optimizer = optimizer_seconds(setting, most);
-    let microbatches = f64::from(layout.microbatches());
-    let mut parts = (busiest.forward + busiest.backward + busiest.again) * microbatches;
-    if run.splits_backward {
-        parts.tensor += busiest.behind_weights * microbatches;
+/// A pipeline with its stages and its run. It does not depend on what replicas divide among themselves.
+pub(crate) struct RunPipeline {
+    /// The blocks of each stage.
+    cut: Vec<Range<usize>>,
+    /// The costs of each rank.
+    ranks: Vec<Unit>,
+    /// The times of the rank that computes most.
+    busiest: StageTime,
+    run: PipelineRun,
+}
+
+impl RunPipeline {
+    /// Runs the pipeline of a layout, which was checked, from the costs of the model's parts and the blocks of
+    /// each stage.
+    pub(crate) fn new(
+        setting: &Setting<'_>,
+        units: &Units,
+        cut: Vec<Range<usize>>,
+        run: impl FnOnce(&PipelineCosts) -> Result<PipelineRun, PipelineError>,
+    ) -> Result<Self, PipelineError> {
+        let stages = units.stages(&cut);
+        let run = run(&pipeline_costs(setting, &stages))?;
+        let rank = |stages_of_rank: &Vec<usize>| {
+            let mut sum = Unit::default();
+            stages_of_rank.iter().for_each(|&stage| sum += stages[stage]);
+            sum
+        };
+        let ranks: Vec<Unit> = run.stages_of_rank.iter().map(rank).collect();
+        let times = ranks.iter().map(|rank| rank.time);
+        let busiest = times.max_by(|one, other| one.total().total_cmp(&other.total())).unwrap_or_default();
+        Ok(Self { cut, ranks, busiest, run })
     }
-    // Without a wait, the difference of both sums may be a rounding error below 0.
-    let bubble = (run.makespan - parts.total()).max(0.0);
-    parts.data = data;
-    let seconds = run.makespan + data + optimizer;
-    let tokens_per_gpu = layout.step_tokens() / seconds / f64::from(layout.gpus);
-    Ok(Prediction {
-        seconds,
-        parts,
-        again: busiest.again * microbatches,
-        bubble,
-        optimizer,
-        blocks: cut.iter().map(ExactSizeIterator::len).collect(),
-        memory: memory(setting, units, &ranks, &run, stages.len() - 1),
-        tokens_per_gpu,
-        operations_per_gpu: units.operations * tokens_per_gpu,
-    })
+
+    /// Predicts a step. The setting may differ in its sharding from the one of [`Self::new`].
+    pub(crate) fn predict(&self, setting: &Setting<'_>, units: &Units) -> Prediction {
+        let (layout, Self { cut, ranks, busiest, run }) = (setting.layout, self);
+        let by_shard = |one: &&Unit, other: &&Unit| {
+            one.parameters.shard(layout).total_cmp(&other.parameters.shard(layout))
+        };
+        let most = ranks.iter().max_by(by_shard).map_or_else(Parameters::default, |rank| rank.parameters);
+        let data = exposed_data(setting, most, busiest);
+        let optimizer = optimizer_seconds(setting, most);
+        let microbatches = f64::from(layout.microbatches());
+        let mut parts = (busiest.forward + busiest.backward + busiest.again) * microbatches;
+        if run.splits_backward {
+            parts.tensor += busiest.behind_weights * microbatches;
+        }
+        // Without a wait, the difference of both sums may be a rounding error below 0.
+        let bubble = (run.makespan - parts.total()).max(0.0);
+        parts.data = data;
+        let seconds = run.makespan + data + optimizer;
+        let tokens_per_gpu = layout.step_tokens() / seconds / f64::from(layout.gpus);
+        Prediction {
+            seconds,
+            parts,
+            again: busiest.again * microbatches,
+            bubble,
+            optimizer,
+            blocks: cut.iter().map(ExactSizeIterator::len).collect(),
+            memory: memory(setting, units, ranks, run, cut.len() - 1),
+            tokens_per_gpu,
+            operations_per_gpu: units.operations * tokens_per_gpu,
+        }
+    }
 }
 
 fn pipeline_costs(setting: &Setting<'_>, stages: &[Unit]) -> PipelineCosts {

@@ -38,7 +38,7 @@ impl FeedForwards {
         layers: u64,
     ) -> Result<Self, ConfigError> {
         let given = keys.size(&INNER, 1, MAX_SIZE)?;
-        let usual = given.or(if family.four_times { Some(4 * hidden) } else { None });
+        let usual = given.or_else(|| family.four_times.then(|| keys.fill(INNER[0], 4 * hidden)));
         let gated = is_gated(keys, family)?;
         let experts = experts(keys, usual, gated)?;
         let first_dense = keys.size(&["first_k_dense_replace"], 0, MAX_BLOCKS)?.unwrap_or(0);

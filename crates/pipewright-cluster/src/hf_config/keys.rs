@@ -40,6 +40,12 @@ impl<'a> Keys<'a> {
         self.filled.iter().copied()
     }
 
+    /// Notes that a key, which the file leaves out, has a value of its family, and returns the value.
+    pub(super) fn fill(&mut self, name: &'static str, value: u64) -> u64 {
+        self.filled.insert((name, value));
+        value
+    }
+
     /// Returns whether a key is given and not null.
     pub(super) fn has(&self, name: &str) -> bool {
         self.object.get(name).is_some_and(|value| !value.is_null())

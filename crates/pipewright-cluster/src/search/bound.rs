@@ -4,7 +4,7 @@
 //! operations. No layout makes their sum over all GPUs smaller: tensor, sequence and context parallelism
 //! divide them at best, and recomputation adds to them. The bound takes each at the best rate of the machine:
 //! products at the sustained rate of large products, without idle parts of waves; attention at the rate of
-//! very many keys; bytes at the rate of elementwise kernels, without launches. There is no bubble, and no
+//! long sequences; bytes at the rate of elementwise kernels, without launches. No GPU waits, and no
 //! communication is exposed. The optimizer reads and writes its bytes of each parameter once on some GPU.
 
 use crate::attention::best_attention_seconds;

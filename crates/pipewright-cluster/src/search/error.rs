@@ -25,7 +25,7 @@ pub enum SearchError {
     Layout(#[from] LayoutError),
     /// The given replicas do not divide the GPUs.
     #[error(
-        "{} are not a multiple of {} of {}; use another number of GPUs or replicas",
+        "{} cannot be divided into {} of {}; use another number of GPUs or replicas",
         counted(*.gpus, "GPU"), counted(*.data, "replica"), counted(*.of_replica, "GPU")
     )]
     Replicas {
@@ -47,8 +47,9 @@ pub enum SearchError {
     },
     /// No mesh divides the GPUs, the batch and the model.
     #[error(
-        "no mesh{} divides {gpus} GPUs such that its replicas divide {batch} rows of a step, it has at most {blocks} stages and its tensor groups divide the heads; change the number of GPUs or of rows{}",
-        with(.given), if .given.is_empty() { "" } else { ", or a given part of the layout" }
+        "no mesh{} divides {} such that its replicas divide {} of a step, it has at most {} and its tensor groups divide the heads; change the number of GPUs or of rows{}",
+        with(.given), counted(*.gpus, "GPU"), counted(*.batch, "row"), counted(*.blocks as u64, "stage"),
+        if .given.is_empty() { "" } else { ", or a given part of the layout" }
     )]
     NoMesh {
         /// The GPUs.

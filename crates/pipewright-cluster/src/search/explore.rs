@@ -1,11 +1,12 @@
 //! Estimates layouts, and keeps those that fit.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use crate::layout::{Cut, Layout, Recompute, Sharding};
 use crate::operations::AttentionCount;
-use crate::pipeline::{PipelineError, computations};
-use crate::predict::{Prediction, predict_with};
+use crate::pipeline::{PipelineError, Programs, computations};
+use crate::predict::{Prediction, RunPipeline};
 use crate::search::bound::lower_bound;
 use crate::search::error::LeastMemory;
 use crate::search::found::ClusterPlan;
@@ -49,6 +50,29 @@ pub(super) struct Candidate {
     pub(super) needed: f64,
 }
 
+/// What is known of layouts without a plan, and the programs of their simulations.
+pub(super) struct Tried {
+    pub(super) programs: Programs,
+    /// The layouts that were simulated. None of them fits.
+    pub(super) simulated: HashSet<Layout>,
+    /// The layout that needs least memory of those that do not fit by a simulation, or by an exact estimate.
+    pub(super) least: Option<LeastMemory>,
+    /// The schedule of the first pipeline that cannot be simulated, and the cause.
+    pub(super) failed: Option<(String, PipelineError)>,
+}
+
+impl Tried {
+    /// Returns that no layout was tried.
+    pub(super) fn nothing() -> Self {
+        Self {
+            programs: Programs::up_to(MOST_COMPUTATIONS),
+            simulated: HashSet::new(),
+            least: None,
+            failed: None,
+        }
+    }
+}
+
 /// The layouts that were estimated.
 pub(super) struct Exploration<'a> {
     pub(super) request: &'a Request,
@@ -63,12 +87,9 @@ pub(super) struct Exploration<'a> {
     /// The seconds of the known plan, or of the fastest estimate whose memory is exact. Others may not fit in
     /// the simulation.
     fastest: f64,
-    /// The layout that needs least memory of those that do not fit by a simulation, or by an exact estimate.
-    pub(super) least: Option<LeastMemory>,
     /// Layouts that do not fit by an estimate that may be too small, unless layouts are left out.
     pub(super) too_large: Vec<Candidate>,
-    /// The first pipeline that cannot be simulated.
-    pub(super) failed: Option<(String, PipelineError)>,
+    pub(super) tried: Tried,
     pub(super) estimated: usize,
 }
 
@@ -79,6 +100,7 @@ impl<'a> Exploration<'a> {
         shapes: &[Layout],
         pruning: Pruning,
         known: Option<ClusterPlan>,
+        tried: Tried,
     ) -> Self {
         let fastest = known.as_ref().map_or(f64::INFINITY, |plan| plan.prediction.seconds);
         let mut exploration = Self {
@@ -92,9 +114,8 @@ impl<'a> Exploration<'a> {
             known,
             candidates: Vec::new(),
             fastest,
-            least: None,
             too_large: Vec::new(),
-            failed: None,
+            tried,
             estimated: 0,
         };
         shapes.iter().for_each(|shape| exploration.add_shape(shape));
@@ -171,18 +192,19 @@ impl<'a> Exploration<'a> {
             if work > self.slowest_kept() {
                 return;
             }
+            let mut cuts = None;
             for (index, &sharding) in shardings.iter().enumerate() {
                 layout.sharding = sharding;
                 if is_quick && least_bytes(&layout, units, total) > self.limit {
                     continue;
                 }
-                let fits = self.estimate(&layout, units, &units.cut(&layout));
-                // A later recomputation or sharding needs less memory and more time.
-                if is_quick && fits && index == 0 && schedules::is_exact(&layout) {
-                    return;
-                }
-                if !is_quick && let Some((balanced, cut)) = balanced(&layout, units) {
-                    self.estimate(&balanced, units, &cut);
+                for (cut, pipeline) in cuts.get_or_insert_with(|| self.cuts(&layout, units)) {
+                    layout.cut = cut.clone();
+                    let fits = self.estimate(&layout, units, pipeline);
+                    // A later recomputation or sharding needs less memory and more time.
+                    if is_quick && fits && index == 0 && schedules::is_exact(&layout) {
+                        return;
+                    }
                 }
             }
         }
@@ -190,7 +212,7 @@ impl<'a> Exploration<'a> {
 
     /// Keeps the cause if this is the first pipeline that cannot be simulated.
     pub(super) fn fails(&mut self, layout: &Layout, error: PipelineError) {
-        self.failed.get_or_insert_with(|| (layout.schedule_name().to_owned(), error));
+        self.tried.failed.get_or_insert_with(|| (layout.schedule_name().to_owned(), error));
     }
 
     fn shardings(&self, layout: &Layout) -> Vec<Sharding> {
@@ -201,12 +223,26 @@ impl<'a> Exploration<'a> {
         }
     }
 
+    /// Returns the cuts of a layout that are estimated, and its pipeline with each: the even cut, and in the
+    /// complete exploration also the cut by time.
+    fn cuts(&self, layout: &Layout, units: &Units) -> Vec<(Cut, RunPipeline)> {
+        let even = Layout { cut: Cut::Even, ..layout.clone() };
+        let mut layouts = vec![(even.clone(), units.cut(&even))];
+        if self.pruning == Pruning::None {
+            layouts.extend(balanced(&even, units));
+        }
+        let run = |(layout, cut): (Layout, Vec<Range<usize>>)| {
+            let run = |costs: &_| Ok(schedules::estimate(&layout, costs));
+            let pipeline = RunPipeline::new(&self.setting(&layout), units, cut, run).ok()?;
+            Some((layout.cut, pipeline))
+        };
+        layouts.into_iter().filter_map(run).collect()
+    }
+
     /// Estimates a layout with its cut, and returns whether it fits.
-    fn estimate(&mut self, layout: &Layout, units: &Units, cut: &[Range<usize>]) -> bool {
-        let run = |costs: &_| Ok(schedules::estimate(layout, costs));
-        let estimate = predict_with(&self.setting(layout), units, cut, run);
+    fn estimate(&mut self, layout: &Layout, units: &Units, pipeline: &RunPipeline) -> bool {
+        let estimate = pipeline.predict(&self.setting(layout), units);
         self.estimated += 1;
-        let Ok(estimate) = estimate else { return false };
         let (seconds, needed) = (estimate.seconds, estimate.peak_memory());
         let candidate = || Candidate { layout: layout.clone(), seconds, needed };
         if schedules::is_exact(layout) && !self.fits(layout, &estimate) {
@@ -229,16 +265,16 @@ impl<'a> Exploration<'a> {
 
     /// Returns whether a prediction fits into memory. If it does not, it is kept if it needs least so far.
     pub(super) fn fits(&mut self, layout: &Layout, prediction: &Prediction) -> bool {
-        let needed = prediction.peak_memory();
+        let (rank, memory) = prediction.largest_rank();
+        let needed = memory.total();
         if needed <= self.limit {
             return true;
         }
-        if self.least.as_ref().is_none_or(|least| needed < least.needed()) {
-            let rank = prediction.memory.iter().position(|rank| rank.total() == needed).unwrap_or(0);
-            self.least = Some(LeastMemory {
+        if self.tried.least.as_ref().is_none_or(|least| needed < least.needed()) {
+            self.tried.least = Some(LeastMemory {
                 layout: layout.clone(),
                 rank,
-                memory: prediction.memory[rank],
+                memory,
                 limit: self.limit,
                 has_given_parts: self.request.fixed != Fixed::default(),
             });

@@ -48,7 +48,7 @@ mod tests {
     use crate::catalogue::by_name;
     use crate::hf_config;
     use crate::layout::{Precision, Sharding};
-    use crate::predict::predict_with;
+    use crate::predict::RunPipeline;
     use crate::search::request::{Fixed, Request};
     use crate::setting::Setting;
 
@@ -69,7 +69,9 @@ mod tests {
                 let setting = Setting { model: &request.model, layout: &layout, machine: &request.machine };
                 let units = Units::of(&setting);
                 let run = |costs: &_| Ok(schedules::estimate(&layout, costs));
-                let estimate = predict_with(&setting, &units, &units.cut(&layout), run).expect("an estimate");
+                let pipeline =
+                    RunPipeline::new(&setting, &units, units.cut(&layout), run).expect("a pipeline");
+                let estimate = pipeline.predict(&setting, &units);
                 let least = least_bytes(&layout, &units, &units.total());
                 assert!(
                     least <= estimate.peak_memory(),

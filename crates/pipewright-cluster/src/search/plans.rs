@@ -5,10 +5,9 @@ use crate::pipeline::Programs;
 use crate::predict::predict;
 use crate::search::bound::lower_bound;
 use crate::search::error::SearchError;
-use crate::search::explore::{Exploration, Pruning};
+use crate::search::explore::{Exploration, MOST_COMPUTATIONS, Pruning, Tried};
 use crate::search::found::{ClusterPlan, Found};
 use crate::search::request::Request;
-use crate::search::simulate::WithoutPlan;
 use crate::search::{schedules, space};
 use crate::setting::Setting;
 
@@ -32,26 +31,32 @@ pub fn search(request: &Request) -> Result<Found, SearchError> {
 pub fn search_from(request: &Request, known: &Layout) -> Result<Found, SearchError> {
     request.check()?;
     let request = &request.with_generator_name()?;
-    let setting = Setting { model: &request.model, layout: known, machine: &request.machine };
-    let prediction = predict(&setting, &mut Programs::default()).ok();
-    let fitting = prediction.filter(|prediction| prediction.peak_memory() <= request.memory_limit());
-    let bound = lower_bound(request);
-    find_plans(request, fitting.map(|prediction| ClusterPlan::new(request, bound, known.clone(), prediction)))
+    let fits = |plan: &ClusterPlan| plan.prediction.peak_memory() <= request.memory_limit();
+    find_plans(request, plan_of(request, known).filter(fits))
+}
+
+/// Returns the plan of a known layout, unless it cannot be predicted. Its pipeline is simulated up to the same
+/// size as in the search, so that both times can be compared.
+pub(super) fn plan_of(request: &Request, layout: &Layout) -> Option<ClusterPlan> {
+    let setting = Setting { model: &request.model, layout, machine: &request.machine };
+    let prediction = predict(&setting, &mut Programs::up_to(MOST_COMPUTATIONS)).ok()?;
+    Some(ClusterPlan::new(request, lower_bound(request), layout.clone(), prediction))
 }
 
 /// Finds plans for a request that was checked, and starts from a plan that fits.
 fn find_plans(request: &Request, known: Option<ClusterPlan>) -> Result<Found, SearchError> {
     let shapes = space::shapes(request);
-    let quick = Exploration::of(request, &shapes, Pruning::Quick, known);
-    if let Ok(found) = quick.simulate() {
-        return Ok(found);
-    }
+    let quick = Exploration::of(request, &shapes, Pruning::Quick, known, Tried::nothing());
+    let tried = match quick.simulate() {
+        Ok(found) => return Ok(found),
+        Err(tried) => tried,
+    };
     // A layout that was left out may fit, and the error has the one that needs least memory.
-    let complete = Exploration::of(request, &shapes, Pruning::None, None);
-    complete.simulate().map_err(|without| match *without {
-        WithoutPlan { least: Some(least), .. } => SearchError::Memory { least: Box::new(least) },
-        WithoutPlan { failed: Some((schedule, error)), .. } => SearchError::Pipeline { schedule, error },
-        WithoutPlan { least: None, failed: None } => nothing_to_estimate(request, &shapes),
+    let complete = Exploration::of(request, &shapes, Pruning::None, None, *tried);
+    complete.simulate().map_err(|tried| match *tried {
+        Tried { least: Some(least), .. } => SearchError::Memory { least: Box::new(least) },
+        Tried { failed: Some((schedule, error)), .. } => SearchError::Pipeline { schedule, error },
+        Tried { least: None, failed: None, .. } => nothing_to_estimate(request, &shapes),
     })
 }
 

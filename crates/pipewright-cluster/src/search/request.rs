@@ -4,7 +4,7 @@ use pipewright_schedule::generate::find;
 
 use crate::layout::{Cut, Kernels, Layout, LayoutError, Precision, Recompute, Scores, Sharding};
 use crate::machine::Machine;
-use crate::model::{Block, FeedForward, Model};
+use crate::model::Model;
 use crate::published::Run;
 use crate::quantity::GIB;
 use crate::search::error::SearchError;
@@ -119,8 +119,9 @@ impl Request {
         self.memory.unwrap_or((self.machine.memory * (1.0 - FRAGMENTS) - CONTEXT).max(0.0))
     }
 
-    /// Checks that all numbers are above 0, that the replicas divide the GPUs, that a given mesh has all
-    /// GPUs, and that a model whose experts are to be divided has some.
+    /// Checks that all numbers are above 0, that the given parts of the layout divide the model, that a model
+    /// whose experts are to be divided has some, that the replicas divide the GPUs, and that a given mesh has
+    /// all GPUs.
     pub(crate) fn check(&self) -> Result<(), SearchError> {
         let positive = |value: f64| value.is_finite() && value > 0.0;
         let numbers = [
@@ -136,12 +137,13 @@ impl Request {
                 return Err(SearchError::OutOfRange { name, value: value.to_string() });
             }
         }
-        let is_routed = |block: &Block| matches!(block.feed_forward, FeedForward::Experts(_));
         if let Some(expert) = self.fixed.expert.filter(|&expert| expert > 1)
-            && !self.model.blocks.iter().any(is_routed)
+            && !self.model.has_experts()
         {
             return Err(SearchError::NoExperts { expert });
         }
+        // Before any number of GPUs is advised.
+        self.smallest_layout().check_parts(&self.model)?;
         if let Some(data) = self.fixed.data {
             let of_replica = self.smallest_layout().gpus_of_replica();
             if data == 0 {

@@ -1,10 +1,8 @@
 //! Simulates the layouts of an exploration, the fastest estimates first.
 
 use crate::layout::Layout;
-use crate::pipeline::{PipelineError, Programs};
-use crate::predict::{PredictError, predict_with};
-use crate::search::error::LeastMemory;
-use crate::search::explore::{Candidate, Exploration, MOST_COMPUTATIONS, Pruning, balanced};
+use crate::predict::RunPipeline;
+use crate::search::explore::{Candidate, Exploration, Pruning, Tried, balanced};
 use crate::search::found::{ClusterPlan, Found};
 
 /// The share of its estimate that a simulated step takes at least. The closed form of 1F1B is within a
@@ -12,14 +10,6 @@ use crate::search::found::{ClusterPlan, Found};
 const OPTIMISM: f64 = 0.98;
 /// The most layouts that are simulated to find the one that needs least memory.
 const LEAST_SIMULATED: usize = 64;
-
-/// The reasons why a search has no plan.
-pub(super) struct WithoutPlan {
-    /// The layout that needs least memory.
-    pub(super) least: Option<LeastMemory>,
-    /// The schedule of the first pipeline that cannot be simulated, and the cause.
-    pub(super) failed: Option<(String, PipelineError)>,
-}
 
 /// The sizes and the schedule in which plans that are returned differ.
 type Kind<'a> = (u32, u32, u32, u32, &'a str);
@@ -30,30 +20,31 @@ fn kind(layout: &Layout) -> Kind<'_> {
 
 impl Exploration<'_> {
     /// Simulates candidates in turns: the fastest estimate of each kind, then the second one of each, and so
-    /// on.
-    pub(super) fn simulate(mut self) -> Result<Found, Box<WithoutPlan>> {
+    /// on. Layouts that were simulated before are left out.
+    pub(super) fn simulate(mut self) -> Result<Found, Box<Tried>> {
         let kinds = self.by_kind();
-        let mut programs = Programs::up_to(MOST_COMPUTATIONS);
-        let (mut plans, mut simulated) = (Vec::from_iter(self.known.take()), 0);
+        let mut plans = Vec::from_iter(self.known.take());
+        let before = self.tried.simulated.len();
         let most = kinds.iter().map(Vec::len).max().unwrap_or(0);
         for turn in 0..most {
             for candidate in kinds.iter().filter_map(|kind| kind.get(turn)) {
                 let slowest =
                     plans.get(self.request.plans - 1).map_or(f64::INFINITY, |plan| plan.prediction.seconds);
-                let is_enough = simulated >= self.request.simulations && !plans.is_empty();
+                let simulations = self.tried.simulated.len() - before;
+                let is_enough = simulations >= self.request.simulations && !plans.is_empty();
                 if is_enough || candidate.seconds * OPTIMISM > slowest {
                     continue;
                 }
-                for plan in self.plans_of(&candidate.layout, &mut programs, &mut simulated) {
+                for plan in self.plans_of(&candidate.layout) {
                     keep(&mut plans, plan);
                 }
             }
         }
         if plans.is_empty() && self.pruning == Pruning::None {
-            plans = self.simulate_least(&mut programs, &mut simulated);
+            plans = self.simulate_least();
         }
         if plans.is_empty() {
-            return Err(Box::new(WithoutPlan { least: self.least, failed: self.failed }));
+            return Err(Box::new(self.tried));
         }
         plans.truncate(self.request.plans);
         Ok(Found {
@@ -61,21 +52,21 @@ impl Exploration<'_> {
             memory_limit: self.limit,
             bound_seconds: self.bound_seconds,
             estimated: self.estimated,
-            simulated,
+            simulated: self.tried.simulated.len(),
         })
     }
 
     /// Simulates the layouts that need least by estimates that may be too small, and returns the plans that
-    /// fit in spite of them. [`Self::least`] is then simulated, or its estimate is exact.
-    fn simulate_least(&mut self, programs: &mut Programs, simulated: &mut usize) -> Vec<ClusterPlan> {
+    /// fit in spite of them. [`Tried::least`] is then simulated, or its estimate is exact.
+    fn simulate_least(&mut self) -> Vec<ClusterPlan> {
         let mut too_large = std::mem::take(&mut self.too_large);
         too_large.sort_by(|one, other| one.needed.total_cmp(&other.needed));
         let mut plans = Vec::new();
         for candidate in too_large.iter().take(LEAST_SIMULATED) {
-            if self.least.as_ref().is_some_and(|least| least.needed() <= candidate.needed) {
+            if self.tried.least.as_ref().is_some_and(|least| least.needed() <= candidate.needed) {
                 break;
             }
-            for plan in self.plans_of(&candidate.layout, programs, simulated) {
+            for plan in self.plans_of(&candidate.layout) {
                 keep(&mut plans, plan);
             }
         }
@@ -98,12 +89,7 @@ impl Exploration<'_> {
 
     /// Simulates a layout, and returns the plans that fit. After the quick exploration, which only has even
     /// cuts, it is also simulated with its blocks cut by their time.
-    fn plans_of(
-        &mut self,
-        layout: &Layout,
-        programs: &mut Programs,
-        simulated: &mut usize,
-    ) -> Vec<ClusterPlan> {
+    fn plans_of(&mut self, layout: &Layout) -> Vec<ClusterPlan> {
         let units = self.units(layout);
         let mut layouts = vec![(layout.clone(), units.cut(layout))];
         if self.pruning == Pruning::Quick {
@@ -111,14 +97,18 @@ impl Exploration<'_> {
         }
         let mut plans = Vec::new();
         for (layout, cut) in layouts {
-            *simulated += 1;
-            let run = |costs: &_| Ok(programs.run(&layout, costs)?);
-            match predict_with(&self.setting(&layout), &units, &cut, run) {
+            if !self.tried.simulated.insert(layout.clone()) {
+                continue;
+            }
+            let setting = self.setting(&layout);
+            let run = |costs: &_| self.tried.programs.run(&layout, costs);
+            let pipeline = RunPipeline::new(&setting, &units, cut, run);
+            match pipeline.map(|pipeline| pipeline.predict(&setting, &units)) {
                 Ok(prediction) if self.fits(&layout, &prediction) => {
                     plans.push(ClusterPlan::new(self.request, self.bound_seconds, layout, prediction));
                 }
-                Ok(_) | Err(PredictError::Layout(_)) => {}
-                Err(PredictError::Pipeline(error)) => self.fails(&layout, error),
+                Ok(_) => {}
+                Err(error) => self.fails(&layout, error),
             }
         }
         plans
@@ -136,4 +126,50 @@ fn keep(plans: &mut Vec<ClusterPlan>, plan: ClusterPlan) {
     }
     let index = plans.partition_point(|known| seconds(known) <= seconds(&plan));
     plans.insert(index, plan);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::by_name;
+    use crate::hf_config;
+    use crate::layout::{Precision, Recompute, Sharding};
+    use crate::pipeline::Programs;
+    use crate::search::request::{Fixed, Request};
+    use crate::search::space;
+
+    fn without_plan(request: &Request, pruning: Pruning, tried: Tried) -> Tried {
+        let exploration = Exploration::of(request, &space::shapes(request), pruning, None, tried);
+        *exploration.simulate().expect_err("no plan")
+    }
+
+    /// One layout, whose estimate is smaller than its simulation.
+    #[test]
+    fn no_layout_is_simulated_twice() {
+        let model = hf_config::read(include_str!("../../tests/cluster/llama_405b.json")).expect("a model");
+        let machine = by_name("h100").expect("a machine");
+        let mut request = Request::new(model.model, machine, 64, 32, 8192, Precision::Half);
+        request.memory = Some(1024.0);
+        request.fixed = Fixed {
+            tensor: Some(8),
+            pipeline: Some(8),
+            chunks: Some(2),
+            microbatch: Some(1),
+            schedule: Some("hanayo".to_owned()),
+            recompute: Some(Recompute::None),
+            sharding: Some(Sharding::Replicated),
+            sequence_parallel: Some(true),
+            ..Fixed::default()
+        };
+        let needed = |tried: &Tried| tried.least.as_ref().expect("a simulated layout").needed();
+        let least = needed(&without_plan(&request, Pruning::None, Tried::nothing()));
+        request.memory = Some(0.99 * least);
+        let quick = without_plan(&request, Pruning::Quick, Tried::nothing());
+        assert!(!quick.simulated.is_empty());
+        // A simulation fails.
+        let tried = Tried { programs: Programs::up_to(0), ..quick };
+        let complete = without_plan(&request, Pruning::None, tried);
+        assert_eq!(complete.failed, None);
+        assert_eq!(needed(&complete), least);
+    }
 }

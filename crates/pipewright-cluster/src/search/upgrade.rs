@@ -1,14 +1,9 @@
 //! The gain of more hardware: the predicted step with twice the nodes, more memory, or a faster network.
 
-use crate::pipeline::Programs;
-use crate::predict::predict;
-use crate::search::bound::lower_bound;
 use crate::search::error::SearchError;
-use crate::search::explore::MOST_COMPUTATIONS;
 use crate::search::found::ClusterPlan;
-use crate::search::plans::search;
+use crate::search::plans::{plan_of, search};
 use crate::search::request::Request;
-use crate::setting::Setting;
 
 /// A change of the hardware.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,13 +82,9 @@ fn gain(changed: &Request, best: &ClusterPlan) -> Result<Gain, SearchError> {
     Ok(Gain { speedup: seconds(best) / seconds(&plan), plan })
 }
 
-/// Returns the layout of a plan on a changed machine, unless the number of GPUs changed. Its pipeline is
-/// simulated up to the same size as in the search, so that both times can be compared.
+/// Returns the layout of a plan on a changed machine, unless the number of GPUs changed.
 fn same_layout(request: &Request, plan: &ClusterPlan) -> Option<ClusterPlan> {
-    let layout = (plan.layout.gpus == request.gpus).then(|| plan.layout.clone())?;
-    let setting = Setting { model: &request.model, layout: &layout, machine: &request.machine };
-    let prediction = predict(&setting, &mut Programs::up_to(MOST_COMPUTATIONS)).ok()?;
-    Some(ClusterPlan::new(request, lower_bound(request), layout, prediction))
+    if plan.layout.gpus == request.gpus { plan_of(request, &plan.layout) } else { None }
 }
 
 #[cfg(test)]
@@ -102,6 +93,7 @@ mod tests {
     use crate::catalogue::by_name;
     use crate::hf_config;
     use crate::layout::Precision;
+    use crate::search::explore::MOST_COMPUTATIONS;
     use crate::search::request::Fixed;
 
     /// 64 ranks and 2,048 microbatches are more than the search simulates.

@@ -214,14 +214,14 @@ fn gpus_that_the_mesh_does_not_divide_are_refused() {
     check_runs(
         "gpus = 64\ntp = 8\npp = 8",
         "gpus = 63\ntp = 8\npp = 8",
-        "run 2 (`gpt3-175B`): 63 GPUs are not a multiple of 64",
+        "run 2 (`gpt3-175B`): 63 GPUs cannot be divided into groups of 64",
     );
     check_runs(
         "tp = 4\npp = 8\nvp = 6\nmbs = 1\ngbs = 256",
         "tp = 4\npp = 8\nvp = 6\nmbs = 1\ngbs = 255",
         "use 256 rows",
     );
-    check_runs("pp = 64\nvp = 1", "pp = 64\nvp = 4", "fewer than the 256 stages");
+    check_runs("pp = 64\nvp = 1", "pp = 64\nvp = 4", "256 stages of pp x vp cannot share 128 blocks");
     check_runs(
         "tp = 8\npp = 1\nvp = 1\nmbs = 4\ngbs = 4",
         "tp = 0\npp = 1\nvp = 1\nmbs = 4\ngbs = 4",
@@ -354,7 +354,7 @@ fn the_embedding_and_the_head_may_have_stages() {
     assert_eq!((prediction.blocks[0], prediction.blocks[1], prediction.blocks[49]), (0, 1, 0));
     (run.layout.gpus, run.layout.pipeline) = (51, 51);
     let error = run.layout.check(&run.model).expect_err("an error").to_string();
-    assert!(error.starts_with("48 blocks are fewer than the 51 stages"), "{error}");
+    assert!(error.starts_with("51 stages of pp x vp cannot share 48 blocks"), "{error}");
 }
 
 /// The keys that the description of the files names, in one row.

@@ -240,8 +240,11 @@ fn the_width_of_feed_forward_parts_is_needed() {
     check(LLAMA.replace(width, &format!("{experts}\"mlp_only_layers\": [3], ")), dense);
     let all = described(&LLAMA.replace(width, experts)).model;
     assert!(all.blocks.iter().all(|block| matches!(block.feed_forward, FeedForward::Experts(_))));
-    let falcon = described(&LLAMA.replace(width, "").replace("\"llama\"", "\"falcon\"")).model;
-    assert_eq!(falcon.blocks[0].feed_forward, FeedForward::Dense(Dense { inner: 16_384, gated: false }));
+    let falcon = described(&LLAMA.replace(width, "").replace("\"llama\"", "\"falcon\""));
+    let usual = FeedForward::Dense(Dense { inner: 16_384, gated: false });
+    assert_eq!(falcon.model.blocks[0].feed_forward, usual);
+    let assumed = "`intermediate_size` is missing: it is 16384, as in other models of the family falcon";
+    assert_eq!(falcon.assumed, [assumed]);
 }
 
 /// Words in quotes stay as they are, also behind escaped quotes.

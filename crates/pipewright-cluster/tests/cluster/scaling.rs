@@ -196,8 +196,8 @@ fn whole_experts_need_no_exchange_in_tensor_groups() {
     near(experts(&whole), experts(&divided));
     assert!(block(&whole).forward.products <= block(&divided).forward.products);
     let mut layout = whole.layout.clone();
-    layout.expert = 128;
-    assert!(matches!(layout.check(&whole.model), Err(LayoutError::Division { what: "replicas", .. })));
+    layout.gpus /= 2;
+    assert!(matches!(layout.check(&whole.model), Err(LayoutError::Division { what: "replica", .. })));
     layout.expert_tensor = 2;
     assert!(matches!(layout.check(&whole.model), Err(LayoutError::ExpertTensor { .. })));
 }

@@ -211,7 +211,7 @@ fn a_goal_gives_days_hours_and_energy() {
 fn given_parts_that_do_not_divide_are_refused() {
     let with = |fixed: Fixed| Request { fixed, ..request("llama3-70B", "H100 80") };
     let mesh = with(Fixed { tensor: Some(8), pipeline: Some(5), ..Fixed::default() });
-    check_error(&mesh, "64 GPUs are not a multiple of 40");
+    check_error(&mesh, "64 GPUs cannot be divided into groups of 40");
     assert!(matches!(search(&mesh), Err(SearchError::Layout(LayoutError::Mesh { .. }))));
     check_error(&with(Fixed { tensor: Some(0), ..Fixed::default() }), "`tp` is 0");
     check_error(&with(Fixed { schedule: Some("1f2b".into()), ..Fixed::default() }), "1f2b");
@@ -248,15 +248,33 @@ fn errors_of_given_parts_name_them() {
     let replicas = |data| Fixed { data: Some(data), ..Fixed::default() };
     check_error(&many(replicas(32)), "no mesh with dp = 32 divides 40000 GPUs");
     check_error(&many(replicas(0)), "`dp` is 0");
-    check_error(&many(replicas(3)), "40000 GPUs are not a multiple of 3 replicas of 1 GPU;");
-    check_error(&many(replicas(5)), "64 rows of a step are not a multiple of 5");
+    check_error(&many(replicas(3)), "40000 GPUs cannot be divided into 3 replicas of 1 GPU;");
+    check_error(
+        &many(replicas(5)),
+        "64 rows of a step cannot be divided into groups of 5, the rows of a microbatch on 5 replicas",
+    );
     check_error(
         &many(Fixed { microbatch: Some(3), ..Fixed::default() }),
-        "64 rows of a step are not a multiple of 3",
+        "64 rows of a step cannot be divided into groups of 3, the rows of a microbatch on 1 replica;",
     );
     check_error(
         &many(Fixed { tensor: Some(5), ..Fixed::default() }),
-        "64 heads do not divide among 5 tensor ranks",
+        "64 heads cannot be divided among 5 tensor ranks",
+    );
+    // Another number of GPUs does not help.
+    for (data, gpus) in [(None, 40_001), (Some(1), 40_000), (Some(3), 64)] {
+        let fixed = Fixed { tensor: Some(5), data, ..Fixed::default() };
+        check_error(&Request { gpus, ..many(fixed) }, "64 heads cannot be divided among 5 tensor ranks");
+    }
+    let one = Request { gpus: 1, batch: 1, ..many(replicas(2)) };
+    check_error(&one, "1 GPU cannot be divided into 2 replicas of 1 GPU; ");
+    check_error(
+        &Request { gpus: 1, batch: 1, ..many(Fixed { microbatch: Some(2), ..Fixed::default() }) },
+        "1 row of a step cannot be divided into groups of 2, the rows of a microbatch on 1 replica; use 2 rows",
+    );
+    check_error(
+        &Request { gpus: 1, ..many(Fixed { tensor: Some(2), ..Fixed::default() }) },
+        "1 GPU cannot be divided into groups of 2, the product of tp = 2, pp = 1 and cp = 1; use 2 GPUs, or",
     );
     let prime = Request { gpus: 1021, batch: 127, ..many(Fixed { chunks: Some(2), ..Fixed::default() }) };
     check_error(&prime, "no mesh with vp = 2 divides 1021 GPUs");
