@@ -88,6 +88,15 @@ pub(crate) fn quoted(word: &str) -> String {
     if needs_quotes { format!("'{}'", word.replace('\'', "'\\''")) } else { word }
 }
 
+/// Returns a flag `--set` for each key, with a space before it, quoted for a shell if necessary.
+pub(crate) fn set_flags(set: &[String]) -> String {
+    let is_plain = |character: char| character.is_ascii_alphanumeric() || "._-+=".contains(character);
+    let flag = |key: &String| {
+        if key.chars().all(is_plain) { format!(" --set {key}") } else { format!(" --set {}", quoted(key)) }
+    };
+    set.iter().map(flag).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

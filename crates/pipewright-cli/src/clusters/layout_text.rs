@@ -2,7 +2,7 @@
 
 use pipewright_cluster::layout::Layout;
 use pipewright_cluster::memory::RankMemory;
-use pipewright_cluster::model::{FeedForward, Model};
+use pipewright_cluster::model::Model;
 use pipewright_schedule::words::counted;
 
 use crate::display::bytes;
@@ -28,7 +28,7 @@ pub(super) fn layout(layout: &Layout, model: &Model) -> String {
     if layout.sequence_parallel && layout.tensor > 1 {
         mesh.push_str(", sequence parallel");
     }
-    if layout.tensor > 1 && has_experts(model) {
+    if layout.tensor > 1 && model.has_experts() {
         let ranks = counted(layout.expert_tensor, "rank");
         mesh.push_str(&format!(", each expert on {ranks}"));
     }
@@ -45,10 +45,6 @@ pub(super) fn layout(layout: &Layout, model: &Model) -> String {
         layout.recompute.name(),
         layout.sharding.name()
     )
-}
-
-fn has_experts(model: &Model) -> bool {
-    model.blocks.iter().any(|block| matches!(block.feed_forward, FeedForward::Experts(_)))
 }
 
 /// Names the parts of a rank's memory that are not empty.

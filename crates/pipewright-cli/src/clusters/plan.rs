@@ -25,7 +25,7 @@ pub(crate) struct Planned {
     /// The plans.
     pub(crate) found: Found,
     /// The gain from more hardware.
-    pub(crate) upgrades: Vec<Bought>,
+    pub(crate) upgrades: Vec<UpgradeResult>,
     /// Seconds of the search, with that for more hardware.
     pub(crate) seconds: f64,
     /// The keys of the model's file that change nothing in the prediction, although they may change costs.
@@ -38,10 +38,10 @@ pub(crate) struct Planned {
 
 /// The gain from a change of the hardware.
 #[derive(Debug)]
-pub(crate) struct Bought {
+pub(crate) struct UpgradeResult {
     /// The change.
     pub(crate) change: Change,
-    /// The plan after the change, or why there is none.
+    /// The plan after the change, or the reason why no plan exists.
     pub(crate) gain: Result<Gain, String>,
 }
 
@@ -67,11 +67,9 @@ pub(crate) fn plan(options: &PlanOptions<'_>) -> Result<Planned, Failure> {
     let found = search(&request).map_err(|error| words.refused(error))?;
     measured.extend(found.plans.first().map_or_else(Vec::new, |best| unused(&request, best)));
     let upgrades = found.plans.first().map_or_else(Vec::new, |best| upgrades(&request, best));
-    let bought = |upgrade: Upgrade| Bought {
-        change: upgrade.change,
-        gain: upgrade.gain.map_err(|error| words.sentence(&error)),
-    };
-    let upgrades = upgrades.into_iter().map(bought).collect();
+    let result =
+        |Upgrade { change, gain }| UpgradeResult { change, gain: gain.map_err(|error| words.reason(&error)) };
+    let upgrades = upgrades.into_iter().map(result).collect();
     let seconds = start.elapsed().as_secs_f64();
     Ok(Planned { request, found, upgrades, seconds, ignored, assumed, measured })
 }

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use pipewright_cluster::memory::RankMemory;
+use pipewright_cluster::model::Model;
 use pipewright_cluster::search::ClusterPlan;
 use serde::Serialize;
 
-use crate::clusters::plan::{Bought, Planned};
+use crate::clusters::plan::{Planned, UpgradeResult};
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -60,8 +61,9 @@ struct PlanJson<'a> {
     tensor_parallel: u32,
     context_parallel: u32,
     expert_parallel: u32,
-    /// The ranks that divide each expert; without meaning if the model has no experts.
-    expert_tensor_parallel: u32,
+    /// The ranks that divide each expert, if the model has experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expert_tensor_parallel: Option<u32>,
     sequence_parallel: bool,
     recompute: &'static str,
     sharding: &'static str,
@@ -70,10 +72,8 @@ struct PlanJson<'a> {
     model_tflops_per_gpu: f64,
     mfu: f64,
     bubble_fraction: f64,
-    /// The bytes of each rank of a pipeline at its peak, under the key that plans for clusters have.
+    /// The bytes of each rank of a pipeline at its peak.
     memory_bytes: Vec<u64>,
-    /// The same bytes, under the key that all plans have.
-    peak_bytes: Vec<u64>,
     /// The parts of these bytes.
     memory_parts: Vec<BTreeMap<&'static str, u64>>,
     gap: f64,
@@ -97,7 +97,7 @@ struct UpgradeJson<'a> {
     change: &'static str,
     speedup: Option<f64>,
     plan: Option<PlanJson<'a>>,
-    /// Why there is no plan.
+    /// The reason why no plan exists.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'a str>,
 }
@@ -121,14 +121,14 @@ pub(crate) fn json(planned: &Planned) -> String {
             global_batch: request.batch,
             seq_len: request.sequence,
         },
-        plans: found.plans.iter().map(plan_json).collect(),
+        plans: found.plans.iter().map(|plan| plan_json(plan, model)).collect(),
         lower_bound_s: found.bound_seconds,
         gap: found.plans.first().map_or(0.0, |best| best.gap),
         search_s: planned.seconds,
         estimated: found.estimated,
         simulated: found.simulated,
         memory_limit_bytes: found.memory_limit as u64,
-        upgrades: planned.upgrades.iter().map(bought_json).collect(),
+        upgrades: planned.upgrades.iter().map(|upgrade| upgrade_json(upgrade, model)).collect(),
         measured: &planned.measured,
         ignored: &planned.ignored,
         assumed: &planned.assumed,
@@ -136,7 +136,7 @@ pub(crate) fn json(planned: &Planned) -> String {
     serde_json::to_string(&report).expect("numbers can be written as JSON") + "\n"
 }
 
-fn plan_json(plan: &ClusterPlan) -> PlanJson<'_> {
+fn plan_json<'a>(plan: &'a ClusterPlan, model: &Model) -> PlanJson<'a> {
     let (layout, prediction) = (&plan.layout, &plan.prediction);
     let mut blocks = 0;
     let mut boundaries: Vec<usize> = prediction
@@ -148,7 +148,6 @@ fn plan_json(plan: &ClusterPlan) -> PlanJson<'_> {
         })
         .collect();
     boundaries.pop();
-    let memory: Vec<u64> = prediction.memory.iter().map(|rank| rank.total() as u64).collect();
     PlanJson {
         schedule: layout.schedule_name(),
         ranks: layout.pipeline,
@@ -160,7 +159,7 @@ fn plan_json(plan: &ClusterPlan) -> PlanJson<'_> {
         tensor_parallel: layout.tensor,
         context_parallel: layout.context,
         expert_parallel: layout.expert,
-        expert_tensor_parallel: layout.expert_tensor,
+        expert_tensor_parallel: model.has_experts().then_some(layout.expert_tensor),
         sequence_parallel: layout.sequence_parallel,
         recompute: layout.recompute.name(),
         sharding: layout.sharding.name(),
@@ -169,8 +168,7 @@ fn plan_json(plan: &ClusterPlan) -> PlanJson<'_> {
         model_tflops_per_gpu: prediction.operations_per_gpu / 1e12,
         mfu: plan.mfu,
         bubble_fraction: plan.shares.bubble,
-        memory_bytes: memory.clone(),
-        peak_bytes: memory,
+        memory_bytes: prediction.memory.iter().map(|rank| rank.total() as u64).collect(),
         memory_parts: prediction.memory.iter().map(parts).collect(),
         gap: plan.gap,
         // A sum with 0 is never -0.
@@ -190,12 +188,12 @@ fn parts(memory: &RankMemory) -> BTreeMap<&'static str, u64> {
     memory.named().map(|(name, bytes)| (name, bytes as u64)).into()
 }
 
-fn bought_json(bought: &Bought) -> UpgradeJson<'_> {
-    let gain = bought.gain.as_ref();
+fn upgrade_json<'a>(upgrade: &'a UpgradeResult, model: &Model) -> UpgradeJson<'a> {
+    let gain = upgrade.gain.as_ref();
     UpgradeJson {
-        change: bought.change.name(),
+        change: upgrade.change.name(),
         speedup: gain.ok().map(|gain| gain.speedup),
-        plan: gain.ok().map(|gain| plan_json(&gain.plan)),
+        plan: gain.ok().map(|gain| plan_json(&gain.plan, model)),
         reason: gain.err().map(String::as_str),
     }
 }

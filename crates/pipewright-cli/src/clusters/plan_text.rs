@@ -7,7 +7,7 @@ use pipewright_cluster::search::{ClusterPlan, Gain, Goal};
 use pipewright_schedule::words::counted;
 
 use crate::clusters::layout_text::{layout, memory_parts};
-use crate::clusters::plan::{Bought, Planned};
+use crate::clusters::plan::{Planned, UpgradeResult};
 use crate::display::{bytes, short_count};
 use crate::planning::print::{memory, time};
 
@@ -35,7 +35,7 @@ pub(crate) fn text(planned: &Planned) -> String {
         found.simulated,
         planned.seconds
     ));
-    planned.upgrades.iter().for_each(|upgrade| line(bought(upgrade, &planned.request.model)));
+    planned.upgrades.iter().for_each(|upgrade| line(upgrade_line(upgrade, &planned.request.model)));
     let notes = [
         ("measured", &planned.measured),
         ("in the model's file, and not in the prediction", &planned.ignored),
@@ -94,15 +94,14 @@ fn figures(plan: &ClusterPlan, memory_limit: f64) -> String {
 fn details(plan: &ClusterPlan) -> Vec<String> {
     let shares = plan.shares.named().into_iter().filter(|(_, share)| *share >= 0.0005);
     let shares: Vec<String> = shares.map(|(name, share)| format!("{name} {:.1}%", share * 100.0)).collect();
-    let ranks = &plan.prediction.memory;
-    let peaks: Vec<u64> = ranks.iter().map(|rank| rank.total() as u64).collect();
-    let mut lines =
-        vec![format!("      {}", shares.join(", ")), format!("      memory by rank {}", memory(&peaks))];
-    let largest =
-        ranks.iter().enumerate().max_by(|(_, one), (_, other)| one.total().total_cmp(&other.total()));
-    lines.extend(
-        largest.map(|(rank, largest)| format!("      memory of rank {rank}: {}", memory_parts(largest))),
-    );
+    let prediction = &plan.prediction;
+    let peaks: Vec<u64> = prediction.memory.iter().map(|rank| rank.total() as u64).collect();
+    let (rank, largest) = prediction.largest_rank();
+    let mut lines = vec![
+        format!("      {}", shares.join(", ")),
+        format!("      memory by rank {}", memory(&peaks)),
+        format!("      memory of rank {rank}: {}", memory_parts(&largest)),
+    ];
     if plan.layout.pipeline > 1 {
         lines.push(format!("      blocks by stage {}", runs(&plan.prediction.blocks)));
     }
@@ -158,16 +157,16 @@ fn significant(number: f64) -> String {
     format!("{number:.decimals$}")
 }
 
-/// Says what a change of the hardware buys.
-fn bought(bought: &Bought, model: &Model) -> String {
-    let name = bought.change.name();
-    match &bought.gain {
+/// Says how much faster a step is after a change of the hardware, or why no plan exists.
+fn upgrade_line(upgrade: &UpgradeResult, model: &Model) -> String {
+    let name = upgrade.change.name();
+    match &upgrade.gain {
         Ok(Gain { plan, speedup }) => format!(
             "{name}: {speedup:.2} times as fast, {} per step with {}",
             time(plan.prediction.seconds),
             layout(&plan.layout, model)
         ),
-        Err(reason) => format!("{name}: {reason}"),
+        Err(reason) => format!("{name}: no plan: {reason}"),
     }
 }
 

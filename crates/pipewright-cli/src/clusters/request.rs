@@ -8,6 +8,7 @@ use pipewright_cluster::search::Fixed;
 
 use crate::clusters::arguments::ClusterArguments;
 use crate::failure::Failure;
+use crate::text::{quoted, set_flags};
 
 /// The options of `plan --cluster`.
 #[derive(Debug, Clone, Copy)]
@@ -108,8 +109,10 @@ impl PlanOptions<'_> {
         let missing: Vec<&str> =
             sizes.iter().filter(|(.., example)| example.is_some()).map(|(flag, ..)| *flag).collect();
         let (are, them) = if missing.len() == 1 { ("is", "it") } else { ("are", "them") };
-        let model = self.path().unwrap_or(Path::new("config.json")).display();
-        let mut command = format!("pipewright plan {model} --cluster {}", self.machine);
+        let model =
+            self.path().map_or_else(String::new, |path| format!(" {}", quoted(&path.to_string_lossy())));
+        let (set, machine) = (set_flags(self.set), quoted(self.machine));
+        let mut command = format!("pipewright plan{model}{set} --cluster {machine}");
         for (flag, given, example) in sizes {
             if let Some(value) = given.or(example) {
                 command.push_str(&format!(" {flag} {value}"));

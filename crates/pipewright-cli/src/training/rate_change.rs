@@ -4,7 +4,7 @@
 use pipewright::train::{Decay, LearningRate};
 
 use crate::config::Settings;
-use crate::text::quoted;
+use crate::text::{quoted, set_flags};
 
 /// The smallest ratio of two rates that counts as a jump.
 const JUMP: f64 = 1.1;
@@ -87,12 +87,8 @@ fn ways(settings: &Settings, [done, steps]: [u64; 2], last: f64, set: &[String])
 
 /// Returns the command that resumes the run with these arguments.
 fn command(settings: &Settings, set: &[String]) -> String {
-    let is_plain = |character: char| character.is_ascii_alphanumeric() || "._-+=".contains(character);
-    let shown = |set: &String| {
-        if set.chars().all(is_plain) { format!(" --set {set}") } else { format!(" --set {}", quoted(set)) }
-    };
     let out = quoted(&settings.run.out.to_string_lossy());
-    format!("pipewright resume {out}{}", set.iter().map(shown).collect::<String>())
+    format!("pipewright resume {out}{}", set_flags(set))
 }
 
 #[cfg(test)]

@@ -67,6 +67,8 @@ fn a_plan_has_all_figures_and_their_parts_sum_to_the_step() {
     let hours = steps * number(&plans[0]["predicted_step_s"]) * 16.0 / 3600.0;
     assert!((number(&goal["gpu_hours"]) / hours - 1.0).abs() < 1e-9);
     assert!((number(&goal["kilowatt_hours"]) / (hours * 0.7) - 1.0).abs() < 1e-9);
+    // The model has no experts.
+    assert_eq!(plans[0].get("expert_tensor_parallel"), None);
     let changes: Vec<&str> = report["upgrades"]
         .as_array()
         .expect("a list")
@@ -78,7 +80,7 @@ fn a_plan_has_all_figures_and_their_parts_sum_to_the_step() {
 
 /// Checks that each rank of a plan fits, and that its memory is the sum of the parts.
 fn check_memory(plan: &Value, limit: f64) {
-    let peaks = plan["peak_bytes"].as_array().expect("a list");
+    let peaks = plan["memory_bytes"].as_array().expect("a list");
     let parts = plan["memory_parts"].as_array().expect("a list");
     assert_eq!([peaks.len() as f64, parts.len() as f64], [number(&plan["ranks"]); 2]);
     for (peak, parts) in peaks.iter().zip(parts) {
@@ -88,7 +90,6 @@ fn check_memory(plan: &Value, limit: f64) {
         let sum: f64 = parts.values().map(number).sum();
         assert!((sum - number(peak)).abs() <= 6.0 && number(peak) <= limit, "{plan}");
     }
-    assert_eq!(plan["memory_bytes"], plan["peak_bytes"]);
 }
 
 /// Counts and bytes are integers, and no number is `-0.0`.
@@ -101,7 +102,7 @@ fn numbers_in_json_have_their_types() {
     let report: Value = serde_json::from_str(&text).expect("JSON");
     assert!(report["memory_limit_bytes"].is_u64(), "{report}");
     let best = &report["plans"][0];
-    let lists = ["peak_bytes", "boundaries"].map(|key| &best[key][0]);
+    let lists = ["memory_bytes", "boundaries"].map(|key| &best[key][0]);
     let goal = ["tokens", "steps"].map(|key| &best["goal"][key]);
     assert!(lists.into_iter().chain(goal).all(Value::is_u64), "{best}");
 }
@@ -217,7 +218,32 @@ fn the_memory_of_a_rank_can_be_given() {
     let folder = with_model();
     let report = json(&folder, &planned(&["--memory", "40GiB"]));
     assert_eq!(report["memory_limit_bytes"], 40_u64 << 30);
-    assert!(number(&report["plans"][0]["peak_bytes"][0]) <= (40_u64 << 30) as f64);
+    assert!(number(&report["plans"][0]["memory_bytes"][0]) <= (40_u64 << 30) as f64);
+}
+
+/// Both ranks have as many blocks, and the tables of the embedding and the head are equally large.
+#[test]
+fn the_first_of_equally_large_ranks_is_named() {
+    let folder = folder();
+    write(&folder, "config.json", LLAMA.replace("128256", "1000"));
+    let parts = ["--pipeline-parallel", "2", "--schedule", "gpipe", "--recompute", "full"];
+    let memory = json(&folder, &planned(&parts))["plans"][0]["memory_bytes"].clone();
+    assert_eq!(memory[0], memory[1]);
+    let plan = succeed(&folder, &planned(&parts));
+    assert!(plan.contains("\n      memory of rank 0: "), "{plan}");
+}
+
+/// A reason has no advice for a request that nobody made.
+#[test]
+fn an_upgrade_without_a_plan_has_its_reason() {
+    let folder = with_model();
+    let mesh = ["--tensor-parallel", "2", "--pipeline-parallel", "1", "--context-parallel", "1"];
+    let given = planned(&[&mesh[..], &["--data-parallel", "8"]].concat());
+    let reason = "the given mesh (--tensor-parallel 2, --pipeline-parallel 1, --data-parallel 8, --context-parallel 1) \
+                  has 16 GPUs, not 32";
+    let plan = succeed(&folder, &given);
+    assert!(plan.contains(&format!("\ntwice the nodes: no plan: {reason}\n")), "{plan}");
+    assert_eq!(json(&folder, &given)["upgrades"][0]["reason"], reason);
 }
 
 #[test]

@@ -29,6 +29,12 @@ fn missing_options_are_named_together() {
         "--seq-len is missing; give it, such as `pipewright plan config.json --cluster h100 --ranks 16 --batch-tokens \
          4000000 --seq-len 8192`",
     );
+    let set = ["--set", "data.seq_len=64", "--set", "model.from='.'"];
+    check(
+        &[&["plan", "--cluster", "h100"], &set[..]].concat(),
+        "--nodes is missing; give it, such as `pipewright plan --set data.seq_len=64 --set 'model.from='\\''.'\\''' --cluster \
+         h100 --nodes 16`",
+    );
 }
 
 #[test]
@@ -55,8 +61,8 @@ fn meshes_that_do_not_divide_are_refused_with_their_options() {
         "16 GPUs cannot be divided into a mesh of 32 (--tensor-parallel 32); use --nodes 4, or use another mesh",
     );
     check(
-        &planned(&["--data-parallel", "5", "--tensor-parallel", "3"]),
-        "16 GPUs cannot be divided into a mesh of 15 (--tensor-parallel 3, --data-parallel 5); use --nodes 15, or",
+        &planned(&["--data-parallel", "5", "--tensor-parallel", "2"]),
+        "16 GPUs cannot be divided into a mesh of 10 (--tensor-parallel 2, --data-parallel 5); use --nodes 5, or",
     );
     let one = ["plan", "config.json", "--cluster", "h100", "--batch", "64", "--seq-len", "8192"];
     check(
@@ -76,6 +82,28 @@ fn meshes_that_do_not_divide_are_refused_with_their_options() {
         &[&["plan", "config.json", "--cluster", "h100"], &nodes[..]].concat(),
         "no mesh with --data-parallel 32 divides 40000 GPUs such that its replicas divide 64 rows of a step, it has at \
          most 32 stages and its tensor groups",
+    );
+}
+
+/// Another number of nodes does not help.
+#[test]
+fn parts_that_do_not_divide_the_model_are_refused_first() {
+    let heads = |ranks: &str| {
+        format!(
+            "32 heads cannot be divided among the ranks of --tensor-parallel {ranks}; use a number that divides 32"
+        )
+    };
+    check(&planned(&["--tensor-parallel", "7"]), &heads("7"));
+    check(&planned(&["--tensor-parallel", "3", "--data-parallel", "5"]), &heads("3"));
+    let mesh = ["--pipeline-parallel", "1", "--context-parallel", "1", "--data-parallel", "8"];
+    check(&planned(&[&["--tensor-parallel", "5"], &mesh[..]].concat()), &heads("5"));
+    check(
+        &planned(&["--pipeline-parallel", "35"]),
+        "35 stages (--pipeline-parallel 35) are more than the 32 blocks of the model, its embedding and its head; use",
+    );
+    check(
+        &planned(&["--context-parallel", "3"]),
+        "8192 tokens cannot be divided among the ranks of --context-parallel 3; use a number that divides 8192",
     );
 }
 
