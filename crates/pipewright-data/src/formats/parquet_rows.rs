@@ -74,16 +74,22 @@ mod reading {
             }
         };
         let reader = SerializedFileReader::new(content).map_err(&damaged)?;
-        if let Some(codec) = other_codec(reader.metadata()) {
+        let projection = projection(reader.metadata(), names).map_err(&damaged)?;
+        if let Some(codec) = other_codec(reader.metadata(), projection.as_ref()) {
             return Err(FormatError::ParquetCodec { path, codec }.into());
         }
-        let rows = projected(reader, names).map_err(&damaged)?;
+        let rows = RowIter::from_file_into(Box::new(reader)).project(projection).map_err(&damaged)?;
         Ok(Box::new(rows.map(move |row| row.map(|row| of_row(&row)).map_err(&damaged))))
     }
 
-    /// Returns the name of a compression that this build does not read, if the file has one.
-    fn other_codec(metadata: &ParquetMetaData) -> Option<String> {
-        let columns = metadata.row_groups().iter().flat_map(RowGroupMetaData::columns);
+    /// Returns the name of a compression that this build does not read, if a column that is read has one.
+    fn other_codec(metadata: &ParquetMetaData, projection: Option<&Type>) -> Option<String> {
+        let is_projected = |column: &&ColumnChunkMetaData| {
+            let root = &column.column_path().parts()[0];
+            projection
+                .is_none_or(|projection| projection.get_fields().iter().any(|field| field.name() == root))
+        };
+        let columns = metadata.row_groups().iter().flat_map(RowGroupMetaData::columns).filter(is_projected);
         let is_read = |codec: &Compression| {
             matches!(
                 codec,
@@ -96,18 +102,15 @@ mod reading {
             .map(|codec| codec.to_string())
     }
 
-    fn projected(
-        reader: SerializedFileReader<impl ChunkReader + 'static>,
-        names: &[&str],
-    ) -> Result<RowIter<'static>, ParquetError> {
-        let schema = reader.metadata().file_metadata().schema();
+    /// Returns the schema with the columns in `names` only. Without any of them, the error of a row names the
+    /// columns of the file, so all are read.
+    fn projection(metadata: &ParquetMetaData, names: &[&str]) -> Result<Option<Type>, ParquetError> {
+        let schema = metadata.file_metadata().schema();
         let columns: Vec<Arc<Type>> =
             schema.get_fields().iter().filter(|column| names.contains(&column.name())).cloned().collect();
-        // Without any known column, the error names the columns of the file.
-        let projection = (!columns.is_empty())
+        (!columns.is_empty())
             .then(|| GroupTypeBuilder::new(schema.name()).with_fields(columns).build())
-            .transpose()?;
-        RowIter::from_file_into(Box::new(reader)).project(projection)
+            .transpose()
     }
 
     fn of_row(row: &Row) -> Value {
