@@ -26,7 +26,7 @@ pub(crate) enum Exit {
     CheckFailed = 3,
     /// A rank failed or a peer was lost.
     RankFailed = 4,
-    /// A signal stopped the run, after it had saved a checkpoint.
+    /// A signal stopped the command: a run after it had saved a checkpoint, or `tokenize`.
     Interrupted = 5,
     /// A bug of Pipewright.
     Bug = 70,

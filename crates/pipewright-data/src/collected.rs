@@ -1,5 +1,8 @@
 //! The content of all files of a data source, before it is divided into rows.
 
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
 use crate::formats::format::DataSource;
 use crate::settings::train_on::LongRecordCount;
 use crate::storage::examples::Examples;
@@ -17,16 +20,15 @@ pub(crate) struct Collected {
 /// The token ids of a data source.
 pub(crate) enum CollectedContent {
     Ids(Ids, Stride),
-    /// Examples, and the numbers of the examples that are used.
-    Examples(Examples, Vec<u32>),
+    Examples(Examples),
 }
 
-/// Figures of the content that need no further reading.
+/// Figures of the content that need no further reading: the file has them, or they were computed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Known {
-    /// The hash of all bytes.
-    pub(crate) hash: Option<blake3::Hash>,
-    pub(crate) totals: Option<Totals>,
+    /// The hash of the ids or examples.
+    pub(crate) hash: OnceLock<blake3::Hash>,
+    pub(crate) totals: OnceLock<Totals>,
 }
 
 /// Figures of all targets that count.
@@ -40,27 +42,53 @@ pub(crate) struct Totals {
 
 /// The number of occurrences of each id.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Frequencies(Vec<u64>);
+pub(crate) struct Frequencies {
+    /// The numbers of the ids from 0 on.
+    dense: Vec<u64>,
+    /// The numbers of larger ids, which may be far apart.
+    sparse: BTreeMap<u32, u64>,
+}
 
 impl Frequencies {
+    /// The ids below this have a place of their own, which no tokenizer in use exceeds.
+    const DENSE: u32 = 1 << 20;
+
     /// Counts an id.
     pub(crate) fn count(&mut self, id: u32) {
-        let id = id as usize;
-        if id >= self.0.len() {
-            self.0.resize(id + 1, 0);
+        if id >= Self::DENSE {
+            *self.sparse.entry(id).or_default() += 1;
+            return;
         }
-        self.0[id] += 1;
+        let id = id as usize;
+        if id >= self.dense.len() {
+            self.dense.resize(id + 1, 0);
+        }
+        self.dense[id] += 1;
     }
 
     /// Returns the figures of all ids that were counted. The terms of the entropy are added in the order of
     /// the ids.
     pub(crate) fn totals(&self) -> Totals {
-        let all = self.0.iter().sum::<u64>();
+        let counts = || self.dense.iter().chain(self.sparse.values()).copied().filter(|count| *count > 0);
+        let all = counts().sum::<u64>();
         let part = |count: u64| {
             let share = count as f64 / all as f64;
             -share * share.ln()
         };
-        let frequency_entropy = self.0.iter().filter(|count| **count > 0).map(|count| part(*count)).sum();
-        Totals { targets: all as usize, frequency_entropy }
+        Totals { targets: all as usize, frequency_entropy: counts().map(part).sum() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_id_takes_no_memory_for_the_ids_below_it() {
+        let mut frequencies = Frequencies::default();
+        [7, u32::MAX, 7, u32::MAX].into_iter().for_each(|id| frequencies.count(id));
+        let Totals { targets, frequency_entropy } = frequencies.totals();
+        assert_eq!((targets, frequency_entropy), (4, 2f64.ln()));
+        assert_eq!(frequencies.dense.len(), 8);
     }
 }

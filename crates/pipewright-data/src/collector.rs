@@ -11,6 +11,7 @@ use std::path::Path;
 
 use rayon::prelude::*;
 
+use crate::chat::identity::TemplateIdentity;
 use crate::collected::{Collected, Known};
 use crate::config::DataConfig;
 use crate::container::counted::ReadBytes;
@@ -28,6 +29,7 @@ use crate::memory_budget::MemoryBudget;
 use crate::queue::{Parsed, SourceFile, Unparsed};
 use crate::record_error::{RecordError, RecordPlace, RecordProblem};
 use crate::settings::record::RecordKind;
+use crate::settings::train_on::TrainOn;
 use crate::storage::examples::RowPart;
 
 /// The bytes of text that each thread encodes at a time.
@@ -46,6 +48,17 @@ pub(crate) struct Collector<'a> {
     gathered: Gathered<'a>,
     /// The bytes that were read from files. Parquet files that are read in parts are not counted.
     read: ReadBytes,
+}
+
+/// The properties of data that was passed on.
+pub(crate) struct Drained {
+    pub(crate) form: Form,
+    /// The template of the chats, if there are any.
+    pub(crate) template: Option<TemplateIdentity>,
+    /// The tokens that count in the loss, if they are the same for all examples.
+    pub(crate) train_on: Option<TrainOn>,
+    /// The kinds of the files.
+    pub(crate) sources: Vec<DataSource>,
 }
 
 /// Ids that are ready to be appended.
@@ -91,12 +104,15 @@ impl<'a> Collector<'a> {
         Ok(Collected { content, sources, long_records, known: Known::default() })
     }
 
-    /// Passes on what is left. Returns the form of the data, the fingerprint of the chat template if
-    /// there are chats, and the kinds of its files.
-    pub(crate) fn finish_drained(mut self) -> Result<(Form, Option<String>, Vec<DataSource>), DataError> {
+    /// Passes on what is left.
+    pub(crate) fn finish_drained(mut self) -> Result<Drained, DataError> {
         self.flush()?;
-        let template = self.example_texts.template_fingerprint().map(str::to_owned);
-        Ok((self.gathered.form(), template, self.sources()))
+        Ok(Drained {
+            form: self.gathered.form(),
+            template: self.example_texts.template_identity().cloned(),
+            train_on: self.gathered.train_on(),
+            sources: self.sources(),
+        })
     }
 
     /// Returns the kinds of the files.

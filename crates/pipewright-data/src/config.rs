@@ -19,11 +19,11 @@ pub struct DataConfig {
     /// - `*.jsonl` with a record per line ([`RecordKeys`]): texts, chats, completions or instructions; or with
     ///   arrays of `seq_len + 1` token ids, which are rows;
     /// - `*.parquet` with such records;
-    /// - `*.bin` with the token ids of nanoGPT (16 bits, no header), llm.c, or Megatron (with an `*.idx`).
+    /// - `*.bin` with the token ids of nanoGPT (16 bits, no header), llm.c, or Megatron (with an `*.idx`);
+    /// - a `*.pwtok` as the only file, which [`DataConfig::tokenize`] makes of such files.
     ///
-    /// - a `*.pwtok` alone, which [`DataConfig::tokenize`] makes of such files.
-    ///
-    /// The others may be compressed, with `.gz` or `.zst` behind its name. Anything else is an error.
+    /// All files but the last kind may be compressed; their names then end in `.gz` or `.zst`. Anything else is
+    /// an error.
     ///
     /// `**` crosses folders, `*`, `?`, `[ab]` and `{a,b}` do not, and `!` in front of a pattern excludes its
     /// matches. A pattern skips what version control would skip: hidden files and folders, and what a

@@ -40,21 +40,22 @@ pub(crate) struct Filled {
 }
 
 impl ExampleRows {
-    /// Puts each of the `chosen` examples into a row of its own, or with `is_packed` into the first row with
-    /// enough free places. Longer examples than a row takes are cut.
-    pub(crate) fn new(examples: Examples, chosen: Vec<u32>, seq_len: usize, is_packed: bool) -> Self {
-        let places = |example: &u32| (examples.ids(*example) - 1).min(seq_len);
+    /// Puts each example into a row of its own, or with `is_packed` into the first row with enough free places.
+    /// Longer examples than a row takes are cut.
+    pub(crate) fn new(examples: Examples, seq_len: usize, is_packed: bool) -> Self {
+        // Examples are numbered with as many bits.
+        let count = examples.len() as u32;
         let (members, starts): (Vec<u32>, Vec<u32>) = if is_packed {
-            let rows = first_fit(chosen.iter().map(places), seq_len);
+            let places = (0..count as usize).map(|example| (examples.ids(example as u32) - 1).min(seq_len));
+            let rows = first_fit(places, seq_len);
             let mut starts = vec![0];
             starts.extend(rows.iter().scan(0, |end, row| {
                 *end += row.len() as u32;
                 Some(*end)
             }));
-            (rows.into_iter().flatten().map(|index| chosen[index as usize]).collect(), starts)
+            (rows.into_iter().flatten().collect(), starts)
         } else {
-            let starts = (0..=chosen.len() as u32).collect();
-            (chosen, starts)
+            ((0..count).collect(), (0..=count).collect())
         };
         let range = 0..starts.len() - 1;
         Self {
@@ -107,20 +108,21 @@ impl ExampleRows {
         self.all_members().iter().map(|example| self.examples.ids(*example).min(self.longest)).sum()
     }
 
-    /// Passes on the ids that count as targets, in the order of the rows. Checks the whole content of a file
-    /// first.
+    /// Passes on the ids that count as targets, in the order of the rows.
     pub(crate) fn each_target(&self, mut target: impl FnMut(u32)) -> Result<(), DataError> {
-        self.examples.verify()?;
         for example in self.all_members() {
             self.read(*example)?.targets().for_each(&mut target);
         }
         Ok(())
     }
 
-    /// Returns the BLAKE3 hash of the rows, in hexadecimal. `content` is the hash of all examples, if it is
-    /// known.
-    pub(crate) fn hash(&self, content: Option<blake3::Hash>) -> Result<String, DataError> {
-        let content = content.map_or_else(|| self.examples.hash(), Ok)?;
+    /// Returns the BLAKE3 hash of the examples of all rows of the data, also of those that are split off.
+    pub(crate) fn content_hash(&self) -> Result<blake3::Hash, DataError> {
+        self.examples.hash(self.longest)
+    }
+
+    /// Returns the BLAKE3 hash of the rows. `content` is the [`ExampleRows::content_hash`].
+    pub(crate) fn hash(&self, content: blake3::Hash) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new();
         hasher.update(content.as_bytes());
         hasher.update(&(self.longest as u64).to_le_bytes());
@@ -131,7 +133,7 @@ impl ExampleRows {
                 hasher.update(&member.to_le_bytes());
             });
         }
-        Ok(hasher.finalize().to_hex().to_string())
+        hasher.finalize()
     }
 
     /// Returns the inputs and targets of some rows of `seq_len` tokens, each of them filled up.
@@ -182,7 +184,7 @@ mod tests {
         push(&[1, 2, 3], &[true, false, true]);
         push(&[4, 5, 6, 7], &[false, true, true, true]);
         push(&[8, 9], &[false, true]);
-        ExampleRows::new(examples.into(), vec![0, 1, 2], 4, is_packed)
+        ExampleRows::new(examples.into(), 4, is_packed)
     }
 
     /// Returns the numbers of ids and of targets that count.
@@ -220,7 +222,7 @@ mod tests {
     #[test]
     fn rows_that_differ_have_other_hashes() {
         let (mut packed, alone) = (rows(true), rows(false));
-        let hash = |rows: &ExampleRows| rows.hash(None).expect("it is in memory");
+        let hash = |rows: &ExampleRows| rows.hash(rows.content_hash().expect("it is in memory"));
         let whole = hash(&packed);
         assert_ne!(whole, hash(&alone));
         let last = packed.split_off(1);

@@ -49,6 +49,8 @@ pub(crate) struct Gathered<'a> {
     /// The form of the data so far, with the file that decided it.
     form: Option<(Form, PathBuf)>,
     long_records: LongRecordCount,
+    /// The tokens that count in the loss of the examples, by kind.
+    train_on: Vec<TrainOn>,
     /// Takes the ids away; without it they stay in memory and are for rows of `seq_len` tokens.
     drain: Option<&'a mut dyn Drain>,
 }
@@ -73,6 +75,7 @@ impl<'a> Gathered<'a> {
                 records: 0,
                 seq_len: config.seq_len,
             },
+            train_on: Vec::new(),
             drain,
         }
     }
@@ -82,6 +85,11 @@ impl<'a> Gathered<'a> {
         self.form.as_ref().map_or(Form::Stream, |(form, _)| *form)
     }
 
+    /// Returns the tokens that count in the loss, if they are the same for all examples.
+    pub(crate) fn train_on(&self) -> Option<TrainOn> {
+        self.train_on.first().copied().filter(|_| self.train_on.len() == 1)
+    }
+
     /// Returns what stayed in memory.
     pub(crate) fn finish(self) -> Result<(CollectedContent, LongRecordCount), DataError> {
         let content = match self.form() {
@@ -89,9 +97,8 @@ impl<'a> Gathered<'a> {
             Form::Rows => CollectedContent::Ids(Ids::from(self.ids), Stride::Disjoint),
             Form::Examples => {
                 let examples = Examples::from(self.examples);
-                let count = u32::try_from(examples.len());
-                let count = count.map_err(|_| DataError::ManyRows { found: examples.len() })?;
-                CollectedContent::Examples(examples, (0..count).collect())
+                u32::try_from(examples.len()).map_err(|_| DataError::ManyRows { found: examples.len() })?;
+                CollectedContent::Examples(examples)
             }
         };
         Ok((content, self.long_records))
@@ -131,6 +138,9 @@ impl<'a> Gathered<'a> {
     ) -> Result<Result<(), RecordProblem>, DataError> {
         let (found, seq_len) = (part.ids.len(), self.config.seq_len);
         self.long_records.records += 1;
+        if !self.train_on.contains(&train_on) {
+            self.train_on.push(train_on);
+        }
         let is_long = self.drain.is_none() && found > seq_len + 1;
         if is_long {
             self.long_records.long += 1;

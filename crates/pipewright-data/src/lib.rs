@@ -52,6 +52,8 @@ mod collected;
 mod queue;
 mod gathered;
 mod collector;
+mod identity;
+mod batch;
 mod rows;
 mod tokenized;
 mod open;
@@ -59,6 +61,7 @@ mod tokenize;
 #[cfg(test)]
 mod tests;
 
+pub use batch::TokenBatch;
 pub use chat::error::{ChatProblem, TemplateError};
 pub use chat::template::{ChatRenderer, RenderedChat};
 pub use chat::turns::{ChatMessage, ChatRole};
@@ -70,9 +73,10 @@ pub use encoding::codec::TokenCodec;
 pub use error::{DataError, FileError, FormatError, TokenPlace, TokenizedError, TokenizerError};
 pub use example_rows::IGNORED_TARGET;
 pub use formats::format::{DataSource, Format};
+pub use identity::DataIdentity;
 pub use packing::Packing;
 pub use record_error::{RecordError, RecordPlace, RecordProblem};
-pub use rows::{DataIdentity, TokenBatch, TokenRows};
+pub use rows::TokenRows;
 pub use settings::chat_template_choice::ChatTemplate;
 pub use settings::date::Date;
 pub use settings::record::{RecordKeys, RecordKind};

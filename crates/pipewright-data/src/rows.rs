@@ -1,10 +1,9 @@
 //! Rows of token ids, returned in batches, epoch after epoch.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use serde::Serialize;
-
+use crate::batch::TokenBatch;
 use crate::collected::{Collected, CollectedContent, Frequencies, Known, Totals};
 use crate::config::DataConfig;
 use crate::cursor::Cursor;
@@ -12,9 +11,10 @@ use crate::documents::Documents;
 use crate::error::DataError;
 use crate::example_rows::{ExampleRows, Filled};
 use crate::formats::format::DataSource;
+use crate::identity::DataIdentity;
 use crate::order::permutation;
 use crate::settings::train_on::LongRecordCount;
-use crate::side::{SideError, SideRows, SideTensor};
+use crate::side::{SideError, SideRows};
 use crate::storage::examples::RowPart;
 use crate::storage::ids::Ids;
 use crate::stride::Stride;
@@ -48,41 +48,6 @@ enum Content {
     Examples(ExampleRows),
 }
 
-/// The identity of a data source. Two sources with the same identity return the same rows in the same order.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct DataIdentity {
-    /// The number of token ids.
-    pub tokens: usize,
-    /// The number of rows per epoch.
-    pub rows: usize,
-    /// Tokens per row.
-    pub seq_len: usize,
-    /// The seed of the order; `None` without shuffling.
-    pub shuffle_seed: Option<u64>,
-    /// The BLAKE3 hash of the token ids, in hexadecimal.
-    pub hash: String,
-    /// Where documents begin, and whether a token sees other documents in its row; left out without
-    /// documents.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub documents: Option<Documents>,
-}
-
-/// Rows for one step: the inputs of the model and their targets.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TokenBatch {
-    /// Token ids of shape `[rows, seq_len]`, row by row.
-    pub inputs: Vec<i32>,
-    /// The successor of each input, of the same shape; of chats and completions [`IGNORED_TARGET`](crate::IGNORED_TARGET)
-    /// where it does not count in the loss.
-    pub targets: Vec<i32>,
-    /// The number of rows.
-    pub rows: usize,
-    /// Tokens per row.
-    pub seq_len: usize,
-    /// The side inputs of the rows.
-    pub side: Vec<SideTensor>,
-}
-
 impl TokenRows {
     pub(crate) fn new(collected: Collected, config: &DataConfig) -> Result<Self, DataError> {
         let Collected { content, sources, long_records, known } = collected;
@@ -92,8 +57,8 @@ impl TokenRows {
                 let rows = stride.rows(ids.len(), seq_len)?;
                 (Content::Ids { range: 0..ids.len(), ids: Arc::new(ids), stride }, rows)
             }
-            CollectedContent::Examples(examples, chosen) => {
-                let rows = ExampleRows::new(examples, chosen, seq_len, config.packs_examples);
+            CollectedContent::Examples(examples) => {
+                let rows = ExampleRows::new(examples, seq_len, config.packs_examples);
                 // Examples are numbered with as many bits.
                 let count = rows.len() as u32;
                 (Content::Examples(rows), count)
@@ -138,7 +103,7 @@ impl TokenRows {
                 range.end = held.start;
                 self.rows = stride.rows(range.len(), self.seq_len)?;
                 let rows = stride.rows(held.len(), self.seq_len)?;
-                self.known.hash = None;
+                self.known.hash = OnceLock::new();
                 (Content::Ids { ids: ids.clone(), range: held, stride: *stride }, rows, first)
             }
             Content::Examples(examples) => {
@@ -149,7 +114,7 @@ impl TokenRows {
             }
         };
         let side = self.side.as_mut().map(|side| Arc::new(Arc::make_mut(side).split_off(first)));
-        (self.cursor, self.order, self.known.totals) = (Cursor::default(), None, None);
+        (self.cursor, self.order, self.known.totals) = (Cursor::default(), None, OnceLock::new());
         let held = Self { content, rows, shuffle: None, side, ..self.clone() };
         Ok((self, held))
     }
@@ -292,17 +257,16 @@ impl TokenRows {
     /// # Errors
     /// As [`TokenRows::next_batch`].
     pub fn identity(&self) -> Result<DataIdentity, DataError> {
-        let hash = match (&self.content, self.known.hash) {
-            (Content::Ids { .. }, Some(hash)) => hash.to_hex().to_string(),
-            (Content::Ids { ids, range, .. }, None) => ids.hash(range)?,
-            (Content::Examples(examples), hash) => examples.hash(hash)?,
+        let hash = match &self.content {
+            Content::Ids { .. } => self.content_hash()?,
+            Content::Examples(examples) => examples.hash(self.content_hash()?),
         };
         Ok(DataIdentity {
             tokens: self.tokens(),
             rows: self.rows(),
             seq_len: self.seq_len,
             shuffle_seed: self.shuffle,
-            hash,
+            hash: hash.to_hex().to_string(),
             documents: self.documents,
         })
     }
@@ -316,20 +280,42 @@ impl TokenRows {
         Ok(self.totals()?.frequency_entropy)
     }
 
-    fn totals(&self) -> Result<Totals, DataError> {
-        if let Some(totals) = self.known.totals {
-            return Ok(totals);
+    /// Returns the hash of the ids of these rows, or of the examples of all rows. Reads them for the first call
+    /// only.
+    fn content_hash(&self) -> Result<blake3::Hash, DataError> {
+        if let Some(hash) = self.known.hash.get() {
+            return Ok(*hash);
         }
-        let mut frequencies = Frequencies::default();
         match &self.content {
-            Content::Ids { ids, range, .. } => {
-                // A damaged id could be larger than the memory has room for frequencies.
-                ids.verify()?;
-                ids.each(range, |id| frequencies.count(id))?;
+            Content::Ids { ids, range, .. } => Ok(self.read_ids(ids, range)?.0),
+            Content::Examples(examples) => {
+                let hash = examples.content_hash()?;
+                Ok(*self.known.hash.get_or_init(|| hash))
             }
-            Content::Examples(examples) => examples.each_target(|id| frequencies.count(id))?,
         }
-        Ok(frequencies.totals())
+    }
+
+    /// Returns the figures of the targets. Reads them for the first call only.
+    fn totals(&self) -> Result<Totals, DataError> {
+        if let Some(totals) = self.known.totals.get() {
+            return Ok(*totals);
+        }
+        match &self.content {
+            Content::Ids { ids, range, .. } => Ok(self.read_ids(ids, range)?.1),
+            Content::Examples(examples) => {
+                let mut frequencies = Frequencies::default();
+                examples.each_target(|id| frequencies.count(id))?;
+                Ok(*self.known.totals.get_or_init(|| frequencies.totals()))
+            }
+        }
+    }
+
+    /// Reads all ids once for both figures.
+    fn read_ids(&self, ids: &Ids, range: &Range<usize>) -> Result<(blake3::Hash, Totals), DataError> {
+        let mut frequencies = Frequencies::default();
+        let hash = ids.hash(range, |id| frequencies.count(id))?;
+        let totals = self.known.totals.get_or_init(|| frequencies.totals());
+        Ok((*self.known.hash.get_or_init(|| hash), *totals))
     }
 
     /// Returns the number of tokens that were fed to the model since the beginning of the first epoch.

@@ -1,11 +1,12 @@
 //! Turns data files into one file of token ids, which training reads as it is needed.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 
-use crate::collector::Collector;
+use crate::collector::{Collector, Drained};
 use crate::config::{DataConfig, Tokenizer};
 use crate::encoding::tokenizer::{BYTES, BYTES_FINGERPRINT, Encoder};
-use crate::error::DataError;
+use crate::error::{DataError, TokenizedError};
 use crate::files::find::find;
 use crate::formats::format::DataSource;
 use crate::gathered::{Drain, Form};
@@ -36,7 +37,7 @@ pub struct Tokenized {
     pub examples: Option<u64>,
     /// The number of targets that count in the loss.
     pub targets: u64,
-    /// The number of tokens of the tokenizer.
+    /// One more than the largest id that the tokenizer or the beginning of a document has.
     pub vocab_size: u64,
     /// The number of bytes of an id.
     pub width: usize,
@@ -46,7 +47,7 @@ pub struct Tokenized {
 struct Output<'a> {
     writer: TokenWriter,
     bytes: u64,
-    progress: &'a mut (dyn FnMut(TokenizeProgress) + Sync),
+    progress: &'a mut (dyn FnMut(TokenizeProgress) -> ControlFlow<()> + Sync),
 }
 
 impl Drain for Output<'_> {
@@ -57,8 +58,13 @@ impl Drain for Output<'_> {
         read: u64,
     ) -> Result<(), DataError> {
         self.writer.write(ids, examples)?;
-        (self.progress)(TokenizeProgress { read, bytes: self.bytes, tokens: self.writer.tokens() });
-        Ok(())
+        let progress = TokenizeProgress { read, bytes: self.bytes, tokens: self.writer.tokens() };
+        match (self.progress)(progress) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => {
+                Err(TokenizedError::Stopped { path: self.writer.path().to_owned() }.into())
+            }
+        }
     }
 }
 
@@ -68,23 +74,26 @@ impl DataConfig {
     /// them. Files are tokenized on all cores. `seq_len`, `shuffle`, `seed` and `long_records` are without
     /// effect: they belong to the run.
     ///
-    /// The file is written under another name, and gets its own when it is complete.
+    /// The file is written under another name, and gets its own when it is complete. `progress` is called
+    /// between batches, and stops the work if it returns `Break`. After a stop or an error, no file is left.
     ///
     /// # Errors
-    /// As [`DataConfig::open`], and when a line is an array of token ids or the file cannot be written.
+    /// As [`DataConfig::open`], when a line is an array of token ids, when the file cannot be written, and when
+    /// the work was stopped.
     pub fn tokenize(
         &self,
         output: &Path,
-        progress: &mut (dyn FnMut(TokenizeProgress) + Sync),
+        progress: &mut (dyn FnMut(TokenizeProgress) -> ControlFlow<()> + Sync),
     ) -> Result<Tokenized, DataError> {
         // The tokenizer is read once, so its fingerprint is right even if its file changes during the work.
         let encoder = match &self.tokenizer {
             Tokenizer::Bytes => None,
             Tokenizer::File(path) => Some(Encoder::load(path)?),
         };
+        let bos = self.documents.map(|documents| documents.bos_id);
         let vocab_size = encoder.as_ref().map_or(BYTES, Encoder::vocabulary);
+        let vocab_size = vocab_size.max(bos.map_or(0, |bos| bos as usize + 1));
         let tokenizer = encoder.as_ref().map_or(BYTES_FINGERPRINT, Encoder::fingerprint).to_owned();
-        let bos = self.bos(vocab_size)?;
         let files = find(&self.path)?;
         let size = |path: &std::path::PathBuf| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
         let bytes = files.iter().map(size).sum();
@@ -96,7 +105,7 @@ impl DataConfig {
         for file in &files {
             collector.read(file)?;
         }
-        let (form, template, sources) = collector.finish_drained()?;
+        let Drained { form, template, train_on, sources } = collector.finish_drained()?;
         if output.writer.tokens() == 0 {
             return Err(DataError::Empty { path: files.into_iter().next().unwrap_or_default() });
         }
@@ -104,7 +113,7 @@ impl DataConfig {
             vocab_size,
             tokenizer,
             template,
-            train_on: self.train_on,
+            train_on,
             bos_id: bos,
             has_examples: form == Form::Examples,
         })?;

@@ -1,17 +1,20 @@
 //! `pipewright tokenize`: turns data files into one file of token ids, which a run reads as it needs them.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use clap::{Args, ValueEnum};
 use pipewright::train::data::{
-    ChatTemplate, DataConfig, Date, Documents, RecordKeys, Tokenized, Tokenizer, TrainOn,
+    ChatTemplate, DataConfig, DataError, Date, Documents, RecordKeys, Tokenized, TokenizedError, Tokenizer,
+    TrainOn,
 };
-use pipewright_models::hf;
 use pipewright_schedule::words::counted;
 
-use crate::config::data::BYTES;
+use crate::config::data::{BYTES, tokenizer_file};
 use crate::display::{self, TokenizeBar};
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
+use crate::signal::Interrupt;
 
 /// The arguments of `pipewright tokenize`.
 #[derive(Debug, Args)]
@@ -76,11 +79,29 @@ pub(crate) fn run(arguments: &TokenizeArguments) -> Result<(), Failure> {
         return Err(Failure::input(format!("{}: this is a folder; name a file to write", output.display())));
     }
     let config = config(arguments)?;
+    let interrupt = Interrupt::default();
+    interrupt.watch().map_err(|error| Failure::input(format!("cannot watch for signals: {error}")))?;
+    let is_interrupted = interrupt.flag();
     let mut bar = TokenizeBar::new();
-    let tokenized = config.tokenize(output, &mut |progress| bar.show(progress));
+    let tokenized = config.tokenize(output, &mut |progress| {
+        bar.show(progress);
+        if is_interrupted.load(Ordering::Relaxed) {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    });
     bar.finish();
-    display::say(&summary(&tokenized.map_err(Failure::input)?, output));
+    display::say(&summary(&tokenized.map_err(failure)?, output));
     Ok(())
+}
+
+fn failure(error: DataError) -> Failure {
+    let exit = match error {
+        DataError::Tokenized(TokenizedError::Stopped { .. }) => Exit::Interrupted,
+        _ => Exit::WrongInput,
+    };
+    Failure::new(exit, error)
 }
 
 /// Returns the settings of the data.
@@ -103,16 +124,7 @@ fn config(arguments: &TokenizeArguments) -> Result<DataConfig, Failure> {
 }
 
 fn tokenizer(name: &str) -> Tokenizer {
-    let path = Path::new(name);
-    if name == BYTES {
-        Tokenizer::Bytes
-    } else if path.is_dir() {
-        // A cache folder of the hub has the files in a folder below.
-        let folder = hf::resolve(path).unwrap_or_else(|_| path.to_owned());
-        Tokenizer::File(folder.join(hf::TOKENIZER))
-    } else {
-        Tokenizer::File(path.to_owned())
-    }
+    if name == BYTES { Tokenizer::Bytes } else { Tokenizer::File(tokenizer_file(Path::new(name))) }
 }
 
 fn keys(written: &[String]) -> Result<RecordKeys, Failure> {

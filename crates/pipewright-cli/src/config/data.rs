@@ -1,6 +1,6 @@
 //! The `[data]` section: the training data, the validation data, and the length of a row.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use pipewright::train::data::{ChatTemplate, Date, LongRecords, RecordKeys, TrainOn};
 use pipewright_models::hf;
@@ -69,6 +69,15 @@ fn is_default(long: &LongRecords) -> bool {
 
 /// The name of the tokenizer whose tokens are bytes.
 pub(crate) const BYTES: &str = "bytes";
+
+/// Returns the file of a tokenizer that is named by its folder or itself.
+pub(crate) fn tokenizer_file(path: &Path) -> PathBuf {
+    if !path.is_dir() {
+        return path.to_owned();
+    }
+    // A cache folder of the hub has the files in a folder below.
+    hf::resolve(path).unwrap_or_else(|_| path.to_owned()).join(hf::TOKENIZER)
+}
 
 impl DataSettings {
     /// Returns whether the data is the text in the binary.

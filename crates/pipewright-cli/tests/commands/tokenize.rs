@@ -8,6 +8,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::command_line::{folder, run_in, succeed, text};
+#[cfg(unix)]
+use crate::run::{self, Run};
 
 fn refused(folder: &TempDir, arguments: &[&str], part: &str) {
     let output = run_in(folder.path(), arguments);
@@ -40,7 +42,7 @@ const PWTOK: &str = "data.path=text.pwtok";
 fn a_run_has_the_losses_of_the_files_to_the_bit() {
     let folder = folder();
     let output = run_in(folder.path(), &["tokenize", "text.txt", "--tokenizer", "bytes", "-o", "text.pwtok"]);
-    // Without a terminal there is no bar.
+    // There is no bar if standard error is not a terminal.
     let said = "text.pwtok: 264 tokens, 1 byte each, from 1 file of text\n";
     assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), said));
     assert_eq!(text(&output.stdout), "");
@@ -53,6 +55,13 @@ fn a_run_has_the_losses_of_the_files_to_the_bit() {
     let shown =
         succeed(&folder, &["data", "show", "text.pwtok", "--rows", "1", "--set", "data.shuffle=false"]);
     assert!(shown.contains("the quick brown fox"), "{shown}");
+    let tokenizer = folder.path().join("tokenizer.json");
+    fs::write(&tokenizer, "{}").expect("the scratch folder takes files");
+    let part = "text.pwtok: the file was made with another `tokenizer` (bytes) than [data] has (";
+    refused(&folder, &["data", "show", "text.pwtok", "--tokenizer", "."], part);
+    let bytes =
+        ["data", "show", "text.pwtok", "--tokenizer", "bytes", "--set", "data.tokenizer=tokenizer.json"];
+    refused(&folder, &bytes, part);
 }
 
 #[test]
@@ -135,7 +144,40 @@ fn arguments_that_cannot_be_used() {
     tokenize(&["bytes", "-o", "no/text.pwtok"], "no/text.pwtok: cannot be written");
     tokenize(&["bytes", "-o", "t.pwtok", "--key", "body"], "--key body: not the new name of a key");
     tokenize(&["no/tokenizer.json", "-o", "t.pwtok"], "no/tokenizer.json");
-    tokenize(&["bytes", "-o", "t.pwtok", "--bos-id", "256"], "documents begin with the token id 256");
+}
+
+#[test]
+fn the_id_that_begins_documents_need_not_be_one_of_the_tokenizer() {
+    let folder = folder();
+    let arguments = ["tokenize", "text.txt", "--tokenizer", "bytes", "--bos-id", "256", "-o", "text.pwtok"];
+    succeed(&folder, &arguments);
+    let set = ["data.bos_id=256", "model.vocab_size=257", "run.checkpoint_every=1"];
+    let expected = train(&folder, &set);
+    assert_eq!(train(&folder, &[&set[..], &[PWTOK]].concat()), expected);
+}
+
+/// A process that gets a signal while it tokenizes stops, with the exit code of an interrupted run.
+#[test]
+#[cfg(unix)]
+fn a_signal_stops_the_work_and_leaves_no_file() {
+    let run = Run::new();
+    let lines = format!("{{\"text\": \"{}\"}}\n", "to be or not to be ".repeat(50)).repeat(1000);
+    fs::write(run.path("0.jsonl"), lines).expect("the scratch folder takes files");
+    // The files share their content, so that there is much to read and little on the disk.
+    for number in 1..400 {
+        fs::hard_link(run.path("0.jsonl"), run.path(&format!("{number}.jsonl"))).expect("a link");
+    }
+    for signal in ["INT", "TERM"] {
+        let mut child = run.start("tokenize", &["*.jsonl", "--tokenizer", "bytes", "-o", "a.pwtok"], &[]);
+        let unfinished = run.path(&format!("a.pwtok.{}.tmp", child.id()));
+        while !unfinished.exists() {
+            assert_eq!(child.try_wait().expect("the process is ours"), None);
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        run::signal(&child, signal);
+        assert_eq!(child.wait().expect("the process is ours").code(), Some(5));
+        assert!(!unfinished.exists() && !run.path("a.pwtok").exists());
+    }
 }
 
 /// Returns whether the scratch folder has this file from the beginning.

@@ -1,6 +1,7 @@
 //! Chat templates, and the parts of a chat that count in the loss.
 
 pub(crate) mod error;
+pub(crate) mod identity;
 pub(crate) mod python_json;
 pub(crate) mod template;
 pub(crate) mod spans;

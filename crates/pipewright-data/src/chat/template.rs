@@ -16,6 +16,7 @@ use pipewright_system::bounded_file::{SMALL_TEXT, read_regular_text};
 use serde_json::Value as Json;
 
 use crate::chat::error::{ChatProblem, TemplateError};
+use crate::chat::identity::{DATE_FUNCTION, TemplateIdentity};
 use crate::chat::python_json::tojson;
 use crate::config::{DataConfig, Tokenizer};
 use crate::settings::chat_template_choice::ChatTemplate;
@@ -46,7 +47,7 @@ pub struct ChatRenderer {
     /// The special tokens by the names that templates have for them, such as `bos_token`.
     tokens: BTreeMap<String, String>,
     has_generation: bool,
-    fingerprint: String,
+    identity: TemplateIdentity,
 }
 
 impl ChatRenderer {
@@ -62,18 +63,18 @@ impl ChatRenderer {
         })
     }
 
-    /// Returns a text that tells templates apart, with the special tokens and the date that they write.
+    /// Returns the identity of the template that the settings name.
     ///
     /// # Errors
-    /// When there is no template, or a file cannot be read.
-    pub(crate) fn fingerprint_of(config: &DataConfig) -> Result<String, TemplateError> {
+    /// When there is no template or a file cannot be read.
+    pub(crate) fn identity_of(config: &DataConfig) -> Result<TemplateIdentity, TemplateError> {
         let Source { text, tokens, .. } = Source::find(config)?;
-        Ok(fingerprint(&text, &tokens, config.date))
+        Ok(TemplateIdentity::new(&text, &tokens, config.date))
     }
 
-    /// Returns the text of [`ChatRenderer::fingerprint_of`] for what this renderer has read.
-    pub(crate) fn fingerprint(&self) -> &str {
-        &self.fingerprint
+    /// Returns the identity of the template that this renderer has read.
+    pub(crate) fn identity(&self) -> &TemplateIdentity {
+        &self.identity
     }
 
     /// Returns the token of the tokenizer that ends a text, if it has one.
@@ -87,7 +88,7 @@ impl ChatRenderer {
         tokens: BTreeMap<String, String>,
         date: Option<Date>,
     ) -> Result<Self, Error> {
-        let fingerprint = fingerprint(source, &tokens, date);
+        let identity = TemplateIdentity::new(source, &tokens, date);
         let (source, has_generation) = with_marks(source);
         let mut environment = Environment::new();
         environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
@@ -99,7 +100,7 @@ impl ChatRenderer {
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
-        environment.add_function("strftime_now", move |format: &str| {
+        environment.add_function(DATE_FUNCTION, move |format: &str| {
             let date = date.ok_or_else(|| {
                 "the template asks for the date: write `data.date`, such as 2024-07-26".to_owned()
             });
@@ -107,7 +108,7 @@ impl ChatRenderer {
                 .map_err(|reason| Error::new(ErrorKind::InvalidOperation, reason))
         });
         environment.add_template_owned(NAME, source)?;
-        Ok(Self { environment, tokens, has_generation, fingerprint })
+        Ok(Self { environment, tokens, has_generation, identity })
     }
 
     /// Returns whether the template marks what an assistant writes.
@@ -168,13 +169,6 @@ impl Source {
         };
         Ok(Self { text: source, template, tokens: special_tokens(&settings) })
     }
-}
-
-fn fingerprint(source: &str, tokens: &BTreeMap<String, String>, date: Option<Date>) -> String {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(source.as_bytes());
-    hasher.update(format!("{tokens:?} {date:?}").as_bytes());
-    hasher.finalize().to_hex()[..16].to_owned()
 }
 
 /// The filter that stands for the tag `generation`.

@@ -150,7 +150,7 @@ fn not_encoded(path: &Path, record: Option<RecordPlace>, source: EncodeError) ->
     DataError::from(TokenizerError::Encode { path: path.to_owned(), record, source })
 }
 
-/// Returns the place of a record, or the place in the file if there are no records.
+/// Returns the place of a token: the place of its record, or `in_file` if the file has no records.
 fn place(record: Option<RecordPlace>, in_file: TokenPlace) -> TokenPlace {
     match record {
         None => in_file,

@@ -3,6 +3,7 @@
 use minijinja::Value;
 
 use crate::chat::error::{ChatProblem, TemplateError};
+use crate::chat::identity::TemplateIdentity;
 use crate::chat::spans::{Chat, MarkedText};
 use crate::chat::template::ChatRenderer;
 use crate::config::DataConfig;
@@ -46,9 +47,9 @@ impl<'a> ExampleText<'a> {
         Ok(())
     }
 
-    /// Returns the fingerprint of the chat template, if a record so far needed it.
-    pub(crate) fn template_fingerprint(&self) -> Option<&str> {
-        self.renderer.as_ref().map(ChatRenderer::fingerprint)
+    /// Returns the identity of the chat template, if a record so far needed it.
+    pub(crate) fn template_identity(&self) -> Option<&TemplateIdentity> {
+        self.renderer.as_ref().map(ChatRenderer::identity)
     }
 
     /// Returns whether a record is a completion of texts, which are not messages.

@@ -19,9 +19,10 @@ const LARGEST_TOKENIZER: u64 = 1 << 29;
 /// bytes of text, and the library keeps about a hundred bytes for it.
 pub(crate) const MEMORY_OF_A_BYTE: u64 = 32;
 
-/// Token ids, with the first byte of the text that each stands for and the first one behind it.
+/// Token ids with their places in the text.
 pub(crate) struct PlacedTokens {
     pub(crate) ids: Vec<u32>,
+    /// The bytes of the text that each token stands for: the first one, and the first one behind them.
     pub(crate) places: Vec<(usize, usize)>,
 }
 
@@ -106,9 +107,10 @@ impl Encoder {
         Ok(PlacedTokens { ids: encoding.get_ids().to_vec(), places: encoding.get_offsets().to_vec() })
     }
 
-    /// Returns the number of tokens, with the special ones.
+    /// Returns one more than the largest id, also of the special tokens. Some tokenizers do not use all ids below
+    /// it.
     pub(crate) fn vocabulary(&self) -> usize {
-        self.tokenizer.get_vocab_size(true)
+        self.tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
     }
 
     /// Returns the [`fingerprint`] of the bytes that were read.

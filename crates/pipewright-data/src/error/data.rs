@@ -177,6 +177,8 @@ pub enum TokenPlace {
     Token(u64),
     /// A row of a Parquet file, counted from 1.
     Row(u64),
+    /// A record of a file of `pipewright tokenize`, counted from 1.
+    Record(u64),
 }
 
 impl fmt::Display for TokenPlace {
@@ -186,6 +188,7 @@ impl fmt::Display for TokenPlace {
             Self::Line(line) => write!(f, "{line}"),
             Self::Token(token) => write!(f, " token {token}"),
             Self::Row(row) => write!(f, " row {row}"),
+            Self::Record(record) => write!(f, " record {record}"),
         }
     }
 }

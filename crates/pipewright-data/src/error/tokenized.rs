@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use pipewright_system::bounded_file::Size;
 use thiserror::Error;
 
+use super::data::TokenPlace;
+
 /// Why a file of token ids cannot be written or read.
 #[derive(Error)]
 pub enum TokenizedError {
@@ -16,7 +18,13 @@ pub enum TokenizedError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// An example has more bytes than the file can say.
+    /// The caller stopped the work before the file was complete.
+    #[error("{}: not written, because the work was stopped", path.display())]
+    Stopped {
+        /// The file.
+        path: PathBuf,
+    },
+    /// An example has more bytes than the format of the file allows.
     #[error("{}: a record has more than {} of token ids; divide it", path.display(), Size(u32::MAX.into()))]
     LongExample {
         /// The file that is written.
@@ -53,9 +61,9 @@ pub enum TokenizedError {
         /// The number of bytes of the file.
         found: u64,
     },
-    /// The records of the file do not have the lengths that were written.
+    /// The lists behind the content, of the lengths of records and of hashes, are not the ones that were written.
     #[error(
-        "{}: the lengths of its records contradict its header; copy the file or tokenize the data again", path.display()
+        "{}: the lists behind its token ids contradict its header; copy the file or tokenize the data again", path.display()
     )]
     Damaged {
         /// The file.
@@ -63,7 +71,7 @@ pub enum TokenizedError {
     },
     /// The content of the file is not what was written.
     #[error(
-        "{}: the file is damaged: the hash of its token ids is not the one in its header; copy the file or tokenize the data again",
+        "{}: the file is damaged: its token ids do not have the hash that was written with them; copy the file or tokenize the data again",
         path.display()
     )]
     Content {
@@ -72,14 +80,14 @@ pub enum TokenizedError {
     },
     /// A token id that was read is larger than all that were written.
     #[error(
-        "{}: the file is damaged: token {token} has the id {id}, and the largest in its header is {largest}; copy the file or \
+        "{}: the file is damaged:{place} has the id {id}, and the largest in its header is {largest}; copy the file or \
          tokenize the data again", path.display()
     )]
     Id {
         /// The file.
         path: PathBuf,
-        /// The token, counted from 0.
-        token: u64,
+        /// The place of the token.
+        place: TokenPlace,
         /// Its id.
         id: u32,
         /// The largest id that the header states.

@@ -4,13 +4,16 @@
 //! causes an error and does not end the process, and the system's cache serves both ways.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
-use crate::error::{DataError, FileError, TokenizedError};
+use crate::error::{DataError, FileError, TokenPlace, TokenizedError};
+
+/// The number of bytes of a block of a file. Each block has a hash of its own, and is read as a whole where all
+/// bytes are needed.
+pub(crate) const BLOCK: usize = 1 << 20;
 
 /// Bytes in memory, or in a file.
 #[derive(Debug)]
@@ -23,29 +26,26 @@ pub(crate) enum Bytes {
 #[derive(Debug)]
 pub(crate) struct FileBytes {
     path: PathBuf,
-    /// Reading moves the place of the file, so one reader at a time has it.
-    file: Mutex<File>,
+    file: File,
     /// The first byte of the part.
     start: u64,
     /// The number of its bytes.
     length: usize,
-    expected: Expected,
-    /// Whether the hash of all bytes was compared with the expected one.
+    blocks: Vec<Block>,
+    /// The largest id that the header of the file states.
+    largest_id: u32,
+}
+
+/// A block of a file.
+#[derive(Debug)]
+struct Block {
+    /// The BLAKE3 hash that was written.
+    hash: blake3::Hash,
+    /// Whether the bytes were compared with it.
     is_verified: AtomicBool,
 }
 
-/// The properties of the content that the header of a file states.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Expected {
-    /// The BLAKE3 hash of all bytes.
-    pub(crate) hash: blake3::Hash,
-    pub(crate) largest_id: u32,
-}
-
 impl Bytes {
-    /// The number of bytes that are read at a time where all of them are needed.
-    const PIECE: usize = 1 << 20;
-
     /// Returns the number of bytes.
     pub(crate) fn len(&self) -> usize {
         match self {
@@ -54,96 +54,109 @@ impl Bytes {
         }
     }
 
-    /// Passes a range of the bytes on.
+    /// Passes a range of the bytes on. A block of a file is compared with its hash when a byte of it is read for
+    /// the first time.
     ///
     /// # Errors
-    /// When the file cannot be read, or has become shorter.
+    /// When the file cannot be read, has become shorter, or is not the one that was written.
     pub(crate) fn with<R>(&self, range: Range<usize>, read: impl FnOnce(&[u8]) -> R) -> Result<R, DataError> {
         match self {
             Self::Memory(bytes) => Ok(read(&bytes[range])),
-            Self::File(part) => {
-                let bytes = part.read(range);
-                let bytes = bytes.map_err(|source| FileError::Read { path: part.path.clone(), source })?;
-                Ok(read(&bytes))
-            }
+            Self::File(part) => Ok(read(&part.read(range)?)),
         }
     }
 
-    /// Passes a range of the bytes on in pieces. All pieces but the last have a multiple of 8 bytes.
+    /// Passes a range of the bytes on in pieces, each of which ends at the end of a block or of the range.
     ///
     /// # Errors
     /// As [`Bytes::with`].
     pub(crate) fn pieces(&self, range: Range<usize>, mut read: impl FnMut(&[u8])) -> Result<(), DataError> {
         let mut start = range.start;
         while start < range.end {
-            let end = range.end.min(start + Self::PIECE);
+            let end = range.end.min((start / BLOCK + 1) * BLOCK);
             self.with(start..end, &mut read)?;
             start = end;
         }
         Ok(())
     }
 
-    /// Returns the BLAKE3 hash of a range.
-    ///
-    /// # Errors
-    /// As [`Bytes::with`].
-    pub(crate) fn hash(&self, range: Range<usize>) -> Result<blake3::Hash, DataError> {
-        let mut hasher = blake3::Hasher::new();
-        self.pieces(range, |bytes| {
-            hasher.update(bytes);
-        })?;
-        Ok(hasher.finalize())
-    }
-
-    /// Compares the hash of all bytes of a file with the one in its header. Only the first call reads the
-    /// file.
-    ///
-    /// # Errors
-    /// When the hashes differ, and as [`Bytes::with`].
-    pub(crate) fn verify(&self) -> Result<(), DataError> {
-        let Self::File(part) = self else { return Ok(()) };
-        if part.is_verified.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        if self.hash(0..part.length)? != part.expected.hash {
-            return Err(TokenizedError::Content { path: part.path.clone() }.into());
-        }
-        part.is_verified.store(true, Ordering::Relaxed);
-        Ok(())
-    }
-
     /// Checks ids that were read: none of a file is above the largest that its header states, which is below
-    /// the size of the model's vocabulary. `before` returns the number of ids before them.
+    /// the size of the model's vocabulary. `place` returns the place of the id with this index.
     ///
     /// # Errors
     /// With the first id that is above it.
     pub(crate) fn check_ids(
         &self,
         ids: impl IntoIterator<Item = u32>,
-        before: impl FnOnce() -> u64,
+        place: impl FnOnce(u64) -> TokenPlace,
     ) -> Result<(), DataError> {
         let Self::File(part) = self else { return Ok(()) };
-        let largest = part.expected.largest_id;
+        let largest = part.largest_id;
         let above = (0..).zip(ids).find(|(_, id)| *id > largest);
         above.map_or(Ok(()), |(index, id)| {
-            let (path, token) = (part.path.clone(), before() + index);
-            Err(TokenizedError::Id { path, token, id, largest }.into())
+            let (path, place) = (part.path.clone(), place(index));
+            Err(TokenizedError::Id { path, place, id, largest }.into())
         })
     }
 }
 
 impl FileBytes {
-    /// Returns the `length` bytes of the file at `path` from `start` on.
-    pub(crate) fn new(path: PathBuf, file: File, start: u64, length: usize, expected: Expected) -> Self {
-        Self { path, file: Mutex::new(file), start, length, expected, is_verified: AtomicBool::new(false) }
+    /// Returns the `length` bytes of the file at `path` from `start` on. `hashes` has the hash of each block.
+    pub(crate) fn new(
+        path: PathBuf,
+        file: File,
+        (start, length): (u64, usize),
+        hashes: impl IntoIterator<Item = blake3::Hash>,
+        largest_id: u32,
+    ) -> Self {
+        let block = |hash| Block { hash, is_verified: AtomicBool::new(false) };
+        let blocks = hashes.into_iter().map(block).collect();
+        Self { path, file, start, length, blocks, largest_id }
     }
 
-    fn read(&self, range: Range<usize>) -> io::Result<Vec<u8>> {
-        let mut bytes = vec![0; range.len()];
-        // A reader that has panicked leaves no state behind: each one begins with its own place.
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        file.seek(SeekFrom::Start(self.start + range.start as u64))?;
-        file.read_exact(&mut bytes)?;
+    fn read(&self, range: Range<usize>) -> Result<Vec<u8>, DataError> {
+        let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
+        let touched = &self.blocks[blocks.clone()];
+        if touched.iter().all(|block| block.is_verified.load(Ordering::Relaxed)) {
+            return self.read_unverified(range);
+        }
+        let start = blocks.start * BLOCK;
+        let mut bytes = self.read_unverified(start..self.length.min(blocks.end * BLOCK))?;
+        for (block, content) in touched.iter().zip(bytes.chunks(BLOCK)) {
+            if blake3::hash(content) != block.hash {
+                return Err(TokenizedError::Content { path: self.path.clone() }.into());
+            }
+            block.is_verified.store(true, Ordering::Relaxed);
+        }
+        bytes.truncate(range.end - start);
+        bytes.drain(..range.start - start);
         Ok(bytes)
     }
+
+    fn read_unverified(&self, range: Range<usize>) -> Result<Vec<u8>, DataError> {
+        let mut bytes = vec![0; range.len()];
+        read_exact_at(&self.file, &mut bytes, self.start + range.start as u64)
+            .map_err(|source| FileError::Read { path: self.path.clone(), source })?;
+        Ok(bytes)
+    }
+}
+
+/// Fills `bytes` with the bytes of a file from `place` on. Several threads may read at the same time.
+#[cfg(unix)]
+fn read_exact_at(file: &File, bytes: &mut [u8], place: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, place)
+}
+
+/// Fills `bytes` with the bytes of a file from `place` on. Several threads may read at the same time.
+#[cfg(windows)]
+fn read_exact_at(file: &File, mut bytes: &mut [u8], mut place: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, bytes, place) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => (bytes, place) = (&mut bytes[count..], place + count as u64),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }

@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
-use super::bytes::Bytes;
+use super::bytes::{BLOCK, Bytes};
 use super::ids::Width;
-use crate::error::DataError;
+use crate::error::{DataError, TokenPlace};
 
 /// The ids of an example or of a document in a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +55,11 @@ pub(crate) struct ExampleBuffer {
 impl ExampleBuffer {
     /// Makes an empty list of examples whose ids are below `vocab_size`.
     pub(crate) fn new(vocab_size: usize) -> Self {
-        Self { width: Width::of(vocab_size), bytes: Vec::new(), sizes: Vec::new() }
+        Self::of_width(Width::of(vocab_size))
+    }
+
+    fn of_width(width: Width) -> Self {
+        Self { width, bytes: Vec::new(), sizes: Vec::new() }
     }
 
     /// Appends an example. Returns the number of bytes that it takes.
@@ -83,7 +87,7 @@ impl ExampleBuffer {
 
 impl From<ExampleBuffer> for Examples {
     fn from(ExampleBuffer { width, bytes, sizes }: ExampleBuffer) -> Self {
-        Self::new(width, Bytes::Memory(bytes), sizes)
+        Self::new(width, Bytes::Memory(bytes), sizes, width)
     }
 }
 
@@ -94,27 +98,48 @@ pub(crate) struct Examples {
     bytes: Bytes,
     /// The first byte of each example, and the end of the last.
     starts: Vec<u64>,
+    /// The examples that are used; `None` for all of them.
+    chosen: Option<Vec<u32>>,
+    /// The width in which ids are hashed.
+    hashed_as: Width,
 }
 
 impl Examples {
-    /// `sizes` has the number of bytes of each example.
-    pub(crate) fn new(width: Width, bytes: Bytes, sizes: impl IntoIterator<Item = u64>) -> Self {
+    /// `sizes` has the number of bytes of each example. A hash of them is that of the same examples with the
+    /// width `hashed_as`.
+    pub(crate) fn new(
+        width: Width,
+        bytes: Bytes,
+        sizes: impl IntoIterator<Item = u64>,
+        hashed_as: Width,
+    ) -> Self {
         let mut end = 0;
         let ends = sizes.into_iter().map(|size| {
             end += size;
             end
         });
-        Self { width, bytes, starts: std::iter::once(0).chain(ends).collect() }
+        let starts = std::iter::once(0).chain(ends).collect();
+        Self { width, bytes, starts, chosen: None, hashed_as }
     }
 
-    /// Returns the number of examples.
+    /// Leaves only these of all examples, which are then counted from 0.
+    pub(crate) fn choose(&mut self, chosen: Vec<u32>) {
+        self.chosen = Some(chosen);
+    }
+
+    /// Returns the number of examples that are used.
     pub(crate) fn len(&self) -> usize {
-        self.starts.len() - 1
+        self.chosen.as_ref().map_or(self.starts.len() - 1, Vec::len)
+    }
+
+    /// Returns the number of an example among all of them.
+    fn number(&self, example: u32) -> usize {
+        self.chosen.as_ref().map_or(example, |chosen| chosen[example as usize]) as usize
     }
 
     fn places(&self, example: u32) -> Range<usize> {
-        let example = example as usize;
-        self.starts[example] as usize..self.starts[example + 1] as usize
+        let number = self.number(example);
+        self.starts[number] as usize..self.starts[number + 1] as usize
     }
 
     /// Returns the number of ids of an example.
@@ -128,22 +153,28 @@ impl Examples {
     /// When it cannot be read, or an id is larger than its file states.
     pub(crate) fn read(&self, example: u32) -> Result<RowPart, DataError> {
         let part = self.bytes.with(self.places(example), |bytes| RowPart::of_bytes(bytes, self.width))?;
-        let before = || (0..example).map(|example| self.ids(example) as u64).sum();
-        self.bytes.check_ids(part.ids.iter().copied(), before)?;
+        let record = |_| TokenPlace::Record(self.number(example) as u64 + 1);
+        self.bytes.check_ids(part.ids.iter().copied(), record)?;
         Ok(part)
     }
 
-    /// Returns the BLAKE3 hash of all examples.
-    pub(crate) fn hash(&self) -> Result<blake3::Hash, DataError> {
-        self.bytes.hash(0..self.bytes.len())
-    }
-
-    /// Checks that the examples of a file are the ones that were written.
+    /// Returns the BLAKE3 hash of the examples that are used, each cut to `longest` ids. It does not depend on
+    /// where they are stored.
     ///
     /// # Errors
-    /// When the content is damaged or cannot be read.
-    pub(crate) fn verify(&self) -> Result<(), DataError> {
-        self.bytes.verify()
+    /// As [`Examples::read`].
+    pub(crate) fn hash(&self, longest: usize) -> Result<blake3::Hash, DataError> {
+        let (mut hasher, mut buffer) = (blake3::Hasher::new(), ExampleBuffer::of_width(self.hashed_as));
+        for example in 0..self.len() as u32 {
+            let mut part = self.read(example)?;
+            part.truncate(longest);
+            buffer.push(&part);
+            if buffer.bytes.len() >= BLOCK {
+                hasher.update(&buffer.take().0);
+            }
+        }
+        hasher.update(&buffer.bytes);
+        Ok(hasher.finalize())
     }
 }
 

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::bytes::Bytes;
-use crate::error::DataError;
+use crate::error::{DataError, TokenPlace};
 
 /// The number of bytes of an id. Ids are little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +88,7 @@ impl IdBuffer {
 
 impl From<IdBuffer> for Ids {
     fn from(IdBuffer { width, bytes }: IdBuffer) -> Self {
-        Self { width, bytes: Bytes::Memory(bytes) }
+        Self::new(width, Bytes::Memory(bytes), width)
     }
 }
 
@@ -97,12 +97,14 @@ impl From<IdBuffer> for Ids {
 pub(crate) struct Ids {
     width: Width,
     bytes: Bytes,
+    /// The width in which they are hashed.
+    hashed_as: Width,
 }
 
 impl Ids {
-    /// Returns the ids in these bytes.
-    pub(crate) fn new(width: Width, bytes: Bytes) -> Self {
-        Self { width, bytes }
+    /// Returns the ids in these bytes. A hash of them is that of the same ids with the width `hashed_as`.
+    pub(crate) fn new(width: Width, bytes: Bytes, hashed_as: Width) -> Self {
+        Self { width, bytes, hashed_as }
     }
 
     /// Returns the number of ids.
@@ -114,22 +116,27 @@ impl Ids {
         range.start * self.width.bytes()..range.end * self.width.bytes()
     }
 
-    /// Returns the BLAKE3 hash of the ids of a range, in hexadecimal. The same ids in another width have
-    /// another hash.
+    /// Passes on the ids of a range. Returns their BLAKE3 hash.
     ///
     /// # Errors
-    /// As [`Ids::verify`].
-    pub(crate) fn hash(&self, range: &Range<usize>) -> Result<String, DataError> {
-        self.verify()?;
-        Ok(self.bytes.hash(self.places(range))?.to_hex().to_string())
-    }
-
-    /// Checks that the ids of a file are the ones that were written.
-    ///
-    /// # Errors
-    /// When the content is damaged or cannot be read.
-    pub(crate) fn verify(&self) -> Result<(), DataError> {
-        self.bytes.verify()
+    /// When the ids cannot be read.
+    pub(crate) fn hash(
+        &self,
+        range: &Range<usize>,
+        mut id: impl FnMut(u32),
+    ) -> Result<blake3::Hash, DataError> {
+        let (mut hasher, mut recoded) = (blake3::Hasher::new(), Vec::new());
+        self.bytes.pieces(self.places(range), |bytes| {
+            self.width.each(bytes, &mut id);
+            if self.width == self.hashed_as {
+                hasher.update(bytes);
+            } else {
+                recoded.clear();
+                self.width.each(bytes, |id| self.hashed_as.push(id, &mut recoded));
+                hasher.update(&recoded);
+            }
+        })?;
+        Ok(hasher.finalize())
     }
 
     /// Passes on the ids of a range.
@@ -147,7 +154,8 @@ impl Ids {
         // Ids are below a vocabulary size that fits a signed index, which every reader checks.
         let copy = |bytes: &[u8]| self.width.each(bytes, |id| into.push(id as i32));
         self.bytes.with(self.places(&(start..start + count)), copy)?;
-        self.bytes.check_ids(into[first..].iter().map(|id| id.cast_unsigned()), || start as u64)
+        let ids = into[first..].iter().map(|id| id.cast_unsigned());
+        self.bytes.check_ids(ids, |index| TokenPlace::Token(start as u64 + index))
     }
 }
 

@@ -2,8 +2,11 @@
 
 mod chats;
 mod formats;
+#[cfg(feature = "parquet")]
+mod parquet_files;
 mod rows;
 mod tokenized;
+mod damaged;
 
 use crate::{DataConfig, TokenRows};
 

@@ -1,16 +1,17 @@
 //! Files of token ids that are made once: a run has the same rows as one that reads the files directly.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
 use crate::{ChatTemplate, DataConfig, Documents, LongRecords, TokenBatch, TokenRows, Tokenized, TrainOn};
 
-const TEXTS: &[(&str, &str)] = &[
+pub(super) const TEXTS: &[(&str, &str)] = &[
     ("a.txt", "to be or not to be, that is the question"),
     ("b.jsonl", "{\"text\": \"whether\"}\n{\"text\": \"'tis nobler\"}"),
 ];
-const CHATS: &[(&str, &str)] = &[(
+pub(super) const CHATS: &[(&str, &str)] = &[(
     "a.jsonl",
     r#"{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
 {"messages": [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}]}
@@ -19,7 +20,7 @@ const CHATS: &[(&str, &str)] = &[(
 )];
 
 /// Returns a folder with these files, and settings that read them.
-fn folder(files: &[(&str, &str)], change: impl FnOnce(&mut DataConfig)) -> (TempDir, DataConfig) {
+pub(super) fn folder(files: &[(&str, &str)], change: impl FnOnce(&mut DataConfig)) -> (TempDir, DataConfig) {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let mut path = Vec::new();
     for (name, content) in files {
@@ -33,30 +34,50 @@ fn folder(files: &[(&str, &str)], change: impl FnOnce(&mut DataConfig)) -> (Temp
     (folder, config)
 }
 
-fn tokenize(config: &DataConfig, folder: &Path) -> Result<(Tokenized, PathBuf), String> {
-    let output = folder.join("data.pwtok");
-    let result = config.tokenize(&output, &mut |_| {});
+fn require_nothing_unfinished(folder: &Path) {
     let left = std::fs::read_dir(folder).expect("a folder").filter_map(Result::ok);
     assert!(left.into_iter().all(|file| !file.file_name().to_string_lossy().ends_with(".tmp")));
+}
+
+pub(super) fn tokenize(config: &DataConfig, folder: &Path) -> Result<(Tokenized, PathBuf), String> {
+    let output = folder.join("data.pwtok");
+    let result = config.tokenize(&output, &mut |_| ControlFlow::Continue(()));
+    require_nothing_unfinished(folder);
     result.map(|tokenized| (tokenized, output)).map_err(|error| error.to_string())
 }
 
 /// Returns settings that read a file of token ids.
-fn reading(config: &DataConfig, file: &Path) -> DataConfig {
+pub(super) fn reading(config: &DataConfig, file: &Path) -> DataConfig {
     DataConfig { path: vec![file.to_str().expect("UTF-8").to_owned()], ..config.clone() }
 }
 
-fn batches(rows: &mut TokenRows) -> Vec<TokenBatch> {
+pub(super) fn batches(rows: &mut TokenRows) -> Vec<TokenBatch> {
     let count = 2 * rows.rows();
     (0..count).map(|_| rows.next_batch(1).expect("it can be read")).collect()
 }
 
 /// Compares the rows of files with those of the file that is made of them.
 fn check(files: &[(&str, &str)], change: impl FnOnce(&mut DataConfig)) {
+    check_for_models_of(&[256], files, change);
+}
+
+/// The same for models with these numbers of ids.
+fn check_for_models_of(vocab_sizes: &[usize], files: &[(&str, &str)], change: impl FnOnce(&mut DataConfig)) {
     let (folder, config) = folder(files, change);
     let (tokenized, file) = tokenize(&config, folder.path()).expect("it is tokenized");
-    let mut expected = config.open(256, 1).expect("good data");
-    let mut found = reading(&config, &file).open(256, 1).expect("good data");
+    let width = if config.documents.is_some_and(|documents| documents.bos_id > 255) { 2 } else { 1 };
+    for &vocab_size in vocab_sizes {
+        let expected = config.open(vocab_size, 1).expect("good data");
+        let found = reading(&config, &file).open(vocab_size, 1).expect("good data");
+        if config.long_records == LongRecords::Refuse {
+            assert_eq!((tokenized.tokens, tokenized.width), (expected.tokens() as u64, width));
+        }
+        compare(expected, found);
+    }
+}
+
+/// Compares the properties, the batches and the parts of two sources.
+fn compare(mut expected: TokenRows, mut found: TokenRows) {
     assert_eq!(found.tokens(), expected.tokens());
     assert_eq!(found.long_records(), expected.long_records());
     let facts = |rows: &TokenRows| {
@@ -65,14 +86,12 @@ fn check(files: &[(&str, &str)], change: impl FnOnce(&mut DataConfig)) {
     };
     assert_eq!(facts(&found), facts(&expected));
     assert_eq!(batches(&mut found), batches(&mut expected));
-    if config.long_records == LongRecords::Refuse {
-        assert_eq!((tokenized.tokens, tokenized.width), (expected.tokens() as u64, 1));
-        assert_eq!(found.identity().expect("it can be read"), expected.identity().expect("it can be read"));
-    }
+    assert_eq!(found.identity().expect("it can be read"), expected.identity().expect("it can be read"));
     let parts = |rows: TokenRows| rows.hold_out(0.4).expect("it divides");
     let (expected, found) = (parts(expected), parts(found));
     for (mut expected, mut found) in [(expected.0, found.0), (expected.1, found.1)] {
         assert_eq!(facts(&found), facts(&expected));
+        assert_eq!(found.identity().expect("it can be read"), expected.identity().expect("it can be read"));
         assert_eq!(batches(&mut found), batches(&mut expected));
     }
 }
@@ -95,7 +114,7 @@ fn chats_have_the_same_rows() {
 }
 
 /// Checks the error of opening a file of token ids with other settings or another content.
-fn check_refused(
+pub(super) fn check_refused(
     files: &[(&str, &str)],
     damage: impl FnOnce(&mut Vec<u8>),
     change: impl FnOnce(&mut DataConfig),
@@ -113,6 +132,17 @@ fn check_refused(
 }
 
 #[test]
+fn a_model_may_have_another_width_of_ids() {
+    let models = &[256, 257, 70_000];
+    check_for_models_of(models, TEXTS, |_| {});
+    check_for_models_of(models, CHATS, |config| config.seq_len = 60);
+    // The id that begins documents is not one of the tokenizer.
+    let documents = Some(Documents { bos_id: 300, packed: false, restart_positions: false });
+    check_for_models_of(&[301, 70_000], TEXTS, |config| config.documents = documents);
+    check_for_models_of(&[301, 70_000], CHATS, |config| (config.seq_len, config.documents) = (60, documents));
+}
+
+#[test]
 fn another_setting_is_refused() {
     let refused = |change: fn(&mut DataConfig), part: &str| check_refused(CHATS, |_| {}, change, part);
     refused(
@@ -121,7 +151,7 @@ fn another_setting_is_refused() {
     );
     refused(
         |config| config.train_on = Some(TrainOn::All),
-        "the file was made with another `train_on` (the default) than [data] has (all)",
+        "the file was made with another `train_on` (assistant) than [data] has (all)",
     );
     refused(
         |config| config.documents = Some(Documents { bos_id: 7, packed: false, restart_positions: false }),
@@ -137,112 +167,51 @@ fn another_setting_is_refused() {
     );
 }
 
-#[test]
-fn a_damaged_file_is_refused() {
-    let refused = |damage: fn(&mut Vec<u8>), part: &str| check_refused(CHATS, damage, |_| {}, part);
-    refused(|bytes| bytes.truncate(bytes.len() - 1), "bytes, and its header says ");
-    refused(|bytes| bytes.push(0), "bytes, and its header says ");
-    refused(|bytes| bytes.truncate(100), "data.pwtok: the header is damaged: it ends early");
-    refused(|bytes| bytes[30] ^= 1, "data.pwtok: the header is damaged: its checksum differs");
-    refused(|bytes| bytes[8] = 9, "data.pwtok: its version is 9, and this program reads version 2");
-    refused(|bytes| bytes[1] = 0, "the name ends in .pwtok");
-    refused(
-        |bytes| {
-            let end = bytes.len();
-            bytes[end - 4] ^= 1;
-        },
-        "the lengths of its records contradict its header",
-    );
-    refused(
-        |bytes| {
-            // Three sizes end the file, and their sum stays the same.
-            let sizes = bytes.len() - 12;
-            bytes[sizes] += 2;
-            bytes[sizes + 4] -= 2;
-        },
-        "the lengths of its records contradict its header",
-    );
-}
-
-/// Opens a file in which the byte `byte` of the token ids is `id`, for a model with 128 ids.
-fn open_damaged(
-    files: &[(&str, &str)],
-    byte: usize,
-    id: u8,
-    change: impl FnOnce(&mut DataConfig),
-) -> (TempDir, TokenRows) {
-    let (folder, config) = folder(files, change);
+/// Tokenizes chats and opens the file, with other settings before both and between them.
+fn open_after(
+    before: impl FnOnce(&mut DataConfig),
+    between: impl FnOnce(&mut DataConfig),
+) -> Result<usize, String> {
+    let (folder, mut config) = folder(CHATS, |config| {
+        config.seq_len = 60;
+        before(config);
+    });
     let (_, file) = tokenize(&config, folder.path()).expect("it is tokenized");
-    let mut bytes = std::fs::read(&file).expect("the file");
-    assert_ne!(bytes[4096 + byte], id);
-    bytes[4096 + byte] = id;
-    std::fs::write(&file, bytes).expect("the file");
-    let rows = reading(&config, &file).open(128, 1).expect("the header and the sizes are whole");
-    (folder, rows)
+    between(&mut config);
+    let rows = reading(&config, &file).open(256, 0);
+    rows.map(|rows| rows.rows()).map_err(|error| error.to_string())
 }
 
 #[test]
-fn a_damaged_id_above_the_vocabulary_is_an_error_of_the_batch() {
-    let check = |files: &[(&str, &str)], byte: usize, part: &str| {
-        let (_folder, mut rows) = open_damaged(files, byte, 200, |config| config.seq_len = 50);
-        let mut parts = rows.clone();
-        let error = (0..rows.rows()).find_map(|_| rows.next_batch(1).err()).expect("an id is damaged");
-        assert!(error.to_string().contains(part), "{error}\nhas not: {part}");
-        let error = (0..rows.rows()).find_map(|_| parts.next_row_parts().err()).expect("an id is damaged");
-        assert!(error.to_string().contains(part), "{error}\nhas not: {part}");
+fn the_default_of_train_on_may_be_written() {
+    let train_on = |own: Option<TrainOn>, given: Option<TrainOn>| {
+        open_after(|config| config.train_on = own, |config| config.train_on = given)
     };
-    let whole = "data.pwtok: the file is damaged: token 33 has the id 200, and the largest in its header is 119; copy the";
-    check(TEXTS, 33, whole);
-    // The first record has 46 ids and 6 bytes of bits.
-    check(CHATS, 46 + 6 + 2, "data.pwtok: the file is damaged: token 48 has the id 200, and the largest in");
+    assert_eq!(train_on(None, Some(TrainOn::Assistant)), Ok(3));
+    assert_eq!(train_on(Some(TrainOn::Assistant), None), Ok(3));
+    let error = train_on(Some(TrainOn::All), Some(TrainOn::Assistant)).expect_err("the targets differ");
+    assert!(error.contains("another `train_on` (all) than [data] has (assistant)"), "{error}");
 }
 
 #[test]
-fn a_damaged_id_in_the_vocabulary_is_an_error_of_each_pass_over_the_data() {
-    let check = |rows: &TokenRows, has_hash: bool| {
-        let part = "data.pwtok: the file is damaged: the hash of its token ids is not the one in its header; copy the";
-        let passes = [
-            rows.frequency_entropy().err(),
-            rows.ignores_targets().then(|| rows.counted_targets().err()).flatten(),
-            has_hash.then(|| rows.identity().err()).flatten(),
-        ];
-        let expected = 1 + usize::from(rows.ignores_targets()) + usize::from(has_hash);
-        assert_eq!(passes.iter().flatten().count(), expected);
-        passes.iter().flatten().for_each(|error| assert!(error.to_string().contains(part), "{error}"));
+fn another_date_counts_if_the_template_asks_for_it() {
+    let date = |text: &str| Some(text.parse().expect("a date"));
+    let change = |template: &str, own: &str, given: &str| {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let file = folder.path().join("template.jinja");
+        std::fs::write(&file, template).expect("a file");
+        let before = |config: &mut DataConfig| {
+            config.chat_template = Some(ChatTemplate::File(file.clone()));
+            (config.train_on, config.date) = (Some(TrainOn::All), date(own));
+        };
+        open_after(before, |config| config.date = date(given))
     };
-    let (_folder, rows) = open_damaged(TEXTS, 33, b'a', |_| {});
-    let (first, second) = rows.hold_out(0.4).expect("it divides");
-    // The damaged id is in one part only.
-    check(&first, true);
-    check(&second, true);
-    let (_folder, rows) = open_damaged(CHATS, 1, b'a', |config| config.seq_len = 60);
-    let (first, second) = rows.hold_out(0.4).expect("it divides");
-    check(&first, false);
-    check(&second, false);
-    let skip = |config: &mut DataConfig| (config.seq_len, config.long_records) = (40, LongRecords::Skip);
-    check(&open_damaged(CHATS, 1, b'a', skip).1, false);
-}
-
-#[test]
-fn a_file_that_becomes_shorter_is_an_error_of_the_batch() {
-    for files in [TEXTS, CHATS] {
-        let (folder, config) = folder(files, |config| config.seq_len = 45);
-        let (_, file) = tokenize(&config, folder.path()).expect("it is tokenized");
-        let mut rows = reading(&config, &file).open(256, 1).expect("good data");
-        let expected = batches(&mut rows.clone());
-        let whole = std::fs::read(&file).expect("the file");
-        rows.next_batch(1).expect("it can be read");
-        let cursor = rows.cursor();
-        let shortened = std::fs::OpenOptions::new().write(true).open(&file).expect("the file");
-        shortened.set_len(4100).expect("it becomes shorter");
-        let error = rows.next_batch(1).expect_err("the row is gone").to_string();
-        assert!(error.ends_with("data.pwtok: cannot be read"), "{error}");
-        rows.next_row_parts().expect_err("the row is gone");
-        assert_eq!(rows.cursor(), cursor);
-        // Writing keeps the file that is open.
-        std::fs::write(&file, whole).expect("the file");
-        assert_eq!(rows.next_batch(1).expect("it can be read"), expected[1]);
-    }
+    const CHAT: &str = "{% for message in messages %}{{ message.content }}{% endfor %}";
+    assert_eq!(change(CHAT, "2024-07-26", "2025-01-01"), Ok(3));
+    let dated = format!("{{{{ strftime_now('%d %B') }}}}{CHAT}");
+    assert_eq!(change(&dated, "2024-07-26", "2024-07-26"), Ok(3));
+    let error = change(&dated, "2024-07-26", "2025-01-01").expect_err("the text differs");
+    assert!(error.contains("made with another `date` (2024-07-26) than [data] has (2025-01-01)"), "{error}");
 }
 
 #[test]
@@ -255,7 +224,7 @@ fn ids_beyond_the_vocabulary_are_found() {
         assert!(error.contains(part), "{error}\nhas not: {part}");
     };
     check(TEXTS, 117, "data.pwtok: token 33: token id 117 lies beyond the vocabulary of 117");
-    check(CHATS, 124, "token 1: token id 124 lies beyond the vocabulary of 124");
+    check(CHATS, 124, "data.pwtok: record 1: token id 124 lies beyond the vocabulary of 124");
 }
 
 #[test]
@@ -289,11 +258,52 @@ fn long_data_is_tokenized_in_parts() {
 }
 
 #[test]
+fn work_that_is_stopped_leaves_no_file() {
+    let line = format!("{{\"text\": \"{}\"}}\n", "to be or not to be ".repeat(50));
+    let (folder, config) = folder(&[("a.jsonl", &line.repeat(3000))], |_| {});
+    let output = folder.path().join("data.pwtok");
+    let mut calls = 0;
+    let stopped = config.tokenize(&output, &mut |progress| {
+        calls += 1;
+        assert!(progress.tokens > 0);
+        ControlFlow::Break(())
+    });
+    let error = stopped.expect_err("it is stopped").to_string();
+    assert!(error.ends_with("data.pwtok: not written, because the work was stopped"), "{error}");
+    assert_eq!(calls, 1);
+    require_nothing_unfinished(folder.path());
+    assert!(!output.exists());
+}
+
+#[test]
+#[cfg(feature = "tokenizers")]
+fn a_tokenizer_may_leave_ids_out() {
+    const WORDS: &str = r#"{"version": "1.0", "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": {"type": "WordLevel", "vocab": {"?": 0, "to": 70000, "be": 4294967295}, "unk_token": "?"}}"#;
+    let (folder, mut config) = folder(&[("a.txt", "to or to or to or to or to")], |_| {});
+    let tokenizer = folder.path().join("tokenizer.json");
+    std::fs::write(&tokenizer, WORDS).expect("a file");
+    config.tokenizer = crate::Tokenizer::File(tokenizer);
+    let (tokenized, file) = tokenize(&config, folder.path()).expect("it is tokenized");
+    assert_eq!((tokenized.tokens, tokenized.vocab_size, tokenized.width), (9, 1 << 32, 4));
+    let open = |config: &DataConfig| config.open(70_001, 1).expect("good data");
+    compare(open(&config), open(&reading(&config, &file)));
+    let beyond = reading(&config, &file).open(70_000, 1).map(|rows| rows.rows()).expect_err("it is refused");
+    assert!(
+        beyond.to_string().contains("token 0: token id 70000 lies beyond the vocabulary of 70000"),
+        "{beyond}"
+    );
+}
+
+#[test]
 fn the_progress_reaches_the_end() {
     let (folder, config) = folder(TEXTS, |_| {});
     let mut last = None;
     let tokenized = config
-        .tokenize(&folder.path().join("a.pwtok"), &mut |progress| last = Some(progress))
+        .tokenize(&folder.path().join("a.pwtok"), &mut |progress| {
+            last = Some(progress);
+            ControlFlow::Continue(())
+        })
         .expect("it works");
     let last = last.expect("there is progress");
     assert_eq!((last.read, last.tokens), (last.bytes, tokenized.tokens));
@@ -314,7 +324,11 @@ fn check_change_during_work(
     let write = |content: &str| std::fs::write(&changed, content).expect("a file");
     let other = content.replace("to", "two");
     assert_ne!(other, content);
-    config.tokenize(&output, &mut |_| write(&other)).expect("it is tokenized");
+    let tokenized = config.tokenize(&output, &mut |_| {
+        write(&other);
+        ControlFlow::Continue(())
+    });
+    tokenized.expect("it is tokenized");
     config.long_records = LongRecords::Cut;
     let open =
         || reading(&config, &output).open(256, 0).map(|rows| rows.rows()).map_err(|error| error.to_string());

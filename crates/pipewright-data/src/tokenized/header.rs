@@ -4,15 +4,17 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::chat::identity::TemplateIdentity;
 use crate::error::TokenizedError;
 use crate::settings::train_on::TrainOn;
+use crate::storage::bytes::BLOCK;
 use crate::storage::ids::Width;
 
 /// The first bytes of a file. Text contains neither the first of them nor both ends of lines.
 pub(crate) const MAGIC: [u8; 8] = *b"\x89PWTOK\r\n";
 /// The number of bytes of the header.
 pub(crate) const LENGTH: usize = 4096;
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// The place of the JSON, behind the magic bytes, the version and its length.
 const JSON: usize = MAGIC.len() + 8;
 /// The place of the checksum.
@@ -22,13 +24,13 @@ const CHECKSUM: usize = LENGTH - blake3::OUT_LEN;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Header {
-    /// The number of tokens of the tokenizer.
+    /// One more than the largest id that the tokenizer or the beginning of a document has.
     pub(crate) vocab_size: u64,
     /// The fingerprint of the tokenizer.
     pub(crate) tokenizer: String,
-    /// The fingerprint of the chat template, if there are chats.
-    pub(crate) template: Option<String>,
-    /// The tokens that count in the loss, if they are not the default.
+    /// The chat template, if there are chats.
+    pub(crate) template: Option<TemplateIdentity>,
+    /// The tokens that count in the loss, if they are the same for all examples.
     pub(crate) train_on: Option<TrainOn>,
     /// The id that begins each document.
     pub(crate) bos_id: Option<u32>,
@@ -44,8 +46,8 @@ pub(crate) struct Header {
     pub(crate) largest_id: u32,
     /// The BLAKE3 hash of the content, in hexadecimal.
     pub(crate) hash: String,
-    /// The BLAKE3 hash of the numbers of bytes of the examples, in hexadecimal.
-    pub(crate) sizes_hash: String,
+    /// The BLAKE3 hash of everything behind the content, in hexadecimal.
+    pub(crate) lists_hash: String,
 }
 
 impl Header {
@@ -54,10 +56,16 @@ impl Header {
         Width::of(usize::try_from(self.vocab_size).unwrap_or(usize::MAX))
     }
 
+    /// Returns the number of blocks of the content.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.bytes.div_ceil(BLOCK as u64)
+    }
+
     /// Returns the number of bytes of the file; `None` if no file is so long.
     pub(crate) fn file_length(&self) -> Option<u64> {
         let sizes = self.examples.unwrap_or(0).checked_mul(size_of::<u32>() as u64)?;
-        self.bytes.checked_add(sizes)?.checked_add(LENGTH as u64)
+        let hashes = self.blocks() * blake3::OUT_LEN as u64;
+        self.bytes.checked_add(sizes)?.checked_add(hashes)?.checked_add(LENGTH as u64)
     }
 
     /// Returns the bytes of the header.
@@ -121,14 +129,14 @@ mod tests {
             frequency_entropy: 1.5f64.to_bits(),
             largest_id: 299,
             hash: "0".repeat(64),
-            sizes_hash: "1".repeat(64),
+            lists_hash: "1".repeat(64),
         }
     }
 
     #[test]
     fn a_header_is_read_as_it_was_written() {
         let bytes = header().to_bytes();
-        assert_eq!((bytes.len(), header().file_length()), (LENGTH, Some(4096 + 100 + 12)));
+        assert_eq!((bytes.len(), header().file_length()), (LENGTH, Some(4096 + 100 + 12 + 32)));
         assert_eq!(Header::parse(&bytes, Path::new("a")).ok(), Some(header()));
     }
 

@@ -16,10 +16,11 @@ use crate::error::{DataError, FileError, FormatError, TokenPlace, TokenizedError
 use crate::formats::format::{DataSource, Format};
 use crate::packing::Packing;
 use crate::settings::train_on::{LongRecordCount, LongRecords, TrainOn};
-use crate::storage::bytes::{Bytes, Expected, FileBytes};
+use crate::storage::bytes::{Bytes, FileBytes};
 use crate::storage::examples::{Examples, ids_in};
-use crate::storage::ids::Ids;
+use crate::storage::ids::{Ids, Width};
 use crate::stride::Stride;
+use crate::vocabulary;
 
 /// The ending of the name of such a file.
 const ENDING: &str = "pwtok";
@@ -41,31 +42,25 @@ pub(crate) fn open(path: &Path, config: &DataConfig, vocab_size: usize) -> Resul
         return Err(FormatError::NotOfItsName { path, ending: ENDING, format }.into());
     }
     let header = Header::parse(&head, path)?;
-    let expected = header.file_length();
-    if expected != Some(found) {
-        let expected = expected.unwrap_or(u64::MAX);
-        return Err(TokenizedError::Length { path: path.to_owned(), expected, found }.into());
-    }
+    check_length(&header, found, path)?;
     check_settings(&header, config, path)?;
-    let sizes = read_sizes(&mut file, &header).map_err(unreadable)?.ok_or_else(|| damaged(path))?;
-    let hash = blake3::Hash::from_hex(&header.hash).map_err(|error| TokenizedError::Header {
-        path: path.to_owned(),
-        reason: format!("the hash of its token ids is malformed: {error}"),
-    })?;
-    let expected = Expected { hash, largest_id: header.largest_id };
-    let content_bytes = header.bytes as usize;
-    let bytes = Bytes::File(FileBytes::new(path.to_owned(), file, LENGTH as u64, content_bytes, expected));
-    let known = Known {
-        hash: Some(hash),
-        totals: Some(Totals {
-            targets: header.targets as usize,
-            frequency_entropy: f64::from_bits(header.frequency_entropy),
-        }),
-    };
-    let sources = vec![DataSource { format: Format::Tokenized, packing: Packing::Plain, files: 1 }];
+    let (sizes, hashes) = read_lists(&mut file, &header).map_err(unreadable)?.ok_or_else(|| damaged(path))?;
+    let hash = blake3::Hash::from_hex(&header.hash)
+        .map_err(|error| malformed(path, format!("the hash of its token ids is malformed: {error}")))?;
+    let part = (LENGTH as u64, header.bytes as usize);
+    let bytes = Bytes::File(FileBytes::new(path.to_owned(), file, part, hashes, header.largest_id));
+    let hashed_as = Width::of(vocab_size);
+    let known = Known::default();
+    if hashed_as == header.width() {
+        known.hash.get_or_init(|| hash);
+    }
+    known.totals.get_or_init(|| Totals {
+        targets: header.targets as usize,
+        frequency_entropy: f64::from_bits(header.frequency_entropy),
+    });
     let mut collected = Collected {
-        content: content(bytes, &header, &sizes, path)?,
-        sources,
+        content: content(bytes, &header, &sizes, hashed_as, path)?,
+        sources: vec![DataSource { format: Format::Tokenized, packing: Packing::Plain, files: 1 }],
         long_records: LongRecordCount {
             treatment: config.long_records,
             long: 0,
@@ -79,21 +74,45 @@ pub(crate) fn open(path: &Path, config: &DataConfig, vocab_size: usize) -> Resul
     Ok(collected)
 }
 
-/// Returns the error of a file whose records have other lengths than its header says.
+/// Returns the error of a file whose lists are not the ones that its header says.
 fn damaged(path: &Path) -> TokenizedError {
     TokenizedError::Damaged { path: path.to_owned() }
 }
 
-/// Reads the numbers of bytes of the examples. Returns `None` if they have another hash than the header says.
-fn read_sizes(file: &mut File, header: &Header) -> std::io::Result<Option<Vec<u64>>> {
+fn malformed(path: &Path, reason: String) -> TokenizedError {
+    TokenizedError::Header { path: path.to_owned(), reason }
+}
+
+/// Checks that the file has the `found` bytes that its header says.
+fn check_length(header: &Header, found: u64, path: &Path) -> Result<(), TokenizedError> {
+    match header.file_length() {
+        None => Err(malformed(path, "it says more bytes than a file can have".to_owned())),
+        Some(expected) if expected != found => {
+            Err(TokenizedError::Length { path: path.to_owned(), expected, found })
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+/// The numbers of bytes of the examples, and the hashes of the blocks.
+type Lists = (Vec<u64>, Vec<blake3::Hash>);
+
+/// Reads the lists behind the content. Returns `None` if they have another hash than the header says.
+fn read_lists(file: &mut File, header: &Header) -> std::io::Result<Option<Lists>> {
     file.seek(SeekFrom::Start(LENGTH as u64 + header.bytes))?;
-    let mut bytes = vec![0; header.examples.unwrap_or(0) as usize * size_of::<u32>()];
-    file.read_exact(&mut bytes)?;
-    if blake3::hash(&bytes).to_hex().as_str() != header.sizes_hash {
+    // The file has these bytes: its length was compared with the header.
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    if blake3::hash(&bytes).to_hex().as_str() != header.lists_hash {
         return Ok(None);
     }
-    let sizes = bytes.as_chunks().0.iter().map(|size| u32::from_le_bytes(*size).into()).collect();
-    Ok(Some(sizes))
+    let hashes = header.blocks() as usize * blake3::OUT_LEN;
+    let Some((sizes, hashes)) = bytes.len().checked_sub(hashes).map(|end| bytes.split_at(end)) else {
+        return Ok(None);
+    };
+    let sizes = sizes.as_chunks().0.iter().map(|size| u32::from_le_bytes(*size).into()).collect();
+    let hashes = hashes.as_chunks().0.iter().map(|hash| blake3::Hash::from_bytes(*hash)).collect();
+    Ok(Some((sizes, hashes)))
 }
 
 /// Returns the content, whose parts are as long as the header says.
@@ -101,49 +120,53 @@ fn content(
     bytes: Bytes,
     header: &Header,
     sizes: &[u64],
+    hashed_as: Width,
     path: &Path,
 ) -> Result<CollectedContent, TokenizedError> {
     let width = header.width();
     if header.examples.is_none() {
         let is_whole = header.tokens.checked_mul(width.bytes() as u64) == Some(header.bytes);
-        let ids = CollectedContent::Ids(Ids::new(width, bytes), Stride::Overlapping);
+        let ids = CollectedContent::Ids(Ids::new(width, bytes, hashed_as), Stride::Overlapping);
         return if is_whole { Ok(ids) } else { Err(damaged(path)) };
     }
     let has_target = |size: &u64| ids_in(*size as usize, width) > 1;
     let sum = sizes.iter().try_fold(0u64, |sum, size| sum.checked_add(*size));
-    let count = u32::try_from(sizes.len()).map_err(|_| damaged(path))?;
-    if sum != Some(header.bytes) || !sizes.iter().all(has_target) {
+    if sum != Some(header.bytes) || !sizes.iter().all(has_target) || u32::try_from(sizes.len()).is_err() {
         return Err(damaged(path));
     }
-    let examples = Examples::new(width, bytes, sizes.iter().copied());
-    Ok(CollectedContent::Examples(examples, (0..count).collect()))
+    Ok(CollectedContent::Examples(Examples::new(width, bytes, sizes.iter().copied(), hashed_as)))
 }
 
 /// Checks that the file was made with the settings that the run has.
 fn check_settings(header: &Header, config: &DataConfig, path: &Path) -> Result<(), DataError> {
-    let differs = |setting: &'static str, own: String, given: String| {
-        DataError::from(TokenizedError::OtherSetting { path: path.to_owned(), setting, own, given })
+    let differs = |setting: &'static str, [own, given]: [String; 2]| {
+        Err(TokenizedError::OtherSetting { path: path.to_owned(), setting, own, given }.into())
     };
     let tokenizer = fingerprint(&config.tokenizer)?;
     if header.tokenizer != tokenizer {
-        return Err(differs("tokenizer", header.tokenizer.clone(), tokenizer));
+        return differs("tokenizer", [header.tokenizer.clone(), tokenizer]);
     }
     if let Some(own) = &header.template {
-        match ChatRenderer::fingerprint_of(config) {
-            Ok(given) if given != *own => return Err(differs("chat_template", own.clone(), given)),
+        match ChatRenderer::identity_of(config) {
+            Ok(given) => {
+                if let Some((setting, values)) = own.difference(&given) {
+                    return differs(setting, values);
+                }
+            }
             // The text is rendered already.
-            Ok(_) | Err(TemplateError::Missing) => {}
+            Err(TemplateError::Missing) => {}
             Err(error) => return Err(error.into()),
         }
     }
-    let words = |train_on: Option<TrainOn>| train_on.map_or("the default", TrainOn::key).to_owned();
-    if config.train_on.is_some() && config.train_on != header.train_on {
-        return Err(differs("train_on", words(header.train_on), words(config.train_on)));
+    let is_other = |given: &TrainOn| header.examples.is_some() && header.train_on != Some(*given);
+    if let Some(given) = config.train_on.filter(is_other) {
+        let own = header.train_on.map_or("the default", TrainOn::key);
+        return differs("train_on", [own, given.key()].map(str::to_owned));
     }
     let bos_id = config.documents.map(|documents| documents.bos_id);
     if bos_id != header.bos_id {
         let words = |id: Option<u32>| id.map_or("none".to_owned(), |id| id.to_string());
-        return Err(differs("bos_id", words(header.bos_id), words(bos_id)));
+        return differs("bos_id", [words(header.bos_id), words(bos_id)]);
     }
     let packs_stream = config.packs_examples && header.examples.is_none();
     if packs_stream && bos_id.is_none() {
@@ -162,37 +185,41 @@ fn check_ids(
     if (header.largest_id as usize) < vocab_size {
         return Ok(());
     }
-    let (mut token, mut beyond) = (0, None);
-    let mut look = |id: u32| {
-        if beyond.is_none() && id as usize >= vocab_size {
-            beyond = Some((token, id));
-        }
-        token += 1;
-    };
     match content {
-        CollectedContent::Ids(ids, _) => ids.each(&(0..ids.len()), look)?,
-        CollectedContent::Examples(examples, chosen) => {
-            for example in chosen {
-                examples.read(*example)?.ids.into_iter().for_each(&mut look);
+        CollectedContent::Ids(ids, _) => {
+            let (mut token, mut beyond) = (0, None);
+            ids.each(&(0..ids.len()), |id| {
+                if beyond.is_none() && id as usize >= vocab_size {
+                    beyond = Some((id, token));
+                }
+                token += 1;
+            })?;
+            if let Some((id, token)) = beyond {
+                let (path, place) = (path.to_owned(), TokenPlace::Token(token));
+                return Err(DataError::BeyondVocabulary { path, place, id: id.into(), vocab_size });
+            }
+        }
+        CollectedContent::Examples(examples) => {
+            for example in 0..examples.len() as u32 {
+                let ids = examples.read(example)?.ids.into_iter().map(u64::from);
+                let record = |_| TokenPlace::Record(u64::from(example) + 1);
+                vocabulary::check(ids, vocab_size, path, record)?;
             }
         }
     }
-    let Some((token, id)) = beyond else {
-        return Err(TokenizedError::Content { path: path.to_owned() }.into());
-    };
-    let (path, place) = (path.to_owned(), TokenPlace::Token(token));
-    Err(DataError::BeyondVocabulary { path, place, id: id.into(), vocab_size })
+    Err(TokenizedError::Content { path: path.to_owned() }.into())
 }
 
 /// Treats the examples that do not fit into a row as the settings say.
 fn treat_long(collected: &mut Collected, config: &DataConfig, path: &Path) -> Result<(), DataError> {
-    let CollectedContent::Examples(examples, chosen) = &mut collected.content else { return Ok(()) };
+    let CollectedContent::Examples(examples) = &mut collected.content else { return Ok(()) };
     let seq_len = config.seq_len;
     let is_long = |example: &u32| examples.ids(*example) > seq_len + 1;
-    let long: Vec<u32> = chosen.iter().copied().filter(is_long).collect();
+    let (long, short): (Vec<u32>, Vec<u32>) = (0..examples.len() as u32).partition(is_long);
     let Some(&first) = long.first() else { return Ok(()) };
     collected.long_records.long = long.len() as u64;
-    collected.known.totals = None;
+    // The figures in the header are of the whole records.
+    collected.known = Known::default();
     let example = |example: u32| u64::from(example) + 1;
     match config.long_records {
         LongRecords::Refuse => {
@@ -200,7 +227,7 @@ fn treat_long(collected: &mut Collected, config: &DataConfig, path: &Path) -> Re
             Err(TokenizedError::Long { path, example: example(first), found, seq_len }.into())
         }
         LongRecords::Skip => {
-            chosen.retain(|example| !is_long(example));
+            examples.choose(short);
             Ok(())
         }
         LongRecords::Cut => {

@@ -8,25 +8,63 @@ use std::path::{Path, PathBuf};
 use pipewright_system::bounded_file::create_regular;
 
 use super::header::{Header, LENGTH};
+use crate::chat::identity::TemplateIdentity;
 use crate::collected::Frequencies;
 use crate::error::TokenizedError;
 use crate::settings::train_on::TrainOn;
+use crate::storage::bytes::BLOCK;
 use crate::storage::examples::{ExampleBuffer, RowPart};
 use crate::storage::ids::{IdBuffer, Width};
 
-/// A file that is not complete yet. It is removed if it never is.
+/// A file that is not complete yet. If it is dropped before [`TokenWriter::finish`], the file is removed.
 pub(crate) struct TokenWriter {
     path: PathBuf,
     unfinished: Unfinished,
     file: BufWriter<File>,
     width: Width,
     hasher: blake3::Hasher,
+    blocks: BlockHashes,
     frequencies: Frequencies,
     largest_id: u32,
     bytes: u64,
     tokens: u64,
     /// The number of bytes of each example.
     sizes: Vec<u32>,
+}
+
+/// The hashes of the blocks of the content.
+#[derive(Default)]
+struct BlockHashes {
+    /// The hash of the last block, which may not be complete.
+    hasher: blake3::Hasher,
+    hashes: Vec<u8>,
+}
+
+impl BlockHashes {
+    fn update(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let free = BLOCK - self.hasher.count() as usize;
+            let (block, behind) = bytes.split_at(free.min(bytes.len()));
+            self.hasher.update(block);
+            bytes = behind;
+            if block.len() == free {
+                self.end_block();
+            }
+        }
+    }
+
+    fn end_block(&mut self) {
+        self.hashes.extend(self.hasher.finalize().as_bytes());
+        self.hasher.reset();
+    }
+
+    /// Returns the hashes of all blocks.
+    fn finish(&mut self) -> &[u8] {
+        if self.hasher.count() > 0 {
+            self.end_block();
+        }
+        &self.hashes
+    }
 }
 
 /// The name of the file while it is written.
@@ -43,7 +81,7 @@ impl Drop for Unfinished {
 pub(crate) struct Settings {
     pub(crate) vocab_size: usize,
     pub(crate) tokenizer: String,
-    pub(crate) template: Option<String>,
+    pub(crate) template: Option<TemplateIdentity>,
     pub(crate) train_on: Option<TrainOn>,
     pub(crate) bos_id: Option<u32>,
     pub(crate) has_examples: bool,
@@ -65,12 +103,18 @@ impl TokenWriter {
             file,
             width: Width::of(vocab_size),
             hasher: blake3::Hasher::new(),
+            blocks: BlockHashes::default(),
             frequencies: Frequencies::default(),
             largest_id: 0,
             bytes: 0,
             tokens: 0,
             sizes: Vec::new(),
         })
+    }
+
+    /// Returns the name that the file gets.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Returns the number of ids that were written.
@@ -109,6 +153,7 @@ impl TokenWriter {
 
     fn append(&mut self, bytes: &[u8]) -> Result<(), TokenizedError> {
         self.hasher.update(bytes);
+        self.blocks.update(bytes);
         self.bytes += bytes.len() as u64;
         self.file.write_all(bytes).map_err(|source| self.failed(source))
     }
@@ -120,7 +165,8 @@ impl TokenWriter {
     /// Writes the header, and gives the file its name when everything is on the disk.
     pub(crate) fn finish(mut self, settings: Settings) -> Result<Header, TokenizedError> {
         let totals = self.frequencies.totals();
-        let sizes: Vec<u8> = self.sizes.iter().copied().flat_map(u32::to_le_bytes).collect();
+        let mut lists: Vec<u8> = self.sizes.iter().copied().flat_map(u32::to_le_bytes).collect();
+        lists.extend(self.blocks.finish());
         let header = Header {
             vocab_size: settings.vocab_size as u64,
             tokenizer: settings.tokenizer,
@@ -134,15 +180,15 @@ impl TokenWriter {
             frequency_entropy: totals.frequency_entropy.to_bits(),
             largest_id: self.largest_id,
             hash: self.hasher.finalize().to_hex().to_string(),
-            sizes_hash: blake3::hash(&sizes).to_hex().to_string(),
+            lists_hash: blake3::hash(&lists).to_hex().to_string(),
         };
-        let written = self.end(&header, &sizes);
+        let written = self.end(&header, &lists);
         written.map_err(|source| self.failed(source))?;
         Ok(header)
     }
 
-    fn end(&mut self, header: &Header, sizes: &[u8]) -> io::Result<()> {
-        self.file.write_all(sizes)?;
+    fn end(&mut self, header: &Header, lists: &[u8]) -> io::Result<()> {
+        self.file.write_all(lists)?;
         self.file.seek(SeekFrom::Start(0))?;
         self.file.write_all(&header.to_bytes())?;
         self.file.flush()?;
