@@ -6,15 +6,19 @@ use std::path::{Path, PathBuf};
 
 use anstyle::Style;
 use clap::{Args, Subcommand};
-use pipewright::train::data::{RowPart, TokenCodec, TokenRows};
+use pipewright::train::data::{RowPart, TokenCodec, TokenRows, Tokenizer};
 use pipewright_schedule::words::counted;
 
 use crate::config::Settings;
+use crate::config::data::{BYTES, tokenizer_file};
 use crate::failure::Failure;
 use crate::text::escape;
 use crate::training::arguments::load_settings;
 use crate::training::data::{data_config, open_training};
 use crate::training::model::read_model;
+
+/// The size of a vocabulary without an end: a file of data is shown without a model.
+const ANY_ID: usize = i32::MAX as usize;
 
 /// The arguments of `pipewright data`.
 #[derive(Debug, Args)]
@@ -28,7 +32,7 @@ enum DataCommand {
     /// Print rows of the training data, in the order in which a run takes them.
     #[command(after_help = "\
 Tokens that do not count in the loss are dim, or stand between \u{2039} and \u{203a} if the output is not a terminal. Special tokens \
-are visible. A row of several records has a line between them.
+are visible. A row of several records has a line between them. A file of `pipewright tokenize` needs the tokenizer that made it.
 
 Example:
   pipewright data show --rows 1")]
@@ -40,6 +44,9 @@ struct ShowArguments {
     /// A configuration, or a file of data; by default, the built-in sample
     #[arg(value_name = "CONFIG.toml|FILE")]
     file: Option<PathBuf>,
+    /// The tokenizer: its folder, its file or `bytes`; by default, `data.tokenizer`
+    #[arg(long, value_name = "DIR")]
+    tokenizer: Option<String>,
     /// How many rows to print
     #[arg(long, value_name = "N", default_value_t = 3)]
     rows: usize,
@@ -52,9 +59,12 @@ struct ShowArguments {
 pub(crate) fn run(arguments: &DataArguments) -> Result<(), Failure> {
     let DataCommand::Show(arguments) = &arguments.command;
     let settings = settings(arguments)?;
-    let model = read_model(&settings)?;
-    let mut rows = open_training(&settings, model.model(), 1)?;
-    let codec = TokenCodec::open(&data_config(&settings).tokenizer).map_err(Failure::input)?;
+    let config = data_config(&settings);
+    let mut rows = match (&config.tokenizer, arguments.file_of_data()) {
+        (Tokenizer::File(_), Some(_)) => config.open(ANY_ID, 1).map_err(Failure::input)?,
+        _ => open_training(&settings, read_model(&settings)?.model(), 1)?,
+    };
+    let codec = TokenCodec::open(&config.tokenizer).map_err(Failure::input)?;
     let out = std::io::stdout();
     let has_colour = out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let text = shown(&mut rows, arguments.rows, &codec, &Marks::new(has_colour))?;
@@ -66,21 +76,30 @@ pub(crate) fn run(arguments: &DataArguments) -> Result<(), Failure> {
     }
 }
 
+impl ShowArguments {
+    /// Returns the file of data, if the file is not a configuration.
+    fn file_of_data(&self) -> Option<&Path> {
+        let is_config = |path: &&Path| path.extension().is_some_and(|ending| ending == "toml");
+        self.file.as_deref().filter(|path| !is_config(path))
+    }
+}
+
 /// Returns the settings of a configuration. A file of data takes the place of the sample's data.
 fn settings(arguments: &ShowArguments) -> Result<Settings, Failure> {
-    let is_config = |path: &Path| path.extension().is_some_and(|ending| ending == "toml");
-    let mut set = vec!["pipeline.microbatches=1".to_owned(), "pipeline.ranks=1".to_owned()];
-    let config = match &arguments.file {
-        Some(path) if !is_config(path) => {
-            // The path is taken as it is, not as a pattern.
-            let pattern = globset::escape(&path.to_string_lossy());
-            set.push(format!("data.path={}", toml::Value::String(pattern)));
-            None
-        }
-        config => config.as_deref(),
-    };
-    let set: Vec<String> =
-        if config.is_some() { arguments.set.clone() } else { [&set, &arguments.set[..]].concat() };
+    let (file, data) = (arguments.file.as_deref(), arguments.file_of_data());
+    let config = if data.is_some() { None } else { file };
+    let mut set = Vec::new();
+    if config.is_none() {
+        set.extend(["pipeline.microbatches=1", "pipeline.ranks=1"].map(str::to_owned));
+    }
+    let text = |key: &str, value: String| format!("{key}={}", toml::Value::String(value));
+    // The path is taken as it is, not as a pattern.
+    set.extend(data.map(|path| text("data.path", globset::escape(&path.to_string_lossy()))));
+    set.extend(arguments.tokenizer.as_deref().map(|name| {
+        let file = tokenizer_file(Path::new(name)).to_string_lossy().into_owned();
+        text("data.tokenizer", if name == BYTES { name.to_owned() } else { file })
+    }));
+    set.extend(arguments.set.iter().cloned());
     Ok(load_settings(config, &set)?.settings)
 }
 
@@ -155,8 +174,6 @@ fn marked(part: &RowPart, codec: &TokenCodec, marks: &Marks) -> Result<String, F
 
 #[cfg(test)]
 mod tests {
-    use pipewright::train::data::Tokenizer;
-
     use super::*;
 
     #[test]
@@ -171,5 +188,29 @@ mod tests {
         };
         check(false, "\u{2039}to\\u{1b}\u{203a}be");
         check(true, "\u{1b}[2mto\\u{1b}\u{1b}[0mbe");
+    }
+
+    #[test]
+    fn a_file_of_data_has_the_tokenizer_that_is_named() {
+        let tokenizer = |file: &str, name: Option<&str>, set: &[&str]| {
+            let arguments = ShowArguments {
+                file: Some(file.into()),
+                tokenizer: name.map(str::to_owned),
+                rows: 1,
+                set: set.iter().map(|set| (*set).to_owned()).collect(),
+            };
+            data_config(&settings(&arguments).expect("good settings")).tokenizer
+        };
+        assert_eq!(tokenizer("a.pwtok", None, &[]), Tokenizer::Bytes);
+        assert_eq!(tokenizer("a.pwtok", Some("bytes"), &[]), Tokenizer::Bytes);
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let file = folder.path().join("tokenizer.json");
+        std::fs::write(&file, "{}").expect("a file");
+        let of_folder = Tokenizer::File(file.clone());
+        for name in [folder.path(), &file] {
+            assert_eq!(tokenizer("a.pwtok", name.to_str(), &[]), of_folder);
+        }
+        let set = &["data.tokenizer=bytes"];
+        assert_eq!(tokenizer("a.pwtok", folder.path().to_str(), set), Tokenizer::Bytes);
     }
 }

@@ -128,7 +128,7 @@ fn a_file_that_does_not_fit_is_refused() {
     let file = folder.path().join("text.pwtok");
     let bytes = fs::read(&file).expect("the file");
     fs::write(&file, &bytes[..bytes.len() - 9]).expect("the scratch folder takes files");
-    check(&[], "text.pwtok: the file has 4351 bytes, and its header says 4360; copy the file or tokenize");
+    check(&[], "text.pwtok: the file has 4383 bytes, and its header says 4392; copy the file or tokenize");
 }
 
 #[test]
