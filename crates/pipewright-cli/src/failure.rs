@@ -12,6 +12,7 @@ use pipewright_system::schedule_memory::OutOfMemory;
 
 use crate::config::{ConfigError, Problem};
 use crate::display::screen;
+use crate::fault::Fault;
 use crate::text::escape;
 
 /// The most mistakes in a configuration or a profile that are shown. The input may not be such a file at all.
@@ -47,6 +48,8 @@ pub(crate) struct Failure {
     is_reported: bool,
     /// The lost rank, if the failure is the loss of a rank.
     lost: Option<WorldRank>,
+    /// The fault after which the run may continue, if it is one.
+    fault: Option<Box<Fault>>,
     /// Lines that are printed above the problems, so that the problems are the last thing on a screen.
     context: String,
     problems: Vec<Box<dyn Diagnostic + Send + Sync>>,
@@ -60,6 +63,7 @@ impl Failure {
             exit,
             is_reported: false,
             lost: None,
+            fault: None,
             context: String::new(),
             problems: vec![Box::new(MietteDiagnostic::new(message))],
         }
@@ -67,7 +71,14 @@ impl Failure {
 
     /// Returns a failure that has been reported already.
     pub(crate) fn already_reported(exit: Exit) -> Self {
-        Self { exit, is_reported: true, lost: None, context: String::new(), problems: Vec::new() }
+        Self {
+            exit,
+            is_reported: true,
+            lost: None,
+            fault: None,
+            context: String::new(),
+            problems: Vec::new(),
+        }
     }
 
     /// Returns a failure for wrong input, with one message: an error with all its causes, or a sentence.
@@ -83,6 +94,26 @@ impl Failure {
     /// Returns the same failure with lines that its report begins with.
     pub(crate) fn below(self, context: String) -> Self {
         Self { context, ..self }
+    }
+
+    /// Returns the same failure as a fault, after which the run may continue; `None` if it may not.
+    pub(crate) fn with_fault(self, fault: Option<Fault>) -> Self {
+        Self { fault: fault.map(Box::new), ..self }
+    }
+
+    /// Returns the fault after which the run may continue, if the failure is one.
+    pub(crate) fn fault(&self) -> Option<&Fault> {
+        self.fault.as_deref()
+    }
+
+    /// Returns the same failure with further lines above its report.
+    pub(crate) fn under(self, lines: String) -> Self {
+        Self { context: lines + &self.context, ..self }
+    }
+
+    /// Returns the lines above the problems, and all problems, as plain text.
+    pub(crate) fn full_text(&self) -> String {
+        format!("{}{}", self.context, self.text())
     }
 
     /// Returns the lost rank, if the failure is the loss of a rank.
@@ -174,6 +205,7 @@ impl From<ConfigError> for Failure {
                     exit: if fits_not { Exit::CheckFailed } else { Exit::WrongInput },
                     is_reported: false,
                     lost: None,
+                    fault: None,
                     context: String::new(),
                     problems: shown,
                 }

@@ -13,6 +13,7 @@ use pipewright_schedule::measured::{TraceError, read_trace};
 use serde::Deserialize;
 use thiserror::Error;
 
+use crate::recovery::Restart;
 use crate::run_folder::{CONFIG, LARGEST, METRICS, TIMELINE, kept_timelines};
 
 /// The metrics of a step, as far as the line has them. JSON has no infinite numbers, so they may be null.
@@ -20,6 +21,8 @@ use crate::run_folder::{CONFIG, LARGEST, METRICS, TIMELINE, kept_timelines};
 pub(crate) struct StepMetrics {
     /// The number of the step, from 1.
     pub(crate) step: u64,
+    /// The kind of the event, if the line is an event between two steps.
+    event: Option<String>,
     pub(crate) loss: Option<f64>,
     pub(crate) total: Option<f64>,
     pub(crate) validation_loss: Option<f64>,
@@ -116,21 +119,33 @@ pub(crate) fn require_run(run: &Path) -> Result<(), RunRecordError> {
 /// Returns the metrics of all steps in the order of the file. A last line without a line end is being
 /// written, so it is left out if it is incomplete.
 pub(crate) fn metrics(run: &Path) -> Result<Vec<StepMetrics>, RunRecordError> {
-    let path = run.join(METRICS);
-    let text = match read_regular(&path, LARGEST) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        read => read.map_err(read_error(&path))?,
-    };
-    let text = String::from_utf8_lossy(&text);
+    let (path, text) = (run.join(METRICS), metrics_text(run)?);
     let mut steps = Vec::new();
     for (line, content) in (1..).zip(text.split_inclusive('\n')).filter(|(_, line)| !line.trim().is_empty()) {
         match serde_json::from_str(content) {
+            Ok(StepMetrics { event: Some(_), .. }) => {}
             Ok(step) => steps.push(step),
             Err(_incomplete) if !content.ends_with('\n') => {}
             Err(source) => return Err(RunRecordError::Metrics { path, line, source }),
         }
     }
     Ok(steps)
+}
+
+/// Returns the restarts of the run, in their order.
+pub(crate) fn restarts(run: &Path) -> Result<Vec<Restart>, RunRecordError> {
+    let text = metrics_text(run)?;
+    let lines = text.lines().filter(|line| line.contains("\"event\""));
+    Ok(lines.filter_map(|line| serde_json::from_str(line).ok()).collect())
+}
+
+/// Returns the text of the metrics; nothing if there are none.
+fn metrics_text(run: &Path) -> Result<String, RunRecordError> {
+    let path = run.join(METRICS);
+    match read_regular(&path, LARGEST) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
+        read => Ok(String::from_utf8_lossy(&read.map_err(read_error(&path))?).into_owned()),
+    }
 }
 
 /// Returns the text of the run's configuration; nothing if there is none.
@@ -205,6 +220,17 @@ mod tests {
         );
         assert_eq!((steps[1].loss, steps[1].validation_loss), (None, Some(3.5)));
         assert_eq!(steps[1].peak_bytes, [Some(1.0), Some(2.0)]);
+    }
+
+    #[test]
+    fn restarts_are_not_steps() {
+        let restart =
+            r#"{"event":"restart","step":1,"failed_step":3,"rank":1,"cause":"lost","restart":1,"of":3}"#;
+        let folder = run(&format!("{{\"step\":1}}\n{restart}\n{{\"step\":2}}\n"));
+        let steps: Vec<u64> = metrics(folder.path()).expect("lines").iter().map(|step| step.step).collect();
+        assert_eq!(steps, [1, 2]);
+        let restarts = restarts(folder.path()).expect("lines");
+        let [Restart { step: 1, failed_step: 3, .. }] = restarts[..] else { panic!("{restarts:?}") };
     }
 
     #[test]

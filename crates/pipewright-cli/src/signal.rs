@@ -20,19 +20,26 @@ const ENDED_BY_SIGNAL: i32 = 128;
 
 /// Whether the process was asked to end.
 #[derive(Debug, Default)]
-pub(crate) struct Interrupt(Arc<AtomicBool>);
+pub(crate) struct Interrupt {
+    flag: Arc<AtomicBool>,
+    /// Whether the process watches for the signals.
+    is_watching: AtomicBool,
+}
 
 impl Interrupt {
     /// Returns the flag that a signal sets.
     pub(crate) fn flag(&self) -> Arc<AtomicBool> {
-        self.0.clone()
+        self.flag.clone()
     }
 
-    /// Starts to watch for the signals. Before this call, they end the process.
+    /// Starts to watch for the signals. Before this call, they end the process. Further calls do nothing.
     ///
     /// # Errors
     /// Fails if the system refuses.
     pub(crate) fn watch(&self) -> io::Result<()> {
+        if self.is_watching.swap(true, Ordering::SeqCst) {
+            return Ok(());
+        }
         let is_asked = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
             let was_asked = is_asked.clone();

@@ -12,8 +12,8 @@ use serde_json::{Map, Value};
 use crate::config::{Loaded, Scheduled};
 use crate::display;
 use crate::failure::Failure;
+use crate::recovery::{Attempts, Restart};
 use crate::run_folder::{self, RunFolder, RunLock};
-use crate::signal::Interrupt;
 use crate::text::quoted;
 use crate::training::arguments::load_settings;
 use crate::training::checkpoint_path::{RunPath, not_finite};
@@ -42,11 +42,31 @@ pub(crate) struct ResumeArguments {
 /// Runs the command.
 pub(crate) fn run(arguments: &ResumeArguments) -> Result<(), Failure> {
     let mut processes = ProcessGroup::gather()?;
-    let outcome = run_with(arguments, &mut processes);
+    let mut attempts = Attempts::new()?;
+    let outcome = run_with(arguments, &mut processes, &mut attempts);
+    let outcome = after_faults(outcome, &mut processes, &mut attempts);
     processes.settle(outcome)
 }
 
-fn run_with(arguments: &ResumeArguments, processes: &mut ProcessGroup) -> Result<(), Failure> {
+/// Resumes a run whose ranks are threads of this process from its newest checkpoint, as long as it fails and may
+/// be restarted.
+pub(crate) fn after_faults(
+    mut outcome: Result<(), Failure>,
+    processes: &mut ProcessGroup,
+    attempts: &mut Attempts,
+) -> Result<(), Failure> {
+    while let Err(failure) = outcome {
+        let arguments = ResumeArguments { run: attempts.after(failure)?, set: Vec::new() };
+        outcome = run_with(&arguments, processes, attempts);
+    }
+    outcome
+}
+
+fn run_with(
+    arguments: &ResumeArguments,
+    processes: &mut ProcessGroup,
+    attempts: &mut Attempts,
+) -> Result<(), Failure> {
     // The leader locks the folder and cleans it up before the other processes read it.
     let owned = own(arguments, processes.is_leader());
     let owned = processes.agree(owned, |_| Fields::new())?;
@@ -56,38 +76,32 @@ fn run_with(arguments: &ResumeArguments, processes: &mut ProcessGroup) -> Result
     });
     let found = found.and_then(|found| Ok((overview(&found.prepared)?, found)));
     let (overview, found) = processes.agree(found, |(_, found)| found.identity())?;
-    let introduction = found.introduction();
     if processes.is_leader() {
-        display::say(&introduction);
+        let restart = found.restart.as_ref();
+        display::say(&restart.map_or_else(|| found.introduction(), Restart::sentence));
         found.rate_note.iter().for_each(|note| display::say(note));
     }
     if found.is_finished() {
         return Ok(());
     }
-    let ResumableRun { prepared, description, evaluations, checkpoint, owned, .. } = found;
+    let ResumableRun { prepared, description, evaluations, checkpoint, owned, restart, .. } = found;
     let settings = prepared.settings.clone();
-    let interrupt = Interrupt::default();
     let mut trainer = match &checkpoint {
-        Some(checkpoint) => launch_from(prepared, checkpoint, processes, &interrupt)?,
-        None => launch(prepared, processes, &interrupt)?,
+        Some(checkpoint) => launch_from(prepared, checkpoint, processes, attempts)?,
+        None => launch(prepared, processes, attempts)?,
     };
     let done = trainer.steps_done();
     let reopened = owned.map(|owned| RunFolder::reopen(&settings.run.out, &settings.to_toml(), done, owned));
     let folder = reopened.transpose();
-    let folder = folder.map_err(|error| abandon(&mut trainer, Failure::input(error)))?;
-    for sentence in folder.iter().flat_map(RunFolder::moved) {
-        display::say(sentence);
+    let mut folder = folder.map_err(|error| abandon(&mut trainer, Failure::input(error)))?;
+    if let (Some(folder), Some(restart)) = (&mut folder, &restart) {
+        folder.write_restart(restart).map_err(|error| abandon(&mut trainer, Failure::input(error)))?;
+    } else {
+        folder.iter().flat_map(RunFolder::moved).for_each(|sentence| display::say(sentence));
     }
-    TrainingLoop {
-        settings: &settings,
-        overview,
-        description,
-        evaluations,
-        folder,
-        processes,
-        interrupt: &interrupt,
-    }
-    .run(trainer)
+    attempts.begin(&settings);
+    TrainingLoop { settings: &settings, overview, description, evaluations, folder, processes, attempts }
+        .run(trainer)
 }
 
 /// Locks the run's folder if this process writes to it, so that no other run can write to it.
@@ -110,6 +124,8 @@ struct ResumableRun {
     owned: Option<RunLock>,
     /// A sentence about a jump of the learning rate.
     rate_note: Option<String>,
+    /// The restart that led to this resumption, in the process that writes to the folder.
+    restart: Option<Restart>,
 }
 
 impl ResumableRun {
@@ -147,7 +163,8 @@ impl ResumableRun {
         let stored = load_settings(Some(&config), &set[set.len() - 1..]).ok();
         let rate_note = stored
             .and_then(|stored| rate_change::note(&stored.settings, &prepared.settings, done, &arguments.set));
-        Ok(Self { prepared, description, evaluations, checkpoint, owned, rate_note })
+        let restart = owned.as_ref().and_then(|_| Restart::find(&path.run, done));
+        Ok(Self { prepared, description, evaluations, checkpoint, owned, rate_note, restart })
     }
 
     /// Returns the fields that must be equal in all processes.

@@ -2,13 +2,14 @@
 
 use pipewright_models::CutModel;
 
+use crate::commands::resume;
 use crate::config::Loaded;
 use crate::display;
 use crate::failure::Failure;
 use crate::planning::auto;
 use crate::planning::decision::Chosen;
+use crate::recovery::Attempts;
 use crate::run_folder::{self, RunFolder};
-use crate::signal::Interrupt;
 use crate::training::arguments::RunArguments;
 use crate::training::evaluations::Evaluations;
 use crate::training::identity::{describe, identity, shared_settings};
@@ -24,11 +25,17 @@ use crate::training::training_loop::TrainingLoop;
 /// Runs the command.
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     let mut processes = ProcessGroup::gather()?;
-    let outcome = run_with(arguments, &mut processes);
+    let mut attempts = Attempts::new()?;
+    let outcome = run_with(arguments, &mut processes, &mut attempts);
+    let outcome = resume::after_faults(outcome, &mut processes, &mut attempts);
     processes.settle(outcome)
 }
 
-fn run_with(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<(), Failure> {
+fn run_with(
+    arguments: &RunArguments,
+    processes: &mut ProcessGroup,
+    attempts: &mut Attempts,
+) -> Result<(), Failure> {
     let prepared = choose(arguments, processes)?.and_then(|chosen| {
         let Chosen { scheduled, model, sentences, files } = chosen;
         if processes.is_leader() {
@@ -48,9 +55,8 @@ fn run_with(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<()
     shared_folder::require(processes, &prepared.settings.run.out)?;
     let settings = prepared.settings.clone();
     let evaluations = Evaluations::new(&prepared, None);
-    let interrupt = Interrupt::default();
     // The folder is created last, so that a run that cannot start does not move an earlier run.
-    let mut trainer = launch(prepared, processes, &interrupt)?;
+    let mut trainer = launch(prepared, processes, attempts)?;
     let mut folder = None;
     if processes.is_leader() {
         let created = RunFolder::create(&settings.run.out, &settings.to_toml(), &files);
@@ -61,16 +67,9 @@ fn run_with(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<()
         origin::keep(&settings).map_err(|failure| abandon(&mut trainer, failure))?;
         folder = Some(created);
     }
-    TrainingLoop {
-        settings: &settings,
-        overview,
-        description,
-        evaluations,
-        folder,
-        processes,
-        interrupt: &interrupt,
-    }
-    .run(trainer)
+    attempts.begin(&settings);
+    TrainingLoop { settings: &settings, overview, description, evaluations, folder, processes, attempts }
+        .run(trainer)
 }
 
 /// Loads the settings with their schedule, and plans it if they leave the choice to a plan. The inner result

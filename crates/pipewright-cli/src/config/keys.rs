@@ -186,6 +186,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "checkpoint_every",
             "keep_checkpoints",
             "deadline_seconds",
+            "restarts",
             "device",
             "devices",
             "exclusive",

@@ -37,6 +37,8 @@ pub(crate) struct RunSettings {
     pub(crate) keep_checkpoints: u32,
     /// How long a rank waits for another before the run fails.
     pub(crate) deadline_seconds: f64,
+    /// How often the run continues from its newest checkpoint after a fault.
+    pub(crate) restarts: u64,
     /// The devices of the ranks.
     #[serde(flatten)]
     pub(crate) devices: DeviceSettings,
@@ -82,6 +84,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         checkpoint_every: section.whole("checkpoint_every", 0, 0, i64::MAX as u64),
         keep_checkpoints: section.count("keep_checkpoints", 3),
         deadline_seconds: read_deadline(&mut section),
+        restarts: section.whole("restarts", 0, 0, i64::MAX as u64),
         devices: devices::read(&mut section),
         precision: section.choice("precision", Precision::F32, &Precision::NAMED),
         loss_scale: read_loss_scale(&mut section),

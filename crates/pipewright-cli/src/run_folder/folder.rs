@@ -8,7 +8,9 @@ use pipewright::bounded_file::{create_regular, read_regular, refuse_special, wri
 use pipewright::checkpoint::{CheckpointFolder, FolderIdentity};
 use pipewright::ids::StepNumber;
 use pipewright::train::{Metrics, timeline_name};
+use serde::Serialize;
 
+use crate::recovery::Restart;
 use crate::run_folder::aside::{
     create_in_run, cut_metrics, keep_last_timeline, move_later_checkpoints, move_later_timelines,
     move_run_aside,
@@ -103,8 +105,22 @@ impl RunFolder {
     /// # Errors
     /// Fails if the file cannot be written.
     pub(crate) fn write_metrics(&mut self, metrics: &Metrics) -> Result<(), RunFolderError> {
+        self.write_line(metrics)
+    }
+
+    /// Appends a restart to the metrics, and removes its record from the folder.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be written.
+    pub(crate) fn write_restart(&mut self, restart: &Restart) -> Result<(), RunFolderError> {
+        self.write_line(restart)?;
+        Restart::remove(&self.path);
+        Ok(())
+    }
+
+    fn write_line(&mut self, content: &impl Serialize) -> Result<(), RunFolderError> {
         self.require()?;
-        let mut line = serde_json::to_string(metrics).expect("figures can be written as JSON");
+        let mut line = serde_json::to_string(content).expect("figures can be written as JSON");
         line.push('\n');
         let written = self.metrics.write_all(line.as_bytes()).and_then(|()| self.metrics.flush());
         written.map_err(write_error(&self.path.join(METRICS)))

@@ -6,6 +6,7 @@ use std::time::Duration;
 use pipewright_schedule::Timeline;
 use serde::Serialize;
 
+use crate::recovery::Restart;
 use crate::run_record::{StepMetrics, median, median_of};
 use crate::run_report::groups::{Series, groups, series};
 
@@ -14,6 +15,7 @@ pub(crate) struct RunSource {
     /// The name by which the user refers to the run.
     pub(crate) name: String,
     pub(crate) steps: Vec<StepMetrics>,
+    pub(crate) restarts: Vec<Restart>,
     /// The text of the configuration.
     pub(crate) config: String,
     /// The timeline of the last step.
@@ -51,8 +53,21 @@ struct RunData {
     bubble: Vec<Series>,
     memory: Vec<Series>,
     figures: Figures,
+    /// The restarts, each at the group that has its last step before it.
+    restarts: Vec<RestartData>,
     config: String,
     links: RunLinks,
+}
+
+/// A restart of the run.
+#[derive(Serialize)]
+struct RestartData {
+    /// The index of the group after whose steps the run continued; none if it continued from the first step.
+    group: Option<usize>,
+    /// The last step before the restart whose result counts.
+    step: u64,
+    failed_step: u64,
+    text: String,
 }
 
 /// The figures of the whole run.
@@ -120,10 +135,22 @@ impl RunData {
             series: all_series(steps, &groups),
             bubble: all_ranks(|step| &step.bubble_per_rank),
             memory: all_ranks(|step| &step.peak_bytes),
+            restarts: run.restarts.iter().map(|restart| RestartData::of(restart, &groups, steps)).collect(),
             figures: Figures::of(run),
             config: run.config.clone(),
             links: run.links.clone(),
         }
+    }
+}
+
+impl RestartData {
+    fn of(restart: &Restart, groups: &[(usize, usize)], steps: &[StepMetrics]) -> Self {
+        let is_before = |&(_, last): &(usize, usize)| steps[last].step < restart.step;
+        // The group that has the step, or the last one.
+        let group =
+            groups.iter().take_while(|group| is_before(group)).count().min(groups.len().saturating_sub(1));
+        let group = (restart.step > 0 && !groups.is_empty()).then_some(group);
+        Self { group, step: restart.step, failed_step: restart.failed_step, text: restart.sentence() }
     }
 }
 
@@ -209,6 +236,7 @@ fn peaks(steps: &[StepMetrics]) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fault::Fault;
 
     #[test]
     fn a_run_is_summarized() {
@@ -224,9 +252,17 @@ mod tests {
                 "{\"step\":3,\"loss\":3.0,\"step_ms\":31,\"auxiliary\":{\"moe_z\":0.5},\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
             ),
         ];
+        let fault = Fault {
+            step: 3,
+            rank: Some(1),
+            cause: "lost".to_owned(),
+            summary: "step 3: rank 1: lost".to_owned(),
+            is_disk_full: false,
+        };
         let source = RunSource {
             name: "a".to_owned(),
             steps,
+            restarts: vec![Restart { step: 2, ..Restart::after(&fault, 1, 3) }],
             config: String::new(),
             timeline: None,
             links: RunLinks::default(),
@@ -243,6 +279,8 @@ mod tests {
         assert_eq!(run["figures"]["peak_bytes"], serde_json::json!([2.0, 9.0]));
         assert_eq!(run["series"]["auxiliary moe_z"]["mean"], serde_json::json!([null, null, 0.5]));
         assert!(run["series"].get("total").is_none(), "{run}");
+        let restart = &run["restarts"][0];
+        assert_eq!((restart["group"].as_u64(), restart["failed_step"].as_u64()), (Some(1), Some(3)));
     }
 
     #[test]
@@ -256,6 +294,7 @@ mod tests {
         let source = RunSource {
             name: "a".to_owned(),
             steps: Vec::new(),
+            restarts: Vec::new(),
             config: String::new(),
             timeline: Some(Timeline::new(2, vec![event(0, 4.0), event(1, 2.0)])),
             links: RunLinks::default(),

@@ -20,7 +20,8 @@ use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
 use crate::exhaustion;
 use crate::failure::{Exit, Failure, sentence};
-use crate::signal::Interrupt;
+use crate::fault::Fault;
+use crate::recovery::Attempts;
 use crate::training::optimizer::{Update, update};
 use crate::training::prepare::Prepared;
 use crate::training::process_group::{ProcessGroup, disagreement, lost};
@@ -31,14 +32,14 @@ pub(crate) fn launch_from(
     mut prepared: Prepared,
     checkpoint: &Arc<Checkpoint>,
     processes: &mut ProcessGroup,
-    interrupt: &Interrupt,
+    attempts: &Attempts,
 ) -> Result<Trainer, Failure> {
     // Unless only adapters are trained, the checkpoint contains all parameters, so the weights of a model
     // directory need not be read.
     if prepared.model.adapter().is_none() {
         prepared.initial = InitialParameters::Seed(prepared.settings.run.seed);
     }
-    let mut trainer = launch(prepared, processes, interrupt)?;
+    let mut trainer = launch(prepared, processes, attempts)?;
     match trainer.resume(checkpoint) {
         Ok(()) => Ok(trainer),
         Err(ResumeError::Pipeline(error)) => Err(failure(&error)),
@@ -51,7 +52,7 @@ pub(crate) fn launch_from(
 pub(crate) fn launch(
     prepared: Prepared,
     processes: &mut ProcessGroup,
-    interrupt: &Interrupt,
+    attempts: &Attempts,
 ) -> Result<Trainer, Failure> {
     exhaustion::watch_run(most_bytes());
     let transport = prepared.settings.pipeline.transport;
@@ -86,7 +87,8 @@ pub(crate) fn launch(
         devices = processes.settle(own_device(&settings, &mut world))?;
     }
     let config = pipeline_config(&settings, &model)?;
-    let config = PipelineConfig { interrupt: Some(interrupt.flag()), devices, ..config };
+    let interrupt = Some(attempts.interrupt().flag());
+    let config = PipelineConfig { interrupt, hook: attempts.hook(), devices, ..config };
     // Each stage is made on the thread of its rank, in the processor's memory, and then moved to the rank's
     // device.
     let make_stage = move |stage, tensor: &TensorParallel| {
@@ -160,8 +162,11 @@ pub(crate) fn failure(error: &PipelineError) -> Failure {
         }
         _ => Exit::Bug,
     };
-    let lost = if let PipelineError::Step(step) = error { lost(step) } else { None };
-    Failure::new(exit, sentence(error)).loss_of(lost)
+    let (lost, fault) = match error {
+        PipelineError::Step(step) => (lost(step), (exit == Exit::RankFailed).then(|| Fault::of_step(step))),
+        _ => (None, None),
+    };
+    Failure::new(exit, sentence(error)).loss_of(lost).with_fault(fault)
 }
 
 /// Notifies the other processes of a failure that only this process knows of, so that they do not wait for

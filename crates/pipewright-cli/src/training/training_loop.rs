@@ -16,10 +16,12 @@ use pipewright_schedule::picture::{PictureSettings, html};
 use serde_json::{Map, Value};
 
 use crate::config::Settings;
+use crate::config::pipeline::TransportChoice;
 use crate::display::{Display, Ending, Overview, Reason, say};
 use crate::failure::{Exit, Failure, sentence};
+use crate::fault::Fault;
+use crate::recovery::Attempts;
 use crate::run_folder::{self, RunFolder, RunFolderError, TIMELINE, is_lost_folder};
-use crate::signal::Interrupt;
 use crate::text::quoted;
 use crate::training::evaluations::Evaluations;
 use crate::training::identity::LOSS;
@@ -40,31 +42,30 @@ pub(crate) struct TrainingLoop<'a> {
     pub(crate) folder: Option<RunFolder>,
     /// The processes of the run.
     pub(crate) processes: &'a mut ProcessGroup,
-    /// The flag that a signal sets to end the run early.
-    pub(crate) interrupt: &'a Interrupt,
+    /// The attempts at the run, of which this is one.
+    pub(crate) attempts: &'a Attempts,
 }
 
 impl TrainingLoop<'_> {
     /// Runs the remaining steps, or stops early at a signal or because the validation loss no longer falls,
     /// and saves a checkpoint of the last step.
     pub(crate) fn run(self, mut trainer: Trainer) -> Result<(), Failure> {
-        let Self { settings, overview, description, mut evaluations, mut folder, processes, interrupt } =
-            self;
+        let Self { settings, overview, description, mut evaluations, mut folder, processes, attempts } = self;
         let (run, start) = (&settings.run, trainer.steps_done());
-        let watched = interrupt.watch();
+        let watched = attempts.interrupt().watch();
         watched.map_err(|error| Failure::input(format!("cannot watch for signals: {error}")))?;
         let mut checkpoints = Checkpoints::new(&mut folder, settings, description, start, &evaluations)?;
         checkpoints.writer.on_progress(trainer.pipeline().keep_alive());
         let display = folder.is_some().then(|| Display::new(overview, start, run.steps));
         let mut log = Log::new(folder, display, start, settings)?;
-        let taken = steps(&mut trainer, run.steps, &mut evaluations, &mut checkpoints, &mut log);
+        let taken = steps(&mut trainer, run.steps, attempts, &mut evaluations, &mut checkpoints, &mut log);
         let taken = taken.map_err(|stop| match stop {
             Stop::Rank(error) => log.failed_step(trainer.pipeline().step_failure(), &error),
             Stop::Other(failure) => abandon(&mut trainer, failure),
         });
         // The display ends first, so that it does not draw over the error.
         let traced = log.finish();
-        let taken = processes.settle(taken);
+        let taken = settle(settings, processes, taken);
         // If a step failed and the timeline cannot be written, the failed step is reported.
         taken?;
         traced?;
@@ -74,7 +75,7 @@ impl TrainingLoop<'_> {
             (false, true) => Reason::LossNoLongerFalls,
             (false, false) => Reason::Signal,
         };
-        let saved = processes.settle(checkpoints.finish(&mut trainer))?;
+        let saved = settle(settings, processes, checkpoints.finish(&mut trainer))?;
         if processes.is_leader() {
             let (saved, best) = (saved.as_deref(), evaluations.lowest());
             let has_timeline = run.out.join(TIMELINE).is_file();
@@ -84,6 +85,19 @@ impl TrainingLoop<'_> {
             Reason::Complete | Reason::LossNoLongerFalls => Ok(()),
             Reason::Signal => Err(Failure::already_reported(Exit::Interrupted)),
         }
+    }
+}
+
+/// Reports a failure if the ranks are processes, which a launcher ends as soon as one of them has failed. Otherwise the
+/// command reports the failure, unless the run continues after it.
+fn settle<T>(
+    settings: &Settings,
+    processes: &mut ProcessGroup,
+    outcome: Result<T, Failure>,
+) -> Result<T, Failure> {
+    match settings.pipeline.transport {
+        TransportChoice::Local => outcome,
+        TransportChoice::Mpi => processes.settle(outcome),
     }
 }
 
@@ -110,11 +124,13 @@ impl Stop {
 fn steps(
     trainer: &mut Trainer,
     steps: u64,
+    attempts: &Attempts,
     evaluations: &mut Evaluations,
     checkpoints: &mut Checkpoints,
     log: &mut Log,
 ) -> Result<(), Stop> {
     while trainer.steps_done() < steps {
+        attempts.begin_step(trainer.steps_done() + 1);
         let (mut metrics, report) = trainer.step().map_err(Stop::of_step)?;
         let interrupted = report.interrupted;
         let is_best = evaluations.after_step(trainer, &mut metrics).map_err(Stop::of_step)?;
@@ -188,7 +204,11 @@ impl Log {
             ));
         }
         self.timeline = Some(report.timeline);
-        folder.write_metrics(metrics).map_err(write_failure)?;
+        let done = metrics.step;
+        folder.write_metrics(metrics).map_err(|error| {
+            let fault = Fault::of_full_disk(&error, done);
+            write_failure(error).with_fault(fault)
+        })?;
         display.step(metrics);
         // Only the first step lists them.
         display.note_undeferred(&report.undeferred);
@@ -269,6 +289,8 @@ struct Checkpoints {
     saved: u64,
     /// The run's folder.
     run: PathBuf,
+    /// Whether the process reports its own failures, because another process reports those of the run.
+    reports: bool,
 }
 
 impl Checkpoints {
@@ -282,6 +304,7 @@ impl Checkpoints {
         let run = &settings.run;
         // The replicas of the first shard group each write their part, and tensor ranks their shards.
         let ranks = settings.pipeline.ranks * settings.mesh.shards() * settings.mesh.tensor_parallel;
+        let reports = folder.is_none();
         let writer = match folder {
             Some(folder) => {
                 let (keep, checkpoints) = (run.keep_checkpoints as usize, folder.take_checkpoints());
@@ -296,7 +319,8 @@ impl Checkpoints {
         // A resumed run already has the checkpoint of the step that it resumes from.
         let requested = (done > 0).then_some(done);
         let (writer, every) = (writer.map_err(Failure::input)?, run.checkpoint_every);
-        Ok(Self { writer, every, requested, description, newest: None, saved: done, run: run.out.clone() })
+        let (newest, run) = (None, run.out.clone());
+        Ok(Self { writer, every, requested, description, newest, saved: done, run, reports })
     }
 
     /// Checks the outcome of earlier checkpoints, and records the losses for the next checkpoint.
@@ -352,10 +376,13 @@ impl Checkpoints {
                 Err(Failure::new(Exit::RankFailed, self.with_resumption(&error)))
             }
             Err(error) => {
-                let mut failure = Failure::input(self.with_resumption(&error));
+                let fault = Fault::of_full_disk(&error, step.unwrap_or(self.saved));
+                let mut failure = Failure::input(self.with_resumption(&error)).with_fault(fault);
                 // Only this process knows of the failure, so it reports the failure even if it is not the
                 // leader.
-                failure.report();
+                if self.reports {
+                    failure.report();
+                }
                 Err(failure)
             }
         }

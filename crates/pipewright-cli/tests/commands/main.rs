@@ -18,6 +18,7 @@ mod generate;
 mod profile;
 mod plan_memory;
 mod real_files;
+mod restarts;
 mod resume;
 mod chats;
 mod tokenize;

@@ -110,16 +110,18 @@ impl Run {
         assert_eq!(output.status.code(), Some(0), "{words}");
     }
 
-    /// Returns the figures of all complete lines of the metrics. Checks that the steps are 1, 2, 3 and so on.
+    /// Returns the figures of all complete lines of the metrics that are steps. Checks that the steps are 1, 2, 3 and so on.
     pub(crate) fn figures(&self) -> Vec<Figures> {
         let metrics = fs::read_to_string(self.path("out/metrics.jsonl")).unwrap_or_default();
         let whole = &metrics[..metrics.rfind('\n').map_or(0, |end| end + 1)];
         let figures = |line: &str| {
             let value: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
             let step = value["step"].as_u64().expect("a step");
-            (step, value["loss"].to_string(), value["grad_norm"].to_string())
+            let figures = (step, value["loss"].to_string(), value["grad_norm"].to_string());
+            // A line may be an event, such as a restart.
+            value.get("event").is_none().then_some(figures)
         };
-        let figures: Vec<Figures> = whole.lines().map(figures).collect();
+        let figures: Vec<Figures> = whole.lines().filter_map(figures).collect();
         assert!((1..).zip(&figures).all(|(step, figures)| figures.0 == step), "each step once: {figures:?}");
         figures
     }

@@ -131,6 +131,16 @@ function showRanks() {
   }));
 }
 
+// Lists the restarts of each run.
+function showRestarts() {
+  const section = document.getElementById("restarts"), restarted = runs.filter(({ restarts }) => restarts.length);
+  section.hidden = !restarted.length;
+  section.lastElementChild.replaceChildren(...restarted.map(({ name, restarts }) => {
+    const rows = restarts.map(({ failed_step, text }) => element("tr", {}, rowHead(`step ${grouped(failed_step)}`), cell(text, false)));
+    return element("div", {}, element("h3", {}, name), element("table", {}, element("tbody", {}, ...rows)));
+  }));
+}
+
 function showTimelines() {
   document.getElementById("timelines").replaceChildren(...runs.map(({ name, links }) => {
     const files = links.timelines.map(([step, href]) => element("a", { href, download: "" }, `step ${grouped(step)}`));

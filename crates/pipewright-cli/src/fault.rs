@@ -1,0 +1,107 @@
+//! [`Fault`]: a failure after which a run may continue from its newest checkpoint.
+
+use std::error::Error;
+use std::io;
+
+use pipewright::failure::StepError;
+use pipewright_schedule::error_text::with_causes as sentence;
+use serde::{Deserialize, Serialize};
+
+/// Where a run failed, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Fault {
+    /// The step that failed, from 1.
+    pub(crate) step: u64,
+    /// The rank that failed first, if it was a rank.
+    pub(crate) rank: Option<u32>,
+    /// The cause in one line, without the place. Faults with the same step and the same cause are the same.
+    pub(crate) cause: String,
+    /// The place and the cause in one line.
+    pub(crate) summary: String,
+    /// Whether the disk was full.
+    pub(crate) is_disk_full: bool,
+}
+
+impl Fault {
+    /// Returns the fault of a failed step.
+    pub(crate) fn of_step(error: &StepError) -> Self {
+        Self {
+            step: error.step.get(),
+            rank: Some(error.rank.get()),
+            cause: first_line(&sentence(&error.cause)),
+            summary: first_line(&sentence(error)),
+            is_disk_full: false,
+        }
+    }
+
+    /// Returns the fault of a full disk after step `done`; `None` if the error has another cause.
+    pub(crate) fn of_full_disk(error: &(dyn Error + 'static), done: u64) -> Option<Self> {
+        is_full(error).then(|| Self {
+            step: done,
+            rank: None,
+            cause: "the disk is full".to_owned(),
+            summary: format!("step {done}: {}", first_line(&sentence(error))),
+            is_disk_full: true,
+        })
+    }
+
+    /// Returns whether this is the same fault again, although another rank may have noticed it first.
+    pub(crate) fn repeats(&self, earlier: &Self) -> bool {
+        self.step == earlier.step && self.cause == earlier.cause
+    }
+}
+
+/// Returns whether an error or one of its causes is a disk or a quota that is full.
+fn is_full(error: &(dyn Error + 'static)) -> bool {
+    let is_full = |error: &(dyn Error + 'static)| {
+        let error = error.downcast_ref::<io::Error>();
+        error.is_some_and(|error| {
+            matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        })
+    };
+    std::iter::successors(Some(error), |&error| error.source()).any(is_full)
+}
+
+/// Returns the first line. Reports of what each rank did follow it.
+fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use pipewright::checkpoint::CheckpointError;
+    use pipewright::failure::Cause;
+    use pipewright::ids::{StepNumber, WorldRank};
+
+    use super::*;
+
+    fn missed(rank: u32, step: u64) -> Fault {
+        let cause = Cause::Deadline { waited: Duration::from_secs(3), report: format!("rank {rank} waits") };
+        let (rank, step) = (WorldRank::new(rank), StepNumber::new(step));
+        Fault::of_step(&StepError { rank, step, action: None, cause })
+    }
+
+    #[test]
+    fn a_deadline_that_another_rank_misses_in_the_same_step_is_the_same_fault() {
+        assert_eq!(missed(1, 7).summary, "step 7: rank 1: no rank has moved for 3.0 s");
+        assert!(missed(1, 7).repeats(&missed(0, 7)));
+        assert!(!missed(1, 7).repeats(&missed(1, 8)));
+    }
+
+    #[test]
+    fn only_a_full_disk_is_a_fault_of_the_disk() {
+        let error = |kind: io::ErrorKind| {
+            let path = PathBuf::from("out");
+            CheckpointError::Io { action: "write", path, source: kind.into() }
+        };
+        let fault = Fault::of_full_disk(&error(io::ErrorKind::StorageFull), 4).expect("it is full");
+        assert!(
+            fault.is_disk_full && fault.step == 4 && fault.summary.starts_with("step 4: out: "),
+            "{fault:?}"
+        );
+        assert_eq!(Fault::of_full_disk(&error(io::ErrorKind::PermissionDenied), 4), None);
+    }
+}

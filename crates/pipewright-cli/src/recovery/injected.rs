@@ -1,0 +1,113 @@
+//! [`InjectedFaults`]: faults that the variable `PIPEWRIGHT_FAULT` asks for, to try how a run goes on after
+//! them.
+//!
+//! The variable has one or more faults with commas between them, each `KIND:RANK:STEP` or `KIND:RANK:STEP:TIMES`. The
+//! kind is `panic`, or `hang`, which never ends. Without a number of times, a fault happens once in a process.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use pipewright::hook::ActionHook;
+use pipewright::ids::WorldRank;
+use pipewright_schedule::Action;
+
+use crate::failure::Failure;
+
+/// The name of the variable.
+const VARIABLE: &str = "PIPEWRIGHT_FAULT";
+
+/// The faults that are still to happen, and the step that runs.
+#[derive(Debug)]
+pub(crate) struct InjectedFaults {
+    faults: Vec<InjectedFault>,
+    /// The step that runs, from 1.
+    step: AtomicU64,
+}
+
+#[derive(Debug)]
+struct InjectedFault {
+    kind: Kind,
+    rank: WorldRank,
+    step: u64,
+    /// How often it is still to happen.
+    left: AtomicU32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Panic,
+    Hang,
+}
+
+impl InjectedFaults {
+    /// Reads the variable; `None` if it is not set.
+    pub(crate) fn of_environment() -> Result<Option<Arc<Self>>, Failure> {
+        let Some(text) = std::env::var_os(VARIABLE) else { return Ok(None) };
+        let text = text.to_string_lossy();
+        let faults: Option<Vec<InjectedFault>> = text.split(',').map(InjectedFault::read).collect();
+        let faults = faults.ok_or_else(|| {
+            Failure::input(format!(
+                "{VARIABLE}={text}: write KIND:RANK:STEP or KIND:RANK:STEP:TIMES with the kind panic or hang, such as \
+                 panic:1:3"
+            ))
+        })?;
+        Ok(Some(Arc::new(Self { faults, step: AtomicU64::new(0) })))
+    }
+
+    /// Notes the step that runs next.
+    pub(crate) fn begin(&self, step: u64) {
+        self.step.store(step, Ordering::SeqCst);
+    }
+}
+
+impl InjectedFault {
+    fn read(text: &str) -> Option<Self> {
+        let mut parts = text.trim().split(':');
+        let kind = match parts.next()? {
+            "panic" => Kind::Panic,
+            "hang" => Kind::Hang,
+            _ => return None,
+        };
+        let (rank, step) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+        let left = AtomicU32::new(parts.next().map_or(Ok(1), str::parse).ok()?);
+        parts.next().is_none().then_some(Self { kind, rank: WorldRank::new(rank), step, left })
+    }
+
+    /// Returns whether the fault happens on this rank in this step, and counts it.
+    fn happens(&self, rank: WorldRank, step: u64) -> bool {
+        let take = |left: u32| left.checked_sub(1);
+        (self.rank, self.step) == (rank, step)
+            && self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok()
+    }
+}
+
+impl ActionHook for InjectedFaults {
+    fn around(&self, rank: WorldRank, _action: Action, run: &mut dyn FnMut()) {
+        let step = self.step.load(Ordering::SeqCst);
+        match self.faults.iter().find(|fault| fault.happens(rank, step)).map(|fault| fault.kind) {
+            Some(Kind::Panic) => panic!("{VARIABLE} asks for this panic"),
+            Some(Kind::Hang) => loop {
+                std::thread::sleep(Duration::from_secs(3600));
+            },
+            None => run(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_has_a_kind_a_rank_a_step_and_a_number_of_times() {
+        let fault = InjectedFault::read("hang:1:3:2").expect("a fault");
+        let rank = WorldRank::new(1);
+        assert_eq!(fault.kind, Kind::Hang);
+        assert!(!fault.happens(WorldRank::new(0), 3) && !fault.happens(rank, 2), "another rank or step");
+        assert_eq!([(); 3].map(|()| fault.happens(rank, 3)), [true, true, false]);
+        for wrong in ["", "panic", "panic:1", "panic:1:x", "panic:1:2:3:4", "sleep:1:2"] {
+            assert!(InjectedFault::read(wrong).is_none(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! [`Restart`]: the record of a restart, which the resumed run writes into its metrics.
+//!
+//! The record is written into the folder of the run before the run resumes, and the process that writes the metrics
+//! takes it from there. That process may be on another machine than the one that decides.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use pipewright::bounded_file::{SMALL_TEXT, read_regular_text, write_regular};
+use serde::{Deserialize, Serialize};
+
+use crate::fault::Fault;
+
+/// The file of the record.
+const FILE: &str = "restart.json";
+
+/// The name of the event in the metrics.
+const EVENT: &str = "restart";
+
+/// A restart, as a line of the metrics has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Restart {
+    /// Always `restart`.
+    pub(crate) event: String,
+    /// The last step whose result counts; the run continues after it.
+    pub(crate) step: u64,
+    /// The step that failed.
+    pub(crate) failed_step: u64,
+    /// The rank that failed first, if it was a rank.
+    pub(crate) rank: Option<u32>,
+    /// The place and the cause in one line.
+    pub(crate) cause: String,
+    /// The number of this restart, from 1.
+    pub(crate) restart: u64,
+    /// The most restarts of this run.
+    pub(crate) of: u64,
+    /// How the run is distributed from this restart on, if that has changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) change: Option<String>,
+}
+
+impl Restart {
+    /// Returns the record of restart number `restart` of at most `of`, after a fault.
+    pub(crate) fn after(fault: &Fault, restart: u64, of: u64) -> Self {
+        Self {
+            event: EVENT.to_owned(),
+            step: 0,
+            failed_step: fault.step,
+            rank: fault.rank,
+            cause: fault.summary.clone(),
+            restart,
+            of,
+            change: None,
+        }
+    }
+
+    /// Returns the sentence for the display.
+    pub(crate) fn sentence(&self) -> String {
+        let Self { step, cause, restart, of, change, .. } = self;
+        let from = match step {
+            0 => "again from step 1".to_owned(),
+            step => format!("from step {step}"),
+        };
+        let change = change.as_ref().map_or_else(String::new, |change| format!(", {change}"));
+        format!("{cause}; the run continues {from}{change} (restart {restart} of {of})")
+    }
+
+    /// Writes the record into the folder of the run, for the process that resumes it.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be written.
+    pub(crate) fn leave(&self, run: &Path) -> io::Result<()> {
+        write_regular(&path_in(run), serde_json::to_string(self).map_err(io::Error::from)?.as_bytes())
+    }
+
+    /// Returns the record in the folder of a run that resumes after step `done`; `None` if no restart led to
+    /// this.
+    pub(crate) fn find(run: &Path, done: u64) -> Option<Self> {
+        let text = read_regular_text(&path_in(run), SMALL_TEXT).ok()?;
+        serde_json::from_str(&text).ok().map(|restart| Self { step: done, ..restart })
+    }
+
+    /// Removes the record, which is in the metrics.
+    pub(crate) fn remove(run: &Path) {
+        // Best effort: the next restart replaces it.
+        let _ = fs::remove_file(path_in(run));
+    }
+}
+
+fn path_in(run: &Path) -> PathBuf {
+    run.join(FILE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_found_where_it_was_left() {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let fault = Fault {
+            step: 7,
+            rank: Some(1),
+            cause: "it broke".to_owned(),
+            summary: "step 7: rank 1: it broke".to_owned(),
+            is_disk_full: false,
+        };
+        let restart = Restart::after(&fault, 1, 3);
+        restart.leave(folder.path()).expect("the folder takes files");
+        let found = Restart::find(folder.path(), 4).expect("it was left");
+        assert_eq!(found, Restart { step: 4, ..restart });
+        assert_eq!(
+            found.sentence(),
+            "step 7: rank 1: it broke; the run continues from step 4 (restart 1 of 3)"
+        );
+        Restart::remove(folder.path());
+        assert_eq!(Restart::find(folder.path(), 4), None);
+    }
+}
