@@ -7,7 +7,7 @@ use pipewright::nn::{RmsNorm, TensorParallel};
 use pipewright::stage::StageContext;
 
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
-use crate::projection::Projection;
+use crate::projection::{Projection, SharedInput};
 use crate::split::head_shards;
 
 /// The sizes of an attention.
@@ -91,11 +91,12 @@ impl Attention {
         attend: impl FnOnce([Tensor<2>; 3]) -> Tensor<2>,
         context: &StageContext,
     ) -> Tensor<2> {
-        let x = tensor.enter(x);
-        let q = normalised(self.q_proj.forward(x.clone(), context), self.q_norm.as_ref());
-        let k = normalised(self.k_proj.forward(x.clone(), context), self.k_norm.as_ref());
-        let v = self.v_proj.forward(x, context);
-        self.o_proj.forward_split_inputs(attend([q, k, v]), tensor, context)
+        let x = SharedInput::new(tensor.enter(x));
+        let q = normalised(self.q_proj.forward(&x, context), self.q_norm.as_ref());
+        let k = normalised(self.k_proj.forward(&x, context), self.k_norm.as_ref());
+        let v = self.v_proj.forward(&x, context);
+        drop(x);
+        self.o_proj.forward_split_inputs(&SharedInput::new(attend([q, k, v])), tensor, context)
     }
 }
 

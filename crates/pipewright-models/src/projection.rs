@@ -8,9 +8,11 @@
     reason = "the fields `lora_A` and `lora_B` are the names of the parameters in PEFT"
 )]
 
+use std::cell::OnceCell;
+
 use burn::module::{Module, Param};
-use burn::tensor::Tensor;
-use pipewright::nn::{Dropout, Linear, TensorParallel};
+use burn::tensor::{DType, Tensor};
+use pipewright::nn::{Dropout, Linear, TensorParallel, linear};
 use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
 
@@ -29,6 +31,13 @@ pub(crate) struct Projection {
     lora_B: Option<Linear>,
     #[module(skip)]
     adapter: Option<Adaptation>,
+}
+
+/// The input of several projections. In half precision their adapters share its copy in single precision,
+/// which is made for the first one.
+pub(crate) struct SharedInput {
+    x: Tensor<2>,
+    in_single: OnceCell<Tensor<2>>,
 }
 
 /// How a layer uses its adapter.
@@ -77,10 +86,32 @@ impl<S: ParameterSource> Builder<'_, S> {
     }
 }
 
+/// Returns the path of the first projection that has the same input as the one at a path: queries, keys and
+/// values have the same, and so have gate and up.
+pub(crate) fn input_of(projection: &str) -> String {
+    let (block, name) = projection.rsplit_once('.').unwrap_or_default();
+    match name {
+        "k_proj" | "v_proj" => format!("{block}.q_proj"),
+        "up_proj" => format!("{block}.gate_proj"),
+        _ => projection.to_owned(),
+    }
+}
+
+impl SharedInput {
+    /// Shares `x`, of the shape `[tokens, inputs]`.
+    pub(crate) fn new(x: Tensor<2>) -> Self {
+        Self { x, in_single: OnceCell::new() }
+    }
+
+    fn in_single(&self) -> Tensor<2> {
+        self.in_single.get_or_init(|| self.x.clone().cast(DType::F32)).clone()
+    }
+}
+
 impl Projection {
     /// Returns `x w + b`, with the adapter's output. Every rank has all inputs and some of the outputs.
     /// Shapes: `x [tokens, inputs]`, result `[tokens, outputs]`.
-    pub(crate) fn forward(&self, x: Tensor<2>, context: &StageContext) -> Tensor<2> {
+    pub(crate) fn forward(&self, x: &SharedInput, context: &StageContext) -> Tensor<2> {
         // One rank holds all inputs.
         self.forward_split_inputs(x, &TensorParallel::default(), context)
     }
@@ -89,21 +120,22 @@ impl Projection {
     /// result is equal on all ranks.
     pub(crate) fn forward_split_inputs(
         &self,
-        x: Tensor<2>,
+        x: &SharedInput,
         tensor: &TensorParallel,
         context: &StageContext,
     ) -> Tensor<2> {
-        let base = Linear { weight: self.weight.clone(), bias: self.bias.clone() };
-        let y = base.forward_split_inputs(x.clone(), tensor);
+        let y = linear(x.x.clone(), &self.weight, self.bias.as_ref(), tensor);
         let (Some(first), Some(second), Some(adapter)) = (&self.lora_A, &self.lora_B, &self.adapter) else {
             return y;
         };
         // In half precision, the matrices of an adapter keep single precision.
-        let x = x.cast(first.weight.dtype());
-        let stream = context.random(&adapter.path);
-        let low = first.forward_split_inputs(Dropout::new(adapter.dropout).forward(x, stream), tensor);
+        let mut x = x.in_single();
+        if adapter.dropout > 0.0 {
+            x = Dropout::new(adapter.dropout).forward(x, context.random(&adapter.path));
+        }
         // The narrow tensor is scaled, because it is the smallest.
-        let added = second.forward(low * adapter.scale);
+        let low = first.forward_split_inputs(x, tensor) * adapter.scale;
+        let added = second.forward(low);
         let precision = y.dtype();
         y + added.cast(precision)
     }

@@ -10,7 +10,7 @@ use super::form::BlockForm;
 use super::mixture::MixtureConfig;
 use crate::experts::ExpertSizes;
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
-use crate::projection::Projection;
+use crate::projection::{Projection, SharedInput};
 use crate::split::require_parts;
 use crate::valid_tokens::{mean_weights, valid_choices, valid_loads, valid_tokens};
 
@@ -142,9 +142,10 @@ impl FeedForward {
         let (Some(gate), Some(up), Some(down)) = (&self.gate_proj, &self.up_proj, &self.down_proj) else {
             unreachable!("a feed-forward layer without experts is built with three projections")
         };
-        let x = tensor.enter(x);
-        let gate = gate.forward(x.clone(), context);
-        down.forward_split_inputs(swiglu(gate, up.forward(x, context)), tensor, context)
+        let x = SharedInput::new(tensor.enter(x));
+        let inner = swiglu(gate.forward(&x, context), up.forward(&x, context));
+        drop(x);
+        down.forward_split_inputs(&SharedInput::new(inner), tensor, context)
     }
 }
 

@@ -50,18 +50,32 @@ impl Linear {
     /// # Panics
     /// As [`Linear::forward`], and when a rank of the group fails.
     pub fn forward_split_inputs<const D: usize>(&self, x: Tensor<D>, tensor: &TensorParallel) -> Tensor<D> {
-        let weight = self.weight.val();
-        let [inputs, outputs] = weight.dims();
-        let mut shape = x.dims();
-        takes_features("Linear", inputs, &shape);
-        let rows = shape[..D - 1].iter().product::<usize>();
-        shape[D - 1] = outputs;
-        let mut y = tensor.sum(multiply(x.reshape([rows, inputs]), weight, Layout::Plain, self.weight.id));
-        if let Some(bias) = &self.bias {
-            y = y + bias.val().unsqueeze();
-        }
-        y.reshape(shape)
+        linear(x, &self.weight, self.bias.as_ref(), tensor)
     }
+}
+
+/// Returns what [`Linear::forward_split_inputs`] returns for a layer of these parameters, for a module that
+/// has them among others.
+///
+/// # Panics
+/// As [`Linear::forward_split_inputs`].
+pub fn linear<const D: usize>(
+    x: Tensor<D>,
+    weight: &Param<Tensor<2>>,
+    bias: Option<&Param<Tensor<1>>>,
+    tensor: &TensorParallel,
+) -> Tensor<D> {
+    let (id, weight) = (weight.id, weight.val());
+    let [inputs, outputs] = weight.dims();
+    let mut shape = x.dims();
+    takes_features("Linear", inputs, &shape);
+    let rows = shape[..D - 1].iter().product::<usize>();
+    shape[D - 1] = outputs;
+    let mut y = tensor.sum(multiply(x.reshape([rows, inputs]), weight, Layout::Plain, id));
+    if let Some(bias) = bias {
+        y = y + bias.val().unsqueeze();
+    }
+    y.reshape(shape)
 }
 
 #[cfg(test)]
