@@ -3,8 +3,11 @@
 
 use std::path::PathBuf;
 
-use pipewright::tensor::TensorShard;
+use burn::module::Param;
+use burn::tensor::{Device, Tensor};
+use pipewright::tensor::{Precision, TensorShard};
 
+use crate::decoder::stays_in_single_precision;
 use crate::hf::{AdapterWeights, HfError};
 use crate::init::adapter_values;
 use crate::lora::{LoraConfig, is_of_adapter};
@@ -34,6 +37,7 @@ pub(crate) struct AdaptedSource<'a, S> {
     base: S,
     lora: &'a LoraConfig,
     values: Values,
+    precision: Precision,
 }
 
 enum Values {
@@ -42,13 +46,14 @@ enum Values {
 }
 
 impl<'a, S> AdaptedSource<'a, S> {
-    /// Adds the adapters to the parameters in `base`.
-    pub(crate) fn new(base: S, adapter: &'a Adapter) -> Result<Self, HfError> {
+    /// Adds the adapters to the parameters in `base`, which are rounded to the precision in which their stage
+    /// computes.
+    pub(crate) fn new(base: S, adapter: &'a Adapter, precision: Precision) -> Result<Self, HfError> {
         let values = match &adapter.start {
             AdapterStart::Seed(seed) => Values::Seed(*seed),
             AdapterStart::Directory(dir) => Values::Weights(AdapterWeights::open(dir)?),
         };
-        Ok(Self { base, lora: &adapter.lora, values })
+        Ok(Self { base, lora: &adapter.lora, values, precision })
     }
 }
 
@@ -75,5 +80,60 @@ where
             return Ok(shard.cut(self.parameter(spec)?, &spec.shape));
         }
         Ok(self.base.shard_of(spec, shard)?)
+    }
+
+    fn param<const D: usize>(
+        &mut self,
+        spec: &ParameterSpec,
+        shard: TensorShard,
+        device: &Device,
+    ) -> Result<Param<Tensor<D>>, HfError> {
+        let data = self.data(spec, shard)?;
+        Ok(match self.precision.half().filter(|_| !stays_in_single_precision(&spec.path)) {
+            Some(half) => Param::from_tensor(Tensor::from_data(data, (device, half))),
+            None => Param::from_data(data, device),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+    use pipewright::stage::StageModule;
+    use serde_json::json;
+
+    use super::*;
+    use crate::decoder::DecoderConfig;
+    use crate::family::ModelFamily;
+    use crate::lora::LoraTargets;
+    use crate::parameter::visit_parameters;
+    use crate::qwen3_moe::Qwen3MoeConfig;
+    use crate::split::Place;
+
+    /// Checks that each parameter of a model with experts has the element type in which its stage computes.
+    fn check(precision: Precision, expected: DType) {
+        let mut json = Qwen3MoeConfig::of_sizes(DecoderConfig::new(32, 4)).to_json();
+        json["mlp_only_layers"] = json!([0]);
+        let config = Qwen3MoeConfig::from_json(json).expect("it is a model");
+        let (dropout, rslora, targets) = (0.0, false, LoraTargets::AllLinear);
+        let lora = LoraConfig { rank: 2, alpha: 2.0, dropout, rslora, targets };
+        let adapter = Adapter { lora, start: AdapterStart::Seed(1) };
+        let mut source = AdaptedSource::new(config.initial(3), &adapter, precision).expect("no file");
+        let place = Place { precision, ..Device::flex().autodiff().into() };
+        let stage = config.build_stage(0..config.layers(), &mut source, &place).expect("a stage");
+        let mut types = Vec::new();
+        visit_parameters(&stage, |spec, _, data| types.push((spec.path, data().dtype())));
+        assert!(types.iter().any(|(path, _)| path.ends_with(".mlp.gate.weight")), "{types:?}");
+        for (path, found) in types {
+            let expected = if stage.stays_in_single_precision(&path) { DType::F32 } else { expected };
+            assert_eq!(found, expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn the_base_is_made_in_the_precision_in_which_it_computes() {
+        check(Precision::F32, DType::F32);
+        check(Precision::Bf16, DType::BF16);
+        check(Precision::F16, DType::F16);
     }
 }

@@ -81,15 +81,7 @@ pub(crate) trait AnyFamily {
         head: Option<&CutHead>,
         layers: Range<usize>,
         initial: &InitialParameters,
-        place: &Place,
-    ) -> Result<Stage, HfError>;
-    /// Like [`AnyFamily::training_stage`], for a model with adapters.
-    fn adapted_stage(
-        &self,
-        head: Option<&CutHead>,
-        layers: Range<usize>,
-        initial: &InitialParameters,
-        adapter: &Adapter,
+        adapter: Option<&Adapter>,
         place: &Place,
     ) -> Result<Stage, HfError>;
     fn group_paths(&self, groups: &[ParameterGroup]) -> Result<Vec<String>, ConfigError>;
@@ -157,38 +149,17 @@ impl<F: ModelFamily<Stage: 'static>> AnyFamily for F {
         head: Option<&CutHead>,
         layers: Range<usize>,
         initial: &InitialParameters,
+        adapter: Option<&Adapter>,
         place: &Place,
     ) -> Result<Stage, HfError> {
         match initial {
             InitialParameters::Seed(seed) => {
-                Ok(cut_stage::training_stage(self, head, layers, &mut self.initial(*seed), place)?)
+                stage_from(self, head, layers, self.initial(*seed), adapter, place)
             }
             InitialParameters::Directory(directory) => {
-                let mut weights = hf::open_weights(directory, self)?;
-                cut_stage::training_stage(self, head, layers, &mut weights, place)
+                stage_from(self, head, layers, hf::open_weights(directory, self)?, adapter, place)
             }
         }
-    }
-
-    fn adapted_stage(
-        &self,
-        head: Option<&CutHead>,
-        layers: Range<usize>,
-        initial: &InitialParameters,
-        adapter: &Adapter,
-        place: &Place,
-    ) -> Result<Stage, HfError> {
-        let stage = match initial {
-            InitialParameters::Seed(seed) => {
-                let mut source = AdaptedSource::new(self.initial(*seed), adapter)?;
-                cut_stage::training_stage(self, head, layers, &mut source, place)?
-            }
-            InitialParameters::Directory(directory) => {
-                let mut source = AdaptedSource::new(hf::open_weights(directory, self)?, adapter)?;
-                cut_stage::training_stage(self, head, layers, &mut source, place)?
-            }
-        };
-        Ok(stage.with_base(|path| !is_of_adapter(path)))
     }
 
     fn group_paths(&self, groups: &[ParameterGroup]) -> Result<Vec<String>, ConfigError> {
@@ -228,6 +199,27 @@ impl<F: ModelFamily<Stage: 'static>> AnyFamily for F {
     ) -> Result<WeightType, HfError> {
         hf::export_from(&mut merged(self, adapted)?, self, options, dir)
     }
+}
+
+/// Returns a stage for training with the parameters in `source`, which are the base of the adapters if the
+/// model has some.
+fn stage_from<F: ModelFamily<Stage: 'static>, S: ParameterSource>(
+    config: &F,
+    head: Option<&CutHead>,
+    layers: Range<usize>,
+    mut source: S,
+    adapter: Option<&Adapter>,
+    place: &Place,
+) -> Result<Stage, HfError>
+where
+    HfError: From<S::Error>,
+{
+    let Some(adapter) = adapter else {
+        return Ok(cut_stage::training_stage(config, head, layers, &mut source, place)?);
+    };
+    let mut source = AdaptedSource::new(source, adapter, place.precision)?;
+    let stage = cut_stage::training_stage(config, head, layers, &mut source, place)?;
+    Ok(stage.with_base(|path| !is_of_adapter(path)))
 }
 
 /// Returns the parameters of a model with the adapters of a checkpoint merged into them.

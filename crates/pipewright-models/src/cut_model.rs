@@ -169,10 +169,7 @@ impl CutModel {
         initial: &InitialParameters,
         place: impl Into<Place>,
     ) -> Result<Stage, HfError> {
-        let (family, head, place) = (self.model.family(), self.head.as_ref(), &place.into());
-        match &self.adapter {
-            Some(adapter) => family.adapted_stage(head, layers, initial, adapter, place),
-            None => family.training_stage(head, layers, initial, place),
-        }
+        let (head, adapter) = (self.head.as_ref(), self.adapter.as_ref());
+        self.model.family().training_stage(head, layers, initial, adapter, &place.into())
     }
 }

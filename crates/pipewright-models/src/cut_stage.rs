@@ -68,7 +68,7 @@ pub(crate) fn outline<F: ModelFamily>(
     lora: Option<&LoraConfig>,
 ) -> Result<Vec<ParameterSpec>, ConfigError> {
     let mut outline = Outline::with(lora);
-    let place = Place { device: Device::flex(), tensor: tensor.clone() };
+    let place = Place { tensor: tensor.clone(), ..Device::flex().into() };
     match head {
         Some(head) => drop(build_stage(config, head, layers, &mut outline, &place)?),
         None => drop(config.build_stage(layers, &mut outline, &place)?),

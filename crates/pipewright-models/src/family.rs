@@ -163,7 +163,7 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         tensor: &TensorParallel,
     ) -> Result<Vec<ParameterSpec>, ConfigError> {
         let mut outline = Outline::default();
-        self.build_stage(layers, &mut outline, &Place { device: Device::flex(), tensor: tensor.clone() })?;
+        self.build_stage(layers, &mut outline, &Place { tensor: tensor.clone(), ..Device::flex().into() })?;
         Ok(outline.specs)
     }
 }

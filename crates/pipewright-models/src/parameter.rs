@@ -43,6 +43,15 @@ pub trait ParameterSource {
         Ok(shard.cut(self.parameter(spec)?, &spec.shape))
     }
 
+    /// Returns the elements of a parameter or of a shard of it, with their shape.
+    ///
+    /// # Errors
+    /// As [`ParameterSource::parameter`].
+    fn data(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<TensorData, Self::Error> {
+        let values = if shard.is_whole() { self.parameter(spec)? } else { self.shard_of(spec, shard)? };
+        Ok(TensorData::new(values, shard.shape(&spec.shape)))
+    }
+
     /// Returns the shard in the form that a stage holds. `spec.shape` has `D` dimensions.
     ///
     /// # Errors
@@ -53,8 +62,7 @@ pub trait ParameterSource {
         shard: TensorShard,
         device: &Device,
     ) -> Result<Param<Tensor<D>>, Self::Error> {
-        let values = if shard.is_whole() { self.parameter(spec)? } else { self.shard_of(spec, shard)? };
-        Ok(Param::from_data(TensorData::new(values, shard.shape(&spec.shape)), device))
+        Ok(Param::from_data(self.data(spec, shard)?, device))
     }
 }
 

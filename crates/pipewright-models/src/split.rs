@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 use pipewright::nn::TensorParallel;
-use pipewright::tensor::{Placement, TensorRank};
+use pipewright::tensor::{Placement, Precision, TensorRank};
 
 use crate::error::{ConfigError, SplitModel};
 
@@ -17,11 +17,15 @@ pub struct Place {
     pub device: Device,
     /// The rank's position among the ranks that compute the stage together.
     pub tensor: TensorParallel,
+    /// The precision in which the stage computes. In half precision, the base of adapters is rounded
+    /// parameter by parameter, so that it is never held whole in single precision. Other parameters do not
+    /// depend on this.
+    pub precision: Precision,
 }
 
 impl From<Device> for Place {
     fn from(device: Device) -> Self {
-        Self { device, tensor: TensorParallel::default() }
+        Self { device, tensor: TensorParallel::default(), precision: Precision::F32 }
     }
 }
 

@@ -91,8 +91,9 @@ pub(crate) fn launch(
     let config = PipelineConfig { interrupt, hook: attempts.hook(), devices, ..config };
     // Each stage is made on the thread of its rank, in the processor's memory, and then moved to the rank's
     // device.
+    let precision = config.precision;
     let make_stage = move |stage, tensor: &TensorParallel| {
-        let place = Place { device: Device::flex().autodiff(), tensor: tensor.clone() };
+        let place = Place { device: Device::flex().autodiff(), tensor: tensor.clone(), precision };
         let made = model.training_stage(partition.range(stage), &initial, place);
         made.map_err(|error| sentence(&error))
     };

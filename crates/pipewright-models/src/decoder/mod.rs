@@ -33,4 +33,5 @@ pub(crate) use form::BlockForm;
 pub(crate) use keys::{COMPUTED_KEYS, REFUSED_KEYS, WINDOW_KEYS};
 pub use mixture::MixtureConfig;
 pub use rope::RopeScaling;
+pub(crate) use stage::stays_in_single_precision;
 pub use stage::{DecoderInput, DecoderStage};

@@ -153,6 +153,11 @@ fn attend_to_slices(
 /// The attention of all blocks of a stage for a microbatch, which the first block makes.
 type MicrobatchAttention = OnceCell<Arc<CausalAttention>>;
 
+/// Returns true for the routers of mixtures of experts, and for adapters.
+pub(crate) fn stays_in_single_precision(parameter: &str) -> bool {
+    parameter.ends_with(".mlp.gate.weight") || is_of_adapter(parameter)
+}
+
 impl StageModule for DecoderStage {
     type Input = DecoderInput;
     type Output = Tensor<3>;
@@ -207,9 +212,8 @@ impl StageModule for DecoderStage {
         ))
     }
 
-    /// Returns true for the routers of mixtures of experts, and for adapters.
     fn stays_in_single_precision(&self, local: &str) -> bool {
-        local.ends_with(".mlp.gate.weight") || is_of_adapter(local)
+        stays_in_single_precision(local)
     }
 
     /// Returns the path of the embedding's table. A tied head on another stage holds a copy of it.

@@ -131,7 +131,7 @@ impl Reference {
         let stages = partition(&weights, count, &Method::Optimal).expect("it divides");
         let (dir, model) = (self.dir.clone(), self.config.clone());
         let make = move |stage: StageIndex, tensor: &TensorParallel| -> Result<_, HfError> {
-            let place = Place { device: Device::flex().autodiff(), tensor: tensor.clone() };
+            let place = Place { tensor: tensor.clone(), ..Device::flex().autodiff().into() };
             let module = hf::load_stage(&dir, &model, stages.range(stage), place)?;
             Ok(module.into_stage(stage.get() + 1 == count))
         };

@@ -240,8 +240,9 @@ fn launch(reference: &Reference, program: ValidatedProgram, config: &PipelineCon
     let stages = partition(&weights, count, &reference.cut.method).expect("it divides");
     let initial = InitialParameters::Directory(reference.dir.clone());
     let targets_for_all = model.needs_targets();
+    let precision = config.precision;
     let make = move |stage: StageIndex, tensor: &TensorParallel| {
-        let place = Place { device: Device::flex().autodiff(), tensor: tensor.clone() };
+        let place = Place { device: Device::flex().autodiff(), tensor: tensor.clone(), precision };
         model.training_stage(stages.range(stage), &initial, place)
     };
     let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 };

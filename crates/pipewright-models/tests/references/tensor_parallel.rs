@@ -124,7 +124,7 @@ fn a_stage_with_shards_is_neither_saved_nor_generates() {
     let (model, device) = (LlamaConfig::from(DecoderConfig::new(64, 4)), Device::flex());
     let tensor = TensorParallel::unconnected(TensorRank { index: 1, of: 2 });
     let layers = model.layers();
-    let place = Place { device: device.clone(), tensor };
+    let place = Place { tensor, ..(&device).into() };
     let stage = model.init_stage(0..layers, 1, place).expect("a stage");
     let dir = folder.path().join("model");
     let error = hf::save(&dir, &model, &[&stage]).expect_err("it has shards").to_string();

@@ -90,11 +90,7 @@ impl<M: StageBody> HeldModule<M> {
     }
 
     fn rounded_to(&self, half: DType) -> M {
-        let (module, outcome) = filled(self.get().clone(), |index, held| {
-            let is_rounded = held.dtype() == DType::F32 && !self.table.stays_single(index);
-            Ok(is_rounded.then(|| held.clone().cast(half)))
-        });
-        outcome.unwrap_or_else(|never: Infallible| match never {});
+        let module = rounded(self.get().clone(), half, &self.table, &|_| true);
         if let Some(shards) = &self.shards {
             shards.look_up_in(&module);
         }
@@ -106,16 +102,7 @@ impl<M: StageBody> HeldModule<M> {
     pub(super) fn round(&mut self, contains: &dyn Fn(&str) -> bool) {
         let Some(half) = self.precision.half() else { return };
         let table = self.table.clone();
-        self.replace(|module| {
-            let (module, outcome) = filled(module, |index, held| {
-                let is_rounded = contains(&table.paths()[index])
-                    && held.dtype() == DType::F32
-                    && !table.stays_single(index);
-                Ok(is_rounded.then(|| held.clone().cast(half)))
-            });
-            outcome.unwrap_or_else(|never: Infallible| match never {});
-            module
-        });
+        self.replace(|module| rounded(module, half, &table, contains));
     }
 
     /// Returns the module that the last forward has used, if it still exists, and otherwise the module
@@ -241,6 +228,23 @@ impl<M: StageBody> HeldModule<M> {
         }
         chosen
     }
+}
+
+/// Returns `module` with the parameters rounded whose paths `contains` accepts, except those that stay in
+/// single precision.
+fn rounded<M: StageBody>(
+    module: M,
+    half: DType,
+    table: &ParameterTable,
+    contains: &dyn Fn(&str) -> bool,
+) -> M {
+    let (module, outcome) = filled(module, |index, held| {
+        let is_rounded =
+            held.dtype() == DType::F32 && !table.stays_single(index) && contains(&table.paths()[index]);
+        Ok(is_rounded.then(|| held.clone().cast(half)))
+    });
+    outcome.unwrap_or_else(|never: Infallible| match never {});
+    module
 }
 
 /// A module on the device of its stage, which computes in the precision of its stage.

@@ -39,7 +39,7 @@ impl Precision {
         [("f32", Self::F32), ("bf16", Self::Bf16), ("f16", Self::F16)];
 
     /// Returns the element type of half precision; `None` if nothing is rounded.
-    pub(crate) fn half(self) -> Option<DType> {
+    pub fn half(self) -> Option<DType> {
         match self {
             Self::F32 => None,
             Self::Bf16 => Some(DType::BF16),
