@@ -242,6 +242,14 @@ pub enum ConfigError {
         /// The names of the layers that can have an adapter.
         names: Vec<String>,
     },
+    /// A target is not a valid pattern.
+    #[error("`adapter.targets`: `{target}` is not a pattern: correct it, or write the name of a layer")]
+    LoraPattern {
+        /// The target.
+        target: String,
+        /// The mistake.
+        source: globset::Error,
+    },
     /// Several ranks compute the layers of an adapter with dropout.
     #[error(
         "`adapter.dropout` needs layers that one rank computes, and {ranks} tensor ranks compute each: set `adapter.dropout` to 0 \
@@ -333,6 +341,7 @@ impl ConfigError {
             | Self::FewExperts { .. }
             | Self::NoLora { .. }
             | Self::LoraTarget { .. }
+            | Self::LoraPattern { .. }
             | Self::LoraDropout { .. }
             | Self::WholeHead { .. }
             | Self::TiedHead { .. }

@@ -35,7 +35,8 @@ pub struct LoraConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LoraTargets {
-    /// All linear layers of the blocks: of attention and feed-forward. PEFT calls this `all-linear`.
+    /// All linear layers of attention and feed-forward. In a dense model, PEFT calls this `all-linear`; in a
+    /// mixture, its `all-linear` also means routers and experts.
     AllLinear,
     /// The layers with these names, with these paths, or whose paths match these patterns. `q_proj` is the
     /// layer of this name in every block; a text with `*`, `?`, `[` or `{` is a pattern of the whole path.
@@ -80,9 +81,13 @@ impl LoraConfig {
         }
     }
 
-    /// Checks that each target is the name of one of the model's `layers`, given as paths.
+    /// Checks that each target means at least one of the model's `layers`, given as paths.
     pub(crate) fn require_targets(&self, layers: &[String]) -> Result<(), ConfigError> {
         let LoraTargets::Named(targets) = &self.targets else { return Ok(()) };
+        for target in targets.iter().filter(|target| is_pattern(target)) {
+            Glob::new(target)
+                .map_err(|source| ConfigError::LoraPattern { target: target.clone(), source })?;
+        }
         let unknown = |target: &&String| !layers.iter().any(|layer| is_target(target, layer));
         targets.iter().find(unknown).map_or(Ok(()), |target| {
             let names = layers.iter().map(|layer| name_of(layer).to_owned()).collect::<BTreeSet<_>>();
@@ -92,8 +97,8 @@ impl LoraConfig {
 }
 
 impl LoraTargets {
-    /// Returns the targets that mean these layers of a model and no others of its `layers`: their names if
-    /// these suffice, and otherwise their paths.
+    /// Returns the targets that mean the layers `adapted` and no others of `layers`: their names if these
+    /// suffice, and otherwise their paths.
     pub(crate) fn short_names(adapted: &BTreeSet<String>, layers: &[String]) -> Vec<String> {
         let names: BTreeSet<String> = adapted.iter().map(|layer| name_of(layer).to_owned()).collect();
         let named = layers.iter().filter(|layer| names.contains(name_of(layer))).count();
@@ -107,9 +112,14 @@ pub(crate) fn name_of(layer: &str) -> &str {
     layer.rsplit('.').next().unwrap_or(layer)
 }
 
+/// Returns whether a target is a pattern of whole paths.
+fn is_pattern(target: &str) -> bool {
+    target.contains(['*', '?', '[', '{'])
+}
+
 /// Returns whether a target means the layer at a path. A name means the path that ends in it, as in PEFT.
 fn is_target(target: &str, layer: &str) -> bool {
-    if target.contains(['*', '?', '[', '{']) {
+    if is_pattern(target) {
         return Glob::new(target).is_ok_and(|glob| glob.compile_matcher().is_match(layer));
     }
     layer.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
@@ -160,6 +170,30 @@ mod tests {
         let error = config(&["q_proj", "query"]).require_targets(&layers).expect_err("it is unknown");
         let text = error.to_string();
         assert!(text.contains("`query`") && text.contains("q_proj, up_proj"), "{text}");
+    }
+
+    #[test]
+    fn a_wrong_pattern_is_refused_as_a_pattern() {
+        let layers = LAYERS.map(str::to_owned);
+        let error = config(&["q_proj", "*.{q,k_proj"]).require_targets(&layers).expect_err("it has no end");
+        let text = error.to_string();
+        assert!(text.contains("`*.{q,k_proj` is not a pattern"), "{text}");
+        assert!(std::error::Error::source(&error).is_some());
+    }
+
+    #[test]
+    fn a_name_is_written_if_it_means_the_adapted_layers_alone() {
+        let layers = LAYERS.map(str::to_owned);
+        let of = |adapted: &[usize], further: &[&str]| {
+            let adapted = adapted.iter().map(|&index| layers[index].clone()).collect();
+            let further = further.iter().map(|&layer| layer.to_owned());
+            LoraTargets::short_names(&adapted, &layers.iter().cloned().chain(further).collect::<Vec<_>>())
+        };
+        assert_eq!(of(&[0, 1], &[]), ["q_proj"]);
+        assert_eq!(of(&[1], &[]), [LAYERS[1]]);
+        // PEFT would adapt the layer of the expert too.
+        assert_eq!(of(&[2], &["model.layers.0.mlp.experts.0.up_proj"]), [LAYERS[2]]);
+        assert_eq!(of(&[0, 1], &["model.layers.0.mlp.experts.0.up_proj"]), ["q_proj"]);
     }
 
     #[test]

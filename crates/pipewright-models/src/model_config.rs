@@ -23,7 +23,7 @@ use crate::llama::LlamaConfig;
 use crate::lora::{LoraConfig, LoraTargets, is_of_adapter, layer_of_first};
 use crate::nemotron_h::NemotronHConfig;
 use crate::next_token::NextToken;
-use crate::parameter::ParameterSpec;
+use crate::parameter::{ParameterKind, ParameterSpec};
 use crate::parameter_group::ParameterGroup;
 use crate::qwen2::Qwen2Config;
 use crate::qwen3::Qwen3Config;
@@ -186,8 +186,8 @@ impl ModelConfig {
     /// adapters here do not, when they do not fit the model's layers, or as
     /// [`ModelConfig::adaptable_layers`].
     pub fn read_adapter(&self, dir: &Path) -> Result<LoraConfig, HfError> {
-        let lora = hf::read_adapter(dir, &self.adaptable_layers()?)?;
-        hf::AdapterWeights::open(dir)?.require(&self.adapter_parameters(&lora)?)?;
+        let (lora, weights) = hf::read_adapter(dir, &self.adaptable_layers()?)?;
+        weights.require(&self.adapter_parameters(&lora)?)?;
         Ok(lora)
     }
 
@@ -228,11 +228,19 @@ impl ModelConfig {
         base: Option<&Path>,
         dir: &Path,
     ) -> Result<(), HfError> {
-        let (specs, layers) = (self.adapter_parameters(lora)?, self.adaptable_layers()?);
-        let adapted = specs.iter().filter_map(|spec| layer_of_first(&spec.path)).map(str::to_owned);
-        let targets = LoraTargets::short_names(&adapted.collect(), &layers);
+        let specs = self.adapter_parameters(lora)?;
+        let targets = self.target_modules(&specs)?;
         let described = Described { lora, targets: &targets, base };
         hf::write_adapter(dir, described, &specs, &mut Stored(checkpoint))
+    }
+
+    /// Returns the `target_modules` for adapters of these parameters. PEFT puts an adapter on every linear
+    /// layer that they mean, also on those of experts.
+    fn target_modules(&self, adapters: &[ParameterSpec]) -> Result<Vec<String>, ConfigError> {
+        let matrices = self.parameters()?.into_iter().filter(|spec| spec.kind == ParameterKind::Matrix);
+        let layers = matrices.filter_map(|spec| spec.path.strip_suffix(".weight").map(str::to_owned));
+        let adapted = adapters.iter().filter_map(|spec| layer_of_first(&spec.path)).map(str::to_owned);
+        Ok(LoraTargets::short_names(&adapted.collect(), &layers.collect::<Vec<_>>()))
     }
 
     /// Writes a model with the adapters of a checkpoint merged into it as a Hugging Face directory.

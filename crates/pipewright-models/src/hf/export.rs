@@ -11,7 +11,7 @@ use super::read::Stored;
 use super::weight_type::WeightType;
 use super::write::{DEFAULT_SHARD_BYTES, Writer};
 use crate::family::ModelFamily;
-use crate::parameter::{ParameterSource, parameter_specs};
+use crate::parameter::{Outline, ParameterSource, parameter_specs};
 use crate::split::Place;
 
 /// The choices of an export.
@@ -54,17 +54,18 @@ pub(crate) fn export_from<F: ModelFamily, S: ParameterSource<Error = HfError>>(
     };
     let place = Place::from(Device::flex());
     let layers = config.layers();
-    let mut layer = |index| config.build_stage(index..index + 1, source, &place);
     let mut specs = Vec::new();
     for index in 0..layers {
-        specs.extend(parameter_specs(&layer(index)?));
+        // The outline reads no values.
+        let layer = config.build_stage(index..index + 1, &mut Outline::default(), &place)?;
+        specs.extend(parameter_specs(&layer));
     }
     let mut writer = Writer::create_as(dir, config, specs, &types, DEFAULT_SHARD_BYTES)?;
     if let Some(origin) = options.origin {
         writer.add_origin(origin)?;
     }
     for index in 0..layers {
-        writer.write_stage(&layer(index)?)?;
+        writer.write_stage(&config.build_stage(index..index + 1, source, &place)?)?;
     }
     writer.finish()?;
     Ok(types.default)

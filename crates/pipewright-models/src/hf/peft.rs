@@ -49,13 +49,13 @@ const READ: [&str; 5] = ["peft_type", "r", "lora_alpha", "lora_dropout", "use_rs
 /// The beginnings of values of `init_lora_weights` with which PEFT changes the weights of the base too.
 const CHANGE_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
 
-/// Reads the settings of the adapters in `dir`. `layers` are the paths of the model's layers that can have an
-/// adapter.
+/// Reads the settings of the adapters in `dir`, and opens their weights. `layers` are the paths of the
+/// model's layers that can have an adapter.
 ///
 /// # Errors
 /// When a file is missing, cut short or not what its name says, when the configuration asks for anything that
 /// the adapters here do not compute, or when a tensor belongs to no adapter of one of the layers.
-pub(crate) fn read_adapter(dir: &Path, layers: &[String]) -> Result<LoraConfig, HfError> {
+pub(crate) fn read_adapter(dir: &Path, layers: &[String]) -> Result<(LoraConfig, AdapterWeights), HfError> {
     let path = dir.join(ADAPTER);
     if !path.is_file() {
         return Err(HfError::NoAdapter { dir: dir.to_owned() });
@@ -67,13 +67,15 @@ pub(crate) fn read_adapter(dir: &Path, layers: &[String]) -> Result<LoraConfig, 
         |value: &Value| value.as_u64().and_then(|rank| u32::try_from(rank).ok()).filter(|&rank| rank > 0);
     let positive = |value: &Value| value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
     let share = |value: &Value| value.as_f64().filter(|share| (0.0..1.0).contains(share));
-    Ok(LoraConfig {
+    let weights = AdapterWeights::open(dir)?;
+    let lora = LoraConfig {
         rank: settings.required("r", rank)?,
         alpha: settings.required("lora_alpha", positive)?,
         dropout: settings.optional("lora_dropout", share)?.unwrap_or(0.0),
         rslora: settings.optional("use_rslora", Value::as_bool)?.unwrap_or(false),
-        targets: targets_of(&AdapterWeights::open(dir)?, layers)?,
-    })
+        targets: targets_of(&weights, layers)?,
+    };
+    Ok((lora, weights))
 }
 
 /// The keys of an `adapter_config.json`.

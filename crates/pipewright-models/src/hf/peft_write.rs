@@ -1,19 +1,17 @@
 //! Writes adapters as a PEFT directory, which PEFT and [`super::peft`] read.
 
-use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-use safetensors::tensor::TensorView;
-use safetensors::{Dtype, serialize};
 use serde_json::{Value, json};
 
 use super::error::HfError;
-use super::layout::{file_shape, to_file};
+use super::layout::to_file;
 use super::other_form::ADAPTER;
 use super::peft::{ADAPTER_WEIGHTS, name_of};
-use super::write::{Scratch, require_vacant};
+use super::weight_type::WeightType;
+use super::write::{Scratch, Typed, header, require_vacant};
 use crate::lora::LoraConfig;
 use crate::parameter::{ParameterSource, ParameterSpec};
 
@@ -38,29 +36,20 @@ pub(crate) fn write_adapter<S: ParameterSource<Error = HfError>>(
 ) -> Result<(), HfError> {
     let target = std::path::absolute(dir).map_err(HfError::io("resolve", dir))?;
     require_vacant(&target)?;
-    let mut tensors = BTreeMap::new();
+    let named = |spec: &ParameterSpec| ParameterSpec { path: name_of(spec), ..spec.clone() };
+    let mut scratch = Scratch::create(&target)?;
+    let path = scratch.path().join(ADAPTER_WEIGHTS);
+    let tensors: Vec<Typed> =
+        specs.iter().map(|spec| Typed { spec: named(spec), kind: WeightType::Float32 }).collect();
+    let (header, _) = header(&tensors).map_err(|source| HfError::Header { path: path.clone(), source })?;
+    let mut file = File::create_new(&path).map_err(HfError::io("write", &path))?;
+    file.write_all(&header).map_err(HfError::io("write", &path))?;
     for spec in specs {
         let values = to_file(spec, &source.parameter(spec)?);
         let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
-        tensors.insert(name_of(spec), (file_shape(spec), bytes));
+        file.write_all(&bytes).map_err(HfError::io("write", &path))?;
     }
-    let mut scratch = Scratch::create(&target)?;
-    let path = scratch.path().join(ADAPTER_WEIGHTS);
-    let unrepresentable =
-        |error| HfError::Io { action: "write", path: path.clone(), source: std::io::Error::other(error) };
-    let views = tensors.iter().map(|(name, (shape, bytes))| {
-        let view = TensorView::new(Dtype::F32, shape.clone(), bytes).map_err(unrepresentable)?;
-        Ok((name.as_str(), view))
-    });
-    let views = views.collect::<Result<Vec<_>, HfError>>()?;
-    // PEFT's reader asks for the framework of the layout.
-    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let bytes = serialize(views, Some(format)).map_err(unrepresentable)?;
-    let written = File::create_new(&path).and_then(|mut file| {
-        file.write_all(&bytes)?;
-        file.sync_all()
-    });
-    written.map_err(HfError::io("write", &path))?;
+    file.sync_all().map_err(HfError::io("write", &path))?;
     scratch.write_json(ADAPTER, &config_json(described))?;
     require_vacant(&target)?;
     scratch.rename_to(&target)

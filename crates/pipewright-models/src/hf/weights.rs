@@ -79,8 +79,7 @@ impl Weights {
     pub(super) fn find(&self, parameter: &str) -> Result<(String, String), HfError> {
         let missing = || HfError::MissingTensor { path: self.index.clone(), tensor: parameter.to_owned() };
         let tensor = self.name_of(parameter).ok_or_else(missing)?.into_owned();
-        let file = self.files[&tensor].clone();
-        self.require_plain_name(&tensor, &file)?;
+        let file = self.file_of(&tensor)?;
         Ok((tensor, file))
     }
 

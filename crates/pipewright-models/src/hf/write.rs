@@ -52,9 +52,9 @@ pub struct Writer {
 
 /// A tensor with its element type.
 #[derive(Debug)]
-struct Typed {
-    spec: ParameterSpec,
-    kind: WeightType,
+pub(super) struct Typed {
+    pub(super) spec: ParameterSpec,
+    pub(super) kind: WeightType,
 }
 
 impl Typed {
@@ -266,7 +266,7 @@ fn file_json<F: ModelFamily>(config: &F, kind: WeightType) -> Value {
 }
 
 /// Returns the length field and header of a file with these tensors, and the number of bytes of the tensors.
-fn header(tensors: &[Typed]) -> Result<(Vec<u8>, u64), serde_json::Error> {
+pub(super) fn header(tensors: &[Typed]) -> Result<(Vec<u8>, u64), serde_json::Error> {
     let mut offset = 0;
     let tensors = tensors.iter().map(|tensor| {
         let (start, spec) = (offset, &tensor.spec);
