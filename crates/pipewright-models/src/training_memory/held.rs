@@ -10,6 +10,7 @@ use pipewright_schedule::{
 
 use crate::cut_model::CutModel;
 use crate::parameter::ParameterSpec;
+use crate::training_memory::adapters::{adapter_stash, add_adapters};
 use crate::training_memory::sizes::{kept_bytes, layers_in, stage_sizes};
 use crate::training_memory::state::{StateRule, gradient_bytes};
 
@@ -93,7 +94,7 @@ impl TrainingMemory {
     /// When the program cannot be simulated, which a sound program always can.
     pub fn estimate(run: &TrainingRun<'_>, stages: &[Vec<ParameterSpec>]) -> Result<Self, SimulateError> {
         let placement = run.program.placement();
-        let costs = run.costs();
+        let costs = run.costs(stages);
         let simulation = timed(run.program.as_program(), &costs)?;
         let timeline = simulation.timeline();
         let is_trained = |path: &str| run.model.is_trained(path);
@@ -129,13 +130,22 @@ impl TrainingMemory {
 }
 
 impl TrainingRun<'_> {
-    /// Returns costs with the sizes of the run. A rank runs its actions in the order of its row for any
-    /// costs, so unit costs give the same peaks.
-    fn costs(&self) -> Costs {
-        let layers = layers_in(self.model, self.tokens, self.state.precision);
-        let size = |stage| StageSizes {
-            recompute: Some(self.recompute_sizes(&layers, stage)),
-            ..stage_sizes(&layers.layers[self.partition.range(stage)], self.rows)
+    /// Returns costs with the sizes of the run, whose stages have these parameters. A rank runs its actions
+    /// in the order of its row for any costs, so unit costs give the same peaks.
+    fn costs(&self, stages: &[Vec<ParameterSpec>]) -> Costs {
+        let precision = self.state.precision;
+        let mut layers = layers_in(self.model, self.tokens, precision);
+        if let Some(adapter) = self.model.adapter() {
+            let specs = stages.iter().flatten();
+            add_adapters(&mut layers.layers, &adapter.lora, specs, self.tokens, precision);
+        }
+        let size = |stage: StageIndex| {
+            let sizes = stage_sizes(&layers.layers[self.partition.range(stage)], self.rows);
+            let stash = self.model.adapter().map_or(sizes.stash, |adapter| {
+                let specs = stages[stage.index()].iter();
+                adapter_stash(&adapter.lora, specs, self.tokens).saturating_mul(u64::from(self.rows))
+            });
+            StageSizes { recompute: Some(self.recompute_sizes(&layers, stage)), stash, ..sizes }
         };
         let sizes = self.program.placement().all_stages().map(size).collect();
         Costs { sizes, recompute: self.recompute.clone(), ..Costs::default() }

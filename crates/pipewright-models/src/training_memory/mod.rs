@@ -10,6 +10,7 @@
 //!
 //! Nothing here asks the system: the caller gives the memory of the machine and of its devices.
 
+mod adapters;
 mod sizes;
 mod state;
 

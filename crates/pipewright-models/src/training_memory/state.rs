@@ -82,20 +82,21 @@ impl StateRule {
         let elements = |specs: &[&ParameterSpec]| {
             specs.iter().map(|spec| product(&spec.shape)).fold(0, u64::saturating_add)
         };
-        let (all, base) = (elements(&trained), elements(&frozen));
         let state = trained.iter().map(|spec| self.optimizer.bytes(spec));
+        let optimizer = state.fold(0, u64::saturating_add);
+        let (trained, base) = (elements(&trained), elements(&frozen));
         StateBytes {
             // The base of adapters is held in the precision in which it computes.
-            parameters: all
+            parameters: trained
                 .saturating_mul(ELEMENT)
                 .saturating_add(base.saturating_mul(self.precision.bytes())),
             copy: match self.precision {
                 Precision::F32 => 0,
                 // Adapters compute in single precision.
                 _ if base > 0 => 0,
-                half => all.saturating_mul(half.bytes()),
+                half => trained.saturating_mul(half.bytes()),
             },
-            optimizer: state.fold(0, u64::saturating_add),
+            optimizer,
         }
     }
 

@@ -1,0 +1,141 @@
+//! The bytes that the forward of a model with adapters keeps besides those of the model itself.
+
+use std::collections::BTreeMap;
+
+use pipewright::tensor::Precision;
+use pipewright_schedule::LayerDesc;
+
+use crate::lora::{LoraConfig, is_of_adapter, layer_of_first};
+use crate::parameter::ParameterSpec;
+use crate::projection::input_of;
+
+/// The bytes of a number in an adapter, which computes in single precision.
+const FLOAT: u64 = 4;
+
+/// Adds to `layers`, which have the sizes for rows of `tokens` tokens in `precision`, what the adapters among
+/// the parameters `specs` keep: the results of their first matrices, and their inputs if the base keeps these
+/// in another form. With dropout an adapter keeps its input with dropped elements, and the mask. Without
+/// dropout it keeps its input in single precision, and adapters of the same input share it.
+pub(super) fn add_adapters<'a>(
+    layers: &mut [LayerDesc],
+    lora: &LoraConfig,
+    specs: impl Iterator<Item = &'a ParameterSpec>,
+    tokens: usize,
+    precision: Precision,
+) {
+    // The numbers of a token by what keeps them: adapters of the same input share one entry.
+    let mut kept: BTreeMap<String, u64> = BTreeMap::new();
+    for spec in specs {
+        let (Some(layer), &[inputs, rank]) = (layer_of_first(&spec.path), spec.shape.as_slice()) else {
+            continue;
+        };
+        let own = if lora.dropout > 0.0 { rank + 2 * inputs } else { rank };
+        kept.insert(spec.path.clone(), own as u64);
+        if lora.dropout == 0.0 && precision != Precision::F32 {
+            kept.insert(input_of(layer), inputs as u64);
+        }
+    }
+    for layer in layers {
+        let own = kept
+            .iter()
+            .filter(|(path, _)| path.strip_prefix(&layer.path).is_some_and(|rest| rest.starts_with('.')));
+        let numbers =
+            own.map(|(_, numbers)| numbers).fold(0, |sum: u64, &numbers| sum.saturating_add(numbers));
+        let bytes = numbers.saturating_mul(FLOAT).saturating_mul(tokens as u64);
+        layer.activation_bytes = layer.activation_bytes.saturating_add(bytes);
+    }
+}
+
+/// Returns the bytes that `I` keeps for the `W` of the adapters among the parameters `specs`, for rows of
+/// `tokens` tokens: the inputs and the output gradients of their matrices. Without dropout, adapters of the
+/// same input share it. The frozen base needs nothing in `W`.
+pub(super) fn adapter_stash<'a>(
+    lora: &LoraConfig,
+    specs: impl Iterator<Item = &'a ParameterSpec>,
+    tokens: usize,
+) -> u64 {
+    let mut kept: BTreeMap<String, u64> = BTreeMap::new();
+    for spec in specs.filter(|spec| is_of_adapter(&spec.path)) {
+        let &[inputs, outputs] = spec.shape.as_slice() else { continue };
+        let input = match layer_of_first(&spec.path) {
+            Some(layer) if lora.dropout == 0.0 => input_of(layer),
+            _ => format!("{} input", spec.path),
+        };
+        kept.insert(input, inputs as u64);
+        kept.insert(spec.path.clone(), outputs as u64);
+    }
+    let numbers = kept.into_values().fold(0, u64::saturating_add);
+    numbers.saturating_mul(FLOAT).saturating_mul(tokens as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lora::LoraTargets;
+    use crate::parameter::ParameterKind;
+
+    /// Returns the bytes of a token that adapters of rank 3 on layers of these inputs add to the blocks 1 and
+    /// 10.
+    fn added(projections: &[(&str, usize)], dropout: f64, precision: Precision) -> [u64; 2] {
+        let lora =
+            LoraConfig { rank: 3, alpha: 3.0, dropout, rslora: false, targets: LoraTargets::AllLinear };
+        let specs: Vec<ParameterSpec> = projections
+            .iter()
+            .map(|&(layer, inputs)| ParameterSpec {
+                path: format!("model.layers.{layer}.lora_A.weight"),
+                shape: vec![inputs, 3],
+                kind: ParameterKind::Matrix,
+            })
+            .collect();
+        let mut layers = [1, 10].map(|index| LayerDesc {
+            path: format!("model.layers.{index}"),
+            kind: String::new(),
+            parameters: 0,
+            weight: 1,
+            activation_bytes: 0,
+            output_bytes: 0,
+            keys_values_bytes: 0,
+        });
+        add_adapters(&mut layers, &lora, specs.iter(), 1, precision);
+        layers.map(|layer| layer.activation_bytes)
+    }
+
+    #[test]
+    fn adapters_of_one_input_share_its_copy_in_single_precision() {
+        let block = [("1.self_attn.q_proj", 8), ("1.self_attn.v_proj", 8), ("1.mlp.up_proj", 8)];
+        assert_eq!(added(&block, 0.0, Precision::F32), [4 * 9, 0]);
+        assert_eq!(added(&block, 0.0, Precision::Bf16), [4 * (9 + 2 * 8), 0]);
+        assert_eq!(added(&[("10.mlp.down_proj", 20)], 0.0, Precision::Bf16), [0, 4 * (3 + 20)]);
+    }
+
+    #[test]
+    fn weight_gradients_need_inputs_and_output_gradients() {
+        let matrix = |path: &str, shape: [usize; 2]| ParameterSpec {
+            path: format!("model.layers.1.{path}.weight"),
+            shape: shape.to_vec(),
+            kind: ParameterKind::Matrix,
+        };
+        let specs = [
+            matrix("self_attn.q_proj", [8, 8]),
+            matrix("self_attn.q_proj.lora_A", [8, 3]),
+            matrix("self_attn.q_proj.lora_B", [3, 8]),
+            matrix("self_attn.v_proj.lora_A", [8, 3]),
+            matrix("self_attn.v_proj.lora_B", [3, 4]),
+        ];
+        let stash = |dropout| {
+            let targets = LoraTargets::AllLinear;
+            let lora = LoraConfig { rank: 3, alpha: 3.0, dropout, rslora: false, targets };
+            adapter_stash(&lora, specs.iter(), 5)
+        };
+        assert_eq!(stash(0.0), 4 * 5 * (8 + 3 + 3 + 8 + 3 + 3 + 4));
+        assert_eq!(stash(0.1), 4 * 5 * (2 * 8 + 3 + 3 + 8 + 3 + 3 + 4));
+    }
+
+    #[test]
+    fn with_dropout_each_adapter_keeps_its_input_and_a_mask() {
+        let block = [("1.self_attn.q_proj", 8), ("1.self_attn.v_proj", 8)];
+        for precision in [Precision::F32, Precision::Bf16] {
+            assert_eq!(added(&block, 0.1, precision), [4 * 2 * (3 + 2 * 8), 0]);
+        }
+    }
+}
