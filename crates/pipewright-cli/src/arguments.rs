@@ -97,7 +97,7 @@ Example:
     /// Turn data files into token ids once, for runs that read them as they need them.
     #[command(after_help = "\
 `data.path` takes the file, and the run has the same rows as with the files themselves. Name the same tokenizer, chat \
-template and begin of documents in the configuration: a file of others is refused.
+template and beginning of documents in the configuration: another one is refused.
 
 Example:
   pipewright tokenize '*.txt' --tokenizer bytes -o text.pwtok

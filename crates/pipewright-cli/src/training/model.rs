@@ -61,22 +61,24 @@ fn read_adapter(
     })
 }
 
-/// Returns the sentence about the number of trained parameters of a model with adapters.
-pub(crate) fn adapter_note(model: &CutModel, all: u64) -> Result<Option<String>, Failure> {
+/// Returns the number of trained parameters of a model with adapters and a sentence about it; `None` without
+/// adapters. `all` is the number of the model's own parameters.
+pub(crate) fn trained_adapters(model: &CutModel, all: u64) -> Result<Option<(u64, String)>, Failure> {
     let Some(adapter) = model.adapter() else { return Ok(None) };
     let specs = model.trained_parameters().map_err(Failure::input)?;
     let trained = elements(&specs);
     let layers = counted(specs.len() / 2, "layer");
     let share = trained as f64 / (all + trained).max(1) as f64 * 100.0;
-    Ok(Some(format!(
+    let note = format!(
         "adapter: lora of rank {} on {layers}: {} trained, {share:.2}% of all",
         adapter.lora.rank,
         counted(trained, "parameter")
-    )))
+    );
+    Ok(Some((trained, note)))
 }
 
 /// Returns the number of elements of parameters.
-pub(crate) fn elements(specs: &[ParameterSpec]) -> u64 {
+fn elements(specs: &[ParameterSpec]) -> u64 {
     specs.iter().map(|spec| spec.shape.iter().product::<usize>() as u64).sum()
 }
 

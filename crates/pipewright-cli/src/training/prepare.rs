@@ -22,7 +22,7 @@ use crate::config::pipeline::{PartitionChoice, TransportChoice};
 use crate::config::{Scheduled, Settings};
 use crate::failure::{Exit, Failure, sentence};
 use crate::training::data::{open_data, require_one_beginning};
-use crate::training::model::{adapter_note, check_weights, model_notes, tokenizer_note};
+use crate::training::model::{check_weights, model_notes, tokenizer_note, trained_adapters};
 use crate::training::optimizer::update;
 use crate::training::run_adapter;
 
@@ -34,6 +34,8 @@ pub(crate) struct Prepared {
     pub(crate) model: CutModel,
     /// The model's initial parameters.
     pub(crate) initial: InitialParameters,
+    /// The number of parameters that training changes.
+    pub(crate) trained: u64,
     /// What checkpoints say about the adapters, if these are trained.
     pub(crate) adapter: Option<Value>,
     /// A fingerprint of the adapters in the PEFT directory with which training starts.
@@ -100,7 +102,10 @@ pub(crate) fn prepare_settings(scheduled: Scheduled, model: CutModel) -> Result<
     // A group without parameters is found here, before the folder of the results changes.
     update(&settings.optimizer, &model)?;
     let layers = model.describe(settings.data.seq_len as usize);
-    notes.extend(adapter_note(&model, layers.layers.iter().map(|layer| layer.parameters).sum())?);
+    let all = layers.layers.iter().map(|layer| layer.parameters).sum();
+    let (trained, note) =
+        trained_adapters(&model, all)?.map_or((all, None), |(trained, note)| (trained, Some(note)));
+    notes.extend(note);
     let partition = cut(&settings, &model, &layers, program.placement().stages())?;
     require_split(&settings.mesh, &model, &partition)?;
     require_slices(&program, &model)?;
@@ -135,6 +140,7 @@ pub(crate) fn prepare_settings(scheduled: Scheduled, model: CutModel) -> Result<
         settings,
         model,
         initial,
+        trained,
         adapter,
         start_of_adapter,
         layers,

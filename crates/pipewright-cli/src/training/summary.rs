@@ -19,7 +19,6 @@ use serde_json::{Map, Value, json};
 
 use crate::config::Settings;
 use crate::training::memory::{held_json, memory_json, stage_table, table};
-use crate::training::model::elements;
 use crate::training::prepare::Prepared;
 
 /// A prepared run with everything that its summary has.
@@ -42,7 +41,7 @@ impl Summary<'_> {
         let layers = &self.prepared.layers.layers;
         json!({
             "planned": self.planned,
-            "model": { "layers": layers.len(), "parameters": parameters(layers), "trained": self.trained() },
+            "model": { "layers": layers.len(), "parameters": parameters(layers), "trained": self.prepared.trained },
             "stages": self.stages_json(),
             "shared": shared.collect::<Vec<Value>>(),
             "schedule": schedule_json(self.prepared),
@@ -52,15 +51,6 @@ impl Summary<'_> {
             "run": { "steps": run.steps, "out": run.out },
             "memory": memory_json(self.memory),
         })
-    }
-
-    /// Returns the number of parameters that training changes.
-    fn trained(&self) -> u64 {
-        let model = &self.prepared.model;
-        match model.adapter() {
-            Some(_) => elements(&model.trained_parameters().unwrap_or_default()),
-            None => parameters(&self.prepared.layers.layers),
-        }
     }
 
     fn stages_json(&self) -> Vec<Value> {

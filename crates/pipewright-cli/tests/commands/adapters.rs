@@ -186,7 +186,6 @@ fn the_estimate_of_memory_covers_a_run_of_adapters() {
         (&["adapter.dropout=0.1", "pipeline.schedule=zb-h1"], 1.29),
     ] {
         let found = measured_share(&folder, "lora.toml", &[&LARGER[4..], set].concat());
-        println!("{set:?}: {found:?}");
         assert!(found.iter().all(|share| (0.7..most).contains(share)), "{set:?}: {found:?}");
     }
 }

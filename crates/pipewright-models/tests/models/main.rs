@@ -6,5 +6,6 @@ mod stages;
 mod config_keys;
 mod hf;
 mod packed;
+mod adapters;
 mod expert_metrics;
 mod real_files;
