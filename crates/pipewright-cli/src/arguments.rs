@@ -81,8 +81,8 @@ Example:
     Export(export::ExportArguments),
     /// Sample text from a trained model.
     #[command(after_help = "\
-The model is computed on the processor, with a key-value cache if its family has one (llama, qwen2, qwen3, qwen3_moe); \
-otherwise each token computes all earlier ones again. The text ends after --tokens tokens, or at the model's own end token \
+The model is computed on the processor, with a key-value cache unless its family is nemotron_h or hybrid; there \
+each token computes all earlier ones again. The text ends after --tokens tokens, or at the model's own end token \
 (`eos_token_id`). The tokenizer is the one that the run used, or the tokenizer.json of the directory.
 
 Example:

@@ -4,6 +4,7 @@ use multiversion::multiversion;
 
 use super::exp::exp;
 use super::simd::{max, sum};
+use super::soft_cap::bound;
 
 /// Sizes of an attention of one token. Each key head serves `heads / kv_heads` neighbouring query heads.
 #[derive(Clone, Copy, Debug)]
@@ -14,17 +15,20 @@ pub struct Heads {
     pub kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
+    /// The factor of the scores.
+    pub scale: f32,
+    /// The bound of the scores: `cap tanh(score / cap)` takes the place of a score. `None` for no bound.
+    pub cap: Option<f32>,
 }
 
-/// Returns `softmax(q kᵀ / sqrt(head_dim)) v` for each head, `[heads * head_dim]`.
+/// Returns `softmax(scale q kᵀ) v` for each head, `[heads * head_dim]`.
 ///
 /// `query` is rotated already. `keys` and `values` have a row of `kv_heads * head_dim` for each token that it
 /// sees, and the keys are rotated.
 #[multiversion(targets = "simd")]
 pub fn attend(query: &[f32], keys: &[f32], values: &[f32], heads: Heads) -> Vec<f32> {
-    let Heads { heads, kv_heads, head_dim } = heads;
+    let Heads { heads, kv_heads, head_dim, scale, cap } = heads;
     let (width, group) = (kv_heads * head_dim, heads / kv_heads);
-    let scale = 1.0 / (head_dim as f32).sqrt();
     let mut out = vec![0f32; heads * head_dim];
     let mut weights = vec![0f32; keys.len() / width];
     for (head, out) in out.chunks_exact_mut(head_dim).enumerate() {
@@ -32,6 +36,9 @@ pub fn attend(query: &[f32], keys: &[f32], values: &[f32], heads: Heads) -> Vec<
         for (weight, keys) in weights.iter_mut().zip(keys.chunks_exact(width)) {
             let key = &keys[start..][..head_dim];
             *weight = scale * sum(head_dim, |i| query[i] * key[i]);
+        }
+        if let Some(cap) = cap {
+            bound(&mut weights, cap);
         }
         let largest = max(&weights);
         for weight in &mut weights {

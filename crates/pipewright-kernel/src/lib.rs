@@ -31,6 +31,7 @@ pub mod swiglu;
 pub mod cross_entropy;
 pub mod vocabulary_part;
 mod rotary;
+mod soft_cap;
 pub mod attention;
 pub mod cached_attention;
 pub mod convolution;

@@ -4,22 +4,25 @@ use multiversion::multiversion;
 
 use super::element::Element;
 
-/// Cosines and sines, `head_dim / 2` for each position, times a scale.
+/// Cosines and sines of the pairs of elements at the beginning of a head. Element `j` pairs with element
+/// `j + pairs`; the elements after the pairs are not rotated.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotary<'a> {
-    /// `[positions, head_dim / 2]`, or as many for each sequence.
+    /// How many pairs a head has, at most `head_dim / 2`.
+    pub pairs: usize,
+    /// `[positions, pairs]`, or as many for each sequence.
     pub cos: &'a [f32],
     /// The sines, in the form of `cos`.
     pub sin: &'a [f32],
-    /// The factor of all tables.
+    /// The factor of all elements.
     pub scale: f32,
 }
 
 impl<'a> Rotary<'a> {
     /// Returns the tables of a sequence with so many positions: its own if each sequence has tables,
     /// otherwise the shared ones.
-    pub(crate) fn of(self, positions: usize, head_dim: usize, batch: usize) -> Self {
-        let size = positions * head_dim / 2;
+    pub(crate) fn of(self, positions: usize, batch: usize) -> Self {
+        let size = positions * self.pairs;
         let start = if self.cos.len() > size { batch * size } else { 0 };
         Self { cos: &self.cos[start..][..size], sin: &self.sin[start..][..size], ..self }
     }
@@ -28,25 +31,28 @@ impl<'a> Rotary<'a> {
 /// Rotates a head, whose rows are `stride` apart in `from`, into rows of `width`.
 #[multiversion(targets = "simd")]
 pub(crate) fn turn<T: Element>(by: Rotary<'_>, from: &[T], stride: usize, to: &mut [T], width: usize) {
-    let half = width / 2;
     for (index, to) in to.chunks_exact_mut(width).enumerate() {
-        let (first, second) = from[index * stride..][..width].split_at(half);
-        let (to_first, to_second) = to.split_at_mut(half);
-        let (cos, sin) = (&by.cos[index * half..][..half], &by.sin[index * half..][..half]);
-        turn_pairs((first, second), (to_first, to_second), cos, sin, by.scale, 1.0);
+        turn_row(by, index, &from[index * stride..][..width], to, 1.0);
     }
 }
 
 /// Applies the transpose of the rotation, from rows of `width` to rows that are `stride` apart.
 #[multiversion(targets = "simd")]
 pub(crate) fn turn_back<T: Element>(by: Rotary<'_>, from: &[f32], width: usize, to: &mut [T], stride: usize) {
-    let half = width / 2;
     for (index, from) in from.chunks_exact(width).enumerate() {
-        let (first, second) = from.split_at(half);
-        let (to_first, to_second) = to[index * stride..][..width].split_at_mut(half);
-        let (cos, sin) = (&by.cos[index * half..][..half], &by.sin[index * half..][..half]);
-        turn_pairs((first, second), (to_first, to_second), cos, sin, by.scale, -1.0);
+        turn_row(by, index, from, &mut to[index * stride..][..width], -1.0);
     }
+}
+
+/// Rotates a head at a position; `sign` is 1 forward and -1 backward.
+#[inline(always)]
+fn turn_row<F: Element, T: Element>(by: Rotary<'_>, position: usize, from: &[F], to: &mut [T], sign: f32) {
+    let pairs = by.pairs;
+    let (turned, rest) = from.split_at(2 * pairs);
+    let (to_turned, to_rest) = to.split_at_mut(2 * pairs);
+    let (cos, sin) = (&by.cos[position * pairs..][..pairs], &by.sin[position * pairs..][..pairs]);
+    turn_pairs(turned.split_at(pairs), to_turned.split_at_mut(pairs), cos, sin, by.scale, sign);
+    to_rest.iter_mut().zip(rest).for_each(|(to, from)| *to = T::rounded(from.single() * by.scale));
 }
 
 /// Rotates pairs by the angles of `cos` and `sin`; `sign` is 1 forward and -1 backward.
@@ -77,8 +83,14 @@ mod tests {
 
     #[test]
     fn bf16_is_the_rounded_result() {
-        let (cos, sin) = (numbers(9, 1), numbers(9, 2));
-        let by = Rotary { cos: &cos, sin: &sin, scale: 0.7 };
+        check(3);
+        check(2);
+    }
+
+    /// Rotates this number of pairs in heads of 6 elements.
+    fn check(pairs: usize) {
+        let (cos, sin) = (numbers(3 * pairs, 1), numbers(3 * pairs, 2));
+        let by = Rotary { pairs, cos: &cos, sin: &sin, scale: 0.7 };
         // Three positions of a head of 6 elements, in rows of 11.
         let rows = bf16::narrowed(&numbers(33, 3));
         let (mut narrow, mut wide) = (vec![bf16::ZERO; 18], vec![0.0; 18]);

@@ -43,9 +43,14 @@ impl AttentionBias {
 /// consist of them.
 #[derive(Module, Debug)]
 pub(crate) struct Attention {
-    q_proj: Projection,
-    k_proj: Projection,
-    v_proj: Projection,
+    q_proj: Option<Projection>,
+    k_proj: Option<Projection>,
+    v_proj: Option<Projection>,
+    /// The matrix that makes queries, keys and values, in a family that joins them.
+    qkv_proj: Option<Projection>,
+    /// The widths of queries and keys, if they are joined.
+    #[module(skip)]
+    joined: [usize; 2],
     o_proj: Projection,
     /// The normalisations of a head's queries and keys, in a family that has them.
     q_norm: Option<RmsNorm>,
@@ -79,7 +84,47 @@ impl Attention {
             norm_epsilon.map(|epsilon| builder.partial_norm(&path, head_dim, epsilon)).transpose()
         };
         let (q_norm, k_norm) = (norm("q_norm")?, norm("k_norm")?);
-        Ok(Self { q_proj, k_proj, v_proj, o_proj, q_norm, k_norm })
+        let [q_proj, k_proj, v_proj] = [q_proj, k_proj, v_proj].map(Some);
+        Ok(Self { q_proj, k_proj, v_proj, qkv_proj: None, joined: [0; 2], o_proj, q_norm, k_norm })
+    }
+
+    /// Builds an attention at `path` in which one matrix makes queries, keys and values, without biases.
+    pub(crate) fn build_joined<S: ParameterSource>(
+        sizes: AttentionSizes,
+        path: &str,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<Self, S::Error> {
+        let AttentionSizes { hidden, heads, key_heads, head_dim } = sizes;
+        let (queries, keys) = (heads * head_dim, key_heads * head_dim);
+        let qkv_proj =
+            builder.joined_projection(&format!("{path}.qkv_proj"), [hidden, queries + 2 * keys])?;
+        let o_proj =
+            builder.projection(false, &format!("{path}.o_proj"), [queries, hidden], SplitLinear::Inputs)?;
+        Ok(Self {
+            q_proj: None,
+            k_proj: None,
+            v_proj: None,
+            qkv_proj: Some(qkv_proj),
+            joined: [queries, keys],
+            o_proj,
+            q_norm: None,
+            k_norm: None,
+        })
+    }
+
+    /// Returns queries, keys and values.
+    fn inputs(&self, x: &SharedInput, context: &StageContext) -> [Tensor<2>; 3] {
+        if let Some(joined) = &self.qkv_proj {
+            let (all, [queries, keys]) = (joined.forward(x, context), self.joined);
+            return [(0, queries), (queries, keys), (queries + keys, keys)]
+                .map(|(start, width)| all.clone().narrow(1, start, width));
+        }
+        let (Some(q), Some(k), Some(v)) = (&self.q_proj, &self.k_proj, &self.v_proj) else {
+            unreachable!("an attention has one joined projection or three")
+        };
+        let q = normalised(q.forward(x, context), self.q_norm.as_ref());
+        let k = normalised(k.forward(x, context), self.k_norm.as_ref());
+        [q, k, v.forward(x, context)]
     }
 
     /// Maps `[tokens, hidden]` to the same shape. `attend` takes queries, keys and values of this rank's
@@ -92,11 +137,9 @@ impl Attention {
         context: &StageContext,
     ) -> Tensor<2> {
         let x = SharedInput::new(tensor.enter(x));
-        let q = normalised(self.q_proj.forward(&x, context), self.q_norm.as_ref());
-        let k = normalised(self.k_proj.forward(&x, context), self.k_norm.as_ref());
-        let v = self.v_proj.forward(&x, context);
+        let inputs = self.inputs(&x, context);
         drop(x);
-        self.o_proj.forward_split_inputs(&SharedInput::new(attend([q, k, v])), tensor, context)
+        self.o_proj.forward_split_inputs(&SharedInput::new(attend(inputs)), tensor, context)
     }
 }
 

@@ -135,6 +135,9 @@ impl<M: TrainingModule> CutStage<M> {
         let mut x = hidden.reshape([tokens, width]);
         if let (0, Some(norm)) = (index, &self.norm) {
             x = norm.forward(x);
+            if self.head.form().factor != 1.0 {
+                x = x * self.head.form().factor;
+            }
         }
         let earlier = earlier.map(|pieces| join(pieces.flatten(0, 1)));
         let part = self.parts[index].as_ref().expect("the part is one of this stage's");

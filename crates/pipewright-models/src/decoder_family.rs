@@ -9,7 +9,8 @@ use serde::de::DeserializeOwned;
 
 use crate::config_key::KeyTable;
 use crate::decoder::{BlockForm, DecoderConfig, DecoderStage};
-use crate::family::ModelFamily;
+use crate::error::ConfigError;
+use crate::family::{AbsentKey, ModelFamily};
 use crate::head_form::HeadForm;
 use crate::parameter::ParameterSource;
 use crate::split::Place;
@@ -25,26 +26,44 @@ pub(crate) trait DecoderFamily:
     const CLASS: &'static str;
     /// The meaning of each key of `config.json` for the family.
     const KEY_TABLE: &'static KeyTable;
+    /// Whether a part of a head's elements may be rotated.
+    const ROTATES_PARTS: bool = false;
     /// The values of keys that a file leaves out.
-    const ABSENT_KEYS: &'static [(&'static str, u32)] = &[];
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[];
 
     /// Returns the sizes and constants.
     fn decoder(&self) -> &DecoderConfig;
 
-    /// Returns the form of the blocks.
+    /// Returns the form of the model.
     fn form(&self) -> BlockForm<'_>;
+
+    /// Checks the values that the family has in addition to [`DecoderConfig`].
+    ///
+    /// # Errors
+    /// When a value is out of range.
+    fn check_own(&self) -> Result<(), ConfigError> {
+        Ok(())
+    }
 }
 
 impl<F: DecoderFamily> ModelFamily for F {
     const MODEL_TYPE: &'static str = F::NAME;
     const ARCHITECTURE: &'static str = F::CLASS;
     const TABLE: &'static KeyTable = F::KEY_TABLE;
-    const ABSENT: &'static [(&'static str, u32)] = F::ABSENT_KEYS;
+    const ABSENT: &'static [(&'static str, AbsentKey)] = F::ABSENT_KEYS;
     const ADAPTS: bool = true;
     type Stage = DecoderStage;
 
     fn of_sizes(sizes: DecoderConfig) -> Self {
         sizes.into()
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let (key, share) = ("partial_rotary_factor", self.decoder().partial_rotary_factor);
+        if share != 1.0 && !F::ROTATES_PARTS {
+            return Err(ConfigError::NotSupported { key, value: share.to_string(), supported: "1" });
+        }
+        self.check_own()
     }
 
     fn vocab_size(&self) -> usize {
@@ -56,7 +75,7 @@ impl<F: DecoderFamily> ModelFamily for F {
     }
 
     fn head(&self) -> Option<HeadForm> {
-        Some(self.decoder().head())
+        Some(self.decoder().head(&self.form()))
     }
 
     fn initializer_range(&self) -> f64 {

@@ -242,6 +242,16 @@ pub enum ConfigError {
         /// The names of the layers that can have an adapter.
         names: Vec<String>,
     },
+    /// Several ranks cannot compute a layer together, because its outputs are several parts.
+    #[error(
+        "`{layer}` has several parts in one matrix, which {ranks} tensor ranks cannot split: set `pipeline.tensor_parallel` to 1"
+    )]
+    JoinedSplit {
+        /// The path of the layer.
+        layer: Box<str>,
+        /// The number of ranks.
+        ranks: u32,
+    },
     /// A target is not a valid pattern.
     #[error("`adapter.targets`: `{target}` is not a pattern: correct it, or write the name of a layer")]
     LoraPattern {
@@ -339,6 +349,7 @@ impl ConfigError {
             Self::LayerRange { .. }
             | Self::Split { .. }
             | Self::FewExperts { .. }
+            | Self::JoinedSplit { .. }
             | Self::NoLora { .. }
             | Self::LoraTarget { .. }
             | Self::LoraPattern { .. }

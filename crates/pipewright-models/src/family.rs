@@ -20,6 +20,27 @@ use crate::parameter::{Outline, ParameterSource, ParameterSpec};
 use crate::split::Place;
 use crate::training_module::TrainingModule;
 
+/// The value of a key that files leave out.
+#[derive(Clone, Copy, Debug)]
+pub enum AbsentKey {
+    /// A number of something.
+    Count(u32),
+    /// A number.
+    Number(f64),
+    /// A flag.
+    Flag(bool),
+}
+
+impl From<AbsentKey> for Value {
+    fn from(key: AbsentKey) -> Self {
+        match key {
+            AbsentKey::Count(count) => count.into(),
+            AbsentKey::Number(number) => number.into(),
+            AbsentKey::Flag(flag) => flag.into(),
+        }
+    }
+}
+
 /// A model family: its configuration, and the construction of its stages. The configuration serialises as the
 /// keys of `config.json` that affect the results.
 pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwned {
@@ -31,7 +52,7 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     const TABLE: &'static KeyTable;
     /// The values of keys that a file leaves out, where they differ from the values that the configuration
     /// type fills in.
-    const ABSENT: &'static [(&'static str, u32)] = &[];
+    const ABSENT: &'static [(&'static str, AbsentKey)] = &[];
     /// Older names of keys, each with the name that it stands for. If a file has both, the older one counts,
     /// as in transformers.
     const RENAMED: &'static [(&'static str, &'static str)] = &[];
@@ -59,9 +80,17 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         Self::TABLE.check(&json)?;
         let json = without_nulls(renamed::<Self>(json));
         match Self::deserialize(&json) {
-            Ok(config) => Ok(config),
+            Ok(config) => config.check().map(|()| config),
             Err(source) => Err(parse_error::<Self>(&json, source)),
         }
+    }
+
+    /// Checks the values that depend on the family.
+    ///
+    /// # Errors
+    /// When the family does not support a value.
+    fn check(&self) -> Result<(), ConfigError> {
+        Ok(())
     }
 
     /// Returns the content of `config.json`.

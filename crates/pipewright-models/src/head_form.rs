@@ -24,6 +24,8 @@ pub struct HeadForm {
     pub vocabulary: usize,
     /// Whether the head uses the table of the embedding instead of a matrix of its own.
     pub is_tied: bool,
+    /// The factor of the logits.
+    pub factor: f64,
 }
 
 /// A head that is cut along the vocabulary into parts, each of them a layer. Every part has a token.
@@ -103,7 +105,7 @@ mod tests {
 
     fn form(vocabulary: usize) -> HeadForm {
         let (norm, embedding) = ("model.norm", "model.embed_tokens");
-        HeadForm { norm, embedding, epsilon: 1e-5, width: 8, vocabulary, is_tied: false }
+        HeadForm { norm, embedding, epsilon: 1e-5, width: 8, vocabulary, is_tied: false, factor: 1.0 }
     }
 
     #[test]

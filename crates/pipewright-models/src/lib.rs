@@ -65,12 +65,16 @@ pub mod family;
 mod decoder_family;
 mod cut_stage;
 
+pub mod granite;
 pub mod hybrid;
 pub mod llama;
+pub mod mistral;
 pub mod nemotron_h;
+pub mod phi3;
 pub mod qwen2;
 pub mod qwen3;
 pub mod qwen3_moe;
+pub mod smollm3;
 
 pub mod hf;
 

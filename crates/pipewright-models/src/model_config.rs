@@ -16,18 +16,22 @@ use crate::any_family::{AdaptedCheckpoint, AnyFamily, ModelSource};
 use crate::config_key::KeyTable;
 use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
-use crate::family::ModelFamily;
+use crate::family::{AbsentKey, ModelFamily};
+use crate::granite::GraniteConfig;
 use crate::hf::{self, Described, ExportOptions, HfError, Stored, WeightType};
 use crate::hybrid::HybridConfig;
 use crate::llama::LlamaConfig;
 use crate::lora::{LoraConfig, LoraTargets, is_of_adapter, layer_of_first};
+use crate::mistral::MistralConfig;
 use crate::nemotron_h::NemotronHConfig;
 use crate::next_token::NextToken;
 use crate::parameter::{ParameterKind, ParameterSpec};
 use crate::parameter_group::ParameterGroup;
+use crate::phi3::Phi3Config;
 use crate::qwen2::Qwen2Config;
 use crate::qwen3::Qwen3Config;
 use crate::qwen3_moe::Qwen3MoeConfig;
+use crate::smollm3::SmolLm3Config;
 
 /// The facts about a family that do not depend on a model's sizes.
 pub(crate) struct Family {
@@ -38,7 +42,7 @@ pub(crate) struct Family {
     /// The meaning of each key of `config.json`.
     pub(crate) table: &'static KeyTable,
     /// The values of keys that a file leaves out.
-    pub(crate) absent: &'static [(&'static str, u32)],
+    pub(crate) absent: &'static [(&'static str, AbsentKey)],
     /// Whether the linear layers of its blocks can have adapters.
     pub(crate) adapts: bool,
     /// Reads a parsed `config.json`.
@@ -64,7 +68,6 @@ impl Family {
 macro_rules! families {
     ($($(#[$doc:meta])* $variant:ident($config:ty),)*) => {
         /// The configuration of a model of any family.
-        #[expect(clippy::large_enum_variant, reason = "a run has one configuration")]
         #[derive(Debug, Clone, PartialEq)]
         #[non_exhaustive]
         pub enum ModelConfig {
@@ -103,6 +106,14 @@ families! {
     Qwen3(Qwen3Config),
     /// Qwen3-MoE: Qwen3 with a mixture of experts in some layers.
     Qwen3Moe(Qwen3MoeConfig),
+    /// Mistral: Llama with windows.
+    Mistral(MistralConfig),
+    /// SmolLM 3: Llama with layers without positions.
+    SmolLm3(SmolLm3Config),
+    /// Granite: Llama with factors of embeddings, residual branches, scores and logits.
+    Granite(GraniteConfig),
+    /// Phi 3 and 4: Llama with joined projections and positions of a part of each head.
+    Phi3(Phi3Config),
     /// Nemotron-H: Mamba-2, attention, feed-forward layers and experts by a pattern.
     NemotronH(NemotronHConfig),
     /// Attention, Mamba-2, experts and feed-forward layers by a pattern, with documents, windows and further

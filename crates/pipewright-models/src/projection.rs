@@ -108,6 +108,21 @@ impl SharedInput {
     }
 }
 
+impl<S: ParameterSource> Builder<'_, S> {
+    /// Builds a linear layer without a bias whose outputs are several parts next to each other. One rank
+    /// computes it.
+    pub(crate) fn joined_projection(
+        &mut self,
+        path: &str,
+        sizes: [usize; 2],
+    ) -> Result<Projection, S::Error> {
+        match self.tensor_ranks() {
+            1 => self.projection(false, path, sizes, SplitLinear::Outputs { shards: 1 }),
+            ranks => Err(ConfigError::JoinedSplit { layer: path.into(), ranks }.into()),
+        }
+    }
+}
+
 impl Projection {
     /// Returns `x w + b`, with the adapter's output. Every rank has all inputs and some of the outputs.
     /// Shapes: `x [tokens, inputs]`, result `[tokens, outputs]`.

@@ -7,6 +7,7 @@ use crate::attention::AttentionBias;
 use crate::config_key::{Harmless, KeyTable, Refused};
 use crate::decoder::{BlockForm, COMPUTED_KEYS, DecoderConfig, REFUSED_KEYS, WINDOW_KEYS};
 use crate::decoder_family::DecoderFamily;
+use crate::family::AbsentKey;
 
 /// A Qwen2 model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -37,7 +38,8 @@ impl DecoderFamily for Qwen2Config {
         ignored: &[WINDOW_KEYS, &["attention_bias"]],
         refused: &[REFUSED_KEYS, &[Refused { key: "mlp_bias", harmless: Harmless::False }]],
     };
-    const ABSENT_KEYS: &'static [(&'static str, u32)] = &[("num_key_value_heads", 32)];
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] =
+        &[("num_key_value_heads", AbsentKey::Count(32))];
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

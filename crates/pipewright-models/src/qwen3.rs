@@ -7,6 +7,7 @@ use crate::attention::AttentionBias;
 use crate::config_key::{Harmless, KeyTable, Refused};
 use crate::decoder::{BlockForm, COMPUTED_KEYS, DecoderConfig, REFUSED_KEYS, WINDOW_KEYS};
 use crate::decoder_family::DecoderFamily;
+use crate::family::AbsentKey;
 
 /// A Qwen3 model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -40,7 +41,8 @@ impl DecoderFamily for Qwen3Config {
             ],
         ],
     };
-    const ABSENT_KEYS: &'static [(&'static str, u32)] = &[("num_key_value_heads", 32), ("head_dim", 128)];
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] =
+        &[("num_key_value_heads", AbsentKey::Count(32)), ("head_dim", AbsentKey::Count(128))];
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

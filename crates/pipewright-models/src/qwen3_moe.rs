@@ -14,6 +14,7 @@ use crate::attention::AttentionBias;
 use crate::config_key::{Harmless, KeyTable, Refused};
 use crate::decoder::{BlockForm, COMPUTED_KEYS, DecoderConfig, MixtureConfig, REFUSED_KEYS, WINDOW_KEYS};
 use crate::decoder_family::DecoderFamily;
+use crate::family::AbsentKey;
 
 /// A Qwen3-MoE model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -66,7 +67,7 @@ impl DecoderFamily for Qwen3MoeConfig {
             ],
         ],
     };
-    const ABSENT_KEYS: &'static [(&'static str, u32)] = &[("num_key_value_heads", 4)];
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[("num_key_value_heads", AbsentKey::Count(4))];
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

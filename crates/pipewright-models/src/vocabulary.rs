@@ -43,6 +43,9 @@ pub(crate) struct OutputHead {
     lm_head: Option<Linear>,
     /// A copy of the embedding's table, which a tied head uses.
     tied_head: Option<TiedHead>,
+    /// The factor of the logits. The hidden states are multiplied by it, because they are narrower.
+    #[module(skip)]
+    factor: f64,
 }
 
 impl OutputHead {
@@ -52,12 +55,12 @@ impl OutputHead {
         needs_table: bool,
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
-        let HeadForm { norm, embedding, epsilon, width, vocabulary, is_tied } = *form;
+        let HeadForm { norm, embedding, epsilon, width, vocabulary, is_tied, factor } = *form;
         let norm = builder.norm(norm, width, epsilon)?;
         let lm_head = (!is_tied).then(|| builder.head(vocabulary, width)).transpose()?;
         let table = (is_tied || needs_table).then(|| builder.token_table(embedding, vocabulary, width));
         let tied_head = table.transpose()?.map(|weight| TiedHead { weight });
-        Ok(Self { norm, lm_head, tied_head })
+        Ok(Self { norm, lm_head, tied_head, factor })
     }
 
     /// Returns the logits `[tokens, vocabulary]` of the hidden states `[tokens, hidden]` after the last
@@ -68,7 +71,8 @@ impl OutputHead {
 
     /// Returns the logits of hidden states that are normalised.
     pub(crate) fn logits(&self, normalised: Tensor<2>, tensor: &TensorParallel) -> Tensor<2> {
-        let x = tensor.enter(normalised);
+        let x = if self.factor == 1.0 { normalised } else { normalised * self.factor };
+        let x = tensor.enter(x);
         match (&self.lm_head, &self.tied_head) {
             (Some(head), _) => head.forward(x),
             (None, Some(head)) => head.forward(x),

@@ -82,9 +82,9 @@ fn a_pasted_configuration_is_taken_and_what_has_no_effect_is_named() {
     assert_eq!(found, [json!(5), json!(3), json!(4096)]);
 
     for (line, part) in [
-        ("model_type = \"granite\"\nlogits_scaling = 8.0", "which cannot compute `logits_scaling = 8.0`"),
+        ("model_type = \"cohere\"\nlogit_scale = 8.0", "which cannot compute `logit_scale = 8.0`"),
         ("hidden_act = \"gelu\"", "`hidden_act = gelu` is not supported"),
-        ("sliding_window = 4096", "`sliding_window = 4096` is not supported"),
+        ("sliding_window = 4096", "`sliding_window` is not a key of `llama`: only mistral, phi3 have it"),
         ("rope_scaling = { rope_typ = \"llama3\" }", "`rope_scaling.rope_typ` is not a key"),
         ("rope_scaling = nan", "rope_scaling"),
         ("rope_scaling = 2025-01-01", "no value of a model is a date"),

@@ -7,6 +7,7 @@ use half::bf16;
 use super::super::element::Element;
 use super::super::product::Matrix;
 use super::super::rotary::{turn, turn_back};
+use super::super::soft_cap::{bound, bound_backward};
 use super::inputs::{Dims, Inputs};
 use super::rows::Rows;
 use super::softmax::{score, softmax_backward};
@@ -60,8 +61,7 @@ fn backward_in<T: Element>(results: Results<'_, T>) -> Gradients<T> {
     let mut heads = Heads::new(dims);
     for (batch, key_head) in dims.key_heads() {
         let key_start = dims.key_start(batch, key_head);
-        let (turn_q, turn_k) =
-            (turn_q.of(sequence, head_dim, batch), turn_k.of(dims.keys(), head_dim, batch));
+        let (turn_q, turn_k) = (turn_q.of(sequence, batch), turn_k.of(dims.keys(), batch));
         turn(turn_k, &k[key_start..], narrow, &mut heads.keys, head_dim);
         heads.d_keys.fill(0.0);
         heads.d_values.fill(0.0);
@@ -97,6 +97,8 @@ struct Heads<T> {
     /// Memory for a block.
     weights: Vec<f32>,
     d_scores: Vec<f32>,
+    /// The scores of a block after their bound.
+    bounded: Vec<f32>,
     rounded: Vec<T>,
 }
 
@@ -111,6 +113,7 @@ impl<T: Element> Heads<T> {
             d_values: vec![0.0; of_keys],
             weights: vec![0.0; dims.most_scores()],
             d_scores: vec![0.0; dims.most_scores()],
+            bounded: Vec::new(),
             rounded: Vec::new(),
         }
     }
@@ -124,7 +127,7 @@ impl<T: Element> Heads<T> {
         d_table: &mut [f32],
     ) {
         let Results { inputs, out, normalisers, gradient } = results;
-        let Inputs { dims, v, bias, .. } = inputs;
+        let Inputs { dims, v, cap, bias, .. } = inputs;
         let (head_dim, wide, narrow) = (dims.head_dim, dims.query_width(), dims.key_width());
         let rows = Rows::new(&inputs, batch, block.clone());
         let Rows { count, low, .. } = rows;
@@ -132,6 +135,11 @@ impl<T: Element> Heads<T> {
         let [weights, d_scores] =
             [&mut self.weights, &mut self.d_scores].map(|memory| &mut memory[..count * span]);
         score(weights, &self.queries, &self.keys, head_dim, rows);
+        if let Some(cap) = cap {
+            bound(weights, cap);
+            self.bounded.clear();
+            self.bounded.extend_from_slice(weights);
+        }
         if let Some(bias) = bias {
             bias.add(dims, batch, head, rows, weights);
         }
@@ -144,6 +152,9 @@ impl<T: Element> Heads<T> {
         softmax_backward(weights, d_scores, (rows, normalisers), (out, gradient), wide, head_dim);
         if let Some(bias) = bias {
             bias.add_gradient(dims, batch, head, rows, d_scores, d_table);
+        }
+        if let Some(cap) = cap {
+            bound_backward(d_scores, &self.bounded, cap);
         }
 
         let weights = Matrix::new(T::all_rounded(weights, &mut self.rounded), count, span);

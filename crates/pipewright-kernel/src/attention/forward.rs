@@ -5,6 +5,7 @@ use half::bf16;
 use super::super::element::Element;
 use super::super::product::Matrix;
 use super::super::rotary::turn;
+use super::super::soft_cap::bound;
 use super::inputs::{Dims, Inputs};
 use super::rows::Rows;
 use super::softmax::{score, softmax};
@@ -23,7 +24,7 @@ pub fn forward_bf16(inputs: Inputs<'_, bf16>) -> (Vec<bf16>, Vec<f32>) {
 }
 
 fn forward_in<T: Element>(inputs: Inputs<'_, T>) -> (Vec<T>, Vec<f32>) {
-    let Inputs { dims, q, k, v, turn_q, turn_k, bias, .. } = inputs;
+    let Inputs { dims, q, k, v, turn_q, turn_k, cap, bias, .. } = inputs;
     let Dims { sequence, head_dim, .. } = dims;
     let (wide, narrow) = (dims.query_width(), dims.key_width());
     let mut out = vec![T::rounded(0.0); dims.batch * sequence * wide];
@@ -33,8 +34,7 @@ fn forward_in<T: Element>(inputs: Inputs<'_, T>) -> (Vec<T>, Vec<f32>) {
     let [mut queries, mut keys] = [sequence, dims.keys()].map(|rows| vec![T::rounded(0.0); rows * head_dim]);
     for (batch, key_head) in dims.key_heads() {
         let key_start = dims.key_start(batch, key_head);
-        let (turn_q, turn_k) =
-            (turn_q.of(sequence, head_dim, batch), turn_k.of(dims.keys(), head_dim, batch));
+        let (turn_q, turn_k) = (turn_q.of(sequence, batch), turn_k.of(dims.keys(), batch));
         turn(turn_k, &k[key_start..], narrow, &mut keys, head_dim);
         let values = &v[key_start..];
         for head in dims.query_heads(key_head) {
@@ -45,6 +45,9 @@ fn forward_in<T: Element>(inputs: Inputs<'_, T>) -> (Vec<T>, Vec<f32>) {
                 let rows = Rows::new(&inputs, batch, block.clone());
                 let scores = &mut scores[..rows.count * rows.span()];
                 score(scores, &queries, &keys, head_dim, rows);
+                if let Some(cap) = cap {
+                    bound(scores, cap);
+                }
                 if let Some(bias) = bias {
                     bias.add(dims, batch, head, rows, scores);
                 }

@@ -93,7 +93,9 @@ pub struct Inputs<'a, T = f32> {
     pub turn_k: Rotary<'a>,
     /// The first key that each row sees, counted from the beginning of its sequence; `None` if each sees all.
     pub starts: Option<&'a [u32]>,
-    /// A summand of the scores.
+    /// The bound of the scores: `cap tanh(score / cap)` takes the place of a score. `None` for no bound.
+    pub cap: Option<f32>,
+    /// A summand of the scores, after their bound.
     pub bias: Option<Bias<'a>>,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! q, k      rotated by their positions (Su et al., 2021: element j pairs with element j + head_dim / 2), q scaled
-//! S = q kᵀ  in blocks of rows, each against the keys up to the block's end
+//! S = q kᵀ  in blocks of rows, each against the keys up to the block's end; bounded if there is a cap
 //! P = softmax(S)    out = P v
 //! ```
 //!

@@ -18,6 +18,9 @@ pub(super) struct DecoderBlock {
     self_attn: Attention,
     post_attention_layernorm: RmsNorm,
     mlp: FeedForward,
+    /// The factor of what is added to the hidden states.
+    #[module(skip)]
+    residual: f64,
 }
 
 impl DecoderBlock {
@@ -33,15 +36,10 @@ impl DecoderBlock {
         };
         Ok(Self {
             input_layernorm: norm(builder, "input_layernorm")?,
-            self_attn: Attention::build(
-                config.attention(),
-                form.bias,
-                form.normalises_heads.then_some(config.rms_norm_eps),
-                &format!("{path}.self_attn"),
-                builder,
-            )?,
+            self_attn: attention(config, form, &format!("{path}.self_attn"), builder)?,
             post_attention_layernorm: norm(builder, "post_attention_layernorm")?,
             mlp: FeedForward::build(config, form, index, &format!("{path}.mlp"), builder)?,
+            residual: form.factors.residual,
         })
     }
 
@@ -62,9 +60,27 @@ impl DecoderBlock {
     ) -> Tensor<2> {
         let attended =
             self.self_attn.forward(self.input_layernorm.forward(hidden.clone()), tensor, attend, context);
-        let hidden = hidden + attended;
+        let hidden = hidden + scaled(attended, self.residual);
         let normalised = self.post_attention_layernorm.forward(hidden.clone());
         let transformed = self.mlp.forward(normalised, rows, tensor, context);
-        hidden + transformed
+        hidden + scaled(transformed, self.residual)
     }
+}
+
+fn attention<S: ParameterSource>(
+    config: &DecoderConfig,
+    form: &BlockForm<'_>,
+    path: &str,
+    builder: &mut Builder<'_, S>,
+) -> Result<Attention, S::Error> {
+    if form.joins_projections {
+        return Attention::build_joined(config.attention(), path, builder);
+    }
+    let norm_epsilon = form.normalises_heads.then_some(config.rms_norm_eps);
+    Attention::build(config.attention(), form.bias, norm_epsilon, path, builder)
+}
+
+/// Returns a tensor times a factor.
+pub(super) fn scaled<const D: usize>(x: Tensor<D>, factor: f64) -> Tensor<D> {
+    if factor == 1.0 { x } else { x * factor }
 }

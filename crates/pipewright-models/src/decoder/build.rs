@@ -5,10 +5,11 @@ use std::ops::Range;
 use pipewright::nn::Embedding;
 use pipewright::stage::Stage;
 
+use super::attentions::BlockAttentions;
 use super::block::DecoderBlock;
 use super::config::DecoderConfig;
 use super::form::BlockForm;
-use super::stage::{AttentionCache, DecoderModel, DecoderStage, EMBEDDING, NORM};
+use super::stage::{DecoderModel, DecoderStage, EMBEDDING, NORM};
 use crate::head_form::HeadForm;
 use crate::parameter::{Builder, ParameterSource};
 use crate::split::{Place, SplitStage};
@@ -28,7 +29,7 @@ impl DecoderConfig {
     ) -> Result<DecoderStage, S::Error> {
         self.validate()?;
         let mut builder = Builder::new(source, place);
-        let mut stage = DecoderStage::empty(self);
+        let mut stage = DecoderStage::empty(self, form);
         for layer in stage_layers(layers, self.num_hidden_layers)? {
             match layer {
                 Layer::Embedding => {
@@ -40,7 +41,7 @@ impl DecoderConfig {
                     let block = DecoderBlock::build(self, form, index, &path, &mut builder)?;
                     stage.model.layers[index] = Some(block);
                 }
-                Layer::Head => stage.head = Some(OutputHead::build(&self.head(), false, &mut builder)?),
+                Layer::Head => stage.head = Some(OutputHead::build(&self.head(form), false, &mut builder)?),
             }
         }
         stage.split = builder.into_split(self.vocab_size);
@@ -48,7 +49,7 @@ impl DecoderConfig {
     }
 
     /// Returns the last norm and the head; see [`ModelFamily::head`](crate::ModelFamily::head).
-    pub(crate) fn head(&self) -> HeadForm {
+    pub(crate) fn head(&self, form: &BlockForm<'_>) -> HeadForm {
         HeadForm {
             norm: NORM,
             embedding: EMBEDDING,
@@ -56,17 +57,19 @@ impl DecoderConfig {
             width: self.hidden_size,
             vocabulary: self.vocab_size,
             is_tied: self.tie_word_embeddings,
+            factor: form.factors.logits,
         }
     }
 }
 
 impl DecoderStage {
-    fn empty(config: &DecoderConfig) -> Self {
+    fn empty(config: &DecoderConfig, form: &BlockForm<'_>) -> Self {
         let layers = vec![None; config.num_hidden_layers];
         Self {
             model: DecoderModel { embed_tokens: None, layers },
             head: None,
-            attention: AttentionCache::new(config),
+            attentions: BlockAttentions::new(config, form),
+            embedding_factor: form.factors.embedding,
             split: SplitStage::default(),
         }
     }

@@ -1,7 +1,5 @@
 //! The sizes and constants of a model, and their validation. Their form in a file is in [`super::json`].
 
-use pipewright::nn::rotary_frequencies;
-
 use super::rope::RopeScaling;
 use crate::attention::AttentionSizes;
 use crate::error::ConfigError;
@@ -34,9 +32,12 @@ pub struct DecoderConfig {
     pub rope_theta: f64,
     /// The scaling of the rotary frequencies, if there is one.
     pub rope_scaling: Option<RopeScaling>,
+    /// The share of a head's elements that are rotated, from the first one on.
+    pub partial_rotary_factor: f64,
     /// Standard deviation of initial matrices and embeddings.
     pub initializer_range: f64,
-    /// The longest sequence that the model is meant for. It does not affect the results.
+    /// The longest sequence that the model is meant for. It does not affect the results, except through
+    /// [`RopeScaling::Dynamic`] and [`RopeScaling::LongRope`].
     pub max_position_embeddings: Option<usize>,
     /// Whether the head uses the embedding's table instead of its own matrix.
     pub tie_word_embeddings: bool,
@@ -71,6 +72,7 @@ impl DecoderConfig {
             rms_norm_eps: rms_norm_eps(),
             rope_theta: ROPE_THETA,
             rope_scaling: None,
+            partial_rotary_factor: 1.0,
             initializer_range: initializer_range(),
             max_position_embeddings: None,
             tie_word_embeddings: false,
@@ -92,15 +94,9 @@ impl DecoderConfig {
         }
     }
 
-    /// Returns the frequency of each pair of a head's elements.
-    pub(super) fn rotary_frequencies(&self) -> Vec<f32> {
-        let mut frequencies = rotary_frequencies(self.head_dim(), self.rope_theta);
-        if let Some(scaling) = &self.rope_scaling {
-            for frequency in &mut frequencies {
-                *frequency = scaling.apply(f64::from(*frequency)) as f32;
-            }
-        }
-        frequencies
+    /// Returns how many elements of a head are rotated.
+    pub(super) fn rotary_width(&self) -> usize {
+        (self.head_dim() as f64 * self.partial_rotary_factor) as usize
     }
 
     /// Checks that the sizes make a model.
@@ -130,7 +126,40 @@ impl DecoderConfig {
         let pairs = head_dim > 0 && head_dim.is_multiple_of(2);
         require(pairs, "head_dim", head_dim, "even, because the rotary embedding rotates pairs")?;
         width(("head_dim", head_dim), ("num_attention_heads", self.num_attention_heads))?;
+        self.validate_positions()?;
         above_zero(&[("rms_norm_eps", self.rms_norm_eps), ("rope_theta", self.rope_theta)])?;
         not_below_zero(&[("initializer_range", self.initializer_range)])
+    }
+
+    fn validate_positions(&self) -> Result<(), ConfigError> {
+        let (share, width) = (self.partial_rotary_factor, self.rotary_width());
+        let is_share = share > 0.0 && share <= 1.0 && width > 0 && width.is_multiple_of(2);
+        require(
+            is_share,
+            "partial_rotary_factor",
+            share,
+            "a share of `head_dim` that is an even number of elements",
+        )?;
+        match &self.rope_scaling {
+            Some(RopeScaling::Dynamic { .. }) => {
+                require(width > 2, "head_dim", width, "above 2, because the positions are dynamic")?;
+                let longest = self.max_position_embeddings;
+                longest.map(drop).ok_or(ConfigError::NotANumber { key: "max_position_embeddings" })
+            }
+            Some(RopeScaling::LongRope(long)) => {
+                [("short_factor", &long.short_factor), ("long_factor", &long.long_factor)]
+                    .iter()
+                    .try_for_each(|(key, divisors)| {
+                        let is_complete = divisors.len() == width / 2;
+                        require(
+                            is_complete,
+                            key,
+                            divisors.len(),
+                            "a list of a number for each pair of rotated elements",
+                        )
+                    })
+            }
+            _ => Ok(()),
+        }
     }
 }

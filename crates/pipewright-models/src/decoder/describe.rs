@@ -21,7 +21,7 @@ impl DecoderConfig {
                 Some(mixture) => ("mixture", experts(self, mixture, tokens)),
                 None => ("decoder", dense(self, form)),
             };
-            let cost = attention(self, form, tokens) + feed_forward + norms;
+            let cost = attention(self, form, form.layer(index).seen(tokens)) + feed_forward + norms;
             let layer = sizes.block(format!("model.layers.{index}"), kind, cost);
             let keys_values = 2 * (self.num_key_value_heads * self.head_dim()) as u64;
             LayerDesc { keys_values_bytes: tokens * FLOAT * keys_values, ..layer }
@@ -39,8 +39,9 @@ const ROW_PASSES: u64 = 10;
 /// add to their gradients. A dense layer has so many rows for each matrix that this does not matter.
 const MATRIX_PASSES: u64 = 4;
 
-/// Returns the costs of the attention with its biases and the normalisation of heads.
-fn attention(config: &DecoderConfig, form: &BlockForm<'_>, tokens: u64) -> Cost {
+/// Returns the costs of the attention with its biases and the normalisation of heads, if a token sees half of
+/// `seen` keys on average.
+fn attention(config: &DecoderConfig, form: &BlockForm<'_>, seen: u64) -> Cost {
     let sizes = config.attention();
     let (heads, kv_heads, head_dim) = (sizes.heads as u64, sizes.key_heads as u64, sizes.head_dim as u64);
     let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
@@ -54,7 +55,7 @@ fn attention(config: &DecoderConfig, form: &BlockForm<'_>, tokens: u64) -> Cost 
         operations: ELEMENT * (BIAS_PASSES * biases + NORM_PASSES * normalised),
         kept: normalised + scales,
     };
-    cost::attention(sizes, tokens) + further
+    cost::attention(sizes, seen) + further
 }
 
 fn dense(config: &DecoderConfig, form: &BlockForm<'_>) -> Cost {

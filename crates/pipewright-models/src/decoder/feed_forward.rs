@@ -23,6 +23,8 @@ const BALANCE: &str = "moe_aux";
 pub(super) struct FeedForward {
     gate_proj: Option<Projection>,
     up_proj: Option<Projection>,
+    /// The matrix that makes both, in a family that joins them.
+    gate_up_proj: Option<Projection>,
     down_proj: Option<Projection>,
     /// The router.
     gate: Option<Linear>,
@@ -57,6 +59,7 @@ impl FeedForward {
                 let share = form.balance_share(config.num_hidden_layers);
                 Self::sparse(config, mixture, share, path, builder)
             }
+            None if form.joins_projections => Self::joined(config, path, builder),
             None => {
                 let inner = ("intermediate_size", config.intermediate_size);
                 require_parts(path, "gate_proj.weight", inner, builder.tensor_ranks())?;
@@ -79,11 +82,46 @@ impl FeedForward {
         Ok(Self {
             gate_proj: linear("gate_proj", [hidden, inner], outputs)?,
             up_proj: linear("up_proj", [hidden, inner], outputs)?,
+            gate_up_proj: None,
             down_proj: linear("down_proj", [inner, hidden], SplitLinear::Inputs)?,
             gate: None,
             experts: Vec::new(),
             choice: None,
         })
+    }
+
+    /// Builds a dense layer in which one matrix makes the gate and the up projection, without biases.
+    fn joined<S: ParameterSource>(
+        config: &DecoderConfig,
+        path: &str,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<Self, S::Error> {
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let down = format!("{path}.down_proj");
+        Ok(Self {
+            gate_proj: None,
+            up_proj: None,
+            gate_up_proj: Some(
+                builder.joined_projection(&format!("{path}.gate_up_proj"), [hidden, 2 * inner])?,
+            ),
+            down_proj: Some(builder.projection(false, &down, [inner, hidden], SplitLinear::Inputs)?),
+            gate: None,
+            experts: Vec::new(),
+            choice: None,
+        })
+    }
+
+    /// Returns the gate and the up projection of a dense layer.
+    fn gate_and_up(&self, x: &SharedInput, context: &StageContext) -> [Tensor<2>; 2] {
+        match (&self.gate_up_proj, &self.gate_proj, &self.up_proj) {
+            (Some(joined), ..) => {
+                let both = joined.forward(x, context);
+                let inner = both.dims()[1] / 2;
+                [0, inner].map(|start| both.clone().narrow(1, start, inner))
+            }
+            (None, Some(gate), Some(up)) => [gate.forward(x, context), up.forward(x, context)],
+            _ => unreachable!("a feed-forward layer without experts has a gate and an up projection"),
+        }
     }
 
     fn sparse<S: ParameterSource>(
@@ -110,6 +148,7 @@ impl FeedForward {
         Ok(Self {
             gate_proj: None,
             up_proj: None,
+            gate_up_proj: None,
             down_proj: None,
             gate,
             experts: builder.experts(path, sizes)?,
@@ -139,11 +178,10 @@ impl FeedForward {
             let weights = tensor.enter(routing.weights());
             return tensor.sum(mix_held(tensor.enter(x), weights, routing.chosen(), &self.experts));
         }
-        let (Some(gate), Some(up), Some(down)) = (&self.gate_proj, &self.up_proj, &self.down_proj) else {
-            unreachable!("a feed-forward layer without experts is built with three projections")
-        };
+        let down = self.down_proj.as_ref().expect("a layer without experts has a down projection");
         let x = SharedInput::new(tensor.enter(x));
-        let inner = swiglu(gate.forward(&x, context), up.forward(&x, context));
+        let [gate, up] = self.gate_and_up(&x, context);
+        let inner = swiglu(gate, up);
         drop(x);
         down.forward_split_inputs(&SharedInput::new(inner), tensor, context)
     }

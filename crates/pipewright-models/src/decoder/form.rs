@@ -1,9 +1,11 @@
-//! The form of a family's blocks: the parts in which they differ between families.
+//! The form of a family's models: the table of the parts in which families differ.
 
 use super::mixture::MixtureConfig;
 use crate::attention::AttentionBias;
+use crate::error::ConfigError;
+use crate::key_check::require;
 
-/// The parts of a block in which families differ.
+/// The parts in which families differ. The default is Llama.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BlockForm<'a> {
     /// The linear layers of the attention that have a bias.
@@ -12,11 +14,70 @@ pub(crate) struct BlockForm<'a> {
     pub mlp_bias: bool,
     /// Whether each head's queries and keys go through a normalisation before the rotation.
     pub normalises_heads: bool,
+    /// Whether one matrix makes queries, keys and values, and another one the gate and the up projection.
+    pub joins_projections: bool,
+    /// The forms of the first layers, if they have forms of their own.
+    pub layers: Vec<LayerForm>,
+    /// The factors of parts of the computation.
+    pub factors: Factors,
     /// The experts, in a family that has them.
     pub mixture: Option<&'a MixtureConfig>,
 }
 
+/// The form of a layer's attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LayerForm {
+    /// How many tokens back a token sees, itself included; `None` for all.
+    pub window: Option<usize>,
+    /// Whether queries and keys are rotated by their positions.
+    pub has_positions: bool,
+}
+
+impl LayerForm {
+    /// Returns twice the number of keys that a token of a sequence of `tokens` sees on average.
+    pub(super) fn seen(self, tokens: u64) -> u64 {
+        let window = self.window.map_or(tokens, |window| tokens.min(window as u64));
+        // The first tokens see fewer keys than the window has.
+        2 * window - (window * window).checked_div(tokens).unwrap_or(0)
+    }
+}
+
+/// Requires that a window has a token.
+pub(crate) fn require_window(window: Option<usize>) -> Result<(), ConfigError> {
+    window.map_or(Ok(()), |window| require(window > 0, "sliding_window", window, "at least 1"))
+}
+
+impl Default for LayerForm {
+    fn default() -> Self {
+        Self { window: None, has_positions: true }
+    }
+}
+
+/// The factors of parts of the computation, which are 1 in most families.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Factors {
+    /// Of the embeddings.
+    pub embedding: f64,
+    /// Of the output of an attention or a feed-forward layer, before it is added to its input.
+    pub residual: f64,
+    /// Of the scores; `None` for `1 / sqrt(head_dim)`.
+    pub scores: Option<f64>,
+    /// Of the logits.
+    pub logits: f64,
+}
+
+impl Default for Factors {
+    fn default() -> Self {
+        Self { embedding: 1.0, residual: 1.0, scores: None, logits: 1.0 }
+    }
+}
+
 impl<'a> BlockForm<'a> {
+    /// Returns the form of layer `index`, counted from 0.
+    pub(super) fn layer(&self, index: usize) -> LayerForm {
+        self.layers.get(index).copied().unwrap_or_default()
+    }
+
     /// Returns the experts of layer `index`, counted from 0; `None` if its feed-forward layer is dense.
     pub(super) fn mixture_of(&self, index: usize) -> Option<&'a MixtureConfig> {
         self.mixture.filter(|mixture| mixture.is_sparse(index))

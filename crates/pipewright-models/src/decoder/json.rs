@@ -3,11 +3,11 @@
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::config::{DecoderConfig, ROPE_THETA, initializer_range, rms_norm_eps};
 use super::rope::RopeScaling;
-use super::rope_json::read_rope;
+use super::rope_json::{Lengths, read_rope, write_rope};
 use crate::error::ConfigError;
 
 /// The keys of `config.json` that affect the results and belong to all families of this form.
@@ -29,6 +29,11 @@ struct RawConfig {
     rope_parameters: Option<Value>,
     #[serde(skip_serializing)]
     rope_scaling: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    partial_rotary_factor: Option<f64>,
+    /// The length before the scaling, in files of Phi 3. Other files have it in the table of the positions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    original_max_position_embeddings: Option<usize>,
     #[serde(default)]
     tie_word_embeddings: bool,
     /// The only activation, which files name.
@@ -61,7 +66,8 @@ impl TryFrom<RawConfig> for DecoderConfig {
 
     fn try_from(raw: RawConfig) -> Result<Self, ConfigError> {
         let tables = (raw.rope_parameters.as_ref(), raw.rope_scaling.as_ref());
-        let rope = read_rope(tables.0, tables.1, raw.max_position_embeddings)?;
+        let (longest, original) = (raw.max_position_embeddings, raw.original_max_position_embeddings);
+        let rope = read_rope(tables.0, tables.1, Lengths { longest, original })?;
         let config = Self {
             vocab_size: raw.vocab_size,
             hidden_size: raw.hidden_size,
@@ -73,6 +79,7 @@ impl TryFrom<RawConfig> for DecoderConfig {
             rms_norm_eps: raw.rms_norm_eps,
             rope_theta: rope.theta.or(raw.rope_theta).unwrap_or(ROPE_THETA),
             rope_scaling: rope.scaling,
+            partial_rotary_factor: rope.rotated.or(raw.partial_rotary_factor).unwrap_or(1.0),
             initializer_range: raw.initializer_range,
             max_position_embeddings: raw.max_position_embeddings,
             tie_word_embeddings: raw.tie_word_embeddings,
@@ -82,24 +89,13 @@ impl TryFrom<RawConfig> for DecoderConfig {
     }
 }
 
-/// Returns the content of `rope_parameters`.
-fn write_rope(theta: f64, scaling: Option<RopeScaling>) -> Value {
-    match scaling {
-        None => json!({"rope_theta": theta, "rope_type": "default"}),
-        Some(scaling) => json!({
-            "rope_theta": theta,
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_position_embeddings,
-        }),
-    }
-}
-
 impl From<DecoderConfig> for RawConfig {
     fn from(config: DecoderConfig) -> Self {
-        let theta = Some(config.rope_theta);
+        let (theta, rotated) = (config.rope_theta, config.partial_rotary_factor);
+        let original_max_position_embeddings = match &config.rope_scaling {
+            Some(RopeScaling::LongRope(long)) => Some(long.original_max_position_embeddings),
+            _ => None,
+        };
         Self {
             vocab_size: config.vocab_size,
             hidden_size: config.hidden_size,
@@ -109,9 +105,11 @@ impl From<DecoderConfig> for RawConfig {
             num_key_value_heads: Some(config.num_key_value_heads),
             head_dim: config.head_dim,
             rms_norm_eps: config.rms_norm_eps,
-            rope_theta: theta,
-            rope_parameters: Some(write_rope(config.rope_theta, config.rope_scaling)),
+            rope_theta: Some(theta),
+            rope_parameters: Some(write_rope(theta, rotated, config.rope_scaling.as_ref())),
             rope_scaling: None,
+            partial_rotary_factor: (rotated != 1.0).then_some(rotated),
+            original_max_position_embeddings,
             tie_word_embeddings: config.tie_word_embeddings,
             hidden_act: hidden_act(),
             initializer_range: config.initializer_range,
@@ -124,6 +122,7 @@ impl From<DecoderConfig> for RawConfig {
 mod tests {
     use serde_json::json;
 
+    use super::super::rope::Llama3Scaling;
     use super::*;
 
     fn parse(change: Value) -> Result<DecoderConfig, String> {
@@ -168,16 +167,16 @@ mod tests {
     #[test]
     fn unsupported_settings_name_their_key() {
         check_refused(
-            json!({"rope_parameters": {"rope_type": "yarn"}}),
-            "`rope_parameters.rope_type = yarn` is not supported: only default or llama3 is",
+            json!({"rope_parameters": {"rope_type": "yarm"}}),
+            "`rope_parameters.rope_type = yarm` is not supported: only default, linear, dynamic, yarn, longrope or llama3 is",
         );
         check_refused(
-            json!({"rope_scaling": {"type": "linear", "factor": 8.0}}),
-            "`rope_scaling.rope_type = linear` is not supported: only default or llama3 is",
+            json!({"rope_scaling": {"type": "ntk", "factor": 8.0}}),
+            "`rope_scaling.rope_type = ntk` is not supported: only default, linear, dynamic, yarn, longrope or llama3 is",
         );
         check_refused(
             json!({"rope_scaling": {"factor": 8.0}}),
-            "`rope_scaling.rope_type = null` is not supported: only default or llama3 is",
+            "`rope_scaling.rope_type = null` is not supported: only default, linear, dynamic, yarn, longrope or llama3 is",
         );
     }
 
@@ -196,16 +195,16 @@ mod tests {
 
     #[test]
     fn the_scaling_of_llama3_is_read_in_both_places_and_written() {
-        let scaling = RopeScaling {
+        let scaling = RopeScaling::Llama3(Llama3Scaling {
             factor: 8.0,
             low_freq_factor: 1.0,
             high_freq_factor: 4.0,
             original_max_position_embeddings: 8192,
-        };
+        });
         let old = json!({"rope_theta": 5e5, "rope_scaling": llama3(json!({}))});
         let new = json!({"rope_parameters": llama3(json!({"rope_theta": 5e5}))});
         let (old, new) = (parse(old).expect("it is valid"), parse(new).expect("it is valid"));
-        assert_eq!((old.rope_theta, old.rope_scaling), (5e5, Some(scaling)));
+        assert_eq!((old.rope_theta, old.rope_scaling.clone()), (5e5, Some(scaling)));
         assert_eq!(new, old);
         let written = serde_json::to_value(&old).expect("plain data");
         assert_eq!(serde_json::from_value::<DecoderConfig>(written).ok(), Some(old));

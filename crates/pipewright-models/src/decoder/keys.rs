@@ -15,6 +15,7 @@ pub(crate) const COMPUTED_KEYS: &[&str] = &[
     "rope_theta",
     "rope_parameters",
     "rope_scaling",
+    "original_max_position_embeddings",
     "tie_word_embeddings",
     "initializer_range",
     "max_position_embeddings",
@@ -24,7 +25,6 @@ pub(crate) const COMPUTED_KEYS: &[&str] = &[
 pub(crate) const REFUSED_KEYS: &[Refused] = &[
     Refused { key: "hidden_act", harmless: Harmless::Word("silu") },
     Refused { key: "attention_dropout", harmless: Harmless::Number(0.0) },
-    Refused { key: "partial_rotary_factor", harmless: Harmless::Number(1.0) },
     Refused { key: "use_sliding_window", harmless: Harmless::False },
     Refused { key: "layer_types", harmless: Harmless::AllOf("full_attention") },
 ];

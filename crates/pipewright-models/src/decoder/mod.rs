@@ -1,10 +1,10 @@
 //! Decoder-only models in the form of Llama: blocks of grouped-query attention with rotary positions and a
 //! SwiGLU feed-forward layer or a mixture of such layers, each after an RMSNorm.
 //!
-//! Families of this form ([`llama`](crate::llama), [`qwen2`](crate::qwen2), [`qwen3`](crate::qwen3),
-//! [`qwen3_moe`](crate::qwen3_moe)) have a [`DecoderConfig`] and their stages are [`DecoderStage`]s; a family
-//! decides which linear layers have a bias, whether heads are normalised, which layers have experts, and
-//! which further keys its `config.json` holds.
+//! Families of this form, such as [`llama`](crate::llama) and [`qwen3_moe`](crate::qwen3_moe), have a
+//! [`DecoderConfig`] and their stages are [`DecoderStage`]s. A family fills in one table (`form.rs`), which says
+//! which linear layers have a bias, which layers have windows, positions and experts, and more, and lists the
+//! further keys of its `config.json`.
 //!
 //! In the list of layers, layer 0 is the token embedding, layers 1 to `num_hidden_layers` are the blocks, and
 //! the last layer is the final norm with the head.
@@ -15,8 +15,10 @@
 //! the table under the embedding's path, even if it also has the embedding. The pipeline sums the gradients
 //! of all copies of a path, which keeps them equal. Model directories hold the table once.
 
+mod attentions;
 mod block;
 mod build;
+mod cached;
 mod config;
 mod describe;
 mod feed_forward;
@@ -24,14 +26,15 @@ mod form;
 mod json;
 mod keys;
 mod mixture;
+mod positions;
 mod rope;
 mod rope_json;
 mod stage;
 
 pub use config::DecoderConfig;
-pub(crate) use form::BlockForm;
+pub(crate) use form::{BlockForm, Factors, LayerForm, require_window};
 pub(crate) use keys::{COMPUTED_KEYS, REFUSED_KEYS, WINDOW_KEYS};
 pub use mixture::MixtureConfig;
-pub use rope::RopeScaling;
+pub use rope::{Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling};
 pub(crate) use stage::stays_in_single_precision;
 pub use stage::{DecoderInput, DecoderStage};

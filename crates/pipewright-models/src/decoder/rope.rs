@@ -2,14 +2,34 @@
 
 use std::f64::consts::TAU;
 
-use crate::error::ConfigError;
-use crate::key_check::{above_zero, require};
+/// The scaling of rotary positions: `rope_type` of `config.json`. The formulas are those of transformers'
+/// `modeling_rope_utils.py`.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RopeScaling {
+    /// `linear`: every frequency is divided by the factor (Chen et al., 2023, <https://arxiv.org/abs/2306.15595>).
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// `dynamic`: sequences longer than `max_position_embeddings` have a larger base, which depends on their
+    /// length.
+    Dynamic {
+        /// How much the base grows.
+        factor: f64,
+    },
+    /// `yarn`.
+    Yarn(YarnScaling),
+    /// `longrope`.
+    LongRope(LongRopeScaling),
+    /// `llama3`.
+    Llama3(Llama3Scaling),
+}
 
 /// The scaling of Llama 3.1 and later, `rope_type = "llama3"`. Frequencies with many periods in the original
 /// length stay, frequencies with few periods are divided by the factor, and the frequencies between them are
 /// a mixture of both.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct RopeScaling {
+pub struct Llama3Scaling {
     /// The divisor of low frequencies.
     pub factor: f64,
     /// Frequencies with fewer periods than this in the original length are divided.
@@ -20,7 +40,46 @@ pub struct RopeScaling {
     pub original_max_position_embeddings: usize,
 }
 
-impl RopeScaling {
+/// YaRN, `rope_type = "yarn"` (Peng et al., 2023, <https://arxiv.org/abs/2309.00071>). Pairs of elements with many
+/// periods in the original length keep their frequencies, pairs with few periods have them divided by the
+/// factor, and between them is a ramp.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct YarnScaling {
+    /// The divisor of low frequencies.
+    pub factor: f64,
+    /// The factor of rotated elements; see [`YarnScaling::attention_factor`].
+    pub attention_factor: Option<f64>,
+    /// The number of periods at which the ramp begins.
+    pub beta_fast: f64,
+    /// The number of periods at which the ramp ends.
+    pub beta_slow: f64,
+    /// The numbers from which the factor of rotated elements follows in DeepSeek's models.
+    pub mscale: Option<f64>,
+    /// See [`YarnScaling::mscale`].
+    pub mscale_all_dim: Option<f64>,
+    /// Whether the ends of the ramp are whole numbers of pairs.
+    pub truncate: bool,
+    /// The length of the sequences before the scaling.
+    pub original_max_position_embeddings: usize,
+}
+
+/// LongRoPE, `rope_type = "longrope"` (Ding et al., 2024, <https://arxiv.org/abs/2402.13753>): each frequency has a
+/// divisor of its own, which depends on whether the sequence is longer than the original length.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LongRopeScaling {
+    /// The divisors for sequences up to the original length, one for each frequency.
+    pub short_factor: Vec<f64>,
+    /// The divisors for longer sequences.
+    pub long_factor: Vec<f64>,
+    /// The ratio of both lengths; `max_position_embeddings` divided by the original length when absent.
+    pub factor: Option<f64>,
+    /// The factor of rotated elements. It follows from the ratio when absent.
+    pub attention_factor: Option<f64>,
+    /// The length of the sequences before the scaling.
+    pub original_max_position_embeddings: usize,
+}
+
+impl Llama3Scaling {
     /// Returns the frequency that replaces `frequency`.
     pub(super) fn apply(&self, frequency: f64) -> f64 {
         let periods = self.original_max_position_embeddings as f64 * frequency / TAU;
@@ -33,28 +92,56 @@ impl RopeScaling {
         let share = (periods - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor);
         (1.0 - share) * frequency / self.factor + share * frequency
     }
+}
 
-    /// Checks that the numbers define a scaling. `key` is the key of `config.json` that holds them.
-    pub(super) fn validate(&self, key: &RopeKeys) -> Result<(), ConfigError> {
-        let (low, high) = (self.low_freq_factor, self.high_freq_factor);
-        above_zero(&[(key.factor, self.factor), (key.low, low)])?;
-        require(high.is_finite() && high > low, key.high, high, "above `low_freq_factor`")?;
-        let length = self.original_max_position_embeddings;
-        require(length > 0, key.length, length, "at least 1")
+impl YarnScaling {
+    /// Returns the frequencies that replace `frequencies`, whose base is `theta`.
+    pub(super) fn apply(&self, frequencies: &[f32], theta: f64) -> Vec<f32> {
+        let width = 2.0 * frequencies.len() as f64;
+        // The pair that turns so often in the original length.
+        let pair = |periods: f64| {
+            let length = self.original_max_position_embeddings as f64;
+            width * (length / (periods * TAU)).ln() / (2.0 * theta.ln())
+        };
+        let (mut first, mut last) = (pair(self.beta_fast), pair(self.beta_slow));
+        if self.truncate {
+            (first, last) = (first.floor(), last.ceil());
+        }
+        let (first, mut last) = (first.max(0.0), last.min(width - 1.0));
+        if first == last {
+            last += 0.001;
+        }
+        let scale = |(index, &frequency): (usize, &f32)| {
+            let share = ((index as f64 - first) / (last - first)).clamp(0.0, 1.0);
+            let frequency = f64::from(frequency);
+            (share * frequency / self.factor + (1.0 - share) * frequency) as f32
+        };
+        frequencies.iter().enumerate().map(scale).collect()
+    }
+
+    /// Returns the factor of rotated elements: the one that is given, or `0.1 m ln(factor) + 1`, where `m` is 1, or
+    /// the ratio of these numbers for `mscale` and `mscale_all_dim`.
+    pub fn attention_factor(&self) -> f64 {
+        let of = |m: f64| if self.factor <= 1.0 { 1.0 } else { 0.1 * m * self.factor.ln() + 1.0 };
+        self.attention_factor.unwrap_or_else(|| match (self.mscale, self.mscale_all_dim) {
+            (Some(own), Some(all)) if own != 0.0 && all != 0.0 => of(own) / of(all),
+            _ => of(1.0),
+        })
     }
 }
 
-/// The full names of the keys of a scaling, which two places of `config.json` may hold.
-#[derive(Debug)]
-pub(super) struct RopeKeys {
-    pub(super) table: &'static str,
-    pub(super) rope_type: &'static str,
-    pub(super) theta: &'static str,
-    pub(super) factor: &'static str,
-    pub(super) low: &'static str,
-    pub(super) high: &'static str,
-    pub(super) length: &'static str,
-    pub(super) rotated: &'static str,
+impl LongRopeScaling {
+    pub(super) fn divisors(&self, sequence: usize) -> &[f64] {
+        let is_long = sequence > self.original_max_position_embeddings;
+        if is_long { &self.long_factor } else { &self.short_factor }
+    }
+
+    pub(super) fn attention_factor(&self, longest: Option<usize>) -> f64 {
+        let original = self.original_max_position_embeddings as f64;
+        let ratio = self.factor.unwrap_or_else(|| longest.map_or(1.0, |longest| longest as f64 / original));
+        let usual = || if ratio <= 1.0 { 1.0 } else { (1.0 + ratio.ln() / original.ln()).sqrt() };
+        self.attention_factor.unwrap_or_else(usual)
+    }
 }
 
 #[cfg(test)]
@@ -63,7 +150,7 @@ mod tests {
 
     #[test]
     fn the_three_ranges_of_frequencies() {
-        let scaling = RopeScaling {
+        let scaling = Llama3Scaling {
             factor: 8.0,
             low_freq_factor: 1.0,
             high_freq_factor: 4.0,

@@ -1,21 +1,18 @@
 //! A stage of a decoder-only model: any contiguous range of its layers.
 
-use std::cell::OnceCell;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor};
-use pipewright::nn::{CausalAttention, Embedding, KeyValueCache};
+use burn::tensor::{Int, Tensor};
+use pipewright::nn::{CausalAttention, Embedding};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::{Boundary, BoundaryError, Placement, Unpack, ValueKind, Values, pack, unpack};
 use pipewright_schedule::{Microbatch, StageIndex};
 
-use super::block::DecoderBlock;
-use super::config::DecoderConfig;
+use super::attentions::{BlockAttentions, MicrobatchAttentions};
+use super::block::{DecoderBlock, scaled};
 use crate::documents::given_scope;
-use crate::error::SplitModel;
 use crate::lora::is_of_adapter;
-use crate::next_token::{CachedModel, NextToken, device_of, ids, last_row};
 use crate::split::SplitStage;
 use crate::stage_layers::Layer;
 use crate::vocabulary::OutputHead;
@@ -35,7 +32,10 @@ pub struct DecoderStage {
     pub(super) model: DecoderModel,
     pub(super) head: Option<OutputHead>,
     #[module(skip)]
-    pub(super) attention: AttentionCache,
+    pub(super) attentions: BlockAttentions,
+    /// The factor of the embeddings.
+    #[module(skip)]
+    pub(super) embedding_factor: f64,
     #[module(skip)]
     pub(super) split: SplitStage,
 }
@@ -81,11 +81,11 @@ impl DecoderStage {
         &self,
         layer: Layer,
         input: DecoderInput,
-        attention: &MicrobatchAttention,
+        attentions: &MicrobatchAttentions,
         context: &StageContext,
     ) -> Tensor<3> {
         if layer == Layer::Embedding {
-            return input.embed(self.model.embed_tokens.as_ref(), &self.split);
+            return self.embed(input);
         }
         let hidden = input.embed(None, &self.split);
         let [batch, sequence, width] = hidden.dims();
@@ -95,9 +95,9 @@ impl DecoderStage {
             Layer::Embedding => {}
             Layer::Block(index) => {
                 if let Some(block) = &self.model.layers[index] {
-                    let attention = attention.get_or_init(|| {
+                    let attention = self.attentions.of_microbatch(index, attentions, || {
                         let length = sequence * context.slice().1.get() as usize;
-                        let whole = self.attention.get(length, &device);
+                        let whole = self.attentions.get(index, length, &device);
                         match given_scope(context, [batch, sequence]) {
                             Some(scope) => Arc::new(whole.with_scope(&scope)),
                             None => whole,
@@ -107,7 +107,7 @@ impl DecoderStage {
                         if context.slice().1.is_one() {
                             attention.forward(q, k, v)
                         } else {
-                            attend_to_slices(attention, [q, k, v], [batch, sequence], index, context)
+                            attend_to_slices(&attention, [q, k, v], [batch, sequence], index, context)
                         }
                     };
                     hidden = block.forward(hidden, batch, attend, &self.split.tensor, context);
@@ -119,8 +119,13 @@ impl DecoderStage {
         hidden.reshape([batch, sequence, width])
     }
 
+    /// Returns the hidden states of token ids.
+    pub(super) fn embed(&self, input: DecoderInput) -> Tensor<3> {
+        scaled(input.embed(self.model.embed_tokens.as_ref(), &self.split), self.embedding_factor)
+    }
+
     /// Returns the logits of hidden states after the last block.
-    fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
+    pub(super) fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
         let head = self.head.as_ref().expect("the layer is one of this stage's");
         head.forward(hidden, &self.split.tensor)
     }
@@ -150,9 +155,6 @@ fn attend_to_slices(
     attended.reshape([batch * length, width])
 }
 
-/// The attention of all blocks of a stage for a microbatch, which the first block makes.
-type MicrobatchAttention = OnceCell<Arc<CausalAttention>>;
-
 /// Returns true for the routers of mixtures of experts, and for adapters.
 pub(crate) fn stays_in_single_precision(parameter: &str) -> bool {
     parameter.ends_with(".mlp.gate.weight") || is_of_adapter(parameter)
@@ -166,10 +168,10 @@ impl StageModule for DecoderStage {
     fn forward(&self, input: DecoderInput, context: &StageContext) -> Tensor<3> {
         let mut layers = self.layers().into_iter();
         let first = layers.next().expect("a stage has a layer");
-        let attention = MicrobatchAttention::new();
-        let hidden = self.run_layer(first, input, &attention, context);
+        let attentions = MicrobatchAttentions::default();
+        let hidden = self.run_layer(first, input, &attentions, context);
         layers.fold(hidden, |hidden, layer| {
-            self.run_layer(layer, DecoderInput::Hidden(hidden), &attention, context)
+            self.run_layer(layer, DecoderInput::Hidden(hidden), &attentions, context)
         })
     }
 
@@ -184,8 +186,8 @@ impl StageModule for DecoderStage {
         input: Values,
         context: &StageContext,
     ) -> Result<Values, BoundaryError> {
-        let attention = MicrobatchAttention::new();
-        Ok(pack(self.run_layer(self.layers()[block], unpack(input)?, &attention, context)))
+        let attentions = MicrobatchAttentions::default();
+        Ok(pack(self.run_layer(self.layers()[block], unpack(input)?, &attentions, context)))
     }
 
     /// Gives the last norm and the head the paths of a Hugging Face directory.
@@ -222,42 +224,6 @@ impl StageModule for DecoderStage {
     }
 }
 
-impl NextToken for DecoderStage {
-    fn next_token(&self, tokens: &[u32]) -> Result<Vec<f32>, SplitModel> {
-        self.split.require_whole()?;
-        Ok(last_row(self.run(DecoderInput::Tokens(ids(tokens, &device_of(self))))))
-    }
-
-    fn cached(&self) -> Option<Box<dyn CachedModel + '_>> {
-        self.split.require_whole().ok()?;
-        let cache = KeyValueCache::new(Arc::clone(&self.attention.frequencies));
-        Some(Box::new(CachedDecoder { stage: self, caches: vec![cache; self.model.layers.len()] }))
-    }
-}
-
-/// A whole model with the keys and values of the tokens so far, for each block.
-struct CachedDecoder<'a> {
-    stage: &'a DecoderStage,
-    caches: Vec<KeyValueCache>,
-}
-
-impl CachedModel for CachedDecoder<'_> {
-    fn extend(&mut self, tokens: &[u32]) -> Vec<f32> {
-        let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
-        let DecoderStage { model, split, .. } = self.stage;
-        let input = DecoderInput::Tokens(ids(tokens, &device_of(self.stage)));
-        let hidden = input.embed(model.embed_tokens.as_ref(), split);
-        let [_, count, width] = hidden.dims();
-        let mut hidden = hidden.reshape([count, width]);
-        for (block, cache) in model.layers.iter().flatten().zip(&mut self.caches) {
-            let attend = |[q, k, v]: [Tensor<2>; 3]| cache.attend(q, k, v);
-            hidden = block.forward(hidden, 1, attend, &split.tensor, &context);
-        }
-        let logits = self.stage.logits(hidden.narrow(0, count - 1, 1));
-        last_row(logits.unsqueeze())
-    }
-}
-
 impl DecoderInput {
     /// Returns the hidden states, which a stage with the `table` of the embedding makes from token ids.
     ///
@@ -291,38 +257,5 @@ impl Boundary for DecoderInput {
             Some(ValueKind::Int) => Tensor::unpack(from).map(Self::Tokens),
             _ => Tensor::unpack(from).map(Self::Hidden),
         }
-    }
-}
-
-/// A cache of the attention with its tables for the latest sequence length. A run usually has one length.
-#[derive(Debug, Clone)]
-pub(super) struct AttentionCache {
-    frequencies: Arc<[f32]>,
-    latest: Arc<Mutex<Option<Cached>>>,
-}
-
-#[derive(Debug)]
-struct Cached {
-    device: Device,
-    attention: Arc<CausalAttention>,
-}
-
-impl AttentionCache {
-    pub(super) fn new(config: &DecoderConfig) -> Self {
-        Self { frequencies: config.rotary_frequencies().into(), latest: Arc::default() }
-    }
-
-    fn get(&self, sequence: usize, device: &Device) -> Arc<CausalAttention> {
-        // A panic under the lock cannot leave a partial entry, because the entry is replaced as a whole.
-        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(Cached { device: of, attention }) = latest.as_ref()
-            && of == device
-            && attention.sequence() == sequence
-        {
-            return Arc::clone(attention);
-        }
-        let attention = Arc::new(CausalAttention::rotary_with(sequence, &self.frequencies, device));
-        *latest = Some(Cached { device: device.clone(), attention: Arc::clone(&attention) });
-        attention
     }
 }

@@ -318,6 +318,7 @@ impl HybridStage {
             width: config.hidden_size,
             vocabulary: config.vocab_size,
             is_tied: config.tie_word_embeddings,
+            factor: 1.0,
         };
         let second = config.second_block();
         self.head = Some(OutputHead::build(&form, second.is_some(), builder)?);

@@ -235,6 +235,7 @@ impl NemotronHConfig {
             width: self.hidden_size,
             vocabulary: self.vocab_size,
             is_tied: self.tie_word_embeddings,
+            factor: 1.0,
         }
     }
 }

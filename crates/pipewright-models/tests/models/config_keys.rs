@@ -81,6 +81,8 @@ fn keys_that_change_the_computation_are_refused() {
     let decoders = &FAMILIES[..4];
     check_refused(decoders, json!({"hidden_act": "gelu"}));
     check_refused(decoders, json!({"partial_rotary_factor": 0.5}));
+    let table = json!({"rope_type": "default", "partial_rotary_factor": 0.5});
+    check_refused(decoders, json!({"partial_rotary_factor": null, "rope_parameters": table}));
     check_refused(decoders, json!({"layer_types": ["full_attention", "sliding_attention"]}));
     check_refused(&["llama"], json!({"sliding_window": 4096}));
     check_refused(&["qwen2", "qwen3", "qwen3_moe"], json!({"mlp_bias": true}));
@@ -145,11 +147,11 @@ fn an_unknown_family_is_refused_with_the_keys_that_differ() {
         named.iter().for_each(|key| assert!(error.contains(key), "{family}: {error}"));
     };
     check(
-        "granite",
-        json!({"logits_scaling": 8.0, "attention_multiplier": 0.01, "embedding_multiplier": 12}),
-        &["logits_scaling", "attention_multiplier", "embedding_multiplier"],
+        "cohere",
+        json!({"logit_scale": 0.0625, "use_qk_norm": true, "layer_norm_gain": 2}),
+        &["logit_scale", "use_qk_norm", "layer_norm_gain"],
     );
-    check("mistral", json!({"sliding_window": 4096}), &["`sliding_window = 4096`"]);
+    check("cohere2", json!({"sliding_window_pattern": 4}), &["`sliding_window_pattern = 4`"]);
     check("ernie4_5", json!({"use_bias": true}), &["use_bias"]);
     check("hunyuan_v1_dense", json!({"use_cla": true}), &["use_cla"]);
     check("phi9", json!({}), &["may compute other things even where the keys are the same"]);

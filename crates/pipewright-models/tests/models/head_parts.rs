@@ -156,7 +156,12 @@ fn heads_that_cannot_be_cut_are_refused() {
         let error = CutModel::new(model(family, keys), parts).expect_err("it cannot be cut").to_string();
         assert!(error.contains(expected), "{error}");
     };
-    refused("hybrid", &json!({}), 2, "use one of the families llama, qwen2, qwen3, qwen3_moe, nemotron_h");
+    refused(
+        "hybrid",
+        &json!({}),
+        2,
+        "use one of the families llama, qwen2, qwen3, qwen3_moe, mistral, smollm3, granite, phi3, nemotron_h",
+    );
     refused("llama", &json!({}), 0, "0 parts of a vocabulary of 50 tokens");
     refused("llama", &json!({}), 51, "51 parts of a vocabulary of 50 tokens leave a part without a token");
     assert!(CutModel::new(model("hybrid", &json!({})), 1).is_ok());

@@ -424,7 +424,7 @@ fn configurations_that_cannot_be_run_are_refused() {
         assert_eq!(chain.iter().map(|error| error.replace(&path, "FILE")).collect::<Vec<_>>(), expected);
     };
     check("{", &["FILE: cannot be parsed", "EOF while parsing an object at line 1 column 1"]);
-    const KNOWN: &str = "the families are llama, qwen2, qwen3, qwen3_moe, nemotron_h, hybrid";
+    const KNOWN: &str = "the families are llama, qwen2, qwen3, qwen3_moe, mistral, smollm3, granite, phi3, nemotron_h, hybrid";
     let unknown = |family: &str, nearest: &str, difference: &str| {
         format!(
             "model family `{family}` is not supported: {KNOWN}; the nearest one is `{nearest}`, which {difference}"
@@ -464,10 +464,10 @@ fn configurations_that_cannot_be_run_are_refused() {
         &["FILE:1: the model cannot be run", "`use_sliding_window = true` is not supported: only false is"],
     );
     check(
-        &qwen2_json(json!({"rope_scaling": {"type": "yarn", "factor": 4.0}})),
+        &qwen2_json(json!({"rope_scaling": {"type": "ntk", "factor": 4.0}})),
         &[
             "FILE:1: the model cannot be run",
-            "`rope_scaling.rope_type = yarn` is not supported: only default or llama3 is",
+            "`rope_scaling.rope_type = ntk` is not supported: only default, linear, dynamic, yarn, longrope or llama3 is",
         ],
     );
     check(

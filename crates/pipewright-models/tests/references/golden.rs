@@ -1,8 +1,8 @@
 //! Training of small models compared with PyTorch and transformers: losses, gradient norms and final logits.
 //!
 //! The stages are chained on one tape, so that only the model is under test, without auxiliary losses.
-//! `data/make_references.py` makes the expected numbers of two of the models, and shows the recipe of the
-//! others.
+//! `data/make_references.py` makes the expected numbers of two of the models and shows the recipe of the
+//! others, and `data/make_family_references.py` makes the ones of the smallest models.
 
 use std::collections::BTreeMap;
 use std::fs::read_to_string;
@@ -143,6 +143,10 @@ fn check(model: &str, cuts: &[usize]) {
         ModelConfig::Qwen2(config) => load(&reference, config, cuts, &device),
         ModelConfig::Qwen3(config) => load(&reference, config, cuts, &device),
         ModelConfig::Qwen3Moe(config) => load(&reference, config, cuts, &device),
+        ModelConfig::Mistral(config) => load(&reference, config, cuts, &device),
+        ModelConfig::SmolLm3(config) => load(&reference, config, cuts, &device),
+        ModelConfig::Granite(config) => load(&reference, config, cuts, &device),
+        ModelConfig::Phi3(config) => load(&reference, config, cuts, &device),
         other => panic!("no reference is of {other:?}"),
     };
     let steps = train(&mut stages, &reference, &rows, &device);
@@ -199,4 +203,12 @@ cases! {
     qwen3_moe_cut_anywhere: "qwen3-moe-tiny", [1, 2, 5];
     llama_tied: "llama-tied-tiny", [];
     llama_tied_cut_anywhere: "llama-tied-tiny", [2, 5];
+    mistral: "mistral-tiny", [];
+    mistral_cut_anywhere: "mistral-tiny", [1, 3];
+    smollm3: "smollm3-tiny", [];
+    smollm3_cut_anywhere: "smollm3-tiny", [2, 4];
+    granite: "granite-tiny", [];
+    granite_cut_anywhere: "granite-tiny", [1, 2];
+    phi3: "phi3-tiny", [];
+    phi3_cut_anywhere: "phi3-tiny", [2, 3];
 }

@@ -7,6 +7,7 @@ mod pipelined;
 mod tied;
 mod slices;
 mod families;
+mod decoders;
 mod head_parts;
 mod nemotron_h;
 mod hybrid;

@@ -43,6 +43,12 @@ pub(crate) struct Expected {
     pub(crate) expected_aux: BTreeMap<u32, Vec<BalancedStep>>,
     /// Logits at the last position of the first row, after the training of `steps`.
     final_last_logits_first16: Vec<f32>,
+    /// How many ids of the first row are before `greedy`.
+    #[serde(default)]
+    pub(crate) prompt: usize,
+    /// The most likely tokens after these ids, before the training.
+    #[serde(default)]
+    pub(crate) greedy: Vec<u32>,
     #[serde(default)]
     tolerance: Tolerance,
 }

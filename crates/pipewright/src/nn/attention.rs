@@ -1,12 +1,14 @@
 //! Causal attention with grouped queries and, as an option, rotary positions.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::Flex;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData, activation};
 use pipewright_kernel::attention::{Dims, Inputs, Rotary};
 
+use super::attention_form::AttentionForm;
 use super::attention_passes::AttentionInputs;
 use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, ReadElement, Tape, elements, on_cpu, row_major};
@@ -16,11 +18,11 @@ use super::token_scope::TokenScope;
 #[derive(Debug, Clone)]
 pub struct CausalAttention {
     sequence: usize,
-    head_dim: usize,
-    /// `[sequence, head_dim / 2]` each, or `[tokens, head_dim / 2]` if rows have positions of their own.
+    form: AttentionForm,
+    /// `[sequence, pairs]` each, or `[tokens, pairs]` if rows have positions of their own.
     cos: Tensor<2>,
     sin: Tensor<2>,
-    /// The place in its row of the first token that each token sees; `None` if each sees all earlier ones.
+    /// The place in its row of the first token that each token sees, if rows have documents.
     starts: Option<Arc<[u32]>>,
 }
 
@@ -30,51 +32,41 @@ impl CausalAttention {
     /// # Panics
     /// When `sequence` is 0 or `head_dim` is odd or 0.
     pub fn new(sequence: usize, head_dim: usize, device: &Device) -> Self {
-        Self::with_angles(sequence, head_dim, device, |_, _| 0.0)
+        Self::of(sequence, AttentionForm::without_positions(head_dim), device)
     }
 
-    /// Returns an attention with rotary positions (Su et al., 2021) in Hugging Face's layout: at position
-    /// `p`, element `j` of a head is rotated together with element `j + head_dim / 2`, by the angle
-    /// `p / theta^(2 j / head_dim)`.
-    ///
-    /// Angles are single precision, because the checkpoints were trained with such angles.
+    /// Returns an attention with rotary positions of the base `theta` ([`AttentionForm::rotary`]).
     ///
     /// # Panics
     /// When `sequence` is 0 or `head_dim` is odd or 0.
     pub fn rotary(sequence: usize, head_dim: usize, theta: f64, device: &Device) -> Self {
-        Self::rotary_with(sequence, &rotary_frequencies(head_dim, theta), device)
+        Self::of(sequence, AttentionForm::rotary(head_dim, theta), device)
     }
 
-    /// Like [`CausalAttention::rotary`], but with `frequencies[j]` in place of `1 / theta^(2 j / head_dim)`.
-    /// A head has twice as many elements as there are frequencies.
+    /// Returns an attention of a form. Angles are single precision, because the checkpoints were trained with
+    /// such angles.
     ///
     /// # Panics
-    /// When `sequence` is 0 or there are no frequencies.
-    pub fn rotary_with(sequence: usize, frequencies: &[f32], device: &Device) -> Self {
-        let angle = |position, j: usize| position as f32 * frequencies[j];
-        Self::with_angles(sequence, 2 * frequencies.len(), device, angle)
-    }
-
-    fn with_angles(
-        sequence: usize,
-        head_dim: usize,
-        device: &Device,
-        angle: impl Fn(usize, usize) -> f32,
-    ) -> Self {
-        assert!(sequence > 0, "an attention has positions");
+    /// When `sequence` is 0, a head has an odd number of elements or none, the frequencies are none or more
+    /// than half of its elements, or the window has no token.
+    pub fn of(sequence: usize, form: AttentionForm, device: &Device) -> Self {
+        let (pairs, head_dim) = (form.positions.frequencies.len(), form.head_dim);
+        assert!(sequence > 0 && form.window != Some(0), "an attention has positions");
         assert!(
-            head_dim > 0 && head_dim.is_multiple_of(2),
-            "heads of {head_dim}: a head has pairs of elements"
+            pairs > 0 && 2 * pairs <= head_dim && head_dim.is_multiple_of(2),
+            "heads of {head_dim} with {pairs} pairs: a head has pairs of elements"
         );
-        let half = head_dim / 2;
         // Constants: on the device without autodiff they are not recorded on the tape.
         let device = device.clone().inner();
         let table = |function: fn(f32) -> f32| {
-            let places = (0..sequence).flat_map(|position| (0..half).map(move |j| (position, j)));
-            let values: Vec<f32> = places.map(|(position, j)| function(angle(position, j))).collect();
-            Tensor::from_data(TensorData::new(values, [sequence, half]), &device)
+            let angles = (0..sequence).flat_map(|position| {
+                form.positions.frequencies.iter().map(move |frequency| position as f32 * frequency)
+            });
+            let values: Vec<f32> = angles.map(|angle| form.positions.factor * function(angle)).collect();
+            Tensor::from_data(TensorData::new(values, [sequence, pairs]), &device)
         };
-        Self { sequence, head_dim, cos: table(f32::cos), sin: table(f32::sin), starts: None }
+        let (cos, sin) = (table(f32::cos), table(f32::sin));
+        Self { sequence, form, cos, sin, starts: None }
     }
 
     /// Returns the same attention over the tokens of some rows: each token sees only its own document, at the
@@ -88,7 +80,7 @@ impl CausalAttention {
         assert!(too_large.is_none(), "position {too_large:?} in rows of {}", self.sequence);
         let is_whole =
             scope.positions.chunks(self.sequence).all(|row| row.iter().copied().eq(0..row.len() as u32));
-        let starts = Some(scope.starts(None).into());
+        let starts = Some(scope.starts(self.form.window).into());
         if is_whole {
             return Self { starts, ..self.clone() };
         }
@@ -104,8 +96,8 @@ impl CausalAttention {
         self.sequence
     }
 
-    /// Returns `softmax(q kᵀ / sqrt(head_dim)) v` for each head; each position attends to itself and earlier
-    /// positions.
+    /// Returns `softmax(scale q kᵀ) v` for each head; each position attends to itself and earlier
+    /// positions, as far as the form says.
     ///
     /// Shapes: `q [batch * sequence, heads * head_dim]`; `k` and `v`
     /// `[batch * sequence, kv_heads * head_dim]`; each key head serves `heads / kv_heads` neighbouring query
@@ -119,7 +111,7 @@ impl CausalAttention {
         let inputs = [&q, &k, &v].map(|tensor| tensor.clone().into_dispatch());
         let Some(tables) = self.cpu_tables() else { return self.composed(q, k, v, dims) };
         let Some(([q, k, v], tape)) = on_cpu(inputs) else { return self.composed(q, k, v, dims) };
-        let saved = Saved { dims, q, k: vec![k], v: vec![v], tables, starts: self.starts.clone() };
+        let saved = self.saved(dims, [q, k, v], tables);
         let results = saved.forward(shape);
         saved.record(tape, results)
     }
@@ -145,14 +137,14 @@ impl CausalAttention {
             return self.composed(q, k, v, dims);
         };
         let Some(([q, k, v], tape)) = on_cpu(inputs) else { return self.composed(q, k, v, dims) };
-        let saved = Saved { dims, q, k: vec![k], v: vec![v], tables, starts: None };
+        let saved = self.saved(dims, [q, k, v], tables);
         let results = saved.forward(shape);
         Saved { k: keys, v: values, ..saved }.record(tape, results)
     }
 
     fn slice_dims(&self, q: &Tensor<3>, keys: &[Tensor<3>], values: &[Tensor<3>]) -> Dims {
         let shapes = |slices: &[Tensor<3>]| slices.iter().map(Tensor::dims).collect::<Vec<_>>();
-        let ([batch, length, wide], head_dim) = (q.dims(), self.head_dim);
+        let ([batch, length, wide], head_dim) = (q.dims(), self.form.head_dim);
         let of_keys = shapes(keys);
         let narrow = of_keys.last().map_or(0, |shape| shape[2]);
         let fits = of_keys.last().is_some_and(|shape| shape[1] == length)
@@ -176,7 +168,7 @@ impl CausalAttention {
     }
 
     fn dims(&self, q: &Tensor<2>, k: &Tensor<2>, v: &Tensor<2>) -> Dims {
-        let &Self { sequence, head_dim, .. } = self;
+        let (sequence, head_dim) = (self.sequence, self.form.head_dim);
         let ([rows, wide], [_, narrow]) = (q.dims(), k.dims());
         let fits = rows % sequence == 0
             && wide % head_dim == 0
@@ -203,6 +195,22 @@ impl CausalAttention {
         }
     }
 
+    /// Returns the place of the first token that each query sees; `None` if each sees all earlier ones.
+    fn starts(&self, dims: Dims) -> Option<Arc<[u32]>> {
+        let queries = dims.earlier..dims.earlier + dims.sequence;
+        let hides = self.form.first_seen(queries.end - 1) > 0;
+        self.starts.clone().or_else(|| {
+            let starts = || queries.clone().map(|query| self.form.first_seen(query) as u32);
+            hides.then(|| (0..dims.batch).flat_map(|_| starts()).collect())
+        })
+    }
+
+    fn saved(&self, dims: Dims, [q, k, v]: [CpuTensor; 3], tables: [CpuTensor; 2]) -> Saved {
+        let has_own_tables = self.cos.dims()[0] != self.sequence;
+        let (form, starts) = (self.form.clone(), self.starts(dims));
+        Saved { dims, q, k: vec![k], v: vec![v], tables, has_own_tables, form, starts }
+    }
+
     fn cpu_tables(&self) -> Option<[CpuTensor; 2]> {
         let table = |table: &Tensor<2>| Some(row_major(table.clone().try_into_primitive::<Flex>().ok()?));
         Some([table(&self.cos)?, table(&self.sin)?])
@@ -219,8 +227,11 @@ impl CausalAttention {
         let k = share(self.turn(split(k, keys, kv_heads), 0));
         let v = share(split(v, keys, kv_heads));
         let precision = q.dtype();
-        let scores = at_least_single(q.matmul(k.transpose())) / (head_dim as f64).sqrt();
-        let hidden = match &self.starts {
+        let mut scores = at_least_single(q.matmul(k.transpose())) * self.form.scale;
+        if let Some(cap) = self.form.cap {
+            scores = (scores / cap).tanh() * cap;
+        }
+        let hidden = match &self.starts(dims) {
             Some(starts) => hidden_by_starts(starts, dims, &scores.device()),
             None => {
                 let after = Tensor::<2>::ones([sequence, keys], &scores.device()).triu(earlier as i64 + 1);
@@ -233,37 +244,33 @@ impl CausalAttention {
 
     /// Rotates heads whose first position is `first`.
     fn turn(&self, x: Tensor<4>, first: usize) -> Tensor<4> {
-        let (half, precision, positions) = (self.head_dim / 2, x.dtype(), x.dims()[2]);
+        let (pairs, precision, positions) = (self.cos.dims()[1], x.dtype(), x.dims()[2]);
         let x = at_least_single(x);
-        let (a, b) = (x.clone().narrow(3, 0, half), x.narrow(3, half, half));
+        let (a, b) = (x.clone().narrow(3, 0, pairs), x.clone().narrow(3, pairs, pairs));
         let rows = self.cos.dims()[0] / self.sequence;
         // Burn puts the tables on the tape of the other operand, whatever its kind.
         let [cos, sin] = [&self.cos, &self.sin]
-            .map(|table| table.clone().reshape([rows, 1, self.sequence, half]).narrow(2, first, positions));
+            .map(|table| table.clone().reshape([rows, 1, self.sequence, pairs]).narrow(2, first, positions));
         let first = a.clone() * cos.clone() - b.clone() * sin.clone();
-        Tensor::cat(vec![first, b * cos + a * sin], 3).cast(precision)
+        let mut parts = vec![first, b * cos + a * sin];
+        let rest = self.form.head_dim - 2 * pairs;
+        if rest > 0 {
+            parts.push(x.narrow(3, 2 * pairs, rest));
+        }
+        Tensor::cat(parts, 3).cast(precision)
     }
 }
 
-/// Returns the frequencies `1 / theta^(2 j / head_dim)` of a head's pairs of elements, in single precision.
-///
-/// # Panics
-/// When `head_dim` is odd.
-pub fn rotary_frequencies(head_dim: usize, theta: f64) -> Vec<f32> {
-    assert!(head_dim.is_multiple_of(2), "heads of {head_dim}: a head has pairs of elements");
-    let frequency = |j: usize| 1.0 / (theta as f32).powf((2 * j) as f32 / head_dim as f32);
-    (0..head_dim / 2).map(frequency).collect()
-}
-
-/// Returns which keys each query does not see, `[batch, 1, sequence, sequence]`: the same ones for every
-/// head.
+/// Returns which keys each query does not see, `[batch, 1, sequence, earlier + sequence]`: the same ones for
+/// every head.
 pub(super) fn hidden_by_starts(starts: &[u32], dims: Dims, device: &Device) -> Tensor<4, Bool> {
-    let Dims { batch, sequence, .. } = dims;
-    let mut hidden = Vec::with_capacity(batch * sequence * sequence);
+    let Dims { batch, sequence, earlier, .. } = dims;
+    let keys = earlier + sequence;
+    let mut hidden = Vec::with_capacity(batch * sequence * keys);
     for (token, &start) in starts.iter().enumerate() {
-        hidden.extend((0..sequence).map(|key| key < start as usize || key > token % sequence));
+        hidden.extend((0..keys).map(|key| key < start as usize || key > earlier + token % sequence));
     }
-    Tensor::from_data(TensorData::new(hidden, [batch, 1, sequence, sequence]), device)
+    Tensor::from_data(TensorData::new(hidden, [batch, 1, sequence, keys]), device)
 }
 
 /// Returns tensors in row-major order on the CPU back end; `None` if one is elsewhere.
@@ -303,6 +310,9 @@ struct Saved {
     k: Vec<CpuTensor>,
     v: Vec<CpuTensor>,
     tables: [CpuTensor; 2],
+    /// Whether each token has a row of the tables, instead of each position.
+    has_own_tables: bool,
+    form: AttentionForm,
     starts: Option<Arc<[u32]>>,
 }
 
@@ -315,19 +325,17 @@ impl AttentionInputs for Saved {
         let [cos, sin] = self.tables.each_ref().map(elements);
         let (q, [k, v]) =
             (T::read(&self.q), [&self.k, &self.v].map(|slices| joined::<T>(slices, self.dims.batch)));
+        let Dims { sequence, earlier, .. } = self.dims;
+        let pairs = self.form.positions.frequencies.len();
+        // The sequences of slices may be shorter than the tables.
+        let keys = if self.has_own_tables { cos.len() } else { (earlier + sequence) * pairs };
+        let (of_keys, of_queries) = (0..keys, earlier * pairs..keys);
         // The scale of the scores is part of the queries' rotation, so it costs nothing.
-        let Dims { sequence, earlier, head_dim, .. } = self.dims;
-        let (half, scale) = (head_dim / 2, 1.0 / (head_dim as f32).sqrt());
-        // Each token of rows with documents may have a position of its own. Slices have no such positions,
-        // and may be the first part of the tables.
-        let [of_keys, of_queries] = match self.starts {
-            Some(_) => [0..cos.len(), 0..cos.len()],
-            None => [0..(earlier + sequence) * half, earlier * half..(earlier + sequence) * half],
-        };
-        let turn_k = Rotary { cos: &cos[of_keys.clone()], sin: &sin[of_keys], scale: 1.0 };
-        let turn_q = Rotary { cos: &cos[of_queries.clone()], sin: &sin[of_queries], scale };
-        let starts = self.starts.as_deref();
-        pass(Inputs { dims: self.dims, q: &q, k: &k, v: &v, turn_q, turn_k, starts, bias: None })
+        let turn =
+            |part: Range<usize>, scale| Rotary { pairs, cos: &cos[part.clone()], sin: &sin[part], scale };
+        let (turn_k, turn_q) = (turn(of_keys, 1.0), turn(of_queries, self.form.scale as f32));
+        let (starts, cap) = (self.starts.as_deref(), self.form.cap.map(|cap| cap as f32));
+        pass(Inputs { dims: self.dims, q: &q, k: &k, v: &v, turn_q, turn_k, starts, cap, bias: None })
     }
 }
 

@@ -1,28 +1,26 @@
 //! The keys and values of the tokens so far, so that generation does not compute them again for each token.
 
-use std::sync::Arc;
-
 use burn::tensor::{Tensor, TensorData};
 
 use super::attention::CausalAttention;
+use super::attention_form::AttentionForm;
 use pipewright_kernel::cached_attention::{Heads, attend};
 
 /// The keys and values of one attention over one sequence that grows. They are in the processor's memory.
 #[derive(Clone, Debug)]
 pub struct KeyValueCache {
-    /// The rotary frequency of each pair of a head's elements, in [`CausalAttention::rotary_with`]'s layout.
-    frequencies: Arc<[f32]>,
+    form: AttentionForm,
     tokens: usize,
-    /// A row for each token. Keys are rotated by their positions.
+    /// A row for each token, without the first tokens if they are outside the window. Keys are rotated by their
+    /// positions.
     keys: Vec<f32>,
     values: Vec<f32>,
 }
 
 impl KeyValueCache {
-    /// Returns the cache of an attention with these rotary frequencies, without tokens. A head has twice as
-    /// many elements as there are frequencies.
-    pub fn new(frequencies: Arc<[f32]>) -> Self {
-        Self { frequencies, tokens: 0, keys: Vec::new(), values: Vec::new() }
+    /// Returns the cache of an attention of this form, without tokens.
+    pub fn new(form: AttentionForm) -> Self {
+        Self { form, tokens: 0, keys: Vec::new(), values: Vec::new() }
     }
 
     /// Returns the number of tokens so far.
@@ -31,7 +29,8 @@ impl KeyValueCache {
     }
 
     /// Appends the keys and values of the next tokens of the sequence, and returns the attention of their
-    /// queries: each token sees itself and all before it. Gradients are not computed.
+    /// queries: each token sees itself and the tokens before it, as far as the form says. Gradients are not
+    /// computed.
     ///
     /// Shapes: `q [tokens, heads * head_dim]`; `k` and `v` `[tokens, kv_heads * head_dim]`; the result has
     /// the shape of `q`. The results differ from [`CausalAttention::forward`]'s in rounding only.
@@ -40,7 +39,7 @@ impl KeyValueCache {
     /// When the shapes do not match.
     pub fn attend(&mut self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
         let [[count, wide], [rows, narrow]] = [q.dims(), k.dims()];
-        let head_dim = 2 * self.frequencies.len();
+        let head_dim = self.form.head_dim;
         let fits = rows == count && v.dims() == [rows, narrow] && narrow.is_multiple_of(head_dim);
         assert!(fits && narrow > 0 && wide.is_multiple_of(narrow), "queries, keys and values fit each other");
         let (first, device) = (self.tokens, q.device());
@@ -49,30 +48,61 @@ impl KeyValueCache {
         self.rotate(&mut keys, narrow, first);
         self.keys.append(&mut keys);
         self.values.append(&mut floats(&v));
-        if first == 0 {
+        let attended = if first == 0 {
             // All tokens at once are computed as in training, in blocks.
-            return CausalAttention::rotary_with(count, &self.frequencies, &device).forward(q, k, v);
-        }
-        let mut queries = floats(&q);
-        self.rotate(&mut queries, wide, first);
-        let heads = Heads { heads: wide / head_dim, kv_heads: narrow / head_dim, head_dim };
-        let rows = (first + 1..).zip(queries.chunks_exact(wide));
-        let attended = rows.flat_map(|(seen, query)| {
-            attend(query, &self.keys[..seen * narrow], &self.values[..seen * narrow], heads)
+            CausalAttention::of(count, self.form.clone(), &device).forward(q, k, v)
+        } else {
+            let mut queries = floats(&q);
+            self.rotate(&mut queries, wide, first);
+            let attended = self.attend_rows(&queries, wide, narrow);
+            Tensor::from_data(TensorData::new(attended, [count, wide]), &device)
+        };
+        self.forget(narrow);
+        attended
+    }
+
+    /// Returns the attention of the last tokens, whose rotated queries are rows of `wide` elements.
+    fn attend_rows(&self, queries: &[f32], wide: usize, narrow: usize) -> Vec<f32> {
+        let AttentionForm { head_dim, scale, cap, .. } = self.form;
+        let heads = Heads {
+            heads: wide / head_dim,
+            kv_heads: narrow / head_dim,
+            head_dim,
+            scale: scale as f32,
+            cap: cap.map(|cap| cap as f32),
+        };
+        let forgotten = self.tokens - self.keys.len() / narrow;
+        let first = self.tokens - queries.len() / wide;
+        let rows = (first..).zip(queries.chunks_exact(wide));
+        let attended = rows.flat_map(|(token, query)| {
+            let seen = (self.form.first_seen(token) - forgotten) * narrow..(token + 1 - forgotten) * narrow;
+            attend(query, &self.keys[seen.clone()], &self.values[seen], heads)
         });
-        Tensor::from_data(TensorData::new(attended.collect::<Vec<f32>>(), [count, wide]), &device)
+        attended.collect()
+    }
+
+    /// Drops the tokens that the next token does not see, if they are half of the cache.
+    fn forget(&mut self, narrow: usize) {
+        let held = self.keys.len() / narrow;
+        let unseen = held - (self.tokens - self.form.first_seen(self.tokens)).min(held);
+        if 2 * unseen > held {
+            self.keys.drain(..unseen * narrow);
+            self.values.drain(..unseen * narrow);
+        }
     }
 
     /// Rotates the heads in each row of `width` elements; the first row is at the position `first`.
     fn rotate(&self, elements: &mut [f32], width: usize, first: usize) {
-        let half = self.frequencies.len();
-        let mut turns = Vec::with_capacity(half);
+        let (frequencies, factor) = (&self.form.positions.frequencies, self.form.positions.factor);
+        let pairs = frequencies.len();
+        let mut turns = Vec::with_capacity(pairs);
         for (position, row) in (first..).zip(elements.chunks_exact_mut(width)) {
             turns.clear();
-            turns.extend(self.frequencies.iter().map(|frequency| (position as f32 * frequency).sin_cos()));
-            for head in row.chunks_exact_mut(2 * half) {
-                let (low, high) = head.split_at_mut(half);
+            turns.extend(frequencies.iter().map(|frequency| (position as f32 * frequency).sin_cos()));
+            for head in row.chunks_exact_mut(self.form.head_dim) {
+                let (low, high) = head[..2 * pairs].split_at_mut(pairs);
                 for ((a, b), &(sin, cos)) in low.iter_mut().zip(high).zip(&turns) {
+                    let (sin, cos) = (factor * sin, factor * cos);
                     (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
                 }
             }
@@ -88,23 +118,21 @@ fn floats(tensor: &Tensor<2>) -> Vec<f32> {
 mod tests {
     use burn::tensor::{Device, Tolerance};
 
-    use super::super::attention::rotary_frequencies;
+    use super::super::attention_form::RotaryPositions;
     use super::super::check::numbers;
     use super::*;
 
-    #[test]
-    fn tokens_one_by_one_attend_as_all_at_once() {
-        let (tokens, heads, kv_heads, head_dim) = (9, 6, 2, 4);
-        let frequencies: Arc<[f32]> = rotary_frequencies(head_dim, 100.0).into();
+    fn check(form: &AttentionForm) {
+        let (tokens, heads, kv_heads, head_dim) = (9, 6, 2, form.head_dim);
         let tensor = |width: usize, size| numbers([tokens * width], size).reshape([tokens, width]);
         let (q, k, v) = (
             tensor(heads * head_dim, 2.0),
             tensor(kv_heads * head_dim, 2.0),
             tensor(kv_heads * head_dim, 1.0),
         );
-        let whole = CausalAttention::rotary_with(tokens, &frequencies, &Device::flex());
+        let whole = CausalAttention::of(tokens, form.clone(), &Device::flex());
         let expected = whole.forward(q.clone(), k.clone(), v.clone()).into_data();
-        let mut cache = KeyValueCache::new(frequencies);
+        let mut cache = KeyValueCache::new(form.clone());
         let parts = [0..4, 4..5, 5..7, 7..9].map(|part| {
             let rows = |x: &Tensor<2>| x.clone().slice(part.clone());
             cache.attend(rows(&q), rows(&k), rows(&v))
@@ -112,5 +140,19 @@ mod tests {
         let found = Tensor::cat(parts.into(), 0).into_data();
         found.assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-5, 1e-6));
         assert_eq!(cache.tokens(), tokens);
+        let most = form.window.map_or(tokens, |window| 2 * window);
+        assert!(cache.keys.len() <= most * kv_heads * head_dim, "{} elements", cache.keys.len());
+    }
+
+    #[test]
+    fn tokens_one_by_one_attend_as_all_at_once() {
+        let plain = AttentionForm::rotary(4, 100.0);
+        check(&plain);
+        for window in [1, 2, 5, 20] {
+            check(&AttentionForm { window: Some(window), ..plain.clone() });
+        }
+        check(&AttentionForm { scale: 0.3, cap: Some(1.5), ..plain });
+        let positions = RotaryPositions { frequencies: [1.0, 0.2].into(), factor: 1.25 };
+        check(&AttentionForm { positions, ..AttentionForm::without_positions(6) });
     }
 }

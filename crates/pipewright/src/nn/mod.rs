@@ -15,6 +15,7 @@
 //! [`split_weighted_cross_entropy`] are compositions everywhere.
 
 mod attention;
+mod attention_form;
 mod attention_passes;
 mod bundle;
 mod composed;
@@ -55,7 +56,8 @@ mod check;
 #[cfg(test)]
 mod half_precision;
 
-pub use attention::{CausalAttention, rotary_frequencies};
+pub use attention::CausalAttention;
+pub use attention_form::{AttentionForm, RotaryPositions, rotary_frequencies};
 pub(crate) use composed::{
     add_product as add_product_on_device, add_rows as add_rows_on_device, at_least_single,
 };

@@ -152,7 +152,8 @@ impl AttentionInputs for Saved {
     fn with_inputs<T: ReadElement, R>(&self, pass: impl FnOnce(Inputs<'_, T>) -> R) -> R {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(T::read);
         let table = elements(&self.table);
-        let turn_k = Rotary { cos: &self.places.cos, sin: &self.places.sin, scale: 1.0 };
+        let pairs = self.dims.head_dim / 2;
+        let turn_k = Rotary { pairs, cos: &self.places.cos, sin: &self.places.sin, scale: 1.0 };
         // The scale of the scores is part of the queries' rotation, so it costs nothing.
         let turn_q = Rotary { scale: 1.0 / (self.dims.head_dim as f32).sqrt(), ..turn_k };
         let bias = self.relations.as_ref().map(|relations| Bias {
@@ -168,6 +169,7 @@ impl AttentionInputs for Saved {
             turn_q,
             turn_k,
             starts: Some(&self.places.starts),
+            cap: None,
             bias,
         })
     }

@@ -51,8 +51,8 @@ fn keys_of_a_family_are_checked_where_they_are_written() {
     );
     check("num_experts = 0", "`num_experts = 0` is out of range: it must be from 1 to 16384");
     check(
-        "rope_scaling = { rope_type = \"yarn\" }",
-        "`rope_scaling.rope_type = yarn` is not supported: only default or llama3 is",
+        "rope_scaling = { rope_type = \"ntk\" }",
+        "`rope_scaling.rope_type = ntk` is not supported: only default, linear, dynamic, yarn, longrope or llama3 is",
     );
     check("num_experts = \"many\"", "the value of `num_experts` cannot be used");
     check_set(

@@ -1,11 +1,12 @@
 //! Tests of causal attention: against its composition, and slices against whole sequences.
 
+use super::super::attention_form::RotaryPositions;
 use super::super::check::{check as compare, numbers};
 use super::*;
 
 fn check(attention: &CausalAttention, batch: usize, heads: usize, kv_heads: usize) {
     let rows = batch * attention.sequence;
-    let (wide, narrow) = (heads * attention.head_dim, kv_heads * attention.head_dim);
+    let (wide, narrow) = (heads * attention.form.head_dim, kv_heads * attention.form.head_dim);
     let shaped = |[q, k, v]: [Tensor<1>; 3]| {
         (q.reshape([rows, wide]), k.reshape([rows, narrow]), v.reshape([rows, narrow]))
     };
@@ -35,6 +36,26 @@ fn equals_its_composition() {
     // More than one block of rows; the last block is shorter.
     check(&rotary(150, 8), 1, 2, 1);
     check(&CausalAttention::new(9, 4, &Device::flex()), 2, 2, 1);
+}
+
+/// Returns an attention with a window, bounded scores, and positions of the first elements of a head only.
+fn special(sequence: usize, window: usize) -> CausalAttention {
+    let positions = RotaryPositions { frequencies: [1.0, 0.1].into(), factor: 1.25 };
+    let usual = AttentionForm::without_positions(6);
+    let form = AttentionForm { positions, scale: 0.7, window: Some(window), cap: Some(2.0), ..usual };
+    CausalAttention::of(sequence, form, &Device::flex())
+}
+
+#[test]
+fn other_forms_equal_their_composition() {
+    check(&special(7, 3), 2, 4, 2);
+    check(&special(7, 1), 1, 2, 2);
+    check(&special(7, 9), 1, 2, 2);
+    // The first keys of the last blocks are not computed.
+    check(&special(150, 70), 2, 2, 1);
+    let documents: Arc<[u32]> = [0, 0, 1, 1, 1, 2, 2, 0, 0, 0, 0, 0, 1, 1].into();
+    let positions: Arc<[u32]> = [0, 1, 0, 1, 2, 0, 1, 0, 1, 2, 3, 4, 0, 1].into();
+    check(&special(7, 3).with_scope(&TokenScope { sequence: 7, documents, positions }), 2, 4, 2);
 }
 
 #[test]
@@ -71,7 +92,7 @@ fn shapes_are_checked() {
 /// attention.
 fn check_slices(attention: &CausalAttention, batch: usize, heads: usize, kv_heads: usize, lengths: &[usize]) {
     let sequence: usize = lengths.iter().sum();
-    let (wide, narrow) = (heads * attention.head_dim, kv_heads * attention.head_dim);
+    let (wide, narrow) = (heads * attention.form.head_dim, kv_heads * attention.form.head_dim);
     let shaped = |x: Tensor<1>, width: usize| x.reshape([batch, sequence, width]);
     let whole =
         CausalAttention { sequence, cos: attention.cos.clone().narrow(0, 0, sequence), ..attention.clone() };
@@ -107,6 +128,10 @@ fn slices_make_up_the_whole() {
     check_slices(&rotary(6, 2), 2, 1, 1, &[1, 2, 3]);
     // More than one block of queries, and tables for longer sequences.
     check_slices(&rotary(200, 8), 2, 2, 1, &[75, 75]);
+    // A window that begins in the first slice, in the second slice, and between tokens of a block.
+    check_slices(&special(9, 4), 2, 2, 1, &[3, 3, 3]);
+    check_slices(&special(9, 2), 1, 4, 2, &[3, 3, 3]);
+    check_slices(&special(200, 70), 2, 2, 1, &[75, 75]);
 }
 
 #[test]

@@ -1,0 +1,85 @@
+//! The attentions of a model's blocks, for sequences of any length.
+
+use std::cell::RefCell;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::tensor::Device;
+use pipewright::nn::{AttentionForm, CausalAttention, RotaryPositions};
+
+use super::config::DecoderConfig;
+use super::form::{BlockForm, LayerForm};
+
+/// The attentions of all blocks. Blocks with the same form share one, whose tables are kept for the latest
+/// sequence length. A run usually has one length.
+#[derive(Debug, Clone)]
+pub(super) struct BlockAttentions {
+    config: DecoderConfig,
+    /// The factor of the scores.
+    scale: f64,
+    /// The form of each block.
+    layers: Vec<LayerForm>,
+    latest: Arc<Mutex<Vec<Cached>>>,
+}
+
+#[derive(Debug)]
+struct Cached {
+    layer: LayerForm,
+    device: Device,
+    attention: Arc<CausalAttention>,
+}
+
+impl BlockAttentions {
+    pub(super) fn new(config: &DecoderConfig, form: &BlockForm<'_>) -> Self {
+        let scale = form.factors.scores.unwrap_or_else(|| 1.0 / (config.head_dim() as f64).sqrt());
+        let layers = (0..config.num_hidden_layers).map(|index| form.layer(index)).collect();
+        Self { config: config.clone(), scale, layers, latest: Arc::default() }
+    }
+
+    /// Returns the positions of sequences of this length in the blocks that have positions.
+    pub(super) fn positions(&self, sequence: usize) -> RotaryPositions {
+        self.config.positions(sequence)
+    }
+
+    /// Returns the form of a block's attention, if the blocks with positions have these.
+    pub(super) fn form(&self, block: usize, positions: &RotaryPositions) -> AttentionForm {
+        let layer = self.layers[block];
+        let usual = AttentionForm::without_positions(self.config.head_dim());
+        let positions = if layer.has_positions { positions.clone() } else { usual.positions };
+        AttentionForm { positions, scale: self.scale, window: layer.window, ..usual }
+    }
+
+    /// Returns a block's attention over sequences of this length.
+    pub(super) fn get(&self, block: usize, sequence: usize, device: &Device) -> Arc<CausalAttention> {
+        // A panic under the lock cannot leave a partial entry, because entries are added as a whole.
+        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        latest.retain(|cached| &cached.device == device && cached.attention.sequence() == sequence);
+        let layer = self.layers[block];
+        if let Some(cached) = latest.iter().find(|cached| cached.layer == layer) {
+            return Arc::clone(&cached.attention);
+        }
+        let form = self.form(block, &self.positions(sequence));
+        let attention = Arc::new(CausalAttention::of(sequence, form, device));
+        latest.push(Cached { layer, device: device.clone(), attention: Arc::clone(&attention) });
+        attention
+    }
+
+    /// Returns a block's attention for a microbatch. `make` makes it for the first block of its form.
+    pub(super) fn of_microbatch(
+        &self,
+        block: usize,
+        made: &MicrobatchAttentions,
+        make: impl FnOnce() -> Arc<CausalAttention>,
+    ) -> Arc<CausalAttention> {
+        let (layer, mut made) = (self.layers[block], made.0.borrow_mut());
+        if let Some((_, attention)) = made.iter().find(|(form, _)| *form == layer) {
+            return Arc::clone(attention);
+        }
+        let attention = make();
+        made.push((layer, Arc::clone(&attention)));
+        attention
+    }
+}
+
+/// The attentions of a stage for a microbatch, one for each form of its blocks.
+#[derive(Debug, Default)]
+pub(super) struct MicrobatchAttentions(RefCell<Vec<(LayerForm, Arc<CausalAttention>)>>);

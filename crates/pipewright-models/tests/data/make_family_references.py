@@ -1,0 +1,132 @@
+"""Makes a folder for each of the smaller families beside this file: a tiny random model, token rows, what PyTorch trains,
+and the greedy text of the untrained model.
+
+The tests read the folders and never this file; it says where their numbers come from. To make all of them again, or some:
+
+    pip install torch==2.15.0 transformers==5.23.0
+    python make_family_references.py [NAME...]
+
+The recipe is that of make_references.py, with 6 steps on batches of 4 rows of 24 tokens. Windows and original lengths are
+shorter than the rows, so that they have an effect.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+
+BATCH, SEQ_LEN, STEPS, VOCABULARY = 4, 24, 6, 48
+PROMPT, NEW_TOKENS = 8, 16
+NOTE = (
+    "AdamW lr=0.002 betas=(0.9,0.95) eps=1e-8 weight_decay=0.1 on every parameter (decoupled); global grad-norm clip 1.0; "
+    "loss = mean token cross entropy over the whole batch; f32. Rows of tokens.jsonl in order, `batch` rows a step, "
+    "seq_len+1 ids a row: inputs are row[:-1], targets row[1:]. `greedy`: the tokens after the first `prompt` ids of the "
+    "first row, by the untrained model, without a cache."
+)
+SIZES = dict(vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2)
+SIZES |= dict(num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.2)
+SIZES |= dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
+
+
+def rope(kind, **keys):
+    return dict(rope_parameters=dict(rope_type=kind, rope_theta=1000.0, **keys))
+
+
+FAMILIES = {
+    "mistral-tiny": ("Mistral", 21, dict(sliding_window=5, head_dim=8) | rope("linear", factor=4.0)),
+    "smollm3-tiny": (
+        "SmolLM3",
+        22,
+        dict(no_rope_layer_interval=2, attention_bias=True, mlp_bias=True)
+        | rope("yarn", factor=4.0, original_max_position_embeddings=16),
+    ),
+    "granite-tiny": (
+        "Granite",
+        23,
+        dict(embedding_multiplier=3.0, residual_multiplier=0.6, attention_multiplier=0.2, logits_scaling=1.5)
+        | dict(max_position_embeddings=16)
+        | rope("dynamic", factor=2.0),
+    ),
+    "phi3-tiny": (
+        "Phi3",
+        24,
+        dict(sliding_window=9, original_max_position_embeddings=16, tie_word_embeddings=False)
+        | rope(
+            "longrope", partial_rotary_factor=0.75, short_factor=[1.0, 1.2, 1.5], long_factor=[1.5, 3.0, 4.0]
+        ),
+    ),
+}
+
+
+def token_rows(generator):
+    """Rows that repeat a few phrases, so that there is something to learn."""
+    phrases = [torch.randint(0, VOCABULARY, (11,), generator=generator).tolist() for _ in range(4)]
+    rows = []
+    for _ in range(BATCH * STEPS):
+        row = []
+        while len(row) < SEQ_LEN + 12:
+            row += phrases[torch.randint(0, len(phrases), (1,), generator=generator).item()]
+        start = torch.randint(0, 11, (1,), generator=generator).item()
+        rows.append(row[start : start + SEQ_LEN + 1])
+    return rows
+
+
+def train(model, rows):
+    """Losses, gradient norms before clipping, and the trained model's logits after the last token of the first row."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    steps = []
+    for step in range(STEPS):
+        batch = torch.tensor(rows[step * BATCH : (step + 1) * BATCH])
+        logits = model(input_ids=batch[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        steps.append({"loss": loss.item(), "grad_norm": norm.item()})
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor(rows[:BATCH])[:, :-1]).logits
+    return steps, logits[0, -1, :16].tolist()
+
+
+def greedy(model, tokens):
+    """The most likely tokens, and the smallest difference between the two largest logits of a step."""
+    tokens, gap = list(tokens), float("inf")
+    with torch.no_grad():
+        for _ in range(NEW_TOKENS):
+            best = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].topk(2)
+            gap = min(gap, (best.values[0] - best.values[1]).item())
+            tokens.append(best.indices[0].item())
+    return tokens[PROMPT:], gap
+
+
+def make(name):
+    family, seed, keys = FAMILIES[name]
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{family}Config")(**SIZES | keys)
+    model = getattr(transformers, f"{family}ForCausalLM")._from_config(config, attn_implementation="eager")
+    # Biases start as zeros and factors as ones, and a reader that drops them would go unnoticed.
+    for path, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.2)
+    folder = Path(__file__).parent / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    (folder / "model.safetensors").chmod(0o644)
+    rows = token_rows(torch.Generator().manual_seed(seed))
+    (folder / "tokens.jsonl").write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
+    text, gap = greedy(model, rows[0][:PROMPT])
+    print(f"{name}: the closest choice of the greedy text is {gap:.1e}", file=sys.stderr)
+    steps, logits = train(model, rows)
+    expected = {"note": NOTE, "seed": seed, "batch": BATCH, "seq_len": SEQ_LEN, "steps": STEPS, "expected": steps}
+    expected |= {"final_last_logits_first16": logits, "prompt": PROMPT, "greedy": text}
+    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+torch.set_num_threads(1)
+for name in sys.argv[1:] or FAMILIES:
+    make(name)
