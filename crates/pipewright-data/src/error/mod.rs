@@ -3,11 +3,13 @@
 mod file;
 mod format;
 mod tokenizer;
+mod token_place;
 mod tokenized;
 mod data;
 
-pub use data::{DataError, TokenPlace};
+pub use data::DataError;
 pub use file::FileError;
 pub use format::FormatError;
+pub use token_place::TokenPlace;
 pub use tokenized::TokenizedError;
 pub use tokenizer::TokenizerError;

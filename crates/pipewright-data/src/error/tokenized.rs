@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use pipewright_system::bounded_file::Size;
 use thiserror::Error;
 
-use super::data::TokenPlace;
+use super::token_place::TokenPlace;
 
 /// Why a file of token ids cannot be written or read.
 #[derive(Error)]
