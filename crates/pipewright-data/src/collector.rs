@@ -117,15 +117,10 @@ impl<'a> Collector<'a> {
 
     /// Returns the kinds of the files.
     fn sources(&self) -> Vec<DataSource> {
-        let mut sources: Vec<DataSource> = Vec::new();
-        for SourceFile { packing, format, .. } in &self.files {
-            let (packing, Some(format)) = (*packing, *format) else { continue };
-            match sources.iter_mut().find(|source| (source.format, source.packing) == (format, packing)) {
-                Some(source) => source.files += 1,
-                None => sources.push(DataSource { format, packing, files: 1 }),
-            }
-        }
-        sources
+        let read = |SourceFile { packing, format, .. }: &SourceFile| {
+            format.map(|format| DataSource { format, packing: *packing, files: 1 })
+        };
+        DataSource::merged(self.files.iter().filter_map(read))
     }
 
     /// Reads a file.

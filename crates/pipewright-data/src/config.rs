@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::documents::Documents;
 use crate::settings::chat_template_choice::ChatTemplate;
 use crate::settings::date::Date;
+use crate::settings::mix::MixSource;
 use crate::settings::record::RecordKeys;
 use crate::settings::train_on::{LongRecords, TrainOn};
 
@@ -31,6 +32,9 @@ pub struct DataConfig {
     /// not followed below the fixed part. A relative pattern starts at the working folder of the process.
     /// Files are read in the order of their paths, each once.
     pub path: Vec<String>,
+    /// The sources of a mixture, in place of `path`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mix: Vec<MixSource>,
     /// How text becomes token ids.
     pub tokenizer: Tokenizer,
     /// Tokens per row that the model receives; the row itself has one more.
@@ -68,6 +72,7 @@ impl Default for DataConfig {
     fn default() -> Self {
         Self {
             path: Vec::new(),
+            mix: Vec::new(),
             tokenizer: Tokenizer::Bytes,
             seq_len: 256,
             shuffle: true,

@@ -2,8 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::side::SideTensor;
-
 /// The side input with the document of each token.
 pub const DOCUMENTS: &str = "doc_ids";
 /// The side input with the position of each token.
@@ -26,44 +24,36 @@ pub struct Documents {
     pub restart_positions: bool,
 }
 
-impl Documents {
-    /// Returns the side inputs of some rows of ids. The id that begins a document belongs to it.
-    pub(crate) fn side_inputs(&self, ids: &[i32], seq_len: usize) -> Vec<SideTensor> {
-        let (mut documents, mut positions) = (Vec::new(), Vec::new());
-        for row in ids.chunks(seq_len.max(1)) {
-            let (mut document, mut position) = (0, 0);
-            for &id in row {
-                if u32::try_from(id) == Ok(self.bos_id) {
-                    (document, position) = (document + 1, 0);
-                }
-                documents.push(document);
-                positions.push(position);
-                position += 1;
-            }
+/// The side inputs that are made from the token ids of rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MadeSides {
+    /// [`VALID_TOKENS`].
+    pub(crate) valid: bool,
+    /// [`DOCUMENTS`].
+    pub(crate) documents: bool,
+    /// [`POSITIONS`].
+    pub(crate) positions: bool,
+}
+
+impl MadeSides {
+    /// Returns the side inputs of a batch in which some rows have these and others have `other`.
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self {
+            valid: self.valid || other.valid,
+            documents: self.documents || other.documents,
+            positions: self.positions || other.positions,
         }
-        let shape = vec![ids.len() / seq_len.max(1), seq_len];
-        let tensor = |name: &str, values| SideTensor { name: name.to_owned(), shape: shape.clone(), values };
-        let documents = self.packed.then(|| tensor(DOCUMENTS, documents));
-        let positions = (self.packed && self.restart_positions).then(|| tensor(POSITIONS, positions));
-        documents.into_iter().chain(positions).collect()
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+impl Documents {
+    /// Returns the side inputs of rows with these documents.
+    pub(crate) fn sides(&self) -> MadeSides {
+        MadeSides { valid: false, documents: self.packed, positions: self.packed && self.restart_positions }
+    }
 
-    #[test]
-    fn a_beginning_belongs_to_its_document_and_restarts_the_positions() {
-        let both = Documents { bos_id: 7, packed: true, restart_positions: true };
-        let found = both.side_inputs(&[1, 7, 2, 7, 7, 3, 4, 5], 4);
-        let values: Vec<(&str, &[usize], &[i32])> = found
-            .iter()
-            .map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice(), tensor.values.as_slice()))
-            .collect();
-        let documents: &[i32] = &[0, 1, 1, 2, 1, 1, 1, 1];
-        let positions: &[i32] = &[0, 0, 1, 0, 0, 1, 2, 3];
-        assert_eq!(values, [("doc_ids", &[2, 4][..], documents), ("position_ids", &[2, 4], positions)]);
-        assert!(Documents { packed: false, ..both }.side_inputs(&[7], 1).is_empty());
+    /// Returns whether a document begins with this id, which belongs to it.
+    pub(crate) fn begins(&self, id: i32) -> bool {
+        u32::try_from(id) == Ok(self.bos_id)
     }
 }

@@ -1,19 +1,15 @@
 //! Chats and completions as rows of token ids, in which some targets do not count.
 //!
 //! An example of `n` ids takes `n - 1` places of a row: its last id is a target only. A row has one example,
-//! or several that are packed, and its rest is filled with the id 0 and targets that do not count.
+//! or several that are packed, and its rest is filled.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::documents::{DOCUMENTS, POSITIONS, VALID_TOKENS};
+use crate::documents::MadeSides;
 use crate::error::DataError;
 use crate::first_fit::first_fit;
-use crate::side::SideTensor;
 use crate::storage::examples::{Examples, RowPart};
-
-/// The target of a token that does not count in the loss, as in PyTorch.
-pub const IGNORED_TARGET: i32 = -100;
 
 /// Rows of examples. A clone shares them.
 #[derive(Clone, Debug)]
@@ -29,14 +25,6 @@ pub(crate) struct ExampleRows {
     longest: usize,
     /// Whether rows say which tokens belong to which example.
     is_packed: bool,
-}
-
-/// The inputs, targets and side inputs of rows.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Filled {
-    pub(crate) inputs: Vec<i32>,
-    pub(crate) targets: Vec<i32>,
-    pub(crate) side: Vec<SideTensor>,
 }
 
 impl ExampleRows {
@@ -98,9 +86,14 @@ impl ExampleRows {
         Ok(part)
     }
 
+    /// Returns the side inputs that are made for these rows.
+    pub(crate) fn sides(&self) -> MadeSides {
+        MadeSides { valid: true, documents: self.is_packed, positions: self.is_packed }
+    }
+
     /// Returns the content of a row.
-    pub(crate) fn parts(&self, row: usize) -> Result<Vec<RowPart>, DataError> {
-        self.members(row).iter().map(|example| self.read(*example)).collect()
+    pub(crate) fn parts(&self, row: usize) -> impl Iterator<Item = Result<RowPart, DataError>> {
+        self.members(row).iter().map(|example| self.read(*example))
     }
 
     /// Returns the number of ids.
@@ -135,45 +128,14 @@ impl ExampleRows {
         }
         hasher.finalize()
     }
-
-    /// Returns the inputs and targets of some rows of `seq_len` tokens, each of them filled up.
-    pub(crate) fn filled(&self, rows: &[usize], seq_len: usize) -> Result<Filled, DataError> {
-        let mut filled = Filled::default();
-        let (mut documents, mut positions, mut valid) = (Vec::new(), Vec::new(), Vec::new());
-        for (number, &row) in rows.iter().enumerate() {
-            for (document, &example) in (0..).zip(self.members(row)) {
-                let RowPart { ids, counts } = self.read(example)?;
-                let places = ids.len() - 1;
-                // Ids are below a vocabulary size that fits a signed index.
-                filled.inputs.extend(ids[..places].iter().map(|id| *id as i32));
-                let target = |(id, counts): (&u32, &bool)| if *counts { *id as i32 } else { IGNORED_TARGET };
-                filled.targets.extend(ids[1..].iter().zip(&counts[1..]).map(target));
-                documents.extend(std::iter::repeat_n(document, places));
-                positions.extend(0..places as i32);
-            }
-            let end = (number + 1) * seq_len;
-            let rest = end - filled.inputs.len();
-            valid.push((seq_len - rest) as i32);
-            filled.inputs.resize(end, 0);
-            filled.targets.resize(end, IGNORED_TARGET);
-            documents.resize(end, self.members(row).len() as i32);
-            positions.extend(0..rest as i32);
-        }
-        let tensor = |name: &str, shape, values| SideTensor { name: name.to_owned(), shape, values };
-        filled.side.push(tensor(VALID_TOKENS, vec![rows.len()], valid));
-        if self.is_packed {
-            let shape = vec![rows.len(), seq_len];
-            filled
-                .side
-                .extend([tensor(DOCUMENTS, shape.clone(), documents), tensor(POSITIONS, shape, positions)]);
-        }
-        Ok(filled)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::batch::TokenBatch;
+    use crate::documents::{DOCUMENTS, POSITIONS, VALID_TOKENS};
+    use crate::filling::Filling;
     use crate::storage::examples::ExampleBuffer;
 
     fn rows(is_packed: bool) -> ExampleRows {
@@ -194,9 +156,18 @@ mod tests {
         (rows.tokens(), targets)
     }
 
+    /// Returns a batch of these rows.
+    fn batch(rows: &ExampleRows, numbers: &[usize]) -> TokenBatch {
+        let mut filling = Filling::new(numbers.len(), 4, rows.sides());
+        for row in numbers {
+            filling.push_examples(rows.parts(*row)).expect("it is in memory");
+        }
+        filling.finish(Vec::new())
+    }
+
     #[test]
     fn a_row_is_filled_with_targets_that_do_not_count() {
-        let found = rows(false).filled(&[2, 0], 4).expect("it is in memory");
+        let found = batch(&rows(false), &[2, 0]);
         assert_eq!(found.inputs, [8, 0, 0, 0, 1, 2, 0, 0]);
         assert_eq!(found.targets, [9, -100, -100, -100, -100, 3, -100, -100]);
         assert_eq!((found.side.len(), found.side[0].values.as_slice()), (1, &[1, 2][..]));
@@ -207,7 +178,7 @@ mod tests {
     fn packed_examples_are_told_apart() {
         let rows = rows(true);
         assert_eq!(rows.len(), 2);
-        let found = rows.filled(&[0, 1], 4).expect("it is in memory");
+        let found = batch(&rows, &[0, 1]);
         assert_eq!(found.inputs, [1, 2, 8, 0, 4, 5, 6, 0]);
         assert_eq!(found.targets, [-100, 3, 9, -100, 5, 6, 7, -100]);
         let side = found.side.iter().map(|side| (side.name.as_str(), side.values.as_slice()));

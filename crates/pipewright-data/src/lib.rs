@@ -2,8 +2,8 @@
 //!
 //! Patterns name `files`. A `container` unpacks a file, its `format` says which reader it needs, and a
 //! `collector` turns all files into compact `ids`. [`TokenRows`] returns rows in an `order` that a [`Cursor`]
-//! can resume. There are no
-//! tensors here: a [`TokenBatch`] is plain numbers, and the caller copies them to a device.
+//! can resume, and a mixture `interleave`s sources. There are no tensors here: a [`TokenBatch`] is
+//! plain numbers, and the caller copies them to a device.
 //!
 //! ```
 //! use pipewright_data::{DataConfig, Tokenizer};
@@ -45,6 +45,8 @@ mod storage;
 mod formats;
 mod stride;
 mod order;
+mod batch;
+mod filling;
 mod first_fit;
 mod example_rows;
 mod encoding;
@@ -53,7 +55,8 @@ mod queue;
 mod gathered;
 mod collector;
 mod identity;
-mod batch;
+mod interleave;
+mod source_rows;
 mod rows;
 mod tokenized;
 mod open;
@@ -70,15 +73,16 @@ pub use content::Binary;
 pub use cursor::Cursor;
 pub use documents::{DOCUMENTS, Documents, POSITIONS, VALID_TOKENS};
 pub use encoding::codec::TokenCodec;
-pub use error::{DataError, FileError, FormatError, TokenPlace, TokenizedError, TokenizerError};
-pub use example_rows::IGNORED_TARGET;
+pub use error::{DataError, FileError, FormatError, MixError, TokenPlace, TokenizedError, TokenizerError};
+pub use filling::IGNORED_TARGET;
 pub use formats::format::{DataSource, Format};
-pub use identity::DataIdentity;
+pub use identity::{DataIdentity, SourceIdentity};
 pub use packing::Packing;
 pub use record_error::{RecordError, RecordPlace, RecordProblem};
-pub use rows::TokenRows;
+pub use rows::{MixedRows, TokenRows};
 pub use settings::chat_template_choice::ChatTemplate;
 pub use settings::date::Date;
+pub use settings::mix::{MixSource, MixWeight, MixWeightError};
 pub use settings::record::{RecordKeys, RecordKind};
 pub use settings::train_on::{LongRecordCount, LongRecords, TrainOn};
 pub use side::{SideError, SideRows, SideTensor};

@@ -1,15 +1,17 @@
 //! How the settings of a data source become [`TokenRows`].
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::collected::Collected;
 use crate::collector::Collector;
 use crate::config::DataConfig;
-use crate::error::{DataError, TokenizedError};
+use crate::error::{DataError, MixError, TokenizedError};
 use crate::files::find::find;
 use crate::memory_budget::MemoryBudget;
 use crate::rows::TokenRows;
 use crate::settings::train_on::{LongRecordCount, LongRecords};
+use crate::source_rows::SourceRows;
 use crate::tokenized::opened;
 
 impl DataConfig {
@@ -22,11 +24,14 @@ impl DataConfig {
     /// half of the memory that is available. While documents are divided or a tokenizer is used, the bytes of
     /// the file that is read count too. The ids of a `*.pwtok` stay in the file.
     ///
+    /// The sources of `mix` are read one after another within the same memory.
+    ///
     /// # Errors
     /// When a pattern matches no file, a file cannot be read, is not a regular file, is damaged, is none of
-    /// the formats of [`DataConfig::path`], rows of ids are mixed with other data, a row has another length, an id is not below `vocab_size`, there is no token at
-    /// all, there is too much data for the memory, there are fewer rows than a batch takes, or the id that
-    /// begins documents is not below `vocab_size`.
+    /// the formats of [`DataConfig::path`], rows of ids are mixed with other data in a source, a row has another
+    /// length, an id is not below `vocab_size`, there is no token at all, there is too much data for the memory,
+    /// there are fewer rows than a batch takes, or the id that begins documents is not below `vocab_size`; when
+    /// both `path` and `mix` are given, a file is in two sources, or a source has no row.
     pub fn open(&self, vocab_size: usize, batch_rows: usize) -> Result<TokenRows, DataError> {
         self.open_within(MemoryBudget::of_machine(), vocab_size, batch_rows)
     }
@@ -37,25 +42,62 @@ impl DataConfig {
         vocab_size: usize,
         batch_rows: usize,
     ) -> Result<TokenRows, DataError> {
-        let budget = &mut budget;
+        let rows = if self.mix.is_empty() {
+            TokenRows::new(self.read_source(find(&self.path)?, 0, &mut budget, vocab_size)?, self)
+        } else {
+            self.open_mix(&mut budget, vocab_size)?
+        };
+        rows.require_batch(batch_rows)?;
+        Ok(rows)
+    }
+
+    /// Reads the sources of a mixture.
+    fn open_mix(&self, budget: &mut MemoryBudget, vocab_size: usize) -> Result<TokenRows, DataError> {
+        if !self.path.is_empty() {
+            return Err(MixError::PathAndMix.into());
+        }
+        let (mut sources, mut owners) = (Vec::new(), BTreeMap::new());
+        for (number, source) in (0..).zip(&self.mix) {
+            let files = find(&source.path)?;
+            for file in &files {
+                // A file may have several names.
+                let place = file.canonicalize().unwrap_or_else(|_| file.clone());
+                let (owner, first) = *owners.entry(place).or_insert((number, source));
+                if owner != number {
+                    let (path, first, second) = (file.clone(), first.name(), source.name());
+                    return Err(MixError::FileTwice { path, first, second }.into());
+                }
+            }
+            sources.push(self.read_source(files, number, budget, vocab_size)?);
+        }
+        TokenRows::mixed(sources, self)
+    }
+
+    /// Reads the files of the source with this number.
+    fn read_source(
+        &self,
+        files: Vec<PathBuf>,
+        number: u64,
+        budget: &mut MemoryBudget,
+        vocab_size: usize,
+    ) -> Result<SourceRows, DataError> {
         let bos = self.bos(vocab_size)?;
-        let files = find(&self.path)?;
         if let Some(tokenized) = files.iter().find(|file| opened::is_tokenized(file)) {
             if files.len() > 1 {
                 return Err(TokenizedError::NotAlone { path: tokenized.clone() }.into());
             }
             let collected = opened::open(tokenized, self, vocab_size)?;
-            return self.rows(collected, batch_rows, tokenized.clone());
+            return self.rows(collected, number, tokenized.clone());
         }
         let mut collector = Collector::new(self, bos, vocab_size, budget, None);
         for file in &files {
             collector.read(file)?;
         }
         let first = files.into_iter().next().unwrap_or_default();
-        self.rows(collector.finish()?, batch_rows, first)
+        self.rows(collector.finish()?, number, first)
     }
 
-    /// Opens a text in memory instead of files, like [`DataConfig::open`]. `path` is ignored.
+    /// Opens a text in memory instead of files, like [`DataConfig::open`]. `path` and `mix` are ignored.
     ///
     /// # Errors
     /// As [`DataConfig::open`].
@@ -70,7 +112,9 @@ impl DataConfig {
         let mut budget = MemoryBudget::of_machine();
         let mut collector = Collector::new(self, bos, vocab_size, &mut budget, None);
         collector.read_memory(text, &name)?;
-        self.rows(collector.finish()?, batch_rows, name)
+        let rows = TokenRows::new(self.rows(collector.finish()?, 0, name)?, self);
+        rows.require_batch(batch_rows)?;
+        Ok(rows)
     }
 
     /// Returns the id that begins documents, if there is one.
@@ -83,16 +127,15 @@ impl DataConfig {
         }
     }
 
-    fn rows(&self, collected: Collected, batch_rows: usize, first: PathBuf) -> Result<TokenRows, DataError> {
+    fn rows(&self, collected: Collected, number: u64, first: PathBuf) -> Result<SourceRows, DataError> {
         let LongRecordCount { treatment, long, records, seq_len } = collected.long_records;
         if treatment == LongRecords::Skip && records > 0 && long == records {
             return Err(DataError::AllSkipped { path: first, records, seq_len });
         }
-        let rows = TokenRows::new(collected, self)?;
+        let rows = SourceRows::new(collected, self, number)?;
         if rows.tokens() == 0 {
             return Err(DataError::Empty { path: first });
         }
-        rows.require_batch(batch_rows)?;
         Ok(rows)
     }
 }

@@ -1,4 +1,5 @@
-//! The order of rows in an epoch: a permutation that depends only on the seed and the number of the epoch.
+//! The order of rows in an epoch: a permutation that depends only on the seed, the number of the source and the
+//! number of the epoch.
 //!
 //! The shuffle of Fisher and Yates (Knuth, The Art of Computer Programming, volume 2, algorithm P) over
 //! ChaCha8. The shuffle is written out here, because a resumed run must find the same order with any version
@@ -7,13 +8,14 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// Returns the rows `0..rows` in the order of that epoch.
-pub(crate) fn permutation(seed: u64, epoch: u64, rows: u32) -> Vec<u32> {
+/// Returns the rows `0..rows` of the source with this number in the order of that epoch.
+pub(crate) fn permutation((seed, source): (u64, u64), epoch: u64, rows: u32) -> Vec<u32> {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
     key[8..16].copy_from_slice(&epoch.to_le_bytes());
     // Distinguishes this stream from other streams of the same seed.
     key[16..24].copy_from_slice(b"data row");
+    key[24..].copy_from_slice(&source.to_le_bytes());
     let mut random = ChaCha8Rng::from_seed(key);
     let mut order: Vec<u32> = (0..rows).collect();
     for last in (1..rows).rev() {
@@ -41,7 +43,7 @@ mod tests {
     #[test]
     fn every_row_once() {
         for rows in [0, 1, 2, 3, 100] {
-            let mut order = permutation(7, 3, rows);
+            let mut order = permutation((7, 0), 3, rows);
             order.sort_unstable();
             assert_eq!(order, (0..rows).collect::<Vec<_>>());
         }
@@ -50,22 +52,23 @@ mod tests {
     #[test]
     fn the_order_is_pinned() {
         // A change here would give resumed runs another order.
-        assert_eq!(permutation(42, 0, 8), [1, 0, 6, 7, 2, 3, 5, 4]);
+        assert_eq!(permutation((42, 0), 0, 8), [1, 0, 6, 7, 2, 3, 5, 4]);
     }
 
     #[test]
-    fn seed_and_epoch_both_matter() {
-        let order = permutation(1, 1, 50);
-        assert_eq!(order, permutation(1, 1, 50));
-        assert_ne!(order, permutation(1, 2, 50));
-        assert_ne!(order, permutation(2, 1, 50));
+    fn seed_source_and_epoch_matter() {
+        let order = permutation((1, 0), 1, 50);
+        assert_eq!(order, permutation((1, 0), 1, 50));
+        assert_ne!(order, permutation((1, 0), 2, 50));
+        assert_ne!(order, permutation((2, 0), 1, 50));
+        assert_ne!(order, permutation((1, 1), 1, 50));
     }
 
     #[test]
     fn every_order_is_equally_likely() {
         let mut counts = std::collections::BTreeMap::new();
         for epoch in 0..6000 {
-            *counts.entry(permutation(5, epoch, 3)).or_insert(0) += 1;
+            *counts.entry(permutation((5, 0), epoch, 3)).or_insert(0) += 1;
         }
         // 1,000 are expected of each of the six; five standard deviations are 144.
         assert_eq!(counts.len(), 6);

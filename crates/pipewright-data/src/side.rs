@@ -29,6 +29,12 @@ pub enum SideError {
         /// The reason.
         source: safetensors::SafeTensorError,
     },
+    /// The rows are a mixture.
+    #[error("{}: side inputs belong to the rows of one source, and the data is a mixture; name its data as `path`", path.display())]
+    Mixture {
+        /// The file.
+        path: PathBuf,
+    },
     /// A tensor cannot be used.
     #[error("{}: tensor `{tensor}` {problem}", path.display())]
     Tensor {
@@ -102,6 +108,11 @@ impl SideRows {
     /// Returns the error of a side input.
     pub fn error(&self, tensor: &str, problem: String) -> SideError {
         SideError::Tensor { path: self.path.clone(), tensor: tensor.to_owned(), problem }
+    }
+
+    /// Returns the error of rows that are a mixture.
+    pub(crate) fn of_mixture(&self) -> SideError {
+        SideError::Mixture { path: self.path.clone() }
     }
 
     /// Checks that there is an entry for each of `rows`.

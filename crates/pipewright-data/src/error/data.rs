@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use super::file::FileError;
 use super::format::FormatError;
+use super::mix::MixError;
 use super::token_place::TokenPlace;
 use super::tokenized::TokenizedError;
 use super::tokenizer::TokenizerError;
@@ -28,6 +29,9 @@ pub enum DataError {
     /// A file of token ids cannot be written or read.
     #[error(transparent)]
     Tokenized(#[from] TokenizedError),
+    /// The sources of a mixture cannot be used together.
+    #[error(transparent)]
+    Mix(#[from] MixError),
     /// All files together hold no token.
     #[error("{}: the data is empty; name files that hold text", path.display())]
     Empty {

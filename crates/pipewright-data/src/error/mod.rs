@@ -5,11 +5,13 @@ mod format;
 mod tokenizer;
 mod token_place;
 mod tokenized;
+mod mix;
 mod data;
 
 pub use data::DataError;
 pub use file::FileError;
 pub use format::FormatError;
+pub use mix::MixError;
 pub use token_place::TokenPlace;
 pub use tokenized::TokenizedError;
 pub use tokenizer::TokenizerError;

@@ -72,6 +72,21 @@ pub struct DataSource {
     pub files: usize,
 }
 
+impl DataSource {
+    /// Returns one entry for each kind, in the order of their first files.
+    pub(crate) fn merged(sources: impl IntoIterator<Item = Self>) -> Vec<Self> {
+        let mut merged: Vec<Self> = Vec::new();
+        for source in sources {
+            let kind = |known: &&mut Self| (known.format, known.packing) == (source.format, source.packing);
+            match merged.iter_mut().find(kind) {
+                Some(known) => known.files += source.files,
+                None => merged.push(source),
+            }
+        }
+        merged
+    }
+}
+
 impl fmt::Display for DataSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { format, packing, files } = self;

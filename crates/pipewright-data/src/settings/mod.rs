@@ -1,7 +1,9 @@
-//! The parts of the settings: dates, chat templates by name, what counts in the loss, and the keys of records.
+//! The parts of the settings: dates, chat templates by name, what counts in the loss, the keys of records, and
+//! mixtures.
 
 pub(crate) mod date;
 pub(crate) mod named_templates;
 pub(crate) mod chat_template_choice;
 pub(crate) mod train_on;
 pub(crate) mod record;
+pub(crate) mod mix;

@@ -7,6 +7,7 @@ mod parquet_files;
 mod rows;
 mod tokenized;
 mod damaged;
+mod mix;
 
 use crate::{DataConfig, TokenRows};
 
