@@ -32,7 +32,7 @@ enum DataCommand {
     /// Print rows of the training data, in the order in which a run takes them.
     #[command(after_help = "\
 Tokens that do not count in the loss are dim, or stand between \u{2039} and \u{203a} if the output is not a terminal. Special tokens \
-are visible. A row of several records has a line between them. A file of `pipewright tokenize` needs the tokenizer that made it.
+are visible. A row of several records has a line between them, and a row of a mixture says its source. A file of `pipewright tokenize` needs the tokenizer that made it.
 
 Example:
   pipewright data show --rows 1")]
@@ -123,17 +123,22 @@ impl Marks {
 /// Returns the next `count` rows as text.
 fn shown(rows: &mut TokenRows, count: usize, codec: &TokenCodec, marks: &Marks) -> Result<String, Failure> {
     let (mut text, all) = (String::new(), rows.rows());
+    let sources = rows.mixture();
     let write = |text: &mut String, words: std::fmt::Arguments<'_>| {
         text.write_fmt(words).expect("a string takes all text");
     };
     for number in 1..=count.min(all) {
+        let source = rows.next_source().map_or_else(String::new, |index| {
+            let name = escape(&sources[index].name);
+            format!(", from source {} ({name})", index + 1)
+        });
         let parts = rows.next_row_parts().map_err(Failure::input)?;
         let tokens = parts.iter().map(|part| part.ids.len()).sum::<usize>();
         let targets = parts.iter().flat_map(|part| &part.counts[1..]).filter(|counts| **counts).count();
         write(
             &mut text,
             format_args!(
-                "row {number} of {all}: {}, {} in the loss\n",
+                "row {number} of {all}{source}: {}, {} in the loss\n",
                 counted(tokens, "token"),
                 counted(targets, "target")
             ),

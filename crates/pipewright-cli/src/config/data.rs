@@ -2,13 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use pipewright::train::data::{ChatTemplate, Date, LongRecords, RecordKeys, TrainOn};
+use pipewright::train::data::{ChatTemplate, Date, LongRecords, MixSource, RecordKeys, TrainOn};
 use pipewright_models::hf;
 use serde::Serialize;
 use toml::Value;
 
 use crate::config::document::Document;
 use crate::config::keys::nearest;
+use crate::config::mix;
 use crate::config::model::ModelSettings;
 use crate::config::paths::Surroundings;
 use crate::config::problem::ProblemKind;
@@ -19,8 +20,12 @@ use crate::config::section::{Bound, Section};
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct DataSettings {
     /// Absolute patterns of files, as [`pipewright::train::data::DataConfig::path`] takes them, or
-    /// [`BUILT_IN`] alone.
+    /// [`BUILT_IN`] alone; empty if there is a mixture.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) path: Vec<String>,
+    /// The sources of a mixture, in place of `path`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) mix: Vec<MixSource>,
     /// `bytes`, or the absolute path of a `tokenizer.json`.
     pub(crate) tokenizer: String,
     /// The number of tokens per row that the model receives.
@@ -97,15 +102,21 @@ pub(super) fn read(
     surroundings: &Surroundings,
     model: &ModelSettings,
 ) -> DataSettings {
+    mix::remove_replaced(document);
     let mut section = Section::new(document, surroundings, "data");
+    let mix = mix::read(&mut section);
     let path = if section.is_written("path") {
         section.patterns("path").unwrap_or_default()
+    } else if section.is_written("mix") {
+        Vec::new()
     } else {
         vec![BUILT_IN.to_owned()]
     };
+    let files: Vec<&str> =
+        path.iter().chain(mix.iter().flat_map(|source| &source.path)).map(String::as_str).collect();
     let tokenizer = match section.text("tokenizer") {
         None if section.is_written("tokenizer") => BYTES.to_owned(),
-        None => tokenizer_of(&mut section, model, may_be_ids(&path)).unwrap_or_else(|| BYTES.to_owned()),
+        None => tokenizer_of(&mut section, model, may_be_ids(&files)).unwrap_or_else(|| BYTES.to_owned()),
         Some(name) if name == BYTES => name,
         Some(_) => {
             section.path("tokenizer").map_or_else(String::new, |path| path.to_string_lossy().into_owned())
@@ -132,9 +143,16 @@ pub(super) fn read(
         "`bos_id`",
         "write `bos_id`, the token id that begins each document",
     );
+    require(
+        side.is_some() && !mix.is_empty(),
+        "side",
+        "`path`",
+        "name the data as `path`: side inputs belong to the rows of one source",
+    );
     require(restart_positions && !packed, "restart_positions", "`packed`", "write `packed = true`");
     DataSettings {
         path,
+        mix,
         tokenizer,
         seq_len,
         shuffle,
@@ -218,12 +236,12 @@ fn read_keys(section: &mut Section<'_>) -> Option<RecordKeys> {
 }
 
 /// Returns whether the data may be token ids, which need no tokenizer.
-fn may_be_ids(path: &[String]) -> bool {
+fn may_be_ids(path: &[&str]) -> bool {
     has_ending(path, &[".jsonl", ".ndjson", ".bin", ".pwtok"])
 }
 
 /// Returns whether a pattern of files has one of these endings, perhaps with the ending of a packing.
-fn has_ending(path: &[String], endings: &[&str]) -> bool {
+fn has_ending(path: &[&str], endings: &[&str]) -> bool {
     let unpacked = |pattern: &str| {
         let packed = [".gz", ".zst"].into_iter().find_map(|packing| pattern.strip_suffix(packing));
         packed.unwrap_or(pattern).to_owned()

@@ -113,6 +113,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
         "data",
         &[
             "path",
+            "mix",
             "tokenizer",
             "seq_len",
             "shuffle",

@@ -16,6 +16,7 @@ pub(crate) mod generator;
 mod keys;
 mod load;
 pub(crate) mod mesh;
+mod mix;
 pub(crate) mod model;
 pub(crate) mod optimizer;
 pub(crate) mod optimizer_groups;

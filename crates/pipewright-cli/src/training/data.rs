@@ -21,7 +21,12 @@ pub(crate) fn open_data(
     let data = &settings.data;
     let (rows, mut held_out) = open_files(settings, model, settings.pipeline.rows())?;
     if !data.validation.is_empty() {
-        let config = DataConfig { path: data.validation.clone(), shuffle: false, ..data_config(settings) };
+        let config = DataConfig {
+            path: data.validation.clone(),
+            mix: Vec::new(),
+            shuffle: false,
+            ..data_config(settings)
+        };
         let opened = config.open(model.vocab_size(), 0).map_err(Failure::input)?;
         held_out = Some(with_side(opened, data.validation_side.as_deref(), settings, model)?);
     }
@@ -40,7 +45,7 @@ pub(crate) fn open_training(
     open_files(settings, model, batch_rows).map(|(training, _)| training)
 }
 
-/// Opens the files of `data.path`. Returns the training data, and the part that is held out for validation.
+/// Opens the files of `data.path` or `data.mix`. Returns the training data, and the part that is held out for validation.
 fn open_files(
     settings: &Settings,
     model: &ModelConfig,
@@ -68,6 +73,7 @@ pub(crate) fn data_config(settings: &Settings) -> DataConfig {
     let chat_template = data.chat_template.as_deref().map(ChatTemplate::of);
     DataConfig {
         path: data.path.clone(),
+        mix: data.mix.clone(),
         tokenizer: match data.tokenizer.as_str() {
             BYTES => Tokenizer::Bytes,
             file => Tokenizer::File(file.into()),

@@ -45,9 +45,10 @@ pub(crate) fn identity(prepared: &Prepared, description: &Map<String, Value>) ->
 
 /// Returns the settings that must be equal in all processes.
 pub(crate) fn shared_settings(settings: &Settings) -> Fields {
-    const MAY_DIFFER: [&str; 13] = [
+    const MAY_DIFFER: [&str; 14] = [
         "adapter.path",
         "data.chat_template",
+        "data.mix",
         "data.path",
         "data.side",
         "data.tokenizer",

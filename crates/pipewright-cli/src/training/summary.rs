@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::ops::Range;
 
 use pipewright::train::Validation;
-use pipewright::train::data::{DataSource, TokenRows};
+use pipewright::train::data::{DataSource, MixedRows, TokenRows};
 use pipewright_models::ParameterSpec;
 use pipewright_models::training_memory::{HeldBytes, MemoryPlan};
 use pipewright_schedule::picture::microbatches_in_words;
@@ -18,6 +18,7 @@ use pipewright_schedule::{LayerDesc, StageIndex};
 use serde_json::{Map, Value, json};
 
 use crate::config::Settings;
+use crate::text::escape;
 use crate::training::memory::{held_json, memory_json, stage_table, table};
 use crate::training::prepare::Prepared;
 
@@ -160,6 +161,15 @@ fn write_data(text: &mut String, prepared: &Prepared) {
         counted(step_rows, "row")
     );
     line(text, "data", &words);
+    let taken = (settings.run.steps * step_rows as u64) as f64;
+    for MixedRows { name, share, rows, tokens, .. } in rows.mixture() {
+        let passes = share * taken / rows as f64;
+        let (percent, rows, name) = (share * 100.0, counted(rows, "row"), escape(&name));
+        let words = format!(
+            "{percent:.1}% of the rows, {passes:.2} passes in the run, from {name}: {tokens} tokens, {rows}"
+        );
+        line(text, "data", &words);
+    }
     if !rows.sources().is_empty() {
         line(text, "data", &format!("from {}", sources(rows)));
     }
@@ -222,7 +232,12 @@ fn data_json(prepared: &Prepared) -> Value {
         "counted_targets": prepared.counted_targets,
         "long_records": rows.long_records(),
         "sources": rows.sources().iter().map(source_json).collect::<Vec<Value>>(),
+        "mix": rows.mixture().iter().map(mixed_json).collect::<Vec<Value>>(),
     })
+}
+
+fn mixed_json(MixedRows { name, weight, share, rows, tokens }: &MixedRows) -> Value {
+    json!({ "path": name, "weight": weight, "share": share, "rows": rows, "tokens": tokens })
 }
 
 fn source_json(source: &DataSource) -> Value {

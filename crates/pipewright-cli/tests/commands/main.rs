@@ -22,6 +22,7 @@ mod restarts;
 mod resume;
 mod chats;
 mod tokenize;
+mod mixtures;
 mod fine_tuning;
 mod adapters;
 mod folders;

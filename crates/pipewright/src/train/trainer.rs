@@ -70,6 +70,10 @@ pub struct Metrics {
     /// known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub epoch: Option<f64>,
+    /// The number of rows that each source of a mixture has given in all the run's steps, in the order of the
+    /// sources; left out without a mixture.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub source_rows: Vec<u64>,
     /// Share of the ranks' time in which they did not compute, from the first action to the last.
     pub bubble_fraction: f64,
     /// Share of the ranks' time in which they only communicated.
@@ -249,6 +253,7 @@ impl Trainer {
             elapsed_s: self.elapsed().as_secs_f64(),
             tokens: self.rows.tokens_seen(),
             epoch: Some(self.rows.epochs_seen()),
+            source_rows: self.rows.given_rows(),
             ..Metrics::of(report, learning_rate, tokens as u64)
         }
     }
@@ -271,6 +276,7 @@ impl Metrics {
             elapsed_s: seconds,
             tokens,
             epoch: None,
+            source_rows: Vec::new(),
             bubble_fraction: report.timeline.bubble_fraction(),
             exposed_comm_fraction: report.exposed_communication_fraction(),
             auxiliary: by_text(&report.auxiliary),

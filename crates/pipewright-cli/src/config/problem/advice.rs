@@ -54,6 +54,9 @@ impl ProblemKind {
             Self::LowestAboveHighest { .. } => "lower `min_learning_rate`, or raise `learning_rate`".into(),
             Self::Without { advice, .. } => (*advice).into(),
             Self::LayoutStages { stages, .. } => format!("separate {stages} stages with bars"),
+            Self::PathAndMix => {
+                "remove `path`, or make it a source of `mix`, such as { path = \"...\", weight = 1 }".into()
+            }
             Self::Twice { key, other, .. } => format!("remove `{key}` or `{other}`"),
             Self::UnevenShare { shared, replicas, .. } => match shared.as_slice() {
                 [] => format!("change `mesh.data_parallel`, which is {replicas}"),

@@ -107,6 +107,9 @@ pub(crate) enum ProblemKind {
     /// Two keys choose the same thing.
     #[error("`{key}` and `{other}` both choose {what}")]
     Twice { what: &'static str, key: &'static str, other: &'static str },
+    /// Both keys name the training data.
+    #[error("`path` and `mix` both name the training data")]
+    PathAndMix,
     /// The replicas cannot share the microbatches evenly.
     #[error(
         "`microbatches` is {microbatches}, which {replicas} replicas (`mesh.data_parallel`) cannot share evenly"

@@ -34,17 +34,22 @@ impl Section<'_> {
     /// Reads one text or a list of texts, none of them empty.
     pub(crate) fn texts(&mut self, key: &'static str) -> Option<Vec<String>> {
         let value = self.value(key)?;
-        let texts = match &value {
+        self.texts_of(key, key, &value)
+    }
+
+    /// Reads one text or a list of texts from the value of `key` in a table that is the value of `place`.
+    fn texts_of(&mut self, place: &str, key: &'static str, value: &Value) -> Option<Vec<String>> {
+        let texts = match value {
             Value::String(text) => Some(vec![text.clone()]),
             Value::Array(items) => items.iter().map(|item| item.as_str().map(str::to_owned)).collect(),
             _ => None,
         };
         match texts {
             Some(texts) if texts.is_empty() || texts.iter().any(String::is_empty) => {
-                self.report(key, ProblemKind::Empty { key });
+                self.report(place, ProblemKind::Empty { key });
             }
             Some(texts) => return Some(texts),
-            None => self.report(key, ProblemKind::wrong_type(key, "a text or a list of texts", &value)),
+            None => self.report(place, ProblemKind::wrong_type(key, "a text or a list of texts", value)),
         }
         None
     }
@@ -127,11 +132,27 @@ impl Section<'_> {
         if texts == [BUILT_IN] {
             return Some(texts);
         }
-        let place = self.place(key);
-        match texts.iter().map(|text| self.surroundings.pattern(key, text, &place)).collect() {
+        self.absolute(key, key, &texts)
+    }
+
+    /// Reads patterns of paths from the value of `key` in a table that is the value of `place`.
+    pub(crate) fn patterns_of(
+        &mut self,
+        place: &str,
+        key: &'static str,
+        value: &Value,
+    ) -> Option<Vec<String>> {
+        let texts = self.texts_of(place, key, value)?;
+        self.absolute(place, key, &texts)
+    }
+
+    /// Makes patterns absolute, as in [`Section::path`].
+    fn absolute(&mut self, place: &str, key: &'static str, texts: &[String]) -> Option<Vec<String>> {
+        let written = self.place(place);
+        match texts.iter().map(|text| self.surroundings.pattern(key, text, &written)).collect() {
             Ok(patterns) => Some(patterns),
             Err(kind) => {
-                self.report(key, kind);
+                self.report(place, kind);
                 None
             }
         }

@@ -3,6 +3,7 @@
 mod adapter;
 mod book;
 mod combinations;
+mod mix;
 mod model;
 mod pipeline;
 mod values;

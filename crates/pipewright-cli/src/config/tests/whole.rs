@@ -30,7 +30,7 @@ fn settings_survive_being_written_and_read() {
     let schedule = folder.path().join("a.csv");
     std::fs::write(&schedule, "0F0,0B0\n1F0,1B0\n").expect("it can be written");
     let schedule = format!("pipeline.schedule={}", schedule.display());
-    let cases: [&[&str]; 17] = [
+    let cases: [&[&str]; 18] = [
         &[],
         &["mesh.data_parallel=[2, 2]"],
         &["mesh.data_parallel=[4, 1]", "mesh.tensor_parallel=2", "mesh.expert_parallel=true"],
@@ -60,6 +60,7 @@ fn settings_survive_being_written_and_read() {
             "run.eval_every=5",
             "run.eval_batches=2",
         ],
+        &["data.mix=[{ path = [\"a.txt\", \"!b\"], weight = 3 }, { path = \"b.txt\", weight = 0.1 }]"],
         &["model.architecture=qwen2", "model.tie_word_embeddings=true"],
         &["model.from=models/a", "data.path=[\"a b/*.txt\", \"!**/c/**\"]", "data.tokenizer=tokenizer.json"],
         &[&schedule, "optimizer.learning_rate=0.1234567890123456", "run.deadline_seconds=0.5"],

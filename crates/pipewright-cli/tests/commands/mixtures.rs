@@ -1,0 +1,166 @@
+//! Mixtures of sources through the command line: the losses are the same under every mesh and after a resume.
+
+use std::fs;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::command_line::{folder, run_in, succeed, text};
+
+const MIX: &str = "data.mix=[{ path = \"text.txt\", weight = 2 }, { path = \"chats.jsonl\", weight = 1.5 }, \
+                   { path = \"more.pwtok\", weight = 0.5 }]";
+
+/// Makes a folder with the sources of [`MIX`].
+fn sources() -> TempDir {
+    let folder = folder();
+    let chat = |number: usize| {
+        let answer = "a number ".repeat(number % 3 + 1);
+        format!("{{\"prompt\": \"{number} is \", \"completion\": \"{answer}\"}}\n")
+    };
+    let write = |name: &str, content: String| {
+        fs::write(folder.path().join(name), content).expect("the scratch folder takes files");
+    };
+    write("chats.jsonl", (0..7).map(chat).collect());
+    write("more.txt", "Everything is in its place. ".repeat(2));
+    succeed(&folder, &["tokenize", "more.txt", "--tokenizer", "bytes", "-o", "more.pwtok"]);
+    folder
+}
+
+/// The keys of every run.
+const COMMON: [&str; 4] = [MIX, "data.long_records=cut", "run.steps=6", "run.checkpoint_every=2"];
+
+fn command<'a>(start: &[&'a str], set: &[&'a str]) -> Vec<&'a str> {
+    start.iter().copied().chain(set.iter().flat_map(|set| ["--set", set])).collect()
+}
+
+/// Returns the losses, gradient norms and rows of the sources of the run in the folder, as they are written.
+fn figures(folder: &TempDir) -> Vec<[String; 3]> {
+    let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("the metrics");
+    let step = |line: &str| {
+        let line: Value = serde_json::from_str(line).expect("JSON");
+        ["loss", "grad_norm", "source_rows"].map(|key| line[key].to_string())
+    };
+    metrics.lines().map(step).collect()
+}
+
+fn train(folder: &TempDir, set: &[&str]) -> Vec<[String; 3]> {
+    let _ = fs::remove_dir_all(folder.path().join("out"));
+    succeed(folder, &command(&["train", "small.toml"], &[&COMMON[..], set].concat()));
+    figures(folder)
+}
+
+fn refused(folder: &TempDir, arguments: &[&str], part: &str) {
+    let output = run_in(folder.path(), arguments);
+    let said = text(&output.stderr).replace(&format!("{}/", folder.path().display()), "");
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains(part), "{said}\nhas not: {part}");
+}
+
+#[test]
+fn every_mesh_has_the_losses_of_one_rank_and_a_run_resumes_under_another() {
+    let folder = sources();
+    let four = "pipeline.microbatches=4";
+    let expected = train(&folder, &["pipeline.ranks=1", four]);
+    let rows: Vec<&str> = expected.iter().map(|step| step[2].as_str()).collect();
+    // Each step takes four rows: two of the text, one or two completions, and every other step one of the last source.
+    assert_eq!(rows, ["[2,2,0]", "[4,3,1]", "[6,5,1]", "[8,6,2]", "[10,8,2]", "[12,9,3]"]);
+    for set in [&["pipeline.ranks=2", four][..], &["pipeline.ranks=2", "pipeline.schedule=zb-h1", four]] {
+        assert_eq!(train(&folder, set), expected, "{set:?}");
+    }
+    for step in [4, 6] {
+        let checkpoint = format!("out/checkpoints/step-{step:08}");
+        fs::remove_dir_all(folder.path().join(checkpoint)).expect("a checkpoint");
+    }
+    succeed(&folder, &command(&["resume", "out"], &["pipeline.ranks=1", "pipeline.schedule=gpipe"]));
+    assert_eq!(figures(&folder), expected);
+    let other = MIX.replace("weight = 2", "weight = 3");
+    let absolute = other.replace("path = \"", &format!("path = \"{}/", folder.path().display()));
+    refused(
+        &folder,
+        &command(&["resume", "out"], &[&absolute, "run.steps=8"]),
+        "the checkpoint is of another model, of other adapters or of other data, so the run cannot resume from it: data.mix was",
+    );
+}
+
+/// Replicas, and batches with different numbers of targets, add gradients in an order of their own.
+#[test]
+fn replicas_and_accumulated_batches_take_the_same_rows() {
+    let folder = sources();
+    let two = ["pipeline.microbatches=2", "run.accumulate=2"];
+    let expected = train(&folder, &["pipeline.microbatches=4"]);
+    for set in [&["mesh.data_parallel=2", "pipeline.microbatches=4"][..], &two] {
+        let found = train(&folder, set);
+        for ([loss, _, rows], [expected, _, expected_rows]) in found.iter().zip(&expected) {
+            let number = |loss: &String| loss.parse::<f64>().expect("a number");
+            assert!((number(loss) - number(expected)).abs() < 1e-6, "{set:?}: {loss}, {expected}");
+            assert_eq!(rows, expected_rows, "{set:?}");
+        }
+    }
+    let texts = "data.mix=[{ path = \"text.txt\", weight = 2 }, { path = \"more.pwtok\", weight = 1 }]";
+    let expected = train(&folder, &[texts, "pipeline.microbatches=4"]);
+    assert_eq!(train(&folder, &[&two[..], &[texts]].concat()), expected, "all targets count");
+}
+
+#[test]
+fn the_sources_are_shown() {
+    let folder = sources();
+    let summary = succeed(&folder, &command(&["check", "small.toml"], &COMMON));
+    let place = folder.path().display().to_string();
+    let source = format!(
+        "data      50.0% of the rows, 0.19 passes in the run, from {place}/text.txt: 264 tokens, 32 rows\n"
+    );
+    assert!(summary.contains(&source), "{summary}");
+    let json = succeed(&folder, &command(&["check", "small.toml", "--format", "json"], &COMMON));
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    let shares: Vec<f64> = json["data"]["mix"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|source| source["share"].as_f64())
+        .collect();
+    assert_eq!(shares, [0.5, 0.375, 0.125]);
+    let shown = succeed(&folder, &command(&["data", "show", "small.toml", "--rows", "4"], &COMMON));
+    let lines: Vec<&str> = shown.lines().filter(|line| line.starts_with("row ")).collect();
+    let sources = ["source 1 (", "source 2 (", "source 1 (", "source 2 ("];
+    assert!(lines.iter().zip(sources).all(|(line, source)| line.contains(source)), "{shown}");
+}
+
+#[test]
+fn each_source_gives_its_share_to_the_validation() {
+    let folder = sources();
+    let set = [&COMMON[..], &["data.validation_share=0.3", "run.eval_every=2"]].concat();
+    let json = succeed(&folder, &command(&["check", "small.toml", "--format", "json"], &set));
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    // 264 and 56 ids, and 7 records.
+    assert_eq!(
+        (&json["data"]["rows"], &json["validation"]["rows"]),
+        (&Value::from(23 + 5 + 4), &Value::from(9 + 2 + 2))
+    );
+    let expected = train(&folder, &set[COMMON.len()..]);
+    assert_eq!(train(&folder, &[&set[COMMON.len()..], &["pipeline.ranks=1"]].concat()), expected);
+}
+
+#[test]
+fn sources_that_cannot_be_used() {
+    let folder = sources();
+    let check = |set: &[&str], part: &str| {
+        refused(&folder, &command(&["check", "small.toml", "--set", "data.long_records=cut"], set), part);
+    };
+    check(
+        &["data.path=text.txt", "data.mix=[{ path = \"text.txt\", weight = 1 }]"],
+        "`path` and `mix` both name the training data\n  help: remove `path`, or make it a source of `mix`",
+    );
+    check(
+        &["data.mix=[{ path = \"text.txt\", weight = 1 }, { path = \"*.txt\", weight = 1 }]"],
+        "text.txt: the file is in two sources of `mix`",
+    );
+    fs::write(folder.path().join("empty.txt"), "").expect("the scratch folder takes files");
+    check(&["data.mix=[{ path = \"empty.txt\", weight = 1 }]"], "empty.txt: the data is empty");
+    check(
+        &[
+            "data.mix=[{ path = \"text.txt\", weight = 1 }, { path = \"more.pwtok\", weight = 1 }]",
+            "data.seq_len=60",
+        ],
+        "more.pwtok: this source of `mix` has 56 tokens and no row of seq_len 60 to train on",
+    );
+}
