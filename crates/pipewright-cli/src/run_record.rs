@@ -29,6 +29,8 @@ pub(crate) struct StepMetrics {
     pub(crate) grad_norm: Option<f64>,
     pub(crate) learning_rate: Option<f64>,
     pub(crate) tokens_per_second: Option<f64>,
+    pub(crate) model_tflops: Option<f64>,
+    pub(crate) mfu: Option<f64>,
     pub(crate) step_ms: Option<f64>,
     pub(crate) planned_step_ms: Option<f64>,
     pub(crate) predicted_step_ms: Option<f64>,

@@ -1,15 +1,21 @@
 //! The highest rate of multiplications and additions that this processor's instructions reach on registers.
-//! Benches compare products with it.
+//! Benches compare products with it, and runs compare their steps with it.
 
 /// Multiplies and adds numbers in single precision, `rounds` times in each of several registers. Returns the
-/// number of operations, a multiplication and an addition counting as two; `None` on a processor without
-/// AVX-512.
+/// number of operations, a multiplication and an addition counting as two; `None` on a processor with neither
+/// AVX-512 nor FMA.
 pub fn run_single(rounds: usize) -> Option<f64> {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f") {
         // SAFETY: the processor has the instructions.
         unsafe { instructions::multiply_single(rounds) };
         return Some((rounds * instructions::SUMS * 16 * 2) as f64);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx") && is_x86_feature_detected!("fma") {
+        // SAFETY: the processor has the instructions.
+        unsafe { instructions::multiply_single_by_8(rounds) };
+        return Some((rounds * instructions::SUMS_BY_8 * 8 * 2) as f64);
     }
     let _ = rounds;
     None
@@ -43,6 +49,21 @@ mod instructions {
         for _ in 0..rounds {
             for sum in &mut sums {
                 *sum = _mm512_fmadd_ps(a, b, *sum);
+            }
+        }
+        black_box(sums);
+    }
+
+    /// Like [`SUMS`], and few enough for 16 registers.
+    pub(super) const SUMS_BY_8: usize = 12;
+
+    #[target_feature(enable = "avx,fma")]
+    pub(super) fn multiply_single_by_8(rounds: usize) {
+        let [a, b] = [0.5, 0.25].map(|x| _mm256_set1_ps(black_box(x)));
+        let mut sums = [_mm256_setzero_ps(); SUMS_BY_8];
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = _mm256_fmadd_ps(a, b, *sum);
             }
         }
         black_box(sums);

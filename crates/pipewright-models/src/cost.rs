@@ -29,9 +29,11 @@ pub(crate) const GATE_PASSES: u64 = 12;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cost {
     pub(crate) parameters: u64,
-    /// Floating point operations of a token, forward and backward. Each parameter that a token meets takes
-    /// part in three multiply-adds.
-    pub(crate) operations: u64,
+    /// Floating-point operations of a token's matrix products, forward and backward. Each parameter of a
+    /// matrix that a token meets takes part in three multiply-adds.
+    pub(crate) products: u64,
+    /// Elements that a token's element-wise passes read and write, forward and backward.
+    pub(crate) elements: u64,
     /// Numbers that are kept per token until the backward. An operation keeps its inputs, and tensors that
     /// several operations keep are stored once. The input of a part of a block is counted with its norm.
     pub(crate) kept: u64,
@@ -43,7 +45,8 @@ impl Add for Cost {
     fn add(self, other: Self) -> Self {
         Self {
             parameters: self.parameters + other.parameters,
-            operations: self.operations + other.operations,
+            products: self.products + other.products,
+            elements: self.elements + other.elements,
             kept: self.kept + other.kept,
         }
     }
@@ -56,10 +59,11 @@ impl Cost {
             path,
             kind: kind.to_owned(),
             parameters: self.parameters,
-            weight: self.operations,
+            weight: self.products + ELEMENT * self.elements,
             activation_bytes: tokens * FLOAT * self.kept,
             output_bytes: tokens * FLOAT * outputs,
             keys_values_bytes: 0,
+            products: tokens * self.products,
         }
     }
 }
@@ -83,8 +87,8 @@ impl ModelSizes {
         let cost = Cost {
             parameters: self.vocabulary * self.hidden,
             // The forward copies a row, and the backward adds to a row.
-            operations: 4 * ELEMENT * self.hidden,
-            kept: 0,
+            elements: 4 * self.hidden,
+            ..Cost::default()
         };
         let layer = cost.layer(path.to_owned(), "embedding", self.tokens, self.hidden);
         LayerDesc { activation_bytes: self.tokens * TOKEN_ID, ..layer }
@@ -100,7 +104,8 @@ impl ModelSizes {
         let table = self.vocabulary * self.hidden;
         let logits = Cost {
             parameters: if self.is_tied { 0 } else { table },
-            operations: 6 * table + ELEMENT * LOSS_PASSES * self.vocabulary,
+            products: 6 * table,
+            elements: LOSS_PASSES * self.vocabulary,
             // The logits with a normaliser, which the loss keeps.
             kept: self.vocabulary + 1,
         };
@@ -116,14 +121,14 @@ impl ModelSizes {
 
 /// Returns the cost of a norm, which keeps its input, its output and a scale.
 pub(crate) fn norm(width: u64) -> Cost {
-    Cost { parameters: width, operations: ELEMENT * NORM_PASSES * width, kept: 2 * width + 1 }
+    Cost { parameters: width, products: 0, elements: NORM_PASSES * width, kept: 2 * width + 1 }
 }
 
 /// Returns the cost of a feed-forward layer with a gate. It keeps the gate, the up projection and their
 /// product.
 pub(crate) fn gated(hidden: u64, inner: u64) -> Cost {
     let matrices = 3 * hidden * inner;
-    Cost { parameters: matrices, operations: 6 * matrices + ELEMENT * GATE_PASSES * inner, kept: 3 * inner }
+    Cost { parameters: matrices, products: 6 * matrices, elements: GATE_PASSES * inner, kept: 3 * inner }
 }
 
 /// Returns the cost of an attention in which a token sees half of `seen` keys on average. Each pair of a
@@ -136,7 +141,8 @@ pub(crate) fn attention(sizes: AttentionSizes, seen: u64) -> Cost {
     let matrices = 2 * hidden * (queries + keys);
     Cost {
         parameters: matrices,
-        operations: 6 * matrices + 6 * seen * queries,
+        products: 6 * matrices + 6 * seen * queries,
+        elements: 0,
         // Queries, keys, values and the attention's output with a normaliser for each head.
         kept: 2 * queries + 2 * keys + heads,
     }

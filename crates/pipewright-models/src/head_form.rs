@@ -6,7 +6,7 @@ use std::ops::Range;
 use pipewright::tensor::{Placement, TensorRank};
 use pipewright_schedule::{LayerDesc, ModelDesc};
 
-use crate::cost::{self, Cost, ELEMENT, LOSS_PASSES};
+use crate::cost::{self, Cost, LOSS_PASSES};
 use crate::error::ConfigError;
 
 /// The last norm and the output head of a model, whose loss is the mean cross entropy.
@@ -89,7 +89,8 @@ impl CutHead {
         let (norm, kept) = if part == 0 { (cost::norm(width), 0) } else { (Cost::default(), width) };
         let logits = Cost {
             parameters: width * ids,
-            operations: 6 * width * ids + ELEMENT * LOSS_PASSES * ids,
+            products: 6 * width * ids,
+            elements: LOSS_PASSES * ids,
             // The input of the product, the logits, and the statistics before and after the part.
             kept: kept + ids + 2 * STATISTICS,
         };
@@ -118,6 +119,7 @@ mod tests {
             activation_bytes: 0,
             output_bytes: 0,
             keys_values_bytes: 0,
+            products: 0,
         };
         let cut = CutHead::new(form(10), 3).expect("every part has a token");
         let model = cut.describe(ModelDesc { layers: vec![head] }, 5);

@@ -2,7 +2,7 @@
 
 use pipewright::nn::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaSizes};
 
-use crate::cost::{Cost, ELEMENT, GATE_PASSES, NORM_PASSES};
+use crate::cost::{Cost, GATE_PASSES, NORM_PASSES};
 use crate::init::Uniform;
 use crate::parameter::{Builder, ParameterKind, ParameterSource, ParameterSpec};
 
@@ -113,24 +113,26 @@ pub(crate) fn cost(sizes: &MambaSizes, hidden: usize, conv_bias: bool) -> Cost {
     let matrices = (hidden * (sizes.projected() + sizes.width())) as u64;
     let convolution = sizes.convolved() * (sizes.taps + usize::from(conv_bias));
     let others = (convolution + 3 * sizes.heads + sizes.width()) as u64;
+    let mixing = mixing(sizes);
     Cost {
         parameters: matrices + others,
-        operations: 6 * matrices + mixing_operations(sizes),
+        products: 6 * matrices + mixing.products,
+        elements: mixing.elements,
         // The projected channels, the result of the scan, the mixed channels and the scales of the norm.
         kept: (sizes.projected() + 2 * sizes.width() + sizes.groups) as u64,
     }
 }
 
-/// Returns the floating point operations of a token without the projections, forward and backward. In the
-/// forward each token meets the tokens of its chunk and the state twice; the backward has twice the products
+/// Returns the operations of a token without the projections, forward and backward. In the forward each token meets the tokens of its chunk and the state twice; the backward has twice the products
 /// of the tokens, and six of the state.
-fn mixing_operations(sizes: &MambaSizes) -> u64 {
+fn mixing(sizes: &MambaSizes) -> Cost {
     let (width, state) = (sizes.width() as u64, sizes.state as u64);
     let pairs = 3 * CHUNK * width + 4 * CHUNK * sizes.groups as u64 * state;
     let states = 8 * state * width;
-    // A decay of each head and pair, forward and backward; they stay in the cache.
-    let decays = 2 * CHUNK * sizes.heads as u64;
+    // A decay of each head and pair, forward and backward. They stay in the cache, where a pass takes half as
+    // long.
+    let decays = CHUNK * sizes.heads as u64;
     let convolved = sizes.convolved() as u64;
     let passes = convolved * (4 + sizes.taps as u64) + width * (GATE_PASSES + NORM_PASSES);
-    2 * (pairs + states) + 16 * decays + ELEMENT * passes
+    Cost { products: 2 * (pairs + states), elements: decays + passes, ..Cost::default() }
 }

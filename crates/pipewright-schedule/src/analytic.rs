@@ -23,6 +23,7 @@
 //!     activation_bytes: 0,
 //!     output_bytes: 0,
 //!     keys_values_bytes: 0,
+//!     products: 0,
 //! };
 //! let model = ModelDesc { layers: vec![layer] };
 //! let rates = PeakRates { flops_per_s: 1e12, bytes_per_s: 1e12 };
@@ -233,6 +234,7 @@ mod tests {
             activation_bytes: 4_000,
             output_bytes: 1_000,
             keys_values_bytes: 0,
+            products: 0,
         }
     }
 

@@ -38,6 +38,10 @@ pub struct LayerDesc {
     /// microbatch of one row: a part of `activation_bytes`. 0 for other layers.
     #[serde(default)]
     pub keys_values_bytes: u64,
+    /// The floating-point operations of the layer's matrix products, forward and backward, for a microbatch of
+    /// one row; 0 if they are not known.
+    #[serde(default)]
+    pub products: u64,
 }
 
 impl ModelDesc {
@@ -87,6 +91,7 @@ mod tests {
             activation_bytes: 3,
             output_bytes: 4,
             keys_values_bytes: 0,
+            products: 0,
         };
         let layers = vec![layer("a", "0"), layer("b", "1"), layer("b", "2"), layer("a", "3")];
         assert_eq!(ModelDesc { layers }.runs(), [0..1, 1..3, 3..4]);

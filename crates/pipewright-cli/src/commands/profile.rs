@@ -151,6 +151,7 @@ mod tests {
             activation_bytes: 9,
             output_bytes: 4,
             keys_values_bytes: 0,
+            products: 0,
         };
         let layers = ModelDesc { layers: vec![described] };
         let note = |input_backward, recompute| {

@@ -17,6 +17,7 @@ use crate::run_folder::{self, RunFolder, RunLock};
 use crate::text::quoted;
 use crate::training::arguments::load_settings;
 use crate::training::checkpoint_path::{RunPath, not_finite};
+use crate::training::efficiency::Efficiency;
 use crate::training::evaluations::Evaluations;
 use crate::training::identity::{describe, identity, require_same};
 use crate::training::launch::{abandon, launch, launch_from};
@@ -86,6 +87,7 @@ fn run_with(
     }
     let ResumableRun { prepared, description, evaluations, checkpoint, owned, restart, .. } = found;
     let settings = prepared.settings.clone();
+    let efficiency = Efficiency::of(&prepared);
     let mut trainer = match &checkpoint {
         Some(checkpoint) => launch_from(prepared, checkpoint, processes, attempts)?,
         None => launch(prepared, processes, attempts)?,
@@ -100,8 +102,17 @@ fn run_with(
         folder.iter().flat_map(RunFolder::moved).for_each(|sentence| display::say(sentence));
     }
     attempts.begin(&settings);
-    TrainingLoop { settings: &settings, overview, description, evaluations, folder, processes, attempts }
-        .run(trainer)
+    TrainingLoop {
+        settings: &settings,
+        overview,
+        efficiency,
+        description,
+        evaluations,
+        folder,
+        processes,
+        attempts,
+    }
+    .run(trainer)
 }
 
 /// Locks the run's folder if this process writes to it, so that no other run can write to it.

@@ -11,6 +11,7 @@ use crate::planning::decision::Chosen;
 use crate::recovery::Attempts;
 use crate::run_folder::{self, RunFolder};
 use crate::training::arguments::RunArguments;
+use crate::training::efficiency::Efficiency;
 use crate::training::evaluations::Evaluations;
 use crate::training::identity::{describe, identity, shared_settings};
 use crate::training::launch::{abandon, launch};
@@ -54,6 +55,7 @@ fn run_with(
         processes.agree(prepared, |(prepared, description, ..)| identity(prepared, description))?;
     shared_folder::require(processes, &prepared.settings.run.out)?;
     let settings = prepared.settings.clone();
+    let efficiency = Efficiency::of(&prepared);
     let evaluations = Evaluations::new(&prepared, None);
     // The folder is created last, so that a run that cannot start does not move an earlier run.
     let mut trainer = launch(prepared, processes, attempts)?;
@@ -68,8 +70,17 @@ fn run_with(
         folder = Some(created);
     }
     attempts.begin(&settings);
-    TrainingLoop { settings: &settings, overview, description, evaluations, folder, processes, attempts }
-        .run(trainer)
+    TrainingLoop {
+        settings: &settings,
+        overview,
+        efficiency,
+        description,
+        evaluations,
+        folder,
+        processes,
+        attempts,
+    }
+    .run(trainer)
 }
 
 /// Loads the settings with their schedule, and plans it if they leave the choice to a plan. The inner result

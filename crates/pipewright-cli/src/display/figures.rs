@@ -39,6 +39,23 @@ pub(super) fn expected_step(metrics: &Metrics) -> Option<(&'static str, f64)> {
     planned.or_else(|| metrics.predicted_step_ms.map(|predicted| ("predicted", predicted)))
 }
 
+/// Returns the words for the rate of the model's matrix products and their share of the peak, if they are
+/// known.
+pub(super) fn computed(metrics: &Metrics) -> Option<String> {
+    let share = metrics.mfu.map(|mfu| format!(" (MFU {})", percent(mfu))).unwrap_or_default();
+    metrics.model_tflops.map(|rate| format!("{} TFLOP/s{share}", teraflops(rate)))
+}
+
+/// Formats a rate in 10¹² operations per second with three significant digits, down to 10⁸.
+fn teraflops(rate: f64) -> String {
+    match rate {
+        ..0.9995 => format!("{rate:.4}"),
+        ..9.995 => format!("{rate:.2}"),
+        ..99.95 => format!("{rate:.1}"),
+        _ => format!("{rate:.0}"),
+    }
+}
+
 /// Formats how much longer a time is than another one, as a percentage with its sign.
 pub(super) fn longer_by(time: f64, other: f64) -> String {
     format!("{:+.0}%", (time / other - 1.0) * 100.0)

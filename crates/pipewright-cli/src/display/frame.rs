@@ -12,8 +12,8 @@ use pipewright_schedule::words::counted;
 
 use crate::display::chart::{CHART_LINES, loss_chart, sparkline};
 use crate::display::figures::{
-    bytes, clock, expected_step, grouped, longer_by, loss_parts, loss_scale, milliseconds, per_rank, percent,
-    remaining, short_count,
+    bytes, clock, computed, expected_step, grouped, longer_by, loss_parts, loss_scale, milliseconds,
+    per_rank, percent, remaining, short_count,
 };
 use crate::display::overview::Overview;
 use crate::display::ranks::rank_lines;
@@ -171,12 +171,24 @@ fn speed(metrics: &Metrics, names_ranks: bool) -> Vec<Field> {
         memory.insert(0, format!("memory {}", per_rank(&metrics.peak_bytes, bytes)));
         bubbles.insert(0, format!("bubble {bubble}, by rank {shares}"));
     }
-    vec![
+    let mut fields = vec![
         Field::new(0, [format!("{} tokens/s", grouped(metrics.tokens_per_second.round() as u64))]),
         Field { texts: step_times(metrics, step), rank: 2, style: Style::new() },
         Field { texts: bubbles, rank: 3, style: Style::new() },
         Field { texts: memory, rank: 1, style: Style::new() },
-    ]
+    ];
+    let computation = computation(metrics);
+    if !computation.is_empty() {
+        fields.push(Field { texts: computation, rank: 4, style: Style::new() });
+    }
+    fields
+}
+
+/// Returns the rate of the model's products and their share of the peak, from the longest to the shortest text;
+/// nothing if they are not known.
+fn computation(metrics: &Metrics) -> Vec<String> {
+    let share = metrics.mfu.map(|mfu| format!("MFU {}", percent(mfu)));
+    computed(metrics).into_iter().chain(share).collect()
 }
 
 /// Returns the time of the step with the planned time, or with its prediction if there is no plan, from the

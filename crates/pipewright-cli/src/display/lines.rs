@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pipewright::train::Metrics;
 
 use crate::display::figures::{
-    bytes, clock, expected_step, loss_parts, loss_scale, milliseconds, per_rank, percent, remaining,
+    bytes, clock, computed, expected_step, loss_parts, loss_scale, milliseconds, per_rank, percent, remaining,
 };
 
 /// The shortest time between two lines.
@@ -46,7 +46,7 @@ fn line(metrics: &Metrics, done: u64, steps: u64, elapsed: Duration) -> String {
     let (taken, left) = (metrics.step.saturating_sub(done), steps.saturating_sub(metrics.step));
     let left = remaining(elapsed, taken, left).map(|left| format!("  remaining {}", clock(left)));
     format!(
-        "step {}/{steps}  loss {:.4}{}{}  grad norm {:.3}{}  lr {:.2e}  {:.0} tokens/s  {}  bubble {}  memory {}  \
+        "step {}/{steps}  loss {:.4}{}{}  grad norm {:.3}{}  lr {:.2e}  {:.0} tokens/s{}  {}  bubble {}  memory {}  \
          elapsed {}{}",
         metrics.step,
         metrics.loss,
@@ -56,6 +56,7 @@ fn line(metrics: &Metrics, done: u64, steps: u64, elapsed: Duration) -> String {
         loss_scale(metrics).map(|scale| format!("  {scale}")).unwrap_or_default(),
         metrics.learning_rate,
         metrics.tokens_per_second,
+        computed(metrics).map(|rate| format!("  {rate}")).unwrap_or_default(),
         step_time(metrics),
         percent(metrics.bubble_fraction),
         per_rank(&metrics.peak_bytes, bytes),
@@ -102,6 +103,12 @@ mod tests {
         let planned = Metrics { planned_step_ms: Some(19.4), ..predicted };
         let text = line(&planned, 0, 10, Duration::from_secs(3));
         assert!(text.contains("  20 ms (planned 19 ms)  bubble "), "{text}");
+        let rate = Metrics { model_tflops: Some(0.123_45), mfu: Some(0.614), ..metrics(2) };
+        let text = line(&rate, 0, 10, Duration::from_secs(3));
+        assert!(text.contains(" tokens/s  0.1235 TFLOP/s (MFU 61.4%)  20 ms "), "{text}");
+        let unknown = Metrics { mfu: None, ..rate };
+        let text = line(&unknown, 0, 10, Duration::from_secs(3));
+        assert!(text.contains(" tokens/s  0.1235 TFLOP/s  20 ms "), "{text}");
         let resumed = line(&metrics(2), 1, 10, Duration::from_secs(3));
         assert!(resumed.ends_with("remaining 0:24"), "{resumed}");
     }

@@ -139,6 +139,7 @@ mod tests {
             activation_bytes: 9,
             output_bytes: 4,
             keys_values_bytes: 0,
+            products: 0,
         };
         let kind = KindFigures {
             layer: 0,

@@ -85,6 +85,8 @@ struct Figures {
     seconds: Option<f64>,
     /// Medians.
     tokens_per_second: Option<f64>,
+    model_tflops: Option<f64>,
+    mfu: Option<f64>,
     step_ms: Option<f64>,
     planned_step_ms: Option<f64>,
     predicted_step_ms: Option<f64>,
@@ -199,6 +201,8 @@ impl Figures {
             tokens: last_of(|step| step.tokens),
             seconds: last_of(|step| step.elapsed_s),
             tokens_per_second: median_of(|step| step.tokens_per_second),
+            model_tflops: median_of(|step| step.model_tflops),
+            mfu: median_of(|step| step.mfu),
             step_ms: median_of(|step| step.step_ms),
             planned_step_ms: last_of(|step| step.planned_step_ms),
             predicted_step_ms: median_of(|step| step.predicted_step_ms),

@@ -14,6 +14,7 @@ pub(crate) mod optimizer;
 pub(crate) mod origin;
 pub(crate) mod overview;
 pub(crate) mod prepare;
+pub(crate) mod efficiency;
 pub(crate) mod process_group;
 pub(crate) mod rate_change;
 pub(crate) mod recorded_run;

@@ -23,6 +23,7 @@ use crate::fault::Fault;
 use crate::recovery::Attempts;
 use crate::run_folder::{self, RunFolder, RunFolderError, TIMELINE, is_lost_folder};
 use crate::text::quoted;
+use crate::training::efficiency::Efficiency;
 use crate::training::evaluations::Evaluations;
 use crate::training::identity::LOSS;
 use crate::training::launch::{abandon, failure};
@@ -34,6 +35,8 @@ pub(crate) struct TrainingLoop<'a> {
     pub(crate) settings: &'a Settings,
     /// The overview of the run for its display.
     pub(crate) overview: Overview,
+    /// What the run computes per token, and the peak of its devices.
+    pub(crate) efficiency: Efficiency,
     /// The description of the run for its checkpoints.
     pub(crate) description: Map<String, Value>,
     /// The evaluations on validation data.
@@ -50,14 +53,15 @@ impl TrainingLoop<'_> {
     /// Runs the remaining steps, or stops early at a signal or because the validation loss no longer falls,
     /// and saves a checkpoint of the last step.
     pub(crate) fn run(self, mut trainer: Trainer) -> Result<(), Failure> {
-        let Self { settings, overview, description, mut evaluations, mut folder, processes, attempts } = self;
+        let Self { settings, overview, efficiency, description, mut evaluations, .. } = self;
+        let Self { mut folder, processes, attempts, .. } = self;
         let (run, start) = (&settings.run, trainer.steps_done());
         let watched = attempts.interrupt().watch();
         watched.map_err(|error| Failure::input(format!("cannot watch for signals: {error}")))?;
         let mut checkpoints = Checkpoints::new(&mut folder, settings, description, start, &evaluations)?;
         checkpoints.writer.on_progress(trainer.pipeline().keep_alive());
         let display = folder.is_some().then(|| Display::new(overview, start, run.steps));
-        let mut log = Log::new(folder, display, start, settings)?;
+        let mut log = Log::new(folder, display, efficiency, start, settings)?;
         let taken = steps(&mut trainer, run.steps, attempts, &mut evaluations, &mut checkpoints, &mut log);
         let taken = taken.map_err(|stop| match stop {
             Stop::Rank(error) => log.failed_step(trainer.pipeline().step_failure(), &error),
@@ -149,6 +153,7 @@ fn steps(
 struct Log {
     folder: Option<RunFolder>,
     display: Option<Display>,
+    efficiency: Efficiency,
     /// The timeline of the last successful step.
     timeline: Option<Timeline>,
     recorder: TimelineRecorder,
@@ -166,6 +171,7 @@ impl Log {
     fn new(
         folder: Option<RunFolder>,
         display: Option<Display>,
+        efficiency: Efficiency,
         done: u64,
         settings: &Settings,
     ) -> Result<Self, Failure> {
@@ -175,6 +181,7 @@ impl Log {
         Ok(Self {
             folder,
             display,
+            efficiency,
             timeline: None,
             recorder: TimelineRecorder::new(done, run.steps, run.timelines),
             prediction: StepPrediction::default(),
@@ -192,6 +199,7 @@ impl Log {
     fn step(&mut self, metrics: &mut Metrics, report: StepSummary) -> Result<(), Failure> {
         let (Some(folder), Some(display)) = (&mut self.folder, &mut self.display) else { return Ok(()) };
         metrics.planned_step_ms = self.planned_step_ms;
+        self.efficiency.observe(metrics);
         self.prediction.observe(metrics, &report);
         let kept = self.recorder.record(folder, metrics.step, &report.timeline);
         note_timeline(kept, &mut self.lacks_timelines)?;

@@ -11,6 +11,7 @@ mod slices;
 mod optimizers;
 mod optimizer_groups;
 mod learning_rates;
+mod efficiency;
 mod experts;
 mod head_parts;
 mod patterns;

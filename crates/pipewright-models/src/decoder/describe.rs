@@ -5,9 +5,7 @@ use pipewright_schedule::{LayerDesc, ModelDesc};
 use super::config::DecoderConfig;
 use super::form::BlockForm;
 use super::mixture::MixtureConfig;
-use crate::cost::{
-    self, BIAS_PASSES, Cost, ELEMENT, FLOAT, GATE_PASSES, LOSS_PASSES, ModelSizes, NORM_PASSES,
-};
+use crate::cost::{self, BIAS_PASSES, Cost, FLOAT, GATE_PASSES, LOSS_PASSES, ModelSizes, NORM_PASSES};
 
 impl DecoderConfig {
     /// Returns the layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe).
@@ -52,7 +50,8 @@ fn attention(config: &DecoderConfig, form: &BlockForm<'_>, seen: u64) -> Cost {
         if form.normalises_heads { (2 * head_dim, queries + keys, heads + kv_heads) } else { (0, 0, 0) };
     let further = Cost {
         parameters: biases + factors,
-        operations: ELEMENT * (BIAS_PASSES * biases + NORM_PASSES * normalised),
+        products: 0,
+        elements: BIAS_PASSES * biases + NORM_PASSES * normalised,
         kept: normalised + scales,
     };
     cost::attention(sizes, seen) + further
@@ -61,7 +60,7 @@ fn attention(config: &DecoderConfig, form: &BlockForm<'_>, seen: u64) -> Cost {
 fn dense(config: &DecoderConfig, form: &BlockForm<'_>) -> Cost {
     let (hidden, inner) = (config.hidden_size as u64, config.intermediate_size as u64);
     let biases = if form.mlp_bias { 2 * inner + hidden } else { 0 };
-    let further = Cost { parameters: biases, operations: ELEMENT * BIAS_PASSES * biases, kept: 0 };
+    let further = Cost { parameters: biases, elements: BIAS_PASSES * biases, ..Cost::default() };
     cost::gated(hidden, inner) + further
 }
 
@@ -76,7 +75,8 @@ fn experts(config: &DecoderConfig, mixture: &MixtureConfig, tokens: u64) -> Cost
     let element_wise = GATE_PASSES * chosen * inner + ROW_PASSES * chosen * hidden + LOSS_PASSES * experts;
     Cost {
         parameters: router + experts * expert,
-        operations: 6 * (router + chosen * expert) + ELEMENT * (element_wise + moved),
+        products: 6 * (router + chosen * expert),
+        elements: element_wise + moved,
         // The probabilities; gate, up and their product of each chosen expert; its weight, and its number
         // twice.
         kept: experts + chosen * (3 * inner + 1 + 2 * NUMBER),

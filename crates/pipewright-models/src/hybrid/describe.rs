@@ -64,7 +64,8 @@ impl HybridConfig {
         let share = |cost: u64| (cost as f64 * self.mod_capacity_factor) as u64;
         Cost {
             parameters: whole.parameters + hidden,
-            operations: share(whole.operations) + 6 * hidden + 8 * ELEMENT * hidden,
+            products: share(whole.products) + 6 * hidden,
+            elements: share(whole.elements) + 8 * hidden,
             kept: share(whole.kept) + 2 * hidden,
         }
     }
@@ -97,9 +98,8 @@ impl HybridConfig {
         };
         Cost {
             parameters: experts * (expert.parameters + hidden) + shared.parameters,
-            operations: chosen * (expert.operations + 6 * ELEMENT * hidden)
-                + shared.operations
-                + experts * (6 * hidden + LOSS_PASSES * ELEMENT),
+            products: chosen * expert.products + shared.products + 6 * experts * hidden,
+            elements: chosen * (expert.elements + 6 * hidden) + shared.elements + experts * LOSS_PASSES,
             kept: chosen * (expert.kept + 3) + shared.kept + 4 * experts,
         }
     }
@@ -114,10 +114,8 @@ impl HybridConfig {
         let projection = 2 * hidden * hidden;
         Cost {
             parameters: logits.parameters + block.parameters + projection + 3 * hidden,
-            operations: 2 * logits.operations
-                + block.operations
-                + 6 * projection
-                + 2 * ELEMENT * NORM_PASSES * hidden,
+            products: 2 * logits.products + block.products + 6 * projection,
+            elements: 2 * logits.elements + block.elements + 2 * NORM_PASSES * hidden,
             kept: 2 * logits.kept + block.kept + 6 * hidden,
         }
     }

@@ -3,7 +3,7 @@
 use pipewright_schedule::ModelDesc;
 
 use super::config::{BlockKind, Experts, NemotronHConfig};
-use crate::cost::{self, BIAS_PASSES, Cost, ELEMENT, GATE_PASSES, ModelSizes};
+use crate::cost::{self, BIAS_PASSES, Cost, GATE_PASSES, ModelSizes};
 use crate::mamba;
 
 /// Element-wise passes of a rectifier, forward and backward.
@@ -39,7 +39,7 @@ impl NemotronHConfig {
     fn mamba_cost(&self) -> Cost {
         let sizes = self.mamba();
         let biases = if self.use_bias { (sizes.projected() + self.hidden_size) as u64 } else { 0 };
-        let further = Cost { parameters: biases, operations: ELEMENT * BIAS_PASSES * biases, kept: 0 };
+        let further = Cost { parameters: biases, elements: BIAS_PASSES * biases, ..Cost::default() };
         mamba::cost(&sizes, self.hidden_size, self.use_conv_bias) + further
     }
 
@@ -49,7 +49,8 @@ impl NemotronHConfig {
         let biases = if self.mlp_bias { hidden + inner } else { 0 };
         Cost {
             parameters: matrices + biases,
-            operations: 6 * matrices + ELEMENT * (RECTIFIER_PASSES * inner + BIAS_PASSES * biases),
+            products: 6 * matrices,
+            elements: RECTIFIER_PASSES * inner + BIAS_PASSES * biases,
             kept: 2 * inner,
         }
     }
@@ -70,7 +71,8 @@ impl Experts {
         Cost {
             // The correction of the scores is one number for each expert.
             parameters: all + experts,
-            operations: 6 * active + ELEMENT * elements,
+            products: 6 * active,
+            elements,
             kept: 2 * (chosen * inner + shared + latent) + 2 * experts + 3 * chosen,
         }
     }

@@ -95,6 +95,7 @@ mod tests {
             activation_bytes: 0,
             output_bytes: 0,
             keys_values_bytes: 0,
+            products: 0,
         });
         add_adapters(&mut layers, &lora, specs.iter(), 1, precision);
         layers.map(|layer| layer.activation_bytes)

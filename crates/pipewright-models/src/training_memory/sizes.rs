@@ -65,6 +65,7 @@ mod tests {
             activation_bytes,
             output_bytes,
             keys_values_bytes: output_bytes,
+            products: 0,
         }
     }
 

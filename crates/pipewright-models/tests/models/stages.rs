@@ -293,3 +293,28 @@ fn a_token_sees_no_later_token() {
     changed[0] += 1;
     assert_ne!(logits(ids), logits(changed));
 }
+
+/// Checks the operations of matrix products of a row, forward and backward.
+fn check_products<F: ModelFamily>(config: &F, expected: u64) {
+    let layers = config.describe(TOKENS as usize).layers;
+    assert_eq!(layers.iter().map(|layer| layer.products).sum::<u64>(), expected);
+}
+
+const TOKENS: u64 = 8;
+
+#[test]
+fn products_are_of_the_matrices_that_a_token_meets() {
+    let (attention, feed_forward, head) = (24 * (24 + 12 + 12 + 24), 3 * 24 * 20, 24 * 31);
+    // Scores and values, in which a token meets half of the row on average.
+    let pairs = 24 * TOKENS;
+    check_products(&llama(), TOKENS * 6 * (3 * (attention + feed_forward + pairs) + head));
+    check_products::<LlamaConfig>(
+        &tied().into(),
+        TOKENS * 6 * (3 * (attention + feed_forward + pairs) + head),
+    );
+    let config = moe();
+    let (chosen, inner) = (config.mixture.num_experts_per_tok, config.mixture.moe_intermediate_size);
+    let experts = 24 * 5 + 3 * 24 * (chosen * inner) as u64;
+    let blocks = 3 * (attention + pairs) + 2 * feed_forward + experts;
+    check_products(&config, TOKENS * 6 * (blocks + head));
+}

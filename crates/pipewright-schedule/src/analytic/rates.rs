@@ -6,16 +6,17 @@ use crate::profile::LinkProfile;
 const THREAD: PeakRates = PeakRates { flops_per_s: 6e10, bytes_per_s: 1e10 };
 /// The rates of a GPU whose name is not in [`GPUS`].
 const GPU: PeakRates = PeakRates { flops_per_s: 2e13, bytes_per_s: 5e11 };
-/// Parts of the names of GPUs, with their peak rates in 32 bits and of their memory.
-const GPUS: [(&str, f64, f64); 8] = [
-    ("H200", 6.7e13, 4.8e12),
-    ("H100", 6.7e13, 3.35e12),
-    ("A100", 1.95e13, 2.0e12),
-    ("L40", 9.1e13, 8.6e11),
-    ("4090", 8.3e13, 1.0e12),
-    ("3090", 3.6e13, 9.4e11),
-    ("V100", 1.57e13, 9.0e11),
-    ("T4", 8.1e12, 3.2e11),
+/// Parts of the names of GPUs, with their peak rates of 32-bit numbers, of dense products of 16-bit numbers
+/// with 32-bit sums, and of their memory, from NVIDIA's data sheets.
+const GPUS: [(&str, f64, f64, f64); 8] = [
+    ("H200", 6.7e13, 9.89e14, 4.8e12),
+    ("H100", 6.7e13, 9.89e14, 3.35e12),
+    ("A100", 1.95e13, 3.12e14, 2.0e12),
+    ("L40", 9.1e13, 1.81e14, 8.6e11),
+    ("4090", 8.3e13, 1.65e14, 1.0e12),
+    ("3090", 3.6e13, 7.1e13, 9.4e11),
+    ("V100", 1.57e13, 1.25e14, 9.0e11),
+    ("T4", 8.1e12, 6.5e13, 3.2e11),
 ];
 
 /// The peak rates of a rank's share of a device.
@@ -40,9 +41,24 @@ impl PeakRates {
     /// assert_eq!(PeakRates::gpu("NVIDIA H100 80GB HBM3").bytes_per_s, 3.35e12);
     /// ```
     pub fn gpu(name: &str) -> Self {
-        let known = GPUS.iter().find(|(part, _, _)| name.contains(part));
-        known.map_or(GPU, |&(_, flops_per_s, bytes_per_s)| Self { flops_per_s, bytes_per_s })
+        known(name).map_or(GPU, |&(_, flops_per_s, _, bytes_per_s)| Self { flops_per_s, bytes_per_s })
     }
+
+    /// Returns the peak rate of a GPU's matrix products in floating-point operations per second, of 16-bit
+    /// numbers if `is_half`, by the name of the product; `None` if the product is not known.
+    ///
+    /// ```
+    /// use pipewright_schedule::analytic::PeakRates;
+    /// assert_eq!(PeakRates::data_sheet("NVIDIA A100-SXM4-80GB", true), Some(3.12e14));
+    /// assert_eq!(PeakRates::data_sheet("another", true), None);
+    /// ```
+    pub fn data_sheet(name: &str, is_half: bool) -> Option<f64> {
+        known(name).map(|&(_, single, half, _)| if is_half { half } else { single })
+    }
+}
+
+fn known(name: &str) -> Option<&'static (&'static str, f64, f64, f64)> {
+    GPUS.iter().find(|(part, ..)| name.contains(part))
 }
 
 /// How two ranks are connected.

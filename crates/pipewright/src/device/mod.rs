@@ -20,6 +20,7 @@ mod error;
 mod found;
 mod memory;
 mod parse;
+mod peak;
 mod ranks;
 
 pub use back_end::BackEnd;
@@ -27,4 +28,5 @@ pub use choice::{Adapter, DeviceChoice};
 pub use error::DeviceError;
 pub use found::{FoundDevice, describe, found};
 pub(crate) use memory::{computes_behind, held_on};
+pub use peak::thread_peak;
 pub use ranks::Devices;

@@ -78,6 +78,7 @@ mod tests {
             activation_bytes: 1,
             output_bytes: 1,
             keys_values_bytes: 0,
+            products: 0,
         };
         let model = ModelDesc { layers: kinds.chars().map(layer).collect() };
         let sample = Sample::of(&model, copies);

@@ -96,6 +96,8 @@ fn scalars(metrics: &Metrics) -> Vec<(String, f64)> {
         ("speed/exposed_comm_fraction".to_owned(), metrics.exposed_comm_fraction),
     ];
     scalars.extend(metrics.loss_scale.map(|value| ("train/loss_scale".to_owned(), value)));
+    scalars.extend(metrics.model_tflops.map(|value| ("speed/model_tflops".to_owned(), value)));
+    scalars.extend(metrics.mfu.map(|value| ("speed/mfu".to_owned(), value)));
     scalars.extend(metrics.planned_step_ms.map(|value| ("speed/planned_step_ms".to_owned(), value)));
     scalars.extend(metrics.predicted_step_ms.map(|value| ("speed/predicted_step_ms".to_owned(), value)));
     scalars.extend(metrics.validation_loss.map(|loss| ("validation/loss".to_owned(), loss)));

@@ -60,6 +60,14 @@ pub struct Metrics {
     pub learning_rate: f64,
     /// Input tokens of the batch over the step's wall time.
     pub tokens_per_second: f64,
+    /// The rate of the model's matrix products on all ranks together, forward and backward, in 10¹² operations
+    /// per second; what is computed again does not count. Left out if it is not known. The caller sets it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model_tflops: Option<f64>,
+    /// `model_tflops` over the peak rate of the ranks' devices (model FLOPs utilization); left out if the peak
+    /// is not known. The caller sets it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<f64>,
     /// Wall time in milliseconds.
     pub step_ms: f64,
     /// Seconds since the run's first step began, without the time between a stop and the resumption.
@@ -272,6 +280,8 @@ impl Metrics {
             skipped: report.skipped,
             learning_rate,
             tokens_per_second: tokens as f64 / seconds,
+            model_tflops: None,
+            mfu: None,
             step_ms: seconds * 1e3,
             elapsed_s: seconds,
             tokens,

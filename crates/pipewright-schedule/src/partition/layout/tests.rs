@@ -83,6 +83,7 @@ fn a_layout_is_compared_with_a_model() {
             activation_bytes: 0,
             output_bytes: 0,
             keys_values_bytes: 0,
+            products: 0,
         };
         ModelDesc { layers: kinds.chars().map(layer).collect() }
     };
