@@ -75,14 +75,18 @@ pub(super) unsafe fn multiply(_: Instructions, a: Matrix<'_, bf16>, b: Matrix<'_
     let pack = |panel| unsafe { work.pack_left(panel) };
     // SAFETY: the processor has the instructions, the left operand is packed, and each block is computed
     // once.
-    let compute = |block| unsafe { work.compute(block) };
+    let compute = |block, next| unsafe { work.compute(block, next) };
     if is_parallel(a.rows, b.columns, a.columns) {
         (0..panels).into_par_iter().for_each(pack);
         let blocks: Vec<_> = work.blocks(rayon::current_num_threads()).collect();
-        blocks.into_par_iter().for_each(compute);
+        // Another thread may compute the next block.
+        blocks.into_par_iter().for_each(|block| compute(block, 0..0));
     } else {
         (0..panels).for_each(pack);
-        work.blocks(1).for_each(compute);
+        let mut blocks = work.blocks(1).peekable();
+        while let Some(block) = blocks.next() {
+            compute(block, blocks.peek().map_or(0..0, |next| next.columns.clone()));
+        }
     }
 }
 
@@ -125,12 +129,13 @@ impl Work<'_> {
         }
     }
 
-    /// Computes a block.
+    /// Computes a block. Columns `next` of the right operand are packed after it. Reading them takes longer than
+    /// packing them, so the cache gets them during the computation.
     ///
     /// # Safety
     /// The processor must have the instructions, the left operand must be packed, and the target must have
     /// the block's elements, which no other thread may use.
-    unsafe fn compute(&self, Block { rows, columns }: Block) {
+    unsafe fn compute(&self, Block { rows, columns }: Block, next: Range<usize>) {
         let pairs = self.rows.pairs();
         let mut words = Scratch::new(columns.len() * COLUMNS * pairs);
         let words = words.as_mut_ptr();
@@ -138,8 +143,11 @@ impl Work<'_> {
             // SAFETY: the memory has a panel at this index.
             unsafe { self.right.pack(panel * COLUMNS, COLUMNS, words.add(index * COLUMNS * pairs)) };
         }
-        for row in rows.map(|panel| panel * ROWS) {
+        let tiles = rows.len() * columns.len();
+        for (part, row) in rows.map(|panel| panel * ROWS).enumerate() {
             for (index, column) in columns.clone().map(|panel| panel * COLUMNS).enumerate() {
+                let tile = part * columns.len() + index;
+                self.right.prefetch(next.start * COLUMNS, next.len() * COLUMNS, tile, tiles);
                 // SAFETY: both operands are packed, and the target has the rows and columns of the tile, which
                 // this thread alone uses.
                 unsafe {

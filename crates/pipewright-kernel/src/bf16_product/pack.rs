@@ -9,6 +9,9 @@ use crate::product::Matrix;
 /// Lanes of a register: vectors that are packed at once.
 const LANES: usize = 16;
 
+/// Elements of a cache line.
+const LINE: usize = 64 / size_of::<bf16>();
+
 /// An operand as vectors along the inner dimension: the rows of a left operand, the columns of a right one.
 #[derive(Clone, Copy)]
 pub(super) struct Vectors<'a> {
@@ -45,20 +48,41 @@ impl<'a> Vectors<'a> {
     /// `into` must point to memory for `pairs * width` words.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     pub(super) unsafe fn pack(self, first: usize, width: usize, into: *mut u32) {
-        for lane in (0..width).step_by(LANES) {
+        let are_neighbours = self.depth_stride != 1;
+        let lanes = if are_neighbours { 2 * LANES } else { LANES };
+        for lane in (0..width).step_by(lanes) {
             let strip = Strip {
                 first: first + lane,
-                present: self.count.saturating_sub(first + lane).min(LANES).min(width - lane),
-                stored: low_bits((width - lane).min(LANES)) as __mmask16,
+                present: self.count.saturating_sub(first + lane).min(lanes).min(width - lane),
+                stored: low_bits((width - lane).min(lanes)),
                 width,
             };
             // SAFETY: the strip ends at the width, and the caller gives memory for this width.
             unsafe {
-                if self.depth_stride == 1 {
-                    self.pack_transposed(strip, into.add(lane));
-                } else {
+                if are_neighbours {
                     self.pack_interleaved(strip, into.add(lane));
+                } else {
+                    self.pack_transposed(strip, into.add(lane));
                 }
+            }
+        }
+    }
+
+    /// Asks for a part of the memory of `count` vectors from `first` on in the second-level cache: the part
+    /// `part` of `parts`.
+    pub(super) fn prefetch(self, first: usize, count: usize, part: usize, parts: usize) {
+        let count = count.min(self.count.saturating_sub(first));
+        // Runs of neighbouring elements.
+        let (runs, length, distance, start) = if self.depth_stride == 1 {
+            (count, self.depth, self.stride, first * self.stride)
+        } else {
+            (self.depth, count, self.depth_stride, first)
+        };
+        for run in runs * part / parts..runs * (part + 1) / parts {
+            for element in (0..length).step_by(LINE) {
+                let at = self.data.as_ptr().wrapping_add(start + run * distance + element);
+                // SAFETY: each processor has the instruction, and it may be given any address.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
             }
         }
     }
@@ -84,50 +108,72 @@ impl<'a> Vectors<'a> {
                 *words = unsafe { _mm512_maskz_loadu_epi16(read, self.data.as_ptr().add(at).cast()) };
             }
             for (pair, words) in (start..pairs).zip(transpose(words)) {
+                let stored = strip.stored as __mmask16;
                 // SAFETY: the pair is one of the vector's, and the mask ends at the strip's last word.
-                unsafe { _mm512_mask_storeu_epi32(into.add(pair * strip.width).cast(), strip.stored, words) };
+                unsafe { _mm512_mask_storeu_epi32(into.add(pair * strip.width).cast(), stored, words) };
             }
         }
     }
 
-    /// Packs neighbouring vectors.
+    /// Packs neighbouring vectors, a cache line of each element at once.
     ///
     /// # Safety
     /// `into` must point to the strip's first word.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn pack_interleaved(self, strip: Strip, into: *mut u32) {
+        let [low, high] = interleaving();
+        let [low_stored, high_stored] = [strip.stored as __mmask16, (strip.stored >> LANES) as __mmask16];
         for pair in 0..self.pairs() {
             let (even, odd) = (self.elements(strip, 2 * pair), self.elements(strip, 2 * pair + 1));
-            let words = _mm512_or_si512(even, _mm512_slli_epi32::<16>(odd));
-            // SAFETY: the pair is one of the vector's, and the mask ends at the strip's last word.
-            unsafe { _mm512_mask_storeu_epi32(into.add(pair * strip.width).cast(), strip.stored, words) };
+            let into = into.wrapping_add(pair * strip.width);
+            let low = _mm512_permutex2var_epi16(even, low, odd);
+            let high = _mm512_permutex2var_epi16(even, high, odd);
+            // SAFETY: the pair is one of the vector's, the mask ends at the strip's last word, and masked words
+            // are not accessed; the pointer to masked words may be beyond the memory.
+            unsafe {
+                _mm512_mask_storeu_epi32(into.cast(), low_stored, low);
+                _mm512_mask_storeu_epi32(into.wrapping_add(LANES).cast(), high_stored, high);
+            }
         }
     }
 
-    /// Returns an element of each vector of a strip, widened to a word. The element behind the last is zero.
+    /// Returns an element of each vector of a strip. The element behind the last is zero.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     fn elements(self, strip: Strip, index: usize) -> __m512i {
         if index == self.depth {
             return _mm512_setzero_si512();
         }
-        let read = low_bits(strip.present) as __mmask16;
         let at = index * self.depth_stride + strip.first;
         // SAFETY: the index is below the depth, the mask ends at the last vector, and masked elements are not
         // accessed; without a vector none is, so the pointer may be beyond the data.
-        let elements = unsafe { _mm256_maskz_loadu_epi16(read, self.data.as_ptr().wrapping_add(at).cast()) };
-        _mm512_cvtepu16_epi32(elements)
+        unsafe {
+            _mm512_maskz_loadu_epi16(low_bits(strip.present), self.data.as_ptr().wrapping_add(at).cast())
+        }
     }
 }
 
-/// Up to [`LANES`] vectors of a panel.
+/// Returns the indices that interleave the first and the second halves of two registers of elements.
+#[target_feature(enable = "avx512f")]
+fn interleaving() -> [__m512i; 2] {
+    // A word has the element of the first register in its lower half. Indices from 32 on are of the second.
+    let first = _mm512_add_epi32(
+        _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
+        _mm512_slli_epi32::<16>(_mm512_set_epi32(
+            47, 46, 45, 44, 43, 42, 41, 40, 39, 38, 37, 36, 35, 34, 33, 32,
+        )),
+    );
+    [first, _mm512_add_epi32(first, _mm512_set1_epi32(LANES as i32 * 0x1_0001))]
+}
+
+/// Vectors of a panel: up to [`LANES`], or twice as many if they are neighbours.
 #[derive(Clone, Copy)]
 struct Strip {
     first: usize,
     /// The vectors that exist.
     present: usize,
     /// The words that are written for each pair.
-    stored: __mmask16,
+    stored: u32,
     /// The words of a pair in the panel.
     width: usize,
 }
