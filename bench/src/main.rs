@@ -30,6 +30,7 @@ mod model;
 mod products;
 mod product_rates;
 mod statistics;
+mod precision_figures;
 mod predicted_run;
 mod processes;
 mod activations;
@@ -38,6 +39,7 @@ mod checkpoints;
 mod engine;
 mod epilogue;
 mod experts;
+mod family_models;
 mod families;
 mod hybrid;
 mod memory;
@@ -105,7 +107,8 @@ enum Bench {
     Peer(peer::Options),
     /// Throughput in f32 and in bfloat16, in turn, and with `--peer` PyTorch's.
     Precision(precision::Options),
-    /// Throughput of Nemotron-H and Qwen3-MoE against PyTorch with transformers, step by step in turn.
+    /// Throughput of Nemotron-H and Qwen3-MoE in f32 and in bfloat16 against PyTorch with transformers, step by step
+    /// in turn.
     Families(families::Options),
     /// Predicted steps on clusters against published ones.
     Published(published::Options),
