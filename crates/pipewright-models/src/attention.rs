@@ -3,9 +3,11 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::{RmsNorm, TensorParallel};
+use pipewright::nn::TensorParallel;
 use pipewright::stage::StageContext;
 
+use crate::error::ConfigError;
+use crate::norm::{Norm, NormForm};
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
 use crate::projection::{Projection, SharedInput};
 use crate::split::head_shards;
@@ -39,6 +41,14 @@ impl AttentionBias {
     }
 }
 
+/// The normalisations of queries and keys.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InputNorms {
+    pub(crate) form: NormForm,
+    /// Whether all heads are normalised together, instead of each by itself.
+    pub(crate) joins_heads: bool,
+}
+
 /// The parameters of an attention. Fields have the names in a Hugging Face directory, because parameter paths
 /// consist of them.
 #[derive(Module, Debug)]
@@ -53,16 +63,16 @@ pub(crate) struct Attention {
     joined: [usize; 2],
     o_proj: Projection,
     /// The normalisations of a head's queries and keys, in a family that has them.
-    q_norm: Option<RmsNorm>,
-    k_norm: Option<RmsNorm>,
+    q_norm: Option<Norm>,
+    k_norm: Option<Norm>,
 }
 
 impl Attention {
-    /// Builds the attention at `path`. With `norm_epsilon`, the queries and keys of each head are normalised.
+    /// Builds the attention at `path`. With `norms`, queries and keys are normalised.
     pub(crate) fn build<S: ParameterSource>(
         sizes: AttentionSizes,
         bias: AttentionBias,
-        norm_epsilon: Option<f64>,
+        norms: Option<InputNorms>,
         path: &str,
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
@@ -78,12 +88,11 @@ impl Attention {
         let k_proj = linear(bias.inputs, "k_proj", [hidden, keys], key_heads)?;
         let v_proj = linear(bias.inputs, "v_proj", [hidden, keys], key_heads)?;
         let o_proj = linear(bias.output, "o_proj", [queries, hidden], SplitLinear::Inputs)?;
-        // Each rank normalises its own heads.
-        let mut norm = |name: &str| {
+        let mut norm = |name: &str, width: usize| {
             let path = format!("{path}.{name}");
-            norm_epsilon.map(|epsilon| builder.partial_norm(&path, head_dim, epsilon)).transpose()
+            norms.map(|norms| builder.input_norm(&path, norms, width, head_dim)).transpose()
         };
-        let (q_norm, k_norm) = (norm("q_norm")?, norm("k_norm")?);
+        let (q_norm, k_norm) = (norm("q_norm", queries)?, norm("k_norm", keys)?);
         let [q_proj, k_proj, v_proj] = [q_proj, k_proj, v_proj].map(Some);
         Ok(Self { q_proj, k_proj, v_proj, qkv_proj: None, joined: [0; 2], o_proj, q_norm, k_norm })
     }
@@ -143,10 +152,28 @@ impl Attention {
     }
 }
 
-/// Normalises each head of `[tokens, heads * head_dim]`; the weight has one factor for each element of a
-/// head.
-fn normalised(x: Tensor<2>, norm: Option<&RmsNorm>) -> Tensor<2> {
+impl<S: ParameterSource> Builder<'_, S> {
+    /// Builds a normalisation of queries or keys, which have `width` elements.
+    fn input_norm(
+        &mut self,
+        path: &str,
+        norms: InputNorms,
+        width: usize,
+        head_dim: usize,
+    ) -> Result<Norm, S::Error> {
+        match self.tensor_ranks() {
+            // Each rank normalises its own heads.
+            _ if !norms.joins_heads => self.head_norm(path, head_dim, norms.form),
+            1 => self.form_norm(path, width, norms.form),
+            ranks => Err(ConfigError::JoinedNorm { layer: path.into(), ranks }.into()),
+        }
+    }
+}
+
+/// Normalises `[tokens, heads * head_dim]`: each head by itself if the norm has a factor for each element of
+/// a head, and all of them together if it has one for each element.
+fn normalised(x: Tensor<2>, norm: Option<&Norm>) -> Tensor<2> {
     let Some(norm) = norm else { return x };
-    let ([tokens, width], [head_dim]) = (x.dims(), norm.weight.dims());
-    norm.forward(x.reshape([tokens * width / head_dim, head_dim])).reshape([tokens, width])
+    let ([tokens, width], part) = (x.dims(), norm.width());
+    norm.forward(x.reshape([tokens * width / part, part])).reshape([tokens, width])
 }

@@ -11,7 +11,7 @@ use std::ops::Range;
 use burn::module::Module;
 use burn::tensor::{DType, Device, Int, Tensor};
 use pipewright::batch::TARGETS;
-use pipewright::nn::{Linear, RmsNorm, TensorParallel, statistics_loss, vocabulary_statistics};
+use pipewright::nn::{Linear, TensorParallel, statistics_loss, vocabulary_statistics};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::{BoundaryError, Placement, Values, pack, unpack};
 
@@ -19,6 +19,7 @@ use crate::error::ConfigError;
 use crate::family::ModelFamily;
 use crate::head_form::CutHead;
 use crate::lora::LoraConfig;
+use crate::norm::Norm;
 use crate::parameter::{Builder, Outline, ParameterKind, ParameterSource, ParameterSpec};
 use crate::split::Place;
 use crate::training_module::TrainingModule;
@@ -34,7 +35,7 @@ pub(crate) struct CutStage<M: Module> {
     /// The layers before the head.
     body: Option<M>,
     /// The last norm, which a stage with the first part has.
-    norm: Option<RmsNorm>,
+    norm: Option<Norm>,
     /// One entry for each part of the head.
     parts: Vec<Option<Linear>>,
     #[module(skip)]
@@ -105,7 +106,7 @@ fn build_stage<F: ModelFamily, S: ParameterSource>(
     for part in start.max(before)..end.max(before) {
         let index = part - before;
         if index == 0 {
-            stage.norm = Some(builder.norm(form.norm, form.width, form.epsilon)?);
+            stage.norm = Some(builder.form_norm(form.norm, form.width, form.form)?);
         }
         let (shape, placement) = ([form.width, form.vocabulary], head.placement(index as u32));
         let weight = builder.placed(HEAD, "weight", shape, ParameterKind::Matrix, placement)?;
@@ -134,15 +135,13 @@ impl<M: TrainingModule> CutStage<M> {
         let tokens = rows * sequence;
         let mut x = hidden.reshape([tokens, width]);
         if let (0, Some(norm)) = (index, &self.norm) {
-            x = norm.forward(x);
-            if self.head.form().factor != 1.0 {
-                x = x * self.head.form().factor;
-            }
+            x = self.head.form().scaled(norm.forward(x));
         }
         let earlier = earlier.map(|pieces| join(pieces.flatten(0, 1)));
         let part = self.parts[index].as_ref().expect("the part is one of this stage's");
         let range = (self.head.ids(index as u32), self.head.form().vocabulary);
-        let later = vocabulary_statistics(part.forward(x.clone()), targets(context), range, earlier);
+        let logits = self.head.form().bounded(part.forward(x.clone()));
+        let later = vocabulary_statistics(logits, targets(context), range, earlier);
         if index + 1 == self.parts.len() {
             return Ok(pack(later.reshape([rows, sequence, STATISTICS])));
         }

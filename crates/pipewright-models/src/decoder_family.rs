@@ -6,6 +6,7 @@ use std::ops::Range;
 use pipewright_schedule::ModelDesc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::config_key::KeyTable;
 use crate::decoder::{BlockForm, DecoderConfig, DecoderStage};
@@ -26,6 +27,8 @@ pub(crate) trait DecoderFamily:
     const CLASS: &'static str;
     /// The meaning of each key of `config.json` for the family.
     const KEY_TABLE: &'static KeyTable;
+    /// The key that names the activation in files, and its only value.
+    const ACTIVATION: (&'static str, &'static str) = ("hidden_act", "silu");
     /// Whether a part of a head's elements may be rotated.
     const ROTATES_PARTS: bool = false;
     /// The values of keys that a file leaves out.
@@ -56,6 +59,13 @@ impl<F: DecoderFamily> ModelFamily for F {
 
     fn of_sizes(sizes: DecoderConfig) -> Self {
         sizes.into()
+    }
+
+    fn to_json(&self) -> Value {
+        let mut json = self.file_json();
+        let (key, activation) = F::ACTIVATION;
+        json[key] = activation.into();
+        json
     }
 
     fn check(&self) -> Result<(), ConfigError> {

@@ -244,10 +244,20 @@ pub enum ConfigError {
     },
     /// Several ranks cannot compute a layer together, because its outputs are several parts.
     #[error(
-        "`{layer}` has several parts in one matrix, which {ranks} tensor ranks cannot split: set `pipeline.tensor_parallel` to 1"
+        "`{layer}` has several parts in one matrix, which {ranks} tensor ranks cannot split: set `mesh.tensor_parallel` to 1"
     )]
     JoinedSplit {
         /// The path of the layer.
+        layer: Box<str>,
+        /// The number of ranks.
+        ranks: u32,
+    },
+    /// Several ranks cannot compute a normalisation together, because it is over all heads.
+    #[error(
+        "`{layer}` is a norm of all heads, which {ranks} tensor ranks cannot split: set `mesh.tensor_parallel` to 1"
+    )]
+    JoinedNorm {
+        /// The path of the normalisation.
         layer: Box<str>,
         /// The number of ranks.
         ranks: u32,
@@ -350,6 +360,7 @@ impl ConfigError {
             | Self::Split { .. }
             | Self::FewExperts { .. }
             | Self::JoinedSplit { .. }
+            | Self::JoinedNorm { .. }
             | Self::NoLora { .. }
             | Self::LoraTarget { .. }
             | Self::LoraPattern { .. }

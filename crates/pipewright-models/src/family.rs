@@ -95,6 +95,11 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
 
     /// Returns the content of `config.json`.
     fn to_json(&self) -> Value {
+        self.file_json()
+    }
+
+    /// Returns the keys of the configuration, and the keys that every `config.json` has.
+    fn file_json(&self) -> Value {
         let mut json = json!(self);
         json["model_type"] = Self::MODEL_TYPE.into();
         json["architectures"] = json!([Self::ARCHITECTURE]);

@@ -1,5 +1,5 @@
-//! The Granite family: Llama with factors of the embeddings, the residual branches, the scores and the logits.
-//! Keys have the names and the meaning of Hugging Face's `GraniteForCausalLM`.
+//! The Granite family: Llama with factors of the embeddings, the residual branches, the scores and the
+//! logits. Keys have the names and the meaning of Hugging Face's `GraniteForCausalLM`.
 
 use serde::{Deserialize, Serialize};
 

@@ -3,11 +3,13 @@
 
 use std::ops::Range;
 
+use burn::tensor::Tensor;
 use pipewright::tensor::{Placement, TensorRank};
 use pipewright_schedule::{LayerDesc, ModelDesc};
 
 use crate::cost::{self, Cost, LOSS_PASSES};
 use crate::error::ConfigError;
+use crate::norm::NormForm;
 
 /// The last norm and the output head of a model, whose loss is the mean cross entropy.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,8 +18,8 @@ pub struct HeadForm {
     pub norm: &'static str,
     /// The path of the embedding.
     pub embedding: &'static str,
-    /// The number that the norm adds to the mean square before the root is taken.
-    pub epsilon: f64,
+    /// The form of the norm.
+    pub form: NormForm,
     /// The width of the hidden states.
     pub width: usize,
     /// The size of the vocabulary.
@@ -26,6 +28,24 @@ pub struct HeadForm {
     pub is_tied: bool,
     /// The factor of the logits.
     pub factor: f64,
+    /// The bound of the logits: `cap tanh(logit / cap)` takes the place of a logit. `None` for no bound.
+    pub cap: Option<f64>,
+}
+
+impl HeadForm {
+    /// Returns the normalised hidden states in the form in which the matrix takes them. They are multiplied by
+    /// the factor of the logits, because they are narrower.
+    pub(crate) fn scaled<const D: usize>(&self, normalised: Tensor<D>) -> Tensor<D> {
+        if self.factor == 1.0 { normalised } else { normalised * self.factor }
+    }
+
+    /// Returns the logits from the products of the matrix.
+    pub(crate) fn bounded<const D: usize>(&self, products: Tensor<D>) -> Tensor<D> {
+        match self.cap {
+            Some(cap) => (products / cap).tanh() * cap,
+            None => products,
+        }
+    }
 }
 
 /// A head that is cut along the vocabulary into parts, each of them a layer. Every part has a token.
@@ -106,7 +126,8 @@ mod tests {
 
     fn form(vocabulary: usize) -> HeadForm {
         let (norm, embedding) = ("model.norm", "model.embed_tokens");
-        HeadForm { norm, embedding, epsilon: 1e-5, width: 8, vocabulary, is_tied: false, factor: 1.0 }
+        let form = NormForm::usual(1e-5);
+        HeadForm { norm, embedding, form, width: 8, vocabulary, is_tied: false, factor: 1.0, cap: None }
     }
 
     #[test]

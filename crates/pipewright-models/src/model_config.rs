@@ -17,6 +17,7 @@ use crate::config_key::KeyTable;
 use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
 use crate::family::{AbsentKey, ModelFamily};
+use crate::gemma2::Gemma2Config;
 use crate::granite::GraniteConfig;
 use crate::hf::{self, Described, ExportOptions, HfError, Stored, WeightType};
 use crate::hybrid::HybridConfig;
@@ -25,10 +26,12 @@ use crate::lora::{LoraConfig, LoraTargets, is_of_adapter, layer_of_first};
 use crate::mistral::MistralConfig;
 use crate::nemotron_h::NemotronHConfig;
 use crate::next_token::NextToken;
+use crate::olmo2::Olmo2Config;
 use crate::parameter::{ParameterKind, ParameterSpec};
 use crate::parameter_group::ParameterGroup;
 use crate::phi3::Phi3Config;
 use crate::qwen2::Qwen2Config;
+use crate::qwen2_moe::Qwen2MoeConfig;
 use crate::qwen3::Qwen3Config;
 use crate::qwen3_moe::Qwen3MoeConfig;
 use crate::smollm3::SmolLm3Config;
@@ -106,6 +109,8 @@ families! {
     Qwen3(Qwen3Config),
     /// Qwen3-MoE: Qwen3 with a mixture of experts in some layers.
     Qwen3Moe(Qwen3MoeConfig),
+    /// Qwen2-MoE: Qwen2 with a mixture of experts and an expert for every token.
+    Qwen2Moe(Qwen2MoeConfig),
     /// Mistral: Llama with windows.
     Mistral(MistralConfig),
     /// SmolLM 3: Llama with layers without positions.
@@ -114,6 +119,10 @@ families! {
     Granite(GraniteConfig),
     /// Phi 3 and 4: Llama with joined projections and positions of a part of each head.
     Phi3(Phi3Config),
+    /// OLMo 2: Llama with norms after the parts of a block, and norms of all queries and keys.
+    Olmo2(Olmo2Config),
+    /// Gemma 2: norms around the parts of a block, bounded scores and logits, windows in some layers.
+    Gemma2(Gemma2Config),
     /// Nemotron-H: Mamba-2, attention, feed-forward layers and experts by a pattern.
     NemotronH(NemotronHConfig),
     /// Attention, Mamba-2, experts and feed-forward layers by a pattern, with documents, windows and further

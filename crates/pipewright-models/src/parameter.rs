@@ -156,18 +156,6 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         Ok(Linear { weight, bias: bias.transpose()? })
     }
 
-    /// Builds a normalisation. Every rank computes a part of its gradient.
-    pub(crate) fn partial_norm(
-        &mut self,
-        path: &str,
-        width: usize,
-        epsilon: f64,
-    ) -> Result<RmsNorm, S::Error> {
-        let placement = Placement::REPLICATED_PARTIAL;
-        let weight = self.placed(path, "weight", [width], ParameterKind::Scale, placement)?;
-        Ok(RmsNorm { weight, epsilon })
-    }
-
     /// Builds a linear layer. `path` is the layer's path, to which `.weight` is added.
     pub(crate) fn linear(&mut self, path: &str, inputs: usize, outputs: usize) -> Result<Linear, S::Error> {
         let weight = self.parameter(path, "weight", [inputs, outputs], ParameterKind::Matrix)?;

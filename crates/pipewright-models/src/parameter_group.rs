@@ -35,7 +35,7 @@ impl ParameterGroup {
         match (container.strip_prefix("Struct:").unwrap_or(container), name) {
             ("RelationBias" | "RelationCopy", _) => Some(Self::Bias),
             (_, name) if name.ends_with("bias") => Some(Self::Bias),
-            ("RmsNorm" | "GroupNormWeight" | "DynamicTanh", _) => Some(Self::Norm),
+            ("Norm" | "RmsNorm" | "GroupNormWeight" | "DynamicTanh", _) => Some(Self::Norm),
             ("Embedding" | "TiedHead", _) => Some(Self::Embedding),
             _ => None,
         }

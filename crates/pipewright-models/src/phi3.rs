@@ -1,5 +1,5 @@
-//! The Phi 3 family, which includes Phi 3.5 and Phi 4: Llama with joined projections, windows, and positions of
-//! a part of each head. Keys have the names and the meaning of Hugging Face's `Phi3ForCausalLM`.
+//! The Phi 3 family, which includes Phi 3.5 and Phi 4: Llama with joined projections, windows, and positions
+//! of a part of each head. Keys have the names and the meaning of Hugging Face's `Phi3ForCausalLM`.
 //!
 //! One matrix makes queries, keys and values, and one makes the gate and the up projection. Several ranks
 //! cannot compute such a layer together.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
 use crate::config_key::{Harmless, KeyTable, Refused};
-use crate::decoder::{BlockForm, COMPUTED_KEYS, DecoderConfig, REFUSED_KEYS, WINDOW_KEYS};
+use crate::decoder::{BlockForm, COMPUTED_KEYS, DecoderConfig, HeadNorms, REFUSED_KEYS, WINDOW_KEYS};
 use crate::decoder_family::DecoderFamily;
 use crate::family::AbsentKey;
 
@@ -51,7 +51,7 @@ impl DecoderFamily for Qwen3Config {
     fn form(&self) -> BlockForm<'_> {
         BlockForm {
             bias: AttentionBias::all(self.attention_bias),
-            normalises_heads: true,
+            head_norms: HeadNorms::Each,
             ..BlockForm::default()
         }
     }

@@ -12,7 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
 use crate::config_key::{Harmless, KeyTable, Refused};
-use crate::decoder::{BlockForm, COMPUTED_KEYS, DecoderConfig, MixtureConfig, REFUSED_KEYS, WINDOW_KEYS};
+use crate::decoder::{
+    BlockForm, COMPUTED_KEYS, DecoderConfig, HeadNorms, MIXTURE_KEYS, MixtureConfig, REFUSED_KEYS,
+    WINDOW_KEYS,
+};
 use crate::decoder_family::DecoderFamily;
 use crate::family::AbsentKey;
 
@@ -42,21 +45,7 @@ impl DecoderFamily for Qwen3MoeConfig {
     const NAME: &'static str = "qwen3_moe";
     const CLASS: &'static str = "Qwen3MoeForCausalLM";
     const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[
-            COMPUTED_KEYS,
-            &[
-                "attention_bias",
-                "num_experts",
-                "num_local_experts",
-                "num_experts_per_tok",
-                "moe_intermediate_size",
-                "norm_topk_prob",
-                "decoder_sparse_step",
-                "mlp_only_layers",
-                "router_aux_loss_coef",
-                "output_router_logits",
-            ],
-        ],
+        computes: &[COMPUTED_KEYS, MIXTURE_KEYS, &["attention_bias"]],
         ignored: &[WINDOW_KEYS],
         refused: &[
             REFUSED_KEYS,
@@ -76,7 +65,7 @@ impl DecoderFamily for Qwen3MoeConfig {
     fn form(&self) -> BlockForm<'_> {
         BlockForm {
             bias: AttentionBias::all(self.attention_bias),
-            normalises_heads: true,
+            head_norms: HeadNorms::Each,
             mixture: Some(&self.mixture),
             ..BlockForm::default()
         }

@@ -1,5 +1,5 @@
-//! The SmolLM 3 family: Llama with some layers whose queries and keys are not rotated. Keys have the names and
-//! the meaning of Hugging Face's `SmolLM3ForCausalLM`. Sliding windows are not supported.
+//! The SmolLM 3 family: Llama with some layers whose queries and keys are not rotated. Keys have the names
+//! and the meaning of Hugging Face's `SmolLM3ForCausalLM`. Sliding windows are not supported.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,8 +17,8 @@ pub struct SmolLm3Config {
     /// Sizes and constants.
     #[serde(flatten)]
     pub decoder: DecoderConfig,
-    /// For each layer, 1 if its queries and keys are rotated, and 0 if they are not. It may be longer than the
-    /// list of layers.
+    /// For each layer, 1 if its queries and keys are rotated, and 0 if they are not. It may be longer than
+    /// the list of layers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub no_rope_layers: Option<Vec<u8>>,
     /// Without a list, the layers whose number, counted from 1, is a multiple of this are not rotated.

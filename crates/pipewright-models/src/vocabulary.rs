@@ -3,10 +3,11 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use pipewright::nn::{Embedding, Linear, RmsNorm, TensorParallel, TiedHead};
+use pipewright::nn::{Embedding, Linear, TensorParallel, TiedHead};
 use pipewright::tensor::Placement;
 
 use crate::head_form::HeadForm;
+use crate::norm::Norm;
 use crate::parameter::{Builder, ParameterKind, ParameterSource, SplitLinear};
 use crate::split::require_parts;
 
@@ -38,14 +39,13 @@ impl<S: ParameterSource> Builder<'_, S> {
 /// [`OutputHead::parameter_path`] gives its parameters the paths of a Hugging Face directory.
 #[derive(Module, Debug)]
 pub(crate) struct OutputHead {
-    norm: RmsNorm,
+    norm: Norm,
     /// The matrix of a head that is not tied to the embedding.
     lm_head: Option<Linear>,
     /// A copy of the embedding's table, which a tied head uses.
     tied_head: Option<TiedHead>,
-    /// The factor of the logits. The hidden states are multiplied by it, because they are narrower.
     #[module(skip)]
-    factor: f64,
+    form: HeadForm,
 }
 
 impl OutputHead {
@@ -55,12 +55,12 @@ impl OutputHead {
         needs_table: bool,
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
-        let HeadForm { norm, embedding, epsilon, width, vocabulary, is_tied, factor } = *form;
-        let norm = builder.norm(norm, width, epsilon)?;
+        let HeadForm { norm, embedding, width, vocabulary, is_tied, .. } = *form;
+        let norm = builder.form_norm(norm, width, form.form)?;
         let lm_head = (!is_tied).then(|| builder.head(vocabulary, width)).transpose()?;
         let table = (is_tied || needs_table).then(|| builder.token_table(embedding, vocabulary, width));
         let tied_head = table.transpose()?.map(|weight| TiedHead { weight });
-        Ok(Self { norm, lm_head, tied_head, factor })
+        Ok(Self { norm, lm_head, tied_head, form: *form })
     }
 
     /// Returns the logits `[tokens, vocabulary]` of the hidden states `[tokens, hidden]` after the last
@@ -71,13 +71,13 @@ impl OutputHead {
 
     /// Returns the logits of hidden states that are normalised.
     pub(crate) fn logits(&self, normalised: Tensor<2>, tensor: &TensorParallel) -> Tensor<2> {
-        let x = if self.factor == 1.0 { normalised } else { normalised * self.factor };
-        let x = tensor.enter(x);
-        match (&self.lm_head, &self.tied_head) {
+        let x = tensor.enter(self.form.scaled(normalised));
+        let products = match (&self.lm_head, &self.tied_head) {
             (Some(head), _) => head.forward(x),
             (None, Some(head)) => head.forward(x),
             (None, None) => unreachable!("a head has a matrix or a copy of the table"),
-        }
+        };
+        self.form.bounded(products)
     }
 
     /// Returns the copy of the embedding's table.

@@ -84,7 +84,10 @@ fn a_pasted_configuration_is_taken_and_what_has_no_effect_is_named() {
     for (line, part) in [
         ("model_type = \"cohere\"\nlogit_scale = 8.0", "which cannot compute `logit_scale = 8.0`"),
         ("hidden_act = \"gelu\"", "`hidden_act = gelu` is not supported"),
-        ("sliding_window = 4096", "`sliding_window` is not a key of `llama`: only mistral, phi3 have it"),
+        (
+            "sliding_window = 4096",
+            "`sliding_window` is not a key of `llama`: only mistral, phi3, gemma2 have it",
+        ),
         ("rope_scaling = { rope_typ = \"llama3\" }", "`rope_scaling.rope_typ` is not a key"),
         ("rope_scaling = nan", "rope_scaling"),
         ("rope_scaling = 2025-01-01", "no value of a model is a date"),

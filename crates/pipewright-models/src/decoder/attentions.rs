@@ -16,6 +16,8 @@ pub(super) struct BlockAttentions {
     config: DecoderConfig,
     /// The factor of the scores.
     scale: f64,
+    /// The bound of the scores.
+    cap: Option<f64>,
     /// The form of each block.
     layers: Vec<LayerForm>,
     latest: Arc<Mutex<Vec<Cached>>>,
@@ -32,7 +34,7 @@ impl BlockAttentions {
     pub(super) fn new(config: &DecoderConfig, form: &BlockForm<'_>) -> Self {
         let scale = form.factors.scores.unwrap_or_else(|| 1.0 / (config.head_dim() as f64).sqrt());
         let layers = (0..config.num_hidden_layers).map(|index| form.layer(index)).collect();
-        Self { config: config.clone(), scale, layers, latest: Arc::default() }
+        Self { config: config.clone(), scale, cap: form.score_cap, layers, latest: Arc::default() }
     }
 
     /// Returns the positions of sequences of this length in the blocks that have positions.
@@ -45,7 +47,7 @@ impl BlockAttentions {
         let layer = self.layers[block];
         let usual = AttentionForm::without_positions(self.config.head_dim());
         let positions = if layer.has_positions { positions.clone() } else { usual.positions };
-        AttentionForm { positions, scale: self.scale, window: layer.window, ..usual }
+        AttentionForm { positions, scale: self.scale, window: layer.window, cap: self.cap, ..usual }
     }
 
     /// Returns a block's attention over sequences of this length.

@@ -3,21 +3,30 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::{RmsNorm, TensorParallel};
+use pipewright::nn::TensorParallel;
 use pipewright::stage::StageContext;
 
 use super::config::DecoderConfig;
 use super::feed_forward::FeedForward;
-use super::form::BlockForm;
-use crate::attention::Attention;
+use super::form::{BlockForm, HeadNorms, NormPlaces};
+use crate::attention::{Attention, InputNorms};
+use crate::norm::Norm;
 use crate::parameter::{Builder, ParameterSource};
 
 #[derive(Module, Debug)]
 pub(super) struct DecoderBlock {
-    input_layernorm: RmsNorm,
+    /// Before the attention.
+    input_layernorm: Option<Norm>,
     self_attn: Attention,
-    post_attention_layernorm: RmsNorm,
+    /// After the attention, or before the feed-forward layer if it is the only norm between them.
+    post_attention_layernorm: Norm,
+    /// Before the feed-forward layer, in blocks with norms before and after it.
+    pre_feedforward_layernorm: Option<Norm>,
     mlp: FeedForward,
+    /// After the feed-forward layer.
+    post_feedforward_layernorm: Option<Norm>,
+    #[module(skip)]
+    norms: NormPlaces,
     /// The factor of what is added to the hidden states.
     #[module(skip)]
     residual: f64,
@@ -32,13 +41,28 @@ impl DecoderBlock {
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
         let norm = |builder: &mut Builder<'_, S>, name: &str| {
-            builder.norm(&format!("{path}.{name}"), config.hidden_size, config.rms_norm_eps)
+            builder.form_norm(&format!("{path}.{name}"), config.hidden_size, config.norm(form))
         };
+        let norm_if = |has_norm: bool, builder: &mut Builder<'_, S>, name: &str| {
+            has_norm.then(|| norm(builder, name)).transpose()
+        };
+        let norms = form.norms;
         Ok(Self {
-            input_layernorm: norm(builder, "input_layernorm")?,
+            input_layernorm: norm_if(norms != NormPlaces::After, builder, "input_layernorm")?,
             self_attn: attention(config, form, &format!("{path}.self_attn"), builder)?,
             post_attention_layernorm: norm(builder, "post_attention_layernorm")?,
+            pre_feedforward_layernorm: norm_if(
+                norms == NormPlaces::Both,
+                builder,
+                "pre_feedforward_layernorm",
+            )?,
             mlp: FeedForward::build(config, form, index, &format!("{path}.mlp"), builder)?,
+            post_feedforward_layernorm: norm_if(
+                norms != NormPlaces::Before,
+                builder,
+                "post_feedforward_layernorm",
+            )?,
+            norms,
             residual: form.factors.residual,
         })
     }
@@ -58,12 +82,25 @@ impl DecoderBlock {
         tensor: &TensorParallel,
         context: &StageContext,
     ) -> Tensor<2> {
-        let attended =
-            self.self_attn.forward(self.input_layernorm.forward(hidden.clone()), tensor, attend, context);
+        let input = normalised(hidden.clone(), self.input_layernorm.as_ref());
+        let between = Some(&self.post_attention_layernorm);
+        let (after_attention, before_mlp) = match self.norms {
+            NormPlaces::Before => (None, between),
+            NormPlaces::After => (between, None),
+            NormPlaces::Both => (between, self.pre_feedforward_layernorm.as_ref()),
+        };
+        let attended = normalised(self.self_attn.forward(input, tensor, attend, context), after_attention);
         let hidden = hidden + scaled(attended, self.residual);
-        let normalised = self.post_attention_layernorm.forward(hidden.clone());
-        let transformed = self.mlp.forward(normalised, rows, tensor, context);
+        let transformed = self.mlp.forward(normalised(hidden.clone(), before_mlp), rows, tensor, context);
+        let transformed = normalised(transformed, self.post_feedforward_layernorm.as_ref());
         hidden + scaled(transformed, self.residual)
+    }
+}
+
+fn normalised(x: Tensor<2>, norm: Option<&Norm>) -> Tensor<2> {
+    match norm {
+        Some(norm) => norm.forward(x),
+        None => x,
     }
 }
 
@@ -76,8 +113,10 @@ fn attention<S: ParameterSource>(
     if form.joins_projections {
         return Attention::build_joined(config.attention(), path, builder);
     }
-    let norm_epsilon = form.normalises_heads.then_some(config.rms_norm_eps);
-    Attention::build(config.attention(), form.bias, norm_epsilon, path, builder)
+    let joins_heads = form.head_norms == HeadNorms::All;
+    let norms = InputNorms { form: config.norm(form), joins_heads };
+    let norms = (form.head_norms != HeadNorms::None).then_some(norms);
+    Attention::build(config.attention(), form.bias, norms, path, builder)
 }
 
 /// Returns a tensor times a factor.

@@ -53,11 +53,12 @@ impl DecoderConfig {
         HeadForm {
             norm: NORM,
             embedding: EMBEDDING,
-            epsilon: self.rms_norm_eps,
+            form: self.norm(form),
             width: self.hidden_size,
             vocabulary: self.vocab_size,
             is_tied: self.tie_word_embeddings,
             factor: form.factors.logits,
+            cap: form.logit_cap,
         }
     }
 }

@@ -1,9 +1,11 @@
 //! The sizes and constants of a model, and their validation. Their form in a file is in [`super::json`].
 
+use super::form::BlockForm;
 use super::rope::RopeScaling;
 use crate::attention::AttentionSizes;
 use crate::error::ConfigError;
 use crate::key_check::{above_zero, divisible, not_below_zero, require, rows, sizes, width};
+use crate::norm::NormForm;
 
 /// The sizes and constants that families of this form share; they have the names of Hugging Face's
 /// `config.json`.
@@ -82,6 +84,11 @@ impl DecoderConfig {
     /// Returns the width of a head.
     pub fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
+    }
+
+    /// Returns the form of the normalisations.
+    pub(super) fn norm(&self, form: &BlockForm<'_>) -> NormForm {
+        NormForm { epsilon: self.rms_norm_eps, adds_one: form.norms_add_one }
     }
 
     /// Returns the sizes of the attention.

@@ -3,7 +3,7 @@
 use pipewright_schedule::{LayerDesc, ModelDesc};
 
 use super::config::DecoderConfig;
-use super::form::BlockForm;
+use super::form::{BlockForm, HeadNorms, NormPlaces};
 use super::mixture::MixtureConfig;
 use crate::cost::{self, BIAS_PASSES, Cost, FLOAT, GATE_PASSES, LOSS_PASSES, ModelSizes, NORM_PASSES};
 
@@ -13,10 +13,11 @@ impl DecoderConfig {
         let (hidden, tokens) = (self.hidden_size as u64, sequence as u64);
         let vocabulary = self.vocab_size as u64;
         let sizes = ModelSizes { hidden, vocabulary, is_tied: self.tie_word_embeddings, tokens };
-        let norms = cost::norm(hidden) + cost::norm(hidden);
+        let pair = cost::norm(hidden) + cost::norm(hidden);
+        let norms = if form.norms == NormPlaces::Both { pair + pair } else { pair };
         let block = |index| {
             let (kind, feed_forward) = match form.mixture_of(index) {
-                Some(mixture) => ("mixture", experts(self, mixture, tokens)),
+                Some(mixture) => ("mixture", experts(self, mixture, tokens) + shared_expert(self, form)),
                 None => ("decoder", dense(self, form)),
             };
             let cost = attention(self, form, form.layer(index).seen(tokens)) + feed_forward + norms;
@@ -46,8 +47,11 @@ fn attention(config: &DecoderConfig, form: &BlockForm<'_>, seen: u64) -> Cost {
     let inputs = if form.bias.inputs { queries + 2 * keys } else { 0 };
     let biases = inputs + if form.bias.output { sizes.hidden as u64 } else { 0 };
     // A normalisation of heads also keeps its input, with a scale for each head.
-    let (factors, normalised, scales) =
-        if form.normalises_heads { (2 * head_dim, queries + keys, heads + kv_heads) } else { (0, 0, 0) };
+    let (factors, normalised, scales) = match form.head_norms {
+        HeadNorms::None => (0, 0, 0),
+        HeadNorms::Each => (2 * head_dim, queries + keys, heads + kv_heads),
+        HeadNorms::All => (queries + keys, queries + keys, 2),
+    };
     let further = Cost {
         parameters: biases + factors,
         products: 0,
@@ -81,6 +85,13 @@ fn experts(config: &DecoderConfig, mixture: &MixtureConfig, tokens: u64) -> Cost
         // twice.
         kept: experts + chosen * (3 * inner + 1 + 2 * NUMBER),
     }
+}
+
+/// Returns the costs of the expert that every token goes through, with its gate.
+fn shared_expert(config: &DecoderConfig, form: &BlockForm<'_>) -> Cost {
+    let hidden = config.hidden_size as u64;
+    let gate = Cost { parameters: hidden, products: 6 * hidden, kept: 1, ..Cost::default() };
+    form.shared_expert.map_or_else(Cost::default, |inner| cost::gated(hidden, inner as u64) + gate)
 }
 
 /// The size of an expert's number, in floats.

@@ -2,12 +2,14 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
+use burn::tensor::activation::gelu_approximate;
 use pipewright::nn::{Expert, Linear, Routing, TensorParallel, mix_held, router_losses, swiglu};
 use pipewright::stage::StageContext;
 
 use super::config::DecoderConfig;
-use super::form::BlockForm;
+use super::form::{Activation, BlockForm};
 use super::mixture::MixtureConfig;
+use super::shared_expert::SharedExpert;
 use crate::experts::ExpertSizes;
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
 use crate::projection::{Projection, SharedInput};
@@ -30,6 +32,12 @@ pub(super) struct FeedForward {
     gate: Option<Linear>,
     /// One entry for each expert; `None` if only another rank holds it.
     experts: Vec<Option<Expert>>,
+    /// The expert that every token goes through.
+    shared_expert: Option<SharedExpert>,
+    /// The factor of its output.
+    shared_expert_gate: Option<Linear>,
+    #[module(skip)]
+    activation: Activation,
     #[module(skip)]
     choice: Option<Choice>,
 }
@@ -57,27 +65,28 @@ impl FeedForward {
         match form.mixture_of(index) {
             Some(mixture) => {
                 let share = form.balance_share(config.num_hidden_layers);
-                Self::sparse(config, mixture, share, path, builder)
+                Self::sparse(config, (mixture, form.shared_expert), share, path, builder)
             }
-            None if form.joins_projections => Self::joined(config, path, builder),
+            None if form.joins_projections => Self::joined(config, form.activation, path, builder),
             None => {
                 let inner = ("intermediate_size", config.intermediate_size);
                 require_parts(path, "gate_proj.weight", inner, builder.tensor_ranks())?;
-                Self::dense(config, form.mlp_bias, path, builder)
+                Self::dense(config, form, path, builder)
             }
         }
     }
 
     fn dense<S: ParameterSource>(
         config: &DecoderConfig,
-        bias: bool,
+        form: &BlockForm<'_>,
         path: &str,
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let shards = builder.tensor_ranks();
-        let mut linear =
-            |name, sizes, split| builder.projection(bias, &format!("{path}.{name}"), sizes, split).map(Some);
+        let mut linear = |name, sizes, split| {
+            builder.projection(form.mlp_bias, &format!("{path}.{name}"), sizes, split).map(Some)
+        };
         let outputs = SplitLinear::Outputs { shards };
         Ok(Self {
             gate_proj: linear("gate_proj", [hidden, inner], outputs)?,
@@ -86,6 +95,9 @@ impl FeedForward {
             down_proj: linear("down_proj", [inner, hidden], SplitLinear::Inputs)?,
             gate: None,
             experts: Vec::new(),
+            shared_expert: None,
+            shared_expert_gate: None,
+            activation: form.activation,
             choice: None,
         })
     }
@@ -93,6 +105,7 @@ impl FeedForward {
     /// Builds a dense layer in which one matrix makes the gate and the up projection, without biases.
     fn joined<S: ParameterSource>(
         config: &DecoderConfig,
+        activation: Activation,
         path: &str,
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
@@ -107,6 +120,9 @@ impl FeedForward {
             down_proj: Some(builder.projection(false, &down, [inner, hidden], SplitLinear::Inputs)?),
             gate: None,
             experts: Vec::new(),
+            shared_expert: None,
+            shared_expert_gate: None,
+            activation,
             choice: None,
         })
     }
@@ -126,7 +142,7 @@ impl FeedForward {
 
     fn sparse<S: ParameterSource>(
         config: &DecoderConfig,
-        mixture: &MixtureConfig,
+        (mixture, shared): (&MixtureConfig, Option<usize>),
         share: f64,
         path: &str,
         builder: &mut Builder<'_, S>,
@@ -139,6 +155,7 @@ impl FeedForward {
             inner: ("moe_intermediate_size", mixture.moe_intermediate_size),
             has_gate: true,
         };
+        let shared_path = format!("{path}.shared_expert");
         let choice = Choice {
             path: path.to_owned(),
             count: mixture.num_experts_per_tok,
@@ -152,6 +169,13 @@ impl FeedForward {
             down_proj: None,
             gate,
             experts: builder.experts(path, sizes)?,
+            shared_expert: shared
+                .map(|inner| SharedExpert::build(&shared_path, [hidden, inner], builder))
+                .transpose()?,
+            shared_expert_gate: shared
+                .map(|_| builder.linear(&format!("{shared_path}_gate"), hidden, 1))
+                .transpose()?,
+            activation: Activation::Silu,
             choice: Some(choice),
         })
     }
@@ -176,12 +200,20 @@ impl FeedForward {
             let routing = choice.routing(logits, rows, context);
             assert_eq!(routing.experts(), self.experts.len(), "the routing is of these experts");
             let weights = tensor.enter(routing.weights());
-            return tensor.sum(mix_held(tensor.enter(x), weights, routing.chosen(), &self.experts));
+            let routed = mix_held(tensor.enter(x.clone()), weights, routing.chosen(), &self.experts);
+            let routed = tensor.sum(routed);
+            return match (&self.shared_expert, &self.shared_expert_gate) {
+                (Some(expert), Some(gate)) => routed + expert.forward(x, gate, tensor, context),
+                _ => routed,
+            };
         }
         let down = self.down_proj.as_ref().expect("a layer without experts has a down projection");
         let x = SharedInput::new(tensor.enter(x));
         let [gate, up] = self.gate_and_up(&x, context);
-        let inner = swiglu(gate, up);
+        let inner = match self.activation {
+            Activation::Silu => swiglu(gate, up),
+            Activation::GeluTanh => gelu_approximate(gate) * up,
+        };
         drop(x);
         down.forward_split_inputs(&SharedInput::new(inner), tensor, context)
     }

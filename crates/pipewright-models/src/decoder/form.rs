@@ -12,8 +12,18 @@ pub(crate) struct BlockForm<'a> {
     pub bias: AttentionBias,
     /// Whether the three linear layers of a dense feed-forward layer have a bias.
     pub mlp_bias: bool,
-    /// Whether each head's queries and keys go through a normalisation before the rotation.
-    pub normalises_heads: bool,
+    /// The normalisations of queries and keys before the rotation.
+    pub head_norms: HeadNorms,
+    /// The places of a block's normalisations.
+    pub norms: NormPlaces,
+    /// Whether the weights of normalisations are their factors less one.
+    pub norms_add_one: bool,
+    /// The function between the matrices of a feed-forward layer.
+    pub activation: Activation,
+    /// The bound of the scores, if there is one: `cap tanh(score / cap)` takes the place of a score.
+    pub score_cap: Option<f64>,
+    /// The bound of the logits, if there is one.
+    pub logit_cap: Option<f64>,
     /// Whether one matrix makes queries, keys and values, and another one the gate and the up projection.
     pub joins_projections: bool,
     /// The forms of the first layers, if they have forms of their own.
@@ -22,6 +32,42 @@ pub(crate) struct BlockForm<'a> {
     pub factors: Factors,
     /// The experts, in a family that has them.
     pub mixture: Option<&'a MixtureConfig>,
+    /// The inner width of the expert that every token goes through, in a family that has one.
+    pub shared_expert: Option<usize>,
+}
+
+/// The normalisations of queries and keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum HeadNorms {
+    /// None.
+    #[default]
+    None,
+    /// Each head by itself, with the same factors for all heads.
+    Each,
+    /// All heads together.
+    All,
+}
+
+/// The places of a block's normalisations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum NormPlaces {
+    /// Before the attention and before the feed-forward layer.
+    #[default]
+    Before,
+    /// After each of them, before the result is added to its input.
+    After,
+    /// Before and after each of them.
+    Both,
+}
+
+/// The function of the gate of a feed-forward layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Activation {
+    /// `x sigmoid(x)`.
+    #[default]
+    Silu,
+    /// The Gaussian error linear unit (Hendrycks and Gimpel, 2016), in the form with tanh.
+    GeluTanh,
 }
 
 /// The form of a layer's attention.
@@ -56,13 +102,13 @@ impl Default for LayerForm {
 /// The factors of parts of the computation, which are 1 in most families.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Factors {
-    /// Of the embeddings.
+    /// The factor of the embeddings.
     pub embedding: f64,
-    /// Of the output of an attention or a feed-forward layer, before it is added to its input.
+    /// The factor of the output of an attention or a feed-forward layer, before it is added to its input.
     pub residual: f64,
-    /// Of the scores; `None` for `1 / sqrt(head_dim)`.
+    /// The factor of the scores; `None` for `1 / sqrt(head_dim)`.
     pub scores: Option<f64>,
-    /// Of the logits.
+    /// The factor of the logits.
     pub logits: f64,
 }
 

@@ -36,17 +36,10 @@ struct RawConfig {
     original_max_position_embeddings: Option<usize>,
     #[serde(default)]
     tie_word_embeddings: bool,
-    /// The only activation, which files name.
-    #[serde(default = "hidden_act", skip_deserializing)]
-    hidden_act: String,
     #[serde(default = "initializer_range")]
     initializer_range: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     max_position_embeddings: Option<usize>,
-}
-
-fn hidden_act() -> String {
-    "silu".to_owned()
 }
 
 impl<'de> Deserialize<'de> for DecoderConfig {
@@ -111,7 +104,6 @@ impl From<DecoderConfig> for RawConfig {
             partial_rotary_factor: (rotated != 1.0).then_some(rotated),
             original_max_position_embeddings,
             tie_word_embeddings: config.tie_word_embeddings,
-            hidden_act: hidden_act(),
             initializer_range: config.initializer_range,
             max_position_embeddings: config.max_position_embeddings,
         }

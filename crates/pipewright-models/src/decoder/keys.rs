@@ -21,9 +21,21 @@ pub(crate) const COMPUTED_KEYS: &[&str] = &[
     "max_position_embeddings",
 ];
 
+/// The keys of a mixture of experts.
+pub(crate) const MIXTURE_KEYS: &[&str] = &[
+    "num_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "router_aux_loss_coef",
+    "output_router_logits",
+];
+
 /// The keys that every family of this form refuses.
 pub(crate) const REFUSED_KEYS: &[Refused] = &[
-    Refused { key: "hidden_act", harmless: Harmless::Word("silu") },
     Refused { key: "attention_dropout", harmless: Harmless::Number(0.0) },
     Refused { key: "use_sliding_window", harmless: Harmless::False },
     Refused { key: "layer_types", harmless: Harmless::AllOf("full_attention") },

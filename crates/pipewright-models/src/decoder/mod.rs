@@ -2,9 +2,9 @@
 //! SwiGLU feed-forward layer or a mixture of such layers, each after an RMSNorm.
 //!
 //! Families of this form, such as [`llama`](crate::llama) and [`qwen3_moe`](crate::qwen3_moe), have a
-//! [`DecoderConfig`] and their stages are [`DecoderStage`]s. A family fills in one table (`form.rs`), which says
-//! which linear layers have a bias, which layers have windows, positions and experts, and more, and lists the
-//! further keys of its `config.json`.
+//! [`DecoderConfig`] and their stages are [`DecoderStage`]s. A family fills in one table (`form.rs`), which
+//! says which linear layers have a bias, which layers have windows, positions and experts, and more, and
+//! lists the further keys of its `config.json`.
 //!
 //! In the list of layers, layer 0 is the token embedding, layers 1 to `num_hidden_layers` are the blocks, and
 //! the last layer is the final norm with the head.
@@ -29,11 +29,12 @@ mod mixture;
 mod positions;
 mod rope;
 mod rope_json;
+mod shared_expert;
 mod stage;
 
 pub use config::DecoderConfig;
-pub(crate) use form::{BlockForm, Factors, LayerForm, require_window};
-pub(crate) use keys::{COMPUTED_KEYS, REFUSED_KEYS, WINDOW_KEYS};
+pub(crate) use form::{Activation, BlockForm, Factors, HeadNorms, LayerForm, NormPlaces, require_window};
+pub(crate) use keys::{COMPUTED_KEYS, MIXTURE_KEYS, REFUSED_KEYS, WINDOW_KEYS};
 pub use mixture::MixtureConfig;
 pub use rope::{Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling};
 pub(crate) use stage::stays_in_single_precision;

@@ -6,7 +6,8 @@ use std::f64::consts::TAU;
 /// `modeling_rope_utils.py`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
-    /// `linear`: every frequency is divided by the factor (Chen et al., 2023, <https://arxiv.org/abs/2306.15595>).
+    /// `linear`: every frequency is divided by the factor (Chen et al., 2023,
+    /// <https://arxiv.org/abs/2306.15595>).
     Linear {
         /// The divisor.
         factor: f64,
@@ -40,9 +41,9 @@ pub struct Llama3Scaling {
     pub original_max_position_embeddings: usize,
 }
 
-/// YaRN, `rope_type = "yarn"` (Peng et al., 2023, <https://arxiv.org/abs/2309.00071>). Pairs of elements with many
-/// periods in the original length keep their frequencies, pairs with few periods have them divided by the
-/// factor, and between them is a ramp.
+/// YaRN, `rope_type = "yarn"` (Peng et al., 2023, <https://arxiv.org/abs/2309.00071>). Pairs of elements with
+/// many periods in the original length keep their frequencies, pairs with few periods have them divided by
+/// the factor, and between them is a ramp.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct YarnScaling {
     /// The divisor of low frequencies.
@@ -63,8 +64,8 @@ pub struct YarnScaling {
     pub original_max_position_embeddings: usize,
 }
 
-/// LongRoPE, `rope_type = "longrope"` (Ding et al., 2024, <https://arxiv.org/abs/2402.13753>): each frequency has a
-/// divisor of its own, which depends on whether the sequence is longer than the original length.
+/// LongRoPE, `rope_type = "longrope"` (Ding et al., 2024, <https://arxiv.org/abs/2402.13753>): each frequency
+/// has a divisor of its own, which depends on whether the sequence is longer than the original length.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LongRopeScaling {
     /// The divisors for sequences up to the original length, one for each frequency.
@@ -119,8 +120,8 @@ impl YarnScaling {
         frequencies.iter().enumerate().map(scale).collect()
     }
 
-    /// Returns the factor of rotated elements: the one that is given, or `0.1 m ln(factor) + 1`, where `m` is 1, or
-    /// the ratio of these numbers for `mscale` and `mscale_all_dim`.
+    /// Returns the factor of rotated elements: the one that is given, or `0.1 m ln(factor) + 1`, where `m` is
+    /// 1, or the ratio of these numbers for `mscale` and `mscale_all_dim`.
     pub fn attention_factor(&self) -> f64 {
         let of = |m: f64| if self.factor <= 1.0 { 1.0 } else { 0.1 * m * self.factor.ln() + 1.0 };
         self.attention_factor.unwrap_or_else(|| match (self.mscale, self.mscale_all_dim) {

@@ -231,8 +231,8 @@ impl Table<'_> {
         self.value(key).map(|_| self.positive(key)).transpose()
     }
 
-    /// Returns the length of the sequences before the scaling. Like transformers, this takes the length of the
-    /// model if the file does not have that length.
+    /// Returns the length of the sequences before the scaling. Like transformers, this takes the length of
+    /// the model if the file does not have that length.
     fn original_length(&self) -> Result<usize, ConfigError> {
         let key = self.keys.length;
         let own = self.value(key).map(|length| {

@@ -26,6 +26,7 @@ use crate::family::ModelFamily;
 use crate::head_form::HeadForm;
 use crate::mamba::{NO_SLICES, is_of_scan};
 use crate::next_token::{NextToken, device_of, ids, last_row};
+use crate::norm::NormForm;
 use crate::parameter::{Builder, ParameterSource, without_variants};
 use crate::split::{Place, SplitStage};
 use crate::stage_layers::{Layer, stage_layers};
@@ -314,11 +315,12 @@ impl HybridStage {
         let form = HeadForm {
             norm: NORM,
             embedding: EMBEDDING,
-            epsilon: config.rms_norm_eps,
+            form: NormForm::usual(config.rms_norm_eps),
             width: config.hidden_size,
             vocabulary: config.vocab_size,
             is_tied: config.tie_word_embeddings,
             factor: 1.0,
+            cap: None,
         };
         let second = config.second_block();
         self.head = Some(OutputHead::build(&form, second.is_some(), builder)?);

@@ -20,6 +20,7 @@ use crate::family::ModelFamily;
 use crate::head_form::HeadForm;
 use crate::mamba::{NO_SLICES, is_of_scan};
 use crate::next_token::{NextToken, device_of, ids, last_row};
+use crate::norm::NormForm;
 use crate::parameter::{Builder, ParameterSource, without_variants};
 use crate::split::{Place, SplitStage};
 use crate::stage_layers::{Layer, stage_layers};
@@ -231,11 +232,12 @@ impl NemotronHConfig {
         HeadForm {
             norm: NORM,
             embedding: EMBEDDING,
-            epsilon: self.layer_norm_epsilon,
+            form: NormForm::usual(self.layer_norm_epsilon),
             width: self.hidden_size,
             vocabulary: self.vocab_size,
             is_tied: self.tie_word_embeddings,
             factor: 1.0,
+            cap: None,
         }
     }
 }

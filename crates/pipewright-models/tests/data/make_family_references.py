@@ -58,6 +58,21 @@ FAMILIES = {
             "longrope", partial_rotary_factor=0.75, short_factor=[1.0, 1.2, 1.5], long_factor=[1.5, 3.0, 4.0]
         ),
     ),
+    "gemma2-tiny": (
+        "Gemma2",
+        25,
+        dict(sliding_window=5, head_dim=8, query_pre_attn_scalar=12, attn_logit_softcapping=2.0)
+        | dict(final_logit_softcapping=3.0, tie_word_embeddings=False)
+        | rope("default"),
+    ),
+    "qwen2-moe-tiny": (
+        "Qwen2Moe",
+        27,
+        dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20)
+        | dict(mlp_only_layers=[0])
+        | rope("default"),
+    ),
+    "olmo2-tiny": ("Olmo2", 26, dict(attention_bias=True) | rope("default")),
 }
 
 

@@ -424,7 +424,7 @@ fn configurations_that_cannot_be_run_are_refused() {
         assert_eq!(chain.iter().map(|error| error.replace(&path, "FILE")).collect::<Vec<_>>(), expected);
     };
     check("{", &["FILE: cannot be parsed", "EOF while parsing an object at line 1 column 1"]);
-    const KNOWN: &str = "the families are llama, qwen2, qwen3, qwen3_moe, mistral, smollm3, granite, phi3, nemotron_h, hybrid";
+    const KNOWN: &str = "the families are llama, qwen2, qwen3, qwen3_moe, qwen2_moe, mistral, smollm3, granite, phi3, olmo2, gemma2, nemotron_h, hybrid";
     let unknown = |family: &str, nearest: &str, difference: &str| {
         format!(
             "model family `{family}` is not supported: {KNOWN}; the nearest one is `{nearest}`, which {difference}"
@@ -433,7 +433,7 @@ fn configurations_that_cannot_be_run_are_refused() {
     let same_keys = "may compute other things even where the keys are the same";
     for (family, nearest) in [
         ("mamba", "hybrid"),
-        ("qwen2_moe", "qwen3_moe"),
+        ("qwen3_moe_x", "qwen3_moe"),
         ("qwen3_next", "qwen3"),
         ("qwen", "qwen3"),
         ("llama4", "llama"),
@@ -449,7 +449,7 @@ fn configurations_that_cannot_be_run_are_refused() {
         r#"{"model_type": "mixtral", "num_local_experts": 8, "router_jitter_noise": 0.1}"#,
         &[
             "FILE:1: the model cannot be run",
-            &unknown("mixtral", "qwen3_moe", "cannot compute `router_jitter_noise = 0.1`"),
+            &unknown("mixtral", "qwen2_moe", "cannot compute `router_jitter_noise = 0.1`"),
         ],
     );
     check(

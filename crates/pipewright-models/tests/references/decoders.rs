@@ -88,7 +88,7 @@ fn check_written(name: &str) {
             }
         };
     }
-    save!(Mistral SmolLm3 Granite Phi3);
+    save!(Mistral SmolLm3 Granite Phi3 Olmo2 Gemma2 Qwen2Moe);
     assert_eq!(ModelConfig::read(&dir).ok().as_ref(), Some(&reference.config));
     let files = [&reference.dir, &dir].map(|dir| read(dir.join("model.safetensors")).expect("a file"));
     let [original, written] =
@@ -125,18 +125,18 @@ macro_rules! cases {
 
 cases! {
     check_schedules: mistral_schedules "mistral-tiny" smollm3_schedules "smollm3-tiny"
-        granite_schedules "granite-tiny" phi3_schedules "phi3-tiny";
+        granite_schedules "granite-tiny" phi3_schedules "phi3-tiny" olmo2_schedules "olmo2-tiny" gemma2_schedules "gemma2-tiny" qwen2_moe_schedules "qwen2-moe-tiny";
     check_slices: mistral_slices "mistral-tiny" smollm3_slices "smollm3-tiny" granite_slices "granite-tiny"
-        phi3_slices "phi3-tiny";
-    check_head_parts: mistral_head_parts "mistral-tiny" granite_head_parts "granite-tiny" phi3_head_parts "phi3-tiny";
+        phi3_slices "phi3-tiny" olmo2_slices "olmo2-tiny" gemma2_slices "gemma2-tiny" qwen2_moe_slices "qwen2-moe-tiny";
+    check_head_parts: mistral_head_parts "mistral-tiny" granite_head_parts "granite-tiny" phi3_head_parts "phi3-tiny" olmo2_head_parts "olmo2-tiny" gemma2_head_parts "gemma2-tiny" qwen2_moe_head_parts "qwen2-moe-tiny";
     check_tensor_ranks: mistral_tensor_ranks "mistral-tiny" smollm3_tensor_ranks "smollm3-tiny"
-        granite_tensor_ranks "granite-tiny";
+        granite_tensor_ranks "granite-tiny" gemma2_tensor_ranks "gemma2-tiny" qwen2_moe_tensor_ranks "qwen2-moe-tiny";
     check_text: mistral_text "mistral-tiny" smollm3_text "smollm3-tiny" granite_text "granite-tiny"
-        phi3_text "phi3-tiny";
+        phi3_text "phi3-tiny" olmo2_text "olmo2-tiny" gemma2_text "gemma2-tiny" qwen2_moe_text "qwen2-moe-tiny";
     check_written: mistral_written "mistral-tiny" smollm3_written "smollm3-tiny"
-        granite_written "granite-tiny" phi3_written "phi3-tiny";
+        granite_written "granite-tiny" phi3_written "phi3-tiny" olmo2_written "olmo2-tiny" gemma2_written "gemma2-tiny" qwen2_moe_written "qwen2-moe-tiny";
     check_parameters: mistral_parameters "mistral-tiny" smollm3_parameters "smollm3-tiny"
-        granite_parameters "granite-tiny" phi3_parameters "phi3-tiny";
+        granite_parameters "granite-tiny" phi3_parameters "phi3-tiny" olmo2_parameters "olmo2-tiny" gemma2_parameters "gemma2-tiny" qwen2_moe_parameters "qwen2-moe-tiny";
 }
 
 #[test]
@@ -150,6 +150,21 @@ fn joined_projections_are_not_split_over_tensor_ranks() {
     assert_eq!(
         error.to_string(),
         "`model.layers.0.self_attn.qkv_proj` has several parts in one matrix, which 2 tensor ranks cannot split: set \
-         `pipeline.tensor_parallel` to 1"
+         `mesh.tensor_parallel` to 1"
+    );
+}
+
+#[test]
+fn a_norm_of_all_heads_is_not_split_over_tensor_ranks() {
+    let Reference { config, .. } = Reference::load("olmo2-tiny");
+    let ModelConfig::Olmo2(config) = config else { panic!("it is an OLMo 2") };
+    let tensor = TensorParallel::unconnected(TensorRank { index: 0, of: 2 });
+    let place = Place { tensor, ..Device::flex().into() };
+    let error =
+        pipewright_models::ModelFamily::init_stage(&config, 1..2, 1, place).expect_err("it is joined");
+    assert_eq!(
+        error.to_string(),
+        "`model.layers.0.self_attn.q_norm` is a norm of all heads, which 2 tensor ranks cannot split: set \
+         `mesh.tensor_parallel` to 1"
     );
 }

@@ -147,6 +147,9 @@ fn check(model: &str, cuts: &[usize]) {
         ModelConfig::SmolLm3(config) => load(&reference, config, cuts, &device),
         ModelConfig::Granite(config) => load(&reference, config, cuts, &device),
         ModelConfig::Phi3(config) => load(&reference, config, cuts, &device),
+        ModelConfig::Qwen2Moe(config) => load(&reference, config, cuts, &device),
+        ModelConfig::Olmo2(config) => load(&reference, config, cuts, &device),
+        ModelConfig::Gemma2(config) => load(&reference, config, cuts, &device),
         other => panic!("no reference is of {other:?}"),
     };
     let steps = train(&mut stages, &reference, &rows, &device);
@@ -211,4 +214,10 @@ cases! {
     granite_cut_anywhere: "granite-tiny", [1, 2];
     phi3: "phi3-tiny", [];
     phi3_cut_anywhere: "phi3-tiny", [2, 3];
+    olmo2: "olmo2-tiny", [];
+    olmo2_cut_anywhere: "olmo2-tiny", [1, 3];
+    gemma2: "gemma2-tiny", [];
+    gemma2_cut_anywhere: "gemma2-tiny", [2, 4];
+    qwen2_moe: "qwen2-moe-tiny", [];
+    qwen2_moe_cut_anywhere: "qwen2-moe-tiny", [1, 3];
 }

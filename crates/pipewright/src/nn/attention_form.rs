@@ -17,9 +17,9 @@ pub struct AttentionForm {
     pub cap: Option<f64>,
 }
 
-/// Rotary positions (Su et al., 2021) in Hugging Face's layout. At position `p`, element `j` of a head is rotated
-/// together with element `j + frequencies.len()`, by the angle `p frequencies[j]`, and both are multiplied by the
-/// factor. The elements after these pairs stay as they are.
+/// Rotary positions (Su et al., 2021) in Hugging Face's layout. At position `p`, element `j` of a head is
+/// rotated together with element `j + frequencies.len()`, by the angle `p frequencies[j]`, and both are
+/// multiplied by the factor. The elements after these pairs stay as they are.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RotaryPositions {
     /// The frequency of each pair.

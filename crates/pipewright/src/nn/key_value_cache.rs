@@ -11,8 +11,8 @@ use pipewright_kernel::cached_attention::{Heads, attend};
 pub struct KeyValueCache {
     form: AttentionForm,
     tokens: usize,
-    /// A row for each token, without the first tokens if they are outside the window. Keys are rotated by their
-    /// positions.
+    /// A row for each token, without the first tokens if they are outside the window. Keys are rotated by
+    /// their positions.
     keys: Vec<f32>,
     values: Vec<f32>,
 }

@@ -1,0 +1,55 @@
+//! An expert that every token goes through, next to the experts that a router chooses.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+use burn::tensor::activation::sigmoid;
+use pipewright::nn::{Linear, TensorParallel, swiglu};
+use pipewright::stage::StageContext;
+
+use crate::parameter::{Builder, ParameterSource, SplitLinear};
+use crate::projection::{Projection, SharedInput};
+use crate::split::require_parts;
+
+/// The three projections of the expert.
+#[derive(Module, Debug)]
+pub(super) struct SharedExpert {
+    gate_proj: Projection,
+    up_proj: Projection,
+    down_proj: Projection,
+}
+
+impl SharedExpert {
+    /// Builds the expert at `path`. `sizes` are the width of the hidden states and the inner width.
+    pub(super) fn build<S: ParameterSource>(
+        path: &str,
+        [hidden, inner]: [usize; 2],
+        builder: &mut Builder<'_, S>,
+    ) -> Result<Self, S::Error> {
+        let shards = builder.tensor_ranks();
+        require_parts(path, "gate_proj.weight", ("shared_expert_intermediate_size", inner), shards)?;
+        let mut linear =
+            |name: &str, sizes, split| builder.projection(false, &format!("{path}.{name}"), sizes, split);
+        let outputs = SplitLinear::Outputs { shards };
+        Ok(Self {
+            gate_proj: linear("gate_proj", [hidden, inner], outputs)?,
+            up_proj: linear("up_proj", [hidden, inner], outputs)?,
+            down_proj: linear("down_proj", [inner, hidden], SplitLinear::Inputs)?,
+        })
+    }
+
+    /// Returns the expert's output times the sigmoid of `gate`, which has one output for each token.
+    /// Shapes: `[tokens, hidden]` in and out.
+    pub(super) fn forward(
+        &self,
+        x: Tensor<2>,
+        gate: &Linear,
+        tensor: &TensorParallel,
+        context: &StageContext,
+    ) -> Tensor<2> {
+        let share = sigmoid(gate.forward(x.clone()));
+        let x = SharedInput::new(tensor.enter(x));
+        let inner = swiglu(self.gate_proj.forward(&x, context), self.up_proj.forward(&x, context));
+        drop(x);
+        share * self.down_proj.forward_split_inputs(&SharedInput::new(inner), tensor, context)
+    }
+}

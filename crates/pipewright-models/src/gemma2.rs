@@ -1,0 +1,143 @@
+//! The Gemma 2 family: norms before and after both parts of a block, bounded scores and logits, scaled
+//! embeddings, and windows in some layers. Keys have the names and the meaning of Hugging Face's
+//! `Gemma2ForCausalLM`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::attention::AttentionBias;
+use crate::config_key::{Harmless, KeyTable, Refused};
+use crate::decoder::{
+    Activation, BlockForm, COMPUTED_KEYS, DecoderConfig, Factors, LayerForm, NormPlaces, require_window,
+};
+use crate::decoder_family::DecoderFamily;
+use crate::error::ConfigError;
+use crate::family::AbsentKey;
+use crate::key_check::{above_zero, require, sizes};
+
+/// A Gemma 2 model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Gemma2Config {
+    /// Sizes and constants.
+    #[serde(flatten)]
+    pub decoder: DecoderConfig,
+    /// The scores are divided by the root of this number.
+    pub query_pre_attn_scalar: usize,
+    /// How many tokens back a token sees in layers with a window, itself included; `None` for all.
+    pub sliding_window: Option<usize>,
+    /// The kind of each layer: `sliding_attention` has the window. Without a list, every second layer sees all
+    /// tokens, and the first layer has the window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layer_types: Option<Vec<LayerType>>,
+    /// The bound of the scores; `None` for no bound.
+    pub attn_logit_softcapping: Option<f64>,
+    /// The bound of the logits; `None` for no bound.
+    pub final_logit_softcapping: Option<f64>,
+    /// Whether the four linear layers of the attention have a bias. Published models have no such bias.
+    #[serde(default)]
+    pub attention_bias: bool,
+}
+
+/// The kind of a layer's attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LayerType {
+    /// Tokens see a window of earlier tokens.
+    SlidingAttention,
+    /// Tokens see all earlier tokens.
+    FullAttention,
+}
+
+impl From<DecoderConfig> for Gemma2Config {
+    fn from(decoder: DecoderConfig) -> Self {
+        Self {
+            query_pre_attn_scalar: decoder.head_dim(),
+            decoder,
+            sliding_window: Some(4096),
+            layer_types: None,
+            attn_logit_softcapping: Some(50.0),
+            final_logit_softcapping: Some(30.0),
+            attention_bias: false,
+        }
+    }
+}
+
+impl DecoderFamily for Gemma2Config {
+    const NAME: &'static str = "gemma2";
+    const CLASS: &'static str = "Gemma2ForCausalLM";
+    const ACTIVATION: (&'static str, &'static str) = ("hidden_activation", "gelu_pytorch_tanh");
+    const KEY_TABLE: &'static KeyTable = &KeyTable {
+        computes: &[
+            COMPUTED_KEYS,
+            &[
+                "query_pre_attn_scalar",
+                "sliding_window",
+                "layer_types",
+                "attn_logit_softcapping",
+                "final_logit_softcapping",
+                "attention_bias",
+            ],
+        ],
+        ignored: &[&["hidden_act"]],
+        refused: &[&[
+            Refused { key: "hidden_activation", harmless: Harmless::Word("gelu_pytorch_tanh") },
+            Refused { key: "attention_dropout", harmless: Harmless::Number(0.0) },
+            Refused { key: "use_bidirectional_attention", harmless: Harmless::False },
+        ]],
+    };
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
+        ("num_key_value_heads", AbsentKey::Count(4)),
+        ("head_dim", AbsentKey::Count(256)),
+        ("query_pre_attn_scalar", AbsentKey::Count(256)),
+        ("sliding_window", AbsentKey::Count(4096)),
+        ("attn_logit_softcapping", AbsentKey::Number(50.0)),
+        ("final_logit_softcapping", AbsentKey::Number(30.0)),
+        ("tie_word_embeddings", AbsentKey::Flag(true)),
+    ];
+
+    fn decoder(&self) -> &DecoderConfig {
+        &self.decoder
+    }
+
+    fn form(&self) -> BlockForm<'_> {
+        let has_window = |index: usize| match &self.layer_types {
+            Some(types) => types.get(index) == Some(&LayerType::SlidingAttention),
+            None => index.is_multiple_of(2),
+        };
+        let layer = |index| LayerForm {
+            window: self.sliding_window.filter(|_| has_window(index)),
+            ..LayerForm::default()
+        };
+        BlockForm {
+            bias: AttentionBias::all(self.attention_bias),
+            layers: (0..self.decoder.num_hidden_layers).map(layer).collect(),
+            factors: Factors {
+                embedding: (self.decoder.hidden_size as f64).sqrt(),
+                scores: Some(1.0 / (self.query_pre_attn_scalar as f64).sqrt()),
+                ..Factors::default()
+            },
+            norms: NormPlaces::Both,
+            norms_add_one: true,
+            activation: Activation::GeluTanh,
+            score_cap: self.attn_logit_softcapping,
+            logit_cap: self.final_logit_softcapping,
+            ..BlockForm::default()
+        }
+    }
+
+    fn check_own(&self) -> Result<(), ConfigError> {
+        require_window(self.sliding_window)?;
+        sizes(&[("query_pre_attn_scalar", self.query_pre_attn_scalar)])?;
+        let caps = [
+            ("attn_logit_softcapping", self.attn_logit_softcapping),
+            ("final_logit_softcapping", self.final_logit_softcapping),
+        ];
+        caps.into_iter().filter_map(|(key, cap)| Some((key, cap?))).try_for_each(|cap| above_zero(&[cap]))?;
+        let listed = self.layer_types.as_ref().map_or(self.decoder.num_hidden_layers, Vec::len);
+        require(
+            listed == self.decoder.num_hidden_layers,
+            "layer_types",
+            listed,
+            "a list with an entry for each layer",
+        )
+    }
+}

@@ -1,0 +1,50 @@
+//! The OLMo 2 family: Llama with norms after both parts of a block instead of before them, and with norms of
+//! all queries and of all keys. Keys have the names and the meaning of Hugging Face's `Olmo2ForCausalLM`.
+//!
+//! A norm of all queries is a mean over all heads, so several ranks cannot compute an attention together.
+
+use serde::{Deserialize, Serialize};
+
+use crate::attention::AttentionBias;
+use crate::config_key::KeyTable;
+use crate::decoder::{BlockForm, COMPUTED_KEYS, DecoderConfig, HeadNorms, NormPlaces, REFUSED_KEYS};
+use crate::decoder_family::DecoderFamily;
+use crate::family::AbsentKey;
+
+/// An OLMo 2 model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Olmo2Config {
+    /// Sizes and constants.
+    #[serde(flatten)]
+    pub decoder: DecoderConfig,
+    /// Whether the four linear layers of the attention have a bias. Published models have no such bias.
+    #[serde(default)]
+    pub attention_bias: bool,
+}
+
+impl From<DecoderConfig> for Olmo2Config {
+    fn from(decoder: DecoderConfig) -> Self {
+        Self { decoder, attention_bias: false }
+    }
+}
+
+impl DecoderFamily for Olmo2Config {
+    const NAME: &'static str = "olmo2";
+    const CLASS: &'static str = "Olmo2ForCausalLM";
+    const KEY_TABLE: &'static KeyTable =
+        &KeyTable { computes: &[COMPUTED_KEYS, &["attention_bias"]], ignored: &[], refused: &[REFUSED_KEYS] };
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[("rms_norm_eps", AbsentKey::Number(1e-5))];
+
+    fn decoder(&self) -> &DecoderConfig {
+        &self.decoder
+    }
+
+    fn form(&self) -> BlockForm<'_> {
+        BlockForm {
+            bias: AttentionBias::all(self.attention_bias),
+            head_norms: HeadNorms::All,
+            norms: NormPlaces::After,
+            ..BlockForm::default()
+        }
+    }
+}

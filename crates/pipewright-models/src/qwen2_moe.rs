@@ -1,0 +1,78 @@
+//! The Qwen2-MoE family: Qwen2 with a mixture of experts and an expert that every token goes through. Keys
+//! have the names and the meaning of Hugging Face's `Qwen2MoeForCausalLM`. Sliding windows are not supported.
+//!
+//! The balance loss of the router is defined as in [`qwen3_moe`](crate::qwen3_moe).
+
+use serde::{Deserialize, Serialize};
+
+use crate::attention::AttentionBias;
+use crate::config_key::KeyTable;
+use crate::decoder::{
+    BlockForm, COMPUTED_KEYS, DecoderConfig, MIXTURE_KEYS, MixtureConfig, REFUSED_KEYS, WINDOW_KEYS,
+};
+use crate::decoder_family::DecoderFamily;
+use crate::error::ConfigError;
+use crate::family::AbsentKey;
+use crate::key_check::sizes;
+
+/// A Qwen2-MoE model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Qwen2MoeConfig {
+    /// Sizes and constants. `intermediate_size` is for layers without experts.
+    #[serde(flatten)]
+    pub decoder: DecoderConfig,
+    /// Whether queries, keys and values have a bias.
+    #[serde(default = "qkv_bias")]
+    pub qkv_bias: bool,
+    /// Inner width of the expert that every token goes through.
+    pub shared_expert_intermediate_size: usize,
+    /// The experts.
+    #[serde(flatten)]
+    pub mixture: MixtureConfig,
+}
+
+fn qkv_bias() -> bool {
+    true
+}
+
+impl From<DecoderConfig> for Qwen2MoeConfig {
+    fn from(decoder: DecoderConfig) -> Self {
+        let mixture = MixtureConfig::of_width(decoder.intermediate_size);
+        let shared_expert_intermediate_size = decoder.intermediate_size;
+        Self { decoder, qkv_bias: true, shared_expert_intermediate_size, mixture }
+    }
+}
+
+impl DecoderFamily for Qwen2MoeConfig {
+    const NAME: &'static str = "qwen2_moe";
+    const CLASS: &'static str = "Qwen2MoeForCausalLM";
+    const KEY_TABLE: &'static KeyTable = &KeyTable {
+        computes: &[COMPUTED_KEYS, MIXTURE_KEYS, &["qkv_bias", "shared_expert_intermediate_size"]],
+        ignored: &[WINDOW_KEYS],
+        refused: &[REFUSED_KEYS],
+    };
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
+        ("num_key_value_heads", AbsentKey::Count(16)),
+        ("num_experts", AbsentKey::Count(60)),
+        ("num_experts_per_tok", AbsentKey::Count(4)),
+        ("moe_intermediate_size", AbsentKey::Count(1408)),
+        ("shared_expert_intermediate_size", AbsentKey::Count(5632)),
+    ];
+
+    fn decoder(&self) -> &DecoderConfig {
+        &self.decoder
+    }
+
+    fn form(&self) -> BlockForm<'_> {
+        BlockForm {
+            bias: AttentionBias { inputs: self.qkv_bias, output: false },
+            mixture: Some(&self.mixture),
+            shared_expert: Some(self.shared_expert_intermediate_size),
+            ..BlockForm::default()
+        }
+    }
+
+    fn check_own(&self) -> Result<(), ConfigError> {
+        sizes(&[("shared_expert_intermediate_size", self.shared_expert_intermediate_size)])
+    }
+}
