@@ -72,6 +72,23 @@ pub fn parse_with_unit(text: &str, units: &[(&str, f64)], range: RangeInclusive<
     range.contains(&value).then_some(value)
 }
 
+/// The units of times with their seconds. A unit that ends with another one comes before it.
+const TIMES: [(&str, f64); 5] = [("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86_400.0)];
+
+/// Reads a time such as `90s`, `30 m`, `12h` or `7d`, in seconds. A number without a unit is not a time.
+///
+/// Returns `None` for any other text, and for times outside `range`, in seconds.
+///
+/// ```
+/// use pipewright_schedule::bytes::parse_time;
+/// assert_eq!(parse_time("1.5h", 1.0..=1e9), Some(5400.0));
+/// assert_eq!(parse_time("24", 1.0..=1e9), None);
+/// ```
+pub fn parse_time(text: &str, range: RangeInclusive<f64>) -> Option<f64> {
+    let has_unit = text.trim_end().ends_with(|last: char| last.is_ascii_alphabetic());
+    parse_with_unit(text, &TIMES, range).filter(|_| has_unit)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,6 +100,17 @@ mod tests {
         assert_eq!(parse_bytes("17179869184"), Ok(16 << 30));
         for wrong in ["", "-1GiB", "nan", "16 gigs", "inf"] {
             assert_eq!(parse_bytes(wrong), Err(ParseBytesError), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn times() {
+        let range = 1.0..=1e9;
+        for (text, seconds) in [("90m", 5400.0), (" 1.5 H", 5400.0), ("7d", 604_800.0), ("1000ms", 1.0)] {
+            assert_eq!(parse_time(text, range.clone()), Some(seconds), "{text}");
+        }
+        for wrong in ["", "24", "0s", "-1h", "nan d", "inf", "inf d", "1e300d", "1 week", "0.5s", "20000d"] {
+            assert_eq!(parse_time(wrong, range.clone()), None, "{wrong}");
         }
     }
 }

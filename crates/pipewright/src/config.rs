@@ -2,7 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use burn::optim::ModuleOptimizer;
@@ -83,6 +83,8 @@ pub struct PipelineConfig {
     /// A flag that the caller raises to end training. Each rank reads it at the end of a step, and the step's
     /// report says whether any rank found it raised. So the processes of a run agree on their last step.
     pub interrupt: Option<Arc<AtomicBool>>,
+    /// The number that [`Pipeline::announce`](crate::pipeline::Pipeline::announce) sets.
+    pub announcement: Arc<AtomicU64>,
 }
 
 impl Default for PipelineConfig {
@@ -113,6 +115,7 @@ impl Default for PipelineConfig {
             targets_for_all: false,
             hook: None,
             interrupt: None,
+            announcement: Arc::default(),
         }
     }
 }

@@ -198,6 +198,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "seed",
             "out",
             "checkpoint_every",
+            "failure_every",
             "keep_checkpoints",
             "deadline_seconds",
             "restarts",

@@ -8,6 +8,7 @@
 //! `training/prepare.rs` makes the program and checks what needs other files.
 
 pub(crate) mod adapter;
+pub(crate) mod checkpoints;
 mod cross_checks;
 pub(crate) mod data;
 mod devices;

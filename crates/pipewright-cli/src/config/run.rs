@@ -8,6 +8,7 @@ use pipewright::loss_scale::LossScaling;
 use pipewright::tensor::Precision;
 use serde::Serialize;
 
+use crate::config::checkpoints::{self, CheckpointEvery, FailureEvery};
 use crate::config::devices::{self, DeviceSettings};
 use crate::config::document::Document;
 use crate::config::paths::Surroundings;
@@ -31,8 +32,11 @@ pub(crate) struct RunSettings {
     pub(crate) seed: u64,
     /// The absolute folder of the results.
     pub(crate) out: PathBuf,
-    /// The number of steps between two checkpoints. With 0, only the checkpoint at the end is written.
-    pub(crate) checkpoint_every: u64,
+    /// The steps between two checkpoints.
+    pub(crate) checkpoint_every: CheckpointEvery,
+    /// The expected time between two failures of the run, if it is given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) failure_every: Option<FailureEvery>,
     /// The number of newest checkpoints that are kept.
     pub(crate) keep_checkpoints: u32,
     /// How long a rank waits for another before the run fails.
@@ -81,7 +85,8 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         steps: section.whole("steps", 100, 1, i64::MAX as u64),
         seed: section.whole("seed", 42, 0, i64::MAX as u64),
         out: read_out(&mut section, surroundings),
-        checkpoint_every: section.whole("checkpoint_every", 0, 0, i64::MAX as u64),
+        checkpoint_every: checkpoints::read_every(&mut section),
+        failure_every: checkpoints::read_failure_every(&mut section),
         keep_checkpoints: section.count("keep_checkpoints", 3),
         deadline_seconds: read_deadline(&mut section),
         restarts: section.whole("restarts", 0, 0, i64::MAX as u64),

@@ -95,7 +95,7 @@ pub(super) fn grouped(count: u64) -> String {
 }
 
 /// Formats a number of milliseconds in a suitable unit.
-pub(super) fn milliseconds(milliseconds: f64) -> String {
+pub(crate) fn milliseconds(milliseconds: f64) -> String {
     match milliseconds {
         ..9.95 => format!("{milliseconds:.2} ms"),
         ..999.5 => format!("{milliseconds:.0} ms"),

@@ -19,7 +19,7 @@ mod tokenize_bar;
 mod undeferred;
 mod wrap;
 
-pub(crate) use figures::{bytes, short_count};
+pub(crate) use figures::{bytes, milliseconds, short_count};
 pub(crate) use overview::Overview;
 pub(crate) use progress::Display;
 pub(crate) use screen::{say, set_quiet};

@@ -254,6 +254,25 @@ pub(crate) fn time(seconds: f64) -> String {
     TimeUnit::Seconds.format(seconds, seconds)
 }
 
+/// Writes a number of days in days, hours or a smaller unit.
+pub(crate) fn span(days: f64) -> String {
+    let hours = 24.0 * days;
+    match hours {
+        24.0.. => format!("{} days", significant(days)),
+        1.0.. => format!("{} hours", significant(hours)),
+        _ => time(3600.0 * hours),
+    }
+}
+
+/// Writes a number with at least three digits, and millions as such.
+pub(crate) fn significant(number: f64) -> String {
+    if number >= 1e6 {
+        return format!("{} million", significant(number / 1e6));
+    }
+    let decimals = (2.0 - number.abs().max(1e-3).log10().floor()).clamp(0.0, 5.0) as usize;
+    format!("{number:.decimals$}")
+}
+
 /// Formats how much longer something takes, as a share.
 pub(crate) fn longer(share: f64) -> String {
     if share < 0.0 {

@@ -4,6 +4,7 @@
 pub(crate) mod arguments;
 pub(crate) mod summary;
 pub(crate) mod checkpoint_path;
+pub(crate) mod checkpoint_timing;
 pub(crate) mod data;
 pub(crate) mod evaluations;
 pub(crate) mod identity;

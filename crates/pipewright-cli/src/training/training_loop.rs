@@ -7,6 +7,7 @@
 use std::error::Error;
 use std::io;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use pipewright::checkpoint::{CheckpointError, CheckpointWriter};
 use pipewright::pipeline::{PipelineError, StepFailure, StepSummary};
@@ -23,6 +24,7 @@ use crate::fault::Fault;
 use crate::recovery::Attempts;
 use crate::run_folder::{self, RunFolder, RunFolderError, TIMELINE, is_lost_folder};
 use crate::text::quoted;
+use crate::training::checkpoint_timing::CheckpointTiming;
 use crate::training::efficiency::Efficiency;
 use crate::training::evaluations::Evaluations;
 use crate::training::identity::LOSS;
@@ -60,6 +62,7 @@ impl TrainingLoop<'_> {
         watched.map_err(|error| Failure::input(format!("cannot watch for signals: {error}")))?;
         let mut checkpoints = Checkpoints::new(&mut folder, settings, description, start, &evaluations)?;
         checkpoints.writer.on_progress(trainer.pipeline().keep_alive());
+        checkpoints.timing.announce(&mut trainer);
         let display = folder.is_some().then(|| Display::new(overview, start, run.steps));
         let mut log = Log::new(folder, display, efficiency, start, settings)?;
         let taken = steps(&mut trainer, run.steps, attempts, &mut evaluations, &mut checkpoints, &mut log);
@@ -139,8 +142,11 @@ fn steps(
         let interrupted = report.interrupted;
         let is_best = evaluations.after_step(trainer, &mut metrics).map_err(Stop::of_step)?;
         log.require_folder().map_err(|error| Stop::Other(checkpoints.lost(&error)))?;
+        checkpoints.timing.step(&report);
         checkpoints.poll(&metrics, evaluations).map_err(Stop::Other)?;
+        let chosen = checkpoints.timing.describe(&mut metrics);
         log.step(&mut metrics, report).map_err(Stop::Other)?;
+        log.note(chosen);
         checkpoints.after_step(trainer, is_best).map_err(Stop::Other)?;
         if interrupted || evaluations.are_exhausted() {
             break;
@@ -223,6 +229,13 @@ impl Log {
         Ok(())
     }
 
+    /// Prints a sentence about the run.
+    fn note(&self, sentence: Option<String>) {
+        if let (Some(_), Some(sentence)) = (&self.display, sentence) {
+            say(&sentence);
+        }
+    }
+
     /// Returns the failure of a step, below the schedule around the failing action, and draws the step into
     /// the folder.
     fn failed_step(&self, failed: Option<&StepFailure>, error: &PipelineError) -> Failure {
@@ -288,7 +301,7 @@ fn write_failure(error: RunFolderError) -> Failure {
 /// The checkpoints of a run.
 struct Checkpoints {
     writer: CheckpointWriter,
-    every: u64,
+    timing: CheckpointTiming,
     /// The step whose checkpoint was requested last.
     requested: Option<u64>,
     description: Map<String, Value>,
@@ -326,9 +339,9 @@ impl Checkpoints {
         };
         // A resumed run already has the checkpoint of the step that it resumes from.
         let requested = (done > 0).then_some(done);
-        let (writer, every) = (writer.map_err(Failure::input)?, run.checkpoint_every);
+        let (writer, timing) = (writer.map_err(Failure::input)?, CheckpointTiming::new(settings));
         let (newest, run) = (None, run.out.clone());
-        Ok(Self { writer, every, requested, description, newest, saved: done, run, reports })
+        Ok(Self { writer, timing, requested, description, newest, saved: done, run, reports })
     }
 
     /// Checks the outcome of earlier checkpoints, and records the losses for the next checkpoint.
@@ -339,19 +352,25 @@ impl Checkpoints {
         self.note(outcome, self.requested)
     }
 
-    /// Saves a checkpoint after every `run.checkpoint_every` steps, and after a step with the lowest
-    /// validation loss.
+    /// Saves a checkpoint if one is due (`run.checkpoint_every`), and after a step with the lowest validation
+    /// loss.
     fn after_step(&mut self, trainer: &mut Trainer, is_best: bool) -> Result<(), Failure> {
-        // Steps are counted from 1, so no step is a multiple of 0.
-        let is_due = trainer.steps_done().is_multiple_of(self.every);
-        if is_best || is_due { self.save(trainer, is_best) } else { Ok(()) }
+        let is_due = self.timing.is_due(trainer.steps_done(), self.requested.unwrap_or(0));
+        if is_best || is_due {
+            self.save(trainer, is_best)?;
+        }
+        self.timing.announce(trainer);
+        Ok(())
     }
 
     fn save(&mut self, trainer: &mut Trainer, is_best: bool) -> Result<(), Failure> {
+        let begun = Instant::now();
         let state = trainer.state(self.description.clone()).map_err(|error| failure(&error))?;
         let earlier = self.requested.replace(state.step);
         let outcome = if is_best { self.writer.save_best(state) } else { self.writer.save(state) };
-        self.note(outcome, earlier)
+        self.note(outcome, earlier)?;
+        self.timing.begin(begun.elapsed());
+        Ok(())
     }
 
     /// Saves the state of the last step unless it is already saved, and waits for the writer. Returns the
@@ -374,6 +393,7 @@ impl Checkpoints {
         match outcome {
             Ok(Some(path)) => {
                 self.newest = Some(path);
+                self.timing.complete();
                 self.saved = step.unwrap_or(self.saved);
                 Ok(())
             }

@@ -21,6 +21,7 @@ mod plan_memory;
 mod real_files;
 mod restarts;
 mod resume;
+mod checkpoint_interval;
 mod chats;
 mod tokenize;
 mod mixtures;

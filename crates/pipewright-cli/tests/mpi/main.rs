@@ -235,6 +235,23 @@ fn replicas_train_in_processes_as_in_threads_to_the_bit() {
     }
 }
 
+/// A process that saves after another step than the others waits for their parts until its deadline.
+#[test]
+fn processes_save_after_the_same_steps_of_a_chosen_interval() {
+    let folder = folder();
+    let auto =
+        ["run.checkpoint_every=auto", "run.failure_every=1s", "run.steps=30", "run.keep_checkpoints=30"];
+    let mut alone = Command::new(pipewright());
+    with_overrides(alone.current_dir(folder.path()), &["run.steps=30"]);
+    assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
+    let expected = figures(folder.path());
+    let output = processes(folder.path(), 4, &[&["mesh.data_parallel=2"], &auto[..]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    assert!(words(&output).contains("checkpoints: every "), "{}", words(&output));
+    assert!(folder.path().join("out/checkpoints/step-00000004/manifest.json").is_file());
+    assert_eq!(figures(folder.path()), expected);
+}
+
 #[test]
 fn groups_of_replicas_train_in_processes_as_in_threads_to_the_bit() {
     let folder = folder();

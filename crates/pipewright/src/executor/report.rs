@@ -60,6 +60,8 @@ pub(crate) struct RankReport {
     pub undeferred: Vec<UndeferredParameter>,
     /// Whether the interrupt flag was raised in this rank's process.
     pub interrupted: bool,
+    /// The number that this rank's process announces.
+    pub announced: u64,
 }
 
 /// A parameter whose gradient `I` computes because its layer cannot defer it to `W`.
@@ -125,7 +127,8 @@ impl RankReport {
         memory.give_away(input_gradients.iter().flatten().flatten());
         memory.give_away_list(&undeferred);
         let Records { events, skips, scopes, losses, auxiliary, loads, waited } = recorder.take(memory);
-        let interrupt = context.config().interrupt.as_ref();
+        let config = context.config();
+        let interrupt = config.interrupt.as_ref();
         let report = Self {
             rank: context.world_rank(),
             losses,
@@ -146,6 +149,7 @@ impl RankReport {
             boundary_bytes: connection.boundary_bytes(),
             undeferred,
             interrupted: interrupt.is_some_and(|flag| flag.load(Ordering::Relaxed)),
+            announced: config.announcement.load(Ordering::Relaxed),
         };
         if context.tensor_rank().index == 0 { report } else { report.without_results_of_group() }
     }

@@ -34,6 +34,7 @@ pub(super) struct ReportMessage {
     /// Stage, path and elements.
     undeferred: Vec<(StageIndex, String, usize)>,
     interrupted: bool,
+    announced: u64,
     pub(super) times: Times,
 }
 
@@ -135,6 +136,7 @@ impl ReportMessage {
             boundary_bytes: report.boundary_bytes,
             undeferred: report.undeferred.iter().map(packed_undeferred).collect(),
             interrupted: report.interrupted,
+            announced: report.announced,
             times: Times { skew, events: events.collect(), skips: skips.collect(), scopes: scopes.collect() },
         }
     }
@@ -182,6 +184,7 @@ impl ReportMessage {
             boundary_bytes: self.boundary_bytes,
             undeferred: self.undeferred.into_iter().map(unpacked_undeferred).collect(),
             interrupted: self.interrupted,
+            announced: self.announced,
         }
     }
 }
@@ -233,6 +236,7 @@ mod tests {
                 elements: 64,
             }],
             interrupted: true,
+            announced: 300,
         }
     }
 
@@ -263,6 +267,7 @@ mod tests {
         assert_eq!(found.loads, report.loads);
         assert_eq!(found.undeferred, report.undeferred);
         assert_eq!((found.clock_skew, found.sends_in_flight), (report.clock_skew, 3));
+        assert_eq!((found.interrupted, found.announced), (true, 300));
         assert!(bytes.len() < 220 + texts.len() * 26, "{} bytes", bytes.len());
     }
 

@@ -2,6 +2,7 @@
 //! on it with the other processes, plan the step, send each rank its input, and merge the reports.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use pipewright_schedule::{Slices, ValidatedProgram};
@@ -260,6 +261,13 @@ impl Pipeline {
     /// not fail, or was refused before it began.
     pub fn step_failure(&self) -> Option<&StepFailure> {
         self.failure.as_ref()
+    }
+
+    /// Announces a number to all processes. The summary of a step has the number of the process of the first
+    /// rank ([`StepSummary::announced`]), so the processes of a run can follow one decision, such as the number of
+    /// steps between two checkpoints.
+    pub fn announce(&self, number: u64) {
+        self.setup.config().announcement.store(number, Ordering::Relaxed);
     }
 
     /// Returns a function that notifies the ranks of other processes that this process is busy between two

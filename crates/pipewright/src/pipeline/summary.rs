@@ -92,6 +92,10 @@ pub struct StepSummary {
     /// Whether [`PipelineConfig::interrupt`](crate::pipeline::PipelineConfig::interrupt) was raised on any
     /// rank at the end of the step. It is the same in every process.
     pub interrupted: bool,
+    /// The number that the first rank's process had announced at the end of the step
+    /// ([`Pipeline::announce`](crate::pipeline::Pipeline::announce)); 0 if it announced none. It is the same in
+    /// every process.
+    pub announced: u64,
     /// Time from the call to its return.
     pub wall: Duration,
 }
@@ -212,6 +216,7 @@ pub(super) fn training(
         boundary_bytes: reports.iter().map(|report| report.boundary_bytes).collect(),
         undeferred: undeferred(&mut reports),
         interrupted: reports.iter().any(|report| report.interrupted),
+        announced: reports.first().map_or(0, |report| report.announced),
         timeline: timeline(setup, &mut reports),
         wall,
     })

@@ -100,6 +100,7 @@ mod tests {
             boundary_bytes: Vec::new(),
             undeferred: Vec::new(),
             interrupted: false,
+            announced: 0,
             wall: Duration::ZERO,
         }
     }

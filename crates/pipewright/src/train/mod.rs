@@ -11,8 +11,10 @@ mod trainer;
 mod tensorboard;
 mod run_log;
 mod step_prediction;
+mod checkpoint_pace;
 
 pub use best_loss::*;
+pub use checkpoint_pace::*;
 pub use learning_rate::*;
 pub use pipewright_data as data;
 pub use rate_schedule::*;

@@ -100,6 +100,9 @@ fn scalars(metrics: &Metrics) -> Vec<(String, f64)> {
     scalars.extend(metrics.mfu.map(|value| ("speed/mfu".to_owned(), value)));
     scalars.extend(metrics.planned_step_ms.map(|value| ("speed/planned_step_ms".to_owned(), value)));
     scalars.extend(metrics.predicted_step_ms.map(|value| ("speed/predicted_step_ms".to_owned(), value)));
+    let interval = metrics.checkpoint_interval.map(|steps| ("checkpoint/interval".to_owned(), steps as f64));
+    scalars.extend(interval);
+    scalars.extend(metrics.checkpoint_cost_ms.map(|value| ("checkpoint/cost_ms".to_owned(), value)));
     scalars.extend(metrics.validation_loss.map(|loss| ("validation/loss".to_owned(), loss)));
     scalars.extend(metrics.auxiliary.iter().map(|(name, loss)| (format!("auxiliary/{name}"), *loss)));
     let ranks = (0..).zip(&metrics.bubble_per_rank);

@@ -116,6 +116,14 @@ pub struct Metrics {
     /// is no prediction. The caller sets it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub predicted_step_ms: Option<f64>,
+    /// The number of steps between two checkpoints that the run has chosen; left out if it is fixed. The caller
+    /// sets it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint_interval: Option<u64>,
+    /// The time that a checkpoint adds to the run, in milliseconds, from which the interval was chosen; left
+    /// out if it was not measured. The caller sets it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint_cost_ms: Option<f64>,
 }
 
 /// Why a run cannot resume from a checkpoint.
@@ -306,6 +314,8 @@ impl Metrics {
             bubble_per_rank: report.timeline.bubble_per_rank(),
             planned_step_ms: None,
             predicted_step_ms: None,
+            checkpoint_interval: None,
+            checkpoint_cost_ms: None,
         }
     }
 }

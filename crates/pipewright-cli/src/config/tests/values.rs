@@ -1,6 +1,7 @@
 //! Tests of single values: types, ranges, words.
 
 use super::{check, check_set, load};
+use crate::config::checkpoints::CheckpointEvery;
 
 #[test]
 fn wrong_types() {
@@ -49,6 +50,31 @@ fn a_planned_time_is_of_the_settings_of_the_plan() {
         "[run]\nplanned_step_ms = 0.0",
         &["a.toml:2:19: `planned_step_ms` is 0.0, where a finite number above 0 is expected"],
     );
+}
+
+#[test]
+fn checkpoints_come_after_steps_or_as_the_run_chooses() {
+    let every = |text: &str| load(Some(text), &[]).expect("settings").run.checkpoint_every;
+    assert_eq!(every(""), CheckpointEvery::Steps(0));
+    assert_eq!(every("[run]\ncheckpoint_every = 7"), CheckpointEvery::Steps(7));
+    assert_eq!(every("[run]\ncheckpoint_every = \"auto\""), CheckpointEvery::Auto);
+    check(
+        "[run]\ncheckpoint_every = \"often\"",
+        &["a.toml:2:20: `checkpoint_every` is a text, where a whole number or \"auto\" is expected"],
+    );
+    let range = "where a time from 1s to 10000d, such as \"90m\", \"24h\" or \"7d\" is expected";
+    for wrong in ["24", "0s", "-3h", "soon", "1e9d", "nan s"] {
+        check(
+            &format!("[run]\nfailure_every = \"{wrong}\""),
+            &[&format!("a.toml:2:17: `failure_every` is \"{wrong}\", {range}")],
+        );
+    }
+    // What is written is read back as it was.
+    let settings = load(Some("[run]\ncheckpoint_every = \"auto\"\nfailure_every = \"1.5h\""), &[]);
+    let text = settings.expect("settings").to_toml();
+    assert!(text.contains("checkpoint_every = \"auto\"\nfailure_every = \"5400s\""), "{text}");
+    let again = load(Some(&text), &[]).expect("settings");
+    assert_eq!(again.to_toml(), text);
 }
 
 #[test]

@@ -1,0 +1,101 @@
+//! `checkpoint_every` and `failure_every` of the `[run]` section: when a run saves checkpoints.
+
+use std::time::Duration;
+
+use pipewright_schedule::bytes::parse_time;
+use serde::Serialize;
+use toml::Value;
+
+use crate::config::problem::ProblemKind;
+use crate::config::section::Section;
+
+/// The word that leaves the steps between two checkpoints to the run.
+const AUTO: &str = "auto";
+
+/// The shortest and the longest time between failures in seconds: the longest is about thirty years.
+const SECONDS: std::ops::RangeInclusive<f64> = 1.0..=1e9;
+
+/// The hours of one rank between two failures. Llama 3 405B was interrupted 419 times without a plan in 54 days
+/// on 16,384 GPUs (arXiv 2407.21783, section 3.3.4): once in 50,700 hours of a GPU.
+const HOURS_OF_A_RANK: f64 = 50_000.0;
+/// The longest time between failures that is assumed. Small runs rarely lose a device, but they end for other
+/// reasons: a machine that restarts, a limit of a batch system, a full disk.
+const LONGEST_ASSUMED: Duration = Duration::from_secs(86_400);
+
+/// When a run saves checkpoints, besides the one at its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CheckpointEvery {
+    /// After so many steps; 0: never.
+    Steps(u64),
+    /// After a number of steps that the run chooses.
+    Auto,
+}
+
+impl Serialize for CheckpointEvery {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Steps(steps) => serializer.serialize_u64(*steps),
+            Self::Auto => serializer.serialize_str(AUTO),
+        }
+    }
+}
+
+/// A time between two failures, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct FailureEvery(f64);
+
+impl FailureEvery {
+    /// Returns the expected time between two failures of a run with this many ranks that does not give one.
+    pub(crate) fn assumed(ranks: u32) -> Duration {
+        let seconds = HOURS_OF_A_RANK * 3600.0 / f64::from(ranks.max(1));
+        LONGEST_ASSUMED.min(Duration::from_secs_f64(seconds))
+    }
+
+    /// Returns the time.
+    pub(crate) fn time(self) -> Duration {
+        Duration::from_secs_f64(self.0)
+    }
+}
+
+impl Serialize for FailureEvery {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{}s", self.0))
+    }
+}
+
+/// Reads the steps between two checkpoints.
+pub(super) fn read_every(section: &mut Section<'_>) -> CheckpointEvery {
+    const KEY: &str = "checkpoint_every";
+    match section.value(KEY) {
+        Some(Value::String(text)) if text == AUTO => CheckpointEvery::Auto,
+        Some(value @ Value::String(_)) => {
+            section.report(KEY, ProblemKind::wrong_type(KEY, "a whole number or \"auto\"", &value));
+            CheckpointEvery::Steps(0)
+        }
+        _ => CheckpointEvery::Steps(section.whole(KEY, 0, 0, i64::MAX as u64)),
+    }
+}
+
+/// Reads the expected time between two failures.
+pub(super) fn read_failure_every(section: &mut Section<'_>) -> Option<FailureEvery> {
+    const KEY: &str = "failure_every";
+    let text = section.text(KEY)?;
+    let read = parse_time(&text, SECONDS).map(FailureEvery);
+    if read.is_none() {
+        let range = "a time from 1s to 10000d, such as \"90m\", \"24h\" or \"7d\"".to_owned();
+        section.report(KEY, ProblemKind::OutOfRange { key: KEY, value: format!("{text:?}"), range });
+    }
+    read
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_runs_expect_more_failures() {
+        assert_eq!(FailureEvery::assumed(0), LONGEST_ASSUMED);
+        assert_eq!(FailureEvery::assumed(2000), LONGEST_ASSUMED);
+        assert_eq!(FailureEvery::assumed(16_000).as_secs(), 11_250);
+    }
+}
