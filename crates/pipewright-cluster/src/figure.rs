@@ -20,7 +20,7 @@ pub struct Figure {
 
 impl Figure {
     /// All figures, in the order of cluster files.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::optional(
             rate("bf16_tflops"),
             "dense operations in bf16, 10^12 per second",
@@ -87,6 +87,18 @@ impl Figure {
             "power of a GPU at most, without its host",
             |machine| machine.board_power,
             |machine, value| machine.board_power = Some(value),
+        ),
+        Self::optional(
+            Measure {
+                key: "gpu_mtbf_hours",
+                dimension: Dimension::Time,
+                unit: 3600.0,
+                least: 0.01,
+                most: 1e8,
+            },
+            "mean time between failures of a GPU, with its share of host and network, hours",
+            |machine| machine.between_failures,
+            |machine, value| machine.between_failures = Some(value),
         ),
     ];
 

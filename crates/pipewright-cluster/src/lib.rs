@@ -43,6 +43,7 @@ mod units;
 mod in_flight;
 pub mod pipeline;
 pub mod predict;
+pub mod goodput;
 mod remarks;
 pub mod run_error;
 mod published_model;

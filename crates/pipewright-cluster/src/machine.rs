@@ -35,6 +35,9 @@ pub struct Machine {
     pub node_switch: Switch,
     /// Watts of a GPU at most; `None` if they are not known.
     pub board_power: Option<f64>,
+    /// Mean seconds between two failures of a GPU, its share of its host and the network included; `None` if
+    /// they are not known.
+    pub between_failures: Option<f64>,
     /// Seconds of a message inside a node, in addition to its bytes.
     pub node_latency: f64,
     /// Seconds of a message between nodes, in addition to its bytes.
@@ -177,6 +180,7 @@ impl Machine {
             network_latency: NETWORK_LATENCY,
             node_switch: Switch::default(),
             board_power: None,
+            between_failures: None,
             constants: Constants::EXPECTED,
             measured: MeasuredTimes::default(),
             based_on: None,

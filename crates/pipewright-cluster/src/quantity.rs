@@ -128,6 +128,7 @@ const UNITS: &[(&str, Dimension, f64)] = &[
     ("Gb/s", Dimension::Bandwidth, 1.25e8),
     ("Tbit/s", Dimension::Bandwidth, 1.25e11),
     ("s", Dimension::Time, 1.0),
+    ("h", Dimension::Time, 3600.0),
     ("ms", Dimension::Time, 1e-3),
     ("us", Dimension::Time, 1e-6),
     ("ns", Dimension::Time, 1e-9),

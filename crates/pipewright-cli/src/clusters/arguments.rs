@@ -6,6 +6,8 @@ use clap::{Args, ValueEnum};
 use pipewright_cluster::layout::{Precision, Recompute, Sharding};
 use pipewright_schedule::bytes::parse_with_unit;
 
+use crate::clusters::failures::FailureArguments;
+
 /// The cluster, the batch and the fixed parts of a plan. The help names what each option needs.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Plans for a cluster")]
@@ -40,6 +42,8 @@ pub(crate) struct ClusterArguments {
     pub(crate) measured: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) fixed: FixedArguments,
+    #[command(flatten)]
+    pub(crate) failures: FailureArguments,
 }
 
 /// The parts of a plan that are given. The search chooses the others.

@@ -3,6 +3,7 @@
 mod toml_file;
 pub(crate) mod machine;
 pub(crate) mod list;
+mod failures;
 pub(crate) mod arguments;
 mod model;
 pub(crate) mod request;

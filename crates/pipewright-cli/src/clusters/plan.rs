@@ -10,6 +10,7 @@ use pipewright_cluster::model::Model;
 use pipewright_cluster::search::{Change, ClusterPlan, Found, Gain, Request, Upgrade, search, upgrades};
 use pipewright_cluster::setting::Setting;
 
+use crate::clusters::failures::ExpectedFaults;
 use crate::clusters::machine::machine;
 use crate::clusters::model::{self, PlannedModel};
 use crate::clusters::refusal::Words;
@@ -26,6 +27,8 @@ pub(crate) struct Planned {
     pub(crate) found: Found,
     /// The gain from more hardware.
     pub(crate) upgrades: Vec<UpgradeResult>,
+    /// The failures of the GPUs, if their rate is known.
+    pub(crate) faults: Option<ExpectedFaults>,
     /// Seconds of the search, with that for more hardware.
     pub(crate) seconds: f64,
     /// The keys of the model's file that change nothing in the prediction, although they may change costs.
@@ -59,6 +62,7 @@ pub(crate) fn plan(options: &PlanOptions<'_>) -> Result<Planned, Failure> {
     };
     assumed.extend(assumptions(&machine));
     let mut request = Request::new(model, machine, gpus, batch, sequence, precision);
+    let faults = options.cluster.failures.faults(&request)?;
     request.fixed = options.fixed();
     request.memory = options.memory.map(|bytes| bytes as f64);
     request.goal_tokens = options.cluster.goal.map(|tokens| tokens as f64);
@@ -71,7 +75,7 @@ pub(crate) fn plan(options: &PlanOptions<'_>) -> Result<Planned, Failure> {
         |Upgrade { change, gain }| UpgradeResult { change, gain: gain.map_err(|error| words.reason(&error)) };
     let upgrades = upgrades.into_iter().map(result).collect();
     let seconds = start.elapsed().as_secs_f64();
-    Ok(Planned { request, found, upgrades, seconds, ignored, assumed, measured })
+    Ok(Planned { request, found, upgrades, faults, seconds, ignored, assumed, measured })
 }
 
 /// Says which measured products the best plan does not use.

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use pipewright_cluster::goodput::Goodput;
 use pipewright_cluster::memory::RankMemory;
 use pipewright_cluster::model::Model;
 use pipewright_cluster::search::ClusterPlan;
 use serde::Serialize;
 
+use crate::clusters::failures::{ExpectedFaults, PlanGoodput};
 use crate::clusters::plan::{Planned, UpgradeResult};
 
 #[derive(Serialize)]
@@ -20,6 +22,9 @@ struct Report<'a> {
     estimated: usize,
     simulated: usize,
     memory_limit_bytes: u64,
+    /// The failures of the GPUs, if their rate is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    faults: Option<&'a ExpectedFaults>,
     upgrades: Vec<UpgradeJson<'a>>,
     /// The parts of the prediction that are measured.
     measured: &'a [String],
@@ -77,6 +82,8 @@ struct PlanJson<'a> {
     /// The parts of these bytes.
     memory_parts: Vec<BTreeMap<&'static str, u64>>,
     gap: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    goodput: Option<GoodputJson>,
     /// Seconds of the busiest rank by what they are spent on. Their sum is the step.
     costs: BTreeMap<&'static str, f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -90,6 +97,28 @@ struct GoalJson {
     days: f64,
     gpu_hours: f64,
     kilowatt_hours: Option<f64>,
+}
+
+/// The shares of the time of a training with failures. The first four sum to 1.
+#[derive(Serialize)]
+struct GoodputJson {
+    useful: f64,
+    checkpoints: f64,
+    repeated: f64,
+    restarts: f64,
+    /// The steps between two checkpoints.
+    checkpoint_every: u64,
+    /// The useful share by Daly's formula, if the training stops while a checkpoint is written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    closed_form: Option<f64>,
+}
+
+impl GoodputJson {
+    fn new(faults: &ExpectedFaults, plan: &ClusterPlan) -> Self {
+        let PlanGoodput { simulated, closed_form } = faults.goodput(plan);
+        let Goodput { useful, checkpoints, repeated, restarts, steps } = simulated;
+        Self { useful, checkpoints, repeated, restarts, checkpoint_every: steps, closed_form }
+    }
 }
 
 #[derive(Serialize)]
@@ -121,13 +150,21 @@ pub(crate) fn json(planned: &Planned) -> String {
             global_batch: request.batch,
             seq_len: request.sequence,
         },
-        plans: found.plans.iter().map(|plan| plan_json(plan, model)).collect(),
+        plans: found
+            .plans
+            .iter()
+            .map(|plan| {
+                let goodput = planned.faults.as_ref().map(|faults| GoodputJson::new(faults, plan));
+                PlanJson { goodput, ..plan_json(plan, model) }
+            })
+            .collect(),
         lower_bound_s: found.bound_seconds,
         gap: found.plans.first().map_or(0.0, |best| best.gap),
         search_s: planned.seconds,
         estimated: found.estimated,
         simulated: found.simulated,
         memory_limit_bytes: found.memory_limit as u64,
+        faults: planned.faults.as_ref(),
         upgrades: planned.upgrades.iter().map(|upgrade| upgrade_json(upgrade, model)).collect(),
         measured: &planned.measured,
         ignored: &planned.ignored,
@@ -171,6 +208,7 @@ fn plan_json<'a>(plan: &'a ClusterPlan, model: &Model) -> PlanJson<'a> {
         memory_bytes: prediction.memory.iter().map(|rank| rank.total() as u64).collect(),
         memory_parts: prediction.memory.iter().map(parts).collect(),
         gap: plan.gap,
+        goodput: None,
         // A sum with 0 is never -0.
         costs: plan.shares.named().map(|(name, share)| (name, share * prediction.seconds + 0.0)).into(),
         goal: plan.goal.as_ref().map(|goal| GoalJson {

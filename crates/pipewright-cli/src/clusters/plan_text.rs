@@ -2,14 +2,16 @@
 
 use std::fmt::Write;
 
+use pipewright_cluster::goodput::Goodput;
 use pipewright_cluster::model::Model;
 use pipewright_cluster::search::{ClusterPlan, Gain, Goal};
 use pipewright_schedule::words::counted;
 
+use crate::clusters::failures::{ExpectedFaults, PlanGoodput};
 use crate::clusters::layout_text::{layout, memory_parts};
 use crate::clusters::plan::{Planned, UpgradeResult};
 use crate::display::{bytes, short_count};
-use crate::planning::print::{memory, time};
+use crate::planning::print::{memory, significant, span, time};
 
 /// Returns the plans with what people need to judge them.
 pub(crate) fn text(planned: &Planned) -> String {
@@ -25,6 +27,7 @@ pub(crate) fn text(planned: &Planned) -> String {
         line(format!("      {}", figures(plan, planned.found.memory_limit)));
         if index == 0 {
             details(plan).into_iter().for_each(&mut line);
+            planned.faults.iter().for_each(|faults| line(goodput(faults, plan)));
         }
     }
     let found = &planned.found;
@@ -36,6 +39,7 @@ pub(crate) fn text(planned: &Planned) -> String {
         planned.seconds
     ));
     planned.upgrades.iter().for_each(|upgrade| line(upgrade_line(upgrade, &planned.request.model)));
+    planned.faults.iter().for_each(|faults| line(faults.sentence()));
     let notes = [
         ("measured", &planned.measured),
         ("in the model's file, and not in the prediction", &planned.ignored),
@@ -119,6 +123,24 @@ fn runs(numbers: &[usize]) -> String {
     words.collect::<Vec<_>>().join(", ")
 }
 
+/// Says which share of the time is useful, and where the rest goes.
+fn goodput(faults: &ExpectedFaults, plan: &ClusterPlan) -> String {
+    let PlanGoodput { simulated, .. } = faults.goodput(plan);
+    let Goodput { useful, checkpoints, repeated, restarts, steps } = simulated;
+    let percent = |share: f64| format!("{:.1}%", share * 100.0);
+    let days = plan.goal.as_ref().filter(|_| useful > 0.0);
+    let days = days.map_or_else(String::new, |goal| format!("; {} with failures", span(goal.days / useful)));
+    format!(
+        "      goodput {}; checkpoints {} (every {}), repeated steps {}, restarts {}; a failure every {}{days}",
+        percent(useful),
+        percent(checkpoints),
+        if steps == 1 { "step".to_owned() } else { counted(steps, "step") },
+        percent(repeated),
+        percent(restarts),
+        span(faults.between_failures() / 86_400.0),
+    )
+}
+
 fn goal(goal: &Goal) -> String {
     let energy = match goal.kilowatt_hours {
         None => "energy not known: the machine has no `board_watts`".to_owned(),
@@ -136,25 +158,6 @@ fn goal(goal: &Goal) -> String {
         span(goal.days),
         significant(goal.gpu_hours)
     )
-}
-
-/// Writes a number of days in days, hours or a smaller unit.
-fn span(days: f64) -> String {
-    let hours = 24.0 * days;
-    match hours {
-        24.0.. => format!("{} days", significant(days)),
-        1.0.. => format!("{} hours", significant(hours)),
-        _ => time(3600.0 * hours),
-    }
-}
-
-/// Writes a number with at least three digits, and millions as such.
-fn significant(number: f64) -> String {
-    if number >= 1e6 {
-        return format!("{} million", significant(number / 1e6));
-    }
-    let decimals = (2.0 - number.abs().max(1e-3).log10().floor()).clamp(0.0, 5.0) as usize;
-    format!("{number:.decimals$}")
 }
 
 /// Says how much faster a step is after a change of the hardware, or why no plan exists.

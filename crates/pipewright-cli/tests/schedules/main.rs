@@ -3,6 +3,7 @@
 
 mod advice;
 mod cluster_plans;
+mod cluster_goodput;
 mod cluster_refusals;
 mod clusters;
 mod comparisons;
