@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::action::{Action, ActionKind};
+use crate::ids::StageIndex;
 use crate::schedule::Program;
+use crate::trained::StageBackward;
 
 /// The level to which a program is lowered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -77,7 +79,7 @@ impl Program {
         self.rows().iter().flatten().any(|action| kinds.contains(&action.kind()))
     }
 
-    /// Returns whether every stage gathers its parameters and, if it has a backward, reduces its gradients.
+    /// Returns whether every stage gathers its parameters and, if it is trained, reduces its gradients.
     fn is_sharded(&self) -> bool {
         let stages = self.placement().stages() as usize;
         let (mut gathered, mut reduced, mut awaited) =
@@ -95,8 +97,12 @@ impl Program {
                 *entry = true;
             }
         }
-        let all = |list: &[bool]| list.iter().all(|&entry| entry);
-        all(&gathered) && (!has_backward || all(&reduced) && all(&awaited))
+        let is_reduced = |stage: StageIndex| {
+            let is_trained = self.trained().backward_of(stage) == StageBackward::Whole;
+            !is_trained || reduced[stage.index()] && awaited[stage.index()]
+        };
+        let all_reduced = || self.placement().all_stages().all(is_reduced);
+        gathered.into_iter().all(|entry| entry) && (!has_backward || all_reduced())
     }
 }
 

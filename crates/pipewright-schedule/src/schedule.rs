@@ -11,6 +11,7 @@ use crate::action::Action;
 use crate::ids::{Rank, StageIndex};
 use crate::placement::{Placement, PlacementError};
 use crate::slices::{Slices, UnevenSlices};
+use crate::trained::TrainedStages;
 use crate::words::counted;
 
 /// The compute actions of every rank in order, with bubbles (`None`) in which a rank idles.
@@ -28,6 +29,7 @@ pub struct Program {
     placement: Placement,
     microbatches: u32,
     slices: Slices,
+    trained: TrainedStages,
     rows: Vec<Vec<Action>>,
 }
 
@@ -200,7 +202,7 @@ impl Program {
     ) -> Result<Self, ScheduleError> {
         let actions = rows.iter().map(|row| row.len() as u64).sum();
         check_sizes(&placement, microbatches, rows.len(), actions)?;
-        Ok(Self { placement, microbatches, slices: Slices::ONE, rows })
+        Ok(Self { placement, microbatches, slices: Slices::ONE, trained: TrainedStages::ALL, rows })
     }
 
     /// Returns the same rows with numbers of slices instead of microbatches ([`crate::slices`]).
@@ -210,6 +212,13 @@ impl Program {
     pub fn with_slices(self, slices: Slices) -> Result<Self, ScheduleError> {
         slices.check(self.microbatches)?;
         Ok(Self { slices, ..self })
+    }
+
+    /// Returns the same rows for a model of which these stages are trained. The others have no weight
+    /// gradients, and those below the first trained one run forward only.
+    #[must_use]
+    pub fn with_trained(self, trained: TrainedStages) -> Self {
+        Self { trained, ..self }
     }
 
     /// Makes a program, and infers the placement and the number of microbatches from the rows.
@@ -235,6 +244,11 @@ impl Program {
     /// Returns the number of slices of each microbatch.
     pub fn slices(&self) -> Slices {
         self.slices
+    }
+
+    /// Returns the stages that are trained.
+    pub fn trained(&self) -> &TrainedStages {
+        &self.trained
     }
 
     /// Returns the number of ranks.
@@ -274,7 +288,8 @@ impl Program {
         };
         let rows = schedule.rows.iter().map(without).collect();
         let &Schedule { microbatches, slices, .. } = schedule;
-        Self { placement: schedule.placement.clone(), microbatches, slices, rows }
+        let trained = TrainedStages::ALL;
+        Self { placement: schedule.placement.clone(), microbatches, slices, trained, rows }
     }
 
     /// Makes a program from the rows that a pass has made. A pass adds at most a few times the number of
@@ -285,7 +300,7 @@ impl Program {
         rows: Vec<Vec<Action>>,
     ) -> Self {
         debug_assert_eq!(rows.len(), placement.ranks() as usize);
-        Self { placement, microbatches, slices, rows }
+        Self { placement, microbatches, slices, trained: TrainedStages::ALL, rows }
     }
 
     /// Applies `pass` to the rows one after another, so that a large program is not held in memory twice. The

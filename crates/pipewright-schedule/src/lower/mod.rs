@@ -15,6 +15,7 @@
 
 mod defer_recv;
 mod drop_bubbles;
+mod drop_frozen;
 mod error;
 mod forward_part;
 mod merge_bw;
@@ -32,6 +33,7 @@ mod wait_send;
 
 pub use defer_recv::defer_recv;
 pub use drop_bubbles::drop_bubbles;
+pub use drop_frozen::drop_frozen;
 pub use error::LowerError;
 pub use forward_part::forward_part;
 pub use merge_bw::merge_bw;

@@ -59,7 +59,8 @@ pub fn order_safe(program: Program, communicator: &Communicator) -> Result<Progr
     }
     let rows = GlobalOrder::over(&program).run()?;
     let numbers = (program.microbatches(), program.slices());
-    Ok(Program::lowered(program.placement().clone(), numbers, rows))
+    let ordered = Program::lowered(program.placement().clone(), numbers, rows);
+    Ok(ordered.with_trained(program.trained().clone()))
 }
 
 /// Moves receives up so that each rank receives from another one in the order in which that sends.

@@ -9,13 +9,16 @@ use crate::lower::reduce_grad::{ReduceWait, reduce_grad};
 use crate::lower::send_early::{Overlaps, send_early};
 use crate::lower::send_recv::send_recv_over;
 use crate::lower::unshard::{UnshardConfig, unshard};
-use crate::lower::{defer_recv, drop_bubbles, merge_bw, wait_send};
+use crate::lower::{defer_recv, drop_bubbles, drop_frozen, merge_bw, wait_send};
 use crate::schedule::{Program, Schedule};
+use crate::trained::TrainedStages;
 use crate::validate::check;
 
 /// The passes to run, and their settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LowerConfig {
+    /// The stages that are trained. The backwards of the others are removed as far as nothing needs them.
+    pub trained: TrainedStages,
     /// Merge the halves of a split backward if they are adjacent.
     pub merge_bw: bool,
     /// Gather parameters before their stage computes; `None` if parameters are not sharded.
@@ -51,6 +54,7 @@ impl From<Level> for LowerConfig {
     /// The passes of a level, as in PyTorch's reference.
     fn from(level: Level) -> Self {
         Self {
+            trained: TrainedStages::ALL,
             merge_bw: false,
             unshard: (level == Level::Full).then(UnshardConfig::default),
             reduce_grad: (level == Level::Full).then_some(ReduceWait::AtOnce),
@@ -89,6 +93,10 @@ pub(super) fn lower_rows(rows: Program, config: &LowerConfig) -> Result<Program,
 }
 
 fn run_passes(mut computation: Computation<'_>, config: &LowerConfig) -> Result<Program, LowerError> {
+    if !config.trained.are_all() {
+        let needed = drop_frozen(computation.into_program(), &config.trained);
+        computation = Computation::Changed(sound("drop-frozen", needed, Level::Compute)?);
+    }
     if config.merge_bw {
         let merged = merge_bw(computation.into_program());
         computation = Computation::Changed(sound("merge-bw", merged, Level::Compute)?);

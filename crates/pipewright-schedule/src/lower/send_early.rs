@@ -1,10 +1,11 @@
 //! The pass `send-early`: splits computations if another rank waits for the result of a part.
 //!
 //! Rules: (1) an overlap becomes its forward and its backward; (2) `B` of a stage becomes `I` and `W` if the
-//! previous stage is on another rank. A message follows the action that makes its tensor. With this pass
-//! before `send-recv`, the output of an overlap's forward leaves before its backward begins, the forward does
-//! not wait for the gradient of the backward, and a gradient leaves while its sender computes weight
-//! gradients. The pass runs after the passes for replicas, which treat both halves of an overlap together.
+//! previous stage is on another rank and runs backward. A message follows the action that makes its tensor.
+//! With this pass before `send-recv`, the output of an overlap's forward leaves before its backward begins,
+//! the forward does not wait for the gradient of the backward, and a gradient leaves while its sender
+//! computes weight gradients. The pass runs after the passes for replicas, which treat both halves of an
+//! overlap together.
 //!
 //! The computations of a rank, their order, their results and the memory stay the same. The bubble of 1F1B
 //! shrinks from `(p - 1) (F + I + W)` to `(p - 1) (F + I)`. The reference sends after whole actions, so its
@@ -14,6 +15,7 @@
 //! The pass is the inverse of `merge-bw` for such stages. Time: linear in the row.
 
 use crate::action::Action;
+use crate::ids::StageIndex;
 use crate::neighbours::{Neighbour, Neighbours};
 use crate::schedule::Program;
 
@@ -28,25 +30,27 @@ pub enum Overlaps {
 
 /// Splits computations so that outputs and gradients leave as soon as they are computed.
 pub fn send_early(program: Program, overlaps: Overlaps) -> Program {
-    let neighbours = Neighbours::of(program.placement());
+    let (neighbours, trained) = (Neighbours::of(program.placement()), program.trained().clone());
+    let is_sent = |stage: StageIndex| {
+        matches!(neighbours.before(stage), Neighbour::OtherRank(_))
+            && stage.before().is_some_and(|before| trained.runs_backward(before))
+    };
     program.map_rows(|_, row| {
         let mut lowered = Vec::with_capacity(row.len());
         for action in row {
             match overlaps {
                 Overlaps::Keep if matches!(action, Action::Overlap(_)) => lowered.push(action),
-                _ => action.parts().for_each(|part| split_backward(part, &neighbours, &mut lowered)),
+                _ => action.parts().for_each(|part| split_backward(part, &is_sent, &mut lowered)),
             }
         }
         lowered
     })
 }
 
-/// Appends `part`, a full backward as two halves if another rank waits for its gradient.
-fn split_backward(part: Action, neighbours: &Neighbours, lowered: &mut Vec<Action>) {
+/// Appends `part`, a full backward as two halves if its gradient is sent to another rank.
+fn split_backward(part: Action, is_sent: &impl Fn(StageIndex) -> bool, lowered: &mut Vec<Action>) {
     match part {
-        Action::Backward { stage, microbatch }
-            if matches!(neighbours.before(stage), Neighbour::OtherRank(_)) =>
-        {
+        Action::Backward { stage, microbatch } if is_sent(stage) => {
             lowered.push(Action::InputBackward { stage, microbatch });
             lowered.push(Action::WeightBackward { stage, microbatch });
         }

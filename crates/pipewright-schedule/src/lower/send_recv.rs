@@ -3,8 +3,9 @@
 //! The pass repeatedly visits the ranks in ascending order; one round is a sweep. Rules: (1) in a sweep, a
 //! rank runs its next action if the action's input or gradient exists, otherwise it does nothing; (2) if a
 //! stage on another rank needs the result of an action, its send directly follows the action, and at the same
-//! moment the receive is appended to the row of the other rank; (3) stages on the same rank pass tensors on
-//! without a message; (4) an overlap waits for the tensors of both halves, and both sends follow it.
+//! moment the receive is appended to the row of the other rank. A stage that runs forward only needs no
+//! gradient; (3) stages on the same rank pass tensors on without a message; (4) an overlap waits for the
+//! tensors of both halves, and both sends follow it.
 //!
 //! So all sends and receives are made in one global order, in which each send is next to its receive. Every
 //! pair of ranks therefore agrees on an order, and the program has no deadlock even if a send blocks until it
@@ -25,6 +26,7 @@ use crate::rank_set::RankSet;
 use crate::row_cursors::{RowReaders, RowWriters};
 use crate::schedule::Program;
 use crate::slices::Slices;
+use crate::trained::TrainedStages;
 use crate::transfer::Transfer;
 use crate::validate::BlockedRank;
 
@@ -36,7 +38,8 @@ pub fn send_recv(program: Program) -> Result<Program, LowerError> {
     if program.rows().iter().flatten().any(|action| action.is_communication()) {
         return Err(LowerError::AlreadyCommunicates);
     }
-    sweep(program.placement(), (program.microbatches(), program.slices()), program.rows(), Bubbles::Dropped)
+    let numbers = (program.microbatches(), program.slices());
+    sweep(program.placement(), numbers, program.trained().clone(), program.rows(), Bubbles::Dropped)
 }
 
 /// Does the same as [`send_recv`] for a schedule or a program, which must not communicate.
@@ -44,7 +47,7 @@ pub(super) fn send_recv_over(computation: Computation<'_>) -> Result<Program, Lo
     match computation {
         Computation::Scheduled(schedule) => {
             let numbers = (schedule.microbatches(), schedule.slices());
-            sweep(schedule.placement(), numbers, schedule.rows(), Bubbles::Dropped)
+            sweep(schedule.placement(), numbers, TrainedStages::ALL, schedule.rows(), Bubbles::Dropped)
         }
         Computation::Changed(program) => send_recv(program),
     }
@@ -60,7 +63,7 @@ pub(super) fn send_recv_cells(
     if rows.iter().flatten().flatten().any(|action| action.is_communication()) {
         return Err(LowerError::AlreadyCommunicates);
     }
-    sweep(placement, numbers, rows, Bubbles::HoldBack)
+    sweep(placement, numbers, TrainedStages::ALL, rows, Bubbles::HoldBack)
 }
 
 /// The treatment of the bubbles of a schedule. A program has no bubbles.
@@ -76,16 +79,18 @@ enum Bubbles {
 fn sweep<Cell: Copy + Into<Option<Action>>>(
     placement: &Placement,
     numbers: (u32, Slices),
+    trained: TrainedStages,
     rows: &[Vec<Cell>],
     bubbles: Bubbles,
 ) -> Result<Program, LowerError> {
-    let rows = Sweep::over(placement, numbers.0, rows, bubbles).run()?;
-    Ok(Program::lowered(placement.clone(), numbers, rows))
+    let rows = Sweep::over(placement, numbers.0, &trained, rows, bubbles).run()?;
+    Ok(Program::lowered(placement.clone(), numbers, rows).with_trained(trained))
 }
 
 /// The state of the pass. A cell is an action of a program, or an action or a bubble of a schedule.
 struct Sweep<'a, Cell> {
     placement: &'a Placement,
+    trained: &'a TrainedStages,
     neighbours: Neighbours,
     bubbles: Bubbles,
     /// The next cell of each rank.
@@ -102,9 +107,16 @@ struct Sweep<'a, Cell> {
 }
 
 impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
-    fn over(placement: &'a Placement, microbatches: u32, rows: &'a [Vec<Cell>], bubbles: Bubbles) -> Self {
+    fn over(
+        placement: &'a Placement,
+        microbatches: u32,
+        trained: &'a TrainedStages,
+        rows: &'a [Vec<Cell>],
+        bubbles: Bubbles,
+    ) -> Self {
         Self {
             placement,
+            trained,
             neighbours: Neighbours::of(placement),
             bubbles,
             cells: RowReaders::over(rows),
@@ -159,6 +171,9 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
         self.lowered.push(rank, action);
         for part in action.parts() {
             let Some((send, receive)) = message_of(part) else { continue };
+            if matches!(send, Action::SendBackward { .. }) && !self.trained.runs_backward(receive.stage()) {
+                continue;
+            }
             self.made.insert(receive);
             if let Some(receiver) = self.neighbours.peer(send) {
                 self.lowered.push(rank, send);

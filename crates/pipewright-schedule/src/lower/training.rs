@@ -1,11 +1,12 @@
 //! The settings with which a schedule is lowered for training. The command line, benches, tests and users
 //! share them.
 //!
-//! Rules, in the order of the passes: (1) if parameters are sharded over the replicas, they are gathered
-//! before their stage computes; (2) if there are several replicas, the gradients of a stage are reduced as
-//! soon as they are complete, and waited for at the end of the row, unless the caller chooses another place;
-//! (3) input gradients leave their rank before it computes the weight gradients of the same backward
-//! ([`send_early`](super::send_early)); (4) sends and receives are added.
+//! Rules, in the order of the passes: (1) the backwards of frozen stages are removed as far as nothing needs
+//! them ([`drop_frozen`](super::drop_frozen())); (2) if parameters are sharded over the replicas, they are
+//! gathered before their stage computes; (3) if there are several replicas, the gradients of a stage are
+//! reduced as soon as they are complete, and waited for at the end of the row, unless the caller chooses
+//! another place; (4) input gradients leave their rank before it computes the weight gradients of the same
+//! backward ([`send_early`](super::send_early)); (5) sends and receives are added.
 
 use std::num::NonZeroU32;
 
@@ -16,6 +17,7 @@ use crate::lower::reduce_grad::ReduceWait;
 use crate::lower::source::Lowered;
 use crate::lower::unshard::{UnshardConfig, UnshardLookahead};
 use crate::schedule::Schedule;
+use crate::trained::TrainedStages;
 use crate::validate::ValidatedProgram;
 
 /// How a schedule is lowered for training.
@@ -44,6 +46,8 @@ pub struct TrainingLowering {
     /// rank runs the halves one after the other, so an overlap becomes its forward and its backward, and the
     /// forward's output leaves before the backward begins.
     pub keep_overlaps: bool,
+    /// The stages that are trained.
+    pub trained: TrainedStages,
 }
 
 impl Default for TrainingLowering {
@@ -55,6 +59,7 @@ impl Default for TrainingLowering {
             unshard_lookahead: UnshardLookahead::Full,
             reduce_wait: ReduceWait::AtEnd,
             keep_overlaps: false,
+            trained: TrainedStages::ALL,
         }
     }
 }
@@ -76,6 +81,7 @@ impl From<TrainingLowering> for LowerConfig {
         let has_replicas = config.replicas > 1;
         let window = config.unshard_window.filter(|_| has_replicas);
         Self {
+            trained: config.trained,
             send_early: true,
             keep_overlaps: config.keep_overlaps,
             reduce_grad: has_replicas.then_some(config.reduce_wait),
@@ -131,6 +137,32 @@ mod tests {
             Level::Full,
             "0UNSHARD,0F0,1UNSHARD,1F0,1B0,1REDUCE_GRAD,1RESHARD,0B0,0REDUCE_GRAD,0RESHARD,1WAIT_REDUCE_GRAD,\
              0WAIT_REDUCE_GRAD\n",
+        );
+    }
+
+    #[test]
+    fn no_gradient_is_sent_to_a_stage_that_runs_forward_only() {
+        let frozen = |trained: &[bool]| TrainingLowering {
+            trained: TrainedStages::of(trained),
+            ..TrainingLowering::default()
+        };
+        let rows = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n";
+        let above = "0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F0,1F0,1RECV_F1,1B0,1F1,1B1\n";
+        check(frozen(&[false, true]), rows, Level::Comms, above);
+        let below = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n\
+                     1RECV_F0,1F0,1RECV_F1,1I0,1SEND_B0,1F1,1I1,1SEND_B1\n";
+        check(frozen(&[true, false]), rows, Level::Comms, below);
+        let sharded = TrainingLowering {
+            replicas: 2,
+            unshard_window: NonZeroU32::new(1),
+            ..frozen(&[false, true, false])
+        };
+        check(
+            sharded,
+            "0F0,1F0,2F0,2B0,1B0,0B0\n",
+            Level::Full,
+            "0UNSHARD,0F0,0RESHARD,1UNSHARD,1F0,1RESHARD,2UNSHARD,2F0,2I0,2RESHARD,1UNSHARD,1B0,1REDUCE_GRAD,\
+             1RESHARD,1WAIT_REDUCE_GRAD\n",
         );
     }
 

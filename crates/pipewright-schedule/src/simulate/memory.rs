@@ -3,10 +3,11 @@
 //! Rules: (1) the activation of a forward is allocated when it starts, and freed when the full backward or
 //! the input backward ends; (2) the input backward allocates a stash when it ends, which the weight backward
 //! frees when it ends; (3) a stage's weight gradients are allocated when its first weight backward starts,
-//! and stay allocated; (4) in a run without backwards, a forward frees its activation when it ends; (5) a
-//! forward that is in the timeline twice is computed again: the first one keeps its inputs only
-//! ([`StageSizes::recompute`]), the second one allocates the activation, and the backward after it frees
-//! both. Parameters, optimizer state and messages are not included.
+//! and stay allocated; (4) the forward of a stage without backwards frees its activation when it ends, and
+//! the input backward of a stage without weight backwards allocates no stash; (5) a forward that is in the
+//! timeline twice is computed again: the first one keeps its inputs only ([`StageSizes::recompute`]), the
+//! second one allocates the activation, and the backward after it frees both. Parameters, optimizer state and
+//! messages are not included.
 //!
 //! If microbatches are cut into slices, a slice has its share of the bytes of its microbatch, rounded up. Two
 //! rules are added: (6) the backward of a slice allocates the gradients of the keys and values of the slices
@@ -22,7 +23,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use crate::action::{Action, ActionKind};
 use crate::costs::StageSizes;
-use crate::ids::Rank;
+use crate::ids::{Rank, StageIndex};
 use crate::slices::Slices;
 use crate::timeline::{Event, Timeline};
 
@@ -43,7 +44,7 @@ pub struct MemoryStep {
 /// stage, or one for all stages; if it is empty, the memory is 0.
 pub fn memory_curve(timeline: &Timeline, rank: Rank, sizes: &[StageSizes]) -> Vec<MemoryStep> {
     let mut held = Held {
-        trains: trains(timeline),
+        kinds: kinds(timeline.events_of(rank)),
         sizes,
         slices: timeline.slices(),
         bytes: 0,
@@ -87,11 +88,13 @@ struct Forwards {
     started: u32,
 }
 
-fn trains(timeline: &Timeline) -> bool {
-    timeline.events().iter().any(|event| {
-        let kind = event.action.kind();
-        kind.is_compute() && kind != ActionKind::Forward
-    })
+/// Returns the kinds of actions in the events, by stage.
+fn kinds(events: &[Event]) -> HashMap<StageIndex, BTreeSet<ActionKind>> {
+    let mut kinds: HashMap<StageIndex, BTreeSet<ActionKind>> = HashMap::new();
+    for part in events.iter().flat_map(|event| event.action.parts()) {
+        kinds.entry(part.stage()).or_default().insert(part.kind());
+    }
+    kinds
 }
 
 fn makes_input_gradient(part: Action) -> bool {
@@ -100,7 +103,7 @@ fn makes_input_gradient(part: Action) -> bool {
 
 /// The memory while a rank's events are replayed.
 struct Held<'a> {
-    trains: bool,
+    kinds: HashMap<StageIndex, BTreeSet<ActionKind>>,
     sizes: &'a [StageSizes],
     slices: Slices,
     bytes: u64,
@@ -136,15 +139,27 @@ impl Held<'_> {
     fn ends(&mut self, time: f64, part: Action) {
         let sizes = self.sizes_of(part);
         match part.kind() {
-            ActionKind::Forward if !self.trains => self.change(time, 0, sizes.activation),
+            ActionKind::Forward if !self.runs_backward(part) => self.change(time, 0, sizes.activation),
             ActionKind::Backward => self.change(time, 0, self.activation_of(part)),
-            ActionKind::InputBackward => self.change(time, sizes.stash, self.activation_of(part)),
+            ActionKind::InputBackward => {
+                let stash = if self.has(part, ActionKind::WeightBackward) { sizes.stash } else { 0 };
+                self.change(time, stash, self.activation_of(part));
+            }
             ActionKind::WeightBackward => self.change(time, 0, sizes.stash),
             _ => {}
         }
         if makes_input_gradient(part) && self.has_slice_after(part) {
             self.change(time, 0, (self.slices_before(part) + 1).saturating_mul(sizes.keys_values));
         }
+    }
+
+    /// Returns whether the stage of `part` has actions of a kind.
+    fn has(&self, part: Action, kind: ActionKind) -> bool {
+        self.kinds.get(&part.stage()).is_some_and(|kinds| kinds.contains(&kind))
+    }
+
+    fn runs_backward(&self, part: Action) -> bool {
+        [ActionKind::Backward, ActionKind::InputBackward].into_iter().any(|kind| self.has(part, kind))
     }
 
     /// Returns the number of slices before the slice of `part` in the same microbatch.
@@ -218,7 +233,8 @@ mod tests {
 
     #[test]
     fn an_overlap_holds_both() {
-        check("0F0,1F0,(0F1;1B0)OVERLAP_F_B\n", &[UNIT], &[(0.0, 1), (1.0, 2), (2.0, 3), (3.0, 2)]);
+        let expected = [(0.0, 1), (1.0, 2), (2.0, 3), (3.0, 2), (4.0, 1), (4.0, 2), (6.0, 1), (7.0, 0)];
+        check("0F0,1F0,(0F1;1B0)OVERLAP_F_B,0B0,1F1,1B1,0B1\n", &[UNIT], &expected);
     }
 
     #[test]
@@ -280,6 +296,15 @@ mod tests {
         // backward follows at once; its 5 bytes are an activation, and its backward adds 2 bytes of gradients
         // for slice 0.
         assert_eq!(found, [(0.0, 3), (0.5, 8), (1.0, 10), (2.0, 5), (2.0, 9), (3.5, 2), (3.5, 0)]);
+    }
+
+    #[test]
+    fn a_frozen_stage_keeps_what_its_backwards_need() {
+        // Stage 0 runs forward only, and stage 2 has no weight gradients.
+        let rows = "0F0,1F0,2F0,2I0,1I0,1W0\n";
+        let expected =
+            [(0.0, 10), (1.0, 0), (1.0, 10), (2.0, 20), (4.0, 10), (5.0, 3), (5.0, 103), (6.0, 100)];
+        check(rows, &[SIZES], &expected);
     }
 
     #[test]

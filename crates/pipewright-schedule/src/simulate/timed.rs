@@ -9,12 +9,12 @@
 //! `WAIT_REDUCE_GRAD` waits for the reduction; (6) an overlap runs its forward and then its backward, each
 //! with its own tensors, costs and event, and the forward's output leaves when the forward ends; (7) the
 //! messages of skip connections ([`Costs::skips`]) leave when the computation of their tensor ends, before
-//! the sends that follow it; (8) before a backward of a stage that is recomputed ([`Costs::recompute`]), the
-//! rank computes its forward again, unless that forward was the rank's last computation: while the gradients
-//! are on their way, or, if it is recomputed block by block, once they have arrived; (9) a slice takes its
-//! share of the times and bytes of its microbatch
-//! ([`StageCosts::of_slice`](crate::costs::StageCosts::of_slice)). There is one link for each ordered pair of
-//! ranks, and messages are buffered: a send does not wait for its receive.
+//! the sends that follow it, and none carries a gradient to a stage that runs forward only; (8) before a
+//! backward of a stage that is recomputed ([`Costs::recompute`]), the rank computes its forward again, unless
+//! that forward was the rank's last computation: while the gradients are on their way, or, if it is
+//! recomputed block by block, once they have arrived; (9) a slice takes its share of the times and bytes of
+//! its microbatch ([`StageCosts::of_slice`](crate::costs::StageCosts::of_slice)). There is one link for each
+//! ordered pair of ranks, and messages are buffered: a send does not wait for its receive.
 //!
 //! [`timed_on`] replaces rules 2 and 3 by the rules of another communicator ([`super::queues`]), for programs that
 //! are sound on it. Messages of skip connections are not actions of a row: they stay buffered, and have links of
@@ -331,7 +331,9 @@ impl<'a> Run<'a> {
         {
             self.arrive(tensor, on_rank);
         }
-        for tensor in BoundaryTensor::skips_made_by(&costs.skips, part) {
+        let trained = self.program.trained();
+        let is_used = |tensor: &BoundaryTensor| !tensor.gradient || trained.runs_backward(tensor.stage);
+        for tensor in BoundaryTensor::skips_made_by(&costs.skips, part).filter(is_used) {
             let receiver = self.program.placement().owner(tensor.stage);
             match (receiver, tensor.route) {
                 (Some(receiver), Route::Skip(index)) if receiver != rank => {

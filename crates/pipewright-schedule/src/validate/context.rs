@@ -3,10 +3,11 @@
 
 use crate::action::{Action, ActionKind};
 use crate::action_set::{ActionSet, bit};
-use crate::ids::Rank;
+use crate::ids::{Rank, StageIndex};
 use crate::level::Level;
 use crate::neighbours::Neighbours;
 use crate::schedule::Program;
+use crate::trained::StageBackward;
 
 /// The program under validation.
 pub(super) struct Context<'a> {
@@ -20,6 +21,16 @@ pub(super) struct Context<'a> {
 }
 
 impl Context<'_> {
+    /// Returns what the backward of `stage` computes.
+    pub(super) fn backward_of(&self, stage: StageIndex) -> StageBackward {
+        if self.forward_only { StageBackward::None } else { self.program.trained().backward_of(stage) }
+    }
+
+    /// Returns whether `stage` has no parameters to train.
+    pub(super) fn is_frozen(&self, stage: StageIndex) -> bool {
+        self.program.trained().backward_of(stage) != StageBackward::Whole
+    }
+
     /// Returns whether the program has a wait for a send.
     pub(super) fn waits_for_sends(&self) -> bool {
         const WAITS: u16 = bit(ActionKind::WaitSendForward) | bit(ActionKind::WaitSendBackward);

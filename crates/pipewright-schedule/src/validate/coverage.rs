@@ -3,8 +3,9 @@
 //! Rules: (1) stages and microbatches are in range; (2) an action is on the rank that owns its stage; (3) no
 //! action occurs twice, except `UNSHARD` and `RESHARD`; (4) every stage has a forward for every microbatch;
 //! (5) unless the program is forward-only, every stage has for every microbatch either a full backward or
-//! both halves of a split one; (6) there is no communication at the level `compute`. [`super::matching`]
-//! checks sends and receives.
+//! both halves of a split one; a stage without trained parameters has the input half alone, and a stage below
+//! the first trained one has no backward ([`crate::trained`]); (6) there is no communication at the level
+//! `compute`. [`super::matching`] checks sends and receives.
 
 use crate::action::{Action, ActionKind};
 use crate::action_set::{ActionSet, bit};
@@ -12,6 +13,7 @@ use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::level::Level;
 use crate::neighbours::Neighbours;
 use crate::schedule::Program;
+use crate::trained::StageBackward;
 use crate::validate::context::{Context, position_of};
 use crate::validate::order;
 use crate::validate::violation::{Report, ViolationKind};
@@ -56,25 +58,37 @@ pub(super) fn check_all(context: &Context<'_>, report: &mut Report) {
         report.push(Rank::new(0), || (0, ViolationKind::NoMicrobatches));
     }
     for stage in placement.all_stages() {
-        let rank = placement.rank_of(stage);
+        let (rank, backward) = (placement.rank_of(stage), context.backward_of(stage));
         for (microbatch, &kinds) in (0..).map(Microbatch::new).zip(context.present.of_stage(stage)) {
-            if !is_covered(kinds, context.forward_only) {
-                check_forward(context, report, rank, Action::Forward { stage, microbatch });
-                if !context.forward_only {
-                    check_backward(context, report, rank, stage, microbatch);
-                }
+            if is_covered(kinds, backward) {
+                continue;
+            }
+            check_forward(context, report, rank, Action::Forward { stage, microbatch });
+            match backward {
+                StageBackward::Whole => check_backward(context, report, rank, stage, microbatch),
+                StageBackward::Inputs => check_inputs(context, report, rank, stage, microbatch),
+                StageBackward::None => check_unused(context, report, rank, &BACKWARDS, stage, microbatch),
             }
         }
     }
 }
 
+/// The kinds of backwards.
+const BACKWARDS: [ActionKind; 3] =
+    [ActionKind::Backward, ActionKind::InputBackward, ActionKind::WeightBackward];
+
 /// Returns whether `kinds`, the kinds of a stage and microbatch in the program, are the required ones.
-fn is_covered(kinds: u16, forward_only: bool) -> bool {
+fn is_covered(kinds: u16, backward: StageBackward) -> bool {
     const FORWARD: u16 = bit(ActionKind::Forward);
     const FULL: u16 = FORWARD | bit(ActionKind::Backward);
-    const SPLIT: u16 = FORWARD | bit(ActionKind::InputBackward) | bit(ActionKind::WeightBackward);
+    const INPUTS: u16 = FORWARD | bit(ActionKind::InputBackward);
+    const SPLIT: u16 = INPUTS | bit(ActionKind::WeightBackward);
     let compute = kinds & (FULL | SPLIT);
-    if forward_only { compute == FORWARD } else { compute == FULL || compute == SPLIT }
+    match backward {
+        StageBackward::None => compute == FORWARD,
+        StageBackward::Inputs => compute == INPUTS,
+        StageBackward::Whole => compute == FULL || compute == SPLIT,
+    }
 }
 
 fn check_forward(context: &Context<'_>, report: &mut Report, rank: Rank, forward: Action) {
@@ -107,6 +121,38 @@ fn check_backward(
         (false, false, true) => inputs,
     };
     report.push(rank, || (context.program.row(rank).len(), ViolationKind::Missing { action: missing }));
+}
+
+/// Checks the backward of a stage without trained parameters.
+fn check_inputs(
+    context: &Context<'_>,
+    report: &mut Report,
+    rank: Rank,
+    stage: StageIndex,
+    microbatch: Microbatch,
+) {
+    let inputs = Action::InputBackward { stage, microbatch };
+    if !context.present.contains(inputs) {
+        report.push(rank, || (context.program.row(rank).len(), ViolationKind::Missing { action: inputs }));
+    }
+    let unused = [ActionKind::Backward, ActionKind::WeightBackward];
+    check_unused(context, report, rank, &unused, stage, microbatch);
+}
+
+/// Reports backwards of these kinds, whose gradients nothing uses.
+fn check_unused(
+    context: &Context<'_>,
+    report: &mut Report,
+    rank: Rank,
+    kinds: &[ActionKind],
+    stage: StageIndex,
+    microbatch: Microbatch,
+) {
+    let backwards = kinds.iter().filter_map(|&kind| Action::of_microbatch(kind, stage, microbatch));
+    for action in backwards.filter(|&action| context.present.contains(action)) {
+        let position = || position_of(context.program, rank, action);
+        report.push(rank, || (position(), ViolationKind::Frozen { action }));
+    }
 }
 
 /// Returns the violation if `action` may not be on `rank`.

@@ -1,13 +1,15 @@
 //! The rules of messages: every receive has its send, and every send its receive.
 //!
-//! Rules: (1) a result that a neighbouring stage on another rank needs is sent and received; (2) there is no
-//! send without its receive, and no receive without its send; (3) there is no communication at the ends of
-//! the model or between stages of one rank. [`super::peer_order`] checks the order of messages.
+//! Rules: (1) a result that a neighbouring stage on another rank needs is sent and received; the gradient for
+//! a stage that runs forward only is not; (2) there is no send without its receive, and no receive without
+//! its send; (3) there is no communication at the ends of the model or between stages of one rank.
+//! [`super::peer_order`] checks the order of messages.
 
 use crate::action::{Action, ActionKind};
 use crate::action_set::bit;
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::neighbours::Neighbour;
+use crate::trained::StageBackward;
 use crate::transfer::Transfer;
 use crate::validate::context::{Context, position_of};
 use crate::validate::violation::{Report, ViolationKind};
@@ -64,16 +66,17 @@ fn check_boundary(context: &Context<'_>, report: &mut Report, stage: StageIndex)
     const FORWARD: [u16; 2] = [bit(ActionKind::SendForward), bit(ActionKind::RecvForward)];
     const BACKWARD: [u16; 2] = [bit(ActionKind::RecvBackward), bit(ActionKind::SendBackward)];
     let has = |kinds: u16, wanted: u16| kinds & wanted != 0;
+    let has_gradient = context.backward_of(stage) != StageBackward::None;
     let here = context.present.of_stage(stage).iter().zip(context.present.of_stage(next));
     for (microbatch, (&here, &there)) in (0..).map(Microbatch::new).zip(here) {
         let forward = has(here, FORWARD[0]) && has(there, FORWARD[1]);
         let backward = [has(here, BACKWARD[0]), has(there, BACKWARD[1])];
-        if forward && (backward == [true; 2] || (context.forward_only && backward == [false; 2])) {
+        if forward && backward == [has_gradient; 2] {
             continue;
         }
         let sources = [
             (Action::Forward { stage, microbatch }, true),
-            (Action::Backward { stage: next, microbatch }, !context.forward_only),
+            (Action::Backward { stage: next, microbatch }, has_gradient),
         ];
         for (source, required) in sources {
             if let Some(transfer) = Transfer::after(placement, source) {
@@ -87,7 +90,10 @@ fn check_pair(context: &Context<'_>, report: &mut Report, transfer: Transfer, re
     let Transfer { send, receive, sender, receiver } = transfer;
     let row_end = |rank| context.program.row(rank).len();
     match (context.present.contains(send), context.present.contains(receive)) {
-        (true, true) => {}
+        (true, true) if required => {}
+        (true, true) => report.push(sender, || {
+            (position_of(context.program, sender, send), ViolationKind::Frozen { action: send })
+        }),
         (true, false) => report.push(sender, || {
             let kind = ViolationKind::UnmatchedSend { action: send, receive, peer: receiver };
             (position_of(context.program, sender, send), kind)

@@ -3,12 +3,13 @@
 //! Rules for each stage that gathers its parameters somewhere (at the level `full`, for every stage): (1) it
 //! computes only while they are gathered; (2) `UNSHARD` and `RESHARD` alternate, beginning with `UNSHARD`.
 //! For each stage that reduces its gradients (at the level `full`, unless the program is forward-only, for
-//! every stage): (3) the reduction follows its last weight gradient; (4) at the level `full`, the reduction
-//! and its wait are present.
+//! every stage with trained parameters): (3) the reduction follows its last weight gradient, and the stage is
+//! not frozen; (4) at the level `full`, the reduction and its wait are present.
 
 use crate::action::{Action, ActionKind};
-use crate::ids::Rank;
+use crate::ids::{Rank, StageIndex};
 use crate::level::Level;
+use crate::trained::StageBackward;
 use crate::validate::context::Context;
 use crate::validate::violation::{Report, ViolationKind};
 
@@ -65,6 +66,9 @@ fn check_reduction(context: &Context<'_>, report: &mut Report) {
                 let reduce = Action::ReduceGrad { stage: action.stage() };
                 let adds = matches!(action.kind(), ActionKind::Backward | ActionKind::WeightBackward);
                 let Some(reduced) = reduced.get_mut(action.stage().index()) else { continue };
+                if action == reduce && context.is_frozen(action.stage()) {
+                    report.push(rank, || (position, ViolationKind::Frozen { action }));
+                }
                 if adds && *reduced {
                     report.push(rank, || (position, ViolationKind::AfterReduce { action, reduce }));
                 }
@@ -77,7 +81,8 @@ fn check_reduction(context: &Context<'_>, report: &mut Report) {
 /// Checks rule 4.
 fn check_reduced(context: &Context<'_>, report: &mut Report) {
     let placement = context.program.placement();
-    for stage in placement.all_stages() {
+    let is_trained = |stage: &StageIndex| context.backward_of(*stage) == StageBackward::Whole;
+    for stage in placement.all_stages().filter(is_trained) {
         let rank = placement.rank_of(stage);
         for action in [Action::ReduceGrad { stage }, Action::WaitReduceGrad { stage }] {
             if !context.present.contains(action) {

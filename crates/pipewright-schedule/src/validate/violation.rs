@@ -77,6 +77,12 @@ pub enum ViolationKind {
         /// The half of a split backward.
         other: Action,
     },
+    /// An action computes or sends gradients that nothing uses, because of frozen stages.
+    #[error("{action} is for gradients that no stage uses, because stages are frozen; drop it")]
+    Frozen {
+        /// The action.
+        action: Action,
+    },
     /// An action communicates at a level without communication.
     #[error(
         "{action} communicates, which the level `{level}` does not; validate at the level `comms` or `full`"

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use pipewright_schedule::{Action, Level, Microbatch, Program, Rank, StageIndex};
+use pipewright_schedule::{Action, Level, Microbatch, Program, Rank, StageBackward, StageIndex};
 
 /// An item on a rank: a tensor of a stage and a microbatch, or a state of a whole stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -239,6 +239,8 @@ impl World<'_> {
             }
             Action::Forward { .. } => vec![Thing::Saved(s, m), Thing::Output(s, m)],
             Action::Backward { .. } => vec![Thing::InputGradient(s, m), Thing::WeightGradient(s, m)],
+            // Without weights to train, nothing is left for `W`.
+            Action::InputBackward { .. } if !self.is_trained(s) => vec![Thing::InputGradient(s, m)],
             Action::InputBackward { .. } => vec![Thing::InputGradient(s, m), Thing::Stash(s, m)],
             Action::WeightBackward { .. } => vec![Thing::WeightGradient(s, m)],
             Action::Unshard { .. } => vec![Thing::Gathered(s)],
@@ -263,7 +265,7 @@ impl World<'_> {
         let (made, arriving, to) = match part {
             Action::Forward { .. } => (Thing::Output(s, m), Thing::Input(s + 1, m), Some(s + 1)),
             Action::Backward { .. } | Action::InputBackward { .. } => {
-                let to = s.checked_sub(1);
+                let to = s.checked_sub(1).filter(|&stage| self.runs_backward(stage));
                 (Thing::InputGradient(s, m), Thing::OutputGradient(to.unwrap_or(0), m), to)
             }
             _ => return,
@@ -275,11 +277,20 @@ impl World<'_> {
                 self.things[peer].insert(arriving);
             }
             Some(_) => {}
-            // The gradient of the first stage's input is not used.
+            // The gradient of the input is not used by the first stage, nor by one that runs forward only.
             None => {
                 self.things[rank].remove(&made);
             }
         }
+    }
+
+    fn is_trained(&self, stage: u32) -> bool {
+        self.program.trained().backward_of(StageIndex::new(stage)) == StageBackward::Whole
+    }
+
+    /// Returns whether the stage or one before it has weights to train.
+    fn runs_backward(&self, stage: u32) -> bool {
+        self.trains && (0..=stage).any(|before| self.is_trained(before))
     }
 
     /// Checks that every row has reached its end, and that exactly the results of a step remain.
@@ -289,15 +300,24 @@ impl World<'_> {
         }
         for stage in 0..self.stages {
             let things = &self.things[self.owner(stage).ok_or("a stage without a rank")?];
-            let reduces = self.trains && self.level == Level::Full;
-            if reduces && !things.contains(&Thing::Reduced(stage)) {
-                return Err(format!("stage {stage} is not reduced"));
+            let has_weights = self.trains && self.is_trained(stage);
+            if has_weights && self.level == Level::Full {
+                if !things.contains(&Thing::Reduced(stage)) {
+                    return Err(format!("stage {stage} is not reduced"));
+                }
+                continue;
+            }
+            if !has_weights && things.contains(&Thing::Reduced(stage)) {
+                return Err(format!("stage {stage} is frozen and reduced"));
             }
             for m in 0..self.program.microbatches() {
-                let result =
-                    if self.trains { Thing::WeightGradient(stage, m) } else { Thing::Saved(stage, m) };
-                if !reduces && !things.contains(&result) {
+                let (backward, gradient) = (self.runs_backward(stage), Thing::WeightGradient(stage, m));
+                let result = if has_weights { gradient } else { Thing::Saved(stage, m) };
+                if (has_weights || !backward) && !things.contains(&result) {
                     return Err(format!("{result:?} is never made"));
+                }
+                if !has_weights && things.contains(&gradient) {
+                    return Err(format!("{gradient:?} is of a frozen stage"));
                 }
             }
         }
@@ -308,7 +328,9 @@ impl World<'_> {
             | Thing::Stash(..)
             | Thing::KeyGradient(..)
             | Thing::Reducing(..) => true,
-            Thing::Saved(..) | Thing::OutputGradient(..) | Thing::Keys(..) => self.trains,
+            Thing::Saved(stage, _) | Thing::OutputGradient(stage, _) | Thing::Keys(stage, _) => {
+                self.runs_backward(*stage)
+            }
             Thing::WeightGradient(..) | Thing::Gathered(..) | Thing::Reduced(..) => false,
         };
         self.things.iter().flatten().find(lost).map_or(Ok(()), |thing| Err(format!("{thing:?} is left over")))

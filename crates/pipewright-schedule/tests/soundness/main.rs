@@ -8,13 +8,14 @@ mod random;
 
 use checker::execute;
 use mutations::{Mutation, mutate};
-use pipewright_schedule::Costs;
 use pipewright_schedule::csv::{print_program, print_schedule};
 use pipewright_schedule::generate::{PerStage, Setting, catalogue};
 use pipewright_schedule::lower::Messages;
 use pipewright_schedule::simulate::{logical, timed};
+use pipewright_schedule::{ActionKind, Costs};
 use pipewright_schedule::{
-    Level, LowerConfig, Program, Schedule, ScheduleSpec, Slices, ViolationKind, generate, lower, validate,
+    Level, LowerConfig, Program, Schedule, ScheduleSpec, Slices, StageBackward, TrainedStages, ViolationKind,
+    generate, lower, validate,
 };
 use proptest::prelude::*;
 use random::any_schedule;
@@ -42,6 +43,52 @@ fn check_sound(schedule: &Schedule) -> Result<(), TestCaseError> {
         if let Err(violations) = validate(program, level) {
             prop_assert!(false, "{}: {}", level, violations);
         }
+    }
+    Ok(())
+}
+
+/// Checks that both judges accept the program of `schedule` for a model of which some stages are trained, and
+/// that they refuse the program of the whole training for such a model.
+fn check_frozen(schedule: &Schedule, trained: &[bool]) -> Result<(), TestCaseError> {
+    let stages = schedule.placement().stages() as usize;
+    let flags: Vec<bool> = (0..stages).map(|stage| trained[stage % trained.len()]).collect();
+    let trained = TrainedStages::of(&flags);
+    for (level, send_early) in LEVELS.into_iter().flat_map(|level| [(level, false), (level, true)]) {
+        let config = LowerConfig { send_early, trained: trained.clone(), ..LowerConfig::from(level) };
+        let program = lower(schedule, &config);
+        let program =
+            program.unwrap_or_else(|error| panic!("{level}: {error}\n{}", print_schedule(schedule)));
+        let text = print_program(&program);
+        prop_assert_eq!(execute(&program, level), Ok(()), "{} {:?}\n{}", level, &flags, &text);
+        if level != Level::Compute {
+            prop_assert!(logical(&program).is_ok() && timed(&program, &Costs::default()).is_ok(), "{}", text);
+        }
+        check_kinds(&program, &trained)?;
+        prop_assert!(judged(program, level)?);
+        let has_backward =
+            schedule.rows().iter().flatten().flatten().any(|action| action.kind() != ActionKind::Forward);
+        // A rank that has reduced the gradients of a stage that is frozen is no harm to the others.
+        if has_backward && !trained.are_all() {
+            let whole =
+                lower(schedule, &LowerConfig { trained: TrainedStages::ALL, ..config }).expect("it is sound");
+            prop_assert!(!judged(whole.with_trained(trained.clone()), level)?);
+        }
+    }
+    Ok(())
+}
+
+/// Checks that no stage has an action for gradients that it does not need.
+fn check_kinds(program: &Program, trained: &TrainedStages) -> Result<(), TestCaseError> {
+    use ActionKind::*;
+    for part in program.rows().iter().flatten().flat_map(|action| action.parts()) {
+        let unneeded: &[ActionKind] = match trained.backward_of(part.stage()) {
+            StageBackward::Whole => &[],
+            StageBackward::Inputs => &[Backward, WeightBackward, ReduceGrad, WaitReduceGrad],
+            StageBackward::None => {
+                &[Backward, InputBackward, WeightBackward, RecvBackward, SendBackward, ReduceGrad]
+            }
+        };
+        prop_assert!(!unneeded.contains(&part.kind()), "{}", part);
     }
     Ok(())
 }
@@ -154,6 +201,16 @@ proptest! {
     }
 
     #[test]
+    fn every_generator_is_sound_for_frozen_stages(
+        (name, spec) in any_spec(),
+        trained in prop::collection::vec(any::<bool>(), 1..9),
+    ) {
+        if let Ok(schedule) = generate(name, &spec) {
+            check_frozen(&schedule, &trained)?;
+        }
+    }
+
+    #[test]
     fn every_random_schedule_is_sound(schedule in any_schedule()) {
         check_sound(&schedule)?;
     }
@@ -180,9 +237,11 @@ proptest! {
         schedule in any_schedule(),
         level in prop::sample::select(&LEVELS[..]),
         mutation in prop::sample::select(Mutation::ALL),
+        trained in prop::collection::vec(any::<bool>(), 0..4),
         seed: u64,
     ) {
-        let program = lowered(&schedule, level);
+        let config = LowerConfig { trained: TrainedStages::of(&trained), ..LowerConfig::from(level) };
+        let program = lower(&schedule, &config).expect("a sound schedule");
         if let Some(mutant) = mutate(&program, mutation, seed) {
             let text = print_program(&mutant);
             prop_assert!(!judged(mutant, level)?, "{:?} at {} goes unnoticed\n{}", mutation, level, text);

@@ -55,7 +55,7 @@ pub(crate) fn mutate(program: &Program, mutation: Mutation, seed: u64) -> Option
         }
     }
     let mutant = Program::new(program.placement().clone(), program.microbatches(), rows).ok()?;
-    let mutant = mutant.with_slices(program.slices()).ok()?;
+    let mutant = mutant.with_slices(program.slices()).ok()?.with_trained(program.trained().clone());
     // Without its only backward, a program is a sound forward-only program.
     (trains(&mutant) == trains(program)).then_some(mutant)
 }

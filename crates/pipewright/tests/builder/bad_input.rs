@@ -7,7 +7,9 @@ use pipewright::graph::GraphError;
 use pipewright::mesh::DataParallelMode;
 use pipewright::pipeline::{BuildError, Layers, Pipeline, PipelineBuilder, PipelineError};
 use pipewright_schedule::csv::parse_schedule;
-use pipewright_schedule::{GenerateError, LowerConfig, PartitionError, lower::Messages, lower::ReduceWait};
+use pipewright_schedule::{
+    GenerateError, LowerConfig, PartitionError, TrainedStages, lower::Messages, lower::ReduceWait,
+};
 
 use crate::model::{Block, Shared, seeded_block};
 use crate::support::{LAYERS, batch, loss, optimizer};
@@ -109,6 +111,7 @@ fn a_schedule_that_is_unsound() {
 #[test]
 fn a_program_that_cannot_run_on_several_ranks() {
     let passes = LowerConfig {
+        trained: TrainedStages::ALL,
         merge_bw: false,
         unshard: None,
         reduce_grad: None::<ReduceWait>,

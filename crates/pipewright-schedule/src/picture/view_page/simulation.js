@@ -264,7 +264,7 @@ class Simulation {
 const simulate = (program, costs) => new Simulation(program, costs).run();
 
 // Returns the memory of a rank over time, from the events of its computation.
-function memoryOf(events, sizes, trains) {
+function memoryOf(events, sizes) {
   const memory = { start: [], held: [] }, graded = new Set(), forwards = new Map();
   let held = 0;
   const change = (time, more, less) => {
@@ -276,6 +276,9 @@ function memoryOf(events, sizes, trains) {
   };
   const computed = events.filter(({ kind }) => "FBIW".includes(kind)), idOf = ({ stage, microbatch }) => stage + " " + microbatch;
   for (const event of computed.filter(({ kind }) => kind === "F")) forwards.set(idOf(event), event);
+  // The stages that run backward, and those with weight gradients of their own. A frozen stage may have neither.
+  const stagesWith = (kinds) => new Set(computed.filter(({ kind }) => kinds.includes(kind)).map(({ stage }) => stage));
+  const backward = stagesWith("BIW"), split = stagesWith("W");
   for (const event of computed) {
     const { kind, stage, start, end } = event, [activation, stash, gradient, keysValues] = sizes[Math.min(stage, sizes.length - 1)] ?? [0, 0, 0, 0];
     const slice = sliceOf(event.microbatch);
@@ -285,9 +288,9 @@ function memoryOf(events, sizes, trains) {
     if ("BW".includes(kind)) graded.add(stage);
     // The gradients of the keys and values of the slices before.
     if ("BI".includes(kind)) change(start, slice * keysValues, 0);
-    if (kind === "F" && !trains) change(end, 0, activation);
+    if (kind === "F" && !backward.has(stage)) change(end, 0, activation);
     if (kind === "B") change(end, 0, activation);
-    if (kind === "I") change(end, stash, activation);
+    if (kind === "I") change(end, split.has(stage) ? stash : 0, activation);
     if (kind === "W") change(end, 0, stash);
     // They are added to their sums, and those of the slice itself are used.
     if ("BI".includes(kind) && slice < data.slices - 1) change(end, 0, (slice + 1) * keysValues);

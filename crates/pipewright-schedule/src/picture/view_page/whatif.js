@@ -34,9 +34,9 @@ function costsOfWhatIf() {
 }
 
 // Turns the events of a simulation into lanes like those of the data.
-function laneOf(events, stages, trains) {
+function laneOf(events, stages) {
   const toQuanta = 1 / data.quantum, kinds = new Map(data.kinds.map(([name], kind) => [name, kind]));
-  const cells = noEvents(), bars = noEvents(), memory = memoryOf(events, data.view.sizes, trains);
+  const cells = noEvents(), bars = noEvents(), memory = memoryOf(events, data.view.sizes);
   for (const { kind, stage, microbatch, start, end } of events) {
     const number = kinds.get(kind), into = isCompute(number) ? cells : bars;
     if (into === bars && end <= start) continue;
@@ -55,11 +55,10 @@ function laneOf(events, stages, trains) {
 }
 
 function sourceOfEvents(name, events) {
-  const trains = events.flat().some(({ kind }) => "BIW".includes(kind));
   const stagesOf = (rank) => [...new Set(events[rank].map(({ stage }) => stage))].sort((one, other) => one - other);
   const end = events.flat().reduce((last, { end }) => Math.max(last, end), 0) / data.quantum;
   const inQuanta = (wait) => ({ ...wait, from: wait.from / data.quantum, until: wait.until / data.quantum });
-  return completeSource({ name, end, waits: (events.waits ?? []).map(inQuanta), lanes: events.map((own, rank) => laneOf(own, stagesOf(rank), trains)) });
+  return completeSource({ name, end, waits: (events.waits ?? []).map(inQuanta), lanes: events.map((own, rank) => laneOf(own, stagesOf(rank))) });
 }
 
 const isChanged = () => whatIf.latency !== data.view.costs.latency || whatIf.microbatches !== data.view.programs[0].microbatches
