@@ -91,14 +91,17 @@ impl Computation<'_> {
         let Self { context, input, .. } = *self;
         let inputs = take_inputs(context, self.stages, input, at)?;
         let (index, slices) = (microbatch.index(), input.program.slices());
+        let has_backward = input.program.as_program().trained().runs_backward(stage);
         // A forward that its backward follows at once has nothing to save.
-        let recompute = context.config().recompute.applies_to(stage)
+        let recompute = has_backward
+            && context.config().recompute.applies_to(stage)
             && !backward_follows(input.program.row(context.rank()), self.position);
         let task = ForwardTask {
             loss_weight: input.loss_weights[index] * input.slice_shares[index] * input.loss_scale,
             auxiliary_weight: input.loss_weights[index] / f64::from(slices.get()) * input.loss_scale,
             keep_outputs: input.keep_outputs || input.kept_stages.contains(&stage),
             recompute,
+            has_backward,
         };
         let random = self.random(at);
         let local_stage = self.stages.get_mut(stage);

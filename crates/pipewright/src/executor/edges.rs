@@ -140,7 +140,10 @@ pub(super) fn pass_gradients(
         report_mismatch(checked, context, stages.get_mut(stage), Flow::InputGradients, message)?;
     }
     send_skips(context, connection, stages, recorder, Direction::Backward, at, &mut gradients);
+    let trained = input.program.as_program().trained();
     match previous {
+        // A stage that runs forward only needs no gradient.
+        Some(previous) if !trained.runs_backward(previous) => {}
         Some(previous) if context.is_here(previous) => {
             stages.get_mut(previous).output_gradients.put(microbatch, gradients);
         }

@@ -20,9 +20,13 @@ use crate::mesh::Mesh;
 use crate::nn::TensorParallel;
 use crate::optimizer::ClipGroup;
 use crate::progress::ProgressBoard;
-use crate::stage::{Stage, StageSettings};
+use crate::stage::{Skips, Stage, StageSettings};
 use crate::tensor::{Metadata, Precision};
 use crate::transport::{Endpoint, World};
+
+/// The reason for which a model with skip connections is refused.
+const SKIPS_OF_FROZEN: &str = "the program leaves out backwards of frozen stages, and a stage with skip connections may \
+                               need them: make the program without `TrainedStages`";
 
 /// The setup that all ranks of a pipeline share, whether the ranks have their own threads or share one.
 #[derive(Clone)]
@@ -120,9 +124,15 @@ impl Setup {
                 must_have_loss: stage == placement.last_stage() && !self.program.is_forward_only(),
                 slices: self.program.slices(),
                 by_block: self.config.recompute.is_by_block(),
+                backward: self.program.as_program().trained().backward_of(stage),
             };
             let runner =
                 made.prepare(settings).map_err(|error| failure(format!("stage {stage}: {error}")))?;
+            let Skips { inputs, outputs } = runner.skips();
+            let has_skips = !inputs.is_empty() || !outputs.is_empty();
+            if has_skips && !self.program.as_program().trained().are_all() {
+                return Err(failure(format!("stage {stage}: {SKIPS_OF_FROZEN}")));
+            }
             self.board.moved(world_rank, 0);
             stages.push((stage, runner));
         }

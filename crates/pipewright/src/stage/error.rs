@@ -65,6 +65,15 @@ pub enum StageError {
         /// The number of ranks that compute the stage together.
         tensor_ranks: u32,
     },
+    /// A parameter is trained, and the program has no weight gradients of its stage.
+    #[error(
+        "the parameter `{parameter}` is trained, and the program computes no weight gradients of its stage: freeze it, or \
+         make a program in which the stage is trained (`TrainedStages`)"
+    )]
+    NoBackward {
+        /// The parameter.
+        parameter: Arc<str>,
+    },
     /// The device does not compute in the precision of the pipeline.
     #[error(
         "the device {device} does not compute in {precision}: use another device, or the precision f32 (run.precision, \

@@ -35,7 +35,7 @@ impl InFlightTable {
         }
     }
 
-    /// Keeps what the backward of `number` needs. `in_flight` is `None` in an evaluation.
+    /// Keeps what the backward of `number` needs. `in_flight` is `None` if none follows.
     pub(super) fn end_forward(&mut self, number: Microbatch, in_flight: Option<InFlight>) {
         if self.slices.after(number).is_none() {
             // No later slice takes the values.

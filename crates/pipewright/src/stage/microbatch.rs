@@ -28,6 +28,8 @@ pub(crate) struct ForwardTask {
     pub keep_outputs: bool,
     /// Whether the stage keeps only its inputs, and its backward computes the forward again.
     pub recompute: bool,
+    /// Whether a backward of the stage follows. Otherwise nothing is kept for it.
+    pub has_backward: bool,
 }
 
 /// The data that all forwards of a microbatch share: the first one, and the second one if it is recomputed.

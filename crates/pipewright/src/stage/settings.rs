@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor};
-use pipewright_schedule::Slices;
+use pipewright_schedule::{Slices, StageBackward};
 
 use super::body::StageBody;
 use super::error::StageError;
@@ -37,6 +37,8 @@ pub(crate) struct StageSettings {
     pub slices: Slices,
     /// Whether a forward that is recomputed is recomputed block by block instead of as a whole.
     pub by_block: bool,
+    /// What the backward of the stage computes in the program that trains.
+    pub backward: StageBackward,
 }
 
 /// A loss without the type of its target.

@@ -27,6 +27,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use burn::module::ParamId;
+use pipewright_schedule::StageBackward;
 
 use self::probe::Probes;
 use self::recompute::GradientPattern;
@@ -35,6 +36,7 @@ use super::error::StageError;
 use super::gradients::GradientSums;
 use super::held_module::{HeldModule, Moved};
 use super::in_flight::InFlightTable;
+use super::module_parameters::parameters_of;
 use super::optimizer::StageOptimizer;
 use super::parameter_table::ParameterTable;
 use super::settings::{BasePaths, Loss, StageParts, StageSettings};
@@ -105,6 +107,7 @@ impl<M: StageBody> TrainingStage<M> {
             statistics: StatisticsBefore::default(),
         };
         stage.freeze_base();
+        stage.require_backward(&stage.module, &stage.table)?;
         Ok(stage)
     }
 
@@ -114,6 +117,23 @@ impl<M: StageBody> TrainingStage<M> {
         if let Some(is_base) = &self.is_base {
             self.module.freeze(is_base, true);
             self.module.round(is_base);
+        }
+    }
+
+    /// Refuses parameters that are trained, if the program does not compute their gradients.
+    fn require_backward(&self, module: &HeldModule<M>, table: &ParameterTable) -> Result<(), StageError> {
+        if self.settings.backward == StageBackward::Whole {
+            return Ok(());
+        }
+        let parameters = parameters_of(module.get()).into_iter().zip(table.paths()).enumerate();
+        let mut trained = parameters.filter(|(index, (parameter, path))| {
+            // The rows of a sharded parameter have no gradient of their own.
+            let has_gradient = parameter.is_trained || module.is_sharded(*index);
+            has_gradient && !module.frozen().contains(&parameter.id) && !self.is_base(path)
+        });
+        match trained.next() {
+            Some((_, (_, path))) => Err(StageError::NoBackward { parameter: path.clone() }),
+            None => Ok(()),
         }
     }
 
@@ -131,6 +151,7 @@ impl<M: StageBody> TrainingStage<M> {
         };
         let kept = new.table.ids().iter().copied().filter(is_kept).collect();
         new.optimizer.take_state_of(&self.optimizer, &kept)?;
+        self.require_backward(&new.module, &new.table)?;
         let Trained { module, table, sums, optimizer } = new;
         (self.module, self.table, self.sums, self.optimizer) = (module, table, sums, optimizer);
         self.freeze_base();

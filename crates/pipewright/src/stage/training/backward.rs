@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use pipewright_schedule::Microbatch;
+use pipewright_schedule::{Microbatch, StageBackward};
 
 use super::TrainingStage;
 use crate::stage::body::StageBody;
@@ -77,7 +77,10 @@ impl<M: StageBody> TrainingStage<M> {
             None => self.sums.add(self.module.last_computing(), &mut gradients),
             Some(_) => self.sums.add_caught(finished.catches),
         }
-        self.in_flight.defer(microbatch, finished.deferred);
+        // Without `W`, nothing takes them out.
+        if self.settings.backward == StageBackward::Whole {
+            self.in_flight.defer(microbatch, finished.deferred);
+        }
         Ok(inputs)
     }
 }

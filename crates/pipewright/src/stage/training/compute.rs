@@ -63,9 +63,10 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
     }
 
     fn finish_forward(&mut self, forward: ForwardState) -> Result<Forwarded, StageError> {
-        let (is_trained, number) = (forward.task().is_some(), forward.context().number());
+        let is_kept = forward.task().is_some_and(|task| task.has_backward);
+        let number = forward.context().number();
         let (forwarded, in_flight) = forward.finish()?;
-        self.in_flight.end_forward(number, is_trained.then_some(in_flight));
+        self.in_flight.end_forward(number, is_kept.then_some(in_flight));
         Ok(forwarded)
     }
 

@@ -44,7 +44,10 @@ impl<M: StageBody> TrainingStage<M> {
             Some(task) => {
                 let (forwarded, tape) =
                     self.record(segment, inputs, forward.pass(), task.keep_outputs, replacement)?;
-                forward.save(segment, Saved::Tape(Box::new(tape)));
+                // The tape of a stage that runs forward only is empty.
+                if task.has_backward {
+                    forward.save(segment, Saved::Tape(Box::new(tape)));
+                }
                 forwarded
             }
         };
