@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use pipewright::nn::TensorParallel;
 use pipewright::stage::Stage;
-use pipewright_schedule::ModelDesc;
+use pipewright_schedule::{LayerDesc, ModelDesc, Partition, TrainedStages};
 
 use crate::adapter::Adapter;
 use crate::any_family::InitialParameters;
@@ -107,6 +107,30 @@ impl CutModel {
             Some(adapter) => self.model.adapter_parameters(&adapter.lora),
             None => self.model.parameters(),
         }
+    }
+
+    /// Returns whether each layer has parameters that are trained.
+    ///
+    /// # Errors
+    /// As [`ModelConfig::parameters`].
+    pub fn trained_layers(&self) -> Result<Vec<bool>, ConfigError> {
+        let layers = self.describe(1).layers;
+        if self.adapter.is_none() {
+            return Ok(vec![true; layers.len()]);
+        }
+        let trained = self.trained_parameters()?;
+        let has_trained = |layer: &LayerDesc| trained.iter().any(|spec| spec.is_in(&layer.path));
+        Ok(layers.iter().map(has_trained).collect())
+    }
+
+    /// Returns the stages of a partition that have parameters that are trained.
+    ///
+    /// # Errors
+    /// As [`CutModel::trained_layers`].
+    pub fn trained_stages(&self, partition: &Partition) -> Result<TrainedStages, ConfigError> {
+        let layers = self.trained_layers()?;
+        let stages: Vec<bool> = partition.ranges().map(|range| layers[range].contains(&true)).collect();
+        Ok(TrainedStages::of(&stages))
     }
 
     /// Returns the model with its head in one part.

@@ -77,6 +77,13 @@ pub struct ParameterSpec {
     pub kind: ParameterKind,
 }
 
+impl ParameterSpec {
+    /// Returns whether the parameter belongs to the layer at a path.
+    pub(crate) fn is_in(&self, layer: &str) -> bool {
+        self.path.strip_prefix(layer).is_some_and(|rest| rest.starts_with('.'))
+    }
+}
+
 /// The use of a parameter, which decides its initial values and its layout in files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParameterKind {

@@ -9,11 +9,11 @@ use pipewright::device::Devices;
 use pipewright::train::Validation;
 use pipewright::train::data::{DataError, DataIdentity, TokenRows};
 use pipewright_models::{AdapterStart, CutModel, InitialParameters, ParameterSpec, hf};
-use pipewright_schedule::lower::{ProgramSource, SourceError};
+use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering};
 use pipewright_schedule::partition::{Method, Partition, partition};
 use pipewright_schedule::simulate::few_microbatches;
 use pipewright_schedule::words::counted;
-use pipewright_schedule::{Level, LowerConfig, ModelDesc, ValidatedProgram};
+use pipewright_schedule::{Level, LowerConfig, ModelDesc, TrainedStages, ValidatedProgram};
 use serde_json::Value;
 
 use crate::config::mesh::MeshSettings;
@@ -98,7 +98,8 @@ pub(crate) fn prepare(scheduled: Scheduled, model: CutModel) -> Result<Prepared,
 /// Prepares the run that the settings specify. The weights of a model directory are not checked.
 pub(crate) fn prepare_settings(scheduled: Scheduled, model: CutModel) -> Result<Prepared, Failure> {
     let Scheduled { settings, source } = scheduled;
-    let (program, mut notes) = sound_program(source, &settings)?;
+    let of_frozen = model.adapter().map(|_| source.clone());
+    let (mut program, mut notes) = sound_program(source, &settings, TrainedStages::ALL)?;
     // A group without parameters is found here, before the folder of the results changes.
     update(&settings.optimizer, &model)?;
     let layers = model.describe(settings.data.seq_len as usize);
@@ -107,6 +108,10 @@ pub(crate) fn prepare_settings(scheduled: Scheduled, model: CutModel) -> Result<
         trained_adapters(&model, all)?.map_or((all, None), |(trained, note)| (trained, Some(note)));
     notes.extend(note);
     let partition = cut(&settings, &model, &layers, program.placement().stages())?;
+    let trained_stages = model.trained_stages(&partition).map_err(Failure::input)?;
+    if let Some(source) = of_frozen.filter(|_| !trained_stages.are_all()) {
+        program = sound_program(source, &settings, trained_stages)?.0;
+    }
     require_split(&settings.mesh, &model, &partition)?;
     require_slices(&program, &model)?;
     require_one_beginning(&settings.data, model.model())?;
@@ -193,11 +198,12 @@ fn cuts_of_pattern(model: &CutModel, stages: u32) -> Result<Vec<usize>, Failure>
     Ok(cuts)
 }
 
-/// Makes the program of one replica: generates and lowers the schedule, and proves it sound. Also returns a
-/// note about a schedule of the catalogue with few microbatches.
+/// Makes the program of one replica, of which these stages are trained: generates and lowers the schedule,
+/// and proves it sound. Also returns a note about a schedule of the catalogue with few microbatches.
 fn sound_program(
     source: ProgramSource,
     settings: &Settings,
+    trained: TrainedStages,
 ) -> Result<(ValidatedProgram, Vec<String>), Failure> {
     let (choice, mesh) = (&settings.pipeline.schedule, &settings.mesh);
     let (is_named, is_file) =
@@ -210,7 +216,8 @@ fn sound_program(
         ProgramSource::Schedule(schedule) if is_named => few_microbatches(schedule),
         _ => None,
     };
-    let program = source.program(&LowerConfig::from(mesh.lowering())).map_err(refused)?;
+    let lowering = TrainingLowering { trained, ..mesh.lowering() };
+    let program = source.program(&LowerConfig::from(lowering)).map_err(refused)?;
     if mesh.is_sharded() && program.level() != Level::Full {
         return Err(Failure::input(format!(
             "{choice}: the schedule already communicates and never gathers parameters, but they are sharded \

@@ -9,12 +9,12 @@ use std::path::Path;
 
 use pipewright_models::training_memory::stage_sizes;
 use pipewright_schedule::costs::StageSizes;
-use pipewright_schedule::lower::ProgramSource;
+use pipewright_schedule::lower::{ProgramSource, TrainingLowering};
 use pipewright_schedule::measured::{costs_of, join_replicas, on_one_clock, program_of, replicas};
 use pipewright_schedule::picture::{RecordedStep, WholeStep, microbatches_in_words};
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{
-    Action, Costs, LowerConfig, Program, Recompute, ScheduleSpec, Timeline, ValidatedProgram,
+    Action, Costs, LowerConfig, Program, Recompute, ScheduleSpec, Timeline, TrainedStages, ValidatedProgram,
 };
 
 use crate::config::Settings;
@@ -119,6 +119,14 @@ fn sizes(settings: &Settings, program: &Program) -> Option<Vec<StageSizes>> {
     Some(program.placement().all_stages().map(size).collect())
 }
 
+/// Returns the stages of the run that are trained.
+fn trained_stages(settings: &Settings, program: &Program) -> Option<TrainedStages> {
+    let model = read_model(settings).ok()?;
+    let layers = described(settings, &model);
+    let cut = cut(settings, &model, &layers, program.placement().stages()).ok()?;
+    model.trained_stages(&cut).ok()
+}
+
 /// Returns the programs of the run's schedule for other numbers of microbatches, if the schedule has a name.
 /// A run with recomputation has no other programs: generated programs do not contain the forwards that
 /// backwards compute again.
@@ -129,10 +137,12 @@ fn others(settings: &Settings, program: &Program) -> Vec<Program> {
     let ScheduleChoice::Named(name) = &settings.pipeline.schedule else { return Vec::new() };
     let ranks = program.ranks();
     let stages_per_rank = Some(program.placement().stages() / ranks.max(1));
+    let trained = trained_stages(settings, program).unwrap_or_default();
     other_sizes(program, |microbatches| {
         let size = ScheduleSpec { ranks, stages_per_rank, microbatches, ..ScheduleSpec::default() };
         let spec = settings.pipeline.generator.spec(size);
         let source = ProgramSource::Named(name.clone(), Box::new(spec));
-        source.program(&LowerConfig::from(settings.mesh.lowering())).ok().map(ValidatedProgram::into_program)
+        let lowering = TrainingLowering { trained: trained.clone(), ..settings.mesh.lowering() };
+        source.program(&LowerConfig::from(lowering)).ok().map(ValidatedProgram::into_program)
     })
 }

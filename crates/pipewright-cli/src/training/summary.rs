@@ -14,7 +14,7 @@ use pipewright_models::ParameterSpec;
 use pipewright_models::training_memory::{HeldBytes, MemoryPlan};
 use pipewright_schedule::picture::microbatches_in_words;
 use pipewright_schedule::words::counted;
-use pipewright_schedule::{LayerDesc, StageIndex};
+use pipewright_schedule::{LayerDesc, StageBackward, StageIndex};
 use serde_json::{Map, Value, json};
 
 use crate::config::Settings;
@@ -110,7 +110,12 @@ impl Summary<'_> {
             let kinds: Vec<String> =
                 kinds_of(layers).iter().map(|(kind, count)| format!("{count} {kind}")).collect();
             let (kinds, size) = (kinds.join(", "), counted(parameters(layers), "parameter"));
-            let words = format!("on rank {rank}: layers {first} to {last} ({kinds}), {size}");
+            let frozen = match self.prepared.program.as_program().trained().backward_of(stage) {
+                StageBackward::Whole => "",
+                StageBackward::Inputs => ", frozen: no weight gradients",
+                StageBackward::None => ", frozen: forward only",
+            };
+            let words = format!("on rank {rank}: layers {first} to {last} ({kinds}), {size}{frozen}");
             line(text, &format!("stage {stage}"), &words);
         }
         for (path, stages) in shared(self.stages) {

@@ -190,6 +190,36 @@ fn the_estimate_of_memory_covers_a_run_of_adapters() {
     }
 }
 
+/// Only the last two of eight blocks have adapters, so the first of two stages is frozen.
+#[test]
+fn frozen_stages_run_forward_only_and_change_no_figure() {
+    let folder = folder_without_path();
+    let upper = r#"adapter.targets=["*.layers.6.*", "*.layers.7.*"]"#;
+    let set = |ranks| ["adapter.kind=lora", upper, ranks, "pipeline.partition=even", "run.steps=2"];
+    let two_ranks = set("pipeline.ranks=2");
+    let (out, _) = succeed(&folder, &["check", "lora.toml"], &two_ranks);
+    let stage = |number: usize| {
+        let is_stage = |line: &&str| line.starts_with(&format!("stage {number}"));
+        let mut lines = out.lines().filter(is_stage);
+        (lines.next().unwrap_or_default(), lines.next().unwrap_or_default())
+    };
+    assert!(stage(0).0.ends_with("frozen: forward only") && !stage(1).0.contains("frozen"), "{out}");
+    let (json, _) = succeed(&folder, &["check", "lora.toml", "--format", "json"], &two_ranks);
+    let check: Value = serde_json::from_str(&json).expect("JSON");
+    let bytes = |stage: usize, part: &str| check["stages"][stage]["bytes"][part].as_u64().expect("bytes");
+    for part in ["gradients", "optimizer", "activations"] {
+        assert!(bytes(0, part) == 0 && bytes(1, part) > 0, "{part}: {json}");
+    }
+    succeed(&folder, &["train", "lora.toml"], &set("pipeline.ranks=1"));
+    let expected = figures(&folder);
+    for schedule in ["pipeline.schedule=1f1b", "pipeline.schedule=zb-h1", "pipeline.schedule=zbvzerobubble"] {
+        let set = [&two_ranks[..], &[schedule]].concat();
+        succeed(&folder, &["train", "lora.toml"], &set);
+        assert_eq!(figures(&folder), expected, "{schedule}");
+        succeed(&folder, &["view", "out", "-o", "page.html"], &[]);
+    }
+}
+
 #[test]
 fn settings_that_do_not_fit_are_refused() {
     let folder = folder_without_path();

@@ -46,6 +46,19 @@ pub(super) fn add_adapters<'a>(
     }
 }
 
+/// Removes from `layers` what the layers below the first trained one keep: nothing of them is on the tape.
+/// With slices they keep keys and values for later slices. `is_trained` says whether a layer has trained
+/// parameters.
+pub(super) fn remove_below(
+    layers: &mut [LayerDesc],
+    is_sliced: bool,
+    is_trained: impl Fn(&LayerDesc) -> bool,
+) {
+    for layer in layers.iter_mut().take_while(|layer| !is_trained(layer)) {
+        layer.activation_bytes = if is_sliced { layer.keys_values_bytes } else { 0 };
+    }
+}
+
 /// Returns the bytes that `I` keeps for the `W` of the adapters among the parameters `specs`, for rows of
 /// `tokens` tokens: the inputs and the output gradients of their matrices. Without dropout, adapters of the
 /// same input share it. The frozen base needs nothing in `W`.
@@ -74,6 +87,19 @@ mod tests {
     use crate::lora::LoraTargets;
     use crate::parameter::ParameterKind;
 
+    fn layer(index: usize, activation_bytes: u64, keys_values_bytes: u64) -> LayerDesc {
+        LayerDesc {
+            path: format!("model.layers.{index}"),
+            kind: String::new(),
+            parameters: 0,
+            weight: 1,
+            activation_bytes,
+            output_bytes: 0,
+            keys_values_bytes,
+            products: 0,
+        }
+    }
+
     /// Returns the bytes of a token that adapters of rank 3 on layers of these inputs add to the blocks 1 and
     /// 10.
     fn added(projections: &[(&str, usize)], dropout: f64, precision: Precision) -> [u64; 2] {
@@ -87,16 +113,7 @@ mod tests {
                 kind: ParameterKind::Matrix,
             })
             .collect();
-        let mut layers = [1, 10].map(|index| LayerDesc {
-            path: format!("model.layers.{index}"),
-            kind: String::new(),
-            parameters: 0,
-            weight: 1,
-            activation_bytes: 0,
-            output_bytes: 0,
-            keys_values_bytes: 0,
-            products: 0,
-        });
+        let mut layers = [1, 10].map(|index| layer(index, 0, 0));
         add_adapters(&mut layers, &lora, specs.iter(), 1, precision);
         layers.map(|layer| layer.activation_bytes)
     }
@@ -107,6 +124,17 @@ mod tests {
         assert_eq!(added(&block, 0.0, Precision::F32), [4 * 9, 0]);
         assert_eq!(added(&block, 0.0, Precision::Bf16), [4 * (9 + 2 * 8), 0]);
         assert_eq!(added(&[("10.mlp.down_proj", 20)], 0.0, Precision::Bf16), [0, 4 * (3 + 20)]);
+    }
+
+    #[test]
+    fn layers_below_the_first_trained_one_keep_nothing() {
+        let kept = |is_sliced| {
+            let mut layers: Vec<LayerDesc> = (0..3).map(|index| layer(index, 10, 4)).collect();
+            remove_below(&mut layers, is_sliced, |layer| layer.path.ends_with(".1"));
+            layers.iter().map(|layer| layer.activation_bytes).collect::<Vec<_>>()
+        };
+        assert_eq!(kept(false), [0, 10, 10]);
+        assert_eq!(kept(true), [4, 10, 10]);
     }
 
     #[test]

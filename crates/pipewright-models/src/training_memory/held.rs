@@ -10,7 +10,7 @@ use pipewright_schedule::{
 
 use crate::cut_model::CutModel;
 use crate::parameter::ParameterSpec;
-use crate::training_memory::adapters::{adapter_stash, add_adapters};
+use crate::training_memory::adapters::{adapter_stash, add_adapters, remove_below};
 use crate::training_memory::sizes::{kept_bytes, layers_in, stage_sizes};
 use crate::training_memory::state::{StateRule, gradient_bytes};
 
@@ -138,6 +138,11 @@ impl TrainingRun<'_> {
         if let Some(adapter) = self.model.adapter() {
             let specs = stages.iter().flatten();
             add_adapters(&mut layers.layers, &adapter.lora, specs, self.tokens, precision);
+            let trained: Vec<&ParameterSpec> =
+                stages.iter().flatten().filter(|spec| self.model.is_trained(&spec.path)).collect();
+            remove_below(&mut layers.layers, !self.program.slices().is_one(), |layer| {
+                trained.iter().any(|spec| spec.is_in(&layer.path))
+            });
         }
         let size = |stage: StageIndex| {
             let sizes = stage_sizes(&layers.layers[self.partition.range(stage)], self.rows);

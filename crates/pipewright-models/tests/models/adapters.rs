@@ -1,5 +1,7 @@
-//! Stages with adapters: the frozen base leaves no work for `W`.
+//! Stages with adapters: the frozen base leaves no work for `W`, and stages without adapters compute and
+//! receive no gradients that nothing uses.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,30 +14,36 @@ use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::{
     Adapter, AdapterStart, CutModel, InitialParameters, LoraConfig, LoraTargets, ModelConfig,
 };
+use pipewright_schedule::error_text::with_causes;
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::partition::{Method, partition};
-use pipewright_schedule::{ScheduleSpec, generate};
+use pipewright_schedule::{ActionKind, ScheduleSpec, StageBackward, StageIndex, TrainedStages, generate};
 use serde_json::{Value, json};
 
 /// The blocks of the model.
 const BLOCKS: usize = 2;
 const MICROBATCHES: u32 = 2;
 
-/// Returns the number of weight gradients that a step leaves for `W`, of a model with adapters on these
-/// layers, or of one without adapters.
-fn tasks(family: &str, keys: &Value, targets: Option<LoraTargets>) -> usize {
+/// Returns a model with adapters of rank 2 on these layers, or without adapters.
+fn model(family: &str, keys: &Value, blocks: usize, targets: Option<LoraTargets>) -> CutModel {
     let mut sizes = DecoderConfig::new(32, 4);
-    (sizes.hidden_size, sizes.intermediate_size, sizes.num_hidden_layers) = (32, 48, BLOCKS);
+    (sizes.hidden_size, sizes.intermediate_size, sizes.num_hidden_layers) = (32, 48, blocks);
     let keys = keys.as_object().expect("an object").clone();
     let model = CutModel::from(ModelConfig::of_sizes(family, sizes, keys).expect("it is a model"));
-    let model = match targets {
+    match targets {
         Some(targets) => {
             let lora = LoraConfig { rank: 2, alpha: 2.0, dropout: 0.0, rslora: false, targets };
             let adapter = Adapter { lora, start: AdapterStart::Seed(1) };
             model.with_adapter(adapter).expect("it has these layers")
         }
         None => model,
-    };
+    }
+}
+
+/// Returns the number of weight gradients that a step leaves for `W`, of a model with adapters on these
+/// layers, or of one without adapters.
+fn tasks(family: &str, keys: &Value, targets: Option<LoraTargets>) -> usize {
+    let model = model(family, keys, BLOCKS, targets);
     let spec = ScheduleSpec { ranks: 2, microbatches: MICROBATCHES, ..ScheduleSpec::default() };
     let schedule = generate("zb-h1", &spec).expect("a schedule");
     let program = for_training(&schedule, &TrainingLowering::default()).expect("it is sound");
@@ -71,4 +79,93 @@ fn only_adapters_leave_work_for_weight_gradients() {
         assert_eq!(tasks(family, keys, Some(LoraTargets::AllLinear)), of_adapters(linear), "{family}");
         assert!(tasks(family, keys, None) > of_adapters(1), "{family}");
     }
+}
+
+/// A run of three steps: the bits of its losses and gradient norms, and the number of its actions by stage
+/// and kind.
+struct Run {
+    bits: Vec<u64>,
+    actions: BTreeMap<(u32, ActionKind), usize>,
+}
+
+impl Run {
+    /// Trains `model` on two ranks by `schedule`, with a program that knows that these stages are trained.
+    fn of(model: &CutModel, schedule: &str, trained: TrainedStages) -> Self {
+        let spec = ScheduleSpec { ranks: 2, microbatches: 4, ..ScheduleSpec::default() };
+        let schedule = generate(schedule, &spec).expect("a schedule");
+        let stages = schedule.placement().stages();
+        let lowering = TrainingLowering { trained, ..TrainingLowering::default() };
+        let program = for_training(&schedule, &lowering).expect("it is sound");
+        let cut =
+            partition(&vec![1; model.describe(8).layers.len()], stages, &Method::Even).expect("it divides");
+        let model = model.clone();
+        let make = move |stage| {
+            model.training_stage(cut.range(stage), &InitialParameters::Seed(3), Device::flex().autodiff())
+        };
+        let config = PipelineConfig { optimizer: Some(AdamW::default().init()), ..PipelineConfig::default() };
+        let mut pipeline = Pipeline::launch(program, World::local(2), &config, make).expect("it starts");
+        let ids = Tensor::<1, Int>::arange(0..32, &Device::flex()).reshape([4, 8]);
+        let (mut bits, mut actions) = (Vec::new(), BTreeMap::new());
+        for _ in 0..3 {
+            let batch = Batch::split(ids.clone(), ids.clone(), 4).expect("it divides");
+            let step = pipeline.step_batch(batch, 1e-2).expect("a step");
+            bits.extend(step.losses.iter().chain([&step.gradient_norm]).map(|figure| figure.to_bits()));
+            for action in step.timeline.events().iter().flat_map(|event| event.action.parts()) {
+                *actions.entry((action.stage().get(), action.kind())).or_insert(0) += 1;
+            }
+        }
+        Self { bits, actions }
+    }
+
+    /// Returns the number of actions of these kinds on a stage.
+    fn count(&self, stage: u32, kinds: &[ActionKind]) -> usize {
+        kinds.iter().filter_map(|&kind| self.actions.get(&(stage, kind))).sum()
+    }
+}
+
+#[test]
+fn frozen_stages_compute_and_receive_no_gradients_that_nothing_uses() {
+    use ActionKind::{Backward, InputBackward, RecvBackward, SendBackward, WeightBackward};
+    // The embedding, six blocks and the head: with four stages, two layers each. The third stage has
+    // adapters.
+    let targets = LoraTargets::Named(vec!["*.layers.3.*".to_owned()]);
+    let model = model("llama", &json!({}), 6, Some(targets));
+    for schedule in ["1f1b", "gpipe", "zb-h1", "interleaved1f1b", "zbvzerobubble", "dualpipev"] {
+        let spec = ScheduleSpec { ranks: 2, microbatches: 4, ..ScheduleSpec::default() };
+        let stages = generate(schedule, &spec).expect("a schedule").placement().stages();
+        let cut = partition(&[1; 8], stages, &Method::Even).expect("it divides");
+        let trained = model.trained_stages(&cut).expect("it has adapters");
+        let (aware, whole) =
+            (Run::of(&model, schedule, trained.clone()), Run::of(&model, schedule, TrainedStages::ALL));
+        assert_eq!(aware.bits, whole.bits, "{schedule}");
+        for stage in 0..stages {
+            let backward = trained.backward_of(StageIndex::new(stage));
+            let gradients = aware.count(stage, &[Backward, InputBackward, RecvBackward]);
+            let weights = aware.count(stage, &[Backward, WeightBackward]);
+            assert_eq!(gradients > 0, backward != StageBackward::None, "{schedule}, stage {stage}");
+            assert_eq!(weights > 0, backward == StageBackward::Whole, "{schedule}, stage {stage}");
+            assert!(whole.count(stage, &[Backward, WeightBackward]) > 0, "{schedule}, stage {stage}");
+        }
+        let first =
+            (0..stages).find(|&stage| trained.runs_backward(StageIndex::new(stage))).expect("a stage");
+        assert_eq!(aware.count(first, &[SendBackward]), 0, "{schedule}");
+    }
+}
+
+#[test]
+fn a_program_without_the_gradients_of_a_trained_stage_is_refused() {
+    let model = model("llama", &json!({}), 6, Some(LoraTargets::AllLinear));
+    let schedule = generate("1f1b", &ScheduleSpec { ranks: 2, microbatches: 4, ..ScheduleSpec::default() });
+    let trained = TrainedStages::of(&[false, true]);
+    let lowering = TrainingLowering { trained, ..TrainingLowering::default() };
+    let program = for_training(&schedule.expect("a schedule"), &lowering).expect("it is sound");
+    let make = move |stage: StageIndex| {
+        let range = [0..4, 4..8][stage.index()].clone();
+        model.training_stage(range, &InitialParameters::Seed(3), Device::flex().autodiff())
+    };
+    let config = PipelineConfig { optimizer: Some(AdamW::default().init()), ..PipelineConfig::default() };
+    let launched = Pipeline::launch(program, World::local(2), &config, make);
+    let error = launched.err().expect("stage 0 has adapters");
+    let text = with_causes(&error);
+    assert!(text.contains("lora_A.weight") && text.contains("no weight gradients"), "{text}");
 }
