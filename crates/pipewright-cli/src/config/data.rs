@@ -8,7 +8,6 @@ use serde::Serialize;
 use toml::Value;
 
 use crate::config::document::Document;
-use crate::config::keys::nearest;
 use crate::config::mix;
 use crate::config::model::ModelSettings;
 use crate::config::paths::Surroundings;
@@ -222,14 +221,7 @@ fn read_keys(section: &mut Section<'_>) -> Option<RecordKeys> {
             }
             Some("") => section.report(KEY, ProblemKind::Empty { key: KEY }),
             Some(name) if keys.rename(key, name) => {}
-            Some(_) => {
-                let known = RecordKeys::KEYS;
-                let suggestion = nearest(key, known.into_iter());
-                let suggestion = known.into_iter().find(|known| Some(*known) == suggestion);
-                let (key, known) = (key.clone(), known.to_vec());
-                section
-                    .report(KEY, ProblemKind::UnknownKeyOf { key, section: "data.keys", known, suggestion });
-            }
+            Some(_) => section.report_unknown_key(KEY, "data.keys", key, &RecordKeys::KEYS),
         }
     }
     Some(keys)

@@ -9,7 +9,6 @@ use pipewright::train::data::{MixSource, MixWeight};
 use toml::{Table, Value};
 
 use crate::config::document::Document;
-use crate::config::keys::nearest;
 use crate::config::place::Place;
 use crate::config::problem::ProblemKind;
 use crate::config::section::{Bound, Section, as_number, shown};
@@ -57,10 +56,7 @@ pub(super) fn read(section: &mut Section<'_>) -> Vec<MixSource> {
 
 fn source(section: &mut Section<'_>, table: &Table) -> Option<MixSource> {
     for key in table.keys().filter(|key| !KEYS.contains(&key.as_str())) {
-        let suggestion = nearest(key, KEYS.into_iter());
-        let suggestion = KEYS.into_iter().find(|known| Some(*known) == suggestion);
-        let (key, known) = (key.clone(), KEYS.to_vec());
-        section.report(MIX, ProblemKind::UnknownKeyOf { key, section: SECTION, known, suggestion });
+        section.report_unknown_key(MIX, SECTION, key, &KEYS);
     }
     let (path, weight) = (path(section, table), weight(section, table));
     Some(MixSource { path: path?, weight: weight? })

@@ -11,7 +11,6 @@ use pipewright_models::ParameterGroup;
 use serde::Serialize;
 use toml::{Table, Value};
 
-use crate::config::keys::nearest;
 use crate::config::problem::ProblemKind;
 use crate::config::section::{Bound, Section, as_number, shown};
 
@@ -67,15 +66,7 @@ pub(super) fn read(section: &mut Section<'_>) -> Vec<GroupSettings> {
 
 fn group(section: &mut Section<'_>, table: &Table) -> Option<GroupSettings> {
     for key in table.keys().filter(|key| !KEYS.contains(&key.as_str())) {
-        let suggestion = nearest(key, KEYS.into_iter());
-        let suggestion = KEYS.into_iter().find(|known| Some(*known) == suggestion);
-        let kind = ProblemKind::UnknownKeyOf {
-            key: key.clone(),
-            section: SECTION,
-            known: KEYS.to_vec(),
-            suggestion,
-        };
-        section.report(GROUPS, kind);
+        section.report_unknown_key(GROUPS, SECTION, key, &KEYS);
     }
     let learning_rate = number(section, table, "learning_rate", &Bound::Positive);
     let weight_decay = number(section, table, "weight_decay", &Bound::NonNegative);

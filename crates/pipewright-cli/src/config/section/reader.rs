@@ -52,6 +52,21 @@ impl<'a> Section<'a> {
         self.report(place, ProblemKind::UnknownValue { key, value: value.to_owned(), known, suggestion });
     }
 
+    /// Records a key that does not exist in a table that is the value of `place`. `section` is the table's name in
+    /// messages.
+    pub(crate) fn report_unknown_key(
+        &mut self,
+        place: &str,
+        section: &'static str,
+        key: &str,
+        known: &[&'static str],
+    ) {
+        let suggestion = nearest(key, known.iter().copied());
+        let suggestion = known.iter().copied().find(|known| Some(*known) == suggestion);
+        let (key, known) = (key.to_owned(), known.to_vec());
+        self.report(place, ProblemKind::UnknownKeyOf { key, section, known, suggestion });
+    }
+
     /// Records a value of another type.
     pub(crate) fn report_wrong_type(&mut self, key: &'static str, expected: &'static str, value: &Value) {
         self.report(key, ProblemKind::wrong_type(key, expected, value));
