@@ -7,11 +7,12 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    check, clusters, compare, completions, data, devices, export, generate, init, inspect, lower, man,
-    partition, plan, profile, report, resume, schedule, simulate, tokenize, validate, view, vpp,
+    check, clusters, compare, completions, data, devices, export, generate, init, inspect, launch, lower,
+    man, partition, plan, profile, report, schedule, simulate, tokenize, validate, view, vpp,
 };
 use crate::text::shortened;
 use crate::training::arguments::RunArguments;
+use crate::training::resume_arguments::ResumeArguments;
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
 #[derive(Debug, Parser)]
@@ -67,7 +68,17 @@ steps are moved aside. A finished run continues if run.steps is raised.
 
 Example:
   pipewright resume runs/sample --set pipeline.ranks=1")]
-    Resume(resume::ResumeArguments),
+    Resume(ResumeArguments),
+    /// Start the ranks of a run as processes, watch them, and start them again after a fault.
+    #[command(after_help = "\
+The processes run on this machine, on the hosts of a file, or in the allocation of Slurm that the command is in. They are started by \
+mpirun or srun. After a fault the run resumes from its newest checkpoint, on the hosts that answer: spare hosts first, then \
+with fewer replicas, then with fewer ranks. A failure that repeats at the same step with the same cause ends the run. Needs \
+a build with the feature mpi.
+
+Example:
+  pipewright launch --ranks 2 -- train --set run.steps=20")]
+    Launch(launch::LaunchArguments),
     /// Verify a checkpoint and show what is in it.
     #[command(after_help = "Example:\n  pipewright inspect runs/sample --format json")]
     Inspect(inspect::InspectArguments),

@@ -1,11 +1,28 @@
 //! [`Fault`]: a failure after which a run may continue from its newest checkpoint.
 
 use std::error::Error;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
+use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
 use pipewright::failure::StepError;
 use pipewright_schedule::error_text::with_causes as sentence;
 use serde::{Deserialize, Serialize};
+
+/// The file of the first fault.
+const FILE: &str = "failure.json";
+
+/// The variable that `launch` sets for its processes.
+pub(crate) const LAUNCHED: &str = "PIPEWRIGHT_LAUNCHED";
+
+/// A fault in the folder of a run, with its report.
+#[derive(Serialize, Deserialize)]
+struct Left {
+    #[serde(flatten)]
+    fault: Fault,
+    report: String,
+}
 
 /// Where a run failed, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +60,36 @@ impl Fault {
             summary: format!("step {done}: {}", first_line(&sentence(error))),
             is_disk_full: true,
         })
+    }
+
+    /// Returns the path of the first fault of several processes, in the folder of their run.
+    pub(crate) fn path_in(run: &Path) -> PathBuf {
+        run.join(FILE)
+    }
+
+    /// Writes the fault and its report into the folder of the run, unless another process has written an earlier one.
+    /// Returns whether a fault is there.
+    pub(crate) fn leave(&self, run: &Path, report: &str) -> bool {
+        let path = Self::path_in(run);
+        let left = Left { fault: self.clone(), report: report.to_owned() };
+        let text = serde_json::to_vec(&left).unwrap_or_default();
+        match File::create_new(&path).and_then(|mut file| file.write_all(&text)) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                // Best effort: the disk may be full, and the file may not exist.
+                let _ = fs::remove_file(&path);
+                false
+            }
+            _ => true,
+        }
+    }
+
+    /// Removes the fault from the folder of a run, and returns it with its report.
+    pub(crate) fn take(run: &Path) -> Option<(Self, String)> {
+        let path = Self::path_in(run);
+        let text = read_regular_text(&path, SMALL_TEXT).ok()?;
+        // Best effort: if the file stays, the next attempt keeps it.
+        let _ = fs::remove_file(&path);
+        serde_json::from_str::<Left>(&text).ok().map(|left| (left.fault, left.report))
     }
 
     /// Returns whether this is the same fault again, although another rank may have noticed it first.
@@ -89,6 +136,18 @@ mod tests {
         assert_eq!(missed(1, 7).summary, "step 7: rank 1: no rank has moved for 3.0 s");
         assert!(missed(1, 7).repeats(&missed(0, 7)));
         assert!(!missed(1, 7).repeats(&missed(1, 8)));
+    }
+
+    #[test]
+    fn the_first_fault_in_a_folder_is_kept_until_it_is_taken() {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let run = folder.path();
+        for step in [7, 8] {
+            assert!(missed(1, step).leave(run, "a report"));
+        }
+        let left = Some((missed(1, 7), "a report".to_owned()));
+        assert_eq!([Fault::take(run), Fault::take(run)], [left, None]);
+        assert!(!missed(1, 7).leave(&run.join("missing"), ""));
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod display;
 mod exhaustion;
 mod failure;
 mod fault;
+mod launch;
 mod machine_memory;
 mod output;
 mod panic;
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
 fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Train(arguments) => commands::train::run(arguments),
+        Command::Launch(arguments) => commands::launch::run(arguments),
         Command::Resume(arguments) => commands::resume::run(arguments),
         Command::Inspect(arguments) => commands::inspect::run(arguments),
         Command::Export(arguments) => commands::export::run(arguments),

@@ -2,6 +2,8 @@
 //! signal sets a flag. A second SIGINT or SIGTERM ends the process immediately, with the cursor below the
 //! live display.
 //!
+//! SIGUSR1, which `launch` sends through `mpirun` or `srun`, sets the flag too.
+//!
 //! SIGHUP never ends the process immediately: a shell may send it again when its terminal is closed. A
 //! process that was started with SIGHUP ignored, by `nohup` for example, continues to ignore it.
 
@@ -58,6 +60,9 @@ impl Interrupt {
         if !hangup::is_ignored() {
             flag::register(signal_hook::consts::SIGHUP, self.flag())?;
         }
+        // Launchers of processes pass this signal on without ending the processes.
+        #[cfg(unix)]
+        flag::register(signal_hook::consts::SIGUSR1, self.flag())?;
         Ok(())
     }
 }

@@ -10,6 +10,7 @@ pub(crate) mod export;
 pub(crate) mod generate;
 pub(crate) mod init;
 pub(crate) mod inspect;
+pub(crate) mod launch;
 pub(crate) mod lower;
 pub(crate) mod man;
 pub(crate) mod partition;

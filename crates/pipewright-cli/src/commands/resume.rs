@@ -1,10 +1,8 @@
 //! `pipewright resume`: resumes a run from its newest checkpoint, or from the checkpoint that a path names.
 //! The settings may be changed.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::Args;
 use pipewright::checkpoint::{Checkpoint, CheckpointError, CheckpointFolder};
 use pipewright::transport::Fields;
 use serde_json::{Map, Value};
@@ -26,19 +24,9 @@ use crate::training::overview::overview;
 use crate::training::prepare::{Prepared, prepare_settings};
 use crate::training::process_group::ProcessGroup;
 use crate::training::rate_change;
+use crate::training::resume_arguments::ResumeArguments;
 use crate::training::shared_folder;
 use crate::training::training_loop::TrainingLoop;
-
-/// The arguments of `pipewright resume`.
-#[derive(Debug, Args)]
-pub(crate) struct ResumeArguments {
-    /// The folder of the run, to resume from its newest checkpoint, or one of its checkpoints
-    #[arg(value_name = "RUN_DIR")]
-    run: PathBuf,
-    /// Override a key of the run's configuration
-    #[arg(long, value_name = "section.key=value")]
-    set: Vec<String>,
-}
 
 /// Runs the command.
 pub(crate) fn run(arguments: &ResumeArguments) -> Result<(), Failure> {
@@ -143,15 +131,7 @@ impl ResumableRun {
     fn find(arguments: &ResumeArguments, owned: Option<RunLock>) -> Result<Self, Failure> {
         let path = RunPath::of(&arguments.run)?;
         let config = run_folder::config_of(&path.run).map_err(Failure::input)?;
-        let mut set = arguments.set.clone();
-        if set.iter().any(|argument| argument.trim_start().starts_with("run.out")) {
-            return Err(Failure::input(format!(
-                "a run is resumed in its own folder, {}; leave out run.out",
-                path.run.display()
-            )));
-        }
-        // The run may have been moved since it wrote its configuration.
-        set.push(format!("run.out={}", toml::Value::String(path.run.display().to_string())));
+        let set = arguments.overrides(&path)?;
         let loaded = load_settings(Some(&config), &set)?;
         if owned.is_some() {
             loaded.notes.iter().for_each(|note| display::say(note));

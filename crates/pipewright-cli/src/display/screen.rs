@@ -193,6 +193,6 @@ pub(crate) fn set_quiet(is_quiet: bool) {
 }
 
 /// Returns the flag.
-pub(super) fn is_quiet() -> bool {
+pub(crate) fn is_quiet() -> bool {
     IS_QUIET.load(Ordering::Relaxed)
 }

@@ -3,7 +3,8 @@
 //!
 //! A fault is the failure of a rank or a full disk. Other failures, such as a mistake in the configuration or a folder
 //! that was moved, end a run in any case. The run continues from its newest checkpoint, so its losses and
-//! parameters have the bits of an undisturbed run. [`Attempts`] decides for the ranks of one process.
+//! parameters have the bits of an undisturbed run. [`Attempts`] decides for the ranks of one process, and
+//! [`crate::launch`] for ranks that are processes, both with [`Restarts`].
 
 mod injected;
 mod restart;
@@ -12,3 +13,4 @@ mod attempts;
 
 pub(crate) use attempts::Attempts;
 pub(crate) use restart::Restart;
+pub(crate) use restarts::{Restarts, wait_for_space};

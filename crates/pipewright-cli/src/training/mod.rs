@@ -5,6 +5,7 @@ pub(crate) mod arguments;
 pub(crate) mod summary;
 pub(crate) mod checkpoint_path;
 pub(crate) mod checkpoint_timing;
+pub(crate) mod resume_arguments;
 pub(crate) mod data;
 pub(crate) mod evaluations;
 pub(crate) mod identity;

@@ -1,6 +1,7 @@
 //! The processes of a run: a single process, or the processes that `mpirun` started. Decides which process
 //! writes files and reports to the user, and checks that all processes have prepared the same run.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pipewright::device::Devices;
@@ -10,6 +11,7 @@ use pipewright::transport::{AgreementError, Fields, LinkSpeed, World};
 
 use crate::config::pipeline::TransportChoice;
 use crate::failure::{Exit, Failure, sentence};
+use crate::fault::LAUNCHED;
 
 /// The time that processes wait for each other before the configuration's own deadline is known.
 const START: Duration = Duration::from_secs(60);
@@ -53,6 +55,8 @@ pub(crate) struct ProcessGroup {
     is_leader: bool,
     /// The time that this process waits for the others at the start.
     deadline: Duration,
+    /// The folder of the run, for the fault that ends it.
+    folder: Option<PathBuf>,
 }
 
 impl ProcessGroup {
@@ -60,7 +64,7 @@ impl ProcessGroup {
     /// in `LAUNCHERS`, the process joins later, when the configuration selects MPI.
     pub(crate) fn gather() -> Result<Self, Failure> {
         let is_launched = LAUNCHERS.iter().any(|name| std::env::var_os(name).is_some());
-        let mut group = Self { world: None, rank: FIRST, is_leader: true, deadline: START };
+        let mut group = Self { world: None, rank: FIRST, is_leader: true, deadline: START, folder: None };
         if cfg!(feature = "mpi") && is_launched {
             group.join()?;
         }
@@ -175,8 +179,14 @@ impl ProcessGroup {
         }
     }
 
+    /// Lets the fault that ends the run be written into its folder.
+    pub(crate) fn leave_faults_in(&mut self, folder: &Path) {
+        self.folder = Some(folder.to_owned());
+    }
+
     /// Reports a failure if this process is the leader, and returns the outcome. If the leader is lost, the
-    /// next process becomes the leader. A lost process that was only paused and continues reports nothing.
+    /// next process becomes the leader. A lost process that was only paused and continues reports nothing. `launch`
+    /// reports the faults of the processes that it starts.
     pub(crate) fn settle<T>(&mut self, outcome: Result<T, Failure>) -> Result<T, Failure> {
         outcome.map_err(|mut failure| {
             match failure.lost() {
@@ -186,6 +196,11 @@ impl ProcessGroup {
             }
             if !self.is_leader {
                 std::thread::sleep(TIME_TO_REPORT);
+                return failure.reported_elsewhere();
+            }
+            let fault = failure.fault().zip(self.folder.as_ref());
+            let is_left = fault.is_some_and(|(fault, folder)| fault.leave(folder, &failure.full_text()));
+            if is_left && std::env::var_os(LAUNCHED).is_some() {
                 return failure.reported_elsewhere();
             }
             failure.report();

@@ -18,6 +18,8 @@ use crate::training::process_group::ProcessGroup;
 
 /// The longest time that a process looks for the file. A file system in a network may show it late.
 const LONGEST_LOOK: Duration = Duration::from_secs(10);
+/// The time that a host looks for the file before any process starts.
+const SHORT_LOOK: Duration = Duration::from_secs(3);
 /// The time between two looks.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -59,6 +61,12 @@ fn look_for(folder: &Path, name: &str, deadline: Duration) -> Result<(), Failure
     }
 }
 
+/// Returns whether this process sees the file of a token at this path, at once or after a while.
+pub(crate) fn is_seen(file: &Path) -> bool {
+    let parts = file.parent().zip(file.file_name().and_then(|name| name.to_str()));
+    parts.is_some_and(|(folder, name)| look_for(folder, name, SHORT_LOOK).is_ok())
+}
+
 fn unwritable(folder: &Path, error: &io::Error) -> Failure {
     Failure::input(format!("{}: cannot be written: {error}; choose another run.out", folder.display()))
 }
@@ -73,7 +81,7 @@ fn host() -> String {
 }
 
 /// The file of the leader. It is removed when this is dropped.
-struct Token {
+pub(crate) struct Token {
     name: String,
     file: PathBuf,
     /// The folders that were created for it, the innermost first.
@@ -81,7 +89,8 @@ struct Token {
 }
 
 impl Token {
-    fn create(folder: &Path) -> io::Result<Self> {
+    /// Creates the file, and the folder if it is missing.
+    pub(crate) fn create(folder: &Path) -> io::Result<Self> {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let name = format!(".pipewright-{}-{}-{}", host(), std::process::id(), since_1970.as_nanos());
         let missing = folder.ancestors().take_while(|ancestor| {
@@ -93,6 +102,13 @@ impl Token {
         fs::create_dir_all(folder)?;
         fs::write(&token.file, &token.name)?;
         Ok(token)
+    }
+}
+
+impl Token {
+    /// Returns the path of the file.
+    pub(crate) fn file(&self) -> &Path {
+        &self.file
     }
 }
 

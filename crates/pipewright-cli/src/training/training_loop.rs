@@ -65,6 +65,7 @@ impl TrainingLoop<'_> {
         checkpoints.timing.announce(&mut trainer);
         let display = folder.is_some().then(|| Display::new(overview, start, run.steps));
         let mut log = Log::new(folder, display, efficiency, start, settings)?;
+        processes.leave_faults_in(&run.out);
         let taken = steps(&mut trainer, run.steps, attempts, &mut evaluations, &mut checkpoints, &mut log);
         let taken = taken.map_err(|stop| match stop {
             Stop::Rank(error) => log.failed_step(trainer.pipeline().step_failure(), &error),
@@ -95,8 +96,7 @@ impl TrainingLoop<'_> {
     }
 }
 
-/// Reports a failure if the ranks are processes, which a launcher ends as soon as one of them has failed. Otherwise the
-/// command reports the failure, unless the run continues after it.
+/// Reports a failure if the ranks are processes, which a launcher ends as soon as one of them has failed. Otherwise the command reports the failure, unless the run continues after it.
 fn settle<T>(
     settings: &Settings,
     processes: &mut ProcessGroup,
@@ -410,6 +410,9 @@ impl Checkpoints {
                 // leader.
                 if self.reports {
                     failure.report();
+                    if let Some(fault) = failure.fault() {
+                        fault.leave(&self.run, &failure.full_text());
+                    }
                 }
                 Err(failure)
             }

@@ -127,3 +127,13 @@ fn the_report_has_the_restarts() {
         "the data of the page"
     );
 }
+
+#[cfg(not(feature = "mpi"))]
+#[test]
+fn a_build_without_mpi_says_how_to_build_with_it() {
+    let run = Run::new();
+    let output = run.command(&["launch", "--ranks", "2", "--", "train", "small.toml"]);
+    let words = words(&output);
+    assert_eq!(output.status.code(), Some(2), "{words}");
+    assert!(words.contains("cargo build --release --features mpi"), "{words}");
+}

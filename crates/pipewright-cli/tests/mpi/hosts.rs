@@ -7,7 +7,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use super::{figures, folder, mpirun, pipewright, with_overrides, words};
 
@@ -16,14 +16,17 @@ const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 
 /// Two namespaces and the cable between them. Both are deleted when the value is dropped.
 struct Hosts {
+    /// The end of the names of the cable's ends.
+    number: String,
     names: [String; 2],
 }
 
 impl Hosts {
-    /// Makes the namespaces. Returns `None` if namespaces are not allowed.
-    fn new() -> Option<Self> {
-        let number = std::process::id();
-        let hosts = Self { names: [format!("pwa{number}"), format!("pwb{number}")] };
+    /// Makes the namespaces. `test` is a letter for each test. Returns `None` if namespaces are not allowed.
+    fn new(test: char) -> Option<Self> {
+        let number = format!("{}{test}", std::process::id());
+        let names = [format!("pwa{number}"), format!("pwb{number}")];
+        let hosts = Self { names, number: number.clone() };
         let [a, b] = &hosts.names;
         let (cable_a, cable_b) = (format!("va{number}"), format!("vb{number}"));
         ip(&["netns", "add", a]).then_some(())?;
@@ -38,9 +41,14 @@ impl Hosts {
         made.then_some(hosts)
     }
 
+    /// Takes its address from the second host, so that nothing reaches it.
+    fn cut(&self) {
+        assert!(ip(&["-n", &self.names[1], "addr", "flush", "dev", &format!("vb{}", self.number)]));
+    }
+
     /// Returns the number of bytes that the first host has sent over the cable.
     fn sent_bytes(&self) -> u64 {
-        let cable = format!("va{}", std::process::id());
+        let cable = format!("va{}", self.number);
         let file = format!("/sys/class/net/{cable}/statistics/tx_bytes");
         let output = Command::new("ip").args(["netns", "exec", &self.names[0], "cat", &file]).output();
         String::from_utf8_lossy(&output.expect("it ran before").stdout).trim().parse().unwrap_or(0)
@@ -50,6 +58,11 @@ impl Hosts {
 impl Drop for Hosts {
     fn drop(&mut self) {
         for name in &self.names {
+            // Processes of a host that was cut off have not noticed the end of the run.
+            let pids = Command::new("ip").args(["netns", "pids", name]).output();
+            let pids =
+                String::from_utf8_lossy(&pids.map(|output| output.stdout).unwrap_or_default()).into_owned();
+            let _ = Command::new("kill").arg("-KILL").args(pids.split_whitespace()).output();
             ip(&["netns", "del", name]);
         }
     }
@@ -92,7 +105,7 @@ fn train(folder: &Path, hosts: &Hosts) -> Output {
 
 #[test]
 fn two_hosts_train_as_one_does() {
-    let Some(hosts) = Hosts::new() else {
+    let Some(hosts) = Hosts::new('a') else {
         #[expect(clippy::print_stderr, reason = "a test that cannot run says so")]
         {
             eprintln!("skipped: network namespaces are not allowed here (they need root and iproute2)");
@@ -109,4 +122,47 @@ fn two_hosts_train_as_one_does() {
     assert_eq!(figures(folder.path()), expected);
     // The first host sends at least two steps x 8 microbatches x 8 x 16 numbers of four bytes.
     assert!(hosts.sent_bytes() > 2 * 8 * 8 * 16 * 4, "{} bytes crossed the cable", hosts.sent_bytes());
+}
+
+#[test]
+#[ignore = "takes a minute"]
+fn a_launched_run_continues_on_the_host_that_answers() {
+    // The other test says so if namespaces are not allowed.
+    let Some(hosts) = Hosts::new('b') else { return };
+    let folder = folder();
+    let set = ["pipeline.ranks=4", "run.steps=60", "run.checkpoint_every=2", "run.deadline_seconds=3"];
+    let mut alone = Command::new(pipewright());
+    with_overrides(alone.current_dir(folder.path()), &set);
+    assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
+    let expected = figures(folder.path());
+    fs::remove_dir_all(folder.path().join("out")).expect("the results");
+    let mut command = launch_on(folder.path(), &hosts, &set);
+    // The processes of the host that is cut off stay, and would keep a pipe open.
+    let file = folder.path().join("said");
+    let stderr = fs::File::create(&file).expect("the scratch folder takes files");
+    let mut child = command.stdout(Stdio::null()).stderr(stderr).spawn().expect("sh is everywhere");
+    super::launch::wait_for_step(folder.path(), 5);
+    hosts.cut();
+    let status = child.wait().expect("it ends");
+    let said = fs::read_to_string(&file).expect("text");
+    assert_eq!(status.code(), Some(0), "{said}");
+    assert_eq!(said.matches("with 2 ranks instead of 4 (restart 1 of 3)").count(), 1, "{said}");
+    assert_eq!(figures(folder.path()), expected, "{said}");
+}
+
+/// Returns `launch` on the first host, with both hosts in its hostfile.
+fn launch_on(folder: &Path, hosts: &Hosts, set: &[&str]) -> Command {
+    let shell = folder.join("shell");
+    write_remote_shell(&shell, &hosts.names[1]);
+    let file = folder.join("hosts");
+    fs::write(&file, ADDRESSES.map(|address| format!("{address} slots=2\n")).concat()).expect("a file");
+    let mut command = Command::new("sh");
+    command.current_dir(folder).args(["-c", &on_host(&hosts.names[0], r#"exec "$@""#), "sh"]);
+    command.env("OMPI_MCA_orte_tmpdir_base", folder).env("OMPI_MCA_plm_rsh_agent", &shell);
+    for network in ["btl_tcp_if_include", "oob_tcp_if_include"] {
+        command.env(format!("OMPI_MCA_{network}"), "10.77.0.0/24");
+    }
+    command.env("OMPI_MCA_btl", "tcp,self").arg(pipewright()).args(["launch", "--hosts", "hosts", "--"]);
+    with_overrides(&mut command, set);
+    command
 }

@@ -8,6 +8,7 @@ mod devices;
 mod exhaustion;
 mod folders;
 mod hosts;
+mod launch;
 #[path = "../scratch/mod.rs"]
 mod scratch;
 
@@ -67,9 +68,11 @@ fn figures(folder: &Path) -> Vec<[String; 5]> {
     let metrics = fs::read_to_string(folder.join("out/metrics.jsonl")).expect("a run writes its metrics");
     let figure = |line: &str| {
         let value: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
-        ["loss", "auxiliary", "total", "grad_norm", "validation_loss"].map(|key| value[key].to_string())
+        let figures = ["loss", "auxiliary", "total", "grad_norm", "validation_loss"];
+        // A line may be an event, such as a restart.
+        value.get("event").is_none().then(|| figures.map(|key| value[key].to_string()))
     };
-    metrics.lines().map(figure).collect()
+    metrics.lines().filter_map(figure).collect()
 }
 
 /// Returns the names of the schedules that can train.

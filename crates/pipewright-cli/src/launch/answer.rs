@@ -1,0 +1,156 @@
+//! Asks each host whether it can take part, before processes start there: it must answer, have the same build, and see
+//! the folder of the run.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{Exit, Failure};
+use crate::launch::hosts::Host;
+use crate::launch::starter::Starter;
+use crate::output;
+use crate::training::shared_folder::{Token, is_seen};
+
+/// The time between two looks at the answers.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What a host answers.
+#[derive(Debug, Deserialize, Serialize)]
+struct Answer {
+    /// The hash of the program.
+    build: String,
+    sees_folder: bool,
+}
+
+/// Why a host cannot take part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    Silent,
+    OtherBuild,
+    OtherFolder,
+}
+
+impl Refusal {
+    /// Returns words about a host.
+    fn of(self, host: &str, folder: &Path) -> String {
+        match self {
+            Self::Silent => format!(
+                "the host {host} does not answer: check its name, that it runs, and that `ssh {host}` needs no password"
+            ),
+            Self::OtherBuild => {
+                format!(
+                    "the host {host} has another build of this program: copy the same binary to all hosts"
+                )
+            }
+            Self::OtherFolder => format!(
+                "the host {host} does not see what this host writes into {}: let `run.out` be a folder of a file system that all hosts share",
+                folder.display()
+            ),
+        }
+    }
+}
+
+/// Prints the answer of this host. `token` is the path of a file that the asking host has written.
+pub(crate) fn answer(token: &Path) -> Result<(), Failure> {
+    let answer = Answer { build: build().map_err(Failure::input)?, sees_folder: is_seen(token) };
+    let line = serde_json::to_string(&answer).map_err(|error| Failure::new(Exit::Bug, error))?;
+    output::write(None, &format!("{line}\n"))
+}
+
+/// Returns the hash of this program, which says whether two hosts have the same build.
+fn build() -> std::io::Result<String> {
+    let binary = fs::File::open(std::env::current_exe()?)?;
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(binary)?;
+    Ok(hasher.finalize().to_hex().to_string())
+}
+
+/// Asks all hosts at the same time. Returns for each whether it can take part.
+pub(crate) fn ask(
+    starter: &Starter,
+    hosts: &[Host],
+    folder: &Path,
+    patience: Duration,
+) -> Result<Vec<Result<(), Refusal>>, Failure> {
+    let unwritable = |error: std::io::Error| {
+        Failure::input(format!("{}: cannot be written: {error}; choose another run.out", folder.display()))
+    };
+    let token = Token::create(folder).map_err(unwritable)?;
+    let own = build().map_err(Failure::input)?;
+    let path: PathBuf = std::path::absolute(token.file()).map_err(unwritable)?;
+    let words = ["launch".to_owned(), "--answer".to_owned(), path.display().to_string()];
+    let question = |host: &Host| {
+        let mut command = starter.command(1, std::slice::from_ref(host), &words);
+        command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()
+    };
+    let questions: Vec<Option<Child>> = hosts.iter().map(question).collect();
+    let since = Instant::now();
+    Ok(questions
+        .into_iter()
+        .map(|child| judge(child.and_then(|child| wait(child, since, patience)), &own))
+        .collect())
+}
+
+/// Waits for the end of a question, and returns what it printed.
+fn wait(mut child: Child, since: Instant, patience: Duration) -> Option<String> {
+    while child.try_wait().ok()?.is_none() {
+        if since.elapsed() > patience {
+            // It may have ended meanwhile.
+            let _ = child.kill();
+            let _ = child.wait();
+            return None;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    let output = child.wait_with_output().ok()?;
+    Some(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn judge(text: Option<String>, own: &str) -> Result<(), Refusal> {
+    let answers = text.iter().flat_map(|text| text.lines());
+    // A shell of the host may print lines of its own.
+    match answers.filter_map(|line| serde_json::from_str::<Answer>(line).ok()).next() {
+        None => Err(Refusal::Silent),
+        Some(answer) if answer.build != own => Err(Refusal::OtherBuild),
+        Some(answer) if !answer.sees_folder => Err(Refusal::OtherFolder),
+        Some(_) => Ok(()),
+    }
+}
+
+/// Fails with every host that cannot take part.
+pub(crate) fn require(hosts: &[Host], answers: &[Result<(), Refusal>], folder: &Path) -> Result<(), Failure> {
+    let refusals =
+        hosts.iter().zip(answers).filter_map(|(host, answer)| Some(answer.err()?.of(&host.name, folder)));
+    let refusals: Vec<String> = refusals.collect();
+    if refusals.is_empty() { Ok(()) } else { Err(Failure::input(refusals.join("\n"))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_judged() {
+        let check = |text: &str, expected| assert_eq!(judge(Some(text.to_owned()), "abc"), expected);
+        check("Welcome\n{\"build\":\"abc\",\"sees_folder\":true}\n", Ok(()));
+        check("{\"build\":\"abd\",\"sees_folder\":true}\n", Err(Refusal::OtherBuild));
+        check("{\"build\":\"abc\",\"sees_folder\":false}\n", Err(Refusal::OtherFolder));
+        check("Welcome\n", Err(Refusal::Silent));
+        assert_eq!(judge(None, "abc"), Err(Refusal::Silent));
+    }
+
+    #[test]
+    fn each_host_that_cannot_take_part_is_named() {
+        let hosts = ["a", "b", "c"].map(|name| Host { name: name.to_owned(), slots: 1 });
+        let answers = [Err(Refusal::Silent), Ok(()), Err(Refusal::OtherBuild)];
+        let text = require(&hosts, &answers, Path::new("out")).expect_err("two hosts").text();
+        assert!(
+            text.contains("host a does not answer") && text.contains("host c has another build"),
+            "{text}"
+        );
+        assert!(!text.contains("host b"), "{text}");
+    }
+}

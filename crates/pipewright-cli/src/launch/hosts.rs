@@ -1,0 +1,140 @@
+//! The hosts on which processes can be started, and how many each takes: from a hostfile, or from Slurm.
+
+use std::env;
+use std::path::Path;
+use std::process::Command;
+
+use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
+
+use crate::failure::Failure;
+
+/// A host, and the number of processes that it takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Host {
+    pub(crate) name: String,
+    pub(crate) slots: u32,
+}
+
+/// Where processes are started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Places {
+    /// On this machine.
+    Here,
+    /// On the hosts of a file.
+    Hosts(Vec<Host>),
+    /// On the hosts of an allocation of Slurm.
+    Slurm(Vec<Host>),
+}
+
+impl Places {
+    /// Returns the hosts of the file; without one, the hosts of the allocation that this process is in, or this
+    /// machine.
+    pub(crate) fn find(hostfile: Option<&Path>, is_here: bool) -> Result<Self, Failure> {
+        if let Some(path) = hostfile {
+            let text = read_regular_text(path, SMALL_TEXT);
+            let text =
+                text.map_err(|error| Failure::input(format!("{}: cannot be read: {error}", path.display())))?;
+            let hosts =
+                read(&text).map_err(|mistake| Failure::input(format!("{}:{mistake}", path.display())))?;
+            return Ok(Self::Hosts(hosts));
+        }
+        let nodes = env::var("SLURM_JOB_NODELIST").ok().filter(|_| !is_here);
+        nodes.map_or(Ok(Self::Here), |nodes| Ok(Self::Slurm(of_slurm(&nodes)?)))
+    }
+
+    /// Returns the hosts; none for this machine alone.
+    pub(crate) fn hosts(&self) -> &[Host] {
+        match self {
+            Self::Here => &[],
+            Self::Hosts(hosts) | Self::Slurm(hosts) => hosts,
+        }
+    }
+}
+
+/// Reads a hostfile: a host in each line, with `slots=N` if it takes several processes, and comments after `#`.
+fn read(text: &str) -> Result<Vec<Host>, String> {
+    let mut hosts: Vec<Host> = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
+        let Some(name) = words.next() else { continue };
+        let mut slots = 1;
+        for word in words {
+            let count =
+                word.strip_prefix("slots=").and_then(|count| count.parse().ok()).filter(|count| *count > 0);
+            slots = count
+                .ok_or_else(|| format!("{number}: `{word}` is not understood: write `{name} slots=4`"))?;
+        }
+        if hosts.iter().any(|host| host.name == name) {
+            return Err(format!(
+                "{number}: the host `{name}` is in the file twice: write it once, with all its slots"
+            ));
+        }
+        hosts.push(Host { name: name.to_owned(), slots });
+    }
+    if hosts.is_empty() {
+        Err("1: the file has no host: write a line such as `node1 slots=4`".to_owned())
+    } else {
+        Ok(hosts)
+    }
+}
+
+/// Returns the hosts of an allocation, in Slurm's order.
+fn of_slurm(nodes: &str) -> Result<Vec<Host>, Failure> {
+    let failed = |reason: String| {
+        Failure::input(format!(
+            "the hosts of the allocation are not known: `scontrol show hostnames` {reason}"
+        ))
+    };
+    let output = Command::new("scontrol").args(["show", "hostnames", nodes]).output();
+    let output = output.map_err(|error| failed(format!("cannot be started: {error}")))?;
+    let names = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        return Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+    }
+    let tasks = env::var("SLURM_TASKS_PER_NODE").unwrap_or_default();
+    let slots = slots_of_slurm(&tasks).ok_or_else(|| {
+        Failure::input(format!(
+            "SLURM_TASKS_PER_NODE={tasks}: not understood; name the hosts in a file (--hosts)"
+        ))
+    })?;
+    let slots = slots.into_iter().chain(std::iter::repeat(1));
+    Ok(names.lines().zip(slots).map(|(name, slots)| Host { name: name.to_owned(), slots }).collect())
+}
+
+/// Reads the numbers of tasks of all nodes, such as `4(x2),3`.
+fn slots_of_slurm(text: &str) -> Option<Vec<u32>> {
+    let mut slots = Vec::new();
+    for part in text.split(',').filter(|part| !part.is_empty()) {
+        let (count, times) = match part.split_once("(x") {
+            Some((count, times)) => (count, times.strip_suffix(')')?.parse().ok()?),
+            None => (part, 1),
+        };
+        slots.extend(std::iter::repeat_n(count.parse::<u32>().ok()?, times));
+    }
+    Some(slots)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hostfile_has_hosts_with_slots() {
+        let host = |name: &str, slots| Host { name: name.to_owned(), slots };
+        assert_eq!(
+            read("# all\nnode1 slots=4\n\nnode2 # spare\n"),
+            Ok(vec![host("node1", 4), host("node2", 1)])
+        );
+        let refuse = |text: &str, expected: &str| assert_eq!(read(text).err().as_deref(), Some(expected));
+        refuse("a\na slots=2", "2: the host `a` is in the file twice: write it once, with all its slots");
+        refuse("a slots=0", "1: `slots=0` is not understood: write `a slots=4`");
+        refuse("# none\n", "1: the file has no host: write a line such as `node1 slots=4`");
+    }
+
+    #[test]
+    fn slurm_states_tasks_by_node() {
+        assert_eq!(slots_of_slurm("4(x2),3"), Some(vec![4, 4, 3]));
+        assert_eq!(slots_of_slurm("2"), Some(vec![2]));
+        assert_eq!(slots_of_slurm("four"), None);
+    }
+}

@@ -1,0 +1,258 @@
+//! Starts the processes of a run again and again until it ends.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::{Duration, SystemTime};
+
+use crate::display::say;
+use crate::failure::{Exit, Failure};
+use crate::fault::Fault;
+use crate::launch::answer::{Refusal, ask, require};
+use crate::launch::attempt::{self, Stop};
+use crate::launch::hosts::{Host, Places};
+use crate::launch::layout::Layout;
+use crate::launch::starter::Starter;
+use crate::launch::target::{Target, with_settings};
+use crate::recovery::{Restarts, wait_for_space};
+use crate::run_folder::config_of;
+use crate::run_record::metrics;
+
+/// The time that a host may take to answer: the deadline of the run, within these limits.
+const SHORTEST_PATIENCE: Duration = Duration::from_secs(5);
+const LONGEST_PATIENCE: Duration = Duration::from_secs(20);
+
+/// A run to launch.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    pub(crate) target: Target,
+    pub(crate) places: Places,
+    pub(crate) starter: Starter,
+    /// The most restarts.
+    pub(crate) restarts: u64,
+}
+
+/// A run that is launched.
+struct Launched {
+    launch: Launch,
+    layout: Layout,
+    /// When the configuration of an earlier run in the folder was written.
+    earlier: Option<SystemTime>,
+}
+
+/// Starts the processes, and starts them again after each fault, until the run ends.
+///
+/// # Errors
+/// Fails if the processes cannot be started, or with the exit code of the run.
+pub(crate) fn supervise(launch: Launch) -> Result<(), Failure> {
+    let stop = Stop::watch().map_err(|error| Failure::input(format!("cannot watch for signals: {error}")))?;
+    let layout = Layout::of(&launch.target.settings);
+    let mut run = Launched { earlier: None, layout, launch };
+    run.earlier = run.config_written();
+    let mut hosts = run.first_hosts()?;
+    let mut words = run.launch.target.words.clone();
+    let mut restarts = Restarts::default();
+    loop {
+        let mut command = run.launch.starter.command(run.processes(), &hosts, &words);
+        let status = attempt::run(&mut command, &run.first_cause(), &stop);
+        let status = status.map_err(|error| {
+            Failure::input(format!("{} cannot be started: {error}", command.get_program().display()))
+        })?;
+        let Err(failure) = run.outcome(status, &stop) else { return Ok(()) };
+        (hosts, words) = run.next(failure, &mut restarts, &stop)?;
+    }
+}
+
+impl Launched {
+    fn folder(&self) -> &PathBuf {
+        &self.launch.target.settings.run.out
+    }
+
+    fn first_cause(&self) -> PathBuf {
+        Fault::path_in(self.folder())
+    }
+
+    fn processes(&self) -> u32 {
+        self.layout.processes(&self.launch.target.settings)
+    }
+
+    /// Asks all hosts whether they can take part.
+    fn ask(&self, hosts: &[Host]) -> Result<Vec<Result<(), Refusal>>, Failure> {
+        let patience = self.launch.target.settings.run.deadline().clamp(SHORTEST_PATIENCE, LONGEST_PATIENCE);
+        ask(&self.launch.starter, hosts, self.folder(), patience)
+    }
+
+    /// Returns when the configuration in the folder was written.
+    fn config_written(&self) -> Option<SystemTime> {
+        fs::metadata(config_of(self.folder()).ok()?).and_then(|file| file.modified()).ok()
+    }
+
+    /// Returns whether the folder has the run that was launched. Before the processes of `train` have agreed, it may
+    /// have an earlier run.
+    fn has_begun(&self) -> bool {
+        let written = self.config_written();
+        written.is_some() && (self.launch.target.resumes || written != self.earlier)
+    }
+
+    /// Returns the hosts of the first attempt, after all hosts have answered.
+    fn first_hosts(&self) -> Result<Vec<Host>, Failure> {
+        let hosts = self.launch.places.hosts();
+        if !hosts.is_empty() {
+            let answers = self.ask(hosts)?;
+            require(hosts, &answers, self.folder())?;
+        }
+        let needed = self.processes();
+        enough(hosts, needed).ok_or_else(|| {
+            let slots: u32 = hosts.iter().map(|host| host.slots).sum();
+            Failure::input(format!(
+                "the run needs {needed} processes, and the hosts take {slots}: name more hosts or slots, or make \
+                 pipeline.ranks or mesh.data_parallel smaller"
+            ))
+        })
+    }
+
+    /// Judges the end of the launcher. A failure that is a fault may be followed by a restart.
+    fn outcome(&self, status: ExitStatus, stop: &Stop) -> Result<(), Failure> {
+        let exit = match status.code() {
+            Some(0) => return Ok(()),
+            Some(2) => Exit::WrongInput,
+            Some(3) => Exit::CheckFailed,
+            Some(5) => Exit::Interrupted,
+            Some(70) => Exit::Bug,
+            _ => Exit::RankFailed,
+        };
+        if stop.is_asked() && exit == Exit::RankFailed {
+            return Err(Failure::new(Exit::Interrupted, "stopped by a signal while the processes started"));
+        }
+        if matches!(exit, Exit::CheckFailed | Exit::Interrupted | Exit::Bug) {
+            return Err(Failure::already_reported(exit));
+        }
+        match self.fault(exit, status) {
+            Some((fault, report)) => Err(Failure::new(exit, report).with_fault(Some(fault))),
+            None => Err(Failure::already_reported(exit)),
+        }
+    }
+
+    /// Returns the fault that ended the processes, and its report; `None` if it is a mistake of the user.
+    fn fault(&self, exit: Exit, status: ExitStatus) -> Option<(Fault, String)> {
+        let found = self.has_begun().then(|| Fault::take(self.folder())).flatten();
+        // A full disk may not even take the first cause.
+        let is_full = || self.has_begun() && !wait_for_space(self.folder(), Duration::ZERO);
+        found.or_else(|| {
+            let is_disk_full = is_full();
+            let cause = match (is_disk_full, exit) {
+                (true, _) => "the disk is full".to_owned(),
+                (false, Exit::WrongInput) => return None,
+                (false, _) => format!("a process has ended: {status}"),
+            };
+            let step = self.steps_done() + 1;
+            let summary = format!("step {step}: {cause}");
+            Some((Fault { step, rank: None, cause, summary: summary.clone(), is_disk_full }, summary))
+        })
+    }
+
+    /// Returns the last step in the metrics.
+    fn steps_done(&self) -> u64 {
+        let steps = metrics(self.folder()).unwrap_or_default();
+        if self.has_begun() { steps.last().map_or(0, |step| step.step) } else { 0 }
+    }
+
+    /// Prepares the next attempt after a failure. Returns the hosts and the words of the command.
+    fn next(
+        &mut self,
+        failure: Failure,
+        restarts: &mut Restarts,
+        stop: &Stop,
+    ) -> Result<(Vec<Host>, Vec<String>), Failure> {
+        if stop.is_asked() {
+            return Err(failure);
+        }
+        let settings = self.launch.target.settings.clone();
+        let mut restart = restarts.next(failure, self.launch.restarts)?;
+        if restarts.is_disk_full() {
+            say(&format!("{}; the run waits for space on the disk", restart.cause));
+            wait_for_space(self.folder(), settings.run.deadline());
+        }
+        let before = self.layout;
+        let hosts = self.hosts_that_answer()?;
+        restart.change = self.layout.change_from(before);
+        if !self.has_begun() {
+            say(&restart.sentence());
+            return Ok((hosts, self.launch.target.words.clone()));
+        }
+        restart.leave(self.folder()).map_err(|error| {
+            Failure::input(format!(
+                "{}: the run cannot continue in this folder: {error}",
+                self.folder().display()
+            ))
+        })?;
+        let mut set = vec!["pipeline.transport=mpi".to_owned()];
+        if self.layout != before {
+            set.extend(self.layout.arguments(&settings));
+        }
+        let resume = ["resume".to_owned(), self.folder().display().to_string()];
+        let quiet = crate::display::screen::is_quiet().then(|| "--quiet".to_owned());
+        Ok((hosts, with_settings(&resume.into_iter().chain(quiet).collect::<Vec<_>>(), &set)))
+    }
+
+    /// Returns the hosts that answer, and chooses the layout for them.
+    fn hosts_that_answer(&mut self) -> Result<Vec<Host>, Failure> {
+        let hosts = self.launch.places.hosts();
+        if hosts.is_empty() {
+            return Ok(Vec::new());
+        }
+        let settings = &self.launch.target.settings;
+        let answers = self.ask(hosts)?;
+        let answering: Vec<Host> = hosts
+            .iter()
+            .zip(&answers)
+            .filter(|(_, answer)| answer.is_ok())
+            .map(|(host, _)| host.clone())
+            .collect();
+        let slots = answering.iter().map(|host| host.slots).sum();
+        let config = config_of(self.folder()).ok();
+        let is_valid =
+            |layout: Layout| config.as_ref().is_some_and(|config| layout.is_valid(config, settings));
+        let layout = Layout::for_slots(settings, slots, is_valid);
+        let chosen =
+            layout.and_then(|layout| Some((layout, enough(&answering, layout.processes(settings))?)));
+        let Some((layout, hosts)) = chosen else {
+            let lost = require(hosts, &answers, self.folder()).err().map(|failure| failure.text());
+            return Err(Failure::new(
+                Exit::RankFailed,
+                format!("the run cannot continue on the hosts that answer: {}", lost.unwrap_or_default()),
+            ));
+        };
+        self.layout = layout;
+        Ok(hosts)
+    }
+}
+
+/// Returns the first hosts that take this many processes together; `None` if all hosts take fewer. This machine, which
+/// is no host of the list, takes any number.
+fn enough(hosts: &[Host], processes: u32) -> Option<Vec<Host>> {
+    let mut left = processes;
+    let mut chosen = Vec::new();
+    for host in hosts.iter().take_while(|_| left > 0).collect::<Vec<_>>() {
+        left = left.saturating_sub(host.slots);
+        chosen.push(host.clone());
+    }
+    (left == 0 || hosts.is_empty()).then_some(chosen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spare_hosts_are_not_used() {
+        let hosts = [("a", 2), ("b", 2), ("c", 2)].map(|(name, slots)| Host { name: name.to_owned(), slots });
+        let names = |processes| {
+            enough(&hosts, processes)
+                .map(|hosts| hosts.iter().map(|host| host.name.clone()).collect::<String>())
+        };
+        assert_eq!([2, 3, 6].map(names), ["a", "ab", "abc"].map(|names| Some(names.to_owned())));
+        assert_eq!(names(7), None);
+        assert_eq!(enough(&[], 4), Some(Vec::new()));
+    }
+}

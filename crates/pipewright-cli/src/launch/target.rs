@@ -1,0 +1,63 @@
+//! [`Target`]: the command that the processes run, and the settings of its run.
+
+use clap::{Parser, Subcommand};
+
+use crate::config::Settings;
+use crate::failure::Failure;
+use crate::training::arguments::RunArguments;
+use crate::training::resume_arguments::ResumeArguments;
+
+/// The command that the processes run.
+#[derive(Debug)]
+pub(crate) struct Target {
+    /// Its words after `pipewright`.
+    pub(crate) words: Vec<String>,
+    /// The settings of its run, as the processes load them.
+    pub(crate) settings: Settings,
+    /// Whether it resumes a run.
+    pub(crate) resumes: bool,
+}
+
+/// The commands that can be launched.
+#[derive(Debug, Parser)]
+#[command(name = "pipewright", disable_help_subcommand = true)]
+struct Launched {
+    #[command(subcommand)]
+    command: LaunchedCommand,
+    #[arg(short, long, global = true)]
+    quiet: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum LaunchedCommand {
+    Train(RunArguments),
+    Resume(ResumeArguments),
+}
+
+impl Target {
+    /// Reads the command. `set` has the settings that the launch adds to it.
+    ///
+    /// # Errors
+    /// Fails if the command is not `train` or `resume`, or its settings cannot be loaded.
+    pub(crate) fn read(words: &[String], set: &[String]) -> Result<Self, Failure> {
+        let words: Vec<String> = with_settings(words, set);
+        let launched = Launched::try_parse_from(std::iter::once(&"pipewright".to_owned()).chain(&words));
+        let launched = launched.map_err(|error| {
+            Failure::input(format!(
+                "the command after `--` is not understood: {}",
+                error.to_string().trim_end()
+            ))
+        })?;
+        let (loaded, resumes) = match &launched.command {
+            LaunchedCommand::Train(arguments) => (arguments.load()?, false),
+            LaunchedCommand::Resume(arguments) => (arguments.load()?, true),
+        };
+        Ok(Self { words, settings: loaded.settings, resumes })
+    }
+}
+
+/// Returns the words of a command with further settings.
+pub(crate) fn with_settings(words: &[String], set: &[String]) -> Vec<String> {
+    let set = set.iter().flat_map(|set| ["--set".to_owned(), set.clone()]);
+    words.iter().cloned().chain(set).collect()
+}

@@ -1,0 +1,139 @@
+//! Tests of `launch`: it starts the processes, and a run survives the loss of processes and ends with the bits of an
+//! undisturbed one.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{figures, folder, left_running, pipewright, process_of, signal, with_overrides, words};
+
+/// The settings of runs that are disturbed: long enough for a fault, with a checkpoint after every second step.
+const SETTINGS: [&str; 5] = [
+    "run.steps=40",
+    "run.checkpoint_every=2",
+    "pipeline.ranks=2",
+    "run.deadline_seconds=3",
+    "model.num_hidden_layers=4",
+];
+
+/// Returns `launch` with its options, and `train` with the settings behind them.
+fn launch(folder: &Path, options: &[&str], set: &[&str]) -> Command {
+    let mut command = Command::new(pipewright());
+    command.current_dir(folder).env("OMPI_MCA_orte_tmpdir_base", folder).env("MPIEXEC_TIMEOUT", "150");
+    command.stdin(Stdio::null()).stderr(Stdio::piped());
+    command.arg("launch").args(options).arg("--");
+    with_overrides(&mut command, &[&SETTINGS[..], set].concat());
+    command
+}
+
+/// Returns the figures of a run that nothing disturbs, on threads.
+fn undisturbed() -> Vec<[String; 5]> {
+    let folder = folder();
+    let mut alone = Command::new(pipewright());
+    with_overrides(alone.current_dir(folder.path()), &SETTINGS);
+    let output = alone.output().expect("it starts");
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    figures(folder.path())
+}
+
+/// Waits until the run has taken this step.
+pub(super) fn wait_for_step(folder: &Path, step: usize) {
+    let start = Instant::now();
+    let steps = || fs::read_to_string(folder.join("out/metrics.jsonl")).unwrap_or_default().lines().count();
+    while steps() < step {
+        assert!(start.elapsed() < Duration::from_secs(60), "the run does not get to step {step}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn end(child: Child) -> Output {
+    child.wait_with_output().expect("it ends")
+}
+
+#[test]
+fn a_launched_run_has_the_bits_of_threads() {
+    let folder = folder();
+    let output = launch(folder.path(), &["--ranks", "4"], &["pipeline.ranks=1"]).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    assert_eq!(figures(folder.path()), undisturbed());
+    assert!(words(&output).contains("4 ranks"), "{}", words(&output));
+}
+
+/// Sends a signal to each of these ranks of a launched run, one after the other, and checks that the run ends as an
+/// undisturbed one.
+fn check_survived(ranks: &[u32], name: &str) {
+    let folder = folder();
+    let path = folder.path().canonicalize().expect("it exists");
+    let child = launch(&path, &[], &[]).spawn().expect("it starts");
+    for (step, rank) in (5..).step_by(10).zip(ranks) {
+        wait_for_step(&path, step);
+        signal(process_of(*rank, &path), name);
+    }
+    let output = end(child);
+    let said = words(&output);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert_eq!(said.matches("; the run continues from step ").count(), ranks.len(), "{said}");
+    assert!(
+        !said.contains("error:") && !said.contains("the schedule around the failure"),
+        "one line: {said}"
+    );
+    assert_eq!(figures(&path), undisturbed(), "{said}");
+    assert_eq!(left_running(&path), 0, "nothing is left running");
+    assert!(!path.join("out/failure.json").exists() && !path.join("out/restart.json").exists());
+}
+
+#[test]
+fn a_run_survives_processes_that_are_killed() {
+    check_survived(&[1, 0], "KILL");
+}
+
+#[test]
+#[ignore = "takes half a minute"]
+fn a_run_survives_a_process_that_is_stopped() {
+    check_survived(&[1], "STOP");
+}
+
+#[test]
+fn a_failure_that_repeats_ends_the_launch_with_both_reports() {
+    let folder = folder();
+    let mut command = launch(folder.path(), &[], &[]);
+    let output = command.env("PIPEWRIGHT_FAULT", "panic:1:5").output().expect("it starts");
+    let said = words(&output);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert_eq!(said.matches("the schedule around the failure").count(), 2, "{said}");
+    assert!(said.contains("the failure repeats at the same step with the same cause"), "{said}");
+}
+
+#[test]
+fn a_signal_to_the_launch_saves_a_checkpoint() {
+    let folder = folder();
+    let path = folder.path().canonicalize().expect("it exists");
+    let child = launch(&path, &[], &["run.steps=1000000"]).spawn().expect("it starts");
+    wait_for_step(&path, 3);
+    signal(child.id(), "TERM");
+    let output = end(child);
+    let said = words(&output);
+    assert_eq!(output.status.code(), Some(5), "{said}");
+    let saved = path.join(format!("out/checkpoints/step-{:08}/manifest.json", figures(&path).len()));
+    assert!(saved.exists(), "{said}");
+    assert_eq!(left_running(&path), 0, "nothing is left running");
+}
+
+#[test]
+fn mistakes_are_found_before_processes_start() {
+    let folder = folder();
+    let refuse = |options: &[&str], set: &[&str], expected: &str| {
+        let output = launch(folder.path(), options, set).output().expect("it starts");
+        let said = words(&output);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(expected), "`{expected}` in: {said}");
+        assert!(!folder.path().join("out").exists(), "nothing has run");
+    };
+    refuse(&[], &["pipeline.trasport=x"], "unknown key");
+    refuse(&["--ranks", "3"], &["mesh.data_parallel=2"], "need a multiple of 2 processes");
+    refuse(&["--hosts", "none"], &[], "none: cannot be read");
+    let hosts = folder.path().join("hosts");
+    fs::write(&hosts, "nowhere.invalid slots=2\n").expect("a file");
+    refuse(&["--hosts", "hosts"], &[], "the host nowhere.invalid does not answer");
+}
