@@ -243,9 +243,9 @@ fn replicas_train_in_processes_as_in_threads_to_the_bit() {
 fn processes_save_after_the_same_steps_of_a_chosen_interval() {
     let folder = folder();
     let auto =
-        ["run.checkpoint_every=auto", "run.failure_every=1s", "run.steps=30", "run.keep_checkpoints=30"];
+        ["run.checkpoint_every=auto", "run.failure_every=1s", "run.steps=12", "run.keep_checkpoints=12"];
     let mut alone = Command::new(pipewright());
-    with_overrides(alone.current_dir(folder.path()), &["run.steps=30"]);
+    with_overrides(alone.current_dir(folder.path()), &["run.steps=12", "mesh.data_parallel=2"]);
     assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
     let expected = figures(folder.path());
     let output = processes(folder.path(), 4, &[&["mesh.data_parallel=2"], &auto[..]].concat());
