@@ -32,6 +32,8 @@ pub(crate) struct Cost {
     /// Floating-point operations of a token's matrix products, forward and backward. Each parameter of a
     /// matrix that a token meets takes part in three multiply-adds.
     pub(crate) products: u64,
+    /// The part of `products` in which activations are multiplied with each other, and not with weights.
+    pub(crate) mixing: u64,
     /// Elements that a token's element-wise passes read and write, forward and backward.
     pub(crate) elements: u64,
     /// Numbers that are kept per token until the backward. An operation keeps its inputs, and tensors that
@@ -46,6 +48,7 @@ impl Add for Cost {
         Self {
             parameters: self.parameters + other.parameters,
             products: self.products + other.products,
+            mixing: self.mixing + other.mixing,
             elements: self.elements + other.elements,
             kept: self.kept + other.kept,
         }
@@ -64,6 +67,7 @@ impl Cost {
             output_bytes: tokens * FLOAT * outputs,
             keys_values_bytes: 0,
             products: tokens * self.products,
+            mixing: tokens * self.mixing,
         }
     }
 }
@@ -105,6 +109,7 @@ impl ModelSizes {
         let logits = Cost {
             parameters: if self.is_tied { 0 } else { table },
             products: 6 * table,
+            mixing: 0,
             elements: LOSS_PASSES * self.vocabulary,
             // The logits with a normaliser, which the loss keeps.
             kept: self.vocabulary + 1,
@@ -121,14 +126,20 @@ impl ModelSizes {
 
 /// Returns the cost of a norm, which keeps its input, its output and a scale.
 pub(crate) fn norm(width: u64) -> Cost {
-    Cost { parameters: width, products: 0, elements: NORM_PASSES * width, kept: 2 * width + 1 }
+    Cost { parameters: width, elements: NORM_PASSES * width, kept: 2 * width + 1, ..Cost::default() }
 }
 
 /// Returns the cost of a feed-forward layer with a gate. It keeps the gate, the up projection and their
 /// product.
 pub(crate) fn gated(hidden: u64, inner: u64) -> Cost {
     let matrices = 3 * hidden * inner;
-    Cost { parameters: matrices, products: 6 * matrices, elements: GATE_PASSES * inner, kept: 3 * inner }
+    Cost {
+        parameters: matrices,
+        products: 6 * matrices,
+        mixing: 0,
+        elements: GATE_PASSES * inner,
+        kept: 3 * inner,
+    }
 }
 
 /// Returns the cost of an attention in which a token sees half of `seen` keys on average. Each pair of a
@@ -139,9 +150,11 @@ pub(crate) fn attention(sizes: AttentionSizes, seen: u64) -> Cost {
         [sizes.hidden, sizes.heads, sizes.key_heads, sizes.head_dim].map(|size| size as u64);
     let (queries, keys) = (heads * head_dim, key_heads * head_dim);
     let matrices = 2 * hidden * (queries + keys);
+    let mixing = 6 * seen * queries;
     Cost {
         parameters: matrices,
-        products: 6 * matrices + 6 * seen * queries,
+        products: 6 * matrices + mixing,
+        mixing,
         elements: 0,
         // Queries, keys, values and the attention's output with a normaliser for each head.
         kept: 2 * queries + 2 * keys + heads,

@@ -110,6 +110,7 @@ impl CutHead {
         let logits = Cost {
             parameters: width * ids,
             products: 6 * width * ids,
+            mixing: 0,
             elements: LOSS_PASSES * ids,
             // The input of the product, the logits, and the statistics before and after the part.
             kept: kept + ids + 2 * STATISTICS,
@@ -141,6 +142,7 @@ mod tests {
             output_bytes: 0,
             keys_values_bytes: 0,
             products: 0,
+            mixing: 0,
         };
         let cut = CutHead::new(form(10), 3).expect("every part has a token");
         let model = cut.describe(ModelDesc { layers: vec![head] }, 5);

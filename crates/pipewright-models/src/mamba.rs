@@ -117,6 +117,7 @@ pub(crate) fn cost(sizes: &MambaSizes, hidden: usize, conv_bias: bool) -> Cost {
     Cost {
         parameters: matrices + others,
         products: 6 * matrices + mixing.products,
+        mixing: mixing.products,
         elements: mixing.elements,
         // The projected channels, the result of the scan, the mixed channels and the scales of the norm.
         kept: (sizes.projected() + 2 * sizes.width() + sizes.groups) as u64,

@@ -24,6 +24,7 @@
 //!     output_bytes: 0,
 //!     keys_values_bytes: 0,
 //!     products: 0,
+//!     mixing: 0,
 //! };
 //! let model = ModelDesc { layers: vec![layer] };
 //! let rates = PeakRates { flops_per_s: 1e12, bytes_per_s: 1e12 };
@@ -235,6 +236,7 @@ mod tests {
             output_bytes: 1_000,
             keys_values_bytes: 0,
             products: 0,
+            mixing: 0,
         }
     }
 

@@ -42,6 +42,10 @@ pub struct LayerDesc {
     /// one row; 0 if they are not known.
     #[serde(default)]
     pub products: u64,
+    /// The part of `products` in which activations are multiplied with each other, and not with weights: the
+    /// scores and values of an attention, or a scan.
+    #[serde(default)]
+    pub mixing: u64,
 }
 
 impl ModelDesc {
@@ -92,6 +96,7 @@ mod tests {
             output_bytes: 4,
             keys_values_bytes: 0,
             products: 0,
+            mixing: 0,
         };
         let layers = vec![layer("a", "0"), layer("b", "1"), layer("b", "2"), layer("a", "3")];
         assert_eq!(ModelDesc { layers }.runs(), [0..1, 1..3, 3..4]);

@@ -152,6 +152,7 @@ mod tests {
             output_bytes: 4,
             keys_values_bytes: 0,
             products: 0,
+            mixing: 0,
         };
         let layers = ModelDesc { layers: vec![described] };
         let note = |input_backward, recompute| {

@@ -25,6 +25,7 @@ pub(super) fn check(
     let mut checks = CrossChecks { document, surroundings, settings };
     checks.check_rate();
     checks.check_validation();
+    checks.check_rampup();
     checks.check_lookahead();
     if let Some(slices) = source.map(slices_of).filter(|slices| !slices.is_one()) {
         checks.check_slices(slices);
@@ -90,6 +91,16 @@ impl CrossChecks<'_> {
             return self.section("run").report("steps", kind);
         }
         self.section("optimizer").report(key, kind);
+    }
+
+    /// Refuses steps in which the number of batches cannot rise.
+    fn check_rampup(&mut self) {
+        let run = &self.settings.run;
+        if run.rampup_steps > 0 && run.accumulate.get() == 1 {
+            let (key, other) = ("rampup_steps", "accumulated batches (`accumulate` is 1)");
+            let advice = "write `accumulate` in [run], or remove the key";
+            self.section("run").report(key, ProblemKind::Without { key, other, advice });
+        }
     }
 
     /// Refuses keys of evaluations that have no effect, or that would evaluate a model on inputs that it does

@@ -212,6 +212,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "tensorboard",
             "planned_step_ms",
             "accumulate",
+            "rampup_steps",
             "eval_every",
             "eval_batches",
             "patience",

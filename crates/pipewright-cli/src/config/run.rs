@@ -62,6 +62,8 @@ pub(crate) struct RunSettings {
     pub(crate) planned_step_ms: Option<f64>,
     /// The number of batches whose gradients are summed before an update.
     pub(crate) accumulate: NonZeroU32,
+    /// The steps in which the number of batches of a step rises from 1 to `accumulate`.
+    pub(crate) rampup_steps: u64,
     /// The number of steps between two evaluations; 0: none.
     pub(crate) eval_every: u64,
     /// The number of batches of an evaluation; 0: all.
@@ -98,6 +100,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         tensorboard: section.flag("tensorboard", false),
         planned_step_ms: read_planned(&mut section, is_changed),
         accumulate: NonZeroU32::new(section.count("accumulate", 1)).unwrap_or(NonZeroU32::MIN),
+        rampup_steps: section.whole("rampup_steps", 0, 0, i64::MAX as u64),
         eval_every: section.whole("eval_every", 0, 0, i64::MAX as u64),
         eval_batches: section.count_from_0("eval_batches"),
         patience: section.whole("patience", 0, 0, i64::MAX as u64),
@@ -110,7 +113,7 @@ fn changes_steps(document: &Document) -> bool {
     const KEYS: [(&str, &[&str]); 3] = [
         ("data", &["seq_len", "side", "bos_id", "packed", "restart_positions"]),
         ("optimizer", &["name", "momentum", "clip_norm", "groups"]),
-        ("run", &["device", "devices", "precision", "accumulate"]),
+        ("run", &["device", "devices", "precision", "accumulate", "rampup_steps"]),
     ];
     let is_argument = |place: &Place| matches!(place, Place::Set { .. });
     let any = |section: &str| document.written(section).any(|(_, place)| is_argument(place));

@@ -140,6 +140,7 @@ mod tests {
             output_bytes: 4,
             keys_values_bytes: 0,
             products: 0,
+            mixing: 0,
         };
         let kind = KindFigures {
             layer: 0,

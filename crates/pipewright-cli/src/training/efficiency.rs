@@ -3,15 +3,15 @@
 use std::collections::HashSet;
 use std::thread::available_parallelism;
 
-use pipewright::device::thread_peak;
+use pipewright::device::{DeviceChoice, describe, thread_peak};
 use pipewright::ids::WorldRank;
 use pipewright::tensor::Precision;
 use pipewright::train::Metrics;
 use pipewright_schedule::analytic::PeakRates;
+use pipewright_schedule::{LayerDesc, StageIndex};
 
 use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
-use crate::planning::rates::device_name;
 use crate::training::prepare::Prepared;
 
 /// What a run computes per token, and the most that its devices compute.
@@ -26,12 +26,13 @@ pub(crate) struct Efficiency {
 impl Efficiency {
     /// Returns the efficiency of a prepared run. Measures the processor's peak, which takes 5 ms.
     pub(crate) fn of(prepared: &Prepared) -> Self {
-        let Prepared { settings, layers, program, .. } = prepared;
-        let products: f64 = layers.layers.iter().map(|layer| layer.products as f64).sum();
-        // A frozen matrix has no gradient, which is one of its three products.
-        let computed = if settings.adapter.is_some() { 2.0 / 3.0 } else { 1.0 };
+        let Prepared { settings, program, .. } = prepared;
+        let products: u64 = match settings.adapter {
+            Some(_) => products_of_adapters(prepared),
+            None => prepared.layers.layers.iter().map(|layer| layer.products).sum(),
+        };
         Self {
-            operations_per_token: computed * products / settings.data.seq_len as f64,
+            operations_per_token: products as f64 / settings.data.seq_len as f64,
             peak: peak(settings, settings.mesh.ranks(program.ranks())),
         }
     }
@@ -43,6 +44,25 @@ impl Efficiency {
         metrics.model_tflops = is_known.then_some(rate / 1e12);
         metrics.mfu = self.peak.filter(|_| is_known).map(|peak| rate / peak);
     }
+}
+
+/// Returns the operations of the products of a row if only adapters are trained. A frozen matrix has no
+/// gradient, which is one of its three products, and a stage without a backward has the first product alone.
+/// The products of adapters do not count.
+fn products_of_adapters(prepared: &Prepared) -> u64 {
+    let Prepared { layers, program, partition, .. } = prepared;
+    let computed = |stage: StageIndex| {
+        let runs_backward = program.as_program().trained().runs_backward(stage);
+        let of_layer = move |layer: &LayerDesc| {
+            if runs_backward {
+                layer.products - (layer.products - layer.mixing) / 3
+            } else {
+                layer.products / 3
+            }
+        };
+        layers.layers[partition.range(stage)].iter().map(of_layer).sum::<u64>()
+    };
+    program.placement().all_stages().map(computed).sum()
 }
 
 /// Returns the peak rate of the devices of `ranks` ranks, in floating-point operations per second.
@@ -57,8 +77,12 @@ fn peak(settings: &Settings, ranks: u32) -> Option<f64> {
         let computing = if is_shared { threads.min(cores) } else { threads };
         return thread_peak(precision == Precision::Bf16).map(|peak| peak * computing as f64);
     }
-    let distinct: HashSet<_> = (0..ranks).map(|rank| devices.choice_of(WorldRank::new(rank))).collect();
-    let count = if is_shared { distinct.len() } else { ranks as usize };
-    let peak = PeakRates::data_sheet(&device_name(settings), precision != Precision::F32);
-    peak.map(|peak| peak * count as f64)
+    let choice = |rank| devices.choice_of(WorldRank::new(rank)).resolved();
+    let mut choices: Vec<DeviceChoice> = (0..ranks).map(choice).collect();
+    if is_shared {
+        let mut seen = HashSet::new();
+        choices.retain(|choice| seen.insert(*choice));
+    }
+    let is_half = precision != Precision::F32;
+    choices.iter().map(|choice| PeakRates::data_sheet(&describe(*choice)?.name, is_half)).sum()
 }

@@ -101,7 +101,7 @@ pub(crate) fn launch(
     let pipeline = pipeline.map_err(|error| failure(&error))?;
     let rate = rates(&settings);
     let trainer = Trainer::new(pipeline, rows, settings.pipeline.rows(), rate);
-    let trainer = trainer.accumulating(settings.run.accumulate);
+    let trainer = trainer.accumulating(settings.run.accumulate).with_rampup(settings.run.rampup_steps);
     Ok(match validation {
         Some(validation) => trainer.with_validation(validation),
         None => trainer,

@@ -157,7 +157,11 @@ fn write_data(text: &mut String, prepared: &Prepared) {
     let Prepared { settings, rows, .. } = prepared;
     let batches = settings.run.accumulate.get();
     let step_rows = rows_per_step(settings);
-    let in_batches = if batches > 1 { format!(", in {batches} batches") } else { String::new() };
+    let in_batches = match (batches, settings.run.rampup_steps) {
+        (1, _) => String::new(),
+        (batches, 0) => format!(", in {batches} batches"),
+        (batches, steps) => format!(", in {batches} batches after the first {}", counted(steps, "step")),
+    };
     let words = format!(
         "{} tokens, {}, {} of {}{in_batches} an epoch",
         rows.tokens(),
@@ -233,6 +237,7 @@ fn data_json(prepared: &Prepared) -> Value {
         "rows": rows.rows(),
         "rows_per_step": step_rows,
         "batches_per_step": prepared.settings.run.accumulate.get(),
+        "rampup_steps": prepared.settings.run.rampup_steps,
         "steps_per_epoch": rows.rows() / step_rows,
         "counted_targets": prepared.counted_targets,
         "long_records": rows.long_records(),

@@ -118,3 +118,29 @@ fn an_accumulating_run_resumes_and_counts_its_tokens() {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(said.contains("4 steps of 8 rows, in 2 batches an epoch"), "{said}");
 }
+
+#[test]
+fn the_batches_of_a_step_rise_over_the_first_steps() {
+    let constant = ["optimizer.schedule=constant", "run.accumulate=3", "run.rampup_steps=4"];
+    let whole = Run::new();
+    whole.train(&[&["run.steps=6"], &constant[..]].concat());
+    let metrics = std::fs::read_to_string(whole.path("out/metrics.jsonl")).expect("metrics");
+    let tokens = |line: &str| {
+        let step: serde_json::Value = serde_json::from_str(line).expect("an object");
+        step["tokens"].as_u64().expect("a number") / (4 * 8)
+    };
+    // 1, 1, 2, 2, 3 and 3 batches.
+    assert_eq!(metrics.lines().map(tokens).collect::<Vec<_>>(), [1, 2, 4, 6, 9, 12]);
+    let parts = Run::new();
+    parts.train(&[&["run.steps=3"], &constant[..]].concat());
+    parts.resume(&["run.steps=6"]);
+    assert_eq!(parts.figures(), whole.figures());
+    let check = |set: &str| {
+        let output = whole.command(&["check", "small.toml", "--set", "run.rampup_steps=4", "--set", set]);
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    };
+    let said = check("run.accumulate=3");
+    assert!(said.contains("of 12 rows, in 3 batches after the first 4 steps"), "{said}");
+    let refused = check("run.accumulate=1");
+    assert!(refused.contains("`rampup_steps` has no effect without accumulated batches"), "{refused}");
+}

@@ -55,6 +55,7 @@ fn attention(config: &DecoderConfig, form: &BlockForm<'_>, seen: u64) -> Cost {
     let further = Cost {
         parameters: biases + factors,
         products: 0,
+        mixing: 0,
         elements: BIAS_PASSES * biases + NORM_PASSES * normalised,
         kept: normalised + scales,
     };
@@ -80,6 +81,7 @@ fn experts(config: &DecoderConfig, mixture: &MixtureConfig, tokens: u64) -> Cost
     Cost {
         parameters: router + experts * expert,
         products: 6 * (router + chosen * expert),
+        mixing: 0,
         elements: element_wise + moved,
         // The probabilities; gate, up and their product of each chosen expert; its weight, and its number
         // twice.

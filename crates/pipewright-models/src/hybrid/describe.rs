@@ -65,6 +65,7 @@ impl HybridConfig {
         Cost {
             parameters: whole.parameters + hidden,
             products: share(whole.products) + 6 * hidden,
+            mixing: share(whole.mixing),
             elements: share(whole.elements) + 8 * hidden,
             kept: share(whole.kept) + 2 * hidden,
         }
@@ -99,6 +100,7 @@ impl HybridConfig {
         Cost {
             parameters: experts * (expert.parameters + hidden) + shared.parameters,
             products: chosen * expert.products + shared.products + 6 * experts * hidden,
+            mixing: 0,
             elements: chosen * (expert.elements + 6 * hidden) + shared.elements + experts * LOSS_PASSES,
             kept: chosen * (expert.kept + 3) + shared.kept + 4 * experts,
         }
@@ -115,6 +117,7 @@ impl HybridConfig {
         Cost {
             parameters: logits.parameters + block.parameters + projection + 3 * hidden,
             products: 2 * logits.products + block.products + 6 * projection,
+            mixing: block.mixing,
             elements: 2 * logits.elements + block.elements + 2 * NORM_PASSES * hidden,
             kept: 2 * logits.kept + block.kept + 6 * hidden,
         }

@@ -50,6 +50,7 @@ impl NemotronHConfig {
         Cost {
             parameters: matrices + biases,
             products: 6 * matrices,
+            mixing: 0,
             elements: RECTIFIER_PASSES * inner + BIAS_PASSES * biases,
             kept: 2 * inner,
         }
@@ -72,6 +73,7 @@ impl Experts {
             // The correction of the scores is one number for each expert.
             parameters: all + experts,
             products: 6 * active,
+            mixing: 0,
             elements,
             kept: 2 * (chosen * inner + shared + latent) + 2 * experts + 3 * chosen,
         }

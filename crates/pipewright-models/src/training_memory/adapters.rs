@@ -97,6 +97,7 @@ mod tests {
             output_bytes: 0,
             keys_values_bytes,
             products: 0,
+            mixing: 0,
         }
     }
 

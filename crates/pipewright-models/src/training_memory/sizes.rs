@@ -66,6 +66,7 @@ mod tests {
             output_bytes,
             keys_values_bytes: output_bytes,
             products: 0,
+            mixing: 0,
         }
     }
 

@@ -79,6 +79,7 @@ mod tests {
             output_bytes: 1,
             keys_values_bytes: 0,
             products: 0,
+            mixing: 0,
         };
         let model = ModelDesc { layers: kinds.chars().map(layer).collect() };
         let sample = Sample::of(&model, copies);

@@ -1,8 +1,19 @@
 //! The results of a step whose gradients are summed over several batches.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
 use crate::pipeline::StepSummary;
+
+/// Returns the number of batches of the step after `done` steps. It rises from 1 to `batches` in `rampup_steps`
+/// steps.
+pub(super) fn batches_at(done: u64, batches: NonZeroU32, rampup_steps: u64) -> u32 {
+    if done >= rampup_steps {
+        return batches.get();
+    }
+    let risen = u128::from(batches.get() - 1) * u128::from(done) / u128::from(rampup_steps);
+    1 + u32::try_from(risen).expect("it is below the number of batches")
+}
 
 /// Joins the results of the batches of one step. The last one has the update. The result has the losses of
 /// all batches, means of the auxiliary losses, and the timeline of the last batch. A batch counts by its rows
@@ -111,5 +122,20 @@ mod tests {
         assert_eq!(whole.auxiliary["balance"], 15.0);
         let parts = &whole.auxiliary_by_layer["balance"];
         assert_eq!((parts["a"], parts["b"]), (5.0, 10.0));
+    }
+
+    #[test]
+    fn the_number_of_batches_rises_evenly() {
+        let check = |batches, rampup_steps, expected: &[u32]| {
+            let batches = NonZeroU32::new(batches).expect("not 0");
+            let found = (0..).take(expected.len()).map(|done| batches_at(done, batches, rampup_steps));
+            assert_eq!(found.collect::<Vec<_>>(), expected);
+        };
+        check(4, 0, &[4, 4]);
+        check(4, 6, &[1, 1, 2, 2, 3, 3, 4, 4]);
+        check(4, 2, &[1, 2, 4]);
+        check(1, 3, &[1; 5]);
+        let most = NonZeroU32::MAX;
+        assert_eq!(batches_at(u64::MAX - 1, most, u64::MAX), most.get() - 1);
     }
 }

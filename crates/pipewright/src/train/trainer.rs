@@ -14,7 +14,7 @@ use serde_json::{Map, Value as Json};
 use crate::batch::Batch;
 use crate::checkpoint::{Checkpoint, TrainingState};
 use crate::pipeline::{Pipeline, PipelineError, StepSummary};
-use crate::train::accumulation::joined;
+use crate::train::accumulation::{batches_at, joined};
 use crate::train::rate_schedule::RateSchedule;
 use crate::train::token_batch::split;
 use crate::train::validation::Validation;
@@ -30,8 +30,10 @@ pub struct Trainer {
     learning_rate: Box<dyn RateSchedule>,
     /// The rows of a batch.
     batch_rows: usize,
-    /// The batches of a step.
+    /// The batches of a step, after the steps in which their number rises.
     batches: NonZeroU32,
+    /// The steps in which the number of batches rises from 1.
+    rampup_steps: u64,
     validation: Option<Validation>,
     steps_done: u64,
     /// The time that the run took before it was stopped; 0 if it was not.
@@ -153,6 +155,7 @@ impl Trainer {
             learning_rate: Box::new(learning_rate),
             batch_rows,
             batches: NonZeroU32::MIN,
+            rampup_steps: 0,
             validation: None,
             steps_done: 0,
             earlier: Duration::ZERO,
@@ -164,6 +167,12 @@ impl Trainer {
     /// with as many rows.
     pub fn accumulating(self, batches: NonZeroU32) -> Self {
         Self { batches, ..self }
+    }
+
+    /// Raises the number of batches of a step from 1 to that of [`Trainer::accumulating`], evenly over the first
+    /// `steps` steps of the run.
+    pub fn with_rampup(self, steps: u64) -> Self {
+        Self { rampup_steps: steps, ..self }
     }
 
     /// Sets the data of [`Trainer::evaluate`].
@@ -179,13 +188,13 @@ impl Trainer {
         self.began.get_or_insert_with(Instant::now);
         let rate = self.learning_rate.at(self.steps_done);
         let (before, batch) = self.next_batches()?;
+        let tokens = (before.len() + 1) * self.batch_rows * self.rows.seq_len();
         let mut earlier = Vec::new();
         for batch in before {
             earlier.push(self.pipeline.accumulate(batch)?);
         }
         let report = joined(earlier, self.pipeline.step_batch(batch, rate)?);
         self.steps_done += 1;
-        let tokens = self.batches.get() as usize * self.batch_rows * self.rows.seq_len();
         Ok((self.metrics(&report, rate, tokens), report))
     }
 
@@ -202,7 +211,8 @@ impl Trainer {
     }
 
     fn read_batches(&mut self) -> Result<(Vec<Batch>, Batch), PipelineError> {
-        let before = (1..self.batches.get()).map(|_| self.next_batch()).collect::<Result<_, _>>()?;
+        let batches = batches_at(self.steps_done, self.batches, self.rampup_steps);
+        let before = (1..batches).map(|_| self.next_batch()).collect::<Result<_, _>>()?;
         Ok((before, self.next_batch()?))
     }
 

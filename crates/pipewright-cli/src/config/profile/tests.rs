@@ -134,6 +134,7 @@ fn check_on(device: &str, from: &str, to: &str, expected: &[&str], assumed: &[&s
         output_bytes: 524_288,
         keys_values_bytes: 0,
         products: 0,
+        mixing: 0,
     };
     let model = ModelDesc { layers: vec![layer; 12] };
     let run = ProfiledRun {

@@ -84,6 +84,7 @@ fn a_layout_is_compared_with_a_model() {
             output_bytes: 0,
             keys_values_bytes: 0,
             products: 0,
+            mixing: 0,
         };
         ModelDesc { layers: kinds.chars().map(layer).collect() }
     };
