@@ -233,7 +233,10 @@ impl Launched {
 fn enough(hosts: &[Host], processes: u32) -> Option<Vec<Host>> {
     let mut left = processes;
     let mut chosen = Vec::new();
-    for host in hosts.iter().take_while(|_| left > 0).collect::<Vec<_>>() {
+    for host in hosts {
+        if left == 0 {
+            break;
+        }
         left = left.saturating_sub(host.slots);
         chosen.push(host.clone());
     }
