@@ -231,12 +231,9 @@ impl CausalAttention {
         if let Some(cap) = self.form.cap {
             scores = (scores / cap).tanh() * cap;
         }
-        let hidden = match &self.starts(dims) {
+        let hidden = match &self.starts {
             Some(starts) => hidden_by_starts(starts, dims, &scores.device()),
-            None => {
-                let after = Tensor::<2>::ones([sequence, keys], &scores.device()).triu(earlier as i64 + 1);
-                after.bool().unsqueeze()
-            }
+            None => hidden_by_window(self.form.window, dims, &scores.device()),
         };
         let weights = activation::softmax(scores.mask_fill(hidden, f32::NEG_INFINITY), 3);
         weights.cast(precision).matmul(v).swap_dims(1, 2).reshape(shape)
@@ -259,6 +256,20 @@ impl CausalAttention {
         }
         Tensor::cat(parts, 3).cast(precision)
     }
+}
+
+/// Returns which keys the queries of every row do not see, `[1, 1, sequence, earlier + sequence]`: the later
+/// ones, and those before the window. The mask is made on the device.
+fn hidden_by_window(window: Option<usize>, dims: Dims, device: &Device) -> Tensor<4, Bool> {
+    let Dims { sequence, earlier, .. } = dims;
+    let ones = Tensor::<2>::ones([sequence, earlier + sequence], device);
+    let later = ones.clone().triu(earlier as i64 + 1);
+    // A window of all keys hides none of them.
+    let hidden = match window.filter(|&window| window < earlier + sequence) {
+        Some(window) => later + ones.tril(earlier as i64 - window as i64),
+        None => later,
+    };
+    hidden.bool().unsqueeze()
 }
 
 /// Returns which keys each query does not see, `[batch, 1, sequence, earlier + sequence]`: the same ones for

@@ -140,3 +140,23 @@ fn slices_longer_than_the_tables_are_refused() {
     let x = || numbers([1, 3, 2], 1.0);
     rotary(4, 2).forward_slice(x(), vec![x(), x()], vec![x(), x()]);
 }
+
+#[test]
+fn the_mask_of_a_window_is_the_one_of_its_starts() {
+    let check = |sequence: usize, earlier: usize, window: Option<usize>| {
+        let dims = Dims { batch: 1, sequence, earlier, heads: 1, kv_heads: 1, head_dim: 2 };
+        let form = AttentionForm { window, ..AttentionForm::without_positions(2) };
+        let starts: Vec<u32> =
+            (earlier..earlier + sequence).map(|query| form.first_seen(query) as u32).collect();
+        let device = Device::flex();
+        let [by_starts, by_window] =
+            [hidden_by_starts(&starts, dims, &device), hidden_by_window(window, dims, &device)];
+        assert_eq!(by_window.dims(), [1, 1, sequence, earlier + sequence]);
+        by_window.into_data().assert_eq(&by_starts.into_data(), true);
+    };
+    for window in [None, Some(1), Some(3), Some(6), Some(7), Some(9), Some(usize::MAX)] {
+        check(7, 0, window);
+        check(3, 4, window);
+        check(1, 6, window);
+    }
+}
