@@ -112,8 +112,9 @@ impl CutHead {
             products: 6 * width * ids,
             mixing: 0,
             elements: LOSS_PASSES * ids,
-            // The input of the product, the logits, and the statistics before and after the part.
-            kept: kept + ids + 2 * STATISTICS,
+            // The input of the product, the logits with the tanh of bounded ones, and the statistics before and
+            // after the part.
+            kept: kept + self.form.cap.map_or(ids, |_| 2 * ids) + 2 * STATISTICS,
         };
         let outputs = if part + 1 == self.parts { STATISTICS } else { width + STATISTICS };
         let path = format!("lm_head {}/{}", part + 1, self.parts);
@@ -151,6 +152,16 @@ mod tests {
         assert_eq!(numbers(|layer| layer.output_bytes), [200, 200, 40]);
         assert_eq!(model.layers[1].path, "lm_head 2/3");
         assert_eq!((cut.ids(0), cut.ids(2)), (0..4, 8..10));
+    }
+
+    #[test]
+    fn bounded_logits_are_kept_twice() {
+        let kept = |cap| {
+            let cut = CutHead::new(HeadForm { cap, ..form(10) }, 3).expect("every part has a token");
+            cut.layer(1, 5).activation_bytes
+        };
+        // 5 tokens and 4 ids in single precision.
+        assert_eq!(kept(Some(30.0)) - kept(None), 5 * 4 * 4);
     }
 
     #[test]

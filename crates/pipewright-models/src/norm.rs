@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use pipewright::nn::rms_norm;
+use pipewright::nn::{at_least_single, rms_norm};
 use pipewright::tensor::Placement;
 
 use crate::parameter::{Builder, ParameterKind, ParameterSource};
@@ -66,7 +66,28 @@ impl Norm {
     /// Returns the normalised rows. Shapes: `[rows, width]` in and out.
     pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         let weight = self.weight.val();
-        let factors = if self.form.adds_one { weight + 1.0 } else { weight };
+        // Half precision has no numbers next to 1 for small differences.
+        let factors = if self.form.adds_one { at_least_single(weight) + 1.0 } else { weight };
         rms_norm(x, factors, self.form.epsilon)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, Device, TensorData};
+
+    use super::*;
+
+    #[test]
+    fn small_differences_from_one_count_in_half_precision() {
+        let device = Device::flex();
+        let form = NormForm { epsilon: 0.0, adds_one: true };
+        let weight = Tensor::<1>::from_data(TensorData::from([-0.0015f32; 4]), &device).cast(DType::BF16);
+        let norm = Norm { weight: Param::from_tensor(weight), form };
+        let x = Tensor::<2>::from_data(TensorData::from([[1.0f32, 1.0, 1.0, 3.0]]), &device);
+        let y = norm.forward(x.cast(DType::BF16));
+        assert_eq!(y.dtype(), DType::BF16);
+        // 1.7320508 * 0.9985 is nearest to 221 / 128, and 1.7320508 itself to 222 / 128.
+        assert_eq!(y.cast(DType::F32).into_data().iter::<f32>().last(), Some(221.0 / 128.0));
     }
 }

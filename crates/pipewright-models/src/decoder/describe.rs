@@ -3,7 +3,7 @@
 use pipewright_schedule::{LayerDesc, ModelDesc};
 
 use super::config::DecoderConfig;
-use super::form::{BlockForm, HeadNorms, NormPlaces};
+use super::form::{Activation, BlockForm, HeadNorms, NormPlaces};
 use super::mixture::MixtureConfig;
 use crate::cost::{self, BIAS_PASSES, Cost, FLOAT, GATE_PASSES, LOSS_PASSES, ModelSizes, NORM_PASSES};
 
@@ -27,7 +27,9 @@ impl DecoderConfig {
         };
         let mut layers = vec![sizes.embedding("model.embed_tokens")];
         layers.extend((0..self.num_hidden_layers).map(block));
-        layers.push(sizes.head(sizes.head_cost()));
+        // The tape also keeps the tanh of bounded logits.
+        let bounded = Cost { kept: form.logit_cap.map_or(0, |_| vocabulary), ..Cost::default() };
+        layers.push(sizes.head(sizes.head_cost() + bounded));
         ModelDesc { layers }
     }
 }
@@ -65,7 +67,9 @@ fn attention(config: &DecoderConfig, form: &BlockForm<'_>, seen: u64) -> Cost {
 fn dense(config: &DecoderConfig, form: &BlockForm<'_>) -> Cost {
     let (hidden, inner) = (config.hidden_size as u64, config.intermediate_size as u64);
     let biases = if form.mlp_bias { 2 * inner + hidden } else { 0 };
-    let further = Cost { parameters: biases, elements: BIAS_PASSES * biases, ..Cost::default() };
+    // The composition of GELU keeps the tanh, the sum with 1, and the result, which is multiplied by up.
+    let kept = if form.activation == Activation::GeluTanh { 3 * inner } else { 0 };
+    let further = Cost { parameters: biases, elements: BIAS_PASSES * biases, kept, ..Cost::default() };
     cost::gated(hidden, inner) + further
 }
 
@@ -98,3 +102,19 @@ fn shared_expert(config: &DecoderConfig, form: &BlockForm<'_>) -> Cost {
 
 /// The size of an expert's number, in floats.
 const NUMBER: u64 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounded_logits_are_kept_twice() {
+        let kept = |logit_cap| {
+            let form = BlockForm { logit_cap, ..BlockForm::default() };
+            let model = DecoderConfig::new(256, 4).describe(&form, 5);
+            model.layers.last().map_or(0, |head| head.activation_bytes)
+        };
+        // 5 tokens and 256 ids in single precision.
+        assert_eq!(kept(Some(30.0)) - kept(None), 5 * 256 * 4);
+    }
+}

@@ -3,7 +3,9 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 use burn::tensor::activation::gelu_approximate;
-use pipewright::nn::{Expert, Linear, Routing, TensorParallel, mix_held, router_losses, swiglu};
+use pipewright::nn::{
+    Expert, Linear, Routing, TensorParallel, at_least_single, mix_held, router_losses, swiglu,
+};
 use pipewright::stage::StageContext;
 
 use super::config::DecoderConfig;
@@ -210,12 +212,23 @@ impl FeedForward {
         let down = self.down_proj.as_ref().expect("a layer without experts has a down projection");
         let x = SharedInput::new(tensor.enter(x));
         let [gate, up] = self.gate_and_up(&x, context);
-        let inner = match self.activation {
-            Activation::Silu => swiglu(gate, up),
-            Activation::GeluTanh => gelu_approximate(gate) * up,
-        };
+        let inner = self.activation.gated(gate, up);
         drop(x);
         down.forward_split_inputs(&SharedInput::new(inner), tensor, context)
+    }
+}
+
+impl Activation {
+    /// Returns the function of the gate times the up projection.
+    fn gated(self, gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
+        match self {
+            Self::Silu => swiglu(gate, up),
+            Self::GeluTanh => {
+                // The composition adds 1 to numbers near -1, which half precision rounds too much.
+                let precision = gate.dtype();
+                gelu_approximate(at_least_single(gate)).cast(precision) * up
+            }
+        }
     }
 }
 
@@ -244,5 +257,26 @@ impl Choice {
         }
         context.expert_load(&self.path, choices);
         routing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, Device, TensorData};
+
+    use super::*;
+
+    #[test]
+    fn gelu_keeps_its_negative_side_in_half_precision() {
+        let device = Device::flex();
+        let gates = TensorData::from([[-3.0f32, -3.5, -2.0, 1.0]]);
+        let gate = Tensor::<2>::from_data(gates, &device).cast(DType::BF16);
+        let result = Activation::GeluTanh.gated(gate.clone(), gate.ones_like());
+        assert_eq!(result.dtype(), DType::BF16);
+        // Of PyTorch 2.15, `gelu(x, approximate="tanh")` in double precision.
+        let expected = [-0.0036373922f32, -0.0006161977, -0.045402306, 0.841192];
+        for (found, expected) in result.cast(DType::F32).into_data().iter::<f32>().zip(expected) {
+            assert!((found - expected).abs() <= expected.abs() / 256.0, "{found}, not {expected}");
+        }
     }
 }

@@ -50,7 +50,7 @@ pub(super) fn select(
 
 /// Returns a tensor in half precision in single precision, and any other tensor as it is: statistics, softmax
 /// and losses of half precision are computed in single precision.
-pub(crate) fn at_least_single<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+pub fn at_least_single<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     if is_half(tensor.dtype()) { tensor.cast(DType::F32) } else { tensor }
 }
 

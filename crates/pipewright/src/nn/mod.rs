@@ -58,9 +58,8 @@ mod half_precision;
 
 pub use attention::CausalAttention;
 pub use attention_form::{AttentionForm, RotaryPositions, rotary_frequencies};
-pub(crate) use composed::{
-    add_product as add_product_on_device, add_rows as add_rows_on_device, at_least_single,
-};
+pub use composed::at_least_single;
+pub(crate) use composed::{add_product as add_product_on_device, add_rows as add_rows_on_device};
 pub use cross_entropy::cross_entropy;
 pub(crate) use deferred::{ConvolutionTask, Deferred, RowIds, SplitTask, WeightStore, WeightTask};
 pub use dropout::Dropout;
