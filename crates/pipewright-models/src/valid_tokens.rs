@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor};
+use pipewright::nn::TokenScope;
 use pipewright::stage::StageContext;
 use pipewright::train::data::VALID_TOKENS;
 
@@ -20,6 +21,28 @@ pub(crate) fn given_counts(context: &StageContext, rows: usize, sequence: usize)
     let fits = counts.iter().all(|count| (1..=sequence as i64).contains(count));
     assert!(fits, "`{VALID_TOKENS}`: {counts:?} are not all from 1 to {sequence}");
     Some(counts.into_iter().map(|count| count as usize).collect())
+}
+
+/// Returns the length of the sequences that the positions of a microbatch's valid tokens reach: the largest
+/// position and 1. Rows without a scope have the positions from 0 on. Positions that depend on the length
+/// of the sequence depend on this number, as in transformers.
+///
+/// # Panics
+/// As [`given_counts`].
+pub(crate) fn reach(
+    context: &StageContext,
+    scope: Option<&TokenScope>,
+    [rows, sequence]: [usize; 2],
+) -> usize {
+    let counts = given_counts(context, rows, sequence).unwrap_or_else(|| vec![sequence; rows]);
+    let of_row = |(row, &count): (usize, &usize)| match scope {
+        None => count,
+        Some(scope) => {
+            let positions = &scope.positions[row * sequence..][..count];
+            positions.iter().max().map_or(count, |&position| position as usize + 1)
+        }
+    };
+    counts.iter().enumerate().map(of_row).max().unwrap_or(sequence)
 }
 
 /// Returns whether each of the tokens of `rows` rows is valid; `None` if all of them are.

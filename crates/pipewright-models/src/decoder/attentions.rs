@@ -8,9 +8,10 @@ use pipewright::nn::{AttentionForm, CausalAttention, RotaryPositions};
 
 use super::config::DecoderConfig;
 use super::form::{BlockForm, LayerForm};
+use super::rope::RopeScaling;
 
 /// The attentions of all blocks. Blocks with the same form share one, whose tables are kept for the latest
-/// sequence length. A run usually has one length.
+/// sequence length and positions. A run usually has one length.
 #[derive(Debug, Clone)]
 pub(super) struct BlockAttentions {
     config: DecoderConfig,
@@ -27,6 +28,7 @@ pub(super) struct BlockAttentions {
 struct Cached {
     layer: LayerForm,
     device: Device,
+    positions: RotaryPositions,
     attention: Arc<CausalAttention>,
 }
 
@@ -50,18 +52,33 @@ impl BlockAttentions {
         AttentionForm { positions, scale: self.scale, window: layer.window, cap: self.cap, ..usual }
     }
 
-    /// Returns a block's attention over sequences of this length.
-    pub(super) fn get(&self, block: usize, sequence: usize, device: &Device) -> Arc<CausalAttention> {
+    /// Returns whether the positions depend on the length of the sequence.
+    pub(super) fn depend_on_length(&self) -> bool {
+        self.config.rope_scaling.as_ref().is_some_and(RopeScaling::depends_on_length)
+    }
+
+    /// Returns a block's attention over sequences of this length, with these positions.
+    pub(super) fn get(
+        &self,
+        block: usize,
+        sequence: usize,
+        positions: &RotaryPositions,
+        device: &Device,
+    ) -> Arc<CausalAttention> {
         // A panic under the lock cannot leave a partial entry, because entries are added as a whole.
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
-        latest.retain(|cached| &cached.device == device && cached.attention.sequence() == sequence);
+        latest.retain(|cached| {
+            let has_length = cached.attention.sequence() == sequence;
+            has_length && &cached.device == device && &cached.positions == positions
+        });
         let layer = self.layers[block];
         if let Some(cached) = latest.iter().find(|cached| cached.layer == layer) {
             return Arc::clone(&cached.attention);
         }
-        let form = self.form(block, &self.positions(sequence));
+        let form = self.form(block, positions);
         let attention = Arc::new(CausalAttention::of(sequence, form, device));
-        latest.push(Cached { layer, device: device.clone(), attention: Arc::clone(&attention) });
+        let (device, positions) = (device.clone(), positions.clone());
+        latest.push(Cached { layer, device, positions, attention: Arc::clone(&attention) });
         attention
     }
 

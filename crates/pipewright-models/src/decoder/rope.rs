@@ -26,6 +26,24 @@ pub enum RopeScaling {
     Llama3(Llama3Scaling),
 }
 
+impl RopeScaling {
+    /// Returns the name of the type.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Linear { .. } => "linear",
+            Self::Dynamic { .. } => "dynamic",
+            Self::Yarn(_) => "yarn",
+            Self::LongRope(_) => "longrope",
+            Self::Llama3(_) => "llama3",
+        }
+    }
+
+    /// Returns whether the positions depend on the length of the sequence.
+    pub(super) fn depends_on_length(&self) -> bool {
+        matches!(self, Self::Dynamic { .. } | Self::LongRope(_))
+    }
+}
+
 /// The scaling of Llama 3.1 and later, `rope_type = "llama3"`. Frequencies with many periods in the original
 /// length stay, frequencies with few periods are divided by the factor, and the frequencies between them are
 /// a mixture of both.

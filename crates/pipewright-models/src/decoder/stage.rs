@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use pipewright::nn::{CausalAttention, Embedding};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::{Boundary, BoundaryError, Placement, Unpack, ValueKind, Values, pack, unpack};
@@ -15,6 +15,7 @@ use crate::documents::given_scope;
 use crate::lora::is_of_adapter;
 use crate::split::SplitStage;
 use crate::stage_layers::Layer;
+use crate::valid_tokens::reach;
 use crate::vocabulary::OutputHead;
 
 /// The path of the embedding.
@@ -96,12 +97,7 @@ impl DecoderStage {
             Layer::Block(index) => {
                 if let Some(block) = &self.model.layers[index] {
                     let attention = self.attentions.of_microbatch(index, attentions, || {
-                        let length = sequence * context.slice().1.get() as usize;
-                        let whole = self.attentions.get(index, length, &device);
-                        match given_scope(context, [batch, sequence]) {
-                            Some(scope) => Arc::new(whole.with_scope(&scope)),
-                            None => whole,
-                        }
+                        self.attention_of(index, [batch, sequence], &device, context)
                     });
                     let attend = |[q, k, v]: [Tensor<2>; 3]| {
                         if context.slice().1.is_one() {
@@ -117,6 +113,29 @@ impl DecoderStage {
         }
         let width = hidden.dims()[1];
         hidden.reshape([batch, sequence, width])
+    }
+
+    /// Returns a block's attention for a microbatch of `batch` rows, or for a slice of it of `sequence`
+    /// tokens.
+    fn attention_of(
+        &self,
+        block: usize,
+        [batch, sequence]: [usize; 2],
+        device: &Device,
+        context: &StageContext,
+    ) -> Arc<CausalAttention> {
+        let length = sequence * context.slice().1.get() as usize;
+        let scope = given_scope(context, [batch, sequence]);
+        let reach = if self.attentions.depend_on_length() && context.slice().1.is_one() {
+            reach(context, scope.as_ref(), [batch, sequence])
+        } else {
+            length
+        };
+        let whole = self.attentions.get(block, length, &self.attentions.positions(reach), device);
+        match scope {
+            Some(scope) => Arc::new(whole.with_scope(&scope)),
+            None => whole,
+        }
     }
 
     /// Returns the hidden states of token ids.

@@ -2,9 +2,10 @@
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::batch::Batch;
+use pipewright::nn::IGNORED_TARGET;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
-use pipewright::train::data::{DOCUMENTS, POSITIONS};
+use pipewright::train::data::{DOCUMENTS, POSITIONS, VALID_TOKENS};
 use pipewright::transport::World;
 use pipewright_models::{CutModel, InitialParameters, ModelConfig};
 use pipewright_schedule::lower::{TrainingLowering, for_training};
@@ -59,6 +60,10 @@ fn losses(model: &ModelConfig, rows: u32, ids: &[i32], side: &[(&str, Vec<i32>)]
     trained.losses
 }
 
+fn is_near(found: f64, expected: f64) -> bool {
+    (found - expected).abs() < 2e-5 * expected
+}
+
 fn check(family: &str, keys: &Value) {
     let model = model(family, keys);
     // Two rows with the same documents of 5, 2 and 4 tokens. The beginning of the next one is the last target
@@ -76,7 +81,7 @@ fn check(family: &str, keys: &Value) {
         })
         .sum::<f64>()
         / 11.0;
-    let near = |found: f64| (found - alone).abs() < 2e-5 * alone;
+    let near = |found: f64| is_near(found, alone);
     let packed = losses(&model, 2, &ids, &[(DOCUMENTS, doc_ids.clone())]);
     assert!(packed.iter().all(|&loss| near(loss)), "{family}: {packed:?}, not {alone}");
     let restarted = losses(&model, 2, &ids, &[(DOCUMENTS, doc_ids), (POSITIONS, positions)]);
@@ -99,5 +104,43 @@ fn documents_of_hybrids_do_not_see_each_other() {
     check(
         "hybrid",
         &json!({"pattern": "AMD", "mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 8}),
+    );
+}
+
+/// Checks positions that change after 5 tokens: the length of a row is the number of its valid tokens, and
+/// in packed rows the longest document.
+fn check_length(family: &str, keys: &Value) {
+    let model = model(family, keys);
+    let document = [BOS, 7, 30, 9, 4];
+    let alone = losses(&model, 1, &[&document[..], &[BOS]].concat(), &[])[0];
+    let row = [&document[..], &document[..], &[BOS]].concat();
+    let documents = (DOCUMENTS, vec![1, 1, 1, 1, 1, 2, 2, 2, 2, 2]);
+    let positions = (POSITIONS, vec![0, 1, 2, 3, 4, 0, 1, 2, 3, 4]);
+    let restarted = losses(&model, 1, &row, &[documents.clone(), positions])[0];
+    assert!(is_near(restarted, alone), "{family}: {restarted}, not {alone}");
+    let continued = losses(&model, 1, &row, &[documents])[0];
+    assert!(!is_near(continued, alone), "{family}: {continued} should differ from {alone}");
+
+    // A row of 5 tokens that is filled up to 10.
+    let inputs = [document, [0; 5]].concat();
+    let targets = [7, 30, 9, 4, BOS].into_iter().chain([IGNORED_TARGET as i32; 5]).collect::<Vec<_>>();
+    let batch = Batch::split(tensor(1, &inputs), tensor(1, &targets), 1).expect("it divides");
+    let batch = batch.ignoring(IGNORED_TARGET).expect("some targets count");
+    let counts = Tensor::<1, Int>::from_data(TensorData::from([5]), &Device::flex());
+    let filled = batch.with_split(VALID_TOKENS, counts).expect("it divides");
+    let filled = launch(&model, 1).eval_losses(filled).expect("an evaluation").losses[0];
+    assert!(is_near(filled, alone), "{family}: {filled}, not {alone}");
+}
+
+#[test]
+fn positions_of_long_sequences_are_for_valid_tokens_alone() {
+    check_length(
+        "llama",
+        &json!({"max_position_embeddings": 5, "rope_scaling": {"type": "dynamic", "factor": 8.0}}),
+    );
+    let long = json!({"type": "longrope", "short_factor": [1, 1, 1, 1], "long_factor": [9, 5, 3, 2]});
+    check_length(
+        "phi3",
+        &json!({"max_position_embeddings": 20, "original_max_position_embeddings": 5, "rope_scaling": long}),
     );
 }
