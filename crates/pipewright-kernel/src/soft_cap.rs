@@ -21,8 +21,8 @@ pub(crate) fn bound_backward(gradient: &mut [f32], bounded: &[f32], cap: f32) {
     }
 }
 
-/// Returns the hyperbolic tangent, within 3 units in the last place. Near zero it is the polynomial of
-/// Cephes' `tanhf` (Moshier, 1992).
+/// Returns the hyperbolic tangent, within `3 * 2^-23` of its value. Near zero it is the polynomial
+/// of Cephes' `tanhf` (Moshier, 1992).
 #[inline(always)]
 fn tanh(x: f32) -> f32 {
     const SMALL: f32 = 0.625;

@@ -35,8 +35,9 @@ pub struct LoraConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LoraTargets {
-    /// All linear layers of attention and feed-forward. In a dense model, PEFT calls this `all-linear`; in a
-    /// mixture, its `all-linear` also means routers and experts.
+    /// All linear layers of attention and feed-forward, and of experts that every token goes through. In a
+    /// dense model, PEFT calls this `all-linear`; in a mixture, its `all-linear` also means routers and all
+    /// experts.
     AllLinear,
     /// The layers with these names, with these paths, or whose paths match these patterns. `q_proj` is the
     /// layer of this name in every block; a text with `*`, `?`, `[` or `{` is a pattern of the whole path.

@@ -70,12 +70,20 @@ fn tasks(family: &str, keys: &Value, targets: Option<LoraTargets>) -> usize {
 
 #[test]
 fn only_adapters_leave_work_for_weight_gradients() {
-    let queries = || Some(LoraTargets::Named(vec!["q_proj".to_owned()]));
     let mixture = json!({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8});
+    let mut shared = mixture.clone();
+    shared["shared_expert_intermediate_size"] = json!(8);
     // Two matrices of each adapter, in each block, for each microbatch.
     let of_adapters = |layers: usize| 2 * layers * BLOCKS * MICROBATCHES as usize;
-    for (family, keys, linear) in [("llama", &json!({}), 7), ("qwen3_moe", &mixture, 4)] {
-        assert_eq!(tasks(family, keys, queries()), of_adapters(1), "{family}");
+    // Phi 3 joins the projections of the attention, and those of the gate. The shared expert has three.
+    for (family, keys, queries, linear) in [
+        ("llama", &json!({}), "q_proj", 7),
+        ("qwen3_moe", &mixture, "q_proj", 4),
+        ("qwen2_moe", &shared, "q_proj", 7),
+        ("phi3", &json!({}), "qkv_proj", 4),
+    ] {
+        let queries = Some(LoraTargets::Named(vec![queries.to_owned()]));
+        assert_eq!(tasks(family, keys, queries), of_adapters(1), "{family}");
         assert_eq!(tasks(family, keys, Some(LoraTargets::AllLinear)), of_adapters(linear), "{family}");
         assert!(tasks(family, keys, None) > of_adapters(1), "{family}");
     }

@@ -44,9 +44,9 @@ pub(super) const GENERATOR: Generator = Generator {
                 slices of a microbatch in ascending order and backwards in descending order, because a slice \
                 attends to the keys and values of the slices before it. Actions number slices: slice `s` of \
                 microbatch `m` has the number `m k + s`, and pictures name it `m.s`.",
-        choice: "It is for long sequences and few microbatches. It trains models whose layers can run slices: `llama`, \
-                 `qwen2`, `qwen3`, `qwen3_moe` without the balance loss of its routers, and your own layers that say \
-                 so. Losses and gradients are the same as with whole microbatches up to rounding. It does not work with \
+        choice: "It is for long sequences and few microbatches. It trains models whose layers can run slices: every \
+                 decoder family, without the balance loss of routers, and your own layers that say so. Losses and \
+                 gradients are the same as with whole microbatches up to rounding. It does not work with \
                  recomputation, tensor ranks, packed documents or side inputs. With `k` slices it has the bubble of 1F1B with `k` times as many \
                  microbatches, and the first rank holds `(p + k - 1) / k` activations instead of `p`. It sends `k` \
                  times as many messages.",

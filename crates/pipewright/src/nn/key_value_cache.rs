@@ -81,7 +81,7 @@ impl KeyValueCache {
         attended.collect()
     }
 
-    /// Drops the tokens that the next token does not see, if they are half of the cache.
+    /// Drops the tokens that the next token does not see, if they are more than half of the cache.
     fn forget(&mut self, narrow: usize) {
         let held = self.keys.len() / narrow;
         let unseen = held - (self.tokens - self.form.first_seen(self.tokens)).min(held);

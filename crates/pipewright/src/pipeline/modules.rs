@@ -148,7 +148,8 @@ impl Pipeline {
     }
 
     /// Trains the parameters again that [`Pipeline::freeze`] has frozen and for whose global path `contains`
-    /// returns true. Returns their number, as [`Pipeline::freeze`] does.
+    /// returns true. Returns their number, as [`Pipeline::freeze`] does: parameters that the program of the
+    /// pipeline does not train, such as the base of adapters, stay frozen and do not count.
     ///
     /// # Errors
     /// As [`Pipeline::freeze`].
