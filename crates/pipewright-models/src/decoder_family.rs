@@ -31,6 +31,8 @@ pub(crate) trait DecoderFamily:
     const ACTIVATION: (&'static str, &'static str) = ("hidden_act", "silu");
     /// Whether a part of a head's elements may be rotated.
     const ROTATES_PARTS: bool = false;
+    /// Types of positions that mean `longrope` in files of this family.
+    const LONGROPE_NAMES: &'static [&'static str] = &[];
     /// The values of keys that a file leaves out.
     const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[];
 
@@ -54,6 +56,7 @@ impl<F: DecoderFamily> ModelFamily for F {
     const ARCHITECTURE: &'static str = F::CLASS;
     const TABLE: &'static KeyTable = F::KEY_TABLE;
     const ABSENT: &'static [(&'static str, AbsentKey)] = F::ABSENT_KEYS;
+    const LONGROPE_NAMES: &'static [&'static str] = F::LONGROPE_NAMES;
     const ADAPTS: bool = true;
     type Stage = DecoderStage;
 

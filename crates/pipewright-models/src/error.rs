@@ -85,6 +85,22 @@ pub enum ConfigError {
         /// The key.
         key: &'static str,
     },
+    /// A key of a table is missing, or its value is not a list of positive numbers.
+    #[error("`{key}` is missing or is not a list of positive numbers")]
+    NotAList {
+        /// The key.
+        key: &'static str,
+    },
+    /// A list has another number of entries than its table needs.
+    #[error("`{key}` has {}: it must have {expected}, one for each pair of rotated elements", pipewright_schedule::words::counted(*.found, "number"))]
+    ListLength {
+        /// The key.
+        key: &'static str,
+        /// The number of entries.
+        found: usize,
+        /// The number of entries that are needed.
+        expected: usize,
+    },
     /// A key belongs to other families.
     #[error("`{key}` is not a key of `{family}`: only {} {} it", .families.join(", "), if .families.len() == 1 { "has" } else { "have" })]
     ForeignKey {
@@ -345,6 +361,8 @@ impl ConfigError {
             Self::ForeignKey { key, .. } => Some(key.clone()),
             Self::NotSupported { key, .. }
             | Self::NotANumber { key }
+            | Self::NotAList { key }
+            | Self::ListLength { key, .. }
             | Self::OutOfRange { key, .. }
             | Self::Block { key, .. }
             | Self::TooWide { key, .. }

@@ -58,6 +58,8 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     const RENAMED: &'static [(&'static str, &'static str)] = &[];
     /// Whether the linear layers of the blocks can have adapters.
     const ADAPTS: bool = false;
+    /// Types of positions that mean `longrope` in files of this family.
+    const LONGROPE_NAMES: &'static [&'static str] = &[];
     /// The module of a stage.
     type Stage: TrainingModule + NextToken;
 
@@ -78,7 +80,7 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         }
         check_class::<Self>(&json)?;
         Self::TABLE.check(&json)?;
-        let json = without_nulls(renamed::<Self>(json));
+        let json = with_longrope::<Self>(without_nulls(renamed::<Self>(json)));
         match Self::deserialize(&json) {
             Ok(config) => config.check().map(|()| config),
             Err(source) => Err(parse_error::<Self>(&json, source)),
@@ -208,6 +210,21 @@ fn renamed<F: ModelFamily>(mut json: Value) -> Value {
         for (older, name) in F::RENAMED {
             if let Some(value) = keys.remove(*older).filter(|value| !value.is_null()) {
                 keys.insert((*name).to_owned(), value);
+            }
+        }
+    }
+    json
+}
+
+/// Replaces the family's own names of the type `longrope`.
+fn with_longrope<F: ModelFamily>(mut json: Value) -> Value {
+    for table in ["rope_parameters", "rope_scaling"] {
+        let entries = json.get_mut(table).and_then(Value::as_object_mut);
+        for (_, name) in
+            entries.into_iter().flatten().filter(|(key, _)| *key == "rope_type" || *key == "type")
+        {
+            if name.as_str().is_some_and(|name| F::LONGROPE_NAMES.contains(&name)) {
+                *name = "longrope".into();
             }
         }
     }

@@ -52,7 +52,7 @@ impl ModelConfig {
     /// [`ModelFamily::from_json`](crate::ModelFamily::from_json).
     pub fn of_sizes(
         model_type: &str,
-        sizes: DecoderConfig,
+        mut sizes: DecoderConfig,
         keys: Map<String, Value>,
     ) -> Result<Self, ConfigError> {
         let Some(family) = Family::find(model_type).filter(|family| family.name == model_type) else {
@@ -61,6 +61,9 @@ impl ModelConfig {
         if let Some(key) = keys.keys().find(|key| family.is_foreign(&keys, key)) {
             return Err(foreign(key, model_type));
         }
+        // The usual values of some families follow from the width of a head.
+        let width = keys.get("head_dim").and_then(Value::as_u64);
+        sizes.head_dim = width.and_then(|width| usize::try_from(width).ok()).or(sizes.head_dim);
         let mut json = (family.of_sizes)(sizes);
         if let Some(table) = json.as_object_mut() {
             // `rope_theta` is written next to it, and `keys` may have `rope_scaling`.

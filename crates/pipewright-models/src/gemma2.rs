@@ -80,6 +80,7 @@ impl DecoderFamily for Gemma2Config {
         ignored: &[&["hidden_act"]],
         refused: &[&[
             Refused { key: "hidden_activation", harmless: Harmless::Word("gelu_pytorch_tanh") },
+            Refused { key: "sliding_window_size", harmless: Harmless::SameAs("sliding_window") },
             Refused { key: "attention_dropout", harmless: Harmless::Number(0.0) },
             Refused { key: "use_bidirectional_attention", harmless: Harmless::False },
         ]],

@@ -41,7 +41,7 @@ fn one() -> f64 {
     1.0
 }
 
-/// A model of these sizes without further factors, which is a Llama.
+/// A model of these sizes without further factors, which computes what a Llama computes.
 impl From<DecoderConfig> for GraniteConfig {
     fn from(decoder: DecoderConfig) -> Self {
         let attention_multiplier = 1.0 / (decoder.head_dim().max(1) as f64).sqrt();

@@ -7,7 +7,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::config_key::{Harmless, KeyTable, Refused};
-use crate::decoder::{BlockForm, COMPUTED_KEYS, DecoderConfig, LayerForm, REFUSED_KEYS, require_window};
+use crate::decoder::{
+    BlockForm, COMPUTED_KEYS, DecoderConfig, LayerForm, REFUSED_KEYS, RopeScaling, require_window,
+};
 use crate::decoder_family::DecoderFamily;
 use crate::error::ConfigError;
 use crate::family::AbsentKey;
@@ -47,6 +49,8 @@ impl DecoderFamily for Phi3Config {
         ],
     };
     const ROTATES_PARTS: bool = true;
+    /// Older names, which transformers reads so too.
+    const LONGROPE_NAMES: &'static [&'static str] = &["su", "yarn"];
     const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
         ("rms_norm_eps", AbsentKey::Number(1e-5)),
         ("max_position_embeddings", AbsentKey::Count(4096)),
@@ -67,6 +71,15 @@ impl DecoderFamily for Phi3Config {
     }
 
     fn check_own(&self) -> Result<(), ConfigError> {
-        require_window(self.sliding_window)
+        require_window(self.sliding_window)?;
+        // transformers refuses the other types for this family.
+        match &self.decoder.rope_scaling {
+            None | Some(RopeScaling::LongRope(_)) => Ok(()),
+            Some(other) => Err(ConfigError::NotSupported {
+                key: "rope_scaling.rope_type",
+                value: other.name().to_owned(),
+                supported: "default or longrope",
+            }),
+        }
     }
 }

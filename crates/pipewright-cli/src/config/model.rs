@@ -269,6 +269,8 @@ fn culprits(error: &ConfigError) -> Vec<String> {
     let own = error.key();
     // A key of a table, such as `rope_scaling.factor`, is at the place of the table.
     let table = own.as_ref().and_then(|key| key.split('.').next());
-    let keys = keys.iter().copied().chain(table).chain(["architecture"]);
+    // The positions may be in a table of the other name.
+    let other = table.filter(|table| *table == "rope_scaling").map(|_| "rope_parameters");
+    let keys = keys.iter().copied().chain(table).chain(other).chain(["architecture"]);
     keys.map(str::to_owned).collect()
 }

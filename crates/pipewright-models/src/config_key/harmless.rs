@@ -28,6 +28,8 @@ pub(crate) enum Harmless {
     AllOf(&'static str),
     /// A list or table without entries.
     Empty,
+    /// The value of this key.
+    SameAs(&'static str),
     /// Any value, if this key is `false`.
     Without(&'static str),
 }
@@ -49,6 +51,7 @@ impl Harmless {
                 value.as_array().is_some_and(|items| items.iter().all(|item| item.as_str() == Some(word)))
             }
             Self::Empty => is_empty(value),
+            Self::SameAs(other) => json.get(*other) == Some(value),
             Self::Without(flag) => json.get(*flag) == Some(&Value::Bool(false)),
         }
     }
@@ -64,6 +67,7 @@ impl Harmless {
     pub(super) fn words(&self) -> String {
         match self {
             Self::Nothing | Self::Without(_) => "null".to_owned(),
+            Self::SameAs(other) => format!("the value of `{other}`"),
             Self::False => "false".to_owned(),
             Self::True => "true".to_owned(),
             Self::Number(number) => number.to_string(),

@@ -1,7 +1,7 @@
 //! The sizes and constants of a model, and their validation. Their form in a file is in [`super::json`].
 
 use super::form::BlockForm;
-use super::rope::RopeScaling;
+use super::rope::{LongRopeScaling, RopeScaling};
 use crate::attention::AttentionSizes;
 use crate::error::ConfigError;
 use crate::key_check::{above_zero, divisible, not_below_zero, require, rows, sizes, width};
@@ -149,24 +149,49 @@ impl DecoderConfig {
         )?;
         match &self.rope_scaling {
             Some(RopeScaling::Dynamic { .. }) => {
-                require(width > 2, "head_dim", width, "above 2, because the positions are dynamic")?;
-                let longest = self.max_position_embeddings;
-                longest.map(drop).ok_or(ConfigError::NotANumber { key: "max_position_embeddings" })
+                let (key, value) =
+                    if share == 1.0 { ("head_dim", width as f64) } else { ("partial_rotary_factor", share) };
+                let range = "larger: a head must have more than 2 rotated elements, because the positions are dynamic";
+                require(width > 2, key, value, range)?;
+                self.require_longest()
             }
-            Some(RopeScaling::LongRope(long)) => {
-                [("short_factor", &long.short_factor), ("long_factor", &long.long_factor)]
-                    .iter()
-                    .try_for_each(|(key, divisors)| {
-                        let is_complete = divisors.len() == width / 2;
-                        require(
-                            is_complete,
-                            key,
-                            divisors.len(),
-                            "a list of a number for each pair of rotated elements",
-                        )
-                    })
+            Some(RopeScaling::Yarn(_)) => {
+                let theta = self.rope_theta;
+                require(
+                    theta != 1.0,
+                    "rope_theta",
+                    theta,
+                    "another number than 1, because the positions are yarn",
+                )
             }
+            Some(RopeScaling::LongRope(long)) => self.validate_longrope(long, width / 2),
             _ => Ok(()),
         }
+    }
+
+    /// Requires the length of the model, on which some positions depend.
+    fn require_longest(&self) -> Result<(), ConfigError> {
+        let longest = self.max_position_embeddings;
+        longest.map(drop).ok_or(ConfigError::NotANumber { key: "max_position_embeddings" })
+    }
+
+    fn validate_longrope(&self, long: &LongRopeScaling, pairs: usize) -> Result<(), ConfigError> {
+        let lists = [
+            ("rope_scaling.short_factor", &long.short_factor),
+            ("rope_scaling.long_factor", &long.long_factor),
+        ];
+        for (key, divisors) in lists {
+            let found = divisors.len();
+            if found != pairs {
+                return Err(ConfigError::ListLength { key, found, expected: pairs });
+            }
+        }
+        if long.attention_factor.is_some() {
+            return Ok(());
+        }
+        // The factor of rotated elements has the logarithm of the original length as a divisor.
+        let original = long.original_max_position_embeddings;
+        require(original > 1, "original_max_position_embeddings", original, "above 1")?;
+        if long.factor.is_some() { Ok(()) } else { self.require_longest() }
     }
 }

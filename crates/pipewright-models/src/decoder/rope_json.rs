@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::rope::{Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling};
 use crate::error::ConfigError;
-use crate::key_check::{above_zero, require};
+use crate::key_check::{above_zero, not_below_zero, require};
 
 /// The rotary positions as `rope_parameters` and `rope_scaling` give them.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -155,8 +155,6 @@ fn read_table(table: &Value, keys: &'static RopeKeys, lengths: Lengths) -> Resul
     let name = match rope_type.map(|name| name.as_str().unwrap_or_default()) {
         None if entry("factor").is_some() => return refuse(keys.rope_type, &Value::Null, SUPPORTED),
         None => "default",
-        // The first name of LongRoPE.
-        Some("su") => "longrope",
         Some(name) => name,
     };
     let Some(&(name, known)) = TYPES.iter().find(|(known, _)| *known == name) else {
@@ -227,6 +225,12 @@ impl Table<'_> {
         Ok(number)
     }
 
+    fn not_negative(&self, key: &'static str) -> Result<Option<f64>, ConfigError> {
+        let number = self.optional(key)?;
+        number.map_or(Ok(()), |number| not_below_zero(&[(key, number)]))?;
+        Ok(number)
+    }
+
     fn optional_positive(&self, key: &'static str) -> Result<Option<f64>, ConfigError> {
         self.value(key).map(|_| self.positive(key)).transpose()
     }
@@ -271,8 +275,8 @@ impl Table<'_> {
             attention_factor: self.optional_positive(keys.attention_factor)?,
             beta_fast: self.optional_positive(keys.beta_fast)?.unwrap_or(32.0),
             beta_slow: self.optional_positive(keys.beta_slow)?.unwrap_or(1.0),
-            mscale: self.optional(keys.mscale)?,
-            mscale_all_dim: self.optional(keys.mscale_all_dim)?,
+            mscale: self.not_negative(keys.mscale)?,
+            mscale_all_dim: self.not_negative(keys.mscale_all_dim)?,
             truncate: truncate.transpose()?.unwrap_or(true),
             original_max_position_embeddings: original,
         })
@@ -280,11 +284,11 @@ impl Table<'_> {
 
     fn longrope(&self) -> Result<LongRopeScaling, ConfigError> {
         let divisors = |key| {
-            let numbers = self.value(key).and_then(Value::as_array).ok_or(ConfigError::NotANumber { key })?;
+            let numbers = self.value(key).and_then(Value::as_array).ok_or(ConfigError::NotAList { key })?;
             let positive =
                 |number: &Value| number.as_f64().filter(|number| number.is_finite() && *number > 0.0);
             let numbers: Option<Vec<f64>> = numbers.iter().map(positive).collect();
-            numbers.ok_or(ConfigError::NotANumber { key })
+            numbers.ok_or(ConfigError::NotAList { key })
         };
         Ok(LongRopeScaling {
             short_factor: divisors(self.keys.short_factor)?,

@@ -1,6 +1,7 @@
 //! Every key of `config.json` is computed, harmless, or refused with its name.
 
 use pipewright_models::ModelConfig;
+use pipewright_models::decoder::DecoderConfig;
 use serde_json::{Value, json};
 
 /// Returns the configuration of a small model of a family with some keys changed.
@@ -12,12 +13,22 @@ fn changed(family: &str, change: Value) -> Value {
     if family == "nemotron_h" {
         json["hybrid_override_pattern"] = json!("M*-");
     }
+    if family == "gemma2" {
+        json["query_pre_attn_scalar"] = json!(8);
+    }
+    if family == "qwen2_moe" {
+        let experts =
+            [("num_experts", 4), ("moe_intermediate_size", 8), ("shared_expert_intermediate_size", 8)];
+        experts.into_iter().for_each(|(key, size)| json[key] = json!(size));
+    }
     let (Value::Object(json), Value::Object(change)) = (&mut json, change) else { panic!("both are tables") };
     json.extend(change);
     Value::Object(json.clone())
 }
 
 const FAMILIES: [&str; 5] = ["llama", "qwen2", "qwen3", "qwen3_moe", "nemotron_h"];
+/// The families that differ from these in a few parts.
+const FURTHER: [&str; 7] = ["mistral", "smollm3", "granite", "phi3", "olmo2", "gemma2", "qwen2_moe"];
 
 fn check_accepted(families: &[&str], change: Value) {
     for family in families {
@@ -194,6 +205,155 @@ fn every_key_of_the_positions_counts_or_is_refused() {
     let json = changed("llama", json!({"max_position_embeddings": 128, "rope_scaling": scaled}));
     let read = ModelConfig::from_json(json).expect("the length of the model stands for it").to_json();
     assert_eq!(read["rope_parameters"]["original_max_position_embeddings"], 128);
+}
+
+/// Returns a table of the positions `longrope` for the heads of [`changed`], with some keys changed.
+fn longrope(change: Value) -> Value {
+    let mut table = json!({"type": "longrope", "short_factor": [1.0, 1.0, 1.0, 1.0], "long_factor": [2.0, 2.0, 2.0, 2.0],
+        "original_max_position_embeddings": 64});
+    table.as_object_mut().expect("a table").extend(change.as_object().expect("a table").clone());
+    table
+}
+
+#[test]
+fn positions_out_of_range_are_refused_with_their_key() {
+    let check = |change: Value, expected: &str| {
+        let error = ModelConfig::from_json(changed("llama", change.clone())).expect_err("it is refused");
+        let (error, key) = (error.to_string(), error.key());
+        assert!(error.contains(expected), "{change}: {error}");
+        assert!(key.is_some_and(|key| expected.contains(&key)), "{change}: {error}");
+    };
+    let scaling = |table: Value| json!({"max_position_embeddings": 128, "rope_scaling": table});
+    check(
+        json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
+        "`max_position_embeddings` is missing or is not a number",
+    );
+    check(
+        json!({"max_position_embeddings": 8, "head_dim": 2, "rope_scaling": {"type": "dynamic", "factor": 2.0}}),
+        "`head_dim = 2` is out of range: it must be larger",
+    );
+    check(
+        json!({"rope_scaling": longrope(json!({}))}),
+        "`max_position_embeddings` is missing or is not a number",
+    );
+    for short in [json!([0.0, 1.0, 1.0, 1.0]), json!("1 1 1 1"), Value::Null] {
+        check(
+            scaling(longrope(json!({"short_factor": short}))),
+            "`rope_scaling.short_factor` is missing or is not a list of positive numbers",
+        );
+    }
+    check(
+        scaling(longrope(json!({"long_factor": [1.0]}))),
+        "`rope_scaling.long_factor` has 1 number: it must have 4, one for each pair",
+    );
+    check(
+        scaling(longrope(json!({"original_max_position_embeddings": 1}))),
+        "`original_max_position_embeddings = 1` is out of range: it must be above 1",
+    );
+    check(
+        json!({"rope_theta": 1.0, "max_position_embeddings": 8, "rope_scaling": {"type": "yarn", "factor": 2.0}}),
+        "`rope_theta = 1` is out of range",
+    );
+    check(
+        scaling(json!({"type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": -7.2})),
+        "`rope_scaling.mscale_all_dim = -7.2` is out of range: it must be zero or positive",
+    );
+    check(
+        scaling(json!({"type": "yarn", "factor": 4.0, "truncate": 1})),
+        "`rope_scaling.truncate = 1` is not supported: only true or false is",
+    );
+    // The name of Phi 3 alone.
+    check(scaling(longrope(json!({"type": "su"}))), "`rope_scaling.rope_type = su` is not supported");
+    let tables = |outer: f64, inner: f64| {
+        let table = |share: f64| json!({"rope_type": "default", "partial_rotary_factor": share});
+        changed("phi3", json!({"rope_parameters": table(outer), "rope_scaling": table(inner)}))
+    };
+    assert!(ModelConfig::from_json(tables(0.5, 0.5)).is_ok());
+    let error = ModelConfig::from_json(tables(0.5, 1.0)).expect_err("two shares").to_string();
+    assert!(error.contains("only the same as in `rope_parameters` is"), "{error}");
+}
+
+#[test]
+fn phi3_has_the_positions_that_transformers_has_for_it() {
+    let read = |table: Value| {
+        let change = json!({"max_position_embeddings": 128, "rope_scaling": table});
+        ModelConfig::from_json(changed("phi3", change)).map(|model| model.to_json())
+    };
+    let expected = read(longrope(json!({}))).expect("it is valid");
+    for name in ["su", "yarn"] {
+        assert_eq!(read(longrope(json!({"type": name}))).expect("an older name"), expected);
+    }
+    // The length next to the table counts more than the one in it.
+    let outer = json!({"max_position_embeddings": 128, "original_max_position_embeddings": 32,
+        "rope_scaling": longrope(json!({}))});
+    let outer = ModelConfig::from_json(changed("phi3", outer)).expect("it is valid").to_json();
+    assert_eq!(outer["rope_parameters"]["original_max_position_embeddings"], 32);
+    for table in [
+        json!({"type": "linear", "factor": 2.0}),
+        json!({"type": "dynamic", "factor": 2.0}),
+        json!({"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}),
+    ] {
+        let error = read(table).expect_err("transformers refuses it").to_string();
+        assert!(error.contains("only default or longrope is"), "{error}");
+    }
+    let error = read(json!({"type": "yarn", "factor": 4.0})).expect_err("no divisors").to_string();
+    assert!(error.contains("`rope_scaling.short_factor` is missing"), "{error}");
+}
+
+#[test]
+fn the_further_families_refuse_what_they_do_not_compute() {
+    check_refused(&FURTHER, json!({"attention_dropout": 0.1}));
+    check_refused(&FURTHER, json!({"attention_temperature": 2.0}));
+    check_refused(&FURTHER, json!({"rope_scaling": {"type": "default", "factor": 2.0}}));
+    check_refused(&["mistral", "phi3", "gemma2"], json!({"sliding_window": 0}));
+    check_refused(&["smollm3", "qwen2_moe"], json!({"sliding_window": 4096, "use_sliding_window": true}));
+    check_refused(&["granite", "olmo2"], json!({"sliding_window": 4096}));
+    check_refused(&["smollm3"], json!({"no_rope_layers": [1]}));
+    check_refused(&["smollm3"], json!({"no_rope_layer_interval": 0}));
+    for key in ["embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"] {
+        check_refused(&["granite"], json!({key: 0.0}));
+    }
+    for key in ["resid_pdrop", "embd_pdrop"] {
+        check_refused(&["phi3"], json!({key: 0.1}));
+    }
+    for key in ["attention_bias", "mlp_bias", "lm_head_bias"] {
+        check_refused(&["phi3"], json!({key: true}));
+    }
+    check_refused(&["phi3"], json!({"partial_rotary_factor": 0.1}));
+    check_refused(&["mistral", "granite"], json!({"partial_rotary_factor": 0.5}));
+    check_refused(&["gemma2"], json!({"layer_types": ["full_attention"]}));
+    check_refused(&["gemma2"], json!({"attn_logit_softcapping": 0.0}));
+    check_refused(&["gemma2"], json!({"sliding_window_size": 8, "sliding_window": 4}));
+    check_refused(&["qwen2_moe"], json!({"num_experts_per_tok": 0}));
+}
+
+/// The keys of google/gemma-2-9b.
+#[test]
+fn a_published_gemma2_is_read() {
+    let json = json!({
+        "architectures": ["Gemma2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "attn_logit_softcapping": 50.0, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": 1,
+        "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 3584, "initializer_range": 0.02,
+        "intermediate_size": 14336, "max_position_embeddings": 8192, "model_type": "gemma2",
+        "num_attention_heads": 16, "num_hidden_layers": 42, "num_key_value_heads": 8, "pad_token_id": 0,
+        "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "sliding_window": 4096,
+        "sliding_window_size": 4096, "torch_dtype": "float32", "transformers_version": "4.42.0.dev0",
+        "use_cache": true, "vocab_size": 256_000
+    });
+    assert!(ModelConfig::from_json(json).is_ok());
+}
+
+#[test]
+fn usual_factors_of_scores_follow_from_the_width_of_a_head() {
+    let usual = |family: &str, key: &str| {
+        let keys = json!({"head_dim": 64}).as_object().expect("a table").clone();
+        let model = ModelConfig::of_sizes(family, DecoderConfig::new(32, 4), keys).expect("it is valid");
+        model.to_json()[key].clone()
+    };
+    // The hidden states are as wide as 4 heads of 16.
+    assert_eq!(usual("granite", "attention_multiplier"), 0.125);
+    assert_eq!(usual("gemma2", "query_pre_attn_scalar"), 64);
 }
 
 #[test]
