@@ -77,7 +77,9 @@ struct PlanJson<'a> {
     model_tflops_per_gpu: f64,
     mfu: f64,
     bubble_fraction: f64,
-    /// The bytes of each rank of a pipeline at its peak.
+    /// The bytes of each rank of a pipeline at its peak. All plans have `peak_bytes`. `memory_bytes` has
+    /// the same numbers under the name that plans for clusters add, next to `memory_parts`.
+    peak_bytes: Vec<u64>,
     memory_bytes: Vec<u64>,
     /// The parts of these bytes.
     memory_parts: Vec<BTreeMap<&'static str, u64>>,
@@ -185,6 +187,7 @@ fn plan_json<'a>(plan: &'a ClusterPlan, model: &Model) -> PlanJson<'a> {
         })
         .collect();
     boundaries.pop();
+    let memory: Vec<u64> = prediction.memory.iter().map(|rank| rank.total() as u64).collect();
     PlanJson {
         schedule: layout.schedule_name(),
         ranks: layout.pipeline,
@@ -205,7 +208,8 @@ fn plan_json<'a>(plan: &'a ClusterPlan, model: &Model) -> PlanJson<'a> {
         model_tflops_per_gpu: prediction.operations_per_gpu / 1e12,
         mfu: plan.mfu,
         bubble_fraction: plan.shares.bubble,
-        memory_bytes: prediction.memory.iter().map(|rank| rank.total() as u64).collect(),
+        peak_bytes: memory.clone(),
+        memory_bytes: memory,
         memory_parts: prediction.memory.iter().map(parts).collect(),
         gap: plan.gap,
         goodput: None,
