@@ -84,8 +84,8 @@ mod tests {
         assert_eq!(best_interval(0.0, 3600.0), 0.0);
         assert_eq!(best_interval(7200.0, 3600.0), 3600.0);
         assert_eq!(best_interval(1e9, 3600.0), 3600.0);
-        // Both branches agree at the border to a few percent.
-        assert!((best_interval(7199.999, 3600.0) / 3600.0 - 1.0).abs() < 0.15);
+        // At `d = 2M` the higher order is `2M (1 + 1/3 + 1/9) - 2M`: it ends at 8/9 of the other branch.
+        assert!((best_interval(7199.999, 3600.0) / 3600.0 - 8.0 / 9.0).abs() < 1e-6);
     }
 
     /// Without failures, only the checkpoints take time.
