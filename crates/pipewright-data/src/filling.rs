@@ -41,6 +41,10 @@ impl Filling {
         self.inputs.extend(inputs);
         self.targets.extend(targets);
         self.valid.push(self.seq_len as i32);
+        if !self.sides.documents && !self.sides.positions {
+            // No side input has a number per token.
+            return;
+        }
         let (mut document, mut position) = (0, 0);
         let (sides, restarts) = (self.sides, documents.is_some_and(|documents| documents.restart_positions));
         for id in inputs {
