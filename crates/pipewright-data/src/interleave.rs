@@ -14,8 +14,8 @@
 
 use crate::settings::mix::MixWeight;
 
-/// The sum of the shares of weights, before these are rounded.
-const RESOLUTION: f64 = (1u64 << 28) as f64;
+/// The sum of the shares of weights, before these are rounded. [`Interleave::seek`] draws up to as many rows.
+const RESOLUTION: f64 = (1u64 << 20) as f64;
 
 /// The state of the draws from a mixture.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ struct Drawn {
 }
 
 impl Interleave {
-    /// Draws by weight. The share of a source is rounded to a multiple of 2^-28, and is at least that.
+    /// Draws by weight. The share of a source is rounded to a multiple of 2^-20, and is at least that.
     pub(crate) fn by_weight(weights: &[MixWeight]) -> Self {
         let weights: Vec<f64> = weights.iter().copied().map(f64::from).collect();
         // The sum of large weights could be infinite.
@@ -49,8 +49,11 @@ impl Interleave {
 
     /// Draws by number of rows, so that the first as many rows as there are have each row of each source once.
     pub(crate) fn by_share(shares: impl IntoIterator<Item = u64>) -> Self {
-        let sources: Vec<Drawn> =
-            shares.into_iter().map(|share| Drawn { share, given: 0, owed: 0 }).collect();
+        let shares: Vec<u64> = shares.into_iter().collect();
+        // A common divisor does not change the order, and the order repeats earlier without it.
+        let divisor = shares.iter().copied().fold(0, greatest_common_divisor).max(1);
+        let drawn = |share: &u64| Drawn { share: share / divisor, given: 0, owed: 0 };
+        let sources: Vec<Drawn> = shares.iter().map(drawn).collect();
         let total = sources.iter().map(|source| i128::from(source.share)).sum();
         Self { sources, total }
     }
@@ -113,6 +116,14 @@ impl Interleave {
     }
 }
 
+/// Returns the greatest number that divides both, by Euclid's algorithm; the other number if one is 0.
+fn greatest_common_divisor(mut first: u64, mut second: u64) -> u64 {
+    while second != 0 {
+        (first, second) = (second, first % second);
+    }
+    first
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,17 +137,27 @@ mod tests {
         (0..rows).map(|_| draws.draw().0).collect()
     }
 
-    /// Checks every beginning of the order against the bound of the theorem, and that a source's rows are counted.
+    /// Checks every beginning of the order against the bound of the theorem, that a source's rows are counted, and
+    /// that the shares are those of the weights but for a multiple of the
+    /// resolution per source.
     fn check(weights: &[f64], rows: u64) {
         let sum: f64 = weights.iter().sum();
-        let bound = 1.0 - 1.0 / (2.0 * weights.len() as f64 - 2.0) + rows as f64 / RESOLUTION;
+        let bound = 1.0 - 1.0 / (2.0 * weights.len() as f64 - 2.0);
         let (mut draws, mut given) = (by_weight(weights), vec![0u64; weights.len()]);
+        let parts: Vec<f64> = draws.parts().collect();
+        for (weight, part) in weights.iter().zip(&parts) {
+            let error = (weight / sum - part).abs();
+            assert!(
+                error <= weights.len() as f64 / RESOLUTION,
+                "{weights:?}: {part} is {error} away from its share"
+            );
+        }
         for row in 1..=rows {
             let (source, before) = draws.draw();
             assert_eq!(before, given[source]);
             given[source] += 1;
-            for (weight, given) in weights.iter().zip(&given) {
-                let difference = (weight / sum * row as f64 - *given as f64).abs();
+            for (part, given) in parts.iter().zip(&given) {
+                let difference = (part * row as f64 - *given as f64).abs();
                 assert!(difference <= bound + 1e-9, "{weights:?}: {difference} after {row} rows");
             }
         }
@@ -186,6 +207,23 @@ mod tests {
         let mut far = shares();
         far.seek(17 * (1 << 50) + 2);
         assert_eq!(far.given().sum::<u64>(), 17 * (1 << 50) + 2);
+    }
+
+    /// A resume draws the rows of the unfinished repetition one by one.
+    #[test]
+    fn the_order_repeats_early() {
+        let repeats_after = |draws: Interleave| draws.total;
+        assert_eq!(repeats_after(by_weight(&[1.0, 1.0, 2.0])), 4);
+        assert_eq!(repeats_after(by_weight(&[0.125, 0.75, 0.125])), 8);
+        assert_eq!(repeats_after(by_weight(&[2.0])), 1);
+        assert_eq!(repeats_after(Interleave::by_share([6, 0, 9])), 5);
+        assert_eq!(repeats_after(Interleave::by_share([0, 0])), 0);
+        let rounded = repeats_after(by_weight(&[0.7, 0.2, 0.1]));
+        assert!((1 << 20) - 3 <= rounded && rounded <= (1 << 20) + 3, "{rounded}");
+        assert_eq!(
+            order(&mut Interleave::by_share([600, 0, 900]), 50),
+            order(&mut Interleave::by_share([2, 0, 3]), 50)
+        );
     }
 
     #[test]
