@@ -102,8 +102,8 @@ impl CheckpointTiming {
 fn sentence(choice: CheckpointChoice) -> String {
     let CheckpointChoice { steps, cost, step, written_in, between_failures } = choice;
     let ms = |span: Duration| milliseconds(span.as_secs_f64() * 1e3);
-    let reason = if steps > 1 && steps == written_in {
-        format!(", and it is written during {written_in} steps")
+    let reason = if written_in > 0 && steps == written_in + 1 {
+        format!(", and it is written during {}", counted(written_in, "step"))
     } else {
         String::new()
     };
@@ -131,9 +131,9 @@ mod tests {
         };
         let expected = "checkpoints: every 268 steps: one adds 100 ms to steps of 100 ms, a failure is expected every 1.00 hours";
         assert_eq!(sentence(choice), expected);
-        let slow = sentence(CheckpointChoice { steps: 7, written_in: 7, ..choice });
+        let slow = sentence(CheckpointChoice { steps: 8, written_in: 7, ..choice });
         assert!(slow.ends_with(", and it is written during 7 steps"), "{slow}");
-        let each = sentence(CheckpointChoice { steps: 1, written_in: 1, ..choice });
+        let each = sentence(CheckpointChoice { steps: 1, written_in: 0, ..choice });
         assert!(each.starts_with("checkpoints: every step: ") && !each.contains("written"), "{each}");
     }
 

@@ -45,21 +45,23 @@ pub struct CheckpointPace {
 /// A checkpoint that is being written.
 #[derive(Debug)]
 struct Writing {
-    /// The seconds that it has added so far.
-    added: f64,
+    /// The seconds for which the run waited for it.
+    waited: f64,
+    /// The seconds by which the steps were slower so far; below 0 if they were faster.
+    slower: f64,
     steps: u64,
 }
 
 /// A chosen interval with its reasons.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CheckpointChoice {
-    /// The number of steps between two checkpoints, at least 1.
+    /// The number of steps between two checkpoints, above `written_in`.
     pub steps: u64,
     /// The time that a checkpoint adds to the run.
     pub cost: Duration,
     /// The time of a step without a checkpoint.
     pub step: Duration,
-    /// The number of steps during which a checkpoint is written. The next checkpoint does not come earlier.
+    /// The number of steps during which a checkpoint is written.
     pub written_in: u64,
     /// The time between two failures that is expected.
     pub between_failures: Duration,
@@ -87,7 +89,7 @@ impl CheckpointPace {
         match (&mut self.writing, quiet) {
             (Some(writing), quiet) => {
                 writing.steps += 1;
-                writing.added += quiet.map_or(0.0, |quiet| seconds - quiet);
+                writing.slower += quiet.map_or(0.0, |quiet| seconds - quiet);
             }
             (None, _) if self.steps_seen > WARM_UP => push(&mut self.quiet, seconds, STEPS),
             (None, _) => {}
@@ -96,14 +98,14 @@ impl CheckpointPace {
 
     /// Records that a checkpoint was requested, for which the run waited so long.
     pub fn begin(&mut self, waited: Duration) {
-        self.writing = Some(Writing { added: waited.as_secs_f64(), steps: 0 });
+        self.writing = Some(Writing { waited: waited.as_secs_f64(), slower: 0.0, steps: 0 });
     }
 
     /// Records that the checkpoint is complete, and chooses again.
     pub fn complete(&mut self) {
-        let Some(Writing { added, steps }) = self.writing.take() else { return };
-        // The steps may have been faster than the median by chance.
-        push(&mut self.costs, added.max(0.0), CHECKPOINTS);
+        let Some(Writing { waited, slower, steps }) = self.writing.take() else { return };
+        // The steps may be faster than the median, which does not make the wait shorter.
+        push(&mut self.costs, waited + slower.max(0.0), CHECKPOINTS);
         push(&mut self.durations, steps as f64, CHECKPOINTS);
         let medians = [&self.quiet, &self.costs, &self.durations].map(median);
         if let [Some(step), Some(cost), Some(written_in)] = medians {
@@ -113,11 +115,14 @@ impl CheckpointPace {
 
     fn choose(&mut self, step: f64, cost: f64, written_in: u64) {
         let best = best_interval(cost, self.between_failures.as_secs_f64()) / step;
+        // At least one step without a checkpoint comes between two of them. Otherwise no step could correct the
+        // median.
+        let least = written_in + 1;
         // The conversion of a float to an integer saturates.
-        let steps = (best.round() as u64).max(written_in).max(1);
+        let steps = (best.round() as u64).max(least);
         let is_near = |chosen: u64| {
             let ratio = steps as f64 / chosen as f64;
-            (1.0 / CHANGE..=CHANGE).contains(&ratio)
+            chosen >= least && (1.0 / CHANGE..=CHANGE).contains(&ratio)
         };
         if self.choice.is_none_or(|choice| !is_near(choice.steps)) {
             let [cost, step] = [cost, step].map(Duration::from_secs_f64);
@@ -200,7 +205,7 @@ mod tests {
         assert_eq!(pace.interval(), expected.round() as u64, "a small change changes nothing");
     }
 
-    /// A checkpoint that costs nothing is written after every step, unless the one before is not complete.
+    /// The interval is at least one step longer than a checkpoint is written, also if a checkpoint costs nothing.
     #[test]
     fn the_interval_has_a_least_number_of_steps() {
         let free = |slower: &[u64]| {
@@ -211,9 +216,36 @@ mod tests {
             pace.complete();
             pace.interval()
         };
-        assert_eq!(free(&[0]), 1);
         assert_eq!(free(&[]), 1);
-        assert_eq!(free(&[0; 7]), 7);
+        assert_eq!(free(&[0]), 2);
+        assert_eq!(free(&[0; 7]), 8);
+        let mut pace = paced();
+        pace.step(ms(100));
+        for (written_in, expected) in [(9, 10), (10, 11), (4, 11), (6, 11), (6, 7)] {
+            pace.step(ms(100));
+            pace.begin(Duration::ZERO);
+            (0..written_in).for_each(|_| pace.step(ms(100)));
+            pace.complete();
+            assert_eq!(pace.interval(), expected, "written during {written_in} steps");
+        }
+    }
+
+    /// The first steps are slower than all later ones, as if caches were cold for longer than a step.
+    #[test]
+    fn slow_first_steps_do_not_make_checkpoints_free() {
+        let mut pace = paced();
+        (0..4).for_each(|_| pace.step(ms(150)));
+        let mut checkpoint = |quiet: u64| {
+            (0..quiet).for_each(|_| pace.step(ms(100)));
+            pace.begin(ms(10));
+            pace.step(ms(100));
+            pace.complete();
+            pace.choice().map(|choice| (choice.cost, choice.steps))
+        };
+        let interval = |step: f64| (best_interval(0.01, 3600.0) / step).round() as u64;
+        assert_eq!(checkpoint(0), Some((ms(10), interval(0.15))));
+        // The next interval has steps enough for a median without the first ones.
+        assert_eq!(checkpoint(interval(0.15)), Some((ms(10), interval(0.1))));
     }
 
     /// A checkpoint costs much more than the time between failures: the interval is that time.
