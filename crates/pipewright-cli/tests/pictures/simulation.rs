@@ -141,6 +141,21 @@ fn memory_of_the_page_is_that_of_the_crate() {
     }
 }
 
+/// No command makes a program with frozen stages, so the program and its memory are those of a test of the
+/// schedule crate, `a_frozen_stage_keeps_what_its_backwards_need`.
+#[test]
+fn a_frozen_stage_has_the_memory_of_its_backwards() {
+    let made = Made::view("1f1b --ranks 2 --microbatches 2");
+    let Some(mut browser) = Browser::open(&made.path(), 800, 600) else { return };
+    let memory = browser.value(
+        "[memoryOf([[0, 'F'], [1, 'F'], [2, 'F'], [2, 'I'], [1, 'I'], [1, 'W']].map(([stage, kind], at) =>
+            ({ kind, stage, microbatch: 0, start: at, end: at + 1 })), [[10, 3, 100, 0]])].map(({ start, held }) => [start, held])[0]",
+    );
+    // Stage 0 runs forward only, and stage 2 has no weight gradients.
+    let expected = [[0, 1, 1, 2, 4, 5, 5, 6], [10, 0, 10, 20, 10, 3, 103, 100]];
+    assert_eq!(memory, Value::from(expected.map(|row| Value::from(row.to_vec())).to_vec()));
+}
+
 #[test]
 fn bandwidth_links_and_collectives_delay_as_in_the_crate() {
     // The rules of links with a bandwidth have no command, so their times are worked out by hand: each
