@@ -6,6 +6,7 @@ use pipewright_schedule::bytes::parse_time;
 use serde::Serialize;
 use toml::Value;
 
+use crate::config::place::Place;
 use crate::config::problem::ProblemKind;
 use crate::config::section::Section;
 
@@ -76,14 +77,26 @@ pub(super) fn read_every(section: &mut Section<'_>) -> CheckpointEvery {
     }
 }
 
-/// Reads the expected time between two failures.
-pub(super) fn read_failure_every(section: &mut Section<'_>) -> Option<FailureEvery> {
+/// Reads the expected time between two failures, which has an effect only if the run chooses the steps between
+/// two checkpoints. An argument may replace the choice of a file by a number of steps; the time is then left out.
+pub(super) fn read_failure_every(
+    section: &mut Section<'_>,
+    checkpoint_every: CheckpointEvery,
+) -> Option<FailureEvery> {
     const KEY: &str = "failure_every";
     let text = section.text(KEY)?;
     let read = parse_time(&text, SECONDS).map(FailureEvery);
     if read.is_none() {
         let range = "a time from 1s to 10000d, such as \"90m\", \"24h\" or \"7d\"".to_owned();
         section.report(KEY, ProblemKind::OutOfRange { key: KEY, value: format!("{text:?}"), range });
+    } else if checkpoint_every != CheckpointEvery::Auto {
+        let is_argument = |key| matches!(section.place(key), Place::Set { .. });
+        if !is_argument("checkpoint_every") || is_argument(KEY) {
+            let other = "`checkpoint_every = \"auto\"`";
+            let advice = "write `checkpoint_every = \"auto\"` in [run], or remove the key";
+            section.report(KEY, ProblemKind::Without { key: KEY, other, advice });
+        }
+        return None;
     }
     read
 }

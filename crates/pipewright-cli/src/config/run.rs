@@ -83,12 +83,13 @@ impl RunSettings {
 pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunSettings {
     let is_changed = changes_steps(document);
     let mut section = Section::new(document, surroundings, "run");
+    let checkpoint_every = checkpoints::read_every(&mut section);
     RunSettings {
         steps: section.whole("steps", 100, 1, i64::MAX as u64),
         seed: section.whole("seed", 42, 0, i64::MAX as u64),
         out: read_out(&mut section, surroundings),
-        checkpoint_every: checkpoints::read_every(&mut section),
-        failure_every: checkpoints::read_failure_every(&mut section),
+        checkpoint_every,
+        failure_every: checkpoints::read_failure_every(&mut section, checkpoint_every),
         keep_checkpoints: section.count("keep_checkpoints", 3),
         deadline_seconds: read_deadline(&mut section),
         restarts: section.whole("restarts", 0, 0, i64::MAX as u64),

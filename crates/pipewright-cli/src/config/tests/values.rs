@@ -69,6 +69,20 @@ fn checkpoints_come_after_steps_or_as_the_run_chooses() {
             &[&format!("a.toml:2:17: `failure_every` is \"{wrong}\", {range}")],
         );
     }
+    let refused = "`failure_every` has no effect without `checkpoint_every = \"auto\"`";
+    for (lines, line) in [("", 2), ("checkpoint_every = 5\n", 3), ("checkpoint_every = 0\n", 3)] {
+        check(&format!("[run]\n{lines}failure_every = \"24h\""), &[&format!("a.toml:{line}:17: {refused}")]);
+    }
+    let file = "[run]\ncheckpoint_every = \"auto\"\nfailure_every = \"24h\"";
+    // An argument replaces the choice of the file, and the settings that a run keeps do not have the time.
+    let replaced = load(Some(file), &["run.checkpoint_every=5"]).expect("settings");
+    assert_eq!(
+        (replaced.run.checkpoint_every, replaced.run.failure_every),
+        (CheckpointEvery::Steps(5), None)
+    );
+    let both = ["run.checkpoint_every=5", "run.failure_every=1h"];
+    let error = load(Some(file), &both).expect_err("no effect").to_string();
+    assert!(error.contains(&format!("--set run.failure_every=1h: {refused}")), "{error}");
     // What is written is read back as it was.
     let settings = load(Some("[run]\ncheckpoint_every = \"auto\"\nfailure_every = \"1.5h\""), &[]);
     let text = settings.expect("settings").to_toml();
