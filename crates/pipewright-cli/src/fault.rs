@@ -14,7 +14,15 @@ use serde::{Deserialize, Serialize};
 const FILE: &str = "failure.json";
 
 /// The variable that `launch` sets for its processes.
+///
+/// Its value is the number of the restart, or 0 before the first one.
 pub(crate) const LAUNCHED: &str = "PIPEWRIGHT_LAUNCHED";
+
+/// Returns the number of the restart that started this process, or 0 before the first one; `None` if `launch`
+/// did not start it.
+pub(crate) fn launched_restart() -> Option<u64> {
+    std::env::var(LAUNCHED).ok()?.parse().ok()
+}
 
 /// A fault in the folder of a run, with its report.
 #[derive(Serialize, Deserialize)]
@@ -35,8 +43,8 @@ pub(crate) struct Fault {
     pub(crate) cause: String,
     /// The place and the cause in one line.
     pub(crate) summary: String,
-    /// Whether the disk was full.
-    pub(crate) is_disk_full: bool,
+    /// The bytes that the disk must have before the run continues, if the disk was full.
+    pub(crate) space: Option<u64>,
 }
 
 impl Fault {
@@ -47,18 +55,23 @@ impl Fault {
             rank: Some(error.rank.get()),
             cause: first_line(&sentence(&error.cause)),
             summary: first_line(&sentence(error)),
-            is_disk_full: false,
+            space: None,
         }
     }
 
-    /// Returns the fault of a full disk after step `done`; `None` if the error has another cause.
-    pub(crate) fn of_full_disk(error: &(dyn Error + 'static), done: u64) -> Option<Self> {
+    /// Returns the fault of a full disk after step `done`; `None` if the error has another cause. The run
+    /// needs `space` bytes to continue.
+    pub(crate) fn of_full_disk(
+        error: &(dyn Error + 'static),
+        done: u64,
+        space: impl FnOnce() -> u64,
+    ) -> Option<Self> {
         is_full(error).then(|| Self {
             step: done,
             rank: None,
             cause: "the disk is full".to_owned(),
             summary: format!("step {done}: {}", first_line(&sentence(error))),
-            is_disk_full: true,
+            space: Some(space()),
         })
     }
 
@@ -67,8 +80,8 @@ impl Fault {
         run.join(FILE)
     }
 
-    /// Writes the fault and its report into the folder of the run, unless another process has written an earlier one.
-    /// Returns whether a fault is there.
+    /// Writes the fault and its report into the folder of the run, unless another process has written an
+    /// earlier one. Returns whether a fault is there.
     pub(crate) fn leave(&self, run: &Path, report: &str) -> bool {
         let path = Self::path_in(run);
         let left = Left { fault: self.clone(), report: report.to_owned() };
@@ -83,11 +96,24 @@ impl Fault {
         }
     }
 
+    /// Removes the fault of an earlier attempt from the folder of a run, if there is one.
+    ///
+    /// # Errors
+    /// Fails if the file exists and cannot be removed.
+    pub(crate) fn remove(run: &Path) -> io::Result<()> {
+        match fs::remove_file(Self::path_in(run)) {
+            Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                Err(error)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Removes the fault from the folder of a run, and returns it with its report.
     pub(crate) fn take(run: &Path) -> Option<(Self, String)> {
         let path = Self::path_in(run);
         let text = read_regular_text(&path, SMALL_TEXT).ok()?;
-        // Best effort: if the file stays, the next attempt keeps it.
+        // Best effort: `remove` refuses the next attempt if the file stays.
         let _ = fs::remove_file(&path);
         serde_json::from_str::<Left>(&text).ok().map(|left| (left.fault, left.report))
     }
@@ -148,6 +174,11 @@ mod tests {
         let left = Some((missed(1, 7), "a report".to_owned()));
         assert_eq!([Fault::take(run), Fault::take(run)], [left, None]);
         assert!(!missed(1, 7).leave(&run.join("missing"), ""));
+        assert!(missed(1, 7).leave(run, "a report"));
+        for folder in [run, run, &run.join("missing")] {
+            Fault::remove(folder).expect("a file that is missing is not removed");
+        }
+        assert_eq!(Fault::take(run), None);
     }
 
     #[test]
@@ -156,11 +187,11 @@ mod tests {
             let path = PathBuf::from("out");
             CheckpointError::Io { action: "write", path, source: kind.into() }
         };
-        let fault = Fault::of_full_disk(&error(io::ErrorKind::StorageFull), 4).expect("it is full");
+        let fault = Fault::of_full_disk(&error(io::ErrorKind::StorageFull), 4, || 9).expect("it is full");
         assert!(
-            fault.is_disk_full && fault.step == 4 && fault.summary.starts_with("step 4: out: "),
+            fault.space == Some(9) && fault.step == 4 && fault.summary.starts_with("step 4: out: "),
             "{fault:?}"
         );
-        assert_eq!(Fault::of_full_disk(&error(io::ErrorKind::PermissionDenied), 4), None);
+        assert_eq!(Fault::of_full_disk(&error(io::ErrorKind::PermissionDenied), 4, || 9), None);
     }
 }

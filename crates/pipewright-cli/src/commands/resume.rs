@@ -10,11 +10,13 @@ use serde_json::{Map, Value};
 use crate::config::{Loaded, Scheduled};
 use crate::display;
 use crate::failure::Failure;
+use crate::fault::{Fault, launched_restart};
 use crate::recovery::{Attempts, Restart};
-use crate::run_folder::{self, RunFolder, RunLock};
+use crate::run_folder::{self, RunFolder, RunFolderError, RunLock};
 use crate::text::quoted;
 use crate::training::arguments::load_settings;
 use crate::training::checkpoint_path::{RunPath, not_finite};
+use crate::training::checkpoint_space::CheckpointSpace;
 use crate::training::efficiency::Efficiency;
 use crate::training::evaluations::Evaluations;
 use crate::training::identity::{describe, identity, require_same};
@@ -37,8 +39,8 @@ pub(crate) fn run(arguments: &ResumeArguments) -> Result<(), Failure> {
     processes.settle(outcome)
 }
 
-/// Resumes a run whose ranks are threads of this process from its newest checkpoint, as long as it fails and may
-/// be restarted.
+/// Resumes a run whose ranks are threads of this process from its newest checkpoint, as long as it fails and
+/// may be restarted.
 pub(crate) fn after_faults(
     mut outcome: Result<(), Failure>,
     processes: &mut ProcessGroup,
@@ -60,7 +62,8 @@ fn run_with(
     let owned = own(arguments, processes.is_leader());
     let owned = processes.agree(owned, |_| Fields::new())?;
     shared_folder::require(processes, &RunPath::of(&arguments.run)?.run)?;
-    let found = ResumableRun::find(arguments, owned).inspect(|found| {
+    let restart = attempts.take_restart();
+    let found = ResumableRun::find(arguments, owned, restart).inspect(|found| {
         processes.set_deadline(found.prepared.settings.run.deadline());
     });
     let found = found.and_then(|found| Ok((overview(&found.prepared)?, found)));
@@ -75,17 +78,21 @@ fn run_with(
     }
     let ResumableRun { prepared, description, evaluations, checkpoint, owned, restart, .. } = found;
     let settings = prepared.settings.clone();
-    let efficiency = Efficiency::of(&prepared);
+    let (efficiency, space) = (Efficiency::of(&prepared), CheckpointSpace::of(&prepared));
     let mut trainer = match &checkpoint {
         Some(checkpoint) => launch_from(prepared, checkpoint, processes, attempts)?,
         None => launch(prepared, processes, attempts)?,
     };
     let done = trainer.steps_done();
     let reopened = owned.map(|owned| RunFolder::reopen(&settings.run.out, &settings.to_toml(), done, owned));
-    let folder = reopened.transpose();
-    let mut folder = folder.map_err(|error| abandon(&mut trainer, Failure::input(error)))?;
+    let refusal = |error: RunFolderError| {
+        // A disk that was full may be full again.
+        let fault = Fault::of_full_disk(&error, done, || space.bytes());
+        Failure::input(error).with_fault(fault)
+    };
+    let mut folder = reopened.transpose().map_err(|error| abandon(&mut trainer, refusal(error)))?;
     if let (Some(folder), Some(restart)) = (&mut folder, &restart) {
-        folder.write_restart(restart).map_err(|error| abandon(&mut trainer, Failure::input(error)))?;
+        folder.write_restart(restart).map_err(|error| abandon(&mut trainer, refusal(error)))?;
     } else {
         folder.iter().flat_map(RunFolder::moved).for_each(|sentence| display::say(sentence));
     }
@@ -97,6 +104,7 @@ fn run_with(
         description,
         evaluations,
         folder,
+        space,
         processes,
         attempts,
     }
@@ -128,18 +136,29 @@ struct ResumableRun {
 }
 
 impl ResumableRun {
-    fn find(arguments: &ResumeArguments, owned: Option<RunLock>) -> Result<Self, Failure> {
+    /// Reads a run. `restart` is the record of the restart that leads to this, unless `launch` has left it in
+    /// the folder.
+    fn find(
+        arguments: &ResumeArguments,
+        owned: Option<RunLock>,
+        restart: Option<Restart>,
+    ) -> Result<Self, Failure> {
         let path = RunPath::of(&arguments.run)?;
         let config = run_folder::config_of(&path.run).map_err(Failure::input)?;
+        let restart = owned.as_ref().and_then(|_| {
+            restart.or_else(|| Restart::find(&path.run, launched_restart().filter(|number| *number > 0)?))
+        });
+        // The first attempt has printed the notes.
+        let prints_notes = owned.is_some() && restart.is_none();
         let set = arguments.overrides(&path)?;
         let loaded = load_settings(Some(&config), &set)?;
-        if owned.is_some() {
+        if prints_notes {
             loaded.notes.iter().for_each(|note| display::say(note));
         }
         let checkpoint = open(&path)?;
         let model = read_model(&loaded.settings)?;
         let prepared = prepare_settings(scheduled(loaded)?, model)?;
-        if owned.is_some() {
+        if prints_notes {
             prepared.notes.iter().for_each(|note| display::say(note));
         }
         let description = describe(&prepared)?;
@@ -154,7 +173,7 @@ impl ResumableRun {
         let stored = load_settings(Some(&config), &set[set.len() - 1..]).ok();
         let rate_note = stored
             .and_then(|stored| rate_change::note(&stored.settings, &prepared.settings, done, &arguments.set));
-        let restart = owned.as_ref().and_then(|_| Restart::find(&path.run, done));
+        let restart = restart.map(|restart| Restart { step: done, ..restart });
         Ok(Self { prepared, description, evaluations, checkpoint, owned, rate_note, restart })
     }
 

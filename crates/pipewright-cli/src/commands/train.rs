@@ -11,6 +11,7 @@ use crate::planning::decision::Chosen;
 use crate::recovery::Attempts;
 use crate::run_folder::{self, RunFolder};
 use crate::training::arguments::RunArguments;
+use crate::training::checkpoint_space::CheckpointSpace;
 use crate::training::efficiency::Efficiency;
 use crate::training::evaluations::Evaluations;
 use crate::training::identity::{describe, identity, shared_settings};
@@ -55,7 +56,7 @@ fn run_with(
         processes.agree(prepared, |(prepared, description, ..)| identity(prepared, description))?;
     shared_folder::require(processes, &prepared.settings.run.out)?;
     let settings = prepared.settings.clone();
-    let efficiency = Efficiency::of(&prepared);
+    let (efficiency, space) = (Efficiency::of(&prepared), CheckpointSpace::of(&prepared));
     let evaluations = Evaluations::new(&prepared, None);
     // The folder is created last, so that a run that cannot start does not move an earlier run.
     let mut trainer = launch(prepared, processes, attempts)?;
@@ -77,6 +78,7 @@ fn run_with(
         description,
         evaluations,
         folder,
+        space,
         processes,
         attempts,
     }

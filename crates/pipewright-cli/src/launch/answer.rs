@@ -1,5 +1,5 @@
-//! Asks each host whether it can take part, before processes start there: it must answer, have the same build, and see
-//! the folder of the run.
+//! Asks each host whether it can take part, before processes start there: it must answer, have the same
+//! build, and see the folder of the run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -46,7 +46,8 @@ impl Refusal {
                 )
             }
             Self::OtherFolder => format!(
-                "the host {host} does not see what this host writes into {}: let `run.out` be a folder of a file system that all hosts share",
+                "the host {host} does not see what this host writes into {}: let `run.out` be a folder of a file system \
+                 that all hosts share",
                 folder.display()
             ),
         }
@@ -83,7 +84,7 @@ pub(crate) fn ask(
     let path: PathBuf = std::path::absolute(token.file()).map_err(unwritable)?;
     let words = ["launch".to_owned(), "--answer".to_owned(), path.display().to_string()];
     let question = |host: &Host| {
-        let mut command = starter.command(1, std::slice::from_ref(host), &words);
+        let mut command = starter.command(1, std::slice::from_ref(host), &words, 0);
         command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()
     };
     let questions: Vec<Option<Child>> = hosts.iter().map(question).collect();

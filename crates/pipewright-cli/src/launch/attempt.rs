@@ -13,8 +13,8 @@ use signal_hook::flag;
 
 /// The time between two looks at the processes.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The time that the launcher has to end the remaining processes after the first failure. It takes about five seconds to
-/// end a process that is stopped.
+/// The time that the launcher has to end the remaining processes after the first failure. It takes about five
+/// seconds to end a process that is stopped.
 const GRACE: Duration = Duration::from_secs(8);
 /// The time between a request to end and the end by force.
 const LAST_GRACE: Duration = Duration::from_secs(3);

@@ -27,8 +27,8 @@ pub(crate) enum Places {
 }
 
 impl Places {
-    /// Returns the hosts of the file; without one, the hosts of the allocation that this process is in, or this
-    /// machine.
+    /// Returns the hosts of the file; without one, the hosts of the allocation that this process is in, or
+    /// this machine.
     pub(crate) fn find(hostfile: Option<&Path>, is_here: bool) -> Result<Self, Failure> {
         if let Some(path) = hostfile {
             let text = read_regular_text(path, SMALL_TEXT);
@@ -51,7 +51,8 @@ impl Places {
     }
 }
 
-/// Reads a hostfile: a host in each line, with `slots=N` if it takes several processes, and comments after `#`.
+/// Reads a hostfile: a host in each line, with `slots=N` if it takes several processes, and comments after
+/// `#`.
 fn read(text: &str) -> Result<Vec<Host>, String> {
     let mut hosts: Vec<Host> = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {

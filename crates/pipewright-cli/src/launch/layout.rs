@@ -25,8 +25,8 @@ impl Layout {
         self.ranks.saturating_mul(self.replicas).saturating_mul(settings.mesh.tensor_parallel)
     }
 
-    /// Returns the first layout that fits into `slots` processes and that `is_valid`: with all replicas, then with
-    /// fewer, then one replica with fewer ranks.
+    /// Returns the first layout that fits into `slots` processes and that `is_valid`: with all replicas, then
+    /// with fewer, then one replica with fewer ranks.
     pub(crate) fn for_slots(
         settings: &Settings,
         slots: u32,
@@ -40,7 +40,8 @@ impl Layout {
         layouts.find(|layout| *layout == whole || is_valid(*layout))
     }
 
-    /// Returns the settings that give the run this layout. The cut of the model follows from `pipeline.partition`.
+    /// Returns the settings that give the run this layout. The cut of the model follows from
+    /// `pipeline.partition`.
     pub(crate) fn arguments(self, settings: &Settings) -> Vec<String> {
         vec![
             format!("pipeline.ranks={}", self.ranks),

@@ -1,10 +1,10 @@
-//! `pipewright launch`: starts the processes of a run with the launcher that is there, watches them, and starts them
-//! again from the newest checkpoint after a fault.
+//! `pipewright launch`: starts the processes of a run with the launcher that is there, watches them, and
+//! starts them again from the newest checkpoint after a fault.
 //!
-//! The launcher (`mpirun`, or `srun` inside an allocation of Slurm) starts the processes, passes their output on, and
-//! ends all of them when one fails. This module decides on which hosts, in which layout and how often they are started.
-//! The processes notice a lost or silent rank by themselves, and write the first cause into the folder of the run
-//! ([`crate::fault`]).
+//! The launcher (`mpirun`, or `srun` inside an allocation of Slurm) starts the processes, passes their output
+//! on, and ends all of them when one fails. This module decides on which hosts, in which layout and how often
+//! they are started. The processes notice a lost or silent rank by themselves, and write the first cause into
+//! the folder of the run ([`crate::fault`]).
 
 mod hosts;
 mod target;

@@ -55,8 +55,9 @@ impl Starter {
     }
 
     /// Returns the command that starts `count` processes of this binary with the arguments `words`, on the
-    /// hosts in their order, or on this machine if there are none.
-    pub(crate) fn command(&self, count: u32, hosts: &[Host], words: &[String]) -> Command {
+    /// hosts in their order, or on this machine if there are none. The processes learn the number of the
+    /// `restart`, which is 0 before the first one.
+    pub(crate) fn command(&self, count: u32, hosts: &[Host], words: &[String], restart: u64) -> Command {
         let mut command = match self.kind {
             Kind::Slurm => self.srun(hosts),
             Kind::OpenMpi => open_mpi(hosts),
@@ -71,7 +72,7 @@ impl Starter {
             // The others pass all variables on to other hosts.
             command.args(["-x", LAUNCHED]);
         }
-        command.env(LAUNCHED, "1").arg(&self.binary).args(words).stdin(Stdio::null());
+        command.env(LAUNCHED, restart.to_string()).arg(&self.binary).args(words).stdin(Stdio::null());
         command
     }
 
@@ -87,8 +88,8 @@ impl Starter {
     }
 }
 
-/// Returns `mpirun` of Open MPI. It refuses more processes than cores and the user root by default, and binds each
-/// process to a core. The user's own settings have precedence.
+/// Returns `mpirun` of Open MPI. It refuses more processes than cores and the user root by default, and binds
+/// each process to a core. The user's own settings have precedence.
 fn open_mpi(hosts: &[Host]) -> Command {
     let mut command = Command::new("mpirun");
     command.arg("--quiet");
@@ -115,7 +116,9 @@ mod tests {
     fn check(kind: Kind, expected: &str) {
         let starter = Starter { kind, binary: "/bin/pipewright".into() };
         let hosts = [("a", 2), ("b", 1)].map(|(name, slots)| Host { name: name.to_owned(), slots });
-        let command = starter.command(3, &hosts, &["train".to_owned()]);
+        let command = starter.command(3, &hosts, &["train".to_owned()], 2);
+        let restart = command.get_envs().find_map(|(name, value)| value.filter(|_| name == LAUNCHED));
+        assert_eq!(restart, Some("2".as_ref()));
         let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
         assert_eq!(words.join(" "), expected);
     }

@@ -14,8 +14,8 @@ use crate::launch::hosts::{Host, Places};
 use crate::launch::layout::Layout;
 use crate::launch::starter::Starter;
 use crate::launch::target::{Target, with_settings};
-use crate::recovery::{Restarts, wait_for_space};
-use crate::run_folder::config_of;
+use crate::recovery::{Restart, Restarts, wait_for_space};
+use crate::run_folder::{config_of, newest_checkpoint_bytes};
 use crate::run_record::metrics;
 
 /// The time that a host may take to answer: the deadline of the run, within these limits.
@@ -36,8 +36,19 @@ pub(crate) struct Launch {
 struct Launched {
     launch: Launch,
     layout: Layout,
+    /// Whether the layout was changed once, so that no configuration is sure to have it.
+    has_other_layout: bool,
     /// When the configuration of an earlier run in the folder was written.
     earlier: Option<SystemTime>,
+}
+
+/// What one start of the processes needs.
+struct Attempt {
+    hosts: Vec<Host>,
+    /// The words of the command.
+    words: Vec<String>,
+    /// The number of the restart; 0 before the first one.
+    restart: u64,
 }
 
 /// Starts the processes, and starts them again after each fault, until the run ends.
@@ -47,23 +58,38 @@ struct Launched {
 pub(crate) fn supervise(launch: Launch) -> Result<(), Failure> {
     let stop = Stop::watch().map_err(|error| Failure::input(format!("cannot watch for signals: {error}")))?;
     let layout = Layout::of(&launch.target.settings);
-    let mut run = Launched { earlier: None, layout, launch };
+    let mut run = Launched { earlier: None, layout, has_other_layout: false, launch };
     run.earlier = run.config_written();
-    let mut hosts = run.first_hosts()?;
-    let mut words = run.launch.target.words.clone();
-    let mut restarts = Restarts::default();
-    loop {
-        let mut command = run.launch.starter.command(run.processes(), &hosts, &words);
-        let status = attempt::run(&mut command, &run.first_cause(), &stop);
-        let status = status.map_err(|error| {
-            Failure::input(format!("{} cannot be started: {error}", command.get_program().display()))
-        })?;
-        let Err(failure) = run.outcome(status, &stop) else { return Ok(()) };
-        (hosts, words) = run.next(failure, &mut restarts, &stop)?;
-    }
+    let words = run.launch.target.words.clone();
+    let first = Attempt { hosts: run.first_hosts()?, words, restart: 0 };
+    // A launch that was killed may have left its record.
+    Restart::remove(run.folder());
+    let outcome = run.attempts(first, &stop);
+    // The last restart may have failed before the run resumed.
+    Restart::remove(run.folder());
+    outcome
 }
 
 impl Launched {
+    /// Runs the attempts from the first one on.
+    fn attempts(&mut self, mut attempt: Attempt, stop: &Stop) -> Result<(), Failure> {
+        let mut restarts = Restarts::default();
+        loop {
+            // A fault of an earlier attempt, which nobody has taken, would end the processes.
+            Fault::remove(self.folder()).map_err(|error| {
+                Failure::input(format!("{}: cannot be removed: {error}", self.first_cause().display()))
+            })?;
+            let Attempt { hosts, words, restart } = &attempt;
+            let mut command = self.launch.starter.command(self.processes(), hosts, words, *restart);
+            let status = attempt::run(&mut command, &self.first_cause(), stop);
+            let status = status.map_err(|error| {
+                Failure::input(format!("{} cannot be started: {error}", command.get_program().display()))
+            })?;
+            let Err(failure) = self.outcome(status, stop) else { return Ok(()) };
+            attempt = self.next(failure, &mut restarts, stop)?;
+        }
+    }
+
     fn folder(&self) -> &PathBuf {
         &self.launch.target.settings.run.out
     }
@@ -87,8 +113,8 @@ impl Launched {
         fs::metadata(config_of(self.folder()).ok()?).and_then(|file| file.modified()).ok()
     }
 
-    /// Returns whether the folder has the run that was launched. Before the processes of `train` have agreed, it may
-    /// have an earlier run.
+    /// Returns whether the folder has the run that was launched. Before the processes of `train` have agreed,
+    /// it may have an earlier run.
     fn has_begun(&self) -> bool {
         let written = self.config_written();
         written.is_some() && (self.launch.target.resumes || written != self.earlier)
@@ -121,11 +147,20 @@ impl Launched {
             Some(70) => Exit::Bug,
             _ => Exit::RankFailed,
         };
-        if stop.is_asked() && exit == Exit::RankFailed {
-            return Err(Failure::new(Exit::Interrupted, "stopped by a signal while the processes started"));
-        }
         if matches!(exit, Exit::CheckFailed | Exit::Interrupted | Exit::Bug) {
             return Err(Failure::already_reported(exit));
+        }
+        if stop.is_asked() && exit == Exit::RankFailed {
+            // A rank may have failed by itself. Otherwise the signal has ended the launcher.
+            return Err(self.left_fault().map_or_else(
+                || {
+                    Failure::new(
+                        Exit::Interrupted,
+                        "stopped by a signal before the processes had saved a checkpoint",
+                    )
+                },
+                |(_, report)| Failure::new(exit, report),
+            ));
         }
         match self.fault(exit, status) {
             Some((fault, report)) => Err(Failure::new(exit, report).with_fault(Some(fault))),
@@ -133,12 +168,16 @@ impl Launched {
         }
     }
 
+    /// Takes the fault that the processes have left, with its report.
+    fn left_fault(&self) -> Option<(Fault, String)> {
+        self.has_begun().then(|| Fault::take(self.folder())).flatten()
+    }
+
     /// Returns the fault that ended the processes, and its report; `None` if it is a mistake of the user.
     fn fault(&self, exit: Exit, status: ExitStatus) -> Option<(Fault, String)> {
-        let found = self.has_begun().then(|| Fault::take(self.folder())).flatten();
         // A full disk may not even take the first cause.
-        let is_full = || self.has_begun() && !wait_for_space(self.folder(), Duration::ZERO);
-        found.or_else(|| {
+        let is_full = || self.has_begun() && !wait_for_space(self.folder(), 0, Duration::ZERO, || false);
+        self.left_fault().or_else(|| {
             let is_disk_full = is_full();
             let cause = match (is_disk_full, exit) {
                 (true, _) => "the disk is full".to_owned(),
@@ -147,7 +186,8 @@ impl Launched {
             };
             let step = self.steps_done() + 1;
             let summary = format!("step {step}: {cause}");
-            Some((Fault { step, rank: None, cause, summary: summary.clone(), is_disk_full }, summary))
+            let space = is_disk_full.then(|| newest_checkpoint_bytes(self.folder()).unwrap_or_default());
+            Some((Fault { step, rank: None, cause, summary: summary.clone(), space }, summary))
         })
     }
 
@@ -157,42 +197,65 @@ impl Launched {
         if self.has_begun() { steps.last().map_or(0, |step| step.step) } else { 0 }
     }
 
-    /// Prepares the next attempt after a failure. Returns the hosts and the words of the command.
-    fn next(
-        &mut self,
-        failure: Failure,
-        restarts: &mut Restarts,
-        stop: &Stop,
-    ) -> Result<(Vec<Host>, Vec<String>), Failure> {
+    /// Prepares the next attempt after a failure. A signal that asked for the end of the run ends it.
+    fn next(&mut self, failure: Failure, restarts: &mut Restarts, stop: &Stop) -> Result<Attempt, Failure> {
         if stop.is_asked() {
             return Err(failure);
         }
-        let settings = self.launch.target.settings.clone();
-        let mut restart = restarts.next(failure, self.launch.restarts)?;
-        if restarts.is_disk_full() {
-            say(&format!("{}; the run waits for space on the disk", restart.cause));
-            wait_for_space(self.folder(), settings.run.deadline());
+        if failure.fault().is_none() && Restart::is_left(self.folder()) {
+            let silent = "the processes ended before they had resumed the run; their message is above";
+            return Err(restarts.not_resumed(Failure::new(failure.exit, silent)));
         }
+        let mut next = restarts.next(failure, self.launch.restarts)?;
+        if let Some(space) = next.space {
+            say(&format!("{}; the run waits for space on the disk", next.record.cause));
+            let deadline = self.launch.target.settings.run.deadline();
+            let has_space = wait_for_space(self.folder(), space, deadline, || stop.is_asked());
+            if !has_space && !stop.is_asked() {
+                return Err(next.without_space(deadline));
+            }
+        }
+        let prepared = self.prepare(&mut next.record).map_err(|why| next.refused(why));
+        // The failure is the reason for the end, although a signal came meanwhile.
+        if stop.is_asked() { Err(next.failure) } else { prepared }
+    }
+
+    /// Chooses the hosts and the words of the next attempt, and leaves its record if the run has begun.
+    fn prepare(&mut self, record: &mut Restart) -> Result<Attempt, Failure> {
         let before = self.layout;
         let hosts = self.hosts_that_answer()?;
-        restart.change = self.layout.change_from(before);
+        record.change = self.layout.change_from(before);
+        self.has_other_layout |= self.layout != before;
+        let layout = if self.has_other_layout {
+            self.layout.arguments(&self.launch.target.settings)
+        } else {
+            Vec::new()
+        };
+        let restart = record.restart;
         if !self.has_begun() {
-            say(&restart.sentence());
-            return Ok((hosts, self.launch.target.words.clone()));
+            say(&record.sentence());
+            return Ok(Attempt { hosts, words: with_settings(&self.launch.target.words, &layout), restart });
         }
-        restart.leave(self.folder()).map_err(|error| {
+        record.leave(self.folder()).map_err(|error| {
             Failure::input(format!(
                 "{}: the run cannot continue in this folder: {error}",
                 self.folder().display()
             ))
         })?;
-        let mut set = vec!["pipeline.transport=mpi".to_owned()];
-        if self.layout != before {
-            set.extend(self.layout.arguments(&settings));
-        }
+        let set: Vec<String> = ["pipeline.transport=mpi".to_owned()].into_iter().chain(layout).collect();
         let resume = ["resume".to_owned(), self.folder().display().to_string()];
         let quiet = crate::display::screen::is_quiet().then(|| "--quiet".to_owned());
-        Ok((hosts, with_settings(&resume.into_iter().chain(quiet).collect::<Vec<_>>(), &set)))
+        let words = with_settings(&resume.into_iter().chain(quiet).collect::<Vec<_>>(), &set);
+        Ok(Attempt { hosts, words, restart })
+    }
+
+    /// Returns whether the run can have this layout.
+    fn is_valid(&self, layout: Layout) -> bool {
+        let settings = &self.launch.target.settings;
+        if !self.has_begun() {
+            return self.launch.target.accepts(&layout.arguments(settings));
+        }
+        config_of(self.folder()).is_ok_and(|config| layout.is_valid(&config, settings))
     }
 
     /// Returns the hosts that answer, and chooses the layout for them.
@@ -209,18 +272,18 @@ impl Launched {
             .filter(|(_, answer)| answer.is_ok())
             .map(|(host, _)| host.clone())
             .collect();
-        let slots = answering.iter().map(|host| host.slots).sum();
-        let config = config_of(self.folder()).ok();
-        let is_valid =
-            |layout: Layout| config.as_ref().is_some_and(|config| layout.is_valid(config, settings));
-        let layout = Layout::for_slots(settings, slots, is_valid);
+        let slots: u32 = answering.iter().map(|host| host.slots).sum();
+        let layout = Layout::for_slots(settings, slots, |layout| self.is_valid(layout));
         let chosen =
             layout.and_then(|layout| Some((layout, enough(&answering, layout.processes(settings))?)));
         let Some((layout, hosts)) = chosen else {
             let lost = require(hosts, &answers, self.folder()).err().map(|failure| failure.text());
+            let lost = lost.unwrap_or_else(|| "all hosts answer, and no layout of the run fits".to_owned());
             return Err(Failure::new(
                 Exit::RankFailed,
-                format!("the run cannot continue on the hosts that answer: {}", lost.unwrap_or_default()),
+                format!(
+                    "the run cannot continue on the hosts that answer, which take {slots} processes: {lost}"
+                ),
             ));
         };
         self.layout = layout;
@@ -228,8 +291,8 @@ impl Launched {
     }
 }
 
-/// Returns the first hosts that take this many processes together; `None` if all hosts take fewer. This machine, which
-/// is no host of the list, takes any number.
+/// Returns the first hosts that take this many processes together; `None` if all hosts take fewer. This
+/// machine, which is no host of the list, takes any number.
 fn enough(hosts: &[Host], processes: u32) -> Option<Vec<Host>> {
     let mut left = processes;
     let mut chosen = Vec::new();

@@ -54,10 +54,28 @@ impl Target {
         };
         Ok(Self { words, settings: loaded.settings, resumes })
     }
+
+    /// Returns whether the command can run with further settings.
+    pub(crate) fn accepts(&self, set: &[String]) -> bool {
+        Self::read(&self.words, set).is_ok()
+    }
 }
 
 /// Returns the words of a command with further settings.
 pub(crate) fn with_settings(words: &[String], set: &[String]) -> Vec<String> {
     let set = set.iter().flat_map(|set| ["--set".to_owned(), set.clone()]);
     words.iter().cloned().chain(set).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn further_settings_are_checked_with_the_own_ones_of_the_command() {
+        let words = ["train", "--set", "model.num_hidden_layers=4"].map(str::to_owned);
+        let target = Target::read(&words, &["pipeline.ranks=4".to_owned()]).expect("the sample");
+        let accepts = |ranks: u32| target.accepts(&[format!("pipeline.ranks={ranks}")]);
+        assert_eq!([accepts(2), accepts(1000)], [true, false]);
+    }
 }

@@ -1,7 +1,9 @@
-//! [`Attempts`]: what lasts from one attempt at a run to the next, in the process whose threads are the ranks.
+//! [`Attempts`]: what lasts from one attempt at a run to the next, in the process whose threads are the
+//! ranks.
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use pipewright::hook::ActionHook;
@@ -10,8 +12,10 @@ use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
 use crate::display::say;
 use crate::failure::Failure;
+use crate::recovery::disk_space::wait_for_space;
 use crate::recovery::injected::InjectedFaults;
-use crate::recovery::restarts::{Restarts, wait_for_space};
+use crate::recovery::restart::Restart;
+use crate::recovery::restarts::Restarts;
 use crate::signal::Interrupt;
 
 /// The attempts at a run: the first one and those after faults.
@@ -21,6 +25,10 @@ pub(crate) struct Attempts {
     injected: Option<Arc<InjectedFaults>>,
     restarts: Restarts,
     run: Option<RestartableRun>,
+    /// The restart that is not in the metrics yet.
+    pending: Option<Restart>,
+    /// Whether a restart has begun whose run has not resumed.
+    is_resuming: bool,
 }
 
 /// A run that its own process may restart.
@@ -45,6 +53,12 @@ impl Attempts {
             limit: run.restarts,
             deadline: run.deadline(),
         });
+        self.is_resuming = false;
+    }
+
+    /// Takes the record of the restart that the run resumes after, if it is restarted.
+    pub(crate) fn take_restart(&mut self) -> Option<Restart> {
+        self.pending.take()
     }
 
     /// Returns the flag that a signal sets to end the run early.
@@ -52,9 +66,14 @@ impl Attempts {
         &self.interrupt
     }
 
-    /// Returns the hook that injects faults, if there are some.
-    pub(crate) fn hook(&self) -> Option<Arc<dyn ActionHook>> {
-        self.injected.clone().map(|injected| injected as _)
+    /// Returns the hook that injects faults into a world of `ranks`, if there are some.
+    ///
+    /// # Errors
+    /// Fails if a fault is for another rank.
+    pub(crate) fn hook(&self, ranks: u32) -> Result<Option<Arc<dyn ActionHook>>, Failure> {
+        let Some(injected) = &self.injected else { return Ok(None) };
+        injected.require(ranks)?;
+        Ok(Some(injected.clone()))
     }
 
     /// Notes the step that runs next.
@@ -67,20 +86,32 @@ impl Attempts {
     /// Prepares the run to continue after a failure. Returns the folder of the run.
     ///
     /// # Errors
-    /// Returns the failure if the run ends with it.
+    /// Returns the failure if the run ends with it. A signal that asked for the end of the run ends it.
     pub(crate) fn after(&mut self, failure: Failure) -> Result<PathBuf, Failure> {
-        let Some(run) = &self.run else { return Err(failure) };
-        let restart = self.restarts.next(failure, run.limit)?;
-        if self.restarts.is_disk_full() {
-            say(&format!("{}; the run waits for space on the disk", restart.cause));
-            wait_for_space(&run.folder, run.deadline);
+        if std::mem::take(&mut self.is_resuming) && failure.fault().is_none() {
+            return Err(self.restarts.not_resumed(failure));
         }
-        restart.leave(&run.folder).map_err(|error| {
-            Failure::input(format!(
-                "{}: the run cannot continue in this folder: {error}",
-                run.folder.display()
-            ))
-        })?;
-        Ok(run.folder.clone())
+        let Some(run) = &self.run else { return Err(failure) };
+        if self.is_stopped() {
+            return Err(failure);
+        }
+        let next = self.restarts.next(failure, run.limit)?;
+        if let Some(space) = next.space {
+            say(&format!("{}; the run waits for space on the disk", next.record.cause));
+            if !wait_for_space(&run.folder, space, run.deadline, || self.is_stopped()) {
+                return Err(if self.is_stopped() { next.failure } else { next.without_space(run.deadline) });
+            }
+        }
+        if self.is_stopped() {
+            return Err(next.failure);
+        }
+        let folder = run.folder.clone();
+        (self.pending, self.is_resuming) = (Some(next.record), true);
+        Ok(folder)
+    }
+
+    /// Returns whether a signal has asked for the end of the run.
+    fn is_stopped(&self) -> bool {
+        self.interrupt.flag().load(Ordering::SeqCst)
     }
 }

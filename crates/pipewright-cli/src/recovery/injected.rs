@@ -1,8 +1,9 @@
-//! [`InjectedFaults`]: faults that the variable `PIPEWRIGHT_FAULT` asks for, to try how a run goes on after
-//! them.
+//! [`InjectedFaults`]: faults that the variable `PIPEWRIGHT_FAULT` asks for, to try how a run continues
+//! after them.
 //!
-//! The variable has one or more faults with commas between them, each `KIND:RANK:STEP` or `KIND:RANK:STEP:TIMES`. The
-//! kind is `panic`, or `hang`, which never ends. Without a number of times, a fault happens once in a process.
+//! The variable has one or more faults with commas between them, each `KIND:RANK:STEP` or
+//! `KIND:RANK:STEP:TIMES`. The kind is `panic`, or `hang`, which never ends. Without a number of times, a
+//! fault happens once in a process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -49,10 +50,21 @@ impl InjectedFaults {
         let faults = faults.ok_or_else(|| {
             Failure::input(format!(
                 "{VARIABLE}={text}: write KIND:RANK:STEP or KIND:RANK:STEP:TIMES with the kind panic or hang, such as \
-                 panic:1:3"
+                 panic:1:3, and a step and a number of times from 1"
             ))
         })?;
         Ok(Some(Arc::new(Self { faults, step: AtomicU64::new(0) })))
+    }
+
+    /// Checks that a run with this many ranks has the ranks of all faults.
+    pub(crate) fn require(&self, ranks: u32) -> Result<(), Failure> {
+        let missing = self.faults.iter().map(|fault| fault.rank).find(|rank| rank.get() >= ranks);
+        missing.map_or(Ok(()), |rank| {
+            Err(Failure::input(format!(
+                "{VARIABLE} names rank {rank}, and the run has the ranks 0 to {}",
+                ranks.saturating_sub(1)
+            )))
+        })
     }
 
     /// Notes the step that runs next.
@@ -69,9 +81,11 @@ impl InjectedFault {
             "hang" => Kind::Hang,
             _ => return None,
         };
-        let (rank, step) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
-        let left = AtomicU32::new(parts.next().map_or(Ok(1), str::parse).ok()?);
-        parts.next().is_none().then_some(Self { kind, rank: WorldRank::new(rank), step, left })
+        let (rank, step): (u32, u64) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+        let times: u32 = parts.next().map_or(Ok(1), str::parse).ok()?;
+        let happens = step > 0 && times > 0 && parts.next().is_none();
+        let (rank, left) = (WorldRank::new(rank), AtomicU32::new(times));
+        happens.then_some(Self { kind, rank, step, left })
     }
 
     /// Returns whether the fault happens on this rank in this step, and counts it.
@@ -106,7 +120,9 @@ mod tests {
         assert_eq!(fault.kind, Kind::Hang);
         assert!(!fault.happens(WorldRank::new(0), 3) && !fault.happens(rank, 2), "another rank or step");
         assert_eq!([(); 3].map(|()| fault.happens(rank, 3)), [true, true, false]);
-        for wrong in ["", "panic", "panic:1", "panic:1:x", "panic:1:2:3:4", "sleep:1:2"] {
+        for wrong in
+            ["", "panic", "panic:1", "panic:1:x", "panic:1:2:3:4", "sleep:1:2", "panic:1:0", "panic:1:2:0"]
+        {
             assert!(InjectedFault::read(wrong).is_none(), "{wrong}");
         }
     }

@@ -1,16 +1,18 @@
-//! How a run continues after a fault: what failed, whether the run may go on, and the record of it in the folder of
-//! the run.
+//! How a run continues after a fault: what failed, whether the run may go on, and the record of it in the
+//! folder of the run.
 //!
-//! A fault is the failure of a rank or a full disk. Other failures, such as a mistake in the configuration or a folder
-//! that was moved, end a run in any case. The run continues from its newest checkpoint, so its losses and
-//! parameters have the bits of an undisturbed run. [`Attempts`] decides for the ranks of one process, and
-//! [`crate::launch`] for ranks that are processes, both with [`Restarts`].
+//! A fault is the failure of a rank or a full disk. Other failures, such as a mistake in the configuration or
+//! a folder that was moved, end a run in any case. The run continues from its newest checkpoint, so its
+//! losses and parameters have the bits of an undisturbed run. [`Attempts`] decides for the ranks of one
+//! process, and [`crate::launch`] for ranks that are processes, both with [`Restarts`].
 
+mod disk_space;
 mod injected;
 mod restart;
 mod restarts;
 mod attempts;
 
 pub(crate) use attempts::Attempts;
+pub(crate) use disk_space::wait_for_space;
 pub(crate) use restart::Restart;
-pub(crate) use restarts::{Restarts, wait_for_space};
+pub(crate) use restarts::Restarts;

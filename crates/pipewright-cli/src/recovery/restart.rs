@@ -1,7 +1,9 @@
 //! [`Restart`]: the record of a restart, which the resumed run writes into its metrics.
 //!
-//! The record is written into the folder of the run before the run resumes, and the process that writes the metrics
-//! takes it from there. That process may be on another machine than the one that decides.
+//! `launch` writes the record into the folder of the run before it starts the processes again, and the
+//! process that writes the metrics takes it from there. That process may be on another machine than the one
+//! that decides. It accepts only the record of the restart that started it, because a restart that fails
+//! leaves its record behind.
 
 use std::fs;
 use std::io;
@@ -74,14 +76,18 @@ impl Restart {
         write_regular(&path_in(run), serde_json::to_string(self).map_err(io::Error::from)?.as_bytes())
     }
 
-    /// Returns the record in the folder of a run that resumes after step `done`; `None` if no restart led to
-    /// this.
-    pub(crate) fn find(run: &Path, done: u64) -> Option<Self> {
+    /// Returns the record of restart number `restart` in the folder of a run; `None` if there is none.
+    pub(crate) fn find(run: &Path, restart: u64) -> Option<Self> {
         let text = read_regular_text(&path_in(run), SMALL_TEXT).ok()?;
-        serde_json::from_str(&text).ok().map(|restart| Self { step: done, ..restart })
+        serde_json::from_str(&text).ok().filter(|found: &Self| found.restart == restart)
     }
 
-    /// Removes the record, which is in the metrics.
+    /// Returns whether the folder of a run has a record, which the resumed run removes.
+    pub(crate) fn is_left(run: &Path) -> bool {
+        path_in(run).exists()
+    }
+
+    /// Removes the record.
     pub(crate) fn remove(run: &Path) {
         // Best effort: the next restart replaces it.
         let _ = fs::remove_file(path_in(run));
@@ -104,17 +110,17 @@ mod tests {
             rank: Some(1),
             cause: "it broke".to_owned(),
             summary: "step 7: rank 1: it broke".to_owned(),
-            is_disk_full: false,
+            space: None,
         };
         let restart = Restart::after(&fault, 1, 3);
         restart.leave(folder.path()).expect("the folder takes files");
-        let found = Restart::find(folder.path(), 4).expect("it was left");
-        assert_eq!(found, Restart { step: 4, ..restart });
+        assert_eq!(Restart::find(folder.path(), 1), Some(restart.clone()));
+        assert_eq!(Restart::find(folder.path(), 2), None, "the record of another restart");
         assert_eq!(
-            found.sentence(),
+            Restart { step: 4, ..restart }.sentence(),
             "step 7: rank 1: it broke; the run continues from step 4 (restart 1 of 3)"
         );
         Restart::remove(folder.path());
-        assert_eq!(Restart::find(folder.path(), 4), None);
+        assert!(!Restart::is_left(folder.path()));
     }
 }

@@ -1,21 +1,13 @@
 //! [`Restarts`]: decides whether a run continues after a failure.
 
-use std::fs;
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use pipewright::bounded_file::write_regular;
 use pipewright_schedule::words::counted;
 
+use crate::display::bytes as human_bytes;
 use crate::failure::Failure;
 use crate::fault::Fault;
 use crate::recovery::restart::Restart;
-
-/// The time between two looks at a full disk.
-const PAUSE: Duration = Duration::from_millis(250);
-
-/// The bytes that a disk must take before a run continues on it.
-const TRIAL_BYTES: usize = 1 << 20;
 
 /// The restarts of a run so far.
 #[derive(Debug, Default)]
@@ -25,13 +17,41 @@ pub(crate) struct Restarts {
     last: Option<(Fault, String)>,
 }
 
+/// The decision to restart a run.
+#[derive(Debug)]
+pub(crate) struct NextRestart {
+    /// The record of the restart.
+    pub(crate) record: Restart,
+    /// The failure that the restart follows, which the run ends with if it cannot be restarted.
+    pub(crate) failure: Failure,
+    /// The bytes that the disk must have before the run continues, if the failure is a full disk.
+    pub(crate) space: Option<u64>,
+}
+
+impl NextRestart {
+    /// Returns the failure of a run that cannot be restarted because of `why`, which has the earlier report
+    /// above it.
+    pub(crate) fn refused(&self, why: Failure) -> Failure {
+        below(&self.failure.full_text(), why)
+    }
+
+    /// Returns the failure of a run that has waited in vain for space on the disk.
+    pub(crate) fn without_space(self, waited: Duration) -> Failure {
+        let space = human_bytes(self.space.unwrap_or_default());
+        let waited = waited.as_secs();
+        self.failure.under(format!(
+            "the disk did not have the {space} of a checkpoint for {waited} s (`run.deadline_seconds`), so the run ends:\n"
+        ))
+    }
+}
+
 impl Restarts {
-    /// Returns the record of the next restart.
+    /// Decides whether the run is restarted.
     ///
     /// # Errors
     /// Returns the failure if the run ends with it: it is not a fault, it repeats the last fault, or `limit` restarts
     /// are done. A failure that repeats has the earlier report above its own.
-    pub(crate) fn next(&mut self, failure: Failure, limit: u64) -> Result<Restart, Failure> {
+    pub(crate) fn next(&mut self, failure: Failure, limit: u64) -> Result<NextRestart, Failure> {
         let Some(fault) = failure.fault().cloned().filter(|_| limit > 0) else { return Err(failure) };
         let report = failure.full_text();
         match self.last.replace((fault.clone(), report)) {
@@ -47,27 +67,22 @@ impl Restarts {
             _ => {}
         }
         self.done += 1;
-        Ok(Restart::after(&fault, self.done, limit))
+        Ok(NextRestart { record: Restart::after(&fault, self.done, limit), space: fault.space, failure })
     }
 
-    /// Returns whether the last fault was a full disk.
-    pub(crate) fn is_disk_full(&self) -> bool {
-        self.last.as_ref().is_some_and(|(fault, _)| fault.is_disk_full)
+    /// Returns the failure of a restarted run that did not resume, which has the report of the last fault
+    /// above it.
+    pub(crate) fn not_resumed(&self, failure: Failure) -> Failure {
+        match &self.last {
+            Some((_, report)) => below(report, failure),
+            None => failure,
+        }
     }
 }
 
-/// Waits until a file can be written into a folder, at most for `patience`. Returns whether it can.
-pub(crate) fn wait_for_space(folder: &Path, patience: Duration) -> bool {
-    let (since, trial) = (Instant::now(), folder.join(".pipewright-space"));
-    loop {
-        let written = write_regular(&trial, &vec![0; TRIAL_BYTES]);
-        // Best effort: the file may not exist.
-        let _ = fs::remove_file(&trial);
-        if written.is_ok() || since.elapsed() >= patience {
-            return written.is_ok();
-        }
-        std::thread::sleep(PAUSE);
-    }
+/// Returns a failure to restart a run, with the report of the fault above it.
+fn below(report: &str, failure: Failure) -> Failure {
+    failure.under(format!("the run failed:\n{report}\nand it cannot be resumed:\n"))
 }
 
 #[cfg(test)]
@@ -81,7 +96,7 @@ mod tests {
             rank: Some(1),
             cause: cause.to_owned(),
             summary: format!("step {step}: rank 1: {cause}"),
-            is_disk_full: false,
+            space: None,
         };
         Failure::new(Exit::RankFailed, fault.summary.clone()).with_fault(Some(fault))
     }
@@ -90,7 +105,7 @@ mod tests {
     fn a_run_continues_until_its_restarts_are_used() {
         let mut restarts = Restarts::default();
         let numbers =
-            [1, 2].map(|step| restarts.next(failure(step, "lost"), 2).expect("it continues").restart);
+            [1, 2].map(|step| restarts.next(failure(step, "lost"), 2).expect("it continues").record.restart);
         assert_eq!(numbers, [1, 2]);
         let end = restarts.next(failure(3, "lost"), 2).expect_err("two restarts");
         assert!(end.full_text().starts_with("the run has used its 2 restarts"), "{}", end.full_text());
@@ -108,17 +123,18 @@ mod tests {
     }
 
     #[test]
+    fn a_run_that_does_not_resume_reports_both_failures() {
+        let mut restarts = Restarts::default();
+        let next = restarts.next(failure(3, "lost"), 9).expect("it continues");
+        let refused = next.refused(Failure::input("no hosts")).full_text();
+        assert_eq!(refused, "the run failed:\nstep 3: rank 1: lost\nand it cannot be resumed:\nno hosts");
+        assert_eq!(restarts.not_resumed(Failure::input("no hosts")).full_text(), refused);
+    }
+
+    #[test]
     fn other_failures_and_runs_without_restarts_end() {
         let mut restarts = Restarts::default();
         assert!(restarts.next(Failure::input("a mistake"), 9).is_err());
         assert!(restarts.next(failure(3, "lost"), 0).is_err());
-    }
-
-    #[test]
-    fn space_is_awaited_only_as_long_as_the_patience() {
-        let folder = tempfile::tempdir().expect("a scratch folder");
-        assert!(wait_for_space(folder.path(), Duration::ZERO));
-        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
-        assert!(!wait_for_space(&folder.path().join("missing"), Duration::ZERO));
     }
 }

@@ -22,4 +22,5 @@ pub(crate) use folder::{RunFolder, probe};
 pub(crate) use lock::RunLock;
 pub(crate) use paths::{
     CONFIG, LARGEST, METRICS, REPORT, TIMELINE, VIEW, checkpoints_of, config_of, kept_timelines, lines_to,
+    newest_checkpoint_bytes,
 };

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use pipewright::checkpoint::{CheckpointFolder, Manifest};
 use pipewright::train::TIMELINES_FOLDER;
 pub(crate) use pipewright::train::{
     CONFIG_FILE as CONFIG, METRICS_FILE as METRICS, TIMELINE_FILE as TIMELINE,
@@ -32,6 +33,13 @@ pub(crate) fn config_of(run: &Path) -> Result<PathBuf, RunFolderError> {
 /// Returns the folder of the checkpoints of the run in a folder.
 pub(crate) fn checkpoints_of(run: &Path) -> PathBuf {
     run.join(CHECKPOINTS)
+}
+
+/// Returns the bytes of the newest complete checkpoint of the run in a folder; `None` if there is none.
+pub(crate) fn newest_checkpoint_bytes(run: &Path) -> Option<u64> {
+    let (_, checkpoint) = CheckpointFolder::list(&checkpoints_of(run)).ok()?.pop()?;
+    let manifest = Manifest::read(&checkpoint).ok()?;
+    Some(manifest.files.iter().map(|file| file.bytes).fold(0, u64::saturating_add))
 }
 
 /// Returns whether the folder contains a run: its metrics, or checkpoints if the metrics were deleted.

@@ -261,7 +261,7 @@ mod tests {
             rank: Some(1),
             cause: "lost".to_owned(),
             summary: "step 3: rank 1: lost".to_owned(),
-            is_disk_full: false,
+            space: None,
         };
         let source = RunSource {
             name: "a".to_owned(),

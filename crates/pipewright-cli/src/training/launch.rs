@@ -87,8 +87,8 @@ pub(crate) fn launch(
         devices = processes.settle(own_device(&settings, &mut world))?;
     }
     let config = pipeline_config(&settings, &model)?;
-    let interrupt = Some(attempts.interrupt().flag());
-    let config = PipelineConfig { interrupt, hook: attempts.hook(), devices, ..config };
+    let (interrupt, hook) = (Some(attempts.interrupt().flag()), attempts.hook(ranks)?);
+    let config = PipelineConfig { interrupt, hook, devices, ..config };
     // Each stage is made on the thread of its rank, in the processor's memory, and then moved to the rank's
     // device.
     let precision = config.precision;

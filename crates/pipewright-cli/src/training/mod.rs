@@ -17,6 +17,7 @@ pub(crate) mod origin;
 pub(crate) mod overview;
 pub(crate) mod prepare;
 pub(crate) mod efficiency;
+pub(crate) mod checkpoint_space;
 pub(crate) mod process_group;
 pub(crate) mod rate_change;
 pub(crate) mod recorded_run;

@@ -11,7 +11,7 @@ use pipewright::transport::{AgreementError, Fields, LinkSpeed, World};
 
 use crate::config::pipeline::TransportChoice;
 use crate::failure::{Exit, Failure, sentence};
-use crate::fault::LAUNCHED;
+use crate::fault::launched_restart;
 
 /// The time that processes wait for each other before the configuration's own deadline is known.
 const START: Duration = Duration::from_secs(60);
@@ -55,7 +55,7 @@ pub(crate) struct ProcessGroup {
     is_leader: bool,
     /// The time that this process waits for the others at the start.
     deadline: Duration,
-    /// The folder of the run, for the fault that ends it.
+    /// The folder of the run, for the fault that ends it, if `launch` reports faults.
     folder: Option<PathBuf>,
 }
 
@@ -179,14 +179,14 @@ impl ProcessGroup {
         }
     }
 
-    /// Lets the fault that ends the run be written into its folder.
+    /// Lets the fault that ends the run be written into its folder if `launch` started this process.
     pub(crate) fn leave_faults_in(&mut self, folder: &Path) {
-        self.folder = Some(folder.to_owned());
+        self.folder = launched_restart().map(|_| folder.to_owned());
     }
 
     /// Reports a failure if this process is the leader, and returns the outcome. If the leader is lost, the
-    /// next process becomes the leader. A lost process that was only paused and continues reports nothing. `launch`
-    /// reports the faults of the processes that it starts.
+    /// next process becomes the leader. A lost process that was only paused and continues reports nothing.
+    /// `launch` reports the faults of the processes that it starts.
     pub(crate) fn settle<T>(&mut self, outcome: Result<T, Failure>) -> Result<T, Failure> {
         outcome.map_err(|mut failure| {
             match failure.lost() {
@@ -199,8 +199,7 @@ impl ProcessGroup {
                 return failure.reported_elsewhere();
             }
             let fault = failure.fault().zip(self.folder.as_ref());
-            let is_left = fault.is_some_and(|(fault, folder)| fault.leave(folder, &failure.full_text()));
-            if is_left && std::env::var_os(LAUNCHED).is_some() {
+            if fault.is_some_and(|(fault, folder)| fault.leave(folder, &failure.full_text())) {
                 return failure.reported_elsewhere();
             }
             failure.report();

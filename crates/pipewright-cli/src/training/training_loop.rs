@@ -20,10 +20,11 @@ use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
 use crate::display::{Display, Ending, Overview, Reason, say};
 use crate::failure::{Exit, Failure, sentence};
-use crate::fault::Fault;
+use crate::fault::{Fault, launched_restart};
 use crate::recovery::Attempts;
 use crate::run_folder::{self, RunFolder, RunFolderError, TIMELINE, is_lost_folder};
 use crate::text::quoted;
+use crate::training::checkpoint_space::CheckpointSpace;
 use crate::training::checkpoint_timing::CheckpointTiming;
 use crate::training::efficiency::Efficiency;
 use crate::training::evaluations::Evaluations;
@@ -45,6 +46,8 @@ pub(crate) struct TrainingLoop<'a> {
     pub(crate) evaluations: Evaluations,
     /// The folder of the results; `None` in a process that does not write results.
     pub(crate) folder: Option<RunFolder>,
+    /// The space that a checkpoint needs.
+    pub(crate) space: CheckpointSpace,
     /// The processes of the run.
     pub(crate) processes: &'a mut ProcessGroup,
     /// The attempts at the run, of which this is one.
@@ -55,16 +58,17 @@ impl TrainingLoop<'_> {
     /// Runs the remaining steps, or stops early at a signal or because the validation loss no longer falls,
     /// and saves a checkpoint of the last step.
     pub(crate) fn run(self, mut trainer: Trainer) -> Result<(), Failure> {
-        let Self { settings, overview, efficiency, description, mut evaluations, .. } = self;
+        let Self { settings, overview, efficiency, description, mut evaluations, space, .. } = self;
         let Self { mut folder, processes, attempts, .. } = self;
         let (run, start) = (&settings.run, trainer.steps_done());
         let watched = attempts.interrupt().watch();
         watched.map_err(|error| Failure::input(format!("cannot watch for signals: {error}")))?;
-        let mut checkpoints = Checkpoints::new(&mut folder, settings, description, start, &evaluations)?;
+        let mut checkpoints =
+            Checkpoints::new(&mut folder, settings, description, start, &evaluations, space.clone())?;
         checkpoints.writer.on_progress(trainer.pipeline().keep_alive());
         checkpoints.timing.announce(&mut trainer);
         let display = folder.is_some().then(|| Display::new(overview, start, run.steps));
-        let mut log = Log::new(folder, display, efficiency, start, settings)?;
+        let mut log = Log::new(folder, display, efficiency, start, settings, space)?;
         processes.leave_faults_in(&run.out);
         let taken = steps(&mut trainer, run.steps, attempts, &mut evaluations, &mut checkpoints, &mut log);
         let taken = taken.map_err(|stop| match stop {
@@ -96,7 +100,8 @@ impl TrainingLoop<'_> {
     }
 }
 
-/// Reports a failure if the ranks are processes, which a launcher ends as soon as one of them has failed. Otherwise the command reports the failure, unless the run continues after it.
+/// Reports a failure if the ranks are processes, which a launcher ends as soon as one of them has failed.
+/// Otherwise the command reports the failure, unless the run continues after it.
 fn settle<T>(
     settings: &Settings,
     processes: &mut ProcessGroup,
@@ -117,8 +122,8 @@ enum Stop {
 }
 
 impl Stop {
-    /// Why a step or an evaluation failed. Data that one process cannot read is its own failure: its ranks are
-    /// well, and the others would wait for them.
+    /// Why a step or an evaluation failed. Data that one process cannot read is its own failure: its ranks
+    /// are well, and the others would wait for them.
     fn of_step(error: PipelineError) -> Self {
         match error {
             PipelineError::Data(_) => Self::Other(failure(&error)),
@@ -170,6 +175,7 @@ struct Log {
     tensorboard: Option<EventFile>,
     /// Whether a timeline could not be written, and the user was warned.
     lacks_timelines: bool,
+    space: CheckpointSpace,
 }
 
 impl Log {
@@ -180,6 +186,7 @@ impl Log {
         efficiency: Efficiency,
         done: u64,
         settings: &Settings,
+        space: CheckpointSpace,
     ) -> Result<Self, Failure> {
         let run = &settings.run;
         let asks = folder.as_ref().filter(|_| run.tensorboard);
@@ -194,6 +201,7 @@ impl Log {
             planned_step_ms: run.planned_step_ms,
             tensorboard: tensorboard.map_err(Failure::input)?,
             lacks_timelines: false,
+            space,
         })
     }
 
@@ -220,7 +228,7 @@ impl Log {
         self.timeline = Some(report.timeline);
         let done = metrics.step;
         folder.write_metrics(metrics).map_err(|error| {
-            let fault = Fault::of_full_disk(&error, done);
+            let fault = Fault::of_full_disk(&error, done, || self.space.bytes());
             write_failure(error).with_fault(fault)
         })?;
         display.step(metrics);
@@ -312,6 +320,7 @@ struct Checkpoints {
     run: PathBuf,
     /// Whether the process reports its own failures, because another process reports those of the run.
     reports: bool,
+    space: CheckpointSpace,
 }
 
 impl Checkpoints {
@@ -321,6 +330,7 @@ impl Checkpoints {
         description: Map<String, Value>,
         done: u64,
         evaluations: &Evaluations,
+        space: CheckpointSpace,
     ) -> Result<Self, Failure> {
         let run = &settings.run;
         // The replicas of the first shard group each write their part, and tensor ranks their shards.
@@ -341,7 +351,7 @@ impl Checkpoints {
         let requested = (done > 0).then_some(done);
         let (writer, timing) = (writer.map_err(Failure::input)?, CheckpointTiming::new(settings));
         let (newest, run) = (None, run.out.clone());
-        Ok(Self { writer, timing, requested, description, newest, saved: done, run, reports })
+        Ok(Self { writer, timing, requested, description, newest, saved: done, run, reports, space })
     }
 
     /// Checks the outcome of earlier checkpoints, and records the losses for the next checkpoint.
@@ -404,13 +414,13 @@ impl Checkpoints {
                 Err(Failure::new(Exit::RankFailed, self.with_resumption(&error)))
             }
             Err(error) => {
-                let fault = Fault::of_full_disk(&error, step.unwrap_or(self.saved));
+                let fault = Fault::of_full_disk(&error, step.unwrap_or(self.saved), || self.space.bytes());
                 let mut failure = Failure::input(self.with_resumption(&error)).with_fault(fault);
                 // Only this process knows of the failure, so it reports the failure even if it is not the
                 // leader.
                 if self.reports {
                     failure.report();
-                    if let Some(fault) = failure.fault() {
+                    if let Some(fault) = failure.fault().filter(|_| launched_restart().is_some()) {
                         fault.leave(&self.run, &failure.full_text());
                     }
                 }

@@ -2,22 +2,30 @@
 //! fault that repeats ends the run.
 
 use std::fs;
-use std::process::{Command, Output};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::run::{Run, tensors};
+use crate::run::{Run, signal, tensors};
 
-/// The settings of all runs: four ranks as threads, and a checkpoint after every second step.
+/// The settings of all runs: two ranks as threads, and a checkpoint after every second step.
 const SETTINGS: [&str; 4] =
     ["run.steps=8", "run.checkpoint_every=2", "pipeline.ranks=2", "run.deadline_seconds=2"];
 
+/// Returns the command that trains.
+fn command(run: &Run, set: &[&str]) -> Command {
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
+    command.current_dir(run.path(".")).args(["train", "small.toml"]);
+    command.args(SETTINGS.iter().chain(set).flat_map(|set| ["--set", *set]));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
 /// Trains with injected faults.
 fn train(run: &Run, faults: &str, set: &[&str]) -> Output {
-    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
-    command.current_dir(run.path(".")).env("PIPEWRIGHT_FAULT", faults).args(["train", "small.toml"]);
-    command.args(SETTINGS.iter().chain(set).flat_map(|set| ["--set", *set]));
-    command.output().expect("the binary starts")
+    command(run, set).env("PIPEWRIGHT_FAULT", faults).output().expect("the binary starts")
 }
 
 fn words(output: &Output) -> String {
@@ -112,8 +120,131 @@ fn a_run_without_restarts_ends_at_its_first_fault() {
     let words = words(&output);
     assert_eq!(output.status.code(), Some(4), "{words}");
     assert!(!words.contains("continues"), "{words}");
-    let output = train(&run, "panic:x", &[]);
-    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(!run.path("out/failure.json").exists(), "only `launch` reads it");
+}
+
+#[test]
+fn a_fault_that_cannot_happen_is_refused() {
+    let run = Run::new();
+    for faults in ["panic:x", "panic:1:0", "panic:1:3:0", "panic:2:3"] {
+        let output = train(&run, faults, &[]);
+        assert_eq!(output.status.code(), Some(2), "{faults}: {}", words(&output));
+    }
+    assert!(!run.out().exists(), "nothing has run");
+}
+
+#[test]
+fn a_run_that_cannot_be_resumed_reports_both_failures() {
+    let run = Run::new();
+    let mut command = command(&run, &["run.restarts=1"]);
+    let child = command.env("PIPEWRIGHT_FAULT", "hang:0:5").spawn().expect("the binary starts");
+    run.wait_for_step(4);
+    fs::remove_file(run.path("text.txt")).expect("the text");
+    let output = child.wait_with_output().expect("it ends");
+    let words = words(&output);
+    assert_eq!(output.status.code(), Some(2), "{words}");
+    let parts = ["the run failed:", "no rank has moved", "and it cannot be resumed:", "text.txt"];
+    let places: Vec<Option<usize>> = parts.iter().map(|part| words.find(part)).collect();
+    assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{places:?}: {words}");
+}
+
+#[test]
+fn a_record_that_a_launch_has_left_does_not_make_a_resumption_a_restart() {
+    let run = Run::new();
+    run.train(&SETTINGS);
+    let record = r#"{"event":"restart","step":0,"failed_step":6,"rank":1,"cause":"lost","restart":1,"of":4}"#;
+    fs::write(run.path("out/restart.json"), record).expect("the folder takes files");
+    let output = run.command(&["resume", "out", "--set", "run.steps=10"]);
+    let words = words(&output);
+    assert!(words.contains("resuming from step 8") && !words.contains("lost"), "{words}");
+    assert_eq!(restarts(&run), [], "{words}");
+}
+
+/// A file system of 12 MB for the folder of a run, with 2 MB left: less than one checkpoint with [`LARGE`].
+struct FullDisk(PathBuf);
+
+/// The settings of a run with checkpoints of more than 3 MB.
+const LARGE: [&str; 3] = ["model.vocab_size=8192", "run.keep_checkpoints=1", "run.restarts=2"];
+
+impl FullDisk {
+    /// Mounts the file system. Returns `None` if that is not allowed.
+    fn mount(run: &Run) -> Option<Self> {
+        fs::create_dir(run.out()).expect("a new folder");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=12m", "tmpfs"]).arg(run.out());
+        let is_mounted = mount.output().is_ok_and(|output| output.status.success());
+        if !is_mounted {
+            #[expect(clippy::print_stderr, reason = "a test that cannot run says so")]
+            {
+                eprintln!("skipped: file systems cannot be mounted here (that needs root)");
+            }
+            return None;
+        }
+        let disk = Self(run.out());
+        fs::write(disk.filling(), vec![0; 10 << 20]).expect("10 of 12 MB");
+        Some(disk)
+    }
+
+    fn filling(&self) -> PathBuf {
+        self.0.join("filling")
+    }
+}
+
+impl Drop for FullDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).output();
+    }
+}
+
+/// Trains until the run waits for space.
+fn wait_for_full_disk(run: &Run, deadline: &str) -> Child {
+    let said = fs::File::create(run.path("said")).expect("the scratch folder takes files");
+    let mut command = command(run, &[&LARGE[..], &[deadline]].concat());
+    let mut child = command.stderr(said).spawn().expect("the binary starts");
+    while !said_of(run).contains("the run waits for space on the disk") {
+        assert!(child.try_wait().expect("the process is ours").is_none(), "{}", said_of(run));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child
+}
+
+fn said_of(run: &Run) -> String {
+    fs::read_to_string(run.path("said")).expect("text")
+}
+
+#[test]
+fn a_run_waits_until_the_disk_has_the_space_of_a_checkpoint() {
+    let run = Run::new();
+    let Some(disk) = FullDisk::mount(&run) else { return };
+    let mut child = wait_for_full_disk(&run, "run.deadline_seconds=600");
+    // A run that does not wait fails a second time within this time.
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(child.try_wait().expect("the process is ours").is_none(), "{}", said_of(&run));
+    fs::remove_file(disk.filling()).expect("the file");
+    assert_eq!(child.wait().expect("it ends").code(), Some(0), "{}", said_of(&run));
+    assert_eq!(restarts(&run), [(2, 0)], "{}", said_of(&run));
+    assert_eq!(run.figures().len(), 8);
+}
+
+#[test]
+fn a_run_that_waits_for_space_ends_at_a_signal() {
+    let run = Run::new();
+    let Some(_disk) = FullDisk::mount(&run) else { return };
+    let mut child = wait_for_full_disk(&run, "run.deadline_seconds=600");
+    signal(&child, "TERM");
+    assert_eq!(child.wait().expect("it ends").code(), Some(2), "{}", said_of(&run));
+    let said = said_of(&run);
+    assert!(said.contains("free some space, then start again") && !said.contains("continues"), "{said}");
+}
+
+#[test]
+fn a_run_waits_for_space_only_until_the_deadline() {
+    let run = Run::new();
+    let Some(_disk) = FullDisk::mount(&run) else { return };
+    let mut child = wait_for_full_disk(&run, "run.deadline_seconds=1");
+    assert_eq!(child.wait().expect("it ends").code(), Some(2), "{}", said_of(&run));
+    let said = said_of(&run);
+    assert!(said.contains("the disk did not have the") && !said.contains("continues"), "{said}");
 }
 
 #[test]

@@ -106,6 +106,38 @@ fn a_failure_that_repeats_ends_the_launch_with_both_reports() {
 }
 
 #[test]
+fn a_fault_of_an_earlier_attempt_does_not_end_the_processes() {
+    let folder = folder();
+    let mut train = Command::new(pipewright());
+    with_overrides(train.current_dir(folder.path()), &SETTINGS);
+    assert_eq!(train.output().expect("it starts").status.code(), Some(0));
+    let left = folder.path().join("out/failure.json");
+    fs::write(&left, "{}").expect("the folder takes files");
+    let mut launch = Command::new(pipewright());
+    launch.current_dir(folder.path()).env("OMPI_MCA_orte_tmpdir_base", folder.path());
+    launch.args(["launch", "--", "resume", "out", "--set", "run.steps=42"]);
+    let output = launch.stdin(Stdio::null()).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    assert!(!left.exists(), "it would end processes that run longer than the grace");
+}
+
+#[test]
+fn a_run_that_cannot_be_resumed_is_reported_with_its_fault() {
+    let folder = folder();
+    let mut command = launch(folder.path(), &[], &[]);
+    let child = command.env("PIPEWRIGHT_FAULT", "hang:1:5").spawn().expect("it starts");
+    wait_for_step(folder.path(), 4);
+    fs::remove_file(folder.path().join("text.txt")).expect("the text");
+    let output = end(child);
+    let said = words(&output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    for part in ["text.txt", "the run failed:", "no rank has moved", "and it cannot be resumed:"] {
+        assert!(said.contains(part), "`{part}` in: {said}");
+    }
+    assert!(!folder.path().join("out/restart.json").exists(), "a later resumption is not a restart");
+}
+
+#[test]
 fn a_signal_to_the_launch_saves_a_checkpoint() {
     let folder = folder();
     let path = folder.path().canonicalize().expect("it exists");

@@ -1,0 +1,36 @@
+//! [`CheckpointSpace`]: the bytes that the disk needs for the next checkpoint of a run.
+
+use std::path::PathBuf;
+
+use pipewright_models::ParameterSpec;
+
+use crate::run_folder::newest_checkpoint_bytes;
+use crate::training::optimizer::state_rule;
+use crate::training::prepare::Prepared;
+
+/// The size of the checkpoints of a run.
+#[derive(Clone, Debug)]
+pub(crate) struct CheckpointSpace {
+    run: PathBuf,
+    /// The bytes of the trained parameters and of the optimizer's state.
+    estimate: u64,
+}
+
+impl CheckpointSpace {
+    /// Returns the size for a prepared run.
+    pub(crate) fn of(prepared: &Prepared) -> Self {
+        let (settings, model) = (&prepared.settings, &prepared.model);
+        // Training refuses a model whose parameters are not known.
+        let stages = prepared.outlines().unwrap_or_default().into_iter().flatten();
+        let trained: Vec<ParameterSpec> = stages.filter(|spec| model.is_trained(&spec.path)).collect();
+        let state = state_rule(settings).of(&trained, |_| true);
+        let shard = state.parameters.saturating_add(state.optimizer);
+        let estimate = shard.saturating_mul(settings.mesh.tensor_parallel.into());
+        Self { run: settings.run.out.clone(), estimate }
+    }
+
+    /// Returns the bytes of the newest checkpoint, or an estimate if the run has none.
+    pub(crate) fn bytes(&self) -> u64 {
+        newest_checkpoint_bytes(&self.run).unwrap_or(self.estimate)
+    }
+}
