@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(repeats_after(Interleave::by_share([6, 0, 9])), 5);
         assert_eq!(repeats_after(Interleave::by_share([0, 0])), 0);
         let rounded = repeats_after(by_weight(&[0.7, 0.2, 0.1]));
-        assert!((1 << 20) - 3 <= rounded && rounded <= (1 << 20) + 3, "{rounded}");
+        assert!(((1 << 20) - 3..=(1 << 20) + 3).contains(&rounded), "{rounded}");
         assert_eq!(
             order(&mut Interleave::by_share([600, 0, 900]), 50),
             order(&mut Interleave::by_share([2, 0, 3]), 50)
