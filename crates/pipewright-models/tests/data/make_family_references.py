@@ -10,21 +10,17 @@ The recipe is that of make_references.py, with 6 steps on batches of 4 rows of 2
 shorter than the rows, so that they have an effect.
 """
 
-import json
-import shutil
 import sys
-from pathlib import Path
 
 import torch
 import transformers
 
+from make_references import NOTE, write
+
 BATCH, SEQ_LEN, STEPS, VOCABULARY = 4, 24, 6, 48
 PROMPT, NEW_TOKENS = 8, 16
-NOTE = (
-    "AdamW lr=0.002 betas=(0.9,0.95) eps=1e-8 weight_decay=0.1 on every parameter (decoupled); global grad-norm clip 1.0; "
-    "loss = mean token cross entropy over the whole batch; f32. Rows of tokens.jsonl in order, `batch` rows a step, "
-    "seq_len+1 ids a row: inputs are row[:-1], targets row[1:]. `greedy`: the tokens after the first `prompt` ids of the "
-    "first row, by the untrained model, without a cache."
+GREEDY = (
+    " `greedy`: the tokens after the first `prompt` ids of the first row, by the untrained model, without a cache."
 )
 SIZES = dict(vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2)
 SIZES |= dict(num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.2)
@@ -89,24 +85,6 @@ def token_rows(generator):
     return rows
 
 
-def train(model, rows):
-    """Losses, gradient norms before clipping, and the trained model's logits after the last token of the first row."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
-    steps = []
-    for step in range(STEPS):
-        batch = torch.tensor(rows[step * BATCH : (step + 1) * BATCH])
-        logits = model(input_ids=batch[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        steps.append({"loss": loss.item(), "grad_norm": norm.item()})
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor(rows[:BATCH])[:, :-1]).logits
-    return steps, logits[0, -1, :16].tolist()
-
-
 def greedy(model, tokens):
     """The most likely tokens, and the smallest difference between the two largest logits of a step."""
     tokens, gap = list(tokens), float("inf")
@@ -127,21 +105,13 @@ def make(name):
     for path, parameter in model.named_parameters():
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.2)
-    folder = Path(__file__).parent / name
-    shutil.rmtree(folder, ignore_errors=True)
-    model.save_pretrained(folder)
-    (folder / "generation_config.json").unlink(missing_ok=True)
-    (folder / "model.safetensors").chmod(0o644)
     rows = token_rows(torch.Generator().manual_seed(seed))
-    (folder / "tokens.jsonl").write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
     text, gap = greedy(model, rows[0][:PROMPT])
     print(f"{name}: the closest choice of the greedy text is {gap:.1e}", file=sys.stderr)
-    steps, logits = train(model, rows)
-    expected = {"note": NOTE, "seed": seed, "batch": BATCH, "seq_len": SEQ_LEN, "steps": STEPS, "expected": steps}
-    expected |= {"final_last_logits_first16": logits, "prompt": PROMPT, "greedy": text}
-    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+    write(name, seed, model, rows, BATCH, NOTE + GREEDY, prompt=PROMPT, greedy=text)
 
 
-torch.set_num_threads(1)
-for name in sys.argv[1:] or FAMILIES:
-    make(name)
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name in sys.argv[1:] or FAMILIES:
+        make(name)

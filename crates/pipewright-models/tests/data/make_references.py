@@ -38,12 +38,13 @@ def token_rows(generator):
     return rows
 
 
-def train(model, rows):
-    """Losses, gradient norms before clipping, and the trained model's logits after the last token of the first row."""
+def train(model, rows, count):
+    """Losses, gradient norms before clipping, and the trained model's logits after the last token of the first row. A batch
+    has `count` rows."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     steps = []
-    for step in range(STEPS):
-        batch = torch.tensor(rows[step * BATCH : (step + 1) * BATCH])
+    for start in range(0, len(rows), count):
+        batch = torch.tensor(rows[start : start + count])
         logits = model(input_ids=batch[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()
@@ -52,8 +53,23 @@ def train(model, rows):
         optimizer.step()
         steps.append({"loss": loss.item(), "grad_norm": norm.item()})
     with torch.no_grad():
-        logits = model(input_ids=torch.tensor(rows[:BATCH])[:, :-1]).logits
+        logits = model(input_ids=torch.tensor(rows[:count])[:, :-1]).logits
     return steps, logits[0, -1, :16].tolist()
+
+
+def write(name, seed, model, rows, count, note=NOTE, **further):
+    """Writes the folder `name`: the model, the rows, and what PyTorch trains on batches of `count` rows. `further` are more
+    entries of its expected.json."""
+    folder = Path(__file__).parent / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    (folder / "model.safetensors").chmod(0o644)
+    (folder / "tokens.jsonl").write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
+    steps, logits = train(model, rows, count)
+    expected = {"note": note, "seed": seed, "batch": count, "seq_len": len(rows[0]) - 1, "steps": len(steps), "expected": steps}
+    expected |= {"final_last_logits_first16": logits} | further
+    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
 def make(name, seed, model_of):
@@ -63,17 +79,7 @@ def make(name, seed, model_of):
     for path, parameter in model.named_parameters():
         if path.endswith(".bias"):
             torch.nn.init.normal_(parameter, std=0.3)
-    folder = Path(__file__).parent / name
-    shutil.rmtree(folder, ignore_errors=True)
-    model.save_pretrained(folder)
-    (folder / "generation_config.json").unlink()
-    (folder / "model.safetensors").chmod(0o644)
-    rows = token_rows(torch.Generator().manual_seed(seed))
-    (folder / "tokens.jsonl").write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
-    steps, logits = train(model, rows)
-    expected = {"note": NOTE, "seed": seed, "batch": BATCH, "seq_len": SEQ_LEN, "steps": STEPS, "expected": steps}
-    expected["final_last_logits_first16"] = logits
-    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+    write(name, seed, model, token_rows(torch.Generator().manual_seed(seed)), BATCH)
 
 
 def qwen2():
@@ -86,6 +92,7 @@ def llama_tied():
     return LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True))
 
 
-torch.set_num_threads(1)
-make("qwen2-tiny", 11, qwen2)
-make("llama-tied-tiny", 13, llama_tied)
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    make("qwen2-tiny", 11, qwen2)
+    make("llama-tied-tiny", 13, llama_tied)
