@@ -24,8 +24,8 @@ pub struct Gemma2Config {
     pub query_pre_attn_scalar: usize,
     /// How many tokens back a token sees in layers with a window, itself included; `None` for all.
     pub sliding_window: Option<usize>,
-    /// The kind of each layer: `sliding_attention` has the window. Without a list, every second layer sees all
-    /// tokens, and the first layer has the window.
+    /// The kind of each layer: `sliding_attention` has the window. Without a list, every second layer sees
+    /// all tokens, and the first layer has the window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layer_types: Option<Vec<LayerType>>,
     /// The bound of the scores; `None` for no bound.

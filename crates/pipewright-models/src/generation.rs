@@ -54,8 +54,8 @@ impl Default for Request<'_> {
     }
 }
 
-/// How tokens are chosen from the model's probabilities. The settings have their effects in this order: penalty,
-/// temperature, top-k, top-p, as in transformers.
+/// How tokens are chosen from the model's probabilities. The settings have their effects in this order:
+/// penalty, temperature, top-k, top-p, as in transformers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// The logit of each token of the prompt or the text so far is divided by this if it is positive, and
@@ -248,8 +248,8 @@ impl Sampling {
     }
 }
 
-/// Keeps the smallest number of candidates that together have the share `top_p`. They are sorted, the most probable
-/// first.
+/// Keeps the smallest number of candidates that together have the share `top_p`. They are sorted, the most
+/// probable first.
 fn keep_most_probable(candidates: &mut Vec<(usize, f64)>, top_p: f64) {
     let wanted = top_p * candidates.iter().map(|(_, weight)| weight).sum::<f64>();
     let mut sum = 0.0;
@@ -316,7 +316,8 @@ mod tests {
         assert_eq!(penalized(1.0, &[0, 1]), [2.0, -2.0, 0.0, 1.0]);
         let sampling = Sampling { repetition_penalty: 2.0, ..Sampling::default() };
         let request = Request { prompt: &[3], tokens: 5, sampling, ..Request::default() };
-        // The model repeats the token after three others. The penalty leaves 4.5 of its logit, which is still the largest.
+        // The model repeats the token after three others. The penalty leaves 4.5 of its logit, which is still
+        // the largest.
         assert_eq!(found(request, 0.0), Ok((vec![1, 2, 3, 0, 1], false)));
         // Added to all logits, 20 makes 14.5 of it, and 20 of a token that was not seen.
         let strong = Request { tokens: 3, ..request };

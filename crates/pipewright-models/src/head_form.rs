@@ -33,8 +33,8 @@ pub struct HeadForm {
 }
 
 impl HeadForm {
-    /// Returns the normalised hidden states in the form in which the matrix takes them. They are multiplied by
-    /// the factor of the logits, because they are narrower.
+    /// Returns the normalised hidden states in the form in which the matrix takes them. They are multiplied
+    /// by the factor of the logits, because they are narrower.
     pub(crate) fn scaled<const D: usize>(&self, normalised: Tensor<D>) -> Tensor<D> {
         if self.factor == 1.0 { normalised } else { normalised * self.factor }
     }
@@ -112,8 +112,8 @@ impl CutHead {
             products: 6 * width * ids,
             mixing: 0,
             elements: LOSS_PASSES * ids,
-            // The input of the product, the logits with the tanh of bounded ones, and the statistics before and
-            // after the part.
+            // The input of the product, the logits with the tanh of bounded ones, and the statistics before
+            // and after the part.
             kept: kept + self.form.cap.map_or(ids, |_| 2 * ids) + 2 * STATISTICS,
         };
         let outputs = if part + 1 == self.parts { STATISTICS } else { width + STATISTICS };

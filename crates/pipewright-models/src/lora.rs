@@ -1,9 +1,9 @@
 //! The settings of low-rank adapters (LoRA; Hu et al., 2021, <https://arxiv.org/abs/2106.09685>), and the
 //! layers that have one.
 //!
-//! A linear layer `y = x w + b` with an adapter computes `x w + b + scale * dropout(x) a b'`, with `a [inputs,
-//! rank]` and `b' [rank, outputs]`. Only `a` and `b'` are trained. They are the parameters `lora_A.weight`
-//! and `lora_B.weight` of the layer, as PEFT names them.
+//! A linear layer `y = x w + b` with an adapter computes `x w + b + scale * dropout(x) a b'`, with
+//! `a [inputs, rank]` and `b' [rank, outputs]`. Only `a` and `b'` are trained. They are the parameters
+//! `lora_A.weight` and `lora_B.weight` of the layer, as PEFT names them.
 
 use std::collections::BTreeSet;
 

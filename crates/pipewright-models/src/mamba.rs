@@ -124,8 +124,9 @@ pub(crate) fn cost(sizes: &MambaSizes, hidden: usize, conv_bias: bool) -> Cost {
     }
 }
 
-/// Returns the operations of a token without the projections, forward and backward. In the forward each token meets the tokens of its chunk and the state twice; the backward has twice the products
-/// of the tokens, and six of the state.
+/// Returns the operations of a token without the projections, forward and backward. In the forward each token
+/// meets the tokens of its chunk and the state twice; the backward has twice the products of the tokens, and
+/// six of the state.
 fn mixing(sizes: &MambaSizes) -> Cost {
     let (width, state) = (sizes.width() as u64, sizes.state as u64);
     let pairs = 3 * CHUNK * width + 4 * CHUNK * sizes.groups as u64 * state;

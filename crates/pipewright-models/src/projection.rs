@@ -70,7 +70,8 @@ impl<S: ParameterSource> Builder<'_, S> {
         let (first, second) = match split {
             // Each rank computes what its outputs contribute to the gradient of the first matrix.
             SplitLinear::Outputs { shards } => (Placement::REPLICATED_PARTIAL, Placement::split(1, shards)),
-            // The ranks add the results of the first matrix, so all have the whole gradient of the second one.
+            // The ranks add the results of the first matrix, so all have the whole gradient of the second
+            // one.
             SplitLinear::Inputs => (Placement::split(0, ranks), Placement::REPLICATED),
             SplitLinear::OneRank => (Placement::ON_ONE_RANK, Placement::ON_ONE_RANK),
         };

@@ -1,5 +1,5 @@
-//! The valid tokens of a microbatch: the tokens after a row's valid ones only fill it, and do not count in the
-//! losses and loads of routers.
+//! The valid tokens of a microbatch: the tokens after a row's valid ones only fill it, and do not count in
+//! the losses and loads of routers.
 
 use std::sync::Arc;
 
@@ -62,8 +62,8 @@ pub(crate) fn mean_weights(valid: &[bool]) -> Arc<[f32]> {
     valid.iter().map(|&valid| if valid { share } else { 0.0 }).collect()
 }
 
-/// Returns how often valid tokens chose each of `experts` experts. `chosen` has the choices of all tokens, the
-/// same number for each.
+/// Returns how often valid tokens chose each of `experts` experts. `chosen` has the choices of all tokens,
+/// the same number for each.
 pub(crate) fn valid_choices(chosen: &[usize], experts: usize, valid: &[bool]) -> Vec<u64> {
     let choices = (chosen.len() / valid.len().max(1)).max(1);
     let mut counts = vec![0; experts];

@@ -1,5 +1,5 @@
-//! A fingerprint of the weights in a model directory, which shows whether an adapter is used with the base that
-//! it was trained on.
+//! A fingerprint of the weights in a model directory, which shows whether an adapter is used with the base
+//! that it was trained on.
 
 use std::path::Path;
 
@@ -12,8 +12,8 @@ const SAMPLE: usize = 4096;
 /// The number of hexadecimal digits.
 const DIGITS: usize = 32;
 
-/// Returns a hash of the names, element types and shapes of all tensors in `dir`, and of the first and last 4 KiB
-/// of each. It does not depend on how the tensors are distributed over files.
+/// Returns a hash of the names, element types and shapes of all tensors in `dir`, and of the first and last
+/// 4 KiB of each. It does not depend on how the tensors are distributed over files.
 ///
 /// # Errors
 /// When a file is missing, cut short or not a safetensors file, or cannot be read.

@@ -108,8 +108,8 @@ impl AdapterKeys<'_> {
     }
 }
 
-/// Returns a hash of the names, element types and shapes of an adapter's tensors, and of the first and last 4 KiB of
-/// each.
+/// Returns a hash of the names, element types and shapes of an adapter's tensors, and of the first and last
+/// 4 KiB of each.
 ///
 /// # Errors
 /// When the file with the weights is missing or not a safetensors file, or cannot be read.

@@ -1,5 +1,5 @@
-//! Adapters on a frozen base, trained by the pipeline: within tolerance of PEFT (`data/make_lora_references.py`), and
-//! bit-identical for every cut and schedule.
+//! Adapters on a frozen base, trained by the pipeline: within tolerance of PEFT
+//! (`data/make_lora_references.py`), and bit-identical for every cut and schedule.
 
 use pipewright::mesh::DataParallelMode;
 use pipewright::pipeline::PipelineConfig;

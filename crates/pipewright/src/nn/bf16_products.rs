@@ -1,8 +1,8 @@
 //! Tests that operations on bfloat16 use the processor's instruction in each of their products.
 //!
-//! Subnormal numbers tell the paths apart: the instruction counts them as zero, and single precision does not.
-//! So each case has a result that is zero if its products use the instruction, and another number otherwise.
-//! A processor without the instruction has only the other number.
+//! Subnormal numbers tell the paths apart: the instruction counts them as zero, and single precision does
+//! not. So each case has a result that is zero if its products use the instruction, and another number
+//! otherwise. A processor without the instruction has only the other number.
 
 use std::io::Write;
 use std::sync::Once;

@@ -65,8 +65,8 @@ impl Embedding {
     }
 }
 
-/// Returns the columns of `ids` in the part `range` of a vocabulary, and 0 or 1 for whether the part has them.
-/// The column of an id that it does not have is arbitrary.
+/// Returns the columns of `ids` in the part `range` of a vocabulary, and 0 or 1 for whether the part has
+/// them. The column of an id that it does not have is arbitrary.
 ///
 /// # Panics
 /// When an id is outside the vocabulary. Only the CPU back end checks this.

@@ -1,7 +1,7 @@
 //! Layers for stages with few passes over memory, whose weight gradients can be deferred.
 //!
-//! [`Linear`] and [`Embedding`] have Burn's parameters, names and initial values. They and [`TiedHead`] defer their
-//! weight gradients: inside a stage, the backward pass computes only the gradients of the inputs. The
+//! [`Linear`] and [`Embedding`] have Burn's parameters, names and initial values. They and [`TiedHead`] defer
+//! their weight gradients: inside a stage, the backward pass computes only the gradients of the inputs. The
 //! products for the weights are computed when the schedule says so (`W`) and are added in place to the sums
 //! of the step. Outside a stage they are ordinary layers.
 //!
@@ -10,9 +10,10 @@
 //! [`Dropout`] has the same mask for every cut of the model.
 //!
 //! The functions ([`rms_norm`], [`swiglu`], [`relu_squared`], [`CausalAttention`], [`ScopedAttention`],
-//! [`cross_entropy`], [`vocabulary_statistics`], [`Routing`], [`mix_experts`], and [`Mamba2`] without its projections) are single operations on the CPU
-//! back end and compositions of Burn's elsewhere. [`weighted_cross_entropy`], [`split_cross_entropy`] and
-//! [`split_weighted_cross_entropy`] are compositions everywhere.
+//! [`cross_entropy`], [`vocabulary_statistics`], [`Routing`], [`mix_experts`], and [`Mamba2`] without its
+//! projections) are single operations on the CPU back end and compositions of Burn's elsewhere.
+//! [`weighted_cross_entropy`], [`split_cross_entropy`] and [`split_weighted_cross_entropy`] are compositions
+//! everywhere.
 
 mod attention;
 mod attention_form;

@@ -1,8 +1,8 @@
 //! Converts tensors for a hand-written operation of the CPU back end, and records the operation on the tape.
 //!
-//! [`on_cpu`] checks whether the operation can run here: single or half precision, the CPU back end, and a tape without
-//! checkpointing or no tape. Otherwise the caller composes Burn operations, so that each operation runs on
-//! every device.
+//! [`on_cpu`] checks whether the operation can run here: single or half precision, the CPU back end, and a
+//! tape without checkpointing or no tape. Otherwise the caller composes Burn operations, so that each
+//! operation runs on every device.
 //!
 //! All sums are in single precision. An operation keeps tensors of half precision as they are for its
 //! backward, reads their [`elements`] in single precision, and its results and gradients are rounded once.

@@ -15,9 +15,9 @@ use crate::tensor::{Boundary, Value, Values, pack, unpack};
 /// the gradient of the input, and `W` computes the gradients of the weights.
 ///
 /// A layer calls [`SplitBackward::apply`] in its forward. Inside a stage, the runtime then defers
-/// [`backward_weights`](SplitBackward::backward_weights) until the schedule says `W`; zero-bubble schedules do so to
-/// fill bubbles. Outside a stage, or if a weight is not a parameter of the stage (it may be computed from
-/// parameters), the tape computes all gradients at once. The results are the same.
+/// [`backward_weights`](SplitBackward::backward_weights) until the schedule says `W`; zero-bubble schedules
+/// do so to fill bubbles. Outside a stage, or if a weight is not a parameter of the stage (it may be computed
+/// from parameters), the tape computes all gradients at once. The results are the same.
 ///
 /// All tensors are plain tensors off the tape, on the device of the stage. `I` is the number of dimensions of
 /// the input, and `O` the number of dimensions of the output. Values that need no gradient, such as a frozen
@@ -87,8 +87,8 @@ pub trait SplitBackward<const I: usize, const O: usize>: Send + Sync + 'static {
     fn forward(&self, input: Tensor<I>, weights: Self::Weights) -> (Tensor<O>, Self::Saved);
 
     /// Returns the gradient of the input if it is wanted, and the tensors from which
-    /// [`backward_weights`](SplitBackward::backward_weights) computes the gradients of the weights. The first layer of a
-    /// model needs no gradient of its input.
+    /// [`backward_weights`](SplitBackward::backward_weights) computes the gradients of the weights. The first
+    /// layer of a model needs no gradient of its input.
     fn backward_input(
         &self,
         saved: &Self::Saved,

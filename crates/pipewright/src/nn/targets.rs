@@ -7,8 +7,8 @@ use pipewright_kernel::cross_entropy;
 /// (`ignore_index`).
 pub const IGNORED_TARGET: i64 = -100;
 
-/// Returns the targets as indices into the vocabulary, with [`cross_entropy::IGNORED_TARGET`] for each that is
-/// ignored.
+/// Returns the targets as indices into the vocabulary, with [`cross_entropy::IGNORED_TARGET`] for each that
+/// is ignored.
 ///
 /// # Panics
 /// When a target that is not [`IGNORED_TARGET`] is outside the vocabulary.

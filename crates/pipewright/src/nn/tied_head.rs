@@ -2,7 +2,8 @@
 //! can be deferred.
 //!
 //! The head does not share the table's storage: it holds its own copy. The stages declare both copies as
-//! [shared](crate::stage::StageModule::shared_parameters); the pipeline sums their gradients and so keeps them equal.
+//! [shared](crate::stage::StageModule::shared_parameters); the pipeline sums their gradients and so keeps
+//! them equal.
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;

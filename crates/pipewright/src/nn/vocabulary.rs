@@ -16,7 +16,8 @@ use super::targets::IGNORED_TARGET;
 use super::weighted_cross_entropy::{WeightedRows, weighted_cross_entropy, weighted_sum, weights_of_valid};
 use crate::autodiff::{Rule, inner_of, record};
 
-/// Returns [`cross_entropy`], with the same ignored targets, of a vocabulary of this size, whose logits are split over the ranks of `tensor`.
+/// Returns [`cross_entropy`], with the same ignored targets, of a vocabulary of this size, whose logits are
+/// split over the ranks of `tensor`.
 ///
 /// Shapes: logits `[rows, part of the vocabulary]`, targets `[rows]`, result `[1]`, which is equal on all
 /// ranks.

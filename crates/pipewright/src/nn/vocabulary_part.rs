@@ -25,7 +25,8 @@ use crate::autodiff::{Rule, inner_of, on_tape_of, record};
 ///
 /// Shapes: logits `[rows, part]`, for the token ids `range`, targets `[rows]`, statistics `[rows, 2]`. The
 /// statistics have at least single precision. A target that is ignored
-/// ([`IGNORED_TARGET`](super::IGNORED_TARGET)) counts as 0, and its row does not count in [`statistics_loss`].
+/// ([`IGNORED_TARGET`](super::IGNORED_TARGET)) counts as 0, and its row does not count in
+/// [`statistics_loss`].
 ///
 /// # Panics
 /// When a target is outside the vocabulary, or the shapes do not fit each other. Only the CPU back end checks

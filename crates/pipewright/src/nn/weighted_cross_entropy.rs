@@ -11,8 +11,8 @@ use super::composed::at_least_single;
 /// Shapes: logits `[rows, vocabulary]`, targets `[rows]`, weights `[rows]`, result `[1]`. The loss has at
 /// least single precision.
 ///
-/// [`split_weighted_cross_entropy`](super::split_weighted_cross_entropy) is the same for logits that are split over the ranks
-/// of a tensor group.
+/// [`split_weighted_cross_entropy`](super::split_weighted_cross_entropy) is the same for logits that are
+/// split over the ranks of a tensor group.
 ///
 /// The loss of a step is the mean over its microbatches. For the mean over all tokens of the batch, each
 /// microbatch must count by its weights: [`Batch::ignoring`](crate::batch::Batch::ignoring),

@@ -9,7 +9,8 @@ use super::mixer::MambaSizes;
 const CHUNK: usize = 64;
 
 /// Returns the mixed channels of `projected`, the result of the input projection. `others` are the bias of
-/// the convolution, `dt_bias`, `A_log`, `D` and the weight of the norm. Half precision is computed in single precision.
+/// the convolution, `dt_bias`, `A_log`, `D` and the weight of the norm. Half precision is computed in single
+/// precision.
 pub(super) fn composed(
     sizes: &MambaSizes,
     projected: Tensor<2>,
