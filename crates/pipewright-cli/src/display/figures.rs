@@ -43,16 +43,33 @@ pub(super) fn expected_step(metrics: &Metrics) -> Option<(&'static str, f64)> {
 /// known.
 pub(super) fn computed(metrics: &Metrics) -> Option<String> {
     let share = metrics.mfu.map(|mfu| format!(" (MFU {})", percent(mfu))).unwrap_or_default();
-    metrics.model_tflops.map(|rate| format!("{} TFLOP/s{share}", teraflops(rate)))
+    metrics.model_tflops.map(|rate| operations_per_second(rate) + &share)
 }
 
-/// Formats a rate in 10¹² operations per second with three significant digits, down to 10⁸.
-fn teraflops(rate: f64) -> String {
-    match rate {
-        ..0.9995 => format!("{rate:.4}"),
-        ..9.995 => format!("{rate:.2}"),
-        ..99.95 => format!("{rate:.1}"),
-        _ => format!("{rate:.0}"),
+/// Formats a rate in 10¹² operations per second with three significant digits in a suitable unit.
+fn operations_per_second(teraflops: f64) -> String {
+    const UNITS: [&str; 4] = ["MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"];
+    let (size, unit) = below_1000(teraflops * 1e6, UNITS.len());
+    format!("{size:.*} {}", decimals(size), UNITS[unit])
+}
+
+/// Divides a size by 1000 until it is shown as less than that, at most until the last of `units` units. Returns
+/// the rest and the number of divisions.
+fn below_1000(mut size: f64, units: usize) -> (f64, usize) {
+    let mut unit = 0;
+    while size >= 999.5 && unit + 1 < units {
+        size /= 1000.0;
+        unit += 1;
+    }
+    (size, unit)
+}
+
+/// Returns the decimals with which a size has three significant digits, from 1 on.
+fn decimals(size: f64) -> usize {
+    match size {
+        99.95.. => 0,
+        9.995.. => 1,
+        _ => 2,
     }
 }
 
@@ -69,16 +86,8 @@ pub(super) fn percent(share: f64) -> String {
 /// Formats a count with at least three significant digits, such as `950`, `1.05M` or `70.6B`.
 pub(crate) fn short_count(count: u64) -> String {
     const UNITS: [&str; 5] = ["", "k", "M", "B", "T"];
-    let (mut size, mut unit) = (count as f64, 0);
-    while size >= 999.5 && unit + 1 < UNITS.len() {
-        size /= 1000.0;
-        unit += 1;
-    }
-    let decimals = match (unit, size) {
-        (0, _) | (_, 99.95..) => 0,
-        (_, 9.995..) => 1,
-        _ => 2,
-    };
+    let (size, unit) = below_1000(count as f64, UNITS.len());
+    let decimals = if unit == 0 { 0 } else { decimals(size) };
     format!("{size:.decimals$}{}", UNITS[unit])
 }
 
@@ -129,6 +138,20 @@ mod tests {
         check(1024, "1.0 KiB");
         check(1000 * 1024, "1.0 MiB");
         check(u64::MAX, "16777216.0 TiB");
+    }
+
+    #[test]
+    fn rates_of_computation() {
+        let check = |teraflops: f64, mfu: Option<f64>, expected: &str| {
+            let metrics = Metrics { model_tflops: Some(teraflops), mfu, ..Metrics::default() };
+            assert_eq!(computed(&metrics).as_deref(), Some(expected));
+        };
+        check(1.234e-6, None, "1.23 MFLOP/s");
+        check(0.081_17, Some(0.343), "81.2 GFLOP/s (MFU 34.3%)");
+        check(0.9996, None, "1.00 TFLOP/s");
+        check(431.6, Some(0.436), "432 TFLOP/s (MFU 43.6%)");
+        check(12_345.0, None, "12.3 PFLOP/s");
+        assert_eq!(computed(&Metrics::default()), None);
     }
 
     #[test]

@@ -105,10 +105,10 @@ mod tests {
         assert!(text.contains("  20 ms (planned 19 ms)  bubble "), "{text}");
         let rate = Metrics { model_tflops: Some(0.123_45), mfu: Some(0.614), ..metrics(2) };
         let text = line(&rate, 0, 10, Duration::from_secs(3));
-        assert!(text.contains(" tokens/s  0.1235 TFLOP/s (MFU 61.4%)  20 ms "), "{text}");
+        assert!(text.contains(" tokens/s  123 GFLOP/s (MFU 61.4%)  20 ms "), "{text}");
         let unknown = Metrics { mfu: None, ..rate };
         let text = line(&unknown, 0, 10, Duration::from_secs(3));
-        assert!(text.contains(" tokens/s  0.1235 TFLOP/s  20 ms "), "{text}");
+        assert!(text.contains(" tokens/s  123 GFLOP/s  20 ms "), "{text}");
         let resumed = line(&metrics(2), 1, 10, Duration::from_secs(3));
         assert!(resumed.ends_with("remaining 0:24"), "{resumed}");
     }

@@ -1,6 +1,6 @@
 //! Which rate of computation a run reaches, and which share of its devices' peak that is.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::thread::available_parallelism;
 
 use pipewright::device::{DeviceChoice, describe, thread_peak};
@@ -77,12 +77,14 @@ fn peak(settings: &Settings, ranks: u32) -> Option<f64> {
         let computing = if is_shared { threads.min(cores) } else { threads };
         return thread_peak(precision == Precision::Bf16).map(|peak| peak * computing as f64);
     }
-    let choice = |rank| devices.choice_of(WorldRank::new(rank)).resolved();
-    let mut choices: Vec<DeviceChoice> = (0..ranks).map(choice).collect();
-    if is_shared {
-        let mut seen = HashSet::new();
-        choices.retain(|choice| seen.insert(*choice));
+    let mut shares: HashMap<DeviceChoice, u32> = HashMap::new();
+    for rank in 0..ranks {
+        *shares.entry(devices.choice_of(WorldRank::new(rank)).resolved()).or_default() += 1;
     }
     let is_half = precision != Precision::F32;
-    choices.iter().map(|choice| PeakRates::data_sheet(&describe(*choice)?.name, is_half)).sum()
+    let peak = |(choice, ranks): (DeviceChoice, u32)| {
+        let one = PeakRates::data_sheet(&describe(choice)?.name, is_half)?;
+        Some(one * f64::from(if is_shared { 1 } else { ranks }))
+    };
+    shares.into_iter().map(peak).sum()
 }

@@ -169,6 +169,8 @@ struct Log {
     timeline: Option<Timeline>,
     recorder: TimelineRecorder,
     prediction: StepPrediction,
+    /// The steps over which the number of batches rises.
+    rampup_steps: u64,
     /// The milliseconds of a step that the plan of the run predicts.
     planned_step_ms: Option<f64>,
     /// The event file for TensorBoard, if one is asked for.
@@ -198,6 +200,7 @@ impl Log {
             timeline: None,
             recorder: TimelineRecorder::new(done, run.steps, run.timelines),
             prediction: StepPrediction::default(),
+            rampup_steps: run.rampup_steps,
             planned_step_ms: run.planned_step_ms,
             tensorboard: tensorboard.map_err(Failure::input)?,
             lacks_timelines: false,
@@ -214,7 +217,10 @@ impl Log {
         let (Some(folder), Some(display)) = (&mut self.folder, &mut self.display) else { return Ok(()) };
         metrics.planned_step_ms = self.planned_step_ms;
         self.efficiency.observe(metrics);
-        self.prediction.observe(metrics, &report);
+        // The steps before have fewer batches.
+        if metrics.step > self.rampup_steps {
+            self.prediction.observe(metrics, &report);
+        }
         let kept = self.recorder.record(folder, metrics.step, &report.timeline);
         note_timeline(kept, &mut self.lacks_timelines)?;
         if let Some(Err(error)) = self.tensorboard.as_mut().map(|tensorboard| tensorboard.step(metrics)) {

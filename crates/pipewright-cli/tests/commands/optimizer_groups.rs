@@ -123,17 +123,20 @@ fn an_accumulating_run_resumes_and_counts_its_tokens() {
 fn the_batches_of_a_step_rise_over_the_first_steps() {
     let constant = ["optimizer.schedule=constant", "run.accumulate=3", "run.rampup_steps=4"];
     let whole = Run::new();
-    whole.train(&[&["run.steps=6"], &constant[..]].concat());
+    whole.train(&[&["run.steps=12"], &constant[..]].concat());
     let metrics = std::fs::read_to_string(whole.path("out/metrics.jsonl")).expect("metrics");
-    let tokens = |line: &str| {
-        let step: serde_json::Value = serde_json::from_str(line).expect("an object");
-        step["tokens"].as_u64().expect("a number") / (4 * 8)
-    };
-    // 1, 1, 2, 2, 3 and 3 batches.
-    assert_eq!(metrics.lines().map(tokens).collect::<Vec<_>>(), [1, 2, 4, 6, 9, 12]);
+    let steps: Vec<serde_json::Value> =
+        metrics.lines().map(|line| serde_json::from_str(line).expect("an object")).collect();
+    let batches: Vec<_> =
+        steps.iter().map(|step| step["tokens"].as_u64().expect("a number") / (4 * 8)).collect();
+    // 1, 1, 2, 2 batches, and 3 from then on.
+    assert_eq!(batches, [1, 2, 4, 6, 9, 12, 15, 18, 21, 24, 27, 30]);
+    // The first step with all batches warms up, and the five steps after it are measured.
+    let predicted: Vec<_> = steps.iter().map(|step| step["predicted_step_ms"].is_f64()).collect();
+    assert_eq!(predicted.iter().position(|is_predicted| *is_predicted), Some(10), "{predicted:?}");
     let parts = Run::new();
     parts.train(&[&["run.steps=3"], &constant[..]].concat());
-    parts.resume(&["run.steps=6"]);
+    parts.resume(&["run.steps=12"]);
     assert_eq!(parts.figures(), whole.figures());
     let check = |set: &str| {
         let output = whole.command(&["check", "small.toml", "--set", "run.rampup_steps=4", "--set", set]);
