@@ -1,8 +1,8 @@
 //! The useful share of the time of a training on a mesh whose GPUs fail.
 //!
-//! A run computes a number of steps and writes a checkpoint, and again. A failure of any GPU ends all of them.
-//! The run then restarts from the newest checkpoint that is complete, and repeats the steps since. Failures
-//! are independent and come at a constant rate, and a restart may fail too.
+//! A run computes a number of steps and writes a checkpoint, and again. A failure of any GPU ends all of
+//! them. The run then restarts from the newest checkpoint that is complete, and repeats the steps since.
+//! Failures are independent and come at a constant rate, and a restart may fail too.
 //!
 //! A checkpoint stops the training for some time, and is complete after its bytes are written. If both are
 //! equal, the expected share has a closed form ([`Checkpointing::goodput`]). Otherwise the write continues
@@ -14,7 +14,8 @@ use pipewright_schedule::checkpoint_interval::{Checkpointing, best_interval};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// The failures that are simulated. The share has a standard error of a few thousandths of what failures cost.
+/// The failures that are simulated. The share has a standard error of a few thousandths of what failures
+/// cost.
 const FAILURES: u32 = 20_000;
 
 /// The failures of a mesh, and the costs of its checkpoints. All times are in seconds.
@@ -46,16 +47,16 @@ pub struct Goodput {
 }
 
 impl Faults {
-    /// Returns the number of steps of `step` seconds between two checkpoints at which the share is largest, by
-    /// Daly's formula ([`best_interval`]). It is at least 1, and a write ends before the next one begins.
+    /// Returns the number of steps of `step` seconds between two checkpoints at which the share is largest,
+    /// by Daly's formula ([`best_interval`]). It is at least 1, and a write ends before the next one begins.
     pub fn best_steps(&self, step: f64) -> u64 {
         let least = ((self.write - self.stall) / step).ceil();
         // The conversion of a float to an integer saturates.
         (best_interval(self.stall, self.between_failures) / step).round().max(least).max(1.0) as u64
     }
 
-    /// Returns the share that is expected if checkpoints are `steps` steps apart, each of `step` seconds, and no
-    /// write continues behind the next steps.
+    /// Returns the share that is expected if checkpoints are `steps` steps apart, each of `step` seconds, and
+    /// no write continues behind the next steps.
     pub fn closed_form(&self, step: f64, steps: u64) -> f64 {
         let &Self { between_failures, write, restart, .. } = self;
         Checkpointing { cost: write, restart, between_failures }.goodput(steps as f64 * step)

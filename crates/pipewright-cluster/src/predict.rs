@@ -48,8 +48,8 @@ impl Prediction {
         self.largest_rank().1.total()
     }
 
-    /// Returns the rank of a pipeline that needs most, with its memory. If several ranks need equally much, the
-    /// first one wins.
+    /// Returns the rank of a pipeline that needs most, with its memory. If several ranks need equally much,
+    /// the first one wins.
     pub fn largest_rank(&self) -> (usize, RankMemory) {
         let larger = |one: (usize, RankMemory), other: (usize, RankMemory)| {
             if other.1.total() > one.1.total() { other } else { one }
@@ -94,8 +94,8 @@ pub(crate) struct RunPipeline {
 }
 
 impl RunPipeline {
-    /// Runs the pipeline of a layout, which was checked, from the costs of the model's parts and the blocks of
-    /// each stage.
+    /// Runs the pipeline of a layout, which was checked, from the costs of the model's parts and the blocks
+    /// of each stage.
     pub(crate) fn new(
         setting: &Setting<'_>,
         units: &Units,

@@ -7,8 +7,8 @@ use crate::side::SideTensor;
 pub struct TokenBatch {
     /// Token ids of shape `[rows, seq_len]`, row by row.
     pub inputs: Vec<i32>,
-    /// The successor of each input, of the same shape; of chats and completions [`IGNORED_TARGET`](crate::IGNORED_TARGET)
-    /// where it does not count in the loss.
+    /// The successor of each input, of the same shape; of chats and completions
+    /// [`IGNORED_TARGET`](crate::IGNORED_TARGET) where it does not count in the loss.
     pub targets: Vec<i32>,
     /// The number of rows.
     pub rows: usize,

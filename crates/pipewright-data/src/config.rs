@@ -23,8 +23,8 @@ pub struct DataConfig {
     /// - `*.bin` with the token ids of nanoGPT (16 bits, no header), llm.c, or Megatron (with an `*.idx`);
     /// - a `*.pwtok` as the only file, which [`DataConfig::tokenize`] makes of such files.
     ///
-    /// All files but the last kind may be compressed; their names then end in `.gz` or `.zst`. Anything else is
-    /// an error.
+    /// All files but the last kind may be compressed; their names then end in `.gz` or `.zst`. Anything else
+    /// is an error.
     ///
     /// `**` crosses folders, `*`, `?`, `[ab]` and `{a,b}` do not, and `!` in front of a pattern excludes its
     /// matches. A pattern skips what version control would skip: hidden files and folders, and what a

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The position in the training data: the next row. Resuming needs only the cursor, the data and the seed. The
-/// position in a mixture is the number of rows that all sources have given, in `index`.
+/// The position in the training data: the next row. Resuming needs only the cursor, the data and the seed.
+/// The position in a mixture is the number of rows that all sources have given, in `index`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cursor {
     /// The number of complete passes over the data.

@@ -28,8 +28,8 @@ pub(crate) struct ExampleRows {
 }
 
 impl ExampleRows {
-    /// Puts each example into a row of its own, or with `is_packed` into the first row with enough free places.
-    /// Longer examples than a row takes are cut.
+    /// Puts each example into a row of its own, or with `is_packed` into the first row with enough free
+    /// places. Longer examples than a row takes are cut.
     pub(crate) fn new(examples: Examples, seq_len: usize, is_packed: bool) -> Self {
         // Examples are numbered with as many bits.
         let count = examples.len() as u32;

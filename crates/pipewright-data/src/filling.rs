@@ -35,7 +35,8 @@ impl Filling {
         }
     }
 
-    /// Appends a row of `seq_len + 1` ids. All of them count as targets. Without `documents` they are one document.
+    /// Appends a row of `seq_len + 1` ids. All of them count as targets. Without `documents` they are one
+    /// document.
     pub(crate) fn push_ids(&mut self, ids: &[i32], documents: Option<&Documents>) {
         let (inputs, targets) = (&ids[..self.seq_len], &ids[1..]);
         self.inputs.extend(inputs);

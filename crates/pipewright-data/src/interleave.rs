@@ -1,16 +1,17 @@
 //! The source of each row of a mixture.
 //!
 //! Rows are drawn by the algorithm in R. Tijdeman, *The chairman assignment problem*, Discrete Mathematics 32
-//! (1980), pages 323 to 330. After any number of rows, the rows that each of `k` sources has given differ from its
-//! share by at most `1 - 1 / (2 k - 2)`. Random draws differ by a number of rows that grows as the root of the number
-//! of draws. If the source that is furthest behind always gives the row, the difference can be above one row.
+//! (1980), pages 323 to 330. After any number of rows, the rows that each of `k` sources has given differ
+//! from its share by at most `1 - 1 / (2 k - 2)`. Random draws differ by a number of rows that grows as the
+//! root of the number of draws. If the source that is furthest behind always gives the row, the difference
+//! can be above one row.
 //!
-//! For row `n`, a source may be drawn if its share of `n` rows is at least `1 / (2 k - 2)` above the number of rows
-//! that it has given. Without being drawn, each of these sources leaves the range of the theorem some rows later. The
-//! source that leaves it first gives the row.
+//! For row `n`, a source may be drawn if its share of `n` rows is at least `1 / (2 k - 2)` above the number
+//! of rows that it has given. Without being drawn, each of these sources leaves the range of the theorem some
+//! rows later. The source that leaves it first gives the row.
 //!
-//! Shares are whole numbers, so the order is the same on every machine, and repeats after as many rows as their
-//! sum.
+//! Shares are whole numbers, so the order is the same on every machine, and repeats after as many rows as
+//! their sum.
 
 use crate::settings::mix::MixWeight;
 
@@ -47,7 +48,8 @@ impl Interleave {
         Self::by_share(weights.iter().map(share))
     }
 
-    /// Draws by number of rows, so that the first as many rows as there are have each row of each source once.
+    /// Draws by number of rows, so that the first as many rows as there are have each row of each source
+    /// once.
     pub(crate) fn by_share(shares: impl IntoIterator<Item = u64>) -> Self {
         let shares: Vec<u64> = shares.into_iter().collect();
         // A common divisor does not change the order, and the order repeats earlier without it.
@@ -74,8 +76,8 @@ impl Interleave {
         let bound = 2 * self.sources.len() as i128 - 2;
         let due = |source: &Drawn| bound * (source.owed + i128::from(source.share));
         let may_give = |(_, source): &(usize, &Drawn)| due(source) >= self.total;
-        // The rows until a source leaves the range are its distance to the end of the range over its share. The
-        // fractions are compared by their products.
+        // The rows until a source leaves the range are its distance to the end of the range over its share.
+        // The fractions are compared by their products.
         let distance = |source: &Drawn| (bound - 1) * self.total - due(source);
         let earlier = |first: &Drawn, second: &Drawn| {
             (distance(first) * i128::from(second.share)).cmp(&(distance(second) * i128::from(first.share)))
@@ -98,8 +100,8 @@ impl Interleave {
         (index, source.given - 1)
     }
 
-    /// Draws as if `rows` rows had been drawn from the beginning. Takes as long as to draw them, or one repetition
-    /// of the order.
+    /// Draws as if `rows` rows had been drawn from the beginning. Takes as long as to draw them, or one
+    /// repetition of the order.
     pub(crate) fn seek(&mut self, rows: u64) {
         let total = u64::try_from(self.total.max(1)).unwrap_or(u64::MAX);
         let (repetitions, rest) = (rows / total, rows % total);
@@ -137,9 +139,8 @@ mod tests {
         (0..rows).map(|_| draws.draw().0).collect()
     }
 
-    /// Checks every beginning of the order against the bound of the theorem, that a source's rows are counted, and
-    /// that the shares are those of the weights but for a multiple of the
-    /// resolution per source.
+    /// Checks every beginning of the order against the bound of the theorem, that a source's rows are
+    /// counted, and that the shares are those of the weights but for a multiple of the resolution per source.
     fn check(weights: &[f64], rows: u64) {
         let sum: f64 = weights.iter().sum();
         let bound = 1.0 - 1.0 / (2.0 * weights.len() as f64 - 2.0);

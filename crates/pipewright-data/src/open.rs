@@ -28,10 +28,10 @@ impl DataConfig {
     ///
     /// # Errors
     /// When a pattern matches no file, a file cannot be read, is not a regular file, is damaged, is none of
-    /// the formats of [`DataConfig::path`], rows of ids are mixed with other data in a source, a row has another
-    /// length, an id is not below `vocab_size`, there is no token at all, there is too much data for the memory,
-    /// there are fewer rows than a batch takes, or the id that begins documents is not below `vocab_size`; when
-    /// both `path` and `mix` are given, a file is in two sources, or a source has no row.
+    /// the formats of [`DataConfig::path`], rows of ids are mixed with other data in a source, a row has
+    /// another length, an id is not below `vocab_size`, there is no token at all, there is too much data for
+    /// the memory, there are fewer rows than a batch takes, or the id that begins documents is not below
+    /// `vocab_size`; when both `path` and `mix` are given, a file is in two sources, or a source has no row.
     pub fn open(&self, vocab_size: usize, batch_rows: usize) -> Result<TokenRows, DataError> {
         self.open_within(MemoryBudget::of_machine(), vocab_size, batch_rows)
     }

@@ -1,5 +1,5 @@
-//! The order of rows in an epoch: a permutation that depends only on the seed, the number of the source and the
-//! number of the epoch.
+//! The order of rows in an epoch: a permutation that depends only on the seed, the number of the source and
+//! the number of the epoch.
 //!
 //! The shuffle of Fisher and Yates (Knuth, The Art of Computer Programming, volume 2, algorithm P) over
 //! ChaCha8. The shuffle is written out here, because a resumed run must find the same order with any version

@@ -17,11 +17,11 @@ use crate::side::{SideError, SideRows};
 use crate::source_rows::SourceRows;
 use crate::storage::examples::RowPart;
 
-/// All rows of a data source or of a mixture of sources, and the place of the next row. A clone shares the token
-/// ids and side inputs.
+/// All rows of a data source or of a mixture of sources, and the place of the next row. A clone shares the
+/// token ids and side inputs.
 ///
-/// Each source of a mixture gives its share of the rows: after any number of rows, its part differs from its share
-/// by less than one row. The order depends on the weights, the seed and the number of rows only.
+/// Each source of a mixture gives its share of the rows: after any number of rows, its part differs from its
+/// share by less than one row. The order depends on the weights, the seed and the number of rows only.
 #[derive(Clone, Debug)]
 pub struct TokenRows {
     /// At least one source.
@@ -93,13 +93,15 @@ impl TokenRows {
         })
     }
 
-    /// Splits the last `share` of the data off, a number between 0 and 1, and returns both parts; of a mixture,
-    /// the last `share` of each source. No id is in both. The second part is not shuffled, and has each row of
-    /// each source once in an epoch. Either may have too few rows for a batch, which the caller checks.
+    /// Splits the last `share` of the data off, a number between 0 and 1, and returns both parts; of a
+    /// mixture, the last `share` of each source. No id is in both. The second part is not shuffled, and has
+    /// each row of each source once in an epoch. Either may have too few rows for a batch, which the caller
+    /// checks.
     ///
     /// # Errors
-    /// When a part has more rows than an epoch can number, when the first part of a source of a mixture has no
-    /// row, or when the rows of a text have side inputs, which would not belong to the rows of the second part.
+    /// When a part has more rows than an epoch can number, when the first part of a source of a mixture has
+    /// no row, or when the rows of a text have side inputs, which would not belong to the rows of the second
+    /// part.
     pub fn hold_out(mut self, share: f64) -> Result<(Self, Self), DataError> {
         if self.side.is_some() && self.sources.iter().any(SourceRows::is_stream) {
             return Err(DataError::SideOfText);
@@ -286,8 +288,8 @@ impl TokenRows {
     }
 
     /// Returns the entropy of the targets' frequencies, in nats. This is the loss of a prediction that uses
-    /// only the frequency of each token. Targets that do not count in the loss are left out. Of a mixture, it is
-    /// the mean over the sources by their shares: the prediction knows the source. May read all ids.
+    /// only the frequency of each token. Targets that do not count in the loss are left out. Of a mixture, it
+    /// is the mean over the sources by their shares: the prediction knows the source. May read all ids.
     ///
     /// # Errors
     /// As [`TokenRows::next_batch`].
@@ -306,8 +308,8 @@ impl TokenRows {
         self.rows_seen().saturating_mul(self.seq_len as u64)
     }
 
-    /// Returns the number of complete passes over the data, with the fraction of the current epoch. Of a mixture,
-    /// it is the mean number of passes over a row.
+    /// Returns the number of complete passes over the data, with the fraction of the current epoch. Of a
+    /// mixture, it is the mean number of passes over a row.
     pub fn epochs_seen(&self) -> f64 {
         let (seen, rows) = (self.rows_seen(), self.rows().max(1) as u64);
         (seen / rows) as f64 + (seen % rows) as f64 / rows as f64

@@ -139,8 +139,8 @@ impl SourceRows {
         }
     }
 
-    /// Returns the row that follows the first `given` rows: the first row of the next epoch follows the last row
-    /// of an epoch. There is at least one row.
+    /// Returns the row that follows the first `given` rows: the first row of the next epoch follows the last
+    /// row of an epoch. There is at least one row.
     pub(crate) fn row_after(&mut self, given: u64) -> usize {
         let (epoch, index) = (given / u64::from(self.rows), given % u64::from(self.rows));
         // The index is below the number of rows, which fits.
@@ -200,8 +200,8 @@ impl SourceRows {
         }
     }
 
-    /// Returns the hash of the ids of these rows, or of the examples of all rows. Reads them for the first call
-    /// only.
+    /// Returns the hash of the ids of these rows, or of the examples of all rows. Reads them for the first
+    /// call only.
     fn content_hash(&self) -> Result<blake3::Hash, DataError> {
         if let Some(hash) = self.known.hash.get() {
             return Ok(*hash);

@@ -78,8 +78,8 @@ impl DataConfig {
     /// between batches, and stops the work if it returns `Break`. After a stop or an error, no file is left.
     ///
     /// # Errors
-    /// As [`DataConfig::open`], when a line is an array of token ids, when the file cannot be written, and when
-    /// the work was stopped.
+    /// As [`DataConfig::open`], when a line is an array of token ids, when the file cannot be written, and
+    /// when the work was stopped.
     pub fn tokenize(
         &self,
         output: &Path,

@@ -1,4 +1,5 @@
-//! The expected goodput of a plan for a cluster: its options, and the failures and checkpoints that they mean.
+//! The expected goodput of a plan for a cluster: its options, and the failures and checkpoints that they
+//! mean.
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
@@ -30,7 +31,8 @@ pub(crate) struct FailureArguments {
     /// The size of a checkpoint, such as 5TB; by default, 12 bytes per parameter
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, requires = "cluster")]
     pub(crate) checkpoint_size: Option<u64>,
-    /// The bandwidth with which all nodes together write a checkpoint, such as 2TB/s; by default, 1 GB/s per node
+    /// The bandwidth with which all nodes together write a checkpoint, such as 2TB/s; by default, 1 GB/s per
+    /// node
     #[arg(long, value_name = "SIZE/s", value_parser = parse_bandwidth, requires = "cluster")]
     pub(crate) checkpoint_bandwidth: Option<f64>,
     /// The time for which a checkpoint stops the training; by default, until it is written

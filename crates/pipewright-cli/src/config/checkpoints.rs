@@ -16,8 +16,8 @@ const AUTO: &str = "auto";
 /// The shortest and the longest time between failures in seconds: the longest is about thirty years.
 const SECONDS: std::ops::RangeInclusive<f64> = 1.0..=1e9;
 
-/// The hours of one rank between two failures. Llama 3 405B was interrupted 419 times without a plan in 54 days
-/// on 16,384 GPUs (arXiv 2407.21783, section 3.3.4): once in 50,700 hours of a GPU.
+/// The hours of one rank between two failures. Llama 3 405B was interrupted 419 times without a plan in 54
+/// days on 16,384 GPUs (arXiv 2407.21783, section 3.3.4): once in 50,700 hours of a GPU.
 const HOURS_OF_A_RANK: f64 = 50_000.0;
 /// The longest time between failures that is assumed. Small runs rarely lose a device, but they end for other
 /// reasons: a machine that restarts, a limit of a batch system, a full disk.
@@ -77,8 +77,9 @@ pub(super) fn read_every(section: &mut Section<'_>) -> CheckpointEvery {
     }
 }
 
-/// Reads the expected time between two failures, which has an effect only if the run chooses the steps between
-/// two checkpoints. An argument may replace the choice of a file by a number of steps; the time is then left out.
+/// Reads the expected time between two failures, which has an effect only if the run chooses the steps
+/// between two checkpoints. An argument may replace the choice of a file by a number of steps; the time is
+/// then left out.
 pub(super) fn read_failure_every(
     section: &mut Section<'_>,
     checkpoint_every: CheckpointEvery,

@@ -21,7 +21,8 @@ const PATH: &str = "path";
 const WEIGHT: &str = "weight";
 const KEYS: [&str; 2] = [PATH, WEIGHT];
 
-/// Removes the key of `path` and `mix` that is in the file if the other one is after `--set`, which replaces it.
+/// Removes the key of `path` and `mix` that is in the file if the other one is after `--set`, which replaces
+/// it.
 pub(super) fn remove_replaced(document: &mut Document) {
     let is_in_file =
         |key: &str| document.entry("data", key).map(|entry| matches!(entry.place, Place::File { .. }));

@@ -45,7 +45,8 @@ pub(crate) fn open_training(
     open_files(settings, model, batch_rows).map(|(training, _)| training)
 }
 
-/// Opens the files of `data.path` or `data.mix`. Returns the training data, and the part that is held out for validation.
+/// Opens the files of `data.path` or `data.mix`. Returns the training data, and the part that is held out for
+/// validation.
 fn open_files(
     settings: &Settings,
     model: &ModelConfig,

@@ -62,7 +62,8 @@ fn every_mesh_has_the_losses_of_one_rank_and_a_run_resumes_under_another() {
     let four = "pipeline.microbatches=4";
     let expected = train(&folder, &["pipeline.ranks=1", four]);
     let rows: Vec<&str> = expected.iter().map(|step| step[2].as_str()).collect();
-    // Each step takes four rows: two of the text, one or two completions, and every other step one of the last source.
+    // Each step takes four rows: two of the text, one or two completions, and every other step one of the
+    // last source.
     assert_eq!(rows, ["[2,2,0]", "[4,3,1]", "[6,5,1]", "[8,6,2]", "[10,8,2]", "[12,9,3]"]);
     for set in [&["pipeline.ranks=2", four][..], &["pipeline.ranks=2", "pipeline.schedule=zb-h1", four]] {
         assert_eq!(train(&folder, set), expected, "{set:?}");

@@ -78,8 +78,8 @@ fn a_plan_has_all_figures_and_their_parts_sum_to_the_step() {
     assert_eq!(changes, ["twice the nodes", "twice the memory", "twice the network's bandwidth"]);
 }
 
-/// Checks that each rank of a plan fits, that its memory is the sum of the parts, and that scripts find it by the
-/// key that all plans have.
+/// Checks that each rank of a plan fits, that its memory is the sum of the parts, and that scripts find it by
+/// the key that all plans have.
 fn check_memory(plan: &Value, limit: f64) {
     let peaks = plan["memory_bytes"].as_array().expect("a list");
     assert_eq!(plan["peak_bytes"], plan["memory_bytes"], "{plan}");

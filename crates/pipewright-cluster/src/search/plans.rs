@@ -35,8 +35,8 @@ pub fn search_from(request: &Request, known: &Layout) -> Result<Found, SearchErr
     find_plans(request, plan_of(request, known).filter(fits))
 }
 
-/// Returns the plan of a known layout, unless it cannot be predicted. Its pipeline is simulated up to the same
-/// size as in the search, so that both times can be compared.
+/// Returns the plan of a known layout, unless it cannot be predicted. Its pipeline is simulated up to the
+/// same size as in the search, so that both times can be compared.
 pub(super) fn plan_of(request: &Request, layout: &Layout) -> Option<ClusterPlan> {
     let setting = Setting { model: &request.model, layout, machine: &request.machine };
     let prediction = predict(&setting, &mut Programs::up_to(MOST_COMPUTATIONS)).ok()?;

@@ -107,8 +107,8 @@ impl Encoder {
         Ok(PlacedTokens { ids: encoding.get_ids().to_vec(), places: encoding.get_offsets().to_vec() })
     }
 
-    /// Returns one more than the largest id, also of the special tokens. Some tokenizers do not use all ids below
-    /// it.
+    /// Returns one more than the largest id, also of the special tokens. Some tokenizers do not use all ids
+    /// below it.
     pub(crate) fn vocabulary(&self) -> usize {
         self.tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
     }

@@ -61,7 +61,8 @@ pub enum TokenizedError {
         /// The number of bytes of the file.
         found: u64,
     },
-    /// The lists behind the content, of the lengths of records and of hashes, are not the ones that were written.
+    /// The lists behind the content, of the lengths of records and of hashes, are not the ones that were
+    /// written.
     #[error(
         "{}: the lists behind its token ids contradict its header; copy the file or tokenize the data again", path.display()
     )]

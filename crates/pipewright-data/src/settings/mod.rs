@@ -1,5 +1,5 @@
-//! The parts of the settings: dates, chat templates by name, what counts in the loss, the keys of records, and
-//! mixtures.
+//! The parts of the settings: dates, chat templates by name, what counts in the loss, the keys of records,
+//! and mixtures.
 
 pub(crate) mod date;
 pub(crate) mod named_templates;

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{DataError, FileError, TokenPlace, TokenizedError};
 
-/// The number of bytes of a block of a file. Each block has a hash of its own, and is read as a whole where all
-/// bytes are needed.
+/// The number of bytes of a block of a file. Each block has a hash of its own, and is read as a whole where
+/// all bytes are needed.
 pub(crate) const BLOCK: usize = 1 << 20;
 
 /// Bytes in memory, or in a file.
@@ -54,8 +54,8 @@ impl Bytes {
         }
     }
 
-    /// Passes a range of the bytes on. A block of a file is compared with its hash when a byte of it is read for
-    /// the first time.
+    /// Passes a range of the bytes on. A block of a file is compared with its hash when a byte of it is read
+    /// for the first time.
     ///
     /// # Errors
     /// When the file cannot be read, has become shorter, or is not the one that was written.

@@ -158,8 +158,8 @@ impl Examples {
         Ok(part)
     }
 
-    /// Returns the BLAKE3 hash of the examples that are used, each cut to `longest` ids. It does not depend on
-    /// where they are stored.
+    /// Returns the BLAKE3 hash of the examples that are used, each cut to `longest` ids. It does not depend
+    /// on where they are stored.
     ///
     /// # Errors
     /// As [`Examples::read`].

@@ -36,8 +36,8 @@ fn a_damaged_file_is_refused() {
     );
 }
 
-/// Opens a file, for a model with 128 ids, and then makes the byte `byte` of the token ids `id`. `before` runs on
-/// the rows before the change.
+/// Opens a file, for a model with 128 ids, and then makes the byte `byte` of the token ids `id`. `before`
+/// runs on the rows before the change.
 fn open_damaged(
     files: &[(&str, &str)],
     (byte, id): (usize, u8),

@@ -1,5 +1,5 @@
-//! Mixtures of sources: the order of their rows, judged by a checker that does not know how rows are drawn, and
-//! invalid sources.
+//! Mixtures of sources: the order of their rows, judged by a checker that does not know how rows are drawn,
+//! and invalid sources.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -32,7 +32,8 @@ fn folder(files: &[(&str, &str, f64)], change: impl FnOnce(&mut DataConfig)) -> 
     (folder, config)
 }
 
-/// Returns settings with a source of lines for each number of rows. The ids of a row are its source and its number.
+/// Returns settings with a source of lines for each number of rows. The ids of a row are its source and its
+/// number.
 fn numbered(sources: &[(u32, f64)], shuffle: bool) -> (TempDir, DataConfig) {
     let lines = |(index, (rows, weight)): (usize, &(u32, f64))| {
         let lines: String = (0..*rows).map(|row| format!("[{index}, {row}]\n")).collect();
@@ -50,8 +51,8 @@ fn taken(rows: &mut TokenRows, count: usize) -> Vec<(usize, i32)> {
     batch.inputs.iter().map(|source| *source as usize).zip(batch.targets).collect()
 }
 
-/// Judges the order of rows: after each row, every source has given its share within one row, and has given every
-/// row once before it gives one again. With `shuffle`, the passes over a source have different orders.
+/// Judges the order of rows: after each row, every source has given its share within one row, and has given
+/// every row once before it gives one again. With `shuffle`, the passes over a source have different orders.
 fn judge(order: &[(usize, i32)], sources: &[(u32, f64)], shuffle: bool) {
     let sum: f64 = sources.iter().map(|(_, weight)| weight).sum();
     let mut given: Vec<Vec<i32>> = vec![Vec::new(); sources.len()];

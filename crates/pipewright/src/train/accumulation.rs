@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 
 use crate::pipeline::StepSummary;
 
-/// Returns the number of batches of the step after `done` steps. It rises from 1 to `batches` in `rampup_steps`
-/// steps.
+/// Returns the number of batches of the step after `done` steps. It rises from 1 to `batches` in
+/// `rampup_steps` steps.
 pub(super) fn batches_at(done: u64, batches: NonZeroU32, rampup_steps: u64) -> u32 {
     if done >= rampup_steps {
         return batches.get();

@@ -1,9 +1,10 @@
-//! The number of steps between two checkpoints, chosen from what a checkpoint adds to the steps of the run and
-//! the time between failures that is expected ([`best_interval`]).
+//! The number of steps between two checkpoints, chosen from what a checkpoint adds to the steps of the run
+//! and the time between failures that is expected ([`best_interval`]).
 //!
 //! A checkpoint is written while training continues, so its duration says little about its cost. It adds the
-//! time in which the run waits for it, and makes the steps slower during which it is written. The pace measures
-//! both, and compares these steps with the median of the others. It reads no clock: the caller measures.
+//! time in which the run waits for it, and makes the steps slower during which it is written. The pace
+//! measures both, and compares these steps with the median of the others. It reads no clock: the caller
+//! measures.
 //!
 //! Each process of a run measures other times. With [`Pipeline::announce`], all of them follow the choice of
 //! one.
@@ -115,8 +116,8 @@ impl CheckpointPace {
 
     fn choose(&mut self, step: f64, cost: f64, written_in: u64) {
         let best = best_interval(cost, self.between_failures.as_secs_f64()) / step;
-        // At least one step without a checkpoint comes between two of them. Otherwise no step could correct the
-        // median.
+        // At least one step without a checkpoint comes between two of them. Otherwise no step could correct
+        // the median.
         let least = written_in + 1;
         // The conversion of a float to an integer saturates.
         let steps = (best.round() as u64).max(least);
@@ -205,7 +206,8 @@ mod tests {
         assert_eq!(pace.interval(), expected.round() as u64, "a small change changes nothing");
     }
 
-    /// The interval is at least one step longer than a checkpoint is written, also if a checkpoint costs nothing.
+    /// The interval is at least one step longer than a checkpoint is written, also if a checkpoint costs
+    /// nothing.
     #[test]
     fn the_interval_has_a_least_number_of_steps() {
         let free = |slower: &[u64]| {

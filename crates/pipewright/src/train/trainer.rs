@@ -62,12 +62,13 @@ pub struct Metrics {
     pub learning_rate: f64,
     /// Input tokens of the batch over the step's wall time.
     pub tokens_per_second: f64,
-    /// The rate of the model's matrix products on all ranks together, forward and backward, in 10¹² operations
-    /// per second; what is computed again does not count. Left out if it is not known. The caller sets it.
+    /// The rate of the model's matrix products on all ranks together, forward and backward, in 10¹²
+    /// operations per second; what is computed again does not count. Left out if it is not known. The caller
+    /// sets it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_tflops: Option<f64>,
-    /// `model_tflops` over the peak rate of the ranks' devices (model FLOPs utilization); left out if the peak
-    /// is not known. The caller sets it.
+    /// `model_tflops` over the peak rate of the ranks' devices (model FLOPs utilization); left out if the
+    /// peak is not known. The caller sets it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
     /// Wall time in milliseconds.
@@ -118,8 +119,8 @@ pub struct Metrics {
     /// is no prediction. The caller sets it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub predicted_step_ms: Option<f64>,
-    /// The number of steps between two checkpoints that the run has chosen; left out if it is fixed. The caller
-    /// sets it.
+    /// The number of steps between two checkpoints that the run has chosen; left out if it is fixed. The
+    /// caller sets it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint_interval: Option<u64>,
     /// The time that a checkpoint adds to the run, in milliseconds, from which the interval was chosen; left
@@ -169,8 +170,8 @@ impl Trainer {
         Self { batches, ..self }
     }
 
-    /// Raises the number of batches of a step from 1 to that of [`Trainer::accumulating`], evenly over the first
-    /// `steps` steps of the run.
+    /// Raises the number of batches of a step from 1 to that of [`Trainer::accumulating`], evenly over the
+    /// first `steps` steps of the run.
     pub fn with_rampup(self, steps: u64) -> Self {
         Self { rampup_steps: steps, ..self }
     }

@@ -52,8 +52,8 @@ impl<'a> Section<'a> {
         self.report(place, ProblemKind::UnknownValue { key, value: value.to_owned(), known, suggestion });
     }
 
-    /// Records a key that does not exist in a table that is the value of `place`. `section` is the table's name in
-    /// messages.
+    /// Records a key that does not exist in a table that is the value of `place`. `section` is the table's
+    /// name in messages.
     pub(crate) fn report_unknown_key(
         &mut self,
         place: &str,
