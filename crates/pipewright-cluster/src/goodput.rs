@@ -14,8 +14,8 @@ use pipewright_schedule::checkpoint_interval::{Checkpointing, best_interval};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// The failures that are simulated. The share has a standard error of a few thousandths of what failures
-/// cost.
+/// The number of failures that are simulated. The mean of as many times between failures has a standard error
+/// of 0.7%: 1 / sqrt(20,000).
 const FAILURES: u32 = 20_000;
 
 /// The failures of a mesh, and the costs of its checkpoints. All times are in seconds.

@@ -30,9 +30,10 @@ impl Checkpointing {
     /// checkpoints. A failure may come at any time, also during a checkpoint or a restart.
     ///
     /// With the mean time between failures `M`, the cost `d`, the restart `R` and the interval `t`, the share
-    /// is `t / (M e^(R/M) (e^((t+d)/M) - 1))`: J. T. Daly, "A higher order estimate of the optimum checkpoint
-    /// interval for restart dumps", Future Generation Computer Systems 22 (2006), the complete model of the
-    /// wall time.
+    /// is `t / (M e^(R/M) (e^((t+d)/M) - 1))`. The divisor is the expected time until `t + d` seconds pass
+    /// without a failure, if each failure is followed by a restart that may fail too. J. T. Daly, "A higher
+    /// order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer Systems
+    /// 22 (2006), doi:10.1016/j.future.2004.11.016, minimizes this time.
     pub fn goodput(&self, interval: f64) -> f64 {
         let Self { cost, restart, between_failures: mean } = *self;
         interval / (mean * (restart / mean).exp() * ((interval + cost) / mean).exp_m1())
@@ -43,7 +44,7 @@ impl Checkpointing {
 /// order: `sqrt(2 d M)`. It is right if a failure is much rarer than a checkpoint is long.
 ///
 /// Source: J. W. Young, "A first order approximation to the optimum checkpoint interval", Communications of
-/// the ACM 17 (1974).
+/// the ACM 17 (1974), doi:10.1145/361147.361115.
 pub fn first_order_interval(cost: f64, between_failures: f64) -> f64 {
     (2.0 * cost * between_failures).sqrt()
 }
@@ -52,7 +53,8 @@ pub fn first_order_interval(cost: f64, between_failures: f64) -> f64 {
 /// order: `sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d` if `d < 2M`, and `M` otherwise. It does not
 /// depend on the time of a restart.
 ///
-/// Source: J. T. Daly, as for [`Checkpointing::goodput`].
+/// Source: J. T. Daly, as for [`Checkpointing::goodput`]. The tests have the intervals in the captions of its
+/// figures 3 to 5.
 pub fn best_interval(cost: f64, between_failures: f64) -> f64 {
     let ratio = cost / (2.0 * between_failures);
     if ratio >= 1.0 {
@@ -77,6 +79,24 @@ mod tests {
             assert!(largest <= best * 1.001, "{run:?}: {largest} is above {best}");
             assert!((0.0..1.0).contains(&best), "{run:?}: {best}");
         }
+    }
+
+    /// The captions state a checkpoint of 5 minutes and the interval, in minutes, to two or three digits.
+    #[test]
+    fn intervals_are_those_of_dalys_figures() {
+        for (mean, expected, digit) in [(24.0 * 60.0, 117.0, 1.0), (6.0 * 60.0, 57.0, 1.0), (15.0, 9.1, 0.1)]
+        {
+            let found = best_interval(5.0, mean);
+            assert!((found - expected).abs() <= 0.5 * digit, "{mean}: {found}, not {expected}");
+        }
+    }
+
+    /// A cheap checkpoint, and a failure every day.
+    #[test]
+    fn a_tenth_of_a_second_costs_less_than_a_fifth_of_a_percent() {
+        let run = Checkpointing { cost: 0.1, restart: 0.0, between_failures: 86_400.0 };
+        let lost = 1.0 - run.goodput(best_interval(run.cost, run.between_failures));
+        assert!((0.001..0.002).contains(&lost), "{lost}");
     }
 
     #[test]

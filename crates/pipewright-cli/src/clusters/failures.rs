@@ -12,10 +12,10 @@ use crate::failure::Failure;
 
 /// The bytes of a parameter in a checkpoint: the parameter and both moments of AdamW, in single precision.
 const BYTES_OF_PARAMETER: f64 = 12.0;
-/// The bytes per second that a node writes if nothing else is given. The storage of Llama 3 sustained 2 TB/s
-/// (arXiv 2407.21783, section 3.3.1), for 2,048 nodes of 8 GPUs in its largest run.
+/// The bytes per second that a node writes if nothing else is given, which is an assumption: the storage of
+/// Llama 3 sustains 2 TB/s (arXiv 2407.21783, section 3.3.1), and its largest run has 2,048 nodes of 8 GPUs.
 const NODE_BANDWIDTH: f64 = 1e9;
-/// The seconds of a restart if nothing else is given.
+/// The seconds of a restart if nothing else is given, which is an assumption.
 const RESTART: f64 = 300.0;
 
 /// The failures of the GPUs, and the costs of checkpoints.
@@ -38,7 +38,7 @@ pub(crate) struct FailureArguments {
     /// The time for which a checkpoint stops the training; by default, until it is written
     #[arg(long, value_name = "TIME", value_parser = parse_any_time, requires = "cluster")]
     pub(crate) checkpoint_stall: Option<f64>,
-    /// The time from a failure until the training goes on; by default, 5m
+    /// The time from a failure until the training continues; by default, 5m
     #[arg(long, value_name = "TIME", value_parser = parse_any_time, requires = "cluster")]
     pub(crate) restart_time: Option<f64>,
     /// The steps between two checkpoints; by default, those with the best goodput
