@@ -4,7 +4,8 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use pipewright::train::data::{
     ChatTemplate, DataConfig, DataError, Date, Documents, RecordKeys, Tokenized, TokenizedError, Tokenizer,
     TrainOn,
@@ -32,8 +33,8 @@ pub(crate) struct TokenizeArguments {
     #[arg(long, value_name = "NAME|FILE")]
     chat_template: Option<String>,
     /// The tokens of chats and completions that count in the loss, if it is not the default
-    #[arg(long, value_enum)]
-    train_on: Option<Counted>,
+    #[arg(long, value_parser = train_on_parser())]
+    train_on: Option<TrainOn>,
     /// The token id that begins each document, as `data.bos_id`
     #[arg(long, value_name = "ID")]
     bos_id: Option<u32>,
@@ -45,24 +46,20 @@ pub(crate) struct TokenizeArguments {
     key: Vec<String>,
 }
 
-/// What counts in the loss.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Counted {
-    /// All tokens
-    All,
-    /// The answers of the assistant
-    Assistant,
-    /// The completion; of a chat, its last message
-    Completion,
+/// Returns the parser of the values of `data.train_on`.
+fn train_on_parser() -> impl TypedValueParser<Value = TrainOn> {
+    let value = |train_on: TrainOn| PossibleValue::new(train_on.key()).help(help(train_on));
+    PossibleValuesParser::new(TrainOn::ALL.map(value)).map(|key| {
+        let chosen = TrainOn::ALL.into_iter().find(|train_on| train_on.key() == key);
+        chosen.expect("the key is one of the possible values")
+    })
 }
 
-impl From<Counted> for TrainOn {
-    fn from(counted: Counted) -> Self {
-        match counted {
-            Counted::All => Self::All,
-            Counted::Assistant => Self::Assistant,
-            Counted::Completion => Self::Completion,
-        }
+fn help(train_on: TrainOn) -> &'static str {
+    match train_on {
+        TrainOn::All => "All tokens",
+        TrainOn::Assistant => "The answers of the assistant",
+        TrainOn::Completion => "The completion; of a chat, its last message",
     }
 }
 
@@ -117,7 +114,7 @@ fn config(arguments: &TokenizeArguments) -> Result<DataConfig, Failure> {
         documents: arguments.bos_id.map(documents),
         keys: keys(&arguments.key)?,
         chat_template: arguments.chat_template.as_deref().map(ChatTemplate::of),
-        train_on: arguments.train_on.map(TrainOn::from),
+        train_on: arguments.train_on,
         date: arguments.date,
         ..DataConfig::default()
     })

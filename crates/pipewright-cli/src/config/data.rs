@@ -185,8 +185,7 @@ fn read_chat_template(section: &mut Section<'_>) -> Option<String> {
 
 /// Reads which tokens count in the loss, and what becomes of long records.
 fn read_loss(section: &mut Section<'_>) -> (Option<TrainOn>, LongRecords) {
-    let parts =
-        [("all", TrainOn::All), ("assistant", TrainOn::Assistant), ("completion", TrainOn::Completion)];
+    let parts = TrainOn::ALL.map(|train_on| (train_on.key(), train_on));
     let train_on =
         section.is_written("train_on").then(|| section.choice("train_on", TrainOn::Assistant, &parts));
     let long = [("refuse", LongRecords::Refuse), ("cut", LongRecords::Cut), ("skip", LongRecords::Skip)];

@@ -42,7 +42,7 @@ const PWTOK: &str = "data.path=text.pwtok";
 fn a_run_has_the_losses_of_the_files_to_the_bit() {
     let folder = folder();
     let output = run_in(folder.path(), &["tokenize", "text.txt", "--tokenizer", "bytes", "-o", "text.pwtok"]);
-    // There is no bar if standard error is not a terminal.
+    // Standard error is not a terminal, so there is no progress bar.
     let said = "text.pwtok: 264 tokens, 1 byte each, from 1 file of text\n";
     assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), said));
     assert_eq!(text(&output.stdout), "");
@@ -88,6 +88,25 @@ fn chats_have_the_losses_of_the_files_to_the_bit_and_a_run_resumes() {
     succeed(&folder, &["resume", "out", "--set", &path, "--set", "pipeline.ranks=1"]);
     let resumed = figures(&folder);
     assert_eq!(resumed, expected);
+}
+
+#[test]
+fn the_file_has_the_targets_of_train_on() {
+    let folder = folder();
+    let records = "{\"prompt\": \"to be \", \"completion\": \"or not\"}\n".repeat(8);
+    fs::write(folder.path().join("records.jsonl"), records).expect("the scratch folder takes files");
+    let tokenize = ["tokenize", "records.jsonl", "--tokenizer", "bytes", "-o", "a.pwtok", "--train-on"];
+    let check = ["check", "small.toml", "--set", "data.path=a.pwtok", "--set"];
+    for (own, other) in [("all", "assistant"), ("assistant", "completion"), ("completion", "all")] {
+        succeed(&folder, &[&tokenize[..], &[own]].concat());
+        let part = format!("another `train_on` ({own}) than [data] has ({other})");
+        refused(&folder, &[&check[..], &[&format!("data.train_on={other}")]].concat(), &part);
+    }
+    refused(
+        &folder,
+        &[&tokenize[..], &["answers"]].concat(),
+        "[possible values: all, assistant, completion]",
+    );
 }
 
 #[test]

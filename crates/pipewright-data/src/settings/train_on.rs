@@ -17,8 +17,11 @@ pub enum TrainOn {
 }
 
 impl TrainOn {
+    /// All choices.
+    pub const ALL: [Self; 3] = [Self::All, Self::Assistant, Self::Completion];
+
     /// Returns the value of `train_on` in a configuration.
-    pub(crate) fn key(self) -> &'static str {
+    pub fn key(self) -> &'static str {
         match self {
             Self::All => "all",
             Self::Assistant => "assistant",
