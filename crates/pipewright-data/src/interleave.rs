@@ -2,8 +2,8 @@
 //!
 //! Rows are drawn by the algorithm in R. Tijdeman, *The chairman assignment problem*, Discrete Mathematics 32
 //! (1980), pages 323 to 330. After any number of rows, the rows that each of `k` sources has given differ
-//! from its share by at most `1 - 1 / (2 k - 2)`. Random draws differ by a number of rows that grows as the
-//! root of the number of draws. If the source that is furthest behind always gives the row, the difference
+//! from its share by at most `1 - 1 / (2 k - 2)`. The difference of random draws grows with the
+//! square root of their number. If the source that is furthest behind always gives the row, the difference
 //! can be above one row.
 //!
 //! For row `n`, a source may be drawn if its share of `n` rows is at least `1 / (2 k - 2)` above the number
@@ -12,6 +12,8 @@
 //!
 //! Shares are whole numbers, so the order is the same on every machine, and repeats after as many rows as
 //! their sum.
+
+use pipewright_schedule::divisor::greatest_common_divisor;
 
 use crate::settings::mix::MixWeight;
 
@@ -116,14 +118,6 @@ impl Interleave {
             self.draw();
         }
     }
-}
-
-/// Returns the greatest number that divides both, by Euclid's algorithm; the other number if one is 0.
-fn greatest_common_divisor(mut first: u64, mut second: u64) -> u64 {
-    while second != 0 {
-        (first, second) = (second, first % second);
-    }
-    first
 }
 
 #[cfg(test)]

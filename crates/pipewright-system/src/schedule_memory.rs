@@ -1,5 +1,6 @@
 //! Refuses schedules that do not fit into the free memory, before anything is allocated for them.
 
+use pipewright_schedule::divisor::greatest_common_divisor;
 use pipewright_schedule::footprint::{Use, most_bytes};
 use pipewright_schedule::generate::most_cells;
 use pipewright_schedule::message_as_debug;
@@ -88,17 +89,15 @@ pub fn check_program(program: &Program, work: Use) -> Result<(), OutOfMemory> {
 pub fn check_plan(request: &PlanRequest) -> Result<(), OutOfMemory> {
     let PlanRequest { ranks, microbatches, data_parallel, tensor_parallel, .. } = *request;
     // All replicas have equal numbers of ranks and microbatches.
-    let replicas = data_parallel.unwrap_or_else(|| greatest_common_divisor(ranks, microbatches)).max(1);
+    // A divisor is not larger than the number.
+    let most = || greatest_common_divisor(ranks.into(), microbatches.into()) as u32;
+    let replicas = data_parallel.unwrap_or_else(most).max(1);
     let spec = ScheduleSpec {
         ranks: ranks / replicas / tensor_parallel.unwrap_or(1).max(1),
         microbatches: microbatches / replicas,
         ..ScheduleSpec::default()
     };
     check_named(SMALLEST, &spec, Use::Plan)
-}
-
-fn greatest_common_divisor(one: u32, other: u32) -> u32 {
-    if other == 0 { one } else { greatest_common_divisor(other, one % other) }
 }
 
 fn check_cells(cells: u64, work: Use, free: impl Fn() -> Option<FreeMemory>) -> Result<(), OutOfMemory> {

@@ -5,6 +5,7 @@ use std::fmt;
 use pipewright_cluster::layout::LayoutError;
 use pipewright_cluster::pipeline::PipelineError;
 use pipewright_cluster::search::{LeastMemory, Request, SearchError};
+use pipewright_schedule::divisor::greatest_common_divisor;
 use pipewright_schedule::words::counted;
 
 use crate::clusters::layout_text::{layout, memory_parts};
@@ -250,9 +251,5 @@ fn next(value: u32, of: u64) -> Option<u64> {
 
 /// Returns the least common multiple of two numbers above 0, unless it is too large.
 fn common_multiple(one: u64, other: u64) -> Option<u64> {
-    let (mut divisor, mut rest) = (one, other);
-    while rest > 0 {
-        (divisor, rest) = (rest, divisor % rest);
-    }
-    (one / divisor).checked_mul(other)
+    (one / greatest_common_divisor(one, other)).checked_mul(other)
 }

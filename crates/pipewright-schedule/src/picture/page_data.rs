@@ -6,6 +6,7 @@
 use serde::Serialize;
 
 use crate::action::{Action, ActionKind};
+use crate::divisor::greatest_common_divisor;
 use crate::ids::{Microbatch, Rank};
 use crate::picture::chunks::Chunks;
 use crate::picture::palette::{DARK, LIGHT, Theme};
@@ -229,13 +230,6 @@ impl Clock {
     fn quanta(&self, time: f64) -> u64 {
         ((time - self.start) / self.tick).round() as u64 / self.ticks_of_quantum
     }
-}
-
-fn greatest_common_divisor(mut one: u64, mut other: u64) -> u64 {
-    while other != 0 {
-        (one, other) = (other, one % other);
-    }
-    one
 }
 
 #[cfg(test)]
