@@ -1,14 +1,27 @@
 //! Tests of `[model]`.
 
+use pipewright_models::{KeyUse, ModelConfig};
+
 use super::{check, check_set, load};
+use crate::config::keys::keys_of;
 use crate::config::model::ModelSettings;
 
 #[test]
 fn every_model_family_can_be_asked_for() {
-    for family in pipewright_models::ModelConfig::MODEL_TYPES {
+    for family in ModelConfig::MODEL_TYPES {
         let settings = load(None, &[&format!("model.architecture={family}")]).expect(family);
         let ModelSettings::Fresh(model) = settings.model else { panic!("no folder was named") };
         assert_eq!(model.config().to_json()["model_type"], *family);
+    }
+}
+
+/// The keys of the list, from which the template and suggestions follow, are keys of the families' tables.
+#[test]
+fn every_key_is_computed_by_a_family() {
+    let keys = keys_of("model").expect("the section exists");
+    for key in keys.iter().filter(|key| !["from", "architecture"].contains(key)) {
+        let is_computed = |family: &&str| ModelConfig::key_use(family, key) == Some(KeyUse::Computes);
+        assert!(ModelConfig::MODEL_TYPES.iter().any(is_computed), "{key}");
     }
 }
 
