@@ -235,7 +235,7 @@ fn the_first_of_equally_large_ranks_is_named() {
     assert!(plan.contains("\n      memory of rank 0: "), "{plan}");
 }
 
-/// A reason has no advice for a request that nobody made.
+/// The user did not ask for twice the nodes, so the reason comes without advice on the options.
 #[test]
 fn an_upgrade_without_a_plan_has_its_reason() {
     let folder = with_model();

@@ -86,14 +86,11 @@ impl CheckpointPace {
     pub fn step(&mut self, wall: Duration) {
         let seconds = wall.as_secs_f64();
         self.steps_seen += 1;
-        let quiet = median(&self.quiet);
-        match (&mut self.writing, quiet) {
-            (Some(writing), quiet) => {
-                writing.steps += 1;
-                writing.slower += quiet.map_or(0.0, |quiet| seconds - quiet);
-            }
-            (None, _) if self.steps_seen > WARM_UP => push(&mut self.quiet, seconds, STEPS),
-            (None, _) => {}
+        if let Some(writing) = &mut self.writing {
+            writing.steps += 1;
+            writing.slower += median(&self.quiet).map_or(0.0, |quiet| seconds - quiet);
+        } else if self.steps_seen > WARM_UP {
+            push(&mut self.quiet, seconds, STEPS);
         }
     }
 
