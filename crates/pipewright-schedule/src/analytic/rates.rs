@@ -47,7 +47,7 @@ impl PeakRates {
 
     /// Returns the peak rate of a GPU's matrix products in floating-point operations per second, of 16-bit
     /// numbers if `is_half`, by the name of the product; `None` if the product is not known, is a form with
-    /// lower rates, or is a part of a GPU.
+    /// other rates, or is a part of a GPU.
     ///
     /// ```
     /// use pipewright_schedule::analytic::PeakRates;
@@ -56,7 +56,7 @@ impl PeakRates {
     /// ```
     pub fn data_sheet(name: &str, is_half: bool) -> Option<f64> {
         let has = |word: &str| words(name).any(|found| found.eq_ignore_ascii_case(word));
-        if ["PCIe", "NVL", "MIG"].into_iter().any(has) {
+        if ["PCIe", "NVL", "MIG", "Laptop", "Ti", "D"].into_iter().any(has) {
             return None;
         }
         known(name).map(|&(_, single, half, _)| if is_half { half } else { single })
@@ -110,6 +110,8 @@ mod tests {
         check("NVIDIA GeForce RTX 4090", Some([8.3e13, 1.65e14]));
         let unknown = ["NVIDIA RTX A1000", "NVIDIA T400", "NVIDIA H100 PCIe", "NVIDIA H200 NVL"];
         unknown.into_iter().for_each(|name| check(name, None));
+        let other_rates = ["4090 Laptop GPU", "4090 D", "3090 Ti"];
+        other_rates.into_iter().for_each(|name| check(&format!("NVIDIA GeForce RTX {name}"), None));
         check("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None);
     }
 }

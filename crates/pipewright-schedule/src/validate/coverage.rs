@@ -9,7 +9,7 @@
 
 use crate::action::{Action, ActionKind};
 use crate::action_set::{ActionSet, bit};
-use crate::ids::{Microbatch, Rank, StageIndex};
+use crate::ids::{Microbatch, Rank};
 use crate::level::Level;
 use crate::neighbours::Neighbours;
 use crate::schedule::Program;
@@ -63,19 +63,21 @@ pub(super) fn check_all(context: &Context<'_>, report: &mut Report) {
             if is_covered(kinds, backward) {
                 continue;
             }
-            check_forward(context, report, rank, Action::Forward { stage, microbatch });
+            require(context, report, rank, Action::Forward { stage, microbatch });
+            let full = Action::Backward { stage, microbatch };
+            let inputs = Action::InputBackward { stage, microbatch };
+            let weights = Action::WeightBackward { stage, microbatch };
             match backward {
-                StageBackward::Whole => check_backward(context, report, rank, stage, microbatch),
-                StageBackward::Inputs => check_inputs(context, report, rank, stage, microbatch),
-                StageBackward::None => check_unused(context, report, rank, &BACKWARDS, stage, microbatch),
+                StageBackward::Whole => check_backward(context, report, rank, [full, inputs, weights]),
+                StageBackward::Inputs => {
+                    require(context, report, rank, inputs);
+                    check_unused(context, report, rank, &[full, weights]);
+                }
+                StageBackward::None => check_unused(context, report, rank, &[full, inputs, weights]),
             }
         }
     }
 }
-
-/// The kinds of backwards.
-const BACKWARDS: [ActionKind; 3] =
-    [ActionKind::Backward, ActionKind::InputBackward, ActionKind::WeightBackward];
 
 /// Returns whether `kinds`, the kinds of a stage and microbatch in the program, are the required ones.
 fn is_covered(kinds: u16, backward: StageBackward) -> bool {
@@ -91,65 +93,34 @@ fn is_covered(kinds: u16, backward: StageBackward) -> bool {
     }
 }
 
-fn check_forward(context: &Context<'_>, report: &mut Report, rank: Rank, forward: Action) {
-    if !context.present.contains(forward) {
-        report.push(rank, || (context.program.row(rank).len(), ViolationKind::Missing { action: forward }));
+/// Reports `action` if it is missing.
+fn require(context: &Context<'_>, report: &mut Report, rank: Rank, action: Action) {
+    if !context.present.contains(action) {
+        report.push(rank, || (context.program.row(rank).len(), ViolationKind::Missing { action }));
     }
 }
 
-fn check_backward(
-    context: &Context<'_>,
-    report: &mut Report,
-    rank: Rank,
-    stage: StageIndex,
-    microbatch: Microbatch,
-) {
-    let full = Action::Backward { stage, microbatch };
-    let inputs = Action::InputBackward { stage, microbatch };
-    let weights = Action::WeightBackward { stage, microbatch };
-    let has = |action| context.present.contains(action);
-    let missing = match (has(full), has(inputs), has(weights)) {
-        (true, false, false) | (false, true, true) => return,
-        (true, has_inputs, _) => {
+/// Checks that a stage has its full backward or both halves of it for a microbatch.
+fn check_backward(context: &Context<'_>, report: &mut Report, rank: Rank, backwards: [Action; 3]) {
+    let [full, inputs, weights] = backwards;
+    let missing = match backwards.map(|action| context.present.contains(action)) {
+        [true, false, false] | [false, true, true] => return,
+        [true, has_inputs, _] => {
             let other = if has_inputs { inputs } else { weights };
             let position = || position_of(context.program, rank, full);
             report.push(rank, || (position(), ViolationKind::MixedBackward { action: full, other }));
             return;
         }
-        (false, false, false) => full,
-        (false, true, false) => weights,
-        (false, false, true) => inputs,
+        [false, false, false] => full,
+        [false, true, false] => weights,
+        [false, false, true] => inputs,
     };
-    report.push(rank, || (context.program.row(rank).len(), ViolationKind::Missing { action: missing }));
+    require(context, report, rank, missing);
 }
 
-/// Checks the backward of a stage without trained parameters.
-fn check_inputs(
-    context: &Context<'_>,
-    report: &mut Report,
-    rank: Rank,
-    stage: StageIndex,
-    microbatch: Microbatch,
-) {
-    let inputs = Action::InputBackward { stage, microbatch };
-    if !context.present.contains(inputs) {
-        report.push(rank, || (context.program.row(rank).len(), ViolationKind::Missing { action: inputs }));
-    }
-    let unused = [ActionKind::Backward, ActionKind::WeightBackward];
-    check_unused(context, report, rank, &unused, stage, microbatch);
-}
-
-/// Reports backwards of these kinds, whose gradients nothing uses.
-fn check_unused(
-    context: &Context<'_>,
-    report: &mut Report,
-    rank: Rank,
-    kinds: &[ActionKind],
-    stage: StageIndex,
-    microbatch: Microbatch,
-) {
-    let backwards = kinds.iter().filter_map(|&kind| Action::of_microbatch(kind, stage, microbatch));
-    for action in backwards.filter(|&action| context.present.contains(action)) {
+/// Reports those of `backwards` that are present: nothing uses their gradients.
+fn check_unused(context: &Context<'_>, report: &mut Report, rank: Rank, backwards: &[Action]) {
+    for &action in backwards.iter().filter(|&&action| context.present.contains(action)) {
         let position = || position_of(context.program, rank, action);
         report.push(rank, || (position(), ViolationKind::Frozen { action }));
     }
