@@ -38,7 +38,8 @@ pub use endpoint::Endpoint;
 pub use launched::Mpi;
 pub use link_speed::LinkSpeed;
 pub use local::LocalEndpoint;
-#[cfg(all(feature = "mpi", feature = "testing"))]
+#[cfg(feature = "mpi")]
+#[cfg_attr(not(feature = "testing"), doc(hidden))]
 pub use mpi::ClockError;
 #[cfg(feature = "mpi")]
 pub use mpi::{MpiEndpoint, MpiError};

@@ -16,7 +16,7 @@ use pipewright::tensor::{BoundaryError, Values, pack, unpack};
 use pipewright::transport::World;
 use pipewright_schedule::{Recompute, StageIndex};
 
-use crate::support::{WIDTH, batch, config, loss, numbers, optimizer, program};
+use crate::support::{WIDTH, batch, config, loss, numbers, optimizer, program, program_of_trained};
 
 const LAYERS: usize = 4;
 const MICROBATCHES: u32 = 4;
@@ -322,6 +322,31 @@ fn a_changed_module_may_stay_frozen() {
         (0..2).for_each(|_| plain.step(MICROBATCHES, |_| true));
         assert_close(&parameters(&mut pipeline), &plain.parameters(), what);
     }
+}
+
+#[test]
+fn a_stage_that_runs_forward_only_stays_frozen() {
+    let make = |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
+        let block = Block::new(stage.index());
+        let stage_of =
+            if stage.get() == 1 { Stage::with_loss(block, loss) } else { Stage::new(block.no_grad()) };
+        Ok(stage_of.with_prefix(&format!("blocks.{stage}")))
+    };
+    let program = program_of_trained("1f1b", MICROBATCHES, &[false, true]);
+    let mut pipeline = Pipeline::launch(program, World::local(2), &unclipped(), make).expect("it starts");
+    let (first, before) = (StageIndex::new(0), parameters(&mut pipeline));
+    assert_eq!(pipeline.unfreeze(|_| true).expect("every rank answers"), 0);
+    let refused = pipeline.change_module(first, |_: Block| Block::new(7)).expect_err("it is trained");
+    let text = refused.to_string();
+    assert!(text.starts_with("the module of stage 0 is not changed: the parameter `blocks.0."), "{text}");
+    assert!(text.contains("computes no weight gradients"), "{text}");
+    assert_eq!(parameters(&mut pipeline), before);
+    pipeline.change_module(first, |block: Block| halved(block).no_grad()).expect("it is frozen too");
+    let changed = parameters(&mut pipeline);
+    steps(&mut pipeline, 0..2, MICROBATCHES);
+    let trained = parameters(&mut pipeline);
+    let moved = changed.keys().filter(|path| trained[*path] != changed[*path]).count();
+    assert_eq!((changed.len(), moved), (4, 2), "only the second stage is trained");
 }
 
 /// A stage with two blocks.

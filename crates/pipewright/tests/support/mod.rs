@@ -14,8 +14,9 @@ use pipewright::nn::Linear;
 use pipewright::pipeline::{PipelineConfig, PipelineError, SeededPipeline};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::Values;
+use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::{
-    Level, LowerConfig, ScheduleSpec, StageIndex, ValidatedProgram, generate, lower, validate,
+    Level, LowerConfig, ScheduleSpec, StageIndex, TrainedStages, ValidatedProgram, generate, lower, validate,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -112,6 +113,13 @@ pub(crate) fn program(schedule: &str, ranks: u32, microbatches: u32) -> Validate
     let schedule = generate(schedule, &spec).expect("a schedule");
     let program = lower(&schedule, &LowerConfig::from(Level::Full)).expect("it lowers");
     validate(program, Level::Full).expect("it is sound")
+}
+
+/// Returns a program for training of which the stages with the flag true are trained.
+pub(crate) fn program_of_trained(schedule: &str, microbatches: u32, trained: &[bool]) -> ValidatedProgram {
+    let spec = ScheduleSpec { ranks: trained.len() as u32, microbatches, ..ScheduleSpec::default() };
+    let lowering = TrainingLowering { trained: TrainedStages::of(trained), ..TrainingLowering::default() };
+    for_training(&generate(schedule, &spec).expect("a schedule"), &lowering).expect("it is sound")
 }
 
 /// Returns a program from its text, one rank a line.

@@ -143,14 +143,7 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
                 Ok(usize::from(found.is_some()))
             }
             Visit::Change { place, change } if place.may_be_on(stage) => self.change(place, &**change),
-            Visit::Freeze { contains, freeze } => {
-                let changed = self.freeze(&**contains, *freeze);
-                if let Err(error) = self.require_backward(&self.module, &self.table) {
-                    self.freeze(&**contains, true);
-                    return Err(error);
-                }
-                Ok(changed)
-            }
+            Visit::Freeze { contains, freeze } => Ok(self.freeze(&**contains, *freeze)),
             Visit::Read { .. } | Visit::Change { .. } => Ok(0),
         }
     }

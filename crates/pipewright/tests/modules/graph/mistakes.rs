@@ -1,5 +1,6 @@
 //! Mistakes in a graph are named, when it is built and when its stages run.
 
+use burn::module::Module;
 use burn::tensor::Tensor;
 use pipewright::failure::Cause;
 use pipewright::graph::{Graph, GraphBuilder, GraphError};
@@ -8,8 +9,8 @@ use pipewright::stage::{Stage, StageError};
 use pipewright::transport::World;
 use pipewright_schedule::{Placement, StageIndex};
 
-use super::unet::{Kind, in_stages, make};
-use crate::support::{batch, config, program};
+use super::unet::{Kind, in_stages, loss, make};
+use crate::support::{batch, config, program, program_of_trained};
 
 fn check_error(named: GraphBuilder<Kind>, expected: &GraphError) {
     assert_eq!(named.build().err().as_ref(), Some(expected));
@@ -87,4 +88,21 @@ fn a_layer_in_the_wrong_place_is_named() {
     );
     let error = failure(Kind::Halves, 3).to_string();
     assert!(error.starts_with("the layer `b` returned 2 tensors, and the graph says 3"), "{error}");
+}
+
+#[test]
+fn skips_are_refused_if_the_program_leaves_out_backwards() {
+    let program = program_of_trained("1f1b", 4, &[false, true, true, true]);
+    let (placement, graph) = (program.placement().clone(), in_stages(4));
+    let make = move |stage: StageIndex| -> Result<Stage, GraphError> {
+        let placed = graph.place(&placement)?;
+        Ok(match stage.get() {
+            0 => Stage::of_graph(placed.stage(stage, |name, kind: &Kind| make(name, kind).no_grad())),
+            3 => Stage::of_graph_with_loss(placed.stage(stage, make), loss),
+            _ => Stage::of_graph(placed.stage(stage, make)),
+        })
+    };
+    let launched = Pipeline::launch(program, World::local(4), &config(), make);
+    let text = launched.err().expect("it has skip connections").to_string();
+    assert!(text.contains("a stage with skip connections may need them"), "{text}");
 }
