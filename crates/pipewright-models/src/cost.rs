@@ -124,6 +124,20 @@ impl ModelSizes {
     }
 }
 
+/// Returns a layer for rows of `tokens` tokens with the work that is left if its matrices are frozen. Each
+/// product with a matrix has two gradients of the same size; a frozen matrix needs none of its own. Without
+/// `has_backward`, nothing needs the gradients of the layer's inputs either, so the forward is left: a third.
+pub(crate) fn frozen(layer: LayerDesc, tokens: u64, has_backward: bool) -> LayerDesc {
+    if has_backward {
+        let unused = (layer.products - layer.mixing) / 3;
+        let weight = layer.weight.saturating_sub(unused / tokens.max(1));
+        LayerDesc { weight, products: layer.products - unused, ..layer }
+    } else {
+        let [weight, products, mixing] = [layer.weight, layer.products, layer.mixing].map(|work| work / 3);
+        LayerDesc { weight, products, mixing, ..layer }
+    }
+}
+
 /// Returns the cost of a norm, which keeps its input, its output and a scale.
 pub(crate) fn norm(width: u64) -> Cost {
     Cost { parameters: width, elements: NORM_PASSES * width, kept: 2 * width + 1, ..Cost::default() }

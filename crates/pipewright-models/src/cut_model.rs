@@ -8,6 +8,7 @@ use pipewright_schedule::{LayerDesc, ModelDesc, Partition, TrainedStages};
 
 use crate::adapter::Adapter;
 use crate::any_family::InitialParameters;
+use crate::cost::frozen;
 use crate::cut_stage::NO_SLICES;
 use crate::error::ConfigError;
 use crate::head_form::CutHead;
@@ -114,7 +115,10 @@ impl CutModel {
     /// # Errors
     /// As [`ModelConfig::parameters`].
     pub fn trained_layers(&self) -> Result<Vec<bool>, ConfigError> {
-        let layers = self.describe(1).layers;
+        self.trained_among(&self.describe_whole(1).layers)
+    }
+
+    fn trained_among(&self, layers: &[LayerDesc]) -> Result<Vec<bool>, ConfigError> {
         if self.adapter.is_none() {
             return Ok(vec![true; layers.len()]);
         }
@@ -157,8 +161,23 @@ impl CutModel {
         if self.head.is_some() { Ok(Some(NO_SLICES.to_owned())) } else { self.model.refuses_slices() }
     }
 
-    /// Returns the layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe).
+    /// Returns the layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe). With adapters,
+    /// weights and products are those of training them: no gradients of frozen matrices, and no backward below
+    /// the first adapter. The products of the adapters do not count.
     pub fn describe(&self, sequence: usize) -> ModelDesc {
+        let mut whole = self.describe_whole(sequence);
+        // The settings of adapters were checked with the model, so their layers are known.
+        if let (Some(_), Ok(trained)) = (&self.adapter, self.trained_among(&whole.layers)) {
+            let first = trained.iter().position(|&is_trained| is_trained).unwrap_or(0);
+            let layers = whole.layers.into_iter().enumerate();
+            let layers = layers.map(|(index, layer)| frozen(layer, sequence as u64, index >= first));
+            whole.layers = layers.collect();
+        }
+        whole
+    }
+
+    /// Returns the layers as they are if all parameters are trained.
+    fn describe_whole(&self, sequence: usize) -> ModelDesc {
         let whole = self.model.describe(sequence);
         match &self.head {
             Some(head) => head.describe(whole, sequence as u64),

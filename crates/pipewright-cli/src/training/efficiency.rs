@@ -8,7 +8,6 @@ use pipewright::ids::WorldRank;
 use pipewright::tensor::Precision;
 use pipewright::train::Metrics;
 use pipewright_schedule::analytic::PeakRates;
-use pipewright_schedule::{LayerDesc, StageIndex};
 
 use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
@@ -27,10 +26,7 @@ impl Efficiency {
     /// Returns the efficiency of a prepared run. Measures the processor's peak, which takes 5 ms.
     pub(crate) fn of(prepared: &Prepared) -> Self {
         let Prepared { settings, program, .. } = prepared;
-        let products: u64 = match settings.adapter {
-            Some(_) => products_of_adapters(prepared),
-            None => prepared.layers.layers.iter().map(|layer| layer.products).sum(),
-        };
+        let products: u64 = prepared.layers.layers.iter().map(|layer| layer.products).sum();
         Self {
             operations_per_token: products as f64 / settings.data.seq_len as f64,
             peak: peak(settings, settings.mesh.ranks(program.ranks())),
@@ -44,25 +40,6 @@ impl Efficiency {
         metrics.model_tflops = is_known.then_some(rate / 1e12);
         metrics.mfu = self.peak.filter(|_| is_known).map(|peak| rate / peak);
     }
-}
-
-/// Returns the operations of the products of a row if only adapters are trained. A frozen matrix has no
-/// gradient, which is one of its three products, and a stage without a backward has the first product alone.
-/// The products of adapters do not count.
-fn products_of_adapters(prepared: &Prepared) -> u64 {
-    let Prepared { layers, program, partition, .. } = prepared;
-    let computed = |stage: StageIndex| {
-        let runs_backward = program.as_program().trained().runs_backward(stage);
-        let of_layer = move |layer: &LayerDesc| {
-            if runs_backward {
-                layer.products - (layer.products - layer.mixing) / 3
-            } else {
-                layer.products / 3
-            }
-        };
-        layers.layers[partition.range(stage)].iter().map(of_layer).sum::<u64>()
-    };
-    program.placement().all_stages().map(computed).sum()
 }
 
 /// Returns the peak rate of the devices of `ranks` ranks, in floating-point operations per second.

@@ -63,12 +63,13 @@ fn frozen_matrices_have_no_gradient() {
     let mixing = f64::from(8 * 6 * 16 * (4 * 24));
     let expected = mixing + (whole - mixing) * 2.0 / 3.0;
     assert!((adapted / expected - 1.0).abs() < 1e-9, "{adapted} and not {expected} of {whole}");
-    // Without adapters in its layers, the first of two stages runs forward only.
+    // The layers below the first adapter run forward only, whatever the cut.
     let upper = ["--lora", "--set", "adapter.rank=2", "--set", "adapter.targets=[\"*.layers.7.*\"]"];
     let cut = ["--set", "pipeline.ranks=2", "--set", "pipeline.partition=even"];
-    let last = operations(&[&upper[..], &cut].concat());
+    let (last, last_of_two) = (operations(&upper), operations(&[&upper[..], &cut].concat()));
+    assert!((last / last_of_two - 1.0).abs() < 1e-9, "{last} and {last_of_two}");
     assert!(
-        last > whole / 3.0 && last < 0.9 * adapted,
+        last > whole / 3.0 && last < 0.8 * adapted,
         "{last} is not between those of {whole} and {adapted}"
     );
 }

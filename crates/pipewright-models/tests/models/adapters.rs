@@ -17,7 +17,9 @@ use pipewright_models::{
 use pipewright_schedule::error_text::with_causes;
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::partition::{Method, partition};
-use pipewright_schedule::{ActionKind, ScheduleSpec, StageBackward, StageIndex, TrainedStages, generate};
+use pipewright_schedule::{
+    ActionKind, LayerDesc, ScheduleSpec, StageBackward, StageIndex, TrainedStages, generate,
+};
 use serde_json::{Value, json};
 
 /// The blocks of the model.
@@ -129,6 +131,29 @@ impl Run {
     fn count(&self, stage: u32, kinds: &[ActionKind]) -> usize {
         kinds.iter().filter_map(|&kind| self.actions.get(&(stage, kind))).sum()
     }
+}
+
+#[test]
+fn layers_weigh_what_the_training_of_adapters_computes() {
+    let targets = LoraTargets::Named(vec!["*.layers.3.*".to_owned()]);
+    let whole = model("llama", &json!({}), 6, None).describe(8).layers;
+    let adapted = model("llama", &json!({}), 6, Some(targets)).describe(8).layers;
+    for (index, (layer, whole)) in adapted.iter().zip(&whole).enumerate() {
+        // The embedding and the first three blocks are below the first adapter.
+        let expected = if index < 4 {
+            (whole.weight / 3, whole.products / 3)
+        } else {
+            let unused = (whole.products - whole.mixing) / 3;
+            (whole.weight - unused / 8, whole.products - unused)
+        };
+        assert_eq!((layer.weight, layer.products), expected, "{}", layer.path);
+        assert_eq!(layer.activation_bytes, whole.activation_bytes, "{}", layer.path);
+    }
+    let cut = |layers: &[LayerDesc]| {
+        let weights: Vec<u64> = layers.iter().map(|layer| layer.weight).collect();
+        partition(&weights, 2, &Method::Optimal).expect("it divides").range(StageIndex::new(0)).end
+    };
+    assert!(cut(&adapted) > cut(&whole), "the first stage has more layers if these run forward only");
 }
 
 #[test]
