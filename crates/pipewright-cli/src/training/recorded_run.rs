@@ -7,14 +7,16 @@
 
 use std::path::Path;
 
-use pipewright_models::training_memory::stage_sizes;
+use pipewright_models::CutModel;
+use pipewright_models::training_memory::KeptActivations;
 use pipewright_schedule::costs::StageSizes;
 use pipewright_schedule::lower::{ProgramSource, TrainingLowering};
 use pipewright_schedule::measured::{costs_of, join_replicas, on_one_clock, program_of, replicas};
 use pipewright_schedule::picture::{RecordedStep, WholeStep, microbatches_in_words};
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{
-    Action, Costs, LowerConfig, Program, Recompute, ScheduleSpec, Timeline, TrainedStages, ValidatedProgram,
+    Action, Costs, LowerConfig, Partition, Program, Recompute, ScheduleSpec, Timeline, TrainedStages,
+    ValidatedProgram,
 };
 
 use crate::config::Settings;
@@ -72,8 +74,15 @@ impl RecordedRun {
         let costs = costs_of(&warm.flat_map(|(_, replicas)| replicas).cloned().collect::<Vec<Timeline>>());
         let settings = load_settings(Some(&run.join(CONFIG)), &[]).ok().map(|loaded| loaded.settings);
         let title = title(run, &program, count, settings.as_ref());
-        let sizes = settings.as_ref().and_then(|settings| sizes(settings, &program)).unwrap_or_default();
-        let others = settings.as_ref().map(|settings| others(settings, &program)).unwrap_or_default();
+        let cut = settings.as_ref().and_then(|settings| cut_model(settings, &program));
+        let sizes = settings
+            .as_ref()
+            .zip(cut.as_ref())
+            .and_then(|(settings, (model, partition))| sizes(settings, &program, model, partition));
+        let trained = cut.and_then(|(model, partition)| model.trained_stages(&partition).ok());
+        let (sizes, trained) = (sizes.unwrap_or_default(), trained.unwrap_or_default());
+        let others =
+            settings.as_ref().map(|settings| others(settings, &program, &trained)).unwrap_or_default();
         let joined = |(step, replicas): (u64, Vec<Timeline>)| RecordedStep {
             step,
             timeline: join_replicas(&replicas),
@@ -110,34 +119,45 @@ fn title(run: &Path, program: &Program, replicas: usize, settings: Option<&Setti
     format!("{}{schedule}: {replicas}{ranks}, {stages}, {microbatches}", run.display())
 }
 
-/// Returns the sizes of each stage's activations.
-fn sizes(settings: &Settings, program: &Program) -> Option<Vec<StageSizes>> {
+/// Returns the model of the run, cut into the program's stages.
+fn cut_model(settings: &Settings, program: &Program) -> Option<(CutModel, Partition)> {
     let model = read_model(settings).ok()?;
     let layers = described(settings, &model);
     let cut = cut(settings, &model, &layers, program.placement().stages()).ok()?;
-    let size = |stage| stage_sizes(&layers.layers[cut.range(stage)], settings.pipeline.microbatch_size);
-    Some(program.placement().all_stages().map(size).collect())
+    Some((model, cut))
 }
 
-/// Returns the stages of the run that are trained.
-fn trained_stages(settings: &Settings, program: &Program) -> Option<TrainedStages> {
-    let model = read_model(settings).ok()?;
-    let layers = described(settings, &model);
-    let cut = cut(settings, &model, &layers, program.placement().stages()).ok()?;
-    model.trained_stages(&cut).ok()
+/// Returns the sizes of each stage's activations.
+fn sizes(
+    settings: &Settings,
+    program: &Program,
+    model: &CutModel,
+    partition: &Partition,
+) -> Option<Vec<StageSizes>> {
+    let tensor = settings.mesh.first_tensor_rank();
+    let stages: Result<Vec<_>, _> = partition.ranges().map(|range| model.outline(range, &tensor)).collect();
+    let kept = KeptActivations {
+        model,
+        partition,
+        tokens: settings.data.seq_len as usize,
+        rows: settings.pipeline.microbatch_size,
+        slices: program.slices(),
+        precision: settings.run.precision,
+        recompute: &settings.pipeline.recompute,
+    };
+    Some(kept.sizes(&stages.ok()?))
 }
 
 /// Returns the programs of the run's schedule for other numbers of microbatches, if the schedule has a name.
 /// A run with recomputation has no other programs: generated programs do not contain the forwards that
 /// backwards compute again.
-fn others(settings: &Settings, program: &Program) -> Vec<Program> {
+fn others(settings: &Settings, program: &Program, trained: &TrainedStages) -> Vec<Program> {
     if settings.pipeline.recompute != Recompute::None {
         return Vec::new();
     }
     let ScheduleChoice::Named(name) = &settings.pipeline.schedule else { return Vec::new() };
     let ranks = program.ranks();
     let stages_per_rank = Some(program.placement().stages() / ranks.max(1));
-    let trained = trained_stages(settings, program).unwrap_or_default();
     other_sizes(program, |microbatches| {
         let size = ScheduleSpec { ranks, stages_per_rank, microbatches, ..ScheduleSpec::default() };
         let spec = settings.pipeline.generator.spec(size);

@@ -1,17 +1,14 @@
 //! The bytes that each stage and each rank of a run holds at most.
 
-use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
+use pipewright_schedule::costs::StageSizes;
 use pipewright_schedule::partition::Partition;
 use pipewright_schedule::sharding::{Sharding, StateBytes};
 use pipewright_schedule::simulate::{SimulateError, memory_curve, peak_memory, timed};
-use pipewright_schedule::{
-    Costs, ModelDesc, Placement, Rank, Recompute, StageIndex, Timeline, ValidatedProgram,
-};
+use pipewright_schedule::{Costs, Placement, Rank, Recompute, StageIndex, Timeline, ValidatedProgram};
 
 use crate::cut_model::CutModel;
 use crate::parameter::ParameterSpec;
-use crate::training_memory::adapters::{adapter_stash, add_adapters, remove_below};
-use crate::training_memory::sizes::{kept_bytes, layers_in, stage_sizes};
+use crate::training_memory::kept::KeptActivations;
 use crate::training_memory::state::{StateRule, gradient_bytes};
 
 /// The most bytes that a rank or a stage holds.
@@ -133,45 +130,10 @@ impl TrainingRun<'_> {
     /// Returns costs with the sizes of the run, whose stages have these parameters. A rank runs its actions
     /// in the order of its row for any costs, so unit costs give the same peaks.
     fn costs(&self, stages: &[Vec<ParameterSpec>]) -> Costs {
-        let precision = self.state.precision;
-        let mut layers = layers_in(self.model, self.tokens, precision);
-        if let Some(adapter) = self.model.adapter() {
-            let specs = stages.iter().flatten();
-            add_adapters(&mut layers.layers, &adapter.lora, specs, self.tokens, precision);
-            let trained: Vec<&ParameterSpec> =
-                stages.iter().flatten().filter(|spec| self.model.is_trained(&spec.path)).collect();
-            remove_below(&mut layers.layers, !self.program.slices().is_one(), |layer| {
-                trained.iter().any(|spec| spec.is_in(&layer.path))
-            });
-        }
-        let size = |stage: StageIndex| {
-            let sizes = stage_sizes(&layers.layers[self.partition.range(stage)], self.rows);
-            let stash = self.model.adapter().map_or(sizes.stash, |adapter| {
-                let specs = stages[stage.index()].iter();
-                adapter_stash(&adapter.lora, specs, self.tokens).saturating_mul(u64::from(self.rows))
-            });
-            StageSizes { recompute: Some(self.recompute_sizes(&layers, stage)), stash, ..sizes }
-        };
-        let sizes = self.program.placement().all_stages().map(size).collect();
-        Costs { sizes, recompute: self.recompute.clone(), ..Costs::default() }
-    }
-
-    /// Returns the bytes of a microbatch that a stage keeps if it is recomputed, and the bytes that its
-    /// backward then holds.
-    fn recompute_sizes(&self, layers: &ModelDesc, stage: StageIndex) -> RecomputeSizes {
-        // The first layer's inputs are token ids, which its activations include.
-        let input =
-            |layer: usize| layer.checked_sub(1).map_or(0, |before| layers.layers[before].output_bytes);
-        let range = self.partition.range(stage);
-        let own = &layers.layers[range.clone()];
-        let (kept, recomputed) = if self.recompute.is_by_block() {
-            let largest = own.iter().map(|layer| layer.activation_bytes).max();
-            (range.map(input).fold(0, u64::saturating_add), largest.unwrap_or(0))
-        } else {
-            (input(range.start), kept_bytes(own))
-        };
-        let rows = u64::from(self.rows);
-        RecomputeSizes { kept: kept.saturating_mul(rows), recomputed: recomputed.saturating_mul(rows) }
+        let &Self { model, partition, tokens, rows, recompute, .. } = self;
+        let (slices, precision) = (self.program.slices(), self.state.precision);
+        let kept = KeptActivations { model, partition, tokens, rows, slices, precision, recompute };
+        Costs { sizes: kept.sizes(stages), recompute: recompute.clone(), ..Costs::default() }
     }
 
     /// Returns the bytes of a stage without activations. If parameters are sharded, a replica holds its part

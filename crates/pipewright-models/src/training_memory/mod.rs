@@ -12,12 +12,14 @@
 
 mod adapters;
 mod sizes;
+mod kept;
 mod state;
 
 mod held;
 mod plan;
 
 pub use held::{HeldBytes, TrainingMemory, TrainingRun};
+pub use kept::KeptActivations;
 pub use plan::{DeviceLoad, MemoryPlan, RunShape, Shortage, device_loads};
-pub use sizes::{layers_in, stage_sizes};
+pub use sizes::layers_in;
 pub use state::{OptimizerState, StateRule, is_hidden_matrix};

@@ -16,7 +16,7 @@ pub fn layers_in(model: &CutModel, tokens: usize, precision: Precision) -> Model
 ///
 /// `I` keeps the inputs and the output gradients of the matrix products for `W`. Together they are about as
 /// large as the activations.
-pub fn stage_sizes(layers: &[LayerDesc], rows: u32) -> StageSizes {
+pub(super) fn stage_sizes(layers: &[LayerDesc], rows: u32) -> StageSizes {
     let activation = kept_bytes(layers).saturating_mul(u64::from(rows));
     let keys_values = layers.iter().map(|layer| layer.keys_values_bytes).fold(0, u64::saturating_add);
     let keys_values = keys_values.saturating_mul(u64::from(rows));

@@ -1,0 +1,73 @@
+//! The bytes of the activations that the stages of a run keep, with adapters too.
+
+use pipewright::tensor::Precision;
+use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
+use pipewright_schedule::{ModelDesc, Partition, Recompute, Slices, StageIndex};
+
+use crate::cut_model::CutModel;
+use crate::parameter::ParameterSpec;
+use crate::training_memory::adapters::{adapter_stash, add_adapters, remove_below};
+use crate::training_memory::sizes::{kept_bytes, layers_in, stage_sizes};
+
+/// The parts of a run on which the bytes of its activations depend.
+#[derive(Clone, Copy, Debug)]
+pub struct KeptActivations<'a> {
+    /// The model.
+    pub model: &'a CutModel,
+    /// The layers of each stage.
+    pub partition: &'a Partition,
+    /// The tokens of a row.
+    pub tokens: usize,
+    /// The rows of a microbatch.
+    pub rows: u32,
+    /// The slices of a microbatch.
+    pub slices: Slices,
+    /// The precision in which the stages compute.
+    pub precision: Precision,
+    /// The stages that compute their forward again.
+    pub recompute: &'a Recompute,
+}
+
+impl KeptActivations<'_> {
+    /// Returns the sizes of the stages, which have these parameters, for a microbatch.
+    pub fn sizes(&self, stages: &[Vec<ParameterSpec>]) -> Vec<StageSizes> {
+        let mut layers = layers_in(self.model, self.tokens, self.precision);
+        if let Some(adapter) = self.model.adapter() {
+            let specs = stages.iter().flatten();
+            add_adapters(&mut layers.layers, &adapter.lora, specs, self.tokens, self.precision);
+            let trained: Vec<&ParameterSpec> =
+                stages.iter().flatten().filter(|spec| self.model.is_trained(&spec.path)).collect();
+            remove_below(&mut layers.layers, !self.slices.is_one(), |layer| {
+                trained.iter().any(|spec| spec.is_in(&layer.path))
+            });
+        }
+        let size = |(specs, stage): (&Vec<ParameterSpec>, u32)| {
+            let stage = StageIndex::new(stage);
+            let sizes = stage_sizes(&layers.layers[self.partition.range(stage)], self.rows);
+            let stash = self.model.adapter().map_or(sizes.stash, |adapter| {
+                let stash = adapter_stash(&adapter.lora, specs.iter(), self.tokens);
+                stash.saturating_mul(u64::from(self.rows))
+            });
+            StageSizes { recompute: Some(self.recompute_sizes(&layers, stage)), stash, ..sizes }
+        };
+        stages.iter().zip(0..).map(size).collect()
+    }
+
+    /// Returns the bytes of a microbatch that a stage keeps if it is recomputed, and the bytes that its
+    /// backward then holds.
+    fn recompute_sizes(&self, layers: &ModelDesc, stage: StageIndex) -> RecomputeSizes {
+        // The first layer's inputs are token ids, which its activations include.
+        let input =
+            |layer: usize| layer.checked_sub(1).map_or(0, |before| layers.layers[before].output_bytes);
+        let range = self.partition.range(stage);
+        let own = &layers.layers[range.clone()];
+        let (kept, recomputed) = if self.recompute.is_by_block() {
+            let largest = own.iter().map(|layer| layer.activation_bytes).max();
+            (range.map(input).fold(0, u64::saturating_add), largest.unwrap_or(0))
+        } else {
+            (input(range.start), kept_bytes(own))
+        };
+        let rows = u64::from(self.rows);
+        RecomputeSizes { kept: kept.saturating_mul(rows), recomputed: recomputed.saturating_mul(rows) }
+    }
+}
