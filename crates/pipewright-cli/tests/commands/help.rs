@@ -52,7 +52,7 @@ fn the_examples_of_the_help_work_as_typed() {
             _ => (&fresh, &[][..]),
         };
         let help = succeed(folder, &[command, "--help"]);
-        // Without MPI there are no processes to launch.
+        // A build without MPI cannot launch processes.
         if command == "launch" && !cfg!(feature = "mpi") {
             continue;
         }

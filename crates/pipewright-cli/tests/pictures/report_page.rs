@@ -268,6 +268,45 @@ fn the_page_fits_and_has_both_themes() {
     assert_eq!(browser.value(background), "rgb(22, 25, 29)");
 }
 
+/// Appends a restart to the metrics of a run.
+fn write_restart(folder: &Path, name: &str, step: u64, failed_step: u64) {
+    let path = folder.join(name).join("metrics.jsonl");
+    let mut lines = fs::read_to_string(&path).expect("the metrics");
+    writeln!(
+        lines,
+        "{{\"event\":\"restart\",\"step\":{step},\"failed_step\":{failed_step},\"rank\":1,\
+         \"cause\":\"step {failed_step}: lost <b>\",\"restart\":1,\"of\":3}}"
+    )
+    .expect("a string takes all text");
+    fs::write(path, lines).expect("a file");
+}
+
+#[test]
+fn restarts_are_listed_and_marked() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    write_run(folder.path(), "a", 20, "[5,6]");
+    write_restart(folder.path(), "a", 0, 3);
+    write_restart(folder.path(), "a", 10, 12);
+    write_run(folder.path(), "b", 20, "[5,6]");
+    report(folder.path(), &["a", "b"]);
+    let Some(mut browser) = Browser::open(&folder.path().join("report.html"), 1400, 900) else { return };
+    let sentence = "step 12: lost <b>; the run continues from step 10 (restart 1 of 3)";
+    let list = "[...document.querySelectorAll('#restarts h3, #restarts tr')].map((row) => row.innerText)";
+    let first = "step 3\tstep 3: lost <b>; the run continues again from step 1 (restart 1 of 3)";
+    assert_eq!(browser.value(list), serde_json::json!(["a", first, format!("step 12\t{sentence}")]));
+    // Nothing is at step 0, so the first restart has no mark.
+    let marks = "charts.map(({ picture }) => [...picture.querySelectorAll('.restart')].map((mark) => [Number(mark.getAttribute('x1')), mark.textContent]))";
+    let place = browser.number("charts[0].x(10)");
+    let charts = browser.number("charts.length") as usize;
+    assert_eq!(browser.value(marks), serde_json::json!(vec![[(place, sentence)]; charts]));
+    report(folder.path(), &["b"]);
+    let mut browser =
+        Browser::open(&folder.path().join("report.html"), 1400, 900).expect("it was opened before");
+    assert!(
+        browser.holds("document.getElementById('restarts').hidden && !document.querySelector('.restart')")
+    );
+}
+
 /// Returns a point of the first chart, at a share of the length of its axis.
 fn point_of_chart(browser: &mut Browser, share: f64) -> [f64; 2] {
     let x = format!("box.x + charts[0].x(charts[0].first + {share} * (charts[0].last - charts[0].first))");
