@@ -125,7 +125,7 @@ impl Fault {
 }
 
 /// Returns whether an error or one of its causes is a disk or a quota that is full.
-fn is_full(error: &(dyn Error + 'static)) -> bool {
+pub(crate) fn is_full(error: &(dyn Error + 'static)) -> bool {
     let is_full = |error: &(dyn Error + 'static)| {
         let error = error.downcast_ref::<io::Error>();
         error.is_some_and(|error| {

@@ -2,17 +2,20 @@
 //! build, and see the folder of the run.
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{OFlags, fcntl_setfl};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Exit, Failure};
+use crate::launch::attempt::Stop;
 use crate::launch::hosts::Host;
 use crate::launch::starter::Starter;
 use crate::output;
-use crate::training::shared_folder::{Token, is_seen};
+use crate::training::shared_folder::{Token, is_seen, unwritable};
 
 /// The time between two looks at the answers.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -70,15 +73,17 @@ fn build() -> std::io::Result<String> {
 }
 
 /// Asks all hosts at the same time. Returns for each whether it can take part.
+///
+/// # Errors
+/// Fails if the folder cannot be written, or if a signal asks for the end of the run.
 pub(crate) fn ask(
     starter: &Starter,
     hosts: &[Host],
     folder: &Path,
     patience: Duration,
+    stop: &Stop,
 ) -> Result<Vec<Result<(), Refusal>>, Failure> {
-    let unwritable = |error: std::io::Error| {
-        Failure::input(format!("{}: cannot be written: {error}; choose another run.out", folder.display()))
-    };
+    let unwritable = |error: std::io::Error| unwritable(folder, &error);
     let token = Token::create(folder).map_err(unwritable)?;
     let own = build().map_err(Failure::input)?;
     let path: PathBuf = std::path::absolute(token.file()).map_err(unwritable)?;
@@ -89,16 +94,19 @@ pub(crate) fn ask(
     };
     let questions: Vec<Option<Child>> = hosts.iter().map(question).collect();
     let since = Instant::now();
-    Ok(questions
-        .into_iter()
-        .map(|child| judge(child.and_then(|child| wait(child, since, patience)), &own))
-        .collect())
+    let wait = |child| wait(child, || since.elapsed() > patience || stop.is_asked());
+    let answers = questions.into_iter().map(|child| judge(child.and_then(wait), &own)).collect();
+    if stop.is_asked() {
+        return Err(Failure::new(Exit::Interrupted, "stopped by a signal while the hosts were asked"));
+    }
+    Ok(answers)
 }
 
-/// Waits for the end of a question, and returns what it printed.
-fn wait(mut child: Child, since: Instant, patience: Duration) -> Option<String> {
+/// Waits for the end of a question, and returns what it printed. If `is_over` is true first, the question is
+/// ended.
+fn wait(mut child: Child, is_over: impl Fn() -> bool) -> Option<String> {
     while child.try_wait().ok()?.is_none() {
-        if since.elapsed() > patience {
+        if is_over() {
             // It may have ended meanwhile.
             let _ = child.kill();
             let _ = child.wait();
@@ -106,8 +114,13 @@ fn wait(mut child: Child, since: Instant, patience: Duration) -> Option<String> 
         }
         std::thread::sleep(PAUSE);
     }
-    let output = child.wait_with_output().ok()?;
-    Some(String::from_utf8_lossy(&output.stdout).into_owned())
+    let mut stdout = child.stdout.take()?;
+    // A process that the launcher has left behind may keep the pipe open. The answer is already in the pipe.
+    fcntl_setfl(&stdout, OFlags::NONBLOCK).ok()?;
+    let mut text = Vec::new();
+    // The error says that the pipe is empty.
+    let _ = stdout.read_to_end(&mut text);
+    Some(String::from_utf8_lossy(&text).into_owned())
 }
 
 fn judge(text: Option<String>, own: &str) -> Result<(), Refusal> {
@@ -131,6 +144,8 @@ pub(crate) fn require(hosts: &[Host], answers: &[Result<(), Refusal>], folder: &
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     #[test]
@@ -141,6 +156,22 @@ mod tests {
         check("{\"build\":\"abc\",\"sees_folder\":false}\n", Err(Refusal::OtherFolder));
         check("Welcome\n", Err(Refusal::Silent));
         assert_eq!(judge(None, "abc"), Err(Refusal::Silent));
+    }
+
+    #[test]
+    fn an_answer_is_read_while_another_process_keeps_the_pipe_open() {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "sleep 60 & echo $!"]).stdout(Stdio::piped());
+        let text = wait(shell.spawn().expect("sh is everywhere"), || false).expect("an answer");
+        let mut kill = Command::new("kill");
+        assert!(kill.arg(text.trim()).status().expect("kill is everywhere").success(), "`sleep` has ended");
+    }
+
+    #[test]
+    fn a_question_ends_when_its_time_is_over() {
+        let mut sleep = Command::new("sleep");
+        let child = sleep.arg("600").stdout(Stdio::piped()).spawn().expect("sleep is everywhere");
+        assert_eq!(wait(child, || true), None);
     }
 
     #[test]

@@ -10,8 +10,8 @@ mod hosts;
 mod target;
 mod layout;
 mod starter;
-mod answer;
 mod attempt;
+mod answer;
 mod supervise;
 
 pub(crate) use answer::answer;

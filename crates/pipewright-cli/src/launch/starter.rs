@@ -38,13 +38,14 @@ impl Starter {
         }
         let binary = std::env::current_exe()
             .map_err(|error| Failure::input(format!("the path of this program is not known: {error}")))?;
-        let program = if matches!(places, Places::Slurm(_)) { "srun" } else { "mpirun" };
+        let (program, advice) = if matches!(places, Places::Slurm(_)) {
+            ("srun", "it belongs to Slurm, and must be in PATH")
+        } else {
+            ("mpirun", "on Debian: apt-get install openmpi-bin")
+        };
         let version = Command::new(program).arg("--version").stdin(Stdio::null()).output();
-        let version = version.map_err(|error| {
-            Failure::input(format!(
-                "`{program}` cannot be started: {error}; on Debian: apt-get install openmpi-bin"
-            ))
-        })?;
+        let version = version
+            .map_err(|error| Failure::input(format!("`{program}` cannot be started: {error}; {advice}")))?;
         let is_open = String::from_utf8_lossy(&version.stdout).contains("Open MPI");
         let kind = match (program, is_open) {
             ("srun", _) => Kind::Slurm,

@@ -14,7 +14,7 @@ use crate::launch::hosts::{Host, Places};
 use crate::launch::layout::Layout;
 use crate::launch::starter::Starter;
 use crate::launch::target::{Target, with_settings};
-use crate::recovery::{Restart, Restarts, wait_for_space};
+use crate::recovery::{Restart, Restarts, is_full};
 use crate::run_folder::{config_of, newest_checkpoint_bytes};
 use crate::run_record::metrics;
 
@@ -61,7 +61,7 @@ pub(crate) fn supervise(launch: Launch) -> Result<(), Failure> {
     let mut run = Launched { earlier: None, layout, has_other_layout: false, launch };
     run.earlier = run.config_written();
     let words = run.launch.target.words.clone();
-    let first = Attempt { hosts: run.first_hosts()?, words, restart: 0 };
+    let first = Attempt { hosts: run.first_hosts(&stop)?, words, restart: 0 };
     // A launch that was killed may have left its record.
     Restart::remove(run.folder());
     let outcome = run.attempts(first, &stop);
@@ -75,7 +75,7 @@ impl Launched {
     fn attempts(&mut self, mut attempt: Attempt, stop: &Stop) -> Result<(), Failure> {
         let mut restarts = Restarts::default();
         loop {
-            // A fault of an earlier attempt, which nobody has taken, would end the processes.
+            // The fault of an earlier attempt would end the processes of this one.
             Fault::remove(self.folder()).map_err(|error| {
                 Failure::input(format!("{}: cannot be removed: {error}", self.first_cause().display()))
             })?;
@@ -103,9 +103,9 @@ impl Launched {
     }
 
     /// Asks all hosts whether they can take part.
-    fn ask(&self, hosts: &[Host]) -> Result<Vec<Result<(), Refusal>>, Failure> {
+    fn ask(&self, hosts: &[Host], stop: &Stop) -> Result<Vec<Result<(), Refusal>>, Failure> {
         let patience = self.launch.target.settings.run.deadline().clamp(SHORTEST_PATIENCE, LONGEST_PATIENCE);
-        ask(&self.launch.starter, hosts, self.folder(), patience)
+        ask(&self.launch.starter, hosts, self.folder(), patience, stop)
     }
 
     /// Returns when the configuration in the folder was written.
@@ -113,18 +113,24 @@ impl Launched {
         fs::metadata(config_of(self.folder()).ok()?).and_then(|file| file.modified()).ok()
     }
 
-    /// Returns whether the folder has the run that was launched. Before the processes of `train` have agreed,
-    /// it may have an earlier run.
+    /// Returns whether the processes have begun or resumed the run, which writes its configuration. Before
+    /// that, only the command that was launched has the settings of the run.
     fn has_begun(&self) -> bool {
         let written = self.config_written();
-        written.is_some() && (self.launch.target.resumes || written != self.earlier)
+        written.is_some() && written != self.earlier
+    }
+
+    /// Returns whether the folder has the run that was launched. Before the processes of `train` have agreed,
+    /// it may have an earlier run.
+    fn has_run(&self) -> bool {
+        self.launch.target.resumes || self.has_begun()
     }
 
     /// Returns the hosts of the first attempt, after all hosts have answered.
-    fn first_hosts(&self) -> Result<Vec<Host>, Failure> {
+    fn first_hosts(&self, stop: &Stop) -> Result<Vec<Host>, Failure> {
         let hosts = self.launch.places.hosts();
         if !hosts.is_empty() {
-            let answers = self.ask(hosts)?;
+            let answers = self.ask(hosts, stop)?;
             require(hosts, &answers, self.folder())?;
         }
         let needed = self.processes();
@@ -152,7 +158,7 @@ impl Launched {
         }
         if stop.is_asked() && exit == Exit::RankFailed {
             // A rank may have failed by itself. Otherwise the signal has ended the launcher.
-            return Err(self.left_fault().map_or_else(
+            return Err(Fault::take(self.folder()).map_or_else(
                 || {
                     Failure::new(
                         Exit::Interrupted,
@@ -168,17 +174,11 @@ impl Launched {
         }
     }
 
-    /// Takes the fault that the processes have left, with its report.
-    fn left_fault(&self) -> Option<(Fault, String)> {
-        self.has_begun().then(|| Fault::take(self.folder())).flatten()
-    }
-
     /// Returns the fault that ended the processes, and its report; `None` if it is a mistake of the user.
     fn fault(&self, exit: Exit, status: ExitStatus) -> Option<(Fault, String)> {
-        // A full disk may not even take the first cause.
-        let is_full = || self.has_begun() && !wait_for_space(self.folder(), 0, Duration::ZERO, || false);
-        self.left_fault().or_else(|| {
-            let is_disk_full = is_full();
+        Fault::take(self.folder()).or_else(|| {
+            // A full disk may not even take the first cause.
+            let is_disk_full = self.has_run() && is_full(self.folder());
             let cause = match (is_disk_full, exit) {
                 (true, _) => "the disk is full".to_owned(),
                 (false, Exit::WrongInput) => return None,
@@ -193,8 +193,8 @@ impl Launched {
 
     /// Returns the last step in the metrics.
     fn steps_done(&self) -> u64 {
-        let steps = metrics(self.folder()).unwrap_or_default();
-        if self.has_begun() { steps.last().map_or(0, |step| step.step) } else { 0 }
+        let steps = if self.has_run() { metrics(self.folder()).unwrap_or_default() } else { Vec::new() };
+        steps.last().map_or(0, |step| step.step)
     }
 
     /// Prepares the next attempt after a failure. A signal that asked for the end of the run ends it.
@@ -206,24 +206,18 @@ impl Launched {
             let silent = "the processes ended before they had resumed the run; their message is above";
             return Err(restarts.not_resumed(Failure::new(failure.exit, silent)));
         }
-        let mut next = restarts.next(failure, self.launch.restarts)?;
-        if let Some(space) = next.space {
-            say(&format!("{}; the run waits for space on the disk", next.record.cause));
-            let deadline = self.launch.target.settings.run.deadline();
-            let has_space = wait_for_space(self.folder(), space, deadline, || stop.is_asked());
-            if !has_space && !stop.is_asked() {
-                return Err(next.without_space(deadline));
-            }
-        }
-        let prepared = self.prepare(&mut next.record).map_err(|why| next.refused(why));
+        let next = restarts.next(failure, self.launch.restarts)?;
+        let deadline = self.launch.target.settings.run.deadline();
+        let mut next = next.after_space(self.folder(), deadline, || stop.is_asked())?;
+        let prepared = self.prepare(&mut next.record, stop).map_err(|why| next.refused(why));
         // The failure is the reason for the end, although a signal came meanwhile.
         if stop.is_asked() { Err(next.failure) } else { prepared }
     }
 
     /// Chooses the hosts and the words of the next attempt, and leaves its record if the run has begun.
-    fn prepare(&mut self, record: &mut Restart) -> Result<Attempt, Failure> {
+    fn prepare(&mut self, record: &mut Restart, stop: &Stop) -> Result<Attempt, Failure> {
         let before = self.layout;
-        let hosts = self.hosts_that_answer()?;
+        let hosts = self.hosts_that_answer(stop)?;
         record.change = self.layout.change_from(before);
         self.has_other_layout |= self.layout != before;
         let layout = if self.has_other_layout {
@@ -233,7 +227,7 @@ impl Launched {
         };
         let restart = record.restart;
         if !self.has_begun() {
-            say(&record.sentence());
+            say(&record.sentence_before_begin());
             return Ok(Attempt { hosts, words: with_settings(&self.launch.target.words, &layout), restart });
         }
         record.leave(self.folder()).map_err(|error| {
@@ -242,11 +236,7 @@ impl Launched {
                 self.folder().display()
             ))
         })?;
-        let set: Vec<String> = ["pipeline.transport=mpi".to_owned()].into_iter().chain(layout).collect();
-        let resume = ["resume".to_owned(), self.folder().display().to_string()];
-        let quiet = crate::display::screen::is_quiet().then(|| "--quiet".to_owned());
-        let words = with_settings(&resume.into_iter().chain(quiet).collect::<Vec<_>>(), &set);
-        Ok(Attempt { hosts, words, restart })
+        Ok(Attempt { hosts, words: self.launch.target.resumption(&layout), restart })
     }
 
     /// Returns whether the run can have this layout.
@@ -259,13 +249,13 @@ impl Launched {
     }
 
     /// Returns the hosts that answer, and chooses the layout for them.
-    fn hosts_that_answer(&mut self) -> Result<Vec<Host>, Failure> {
+    fn hosts_that_answer(&mut self, stop: &Stop) -> Result<Vec<Host>, Failure> {
         let hosts = self.launch.places.hosts();
         if hosts.is_empty() {
             return Ok(Vec::new());
         }
         let settings = &self.launch.target.settings;
-        let answers = self.ask(hosts)?;
+        let answers = self.ask(hosts, stop)?;
         let answering: Vec<Host> = hosts
             .iter()
             .zip(&answers)
@@ -291,8 +281,8 @@ impl Launched {
     }
 }
 
-/// Returns the first hosts that take this many processes together; `None` if all hosts take fewer. This
-/// machine, which is no host of the list, takes any number.
+/// Returns the first hosts that take this many processes together; `None` if all hosts take fewer. An empty
+/// list stands for this machine, which takes any number.
 fn enough(hosts: &[Host], processes: u32) -> Option<Vec<Host>> {
     let mut left = processes;
     let mut chosen = Vec::new();

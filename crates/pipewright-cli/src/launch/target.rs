@@ -3,6 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::config::Settings;
+use crate::display::screen;
 use crate::failure::Failure;
 use crate::training::arguments::RunArguments;
 use crate::training::resume_arguments::ResumeArguments;
@@ -16,6 +17,8 @@ pub(crate) struct Target {
     pub(crate) settings: Settings,
     /// Whether it resumes a run.
     pub(crate) resumes: bool,
+    /// Whether its words, or those of the launch, have `--quiet`.
+    is_quiet: bool,
 }
 
 /// The commands that can be launched.
@@ -40,7 +43,7 @@ impl Target {
     /// # Errors
     /// Fails if the command is not `train` or `resume`, or its settings cannot be loaded.
     pub(crate) fn read(words: &[String], set: &[String]) -> Result<Self, Failure> {
-        let words: Vec<String> = with_settings(words, set);
+        let mut words = with_settings(words, set);
         let launched = Launched::try_parse_from(std::iter::once(&"pipewright".to_owned()).chain(&words));
         let launched = launched.map_err(|error| {
             Failure::input(format!(
@@ -48,11 +51,22 @@ impl Target {
                 error.to_string().trim_end()
             ))
         })?;
+        let is_quiet = launched.quiet || screen::is_quiet();
+        if is_quiet && !launched.quiet {
+            words.push("--quiet".to_owned());
+        }
         let (loaded, resumes) = match &launched.command {
             LaunchedCommand::Train(arguments) => (arguments.load()?, false),
             LaunchedCommand::Resume(arguments) => (arguments.load()?, true),
         };
-        Ok(Self { words, settings: loaded.settings, resumes })
+        Ok(Self { words, settings: loaded.settings, resumes, is_quiet })
+    }
+
+    /// Returns the words that resume the run in its folder, with further settings.
+    pub(crate) fn resumption(&self, set: &[String]) -> Vec<String> {
+        let mut words = vec!["resume".to_owned(), self.settings.run.out.display().to_string()];
+        words.extend(self.is_quiet.then(|| "--quiet".to_owned()));
+        with_settings(&words, set)
     }
 
     /// Returns whether the command can run with further settings.

@@ -10,9 +10,7 @@ use pipewright::hook::ActionHook;
 
 use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
-use crate::display::say;
 use crate::failure::Failure;
-use crate::recovery::disk_space::wait_for_space;
 use crate::recovery::injected::InjectedFaults;
 use crate::recovery::restart::Restart;
 use crate::recovery::restarts::Restarts;
@@ -96,15 +94,7 @@ impl Attempts {
             return Err(failure);
         }
         let next = self.restarts.next(failure, run.limit)?;
-        if let Some(space) = next.space {
-            say(&format!("{}; the run waits for space on the disk", next.record.cause));
-            if !wait_for_space(&run.folder, space, run.deadline, || self.is_stopped()) {
-                return Err(if self.is_stopped() { next.failure } else { next.without_space(run.deadline) });
-            }
-        }
-        if self.is_stopped() {
-            return Err(next.failure);
-        }
+        let next = next.after_space(&run.folder, run.deadline, || self.is_stopped())?;
         let folder = run.folder.clone();
         (self.pending, self.is_resuming) = (Some(next.record), true);
         Ok(folder)

@@ -1,11 +1,14 @@
 //! Waits until a full disk has the space that a run needs to continue.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pipewright::bounded_file::write_regular;
 use rustix::fs::statvfs;
+
+use crate::fault;
 
 /// The time between two looks at a full disk.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -15,7 +18,7 @@ const TRIAL_BYTES: usize = 1 << 20;
 
 /// Waits until the disk of a folder has `needed` bytes and takes a file, at most for `patience`, and only
 /// until `is_stopped`. Returns whether it has the space.
-pub(crate) fn wait_for_space(
+pub(super) fn wait_for_space(
     folder: &Path,
     needed: u64,
     patience: Duration,
@@ -35,16 +38,21 @@ pub(crate) fn wait_for_space(
 fn has_space(folder: &Path, needed: u64) -> bool {
     // A file system that does not tell its space may still take the trial.
     let is_free = statvfs(folder).map_or(true, |disk| disk.f_bavail.saturating_mul(disk.f_frsize) >= needed);
-    is_free && takes_a_file(folder)
+    is_free && write_trial(folder).is_ok()
 }
 
-/// Returns whether a file can be written into a folder, and removes it.
-fn takes_a_file(folder: &Path) -> bool {
+/// Returns whether the disk of a folder takes no file because the disk or a quota is full.
+pub(crate) fn is_full(folder: &Path) -> bool {
+    write_trial(folder).is_err_and(|error| fault::is_full(&error))
+}
+
+/// Writes a file into a folder, and removes it.
+fn write_trial(folder: &Path) -> io::Result<()> {
     let trial = folder.join(".pipewright-space");
     let written = write_regular(&trial, &vec![0; TRIAL_BYTES]);
     // Best effort: the file may not exist.
     let _ = fs::remove_file(&trial);
-    written.is_ok()
+    written
 }
 
 #[cfg(test)]
@@ -57,7 +65,8 @@ mod tests {
         let has_space = |folder: &Path, needed| wait_for_space(folder, needed, Duration::ZERO, || false);
         assert!(has_space(folder.path(), 0));
         assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
-        assert!(!has_space(&folder.path().join("missing"), 0));
+        let missing = folder.path().join("missing");
+        assert!(!has_space(&missing, 0) && !is_full(&missing), "a folder that is missing is not a full disk");
         assert!(!has_space(folder.path(), u64::MAX), "no disk has that much");
     }
 

@@ -13,6 +13,6 @@ mod restarts;
 mod attempts;
 
 pub(crate) use attempts::Attempts;
-pub(crate) use disk_space::wait_for_space;
+pub(crate) use disk_space::is_full;
 pub(crate) use restart::Restart;
 pub(crate) use restarts::Restarts;

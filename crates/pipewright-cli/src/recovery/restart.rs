@@ -59,13 +59,21 @@ impl Restart {
 
     /// Returns the sentence for the display.
     pub(crate) fn sentence(&self) -> String {
-        let Self { step, cause, restart, of, change, .. } = self;
-        let from = match step {
-            0 => "again from step 1".to_owned(),
-            step => format!("from step {step}"),
-        };
+        match self.step {
+            0 => self.saying("the run continues again from step 1"),
+            step => self.saying(&format!("the run continues from step {step}")),
+        }
+    }
+
+    /// Returns the sentence for a restart before the run has begun or resumed.
+    pub(crate) fn sentence_before_begin(&self) -> String {
+        self.saying("the processes start again")
+    }
+
+    fn saying(&self, continuation: &str) -> String {
+        let Self { cause, restart, of, change, .. } = self;
         let change = change.as_ref().map_or_else(String::new, |change| format!(", {change}"));
-        format!("{cause}; the run continues {from}{change} (restart {restart} of {of})")
+        format!("{cause}; {continuation}{change} (restart {restart} of {of})")
     }
 
     /// Writes the record into the folder of the run, for the process that resumes it.
@@ -117,8 +125,13 @@ mod tests {
         assert_eq!(Restart::find(folder.path(), 1), Some(restart.clone()));
         assert_eq!(Restart::find(folder.path(), 2), None, "the record of another restart");
         assert_eq!(
-            Restart { step: 4, ..restart }.sentence(),
+            Restart { step: 4, ..restart.clone() }.sentence(),
             "step 7: rank 1: it broke; the run continues from step 4 (restart 1 of 3)"
+        );
+        let smaller = Restart { change: Some("with 2 ranks instead of 4".to_owned()), ..restart };
+        assert_eq!(
+            smaller.sentence_before_begin(),
+            "step 7: rank 1: it broke; the processes start again, with 2 ranks instead of 4 (restart 1 of 3)"
         );
         Restart::remove(folder.path());
         assert!(!Restart::is_left(folder.path()));

@@ -1,12 +1,14 @@
 //! [`Restarts`]: decides whether a run continues after a failure.
 
+use std::path::Path;
 use std::time::Duration;
 
 use pipewright_schedule::words::counted;
 
-use crate::display::bytes as human_bytes;
+use crate::display::{bytes as human_bytes, say};
 use crate::failure::Failure;
 use crate::fault::Fault;
+use crate::recovery::disk_space::wait_for_space;
 use crate::recovery::restart::Restart;
 
 /// The restarts of a run so far.
@@ -25,7 +27,7 @@ pub(crate) struct NextRestart {
     /// The failure that the restart follows, which the run ends with if it cannot be restarted.
     pub(crate) failure: Failure,
     /// The bytes that the disk must have before the run continues, if the failure is a full disk.
-    pub(crate) space: Option<u64>,
+    space: Option<u64>,
 }
 
 impl NextRestart {
@@ -35,10 +37,31 @@ impl NextRestart {
         below(&self.failure.full_text(), why)
     }
 
+    /// Returns this decision after the disk of the run's folder has the space that the run needs.
+    ///
+    /// # Errors
+    /// Returns the failure if `is_stopped`, or if the disk does not have the space within `patience`.
+    pub(crate) fn after_space(
+        self,
+        folder: &Path,
+        patience: Duration,
+        is_stopped: impl Fn() -> bool,
+    ) -> Result<Self, Failure> {
+        let Some(space) = self.space else { return Ok(self) };
+        say(&format!("{}; the run waits for space on the disk", self.record.cause));
+        let has_space = wait_for_space(folder, space, patience, &is_stopped);
+        if is_stopped() {
+            Err(self.failure)
+        } else if has_space {
+            Ok(self)
+        } else {
+            Err(self.without_space(space, patience))
+        }
+    }
+
     /// Returns the failure of a run that has waited in vain for space on the disk.
-    pub(crate) fn without_space(self, waited: Duration) -> Failure {
-        let space = human_bytes(self.space.unwrap_or_default());
-        let waited = waited.as_secs();
+    fn without_space(self, space: u64, waited: Duration) -> Failure {
+        let (space, waited) = (human_bytes(space), waited.as_secs());
         self.failure.under(format!(
             "the disk did not have the {space} of a checkpoint for {waited} s (`run.deadline_seconds`), so the run ends:\n"
         ))

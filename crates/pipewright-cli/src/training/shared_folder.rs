@@ -67,7 +67,8 @@ pub(crate) fn is_seen(file: &Path) -> bool {
     parts.is_some_and(|(folder, name)| look_for(folder, name, SHORT_LOOK).is_ok())
 }
 
-fn unwritable(folder: &Path, error: &io::Error) -> Failure {
+/// Returns the failure of a run whose folder cannot be written.
+pub(crate) fn unwritable(folder: &Path, error: &io::Error) -> Failure {
     Failure::input(format!("{}: cannot be written: {error}; choose another run.out", folder.display()))
 }
 

@@ -5,7 +5,6 @@
 //! parts of a checkpoint after the same steps.
 
 use std::error::Error;
-use std::io;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -20,7 +19,7 @@ use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
 use crate::display::{Display, Ending, Overview, Reason, say};
 use crate::failure::{Exit, Failure, sentence};
-use crate::fault::{Fault, launched_restart};
+use crate::fault::{Fault, is_full, launched_restart};
 use crate::recovery::Attempts;
 use crate::run_folder::{self, RunFolder, RunFolderError, TIMELINE, is_lost_folder};
 use crate::text::quoted;
@@ -450,15 +449,13 @@ impl Checkpoints {
     /// Returns the message of an error, and how the run can be resumed.
     fn with_resumption(&self, error: &CheckpointError) -> String {
         let (message, run) = (sentence(error), quoted(&self.run.to_string_lossy()));
-        let is_full = |source: &io::Error| {
-            matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-        };
+        let is_full = is_full(error);
         let advice = match error {
-            CheckpointError::Io { source, .. } if is_full(source) && self.saved == 0 => {
+            _ if is_full && self.saved == 0 => {
                 return format!("{message}; no step of this run is saved: free some space, then start again");
             }
             _ if self.saved == 0 => return format!("{message}; no step of this run is saved"),
-            CheckpointError::Io { source, .. } if is_full(source) => "free some space, then resume with",
+            _ if is_full => "free some space, then resume with",
             CheckpointError::NotFinite { .. } => "resume with other settings of [optimizer] (`--set`)",
             _ => "resume with",
         };

@@ -11,6 +11,7 @@ mod hosts;
 mod launch;
 #[path = "../scratch/mod.rs"]
 mod scratch;
+mod starts;
 
 use std::fs;
 use std::path::Path;
