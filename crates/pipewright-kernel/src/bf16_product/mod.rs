@@ -16,9 +16,9 @@
 //! could be kept until the update, one for `x w` and one for `g wᵀ`. They would need 4 bytes per parameter,
 //! in addition to the 18 of parameter, gradient, two moments of AdamW and copy in bfloat16. Packing the right
 //! operand takes a thirteenth of a product of 256 rows and a quarter of one of 64 rows, some of it for reads
-//! that would remain (processor time of one thread on a virtual AMD EPYC with AVX512-BF16). That is at most 4
-//! % of a step of the bench model, and 13 % with experts that have 64 rows each. It is not worth a fifth more
-//! memory.
+//! that would remain (processor time of one thread on a virtual AMD EPYC with AVX512-BF16). That is at most
+//! 4 % of a step of the bench model, and 13 % with experts that have 64 rows each. It is not worth a fifth
+//! more memory.
 //!
 //! # Bits
 //!
