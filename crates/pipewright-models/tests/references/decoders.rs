@@ -9,13 +9,13 @@ use pipewright::nn::TensorParallel;
 use pipewright::pipeline::PipelineConfig;
 use pipewright::tensor::TensorRank;
 use pipewright_models::generation::{Request, Sampling, generate};
-use pipewright_models::{ModelConfig, ModelSource, Place, hf};
+use pipewright_models::{ModelConfig, ModelFamily, ModelSource, ParameterSpec, Place, hf};
 use pipewright_schedule::{ScheduleSpec, Slices};
 use safetensors::SafeTensors;
 use tempfile::TempDir;
 
 use crate::pipelined_run::{Model, train, train_spec};
-use crate::reference::Reference;
+use crate::reference::{Reference, with_decoder};
 
 /// Checks several schedules against one rank, to the bit, and against transformers.
 fn check_schedules(name: &'static str) {
@@ -76,19 +76,11 @@ fn check_written(name: &str) {
     assert_eq!(ModelConfig::from_json(json).ok().as_ref(), Some(&reference.config));
     let folder = TempDir::new().expect("a temporary folder");
     let dir = folder.path().join("m");
-    macro_rules! save {
-        ($($family:ident)*) => {
-            match &reference.config {
-                $(ModelConfig::$family(config) => {
-                    let layers = 0..reference.config.layers();
-                    let stage = hf::load_stage(&reference.dir, config, layers, Device::flex());
-                    hf::save(&dir, config, &[&stage.expect("it loads")]).expect("it is written");
-                })*
-                other => panic!("no reference is of {other:?}"),
-            }
-        };
-    }
-    save!(Mistral SmolLm3 Granite Phi3 Olmo2 Gemma2 Qwen2Moe);
+    with_decoder!(&reference.config, config => {
+        let layers = 0..reference.config.layers();
+        let stage = hf::load_stage(&reference.dir, config, layers, Device::flex());
+        hf::save(&dir, config, &[&stage.expect("it loads")]).expect("it is written");
+    });
     assert_eq!(ModelConfig::read(&dir).ok().as_ref(), Some(&reference.config));
     let files = [&reference.dir, &dir].map(|dir| read(dir.join("model.safetensors")).expect("a file"));
     let [original, written] =
@@ -109,62 +101,61 @@ fn check_parameters(name: &str) {
     let parameters = reference.config.parameters().expect("it has layers");
     let is_tied = reference.config.to_json()["tie_word_embeddings"] == true;
     // The head of a tied model lists the table of the embedding again.
-    let count = |spec: &pipewright_models::ParameterSpec| spec.shape.iter().product::<usize>() as u64;
+    let count = |spec: &ParameterSpec| spec.shape.iter().product::<usize>() as u64;
     let listed = parameters.iter().map(count).sum::<u64>();
     assert_eq!(listed - if is_tied { count(&parameters[0]) } else { 0 }, described);
 }
 
-macro_rules! cases {
-    ($($check:ident: $($name:ident $model:literal)*;)*) => {$($(
-        #[test]
-        fn $name() {
-            $check($model);
+/// Makes a module for each model, with a test for each of its checks.
+macro_rules! models {
+    ($($name:ident $model:literal: $($check:ident)*;)*) => {$(
+        mod $name {
+            $(
+                #[test]
+                fn $check() {
+                    super::$check($model);
+                }
+            )*
         }
-    )*)*};
+    )*};
 }
 
-cases! {
-    check_schedules: mistral_schedules "mistral-tiny" smollm3_schedules "smollm3-tiny"
-        granite_schedules "granite-tiny" phi3_schedules "phi3-tiny" olmo2_schedules "olmo2-tiny" gemma2_schedules "gemma2-tiny" qwen2_moe_schedules "qwen2-moe-tiny";
-    check_slices: mistral_slices "mistral-tiny" smollm3_slices "smollm3-tiny" granite_slices "granite-tiny"
-        phi3_slices "phi3-tiny" olmo2_slices "olmo2-tiny" gemma2_slices "gemma2-tiny" qwen2_moe_slices "qwen2-moe-tiny";
-    check_head_parts: mistral_head_parts "mistral-tiny" granite_head_parts "granite-tiny" phi3_head_parts "phi3-tiny" olmo2_head_parts "olmo2-tiny" gemma2_head_parts "gemma2-tiny" qwen2_moe_head_parts "qwen2-moe-tiny";
-    check_tensor_ranks: mistral_tensor_ranks "mistral-tiny" smollm3_tensor_ranks "smollm3-tiny"
-        granite_tensor_ranks "granite-tiny" gemma2_tensor_ranks "gemma2-tiny" qwen2_moe_tensor_ranks "qwen2-moe-tiny";
-    check_text: mistral_text "mistral-tiny" smollm3_text "smollm3-tiny" granite_text "granite-tiny"
-        phi3_text "phi3-tiny" olmo2_text "olmo2-tiny" gemma2_text "gemma2-tiny" qwen2_moe_text "qwen2-moe-tiny";
-    check_written: mistral_written "mistral-tiny" smollm3_written "smollm3-tiny"
-        granite_written "granite-tiny" phi3_written "phi3-tiny" olmo2_written "olmo2-tiny" gemma2_written "gemma2-tiny" qwen2_moe_written "qwen2-moe-tiny";
-    check_parameters: mistral_parameters "mistral-tiny" smollm3_parameters "smollm3-tiny"
-        granite_parameters "granite-tiny" phi3_parameters "phi3-tiny" olmo2_parameters "olmo2-tiny" gemma2_parameters "gemma2-tiny" qwen2_moe_parameters "qwen2-moe-tiny";
+// Tied heads have no parts, and joined projections and norms are not split over tensor ranks.
+models! {
+    mistral "mistral-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
+        check_written check_parameters;
+    smollm3 "smollm3-tiny": check_schedules check_slices check_tensor_ranks check_text check_written
+        check_parameters;
+    granite "granite-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
+        check_written check_parameters;
+    phi3 "phi3-tiny": check_schedules check_slices check_head_parts check_text check_written check_parameters;
+    olmo2 "olmo2-tiny": check_schedules check_slices check_head_parts check_text check_written
+        check_parameters;
+    gemma2 "gemma2-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
+        check_written check_parameters;
+    qwen2_moe "qwen2-moe-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
+        check_written check_parameters;
+}
+
+/// Checks that two tensor ranks cannot hold a block of the model, with this reason.
+fn check_not_split(name: &str, reason: &str) {
+    let Reference { config, .. } = Reference::load(name);
+    let tensor = TensorParallel::unconnected(TensorRank { index: 0, of: 2 });
+    let place = Place { tensor, ..Device::flex().into() };
+    let refused = with_decoder!(&config, config => config.init_stage(1..2, 1, place).map(drop));
+    assert_eq!(refused.expect_err(name).to_string(), reason);
 }
 
 #[test]
-fn joined_projections_are_not_split_over_tensor_ranks() {
-    let Reference { config, .. } = Reference::load("phi3-tiny");
-    let ModelConfig::Phi3(config) = config else { panic!("it is a Phi 3") };
-    let tensor = TensorParallel::unconnected(TensorRank { index: 0, of: 2 });
-    let place = Place { tensor, ..Device::flex().into() };
-    let error =
-        pipewright_models::ModelFamily::init_stage(&config, 1..2, 1, place).expect_err("it is joined");
-    assert_eq!(
-        error.to_string(),
+fn joined_parameters_are_not_split_over_tensor_ranks() {
+    check_not_split(
+        "phi3-tiny",
         "`model.layers.0.self_attn.qkv_proj` has several parts in one matrix, which 2 tensor ranks cannot split: set \
-         `mesh.tensor_parallel` to 1"
+         `mesh.tensor_parallel` to 1",
     );
-}
-
-#[test]
-fn a_norm_of_all_heads_is_not_split_over_tensor_ranks() {
-    let Reference { config, .. } = Reference::load("olmo2-tiny");
-    let ModelConfig::Olmo2(config) = config else { panic!("it is an OLMo 2") };
-    let tensor = TensorParallel::unconnected(TensorRank { index: 0, of: 2 });
-    let place = Place { tensor, ..Device::flex().into() };
-    let error =
-        pipewright_models::ModelFamily::init_stage(&config, 1..2, 1, place).expect_err("it is joined");
-    assert_eq!(
-        error.to_string(),
+    check_not_split(
+        "olmo2-tiny",
         "`model.layers.0.self_attn.q_norm` is a norm of all heads, which 2 tensor ranks cannot split: set \
-         `mesh.tensor_parallel` to 1"
+         `mesh.tensor_parallel` to 1",
     );
 }

@@ -12,9 +12,9 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use pipewright::stage::StageModule;
 use pipewright_models::decoder::{DecoderInput, DecoderStage};
-use pipewright_models::{ModelConfig, ModelFamily, cross_entropy, hf};
+use pipewright_models::{ModelFamily, cross_entropy, hf};
 
-use crate::reference::{Reference, Step};
+use crate::reference::{Reference, Step, with_decoder};
 
 /// Returns the inputs and targets of one step.
 fn batch(rows: &[Vec<i64>], device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>) {
@@ -138,20 +138,7 @@ fn check(model: &str, cuts: &[usize]) {
     assert_eq!(rows[0].len(), reference.expected.seq_len + 1);
 
     let device = Device::flex().autodiff();
-    let mut stages = match &reference.config {
-        ModelConfig::Llama(config) => load(&reference, config, cuts, &device),
-        ModelConfig::Qwen2(config) => load(&reference, config, cuts, &device),
-        ModelConfig::Qwen3(config) => load(&reference, config, cuts, &device),
-        ModelConfig::Qwen3Moe(config) => load(&reference, config, cuts, &device),
-        ModelConfig::Mistral(config) => load(&reference, config, cuts, &device),
-        ModelConfig::SmolLm3(config) => load(&reference, config, cuts, &device),
-        ModelConfig::Granite(config) => load(&reference, config, cuts, &device),
-        ModelConfig::Phi3(config) => load(&reference, config, cuts, &device),
-        ModelConfig::Qwen2Moe(config) => load(&reference, config, cuts, &device),
-        ModelConfig::Olmo2(config) => load(&reference, config, cuts, &device),
-        ModelConfig::Gemma2(config) => load(&reference, config, cuts, &device),
-        other => panic!("no reference is of {other:?}"),
-    };
+    let mut stages = with_decoder!(&reference.config, config => load(&reference, config, cuts, &device));
     let steps = train(&mut stages, &reference, &rows, &device);
     reference.assert_close(&steps, &reference.expected.steps);
     check_copies(&stages);
