@@ -7,7 +7,6 @@ use burn::module::Param;
 use burn::tensor::{Device, Tensor};
 use pipewright::tensor::{Precision, TensorShard};
 
-use crate::decoder::stays_in_single_precision;
 use crate::hf::{AdapterWeights, HfError};
 use crate::init::adapter_values;
 use crate::lora::{LoraConfig, is_of_adapter};
@@ -38,6 +37,8 @@ pub(crate) struct AdaptedSource<'a, S> {
     lora: &'a LoraConfig,
     values: Values,
     precision: Precision,
+    /// [`ModelFamily::stays_in_single_precision`](crate::ModelFamily::stays_in_single_precision).
+    stays_single: fn(&str) -> bool,
 }
 
 enum Values {
@@ -47,13 +48,18 @@ enum Values {
 
 impl<'a, S> AdaptedSource<'a, S> {
     /// Adds the adapters to the parameters in `base`, which are rounded to the precision in which their stage
-    /// computes.
-    pub(crate) fn new(base: S, adapter: &'a Adapter, precision: Precision) -> Result<Self, HfError> {
+    /// computes, except those for which `stays_single` returns true.
+    pub(crate) fn new(
+        base: S,
+        adapter: &'a Adapter,
+        precision: Precision,
+        stays_single: fn(&str) -> bool,
+    ) -> Result<Self, HfError> {
         let values = match &adapter.start {
             AdapterStart::Seed(seed) => Values::Seed(*seed),
             AdapterStart::Directory(dir) => Values::Weights(AdapterWeights::open(dir)?),
         };
-        Ok(Self { base, lora: &adapter.lora, values, precision })
+        Ok(Self { base, lora: &adapter.lora, values, precision, stays_single })
     }
 }
 
@@ -89,7 +95,7 @@ where
         device: &Device,
     ) -> Result<Param<Tensor<D>>, HfError> {
         let data = self.data(spec, shard)?;
-        Ok(match self.precision.half().filter(|_| !stays_in_single_precision(&spec.path)) {
+        Ok(match self.precision.half().filter(|_| !(self.stays_single)(&spec.path)) {
             Some(half) => Param::from_tensor(Tensor::from_data(data, (device, half))),
             None => Param::from_data(data, device),
         })
@@ -118,7 +124,9 @@ mod tests {
         let (dropout, rslora, targets) = (0.0, false, LoraTargets::AllLinear);
         let lora = LoraConfig { rank: 2, alpha: 2.0, dropout, rslora, targets };
         let adapter = Adapter { lora, start: AdapterStart::Seed(1) };
-        let mut source = AdaptedSource::new(config.initial(3), &adapter, precision).expect("no file");
+        let stays_single = Qwen3MoeConfig::stays_in_single_precision;
+        let source = AdaptedSource::new(config.initial(3), &adapter, precision, stays_single);
+        let mut source = source.expect("no file");
         let place = Place { precision, ..Device::flex().autodiff().into() };
         let stage = config.build_stage(0..config.layers(), &mut source, &place).expect("a stage");
         let mut types = Vec::new();

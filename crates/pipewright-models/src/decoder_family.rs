@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::config_key::KeyTable;
-use crate::decoder::{BlockForm, DecoderConfig, DecoderStage};
+use crate::decoder::{BlockForm, DecoderConfig, DecoderStage, stays_in_single_precision};
 use crate::error::ConfigError;
 use crate::family::{AbsentKey, ModelFamily};
 use crate::head_form::HeadForm;
@@ -93,6 +93,10 @@ impl<F: DecoderFamily> ModelFamily for F {
 
     fn initializer_range(&self) -> f64 {
         self.decoder().initializer_range
+    }
+
+    fn stays_in_single_precision(parameter: &str) -> bool {
+        stays_in_single_precision(parameter)
     }
 
     fn build_stage<S: ParameterSource>(

@@ -159,6 +159,10 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         SeededInit { seed, deviation: self.initializer_range() }
     }
 
+    /// Returns whether a parameter at a path keeps single precision in a run of half precision; see
+    /// [`StageModule::stays_in_single_precision`](pipewright::stage::StageModule::stays_in_single_precision).
+    fn stays_in_single_precision(parameter: &str) -> bool;
+
     /// Builds the stage that holds `layers`, with parameters from `source`: the rank's shards of them, if
     /// several ranks compute the stage together.
     ///

@@ -165,9 +165,8 @@ impl StageModule for HybridStage {
         Some(NO_SLICES.to_owned())
     }
 
-    /// The routers and the numbers of each head of a scan do.
     fn stays_in_single_precision(&self, local: &str) -> bool {
-        local.ends_with("router.weight") || is_of_scan(local)
+        HybridConfig::stays_in_single_precision(local)
     }
 
     /// Returns the paths of the tables that have copies: the table of the embedding and the table of the
@@ -254,6 +253,11 @@ impl ModelFamily for HybridConfig {
 
     fn initial(&self, seed: u64) -> impl ParameterSource<Error = ConfigError> {
         InitialParameters::new(self, seed)
+    }
+
+    /// The routers and the numbers of each head of a scan do.
+    fn stays_in_single_precision(parameter: &str) -> bool {
+        parameter.ends_with("router.weight") || is_of_scan(parameter)
     }
 
     fn build_stage<S: ParameterSource>(

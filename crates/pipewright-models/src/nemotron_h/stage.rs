@@ -110,10 +110,8 @@ impl StageModule for NemotronHStage {
         Some(NO_SLICES.to_owned())
     }
 
-    /// The routers of experts and the numbers of each head of a scan do.
     fn stays_in_single_precision(&self, local: &str) -> bool {
-        let router = [".gate.weight", ".e_score_correction_bias"];
-        router.iter().any(|name| local.ends_with(name)) || is_of_scan(local)
+        NemotronHConfig::stays_in_single_precision(local)
     }
 
     /// Returns the path of the embedding's table. A tied head on another stage holds a copy of it.
@@ -197,6 +195,12 @@ impl ModelFamily for NemotronHConfig {
 
     fn initial(&self, seed: u64) -> impl ParameterSource<Error = ConfigError> {
         InitialParameters::new(self, seed)
+    }
+
+    /// The routers of experts and the numbers of each head of a scan do.
+    fn stays_in_single_precision(parameter: &str) -> bool {
+        let router = [".gate.weight", ".e_score_correction_bias"];
+        router.iter().any(|name| parameter.ends_with(name)) || is_of_scan(parameter)
     }
 
     fn build_stage<S: ParameterSource>(
