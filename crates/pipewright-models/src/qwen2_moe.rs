@@ -37,7 +37,9 @@ fn qkv_bias() -> bool {
 
 impl From<DecoderConfig> for Qwen2MoeConfig {
     fn from(decoder: DecoderConfig) -> Self {
-        let mixture = MixtureConfig::of_width(decoder.intermediate_size);
+        // Published models do not divide the weights of a token's experts by their sum.
+        let mixture =
+            MixtureConfig { norm_topk_prob: false, ..MixtureConfig::of_width(decoder.intermediate_size) };
         let shared_expert_intermediate_size = decoder.intermediate_size;
         Self { decoder, qkv_bias: true, shared_expert_intermediate_size, mixture }
     }

@@ -345,12 +345,14 @@ fn a_published_gemma2_is_read() {
 }
 
 #[test]
-fn usual_factors_of_scores_follow_from_the_width_of_a_head() {
+fn usual_values_are_those_of_the_family() {
     let usual = |family: &str, key: &str| {
         let keys = json!({"head_dim": 64}).as_object().expect("a table").clone();
         let model = ModelConfig::of_sizes(family, DecoderConfig::new(32, 4), keys).expect("it is valid");
         model.to_json()[key].clone()
     };
+    assert_eq!(usual("qwen3_moe", "norm_topk_prob"), true);
+    assert_eq!(usual("qwen2_moe", "norm_topk_prob"), false);
     // The hidden states are as wide as 4 heads of 16.
     assert_eq!(usual("granite", "attention_multiplier"), 0.125);
     assert_eq!(usual("gemma2", "query_pre_attn_scalar"), 64);
