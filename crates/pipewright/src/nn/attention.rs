@@ -51,7 +51,8 @@ impl CausalAttention {
     /// than half of its elements, or the window has no token.
     pub fn of(sequence: usize, form: AttentionForm, device: &Device) -> Self {
         let (pairs, head_dim) = (form.positions.frequencies.len(), form.head_dim);
-        assert!(sequence > 0 && form.window != Some(0), "an attention has positions");
+        assert!(sequence > 0, "an attention has positions");
+        assert!(form.window != Some(0), "a token sees itself, so a window has at least 1 token");
         assert!(
             pairs > 0 && 2 * pairs <= head_dim && head_dim.is_multiple_of(2),
             "heads of {head_dim} with {pairs} pairs: a head has pairs of elements"

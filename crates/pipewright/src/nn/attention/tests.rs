@@ -88,6 +88,12 @@ fn shapes_are_checked() {
     rotary(4, 2).forward(numbers([6, 4], 1.0), numbers([6, 4], 1.0), numbers([6, 4], 1.0));
 }
 
+#[test]
+#[should_panic(expected = "a window has at least 1 token")]
+fn a_window_without_a_token_is_refused() {
+    special(4, 0);
+}
+
 /// Checks that the slices of sequences, each with the keys of all slices up to it, make up the whole
 /// attention.
 fn check_slices(attention: &CausalAttention, batch: usize, heads: usize, kv_heads: usize, lengths: &[usize]) {
