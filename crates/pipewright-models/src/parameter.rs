@@ -80,8 +80,13 @@ pub struct ParameterSpec {
 impl ParameterSpec {
     /// Returns whether the parameter belongs to the layer at a path.
     pub(crate) fn is_in(&self, layer: &str) -> bool {
-        self.path.strip_prefix(layer).is_some_and(|rest| rest.starts_with('.'))
+        is_in(&self.path, layer)
     }
+}
+
+/// Returns whether a path is below the path of a layer.
+pub(crate) fn is_in(path: &str, layer: &str) -> bool {
+    path.strip_prefix(layer).is_some_and(|rest| rest.starts_with('.'))
 }
 
 /// The use of a parameter, which decides its initial values and its layout in files.

@@ -1,6 +1,5 @@
 //! The attentions of a model's blocks, for sequences of any length.
 
-use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::Device;
@@ -86,19 +85,19 @@ impl BlockAttentions {
     pub(super) fn of_microbatch(
         &self,
         block: usize,
-        made: &MicrobatchAttentions,
+        made: &mut MicrobatchAttentions,
         make: impl FnOnce() -> Arc<CausalAttention>,
     ) -> Arc<CausalAttention> {
-        let (layer, mut made) = (self.layers[block], made.0.borrow_mut());
-        if let Some((_, attention)) = made.iter().find(|(form, _)| *form == layer) {
+        let layer = self.layers[block];
+        if let Some((_, attention)) = made.0.iter().find(|(form, _)| *form == layer) {
             return Arc::clone(attention);
         }
         let attention = make();
-        made.push((layer, Arc::clone(&attention)));
+        made.0.push((layer, Arc::clone(&attention)));
         attention
     }
 }
 
 /// The attentions of a stage for a microbatch, one for each form of its blocks.
 #[derive(Debug, Default)]
-pub(super) struct MicrobatchAttentions(RefCell<Vec<(LayerForm, Arc<CausalAttention>)>>);
+pub(super) struct MicrobatchAttentions(Vec<(LayerForm, Arc<CausalAttention>)>);

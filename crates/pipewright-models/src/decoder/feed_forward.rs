@@ -78,6 +78,22 @@ impl FeedForward {
         }
     }
 
+    /// Returns a layer without parameters.
+    fn empty(activation: Activation) -> Self {
+        Self {
+            gate_proj: None,
+            up_proj: None,
+            gate_up_proj: None,
+            down_proj: None,
+            gate: None,
+            experts: Vec::new(),
+            shared_expert: None,
+            shared_expert_gate: None,
+            activation,
+            choice: None,
+        }
+    }
+
     fn dense<S: ParameterSource>(
         config: &DecoderConfig,
         form: &BlockForm<'_>,
@@ -93,14 +109,8 @@ impl FeedForward {
         Ok(Self {
             gate_proj: linear("gate_proj", [hidden, inner], outputs)?,
             up_proj: linear("up_proj", [hidden, inner], outputs)?,
-            gate_up_proj: None,
             down_proj: linear("down_proj", [inner, hidden], SplitLinear::Inputs)?,
-            gate: None,
-            experts: Vec::new(),
-            shared_expert: None,
-            shared_expert_gate: None,
-            activation: form.activation,
-            choice: None,
+            ..Self::empty(form.activation)
         })
     }
 
@@ -114,18 +124,11 @@ impl FeedForward {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let down = format!("{path}.down_proj");
         Ok(Self {
-            gate_proj: None,
-            up_proj: None,
             gate_up_proj: Some(
                 builder.joined_projection(&format!("{path}.gate_up_proj"), [hidden, 2 * inner])?,
             ),
             down_proj: Some(builder.projection(false, &down, [inner, hidden], SplitLinear::Inputs)?),
-            gate: None,
-            experts: Vec::new(),
-            shared_expert: None,
-            shared_expert_gate: None,
-            activation,
-            choice: None,
+            ..Self::empty(activation)
         })
     }
 
@@ -165,10 +168,6 @@ impl FeedForward {
             balance: mixture.output_router_logits.then_some((share, mixture.router_aux_loss_coef)),
         };
         Ok(Self {
-            gate_proj: None,
-            up_proj: None,
-            gate_up_proj: None,
-            down_proj: None,
             gate,
             experts: builder.experts(path, sizes)?,
             shared_expert: shared
@@ -177,8 +176,8 @@ impl FeedForward {
             shared_expert_gate: shared
                 .map(|_| builder.linear(&format!("{shared_path}_gate"), hidden, 1))
                 .transpose()?,
-            activation: Activation::Silu,
             choice: Some(choice),
+            ..Self::empty(Activation::Silu)
         })
     }
 

@@ -82,7 +82,7 @@ impl DecoderStage {
         &self,
         layer: Layer,
         input: DecoderInput,
-        attentions: &MicrobatchAttentions,
+        attentions: &mut MicrobatchAttentions,
         context: &StageContext,
     ) -> Tensor<3> {
         if layer == Layer::Embedding {
@@ -187,10 +187,10 @@ impl StageModule for DecoderStage {
     fn forward(&self, input: DecoderInput, context: &StageContext) -> Tensor<3> {
         let mut layers = self.layers().into_iter();
         let first = layers.next().expect("a stage has a layer");
-        let attentions = MicrobatchAttentions::default();
-        let hidden = self.run_layer(first, input, &attentions, context);
+        let mut attentions = MicrobatchAttentions::default();
+        let hidden = self.run_layer(first, input, &mut attentions, context);
         layers.fold(hidden, |hidden, layer| {
-            self.run_layer(layer, DecoderInput::Hidden(hidden), &attentions, context)
+            self.run_layer(layer, DecoderInput::Hidden(hidden), &mut attentions, context)
         })
     }
 
@@ -205,8 +205,8 @@ impl StageModule for DecoderStage {
         input: Values,
         context: &StageContext,
     ) -> Result<Values, BoundaryError> {
-        let attentions = MicrobatchAttentions::default();
-        Ok(pack(self.run_layer(self.layers()[block], unpack(input)?, &attentions, context)))
+        let mut attentions = MicrobatchAttentions::default();
+        Ok(pack(self.run_layer(self.layers()[block], unpack(input)?, &mut attentions, context)))
     }
 
     /// Gives the last norm and the head the paths of a Hugging Face directory.

@@ -6,7 +6,7 @@ use pipewright::tensor::Precision;
 use pipewright_schedule::LayerDesc;
 
 use crate::lora::{LoraConfig, is_of_adapter, layer_of_first};
-use crate::parameter::ParameterSpec;
+use crate::parameter::{ParameterSpec, is_in};
 use crate::projection::input_of;
 
 /// The bytes of a number in an adapter, which computes in single precision.
@@ -36,9 +36,7 @@ pub(super) fn add_adapters<'a>(
         }
     }
     for layer in layers {
-        let own = kept
-            .iter()
-            .filter(|(path, _)| path.strip_prefix(&layer.path).is_some_and(|rest| rest.starts_with('.')));
+        let own = kept.iter().filter(|(path, _)| is_in(path, &layer.path));
         let numbers =
             own.map(|(_, numbers)| numbers).fold(0, |sum: u64, &numbers| sum.saturating_add(numbers));
         let bytes = numbers.saturating_mul(FLOAT).saturating_mul(tokens as u64);
