@@ -465,3 +465,38 @@ fn a_run_of_other_adapters_or_another_base_is_refused() {
     refused(&["export", "out", "x", "--dtype", "bfloat16"], &[], "adapters are written as float32");
     assert!(!folder.path().join("x").exists() && !folder.path().join("merged").exists());
 }
+
+/// The decoder families with a part of their own, and the keys that a small model of each needs.
+const FAMILIES: [(&str, &[&str]); 7] = [
+    ("mistral", &["model.sliding_window=3"]),
+    ("smollm3", &["model.no_rope_layer_interval=2"]),
+    ("granite", &["model.logits_scaling=2.0"]),
+    ("phi3", &["model.sliding_window=3"]),
+    ("olmo2", &[]),
+    ("gemma2", &["model.sliding_window=3"]),
+    ("qwen2_moe", &["model.num_experts=4"]),
+];
+
+/// A model of each family starts from random values and is exported. Adapters on it train to the same digits
+/// on one rank and on two.
+#[test]
+fn every_family_trains_from_its_name_alone_and_with_adapters() {
+    let folder = scratch::folder(&scratch::small(2, 2, 2));
+    let train = |set: &[&str]| {
+        succeed(&folder, &["train", "small.toml"], set);
+        figures(&folder)
+    };
+    for (family, keys) in FAMILIES {
+        let architecture = format!("model.architecture={family}");
+        let all = train(&[&[architecture.as_str(), "pipeline.ranks=2"], keys].concat());
+        succeed(&folder, &["export", "out", family], &[]);
+        let config = fs::read(folder.path().join(family).join("config.json")).expect("a configuration");
+        let config: Value = serde_json::from_slice(&config).expect("JSON");
+        assert_eq!(config["model_type"], family);
+        let from = format!("model.from={family}");
+        let adapted = [from.as_str(), "adapter.kind=lora"];
+        let one = train(&[&adapted[..], &["pipeline.ranks=1"]].concat());
+        assert_eq!(train(&[&adapted[..], &["pipeline.ranks=2"]].concat()), one, "{family}");
+        assert!(one[0] != all[0] && one[0] != one[1], "{family}: {one:?} {all:?}");
+    }
+}

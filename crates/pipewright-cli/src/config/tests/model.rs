@@ -67,6 +67,12 @@ fn keys_of_a_family_are_checked_where_they_are_written() {
         "rope_scaling = { rope_type = \"ntk\" }",
         "`rope_scaling.rope_type = ntk` is not supported: only default, linear, dynamic, yarn, longrope or llama3 is",
     );
+    // The check of the model does not know which of the two tables is written.
+    check(
+        "rope_parameters = { rope_type = \"longrope\", short_factor = [1.0], long_factor = [1.0], factor = 2.0, \
+         original_max_position_embeddings = 4 }",
+        "`rope_scaling.short_factor` has 1 number: it must have 32, one for each pair of rotated elements",
+    );
     check("num_experts = \"many\"", "the value of `num_experts` cannot be used");
     check_set(
         &["model.num_experts=4"],
