@@ -28,6 +28,7 @@ fn write_run(folder: &Path, name: &str, steps: u64, ranks: &str) {
         writeln!(
             lines,
             "{{\"step\":{step},\"loss\":{loss},\"grad_norm\":0.5,\"learning_rate\":0.001,\"tokens_per_second\":1000,\
+             \"model_tflops\":0.0646,\"mfu\":0.273,\
              \"step_ms\":{},\"elapsed_s\":{},\"tokens\":{},\"bubble_fraction\":0.25,\"exposed_comm_fraction\":0.01,\
              \"peak_bytes\":{ranks},\"bubble_per_rank\":[0.2,0.3],\"predicted_step_ms\":98.5,\"host_ms\":1,\
              \"auxiliary\":{{\"moe_aux\":{loss}}}{validation}}}",
@@ -111,6 +112,8 @@ fn runs_are_compared_side_by_side() {
         figures.contains("steps\t4,000\t50") && figures.contains("memory, largest rank\t2.0 MiB\t–"),
         "{figures}"
     );
+    assert!(figures.contains("rate of computation, median\t64.6 GFLOP/s"), "{figures}");
+    assert!(figures.contains("MFU, median\t27.3\u{a0}%"), "{figures}");
     assert!(figures.contains("98.5 ms (measured +1.5\u{a0}%)"), "{figures}");
     // Both are of the same steps and ranks, so together they are the whole.
     assert!(

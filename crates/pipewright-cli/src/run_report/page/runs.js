@@ -32,6 +32,8 @@ function bytes(value) {
   return unit ? (value / unit[0]).toFixed(value / unit[0] < 100 ? 1 : 0) + " " + unit[1] : value + " B";
 }
 
+// Formats a rate in 10^12 operations per second.
+const operations = (value) => value >= 1 ? significant(value, 3) + " TFLOP/s" : significant(value * 1e3, 3) + " GFLOP/s";
 const milliseconds = (value) => value >= 1e3 ? significant(value / 1e3) + " s" : significant(value) + " ms";
 
 function clock(seconds) {

@@ -41,7 +41,7 @@ function figureRows() {
     ["tokens", ({ tokens }) => format(tokens, grouped)],
     ["time", ({ seconds }) => format(seconds, elapsed)],
     ["tokens per second, median", ({ tokens_per_second }) => format(tokens_per_second, grouped)],
-    ["model TFLOP/s, median", ({ model_tflops }) => format(model_tflops, (value) => value.toPrecision(3))],
+    ["rate of computation, median", ({ model_tflops }) => format(model_tflops, operations)],
     ["MFU, median", ({ mfu }) => format(mfu, percent)],
     ["whole step, median", ({ step_ms }) => format(step_ms, milliseconds)],
     ["whole step, planned", ({ step_ms, planned_step_ms }) => format(planned_step_ms, (value) => difference(step_ms, value))],
