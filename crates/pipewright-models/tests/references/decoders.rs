@@ -14,8 +14,9 @@ use pipewright_schedule::{ScheduleSpec, Slices};
 use safetensors::SafeTensors;
 use tempfile::TempDir;
 
+use crate::decoder_config::with_decoder;
 use crate::pipelined_run::{Model, train, train_spec};
-use crate::reference::{Reference, with_decoder};
+use crate::reference::Reference;
 
 /// Checks several schedules against one rank, to the bit, and against transformers.
 fn check_schedules(name: &'static str) {

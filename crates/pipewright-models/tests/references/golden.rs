@@ -14,7 +14,8 @@ use pipewright::stage::StageModule;
 use pipewright_models::decoder::{DecoderInput, DecoderStage};
 use pipewright_models::{ModelFamily, cross_entropy, hf};
 
-use crate::reference::{Reference, Step, with_decoder};
+use crate::decoder_config::with_decoder;
+use crate::reference::{Reference, Step};
 
 /// Returns the inputs and targets of one step.
 fn batch(rows: &[Vec<i64>], device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>) {

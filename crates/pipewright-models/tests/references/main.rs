@@ -13,5 +13,6 @@ mod nemotron_h;
 mod hybrid;
 mod tensor_parallel;
 mod lora;
+mod decoder_config;
 mod reference;
 mod pipelined_run;
