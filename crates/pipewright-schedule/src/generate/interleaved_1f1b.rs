@@ -82,7 +82,7 @@ fn row(placement: &Placement, rank: Rank, order: Interleaving) -> Vec<Option<Act
     let mut cursors = StageCursor::of_rank(placement, rank);
     let forwards = order.all();
     let followers = placement.ranks() - 1 - rank.get();
-    let warm_up = order.warm_up(followers + followers.min(most_further(order, placement.ranks())));
+    let warm_up = order.wide_warm_up(followers, placement.ranks());
     let first_backward = placement.stages() + 2 * followers;
     let mut row = Vec::with_capacity((rank.get() + first_backward + 3 * forwards) as usize);
     row.extend(repeat_n(None, rank.index()));
@@ -95,16 +95,6 @@ fn row(placement: &Placement, rank: Rank, order: Interleaving) -> Vec<Option<Act
         row.push(Some(cursors[order.backward(op)].backward()));
     }
     row
-}
-
-/// Returns the most forwards of a warm-up beyond one for each later rank. A short last group limits them.
-fn most_further(order: Interleaving, ranks: u32) -> u32 {
-    let short = order.short_group();
-    if short == 0 || (order.chunks - 1) * short <= 1 {
-        return u32::MAX;
-    }
-    // A group is smaller than the number of ranks only if all microbatches are one group, which is not short.
-    short + 1 + (order.group - ranks)
 }
 
 #[cfg(test)]

@@ -5,8 +5,9 @@
 //! With `p` ranks, `v` stages per rank and groups of `g` microbatches, rank `r` warms up with
 //! `(v - 1) g + (p - 1 - r)` forwards, then repeats `F I`, with a `W` after each `I` once `r` weight
 //! gradients are pending. The setting `wide_warmup` warms up with `(v - 1) g + 2 (p - 1 - r)` forwards
-//! instead, which hides the latency of messages and costs `p - 1 - r` more activations: rank 0 then holds
-//! `v p + p - 1`. The bubble is about a `v`th of ZB-H1's.
+//! instead (fewer before a short last group, as in [`super::interleaved_1f1b`]), which hides the latency of
+//! messages and costs `p - 1 - r` more activations: rank 0 then holds `v p + p - 1`. The bubble is about a
+//! `v`th of ZB-H1's.
 
 use crate::generate::error::GenerateErrorKind;
 use crate::generate::generator::Generator;
@@ -56,13 +57,45 @@ fn check(spec: &ScheduleSpec, stages_per_rank: u32) -> Result<(), GenerateErrorK
 fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
     let order =
         spec.interleaving(NAME, placement.stages() / placement.ranks()).expect("the size was checked");
-    let slope = if spec.wide_warmup { 2 } else { 1 };
     let row = |rank| {
         let mut cursors = StageCursor::of_rank(&placement, rank);
         let followers = placement.ranks() - 1 - rank.get();
-        let warm_up = order.warm_up(slope * followers);
+        let warm_up = if spec.wide_warmup {
+            order.wide_warm_up(followers, placement.ranks())
+        } else {
+            order.warm_up(followers)
+        };
         split_backward(&mut cursors, order, Phases { warm_up, pending: rank.get() })
     };
     let rows = placement.all_ranks().map(row).collect();
     Schedule::generated(placement, spec.microbatches, rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generate::generate;
+    use crate::level::Level;
+    use crate::lower::{LowerConfig, lower};
+
+    #[test]
+    fn every_group_of_a_wide_warmup_is_sound() {
+        for ranks in 1..=7 {
+            for (stages, microbatches) in (1..=3).flat_map(|stages| (1..=18).map(move |m| (stages, m))) {
+                for group_size in ranks.min(microbatches)..=microbatches {
+                    let spec = ScheduleSpec {
+                        ranks,
+                        stages_per_rank: Some(stages),
+                        microbatches,
+                        group_size: Some(group_size),
+                        wide_warmup: true,
+                        ..ScheduleSpec::default()
+                    };
+                    let schedule = generate(NAME, &spec).unwrap_or_else(|error| panic!("{error}"));
+                    let program = lower(&schedule, &LowerConfig::from(Level::Compute));
+                    assert!(program.is_ok(), "{spec:?}: {:?}", program.err());
+                }
+            }
+        }
+    }
 }

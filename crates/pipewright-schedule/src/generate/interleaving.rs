@@ -41,9 +41,21 @@ impl Interleaving {
         (self.chunks - 1).saturating_mul(self.group).saturating_add(further).min(self.all())
     }
 
-    /// Returns the number of microbatches of the last group if it is short, otherwise 0.
-    pub(super) fn short_group(self) -> u32 {
-        self.microbatches % self.group
+    /// Returns the number of forwards of a warm-up with two further forwards, instead of one, for each of the
+    /// later ranks, `followers`. A short last group limits them: with more, the first rank would wait for a
+    /// forward that the last rank runs only after a backward, which waits for the first rank.
+    pub(super) fn wide_warm_up(self, followers: u32, ranks: u32) -> u32 {
+        self.warm_up(followers + followers.min(self.most_further(ranks)))
+    }
+
+    /// Returns the most forwards of a warm-up beyond one for each later rank.
+    fn most_further(self, ranks: u32) -> u32 {
+        let short = self.microbatches % self.group;
+        if short == 0 || (self.chunks - 1) * short <= 1 {
+            return u32::MAX;
+        }
+        // A group is smaller than the number of ranks only if all microbatches are one group, which is not short.
+        short + 1 + (self.group - ranks)
     }
 }
 
