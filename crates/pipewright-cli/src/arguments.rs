@@ -92,12 +92,13 @@ Example:
     Export(export::ExportArguments),
     /// Sample text from a trained model.
     #[command(after_help = "\
-The model is computed on the processor, with a key-value cache unless its family is nemotron_h or hybrid; there \
-each token computes all earlier ones again. The text ends after --tokens tokens, or at the model's own end token \
-(`eos_token_id`). The tokenizer is the one that the run used, or the tokenizer.json of the directory.
+The model is computed on the processor by one rank, or by the ranks and devices that --ranks and --devices say. The \
+text ends after --tokens tokens, or at the model's own end token (`eos_token_id`). The tokenizer is the one that the \
+run used, or the tokenizer.json of the directory.
 
 Example:
-  pipewright generate runs/sample --prompt 'fn main' --temperature 0.7")]
+  pipewright generate runs/sample --prompt 'fn main' --temperature 0.7
+  pipewright generate runs/sample --ranks run --prompt 'let' --prompt 'use'")]
     Generate(generate::GenerateArguments),
     /// Check everything that can be checked without training.
     #[command(after_help = "Example:\n  pipewright check --set pipeline.ranks=4 --format json")]

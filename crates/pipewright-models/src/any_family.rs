@@ -16,11 +16,11 @@ use crate::adapter::{AdaptedSource, Adapter};
 use crate::cut_stage;
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
+use crate::generation_stage::GenerationStage;
 use crate::head_form::{CutHead, HeadForm};
 use crate::hf::{self, ExportOptions, HfError, Stored, WeightType};
 use crate::lora::{LoraConfig, is_of_adapter};
 use crate::merged::MergedSource;
-use crate::next_token::NextToken;
 use crate::parameter::{Outline, ParameterSource, ParameterSpec};
 use crate::parameter_group::{self, ParameterGroup};
 use crate::split::Place;
@@ -86,7 +86,12 @@ pub(crate) trait AnyFamily {
     ) -> Result<Stage, HfError>;
     fn group_paths(&self, groups: &[ParameterGroup]) -> Result<Vec<String>, ConfigError>;
     fn refuses_slices(&self) -> Result<Option<String>, ConfigError>;
-    fn whole(&self, source: ModelSource<'_>, device: &Device) -> Result<Box<dyn NextToken>, HfError>;
+    fn generation_stage(
+        &self,
+        layers: Range<usize>,
+        source: ModelSource<'_>,
+        device: &Device,
+    ) -> Result<Box<dyn GenerationStage>, HfError>;
     fn export(
         &self,
         checkpoint: &Checkpoint,
@@ -170,9 +175,13 @@ impl<F: ModelFamily<Stage: 'static>> AnyFamily for F {
         Ok(outlined(self)?.refuses_slices())
     }
 
-    fn whole(&self, source: ModelSource<'_>, device: &Device) -> Result<Box<dyn NextToken>, HfError> {
+    fn generation_stage(
+        &self,
+        layers: Range<usize>,
+        source: ModelSource<'_>,
+        device: &Device,
+    ) -> Result<Box<dyn GenerationStage>, HfError> {
         let config = self.for_generation();
-        let layers = 0..ModelFamily::layers(&config);
         Ok(Box::new(match source {
             ModelSource::Directory(directory) => hf::load_stage(directory, &config, layers, device)?,
             ModelSource::Checkpoint(checkpoint) => hf::restore_stage(checkpoint, &config, layers, device)?,

@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use crate::config_key::KeyTable;
 use crate::decoder::DecoderConfig;
 use crate::error::{ConfigError, RefusedKey};
+use crate::generation_stage::GenerationStage;
 use crate::head_form::HeadForm;
 use crate::init::SeededInit;
-use crate::next_token::NextToken;
 use crate::parameter::{Outline, ParameterSource, ParameterSpec};
 use crate::split::Place;
 use crate::training_module::TrainingModule;
@@ -61,7 +61,7 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     /// Types of positions that mean `longrope` in files of this family.
     const LONGROPE_NAMES: &'static [&'static str] = &[];
     /// The module of a stage.
-    type Stage: TrainingModule + NextToken;
+    type Stage: TrainingModule + GenerationStage;
 
     /// Returns the configuration of a model of these sizes, with the family's usual values for everything
     /// else.

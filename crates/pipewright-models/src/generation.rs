@@ -22,12 +22,13 @@
 
 use std::collections::HashSet;
 
+use pipewright::tensor::BoundaryError;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use thiserror::Error;
 
 use crate::error::SplitModel;
-use crate::next_token::NextToken;
+use crate::generation_stage::{GenerationStage, StageRow};
 
 /// The tokens to generate.
 #[derive(Clone, Copy, Debug)]
@@ -122,6 +123,9 @@ pub enum GenerateError {
     /// The model has shards of its parameters.
     #[error(transparent)]
     Split(#[from] SplitModel),
+    /// The stage does not have all layers.
+    #[error("the stage does not have all layers of the model")]
+    Part(#[from] BoundaryError),
     /// A logit is infinite or not a number.
     #[error(
         "the model's output after {tokens} tokens is not finite, because its parameters are not finite or overflow: \
@@ -138,40 +142,80 @@ pipewright_schedule::message_as_debug!(GenerateError);
 /// Generates tokens one by one, and passes each to `each` at once.
 ///
 /// # Errors
-/// When the request does not fit the model, the model has shards of its parameters, or its output is not
-/// finite.
+/// When the request does not fit the model, the stage has shards of its parameters or not all layers, or its
+/// output is not finite.
+///
+/// # Panics
+/// When the stage does not have the embedding, or a token of the prompt is outside the vocabulary.
 pub fn generate(
-    model: &dyn NextToken,
+    model: &dyn GenerationStage,
     request: &Request<'_>,
     each: &mut dyn FnMut(u32),
 ) -> Result<Generated, GenerateError> {
-    check(request)?;
-    let mut random = ChaCha8Rng::seed_from_u64(request.sampling.seed);
-    let mut cached = if request.uses_cache { model.cached() } else { None };
-    let is_cached = cached.is_some();
-    let mut all = request.prompt.to_vec();
-    let mut known = 0;
-    let prompt = all.len();
-    let mut is_ended = false;
-    let end = prompt.saturating_add(request.tokens);
-    while all.len() < end && !is_ended {
-        let mut logits = match &mut cached {
-            Some(cached) => cached.extend(&all[known..]),
-            None => model.next_token(&all)?,
-        };
-        known = all.len();
-        if logits.iter().any(|logit| !logit.is_finite()) {
-            return Err(GenerateError::NotFinite { tokens: known });
-        }
-        request.sampling.penalize(&mut logits, &all);
-        let token = request.sampling.choose(&logits, &mut random);
-        is_ended = request.ends.contains(&token);
-        if !is_ended {
-            all.push(token);
-            each(token);
-        }
+    let mut text = GrowingText::new(*request)?;
+    model.require_whole()?;
+    let mut row = StageRow::new(model, request.uses_cache);
+    while let Some(tokens) = text.unknown_tokens() {
+        let logits = row.append(tokens)?.last_logits()?;
+        text.choose(logits)?.into_iter().for_each(&mut *each);
     }
-    Ok(Generated { tokens: all.split_off(prompt), is_ended, is_cached })
+    Ok(text.finish(row.has_cache()))
+}
+
+/// A text that gets one token after the other.
+pub(crate) struct GrowingText<'a> {
+    request: Request<'a>,
+    random: ChaCha8Rng,
+    /// The prompt and the tokens after it.
+    tokens: Vec<u32>,
+    /// The number of tokens that the model has computed.
+    known: usize,
+    is_ended: bool,
+}
+
+impl<'a> GrowingText<'a> {
+    /// Returns a text with the prompt alone.
+    ///
+    /// # Errors
+    /// When the request does not fit the model.
+    pub(crate) fn new(request: Request<'a>) -> Result<Self, GenerateError> {
+        check(&request)?;
+        let random = ChaCha8Rng::seed_from_u64(request.sampling.seed);
+        Ok(Self { request, random, tokens: request.prompt.to_vec(), known: 0, is_ended: false })
+    }
+
+    /// Returns the tokens that the model computes next; `None` if the text is complete.
+    pub(crate) fn unknown_tokens(&self) -> Option<&[u32]> {
+        let end = self.request.prompt.len().saturating_add(self.request.tokens);
+        (self.tokens.len() < end && !self.is_ended).then(|| &self.tokens[self.known..])
+    }
+
+    /// Chooses the next token by the logits after the tokens so far; `None` if it ends the text.
+    ///
+    /// # Errors
+    /// When a logit is not finite.
+    pub(crate) fn choose(&mut self, mut logits: Vec<f32>) -> Result<Option<u32>, GenerateError> {
+        self.known = self.tokens.len();
+        if logits.iter().any(|logit| !logit.is_finite()) {
+            return Err(GenerateError::NotFinite { tokens: self.known });
+        }
+        let Request { sampling, ends, .. } = self.request;
+        sampling.penalize(&mut logits, &self.tokens);
+        let token = sampling.choose(&logits, &mut self.random);
+        self.is_ended = ends.contains(&token);
+        if self.is_ended {
+            return Ok(None);
+        }
+        self.tokens.push(token);
+        Ok(Some(token))
+    }
+
+    /// Returns the tokens after the prompt. `has_cache` says whether the model has a cache.
+    pub(crate) fn finish(mut self, has_cache: bool) -> Generated {
+        let tokens = self.tokens.split_off(self.request.prompt.len());
+        let is_cached = has_cache && self.request.uses_cache;
+        Generated { tokens, is_ended: self.is_ended, is_cached }
+    }
 }
 
 fn check(request: &Request<'_>) -> Result<(), GenerateError> {
@@ -262,7 +306,11 @@ fn keep_most_probable(candidates: &mut Vec<(usize, f64)>, top_p: f64) {
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::{Device, Tensor, TensorData};
+    use pipewright::tensor::{Values, pack};
+
     use super::*;
+    use crate::generation_stage::StageCache;
 
     /// Draws many tokens, and returns the share of each.
     fn shares(logits: &[f32], sampling: Sampling) -> Vec<f64> {
@@ -327,11 +375,29 @@ mod tests {
     /// Predicts a fixed token after each token.
     struct Fixed(Vec<f32>);
 
-    impl NextToken for Fixed {
-        fn next_token(&self, tokens: &[u32]) -> Result<Vec<f32>, SplitModel> {
+    impl GenerationStage for Fixed {
+        fn parameters(&self) -> usize {
+            0
+        }
+
+        fn device(&self) -> Device {
+            Device::flex()
+        }
+
+        fn require_whole(&self) -> Result<(), SplitModel> {
+            Ok(())
+        }
+
+        fn compute(&self, input: Values) -> Result<Values, BoundaryError> {
             let mut logits = [0.0; 4];
-            logits[tokens.len() % 4] = 9.0;
-            Ok(logits.iter().zip(&self.0).map(|(logit, added)| logit + added).collect())
+            logits[input[0].shape()[1] % 4] = 9.0;
+            let logits: Vec<f32> = logits.iter().zip(&self.0).map(|(logit, added)| logit + added).collect();
+            let data = TensorData::new(logits, [1, 1, 4]);
+            Ok(pack(Tensor::<3>::from_data(data, &Device::flex())))
+        }
+
+        fn cache(&self) -> Option<Box<dyn StageCache + '_>> {
+            None
         }
     }
 

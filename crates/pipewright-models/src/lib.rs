@@ -52,12 +52,13 @@ mod vocabulary;
 
 pub mod init;
 
-pub mod next_token;
+pub mod generation_stage;
 pub mod training_module;
 mod documents;
 mod valid_tokens;
 
 mod mamba;
+mod block_cache;
 
 pub mod decoder;
 
@@ -91,6 +92,7 @@ mod cut_model;
 pub mod training_memory;
 
 pub mod generation;
+pub mod generation_ranks;
 
 pub use adapter::{Adapter, AdapterStart};
 pub use any_family::{AdaptedCheckpoint, InitialParameters, ModelSource};

@@ -3,6 +3,7 @@
 //! A further family is one module with a type that implements [`ModelFamily`], its `pub mod` line in
 //! `lib.rs`, and a `use` line and a line in the list here.
 
+use std::ops::Range;
 use std::path::Path;
 
 use burn::tensor::Device;
@@ -18,6 +19,7 @@ use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
 use crate::family::{AbsentKey, ModelFamily};
 use crate::gemma2::Gemma2Config;
+use crate::generation_stage::GenerationStage;
 use crate::granite::GraniteConfig;
 use crate::hf::{self, Described, ExportOptions, HfError, Stored, WeightType};
 use crate::hybrid::HybridConfig;
@@ -25,7 +27,6 @@ use crate::llama::LlamaConfig;
 use crate::lora::{LoraConfig, LoraTargets, is_of_adapter, layer_of_first};
 use crate::mistral::MistralConfig;
 use crate::nemotron_h::NemotronHConfig;
-use crate::next_token::NextToken;
 use crate::olmo2::Olmo2Config;
 use crate::parameter::{ParameterKind, ParameterSpec};
 use crate::parameter_group::ParameterGroup;
@@ -232,8 +233,26 @@ impl ModelConfig {
     ///
     /// # Errors
     /// As [`hf::load_stage`] and [`hf::restore_stage`].
-    pub fn whole(&self, source: ModelSource<'_>, device: &Device) -> Result<Box<dyn NextToken>, HfError> {
-        self.family().whole(source, device)
+    pub fn whole(
+        &self,
+        source: ModelSource<'_>,
+        device: &Device,
+    ) -> Result<Box<dyn GenerationStage>, HfError> {
+        self.generation_stage(0..self.layers(), source, device)
+    }
+
+    /// Builds the stage that holds `layers` for generation, on `device`. Parameters of other layers are not
+    /// read.
+    ///
+    /// # Errors
+    /// As [`hf::load_stage`] and [`hf::restore_stage`].
+    pub fn generation_stage(
+        &self,
+        layers: Range<usize>,
+        source: ModelSource<'_>,
+        device: &Device,
+    ) -> Result<Box<dyn GenerationStage>, HfError> {
+        self.family().generation_stage(layers, source, device)
     }
 
     /// Writes the adapters of a checkpoint as a PEFT directory into `dir`, which must be empty or not exist.

@@ -1,20 +1,25 @@
 //! `pipewright generate`: samples text from a trained model.
 
+mod ranks;
+mod prompts;
 mod chat;
+mod report;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
-use burn::tensor::Device;
 use clap::Args;
 use pipewright::train::data::ChatTemplate;
-use pipewright_models::generation::{Generated, Request, Sampling, generate};
-use serde_json::json;
+use pipewright_models::generation::{Generated, Request, Sampling};
+use pipewright_models::generation_ranks::RanksError;
 
-use crate::commands::generate::chat::{Answer, Chat};
+use crate::commands::generate::chat::Chat;
+use crate::commands::generate::prompts::PromptArguments;
+use crate::commands::generate::ranks::{RankArguments, Ranks, failure};
+use crate::commands::generate::report::{Outcome, Report, Times};
 use crate::display::say;
 use crate::failure::Failure;
-use crate::output;
 use crate::training::model::{check_weights, unknown_note};
 use crate::training::trained_model::{self, Origin, TrainedModel};
 
@@ -24,10 +29,8 @@ pub(crate) struct GenerateArguments {
     /// The folder of a run, for its newest checkpoint, a checkpoint, or a Hugging Face directory
     #[arg(value_name = "RUN_DIR|MODEL_DIR")]
     model: PathBuf,
-    /// The text that the generated text follows; with --chat a message, and without one each line of standard
-    /// input is a message
-    #[arg(long, value_name = "TEXT", required_unless_present = "chat")]
-    prompt: Option<String>,
+    #[command(flatten)]
+    prompts: PromptArguments,
     /// Answer messages: the chat template of the model renders them
     #[arg(long)]
     chat: bool,
@@ -61,10 +64,12 @@ pub(crate) struct GenerateArguments {
     /// The model that the adapters of the run change, if its folder has moved
     #[arg(long, value_name = "DIR")]
     base: Option<PathBuf>,
+    #[command(flatten)]
+    ranks: RankArguments,
     /// Compute all earlier tokens again for each token, without a key-value cache
     #[arg(long)]
     no_cache: bool,
-    /// Print an object with the text, the tokens and the times
+    /// Print an object with the texts, the tokens and the times
     #[arg(long)]
     json: bool,
 }
@@ -73,28 +78,11 @@ pub(crate) struct GenerateArguments {
 const LONGEST_TEXT: usize = 100;
 const LONGEST_ANSWER: usize = 1000;
 
-/// The times of a generation in seconds.
-struct Times {
-    /// Until the first token was made.
-    first: f64,
-    whole: f64,
-}
-
-/// A text that was generated.
-struct Outcome {
-    prompt: Vec<u32>,
-    generated: Generated,
-    text: String,
-    times: Times,
-}
-
 /// Runs the command.
 pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), Failure> {
-    if arguments.prompt.as_deref() == Some("") {
-        return Err(Failure::input("`--prompt` is empty: give at least one character"));
-    }
-    if arguments.json && arguments.prompt.is_none() {
-        return Err(Failure::input("`--json` is for one answer: give the message as `--prompt`"));
+    let prompts = arguments.prompts.read()?;
+    if arguments.json && prompts.is_empty() {
+        return Err(Failure::input("`--json` is for answers to known messages: give them as `--prompt`"));
     }
     let mut found =
         trained_model::open(&arguments.model, arguments.tokenizer.as_deref(), arguments.base.as_deref())?;
@@ -105,31 +93,66 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), Failure> {
     if let Some(template) = &arguments.chat_template {
         found.chat.chat_template = Some(ChatTemplate::of(template));
     }
-    let model = found.model.whole(found.origin.source(), &Device::flex()).map_err(Failure::input)?;
+    let found = Arc::new(found);
+    let plan = arguments.ranks.plan(&found)?;
     let request = arguments.request(&found);
+    let chat = arguments.chat.then(|| Chat::new(&found, request, arguments.system.as_deref()));
+    let mut chat = chat.transpose()?;
+    let encode = |text: &String| match &chat {
+        Some(chat) => chat.prompt(text),
+        None => prompt(&found, text),
+    };
+    let encoded = prompts
+        .iter()
+        .enumerate()
+        .map(|(index, text)| encode(text).map_err(|failure| of_prompt(index, prompts.len(), failure)));
+    let encoded: Vec<Vec<u32>> = encoded.collect::<Result<_, _>>()?;
+    let mut ranks = plan.start(&found)?;
+    if prompts.is_empty() {
+        return chat.as_mut().map_or(Ok(()), |chat| chat.converse(&mut ranks));
+    }
+    let request_of = |prompt| match &chat {
+        Some(chat) => chat.request(prompt),
+        None => Request { prompt, ..request },
+    };
+    let requests: Vec<Request<'_>> = encoded.iter().map(|prompt| request_of(prompt)).collect();
+    let (texts, times) = generate(&mut ranks, &requests)?;
+    let outcomes = prompts.into_iter().zip(&encoded).zip(texts).map(|((prompt, tokens), generated)| {
+        let text = found.codec.decode(&generated.tokens).map_err(Failure::input)?;
+        Ok(Outcome { prompt, prompt_tokens: tokens.clone(), generated, text })
+    });
+    let report = Report {
+        outcomes: outcomes.collect::<Result<_, Failure>>()?,
+        found: &found,
+        ranks: &ranks,
+        times,
+        is_single: arguments.prompts.is_single(),
+        is_chat: arguments.chat,
+    };
+    if arguments.json { report.print_json() } else { report.print() }
+}
+
+/// Generates all texts, and measures how long it takes.
+fn generate(ranks: &mut Ranks, requests: &[Request<'_>]) -> Result<(Vec<Generated>, Times), Failure> {
     let start = Instant::now();
     let mut first = None;
-    let mut each = |_| {
+    let mut each = |_, _| {
         first.get_or_insert_with(|| start.elapsed().as_secs_f64());
     };
-    let (prompt, generated, text) = match (&arguments.prompt, arguments.chat) {
-        (Some(text), false) => {
-            let prompt = prompt(&found, text)?;
-            let request = Request { prompt: &prompt, ..request };
-            let generated = generate(&*model, &request, &mut each).map_err(Failure::input)?;
-            let text = found.codec.decode(&generated.tokens).map_err(Failure::input)?;
-            (prompt, generated, text)
-        }
-        (message, _) => {
-            let mut chat = Chat::new(&found, &*model, request, arguments.system.as_deref())?;
-            let Some(message) = message else { return chat.converse() };
-            let Answer { prompt, generated, text } = chat.answer(message, &mut each)?;
-            (prompt, generated, text)
-        }
-    };
+    let texts = ranks.threads.generate(requests, &mut each).map_err(|error| match error {
+        RanksError::Request { index, source } => of_prompt(index, requests.len(), Failure::input(source)),
+        error => failure(error),
+    })?;
     let whole = start.elapsed().as_secs_f64();
-    let times = Times { first: first.unwrap_or(whole), whole };
-    report(arguments, &found, &Outcome { prompt, generated, text, times })
+    Ok((texts, Times { first: first.unwrap_or(whole), whole }))
+}
+
+/// Returns the failure of a prompt, with its number if there are several.
+fn of_prompt(index: usize, prompts: usize, failure: Failure) -> Failure {
+    if prompts == 1 {
+        return failure;
+    }
+    Failure::input(format!("prompt {}: {}", index + 1, failure.text()))
 }
 
 impl GenerateArguments {
@@ -152,22 +175,6 @@ impl GenerateArguments {
     }
 }
 
-/// Prints the text and how fast it was generated. The text of an answer stands alone, others follow their prompt.
-fn report(arguments: &GenerateArguments, found: &TrainedModel, outcome: &Outcome) -> Result<(), Failure> {
-    let Outcome { prompt, generated, text, times } = outcome;
-    let length = prompt.len() + generated.tokens.len();
-    if let Some(trained) = found.trained_length.filter(|trained| length > *trained) {
-        say(&format!("the text has {length} tokens, and the model was trained on rows of {trained}"));
-    }
-    if arguments.json {
-        return print_json(arguments, found, outcome);
-    }
-    let before = if arguments.chat { "" } else { arguments.prompt.as_deref().unwrap_or_default() };
-    output::write(None, &format!("{before}{text}\n"))?;
-    say(&summary(found, prompt, generated, times));
-    Ok(())
-}
-
 /// Returns the tokens of the prompt, begun as the model's documents begin.
 fn prompt(found: &TrainedModel, text: &str) -> Result<Vec<u32>, Failure> {
     // Models are trained with the special tokens of their tokenizers, such as the token that begins a
@@ -181,48 +188,4 @@ fn prompt(found: &TrainedModel, text: &str) -> Result<Vec<u32>, Failure> {
 fn longest(found: &TrainedModel) -> Option<usize> {
     let json = found.model.to_json();
     json["max_position_embeddings"].as_u64().and_then(|longest| usize::try_from(longest).ok())
-}
-
-fn family(found: &TrainedModel) -> String {
-    found.model.to_json()["model_type"].as_str().unwrap_or("the model").to_owned()
-}
-
-fn tokens_per_second(generated: &Generated, times: &Times) -> f64 {
-    generated.tokens.len() as f64 / times.whole.max(f64::MIN_POSITIVE)
-}
-
-fn print_json(arguments: &GenerateArguments, found: &TrainedModel, outcome: &Outcome) -> Result<(), Failure> {
-    let Outcome { prompt, generated, text, times } = outcome;
-    let json = json!({
-        "model": family(found),
-        "prompt": arguments.prompt,
-        "text": text,
-        "prompt_tokens": prompt,
-        "tokens": generated.tokens,
-        "stop": if generated.is_ended { "eos" } else { "length" },
-        "cache": generated.is_cached,
-        "first_token_s": times.first,
-        "seconds": times.whole,
-        "tokens_per_second": tokens_per_second(generated, times),
-    });
-    output::write(None, &format!("{json:#}\n"))
-}
-
-/// Returns a sentence with the speed, and whether a cache was used.
-fn summary(found: &TrainedModel, prompt: &[u32], generated: &Generated, times: &Times) -> String {
-    let cache = if generated.is_cached {
-        "with a key-value cache".to_owned()
-    } else {
-        "without a key-value cache: each token computes all earlier ones again".to_owned()
-    };
-    let end = if generated.is_ended { ", ended by the model" } else { "" };
-    format!(
-        "{}: {} tokens{end} in {:.2} s ({:.1} tokens/s), the first after {:.2} s for a prompt of {} tokens, {cache}",
-        family(found),
-        generated.tokens.len(),
-        times.whole,
-        tokens_per_second(generated, times),
-        times.first,
-        prompt.len(),
-    )
 }

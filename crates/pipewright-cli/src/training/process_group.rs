@@ -26,6 +26,15 @@ const FIRST: WorldRank = WorldRank::new(0);
 /// The variables that launchers set for their processes: Open MPI and PRRTE, MPICH and Intel MPI.
 const LAUNCHERS: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE"];
 
+/// Returns whether a launcher has started this process as one of several. No other process is asked.
+pub(crate) fn is_one_of_several() -> bool {
+    let above = |name, least: u32| {
+        let value = std::env::var(name).ok().and_then(|value| value.parse::<u32>().ok());
+        value.is_some_and(|value| value >= least)
+    };
+    above("OMPI_COMM_WORLD_SIZE", 2) || above("PMI_SIZE", 2) || above("PMIX_RANK", 1)
+}
+
 /// Returns the failure for processes that do not agree. It is wrong input, unless one of the processes is
 /// lost.
 pub(crate) fn disagreement(error: &AgreementError) -> Failure {

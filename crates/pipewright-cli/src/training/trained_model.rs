@@ -33,6 +33,16 @@ pub(crate) struct TrainedModel {
     pub(crate) ends: Vec<u32>,
     /// The length of the rows that the model was trained on, if it is known.
     pub(crate) trained_length: Option<usize>,
+    /// The ranks of the run, if it is known.
+    pub(crate) run: Option<RunRanks>,
+}
+
+/// The ranks of a run that compute one copy of the model together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RunRanks {
+    pub(crate) ranks: u32,
+    /// The devices, as the configuration names them: rank `r` has entry `r` modulo their number.
+    pub(crate) devices: Vec<String>,
 }
 
 /// Where the parameters are.
@@ -92,6 +102,7 @@ fn of_directory(path: &Path, tokenizer: Option<&str>) -> Result<TrainedModel, Fa
         ends: hf::end_tokens(path).map_err(Failure::input)?,
         bos_id: None,
         trained_length: None,
+        run: None,
         model,
         origin: Origin::Directory(path.to_owned()),
     })
@@ -112,6 +123,7 @@ fn of_checkpoint(
         .map_err(|error| Failure::input(format!("{place}: the checkpoint's model: {}", sentence(&error))))?;
     let kept = origin::of_checkpoint(&checkpoint);
     let mut config = config_of_run(&checkpoint)?.unwrap_or_default();
+    let run = ranks_of(&mut config);
     let data = table_of(&mut config, "data");
     let text = |key: &str| data.as_ref().and_then(|data| data.get(key)?.as_str());
     let number = |key: &str| data.as_ref().and_then(|data| data.get(key)?.as_integer());
@@ -145,9 +157,27 @@ fn of_checkpoint(
         ends: ends.map_err(Failure::input)?,
         bos_id: number("bos_id").and_then(|id| u32::try_from(id).ok()),
         trained_length: number("seq_len").and_then(|length| usize::try_from(length).ok()),
+        run,
         model,
         origin,
     })
+}
+
+/// Returns the ranks of a replica of a run. Tensor ranks of one stage count each.
+fn ranks_of(config: &mut toml::Table) -> Option<RunRanks> {
+    let count = |table: Option<toml::Table>, key: &str| {
+        table.and_then(|table| table.get(key)?.as_integer()).and_then(|count| u32::try_from(count).ok())
+    };
+    let pipeline = count(table_of(config, "pipeline"), "ranks")?;
+    let tensor = count(table_of(config, "mesh"), "tensor_parallel").unwrap_or(1);
+    let run = table_of(config, "run").unwrap_or_default();
+    let text = |value: &toml::Value| value.as_str().map(str::to_owned);
+    let list = run.get("devices").and_then(toml::Value::as_array);
+    let devices = match (list, run.get("device")) {
+        (Some(list), _) => list.iter().filter_map(text).collect(),
+        (None, device) => device.and_then(text).into_iter().collect(),
+    };
+    Some(RunRanks { ranks: pipeline.saturating_mul(tensor), devices })
 }
 
 fn named(tokenizer: &str) -> Tokenizer {

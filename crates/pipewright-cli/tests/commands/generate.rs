@@ -1,5 +1,5 @@
-//! Tests of `pipewright generate`: the same tokens with and without a cache, from a run and from what it
-//! exports, and bad input.
+//! Tests of `pipewright generate`: the same tokens with and without a cache, on one rank and on several, from
+//! a run and from what it exports, and bad input.
 
 use std::fs;
 use std::process::Output;
@@ -37,43 +37,34 @@ const GREEDY: [&str; 6] = ["--prompt", "the quick ", "--tokens", "12", "--temper
 
 #[test]
 fn every_family_generates_from_a_run_and_from_its_export() {
-    for (set, has_cache) in [
-        (&["model.architecture=llama"][..], true),
-        (&["model.architecture=qwen2", "model.tie_word_embeddings=true"], true),
-        (&["model.architecture=qwen3", "model.num_key_value_heads=1"], true),
-        (&["model.architecture=qwen3_moe", "model.num_experts=4"], true),
-        (
-            &[
-                "model.architecture=nemotron_h",
-                "model.hybrid_override_pattern=M-*-",
-                "model.num_hidden_layers=4",
-            ],
-            false,
-        ),
-        (
-            &[
-                "model.architecture=hybrid",
-                "model.pattern=AMDE",
-                "model.mtp_loss_weight=0.1",
-                "model.mamba_num_heads=2",
-                "model.mamba_head_dim=8",
-                "model.ssm_state_size=8",
-                "model.num_experts=4",
-                "model.num_experts_per_tok=2",
-                "model.moe_intermediate_size=8",
-                "model.bos_token_id=0",
-            ],
-            false,
-        ),
+    for set in [
+        &["model.architecture=llama"][..],
+        &["model.architecture=qwen2", "model.tie_word_embeddings=true"],
+        &["model.architecture=qwen3", "model.num_key_value_heads=1"],
+        &["model.architecture=qwen3_moe", "model.num_experts=4"],
+        &["model.architecture=nemotron_h", "model.hybrid_override_pattern=M-*-", "model.num_hidden_layers=4"],
+        &[
+            "model.architecture=hybrid",
+            "model.pattern=AMDE",
+            "model.mtp_loss_weight=0.1",
+            "model.mamba_num_heads=2",
+            "model.mamba_head_dim=8",
+            "model.ssm_state_size=8",
+            "model.num_experts=4",
+            "model.num_experts_per_tok=2",
+            "model.moe_intermediate_size=8",
+            "model.bos_token_id=0",
+        ],
     ] {
         let run = trained(set);
         let cached = json(&run, "out", &GREEDY);
         assert_eq!(cached["tokens"].as_array().map(Vec::len), Some(12), "{cached}");
         assert_eq!(
             (cached["cache"].as_bool(), cached["stop"].as_str()),
-            (Some(has_cache), Some("length")),
+            (Some(true), Some("length")),
             "{set:?}"
         );
+        check_on_ranks(&run, &cached);
         let uncached = json(&run, "out", &[&GREEDY[..], &["--no-cache"]].concat());
         assert_eq!(
             (&uncached["tokens"], uncached["cache"].as_bool()),
@@ -83,6 +74,89 @@ fn every_family_generates_from_a_run_and_from_its_export() {
         assert_eq!(run.command(&["export", "out", "exported"]).status.code(), Some(0));
         assert_eq!(json(&run, "exported", &GREEDY)["tokens"], cached["tokens"], "{set:?}");
     }
+}
+
+/// Checks a text on three ranks, next to other texts.
+fn check_on_ranks(run: &Run, expected: &Value) {
+    let several = ["--prompt", "fox", "--prompt", "jumps", "--ranks", "3"];
+    let found = json(run, "out", &[&GREEDY[..], &several].concat());
+    let texts = found["texts"].as_array().expect("a list");
+    let prompts: Vec<&str> = texts.iter().filter_map(|text| text["prompt"].as_str()).collect();
+    assert_eq!(prompts, ["the quick ", "fox", "jumps"]);
+    assert_eq!((&texts[0]["tokens"], &texts[0]["text"]), (&expected["tokens"], &expected["text"]));
+    let parameters = |ranks: &Value| -> Vec<u64> {
+        ranks.as_array().expect("ranks").iter().filter_map(|rank| rank["parameters"].as_u64()).collect()
+    };
+    let (whole, parts) = (parameters(&expected["ranks"]), parameters(&found["ranks"]));
+    assert_eq!((whole.len(), parts.len()), (1, 3));
+    // A tied head has a copy of the table.
+    assert!(parts.iter().sum::<u64>() >= whole[0] && parts.iter().all(|&part| part < whole[0]));
+}
+
+#[test]
+fn prompts_come_from_arguments_and_lines() {
+    let run = trained(&["pipeline.ranks=2"]);
+    fs::write(run.path("prompts.txt"), "fox\n\n  \njumps\n").expect("a file");
+    let greedy = ["--tokens", "4", "--temperature", "0"];
+    let lines = [&greedy[..], &["--prompt", "the", "--prompts", "prompts.txt"]].concat();
+    let output = generate(&run, "out", &lines);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let single = |prompt: &str| {
+        let output = generate(&run, "out", &[&greedy[..], &["--prompt", prompt]].concat());
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let expected: Vec<String> = (1..)
+        .zip(["the", "fox", "jumps"])
+        .map(|(n, prompt)| format!("==> {n} <==\n{}", single(prompt)))
+        .collect();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected.concat());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("12 tokens of 3 texts in ") && said.contains("for prompts of 11 tokens"), "{said}");
+    // Standard input has lines too.
+    let piped = converse(&run, &[&greedy[..], &["--prompts", "-"]].concat(), "fox\njumps\n");
+    assert!(!piped.status.success(), "a chat needs a template");
+    fs::write(run.path("lines.jinja"), LINES).expect("a file");
+    let chat =
+        [&greedy[..], &["--chat-template", "lines.jinja", "--prompts", "-", "--ranks", "run"]].concat();
+    let piped = converse(&run, &chat, "fox\njumps\n");
+    assert_eq!(piped.status.code(), Some(0), "{}", String::from_utf8_lossy(&piped.stderr));
+    let said = String::from_utf8_lossy(&piped.stderr).into_owned();
+    assert!(said.contains("8 tokens of 2 texts in ") && said.contains("on 2 ranks"), "{said}");
+}
+
+#[test]
+fn bad_prompts_and_ranks() {
+    let run = trained(&[]);
+    refuse(&run, "out", &["--prompts", "no.txt"], "no.txt: ");
+    fs::write(run.path("empty.txt"), "\n \n").expect("a file");
+    refuse(&run, "out", &["--prompts", "empty.txt"], "empty.txt: no line has a prompt");
+    let second = ["--prompt", "a", "--prompt", "caf\u{e9}"];
+    refuse(&run, "out", &second, "prompt 2: the text: byte 3: token id 195 lies beyond");
+    for (ranks, message) in [
+        ("0", "give a number, 1 or above, or `run`"),
+        ("some", "give a number, 1 or above, or `run`"),
+        ("99", "--ranks: 4 layers cannot fill 99 stages; use at most 4 stages"),
+    ] {
+        refuse(&run, "out", &["--prompt", "a", "--ranks", ranks], message);
+    }
+    refuse(&run, "out", &["--prompt", "a", "--devices", "abacus"], "abacus");
+    assert_eq!(run.command(&["export", "out", "exported"]).status.code(), Some(0));
+    refuse(
+        &run,
+        "exported",
+        &["--prompt", "a", "--ranks", "run"],
+        "`--ranks run` is for the folder of a run",
+    );
+    // Another process of the same launcher would write the same.
+    let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
+    command
+        .current_dir(run.path(""))
+        .args(["generate", "out", "--prompt", "a"])
+        .env("OMPI_COMM_WORLD_SIZE", "2");
+    let output = command.output().expect("the binary starts");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("several processes were started"), "{said}");
 }
 
 #[test]
@@ -261,7 +335,7 @@ fn bad_chats() {
     fs::write(run.path("refuses.jinja"), "\n{{ raise_exception('no questions') }}").expect("a file");
     let refuses = ["--chat-template", "refuses.jinja"];
     refuse(&run, "out", &[&chat[..], &refuses].concat(), "the chat template fails in line 2: no questions");
-    refuse(&run, "out", &["--chat", "--json"], "`--json` is for one answer");
+    refuse(&run, "out", &["--chat", "--json"], "`--json` is for answers to known messages");
     refuse(&run, "out", &["--tokens", "3"], "--prompt <TEXT>");
     refuse(&run, "out", &["--prompt", "a", "--system", "b"], "--chat");
     fs::write(run.path("lines.jinja"), LINES).expect("a file");

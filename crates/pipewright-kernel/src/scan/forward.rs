@@ -8,6 +8,19 @@ use crate::product::{Matrix, add_product, product_into};
 
 /// Returns the result, rows of all heads.
 pub fn forward(inputs: Inputs<'_>) -> Vec<f32> {
+    run(inputs, None)
+}
+
+/// Returns the result, rows of all heads, and the states after the last token of each sequence:
+/// `[sequences, groups, state, heads of the group * head_dim]`.
+pub fn forward_with_state(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
+    let mut states = Vec::with_capacity(inputs.dims.batch * inputs.dims.width() * inputs.dims.state);
+    let y = run(inputs, Some(&mut states));
+    (y, states)
+}
+
+/// Returns the result, and appends the states after the last tokens to `states`.
+fn run(inputs: Inputs<'_>, mut states: Option<&mut Vec<f32>>) -> Vec<f32> {
     let dims = inputs.dims;
     let (width, wide, channels) = (dims.width(), dims.group_width(), dims.channels());
     let mut y = vec![0f32; dims.rows() * width];
@@ -35,10 +48,11 @@ pub fn forward(inputs: Inputs<'_>) -> Vec<f32> {
                 add_product(&mut y[column..], width, Matrix::new(weights, len, len), x);
             }
             add_skip(&inputs, group, chunk, y);
-            if !chunk.is_last {
+            if !chunk.is_last || states.is_some() {
                 advance(&inputs, group, chunk, &decays, &mut state, &mut scratch);
             }
         }
+        states.iter_mut().for_each(|states| states.extend(&state));
     }
     y
 }

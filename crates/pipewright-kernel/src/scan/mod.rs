@@ -21,11 +21,13 @@ mod decays;
 mod steps;
 mod forward;
 mod backward;
+mod step;
 
 #[cfg(test)]
 mod tests;
 
 pub use backward::backward;
 pub use chunks::{Dims, Inputs};
-pub use forward::forward;
+pub use forward::{forward, forward_with_state};
+pub use step::step;
 pub use steps::{Steps, steps, steps_backward};

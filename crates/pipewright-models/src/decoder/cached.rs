@@ -1,72 +1,86 @@
-//! A whole model that predicts the next token, and keeps what it needs of earlier tokens.
+//! A stage that generates text, and keeps what it needs of earlier tokens.
 
-use burn::tensor::Tensor;
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
 use pipewright::nn::{KeyValueCache, RotaryPositions};
 use pipewright::stage::StageContext;
+use pipewright::tensor::{BoundaryError, Values, pack, unpack};
 use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::stage::{DecoderInput, DecoderStage};
 use crate::error::SplitModel;
-use crate::next_token::{CachedModel, NextToken, device_of, ids, last_row};
+use crate::generation_stage::{GenerationStage, StageCache, device_of};
 
-impl NextToken for DecoderStage {
-    fn next_token(&self, tokens: &[u32]) -> Result<Vec<f32>, SplitModel> {
-        self.split.require_whole()?;
-        Ok(last_row(self.run(DecoderInput::Tokens(ids(tokens, &device_of(self))))))
+impl GenerationStage for DecoderStage {
+    fn parameters(&self) -> usize {
+        self.num_params()
     }
 
-    fn cached(&self) -> Option<Box<dyn CachedModel + '_>> {
-        self.split.require_whole().ok()?;
+    fn device(&self) -> Device {
+        device_of(self)
+    }
+
+    fn require_whole(&self) -> Result<(), SplitModel> {
+        self.split.require_whole()
+    }
+
+    fn compute(&self, input: Values) -> Result<Values, BoundaryError> {
+        Ok(pack(self.run(unpack(input)?)))
+    }
+
+    fn cache(&self) -> Option<Box<dyn StageCache + '_>> {
         Some(Box::new(CachedDecoder::new(self)))
+    }
+
+    fn restarts(&self, known: usize, length: usize) -> bool {
+        self.attentions.positions(known.max(1)) != self.attentions.positions(length)
     }
 }
 
-/// A whole model with the keys and values of the tokens so far, for each block.
+/// A stage with the keys and values of the tokens so far, for each of its blocks.
 ///
-/// The positions of some models depend on the length of the sequence. If a further token changes them, all
-/// tokens are computed again.
+/// The positions of some models depend on the length of the row. If a further token changes them, the row
+/// starts again.
 struct CachedDecoder<'a> {
     stage: &'a DecoderStage,
-    tokens: Vec<u32>,
-    positions: RotaryPositions,
     caches: Vec<KeyValueCache>,
 }
 
 impl<'a> CachedDecoder<'a> {
     fn new(stage: &'a DecoderStage) -> Self {
-        let positions = stage.attentions.positions(1);
-        let caches = caches(stage, &positions);
-        Self { stage, tokens: Vec::new(), positions, caches }
+        Self { stage, caches: caches(stage, &stage.attentions.positions(1)) }
     }
 }
 
-/// Returns the empty caches of all blocks.
+/// Returns the empty caches of a stage's blocks.
 fn caches(stage: &DecoderStage, positions: &RotaryPositions) -> Vec<KeyValueCache> {
-    let blocks = 0..stage.model.layers.len();
-    blocks.map(|block| KeyValueCache::new(stage.attentions.form(block, positions))).collect()
+    let blocks = stage.model.layers.iter().enumerate().filter(|(_, block)| block.is_some());
+    blocks.map(|(index, _)| KeyValueCache::new(stage.attentions.form(index, positions))).collect()
 }
 
-impl CachedModel for CachedDecoder<'_> {
-    fn extend(&mut self, tokens: &[u32]) -> Vec<f32> {
+impl StageCache for CachedDecoder<'_> {
+    fn extend(&mut self, input: Values, first: usize) -> Result<Values, BoundaryError> {
         let stage = self.stage;
-        self.tokens.extend(tokens);
-        let positions = stage.attentions.positions(self.tokens.len());
-        let mut count = tokens.len();
-        if positions != self.positions {
-            self.caches = caches(stage, &positions);
-            self.positions = positions;
-            count = self.tokens.len();
-        }
-        let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
-        let tokens = &self.tokens[self.tokens.len() - count..];
-        let hidden = stage.embed(DecoderInput::Tokens(ids(tokens, &device_of(stage))));
+        let input: DecoderInput = unpack(input)?;
+        let hidden = if stage.model.embed_tokens.is_some() {
+            stage.embed(input)
+        } else {
+            input.embed(None, &stage.split)
+        };
         let [_, count, width] = hidden.dims();
+        if first == 0 {
+            self.caches = caches(stage, &stage.attentions.positions(count));
+        }
+        assert!(self.caches.iter().all(|cache| cache.tokens() == first), "tokens follow the tokens so far");
+        let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
         let mut hidden = hidden.reshape([count, width]);
         for (block, cache) in stage.model.layers.iter().flatten().zip(&mut self.caches) {
             let attend = |[q, k, v]: [Tensor<2>; 3]| cache.attend(q, k, v);
             hidden = block.forward(hidden, 1, attend, &stage.split.tensor, &context);
         }
-        let logits = stage.logits(hidden.narrow(0, count - 1, 1));
-        last_row(logits.unsqueeze())
+        if stage.head.is_some() {
+            hidden = stage.logits(hidden.narrow(0, count - 1, 1));
+        }
+        Ok(pack(hidden.unsqueeze::<3>()))
     }
 }

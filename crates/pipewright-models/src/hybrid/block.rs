@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use pipewright::nn::{Expert, Linear, Mamba2, RmsNorm, ScopedAttention, TensorParallel};
+use pipewright::nn::{AttentionForm, Expert, Linear, Mamba2, RmsNorm, ScopedAttention, TensorParallel};
 use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
 
@@ -12,6 +12,7 @@ use super::experts::ExpertMixer;
 use super::pattern::BlockKind;
 use super::tokens::Tokens;
 use crate::attention::{Attention, AttentionBias};
+use crate::block_cache::BlockCache;
 use crate::mamba::{MambaBiases, build_mamba};
 use crate::parameter::{Builder, ParameterKind, ParameterSource};
 use crate::split::require_parts;
@@ -131,24 +132,63 @@ impl Block {
         context: &StageContext,
     ) -> Tensor<2> {
         let branch = |x: Tensor<2>, tokens: &Tokens| {
-            let x = self.norm.forward(x);
-            match &self.mixer {
-                Mixer::Mamba(mixer) => mixer.forward(x, tokens.scope.sequence, Some(&tokens.scope.documents)),
-                Mixer::Attention(mixer) => {
-                    let attend = |qkv| {
-                        let table = self.relation.as_ref().map(|table| table.weight.val());
-                        let relations = tokens.relations.as_ref().zip(table);
-                        self.attention.forward(qkv, &tokens.scope, relations)
-                    };
-                    mixer.forward(x, tensor, attend, context)
-                }
-                Mixer::Mlp(mixer) => tensor.sum(mixer.forward(tensor.enter(x))),
-                Mixer::Experts(mixer) => mixer.forward(x, tokens, tensor, context),
-            }
+            let scope = &tokens.scope;
+            let scan = |mixer: &Mamba2, x| mixer.forward(x, scope.sequence, Some(&scope.documents));
+            let attend = |qkv| {
+                let table = self.relation.as_ref().map(|table| table.weight.val());
+                let relations = tokens.relations.as_ref().zip(table);
+                self.attention.forward(qkv, scope, relations)
+            };
+            self.mix(x, tokens, scan, attend, tensor, context)
         };
         match &self.mod_router {
             Some(router) => self.depths.forward(router, x, tokens, context, branch),
             None => x.clone() + branch(x, tokens),
+        }
+    }
+
+    /// Returns the empty cache of the block.
+    pub(super) fn cache(&self) -> BlockCache {
+        let ScopedAttention { head_dim, rope_theta, window } = self.attention;
+        let form = match rope_theta {
+            Some(theta) => AttentionForm::rotary(head_dim, theta),
+            None => AttentionForm::without_positions(head_dim),
+        };
+        BlockCache::new(AttentionForm { window, ..form })
+    }
+
+    /// Maps the hidden states `[tokens, hidden]` of the next tokens of a document to hidden states of the
+    /// same shape. All tokens go through the block.
+    pub(super) fn extend(
+        &self,
+        x: Tensor<2>,
+        cache: &mut BlockCache,
+        tokens: &Tokens,
+        tensor: &TensorParallel,
+        context: &StageContext,
+    ) -> Tensor<2> {
+        let BlockCache { keys_values, mamba } = cache;
+        let scan = |mixer: &Mamba2, x| mixer.extend(x, mamba);
+        let attend = |[q, k, v]: [Tensor<2>; 3]| keys_values.attend(q, k, v);
+        x.clone() + self.mix(x, tokens, scan, attend, tensor, context)
+    }
+
+    /// Runs the norm and the mixer. `scan` runs a Mamba-2 layer, and `attend` an attention.
+    fn mix(
+        &self,
+        x: Tensor<2>,
+        tokens: &Tokens,
+        scan: impl FnOnce(&Mamba2, Tensor<2>) -> Tensor<2>,
+        attend: impl FnOnce([Tensor<2>; 3]) -> Tensor<2>,
+        tensor: &TensorParallel,
+        context: &StageContext,
+    ) -> Tensor<2> {
+        let x = self.norm.forward(x);
+        match &self.mixer {
+            Mixer::Mamba(mixer) => scan(mixer, x),
+            Mixer::Attention(mixer) => mixer.forward(x, tensor, attend, context),
+            Mixer::Mlp(mixer) => tensor.sum(mixer.forward(tensor.enter(x))),
+            Mixer::Experts(mixer) => mixer.forward(x, tokens, tensor, context),
         }
     }
 }

@@ -20,6 +20,7 @@
 
 mod block;
 mod boundary;
+mod cached;
 mod config;
 mod depths;
 mod describe;

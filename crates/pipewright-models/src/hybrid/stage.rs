@@ -8,7 +8,7 @@ use pipewright::nn::Embedding;
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::Placement;
 use pipewright::train::data::{SideError, SideRows};
-use pipewright_schedule::{Microbatch, ModelDesc, StageIndex};
+use pipewright_schedule::ModelDesc;
 
 use super::block::{Block, RELATION_BIAS, relation_table};
 use super::boundary::{HybridInput, HybridOutput};
@@ -21,11 +21,10 @@ use super::side_inputs::check_side;
 use super::tokens::Tokens;
 use crate::config_key::KeyTable;
 use crate::decoder::DecoderConfig;
-use crate::error::{ConfigError, SplitModel};
+use crate::error::ConfigError;
 use crate::family::ModelFamily;
 use crate::head_form::HeadForm;
 use crate::mamba::{NO_SLICES, is_of_scan};
-use crate::next_token::{NextToken, device_of, ids, last_row};
 use crate::norm::NormForm;
 use crate::parameter::{Builder, ParameterSource, without_variants};
 use crate::split::{Place, SplitStage};
@@ -43,12 +42,12 @@ const NORM: &str = "model.norm";
 #[derive(Module, Debug)]
 pub struct HybridStage {
     model: HybridModel,
-    head: Option<OutputHead>,
+    pub(super) head: Option<OutputHead>,
     mtp: Option<SecondHead>,
     #[module(skip)]
-    config: HybridConfig,
+    pub(super) config: HybridConfig,
     #[module(skip)]
-    split: SplitStage,
+    pub(super) split: SplitStage,
 }
 
 #[derive(Module, Debug)]
@@ -76,7 +75,7 @@ impl HybridStage {
         let tensor = &self.split.tensor;
         let [batch, sequence, width] = hidden.dims();
         let mut hidden = hidden.reshape([batch * sequence, width]);
-        for block in self.model.layers.iter().flatten() {
+        for block in self.blocks() {
             hidden = block.forward(hidden, &tokens, tensor, context);
         }
         let Some(head) = &self.head else {
@@ -96,7 +95,17 @@ impl HybridStage {
         }
     }
 
-    fn enter(&self, input: HybridInput, context: &StageContext) -> (Tensor<3>, Tensor<2, Int>, Tokens) {
+    /// Returns the blocks of the stage.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = &Block> {
+        self.model.layers.iter().flatten()
+    }
+
+    /// Returns the hidden states before the first block of the stage, with the ids and what they say.
+    pub(super) fn enter(
+        &self,
+        input: HybridInput,
+        context: &StageContext,
+    ) -> (Tensor<3>, Tensor<2, Int>, Tokens) {
         let (Some(table), Some(further)) = (&self.model.embed_tokens, &self.model.further) else {
             let HybridInput::Hidden(hidden, ids) = input else {
                 panic!("a stage without the embeddings takes hidden states, not token ids")
@@ -185,17 +194,6 @@ impl TrainingModule for HybridStage {
         Stage::with_context_loss(self, move |output, targets: Tensor<2, Int>, context: &StageContext| {
             loss(weight, output, &targets, &split, context)
         })
-    }
-}
-
-impl NextToken for HybridStage {
-    fn next_token(&self, tokens: &[u32]) -> Result<Vec<f32>, SplitModel> {
-        self.split.require_whole()?;
-        let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
-        match self.run(HybridInput::Tokens(ids(tokens, &device_of(self))), &context) {
-            HybridOutput::Logits { logits, .. } => Ok(last_row(logits)),
-            HybridOutput::Hidden(..) => unreachable!("a whole model ends in logits"),
-        }
     }
 }
 

@@ -10,6 +10,7 @@ use pipewright::stage::StageContext;
 use super::config::{BlockKind, NemotronHConfig};
 use super::experts::ExpertMixer;
 use crate::attention::{Attention, AttentionBias};
+use crate::block_cache::BlockCache;
 use crate::mamba::{MambaBiases, build_mamba};
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
 use crate::split::require_parts;
@@ -74,30 +75,66 @@ impl Block {
         tensor: &TensorParallel,
         context: &StageContext,
     ) -> Tensor<2> {
+        let sequence = attention.sequence();
+        let scan = |mixer: &Mamba2, x| mixer.forward(x, sequence, documents);
+        let attend = |[q, k, v]: [Tensor<2>; 3]| attention.forward(q, k, v);
+        self.forward_with(hidden, sequence, scan, attend, tensor, context)
+    }
+
+    /// Maps the hidden states `[tokens, hidden]` of the next tokens of a row to hidden states of the same
+    /// shape.
+    pub(super) fn extend(
+        &self,
+        hidden: Tensor<2>,
+        cache: &mut BlockCache,
+        tensor: &TensorParallel,
+        context: &StageContext,
+    ) -> Tensor<2> {
+        let (sequence, BlockCache { keys_values, mamba }) = (hidden.dims()[0], cache);
+        let scan = |mixer: &Mamba2, x| mixer.extend(x, mamba);
+        let attend = |[q, k, v]: [Tensor<2>; 3]| keys_values.attend(q, k, v);
+        self.forward_with(hidden, sequence, scan, attend, tensor, context)
+    }
+
+    /// Runs the block. `scan` runs a Mamba-2 layer, and `attend` an attention whose heads have an even number
+    /// of channels.
+    fn forward_with(
+        &self,
+        hidden: Tensor<2>,
+        sequence: usize,
+        scan: impl FnOnce(&Mamba2, Tensor<2>) -> Tensor<2>,
+        attend: impl FnOnce([Tensor<2>; 3]) -> Tensor<2>,
+        tensor: &TensorParallel,
+        context: &StageContext,
+    ) -> Tensor<2> {
         let x = self.norm.forward(hidden.clone());
         let mixed = match &self.mixer {
-            Mixer::Mamba(mixer) => mixer.forward(x, attention.sequence(), documents),
+            Mixer::Mamba(mixer) => scan(mixer, x),
             Mixer::Attention(mixer) => {
-                mixer.forward(x, tensor, |qkv| attend(attention, self.head_dim, qkv), context)
+                mixer.forward(x, tensor, |qkv| with_even_heads(self.head_dim, qkv, attend), context)
             }
             Mixer::Mlp(mixer) => mixer.forward(x, tensor),
-            Mixer::Experts(mixer) => mixer.forward(x, attention.sequence(), tensor, context),
+            Mixer::Experts(mixer) => mixer.forward(x, sequence, tensor, context),
         };
         hidden + mixed
     }
 }
 
-/// Runs an attention whose heads have `head_dim` channels; see [`Attention::forward`]. `attention` has heads
+/// Runs an attention whose heads have `head_dim` channels; see [`Attention::forward`]. `attend` takes heads
 /// of the next even width. A channel of zeros changes no score, and the attention divides the scores by the
 /// root of the larger width.
-fn attend(attention: &CausalAttention, head_dim: usize, [q, k, v]: [Tensor<2>; 3]) -> Tensor<2> {
+fn with_even_heads(
+    head_dim: usize,
+    [q, k, v]: [Tensor<2>; 3],
+    attend: impl FnOnce([Tensor<2>; 3]) -> Tensor<2>,
+) -> Tensor<2> {
     if head_dim.is_multiple_of(2) {
-        return attention.forward(q, k, v);
+        return attend([q, k, v]);
     }
     let width = head_dim as f64;
     let q = q.mul_scalar(((width + 1.0) / width).sqrt());
     let [q, k, v] = [q, k, v].map(|x| with_zeros(x, head_dim));
-    without_zeros(attention.forward(q, k, v), head_dim)
+    without_zeros(attend([q, k, v]), head_dim)
 }
 
 /// Adds a channel of zeros to each head of `[tokens, heads * head_dim]`.

@@ -6,6 +6,7 @@
 //! the token embedding, one layer for each block follows, and the last layer is the final norm with the head.
 
 mod block;
+mod cached;
 mod config;
 mod describe;
 mod experts;

@@ -15,11 +15,10 @@ use super::initial::InitialParameters;
 use crate::config_key::KeyTable;
 use crate::decoder::{DecoderConfig, DecoderInput};
 use crate::documents::given_scope;
-use crate::error::{ConfigError, SplitModel};
+use crate::error::ConfigError;
 use crate::family::ModelFamily;
 use crate::head_form::HeadForm;
 use crate::mamba::{NO_SLICES, is_of_scan};
-use crate::next_token::{NextToken, device_of, ids, last_row};
 use crate::norm::NormForm;
 use crate::parameter::{Builder, ParameterSource, without_variants};
 use crate::split::{Place, SplitStage};
@@ -37,12 +36,12 @@ const NORM: &str = "backbone.norm_f";
 #[derive(Module, Debug)]
 pub struct NemotronHStage {
     backbone: Backbone,
-    head: Option<OutputHead>,
+    pub(super) head: Option<OutputHead>,
     /// The width of the heads that the attention computes with, which is even.
     #[module(skip)]
-    head_dim: usize,
+    pub(super) head_dim: usize,
     #[module(skip)]
-    split: SplitStage,
+    pub(super) split: SplitStage,
 }
 
 #[derive(Module, Debug)]
@@ -62,9 +61,19 @@ impl NemotronHStage {
         self.forward(input, &StageContext::new(StageIndex::new(0), Microbatch::new(0)))
     }
 
+    /// Returns the hidden states before the first block of the stage.
+    pub(super) fn enter(&self, input: DecoderInput) -> Tensor<3> {
+        input.embed(self.backbone.embeddings.as_ref(), &self.split)
+    }
+
+    /// Returns the blocks of the stage.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = &Block> {
+        self.backbone.layers.iter().flatten()
+    }
+
     fn run_in(&self, input: DecoderInput, context: &StageContext) -> Tensor<3> {
         let tensor = &self.split.tensor;
-        let hidden = input.embed(self.backbone.embeddings.as_ref(), &self.split);
+        let hidden = self.enter(input);
         let [batch, sequence, width] = hidden.dims();
         let mut attention = CausalAttention::new(sequence, self.head_dim, &hidden.device());
         let scope = given_scope(context, [batch, sequence]);
@@ -73,7 +82,7 @@ impl NemotronHStage {
         }
         let documents = scope.as_ref().map(|scope| &scope.documents);
         let mut hidden = hidden.reshape([batch * sequence, width]);
-        for block in self.backbone.layers.iter().flatten() {
+        for block in self.blocks() {
             hidden = block.forward(hidden, &attention, documents, tensor, context);
         }
         if let Some(head) = &self.head {
@@ -124,13 +133,6 @@ impl TrainingModule for NemotronHStage {
     fn into_stage(self, is_last: bool) -> Stage {
         let split = self.split.clone();
         stage_of_logits(self, is_last, split)
-    }
-}
-
-impl NextToken for NemotronHStage {
-    fn next_token(&self, tokens: &[u32]) -> Result<Vec<f32>, SplitModel> {
-        self.split.require_whole()?;
-        Ok(last_row(self.run(DecoderInput::Tokens(ids(tokens, &device_of(self))))))
     }
 }
 

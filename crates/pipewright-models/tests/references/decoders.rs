@@ -3,13 +3,16 @@
 //! transformers, the greedy text is its text with and without a cache, and what is written is what was read.
 
 use std::fs::{read, read_to_string};
+use std::time::Duration;
 
 use burn::tensor::Device;
 use pipewright::nn::TensorParallel;
 use pipewright::pipeline::PipelineConfig;
 use pipewright::tensor::TensorRank;
 use pipewright_models::generation::{Request, Sampling, generate};
-use pipewright_models::{ModelConfig, ModelFamily, ModelSource, ParameterSpec, Place, hf};
+use pipewright_models::generation_ranks::{GenerationRanks, RankStage};
+use pipewright_models::{CutModel, ModelConfig, ModelFamily, ModelSource, ParameterSpec, Place, hf};
+use pipewright_schedule::partition::{Method, partition};
 use pipewright_schedule::{ScheduleSpec, Slices};
 use safetensors::SafeTensors;
 use tempfile::TempDir;
@@ -52,8 +55,8 @@ fn check_tensor_ranks(name: &str) {
     reference.assert_close(&run, &reference.expected.steps);
 }
 
-/// Checks the most likely tokens, with and without the cache.
-fn check_text(name: &str) {
+/// Checks the most likely tokens, with and without the cache, on one rank and on several.
+pub(crate) fn check_text(name: &str) {
     let reference = Reference::load(name);
     let model = reference.config.whole(ModelSource::Directory(&reference.dir), &Device::flex());
     let model = model.expect("it loads");
@@ -67,6 +70,36 @@ fn check_text(name: &str) {
         let mut tokens = Vec::new();
         generate(&*model, &request, &mut |token| tokens.push(token)).expect("it generates");
         assert_eq!(&tokens, greedy, "cache: {uses_cache}");
+    }
+    check_text_on_ranks(&reference, prompt, greedy);
+}
+
+/// Checks that the most likely tokens are the same if the layers are distributed over ranks, of which each
+/// has the parameters of its own layers alone, and that a text does not depend on the others.
+fn check_text_on_ranks(reference: &Reference, prompt: &[u32], greedy: &[u32]) {
+    let layers = reference.config.layers();
+    let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+    let request = Request { prompt, tokens: greedy.len(), sampling, ..Request::default() };
+    let uncached = Request { uses_cache: false, ..request };
+    let requests = [request, Request { prompt: &prompt[..1], tokens: 3, ..request }, uncached];
+    for ranks in [2, layers as u32] {
+        let cut = partition(&vec![1; layers], ranks, &Method::Even).expect("each rank has a layer");
+        let stages = cut.ranges().map(|layers| RankStage { layers, device: Device::flex() });
+        let (config, dir) = (reference.config.clone(), reference.dir.clone());
+        let make = move |stage: &RankStage| {
+            config.generation_stage(stage.layers.clone(), ModelSource::Directory(&dir), &stage.device)
+        };
+        let started = GenerationRanks::start(stages.collect(), Duration::from_secs(60), make);
+        let mut started = started.expect("it loads");
+        let outline = |layers| {
+            let model = CutModel::from(reference.config.clone());
+            let specs = model.outline(layers, &TensorParallel::default()).expect("the layers exist");
+            specs.iter().map(|spec| spec.shape.iter().product::<usize>()).sum::<usize>()
+        };
+        assert!(started.parameters().eq(cut.ranges().map(outline)), "each rank has its own parameters");
+        let texts = started.generate(&requests, &mut |_, _| {}).expect("it generates");
+        assert_eq!((&texts[0].tokens[..], &texts[2].tokens[..]), (greedy, greedy), "{ranks} ranks");
+        assert_eq!(texts[1].tokens.len(), 3);
     }
 }
 

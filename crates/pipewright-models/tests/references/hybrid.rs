@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, read_to_string};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
@@ -17,6 +18,9 @@ use pipewright::tensor::Precision;
 use pipewright::train::data::{DataConfig, SideRows, Tokenizer};
 use pipewright::train::{LearningRate, Trainer};
 use pipewright::transport::World;
+use pipewright_models::generation::{self, Request};
+use pipewright_models::generation_ranks::{GenerationRanks, RankStage};
+use pipewright_models::generation_stage::GenerationStage;
 use pipewright_models::hf::{self, HfError};
 use pipewright_models::hybrid::{HybridConfig, HybridInput, HybridOutput, HybridStage, Pattern};
 use pipewright_models::{ModelConfig, ModelFamily, Place, TrainingModule, cross_entropy, parameter_specs};
@@ -584,4 +588,48 @@ fn side_inputs_that_do_not_fit_are_refused_where_they_are_wrong() {
     let plain = HybridConfig { structure_vocab_sizes: BTreeMap::new(), num_relations: 0, ..config };
     check(&plain, "dep_levels", vec![1, 3], &[0; 3], "needs a table, and the model has none");
     check(&plain, "chunk_relation_mask", vec![1, 1, 3, 3], &[0; 9], "needs a table, and the model has");
+}
+
+/// Texts with and without caches, on one rank and on several: with n-grams, windows, and documents that begin
+/// in the prompt and in the text.
+#[test]
+fn a_cache_begins_again_with_each_document() {
+    const BOS: u32 = 1;
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/hybrid-full/config.json");
+    let text = read_to_string(path).expect("the file can be read");
+    let mut json: Value = serde_json::from_str(&text).expect("it is JSON");
+    let changes = [
+        ("vocab_size", json!(8)),
+        ("mod_layers", json!([])),
+        ("mtp_loss_weight", json!(0.0)),
+        ("initializer_range", json!(0.3)),
+    ];
+    changes.into_iter().for_each(|(key, value)| json[key] = value);
+    let Ok(ModelConfig::Hybrid(config)) = ModelConfig::from_json(json) else { panic!("it is a hybrid") };
+    let layers = config.layers();
+    let whole = config.init_stage(0..layers, 9, Device::flex()).expect("a model");
+    let requests = [&[5, BOS, 7, 3, BOS, 2, 6][..], &[4]].map(|prompt| Request {
+        prompt,
+        tokens: 50,
+        ..Request::default()
+    });
+    let uncached = requests.map(|request| Request { uses_cache: false, ..request });
+    let texts = |requests: [Request<'_>; 2]| {
+        requests
+            .map(|request| generation::generate(&whole, &request, &mut |_| {}).expect("it generates").tokens)
+    };
+    let expected = texts(uncached);
+    assert!(
+        expected.iter().all(|text| text.iter().filter(|token| **token == BOS).count() > 2),
+        "{expected:?}"
+    );
+    assert_eq!(texts(requests), expected);
+    let stages = (0..layers).map(|layer| RankStage { layers: layer..layer + 1, device: Device::flex() });
+    let make = move |stage: &RankStage| -> Result<Box<dyn GenerationStage>, HfError> {
+        Ok(Box::new(config.init_stage(stage.layers.clone(), 9, stage.device.clone())?))
+    };
+    let ranks = GenerationRanks::start(stages.collect(), Duration::from_secs(60), make);
+    let found = ranks.expect("they start").generate(&requests, &mut |_, _| {}).expect("it generates");
+    assert!(found.iter().all(|text| text.is_cached));
+    assert!(found.iter().map(|text| &text.tokens).eq(&expected));
 }

@@ -1,6 +1,6 @@
 //! Nemotron-H compared with PyTorch and transformers: hidden states after each block and each tensor's
-//! gradient at the loaded weights, whole training runs in the pipeline, model directories, and configurations
-//! that are refused.
+//! gradient at the loaded weights, whole training runs in the pipeline, the greedy text, model directories,
+//! and configurations that are refused.
 
 use std::collections::BTreeMap;
 use std::fs::{self, read_to_string};
@@ -22,6 +22,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::cases::changed_json;
+use crate::decoders::check_text;
 use crate::pipelined_run::Model;
 use crate::reference::Reference;
 
@@ -37,6 +38,11 @@ fn recomputation_changes_no_bit() {
 fn half_precision_has_the_same_bits_for_every_cut() {
     // Three times the difference that bfloat16 makes in PyTorch: `data/measure_bfloat16.py`.
     NEMOTRON_H.check_in(Precision::Bf16, &[2], 8, 3.0 * 3.5e-4);
+}
+
+#[test]
+fn the_greedy_text_is_that_of_transformers() {
+    check_text(NAME);
 }
 
 /// The part of `expected.json` about the loaded weights.

@@ -70,7 +70,7 @@ pub use expert::Expert;
 pub use experts::{mix_chosen, mix_experts, mix_held};
 pub use key_value_cache::KeyValueCache;
 pub use linear::{Linear, linear};
-pub use mamba::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaSizes};
+pub use mamba::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaCache, MambaSizes};
 pub(crate) use matrix::{Operand, add_product, product_in_single};
 pub(crate) use operation::{CpuTensor, cpu, cpu_tensor, elements, from_cpu, node_of, owned};
 pub(crate) use parallel::TensorLink;

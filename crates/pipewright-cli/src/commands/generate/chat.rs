@@ -4,10 +4,10 @@ use std::io::{BufRead, IsTerminal, Read, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use pipewright::train::data::{ChatMessage, ChatRenderer, ChatRole, DataConfig, Date};
-use pipewright_models::generation::{Generated, Request, generate};
-use pipewright_models::next_token::NextToken;
+use pipewright_models::generation::{Generated, Request};
 use pipewright_schedule::words::counted;
 
+use crate::commands::generate::ranks::{Ranks, failure};
 use crate::display::say;
 use crate::failure::Failure;
 use crate::output;
@@ -20,7 +20,6 @@ const SECONDS_OF_A_DAY: u64 = 86_400;
 /// A chat with a model.
 pub(super) struct Chat<'a> {
     found: &'a TrainedModel,
-    model: &'a dyn NextToken,
     renderer: ChatRenderer,
     /// The request without its prompt and the tokens that end an answer.
     request: Request<'a>,
@@ -29,18 +28,15 @@ pub(super) struct Chat<'a> {
 }
 
 /// The answer to a message.
-pub(super) struct Answer {
-    /// The tokens of the whole chat before the answer.
-    pub(super) prompt: Vec<u32>,
-    pub(super) generated: Generated,
-    pub(super) text: String,
+struct Answer {
+    generated: Generated,
+    text: String,
 }
 
 impl<'a> Chat<'a> {
     /// Begins a chat with instructions for it.
     pub(super) fn new(
         found: &'a TrainedModel,
-        model: &'a dyn NextToken,
         request: Request<'a>,
         system: Option<&str>,
     ) -> Result<Self, Failure> {
@@ -51,33 +47,55 @@ impl<'a> Chat<'a> {
         let mut ends = request.ends.to_vec();
         ends.extend(end_token(found, &renderer));
         let system = system.map(|text| ChatMessage { role: ChatRole::System, content: text.to_owned() });
-        Ok(Self { found, model, renderer, request, ends, messages: system.into_iter().collect() })
+        Ok(Self { found, renderer, request, ends, messages: system.into_iter().collect() })
     }
 
-    /// Answers a message. Passes each token of the answer to `each`.
-    pub(super) fn answer(&mut self, message: &str, each: &mut dyn FnMut(u32)) -> Result<Answer, Failure> {
-        self.messages.push(ChatMessage { role: ChatRole::User, content: message.to_owned() });
-        let text = self.renderer.prompt(&self.messages).map_err(Failure::input)?;
+    /// Returns the tokens before the answer to a message that begins the chat.
+    pub(super) fn prompt(&self, message: &str) -> Result<Vec<u32>, Failure> {
+        let message = ChatMessage { role: ChatRole::User, content: message.to_owned() };
+        self.encode(&[&self.messages[..], &[message]].concat())
+    }
+
+    /// Returns the request for the answer after these tokens, which is shorter than asked for if the model
+    /// has no positions for more.
+    pub(super) fn request<'b>(&'b self, prompt: &'b [u32]) -> Request<'b> {
+        let room = self.request.longest.map_or(usize::MAX, |longest| longest.saturating_sub(prompt.len()));
+        Request { prompt, tokens: self.request.tokens.min(room), ends: &self.ends, ..self.request }
+    }
+
+    fn encode(&self, messages: &[ChatMessage]) -> Result<Vec<u32>, Failure> {
+        let text = self.renderer.prompt(messages).map_err(Failure::input)?;
         let codec = &self.found.codec;
         let prompt = codec.encode(&text, self.found.model.vocab_size(), false).map_err(Failure::input)?;
-        let room = self.request.longest.map_or(usize::MAX, |longest| longest.saturating_sub(prompt.len()));
-        if room == 0 {
-            return Err(Failure::input(format!(
-                "the chat has {} tokens, and the model has positions for {} (`max_position_embeddings`): begin a new chat",
-                prompt.len(),
-                self.request.longest.unwrap_or_default()
-            )));
+        match self.request.longest {
+            Some(longest) if longest <= prompt.len() => Err(Failure::input(format!(
+                "the chat has {} tokens, and the model has positions for {longest} (`max_position_embeddings`): begin a new \
+                 chat",
+                prompt.len()
+            ))),
+            _ => Ok(prompt),
         }
-        let tokens = self.request.tokens.min(room);
-        let request = Request { prompt: &prompt, tokens, ends: &self.ends, ..self.request };
-        let generated = generate(self.model, &request, each).map_err(Failure::input)?;
-        let text = codec.decode(&generated.tokens).map_err(Failure::input)?;
+    }
+
+    /// Answers the next message of the chat. Passes each token of the answer to `each`.
+    fn answer(
+        &mut self,
+        ranks: &mut Ranks,
+        message: &str,
+        each: &mut dyn FnMut(u32),
+    ) -> Result<Answer, Failure> {
+        self.messages.push(ChatMessage { role: ChatRole::User, content: message.to_owned() });
+        let prompt = self.encode(&self.messages)?;
+        let request = self.request(&prompt);
+        let texts = ranks.threads.generate(&[request], &mut |_, token| each(token)).map_err(failure)?;
+        let generated = texts.into_iter().next().expect("there is a text for each request");
+        let text = self.found.codec.decode(&generated.tokens).map_err(Failure::input)?;
         self.messages.push(ChatMessage { role: ChatRole::Assistant, content: text.clone() });
-        Ok(Answer { prompt, generated, text })
+        Ok(Answer { generated, text })
     }
 
     /// Answers each line of standard input until it ends.
-    pub(super) fn converse(&mut self) -> Result<(), Failure> {
+    pub(super) fn converse(&mut self, ranks: &mut Ranks) -> Result<(), Failure> {
         let mut input = std::io::stdin().lock();
         let is_terminal = input.is_terminal();
         loop {
@@ -90,7 +108,7 @@ impl<'a> Chat<'a> {
             }
             let mut shown = ShownText::default();
             let codec = &self.found.codec;
-            let answer = self.answer(message.trim(), &mut |token| {
+            let answer = self.answer(ranks, message.trim(), &mut |token| {
                 shown.tokens.push(token);
                 if let Ok(text) = codec.decode(&shown.tokens) {
                     shown.show(&text);
@@ -119,7 +137,8 @@ struct ShownText {
 }
 
 impl ShownText {
-    /// Shows what is new in the text of the tokens so far. An incomplete character is shown with its last byte.
+    /// Shows what is new in the text of the tokens so far. An incomplete character is shown with its last
+    /// byte.
     fn show(&mut self, text: &str) {
         let new = text.get(self.len..).filter(|new| !new.ends_with(char::REPLACEMENT_CHARACTER));
         // An output that fails is reported at the end of the answer.
@@ -134,8 +153,8 @@ impl ShownText {
     }
 }
 
-/// Returns the token that ends an answer by the template, if the tokenizer has one for it. Models whose settings lack
-/// it would write the next question too.
+/// Returns the token that ends an answer by the template, if the tokenizer has one for it. Models whose
+/// settings lack it would write the next question too.
 fn end_token(found: &TrainedModel, renderer: &ChatRenderer) -> Option<u32> {
     let end = renderer.end_of_answer()?;
     let codec = &found.codec;

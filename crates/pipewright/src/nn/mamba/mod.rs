@@ -12,8 +12,10 @@
 mod composed;
 mod mixer;
 mod operation;
+mod cache;
 
 #[cfg(test)]
 mod tests;
 
+pub use cache::MambaCache;
 pub use mixer::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaSizes};

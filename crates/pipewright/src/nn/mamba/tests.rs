@@ -251,3 +251,26 @@ fn inside_a_collector_the_weight_gradient_waits() {
     task.add_to(&mut sum);
     assert_eq!(sum, expected.expect("it does not wait").into_data().iter::<f32>().collect::<Vec<_>>());
 }
+
+/// A mixer that gets rows in parts returns what it returns for all rows.
+#[test]
+fn rows_one_by_one_are_mixed_as_all_at_once() {
+    for (sizes, has_bias) in [(SIZES, true), (MambaSizes { taps: 1, groups: 1, ..SIZES }, false)] {
+        let (rows, hidden) = (80, 3);
+        let mut mixer = mixer(&sizes, &inputs(&sizes, 1), ParamId::new());
+        mixer.conv1d.bias = mixer.conv1d.bias.filter(|_| has_bias);
+        let matrix = |shape: [usize; 2]| {
+            let weight = numbers([shape[0] * shape[1]], 0.8).reshape(shape);
+            Linear { weight: Param::from_tensor(weight), bias: None }
+        };
+        (mixer.in_proj, mixer.out_proj) =
+            (matrix([hidden, sizes.projected()]), matrix([sizes.width(), hidden]));
+        let x = numbers([rows * hidden], 1.0).reshape([rows, hidden]);
+        let expected = mixer.forward(x.clone(), rows, None).into_data();
+        let mut cache = MambaCache::default();
+        let parts =
+            [0..70, 70..71, 71..73, 73..80].map(|part| mixer.extend(x.clone().slice(part), &mut cache));
+        let found = Tensor::cat(parts.into(), 0).into_data();
+        found.assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-5, 1e-5));
+    }
+}

@@ -1,0 +1,162 @@
+//! Tests of ranks whose stages are functions: ranks compute side by side, and failures have a place.
+
+use std::sync::Mutex;
+use std::sync::mpsc::channel;
+
+use burn::tensor::{Int, Tensor, TensorData};
+use pipewright::tensor::{Values, pack, unpack};
+
+use super::*;
+use crate::error::SplitModel;
+use crate::generation::Sampling;
+use crate::generation_stage::StageCache;
+use crate::model_config::ModelConfig;
+
+/// Computes a stage from its input `[1, tokens]`.
+type Compute = Box<dyn Fn(Tensor<2, Int>) -> Values + Send + Sync>;
+
+struct Stage(Arc<Compute>);
+
+impl GenerationStage for Stage {
+    fn parameters(&self) -> usize {
+        7
+    }
+
+    fn device(&self) -> Device {
+        Device::flex()
+    }
+
+    fn require_whole(&self) -> Result<(), SplitModel> {
+        Ok(())
+    }
+
+    fn compute(&self, input: Values) -> Result<Values, BoundaryError> {
+        Ok((self.0)(unpack(input)?))
+    }
+
+    fn cache(&self) -> Option<Box<dyn StageCache + '_>> {
+        None
+    }
+}
+
+/// Returns logits for which the token after a row is its length, modulo 5.
+fn length(input: &Tensor<2, Int>) -> Values {
+    let mut logits = vec![0f32; 5];
+    logits[input.dims()[1] % 5] = 9.0;
+    pack(Tensor::<3>::from_data(TensorData::new(logits, [1, 1, 5]), &Device::flex()))
+}
+
+/// Starts ranks with these functions. A rank without a function cannot be made.
+fn start(stages: Vec<Option<Compute>>, deadline: Duration) -> Result<GenerationRanks, RanksError> {
+    let places = (0..stages.len()).map(|rank| RankStage { layers: rank..rank + 1, device: Device::flex() });
+    let stages: Vec<Option<Arc<Compute>>> = stages.into_iter().map(|stage| stage.map(Arc::new)).collect();
+    GenerationRanks::start(places.collect(), deadline, move |place| match &stages[place.layers.start] {
+        Some(compute) => Ok(Box::new(Stage(Arc::clone(compute)))),
+        None => Err(ModelConfig::from_json(serde_json::Value::Null).expect_err("no model").into()),
+    })
+}
+
+const LONG: Duration = Duration::from_secs(60);
+const GREEDY: Sampling =
+    Sampling { repetition_penalty: 1.0, temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+
+fn request(prompt: &[u32]) -> Request<'_> {
+    Request { prompt, tokens: 3, sampling: GREEDY, ..Request::default() }
+}
+
+fn error(ranks: Result<GenerationRanks, RanksError>) -> String {
+    let generated = ranks.and_then(|mut ranks| ranks.generate(&[request(&[1])], &mut |_, _| {}));
+    pipewright_schedule::error_text::with_causes(&generated.expect_err("a rank fails"))
+}
+
+#[test]
+fn texts_are_in_the_order_of_their_requests() {
+    let ranks = start(vec![Some(Box::new(pack)), Some(Box::new(|input| length(&input)))], LONG);
+    let mut ranks = ranks.expect("it starts");
+    assert_eq!(ranks.parameters().collect::<Vec<_>>(), [7, 7]);
+    let requests = [&[1][..], &[1, 2], &[1, 2, 3], &[1, 2, 3, 4], &[0; 9]].map(request);
+    for ends in [&[][..], &[4]] {
+        let requests = requests.map(|request| Request { ends, ..request });
+        let mut seen = vec![Vec::new(); 5];
+        let texts = ranks.generate(&requests, &mut |index, token| seen[index].push(token));
+        let texts = texts.expect("it generates");
+        let tokens: Vec<Vec<u32>> = texts.iter().map(|text| text.tokens.clone()).collect();
+        assert_eq!(seen, tokens);
+        let expected: [&[u32]; 5] = match ends {
+            [] => [&[1, 2, 3], &[2, 3, 4], &[3, 4, 0], &[4, 0, 1], &[4, 0, 1]],
+            _ => [&[1, 2, 3], &[2, 3], &[3], &[], &[]],
+        };
+        assert_eq!(tokens, expected);
+    }
+    let none = Request { tokens: 0, ..request(&[1]) };
+    let nothing = ranks.generate(&[none], &mut |_, _| {}).expect("nothing to do");
+    assert!(nothing[0].tokens.is_empty());
+}
+
+/// The second rank computes the first text while the first rank begins the second one.
+#[test]
+fn ranks_compute_side_by_side() {
+    let (begun, beginnings) = channel();
+    let (begun, beginnings) = (Mutex::new(begun), Mutex::new(Some(beginnings)));
+    let first = move |input| {
+        // After the first two texts nobody listens.
+        let _ = begun.lock().expect("no panic").send(());
+        pack(input)
+    };
+    let second = move |input: Tensor<2, Int>| {
+        if let Some(beginnings) = beginnings.lock().expect("no panic").take() {
+            (0..2)
+                .for_each(|_| beginnings.recv_timeout(LONG).expect("the first rank begins the second text"));
+        }
+        length(&input)
+    };
+    let mut ranks = start(vec![Some(Box::new(first)), Some(Box::new(second))], LONG).expect("it starts");
+    let texts = ranks.generate(&[request(&[1]), request(&[2])], &mut |_, _| {}).expect("it generates");
+    assert_eq!(texts[0].tokens, texts[1].tokens);
+}
+
+#[test]
+fn a_failure_names_its_rank() {
+    let found = error(start(vec![Some(Box::new(pack)), None], LONG));
+    assert!(found.starts_with("rank 1: layers 1 to 1 cannot be loaded: "), "{found}");
+    let panics: Compute = Box::new(|_| panic!("out of tokens"));
+    assert_eq!(error(start(vec![Some(panics), None], LONG)).split(':').next(), Some("rank 1"));
+    let panics: Compute = Box::new(|_| panic!("out of tokens"));
+    let found = error(start(vec![Some(panics), Some(Box::new(|input| length(&input)))], LONG));
+    assert_eq!(found, "rank 0 panicked: out of tokens");
+    // The second stage takes ids, not logits.
+    let twice = || -> Option<Compute> { Some(Box::new(|input| length(&input))) };
+    let found = error(start(vec![twice(), twice()], LONG));
+    assert!(
+        found.starts_with("rank 1: the stage does not take the result of the previous rank: "),
+        "{found}"
+    );
+}
+
+#[test]
+fn a_rank_that_does_not_respond_is_not_waited_for() {
+    let (end, ended) = channel::<()>();
+    let ended = Mutex::new(ended);
+    let waits: Compute = Box::new(move |input| {
+        // Ends when the test drops the sender.
+        let _ = ended.lock().expect("no panic").recv();
+        length(&input)
+    });
+    let deadline = Duration::from_millis(20);
+    let mut ranks = start(vec![Some(Box::new(pack)), Some(waits)], deadline).expect("it starts");
+    let found = ranks.generate(&[request(&[1])], &mut |_, _| {}).expect_err("rank 1 waits").to_string();
+    assert!(
+        found.starts_with("no rank has made progress for 0.02 s, and rank 1 still computes: "),
+        "{found}"
+    );
+    let again = ranks.generate(&[request(&[1])], &mut |_, _| {}).expect_err("the ranks have ended");
+    assert!(matches!(again, RanksError::Ended), "{again}");
+    drop(end);
+}
+
+#[test]
+fn a_request_that_does_not_fit_is_named() {
+    let mut ranks = start(vec![Some(Box::new(|input| length(&input)))], LONG).expect("it starts");
+    let error = ranks.generate(&[request(&[1]), request(&[])], &mut |_, _| {}).expect_err("an empty prompt");
+    assert!(matches!(error, RanksError::Request { index: 1, source: GenerateError::EmptyPrompt }), "{error}");
+}
