@@ -13,7 +13,7 @@ use pipewright_schedule::measured::{TraceError, read_trace};
 use serde::Deserialize;
 use thiserror::Error;
 
-use crate::recovery::Restart;
+use crate::recovery::{Restart, SlowRank};
 use crate::run_folder::{CONFIG, LARGEST, METRICS, TIMELINE, kept_timelines};
 
 /// The metrics of a step, as far as the line has them. JSON has no infinite numbers, so they may be null.
@@ -44,6 +44,40 @@ pub(crate) struct StepMetrics {
     pub(crate) bubble_per_rank: Vec<Option<f64>>,
     #[serde(default)]
     pub(crate) peak_bytes: Vec<Option<f64>>,
+}
+
+/// An event between two steps, as a line of the metrics has it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum RunEvent {
+    Restart(Restart),
+    SlowRank(SlowRank),
+}
+
+impl RunEvent {
+    /// Returns the last step before the event whose result counts.
+    pub(crate) fn last_step(&self) -> u64 {
+        match self {
+            Self::Restart(restart) => restart.step,
+            Self::SlowRank(slow) => slow.step,
+        }
+    }
+
+    /// Returns the step in which the reason for the event occurred.
+    pub(crate) fn step(&self) -> u64 {
+        match self {
+            Self::Restart(restart) => restart.failed_step,
+            Self::SlowRank(slow) => slow.step,
+        }
+    }
+
+    /// Returns the sentence that the display has shown.
+    pub(crate) fn sentence(&self) -> String {
+        match self {
+            Self::Restart(restart) => restart.sentence(),
+            Self::SlowRank(slow) => slow.sentence(),
+        }
+    }
 }
 
 /// Why the results of a run cannot be read.
@@ -134,8 +168,8 @@ pub(crate) fn metrics(run: &Path) -> Result<Vec<StepMetrics>, RunRecordError> {
     Ok(steps)
 }
 
-/// Returns the restarts of the run, in their order.
-pub(crate) fn restarts(run: &Path) -> Result<Vec<Restart>, RunRecordError> {
+/// Returns the events of the run, in their order.
+pub(crate) fn events(run: &Path) -> Result<Vec<RunEvent>, RunRecordError> {
     let text = metrics_text(run)?;
     let lines = text.lines().filter(|line| line.contains("\"event\""));
     Ok(lines.filter_map(|line| serde_json::from_str(line).ok()).collect())
@@ -225,14 +259,18 @@ mod tests {
     }
 
     #[test]
-    fn restarts_are_not_steps() {
+    fn events_are_not_steps() {
         let restart =
             r#"{"event":"restart","step":1,"failed_step":3,"rank":1,"cause":"lost","restart":1,"of":3}"#;
-        let folder = run(&format!("{{\"step\":1}}\n{restart}\n{{\"step\":2}}\n"));
+        let slow = r#"{"event":"slow_rank","step":2,"ranks":[1],"slowdown":2.5}"#;
+        let other = r#"{"event":"unknown","step":2}"#;
+        let folder = run(&format!("{{\"step\":1}}\n{restart}\n{{\"step\":2}}\n{slow}\n{other}\n"));
         let steps: Vec<u64> = metrics(folder.path()).expect("lines").iter().map(|step| step.step).collect();
         assert_eq!(steps, [1, 2]);
-        let restarts = restarts(folder.path()).expect("lines");
-        let [Restart { step: 1, failed_step: 3, .. }] = restarts[..] else { panic!("{restarts:?}") };
+        let events = events(folder.path()).expect("lines");
+        let places: Vec<_> = events.iter().map(|event| (event.last_step(), event.step())).collect();
+        assert_eq!(places, [(1, 3), (2, 2)], "{events:?}");
+        assert!(matches!(events[..], [RunEvent::Restart(_), RunEvent::SlowRank(_)]), "{events:?}");
     }
 
     #[test]

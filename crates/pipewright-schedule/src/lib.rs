@@ -50,6 +50,7 @@ pub mod communicator;
 pub mod lower;
 pub mod skip_event;
 pub mod timeline;
+pub mod slow_ranks;
 pub mod simulate;
 pub mod profile;
 pub mod analytic;

@@ -8,7 +8,7 @@ use clap::Args;
 use crate::failure::Failure;
 use crate::output::{PageOutput, replace_file};
 use crate::run_folder::{REPORT, VIEW};
-use crate::run_record::{config_text, metrics, read_timeline, require_run, restarts, timeline_files};
+use crate::run_record::{config_text, events, metrics, read_timeline, require_run, timeline_files};
 use crate::run_report::{RunLinks, RunSource, page};
 use crate::text::quoted;
 use crate::training::arguments::parse_time;
@@ -102,7 +102,7 @@ fn source(run: &Path, place: &Path) -> Result<RunSource, Failure> {
     Ok(RunSource {
         name: run.display().to_string(),
         steps: metrics(run).map_err(Failure::input)?,
-        restarts: restarts(run).map_err(Failure::input)?,
+        events: events(run).map_err(Failure::input)?,
         config: config_text(run).map_err(Failure::input)?,
         timeline,
         links,

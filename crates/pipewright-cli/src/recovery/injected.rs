@@ -3,7 +3,8 @@
 //!
 //! The variable has one or more faults with commas between them, each `KIND:RANK:STEP` or
 //! `KIND:RANK:STEP:TIMES`. The kind is `panic`, or `hang`, which never ends. Without a number of times, a
-//! fault happens once in a process.
+//! fault happens once in a process. With the kind `slow`, each computing action of the rank takes [`DELAY`]
+//! longer, from the step on for as many steps as the number of times.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -18,6 +19,9 @@ use crate::failure::Failure;
 /// The name of the variable.
 const VARIABLE: &str = "PIPEWRIGHT_FAULT";
 
+/// The time by which an action of a slow rank takes longer.
+const DELAY: Duration = Duration::from_millis(20);
+
 /// The faults that are still to happen, and the step that runs.
 #[derive(Debug)]
 pub(crate) struct InjectedFaults {
@@ -31,7 +35,7 @@ struct InjectedFault {
     kind: Kind,
     rank: WorldRank,
     step: u64,
-    /// How often it is still to happen.
+    /// How often it is still to happen; the number of steps of a slow rank.
     left: AtomicU32,
 }
 
@@ -39,6 +43,7 @@ struct InjectedFault {
 enum Kind {
     Panic,
     Hang,
+    Slow,
 }
 
 impl InjectedFaults {
@@ -49,8 +54,8 @@ impl InjectedFaults {
         let faults: Option<Vec<InjectedFault>> = text.split(',').map(InjectedFault::read).collect();
         let faults = faults.ok_or_else(|| {
             Failure::input(format!(
-                "{VARIABLE}={text}: write KIND:RANK:STEP or KIND:RANK:STEP:TIMES with the kind panic or hang, such as \
-                 panic:1:3, and a step and a number of times from 1"
+                "{VARIABLE}={text}: write KIND:RANK:STEP or KIND:RANK:STEP:TIMES with the kind panic, hang or slow, \
+                 such as panic:1:3, and a step and a number of times from 1"
             ))
         })?;
         Ok(Some(Arc::new(Self { faults, step: AtomicU64::new(0) })))
@@ -79,6 +84,7 @@ impl InjectedFault {
         let kind = match parts.next()? {
             "panic" => Kind::Panic,
             "hang" => Kind::Hang,
+            "slow" => Kind::Slow,
             _ => return None,
         };
         let (rank, step): (u32, u64) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
@@ -91,20 +97,31 @@ impl InjectedFault {
     /// Returns whether the fault happens on this rank in this step, and counts it.
     fn happens(&self, rank: WorldRank, step: u64) -> bool {
         let take = |left: u32| left.checked_sub(1);
-        (self.rank, self.step) == (rank, step)
+        self.kind != Kind::Slow
+            && (self.rank, self.step) == (rank, step)
             && self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok()
+    }
+
+    /// Returns whether the fault makes this rank slow in this step.
+    fn slows(&self, rank: WorldRank, step: u64) -> bool {
+        let steps = u64::from(self.left.load(Ordering::SeqCst));
+        let is_due = step.checked_sub(self.step).is_some_and(|since| since < steps);
+        self.kind == Kind::Slow && self.rank == rank && is_due
     }
 }
 
 impl ActionHook for InjectedFaults {
-    fn around(&self, rank: WorldRank, _action: Action, run: &mut dyn FnMut()) {
+    fn around(&self, rank: WorldRank, action: Action, run: &mut dyn FnMut()) {
         let step = self.step.load(Ordering::SeqCst);
+        if action.is_compute() && self.faults.iter().any(|fault| fault.slows(rank, step)) {
+            std::thread::sleep(DELAY);
+        }
         match self.faults.iter().find(|fault| fault.happens(rank, step)).map(|fault| fault.kind) {
             Some(Kind::Panic) => panic!("{VARIABLE} asks for this panic"),
             Some(Kind::Hang) => loop {
                 std::thread::sleep(Duration::from_secs(3600));
             },
-            None => run(),
+            Some(Kind::Slow) | None => run(),
         }
     }
 }
@@ -120,6 +137,9 @@ mod tests {
         assert_eq!(fault.kind, Kind::Hang);
         assert!(!fault.happens(WorldRank::new(0), 3) && !fault.happens(rank, 2), "another rank or step");
         assert_eq!([(); 3].map(|()| fault.happens(rank, 3)), [true, true, false]);
+        let slow = InjectedFault::read("slow:1:3:2").expect("a fault");
+        assert_eq!([2, 3, 4, 5].map(|step| slow.slows(rank, step)), [false, true, true, false]);
+        assert!(!slow.happens(rank, 3) && !slow.slows(WorldRank::new(0), 3), "another kind or rank");
         for wrong in
             ["", "panic", "panic:1", "panic:1:x", "panic:1:2:3:4", "sleep:1:2", "panic:1:0", "panic:1:2:0"]
         {

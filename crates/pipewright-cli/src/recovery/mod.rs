@@ -5,10 +5,13 @@
 //! a folder that was moved, end a run in any case. The run continues from its newest checkpoint, so its
 //! losses and parameters have the bits of an undisturbed run. [`Attempts`] decides for the ranks of one
 //! process, and [`crate::launch`] for ranks that are processes, both with [`Restarts`].
+//!
+//! A rank that becomes slow is not a fault: it is recorded ([`SlowRank`]), and the run goes on.
 
 mod disk_space;
 mod injected;
 mod restart;
+mod slow_rank;
 mod restarts;
 mod attempts;
 
@@ -16,3 +19,4 @@ pub(crate) use attempts::Attempts;
 pub(crate) use disk_space::is_full;
 pub(crate) use restart::Restart;
 pub(crate) use restarts::Restarts;
+pub(crate) use slow_rank::SlowRank;

@@ -10,7 +10,7 @@ use pipewright::ids::StepNumber;
 use pipewright::train::{Metrics, timeline_name};
 use serde::Serialize;
 
-use crate::recovery::Restart;
+use crate::recovery::{Restart, SlowRank};
 use crate::run_folder::aside::{
     create_in_run, cut_metrics, keep_last_timeline, move_later_checkpoints, move_later_timelines,
     move_run_aside,
@@ -116,6 +116,14 @@ impl RunFolder {
         self.write_line(restart)?;
         Restart::remove(&self.path);
         Ok(())
+    }
+
+    /// Appends the change of a rank's speed to the metrics.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be written.
+    pub(crate) fn write_slow_rank(&mut self, slow: &SlowRank) -> Result<(), RunFolderError> {
+        self.write_line(slow)
     }
 
     fn write_line(&mut self, content: &impl Serialize) -> Result<(), RunFolderError> {

@@ -6,8 +6,7 @@ use std::time::Duration;
 use pipewright_schedule::Timeline;
 use serde::Serialize;
 
-use crate::recovery::Restart;
-use crate::run_record::{StepMetrics, median, median_of};
+use crate::run_record::{RunEvent, StepMetrics, median, median_of};
 use crate::run_report::groups::{Series, groups, series};
 
 /// A run as its folder shows it.
@@ -15,7 +14,7 @@ pub(crate) struct RunSource {
     /// The name by which the user refers to the run.
     pub(crate) name: String,
     pub(crate) steps: Vec<StepMetrics>,
-    pub(crate) restarts: Vec<Restart>,
+    pub(crate) events: Vec<RunEvent>,
     /// The text of the configuration.
     pub(crate) config: String,
     /// The timeline of the last step.
@@ -53,20 +52,19 @@ struct RunData {
     bubble: Vec<Series>,
     memory: Vec<Series>,
     figures: Figures,
-    /// The restarts, each at the group that has its last step before it.
-    restarts: Vec<RestartData>,
+    /// The events, each at the group that has the last step before it.
+    events: Vec<EventData>,
     config: String,
     links: RunLinks,
 }
 
-/// A restart of the run.
+/// An event between two steps of the run, such as a restart.
 #[derive(Serialize)]
-struct RestartData {
-    /// The index of the group after whose steps the run continued; none if it continued from the first step.
+struct EventData {
+    /// The index of the group after whose steps the event occurred; none if it was before the first step.
     group: Option<usize>,
-    /// The last step before the restart whose result counts.
+    /// The step in which the reason for the event occurred.
     step: u64,
-    failed_step: u64,
     text: String,
 }
 
@@ -137,7 +135,7 @@ impl RunData {
             series: all_series(steps, &groups),
             bubble: all_ranks(|step| &step.bubble_per_rank),
             memory: all_ranks(|step| &step.peak_bytes),
-            restarts: run.restarts.iter().map(|restart| RestartData::of(restart, &groups, steps)).collect(),
+            events: run.events.iter().map(|event| EventData::of(event, &groups, steps)).collect(),
             figures: Figures::of(run),
             config: run.config.clone(),
             links: run.links.clone(),
@@ -145,14 +143,14 @@ impl RunData {
     }
 }
 
-impl RestartData {
-    fn of(restart: &Restart, groups: &[(usize, usize)], steps: &[StepMetrics]) -> Self {
-        let is_before = |&(_, last): &(usize, usize)| steps[last].step < restart.step;
+impl EventData {
+    fn of(event: &RunEvent, groups: &[(usize, usize)], steps: &[StepMetrics]) -> Self {
+        let is_before = |&(_, last): &(usize, usize)| steps[last].step < event.last_step();
         // The group that has the step, or the last one.
         let group =
             groups.iter().take_while(|group| is_before(group)).count().min(groups.len().saturating_sub(1));
-        let group = (restart.step > 0 && !groups.is_empty()).then_some(group);
-        Self { group, step: restart.step, failed_step: restart.failed_step, text: restart.sentence() }
+        let group = (event.last_step() > 0 && !groups.is_empty()).then_some(group);
+        Self { group, step: event.step(), text: event.sentence() }
     }
 }
 
@@ -241,6 +239,7 @@ fn peaks(steps: &[StepMetrics]) -> Vec<f64> {
 mod tests {
     use super::*;
     use crate::fault::Fault;
+    use crate::recovery::Restart;
 
     #[test]
     fn a_run_is_summarized() {
@@ -266,7 +265,7 @@ mod tests {
         let source = RunSource {
             name: "a".to_owned(),
             steps,
-            restarts: vec![Restart { step: 2, ..Restart::after(&fault, 1, 3) }],
+            events: vec![RunEvent::Restart(Restart { step: 2, ..Restart::after(&fault, 1, 3) })],
             config: String::new(),
             timeline: None,
             links: RunLinks::default(),
@@ -283,8 +282,8 @@ mod tests {
         assert_eq!(run["figures"]["peak_bytes"], serde_json::json!([2.0, 9.0]));
         assert_eq!(run["series"]["auxiliary moe_z"]["mean"], serde_json::json!([null, null, 0.5]));
         assert!(run["series"].get("total").is_none(), "{run}");
-        let restart = &run["restarts"][0];
-        assert_eq!((restart["group"].as_u64(), restart["failed_step"].as_u64()), (Some(1), Some(3)));
+        let restart = &run["events"][0];
+        assert_eq!((restart["group"].as_u64(), restart["step"].as_u64()), (Some(1), Some(3)));
     }
 
     #[test]
@@ -298,7 +297,7 @@ mod tests {
         let source = RunSource {
             name: "a".to_owned(),
             steps: Vec::new(),
-            restarts: Vec::new(),
+            events: Vec::new(),
             config: String::new(),
             timeline: Some(Timeline::new(2, vec![event(0, 4.0), event(1, 2.0)])),
             links: RunLinks::default(),

@@ -13,6 +13,7 @@ use pipewright::pipeline::{PipelineError, StepFailure, StepSummary};
 use pipewright::train::{EventFile, Metrics, StepPrediction, Trainer};
 use pipewright_schedule::Timeline;
 use pipewright_schedule::picture::{PictureSettings, html};
+use pipewright_schedule::slow_ranks::SlowRanks;
 use serde_json::{Map, Value};
 
 use crate::config::Settings;
@@ -20,7 +21,7 @@ use crate::config::pipeline::TransportChoice;
 use crate::display::{Display, Ending, Overview, Reason, say};
 use crate::failure::{Exit, Failure, sentence};
 use crate::fault::{Fault, is_full, launched_restart};
-use crate::recovery::Attempts;
+use crate::recovery::{Attempts, SlowRank};
 use crate::run_folder::{self, RunFolder, RunFolderError, TIMELINE, is_lost_folder};
 use crate::text::quoted;
 use crate::training::checkpoint_space::CheckpointSpace;
@@ -168,6 +169,9 @@ struct Log {
     timeline: Option<Timeline>,
     recorder: TimelineRecorder,
     prediction: StepPrediction,
+    slow_ranks: SlowRanks,
+    /// The number of ranks that compute each stage together.
+    tensor_ranks: u32,
     /// The steps over which the number of batches rises.
     rampup_steps: u64,
     /// The milliseconds of a step that the plan of the run predicts.
@@ -199,6 +203,8 @@ impl Log {
             timeline: None,
             recorder: TimelineRecorder::new(done, run.steps, run.timelines),
             prediction: StepPrediction::default(),
+            slow_ranks: SlowRanks::default(),
+            tensor_ranks: settings.mesh.tensor_parallel,
             rampup_steps: run.rampup_steps,
             planned_step_ms: run.planned_step_ms,
             tensorboard: tensorboard.map_err(Failure::input)?,
@@ -230,12 +236,18 @@ impl Log {
                 sentence(&error)
             ));
         }
-        self.timeline = Some(report.timeline);
         let done = metrics.step;
-        folder.write_metrics(metrics).map_err(|error| {
+        let unwritten = |error: RunFolderError| {
             let fault = Fault::of_full_disk(&error, done, || self.space.bytes());
             write_failure(error).with_fault(fault)
-        })?;
+        };
+        folder.write_metrics(metrics).map_err(unwritten)?;
+        for change in self.slow_ranks.observe(&report.timeline) {
+            let slow = SlowRank::after(done, &change, self.tensor_ranks);
+            folder.write_slow_rank(&slow).map_err(unwritten)?;
+            say(&slow.sentence());
+        }
+        self.timeline = Some(report.timeline);
         display.step(metrics);
         // Only the first step lists them.
         display.note_undeferred(&report.undeferred);

@@ -20,6 +20,7 @@ mod profile;
 mod plan_memory;
 mod real_files;
 mod restarts;
+mod slow_ranks;
 mod resume;
 mod checkpoint_interval;
 mod chats;

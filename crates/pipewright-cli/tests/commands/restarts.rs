@@ -254,7 +254,7 @@ fn the_report_has_the_restarts() {
     assert_eq!(run.command(&["report", "out", "-o", "page.html"]).status.code(), Some(0));
     let page = fs::read_to_string(run.path("page.html")).expect("a page");
     assert!(
-        page.contains("\"failed_step\":6") && page.contains("the run continues from step 4"),
+        page.contains("\"step\":6,\"text\"") && page.contains("the run continues from step 4"),
         "the data of the page"
     );
 }

@@ -190,6 +190,20 @@ fn evaluations_in_processes_have_the_bits_of_threads() {
 }
 
 #[test]
+fn a_slow_process_is_named() {
+    let folder = folder();
+    let set = ["run.steps=16", "pipeline.ranks=2", "pipeline.microbatches=2", "model.num_hidden_layers=4"];
+    let mut command = processes_command(folder.path(), 2, &set);
+    let output =
+        command.env("PIPEWRIGHT_FAULT", "slow:1:7:10").output().expect("mpirun is installed with MPI");
+    let words = words(&output);
+    assert_eq!(output.status.code(), Some(0), "{words}");
+    assert_eq!(words.matches(": rank 1 is slow: its actions take ").count(), 1, "{words}");
+    let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("metrics");
+    assert!(metrics.contains("{\"event\":\"slow_rank\""), "{metrics}");
+}
+
+#[test]
 fn processes_that_would_share_a_device_are_refused() {
     let folder = folder();
     let output = processes(folder.path(), 2, &["run.exclusive=true"]);

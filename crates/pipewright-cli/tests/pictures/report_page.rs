@@ -271,43 +271,54 @@ fn the_page_fits_and_has_both_themes() {
     assert_eq!(browser.value(background), "rgb(22, 25, 29)");
 }
 
-/// Appends a restart to the metrics of a run.
-fn write_restart(folder: &Path, name: &str, step: u64, failed_step: u64) {
+/// Appends an event to the metrics of a run.
+fn write_event(folder: &Path, name: &str, event: &str) {
     let path = folder.join(name).join("metrics.jsonl");
     let mut lines = fs::read_to_string(&path).expect("the metrics");
-    writeln!(
-        lines,
-        "{{\"event\":\"restart\",\"step\":{step},\"failed_step\":{failed_step},\"rank\":1,\
-         \"cause\":\"step {failed_step}: lost <b>\",\"restart\":1,\"of\":3}}"
-    )
-    .expect("a string takes all text");
+    writeln!(lines, "{event}").expect("a string takes all text");
     fs::write(path, lines).expect("a file");
 }
 
+/// Returns the line of a restart.
+fn restart(step: u64, failed_step: u64) -> String {
+    format!(
+        "{{\"event\":\"restart\",\"step\":{step},\"failed_step\":{failed_step},\"rank\":1,\
+         \"cause\":\"step {failed_step}: lost <b>\",\"restart\":1,\"of\":3}}"
+    )
+}
+
 #[test]
-fn restarts_are_listed_and_marked() {
+fn events_are_listed_and_marked() {
     let folder = tempfile::tempdir().expect("a scratch folder");
     write_run(folder.path(), "a", 20, "[5,6]");
-    write_restart(folder.path(), "a", 0, 3);
-    write_restart(folder.path(), "a", 10, 12);
+    write_event(folder.path(), "a", &restart(0, 3));
+    write_event(folder.path(), "a", &restart(10, 12));
+    write_event(
+        folder.path(),
+        "a",
+        r#"{"event":"rank_no_longer_slow","step":15,"ranks":[1],"slowdown":1.0}"#,
+    );
     write_run(folder.path(), "b", 20, "[5,6]");
     report(folder.path(), &["a", "b"]);
     let Some(mut browser) = Browser::open(&folder.path().join("report.html"), 1400, 900) else { return };
     let sentence = "step 12: lost <b>; the run continues from step 10 (restart 1 of 3)";
-    let list = "[...document.querySelectorAll('#restarts h3, #restarts tr')].map((row) => row.innerText)";
+    let list = "[...document.querySelectorAll('#events h3, #events tr')].map((row) => row.innerText)";
     let first = "step 3\tstep 3: lost <b>; the run continues again from step 1 (restart 1 of 3)";
-    assert_eq!(browser.value(list), serde_json::json!(["a", first, format!("step 12\t{sentence}")]));
+    let fast = "step 15: rank 1 is no longer slow";
+    let rows = ["a".to_owned(), first.to_owned(), format!("step 12\t{sentence}"), format!("step 15\t{fast}")];
+    assert_eq!(browser.value(list), serde_json::json!(rows));
     // Nothing is at step 0, so the first restart has no mark.
-    let marks = "charts.map(({ picture }) => [...picture.querySelectorAll('.restart')].map((mark) => [Number(mark.getAttribute('x1')), mark.textContent]))";
-    let place = browser.number("charts[0].x(10)");
+    let marks = "charts.map(({ picture }) => [...picture.querySelectorAll('.event')].map((mark) => [Number(mark.getAttribute('x1')), mark.textContent]))";
+    let places = [10, 15].map(|step| browser.number(&format!("charts[0].x({step})")));
     let charts = browser.number("charts.length") as usize;
-    assert_eq!(browser.value(marks), serde_json::json!(vec![[(place, sentence)]; charts]));
+    assert_eq!(
+        browser.value(marks),
+        serde_json::json!(vec![[(places[0], sentence), (places[1], fast)]; charts])
+    );
     report(folder.path(), &["b"]);
     let mut browser =
         Browser::open(&folder.path().join("report.html"), 1400, 900).expect("it was opened before");
-    assert!(
-        browser.holds("document.getElementById('restarts').hidden && !document.querySelector('.restart')")
-    );
+    assert!(browser.holds("document.getElementById('events').hidden && !document.querySelector('.event')"));
 }
 
 /// Returns a point of the first chart, at a share of the length of its axis.

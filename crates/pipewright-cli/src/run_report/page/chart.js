@@ -113,7 +113,7 @@ class Chart {
     region.append(svg("rect", { x: margins.left - pointRadius, y: 0, width, height: this.height - margins.bottom + pointRadius }));
     this.cursor = svg("line", { class: "cursor", y1: margins.top, y2: this.height - margins.bottom, visibility: "hidden" });
     const lines = svg("g", { "clip-path": `url(#${clip})` });
-    lines.append(...this.restarts(), ...this.lines.flatMap((line) => this.trace(line)));
+    lines.append(...this.events(), ...this.lines.flatMap((line) => this.trace(line)));
     this.stretched = svg("rect", { class: "stretched", y: margins.top, height: this.height - margins.top - margins.bottom, visibility: "hidden" });
     // On paper the chart may have another width.
     this.picture.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
@@ -130,10 +130,10 @@ class Chart {
     return [svg("text", place, `↑ ${above.length} above the chart, up to ${shown}`)];
   }
 
-  // Returns a mark at each step after which a run continued from a checkpoint.
-  restarts() {
-    return [...new Set(this.lines.map(({ run }) => run))].flatMap((run) => run.restarts.filter(({ group }) => group !== null).map(({ group, text }) => {
-      const x = this.x(positionsOf(run)[group]), mark = svg("line", { class: "restart", x1: x, x2: x, y1: margins.top, y2: this.height - margins.bottom });
+  // Returns a mark at each step after which an event occurred, such as a restart.
+  events() {
+    return [...new Set(this.lines.map(({ run }) => run))].flatMap((run) => run.events.filter(({ group }) => group !== null).map(({ group, text }) => {
+      const x = this.x(positionsOf(run)[group]), mark = svg("line", { class: "event", x1: x, x2: x, y1: margins.top, y2: this.height - margins.bottom });
       mark.append(svg("title", {}, text));
       return mark;
     }));

@@ -48,7 +48,7 @@ document.getElementById("smooth").value = chosen.smooth;
 document.getElementById("runs").replaceChildren(...(runs.length > 1 ? runNames() : []));
 document.getElementById("charts").append(...specs.filter(hasLine).map((spec) => new Chart(withNote(spec)).figure));
 showFigures();
-showRestarts();
+showEvents();
 showRanks();
 showTimelines();
 showConfig();

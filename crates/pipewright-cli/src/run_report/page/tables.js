@@ -133,12 +133,12 @@ function showRanks() {
   }));
 }
 
-// Lists the restarts of each run.
-function showRestarts() {
-  const section = document.getElementById("restarts"), restarted = runs.filter(({ restarts }) => restarts.length);
-  section.hidden = !restarted.length;
-  section.lastElementChild.replaceChildren(...restarted.map(({ name, restarts }) => {
-    const rows = restarts.map(({ failed_step, text }) => element("tr", {}, rowHead(`step ${grouped(failed_step)}`), cell(text, false)));
+// Lists the events of each run, such as restarts.
+function showEvents() {
+  const section = document.getElementById("events"), disturbed = runs.filter(({ events }) => events.length);
+  section.hidden = !disturbed.length;
+  section.lastElementChild.replaceChildren(...disturbed.map(({ name, events }) => {
+    const rows = events.map(({ step, text }) => element("tr", {}, rowHead(`step ${grouped(step)}`), cell(text, false)));
     return element("div", {}, element("h3", {}, name), element("table", {}, element("tbody", {}, ...rows)));
   }));
 }

@@ -1,0 +1,49 @@
+//! Tests of runs with a slow rank: the display, the metrics and the report name it.
+
+use std::fs;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::run::Run;
+
+/// Trains 16 steps on two ranks and with `faults`. Returns the events in the metrics and what the run has said.
+fn train(run: &Run, faults: &str, set: &[&str]) -> (Vec<Value>, String) {
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
+    command.current_dir(run.path(".")).env("PIPEWRIGHT_FAULT", faults).args(["train", "small.toml"]);
+    let settings = ["run.steps=16", "pipeline.ranks=2", "pipeline.microbatches=2"];
+    command.args(settings.iter().chain(set).flat_map(|set| ["--set", *set]));
+    let output = command.output().expect("the binary starts");
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{words}");
+    assert_eq!(run.figures().len(), 16);
+    let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("a run writes its metrics");
+    let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).expect("an object"));
+    (lines.filter(|line| line.get("event").is_some()).collect(), words)
+}
+
+#[test]
+fn a_slow_rank_is_named_in_the_display_the_metrics_and_the_report() {
+    let run = Run::new();
+    let (events, words) = train(&run, "slow:1:7:10", &[]);
+    let [event] = &events[..] else { panic!("{events:?}: {words}") };
+    assert_eq!((&event["event"], &event["ranks"]), (&"slow_rank".into(), &serde_json::json!([1])), "{event}");
+    assert!(event["step"].as_u64() >= Some(11) && event["slowdown"].as_f64() >= Some(2.0), "{event}");
+    assert_eq!(words.matches(": rank 1 is slow: its actions take ").count(), 1, "{words}");
+    assert_eq!(run.command(&["report", "out", "-o", "page.html"]).status.code(), Some(0));
+    let page = fs::read_to_string(run.path("page.html")).expect("a page");
+    assert!(page.contains("rank 1 is slow: its actions take "), "the data of the page");
+}
+
+#[test]
+fn a_slow_tensor_group_is_named_as_a_whole() {
+    let (events, words) = train(&Run::new(), "slow:3:7:10", &["mesh.tensor_parallel=2"]);
+    assert_eq!(events.len(), 1, "{events:?}: {words}");
+    assert!(words.contains(": the tensor group of the ranks 2 to 3 is slow: "), "{words}");
+}
+
+#[test]
+fn ranks_that_are_all_slow_are_not_named() {
+    let (events, words) = train(&Run::new(), "slow:0:7:10,slow:1:7:10", &[]);
+    assert!(events.is_empty() && !words.contains(" is slow"), "{events:?}: {words}");
+}

@@ -1,0 +1,268 @@
+//! Finds ranks that have become slow in a run: their actions take a multiple of their usual time, and the
+//! actions of the other ranks do not.
+//!
+//! **The rule.** The times are those of the computing actions in the measured timelines. Waiting for messages
+//! is not part of an action, so a rank that waits for a slow one is not slow. For each rank, stage and kind of
+//! action, the time of a step is the median over the step's actions, and the usual time is the median of the
+//! latest [`WINDOW`] steps in which the rank was not suspicious. The slowdown of a rank is the sum of the times
+//! of its actions over the sum of their usual times. A rank is suspicious in a step if its slowdown is at least
+//! [`FACTOR`], at least [`FACTOR`] times the median slowdown of the other ranks, and its actions take at least
+//! [`SHORTEST_DELAY`] longer than usual on average. It is slow after [`STEPS`] suspicious steps in a row, and
+//! no longer slow after as many steps that are not suspicious. At first, [`LEAST_STEPS`] steps are only
+//! observed.
+//!
+//! A machine that slows all ranks, or more than half of them, makes no rank slow. A single rank has no others
+//! to be compared with, so it is never slow. The ranks that compute stages together have one row in a
+//! timeline, and wait for each other inside their actions, so they are slow together.
+//!
+//! **Cost.** A step takes time linear in its actions, and allocates memory in the first steps only.
+
+use crate::action::ActionKind;
+use crate::ids::{Rank, StageIndex};
+use crate::timeline::{Event, Timeline};
+
+/// The most steps whose times make up the usual time.
+pub const WINDOW: usize = 32;
+/// The fewest steps from which a usual time follows.
+pub const LEAST_STEPS: usize = 5;
+/// The slowdown from which on a rank is suspicious.
+pub const FACTOR: f64 = 2.0;
+/// The number of steps in a row after which a rank is slow, or no longer slow.
+pub const STEPS: usize = 5;
+/// The least time by which the actions of a suspicious rank take longer than usual, in seconds. The scheduler of
+/// an operating system may delay a short action by as much.
+pub const SHORTEST_DELAY: f64 = 1e-3;
+
+/// A rank that has become slow, or is no longer slow.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SpeedChange {
+    /// The row of the rank in the timelines.
+    pub rank: Rank,
+    /// Whether the rank has become slow.
+    pub is_slow: bool,
+    /// The time of the rank's actions in the last step over their usual time.
+    pub slowdown: f64,
+}
+
+/// The times of the ranks' actions in the latest steps of a run.
+#[derive(Debug, Default)]
+pub struct SlowRanks {
+    rows: Vec<Row>,
+    /// Memory for medians.
+    scratch: Vec<f64>,
+    /// The slowdowns of all ranks, in ascending order.
+    sorted: Vec<f64>,
+}
+
+/// The actions of one rank.
+#[derive(Debug, Default)]
+struct Row {
+    kinds: Vec<Times>,
+    pace: Option<Pace>,
+    is_slow: bool,
+    /// The number of latest steps in a row that disagree with `is_slow`.
+    steps_in_a_row: usize,
+}
+
+/// The speed of a rank in a step.
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    slowdown: f64,
+    /// The seconds by which an action takes longer than usual, on average.
+    delay: f64,
+}
+
+/// The times of one kind of action on one stage.
+#[derive(Debug)]
+struct Times {
+    stage: StageIndex,
+    kind: ActionKind,
+    /// The seconds of each action in this step.
+    step: Vec<f64>,
+    /// The seconds of the latest steps: a ring in which `oldest` is replaced next.
+    past: Vec<f64>,
+    oldest: usize,
+}
+
+impl SlowRanks {
+    /// Adds the timeline of the next step. Returns the ranks whose speed has changed.
+    pub fn observe(&mut self, timeline: &Timeline) -> Vec<SpeedChange> {
+        if self.rows.len() != timeline.ranks() as usize {
+            self.rows.clear();
+            self.rows.resize_with(timeline.ranks() as usize, Row::default);
+        }
+        let Self { rows, scratch, sorted } = self;
+        for (rank, row) in (0..).map(Rank::new).zip(rows.iter_mut()) {
+            row.read(timeline.events_of(rank));
+            row.pace = row.measure(scratch);
+        }
+        sorted.clear();
+        sorted.extend(rows.iter().filter_map(|row| Some(row.pace?.slowdown)));
+        sorted.sort_unstable_by(f64::total_cmp);
+        let rows = (0..).map(Rank::new).zip(rows);
+        rows.filter_map(|(rank, row)| row.judge(rank, sorted, scratch)).collect()
+    }
+}
+
+impl Row {
+    /// Reads the times of a step.
+    fn read(&mut self, events: &[Event]) {
+        self.kinds.iter_mut().for_each(|times| times.step.clear());
+        for event in events.iter().filter(|event| event.action.is_compute()) {
+            let (stage, kind) = (event.action.stage(), event.action.kind());
+            let known = self.kinds.iter().position(|times| (times.stage, times.kind) == (stage, kind));
+            let index = known.unwrap_or_else(|| {
+                self.kinds.push(Times { stage, kind, step: Vec::new(), past: Vec::new(), oldest: 0 });
+                self.kinds.len() - 1
+            });
+            self.kinds[index].step.push(event.end - event.start);
+        }
+    }
+
+    /// Returns the speed in this step; `None` while the usual times are not known.
+    fn measure(&self, scratch: &mut Vec<f64>) -> Option<Pace> {
+        let (mut seconds, mut usual, mut actions) = (0.0, 0.0, 0.0);
+        for times in self.kinds.iter().filter(|times| times.past.len() >= LEAST_STEPS) {
+            let Some(median_of_step) = median(&times.step, scratch) else { continue };
+            let count = times.step.len() as f64;
+            actions += count;
+            seconds += count * median_of_step;
+            usual += count * median(&times.past, scratch)?;
+        }
+        (usual > 0.0).then(|| Pace { slowdown: seconds / usual, delay: (seconds - usual) / actions })
+    }
+
+    /// Judges this step by the slowdowns of all ranks. Returns the change of the rank's speed, if it changes.
+    fn judge(&mut self, rank: Rank, sorted: &[f64], scratch: &mut Vec<f64>) -> Option<SpeedChange> {
+        let suspicious = self.pace.filter(|pace| {
+            let least = median_of_others(sorted, pace.slowdown).map(|others| FACTOR * others.max(1.0));
+            pace.delay >= SHORTEST_DELAY && least.is_some_and(|least| pace.slowdown >= least)
+        });
+        if suspicious.is_none() {
+            self.kinds.iter_mut().for_each(|times| times.remember(scratch));
+        }
+        let disagrees = suspicious.is_some() != self.is_slow;
+        self.steps_in_a_row = if disagrees { self.steps_in_a_row + 1 } else { 0 };
+        if self.steps_in_a_row < STEPS {
+            return None;
+        }
+        (self.is_slow, self.steps_in_a_row) = (!self.is_slow, 0);
+        let slowdown = self.pace.map_or(1.0, |pace| pace.slowdown);
+        Some(SpeedChange { rank, is_slow: self.is_slow, slowdown })
+    }
+}
+
+impl Times {
+    /// Adds this step to the past steps.
+    fn remember(&mut self, scratch: &mut Vec<f64>) {
+        let Some(median) = median(&self.step, scratch) else { return };
+        if self.past.len() < WINDOW {
+            self.past.push(median);
+        } else {
+            self.past[self.oldest] = median;
+            self.oldest = (self.oldest + 1) % WINDOW;
+        }
+    }
+}
+
+/// Returns the median, the lower of two; `None` without values.
+fn median(values: &[f64], scratch: &mut Vec<f64>) -> Option<f64> {
+    let middle = values.len().checked_sub(1)? / 2;
+    scratch.clear();
+    scratch.extend_from_slice(values);
+    Some(*scratch.select_nth_unstable_by(middle, f64::total_cmp).1)
+}
+
+/// Returns the median of all values but one, the lower of two; `None` without others.
+fn median_of_others(sorted: &[f64], own: f64) -> Option<f64> {
+    let middle = sorted.len().checked_sub(2)? / 2;
+    let is_before = sorted.partition_point(|value| *value < own) <= middle;
+    Some(sorted[middle + usize::from(is_before)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns a step in which each rank has two forwards and two backwards of these milliseconds, after a
+    /// receive that lasts a second.
+    fn step(milliseconds: &[f64]) -> Timeline {
+        let mut events = Vec::new();
+        for (rank, time) in (0_u32..).zip(milliseconds) {
+            let mut start = 0.0;
+            for (action, seconds) in [
+                ("RECV_F0", 1.0),
+                ("F0", time * 1e-3),
+                ("F1", time * 1e-3),
+                ("B0", 2e-3 * time),
+                ("B1", 2e-3 * time),
+            ] {
+                let action = format!("{rank}{action}").parse().expect("an action");
+                events.push(Event { rank: Rank::new(rank), action, start, end: start + seconds });
+                start += seconds;
+            }
+        }
+        Timeline::new(milliseconds.len() as u32, events)
+    }
+
+    /// Observes steps, each with a number of repetitions. Returns the changes: the step from 1, the rank, and
+    /// whether it is slow.
+    fn check(steps: &[(usize, &[f64])], expected: &[(usize, u32, bool)]) {
+        let mut ranks = SlowRanks::default();
+        let all = steps.iter().flat_map(|(times, milliseconds)| std::iter::repeat_n(milliseconds, *times));
+        let changes = (1..).zip(all).flat_map(|(number, milliseconds)| {
+            let changes = ranks.observe(&step(milliseconds));
+            changes.into_iter().map(move |change| (number, change.rank.get(), change.is_slow))
+        });
+        assert_eq!(changes.collect::<Vec<_>>(), expected, "{steps:?}");
+    }
+
+    #[test]
+    fn a_rank_that_becomes_slow_is_named_after_some_steps_and_again_when_it_is_not() {
+        let (usual, slow): (&[f64], &[f64]) = (&[10.0, 20.0, 10.0], &[10.0, 50.0, 11.0]);
+        check(&[(10, usual), (STEPS, slow)], &[(15, 1, true)]);
+        check(&[(10, usual), (100, slow), (STEPS, usual)], &[(15, 1, true), (115, 1, false)]);
+        // The time of a rank that is slow from the beginning is its usual one.
+        check(&[(100, slow)], &[]);
+    }
+
+    #[test]
+    fn a_short_disturbance_is_not_slowness() {
+        let (usual, slow): (&[f64], &[f64]) = (&[10.0, 10.0], &[10.0, 100.0]);
+        check(&[(10, usual), (STEPS - 1, slow), (1, usual), (STEPS - 1, slow), (10, usual)], &[]);
+        check(&[(LEAST_STEPS - 1, usual), (STEPS, slow)], &[]);
+    }
+
+    #[test]
+    fn a_rank_is_compared_with_the_others() {
+        check(&[(10, &[10.0, 20.0]), (20, &[30.0, 60.0])], &[]);
+        check(&[(10, &[10.0]), (20, &[100.0])], &[]);
+        check(&[(10, &[10.0, 10.0, 10.0]), (9, &[30.0, 30.0, 10.0])], &[(15, 0, true), (15, 1, true)]);
+        check(&[(10, &[10.0, 10.0, 10.0, 10.0]), (9, &[30.0, 30.0, 30.0, 10.0])], &[]);
+    }
+
+    #[test]
+    fn small_differences_are_not_slowness() {
+        check(&[(10, &[10.0, 10.0]), (20, &[10.0, 19.0])], &[]);
+        // Ten times as long, and less than a millisecond longer.
+        check(&[(10, &[0.05, 0.05]), (20, &[0.05, 0.5])], &[]);
+    }
+
+    #[test]
+    fn the_slowdown_is_measured() {
+        let mut ranks = SlowRanks::default();
+        for _ in 0..10 {
+            assert_eq!(ranks.observe(&step(&[10.0, 10.0])), []);
+        }
+        let changes: Vec<_> = (0..STEPS).flat_map(|_| ranks.observe(&step(&[35.0, 10.0]))).collect();
+        let [SpeedChange { slowdown, .. }] = changes[..] else { panic!("{changes:?}") };
+        assert!((slowdown - 3.5).abs() < 1e-9, "{slowdown}");
+    }
+
+    #[test]
+    fn a_usual_time_follows_slow_changes() {
+        let mut ranks = SlowRanks::default();
+        let growing = (0..200).map(|number| 10.0 * 1.02_f64.powi(number));
+        assert!(growing.map(|time| ranks.observe(&step(&[time, 10.0]))).all(|changes| changes.is_empty()));
+    }
+}
