@@ -6,12 +6,12 @@
 //! action, the time of a step is the median over the step's actions, and the usual time is the median of the
 //! latest [`WINDOW`] steps in which the rank was not suspicious. The slowdown of a rank is the sum of the times
 //! of its actions over the sum of their usual times. A rank is suspicious in a step if its slowdown is at least
-//! [`FACTOR`], at least [`FACTOR`] times the median slowdown of the other ranks, and its actions take at least
-//! [`SHORTEST_DELAY`] longer than usual on average. It is slow after [`STEPS`] suspicious steps in a row, and
+//! [`FACTOR`] and at least [`FACTOR`] times the median slowdown of the other ranks, which is below [`FACTOR`],
+//! and if its actions take at least [`SHORTEST_DELAY`] longer than usual on average. It is slow after [`STEPS`] suspicious steps in a row, and
 //! no longer slow after as many steps that are not suspicious. At first, [`LEAST_STEPS`] steps are only
 //! observed.
 //!
-//! A machine that slows all ranks, or more than half of them, makes no rank slow. A single rank has no others
+//! A machine that slows all ranks makes no rank slow. A single rank has no others
 //! to be compared with, so it is never slow. The ranks that compute stages together have one row in a
 //! timeline, and wait for each other inside their actions, so they are slow together.
 //!
@@ -135,8 +135,8 @@ impl Row {
     /// Judges this step by the slowdowns of all ranks. Returns the change of the rank's speed, if it changes.
     fn judge(&mut self, rank: Rank, sorted: &[f64], scratch: &mut Vec<f64>) -> Option<SpeedChange> {
         let suspicious = self.pace.filter(|pace| {
-            let least = median_of_others(sorted, pace.slowdown).map(|others| FACTOR * others.max(1.0));
-            pace.delay >= SHORTEST_DELAY && least.is_some_and(|least| pace.slowdown >= least)
+            let is_alone = |others: f64| others < FACTOR && pace.slowdown >= FACTOR * others.max(1.0);
+            pace.delay >= SHORTEST_DELAY && median_of_others(sorted, pace.slowdown).is_some_and(is_alone)
         });
         if suspicious.is_none() {
             self.kinds.iter_mut().for_each(|times| times.remember(scratch));
@@ -236,6 +236,7 @@ mod tests {
     #[test]
     fn a_rank_is_compared_with_the_others() {
         check(&[(10, &[10.0, 20.0]), (20, &[30.0, 60.0])], &[]);
+        check(&[(10, &[10.0, 20.0]), (20, &[30.0, 200.0])], &[]);
         check(&[(10, &[10.0]), (20, &[100.0])], &[]);
         check(&[(10, &[10.0, 10.0, 10.0]), (9, &[30.0, 30.0, 10.0])], &[(15, 0, true), (15, 1, true)]);
         check(&[(10, &[10.0, 10.0, 10.0, 10.0]), (9, &[30.0, 30.0, 30.0, 10.0])], &[]);

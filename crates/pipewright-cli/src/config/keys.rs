@@ -202,6 +202,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "keep_checkpoints",
             "deadline_seconds",
             "restarts",
+            "replace_slow",
             "device",
             "devices",
             "exclusive",

@@ -43,6 +43,8 @@ pub(crate) struct RunSettings {
     pub(crate) deadline_seconds: f64,
     /// How often the run continues from its newest checkpoint after a fault.
     pub(crate) restarts: u64,
+    /// Whether `launch` replaces the host of a slow rank by a spare one.
+    pub(crate) replace_slow: bool,
     /// The devices of the ranks.
     #[serde(flatten)]
     pub(crate) devices: DeviceSettings,
@@ -93,6 +95,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         keep_checkpoints: section.count("keep_checkpoints", 3),
         deadline_seconds: read_deadline(&mut section),
         restarts: section.whole("restarts", 0, 0, i64::MAX as u64),
+        replace_slow: section.flag("replace_slow", false),
         devices: devices::read(&mut section),
         precision: section.choice("precision", Precision::F32, &Precision::NAMED),
         loss_scale: read_loss_scale(&mut section),

@@ -41,9 +41,14 @@ impl Stop {
     }
 }
 
-/// Starts the launcher and waits for its end. If a signal asks for the end of the run, the processes save a
-/// checkpoint and end. If `first_cause` is written and the launcher does not end, it is ended.
-pub(crate) fn run(command: &mut Command, first_cause: &Path, stop: &Stop) -> io::Result<ExitStatus> {
+/// Starts the launcher and waits for its end. If a signal asks for the end of the run, or `is_replaced` does, the
+/// processes save a checkpoint and end. If `first_cause` is written and the launcher does not end, it is ended.
+pub(crate) fn run(
+    command: &mut Command,
+    first_cause: &Path,
+    stop: &Stop,
+    mut is_replaced: impl FnMut() -> bool,
+) -> io::Result<ExitStatus> {
     // The terminal sends Ctrl-C to this process alone, so that the processes can save a checkpoint.
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(command, 0);
@@ -53,7 +58,7 @@ pub(crate) fn run(command: &mut Command, first_cause: &Path, stop: &Stop) -> io:
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
-        if stop.is_asked() && !std::mem::replace(&mut is_stopping, true) {
+        if (stop.is_asked() || is_replaced()) && !std::mem::replace(&mut is_stopping, true) {
             // Launchers pass this signal on to their processes, and do not end them.
             send(&child, Signal::USR1);
         }

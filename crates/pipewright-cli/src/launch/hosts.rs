@@ -51,6 +51,16 @@ impl Places {
     }
 }
 
+/// Returns the names of the hosts of some ranks, each once. A launcher fills the slots of a host before it starts
+/// processes on the next one.
+pub(super) fn hosts_of(hosts: &[Host], ranks: &[u32]) -> Vec<String> {
+    let slots = hosts.iter().flat_map(|host| std::iter::repeat_n(&host.name, host.slots as usize));
+    let mut names: Vec<String> =
+        (0..).zip(slots).filter(|(rank, _)| ranks.contains(rank)).map(|(_, name)| name.clone()).collect();
+    names.dedup();
+    names
+}
+
 /// Reads a hostfile: a host in each line, with `slots=N` if it takes several processes, and comments after
 /// `#`.
 fn read(text: &str) -> Result<Vec<Host>, String> {
@@ -130,6 +140,17 @@ mod tests {
         refuse("a\na slots=2", "2: the host `a` is in the file twice: write it once, with all its slots");
         refuse("a slots=0", "1: `slots=0` is not understood: write `a slots=4`");
         refuse("# none\n", "1: the file has no host: write a line such as `node1 slots=4`");
+    }
+
+    #[test]
+    fn ranks_fill_one_host_after_the_other() {
+        let hosts = [("a", 2), ("b", 1), ("c", 3)].map(|(name, slots)| Host { name: name.to_owned(), slots });
+        let check = |ranks: &[u32], expected: &[&str]| assert_eq!(hosts_of(&hosts, ranks), expected);
+        check(&[1], &["a"]);
+        check(&[2], &["b"]);
+        check(&[1, 2], &["a", "b"]);
+        check(&[4, 5], &["c"]);
+        check(&[6], &[]);
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod layout;
 mod starter;
 mod attempt;
 mod answer;
+mod replacement;
 mod supervise;
 
 pub(crate) use answer::answer;

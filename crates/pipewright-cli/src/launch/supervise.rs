@@ -12,9 +12,10 @@ use crate::launch::answer::{Refusal, ask, require};
 use crate::launch::attempt::{self, Stop};
 use crate::launch::hosts::{Host, Places};
 use crate::launch::layout::Layout;
+use crate::launch::replacement::Replacement;
 use crate::launch::starter::Starter;
 use crate::launch::target::{Target, with_settings};
-use crate::recovery::{Restart, Restarts, is_full};
+use crate::recovery::{Restart, Restarts, SlowRank, is_full};
 use crate::run_folder::{config_of, newest_checkpoint_bytes};
 use crate::run_record::metrics;
 
@@ -38,6 +39,8 @@ struct Launched {
     layout: Layout,
     /// Whether the layout was changed once, so that no configuration is sure to have it.
     has_other_layout: bool,
+    /// The hosts of slow ranks, which are used last.
+    slow: Vec<String>,
     /// When the configuration of an earlier run in the folder was written.
     earlier: Option<SystemTime>,
 }
@@ -58,7 +61,7 @@ struct Attempt {
 pub(crate) fn supervise(launch: Launch) -> Result<(), Failure> {
     let stop = Stop::watch().map_err(|error| Failure::input(format!("cannot watch for signals: {error}")))?;
     let layout = Layout::of(&launch.target.settings);
-    let mut run = Launched { earlier: None, layout, has_other_layout: false, launch };
+    let mut run = Launched { earlier: None, layout, has_other_layout: false, slow: Vec::new(), launch };
     run.earlier = run.config_written();
     let words = run.launch.target.words.clone();
     let first = Attempt { hosts: run.first_hosts(&stop)?, words, restart: 0 };
@@ -67,6 +70,7 @@ pub(crate) fn supervise(launch: Launch) -> Result<(), Failure> {
     let outcome = run.attempts(first, &stop);
     // The last restart may have failed before the run resumed.
     Restart::remove(run.folder());
+    SlowRank::remove(run.folder());
     outcome
 }
 
@@ -79,15 +83,37 @@ impl Launched {
             Fault::remove(self.folder()).map_err(|error| {
                 Failure::input(format!("{}: cannot be removed: {error}", self.first_cause().display()))
             })?;
+            SlowRank::remove(self.folder());
             let Attempt { hosts, words, restart } = &attempt;
             let mut command = self.launch.starter.command(self.processes(), hosts, words, *restart);
-            let status = attempt::run(&mut command, &self.first_cause(), stop);
+            let mut replacement = None;
+            let status = attempt::run(&mut command, &self.first_cause(), stop, || {
+                replacement = replacement.take().or_else(|| self.replacement(hosts, &restarts));
+                replacement.is_some()
+            });
             let status = status.map_err(|error| {
                 Failure::input(format!("{} cannot be started: {error}", command.get_program().display()))
             })?;
             let Err(failure) = self.outcome(status, stop) else { return Ok(()) };
+            let is_replaced = failure.exit == Exit::Interrupted && !stop.is_asked();
+            self.slow.extend(replacement.iter().flat_map(|replacement| replacement.hosts.clone()));
+            let failure =
+                replacement.filter(|_| is_replaced).map_or(failure, |replacement| replacement.failure());
             attempt = self.next(failure, &mut restarts, stop)?;
         }
+    }
+
+    /// Returns the slow hosts that the processes ask to replace. If no other hosts can take their place, removes
+    /// the request, and the run continues on the slow ones.
+    fn replacement(&self, hosts: &[Host], restarts: &Restarts) -> Option<Replacement> {
+        let slow = SlowRank::find(self.folder())?;
+        let is_possible = restarts.has_left(self.launch.restarts);
+        let replacement = Replacement::of(slow, hosts, &self.launch.places, &self.slow, self.processes());
+        let replacement = replacement.filter(|_| is_possible);
+        if replacement.is_none() {
+            SlowRank::remove(self.folder());
+        }
+        replacement
     }
 
     fn folder(&self) -> &PathBuf {
@@ -256,12 +282,14 @@ impl Launched {
         }
         let settings = &self.launch.target.settings;
         let answers = self.ask(hosts, stop)?;
-        let answering: Vec<Host> = hosts
+        let mut answering: Vec<Host> = hosts
             .iter()
             .zip(&answers)
             .filter(|(_, answer)| answer.is_ok())
             .map(|(host, _)| host.clone())
             .collect();
+        // The sort is stable.
+        answering.sort_by_key(|host| self.slow.contains(&host.name));
         let slots: u32 = answering.iter().map(|host| host.slots).sum();
         let layout = Layout::for_slots(settings, slots, |layout| self.is_valid(layout));
         let chosen =

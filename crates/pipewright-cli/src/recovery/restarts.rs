@@ -69,6 +69,11 @@ impl NextRestart {
 }
 
 impl Restarts {
+    /// Returns whether fewer than `limit` restarts are done.
+    pub(crate) fn has_left(&self, limit: u64) -> bool {
+        self.done < limit
+    }
+
     /// Decides whether the run is restarted.
     ///
     /// # Errors

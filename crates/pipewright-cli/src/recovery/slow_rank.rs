@@ -1,7 +1,19 @@
 //! [`SlowRank`]: the record of a rank that has become slow, or is no longer slow.
+//!
+//! With `run.replace_slow`, the process that writes the metrics also leaves the record in the folder of the run.
+//! `launch` then removes it, if no host can take the place of the slow one, or ends the processes and starts
+//! them on other hosts.
 
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use pipewright::bounded_file::{SMALL_TEXT, read_regular_text, write_regular};
 use pipewright_schedule::slow_ranks::{STEPS, SpeedChange};
 use serde::{Deserialize, Serialize};
+
+/// The file of the record for `launch`.
+const FILE: &str = "slow-rank.json";
 
 /// A change of a rank's speed, as a line of the metrics has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -50,6 +62,30 @@ impl SlowRank {
             SpeedEvent::RankNoLongerSlow => format!("step {step}: {subject} is no longer slow"),
         }
     }
+
+    /// Writes the record into the folder of the run, for `launch`.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be written.
+    pub(crate) fn leave(&self, run: &Path) -> io::Result<()> {
+        write_regular(&path_in(run), serde_json::to_string(self).map_err(io::Error::from)?.as_bytes())
+    }
+
+    /// Returns the record in the folder of a run; `None` if there is none, or if it is not complete yet.
+    pub(crate) fn find(run: &Path) -> Option<Self> {
+        let text = read_regular_text(&path_in(run), SMALL_TEXT).ok()?;
+        serde_json::from_str(&text).ok()
+    }
+
+    /// Removes the record.
+    pub(crate) fn remove(run: &Path) {
+        // Best effort: the file may not exist.
+        let _ = fs::remove_file(path_in(run));
+    }
+}
+
+fn path_in(run: &Path) -> PathBuf {
+    run.join(FILE)
 }
 
 #[cfg(test)]
@@ -67,6 +103,11 @@ mod tests {
             r#"{"event":"slow_rank","step":12,"ranks":[1],"slowdown":2.54}"#
         );
         assert!(slow.sentence().starts_with("step 12: rank 1 is slow: its actions take 2.5 times"));
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        slow.leave(folder.path()).expect("the folder takes files");
+        assert_eq!(SlowRank::find(folder.path()), Some(slow));
+        SlowRank::remove(folder.path());
+        assert_eq!(SlowRank::find(folder.path()), None);
         let healed = SlowRank::after(20, &SpeedChange { is_slow: false, ..change }, 2);
         assert_eq!(healed.sentence(), "step 20: the tensor group of the ranks 2 to 3 is no longer slow");
     }

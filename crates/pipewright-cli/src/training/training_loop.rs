@@ -88,7 +88,9 @@ impl TrainingLoop<'_> {
             (false, false) => Reason::Signal,
         };
         let saved = settle(settings, processes, checkpoints.finish(&mut trainer))?;
-        if processes.is_leader() {
+        // `launch` continues a run whose slow host it replaces.
+        let is_replaced = reason == Reason::Signal && log.replaces_slow && SlowRank::find(&run.out).is_some();
+        if processes.is_leader() && !is_replaced {
             let (saved, best) = (saved.as_deref(), evaluations.lowest());
             let has_timeline = run.out.join(TIMELINE).is_file();
             log.summarize(&Ending { done, reason, saved, best, out: &run.out, has_timeline });
@@ -172,6 +174,8 @@ struct Log {
     slow_ranks: SlowRanks,
     /// The number of ranks that compute each stage together.
     tensor_ranks: u32,
+    /// Whether `launch` is asked to replace the host of a slow rank.
+    replaces_slow: bool,
     /// The steps over which the number of batches rises.
     rampup_steps: u64,
     /// The milliseconds of a step that the plan of the run predicts.
@@ -205,6 +209,7 @@ impl Log {
             prediction: StepPrediction::default(),
             slow_ranks: SlowRanks::default(),
             tensor_ranks: settings.mesh.tensor_parallel,
+            replaces_slow: run.replace_slow && launched_restart().is_some(),
             rampup_steps: run.rampup_steps,
             planned_step_ms: run.planned_step_ms,
             tensorboard: tensorboard.map_err(Failure::input)?,
@@ -246,6 +251,10 @@ impl Log {
             let slow = SlowRank::after(done, &change, self.tensor_ranks);
             folder.write_slow_rank(&slow).map_err(unwritten)?;
             say(&slow.sentence());
+            if self.replaces_slow && change.is_slow {
+                // Best effort: the run continues with the slow rank.
+                let _ = slow.leave(folder.path());
+            }
         }
         self.timeline = Some(report.timeline);
         display.step(metrics);

@@ -150,6 +150,29 @@ fn a_launched_run_continues_on_the_host_that_answers() {
     assert_eq!(figures(folder.path()), expected, "{said}");
 }
 
+#[test]
+#[ignore = "takes a quarter of a minute"]
+fn the_host_of_a_slow_rank_is_replaced() {
+    // The first test says so if namespaces are not allowed.
+    let Some(hosts) = Hosts::new('c') else { return };
+    let folder = folder();
+    let set = ["pipeline.ranks=2", "pipeline.microbatches=2", "run.steps=24", "run.replace_slow=true"];
+    let mut alone = Command::new(pipewright());
+    with_overrides(alone.current_dir(folder.path()), &set);
+    assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
+    let expected = figures(folder.path());
+    fs::remove_dir_all(folder.path().join("out")).expect("the results");
+    let mut command = launch_on(folder.path(), &hosts, &set);
+    let output = command.env("PIPEWRIGHT_FAULT", "slow:1:7:100").output().expect("sh is everywhere");
+    let said = words(&output);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let sentence = "its host 10.77.0.1 becomes a spare host; the run continues from step ";
+    assert_eq!(said.matches(sentence).count(), 1, "{said}");
+    assert!(!said.contains("stopped by a signal"), "{said}");
+    assert_eq!(figures(folder.path()), expected, "{said}");
+    assert!(!folder.path().join("out/slow-rank.json").exists());
+}
+
 /// Returns `launch` on the first host, with both hosts in its hostfile.
 fn launch_on(folder: &Path, hosts: &Hosts, set: &[&str]) -> Command {
     let shell = folder.join("shell");
