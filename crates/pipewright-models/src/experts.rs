@@ -32,10 +32,11 @@ impl<S: ParameterSource> Builder<'_, S> {
         let parameter = format!("experts.0.{}.weight", if has_gate { "gate_proj" } else { "up_proj" });
         let is_whole = self.tensor().holds_whole_experts();
         if !is_whole {
-            require_parts(layer, &parameter, inner, ranks)?;
+            require_parts(&self.named(layer), &self.named(&parameter), inner, ranks)?;
         } else if count < ranks as usize {
-            let parameter = format!("{layer}.{parameter}").into();
-            return Err(ConfigError::FewExperts { layer: layer.into(), parameter, key, count, ranks }.into());
+            let parameter = self.named(&format!("{layer}.{parameter}")).into();
+            let layer = self.named(layer).into();
+            return Err(ConfigError::FewExperts { layer, parameter, key, count, ranks }.into());
         }
         let split = if is_whole {
             [SplitLinear::OneRank; 2]

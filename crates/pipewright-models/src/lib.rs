@@ -36,6 +36,7 @@ pub mod error;
 mod key_check;
 mod config_key;
 
+mod path_names;
 mod stage_layers;
 mod split;
 
@@ -72,6 +73,7 @@ pub mod granite;
 pub mod hybrid;
 pub mod llama;
 pub mod mistral;
+pub mod mixtral;
 pub mod nemotron_h;
 pub mod olmo2;
 pub mod phi3;

@@ -26,6 +26,7 @@ use crate::hybrid::HybridConfig;
 use crate::llama::LlamaConfig;
 use crate::lora::{LoraConfig, LoraTargets, is_of_adapter, layer_of_first};
 use crate::mistral::MistralConfig;
+use crate::mixtral::MixtralConfig;
 use crate::nemotron_h::NemotronHConfig;
 use crate::olmo2::Olmo2Config;
 use crate::parameter::{ParameterKind, ParameterSpec};
@@ -114,6 +115,8 @@ families! {
     Qwen2Moe(Qwen2MoeConfig),
     /// Mistral: Llama with windows.
     Mistral(MistralConfig),
+    /// Mixtral: Mistral with a mixture of experts in each layer.
+    Mixtral(MixtralConfig),
     /// SmolLM 3: Llama with layers without positions.
     SmolLm3(SmolLm3Config),
     /// Granite: Llama with factors of embeddings, residual branches, scores and logits.

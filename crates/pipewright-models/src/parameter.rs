@@ -16,6 +16,7 @@ use pipewright::tensor::{Placement, TensorShard};
 
 use crate::error::ConfigError;
 use crate::lora::LoraConfig;
+use crate::path_names::PathNames;
 use crate::split::{Place, SplitStage};
 
 /// The source of the values of a stage's parameters.
@@ -107,6 +108,8 @@ pub enum ParameterKind {
 pub(crate) struct Builder<'a, S> {
     source: &'a mut S,
     place: &'a Place,
+    /// The names of the parameters in files.
+    names: PathNames,
     /// How these ranks hold each parameter that was built, by path.
     placements: HashMap<String, Placement>,
 }
@@ -125,7 +128,17 @@ pub(crate) enum SplitLinear {
 
 impl<'a, S: ParameterSource> Builder<'a, S> {
     pub(crate) fn new(source: &'a mut S, place: &'a Place) -> Self {
-        Self { source, place, placements: HashMap::new() }
+        Self { source, place, names: PathNames::default(), placements: HashMap::new() }
+    }
+
+    /// Returns the builder of a model whose files have these names.
+    pub(crate) fn with_names(self, names: PathNames) -> Self {
+        Self { names, ..self }
+    }
+
+    /// Returns the path in files of a path with the usual names.
+    pub(crate) fn named(&self, path: &str) -> String {
+        self.names.of(path)
     }
 
     /// Returns this rank's position among the ranks that compute the stage together.
@@ -221,7 +234,8 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         kind: ParameterKind,
         placement: Placement,
     ) -> Result<Param<Tensor<D>>, S::Error> {
-        let spec = ParameterSpec { path: format!("{layer}.{name}"), shape: shape.to_vec(), kind };
+        let path = self.named(&format!("{layer}.{name}"));
+        let spec = ParameterSpec { path, shape: shape.to_vec(), kind };
         let shard = self.tensor().shard(placement);
         let parameter = self.source.param(&spec, shard, &self.place.device);
         self.placements.insert(spec.path, placement);

@@ -61,9 +61,10 @@ impl<S: ParameterSource> Builder<'_, S> {
     ) -> Result<Projection, S::Error> {
         let Linear { weight, bias } = self.split_linear(bias, path, [inputs, outputs], split)?;
         let mut projection = Projection { weight, bias, lora_A: None, lora_B: None, adapter: None };
-        let Some(lora) = self.lora().filter(|lora| lora.adapts(path)) else { return Ok(projection) };
+        let named = self.named(path);
+        let Some(lora) = self.lora().filter(|lora| lora.adapts(&named)) else { return Ok(projection) };
         let (rank, ranks) = (lora.rank as usize, self.tensor_ranks());
-        let adapter = Adaptation { path: path.to_owned(), scale: lora.scale(), dropout: lora.dropout };
+        let adapter = Adaptation { path: named, scale: lora.scale(), dropout: lora.dropout };
         if ranks > 1 && adapter.dropout > 0.0 {
             return Err(ConfigError::LoraDropout { ranks }.into());
         }

@@ -63,6 +63,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "attention_bias",
             "mlp_bias",
             "num_experts",
+            "num_local_experts",
             "num_experts_per_tok",
             "moe_intermediate_size",
             "norm_topk_prob",

@@ -467,8 +467,9 @@ fn a_run_of_other_adapters_or_another_base_is_refused() {
 }
 
 /// The decoder families with a part of their own, and the keys that a small model of each needs.
-const FAMILIES: [(&str, &[&str]); 7] = [
+const FAMILIES: [(&str, &[&str]); 8] = [
     ("mistral", &["model.sliding_window=3"]),
+    ("mixtral", &["model.num_local_experts=4"]),
     ("smollm3", &["model.no_rope_layer_interval=2"]),
     ("granite", &["model.logits_scaling=2.0"]),
     ("phi3", &["model.sliding_window=3"]),

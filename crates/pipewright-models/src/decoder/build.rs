@@ -28,7 +28,7 @@ impl DecoderConfig {
         place: &Place,
     ) -> Result<DecoderStage, S::Error> {
         self.validate()?;
-        let mut builder = Builder::new(source, place);
+        let mut builder = Builder::new(source, place).with_names(form.names);
         let mut stage = DecoderStage::empty(self, form);
         for layer in stage_layers(layers, self.num_hidden_layers)? {
             match layer {
@@ -71,6 +71,7 @@ impl DecoderStage {
             head: None,
             attentions: BlockAttentions::new(config, form),
             embedding_factor: form.factors.embedding,
+            names: form.names,
             split: SplitStage::default(),
         }
     }

@@ -66,8 +66,7 @@ impl FeedForward {
     ) -> Result<Self, S::Error> {
         match form.mixture_of(index) {
             Some(mixture) => {
-                let share = form.balance_share(config.num_hidden_layers);
-                Self::sparse(config, (mixture, form.shared_expert), share, path, builder)
+                Self::sparse(config, form, mixture, path, builder)
             }
             None if form.joins_projections => Self::joined(config, form.activation, path, builder),
             None => {
@@ -147,22 +146,23 @@ impl FeedForward {
 
     fn sparse<S: ParameterSource>(
         config: &DecoderConfig,
-        (mixture, shared): (&MixtureConfig, Option<usize>),
-        share: f64,
+        form: &BlockForm<'_>,
+        mixture: &MixtureConfig,
         path: &str,
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
-        let hidden = config.hidden_size;
+        let (hidden, shared) = (config.hidden_size, form.shared_expert);
+        let share = form.balance_share(config.num_hidden_layers);
         let gate = Some(builder.linear(&format!("{path}.gate"), hidden, mixture.num_experts)?);
         let sizes = ExpertSizes {
-            count: ("num_experts", mixture.num_experts),
+            count: (form.expert_keys.count, mixture.num_experts),
             width: hidden,
-            inner: ("moe_intermediate_size", mixture.moe_intermediate_size),
+            inner: (form.expert_keys.inner, mixture.moe_intermediate_size),
             has_gate: true,
         };
         let shared_path = format!("{path}.shared_expert");
         let choice = Choice {
-            path: path.to_owned(),
+            path: builder.named(path),
             count: mixture.num_experts_per_tok,
             normalised: mixture.norm_topk_prob,
             balance: mixture.output_router_logits.then_some((share, mixture.router_aux_loss_coef)),

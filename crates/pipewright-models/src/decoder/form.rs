@@ -4,6 +4,7 @@ use super::mixture::MixtureConfig;
 use crate::attention::AttentionBias;
 use crate::error::ConfigError;
 use crate::key_check::require;
+use crate::path_names::PathNames;
 
 /// The parts in which families differ. The default is Llama.
 #[derive(Clone, Debug, Default)]
@@ -32,8 +33,27 @@ pub(crate) struct BlockForm<'a> {
     pub factors: Factors,
     /// The experts, in a family that has them.
     pub mixture: Option<&'a MixtureConfig>,
+    /// The keys of the sizes of experts, for errors.
+    pub expert_keys: ExpertKeys,
     /// The inner width of the expert that every token goes through, in a family that has one.
     pub shared_expert: Option<usize>,
+    /// The names of parts of paths in files.
+    pub names: PathNames,
+}
+
+/// The keys of the sizes of experts in `config.json`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertKeys {
+    /// The key of the number of experts.
+    pub count: &'static str,
+    /// The key of the inner width of an expert.
+    pub inner: &'static str,
+}
+
+impl Default for ExpertKeys {
+    fn default() -> Self {
+        Self { count: "num_experts", inner: "moe_intermediate_size" }
+    }
 }
 
 /// The normalisations of queries and keys.

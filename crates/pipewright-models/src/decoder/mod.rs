@@ -33,7 +33,9 @@ mod shared_expert;
 mod stage;
 
 pub use config::DecoderConfig;
-pub(crate) use form::{Activation, BlockForm, Factors, HeadNorms, LayerForm, NormPlaces, require_window};
+pub(crate) use form::{
+    Activation, BlockForm, ExpertKeys, Factors, HeadNorms, LayerForm, NormPlaces, require_window,
+};
 pub(crate) use keys::{COMPUTED_KEYS, MIXTURE_KEYS, REFUSED_KEYS, WINDOW_KEYS};
 pub use mixture::MixtureConfig;
 pub use rope::{Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling};

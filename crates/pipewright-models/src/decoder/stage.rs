@@ -13,6 +13,7 @@ use super::attentions::{BlockAttentions, MicrobatchAttentions};
 use super::block::{DecoderBlock, scaled};
 use crate::documents::given_scope;
 use crate::lora::is_of_adapter;
+use crate::path_names::PathNames;
 use crate::split::SplitStage;
 use crate::stage_layers::Layer;
 use crate::valid_tokens::reach;
@@ -37,6 +38,9 @@ pub struct DecoderStage {
     /// The factor of the embeddings.
     #[module(skip)]
     pub(super) embedding_factor: f64,
+    /// The names of parts of paths in files.
+    #[module(skip)]
+    pub(super) names: PathNames,
     #[module(skip)]
     pub(super) split: SplitStage,
 }
@@ -174,9 +178,12 @@ fn attend_to_slices(
     attended.reshape([batch * length, width])
 }
 
+/// The ends of the paths of routers, with the names in stages and in the files of families.
+const ROUTERS: [&str; 2] = [".mlp.gate.weight", ".block_sparse_moe.gate.weight"];
+
 /// Returns true for the routers of mixtures of experts, and for adapters.
 pub(crate) fn stays_in_single_precision(parameter: &str) -> bool {
-    parameter.ends_with(".mlp.gate.weight") || is_of_adapter(parameter)
+    ROUTERS.iter().any(|router| parameter.ends_with(router)) || is_of_adapter(parameter)
 }
 
 impl StageModule for DecoderStage {
@@ -209,9 +216,11 @@ impl StageModule for DecoderStage {
         Ok(pack(self.run_layer(self.layers()[block], unpack(input)?, &mut attentions, context)))
     }
 
-    /// Gives the last norm and the head the paths of a Hugging Face directory.
+    /// Gives parameters the paths of a Hugging Face directory, which differ from Burn's for the last norm and
+    /// the head, and in families with other names.
     fn parameter_path(&self, local: &str) -> String {
-        OutputHead::parameter_path(local, NORM, EMBEDDING).unwrap_or_else(|| local.to_owned())
+        let of_head = OutputHead::parameter_path(local, NORM, EMBEDDING);
+        self.names.of(of_head.as_deref().unwrap_or(local))
     }
 
     fn placement(&self, local: &str) -> Placement {
@@ -239,7 +248,7 @@ impl StageModule for DecoderStage {
 
     /// Returns the path of the embedding's table. A tied head on another stage holds a copy of it.
     fn shared_parameters(&self) -> Vec<String> {
-        vec![format!("{EMBEDDING}.weight")]
+        vec![self.names.of(&format!("{EMBEDDING}.weight"))]
     }
 }
 

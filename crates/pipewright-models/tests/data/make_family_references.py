@@ -10,10 +10,12 @@ The recipe is that of make_references.py, with 6 steps on batches of 4 rows of 2
 shorter than the rows, so that they have an effect.
 """
 
+import copy
 import sys
 
 import torch
 import transformers
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from make_references import NOTE, write
 
@@ -68,6 +70,11 @@ FAMILIES = {
         | dict(mlp_only_layers=[0])
         | rope("default"),
     ),
+    "mixtral-tiny": (
+        "Mixtral",
+        28,
+        dict(num_local_experts=4, num_experts_per_tok=2, sliding_window=9, router_aux_loss_coef=0.1) | rope("default"),
+    ),
     "olmo2-tiny": ("Olmo2", 26, dict(attention_bias=True) | rope("default")),
 }
 
@@ -96,6 +103,37 @@ def greedy(model, tokens):
     return tokens[PROMPT:], gap
 
 
+def train_balanced(model, rows, microbatches):
+    """The steps of a training with the balance loss of docs/models.md: the mean over microbatches and layers of transformers'
+    function of one layer's routers."""
+    config = model.config
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    steps = []
+    for start in range(0, len(rows), BATCH):
+        entropy = balance = 0
+        for rows_of_one in torch.tensor(rows[start : start + BATCH]).chunk(microbatches):
+            output = model(input_ids=rows_of_one[:, :-1], output_router_logits=True)
+            targets = rows_of_one[:, 1:].flatten()
+            entropy += torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), targets) / microbatches
+            of_layers = [
+                load_balancing_loss_func((logits,), config.num_local_experts, config.num_experts_per_tok)
+                for logits in output.router_logits
+            ]
+            balance += sum(of_layers) / len(of_layers) / microbatches
+        loss = entropy + config.router_aux_loss_coef * balance
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        steps.append({"loss": loss.item(), "ce": entropy.item(), "aux": balance.item(), "grad_norm": norm.item()})
+    return steps
+
+
+BALANCED = (
+    " `expected_aux`: with the balance loss of the routers per layer and microbatch, by the number of microbatches."
+)
+
+
 def make(name):
     family, seed, keys = FAMILIES[name]
     torch.manual_seed(seed)
@@ -108,7 +146,11 @@ def make(name):
     rows = token_rows(torch.Generator().manual_seed(seed))
     text, gap = greedy(model, rows[0][:PROMPT])
     print(f"{name}: the closest choice of the greedy text is {gap:.1e}", file=sys.stderr)
-    write(name, seed, model, rows, BATCH, NOTE + GREEDY, prompt=PROMPT, greedy=text)
+    further, note = dict(prompt=PROMPT, greedy=text), NOTE + GREEDY
+    if family == "Mixtral":
+        further["expected_aux"] = {count: train_balanced(copy.deepcopy(model), rows, count) for count in (2, 4)}
+        note += BALANCED
+    write(name, seed, model, rows, BATCH, note, **further)
 
 
 if __name__ == "__main__":

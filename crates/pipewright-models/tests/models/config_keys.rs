@@ -16,6 +16,10 @@ fn changed(family: &str, change: Value) -> Value {
     if family == "gemma2" {
         json["query_pre_attn_scalar"] = json!(8);
     }
+    if family == "mixtral" {
+        json["num_local_experts"] = json!(4);
+        json["num_experts_per_tok"] = json!(2);
+    }
     if family == "qwen2_moe" {
         let experts =
             [("num_experts", 4), ("moe_intermediate_size", 8), ("shared_expert_intermediate_size", 8)];
@@ -28,7 +32,7 @@ fn changed(family: &str, change: Value) -> Value {
 
 const FAMILIES: [&str; 5] = ["llama", "qwen2", "qwen3", "qwen3_moe", "nemotron_h"];
 /// The families that differ from these in a few parts.
-const FURTHER: [&str; 7] = ["mistral", "smollm3", "granite", "phi3", "olmo2", "gemma2", "qwen2_moe"];
+const FURTHER: [&str; 8] = ["mistral", "mixtral", "smollm3", "granite", "phi3", "olmo2", "gemma2", "qwen2_moe"];
 
 fn check_accepted(families: &[&str], change: Value) {
     for family in families {
@@ -305,7 +309,7 @@ fn the_further_families_refuse_what_they_do_not_compute() {
     check_refused(&FURTHER, json!({"attention_dropout": 0.1}));
     check_refused(&FURTHER, json!({"attention_temperature": 2.0}));
     check_refused(&FURTHER, json!({"rope_scaling": {"type": "default", "factor": 2.0}}));
-    check_refused(&["mistral", "phi3", "gemma2"], json!({"sliding_window": 0}));
+    check_refused(&["mistral", "mixtral", "phi3", "gemma2"], json!({"sliding_window": 0}));
     check_refused(&["smollm3", "qwen2_moe"], json!({"sliding_window": 4096, "use_sliding_window": true}));
     check_refused(&["granite", "olmo2"], json!({"sliding_window": 4096}));
     check_refused(&["smollm3"], json!({"no_rope_layers": [1]}));
@@ -324,7 +328,12 @@ fn the_further_families_refuse_what_they_do_not_compute() {
     check_refused(&["gemma2"], json!({"layer_types": ["full_attention"]}));
     check_refused(&["gemma2"], json!({"attn_logit_softcapping": 0.0}));
     check_refused(&["gemma2"], json!({"sliding_window_size": 8, "sliding_window": 4}));
-    check_refused(&["qwen2_moe"], json!({"num_experts_per_tok": 0}));
+    check_refused(&["qwen2_moe", "mixtral"], json!({"num_experts_per_tok": 0}));
+    check_refused(&["mixtral"], json!({"num_experts_per_tok": 5}));
+    check_refused(&["mixtral"], json!({"num_experts": 8}));
+    for (key, value) in [("router_jitter_noise", 0.1), ("moe_intermediate_size", 8.0), ("shared_expert_gate", 1.0)] {
+        check_refused(&["mixtral"], json!({key: value}));
+    }
 }
 
 /// The keys of google/gemma-2-9b.
@@ -342,6 +351,27 @@ fn a_published_gemma2_is_read() {
         "use_cache": true, "vocab_size": 256_000
     });
     assert!(ModelConfig::from_json(json).is_ok());
+}
+
+/// The keys of mistralai/Mixtral-8x7B-v0.1, with its published number of parameters.
+#[test]
+fn a_published_mixtral_is_read() {
+    let json = json!({
+        "architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+        "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+        "max_position_embeddings": 32768, "model_type": "mixtral", "num_attention_heads": 32,
+        "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8,
+        "output_router_logits": false, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "router_aux_loss_coef": 0.02,
+        "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+        "transformers_version": "4.36.0.dev0", "use_cache": true, "vocab_size": 32_000
+    });
+    let model = ModelConfig::from_json(json).expect("it is valid");
+    let parameters: u64 = model.describe(1).layers.iter().map(|layer| layer.parameters).sum();
+    assert_eq!(parameters, 46_702_792_704);
+    let expert = "model.layers.31.block_sparse_moe.experts.7.w2.weight";
+    let parameters = model.parameters().expect("it has layers");
+    let expert = parameters.iter().find(|spec| spec.path == expert).expect("the name in files");
+    assert_eq!(expert.shape, [14336, 4096]);
 }
 
 #[test]

@@ -424,7 +424,7 @@ fn configurations_that_cannot_be_run_are_refused() {
         assert_eq!(chain.iter().map(|error| error.replace(&path, "FILE")).collect::<Vec<_>>(), expected);
     };
     check("{", &["FILE: cannot be parsed", "EOF while parsing an object at line 1 column 1"]);
-    const KNOWN: &str = "the families are llama, qwen2, qwen3, qwen3_moe, qwen2_moe, mistral, smollm3, granite, phi3, olmo2, gemma2, nemotron_h, hybrid";
+    const KNOWN: &str = "the families are llama, qwen2, qwen3, qwen3_moe, qwen2_moe, mistral, mixtral, smollm3, granite, phi3, olmo2, gemma2, nemotron_h, hybrid";
     let unknown = |family: &str, nearest: &str, difference: &str| {
         format!(
             "model family `{family}` is not supported: {KNOWN}; the nearest one is `{nearest}`, which {difference}"
@@ -446,10 +446,10 @@ fn configurations_that_cannot_be_run_are_refused() {
         &["FILE: the model cannot be run", &unknown("Qwen3NextForCausalLM", "qwen3", same_keys)],
     );
     check(
-        r#"{"model_type": "mixtral", "num_local_experts": 8, "router_jitter_noise": 0.1}"#,
+        r#"{"model_type": "phimoe", "num_local_experts": 8, "router_jitter_noise": 0.1}"#,
         &[
             "FILE:1: the model cannot be run",
-            &unknown("mixtral", "qwen2_moe", "cannot compute `router_jitter_noise = 0.1`"),
+            &unknown("phimoe", "qwen2_moe", "cannot compute `router_jitter_noise = 0.1`"),
         ],
     );
     check(

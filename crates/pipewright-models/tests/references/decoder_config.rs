@@ -10,6 +10,7 @@ macro_rules! with_decoder {
             pipewright_models::ModelConfig::Qwen3Moe($config) => $value,
             pipewright_models::ModelConfig::Qwen2Moe($config) => $value,
             pipewright_models::ModelConfig::Mistral($config) => $value,
+            pipewright_models::ModelConfig::Mixtral($config) => $value,
             pipewright_models::ModelConfig::SmolLm3($config) => $value,
             pipewright_models::ModelConfig::Granite($config) => $value,
             pipewright_models::ModelConfig::Phi3($config) => $value,

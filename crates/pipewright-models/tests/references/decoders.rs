@@ -55,6 +55,15 @@ fn check_tensor_ranks(name: &str) {
     reference.assert_close(&run, &reference.expected.steps);
 }
 
+/// Checks the losses with the balance loss of the routers.
+fn check_balance(name: &str) {
+    let reference = Reference::load_balanced(name);
+    for (schedule, ranks, microbatches) in [("gpipe", 1, 2), ("zb-h1", 2, 4)] {
+        let run = train(&reference, schedule, ranks, microbatches, &PipelineConfig::default());
+        reference.assert_close(&run, &reference.steps(microbatches));
+    }
+}
+
 /// Checks the most likely tokens, with and without the cache, on one rank and on several.
 pub(crate) fn check_text(name: &str) {
     let reference = Reference::load(name);
@@ -158,6 +167,8 @@ macro_rules! models {
 models! {
     mistral "mistral-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
         check_written check_parameters;
+    mixtral "mixtral-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_balance
+        check_text check_written check_parameters;
     smollm3 "smollm3-tiny": check_schedules check_slices check_tensor_ranks check_text check_written
         check_parameters;
     granite "granite-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text

@@ -196,6 +196,8 @@ cases! {
     llama_tied_cut_anywhere: "llama-tied-tiny", [2, 5];
     mistral: "mistral-tiny", [];
     mistral_cut_anywhere: "mistral-tiny", [1, 3];
+    mixtral: "mixtral-tiny", [];
+    mixtral_cut_anywhere: "mixtral-tiny", [1, 3];
     smollm3: "smollm3-tiny", [];
     smollm3_cut_anywhere: "smollm3-tiny", [2, 4];
     granite: "granite-tiny", [];

@@ -116,9 +116,21 @@ impl Reference {
     pub(crate) fn load(model: &str) -> Self {
         let dir = folder(model);
         let config = ModelConfig::read(&dir).expect("it is of a known family");
-        let expected = Expected::read(&dir);
+        let mut expected = Expected::read(&dir);
+        if config.to_json()["output_router_logits"] != true {
+            expected.expected_aux.clear();
+        }
         let cut = Cut { head_parts: 1, method: Method::Optimal };
         Self { dir, config, expected, cut, adapter: None }
+    }
+
+    /// Loads a model whose `config.json` turns the balance loss of its routers off, with this loss.
+    pub(crate) fn load_balanced(model: &str) -> Self {
+        let reference = Self::load(model);
+        let mut json = reference.config.to_json();
+        json["output_router_logits"] = true.into();
+        let config = ModelConfig::from_json(json).expect("only the flag differs");
+        Self { config, expected: Expected::read(&reference.dir), ..reference }
     }
 
     /// Loads a model with the adapter of PEFT that the folder `lora` has for it, and the results of training

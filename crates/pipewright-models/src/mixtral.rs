@@ -1,0 +1,132 @@
+//! The Mixtral family: Mistral with a mixture of experts in place of each feed-forward layer. Keys have the
+//! names and the meaning of Hugging Face's `MixtralForCausalLM`.
+//!
+//! The balance loss of the router is defined as in [`qwen3_moe`](crate::qwen3_moe). In files, a mixture is
+//! `block_sparse_moe`, and the matrices gate, down and up of an expert are `w1`, `w2` and `w3`.
+
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::{Value, json};
+
+use crate::config_key::{Harmless, KeyTable, Refused};
+use crate::decoder::{
+    BlockForm, COMPUTED_KEYS, DecoderConfig, ExpertKeys, LayerForm, MixtureConfig, REFUSED_KEYS,
+    require_window,
+};
+use crate::decoder_family::DecoderFamily;
+use crate::error::ConfigError;
+use crate::family::AbsentKey;
+use crate::path_names::PathNames;
+
+/// The names of parts of paths in files.
+const NAMES: PathNames = PathNames::new(&[
+    ("mlp", "block_sparse_moe"),
+    ("gate_proj", "w1"),
+    ("down_proj", "w2"),
+    ("up_proj", "w3"),
+]);
+
+/// A Mixtral model.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(from = "RawMixtral")]
+pub struct MixtralConfig {
+    /// Sizes and constants. `intermediate_size` is the inner width of an expert.
+    pub decoder: DecoderConfig,
+    /// How many tokens back a token sees, itself included; `None` for all.
+    pub sliding_window: Option<usize>,
+    /// The experts. Every layer has them, their inner width is `intermediate_size`, and the weights of a
+    /// token's experts are divided by their sum.
+    pub mixture: MixtureConfig,
+}
+
+/// The keys as files hold them. The keys of [`MixtureConfig`] that the family does not have are absent.
+#[derive(Deserialize)]
+struct RawMixtral {
+    #[serde(flatten)]
+    decoder: DecoderConfig,
+    sliding_window: Option<usize>,
+    #[serde(flatten)]
+    mixture: MixtureConfig,
+}
+
+/// Returns the experts of a model of these sizes.
+fn with_sizes(mixture: MixtureConfig, decoder: &DecoderConfig) -> MixtureConfig {
+    MixtureConfig { moe_intermediate_size: decoder.intermediate_size, norm_topk_prob: true, ..mixture }
+}
+
+impl From<RawMixtral> for MixtralConfig {
+    fn from(RawMixtral { decoder, sliding_window, mixture }: RawMixtral) -> Self {
+        Self { sliding_window, mixture: with_sizes(mixture, &decoder), decoder }
+    }
+}
+
+impl Serialize for MixtralConfig {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let MixtureConfig { num_experts, num_experts_per_tok, router_aux_loss_coef, .. } = self.mixture;
+        let own = json!({
+            "sliding_window": self.sliding_window,
+            "num_local_experts": num_experts,
+            "num_experts_per_tok": num_experts_per_tok,
+            "router_aux_loss_coef": router_aux_loss_coef,
+            "output_router_logits": self.mixture.output_router_logits,
+        });
+        let mut map = serializer.serialize_map(None)?;
+        for keys in [json!(self.decoder), own] {
+            let Value::Object(keys) = keys else { continue };
+            keys.iter().try_for_each(|(key, value)| map.serialize_entry(key, value))?;
+        }
+        map.end()
+    }
+}
+
+impl From<DecoderConfig> for MixtralConfig {
+    fn from(decoder: DecoderConfig) -> Self {
+        let mixture = with_sizes(MixtureConfig::of_width(decoder.intermediate_size), &decoder);
+        Self { decoder, sliding_window: None, mixture }
+    }
+}
+
+impl DecoderFamily for MixtralConfig {
+    const NAME: &'static str = "mixtral";
+    const CLASS: &'static str = "MixtralForCausalLM";
+    const KEY_TABLE: &'static KeyTable = &KeyTable {
+        computes: &[
+            COMPUTED_KEYS,
+            &[
+                "sliding_window",
+                "num_local_experts",
+                "num_experts",
+                "num_experts_per_tok",
+                "router_aux_loss_coef",
+                "output_router_logits",
+            ],
+        ],
+        ignored: &[],
+        refused: &[REFUSED_KEYS, &[Refused { key: "router_jitter_noise", harmless: Harmless::Number(0.0) }]],
+    };
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
+        ("num_key_value_heads", AbsentKey::Count(8)),
+        ("rms_norm_eps", AbsentKey::Number(1e-5)),
+        ("rope_theta", AbsentKey::Number(1e6)),
+        ("num_experts_per_tok", AbsentKey::Count(2)),
+    ];
+
+    fn decoder(&self) -> &DecoderConfig {
+        &self.decoder
+    }
+
+    fn form(&self) -> BlockForm<'_> {
+        let layer = LayerForm { window: self.sliding_window, ..LayerForm::default() };
+        BlockForm {
+            layers: vec![layer; self.decoder.num_hidden_layers],
+            mixture: Some(&self.mixture),
+            expert_keys: ExpertKeys { count: "num_local_experts", inner: "intermediate_size" },
+            names: NAMES,
+            ..BlockForm::default()
+        }
+    }
+
+    fn check_own(&self) -> Result<(), ConfigError> {
+        require_window(self.sliding_window)
+    }
+}
