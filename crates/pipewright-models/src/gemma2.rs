@@ -7,12 +7,13 @@ use serde::{Deserialize, Serialize};
 use crate::attention::AttentionBias;
 use crate::config_key::{Harmless, KeyTable, Refused};
 use crate::decoder::{
-    Activation, BlockForm, COMPUTED_KEYS, DecoderConfig, Factors, LayerForm, NormPlaces, require_window,
+    Activation, BlockForm, COMPUTED_KEYS, DecoderConfig, Factors, LayerForm, LayerType, NormPlaces,
+    require_listed, require_window,
 };
 use crate::decoder_family::DecoderFamily;
 use crate::error::ConfigError;
 use crate::family::AbsentKey;
-use crate::key_check::{above_zero, require, sizes};
+use crate::key_check::{above_zero, sizes};
 
 /// A Gemma 2 model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -35,16 +36,6 @@ pub struct Gemma2Config {
     /// Whether the four linear layers of the attention have a bias. Published models have no such bias.
     #[serde(default)]
     pub attention_bias: bool,
-}
-
-/// The kind of a layer's attention.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LayerType {
-    /// Tokens see a window of earlier tokens.
-    SlidingAttention,
-    /// Tokens see all earlier tokens.
-    FullAttention,
 }
 
 impl From<DecoderConfig> for Gemma2Config {
@@ -133,12 +124,6 @@ impl DecoderFamily for Gemma2Config {
             ("final_logit_softcapping", self.final_logit_softcapping),
         ];
         caps.into_iter().filter_map(|(key, cap)| Some((key, cap?))).try_for_each(|cap| above_zero(&[cap]))?;
-        let listed = self.layer_types.as_ref().map_or(self.decoder.num_hidden_layers, Vec::len);
-        require(
-            listed == self.decoder.num_hidden_layers,
-            "layer_types",
-            listed,
-            "a list with an entry for each layer",
-        )
+        require_listed(self.layer_types.as_deref(), self.decoder.num_hidden_layers)
     }
 }

@@ -1,12 +1,15 @@
-//! The Qwen2 family: Llama with biases on queries, keys and values. Keys have the names and the meaning of
-//! Hugging Face's `Qwen2ForCausalLM`. Sliding windows are not supported.
+//! The Qwen2 family: Llama with biases on queries, keys and values, and windows in some layers. Keys have the
+//! names and the meaning of Hugging Face's `Qwen2ForCausalLM`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
 use crate::config_key::{Harmless, KeyTable, Refused};
-use crate::decoder::{BlockForm, COMPUTED_KEYS, DecoderConfig, REFUSED_KEYS, WINDOW_KEYS};
+use crate::decoder::{
+    BlockForm, COMPUTED_KEYS, DecoderConfig, LAYER_WINDOW_KEYS, LayerWindows, REFUSED_BESIDE_WINDOWS,
+};
 use crate::decoder_family::DecoderFamily;
+use crate::error::ConfigError;
 use crate::family::AbsentKey;
 
 /// A Qwen2 model.
@@ -15,18 +18,14 @@ pub struct Qwen2Config {
     /// Sizes and constants.
     #[serde(flatten)]
     pub decoder: DecoderConfig,
-    /// The window of `use_sliding_window`. It is kept only so that written files contain it; it does not
-    /// affect the results.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub sliding_window: Option<usize>,
-    /// The layers to which `use_sliding_window` does not apply; kept like [`Qwen2Config::sliding_window`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_window_layers: Option<usize>,
+    /// The layers with windows.
+    #[serde(flatten)]
+    pub windows: LayerWindows,
 }
 
 impl From<DecoderConfig> for Qwen2Config {
     fn from(decoder: DecoderConfig) -> Self {
-        Self { decoder, sliding_window: None, max_window_layers: None }
+        Self { decoder, windows: LayerWindows::default() }
     }
 }
 
@@ -34,18 +33,26 @@ impl DecoderFamily for Qwen2Config {
     const NAME: &'static str = "qwen2";
     const CLASS: &'static str = "Qwen2ForCausalLM";
     const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[COMPUTED_KEYS],
-        ignored: &[WINDOW_KEYS, &["attention_bias"]],
-        refused: &[REFUSED_KEYS, &[Refused { key: "mlp_bias", harmless: Harmless::False }]],
+        computes: &[COMPUTED_KEYS, LAYER_WINDOW_KEYS],
+        ignored: &[&["attention_bias"]],
+        refused: &[REFUSED_BESIDE_WINDOWS, &[Refused { key: "mlp_bias", harmless: Harmless::False }]],
     };
     const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] =
-        &[("num_key_value_heads", AbsentKey::Count(32))];
+        &[("num_key_value_heads", AbsentKey::Count(32)), ("sliding_window", AbsentKey::Count(4096))];
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder
     }
 
     fn form(&self) -> BlockForm<'_> {
-        BlockForm { bias: AttentionBias { inputs: true, output: false }, ..BlockForm::default() }
+        BlockForm {
+            bias: AttentionBias { inputs: true, output: false },
+            layers: self.windows.layers(self.decoder.num_hidden_layers),
+            ..BlockForm::default()
+        }
+    }
+
+    fn check_own(&self) -> Result<(), ConfigError> {
+        self.windows.check(self.decoder.num_hidden_layers)
     }
 }

@@ -1,12 +1,16 @@
-//! The Qwen3 family: Llama with a normalisation of each head's queries and keys. Keys have the names and the
-//! meaning of Hugging Face's `Qwen3ForCausalLM`. Sliding windows are not supported.
+//! The Qwen3 family: Llama with a normalisation of each head's queries and keys, and windows in some layers.
+//! Keys have the names and the meaning of Hugging Face's `Qwen3ForCausalLM`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
 use crate::config_key::{Harmless, KeyTable, Refused};
-use crate::decoder::{BlockForm, COMPUTED_KEYS, DecoderConfig, HeadNorms, REFUSED_KEYS, WINDOW_KEYS};
+use crate::decoder::{
+    BlockForm, COMPUTED_KEYS, DecoderConfig, HeadNorms, LAYER_WINDOW_KEYS, LayerWindows,
+    REFUSED_BESIDE_WINDOWS,
+};
 use crate::decoder_family::DecoderFamily;
+use crate::error::ConfigError;
 use crate::family::AbsentKey;
 
 /// A Qwen3 model.
@@ -18,11 +22,14 @@ pub struct Qwen3Config {
     /// Whether the four linear layers of the attention have a bias. Published Qwen3 models have no such bias.
     #[serde(default)]
     pub attention_bias: bool,
+    /// The layers with windows.
+    #[serde(flatten)]
+    pub windows: LayerWindows,
 }
 
 impl From<DecoderConfig> for Qwen3Config {
     fn from(decoder: DecoderConfig) -> Self {
-        Self { decoder, attention_bias: false }
+        Self { decoder, attention_bias: false, windows: LayerWindows::default() }
     }
 }
 
@@ -30,10 +37,10 @@ impl DecoderFamily for Qwen3Config {
     const NAME: &'static str = "qwen3";
     const CLASS: &'static str = "Qwen3ForCausalLM";
     const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[COMPUTED_KEYS, &["attention_bias"]],
-        ignored: &[WINDOW_KEYS],
+        computes: &[COMPUTED_KEYS, LAYER_WINDOW_KEYS, &["attention_bias"]],
+        ignored: &[],
         refused: &[
-            REFUSED_KEYS,
+            REFUSED_BESIDE_WINDOWS,
             &[
                 Refused { key: "mlp_bias", harmless: Harmless::False },
                 Refused { key: "use_qk_norm", harmless: Harmless::True },
@@ -41,8 +48,11 @@ impl DecoderFamily for Qwen3Config {
             ],
         ],
     };
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] =
-        &[("num_key_value_heads", AbsentKey::Count(32)), ("head_dim", AbsentKey::Count(128))];
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
+        ("num_key_value_heads", AbsentKey::Count(32)),
+        ("head_dim", AbsentKey::Count(128)),
+        ("sliding_window", AbsentKey::Count(4096)),
+    ];
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder
@@ -52,7 +62,12 @@ impl DecoderFamily for Qwen3Config {
         BlockForm {
             bias: AttentionBias::all(self.attention_bias),
             head_norms: HeadNorms::Each,
+            layers: self.windows.layers(self.decoder.num_hidden_layers),
             ..BlockForm::default()
         }
+    }
+
+    fn check_own(&self) -> Result<(), ConfigError> {
+        self.windows.check(self.decoder.num_hidden_layers)
     }
 }

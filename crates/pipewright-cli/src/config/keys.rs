@@ -48,6 +48,8 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "head_dim",
             "rope_scaling",
             "sliding_window",
+            "use_sliding_window",
+            "max_window_layers",
             "no_rope_layers",
             "no_rope_layer_interval",
             "embedding_multiplier",

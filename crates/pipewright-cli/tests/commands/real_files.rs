@@ -72,7 +72,7 @@ fn a_pasted_configuration_is_taken_and_what_has_no_effect_is_named() {
     paste(&format!("{sizes}{rest}"));
     let (code, words) = told(&folder, "train", &[]);
     assert_eq!(code, Some(0), "{words}");
-    let note = "`hidden_act`, `max_window_layers`, `qkv_bias`, `torch_dtype`, `transformers_version`, `use_cache`, `use_sliding_window`";
+    let note = "`hidden_act`, `qkv_bias`, `torch_dtype`, `transformers_version`, `use_cache`";
     assert!(words.contains(note), "{words}");
     succeed(&folder, &["export", "out", "m"]);
     let config = fs::read(folder.path().join("m/config.json")).expect("a configuration");
@@ -86,7 +86,7 @@ fn a_pasted_configuration_is_taken_and_what_has_no_effect_is_named() {
         ("hidden_act = \"gelu\"", "`hidden_act = gelu` is not supported"),
         (
             "sliding_window = 4096",
-            "`sliding_window` is not a key of `llama`: only mistral, mixtral, phi3, gemma2 have it",
+            "`sliding_window` is not a key of `llama`: only qwen2, qwen3, mistral, mixtral, phi3, gemma2 have it",
         ),
         ("rope_scaling = { rope_typ = \"llama3\" }", "`rope_scaling.rope_typ` is not a key"),
         ("rope_scaling = nan", "rope_scaling"),

@@ -31,6 +31,7 @@ mod rope;
 mod rope_json;
 mod shared_expert;
 mod stage;
+mod windows;
 
 pub use config::DecoderConfig;
 pub(crate) use form::{
@@ -41,3 +42,5 @@ pub use mixture::MixtureConfig;
 pub use rope::{Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling};
 pub(crate) use stage::stays_in_single_precision;
 pub use stage::{DecoderInput, DecoderStage};
+pub(crate) use windows::{LAYER_WINDOW_KEYS, REFUSED_BESIDE_WINDOWS, require_listed};
+pub use windows::{LayerType, LayerWindows};

@@ -70,6 +70,18 @@ FAMILIES = {
         | dict(mlp_only_layers=[0])
         | rope("default"),
     ),
+    "qwen2-window-tiny": (
+        "Qwen2",
+        29,
+        dict(use_sliding_window=True, sliding_window=5, max_window_layers=1) | rope("default"),
+    ),
+    "qwen3-window-tiny": (
+        "Qwen3",
+        30,
+        dict(use_sliding_window=True, sliding_window=4, head_dim=8, tie_word_embeddings=True)
+        | dict(layer_types=["sliding_attention", "full_attention", "sliding_attention"])
+        | rope("default"),
+    ),
     "mixtral-tiny": (
         "Mixtral",
         28,

@@ -53,7 +53,6 @@ fn check_refused(families: &[&str], change: Value) {
 #[test]
 fn keys_that_change_the_computation_are_refused() {
     let refused = [
-        json!({"sliding_window": 4096, "use_sliding_window": true}),
         json!({"attention_dropout": 0.1}),
         json!({"attention_multiplier": 0.0078}),
         json!({"embedding_multiplier": 12.0}),
@@ -100,6 +99,7 @@ fn keys_that_change_the_computation_are_refused() {
     check_refused(decoders, json!({"partial_rotary_factor": null, "rope_parameters": table}));
     check_refused(decoders, json!({"layer_types": ["full_attention", "sliding_attention"]}));
     check_refused(&["llama"], json!({"sliding_window": 4096}));
+    check_refused(&["llama", "qwen3_moe", "nemotron_h"], json!({"sliding_window": 4096, "use_sliding_window": true}));
     check_refused(&["qwen2", "qwen3", "qwen3_moe"], json!({"mlp_bias": true}));
     check_refused(&["nemotron_h"], json!({"mlp_hidden_act": "silu"}));
     check_refused(&["nemotron_h"], json!({"attention_bias": true}));

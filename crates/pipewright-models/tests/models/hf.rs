@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor, TensorData};
-use pipewright_models::decoder::{DecoderConfig, DecoderStage};
+use pipewright_models::decoder::{DecoderConfig, DecoderStage, LayerWindows};
 use pipewright_models::hf::{self, HfError};
 use pipewright_models::llama::LlamaConfig;
 use pipewright_models::qwen2::Qwen2Config;
@@ -396,7 +396,12 @@ fn a_published_qwen2_is_understood() {
         tie_word_embeddings: true,
         ..DecoderConfig::new(151_936, 14)
     };
-    let expected = Qwen2Config { decoder, sliding_window: Some(131_072), max_window_layers: Some(24) };
+    let windows = LayerWindows {
+        sliding_window: Some(131_072),
+        max_window_layers: Some(24),
+        ..LayerWindows::default()
+    };
+    let expected = Qwen2Config { decoder, windows };
     assert_eq!(config, expected);
     // The published number of parameters.
     let parameters: u64 = config.describe(1).layers.iter().map(|layer| layer.parameters).sum();
@@ -460,8 +465,8 @@ fn configurations_that_cannot_be_run_are_refused() {
         ],
     );
     check(
-        &qwen2_json(json!({"use_sliding_window": true, "sliding_window": 4096})),
-        &["FILE:1: the model cannot be run", "`use_sliding_window = true` is not supported: only false is"],
+        &qwen2_json(json!({"use_sliding_window": true, "sliding_window": 0})),
+        &["FILE:1: the model cannot be run", "`sliding_window = 0` is out of range: it must be at least 1"],
     );
     check(
         &qwen2_json(json!({"rope_scaling": {"type": "ntk", "factor": 4.0}})),

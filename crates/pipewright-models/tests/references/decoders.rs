@@ -167,6 +167,8 @@ macro_rules! models {
 models! {
     mistral "mistral-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
         check_written check_parameters;
+    qwen2_window "qwen2-window-tiny": check_schedules check_slices check_tensor_ranks check_text check_written;
+    qwen3_window "qwen3-window-tiny": check_schedules check_slices check_tensor_ranks check_text check_written;
     mixtral "mixtral-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_balance
         check_text check_written check_parameters;
     smollm3 "smollm3-tiny": check_schedules check_slices check_tensor_ranks check_text check_written
