@@ -15,6 +15,16 @@ pub enum ConfigError {
         /// The names of all families.
         known: &'static [&'static str],
     },
+    /// A model of an unknown family takes more than text.
+    #[error(
+        "`{family}` is a model of text and other inputs (`{key}`), and only models of text can be run: write its text part as a          model of its own, and name that"
+    )]
+    OtherInputs {
+        /// The name of the family.
+        family: Box<str>,
+        /// The key that describes the other inputs.
+        key: &'static str,
+    },
     /// The family cannot compute what a key asks for.
     #[error(transparent)]
     Refused(Box<RefusedKey>),
@@ -360,6 +370,7 @@ impl ConfigError {
             Self::Quantised { .. } => Some("quantization_config".to_owned()),
             Self::ForeignKey { key, .. } => Some(key.clone()),
             Self::NotSupported { key, .. }
+            | Self::OtherInputs { key, .. }
             | Self::NotANumber { key }
             | Self::NotAList { key }
             | Self::ListLength { key, .. }

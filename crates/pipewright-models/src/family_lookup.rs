@@ -158,6 +158,9 @@ fn foreign(key: &str, name: &str) -> ConfigError {
     }
 }
 
+/// The keys that describe what a model takes in addition to text.
+const OTHER_INPUTS: [&str; 2] = ["vision_config", "audio_config"];
+
 /// Words in the keys and the names of models with experts, and of models with state spaces.
 const PARTS: [&[&str]; 2] = [&["expert", "moe"], &["mamba", "ssm"]];
 
@@ -175,6 +178,11 @@ fn parts<W: AsRef<str>>(words: impl Iterator<Item = W>) -> [bool; 2] {
 /// Returns the error of a model of an unknown family, whose `config.json` has these keys. The nearest family
 /// has the parts of the model and the fewest others; among equals, its name is the most similar.
 fn unknown(found: &str, json: &Map<String, Value>) -> ConfigError {
+    let is_table = |key: &str| json.get(key).is_some_and(Value::is_object);
+    let other_inputs = OTHER_INPUTS.into_iter().find(|key| is_table("text_config") && is_table(key));
+    if let Some(key) = other_inputs {
+        return ConfigError::OtherInputs { family: found.into(), key };
+    }
     let name = found.strip_suffix("ForCausalLM").unwrap_or(found).to_lowercase();
     let wanted = parts(json.keys().cloned().chain([name.clone()]));
     let likeness = |family: &&Family| {

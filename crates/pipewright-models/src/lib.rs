@@ -69,6 +69,7 @@ mod decoder_family;
 mod cut_stage;
 
 pub mod gemma2;
+pub mod gemma3;
 pub mod granite;
 pub mod hybrid;
 pub mod llama;

@@ -19,6 +19,7 @@ use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
 use crate::family::{AbsentKey, ModelFamily};
 use crate::gemma2::Gemma2Config;
+use crate::gemma3::Gemma3Config;
 use crate::generation_stage::GenerationStage;
 use crate::granite::GraniteConfig;
 use crate::hf::{self, Described, ExportOptions, HfError, Stored, WeightType};
@@ -127,6 +128,8 @@ families! {
     Olmo2(Olmo2Config),
     /// Gemma 2: norms around the parts of a block, bounded scores and logits, windows in some layers.
     Gemma2(Gemma2Config),
+    /// Gemma 3 of text: Gemma 2 with head norms, and with positions of their own in layers with windows.
+    Gemma3(Gemma3Config),
     /// Nemotron-H: Mamba-2, attention, feed-forward layers and experts by a pattern.
     NemotronH(NemotronHConfig),
     /// Attention, Mamba-2, experts and feed-forward layers by a pattern, with documents, windows and further

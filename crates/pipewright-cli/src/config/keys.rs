@@ -50,6 +50,8 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "sliding_window",
             "use_sliding_window",
             "max_window_layers",
+            "sliding_window_pattern",
+            "rope_local_base_freq",
             "no_rope_layers",
             "no_rope_layer_interval",
             "embedding_multiplier",

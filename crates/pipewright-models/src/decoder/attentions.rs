@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::Device;
-use pipewright::nn::{AttentionForm, CausalAttention, RotaryPositions};
+use pipewright::nn::{AttentionForm, CausalAttention, RotaryPositions, rotary_frequencies};
 
 use super::config::DecoderConfig;
 use super::form::{BlockForm, LayerForm};
@@ -38,16 +38,23 @@ impl BlockAttentions {
         Self { config: config.clone(), scale, cap: form.score_cap, layers, latest: Arc::default() }
     }
 
-    /// Returns the positions of sequences of this length in the blocks that have positions.
+    /// Returns the positions of sequences of this length in the blocks that have the model's positions.
     pub(super) fn positions(&self, sequence: usize) -> RotaryPositions {
         self.config.positions(sequence)
     }
 
-    /// Returns the form of a block's attention, if the blocks with positions have these.
+    /// Returns the form of a block's attention, if these are the positions of the model.
     pub(super) fn form(&self, block: usize, positions: &RotaryPositions) -> AttentionForm {
         let layer = self.layers[block];
         let usual = AttentionForm::without_positions(self.config.head_dim());
-        let positions = if layer.has_positions { positions.clone() } else { usual.positions };
+        let positions = match layer.theta {
+            _ if !layer.has_positions => usual.positions,
+            None => positions.clone(),
+            Some(theta) => {
+                let frequencies = rotary_frequencies(self.config.rotary_width(), theta).into();
+                RotaryPositions { frequencies, factor: 1.0 }
+            }
+        };
         AttentionForm { positions, scale: self.scale, window: layer.window, cap: self.cap, ..usual }
     }
 

@@ -91,12 +91,14 @@ pub(crate) enum Activation {
 }
 
 /// The form of a layer's attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LayerForm {
     /// How many tokens back a token sees, itself included; `None` for all.
     pub window: Option<usize>,
     /// Whether queries and keys are rotated by their positions.
     pub has_positions: bool,
+    /// The base of the rotary frequencies, which are not scaled; `None` for the positions of the model.
+    pub theta: Option<f64>,
 }
 
 impl LayerForm {
@@ -115,7 +117,7 @@ pub(crate) fn require_window(window: Option<usize>) -> Result<(), ConfigError> {
 
 impl Default for LayerForm {
     fn default() -> Self {
-        Self { window: None, has_positions: true }
+        Self { window: None, has_positions: true, theta: None }
     }
 }
 

@@ -87,8 +87,23 @@ FAMILIES = {
         28,
         dict(num_local_experts=4, num_experts_per_tok=2, sliding_window=9, router_aux_loss_coef=0.1) | rope("default"),
     ),
+    "gemma3-tiny": (
+        "Gemma3Text",
+        31,
+        dict(sliding_window=5, head_dim=8, query_pre_attn_scalar=12, tie_word_embeddings=False)
+        | dict(layer_types=["sliding_attention", "full_attention", "sliding_attention"])
+        | dict(
+            rope_parameters=dict(
+                sliding_attention=dict(rope_type="default", rope_theta=100.0),
+                full_attention=dict(rope_type="linear", factor=4.0, rope_theta=1000.0),
+            )
+        ),
+    ),
     "olmo2-tiny": ("Olmo2", 26, dict(attention_bias=True) | rope("default")),
 }
+
+# The classes of models that are not named after their configurations.
+CLASSES = {"Gemma3Text": "Gemma3ForCausalLM"}
 
 
 def token_rows(generator):
@@ -150,7 +165,7 @@ def make(name):
     family, seed, keys = FAMILIES[name]
     torch.manual_seed(seed)
     config = getattr(transformers, f"{family}Config")(**SIZES | keys)
-    model = getattr(transformers, f"{family}ForCausalLM")._from_config(config, attn_implementation="eager")
+    model = getattr(transformers, CLASSES.get(family, f"{family}ForCausalLM"))._from_config(config, attn_implementation="eager")
     # Biases start as zeros and factors as ones, and a reader that drops them would go unnoticed.
     for path, parameter in model.named_parameters():
         if parameter.dim() == 1:

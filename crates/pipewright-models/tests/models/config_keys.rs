@@ -13,7 +13,7 @@ fn changed(family: &str, change: Value) -> Value {
     if family == "nemotron_h" {
         json["hybrid_override_pattern"] = json!("M*-");
     }
-    if family == "gemma2" {
+    if family == "gemma2" || family == "gemma3_text" {
         json["query_pre_attn_scalar"] = json!(8);
     }
     if family == "mixtral" {
@@ -32,7 +32,8 @@ fn changed(family: &str, change: Value) -> Value {
 
 const FAMILIES: [&str; 5] = ["llama", "qwen2", "qwen3", "qwen3_moe", "nemotron_h"];
 /// The families that differ from these in a few parts.
-const FURTHER: [&str; 8] = ["mistral", "mixtral", "smollm3", "granite", "phi3", "olmo2", "gemma2", "qwen2_moe"];
+const FURTHER: [&str; 9] =
+    ["mistral", "mixtral", "smollm3", "granite", "phi3", "olmo2", "gemma2", "gemma3_text", "qwen2_moe"];
 
 fn check_accepted(families: &[&str], change: Value) {
     for family in families {
@@ -309,7 +310,7 @@ fn the_further_families_refuse_what_they_do_not_compute() {
     check_refused(&FURTHER, json!({"attention_dropout": 0.1}));
     check_refused(&FURTHER, json!({"attention_temperature": 2.0}));
     check_refused(&FURTHER, json!({"rope_scaling": {"type": "default", "factor": 2.0}}));
-    check_refused(&["mistral", "mixtral", "phi3", "gemma2"], json!({"sliding_window": 0}));
+    check_refused(&["mistral", "mixtral", "phi3", "gemma2", "gemma3_text"], json!({"sliding_window": 0}));
     check_refused(&["smollm3", "qwen2_moe"], json!({"sliding_window": 4096, "use_sliding_window": true}));
     check_refused(&["granite", "olmo2"], json!({"sliding_window": 4096}));
     check_refused(&["smollm3"], json!({"no_rope_layers": [1]}));
@@ -325,7 +326,15 @@ fn the_further_families_refuse_what_they_do_not_compute() {
     }
     check_refused(&["phi3"], json!({"partial_rotary_factor": 0.1}));
     check_refused(&["mistral", "granite"], json!({"partial_rotary_factor": 0.5}));
-    check_refused(&["gemma2"], json!({"layer_types": ["full_attention"]}));
+    check_refused(&["gemma2", "gemma3_text"], json!({"layer_types": ["full_attention"]}));
+    check_refused(&["gemma3_text"], json!({"attn_logit_softcapping": 50.0}));
+    check_refused(&["gemma3_text"], json!({"sliding_window_pattern": 0}));
+    check_refused(&["gemma3_text"], json!({"rope_local_base_freq": 0}));
+    for table in [json!({"rope_type": "linear", "factor": 2.0}), json!({"partial_rotary_factor": 0.5})] {
+        check_refused(&["gemma3_text"], json!({"rope_parameters": {"sliding_attention": table}}));
+    }
+    let tables = json!({"full_attention": {"rope_type": "default"}, "chunked_attention": {}});
+    check_refused(&["gemma3_text"], json!({"rope_parameters": tables}));
     check_refused(&["gemma2"], json!({"attn_logit_softcapping": 0.0}));
     check_refused(&["gemma2"], json!({"sliding_window_size": 8, "sliding_window": 4}));
     check_refused(&["qwen2_moe", "mixtral"], json!({"num_experts_per_tok": 0}));
@@ -351,6 +360,54 @@ fn a_published_gemma2_is_read() {
         "use_cache": true, "vocab_size": 256_000
     });
     assert!(ModelConfig::from_json(json).is_ok());
+}
+
+/// The keys of google/gemma-3-1b-it, and the same model as version 5 of transformers writes it.
+#[test]
+fn a_published_gemma3_is_read_in_both_spellings() {
+    let json = json!({
+        "architectures": ["Gemma3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "attn_logit_softcapping": null, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 106],
+        "final_logit_softcapping": null, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 1152, "initializer_range": 0.02, "intermediate_size": 6912, "max_position_embeddings": 32768,
+        "model_type": "gemma3_text", "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1,
+        "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_local_base_freq": 10000,
+        "rope_scaling": null, "rope_theta": 1_000_000, "sliding_window": 512, "sliding_window_pattern": 6,
+        "tie_word_embeddings": true, "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0",
+        "use_cache": true, "vocab_size": 262_144
+    });
+    let model = ModelConfig::from_json(json.clone()).expect("it is valid");
+    let described = model.describe(1024);
+    // The published number of parameters.
+    assert_eq!(described.layers.iter().map(|layer| layer.parameters).sum::<u64>(), 999_885_952);
+    // Every sixth layer sees all tokens.
+    let work: Vec<u64> = described.layers[1..27].iter().map(|layer| layer.mixing).collect();
+    let whole: Vec<usize> = (0..26).filter(|&index| work[index] > work[0]).collect();
+    assert_eq!(whole, [5, 11, 17, 23]);
+    let written = model.to_json();
+    let tables = json!({
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}
+    });
+    assert_eq!(written["rope_parameters"], tables);
+    let mut newer = json;
+    for key in ["rope_scaling", "rope_theta", "rope_local_base_freq"] {
+        newer.as_object_mut().expect("a table").remove(key);
+    }
+    newer["rope_parameters"] = tables;
+    assert_eq!(ModelConfig::from_json(newer).expect("it is valid"), ModelConfig::from_json(written).expect("it is valid"));
+}
+
+#[test]
+fn models_of_more_than_text_are_refused_with_the_reason() {
+    let text = changed("gemma3_text", json!({}));
+    for (family, key) in [("gemma3", "vision_config"), ("qwen2_audio", "audio_config")] {
+        let json = json!({"model_type": family, "text_config": text, key: {"hidden_size": 8}});
+        let error = ModelConfig::from_json(json).expect_err(family);
+        assert_eq!(error.key().as_deref(), Some(key));
+        let expected = format!("`{family}` is a model of text and other inputs (`{key}`), and only models of text");
+        assert!(error.to_string().starts_with(&expected), "{error}");
+    }
 }
 
 /// The keys of mistralai/Mixtral-8x7B-v0.1, with its published number of parameters.

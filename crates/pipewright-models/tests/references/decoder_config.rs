@@ -16,6 +16,7 @@ macro_rules! with_decoder {
             pipewright_models::ModelConfig::Phi3($config) => $value,
             pipewright_models::ModelConfig::Olmo2($config) => $value,
             pipewright_models::ModelConfig::Gemma2($config) => $value,
+            pipewright_models::ModelConfig::Gemma3($config) => $value,
             other => panic!("{other:?} is not a decoder"),
         }
     };

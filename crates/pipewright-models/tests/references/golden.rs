@@ -208,6 +208,8 @@ cases! {
     olmo2_cut_anywhere: "olmo2-tiny", [1, 3];
     gemma2: "gemma2-tiny", [];
     gemma2_cut_anywhere: "gemma2-tiny", [2, 4];
+    gemma3: "gemma3-tiny", [];
+    gemma3_cut_anywhere: "gemma3-tiny", [2, 4];
     qwen2_moe: "qwen2-moe-tiny", [];
     qwen2_moe_cut_anywhere: "qwen2-moe-tiny", [1, 3];
 }

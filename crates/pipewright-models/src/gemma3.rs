@@ -1,0 +1,216 @@
+//! The Gemma 3 family, the models of text: Gemma 2 with a normalisation of each head's queries and keys
+//! instead of bounded scores. Most layers have a window and rotary positions of a base of their own. Keys
+//! have the names and the meaning of Hugging Face's `Gemma3ForCausalLM`.
+//!
+//! `config.json` of version 5 of transformers has a table of positions for each kind of layer, and of version
+//! 4 `rope_theta` and `rope_scaling` for the layers that see all tokens, and `rope_local_base_freq` for the
+//! others.
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::attention::AttentionBias;
+use crate::config_key::{Harmless, KeyTable, Refused};
+use crate::decoder::{
+    Activation, BlockForm, COMPUTED_KEYS, DecoderConfig, Factors, HeadNorms, LayerForm, LayerType,
+    NormPlaces, require_listed, require_window,
+};
+use crate::decoder_family::DecoderFamily;
+use crate::error::ConfigError;
+use crate::family::AbsentKey;
+use crate::key_check::{above_zero, require, sizes};
+
+/// A Gemma 3 model of text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gemma3Config {
+    /// Sizes and constants. The positions are those of the layers that see all tokens.
+    pub decoder: DecoderConfig,
+    /// The keys that Llama does not have.
+    pub own: Gemma3Keys,
+}
+
+/// The keys of Gemma 3 that Llama does not have.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Gemma3Keys {
+    /// The scores are divided by the root of this number.
+    pub query_pre_attn_scalar: usize,
+    /// How many tokens back a token sees in layers with a window, itself included; `None` for all.
+    pub sliding_window: Option<usize>,
+    /// The kind of each layer: `sliding_attention` has the window and the positions of
+    /// `rope_local_base_freq`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layer_types: Option<Vec<LayerType>>,
+    /// Without a list, the layers whose number, counted from 1, is a multiple of this see all tokens.
+    #[serde(default = "pattern")]
+    pub sliding_window_pattern: usize,
+    /// The base of the rotary frequencies in layers with a window.
+    #[serde(default = "local_theta")]
+    pub rope_local_base_freq: f64,
+    /// The bound of the logits; `None` for no bound, as in published models.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub final_logit_softcapping: Option<f64>,
+    /// Whether the four linear layers of the attention have a bias. Published models have no such bias.
+    #[serde(default)]
+    pub attention_bias: bool,
+}
+
+fn pattern() -> usize {
+    6
+}
+
+fn local_theta() -> f64 {
+    10_000.0
+}
+
+/// The tables of positions in `rope_parameters`, for layers that see all tokens and for the others.
+const TABLES: [&str; 2] = ["full_attention", "sliding_attention"];
+
+impl Serialize for Gemma3Config {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut keys = json!(self.decoder);
+        if let (Some(keys), Value::Object(own)) = (keys.as_object_mut(), json!(self.own)) {
+            let local = json!({"rope_type": "default", "rope_theta": self.own.rope_local_base_freq});
+            let tables = [keys["rope_parameters"].take(), local];
+            let tables = TABLES.iter().map(|&name| name.to_owned()).zip(tables);
+            keys.insert("rope_parameters".to_owned(), tables.collect::<Map<_, _>>().into());
+            keys.extend(own);
+        }
+        keys.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Gemma3Config {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut keys = Map::deserialize(deserializer)?;
+        join_tables(&mut keys).map_err(D::Error::custom)?;
+        let keys = Value::Object(keys);
+        let decoder = DecoderConfig::deserialize(&keys).map_err(D::Error::custom)?;
+        Ok(Self { decoder, own: Gemma3Keys::deserialize(&keys).map_err(D::Error::custom)? })
+    }
+}
+
+/// Replaces the tables of both kinds of layers by the keys of version 4.
+fn join_tables(keys: &mut Map<String, Value>) -> Result<(), ConfigError> {
+    let tables = keys.get("rope_parameters").and_then(Value::as_object);
+    let Some(tables) = tables.filter(|tables| TABLES.iter().any(|name| tables.contains_key(*name))) else {
+        return Ok(());
+    };
+    if let Some((other, _)) = tables.iter().find(|(name, _)| !TABLES.contains(&name.as_str())) {
+        let (key, supported) = ("rope_parameters", "a table for each kind of layers");
+        return Err(ConfigError::NotSupported { key, value: other.clone(), supported });
+    }
+    let [global, local] = TABLES.map(|name| tables.get(name).cloned().unwrap_or_default());
+    let not_default = |(name, value): &(&String, &Value)| {
+        *name != "rope_theta" && !(*name == "rope_type" && *value == "default") && !value.is_null()
+    };
+    if let Some((name, value)) = local.as_object().and_then(|local| local.iter().find(not_default)) {
+        return Err(ConfigError::NotSupported {
+            key: "rope_parameters.sliding_attention",
+            value: format!("{name} {value}"),
+            supported: "the type default with a rope_theta",
+        });
+    }
+    if let Some(theta) = local.get("rope_theta") {
+        keys.insert("rope_local_base_freq".to_owned(), theta.clone());
+    }
+    keys.insert("rope_parameters".to_owned(), global);
+    Ok(())
+}
+
+impl From<DecoderConfig> for Gemma3Config {
+    fn from(decoder: DecoderConfig) -> Self {
+        let own = Gemma3Keys {
+            query_pre_attn_scalar: decoder.head_dim(),
+            sliding_window: Some(512),
+            layer_types: None,
+            sliding_window_pattern: pattern(),
+            rope_local_base_freq: local_theta(),
+            final_logit_softcapping: None,
+            attention_bias: false,
+        };
+        Self { decoder, own }
+    }
+}
+
+impl DecoderFamily for Gemma3Config {
+    const NAME: &'static str = "gemma3_text";
+    const CLASS: &'static str = "Gemma3ForCausalLM";
+    const ACTIVATION: (&'static str, &'static str) = ("hidden_activation", "gelu_pytorch_tanh");
+    const KEY_TABLE: &'static KeyTable = &KeyTable {
+        computes: &[
+            COMPUTED_KEYS,
+            &[
+                "query_pre_attn_scalar",
+                "sliding_window",
+                "layer_types",
+                "sliding_window_pattern",
+                "rope_local_base_freq",
+                "final_logit_softcapping",
+                "attention_bias",
+            ],
+        ],
+        ignored: &[&["hidden_act", "_sliding_window_pattern"]],
+        refused: &[&[
+            Refused { key: "hidden_activation", harmless: Harmless::Word("gelu_pytorch_tanh") },
+            // transformers reads it and does not compute with it.
+            Refused { key: "attn_logit_softcapping", harmless: Harmless::Nothing },
+            Refused { key: "attention_dropout", harmless: Harmless::Number(0.0) },
+            Refused { key: "use_bidirectional_attention", harmless: Harmless::False },
+        ]],
+    };
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
+        ("vocab_size", AbsentKey::Count(262_208)),
+        ("num_attention_heads", AbsentKey::Count(8)),
+        ("num_key_value_heads", AbsentKey::Count(4)),
+        ("head_dim", AbsentKey::Count(256)),
+        ("rope_theta", AbsentKey::Number(1e6)),
+        ("query_pre_attn_scalar", AbsentKey::Count(256)),
+        ("sliding_window", AbsentKey::Count(4096)),
+        ("tie_word_embeddings", AbsentKey::Flag(true)),
+    ];
+
+    fn decoder(&self) -> &DecoderConfig {
+        &self.decoder
+    }
+
+    fn form(&self) -> BlockForm<'_> {
+        let own = &self.own;
+        let is_local = |index: usize| match &own.layer_types {
+            Some(types) => types.get(index) == Some(&LayerType::SlidingAttention),
+            None => !(index + 1).is_multiple_of(own.sliding_window_pattern),
+        };
+        let local = LayerForm {
+            window: own.sliding_window,
+            theta: Some(own.rope_local_base_freq),
+            ..LayerForm::default()
+        };
+        let layer = |index| if is_local(index) { local } else { LayerForm::default() };
+        BlockForm {
+            bias: AttentionBias::all(own.attention_bias),
+            head_norms: HeadNorms::Each,
+            layers: (0..self.decoder.num_hidden_layers).map(layer).collect(),
+            factors: Factors {
+                embedding: (self.decoder.hidden_size as f64).sqrt(),
+                scores: Some(1.0 / (own.query_pre_attn_scalar as f64).sqrt()),
+                ..Factors::default()
+            },
+            norms: NormPlaces::Both,
+            norms_add_one: true,
+            activation: Activation::GeluTanh,
+            logit_cap: own.final_logit_softcapping,
+            ..BlockForm::default()
+        }
+    }
+
+    fn check_own(&self) -> Result<(), ConfigError> {
+        let own = &self.own;
+        require_window(own.sliding_window)?;
+        let pattern = own.sliding_window_pattern;
+        require(pattern > 0, "sliding_window_pattern", pattern, "at least 1")?;
+        sizes(&[("query_pre_attn_scalar", own.query_pre_attn_scalar)])?;
+        above_zero(&[("rope_local_base_freq", own.rope_local_base_freq)])?;
+        own.final_logit_softcapping.map_or(Ok(()), |cap| above_zero(&[("final_logit_softcapping", cap)]))?;
+        require_listed(own.layer_types.as_deref(), self.decoder.num_hidden_layers)
+    }
+}
