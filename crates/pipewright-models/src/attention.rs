@@ -6,7 +6,6 @@ use burn::tensor::Tensor;
 use pipewright::nn::TensorParallel;
 use pipewright::stage::StageContext;
 
-use crate::error::ConfigError;
 use crate::norm::{Norm, NormForm};
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
 use crate::projection::{Projection, SharedInput};
@@ -78,21 +77,28 @@ impl Attention {
     ) -> Result<Self, S::Error> {
         let AttentionSizes { hidden, heads, key_heads, head_dim } = sizes;
         let (queries, keys) = (heads * head_dim, key_heads * head_dim);
-        let [heads, key_heads] = head_shards(path, heads, key_heads, builder.tensor_ranks())?;
+        let shards = head_shards(path, heads, key_heads, builder.tensor_ranks())?;
         let mut linear = |bias, name: &str, sizes, split| {
             builder.projection(bias, &format!("{path}.{name}"), sizes, split)
         };
-        let (heads, key_heads) =
-            (SplitLinear::Outputs { shards: heads }, SplitLinear::Outputs { shards: key_heads });
+        let [heads, key_heads] = shards.map(|shards| SplitLinear::Outputs { shards });
         let q_proj = linear(bias.inputs, "q_proj", [hidden, queries], heads)?;
         let k_proj = linear(bias.inputs, "k_proj", [hidden, keys], key_heads)?;
         let v_proj = linear(bias.inputs, "v_proj", [hidden, keys], key_heads)?;
         let o_proj = linear(bias.output, "o_proj", [queries, hidden], SplitLinear::Inputs)?;
-        let mut norm = |name: &str, width: usize| {
+        let mut norm = |name: &str, width: usize, shards: u32| {
             let path = format!("{path}.{name}");
-            norms.map(|norms| builder.input_norm(&path, norms, width, head_dim)).transpose()
+            let build = |InputNorms { form, joins_heads }| {
+                if joins_heads {
+                    builder.split_norm(&path, width, form, shards)
+                } else {
+                    // Each rank normalises its own heads.
+                    builder.head_norm(&path, head_dim, form)
+                }
+            };
+            norms.map(build).transpose()
         };
-        let (q_norm, k_norm) = (norm("q_norm", queries)?, norm("k_norm", keys)?);
+        let (q_norm, k_norm) = (norm("q_norm", queries, shards[0])?, norm("k_norm", keys, shards[1])?);
         let [q_proj, k_proj, v_proj] = [q_proj, k_proj, v_proj].map(Some);
         Ok(Self { q_proj, k_proj, v_proj, qkv_proj: None, joined: [0; 2], o_proj, q_norm, k_norm })
     }
@@ -122,7 +128,7 @@ impl Attention {
     }
 
     /// Returns queries, keys and values.
-    fn inputs(&self, x: &SharedInput, context: &StageContext) -> [Tensor<2>; 3] {
+    fn inputs(&self, x: &SharedInput, tensor: &TensorParallel, context: &StageContext) -> [Tensor<2>; 3] {
         if let Some(joined) = &self.qkv_proj {
             let (all, [queries, keys]) = (joined.forward(x, context), self.joined);
             return [(0, queries), (queries, keys), (queries + keys, keys)]
@@ -131,8 +137,8 @@ impl Attention {
         let (Some(q), Some(k), Some(v)) = (&self.q_proj, &self.k_proj, &self.v_proj) else {
             unreachable!("an attention has one joined projection or three")
         };
-        let q = normalised(q.forward(x, context), self.q_norm.as_ref());
-        let k = normalised(k.forward(x, context), self.k_norm.as_ref());
+        let q = normalised(q.forward(x, context), self.q_norm.as_ref(), tensor);
+        let k = normalised(k.forward(x, context), self.k_norm.as_ref(), tensor);
         [q, k, v.forward(x, context)]
     }
 
@@ -146,34 +152,16 @@ impl Attention {
         context: &StageContext,
     ) -> Tensor<2> {
         let x = SharedInput::new(tensor.enter(x));
-        let inputs = self.inputs(&x, context);
+        let inputs = self.inputs(&x, tensor, context);
         drop(x);
         self.o_proj.forward_split_inputs(&SharedInput::new(attend(inputs)), tensor, context)
     }
 }
 
-impl<S: ParameterSource> Builder<'_, S> {
-    /// Builds a normalisation of queries or keys, which have `width` elements.
-    fn input_norm(
-        &mut self,
-        path: &str,
-        norms: InputNorms,
-        width: usize,
-        head_dim: usize,
-    ) -> Result<Norm, S::Error> {
-        match self.tensor_ranks() {
-            // Each rank normalises its own heads.
-            _ if !norms.joins_heads => self.head_norm(path, head_dim, norms.form),
-            1 => self.form_norm(path, width, norms.form),
-            ranks => Err(ConfigError::JoinedNorm { layer: path.into(), ranks }.into()),
-        }
-    }
-}
-
 /// Normalises `[tokens, heads * head_dim]`: each head by itself if the norm has a factor for each element of
-/// a head, and all of them together if it has one for each element.
-fn normalised(x: Tensor<2>, norm: Option<&Norm>) -> Tensor<2> {
+/// a head, and all of them together, those of other ranks too, if it has one for each element.
+fn normalised(x: Tensor<2>, norm: Option<&Norm>, tensor: &TensorParallel) -> Tensor<2> {
     let Some(norm) = norm else { return x };
     let ([tokens, width], part) = (x.dims(), norm.width());
-    norm.forward(x.reshape([tokens * width / part, part])).reshape([tokens, width])
+    norm.forward_split(x.reshape([tokens * width / part, part]), tensor).reshape([tokens, width])
 }

@@ -278,16 +278,6 @@ pub enum ConfigError {
         /// The number of ranks.
         ranks: u32,
     },
-    /// Several ranks cannot compute a normalisation together, because it is over all heads.
-    #[error(
-        "`{layer}` is a norm of all heads, which {ranks} tensor ranks cannot split: set `mesh.tensor_parallel` to 1"
-    )]
-    JoinedNorm {
-        /// The path of the normalisation.
-        layer: Box<str>,
-        /// The number of ranks.
-        ranks: u32,
-    },
     /// A target is not a valid pattern.
     #[error("`adapter.targets`: `{target}` is not a pattern: correct it, or write the name of a layer")]
     LoraPattern {
@@ -389,7 +379,6 @@ impl ConfigError {
             | Self::Split { .. }
             | Self::FewExperts { .. }
             | Self::JoinedSplit { .. }
-            | Self::JoinedNorm { .. }
             | Self::NoLora { .. }
             | Self::LoraTarget { .. }
             | Self::LoraPattern { .. }

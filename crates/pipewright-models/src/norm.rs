@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use pipewright::nn::{at_least_single, rms_norm};
+use pipewright::nn::{TensorParallel, at_least_single, rms_norm};
 use pipewright::tensor::Placement;
 
 use crate::parameter::{Builder, ParameterKind, ParameterSource};
@@ -30,6 +30,18 @@ pub(crate) struct Norm {
     weight: Param<Tensor<1>>,
     #[module(skip)]
     form: NormForm,
+    /// The whole rows, if this rank has a part of each.
+    #[module(skip)]
+    split: Option<SplitRows>,
+}
+
+/// The rows of a normalisation whose elements are split over ranks.
+#[derive(Clone, Copy, Debug)]
+struct SplitRows {
+    /// The elements of a whole row.
+    width: usize,
+    /// The ranks that have the same elements.
+    copies: u32,
 }
 
 impl<S: ParameterSource> Builder<'_, S> {
@@ -44,6 +56,19 @@ impl<S: ParameterSource> Builder<'_, S> {
         self.placed_norm(path, width, form, Placement::REPLICATED_PARTIAL)
     }
 
+    /// Builds a normalisation of rows whose elements are split over the ranks in `shards` parts.
+    pub(crate) fn split_norm(
+        &mut self,
+        path: &str,
+        width: usize,
+        form: NormForm,
+        shards: u32,
+    ) -> Result<Norm, S::Error> {
+        let norm = self.placed_norm(path, width, form, Placement::split(0, shards))?;
+        let copies = self.tensor_ranks() / shards.max(1);
+        Ok(Norm { split: (self.tensor_ranks() > 1).then_some(SplitRows { width, copies }), ..norm })
+    }
+
     fn placed_norm(
         &mut self,
         path: &str,
@@ -53,7 +78,7 @@ impl<S: ParameterSource> Builder<'_, S> {
     ) -> Result<Norm, S::Error> {
         // Factors begin as ones, so what is added to one begins as zeros.
         let kind = if form.adds_one { ParameterKind::Bias } else { ParameterKind::Scale };
-        Ok(Norm { weight: self.placed(path, "weight", [width], kind, placement)?, form })
+        Ok(Norm { weight: self.placed(path, "weight", [width], kind, placement)?, form, split: None })
     }
 }
 
@@ -65,10 +90,26 @@ impl Norm {
 
     /// Returns the normalised rows. Shapes: `[rows, width]` in and out.
     pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        rms_norm(x, self.factors(), self.form.epsilon)
+    }
+
+    /// Returns this rank's elements of the normalised rows, which are split over the ranks of `tensor` if the
+    /// norm was built so. Shapes: `[rows, width of the part]` in and out.
+    pub(crate) fn forward_split(&self, x: Tensor<2>, tensor: &TensorParallel) -> Tensor<2> {
+        let Some(SplitRows { width, copies }) = self.split else { return self.forward(x) };
+        let (precision, x) = (x.dtype(), at_least_single(x));
+        // Ranks with the same elements add a part of their squares each.
+        let own = x.clone().square().sum_dim(1) / (width as f64 * f64::from(copies));
+        // The elements of each rank depend on the mean square, so its gradient is the sum over the ranks.
+        let mean = tensor.enter(tensor.sum(own));
+        let factors = at_least_single(self.factors()).unsqueeze();
+        (x / (mean + self.form.epsilon).sqrt() * factors).cast(precision)
+    }
+
+    fn factors(&self) -> Tensor<1> {
         let weight = self.weight.val();
         // Half precision has no numbers next to 1 for small differences.
-        let factors = if self.form.adds_one { at_least_single(weight) + 1.0 } else { weight };
-        rms_norm(x, factors, self.form.epsilon)
+        if self.form.adds_one { at_least_single(weight) + 1.0 } else { weight }
     }
 }
 
@@ -83,7 +124,7 @@ mod tests {
         let device = Device::flex();
         let form = NormForm { epsilon: 0.0, adds_one: true };
         let weight = Tensor::<1>::from_data(TensorData::from([-0.0015f32; 4]), &device).cast(DType::BF16);
-        let norm = Norm { weight: Param::from_tensor(weight), form };
+        let norm = Norm { weight: Param::from_tensor(weight), form, split: None };
         let x = Tensor::<2>::from_data(TensorData::from([[1.0f32, 1.0, 1.0, 3.0]]), &device);
         let y = norm.forward(x.cast(DType::BF16));
         assert_eq!(y.dtype(), DType::BF16);

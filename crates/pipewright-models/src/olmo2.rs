@@ -1,7 +1,7 @@
 //! The OLMo 2 family: Llama with norms after both parts of a block instead of before them, and with norms of
 //! all queries and of all keys. Keys have the names and the meaning of Hugging Face's `Olmo2ForCausalLM`.
 //!
-//! A norm of all queries is a mean over all heads, so several ranks cannot compute an attention together.
+//! A norm of all queries is a mean over all heads: ranks that compute an attention together add their parts.
 
 use serde::{Deserialize, Serialize};
 

@@ -163,7 +163,7 @@ macro_rules! models {
     )*};
 }
 
-// Tied heads have no parts, and joined projections and norms are not split over tensor ranks.
+// Tied heads have no parts, and joined projections are not split over tensor ranks.
 models! {
     mistral "mistral-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
         check_written check_parameters;
@@ -176,8 +176,8 @@ models! {
     granite "granite-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
         check_written check_parameters;
     phi3 "phi3-tiny": check_schedules check_slices check_head_parts check_text check_written check_parameters;
-    olmo2 "olmo2-tiny": check_schedules check_slices check_head_parts check_text check_written
-        check_parameters;
+    olmo2 "olmo2-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
+        check_written check_parameters;
     gemma2 "gemma2-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
         check_written check_parameters;
     gemma3 "gemma3-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
@@ -200,11 +200,6 @@ fn joined_parameters_are_not_split_over_tensor_ranks() {
     check_not_split(
         "phi3-tiny",
         "`model.layers.0.self_attn.qkv_proj` has several parts in one matrix, which 2 tensor ranks cannot split: set \
-         `mesh.tensor_parallel` to 1",
-    );
-    check_not_split(
-        "olmo2-tiny",
-        "`model.layers.0.self_attn.q_norm` is a norm of all heads, which 2 tensor ranks cannot split: set \
          `mesh.tensor_parallel` to 1",
     );
 }
