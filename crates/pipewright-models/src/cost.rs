@@ -8,6 +8,7 @@ use std::ops::Add;
 use pipewright_schedule::LayerDesc;
 
 use crate::attention::AttentionSizes;
+use crate::norm::NormForm;
 
 /// The cost of reading and writing an element in an element-wise pass, in floating point operations of a
 /// matrix product. A CPU core computes a few hundred operations of a product in the time in which memory
@@ -141,6 +142,26 @@ pub(crate) fn frozen(layer: LayerDesc, tokens: u64, has_backward: bool) -> Layer
 /// Returns the cost of a norm, which keeps its input, its output and a scale.
 pub(crate) fn norm(width: u64) -> Cost {
     Cost { parameters: width, elements: NORM_PASSES * width, kept: 2 * width + 1, ..Cost::default() }
+}
+
+/// Returns the cost of a norm of this form in addition to [`norm`]: a layer normalisation has a bias, and
+/// also keeps the elements less their mean.
+pub(crate) fn centring(width: u64, form: NormForm) -> Cost {
+    let width = if form.centres { width } else { 0 };
+    Cost { parameters: width, elements: BIAS_PASSES * width, kept: width, ..Cost::default() }
+}
+
+/// Returns the cost of a feed-forward layer without a gate. It keeps the up projection and the result of the
+/// activation.
+pub(crate) fn ungated(hidden: u64, inner: u64) -> Cost {
+    let matrices = 2 * hidden * inner;
+    Cost {
+        parameters: matrices,
+        products: 6 * matrices,
+        mixing: 0,
+        elements: GATE_PASSES * inner,
+        kept: 2 * inner,
+    }
 }
 
 /// Returns the cost of a feed-forward layer with a gate. It keeps the gate, the up projection and their

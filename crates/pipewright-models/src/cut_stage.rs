@@ -247,10 +247,10 @@ impl<M: TrainingModule> StageModule for CutStage<M> {
 
     /// Gives every part the path of the whole head.
     fn parameter_path(&self, local: &str) -> String {
-        match (self.in_body(local), local) {
+        match (self.in_body(local), local.strip_prefix("norm.")) {
             (Some((body, local)), _) => body.parameter_path(local),
-            (None, "norm.weight") => format!("{}.weight", self.head.form().norm),
-            (None, _) => format!("{HEAD}.weight"),
+            (None, Some(parameter)) => format!("{}.{parameter}", self.head.form().norm),
+            (None, None) => format!("{HEAD}.weight"),
         }
     }
 

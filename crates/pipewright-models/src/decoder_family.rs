@@ -29,6 +29,8 @@ pub(crate) trait DecoderFamily:
     const KEY_TABLE: &'static KeyTable;
     /// The key that names the activation in files, and its only value.
     const ACTIVATION: (&'static str, &'static str) = ("hidden_act", "silu");
+    /// The key of the number that normalisations add before they take a root.
+    const EPSILON: &'static str = "rms_norm_eps";
     /// Whether a part of a head's elements may be rotated.
     const ROTATES_PARTS: bool = false;
     /// Types of positions that mean `longrope` in files of this family.
@@ -51,12 +53,16 @@ pub(crate) trait DecoderFamily:
     }
 }
 
+/// The name of [`DecoderFamily::EPSILON`] in [`DecoderConfig`].
+const EPSILON: &str = "rms_norm_eps";
+
 impl<F: DecoderFamily> ModelFamily for F {
     const MODEL_TYPE: &'static str = F::NAME;
     const ARCHITECTURE: &'static str = F::CLASS;
     const TABLE: &'static KeyTable = F::KEY_TABLE;
     const ABSENT: &'static [(&'static str, AbsentKey)] = F::ABSENT_KEYS;
     const LONGROPE_NAMES: &'static [&'static str] = F::LONGROPE_NAMES;
+    const RENAMED: &'static [(&'static str, &'static str)] = &[(F::EPSILON, EPSILON)];
     const ADAPTS: bool = true;
     type Stage = DecoderStage;
 
@@ -68,6 +74,10 @@ impl<F: DecoderFamily> ModelFamily for F {
         let mut json = self.file_json();
         let (key, activation) = F::ACTIVATION;
         json[key] = activation.into();
+        json[F::EPSILON] = json[EPSILON].take();
+        if let Some(keys) = json.as_object_mut().filter(|_| F::EPSILON != EPSILON) {
+            keys.remove(EPSILON);
+        }
         json
     }
 

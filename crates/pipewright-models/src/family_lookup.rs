@@ -12,10 +12,11 @@ use crate::hf::{self, HfError};
 use crate::model_config::{FAMILIES, Family, ModelConfig};
 
 /// Keys that say the same as others, which have the usual values of a family and must not contradict them.
-const REPLACED: [(&str, &str); 4] = [
+const REPLACED: [(&str, &str); 5] = [
     ("hybrid_override_pattern", "layers_block_type"),
     ("num_local_experts", "num_experts"),
     ("num_experts", "num_local_experts"),
+    ("rms_norm_eps", "norm_epsilon"),
     ("attention_head_dim", "head_dim"),
 ];
 

@@ -106,7 +106,11 @@ impl CutHead {
     fn layer(&self, part: u32, tokens: u64) -> LayerDesc {
         let (width, ids) = (self.form.width as u64, self.ids(part).len() as u64);
         // The first part also normalises the hidden states; the others get them normalised.
-        let (norm, kept) = if part == 0 { (cost::norm(width), 0) } else { (Cost::default(), width) };
+        let (norm, kept) = if part == 0 {
+            (cost::norm(width) + cost::centring(width, self.form.form), 0)
+        } else {
+            (Cost::default(), width)
+        };
         let logits = Cost {
             parameters: width * ids,
             products: 6 * width * ids,

@@ -83,6 +83,7 @@ pub mod qwen2_moe;
 pub mod qwen3;
 pub mod qwen3_moe;
 pub mod smollm3;
+pub mod starcoder2;
 
 pub mod hf;
 

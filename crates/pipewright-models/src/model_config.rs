@@ -38,6 +38,7 @@ use crate::qwen2_moe::Qwen2MoeConfig;
 use crate::qwen3::Qwen3Config;
 use crate::qwen3_moe::Qwen3MoeConfig;
 use crate::smollm3::SmolLm3Config;
+use crate::starcoder2::Starcoder2Config;
 
 /// The facts about a family that do not depend on a model's sizes.
 pub(crate) struct Family {
@@ -130,6 +131,8 @@ families! {
     Gemma2(Gemma2Config),
     /// Gemma 3 of text: Gemma 2 with head norms, and with positions of their own in layers with windows.
     Gemma3(Gemma3Config),
+    /// StarCoder 2: Llama with layer normalisations, biases, windows, and feed-forward layers without a gate.
+    Starcoder2(Starcoder2Config),
     /// Nemotron-H: Mamba-2, attention, feed-forward layers and experts by a pattern.
     NemotronH(NemotronHConfig),
     /// Attention, Mamba-2, experts and feed-forward layers by a pattern, with documents, windows and further

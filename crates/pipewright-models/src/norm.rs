@@ -1,4 +1,5 @@
-//! The root-mean-square normalisation of a decoder, whose factors may be stored as their difference from one.
+//! The normalisation of a decoder: by the root of the mean square, with factors that may be stored as their
+//! difference from one, or a layer normalisation.
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -14,12 +15,15 @@ pub struct NormForm {
     pub epsilon: f64,
     /// Whether the weights are the factors less one, as in Gemma.
     pub adds_one: bool,
+    /// Whether the mean of a row is subtracted first, and a bias added last: layer normalisation (Ba et al.,
+    /// 2016, <https://arxiv.org/abs/1607.06450>).
+    pub centres: bool,
 }
 
 impl NormForm {
     /// Returns the usual form, whose weights are the factors.
     pub fn usual(epsilon: f64) -> Self {
-        Self { epsilon, adds_one: false }
+        Self { epsilon, adds_one: false, centres: false }
     }
 }
 
@@ -28,6 +32,8 @@ impl NormForm {
 pub(crate) struct Norm {
     /// The factors, or the factors less one, `[width]`.
     weight: Param<Tensor<1>>,
+    /// What a layer normalisation adds, `[width]`.
+    bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
     form: NormForm,
     /// The whole rows, if this rank has a part of each.
@@ -78,7 +84,9 @@ impl<S: ParameterSource> Builder<'_, S> {
     ) -> Result<Norm, S::Error> {
         // Factors begin as ones, so what is added to one begins as zeros.
         let kind = if form.adds_one { ParameterKind::Bias } else { ParameterKind::Scale };
-        Ok(Norm { weight: self.placed(path, "weight", [width], kind, placement)?, form, split: None })
+        let weight = self.placed(path, "weight", [width], kind, placement)?;
+        let bias = form.centres.then(|| self.placed(path, "bias", [width], ParameterKind::Bias, placement));
+        Ok(Norm { weight, bias: bias.transpose()?, form, split: None })
     }
 }
 
@@ -90,7 +98,10 @@ impl Norm {
 
     /// Returns the normalised rows. Shapes: `[rows, width]` in and out.
     pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        rms_norm(x, self.factors(), self.form.epsilon)
+        match &self.bias {
+            Some(bias) => layer_norm(x, self.factors(), bias.val(), self.form.epsilon),
+            None => rms_norm(x, self.factors(), self.form.epsilon),
+        }
     }
 
     /// Returns this rank's elements of the normalised rows, which are split over the ranks of `tensor` if the
@@ -113,6 +124,15 @@ impl Norm {
     }
 }
 
+/// Returns `(x - mean) / sqrt(variance + epsilon) * factors + bias`, with the mean and the variance of a row.
+fn layer_norm(x: Tensor<2>, factors: Tensor<1>, bias: Tensor<1>, epsilon: f64) -> Tensor<2> {
+    let (precision, x) = (x.dtype(), at_least_single(x));
+    let [factors, bias] = [factors, bias].map(|row| at_least_single(row).unsqueeze());
+    let centred = x.clone() - x.mean_dim(1);
+    let root = (centred.clone().square().mean_dim(1) + epsilon).sqrt();
+    (centred / root * factors + bias).cast(precision)
+}
+
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, Device, TensorData};
@@ -122,9 +142,9 @@ mod tests {
     #[test]
     fn small_differences_from_one_count_in_half_precision() {
         let device = Device::flex();
-        let form = NormForm { epsilon: 0.0, adds_one: true };
+        let form = NormForm { epsilon: 0.0, adds_one: true, centres: false };
         let weight = Tensor::<1>::from_data(TensorData::from([-0.0015f32; 4]), &device).cast(DType::BF16);
-        let norm = Norm { weight: Param::from_tensor(weight), form, split: None };
+        let norm = Norm { weight: Param::from_tensor(weight), bias: None, form, split: None };
         let x = Tensor::<2>::from_data(TensorData::from([[1.0f32, 1.0, 1.0, 3.0]]), &device);
         let y = norm.forward(x.cast(DType::BF16));
         assert_eq!(y.dtype(), DType::BF16);

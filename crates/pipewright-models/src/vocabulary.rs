@@ -89,8 +89,11 @@ impl OutputHead {
     /// does not belong to the head. `norm` and `embedding` are the paths of the last norm and of the
     /// embedding.
     pub(crate) fn parameter_path(local: &str, norm: &str, embedding: &str) -> Option<String> {
-        Some(match local.strip_prefix("head.")? {
-            "norm.weight" => format!("{norm}.weight"),
+        let local = local.strip_prefix("head.")?;
+        if let Some(parameter) = local.strip_prefix("norm.") {
+            return Some(format!("{norm}.{parameter}"));
+        }
+        Some(match local {
             "tied_head.weight" => format!("{embedding}.weight"),
             lm_head => lm_head.to_owned(),
         })

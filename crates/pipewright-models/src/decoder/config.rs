@@ -88,7 +88,7 @@ impl DecoderConfig {
 
     /// Returns the form of the normalisations.
     pub(super) fn norm(&self, form: &BlockForm<'_>) -> NormForm {
-        NormForm { epsilon: self.rms_norm_eps, adds_one: form.norms_add_one }
+        NormForm { epsilon: self.rms_norm_eps, adds_one: form.norms_add_one, centres: form.layer_norms }
     }
 
     /// Returns the sizes of the attention.

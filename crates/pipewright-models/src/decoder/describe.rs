@@ -13,7 +13,9 @@ impl DecoderConfig {
         let (hidden, tokens) = (self.hidden_size as u64, sequence as u64);
         let vocabulary = self.vocab_size as u64;
         let sizes = ModelSizes { hidden, vocabulary, is_tied: self.tie_word_embeddings, tokens };
-        let pair = cost::norm(hidden) + cost::norm(hidden);
+        let centring = cost::centring(hidden, self.norm(form));
+        let norm = cost::norm(hidden) + centring;
+        let pair = norm + norm;
         let norms = if form.norms == NormPlaces::Both { pair + pair } else { pair };
         let block = |index| {
             let (kind, feed_forward) = match form.mixture_of(index) {
@@ -29,7 +31,7 @@ impl DecoderConfig {
         layers.extend((0..self.num_hidden_layers).map(block));
         // The tape also keeps the tanh of bounded logits.
         let bounded = Cost { kept: form.logit_cap.map_or(0, |_| vocabulary), ..Cost::default() };
-        layers.push(sizes.head(sizes.head_cost() + bounded));
+        layers.push(sizes.head(sizes.head_cost() + centring + bounded));
         ModelDesc { layers }
     }
 }
@@ -66,11 +68,16 @@ fn attention(config: &DecoderConfig, form: &BlockForm<'_>, seen: u64) -> Cost {
 
 fn dense(config: &DecoderConfig, form: &BlockForm<'_>) -> Cost {
     let (hidden, inner) = (config.hidden_size as u64, config.intermediate_size as u64);
-    let biases = if form.mlp_bias { 2 * inner + hidden } else { 0 };
-    // The composition of GELU keeps the tanh, the sum with 1, and the result, which is multiplied by up.
-    let kept = if form.activation == Activation::GeluTanh { 3 * inner } else { 0 };
-    let further = Cost { parameters: biases, elements: BIAS_PASSES * biases, kept, ..Cost::default() };
-    cost::gated(hidden, inner) + further
+    let (layer, outputs, result) = if form.has_no_gate {
+        (cost::ungated(hidden, inner), inner, 0)
+    } else {
+        // The result of the activation, which is multiplied by up.
+        (cost::gated(hidden, inner), 2 * inner, inner)
+    };
+    let biases = if form.mlp_bias { outputs + hidden } else { 0 };
+    // The composition of GELU keeps the tanh, the sum with 1, and the result.
+    let kept = if form.activation == Activation::GeluTanh { 2 * inner + result } else { 0 };
+    layer + Cost { parameters: biases, elements: BIAS_PASSES * biases, kept, ..Cost::default() }
 }
 
 /// Returns the costs of a mixture. A token meets the router and the experts that it chose; the matrices of

@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use burn::tensor::activation::gelu_approximate;
+use burn::tensor::activation::{gelu_approximate, silu};
 use pipewright::nn::{
     Expert, Linear, Routing, TensorParallel, at_least_single, mix_held, router_losses, swiglu,
 };
@@ -65,13 +65,13 @@ impl FeedForward {
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
         match form.mixture_of(index) {
-            Some(mixture) => {
-                Self::sparse(config, form, mixture, path, builder)
-            }
+            Some(mixture) => Self::sparse(config, form, mixture, path, builder),
             None if form.joins_projections => Self::joined(config, form.activation, path, builder),
             None => {
                 let inner = ("intermediate_size", config.intermediate_size);
-                require_parts(path, "gate_proj.weight", inner, builder.tensor_ranks())?;
+                let first = if form.has_no_gate { "up_proj.weight" } else { "gate_proj.weight" };
+                let (path_in_files, first) = (builder.named(path), builder.named(first));
+                require_parts(&path_in_files, &first, inner, builder.tensor_ranks())?;
                 Self::dense(config, form, path, builder)
             }
         }
@@ -106,7 +106,7 @@ impl FeedForward {
         };
         let outputs = SplitLinear::Outputs { shards };
         Ok(Self {
-            gate_proj: linear("gate_proj", [hidden, inner], outputs)?,
+            gate_proj: if form.has_no_gate { None } else { linear("gate_proj", [hidden, inner], outputs)? },
             up_proj: linear("up_proj", [hidden, inner], outputs)?,
             down_proj: linear("down_proj", [inner, hidden], SplitLinear::Inputs)?,
             ..Self::empty(form.activation)
@@ -131,17 +131,19 @@ impl FeedForward {
         })
     }
 
-    /// Returns the gate and the up projection of a dense layer.
-    fn gate_and_up(&self, x: &SharedInput, context: &StageContext) -> [Tensor<2>; 2] {
-        match (&self.gate_up_proj, &self.gate_proj, &self.up_proj) {
+    /// Returns what the down projection of a dense layer takes.
+    fn inner(&self, x: &SharedInput, context: &StageContext) -> Tensor<2> {
+        let [gate, up] = match (&self.gate_up_proj, &self.gate_proj, &self.up_proj) {
             (Some(joined), ..) => {
                 let both = joined.forward(x, context);
                 let inner = both.dims()[1] / 2;
                 [0, inner].map(|start| both.clone().narrow(1, start, inner))
             }
             (None, Some(gate), Some(up)) => [gate.forward(x, context), up.forward(x, context)],
-            _ => unreachable!("a feed-forward layer without experts has a gate and an up projection"),
-        }
+            (None, None, Some(up)) => return self.activation.of(up.forward(x, context)),
+            (None, _, None) => unreachable!("a feed-forward layer without experts has an up projection"),
+        };
+        self.activation.gated(gate, up)
     }
 
     fn sparse<S: ParameterSource>(
@@ -210,8 +212,7 @@ impl FeedForward {
         }
         let down = self.down_proj.as_ref().expect("a layer without experts has a down projection");
         let x = SharedInput::new(tensor.enter(x));
-        let [gate, up] = self.gate_and_up(&x, context);
-        let inner = self.activation.gated(gate, up);
+        let inner = self.inner(&x, context);
         drop(x);
         down.forward_split_inputs(&SharedInput::new(inner), tensor, context)
     }
@@ -222,10 +223,18 @@ impl Activation {
     fn gated(self, gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
         match self {
             Self::Silu => swiglu(gate, up),
+            Self::GeluTanh => self.of(gate) * up,
+        }
+    }
+
+    /// Returns the function of `x`.
+    fn of(self, x: Tensor<2>) -> Tensor<2> {
+        match self {
+            Self::Silu => silu(x),
             Self::GeluTanh => {
                 // The composition adds 1 to numbers near -1, which half precision rounds too much.
-                let precision = gate.dtype();
-                gelu_approximate(at_least_single(gate)).cast(precision) * up
+                let precision = x.dtype();
+                gelu_approximate(at_least_single(x)).cast(precision)
             }
         }
     }

@@ -19,8 +19,12 @@ pub(crate) struct BlockForm<'a> {
     pub norms: NormPlaces,
     /// Whether the weights of normalisations are their factors less one.
     pub norms_add_one: bool,
+    /// Whether normalisations subtract the mean and have a bias ([`NormForm::centres`](crate::norm::NormForm)).
+    pub layer_norms: bool,
     /// The function between the matrices of a feed-forward layer.
     pub activation: Activation,
+    /// Whether feed-forward layers have no gate.
+    pub has_no_gate: bool,
     /// The bound of the scores, if there is one: `cap tanh(score / cap)` takes the place of a score.
     pub score_cap: Option<f64>,
     /// The bound of the logits, if there is one.
@@ -80,7 +84,7 @@ pub(crate) enum NormPlaces {
     Both,
 }
 
-/// The function of the gate of a feed-forward layer.
+/// The function of the gate of a feed-forward layer, or of its up projection without a gate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Activation {
     /// `x sigmoid(x)`.

@@ -85,7 +85,7 @@ FAMILIES = {
     "mixtral-tiny": (
         "Mixtral",
         28,
-        dict(num_local_experts=4, num_experts_per_tok=2, sliding_window=9, router_aux_loss_coef=0.1) | rope("default"),
+        dict(num_local_experts=4, intermediate_size=8, sliding_window=9, router_aux_loss_coef=0.1) | rope("default"),
     ),
     "gemma3-tiny": (
         "Gemma3Text",
@@ -99,6 +99,7 @@ FAMILIES = {
             )
         ),
     ),
+    "starcoder2-tiny": ("Starcoder2", 32, dict(sliding_window=9, tie_word_embeddings=False) | rope("default")),
     "olmo2-tiny": ("Olmo2", 26, dict(attention_bias=True) | rope("default")),
 }
 

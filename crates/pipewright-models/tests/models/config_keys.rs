@@ -32,8 +32,18 @@ fn changed(family: &str, change: Value) -> Value {
 
 const FAMILIES: [&str; 5] = ["llama", "qwen2", "qwen3", "qwen3_moe", "nemotron_h"];
 /// The families that differ from these in a few parts.
-const FURTHER: [&str; 9] =
-    ["mistral", "mixtral", "smollm3", "granite", "phi3", "olmo2", "gemma2", "gemma3_text", "qwen2_moe"];
+const FURTHER: [&str; 10] = [
+    "mistral",
+    "mixtral",
+    "smollm3",
+    "granite",
+    "phi3",
+    "olmo2",
+    "gemma2",
+    "gemma3_text",
+    "starcoder2",
+    "qwen2_moe",
+];
 
 fn check_accepted(families: &[&str], change: Value) {
     for family in families {
@@ -100,7 +110,10 @@ fn keys_that_change_the_computation_are_refused() {
     check_refused(decoders, json!({"partial_rotary_factor": null, "rope_parameters": table}));
     check_refused(decoders, json!({"layer_types": ["full_attention", "sliding_attention"]}));
     check_refused(&["llama"], json!({"sliding_window": 4096}));
-    check_refused(&["llama", "qwen3_moe", "nemotron_h"], json!({"sliding_window": 4096, "use_sliding_window": true}));
+    check_refused(
+        &["llama", "qwen3_moe", "nemotron_h"],
+        json!({"sliding_window": 4096, "use_sliding_window": true}),
+    );
     check_refused(&["qwen2", "qwen3", "qwen3_moe"], json!({"mlp_bias": true}));
     check_refused(&["nemotron_h"], json!({"mlp_hidden_act": "silu"}));
     check_refused(&["nemotron_h"], json!({"attention_bias": true}));
@@ -310,7 +323,10 @@ fn the_further_families_refuse_what_they_do_not_compute() {
     check_refused(&FURTHER, json!({"attention_dropout": 0.1}));
     check_refused(&FURTHER, json!({"attention_temperature": 2.0}));
     check_refused(&FURTHER, json!({"rope_scaling": {"type": "default", "factor": 2.0}}));
-    check_refused(&["mistral", "mixtral", "phi3", "gemma2", "gemma3_text"], json!({"sliding_window": 0}));
+    check_refused(
+        &["mistral", "mixtral", "phi3", "gemma2", "gemma3_text", "starcoder2"],
+        json!({"sliding_window": 0}),
+    );
     check_refused(&["smollm3", "qwen2_moe"], json!({"sliding_window": 4096, "use_sliding_window": true}));
     check_refused(&["granite", "olmo2"], json!({"sliding_window": 4096}));
     check_refused(&["smollm3"], json!({"no_rope_layers": [1]}));
@@ -337,10 +353,17 @@ fn the_further_families_refuse_what_they_do_not_compute() {
     check_refused(&["gemma3_text"], json!({"rope_parameters": tables}));
     check_refused(&["gemma2"], json!({"attn_logit_softcapping": 0.0}));
     check_refused(&["gemma2"], json!({"sliding_window_size": 8, "sliding_window": 4}));
+    check_refused(&["starcoder2"], json!({"residual_dropout": 0.1}));
+    check_refused(&["starcoder2"], json!({"embedding_dropout": 0.1}));
+    check_refused(&["starcoder2"], json!({"hidden_act": "silu"}));
+    check_refused(&["starcoder2"], json!({"layer_norm_epsilon": 1e-3, "norm_epsilon": 1e-5}));
+    check_refused(&["starcoder2"], json!({"norm_type": "rms_norm"}));
     check_refused(&["qwen2_moe", "mixtral"], json!({"num_experts_per_tok": 0}));
     check_refused(&["mixtral"], json!({"num_experts_per_tok": 5}));
     check_refused(&["mixtral"], json!({"num_experts": 8}));
-    for (key, value) in [("router_jitter_noise", 0.1), ("moe_intermediate_size", 8.0), ("shared_expert_gate", 1.0)] {
+    for (key, value) in
+        [("router_jitter_noise", 0.1), ("moe_intermediate_size", 8.0), ("shared_expert_gate", 1.0)]
+    {
         check_refused(&["mixtral"], json!({key: value}));
     }
 }
@@ -395,7 +418,30 @@ fn a_published_gemma3_is_read_in_both_spellings() {
         newer.as_object_mut().expect("a table").remove(key);
     }
     newer["rope_parameters"] = tables;
-    assert_eq!(ModelConfig::from_json(newer).expect("it is valid"), ModelConfig::from_json(written).expect("it is valid"));
+    assert_eq!(
+        ModelConfig::from_json(newer).expect("it is valid"),
+        ModelConfig::from_json(written).expect("it is valid")
+    );
+}
+
+/// The keys of bigcode/starcoder2-3b without its dropout, with its published number of parameters.
+#[test]
+fn a_published_starcoder2_is_read() {
+    let json = json!({
+        "activation_function": "gelu", "architectures": ["Starcoder2ForCausalLM"], "attention_dropout": 0.0,
+        "bos_token_id": 0, "embedding_dropout": 0.0, "eos_token_id": 0, "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": 3072, "initializer_range": 0.018_042, "intermediate_size": 12288, "layer_norm_epsilon": 1e-5,
+        "max_position_embeddings": 16384, "mlp_type": "default", "model_type": "starcoder2", "norm_epsilon": 1e-5,
+        "norm_type": "layer_norm", "num_attention_heads": 24, "num_hidden_layers": 30, "num_key_value_heads": 2,
+        "residual_dropout": 0.0, "rope_theta": 999_999.442_035_888_1, "sliding_window": 4096,
+        "tie_word_embeddings": true, "torch_dtype": "bfloat16", "transformers_version": "4.37.0.dev0",
+        "use_bias": true, "use_cache": true, "vocab_size": 49152
+    });
+    let model = ModelConfig::from_json(json).expect("it is valid");
+    let parameters: u64 = model.describe(1).layers.iter().map(|layer| layer.parameters).sum();
+    assert_eq!(parameters, 3_030_371_328);
+    let written = model.to_json();
+    assert_eq!((&written["norm_epsilon"], written.get("rms_norm_eps")), (&json!(1e-5), None));
 }
 
 #[test]
@@ -405,7 +451,8 @@ fn models_of_more_than_text_are_refused_with_the_reason() {
         let json = json!({"model_type": family, "text_config": text, key: {"hidden_size": 8}});
         let error = ModelConfig::from_json(json).expect_err(family);
         assert_eq!(error.key().as_deref(), Some(key));
-        let expected = format!("`{family}` is a model of text and other inputs (`{key}`), and only models of text");
+        let expected =
+            format!("`{family}` is a model of text and other inputs (`{key}`), and only models of text");
         assert!(error.to_string().starts_with(&expected), "{error}");
     }
 }

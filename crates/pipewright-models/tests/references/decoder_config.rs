@@ -17,6 +17,7 @@ macro_rules! with_decoder {
             pipewright_models::ModelConfig::Olmo2($config) => $value,
             pipewright_models::ModelConfig::Gemma2($config) => $value,
             pipewright_models::ModelConfig::Gemma3($config) => $value,
+            pipewright_models::ModelConfig::Starcoder2($config) => $value,
             other => panic!("{other:?} is not a decoder"),
         }
     };

@@ -182,6 +182,8 @@ models! {
         check_written check_parameters;
     gemma3 "gemma3-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
         check_written check_parameters;
+    starcoder2 "starcoder2-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
+        check_written check_parameters;
     qwen2_moe "qwen2-moe-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
         check_written check_parameters;
 }

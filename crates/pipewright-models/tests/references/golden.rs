@@ -210,6 +210,8 @@ cases! {
     gemma2_cut_anywhere: "gemma2-tiny", [2, 4];
     gemma3: "gemma3-tiny", [];
     gemma3_cut_anywhere: "gemma3-tiny", [2, 4];
+    starcoder2: "starcoder2-tiny", [];
+    starcoder2_cut_anywhere: "starcoder2-tiny", [1, 4];
     qwen2_moe: "qwen2-moe-tiny", [];
     qwen2_moe_cut_anywhere: "qwen2-moe-tiny", [1, 3];
 }
