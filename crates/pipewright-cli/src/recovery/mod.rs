@@ -10,6 +10,7 @@
 
 mod disk_space;
 mod injected;
+mod record;
 mod restart;
 mod slow_rank;
 mod restarts;

@@ -5,14 +5,13 @@
 //! that decides. It accepts only the record of the restart that started it, because a restart that fails
 //! leaves its record behind.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use pipewright::bounded_file::{SMALL_TEXT, read_regular_text, write_regular};
 use serde::{Deserialize, Serialize};
 
 use crate::fault::Fault;
+use crate::recovery::record;
 
 /// The file of the record.
 const FILE: &str = "restart.json";
@@ -81,13 +80,12 @@ impl Restart {
     /// # Errors
     /// Fails if the file cannot be written.
     pub(crate) fn leave(&self, run: &Path) -> io::Result<()> {
-        write_regular(&path_in(run), serde_json::to_string(self).map_err(io::Error::from)?.as_bytes())
+        record::leave(&path_in(run), self)
     }
 
     /// Returns the record of restart number `restart` in the folder of a run; `None` if there is none.
     pub(crate) fn find(run: &Path, restart: u64) -> Option<Self> {
-        let text = read_regular_text(&path_in(run), SMALL_TEXT).ok()?;
-        serde_json::from_str(&text).ok().filter(|found: &Self| found.restart == restart)
+        record::find(&path_in(run)).filter(|found: &Self| found.restart == restart)
     }
 
     /// Returns whether the folder of a run has a record, which the resumed run removes.
@@ -97,8 +95,7 @@ impl Restart {
 
     /// Removes the record.
     pub(crate) fn remove(run: &Path) {
-        // Best effort: the next restart replaces it.
-        let _ = fs::remove_file(path_in(run));
+        record::remove(&path_in(run));
     }
 }
 

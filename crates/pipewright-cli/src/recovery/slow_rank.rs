@@ -4,13 +4,13 @@
 //! `launch` then removes it, if no host can take the place of the slow one, or ends the processes and starts
 //! them on other hosts.
 
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use pipewright::bounded_file::{SMALL_TEXT, read_regular_text, write_regular};
 use pipewright_schedule::slow_ranks::{STEPS, SpeedChange};
 use serde::{Deserialize, Serialize};
+
+use crate::recovery::record;
 
 /// The file of the record for `launch`.
 const FILE: &str = "slow-rank.json";
@@ -68,24 +68,18 @@ impl SlowRank {
     /// # Errors
     /// Fails if the file cannot be written.
     pub(crate) fn leave(&self, run: &Path) -> io::Result<()> {
-        write_regular(&path_in(run), serde_json::to_string(self).map_err(io::Error::from)?.as_bytes())
+        record::leave(&run.join(FILE), self)
     }
 
     /// Returns the record in the folder of a run; `None` if there is none, or if it is not complete yet.
     pub(crate) fn find(run: &Path) -> Option<Self> {
-        let text = read_regular_text(&path_in(run), SMALL_TEXT).ok()?;
-        serde_json::from_str(&text).ok()
+        record::find(&run.join(FILE))
     }
 
     /// Removes the record.
     pub(crate) fn remove(run: &Path) {
-        // Best effort: the file may not exist.
-        let _ = fs::remove_file(path_in(run));
+        record::remove(&run.join(FILE));
     }
-}
-
-fn path_in(run: &Path) -> PathBuf {
-    run.join(FILE)
 }
 
 #[cfg(test)]

@@ -131,11 +131,7 @@ fn a_launched_run_continues_on_the_host_that_answers() {
     let Some(hosts) = Hosts::new('b') else { return };
     let folder = folder();
     let set = ["pipeline.ranks=4", "run.steps=60", "run.checkpoint_every=2", "run.deadline_seconds=3"];
-    let mut alone = Command::new(pipewright());
-    with_overrides(alone.current_dir(folder.path()), &set);
-    assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
-    let expected = figures(folder.path());
-    fs::remove_dir_all(folder.path().join("out")).expect("the results");
+    let expected = undisturbed(folder.path(), &set);
     let mut command = launch_on(folder.path(), &hosts, &set);
     // The processes of the host that is cut off stay, and would keep a pipe open.
     let file = folder.path().join("said");
@@ -157,11 +153,7 @@ fn the_host_of_a_slow_rank_is_replaced() {
     let Some(hosts) = Hosts::new('c') else { return };
     let folder = folder();
     let set = ["pipeline.ranks=2", "pipeline.microbatches=2", "run.steps=24", "run.replace_slow=true"];
-    let mut alone = Command::new(pipewright());
-    with_overrides(alone.current_dir(folder.path()), &set);
-    assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
-    let expected = figures(folder.path());
-    fs::remove_dir_all(folder.path().join("out")).expect("the results");
+    let expected = undisturbed(folder.path(), &set);
     let mut command = launch_on(folder.path(), &hosts, &set);
     let output = command.env("PIPEWRIGHT_FAULT", "slow:1:7:100").output().expect("sh is everywhere");
     let said = words(&output);
@@ -171,6 +163,16 @@ fn the_host_of_a_slow_rank_is_replaced() {
     assert!(!said.contains("stopped by a signal"), "{said}");
     assert_eq!(figures(folder.path()), expected, "{said}");
     assert!(!folder.path().join("out/slow-rank.json").exists());
+}
+
+/// Returns the figures of a run on threads, and removes its results.
+fn undisturbed(folder: &Path, set: &[&str]) -> Vec<[String; 5]> {
+    let mut alone = Command::new(pipewright());
+    with_overrides(alone.current_dir(folder), set);
+    assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
+    let expected = figures(folder);
+    fs::remove_dir_all(folder.join("out")).expect("the results");
+    expected
 }
 
 /// Returns `launch` on the first host, with both hosts in its hostfile.
