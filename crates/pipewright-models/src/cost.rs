@@ -69,6 +69,7 @@ impl Cost {
             keys_values_bytes: 0,
             products: tokens * self.products,
             mixing: tokens * self.mixing,
+            trained: None,
         }
     }
 }

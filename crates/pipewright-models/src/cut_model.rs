@@ -115,16 +115,21 @@ impl CutModel {
     /// # Errors
     /// As [`ModelConfig::parameters`].
     pub fn trained_layers(&self) -> Result<Vec<bool>, ConfigError> {
-        self.trained_among(&self.describe_whole(1).layers)
-    }
-
-    fn trained_among(&self, layers: &[LayerDesc]) -> Result<Vec<bool>, ConfigError> {
+        let layers = self.describe_whole(1).layers;
         if self.adapter.is_none() {
             return Ok(vec![true; layers.len()]);
         }
+        Ok(self.adapted(&layers)?.into_iter().map(|numbers| numbers > 0).collect())
+    }
+
+    /// Returns for each layer the number of trained scalar parameters.
+    fn adapted(&self, layers: &[LayerDesc]) -> Result<Vec<u64>, ConfigError> {
         let trained = self.trained_parameters()?;
-        let has_trained = |layer: &LayerDesc| trained.iter().any(|spec| spec.is_in(&layer.path));
-        Ok(layers.iter().map(has_trained).collect())
+        let numbers = |layer: &LayerDesc| {
+            let own = trained.iter().filter(|spec| spec.is_in(&layer.path));
+            own.map(|spec| spec.shape.iter().product::<usize>() as u64).sum()
+        };
+        Ok(layers.iter().map(numbers).collect())
     }
 
     /// Returns the stages of a partition that have parameters that are trained.
@@ -161,16 +166,19 @@ impl CutModel {
         if self.head.is_some() { Ok(Some(NO_SLICES.to_owned())) } else { self.model.refuses_slices() }
     }
 
-    /// Returns the layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe). With adapters,
-    /// weights and products are those of training them: no gradients of frozen matrices, and no backward below
-    /// the first adapter. The products of the adapters do not count.
+    /// Returns the layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe). With
+    /// adapters, weights and products are those of training them: no gradients of frozen matrices, and no
+    /// backward below the first adapter. The products of the adapters do not count; [`LayerDesc::trained`]
+    /// has their parameters.
     pub fn describe(&self, sequence: usize) -> ModelDesc {
         let mut whole = self.describe_whole(sequence);
         // The settings of adapters were checked with the model, so their layers are known.
-        if let (Some(_), Ok(trained)) = (&self.adapter, self.trained_among(&whole.layers)) {
-            let first = trained.iter().position(|&is_trained| is_trained).unwrap_or(0);
-            let layers = whole.layers.into_iter().enumerate();
-            let layers = layers.map(|(index, layer)| frozen(layer, sequence as u64, index >= first));
+        if let (Some(_), Ok(trained)) = (&self.adapter, self.adapted(&whole.layers)) {
+            let first = trained.iter().position(|&numbers| numbers > 0).unwrap_or(0);
+            let layers =
+                whole.layers.into_iter().zip(trained).enumerate().map(|(index, (layer, numbers))| {
+                    LayerDesc { trained: Some(numbers), ..frozen(layer, sequence as u64, index >= first) }
+                });
             whole.layers = layers.collect();
         }
         whole

@@ -148,6 +148,7 @@ mod tests {
             keys_values_bytes: 0,
             products: 0,
             mixing: 0,
+            trained: None,
         };
         let cut = CutHead::new(form(10), 3).expect("every part has a token");
         let model = cut.describe(ModelDesc { layers: vec![head] }, 5);

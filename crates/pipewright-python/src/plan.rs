@@ -257,7 +257,9 @@ impl PyPlan {
     /// Returns the program that each replica runs.
     fn program(&self, py: Python<'_>) -> PyResult<PyProgram> {
         let (name, plan) = (self.name(), self.plan());
-        let lowering = TrainingLowering { replicas: plan.data_parallel, ..TrainingLowering::default() };
+        let trained = self.choice().trained_stages(&self.search.profile);
+        let lowering =
+            TrainingLowering { replicas: plan.data_parallel, trained, ..TrainingLowering::default() };
         let source = ProgramSource::Schedule(plan.schedule.clone());
         let program = interruptible(py, move |_| source.program(&LowerConfig::from(lowering)))?;
         let program = program.map_err(|error| error.raised(py))?;

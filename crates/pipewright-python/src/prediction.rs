@@ -173,7 +173,6 @@ fn at_profile(
     choices: ProfileChoices,
 ) -> Result<Predicted, PredictionError> {
     let schedule = source.computation().map_err(SourceError::from)?;
-    let program = source.program(&LowerConfig::from(TrainingLowering::default()))?;
     let ProfileChoices { profile, boundaries, recompute } = choices;
     let stages = schedule.placement().stages();
     if let Some(stage) = recompute.largest_stage().filter(|stage| stage.get() >= stages) {
@@ -188,6 +187,9 @@ fn at_profile(
         Some(boundaries) => boundaries,
         None => best_cut(&profile, &schedule, &choice).unwrap_or_default(),
     };
+    let trained = choice.trained_stages(&profile);
+    let lowering = TrainingLowering { trained, ..TrainingLowering::default() };
+    let program = source.program(&LowerConfig::from(lowering))?;
     of_prediction(name, predict_program(&profile, &schedule, program, &choice)?)
 }
 

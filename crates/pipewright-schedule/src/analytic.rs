@@ -7,6 +7,9 @@
 //! rate of the memory, whichever is longer. The optimizer reads a parameter, its gradient and two moments,
 //! and writes all but the gradient.
 //!
+//! A frozen layer has no `W`, and the layers before the first trained one have no `I` either. The matrices of
+//! adapters take part in `F`, `I` and `W` like other matrices, and only they have `W` and the optimizer.
+//!
 //! An estimate assumes that the device reaches its peaks, so its times are too short. Plans depend on the
 //! ratios of times, which are more accurate. If some times were measured, [`fill`] therefore multiplies the
 //! estimates of the others by the ratio of what was measured to its estimate.
@@ -25,6 +28,7 @@
 //!     keys_values_bytes: 0,
 //!     products: 0,
 //!     mixing: 0,
+//!     trained: None,
 //! };
 //! let model = ModelDesc { layers: vec![layer] };
 //! let rates = PeakRates { flops_per_s: 1e12, bytes_per_s: 1e12 };
@@ -69,7 +73,7 @@ pub enum Figure {
     Optimizer,
     /// [`LayerProfile::output_bytes`].
     Output,
-    /// [`LayerProfile::parameter_bytes`].
+    /// [`LayerProfile::parameter_bytes`], and with it [`LayerProfile::trained_bytes`].
     Parameters,
     /// [`LayerProfile::activation_bytes`].
     Activation,
@@ -118,7 +122,9 @@ impl Figure {
             Self::WeightBackward => to.weight_backward_s = from.weight_backward_s * scale,
             Self::Optimizer => to.optimizer_s = from.optimizer_s,
             Self::Output => to.output_bytes = from.output_bytes,
-            Self::Parameters => to.parameter_bytes = from.parameter_bytes,
+            Self::Parameters => {
+                (to.parameter_bytes, to.trained_bytes) = (from.parameter_bytes, from.trained_bytes);
+            }
             Self::Activation => to.activation_bytes = from.activation_bytes,
         }
     }
@@ -131,7 +137,7 @@ pub type Missing = (usize, Figure);
 pub fn estimate(workload: &Workload<'_>, rates: PeakRates, link: LinkProfile) -> Profile {
     let layers = workload.model.runs().into_iter().map(|run| LayerProfile {
         count: u32::try_from(run.len()).unwrap_or(u32::MAX),
-        ..estimated_layer(&workload.model.layers[run.start], workload, rates)
+        ..estimated_layer(run.start, workload, rates)
     });
     let mut profile = Profile {
         rows: workload.rows,
@@ -158,9 +164,12 @@ pub fn fill(profile: &mut Profile, missing: &[Missing], workload: &Workload<'_>,
         .layers
         .iter()
         .map(|layer| {
-            let described = workload.model.layers.get(first).or(workload.model.layers.last());
+            let index = first.min(workload.model.layers.len().saturating_sub(1));
             first += layer.count as usize;
-            described.map(|layer| estimated_layer(layer, workload, rates)).unwrap_or_default()
+            if workload.model.layers.is_empty() {
+                return LayerProfile::default();
+            }
+            estimated_layer(index, workload, rates)
         })
         .collect();
     let scale = measured_over_estimated(profile, &estimates, missing);
@@ -196,10 +205,17 @@ fn measured_over_estimated(profile: &Profile, estimates: &[LayerProfile], missin
     if measured > 0.0 && estimated > 0.0 { measured / estimated } else { 1.0 }
 }
 
-fn estimated_layer(layer: &LayerDesc, workload: &Workload<'_>, rates: PeakRates) -> LayerProfile {
+/// Returns the estimate of the layer with this index.
+fn estimated_layer(index: usize, workload: &Workload<'_>, rates: PeakRates) -> LayerProfile {
+    let layers = &workload.model.layers;
+    let layer = &layers[index];
+    let has_backward = layers[..=index].iter().any(LayerDesc::is_trained);
     let rows = f64::from(workload.rows);
     let tokens = f64::from(workload.tokens) * rows;
-    let (parameters, weight) = (layer.parameters as f64, layer.weight as f64);
+    let parameters = layer.parameters as f64;
+    let weight = whole_weight(layer, workload.tokens, has_backward);
+    // Adapters are matrices of their own. Without them, all matrices are trained.
+    let adapters = layer.trained.map_or(0.0, |trained| trained as f64);
     let matrices = if weight >= 6.0 * parameters { 6.0 * parameters } else { weight };
     let others = weight - matrices;
     // A table or an expert that only some tokens use is read in part.
@@ -209,16 +225,44 @@ fn estimated_layer(layer: &LayerDesc, workload: &Workload<'_>, rates: PeakRates)
         (operations * tokens / rates.flops_per_s).max(bytes / rates.bytes_per_s)
     };
     let bytes = |of_row: u64| of_row.saturating_mul(u64::from(workload.rows));
+    let (trained, trained_matrices, trained_read) = match layer.trained {
+        None => (parameters, matrices, read),
+        Some(_) => (adapters, 6.0 * adapters, NUMBER * adapters),
+    };
+    let if_so = |is_so: bool, seconds: f64| if is_so { seconds } else { 0.0 };
+    let read = read + NUMBER * adapters;
+    let of_adapters = 6.0 * adapters;
     LayerProfile {
         kind: layer.kind.clone(),
-        forward_s: seconds((matrices + others) / 3.0, read + kept + output),
-        input_backward_s: seconds((matrices + 2.0 * others) / 3.0, read + kept + 2.0 * output),
-        weight_backward_s: seconds(matrices / 3.0, 2.0 * read + output),
-        optimizer_s: OPTIMIZER_TRAFFIC * parameters / rates.bytes_per_s,
+        forward_s: seconds((matrices + of_adapters + others) / 3.0, read + kept + output),
+        input_backward_s: if_so(
+            has_backward,
+            seconds((matrices + of_adapters + 2.0 * others) / 3.0, read + kept + 2.0 * output),
+        ),
+        weight_backward_s: if_so(
+            layer.is_trained(),
+            seconds(trained_matrices / 3.0, 2.0 * trained_read + output),
+        ),
+        optimizer_s: OPTIMIZER_TRAFFIC * trained / rates.bytes_per_s,
         output_bytes: bytes(layer.output_bytes),
-        parameter_bytes: layer.parameters.saturating_mul(NUMBER as u64),
+        parameter_bytes: layer.all_parameters().saturating_mul(NUMBER as u64),
+        trained_bytes: layer.trained.map(|trained| trained.saturating_mul(NUMBER as u64)),
         activation_bytes: bytes(layer.activation_bytes),
         ..LayerProfile::default()
+    }
+}
+
+/// Returns the weight that a layer has if all its matrices are trained. The weight of a layer whose matrices
+/// are frozen lacks a gradient of each product with a matrix, a third of these products; before the first
+/// trained layer, it is a third of the whole.
+fn whole_weight(layer: &LayerDesc, tokens: u32, has_backward: bool) -> f64 {
+    let weight = layer.weight as f64;
+    match layer.trained {
+        None => weight,
+        Some(_) if has_backward => {
+            weight + (layer.products.saturating_sub(layer.mixing) / 2) as f64 / f64::from(tokens.max(1))
+        }
+        Some(_) => 3.0 * weight,
     }
 }
 
@@ -237,6 +281,7 @@ mod tests {
             keys_values_bytes: 0,
             products: 0,
             mixing: 0,
+            trained: None,
         }
     }
 
@@ -257,6 +302,36 @@ mod tests {
             (8_000, 2_000, 4_000)
         );
         assert_eq!(profile.rows, 2);
+    }
+
+    #[test]
+    fn frozen_layers_lack_what_nothing_needs() {
+        let whole = layer("a", 1_000, 9_000);
+        // As models describe it: of products of 6,000 with matrices, 2,000 are gradients that nothing needs.
+        let of = |weight, products, trained| LayerDesc { weight, products, trained, ..whole.clone() };
+        let layers = vec![
+            of(3_000, 2_000_000, Some(0)),
+            of(7_000, 4_000_000, Some(100)),
+            of(7_000, 4_000_000, Some(0)),
+        ];
+        let estimate = |layers| {
+            let model = ModelDesc { layers };
+            estimate(&Workload { model: &model, tokens: 1_000, rows: 1 }, RATES, LinkProfile::new(0.0, 1e9))
+        };
+        let all = &estimate(vec![whole.clone()]).layers[0];
+        let [below, adapted, above] = &estimate(layers).layers[..] else { panic!("three layers") };
+        let times = |layer: &LayerProfile| {
+            [layer.forward_s, layer.input_backward_s, layer.weight_backward_s]
+                .map(|time| (time * 1e6).round())
+        };
+        let [forward, input, _] = times(all);
+        assert_eq!(times(below), [forward, 0.0, 0.0]);
+        // 100 parameters with 2 operations for each of 1,000 tokens.
+        assert_eq!(times(adapted), [forward + 200.0, input + 200.0, 200.0]);
+        assert_eq!(times(above), [forward, input, 0.0]);
+        let bytes = |layer: &LayerProfile| (layer.parameter_bytes, layer.trained_bytes);
+        assert_eq!([all, below, adapted].map(bytes), [(4_000, None), (4_000, Some(0)), (4_400, Some(400))]);
+        assert_eq!((below.optimizer_s, adapted.optimizer_s), (0.0, all.optimizer_s / 10.0));
     }
 
     #[test]

@@ -38,14 +38,18 @@ pub struct LayerDesc {
     /// microbatch of one row: a part of `activation_bytes`. 0 for other layers.
     #[serde(default)]
     pub keys_values_bytes: u64,
-    /// The floating-point operations of the layer's matrix products, forward and backward, for a microbatch of
-    /// one row; 0 if they are not known.
+    /// The floating-point operations of the layer's matrix products, forward and backward, for a microbatch
+    /// of one row; 0 if they are not known.
     #[serde(default)]
     pub products: u64,
     /// The part of `products` in which activations are multiplied with each other, and not with weights: the
     /// scores and values of an attention, or a scan.
     #[serde(default)]
     pub mixing: u64,
+    /// The number of scalar parameters that training changes, if these are not `parameters`: the parameters
+    /// of adapters, which are not part of `parameters`, or 0 for a frozen layer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trained: Option<u64>,
 }
 
 impl ModelDesc {
@@ -68,6 +72,21 @@ impl ModelDesc {
 }
 
 impl LayerDesc {
+    /// Returns whether training changes parameters of the layer.
+    pub fn is_trained(&self) -> bool {
+        self.trained != Some(0)
+    }
+
+    /// Returns the number of scalar parameters that training changes.
+    pub fn trained_parameters(&self) -> u64 {
+        self.trained.unwrap_or(self.parameters)
+    }
+
+    /// Returns the number of all scalar parameters, including the parameters of adapters.
+    pub fn all_parameters(&self) -> u64 {
+        self.parameters.saturating_add(self.trained.unwrap_or(0))
+    }
+
     /// Returns whether two layers differ in nothing but their path.
     pub fn is_like(&self, other: &Self) -> bool {
         Self { path: self.path.clone(), ..other.clone() } == *self
@@ -97,6 +116,7 @@ mod tests {
             keys_values_bytes: 0,
             products: 0,
             mixing: 0,
+            trained: None,
         };
         let layers = vec![layer("a", "0"), layer("b", "1"), layer("b", "2"), layer("a", "3")];
         assert_eq!(ModelDesc { layers }.runs(), [0..1, 1..3, 3..4]);

@@ -144,17 +144,27 @@ pub struct LayerProfile {
     pub optimizer_s: f64,
     /// The size of the output, which crosses a boundary after this layer.
     pub output_bytes: u64,
-    /// The size of the parameters, without gradients and optimizer state.
+    /// The size of the parameters and of adapters, without gradients and optimizer state.
     pub parameter_bytes: u64,
+    /// The part of `parameter_bytes` that training changes: the adapters, or 0 for a frozen layer; `None` for
+    /// all. A frozen layer has no `W`. The layers before the first trained one have no `I` either, and keep
+    /// nothing for a backward.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trained_bytes: Option<u64>,
     /// The size of the tensors that the forward keeps until `I`.
     pub activation_bytes: u64,
     /// The size of the tensors that `I` keeps until `W`; `None` for half of `activation_bytes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_activation_bytes: Option<u64>,
-    /// The size of the optimizer's state; `None` for the share of the parameters that a plan's request has.
-    /// It depends on the run and is not in files.
+    /// The size of the optimizer's state; `None` for the share of the trained parameters that a plan's
+    /// request has. It depends on the run and is not in files.
     #[serde(skip)]
     pub optimizer_bytes: Option<u64>,
+    /// The memory for the parameters and for the copy with which they compute, if that is not
+    /// `parameter_bytes` and the share that a plan's request has: the base of adapters is held in the
+    /// precision in which it computes. It depends on the run and is not in files.
+    #[serde(skip)]
+    pub held_bytes: Option<u64>,
     /// The most bytes that the layer's operations hold only while they run. An action needs them once, for
     /// the layer of its stage with the most.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -241,11 +251,13 @@ impl Default for LayerProfile {
             optimizer_s: 0.0,
             output_bytes: 0,
             parameter_bytes: 0,
+            trained_bytes: None,
             activation_bytes: 0,
             weight_activation_bytes: None,
             temporary_bytes: 0,
             tensor_sums: None,
             optimizer_bytes: None,
+            held_bytes: None,
         }
     }
 }
@@ -268,6 +280,16 @@ impl LayerProfile {
     /// Returns the size of the tensors that `I` keeps until `W`.
     pub fn stash_bytes(&self) -> u64 {
         self.weight_activation_bytes.unwrap_or(self.activation_bytes / 2)
+    }
+
+    /// Returns whether training changes parameters of the layer.
+    pub fn is_trained(&self) -> bool {
+        self.trained_bytes != Some(0)
+    }
+
+    /// Returns the size of the parameters that training changes, and of their gradients.
+    pub fn gradient_bytes(&self) -> u64 {
+        self.trained_bytes.unwrap_or(self.parameter_bytes)
     }
 
     /// Returns the time of `B`.
@@ -308,6 +330,7 @@ impl Profile {
             found.push(problem(ProfilePart::Top, "layers", "empty", expected));
         }
         self.check_count(&mut found);
+        self.check_trained(&mut found);
         let counts =
             [("rows", Some(self.rows), MAX_PROFILE_ROWS), ("tokens", self.tokens, MAX_PROFILE_TOKENS)];
         for (key, count, most) in counts {
@@ -348,6 +371,22 @@ impl Profile {
             check_layer(&mut found, ProfilePart::Layer(index), layer);
         }
         found
+    }
+
+    /// Reports a model without trained layers, and layers whose trained parameters are more than all.
+    fn check_trained(&self, found: &mut Vec<ProfileProblem>) {
+        if !self.layers.is_empty() && !self.layers.iter().any(LayerProfile::is_trained) {
+            let expected = "at least one layer with trained parameters";
+            found.push(problem(ProfilePart::Layer(0), "trained_bytes", 0, expected));
+        }
+        for (index, layer) in self.layers.iter().enumerate() {
+            let all = layer.parameter_bytes;
+            // A size of 0 may be one that is estimated later.
+            if let Some(trained) = layer.trained_bytes.filter(|&trained| all > 0 && trained > all) {
+                let expected = format!("a number of bytes from 0 to {all} (`parameter_bytes`)");
+                found.push(problem(ProfilePart::Layer(index), "trained_bytes", trained, expected));
+            }
+        }
     }
 
     /// Reports the layer with which there are too many.

@@ -23,12 +23,19 @@ impl StateBytes {
         self.parameters.saturating_add(self.copy).saturating_add(self.optimizer)
     }
 
-    fn plus(self, other: Self) -> Self {
+    /// Returns the sum for two groups of parameters.
+    pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             parameters: self.parameters.saturating_add(other.parameters),
             copy: self.copy.saturating_add(other.copy),
             optimizer: self.optimizer.saturating_add(other.optimizer),
         }
+    }
+
+    /// Returns each number changed by `change`.
+    pub(crate) fn map(self, change: impl Fn(u64) -> u64) -> Self {
+        let [parameters, copy, optimizer] = [self.parameters, self.copy, self.optimizer].map(change);
+        Self { parameters, copy, optimizer }
     }
 }
 

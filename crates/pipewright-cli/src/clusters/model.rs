@@ -10,7 +10,6 @@ use crate::clusters::toml_file::unreadable;
 use crate::config::model::ModelSettings;
 use crate::failure::Failure;
 use crate::training::arguments::load_settings;
-use crate::training::prepare::without_adapter_costs;
 
 /// A model, and what its file says about the run.
 #[derive(Debug)]
@@ -67,7 +66,10 @@ fn of_model(path: &Path, advice: &str) -> Result<Described, Failure> {
 fn of_configuration(path: Option<&Path>, set: &[String]) -> Result<PlannedModel, Failure> {
     let settings = load_settings(path, set)?.settings;
     if settings.adapter.is_some() {
-        return Err(without_adapter_costs());
+        return Err(Failure::input(
+            "a plan for a cluster knows the costs of training all parameters, and the section [adapter] trains adapters \
+             alone: set adapter.kind=none, or plan a profile (`pipewright plan CONFIG.toml --profile PROFILE.toml`)",
+        ));
     }
     let described = match &settings.model {
         ModelSettings::From { from } => of_model(from, "correct model.from")?,

@@ -124,6 +124,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
     let run = if has_config { Some(PlannedRun::load(arguments)?) } else { None };
     let settings = run.as_ref().map(|run| &run.settings);
     let profile = profile(arguments, run.as_ref())?;
+    refuse_frozen_layers_of_others(arguments, &profile)?;
     if let Some(file) = &arguments.check {
         return check(arguments, file, &profile, run.as_ref());
     }
@@ -216,6 +217,21 @@ fn refuse_options_without_effect(arguments: &PlanArguments) -> Result<(), Failur
             Err(Failure::input(format!("{flag} has no effect on a plan for a cluster; {advice}")))
         }
         None => Ok(()),
+    }
+}
+
+/// Refuses plans of other systems for a profile with frozen layers: these systems run the backwards that are
+/// left out here.
+fn refuse_frozen_layers_of_others(arguments: &PlanArguments, profile: &Profile) -> Result<(), Failure> {
+    let flags = [("--emit", arguments.emit.is_some()), ("--check", arguments.check.is_some())];
+    match flags.into_iter().find(|(_, is_given)| *is_given) {
+        Some((flag, _)) if profile.layers.iter().any(|layer| !layer.is_trained()) => {
+            Err(Failure::input(format!(
+                "{flag}: the profile has frozen layers (`trained_bytes = 0`), and a plan leaves out their weight gradients, \
+                 which other systems compute: leave {flag} out, or give a profile without frozen layers"
+            )))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use clap::Args;
-use pipewright::profile::Measured;
+use pipewright::profile::{Measured, Spread};
 use pipewright_schedule::ModelDesc;
 use pipewright_schedule::words::counted;
 
@@ -102,12 +102,14 @@ fn summary(measurement: &Measurement) -> String {
     for kind in &measured.kinds {
         let spreads = [kind.forward, kind.input_backward, kind.weight_backward];
         let ms = |seconds: f64| format!("{:.3}", seconds * 1e3);
-        let [forward, input, weight] = spreads.map(|spread| ms(spread.median));
+        // Frozen layers lack some computations.
+        let if_run = |spread: Spread, text: String| if spread.count > 0 { text } else { "-".to_owned() };
+        let [forward, input, weight] = spreads.map(|spread| if_run(spread, ms(spread.median)));
         let again = kind.recompute.map_or_else(String::new, |spread| ms(spread.median));
         let [kept, temporary] =
             [kind.activation_bytes, kind.temporary_bytes].map(|size| size.map_or("?".to_owned(), bytes));
         line([&layers.layers[kind.layer].kind, &forward, &input, &weight, &again, &kept, &temporary]);
-        let spreads = spreads.map(|spread| of_spread(&spread));
+        let spreads = spreads.map(|spread| if_run(spread, of_spread(&spread)));
         let [forward, input, weight] = spreads.each_ref().map(String::as_str);
         line(["", forward, input, weight, "", "", ""]);
     }
@@ -135,7 +137,7 @@ fn summary(measurement: &Measurement) -> String {
 
 #[cfg(test)]
 mod tests {
-    use pipewright::profile::{KindFigures, Spread};
+    use pipewright::profile::KindFigures;
     use pipewright_schedule::LayerDesc;
 
     use super::*;
@@ -153,6 +155,7 @@ mod tests {
             keys_values_bytes: 0,
             products: 0,
             mixing: 0,
+            trained: None,
         };
         let layers = ModelDesc { layers: vec![described] };
         let note = |input_backward, recompute| {

@@ -231,11 +231,13 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
             optimizer_s: keys.optional_number("optimizer_s").unwrap_or(0.0),
             output_bytes: keys.whole("output_bytes"),
             parameter_bytes: keys.whole("parameter_bytes"),
+            trained_bytes: keys.optional("trained_bytes"),
             activation_bytes: keys.whole("activation_bytes"),
             weight_activation_bytes: keys.optional("weight_activation_bytes"),
             temporary_bytes: keys.optional("temporary_bytes").unwrap_or(0),
             tensor_sums: keys.optional("tensor_sums"),
             optimizer_bytes: None,
+            held_bytes: None,
         };
         if self.may_lack {
             let missing = keys.take_missing();
@@ -300,6 +302,7 @@ fn check_run(found: &Found, run: &ProfiledRun<'_>, problems: &mut Vec<Problem>) 
         problems.push(Problem { place: found.place(part, "kind"), kind: kind.into() });
         return;
     }
+    let bytes = |parameters: u64| parameters.saturating_mul(4);
     let mut first = 0;
     for (index, section) in profile.layers.iter().enumerate() {
         for (number, layer) in layers.iter().enumerate().skip(first).take(section.count as usize) {
@@ -307,14 +310,30 @@ fn check_run(found: &Found, run: &ProfiledRun<'_>, problems: &mut Vec<Problem>) 
             let output = if number + 1 < layers.len() { section.output_bytes } else { 0 };
             let expected_output = if number + 1 < layers.len() { layer.output_bytes } else { 0 };
             let sizes = [
-                (Figure::Parameters, section.parameter_bytes, layer.parameters.saturating_mul(4)),
-                (Figure::Output, output, expected_output.saturating_mul(u64::from(profile.rows))),
+                (
+                    Figure::Parameters,
+                    "parameter_bytes",
+                    section.parameter_bytes,
+                    bytes(layer.all_parameters()),
+                ),
+                (
+                    Figure::Parameters,
+                    "trained_bytes",
+                    section.gradient_bytes(),
+                    bytes(layer.trained_parameters()),
+                ),
+                (
+                    Figure::Output,
+                    "output_bytes",
+                    output,
+                    expected_output.saturating_mul(u64::from(profile.rows)),
+                ),
             ];
-            let differs = |&(figure, size, expected): &(Figure, u64, u64)| {
+            let differs = |&(figure, _, size, expected): &(Figure, &str, u64, u64)| {
                 !found.missing.contains(&(index, figure)) && size.abs_diff(expected) > expected / 100
             };
-            if let Some((figure, size, expected)) = sizes.into_iter().find(differs) {
-                let (key, kind) = (figure.key(), layer.kind.clone());
+            if let Some((_, key, size, expected)) = sizes.into_iter().find(differs) {
+                let kind = layer.kind.clone();
                 let kind = ProfileMismatch::OtherLayer { key, layer: number, kind, found: size, expected };
                 problems
                     .push(Problem { place: found.place(ProfilePart::Layer(index), key), kind: kind.into() });

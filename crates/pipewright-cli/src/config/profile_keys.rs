@@ -33,6 +33,7 @@ pub(super) const SECTIONS: [(&str, &[&str]); 5] = [
             "optimizer_s",
             "output_bytes",
             "parameter_bytes",
+            "trained_bytes",
             "activation_bytes",
             "weight_activation_bytes",
             "temporary_bytes",

@@ -8,7 +8,7 @@ use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::profile::{MeasureConfig, Measured, measure};
 use pipewright::train::data::TokenRows;
 use pipewright::train::{LearningRate, Trainer};
-use pipewright_models::{CutModel, InitialParameters};
+use pipewright_models::{CutModel, InitialParameters, Place};
 use pipewright_schedule::ModelDesc;
 use pipewright_schedule::analytic::Workload;
 use pipewright_schedule::profile::{DeviceProfile, Profile};
@@ -23,7 +23,7 @@ use crate::training::launch::{failure, pipeline_config};
 use crate::training::memory::memory_of_rank;
 use crate::training::model::described;
 use crate::training::optimizer::state_rule;
-use crate::training::prepare::{require_all_trained, require_whole_layers};
+use crate::training::prepare::require_whole_layers;
 use crate::training::process_group::ProcessGroup;
 
 /// The microbatches of a measured step, for each rank.
@@ -45,7 +45,6 @@ pub(crate) fn measure_run(
     time: Duration,
 ) -> Result<Measurement, Failure> {
     require_whole_layers(&settings.mesh)?;
-    require_all_trained(model)?;
     let transport = settings.pipeline.transport;
     processes.join_for(transport)?;
     let subject = Subject::open(settings, model, processes);
@@ -139,8 +138,10 @@ fn measure_layers(
     };
     // The values of the parameters do not affect the times, so a model directory need not be read.
     let (maker, initial) = (model.clone(), InitialParameters::Seed(settings.run.seed));
+    let precision = settings.run.precision;
     let make = move |range| {
-        let made = maker.training_stage(range, &initial, Device::flex().autodiff());
+        let place = Place { precision, ..Device::flex().autodiff().into() };
+        let made = maker.training_stage(range, &initial, place);
         made.map_err(|error| sentence(&error))
     };
     measure(layers, &config, make, feed).map_err(|error| failure(&error))

@@ -11,7 +11,7 @@ use pipewright_schedule::plan::{
 use pipewright_schedule::profile::Profile;
 use pipewright_schedule::simulate::Summary;
 use pipewright_schedule::{
-    PartitionError, Recompute, Schedule, ScheduleSpec, StageIndex, ValidatedProgram, generate,
+    LowerConfig, PartitionError, Recompute, Schedule, ScheduleSpec, StageIndex, ValidatedProgram, generate,
 };
 use pipewright_system::schedule_memory::check_named;
 
@@ -65,9 +65,9 @@ impl ProfileArguments {
             source => {
                 let source = source.read(work, times)?;
                 let schedule = source.computation().map_err(Failure::input)?;
-                let program = times.prove(&name, source, &training())?;
                 let choices = self.choices(&schedule, recompute)?;
                 let boundaries = choices.boundaries(&schedule)?;
+                let program = times.prove(&name, source, &choices.passes(&boundaries))?;
                 choices.predict(schedule, program, boundaries)
             }
         }
@@ -94,7 +94,8 @@ impl ProfileArguments {
         let measured = made(&choices.boundaries(&plain)?)?;
         let boundaries = choices.boundaries(&measured)?;
         let schedule = made(&boundaries)?;
-        let program = times.prove(name, ProgramSource::Schedule(schedule.clone()), &training())?;
+        let passes = choices.passes(&boundaries);
+        let program = times.prove(name, ProgramSource::Schedule(schedule.clone()), &passes)?;
         choices.predict(schedule, program, boundaries)
     }
 
@@ -128,6 +129,12 @@ impl Choices {
             let layers = usize::try_from(self.profile.layer_count()).unwrap_or(usize::MAX);
             Failure::input(PartitionError::MoreStagesThanLayers { layers, stages })
         })
+    }
+
+    /// Returns the passes that make the program of a cut, with the stages that it trains.
+    fn passes(&self, boundaries: &[usize]) -> LowerConfig {
+        let trained = self.choice(boundaries.to_vec()).trained_stages(&self.profile);
+        LowerConfig { trained, ..training() }
     }
 
     fn predict(

@@ -7,6 +7,7 @@ use std::path::Path;
 use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
 use pipewright_models::CutModel;
 use pipewright_schedule::profile::Profile;
+use serde_json::json;
 
 use crate::config::Settings;
 use crate::config::profile::read_for;
@@ -35,6 +36,7 @@ pub(crate) fn profile_file(settings: &Settings, model: &CutModel) -> String {
     ];
     let mut hasher = DefaultHasher::new();
     model.model().to_json().to_string().hash(&mut hasher);
+    model.adapter().map(|adapter| json!(adapter.lora).to_string()).hash(&mut hasher);
     let by_key = settings.by_key();
     KEYS.map(|key| by_key.get(key)).hash(&mut hasher);
     settings.mesh.ranks(settings.pipeline.ranks).hash(&mut hasher);

@@ -82,14 +82,15 @@ fn layer_text(layer: &LayerProfile, kind: Option<&KindFigures>) -> String {
         let Some(time) = time else { continue };
         let figure = format!("{key} = {}", seconds(time));
         match spread {
-            Some(spread) => writeln!(text, "{figure:40} # {}", of_spread(&spread)),
-            None => writeln!(text, "{figure}"),
+            Some(spread) if spread.count > 0 => writeln!(text, "{figure:40} # {}", of_spread(&spread)),
+            _ => writeln!(text, "{figure}"),
         }
         .expect("a string takes all text");
     }
     let sizes = [
         ("output_bytes", Some(layer.output_bytes)),
         ("parameter_bytes", Some(layer.parameter_bytes)),
+        ("trained_bytes", layer.trained_bytes),
         ("activation_bytes", Some(layer.activation_bytes)),
         ("weight_activation_bytes", layer.weight_activation_bytes),
         ("temporary_bytes", Some(layer.temporary_bytes).filter(|bytes| *bytes > 0)),
@@ -141,6 +142,7 @@ mod tests {
             keys_values_bytes: 0,
             products: 0,
             mixing: 0,
+            trained: None,
         };
         let kind = KindFigures {
             layer: 0,
@@ -173,11 +175,13 @@ mod tests {
             optimizer_s: 0.25,
             output_bytes: 4,
             parameter_bytes: 20,
+            trained_bytes: Some(8),
             activation_bytes: 9,
             weight_activation_bytes: Some(3),
             temporary_bytes: 2,
             tensor_sums: Some(3),
             optimizer_bytes: None,
+            held_bytes: None,
         };
         let device = DeviceProfile {
             name: "x".into(),

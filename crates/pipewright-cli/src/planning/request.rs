@@ -8,11 +8,9 @@ use crate::config::Settings;
 use crate::config::optimizer::OptimizerName;
 use crate::failure::Failure;
 use crate::training::optimizer::state_rule;
-use crate::training::prepare::require_all_trained;
 
 /// Returns the bytes of training state per byte of parameters.
 pub(crate) fn training_state(settings: &Settings, model: &CutModel) -> Result<TrainingState, Failure> {
-    require_all_trained(model)?;
     let mesh = &settings.mesh;
     let state = state_rule(settings).per_byte(model, mesh.shard_groups(), mesh.unshard_window);
     state.map_err(Failure::input)

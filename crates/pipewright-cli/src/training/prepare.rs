@@ -258,22 +258,6 @@ fn require_slices(program: &ValidatedProgram, model: &CutModel) -> Result<(), Fa
     }
 }
 
-/// Refuses adapters, for a command that costs the training of all parameters.
-pub(crate) fn require_all_trained(model: &CutModel) -> Result<(), Failure> {
-    match model.adapter() {
-        Some(_) => Err(without_adapter_costs()),
-        None => Ok(()),
-    }
-}
-
-/// Returns the failure of a command that costs the training of all parameters, for a configuration with adapters.
-pub(crate) fn without_adapter_costs() -> Failure {
-    Failure::input(
-        "`profile`, `plan` and the schedule `auto` know the costs of training all parameters, and the section [adapter] trains \
-         adapters alone: set adapter.kind=none, or name a schedule",
-    )
-}
-
 /// Refuses several ranks for each stage, for a command that measures layers.
 pub(crate) fn require_whole_layers(mesh: &MeshSettings) -> Result<(), Failure> {
     match mesh.tensor_parallel {

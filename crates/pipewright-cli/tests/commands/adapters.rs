@@ -24,7 +24,7 @@ fn folder() -> TempDir {
 }
 
 /// Runs a command with overrides. Returns the exit code, standard output, and standard error on one line.
-fn command(folder: &TempDir, arguments: &[&str], set: &[&str]) -> (Option<i32>, String, String) {
+pub(super) fn command(folder: &TempDir, arguments: &[&str], set: &[&str]) -> (Option<i32>, String, String) {
     let set = set.iter().flat_map(|set| ["--set", set]);
     let output = run_in(folder.path(), &arguments.iter().copied().chain(set).collect::<Vec<_>>());
     let said = text(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
@@ -32,7 +32,7 @@ fn command(folder: &TempDir, arguments: &[&str], set: &[&str]) -> (Option<i32>, 
 }
 
 /// Runs a command that succeeds. Returns standard output, and standard error on one line.
-fn succeed(folder: &TempDir, arguments: &[&str], set: &[&str]) -> (String, String) {
+pub(super) fn succeed(folder: &TempDir, arguments: &[&str], set: &[&str]) -> (String, String) {
     let (code, out, said) = command(folder, arguments, set);
     assert_eq!(code, Some(0), "{said}");
     (out, said)
@@ -52,7 +52,7 @@ fn figures(folder: &TempDir) -> Vec<[f64; 2]> {
 const NEW: [&str; 2] = ["adapter.kind=lora", "adapter.targets=[\"q_proj\"]"];
 
 /// Writes the configuration without its adapters, which arguments add.
-fn folder_without_path() -> TempDir {
+pub(super) fn folder_without_path() -> TempDir {
     let folder = folder();
     let file = folder.path().join("lora.toml");
     let config = fs::read_to_string(&file).expect("it was written");
@@ -241,10 +241,6 @@ fn settings_that_do_not_fit_are_refused() {
     refused(
         &with(&["adapter.dropout=0.1", "mesh.tensor_parallel=2"]),
         "`adapter.dropout` needs layers that one rank computes, and 2 tensor ranks compute each",
-    );
-    refused(
-        &with(&["pipeline.schedule=auto"]),
-        "the schedule `auto` know the costs of training all parameters",
     );
     refused(
         &with(&["optimizer.groups=[{ parameters = [\"norm\"], weight_decay = 0.0 }]"]),

@@ -28,6 +28,7 @@ mod tokenize;
 mod mixtures;
 mod fine_tuning;
 mod adapters;
+mod adapter_plans;
 mod folders;
 mod ruined;
 #[cfg(unix)]

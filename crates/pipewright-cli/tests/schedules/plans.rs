@@ -47,8 +47,24 @@ fn json(output: &str) -> Value {
 
 #[test]
 fn a_plan_is_what_simulate_predicts() {
+    check_plans(PROFILE);
+}
+
+/// The first half of the model is frozen, and the head above it too.
+#[test]
+fn a_plan_of_frozen_layers_is_what_simulate_predicts() {
+    let attention = PROFILE.find("[[layers]]\nkind = \"attention\"").expect("the section");
+    let (before, rest) = PROFILE.split_at(attention);
+    let (attention, head) = rest.split_at(rest.find("[[layers]]\nkind = \"head\"").expect("the section"));
+    let [below, above] = ["0", "65536"]
+        .map(|bytes| format!("{}trained_bytes = {bytes}\n", attention.replace("count = 8", "count = 4")));
+    check_plans(&format!("{before}trained_bytes = 0\n{below}{above}{head}trained_bytes = 0\n"));
+}
+
+/// Checks that `simulate` predicts the times and peaks of the plans of a profile.
+fn check_plans(profile: &str) {
     let folder = folder();
-    write(&folder, "p.toml", PROFILE);
+    write(&folder, "p.toml", profile);
     let size = ["--ranks", "2", "--microbatches", "4", "--data-parallel", "1"];
     let planned =
         succeed(&folder, &[&["plan", "--profile", "p.toml", "--format", "json"], &size[..]].concat());

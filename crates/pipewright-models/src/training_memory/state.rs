@@ -131,8 +131,9 @@ impl StateRule {
         Ok(TrainingState { optimizer: share(whole.optimizer), copy: share(whole.copy), groups, window })
     }
 
-    /// Writes the optimizer's state of each layer into a profile of the model. A profile with another number
-    /// of layers does not change: a plan then counts the share of the parameters that the whole model needs.
+    /// Writes the optimizer's state of each layer into a profile of the model, and with adapters the memory
+    /// for its parameters. A profile with another number of layers does not change: a plan then counts the
+    /// share of the parameters that the whole model needs.
     ///
     /// # Errors
     /// The errors of [`StateRule::of_layers`].
@@ -141,7 +142,11 @@ impl StateRule {
         if profile.layer_count() == states.len() as u64 {
             let mut first = 0;
             for layer in &mut profile.layers {
-                layer.optimizer_bytes = states.get(first).map(|state| state.optimizer);
+                let state = states.get(first);
+                layer.optimizer_bytes = state.map(|state| state.optimizer);
+                layer.held_bytes = state
+                    .filter(|_| model.adapter().is_some())
+                    .map(|state| state.parameters.saturating_add(state.copy));
                 first += layer.count as usize;
             }
         }

@@ -1,9 +1,11 @@
 //! The best cut for a given schedule: of all cuts where there are few, otherwise the end of a climb.
 
+use std::collections::BTreeMap;
+
 use crate::plan::balance::{Layout, Numbers, WalkTask, balanced, even};
 use crate::plan::cuts::{count_cuts, for_each_cut};
 use crate::plan::evaluate::{Evaluator, ranks_of_stages};
-use crate::plan::order::Order;
+use crate::plan::order::{Order, first_backward};
 use crate::plan::predict::PlanChoice;
 use crate::plan::rank_times::Step;
 use crate::plan::search::optimizer_time;
@@ -17,16 +19,20 @@ use crate::schedule::Schedule;
 /// `choice` are ignored, and memory is not limited.
 pub fn best_cut(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> Option<Vec<usize>> {
     let layers = choice.layers(profile, schedule.ranks()).ok()?;
-    let order = Order::of(schedule);
+    let whole = Order::of(schedule);
     let stages = choice.recompute.len();
     if stages > layers.count() || stages != schedule.placement().stages() as usize {
         return None;
     }
     let (tuning, mut evaluator) = (Tuning::default(), Evaluator::default());
+    // The order for each first stage that runs backward.
+    let mut orders: BTreeMap<u32, Order> = BTreeMap::new();
     let mut time = |starts: &[usize]| {
         let loads = stage_loads(&layers, starts, &choice.recompute);
-        let time = evaluator.time(&order, &loads, &layers.network).unwrap_or(f64::INFINITY);
-        time + optimizer_time(&order, &loads)
+        let first = first_backward(&loads);
+        let order = orders.entry(first).or_insert_with(|| whole.split(first));
+        let time = evaluator.time(order, &loads, &layers.network).unwrap_or(f64::INFINITY);
+        time + optimizer_time(order, &loads)
     };
     let mut best = Best { time: f64::INFINITY, starts: Vec::new() };
     let even = even(layers.count(), stages);
@@ -37,7 +43,7 @@ pub fn best_cut(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> 
         });
         return Some(best.inner());
     }
-    let rank_of = ranks_of_stages(&order);
+    let rank_of = ranks_of_stages(&whole);
     // The walk assumes that the first stages are on the ranks of their number.
     if (0..schedule.ranks()).zip(&rank_of).all(|(rank, &of_stage)| rank == of_stage) {
         let step = Step::of(&layers, schedule.ranks(), schedule.microbatches());

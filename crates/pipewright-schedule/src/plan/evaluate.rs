@@ -4,12 +4,13 @@
 //! The arithmetic follows the timed simulation operation by operation. After a change of an order, only
 //! computations that end at or after the first possible effect of the change are computed again. Earlier ones
 //! depend only on computations that ended before them. The messages of a link are sent in the order of the
-//! sender's row.
+//! sender's row. A computation that a frozen stage drops takes no time, and neither waits nor sends.
 
 use crate::plan::links::{Links, Route};
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::stage_load::StageLoad;
+use crate::trained::StageBackward;
 
 /// The time from which a link is free is not known.
 const UNKNOWN: f64 = -1.0;
@@ -50,6 +51,8 @@ pub(super) struct Evaluator {
 /// The data that all computations of one kind on one stage share.
 #[derive(Debug, Clone, Copy)]
 struct Role {
+    /// Whether the stage drops it.
+    is_dropped: bool,
     takes: f64,
     /// The time of the second forward before it.
     again: Option<f64>,
@@ -251,7 +254,8 @@ impl Evaluator {
                 }
                 arrival = message.arrival;
             }
-            if let Some(again) = role.again.filter(|_| !follows_forward(row, position)) {
+            let is_dropped = |cell: Cell| role_of(roles, cell).is_dropped;
+            if let Some(again) = role.again.filter(|_| !follows_forward(row, position, is_dropped)) {
                 now += again;
             }
             let sent = now.max(arrival) + role.takes;
@@ -287,24 +291,33 @@ impl Evaluator {
         self.links.set_sizes(loads);
         self.roles.clear();
         let (stages, width) = (loads.len(), order.microbatches as usize);
+        let runs_backward = |stage: usize| loads[stage].computes != StageBackward::None;
         for (stage, load) in loads.iter().enumerate() {
             // The inputs of all stages come first, then the gradients of their outputs.
             let input = if stage > 0 { stage * width } else { NONE };
             let gradient = if stage + 1 < stages { (stages + stage) * width } else { NONE };
             let [forward, backward] =
                 [(stage + 1, 0), (stage.wrapping_sub(1), 1)].map(|(target, direction)| {
-                    let Some(&receiver) = self.rank_of.get(target) else { return Role::NOTHING };
+                    let receiver =
+                        self.rank_of.get(target).filter(|_| direction == 0 || runs_backward(target));
+                    let Some(&receiver) = receiver else { return Role::NOTHING };
                     let sends = (direction * stages + target) * width;
                     Role { sends, receiver, route: self.links.route(stage, direction), ..Role::NOTHING }
                 });
             let again = load.again;
             // In the order of the kinds.
-            self.roles.push([
+            let mut roles = [
                 Role { takes: load.forward, needs: input, ..forward },
                 Role { takes: load.input, again, needs: gradient, ..backward },
                 Role { takes: load.weight_apart(), ..Role::NOTHING },
                 Role { takes: load.backward(), again, needs: gradient, ..backward },
-            ]);
+            ];
+            for (kind, role) in Kind::ALL.into_iter().zip(&mut roles) {
+                if kind.is_dropped(load.computes) {
+                    *role = Role { is_dropped: true, ..Role::NOTHING };
+                }
+            }
+            self.roles.push(roles);
         }
     }
 
@@ -333,7 +346,8 @@ impl Evaluator {
             let mut reductions: Vec<(usize, u32)> = Vec::new();
             for (at, cell) in row.iter().enumerate().rev() {
                 let is_last = !reductions.iter().any(|&(_, stage)| stage == cell.stage);
-                if matches!(cell.kind, Kind::Weight | Kind::Backward) && is_last {
+                let is_trained = loads[cell.stage as usize].computes == StageBackward::Whole;
+                if matches!(cell.kind, Kind::Weight | Kind::Backward) && is_trained && is_last {
                     reductions.push((at, cell.stage));
                 }
             }
@@ -346,8 +360,15 @@ impl Evaluator {
 
 impl Role {
     /// The role of a computation that takes no time, and neither receives nor sends anything.
-    const NOTHING: Self =
-        Self { takes: 0.0, again: None, needs: NONE, sends: NONE, receiver: 0, route: Route::NONE };
+    const NOTHING: Self = Self {
+        is_dropped: false,
+        takes: 0.0,
+        again: None,
+        needs: NONE,
+        sends: NONE,
+        receiver: 0,
+        route: Route::NONE,
+    };
 }
 
 /// Returns the time from which a link is free after the kept computations of the rank that sends on it; 0 if
@@ -367,22 +388,28 @@ fn role_of(roles: &[[Role; 4]], cell: Cell) -> &Role {
 /// cells, and if that forward is right before it.
 pub(super) fn recomputes(row: &[Cell], loads: &[StageLoad], position: usize) -> Option<f64> {
     let again = loads[row[position].stage as usize].again?;
+    let is_dropped = |cell: Cell| cell.is_dropped(loads);
     let is_backward = matches!(row[position].kind, Kind::Input | Kind::Backward);
-    (is_backward && !follows_forward(row, position)).then_some(again)
+    (is_backward && !follows_forward(row, position, is_dropped)).then_some(again)
 }
 
-/// Returns whether the cell at `position` is a backward that follows its own forward at once.
-pub(super) fn follows_forward(row: &[Cell], position: usize) -> bool {
-    position > 0 && is_followed(row, position - 1)
+/// Returns whether the cell at `position` is a backward that follows its own forward, with nothing but
+/// computations that are dropped in between.
+pub(super) fn follows_forward(row: &[Cell], position: usize, is_dropped: impl Fn(Cell) -> bool) -> bool {
+    let before = row[..position].iter().rev().find(|&&cell| !is_dropped(cell));
+    before.is_some_and(|&before| is_pair(before, row[position]))
 }
 
-/// Returns whether the cell at `position` is a forward that its own backward follows.
-pub(super) fn is_followed(row: &[Cell], position: usize) -> bool {
-    let forward = row[position];
-    row.get(position + 1).is_some_and(|next| {
-        let is_backward = matches!(next.kind, Kind::Input | Kind::Backward);
-        forward.kind == Kind::Forward
-            && is_backward
-            && (next.stage, next.microbatch) == (forward.stage, forward.microbatch)
-    })
+/// Returns whether the cell at `position` is a forward that its own backward follows, with nothing but
+/// computations that are dropped in between.
+pub(super) fn is_followed(row: &[Cell], position: usize, is_dropped: impl Fn(Cell) -> bool) -> bool {
+    let next = row[position + 1..].iter().find(|&&cell| !is_dropped(cell));
+    next.is_some_and(|&next| is_pair(row[position], next))
+}
+
+/// Returns whether two cells are a forward and its own backward.
+fn is_pair(forward: Cell, backward: Cell) -> bool {
+    forward.kind == Kind::Forward
+        && matches!(backward.kind, Kind::Input | Kind::Backward)
+        && (backward.stage, backward.microbatch) == (forward.stage, forward.microbatch)
 }

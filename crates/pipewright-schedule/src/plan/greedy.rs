@@ -10,7 +10,10 @@
 //! forward of some stage next. Stages take microbatches in order, so the later stages of that rank hold
 //! nothing. Everything that the rank holds was admitted together with the room for this forward, and a weight
 //! gradient can always run and only frees memory. The room includes what the input backward of one microbatch
-//! may add; if it does not fit, weight gradients run first.
+//! may add; if it does not fit, weight gradients run first. A stage that runs forward only holds nothing.
+//!
+//! **Frozen stages.** Ranks run what the program that trains has. The computations that frozen stages drop
+//! follow at the end of the rows ([`Order::completed`]).
 //!
 //! **Early end.** A rank ends no earlier than its last computation so far plus the rest of its work. It also
 //! does all its forwards and input backwards before the input backwards of all earlier stages begin to follow
@@ -28,9 +31,10 @@ use crate::placement::Placement;
 use crate::plan::balance::Numbers;
 use crate::plan::links::Links;
 use crate::plan::network::Network;
-use crate::plan::order::{Cell, Kind, Order};
+use crate::plan::order::{Cell, Kind, Order, first_backward};
 use crate::plan::stage_load::{StageLoad, waiting};
 use crate::sharding::Sharding;
+use crate::trained::StageBackward;
 
 /// The rules of a searched order.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -141,6 +145,8 @@ struct Run<'a> {
     links: Links,
     wakes: BinaryHeap<Wake>,
     left: usize,
+    /// The first stage that runs backward.
+    first: usize,
 }
 
 /// Returns the order that the rules make, with its end; `None` if it does not end before `before`, or if the
@@ -165,7 +171,7 @@ pub(super) fn greedy(task: &Task<'_>, rules: Rules, before: f64, work: &mut u64)
         return None;
     }
     let rows = run.ranks.into_iter().map(|rank| rank.row).collect();
-    Some((Order { placement: task.placement.clone(), microbatches: task.microbatches, rows }, end))
+    Some((Order::completed(task.placement.clone(), task.microbatches, rows, task.loads), end))
 }
 
 impl<'a> Run<'a> {
@@ -187,7 +193,8 @@ impl<'a> Run<'a> {
             })
             .collect();
         stages[0].input_at.resize(task.microbatches as usize, 0.0);
-        let drains = drains(task, &rank_of);
+        let first = first_backward(task.loads) as usize;
+        let drains = drains(task, &rank_of, first);
         let ranks = placement.all_ranks().map(|rank| {
             let own: Vec<usize> = placement.stages_of(rank).iter().map(|stage| stage.index()).collect();
             let limit = rank_limit(task, placement.stages_of(rank), &mut stages)?;
@@ -202,7 +209,8 @@ impl<'a> Run<'a> {
                 limit,
                 work: microbatches * (critical + weight),
                 critical: microbatches * critical,
-                drain: drains[own[0]],
+                // All other computations of the rank lead to a backward of its first stage that has one.
+                drain: own.iter().find(|&&stage| stage >= first).map_or(0.0, |&stage| drains[stage]),
                 pending: VecDeque::new(),
                 backward_was_last: false,
                 own,
@@ -210,8 +218,12 @@ impl<'a> Run<'a> {
             })
         });
         let ranks = ranks.collect::<Option<Vec<_>>>()?;
-        let left = 3 * stages.len() * task.microbatches as usize;
-        Some(Self { task, rules, stages, ranks, links, wakes: BinaryHeap::from([Reverse((0, 0))]), left })
+        let kinds = [Kind::Forward, Kind::Input, Kind::Weight];
+        let of_stage =
+            |load: &StageLoad| kinds.into_iter().filter(|kind| !kind.is_dropped(load.computes)).count();
+        let left = task.loads.iter().map(of_stage).sum::<usize>() * task.microbatches as usize;
+        let wakes = BinaryHeap::from([Reverse((0, 0))]);
+        Some(Self { task, rules, stages, ranks, links, wakes, left, first })
     }
 
     /// Returns a time that is not after the end of the step, by what the rank has left to do.
@@ -272,8 +284,9 @@ impl<'a> Run<'a> {
 
     fn may_forward(&self, state: &RankState, stage: usize) -> bool {
         let it = &self.stages[stage];
+        let finished = self.stages[self.first].inputs;
         let is_admitted =
-            stage > 0 || self.rules.in_flight == 0 || it.forwards - it.inputs < self.rules.in_flight;
+            stage > 0 || self.rules.in_flight == 0 || it.forwards - finished < self.rules.in_flight;
         is_admitted && state.held.saturating_add(it.room) <= state.limit
     }
 
@@ -307,7 +320,9 @@ impl<'a> Run<'a> {
                 let arrival = stage.gradient_at.get(stage.inputs as usize).copied();
                 stage.inputs += 1;
                 state.held = state.held.saturating_add(load.stash).saturating_sub(load.kept);
-                state.pending.push_back(Cell { kind: Kind::Weight, ..cell });
+                if load.computes == StageBackward::Whole {
+                    state.pending.push_back(Cell { kind: Kind::Weight, ..cell });
+                }
                 state.critical -= load.input;
                 state.work -= load.input;
                 state.backward_was_last = true;
@@ -340,7 +355,13 @@ impl<'a> Run<'a> {
                 return;
             }
             Kind::Forward => (0, stage + 1),
-            Kind::Input if stage > 0 => (1, stage - 1),
+            Kind::Input if stage > self.first => (1, stage - 1),
+            Kind::Input if stage > 0 => {
+                // The first rank may wait because of the microbatches in flight. No gradient wakes it.
+                let rank = self.stages[0].rank;
+                self.wake(end.max(self.ranks[rank as usize].free), rank);
+                return;
+            }
             _ => return,
         };
         let arrival = self.links.send(stage, direction, end);
@@ -348,9 +369,11 @@ impl<'a> Run<'a> {
         let queue = if direction == 0 { &mut target.input_at } else { &mut target.gradient_at };
         queue.push(arrival);
         let rank = target.rank;
-        // A busy rank looks for work when it is free.
-        if self.ranks[rank as usize].free <= arrival {
-            self.wake(arrival, rank);
+        let free = self.ranks[rank as usize].free;
+        // A busy rank looks for work when it is free. If stages run forward only, forwards that were held
+        // back may start in the past, so that a message arrives before its rank has begun to wait.
+        if free <= arrival || self.first > 0 {
+            self.wake(arrival.max(free), rank);
         }
     }
 
@@ -361,10 +384,11 @@ impl<'a> Run<'a> {
 
 /// Returns for each stage the time from the end of its last input backward to the end of the step, if nothing
 /// is in its way: the input backwards of the stages before it with their messages, and a weight gradient of
-/// stage 0.
-fn drains(task: &Task<'_>, rank_of: &[u32]) -> Vec<f64> {
-    let mut drains = vec![task.loads[0].weight_apart()];
-    for stage in 1..rank_of.len() {
+/// `first`, the first stage that runs backward.
+fn drains(task: &Task<'_>, rank_of: &[u32], first: usize) -> Vec<f64> {
+    let mut drains = vec![0.0; first];
+    drains.push(task.loads[first].weight_apart());
+    for stage in first + 1..rank_of.len() {
         let (from, to) = (rank_of[stage], rank_of[stage - 1]);
         let before = &task.loads[stage - 1];
         let link = task.network.link(from, to);

@@ -135,6 +135,10 @@ impl Common {
             optimizer_s: seconds(&|part| part.optimizer_s),
             output_bytes: parts.last().map_or(0, |part| part.output_bytes),
             parameter_bytes: bytes(&|part| part.parameter_bytes),
+            trained_bytes: parts
+                .iter()
+                .any(|part| part.trained_bytes.is_some())
+                .then(|| bytes(&LayerProfile::gradient_bytes)),
             activation_bytes: self.hidden.saturating_add(bytes(&|part| beyond(part.activation_bytes))),
             weight_activation_bytes: Some(
                 self.hidden.saturating_add(bytes(&|part| beyond(part.stash_bytes()))),
@@ -145,6 +149,10 @@ impl Common {
                 .iter()
                 .all(|part| part.optimizer_bytes.is_some())
                 .then(|| bytes(&|part| part.optimizer_bytes.unwrap_or(0))),
+            held_bytes: parts
+                .iter()
+                .all(|part| part.held_bytes.is_some())
+                .then(|| bytes(&|part| part.held_bytes.unwrap_or(0))),
         }
     }
 
@@ -167,11 +175,13 @@ impl Common {
             optimizer_s: head.optimizer_s * share,
             output_bytes: head.output_bytes,
             parameter_bytes: head.parameter_bytes.div_ceil(divisor),
+            trained_bytes: head.trained_bytes.map(|bytes| bytes.div_ceil(divisor)),
             activation_bytes: kept(head.activation_bytes, self.hidden.saturating_mul(2)),
             weight_activation_bytes: Some(kept(head.stash_bytes(), self.hidden)),
             temporary_bytes: head.temporary_bytes.div_ceil(divisor),
             tensor_sums: head.tensor_sums,
             optimizer_bytes: head.optimizer_bytes.map(|bytes| bytes.div_ceil(divisor)),
+            held_bytes: head.held_bytes.map(|bytes| bytes.div_ceil(divisor)),
         };
         let inner =
             LayerProfile { output_bytes: self.hidden.saturating_add(self.statistics), ..last.clone() };

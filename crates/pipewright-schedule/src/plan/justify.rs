@@ -11,7 +11,8 @@
 //! pays", 2005).
 //!
 //! The passes ignore queues on links, memory limits and sums over replicas, and a second forward counts as
-//! part of its backward. So the caller evaluates the result.
+//! part of its backward. So the caller evaluates the result. Computations that frozen stages drop have no
+//! part in the passes, and follow at the end of the rows.
 //!
 //! **Time.** A sort of all computations, and for each of them a search of the gaps of its rank.
 
@@ -23,6 +24,7 @@ use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::stage_load::StageLoad;
 use crate::plan::tuning::ROUNDING;
+use crate::trained::StageBackward;
 
 /// Returns the order after both passes. `ended` has the ends of the computations of `order`.
 pub(super) fn justified(
@@ -39,9 +41,8 @@ pub(super) fn justified(
     let mut items: Vec<Item> = Vec::with_capacity(order.computations());
     for (row, ended) in order.rows.iter().zip(ended) {
         // In reverse, because the sort is faster if the rows are already in the order of the late pass.
-        items.extend(
-            row.iter().zip(ended).rev().map(|(&cell, ended)| passes.item(cell, -ended.at, Pass::Late)),
-        );
+        let kept = row.iter().zip(ended).rev().filter(|(cell, _)| !cell.is_dropped(loads));
+        items.extend(kept.map(|(&cell, ended)| passes.item(cell, -ended.at, Pass::Late)));
     }
     items.sort_by(compare);
     let before_end = passes.starts(&items, Pass::Late);
@@ -60,7 +61,7 @@ pub(super) fn justified(
         row.into_iter().map(|item| item.cell).collect()
     };
     let rows = rows.into_iter().map(cells).collect();
-    Order { placement: order.placement.clone(), microbatches: order.microbatches, rows }
+    Order::completed(order.placement.clone(), order.microbatches, rows, loads)
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -96,6 +97,8 @@ fn compare(one: &Item, other: &Item) -> Ordering {
 #[derive(Debug, Clone, Copy)]
 struct Stage {
     rank: u32,
+    /// The gradients that its backward computes.
+    computes: StageBackward,
     /// The times of its computations, by kind, without second forwards.
     takes: [f64; 4],
     /// The time of a second forward.
@@ -112,7 +115,7 @@ fn stages(order: &Order, loads: &[StageLoad], network: &Network) -> Vec<Stage> {
     let stage_of = |(stage, (load, &rank)): (usize, (&StageLoad, &u32))| {
         let takes = [load.forward, load.input, load.weight_apart(), load.backward()];
         let messages = [0, 1].map(|direction| links.route(stage, direction).send(&mut 0.0, 0.0));
-        Stage { rank, takes, again: load.again.unwrap_or(0.0), messages }
+        Stage { rank, computes: load.computes, takes, again: load.again.unwrap_or(0.0), messages }
     };
     loads.iter().zip(&rank_of).enumerate().map(stage_of).collect()
 }
@@ -158,7 +161,9 @@ impl Passes {
         let mut free = vec![Free { gaps: Vec::new(), end: 0.0, shortest: f64::INFINITY }; self.ranks];
         for stage in &self.stages {
             let shortest = &mut free[stage.rank as usize].shortest;
-            *shortest = stage.takes.iter().copied().fold(*shortest, f64::min);
+            let takes = Kind::ALL.into_iter().zip(stage.takes);
+            let takes = takes.filter(|(kind, _)| !kind.is_dropped(stage.computes));
+            *shortest = takes.map(|(_, takes)| takes).fold(*shortest, f64::min);
         }
         for &Item { cell, takes, .. } in items {
             let (stage, index) = (&self.stages[cell.stage as usize], self.index_of(cell));
@@ -182,19 +187,24 @@ impl Passes {
         let (width, kinds) = (self.microbatches, self.computations_of_kind());
         let (stage, index) = (cell.stage as usize, self.index_of(cell));
         let (has_before, has_after) = (stage > 0, stage + 1 < self.stages.len());
+        let computes = self.stages[stage].computes;
+        let runs_backward = |stage: usize| self.stages[stage].computes != StageBackward::None;
         let output = |stage: usize| self.stages[stage].messages[0];
         let gradient = |stage: usize| self.stages[stage].messages[1];
         match (cell.kind, pass) {
             (Kind::Forward, Pass::Early) => [has_before.then(|| (index - width, output(stage - 1))), None],
             (Kind::Forward, Pass::Late) => {
-                [has_after.then(|| (index + width, output(stage))), Some((index + kinds, 0.0))]
+                let backward = runs_backward(stage).then_some((index + kinds, 0.0));
+                [has_after.then(|| (index + width, output(stage))), backward]
             }
             (Kind::Input | Kind::Backward, Pass::Early) => {
                 [has_after.then(|| (index + width, gradient(stage + 1))), Some((index - kinds, 0.0))]
             }
             (Kind::Input | Kind::Backward, Pass::Late) => {
-                let weight = (cell.kind == Kind::Input).then_some((index + kinds, 0.0));
-                [has_before.then(|| (index - width, gradient(stage))), weight]
+                let has_weight = cell.kind == Kind::Input && computes == StageBackward::Whole;
+                let is_sent = has_before && runs_backward(stage - 1);
+                let sent = is_sent.then(|| (index - width, gradient(stage)));
+                [sent, has_weight.then_some((index + kinds, 0.0))]
             }
             (Kind::Weight, Pass::Early) => [Some((index - kinds, 0.0)), None],
             (Kind::Weight, Pass::Late) => [None, None],

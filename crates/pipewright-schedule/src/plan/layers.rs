@@ -5,6 +5,9 @@
 //! parameters and the activations of a layer. Only the inputs of its parts stay whole: one for each sum over
 //! these ranks, of the size of the layer's input. The sums take place in `F`, in `I`, and in a forward that
 //! is computed again. This model is assumed, not measured.
+//!
+//! **Frozen layers.** A layer without trained parameters has no `W`. The layers before the first trained one
+//! have no `I` either and keep nothing, in whatever stage they are.
 
 use std::ops::Range;
 
@@ -13,6 +16,7 @@ use crate::plan::network::Network;
 use crate::plan::request::TrainingState;
 use crate::profile::{LayerProfile, Profile, TENSOR_SUMS};
 use crate::sharding::{Sharding, StateBytes};
+use crate::trained::StageBackward;
 
 /// The costs of one layer for one microbatch.
 #[derive(Debug, Clone, Copy)]
@@ -26,9 +30,10 @@ pub(super) struct Layer {
     pub(super) recompute: f64,
     pub(super) optimizer: f64,
     pub(super) output: u64,
-    pub(super) parameters: u64,
-    /// The optimizer's state.
-    pub(super) optimizer_bytes: u64,
+    /// The gradients of the trained parameters.
+    pub(super) gradient: u64,
+    /// Parameters and optimizer state.
+    pub(super) state: StateBytes,
     pub(super) activation: u64,
     pub(super) stash: u64,
     /// The bytes that it keeps in `activation` and `stash` that the layer before it keeps too, if both are in
@@ -49,7 +54,10 @@ pub(super) struct Layers {
     pub(super) stage_bytes: u64,
     /// The memory that a rank always holds besides its stages.
     pub(super) rank_bytes: u64,
-    state: TrainingState,
+    /// The first layer with trained parameters.
+    pub(super) first_trained: usize,
+    /// For each layer, whether it has trained parameters.
+    trained: Vec<bool>,
     forward: Vec<f64>,
     input: Vec<f64>,
     work: Vec<f64>,
@@ -64,6 +72,8 @@ impl Layers {
             let scaled = u128::from(bytes) * u128::from(rows) / u128::from(profile.rows);
             u64::try_from(scaled).unwrap_or(u64::MAX)
         };
+        let trained: Vec<bool> = profile.each_layer().map(LayerProfile::is_trained).collect();
+        let first_trained = trained.iter().position(|&is_trained| is_trained).unwrap_or(0);
         let layer = |(layer, shared): (&LayerProfile, u64)| Layer {
             forward: layer.forward_s * scale,
             input: layer.input_backward_s * scale,
@@ -73,10 +83,14 @@ impl Layers {
             recompute: layer.recompute_s.unwrap_or(layer.forward_s) * scale,
             optimizer: layer.optimizer_s,
             output: bytes(layer.output_bytes),
-            parameters: layer.parameter_bytes,
-            optimizer_bytes: layer
-                .optimizer_bytes
-                .unwrap_or_else(|| part_of(layer.parameter_bytes, state.optimizer)),
+            gradient: layer.gradient_bytes(),
+            state: StateBytes {
+                parameters: layer.held_bytes.unwrap_or(layer.parameter_bytes),
+                copy: layer.held_bytes.map_or_else(|| part_of(layer.parameter_bytes, state.copy), |_| 0),
+                optimizer: layer
+                    .optimizer_bytes
+                    .unwrap_or_else(|| part_of(layer.gradient_bytes(), state.optimizer)),
+            },
             activation: bytes(layer.activation_bytes),
             stash: bytes(layer.stash_bytes()),
             shared: bytes(shared),
@@ -84,14 +98,20 @@ impl Layers {
             sums: 0.0,
         };
         let mut list: Vec<Layer> = profile.each_layer().zip(shared_bytes(profile)).map(layer).collect();
+        for (index, layer) in list.iter_mut().enumerate().filter(|&(index, _)| !trained[index]) {
+            freeze(layer, index < first_trained);
+        }
         if network.mesh.tensor > 1 {
             let counts = profile.each_layer().map(|layer| layer.tensor_sums.unwrap_or(TENSOR_SUMS));
             // The input of the first layer is not known. Its output has the size of hidden states, as other
             // inputs have.
             let mut input = list.first().map_or(0, |layer| layer.output);
-            for (layer, sums) in list.iter_mut().zip(counts) {
+            for (index, (layer, sums)) in list.iter_mut().zip(counts).enumerate() {
                 let output = layer.output;
                 divide(layer, input, sums, &network);
+                if index < first_trained {
+                    freeze(layer, true);
+                }
                 input = output;
             }
         }
@@ -100,22 +120,41 @@ impl Layers {
         let work = sums(&list, |layer| layer.forward + layer.input + layer.weight);
         let sharding = Sharding { shards: state.groups.shards(network.mesh.replicas), window: state.window };
         let (stage_bytes, rank_bytes) = (profile.stage_bytes, profile.rank_bytes);
-        Self { list, network, sharding, stage_bytes, rank_bytes, state, forward, input, work }
+        Self {
+            list,
+            network,
+            sharding,
+            stage_bytes,
+            rank_bytes,
+            first_trained,
+            trained,
+            forward,
+            input,
+            work,
+        }
     }
 
-    /// Returns what training needs for the parameters of a range of layers, without their gradients.
-    pub(super) fn state_of(&self, layers: &[Layer]) -> StateBytes {
-        let of = |bytes: fn(&Layer) -> u64| layers.iter().map(bytes).fold(0, u64::saturating_add);
-        let parameters = of(|layer| layer.parameters);
-        let copy = part_of(parameters, self.state.copy);
-        StateBytes { parameters, copy, optimizer: of(|layer| layer.optimizer_bytes) }
+    /// Returns what training needs for the parameters of some layers, without their gradients.
+    pub(super) fn state_of(layers: &[Layer]) -> StateBytes {
+        layers.iter().map(|layer| layer.state).fold(StateBytes::default(), StateBytes::plus)
+    }
+
+    /// Returns what the backward of a stage with these layers computes.
+    pub(super) fn backward_of(&self, range: Range<usize>) -> StageBackward {
+        if range.end <= self.first_trained {
+            StageBackward::None
+        } else if self.trained[range].contains(&true) {
+            StageBackward::Whole
+        } else {
+            StageBackward::Inputs
+        }
     }
 
     /// Returns the part of a rank's parameters, gradients and optimizer state that belongs to a layer. If
     /// replicas hold them together, it has the share of the gathered parameters that stages of equal size
     /// have, with `chunks` stages on the rank.
     pub(super) fn layer_bytes(&self, layer: &Layer, chunks: usize) -> u64 {
-        let state = self.state_of(std::slice::from_ref(layer));
+        let state = layer.state;
         let part = Sharding { window: 0, ..self.sharding }.held([state]).total();
         let gathered = match self.sharding.shards {
             ..=1 => 0,
@@ -125,7 +164,7 @@ impl Layers {
             }
         };
         let gathered = u64::try_from(gathered).unwrap_or(u64::MAX);
-        layer.parameters.saturating_add(part).saturating_add(gathered)
+        layer.gradient.saturating_add(part).saturating_add(gathered)
     }
 
     /// Returns the number of layers.
@@ -155,6 +194,15 @@ impl Layers {
     }
 }
 
+/// Removes what a layer without trained parameters does not compute and keep. With `is_below`, it comes
+/// before all trained layers.
+fn freeze(layer: &mut Layer, is_below: bool) {
+    *layer = Layer { weight: 0.0, apart: 0.0, optimizer: 0.0, stash: 0, ..*layer };
+    if is_below {
+        *layer = Layer { input: 0.0, activation: 0, shared: 0, ..*layer };
+    }
+}
+
 /// Divides a layer among the tensor-parallel ranks. `input` is the size of its input.
 fn divide(layer: &mut Layer, input: u64, sums: u32, network: &Network) {
     let ranks = u64::from(network.mesh.tensor);
@@ -166,8 +214,8 @@ fn divide(layer: &mut Layer, input: u64, sums: u32, network: &Network) {
     layer.apart *= share;
     layer.recompute = layer.recompute * share + layer.sums;
     layer.optimizer *= share;
-    layer.parameters = layer.parameters.div_ceil(ranks);
-    layer.optimizer_bytes = layer.optimizer_bytes.div_ceil(ranks);
+    layer.gradient = layer.gradient.div_ceil(ranks);
+    layer.state = layer.state.map(|bytes| bytes.div_ceil(ranks));
     let whole = u64::from(sums).saturating_mul(input);
     let divided = |bytes: u64| {
         let whole = whole.min(bytes);

@@ -6,7 +6,7 @@ use crate::generate::{GenerateError, GenerateErrorKind};
 use crate::plan::class::Class;
 use crate::plan::cuts::count_cuts;
 use crate::plan::families::Family;
-use crate::plan::order::Order;
+use crate::plan::order::{Order, first_backward};
 use crate::plan::pool::{Cut, usual_cuts};
 use crate::plan::recompute::{every_choice, to_fit};
 use crate::plan::search::{Choice, Label, Search};
@@ -20,7 +20,26 @@ pub(super) struct Named {
     class: Option<Class>,
     stages: usize,
     /// `None` if the order depends on the costs.
-    order: Option<Rc<Order>>,
+    order: Option<NamedOrder>,
+}
+
+/// The order of a schedule.
+struct NamedOrder {
+    /// With the backwards of the schedule.
+    whole: Order,
+    /// With the backwards split if another rank waits for their gradient, if all stages run backward.
+    split: Rc<Order>,
+}
+
+impl NamedOrder {
+    fn of(whole: Order) -> Self {
+        Self { split: Rc::new(whole.split(0)), whole }
+    }
+
+    /// Returns the order for a cut whose stages before `first` run forward only.
+    fn split(&self, first: u32) -> Rc<Order> {
+        if first == 0 { Rc::clone(&self.split) } else { Rc::new(self.whole.split(first)) }
+    }
 }
 
 /// Returns the named schedules of a shape, or fewer if the search is stopped.
@@ -38,7 +57,7 @@ pub(super) fn named(search: &mut Search<'_>, shape: &Shape) -> Vec<Named> {
             Ok(order) => {
                 let class = Class::of(&order.placement);
                 let stages = order.placement.stages() as usize;
-                let order = (!is_made_to_measure).then(|| Rc::new(order));
+                let order = (!is_made_to_measure).then(|| NamedOrder::of(order));
                 named.push(Named { family, class, stages, order });
             }
             Err(reason) => refuse(search, family.name, reason),
@@ -102,21 +121,19 @@ fn try_cut(
     let stages = starts.len() - 1;
     let none = vec![false; stages];
     let label = Label { name: named.family.name, settings: named.family.settings };
+    let loads = stage_loads(&shape.layers, starts, &none);
     let order = match &named.order {
-        Some(order) => Rc::clone(order),
-        None => {
-            let loads = stage_loads(&shape.layers, starts, &none);
-            match named.family.order(&engine_costs(&shape.layers, &loads)) {
-                Ok(order) => {
-                    search.charge_made(&order);
-                    Rc::new(order)
-                }
-                Err(reason) => {
-                    refuse(search, named.family.name, reason);
-                    return None;
-                }
+        Some(order) => order.split(first_backward(&loads)),
+        None => match named.family.order(&engine_costs(&shape.layers, &loads)) {
+            Ok(order) => {
+                search.charge_made(&order);
+                Rc::new(order.split(first_backward(&loads)))
             }
-        }
+            Err(reason) => {
+                refuse(search, named.family.name, reason);
+                return None;
+            }
+        },
     };
     let plain = search.consider(shapes, label, &order, Choice { shape: at, starts, recompute: &none });
     let Some(memory) = search.request.memory else { return plain };

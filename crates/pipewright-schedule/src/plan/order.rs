@@ -1,13 +1,19 @@
 //! The computations of all ranks in order, as the search evaluates them: small cells in flat rows.
 //!
 //! The cells agree with the program that trains ([`mod@crate::lower`], `training.rs`): an overlap is its
-//! forward and its backward, and a backward is split if another rank waits for its gradient. Messages follow
-//! from the placement.
+//! forward and its backward, and a backward is split if another rank waits for its gradient
+//! ([`Order::split`]). Messages follow from the placement.
+//!
+//! An order has the backwards of all stages, so that it stays whole when the cut changes. The program that
+//! trains does not have the cells that frozen stages drop ([`Cell::is_dropped`]): they take no time, wait for
+//! nothing, and send nothing.
 
 use crate::action::Action;
 use crate::ids::{Microbatch, StageIndex};
 use crate::placement::Placement;
+use crate::plan::stage_load::StageLoad;
 use crate::schedule::Schedule;
+use crate::trained::StageBackward;
 
 /// The kind of a computation. Tables by kind have this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,12 +25,33 @@ pub(super) enum Kind {
     Backward,
 }
 
+impl Kind {
+    /// All kinds, in the order of tables.
+    pub(super) const ALL: [Self; 4] = [Self::Forward, Self::Input, Self::Weight, Self::Backward];
+
+    /// Returns whether a stage whose backward computes `backward` drops its computations of this kind.
+    pub(super) fn is_dropped(self, backward: StageBackward) -> bool {
+        match backward {
+            StageBackward::Whole => false,
+            StageBackward::Inputs => self == Self::Weight,
+            StageBackward::None => self != Self::Forward,
+        }
+    }
+}
+
 /// One computation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Cell {
     pub(super) kind: Kind,
     pub(super) stage: u32,
     pub(super) microbatch: u32,
+}
+
+impl Cell {
+    /// Returns whether its stage drops the computation, because nothing needs its gradients.
+    pub(super) fn is_dropped(self, loads: &[StageLoad]) -> bool {
+        self.kind.is_dropped(loads[self.stage as usize].computes)
+    }
 }
 
 /// The computations of all ranks.
@@ -36,18 +63,70 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// Returns the order of a schedule.
+    /// Returns the order of a schedule, with whole backwards where the schedule has them.
     pub(super) fn of(schedule: &Schedule) -> Self {
         let placement = schedule.placement().clone();
         let row = |row: &Vec<Option<Action>>| {
             let mut cells = Vec::with_capacity(row.len() * 3 / 2);
             for part in row.iter().flatten().flat_map(|action| action.parts()) {
-                push(&placement, part, &mut cells);
+                push(part, &mut cells);
             }
             cells
         };
         let rows = schedule.rows().iter().map(row).collect();
         Self { placement, microbatches: schedule.microbatches(), rows }
+    }
+
+    /// Returns the order in which backwards are split if another rank waits for their gradient. Stages before
+    /// `first` run forward only, so nothing waits for the gradient of `first`.
+    pub(super) fn split(&self, first: u32) -> Self {
+        let Self { placement, microbatches, rows } = self;
+        let is_sent = |cell: &Cell| {
+            let stage = StageIndex::new(cell.stage);
+            let waits = |before| placement.owner(before) != placement.owner(stage);
+            cell.stage > first && placement.previous(stage).is_some_and(waits)
+        };
+        let row = |row: &Vec<Cell>| {
+            let mut cells = Vec::with_capacity(row.len() * 3 / 2);
+            for &cell in row {
+                if cell.kind == Kind::Backward && is_sent(&cell) {
+                    cells.extend([Kind::Input, Kind::Weight].map(|kind| Cell { kind, ..cell }));
+                } else {
+                    cells.push(cell);
+                }
+            }
+            cells
+        };
+        let rows = rows.iter().map(row).collect();
+        Self { placement: placement.clone(), microbatches: *microbatches, rows }
+    }
+
+    /// Returns an order with these computations, and after them the ones that stages drop. Those have an
+    /// order in which the ranks do not wait for each other even if the stages are trained: by microbatch, and
+    /// from the last stage to the first.
+    pub(super) fn completed(
+        placement: Placement,
+        microbatches: u32,
+        mut rows: Vec<Vec<Cell>>,
+        loads: &[StageLoad],
+    ) -> Self {
+        let frozen: Vec<StageIndex> = placement
+            .all_stages()
+            .filter(|stage| loads[stage.index()].computes != StageBackward::Whole)
+            .collect();
+        if frozen.is_empty() {
+            return Self { placement, microbatches, rows };
+        }
+        rows.iter_mut().for_each(|row| row.retain(|cell| !cell.is_dropped(loads)));
+        for microbatch in 0..microbatches {
+            for &stage in frozen.iter().rev() {
+                let cells =
+                    [Kind::Input, Kind::Weight].map(|kind| Cell { kind, stage: stage.get(), microbatch });
+                let row = &mut rows[placement.rank_of(stage).index()];
+                row.extend(cells.into_iter().filter(|cell| cell.is_dropped(loads)));
+            }
+        }
+        Self { placement, microbatches, rows }
     }
 
     /// Returns the number of computations of all ranks.
@@ -63,22 +142,19 @@ impl Order {
     }
 }
 
-fn push(placement: &Placement, part: Action, cells: &mut Vec<Cell>) {
+/// Returns the first stage that runs backward.
+pub(super) fn first_backward(loads: &[StageLoad]) -> u32 {
+    loads.iter().take_while(|load| load.computes == StageBackward::None).count() as u32
+}
+
+fn push(part: Action, cells: &mut Vec<Cell>) {
     let Some(microbatch) = part.microbatch() else { return };
     let mut add = |kind| cells.push(Cell { kind, stage: part.stage().get(), microbatch: microbatch.get() });
     match part {
         Action::Forward { .. } => add(Kind::Forward),
         Action::InputBackward { .. } => add(Kind::Input),
         Action::WeightBackward { .. } => add(Kind::Weight),
-        Action::Backward { stage, .. } => {
-            let waits = |before| placement.owner(before) != placement.owner(stage);
-            if placement.previous(stage).is_some_and(waits) {
-                add(Kind::Input);
-                add(Kind::Weight);
-            } else {
-                add(Kind::Backward);
-            }
-        }
+        Action::Backward { .. } => add(Kind::Backward),
         _ => {}
     }
 }

@@ -5,14 +5,15 @@
 
 use crate::ids::{Rank, StageIndex};
 use crate::plan::evaluate::{follows_forward, is_followed};
-use crate::plan::order::{Kind, Order};
+use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::stage_load::{StageLoad, beside, waiting};
 use crate::sharding::Sharding;
 
 /// Returns the peak bytes of each rank: parameters, optimizer state, gradients and activations, and what is
 /// held only while actions run.
 pub(super) fn peaks(order: &Order, loads: &[StageLoad], sharding: Sharding) -> Vec<u64> {
-    let trains = order.rows.iter().flatten().any(|cell| cell.kind != Kind::Forward);
+    let is_backward = |cell: &Cell| cell.kind != Kind::Forward && !cell.is_dropped(loads);
+    let trains = order.rows.iter().flatten().any(is_backward);
     (0..order.rows.len()).map(|rank| peak(order, loads, sharding, rank, trains)).collect()
 }
 
@@ -24,13 +25,16 @@ fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, tra
     let mut with_gradient: Vec<u32> = Vec::new();
     let row = &order.rows[rank];
     let own_loads: Vec<StageLoad> = own.iter().map(|&stage| beside(stage, own, loads)).collect();
-    for (position, cell) in row.iter().enumerate() {
+    let is_dropped = |cell: Cell| cell.is_dropped(loads);
+    for (position, cell) in row.iter().enumerate().filter(|&(_, &cell)| !is_dropped(cell)) {
         let load = &own_loads[order.placement.chunk_of(StageIndex::new(cell.stage)).index()];
         let (more, less) = match cell.kind {
-            Kind::Forward if trains && !is_followed(row, position) => (load.kept, 0),
+            Kind::Forward if trains && !is_followed(row, position, is_dropped) => (load.kept, 0),
             Kind::Forward if trains => (load.activation(), 0),
             Kind::Forward => (load.activation(), load.activation()),
-            Kind::Input | Kind::Backward if follows_forward(row, position) => (0, load.activation()),
+            Kind::Input | Kind::Backward if follows_forward(row, position, is_dropped) => {
+                (0, load.activation())
+            }
             Kind::Input | Kind::Backward => (load.rebuilt, load.activation()),
             Kind::Weight => (0, load.stash),
         };

@@ -3,14 +3,17 @@
 use crate::generate::{Generator, Setting, catalogue};
 use crate::plan::bound::{lower_bound, optimizer_bound, reduction_bound, simple_bound};
 use crate::plan::explore::{explore, scout};
+use crate::plan::order::Order;
 use crate::plan::polish::polish;
 use crate::plan::predict::{PlanChoice, PredictError, predict};
-use crate::plan::report::{Outcome, OutcomeKind, Plan, PlanError, PlanReport};
+use crate::plan::report::{Outcome, OutcomeKind, Plan, PlanError, PlanReport, SEARCHED};
 use crate::plan::request::PlanRequest;
 use crate::plan::search::{Candidate, Search};
 use crate::plan::shape::Shape;
+use crate::plan::stage_load::stage_loads;
 use crate::plan::tuning::Tuning;
 use crate::profile::{MAX_LAYERS, Profile};
+use crate::schedule::Schedule;
 
 /// Searches the best plans. `keep_going` is asked before each simulation; once it says no, the search ends
 /// with what it has. At least one plan is tried. If it says no while the bound is computed, the bound of the
@@ -170,7 +173,7 @@ fn finished(
     shape: &Shape,
     candidate: &Candidate,
 ) -> Result<Plan, PredictError> {
-    let schedule = candidate.order.schedule();
+    let schedule = schedule_of(shape, candidate);
     let boundaries = candidate.starts[1..candidate.starts.len() - 1].to_vec();
     let choice = PlanChoice {
         head_parts: Some(shape.head_parts),
@@ -199,6 +202,18 @@ fn finished(
         bubble_fraction: prediction.run.timeline().bubble_fraction(),
         peak_bytes: prediction.peak_bytes,
     })
+}
+
+/// Returns the schedule of a candidate. The search moves computations without regard to the computations that
+/// frozen stages drop, so in a searched order these follow at the end.
+fn schedule_of(shape: &Shape, candidate: &Candidate) -> Schedule {
+    let order = &candidate.order;
+    if candidate.name != SEARCHED {
+        return order.schedule();
+    }
+    let loads = stage_loads(&shape.layers, &candidate.starts, &candidate.recompute);
+    let (placement, rows) = (order.placement.clone(), order.rows.clone());
+    Order::completed(placement, order.microbatches, rows, &loads).schedule()
 }
 
 /// Why schedules with slices are not searched.

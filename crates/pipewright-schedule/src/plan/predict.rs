@@ -10,16 +10,17 @@ use crate::plan::evaluate::recomputes;
 use crate::plan::head_parts::with_head_parts;
 use crate::plan::layers::Layers;
 use crate::plan::network::{Mesh, MeshOrder, Network};
-use crate::plan::order::{Cell, Kind, Order};
+use crate::plan::order::{Cell, Kind, Order, first_backward};
 use crate::plan::peaks::peaks;
 use crate::plan::report::Collectives;
 use crate::plan::request::TrainingState;
 use crate::plan::search::optimizer_time;
 use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads};
-use crate::profile::Profile;
+use crate::profile::{LayerProfile, Profile};
 use crate::schedule::Schedule;
 use crate::simulate::{SimulateError, Summary, TimedRun, logical, timed};
 use crate::slices::Slices;
+use crate::trained::TrainedStages;
 use crate::validate::ValidatedProgram;
 use crate::words::counted;
 
@@ -71,6 +72,19 @@ impl PlanChoice {
         let network = Network::of(profile, Mesh { tensor, replicas, ranks, order });
         let network = network.ok_or(PredictError::Mesh { tensor, replicas, ranks })?;
         Ok(Layers::of(&with_head_parts(profile, self.head_parts), self.microbatch_rows, network, self.state))
+    }
+
+    /// Returns the stages that are trained, with which a schedule of this choice is lowered. The profile says
+    /// which layers are.
+    pub fn trained_stages(&self, profile: &Profile) -> TrainedStages {
+        let profile = with_head_parts(profile, self.head_parts);
+        let layers: Vec<bool> = profile.each_layer().map(LayerProfile::is_trained).collect();
+        let starts = [0].into_iter().chain(self.boundaries.iter().copied());
+        let ends = self.boundaries.iter().copied().chain([layers.len()]);
+        let is_trained = |(start, end): (usize, usize)| {
+            layers.get(start..end).is_some_and(|layers| layers.contains(&true))
+        };
+        TrainedStages::of(&starts.zip(ends).map(is_trained).collect::<Vec<_>>())
     }
 }
 
@@ -180,12 +194,14 @@ pub fn predict(
     schedule: &Schedule,
     choice: &PlanChoice,
 ) -> Result<Prediction, PredictError> {
-    let lowering = TrainingLowering { replicas: choice.data_parallel, ..TrainingLowering::default() };
+    let trained = choice.trained_stages(profile);
+    let lowering =
+        TrainingLowering { replicas: choice.data_parallel, trained, ..TrainingLowering::default() };
     predict_program(profile, schedule, for_training(schedule, &lowering)?, choice)
 }
 
-/// Does the same for a program that is already lowered. `schedule` is its computation, by which memory is
-/// counted.
+/// Does the same for a program that is already lowered, for the stages that the choice trains
+/// ([`PlanChoice::trained_stages`]). `schedule` is its computation, by which memory is counted.
 ///
 /// # Errors
 /// When the choice does not fit the schedule, or the schedule cuts microbatches into slices.
@@ -202,7 +218,7 @@ pub fn predict_program(
     let loads = loads(&layers, schedule.placement().stages(), choice)?;
     let costs = engine_costs(&layers, &loads);
     let run = timed(program.as_program(), &costs)?;
-    let order = Order::of(schedule);
+    let order = Order::of(schedule).split(first_backward(&loads));
     let (optimizer_s, peak_bytes) = (optimizer_time(&order, &loads), peaks(&order, &loads, layers.sharding));
     let collectives = collectives(&order, &loads);
     Ok(Prediction { program, costs, run, optimizer_s, peak_bytes, collectives })
@@ -224,6 +240,9 @@ pub fn choice_costs(
 /// Returns the times of the collectives of an order.
 fn collectives(order: &Order, loads: &[StageLoad]) -> Collectives {
     let sums_of = |row: &[Cell], position: usize| {
+        if row[position].is_dropped(loads) {
+            return 0.0;
+        }
         let load = &loads[row[position].stage as usize];
         let again = if recomputes(row, loads, position).is_some() { load.sums } else { 0.0 };
         if row[position].kind == Kind::Weight { 0.0 } else { load.sums + again }

@@ -22,10 +22,19 @@
 //!    least `t` and the work of the rank that cannot start before `t`. The earliest starts of the first
 //!    forwards and of the first backwards of its stages are tried for `t`. With the first one of them, this
 //!    is bound 1.
+//!
+//! **Frozen layers.** Let `k` be the first trained layer. The layers before it have no `I` and no `W`, and
+//! other frozen layers no `W` ([`Layers`]). Let stage `f` have layer `k`. Each stage has a layer, so `f <= k`.
+//! Gradients travel from the last stage to `f` only, so at least the messages from rank `r` down to rank `k`
+//! are left of the way back from stage `r`. In bound 2, all computations of a rank lead to an input backward
+//! of its first stage that runs backward, or of stage `f` if the rank has no such stage. Then `W(layer k)`
+//! follows, and
+//! not `W(layer 0)`. In bound 4, stages that run forward only have no first backward.
 
 use std::ops::Range;
 
 use crate::plan::layers::Layers;
+use crate::trained::StageBackward;
 
 /// The sizes that the bounds of a step share.
 #[derive(Debug, Clone, Copy)]
@@ -56,6 +65,23 @@ impl<'a> Step<'a> {
         f64::from(rank as u32 - far) * self.hops[0] + f64::from(far) * self.hops[1]
     }
 
+    /// Returns the shortest time of the messages with gradients from the first stage of `rank` to the first
+    /// stage that runs backward. It does not depend on the cut.
+    fn hops_back(&self, rank: usize) -> f64 {
+        self.hops(rank) - self.hops(self.layers.first_trained.min(rank))
+    }
+
+    /// Returns the shortest time of the messages on the way of one microbatch.
+    fn path_hops(&self) -> f64 {
+        let last = self.ranks as usize - 1;
+        self.hops(last) + self.hops_back(last)
+    }
+
+    /// Returns the time of the last weight gradient.
+    fn last_weight(&self) -> f64 {
+        self.layers.list[self.layers.first_trained].weight
+    }
+
     /// Returns the shortest time of a message from one rank to another; 0 if they are the same.
     fn hop(&self, from: u32, to: u32) -> f64 {
         let row = self.layers.network.in_a_row;
@@ -80,16 +106,15 @@ impl<'a> Step<'a> {
     /// Returns the time after the last input backward of such a rank.
     pub(super) fn drain(&self, rank: usize, first: usize) -> f64 {
         if rank == 0 {
-            return self.layers.list[0].weight;
+            return self.last_weight();
         }
-        self.layers.input(0..first) + self.hops(rank) + self.layers.list[0].weight
+        self.layers.input(0..first) + self.hops_back(rank) + self.last_weight()
     }
 
     /// Returns the time of the path of one microbatch.
     pub(super) fn path(&self) -> f64 {
         let all = 0..self.layers.count();
-        let hops = 2.0 * self.hops(self.ranks as usize - 1);
-        self.layers.forward(all.clone()) + self.layers.input(all) + hops + self.layers.list[0].weight
+        self.layers.forward(all.clone()) + self.layers.input(all) + self.path_hops() + self.last_weight()
     }
 
     /// Returns the bounds 1 and 2 for a rank with this much work for one microbatch: `F + I + W`, and
@@ -153,7 +178,8 @@ impl<'a> Step<'a> {
         let hops = self.hops_before(rank_of);
         let times = self.stage_times(&hops, starts);
         let slowest = times.iter().map(|stage| stage.forward.max(stage.input)).fold(0.0, f64::max);
-        let more_hops = 2.0 * (hops[hops.len() - 1] - self.hops(self.ranks as usize - 1));
+        let first = starts.partition_point(|&start| start <= self.layers.first_trained) - 1;
+        let more_hops = 2.0 * hops[hops.len() - 1] - hops[first] - self.path_hops();
         let path = self.path() + more_hops.max(0.0) + (self.microbatches - 1.0) * slowest;
         self.rank_times(rank_of, starts, &times).fold(path, f64::max)
     }
@@ -206,6 +232,7 @@ pub(super) struct StageTimes {
     /// stage and those after it.
     slowest: [f64; 2],
     first_forward: f64,
+    /// Of a stage that runs forward only, the same as `first_forward`.
     first_backward: f64,
 }
 
@@ -214,13 +241,18 @@ impl StageTimes {
     pub(super) fn of(step: &Step<'_>, range: Range<usize>, hops: &[f64], stage: usize) -> Self {
         let (layers, end) = (step.layers, step.layers.count());
         let (hops, all_hops) = (hops[stage], hops[hops.len() - 1]);
+        let first_forward = layers.forward(0..range.start) + hops;
+        let first_backward = match layers.backward_of(range.clone()) {
+            StageBackward::None => first_forward,
+            _ => layers.forward(0..end) + layers.input(range.end..end) + 2.0 * all_hops - hops,
+        };
         Self {
             forward: layers.forward(range.clone()),
             input: layers.input(range.clone()),
             work: layers.work(range.clone()),
             slowest: [0.0; 2],
-            first_forward: layers.forward(0..range.start) + hops,
-            first_backward: layers.forward(0..end) + layers.input(range.end..end) + 2.0 * all_hops - hops,
+            first_forward,
+            first_backward,
         }
     }
 

@@ -93,8 +93,8 @@ impl Shape {
     pub(super) fn fixed_bytes(&self) -> u128 {
         let parts = Sharding { window: 0, ..self.layers.sharding };
         let bytes = |layer: &Layer| {
-            let held = parts.held([self.layers.state_of(std::slice::from_ref(layer))]);
-            u128::from(layer.parameters) + u128::from(held.total())
+            let held = parts.held([layer.state]);
+            u128::from(layer.gradient) + u128::from(held.total())
         };
         self.layers.list.iter().map(bytes).sum()
     }

@@ -6,6 +6,8 @@
 //! parameters needs a byte of gradients, from the first weight gradient of the step, and, always, the
 //! optimizer's state for it. Replicas may hold parameters and optimizer state together ([`crate::sharding`]).
 //! A stage also holds what does not depend on its layers, such as tables of positions.
+//! A stage without trained parameters has no `W`, and one before all trained layers runs forward only
+//! ([`crate::trained`]).
 
 use crate::costs::{Costs, Link, RecomputeSizes, StageCosts, StageSizes};
 use crate::ids::{Rank, StageIndex};
@@ -13,10 +15,13 @@ use crate::plan::layers::Layers;
 use crate::profile::LinkProfile;
 use crate::recompute::Recompute;
 use crate::sharding::{Sharding, StateBytes};
+use crate::trained::StageBackward;
 
 /// The times and sizes of a stage for one microbatch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct StageLoad {
+    /// The gradients that its backward computes.
+    pub(super) computes: StageBackward,
     pub(super) forward: f64,
     pub(super) input: f64,
     /// The time that `W` adds to `I` in `B`.
@@ -108,7 +113,11 @@ pub(super) fn stage_loads(layers: &Layers, starts: &[usize], recompute: &[bool])
 }
 
 fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> StageLoad {
+    let computes = layers.backward_of(start..end);
+    // A stage that runs forward only computes nothing again.
+    let recomputes = recomputes && computes != StageBackward::None;
     let mut load = StageLoad {
+        computes,
         forward: 0.0,
         input: 0.0,
         weight: 0.0,
@@ -140,11 +149,11 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         let shared = if position > 0 { layer.shared } else { 0 };
         load.kept = load.kept.saturating_add(layer.activation.saturating_sub(shared));
         load.stash = load.stash.saturating_add(layer.stash.saturating_sub(shared));
-        load.gradient = load.gradient.saturating_add(layer.parameters);
+        load.gradient = load.gradient.saturating_add(layer.gradient);
         load.temporary = load.temporary.max(layer.temporary);
         load.sums += layer.sums;
     }
-    load.state = layers.state_of(&layers.list[start..end]);
+    load.state = Layers::state_of(&layers.list[start..end]);
     if recomputes {
         let whole = load.kept;
         load.again = Some(again);
@@ -158,7 +167,7 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         let messages = if recomputes { 2 } else { 1 };
         load.temporary = load.temporary.saturating_add(load.output.saturating_mul(messages));
     }
-    if layers.network.mesh.replicas > 1 {
+    if layers.network.mesh.replicas > 1 && computes == StageBackward::Whole {
         load.reduce = layers.network.replica_sum(load.gradient);
         // The copies and additions are work of the rank itself, which is done with its program by then.
         let work = layers.network.replica_work(load.gradient);

@@ -8,12 +8,13 @@ use crate::lower::{TrainingLowering, for_training};
 use crate::plan::balance::{Layout, Numbers, even};
 use crate::plan::bound::{lower_bound, reduction_bound};
 use crate::plan::class::{Class, Path};
+use crate::plan::cuts::for_each_cut;
 use crate::plan::evaluate::Evaluator;
 use crate::plan::families::Family;
 use crate::plan::greedy::{Rules, Task, greedy};
 use crate::plan::layers::Layers;
 use crate::plan::network::{Mesh, MeshOrder, Network};
-use crate::plan::order::Order;
+use crate::plan::order::{Cell, Kind, Order, first_backward};
 use crate::plan::peaks::peaks;
 use crate::plan::predict::{PlanChoice, predict};
 use crate::plan::rank_times::Step;
@@ -23,6 +24,7 @@ use crate::plan::tuning::BoundTuning;
 use crate::profile::{HEAD_PART, LayerProfile, LinkProfile, NodeProfile, Profile};
 use crate::sharding::{ShardGroups, Sharding};
 use crate::simulate::{peak_memory, timed};
+use crate::trained::{StageBackward, TrainedStages};
 
 /// Returns random layers for a mesh with so many ranks of a pipeline; the ranks may be on nodes, and have
 /// tensor-parallel ranks there.
@@ -42,6 +44,9 @@ pub(super) fn model(seed: u64, count: usize, ranks: u32, replicas: u32) -> Layer
         ..LayerProfile::default()
     });
     let mut layers: Vec<LayerProfile> = layers.collect();
+    if seed.is_multiple_of(3) {
+        freeze(&mut layers, seed);
+    }
     for layer in layers.iter_mut().step_by(2) {
         layer.backward_s = Some(layer.input_backward_s + layer.weight_backward_s / 2.0);
     }
@@ -63,13 +68,30 @@ pub(super) fn model(seed: u64, count: usize, ranks: u32, replicas: u32) -> Layer
     Layers::of(&profile, 1, network, state)
 }
 
+/// Freezes random layers, but not all: often the first ones.
+fn freeze(layers: &mut [LayerProfile], seed: u64) {
+    let mut numbers = Numbers(seed ^ 0xf0);
+    let trained = numbers.below(layers.len());
+    let below = numbers.below(2) * trained;
+    let rest = numbers.below(2);
+    for (index, layer) in layers.iter_mut().enumerate().filter(|&(index, _)| index != trained) {
+        if index < below || rest + numbers.below(2) == 0 {
+            layer.trained_bytes = Some(0);
+        } else if layer.parameter_bytes > 8 {
+            layer.trained_bytes = Some(layer.parameter_bytes / 8);
+        }
+    }
+}
+
 /// Checks that the evaluation of an order gives the numbers of the simulator, and that no bound is above
 /// them.
 fn check(layers: &Layers, order: &Order, layout: &Layout, recompute: &[bool]) -> Result<(), TestCaseError> {
     let loads = stage_loads(layers, &layout.starts, recompute);
     let found = Evaluator::default().time(order, &loads, &layers.network);
     let replicas = layers.network.mesh.replicas;
-    let lowering = TrainingLowering { replicas, ..TrainingLowering::default() };
+    let trained: Vec<bool> = loads.iter().map(|load| load.computes == StageBackward::Whole).collect();
+    let trained = TrainedStages::of(&trained);
+    let lowering = TrainingLowering { replicas, trained, ..TrainingLowering::default() };
     let program = for_training(&order.schedule(), &lowering).expect("a sound order");
     let run = timed(program.as_program(), &engine_costs(layers, &loads)).expect("no deadlock");
     prop_assert_eq!(found, Some(run.timeline().makespan()));
@@ -107,6 +129,117 @@ fn check(layers: &Layers, order: &Order, layout: &Layout, recompute: &[bool]) ->
     let bound = lower_bound(step, &[class], &BoundTuning::default()).max(reduction_bound(step));
     prop_assert!(bound <= time, "the bound {bound} of {class:?} that takes {time}");
     Ok(())
+}
+
+/// Returns every order of the computations of two ranks, each with the given stages.
+fn every_order(stages_of: [&[u32]; 2], microbatches: u32) -> impl Iterator<Item = Vec<Vec<Cell>>> {
+    let rows = stages_of.map(|stages| {
+        let chain = |(&stage, microbatch): (&u32, u32)| {
+            [Kind::Forward, Kind::Input, Kind::Weight].map(|kind| Cell { kind, stage, microbatch })
+        };
+        let chains = stages.iter().flat_map(|stage| (0..microbatches).map(move |at| (stage, at))).map(chain);
+        merged(&chains.collect::<Vec<_>>(), &mut vec![0; stages.len() * microbatches as usize])
+    });
+    let [first, second] = rows;
+    first
+        .into_iter()
+        .flat_map(move |row| second.clone().into_iter().map(move |other| vec![row.clone(), other]))
+}
+
+/// Returns every row with the computations of all chains, each in its order. `used` has the number of
+/// computations of each chain that come before the row.
+fn merged(chains: &[[Cell; 3]], used: &mut Vec<usize>) -> Vec<Vec<Cell>> {
+    let mut rows = Vec::new();
+    for chain in 0..chains.len() {
+        let Some(&cell) = chains[chain].get(used[chain]) else { continue };
+        used[chain] += 1;
+        rows.extend(merged(chains, used).into_iter().map(|rest| [vec![cell], rest].concat()));
+        used[chain] -= 1;
+    }
+    if rows.is_empty() { vec![Vec::new()] } else { rows }
+}
+
+/// Two ranks with one or two stages each: no order of any cut is faster than the bound.
+#[test]
+fn no_order_of_a_tiny_model_is_faster_than_the_bound() {
+    for seed in 0..24 {
+        // One stage per rank and two microbatches, or two stages in a loop or a V and one microbatch.
+        let (chunks, microbatches, rank_of) =
+            [(1, 2, vec![0, 1]), (2, 1, vec![0, 1, 0, 1]), (2, 1, vec![0, 1, 1, 0])][seed as usize % 3]
+                .clone();
+        let layers = model(seed / 3 * 3 + u64::from(seed % 6 == 0), rank_of.len() + 1, 2, 1);
+        let step = Step::of(&layers, 2, microbatches);
+        let class = Class { ranks: 2, chunks, path: Path::Loop };
+        let bound = lower_bound(step, &[class], &BoundTuning::default());
+        let of_rank = |rank: u32| -> Vec<u32> {
+            (0..).zip(&rank_of).filter(|&(_, &of)| of == rank).map(|(stage, _)| stage).collect()
+        };
+        let stages_of = [of_rank(0), of_rank(1)];
+        let ranks = rank_of.iter().copied().map(Rank::new).collect();
+        let placement = crate::placement::Placement::explicit(ranks).expect("both ranks have a stage");
+        let mut least = f64::INFINITY;
+        for_each_cut(layers.count(), rank_of.len(), &mut |starts| {
+            let loads = stage_loads(&layers, starts, &vec![false; rank_of.len()]);
+            for rows in every_order([&stages_of[0], &stages_of[1]], microbatches) {
+                let order = Order { placement: placement.clone(), microbatches, rows };
+                let time = Evaluator::default().time(&order, &loads, &layers.network);
+                least = least.min(time.unwrap_or(f64::INFINITY));
+            }
+        });
+        assert!(least.is_finite() && bound <= least, "seed {seed}: the bound {bound} of {least}");
+        assert!(bound >= 0.6 * least, "seed {seed}: the bound {bound} of {least}");
+    }
+}
+
+/// Checks the time of one microbatch over slow links, and that the bounds are not above it. Layers with the
+/// flag true are trained; each is a stage in a loop, and `F`, `I` and `W` take 1, a message 10.
+fn check_slow_links(trained: &[bool], ranks: u32, expected: f64) {
+    let layer = |&is_trained: &bool| LayerProfile {
+        forward_s: 1.0,
+        input_backward_s: 1.0,
+        weight_backward_s: 1.0,
+        trained_bytes: (!is_trained).then_some(0),
+        ..LayerProfile::default()
+    };
+    let link = LinkProfile::new(10.0, f64::INFINITY);
+    let profile = Profile { link, layers: trained.iter().map(layer).collect(), ..Profile::default() };
+    let mesh = Mesh { tensor: 1, replicas: 1, ranks, order: MeshOrder::Replicas };
+    let network = Network::of(&profile, mesh).expect("a network");
+    let layers = Layers::of(&profile, 1, network, TrainingState::default());
+    let starts: Vec<usize> = (0..=trained.len()).collect();
+    let loads = stage_loads(&layers, &starts, &vec![false; trained.len()]);
+    let class = Class { ranks, chunks: trained.len() as u32 / ranks, path: Path::Loop };
+    let placement = class.placement();
+    let task = Task {
+        placement: &placement,
+        microbatches: 1,
+        loads: &loads,
+        network: &network,
+        sharding: layers.sharding,
+        memory: None,
+    };
+    let rules = Rules::all(ranks, trained.len() as u32)[0];
+    let (order, time) = greedy(&task, rules, f64::INFINITY, &mut 0).expect("an order");
+    assert_eq!((time, Evaluator::default().time(&order, &loads, &network)), (expected, Some(expected)));
+    let step = Step::of(&layers, ranks, 1);
+    let bounds =
+        [step.cut_time(&class.ranks_of(), &starts), lower_bound(step, &[class], &BoundTuning::default())];
+    assert!(
+        bounds.iter().all(|bound| (0.5 * expected..=expected).contains(bound)),
+        "{bounds:?} of {expected}"
+    );
+}
+
+#[test]
+fn gradients_do_not_travel_to_frozen_ranks() {
+    check_slow_links(&[true, true, true], 3, 3.0 + 2.0 * 20.0 + 3.0 + 1.0);
+    check_slow_links(&[false, true, true], 3, 3.0 + 20.0 + 10.0 + 2.0 + 1.0);
+    check_slow_links(&[false, false, true], 3, 3.0 + 20.0 + 1.0 + 1.0);
+    check_slow_links(&[false, true, false], 3, 3.0 + 20.0 + 10.0 + 2.0 + 1.0);
+    check_slow_links(&[true, false, false], 3, 3.0 + 2.0 * 20.0 + 3.0 + 1.0);
+    check_slow_links(&[false, false, true, true], 2, 4.0 + 30.0 + 10.0 + 2.0 + 1.0);
+    check_slow_links(&[false, false, false, true], 2, 4.0 + 30.0 + 1.0 + 1.0);
+    check_slow_links(&[false; 7].iter().chain(&[true]).copied().collect::<Vec<_>>(), 2, 8.0 + 70.0 + 2.0);
 }
 
 #[test]
@@ -219,6 +352,7 @@ proptest! {
             let starts = cut(count, stages, &mut numbers);
             let loads = stage_loads(&layers, &starts, &vec![false; stages]);
             let Ok(order) = family.order(&engine_costs(&layers, &loads)) else { continue };
+            let order = order.split(first_backward(&loads));
             let rank_of = crate::plan::evaluate::ranks_of_stages(&order);
             let recompute: Vec<bool> = (0..stages).map(|_| numbers.below(3) == 0).collect();
             check(&layers, &order, &Layout { starts, rank_of }, &recompute)?;
@@ -250,6 +384,7 @@ proptest! {
                     continue;
                 };
                 prop_assert_eq!(Evaluator::default().time(&order, &loads, &layers.network), Some(end));
+                // The order is sound even if all stages are trained.
                 let program = for_training(&order.schedule(), &TrainingLowering::default());
                 prop_assert!(program.is_ok(), "{:?}", program.err());
                 if let Some(memory) = memory {

@@ -136,6 +136,8 @@ pub(crate) fn block(kind: &str, weight: f64) -> LayerProfile {
         temporary_bytes: 0,
         tensor_sums: None,
         optimizer_bytes: None,
+        held_bytes: None,
+        trained_bytes: None,
     }
 }
 

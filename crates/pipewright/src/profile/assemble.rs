@@ -33,7 +33,8 @@ impl Measured {
                 kind: first.kind.clone(),
                 count: u32::try_from(run.len()).unwrap_or(u32::MAX),
                 output_bytes: first.output_bytes.saturating_mul(u64::from(self.rows)),
-                parameter_bytes: first.parameters.saturating_mul(PARAMETER_BYTES),
+                parameter_bytes: first.all_parameters().saturating_mul(PARAMETER_BYTES),
+                trained_bytes: first.trained.map(|trained| trained.saturating_mul(PARAMETER_BYTES)),
                 ..measured_layer(kind)
             }
         });

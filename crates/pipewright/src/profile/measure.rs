@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pipewright_schedule::{ModelDesc, Recompute, StageIndex};
+use pipewright_schedule::{ModelDesc, Recompute, StageIndex, TrainedStages};
 
 use super::measured::{Collection, Measured};
 use super::probe::{Holding, Probe};
@@ -103,7 +103,8 @@ where
     for run in runs {
         let recomputes = run.recompute != Recompute::None;
         let layers = if recomputes { &split } else { &sample };
-        run.steps(layers, config, ranks, make.clone(), &mut feed, |step, holdings| {
+        let subject = (layers, layers.trained(model));
+        run.steps(subject, config, ranks, make.clone(), &mut feed, |step, holdings| {
             if recomputes {
                 collection.add_recomputing(&step.timeline, &holdings);
             } else {
@@ -133,10 +134,11 @@ struct Run {
 }
 
 impl Run {
-    /// Takes the steps of the run. `keep` gets the steps that count.
+    /// Takes the steps of the run, with the layers of a sample and its trained stages. `keep` gets the steps
+    /// that count.
     fn steps<F, E, S>(
         &self,
-        sample: &Sample,
+        (sample, trained): (&Sample, TrainedStages),
         config: &MeasureConfig,
         ranks: u32,
         make: F,
@@ -149,7 +151,7 @@ impl Run {
         S: FnMut() -> Result<StepSummary, PipelineError>,
     {
         let recomputes = self.recompute != Recompute::None;
-        let program = program(sample.stages.len(), ranks, recomputes).expect("the program is sound");
+        let program = program(sample.stages.len(), trained, ranks, recomputes).expect("the program is sound");
         let actions = program.as_program().rows().iter().map(Vec::len).sum();
         let probe = Arc::new(Probe::new(config.pipeline.devices.clone(), actions));
         let pipeline_config = PipelineConfig {

@@ -29,7 +29,8 @@ pub struct Measured {
     pub rank_bytes: Option<u64>,
 }
 
-/// The figures of one layer of a kind, for one microbatch. Times are in seconds.
+/// The figures of one layer of a kind, for one microbatch. Times are in seconds. A frozen layer has no
+/// measurements of `W`, and a layer before the first trained one none of `I`: their spreads count none.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KindFigures {
     /// The first layer of the kind in the model.
@@ -214,7 +215,7 @@ impl<'a> Collection<'a> {
 
     /// Returns the figures; `None` if a kind has not run.
     pub(super) fn finish(mut self, ranks: u32) -> Option<Measured> {
-        let bytes = self.sample.parameter_bytes(self.model);
+        let bytes = self.sample.trained_bytes(self.model);
         let after = Spread::of(std::mem::take(&mut self.after))?.median;
         let idle = Spread::of(std::mem::take(&mut self.idle))?.median;
         let (rank_bytes, stage_bytes) = self.between_steps();
@@ -222,10 +223,12 @@ impl<'a> Collection<'a> {
         let kinds = first_layers.into_iter().enumerate().map(|(kind, layer)| {
             let mut of = |action| Spread::of(self.times.remove(&(kind, action))?);
             let forward = of(ActionKind::Forward)?;
-            let (input_backward, weight_backward) =
-                (of(ActionKind::InputBackward)?, of(ActionKind::WeightBackward)?);
-            let share =
-                self.model.layers[layer].parameters as f64 * PARAMETER_BYTES as f64 / bytes.max(1) as f64;
+            let described = &self.model.layers[layer];
+            let runs_backward = self.model.layers[..=layer].iter().any(LayerDesc::is_trained);
+            let mut if_run = |runs, action| if runs { of(action) } else { Some(Spread::default()) };
+            let input_backward = if_run(runs_backward, ActionKind::InputBackward)?;
+            let weight_backward = if_run(described.is_trained(), ActionKind::WeightBackward)?;
+            let share = described.trained_parameters() as f64 * PARAMETER_BYTES as f64 / bytes.max(1) as f64;
             let median = |values: Option<Vec<f64>>| Some(Spread::of(values?)?.median.round() as u64);
             let (received, sent_and_kept) = self.hidden_states(layer);
             let recomputing = self.recomputing.remove(&kind).map(|mut times| {
@@ -239,9 +242,14 @@ impl<'a> Collection<'a> {
                 weight_backward,
                 recompute: recomputing.and_then(Spread::of),
                 optimizer_s: after * share,
-                activation_bytes: median(self.kept.remove(&kind))
-                    .map(|bytes| bytes + sent_and_kept + TAPE_BYTES),
-                weight_activation_bytes: median(self.stashed.remove(&kind)).map(|bytes| bytes + received),
+                activation_bytes: match median(self.kept.remove(&kind)) {
+                    Some(_) if !runs_backward => Some(0),
+                    bytes => bytes.map(|bytes| bytes + sent_and_kept + TAPE_BYTES),
+                },
+                weight_activation_bytes: match median(self.stashed.remove(&kind)) {
+                    None if !described.is_trained() => Some(0),
+                    bytes => bytes.map(|bytes| bytes + received),
+                },
                 temporary_bytes: self.temporary.remove(&kind),
             })
         });

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use pipewright_schedule::ModelDesc;
+use pipewright_schedule::{LayerDesc, ModelDesc, TrainedStages};
 
 /// The bytes of an element of a parameter.
 pub(super) const PARAMETER_BYTES: u64 = 4;
@@ -59,15 +59,31 @@ impl Sample {
 
     /// Returns the bytes of the parameters of all stages.
     pub(super) fn parameter_bytes(&self, model: &ModelDesc) -> u64 {
+        self.bytes(model, LayerDesc::all_parameters)
+    }
+
+    /// Returns the bytes of the trained parameters of all stages.
+    pub(super) fn trained_bytes(&self, model: &ModelDesc) -> u64 {
+        self.bytes(model, LayerDesc::trained_parameters)
+    }
+
+    fn bytes(&self, model: &ModelDesc, parameters: impl Fn(&LayerDesc) -> u64) -> u64 {
         let layers = self.stages.iter().flat_map(|stage| &model.layers[stage.layers.clone()]);
-        layers.map(|layer| layer.parameters.saturating_mul(PARAMETER_BYTES)).fold(0, u64::saturating_add)
+        layers.map(|layer| parameters(layer).saturating_mul(PARAMETER_BYTES)).fold(0, u64::saturating_add)
+    }
+
+    /// Returns the stages that are trained. The first trained layer of the model is the first one of its
+    /// kind, so the sample has it, and each layer of the sample runs backward if it does so in the model.
+    pub(super) fn trained(&self, model: &ModelDesc) -> TrainedStages {
+        let is_trained = |stage: &SampleStage| model.layers[stage.layers.start].is_trained();
+        TrainedStages::of(&self.stages.iter().map(is_trained).collect::<Vec<_>>())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pipewright_schedule::LayerDesc;
+    use pipewright_schedule::{StageBackward, StageIndex};
 
     fn check(kinds: &str, copies: usize, expected: &[(Range<usize>, usize)]) {
         let layer = |kind: char| LayerDesc {
@@ -80,6 +96,7 @@ mod tests {
             keys_values_bytes: 0,
             products: 0,
             mixing: 0,
+            trained: None,
         };
         let model = ModelDesc { layers: kinds.chars().map(layer).collect() };
         let sample = Sample::of(&model, copies);
@@ -96,6 +113,34 @@ mod tests {
     fn the_depth_of_a_model_does_not_matter() {
         check("EDDDDH", 2, &[(0..1, 0), (1..3, 1), (5..6, 2)]);
         check("EDDDDDDDDDDH", 2, &[(0..1, 0), (1..3, 1), (11..12, 2)]);
+    }
+
+    /// Layers of one kind that differ in their adapters, or are below the first one, are of different kinds.
+    #[test]
+    fn frozen_layers_run_as_in_the_model() {
+        let layer = |weight, trained| LayerDesc {
+            path: String::new(),
+            kind: "block".to_owned(),
+            parameters: 10,
+            weight,
+            activation_bytes: 1,
+            output_bytes: 1,
+            keys_values_bytes: 0,
+            products: 0,
+            mixing: 0,
+            trained: Some(trained),
+        };
+        let layers =
+            [layer(1, 0), layer(1, 0), layer(1, 0), layer(2, 3), layer(2, 0), layer(2, 3), layer(2, 5)];
+        let model = ModelDesc { layers: layers.to_vec() };
+        let sample = Sample::of(&model, 1);
+        let first: Vec<usize> = sample.stages.iter().map(|stage| stage.layers.start).collect();
+        assert_eq!(first, [0, 3, 4, 6]);
+        let trained = sample.trained(&model);
+        let backwards = [0, 1, 2, 3].map(|stage| trained.backward_of(StageIndex::new(stage)));
+        let (none, inputs, whole) = (StageBackward::None, StageBackward::Inputs, StageBackward::Whole);
+        assert_eq!(backwards, [none, whole, inputs, whole]);
+        assert_eq!(sample.trained_bytes(&model), 4 * (3 + 5));
     }
 
     #[test]

@@ -66,16 +66,16 @@ pub(super) fn optimizer_bound(step: Step<'_>) -> f64 {
 
 /// Returns the bound from the sums over replicas: a rank begins the first of its sums after all microbatches
 /// of some layer, and makes one sum after another. The sums of all ranks take at least as long as the sums of
-/// equal shares of the parameters.
+/// equal shares of the gradients.
 pub(super) fn reduction_bound(step: Step<'_>) -> f64 {
     if step.layers.network.mesh.replicas < 2 {
         return 0.0;
     }
     let layers = &step.layers.list;
-    let parameters = layers.iter().map(|layer| layer.parameters).fold(0, u64::saturating_add);
+    let gradients = layers.iter().map(|layer| layer.gradient).fold(0, u64::saturating_add);
     let work = layers.iter().map(|layer| layer.forward + layer.input + layer.weight);
     let shortest = step.microbatches * work.fold(f64::INFINITY, f64::min);
-    let sums = step.layers.network.replica_sum(parameters / u64::from(step.ranks));
+    let sums = step.layers.network.replica_sum(gradients / u64::from(step.ranks));
     (shortest + sums) * (1.0 - ROUNDING)
 }
 

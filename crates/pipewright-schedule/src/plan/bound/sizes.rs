@@ -12,7 +12,9 @@
 //!
 //! Forwards of a stage follow each other no faster than the slowest stage so far takes them. Backwards follow
 //! each other no faster than forwards of the slowest stage of all, or input backwards of the stage itself.
-//! Every round visits all ranks, so each message within a round goes to another rank.
+//! Every round visits all ranks, so each message within a round goes to another rank. Gradients pass only the
+//! stages from the last one to the first that runs backward. The step does not end before they arrive there,
+//! which is the time that counts for stages that run forward only.
 
 use std::ops::Range;
 
@@ -76,7 +78,9 @@ impl<'a> SizeTerms<'a> {
     fn first_backward(&self, stage: usize, end: usize) -> f64 {
         let others = self.class.ranks as usize - 1;
         let later = self.class.chunks as usize - 1;
-        let (round, index) = self.round(stage);
+        // The first trained layer is in none of the stages after this one.
+        let last_frozen = self.step.layers.first_trained.min(self.class.stages() - 1);
+        let (round, index) = self.round(stage.max(last_frozen));
         let back = (later - round) * others + others - index;
         self.step.first_backward(end, later * others + back)
     }

@@ -13,6 +13,10 @@
 //!    that stage. All other backwards of the rank follow that one. The forwards of its other stages count as
 //!    computed by then.
 //!
+//! A stage that runs forward only has no backward, and all its forwards have run when the first gradient
+//! arrives at the first stage that runs backward. So for such a stage, the third `t` has only the messages to
+//! that stage.
+//!
 //! A mean of the three with any weights is a bound as well. Each term depends on the number of a stage and
 //! its layers alone.
 
@@ -95,7 +99,8 @@ impl Terms<'_> {
             idle += filled * start + turned * turn;
         }
         if stage >= stages - ranks {
-            let backward = self.step.first_backward(layers.end, stages - 1 - stage);
+            let last = stage.max(self.step.layers.first_trained.min(stages - 1));
+            let backward = self.step.first_backward(layers.end, stages - 1 - last);
             idle + reached * (backward - self.arrivals.computed(stage, &layers, start, backward))
         } else {
             idle - reached * self.step.microbatches * self.step.layers.forward(layers)

@@ -1,0 +1,89 @@
+//! Plans of runs that train adapters: what `profile` measures, what `plan` predicts, and the schedule `auto`.
+
+use std::fs;
+
+use serde_json::Value as Json;
+use tempfile::TempDir;
+use toml::{Table, Value};
+
+use super::adapters::{command, folder_without_path, succeed};
+
+/// Adapters on the last two of eight blocks.
+const UPPER: [&str; 5] = [
+    "adapter.kind=lora",
+    r#"adapter.targets=["*.layers.6.*", "*.layers.7.*"]"#,
+    "pipeline.ranks=2",
+    "pipeline.microbatches=4",
+    "run.steps=1",
+];
+
+/// Measures a profile of adapters on the upper blocks.
+fn profiled() -> (TempDir, Table) {
+    let folder = folder_without_path();
+    let (_, said) = succeed(&folder, &["profile", "lora.toml", "--time-limit", "1s", "-o", "p.toml"], &UPPER);
+    // The caption and the row of the embedding, which has neither `I` nor `W`.
+    assert!(said.contains(" embedding ") && said.contains(" - - "), "{said}");
+    let text = fs::read_to_string(folder.path().join("p.toml")).expect("the profile");
+    let profile = text.parse().expect("TOML");
+    (folder, profile)
+}
+
+#[test]
+fn a_profile_has_what_adapters_train_and_a_plan_what_they_cost() {
+    let (folder, profile) = profiled();
+    let layers: Vec<&Table> =
+        profile["layers"].as_array().expect("a list").iter().filter_map(Value::as_table).collect();
+    let counts: Vec<i64> = layers.iter().filter_map(|layer| layer["count"].as_integer()).collect();
+    assert_eq!(counts, [1, 6, 2, 1]);
+    let runs = |key: &str| -> Vec<bool> {
+        layers.iter().map(|layer| layer[key].as_float().is_some_and(|time| time > 0.0)).collect()
+    };
+    assert_eq!(runs("forward_s"), [true; 4]);
+    assert_eq!(runs("input_backward_s"), [false, false, true, true]);
+    assert_eq!(runs("weight_backward_s"), [false, false, true, false]);
+    let bytes = |key: &str| layers.iter().map(|layer| layer[key].as_integer()).collect::<Vec<_>>();
+    let trained = bytes("trained_bytes");
+    assert_eq!([trained[0], trained[1], trained[3]], [Some(0); 3]);
+    assert!(trained[2] > Some(0) && trained[2] < bytes("parameter_bytes")[2], "{trained:?}");
+
+    let plan = ["plan", "lora.toml", "--profile", "p.toml", "--data-parallel", "1", "--time-limit", "2s"];
+    let (printed, _) =
+        succeed(&folder, &[&plan[..], &["--format", "json", "-o", "best.toml"]].concat(), &UPPER);
+    let report: Json = serde_json::from_str(&printed).expect("JSON");
+    let best = &report["plans"][0];
+    let (bound, time) = (report["lower_bound_s"].as_f64(), best["predicted_step_s"].as_f64());
+    assert!(bound > Some(0.0) && bound <= time, "{report}");
+    // The program that `train` runs has the plan's stages: the first is frozen.
+    let (checked, _) = succeed(&folder, &["check", "best.toml"], &[]);
+    assert!(checked.lines().any(|line| line.contains("frozen: forward only")), "{checked}");
+    for (set, key) in [
+        ("adapter.rank=4", "`parameter_bytes` is"),
+        (r#"adapter.targets=["q_proj"]"#, "`parameter_bytes` is"),
+        ("adapter.kind=none", "`trained_bytes` is 0, and layer 0 of the model (embedding) has"),
+    ] {
+        let set = if set == "adapter.kind=none" { vec![set] } else { [&UPPER[..], &[set]].concat() };
+        let (code, _, said) = command(&folder, &plan, &set);
+        assert!(code == Some(2) && said.contains(key), "{set:?}: {said}");
+    }
+    let (code, _, said) = command(&folder, &[&plan[..], &["--emit", "torchtitan"]].concat(), &UPPER);
+    assert!(code == Some(2) && said.contains("--emit: the profile has frozen layers"), "{said}");
+}
+
+#[test]
+fn auto_trains_adapters_as_planned() {
+    let folder = folder_without_path();
+    let set = [&UPPER[..], &["pipeline.schedule=auto"]].concat();
+    let (_, said) = succeed(&folder, &["train", "lora.toml"], &set);
+    assert!(said.contains("auto: ") && said.contains("; measured in "), "{said}");
+    let planned = fs::read_to_string(folder.path().join("out/config.toml")).expect("the configuration");
+    assert!(planned.contains("planned_step_ms"), "{planned}");
+    let profiles = || {
+        let names = fs::read_dir(folder.path().join("out")).expect("the folder").flatten();
+        names.filter(|entry| entry.file_name().to_string_lossy().starts_with("profile-")).count()
+    };
+    assert_eq!(profiles(), 1);
+    // The profile of other adapters is not used.
+    let (_, said) = succeed(&folder, &["train", "lora.toml"], &[&set[..], &["adapter.rank=4"]].concat());
+    assert!(said.contains("; measured in "), "{said}");
+    assert_eq!(profiles(), 2);
+}
