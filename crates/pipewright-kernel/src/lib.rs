@@ -19,6 +19,8 @@ mod numbers;
 mod simd;
 pub mod half;
 mod exp;
+mod scratch;
+mod turned;
 pub mod product;
 pub mod bf16_product;
 pub mod element;

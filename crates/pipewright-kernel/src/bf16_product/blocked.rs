@@ -6,9 +6,9 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::pack::Vectors;
-use super::scratch::Scratch;
 use super::tile::{COLUMNS, Output, ROWS, Tile};
 use crate::product::{Matrix, is_parallel};
+use crate::scratch::Scratch;
 
 /// Bytes of the right operand that are packed at once: they stay in a second-level cache while they meet all
 /// rows of the left operand.

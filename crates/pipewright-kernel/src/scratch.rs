@@ -1,4 +1,4 @@
-//! Memory for packed operands. Each thread keeps it for its next product, because first touches of new memory
+//! Memory for packed operands of products. Each thread keeps it for its next product, because first touches of new memory
 //! take longer than packing.
 
 use std::cell::RefCell;
@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 /// Larger memory is not kept, so that threads without products hold little.
 const KEPT_LINES: usize = 8 * 1024 * 1024 / size_of::<Line>();
 
-/// A thread packs a left and a right operand at the same time. While it waits for other threads, it may
+/// A thread packs a left and a right operand at the same time at most. While it waits for other threads, it may
 /// compute parts of another product, which needs memory of its own.
 const KEPT: usize = 2;
 
@@ -20,14 +20,14 @@ thread_local! {
 }
 
 /// Uninitialised words, which begin at a cache line.
-pub(super) struct Scratch {
+pub(crate) struct Scratch {
     /// Has no elements: the words are in its capacity.
     lines: Vec<Line>,
 }
 
 impl Scratch {
     /// Returns memory for `words` words: the thread's latest if it is large enough.
-    pub(super) fn new(words: usize) -> Self {
+    pub(crate) fn new(words: usize) -> Self {
         let mut lines = FREE.with_borrow_mut(Vec::pop).unwrap_or_default();
         let count = words.div_ceil(16);
         if lines.capacity() < count {
@@ -38,7 +38,13 @@ impl Scratch {
         Self { lines }
     }
 
-    pub(super) fn as_mut_ptr(&mut self) -> *mut u32 {
+    /// Returns the first of at least `words` words.
+    pub(crate) fn room(&mut self, words: usize) -> *mut u32 {
+        assert!(words.div_ceil(16) <= self.lines.capacity(), "the memory is as large as it was asked for");
+        self.as_mut_ptr()
+    }
+
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut u32 {
         self.lines.as_mut_ptr().cast()
     }
 }
