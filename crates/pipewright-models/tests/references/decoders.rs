@@ -25,7 +25,7 @@ use crate::reference::Reference;
 fn check_schedules(name: &'static str) {
     let model = Model::new(name);
     model.check("gpipe", 2, 2);
-    model.check("1f1b", 4, 4);
+    model.check_to_the_end("1f1b", 4, 4);
     model.check("interleaved1f1b", 2, 4);
     model.check("zb-h1", 2, 4);
     model.check("zbvzerobubble", 2, 4);

@@ -188,6 +188,12 @@ cases! {
 }
 
 #[test]
+fn a_run_agrees_to_its_end() {
+    NEMOTRON_H.check_to_the_end("1f1b", 4, 8);
+    NEMOTRON_H.check_to_the_end("zbvzerobubble", 2, 4);
+}
+
+#[test]
 fn every_schedule_retraces_the_reference() {
     NEMOTRON_H.check_every_schedule(2, 8);
 }

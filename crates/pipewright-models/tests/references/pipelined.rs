@@ -42,6 +42,13 @@ cases! { QWEN2:
 }
 
 #[test]
+fn runs_agree_to_their_end() {
+    LLAMA.check_to_the_end("1f1b", 4, 8);
+    LLAMA.check_to_the_end("zbvzerobubble", 2, 8);
+    QWEN2.check_to_the_end("1f1b", 2, 4);
+}
+
+#[test]
 fn every_schedule_retraces_the_reference() {
     LLAMA.check_every_schedule(2, 8);
 }

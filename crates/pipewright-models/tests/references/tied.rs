@@ -29,6 +29,12 @@ cases! {
 }
 
 #[test]
+fn a_run_agrees_to_its_end() {
+    LLAMA_TIED.check_to_the_end("1f1b", 2, 8);
+    LLAMA_TIED.check_to_the_end("zbvzerobubble", 2, 4);
+}
+
+#[test]
 fn every_schedule_retraces_the_reference() {
     LLAMA_TIED.check_every_schedule(2, 8);
 }
