@@ -6,6 +6,8 @@
 #[cfg(feature = "wgpu")]
 mod devices;
 mod exhaustion;
+#[cfg(feature = "tokenizers")]
+mod fine_tuning_page;
 mod folders;
 mod hosts;
 mod launch;
@@ -66,7 +68,12 @@ fn words(output: &Output) -> String {
 
 /// Returns the exact parts of the loss and the gradient norm of each step.
 fn figures(folder: &Path) -> Vec<[String; 5]> {
-    let metrics = fs::read_to_string(folder.join("out/metrics.jsonl")).expect("a run writes its metrics");
+    figures_of(&folder.join("out"))
+}
+
+/// Returns the figures of the run in a folder.
+fn figures_of(run: &Path) -> Vec<[String; 5]> {
+    let metrics = fs::read_to_string(run.join("metrics.jsonl")).expect("a run writes its metrics");
     let figure = |line: &str| {
         let value: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
         let figures = ["loss", "auxiliary", "total", "grad_norm", "validation_loss"];
