@@ -13,28 +13,30 @@ pub struct Heads {
     pub heads: usize,
     /// Key heads.
     pub kv_heads: usize,
-    /// Elements of a head.
+    /// Elements of a head of queries and keys.
     pub head_dim: usize,
+    /// Elements of a head of values.
+    pub value_dim: usize,
     /// The factor of the scores.
     pub scale: f32,
     /// The bound of the scores: `cap tanh(score / cap)` takes the place of a score. `None` for no bound.
     pub cap: Option<f32>,
 }
 
-/// Returns `softmax(scale q kᵀ) v` for each head, `[heads * head_dim]`.
+/// Returns `softmax(scale q kᵀ) v` for each head, `[heads * value_dim]`.
 ///
-/// `query` is rotated already. `keys` and `values` have a row of `kv_heads * head_dim` for each token that it
-/// sees, and the keys are rotated.
+/// `query` is rotated already. `keys` have a row of `kv_heads * head_dim` for each token that it sees, and
+/// are rotated. `values` have a row of `kv_heads * value_dim`.
 #[multiversion(targets = "simd")]
 pub fn attend(query: &[f32], keys: &[f32], values: &[f32], heads: Heads) -> Vec<f32> {
-    let Heads { heads, kv_heads, head_dim, scale, cap } = heads;
-    let (width, group) = (kv_heads * head_dim, heads / kv_heads);
-    let mut out = vec![0f32; heads * head_dim];
+    let Heads { heads, kv_heads, head_dim, value_dim, scale, cap } = heads;
+    let (width, value_width, group) = (kv_heads * head_dim, kv_heads * value_dim, heads / kv_heads);
+    let mut out = vec![0f32; heads * value_dim];
     let mut weights = vec![0f32; keys.len() / width];
-    for (head, out) in out.chunks_exact_mut(head_dim).enumerate() {
-        let (query, start) = (&query[head * head_dim..][..head_dim], head / group * head_dim);
+    for (head, out) in out.chunks_exact_mut(value_dim).enumerate() {
+        let (query, key_head) = (&query[head * head_dim..][..head_dim], head / group);
         for (weight, keys) in weights.iter_mut().zip(keys.chunks_exact(width)) {
-            let key = &keys[start..][..head_dim];
+            let key = &keys[key_head * head_dim..][..head_dim];
             *weight = scale * sum(head_dim, |i| query[i] * key[i]);
         }
         if let Some(cap) = cap {
@@ -45,8 +47,8 @@ pub fn attend(query: &[f32], keys: &[f32], values: &[f32], heads: Heads) -> Vec<
             *weight = exp(*weight - largest);
         }
         let share = 1.0 / sum(weights.len(), |i| weights[i]);
-        for (weight, values) in weights.iter().zip(values.chunks_exact(width)) {
-            let (weight, value) = (weight * share, &values[start..][..head_dim]);
+        for (weight, values) in weights.iter().zip(values.chunks_exact(value_width)) {
+            let (weight, value) = (weight * share, &values[key_head * value_dim..][..value_dim]);
             for (out, value) in out.iter_mut().zip(value) {
                 *out += weight * value;
             }

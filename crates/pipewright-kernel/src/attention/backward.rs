@@ -54,7 +54,7 @@ struct Results<'a, T> {
 
 fn backward_in<T: Element>(results: Results<'_, T>) -> Gradients<T> {
     let Inputs { dims, q, k, v, turn_q, turn_k, bias, .. } = results.inputs;
-    let Dims { sequence, head_dim, .. } = dims;
+    let Dims { sequence, head_dim, value_dim, .. } = dims;
     let (wide, narrow) = (dims.query_width(), dims.key_width());
     let [mut d_q, mut d_k, mut d_v] = [q, k, v].map(|input| vec![T::rounded(0.0); input.len()]);
     let mut d_table = vec![0f32; bias.map_or(0, |bias| bias.table.len())];
@@ -69,20 +69,22 @@ fn backward_in<T: Element>(results: Results<'_, T>) -> Gradients<T> {
             let start = dims.query_start(batch, head);
             turn(turn_q, &q[start..], wide, &mut heads.queries, head_dim);
             for block in dims.chunks() {
-                heads.add_block(results, (batch, key_start, head), block, &mut d_table);
+                heads.add_block(results, (batch, key_head, head), block, &mut d_table);
             }
             turn_back(turn_q, &heads.d_queries, head_dim, &mut d_q[start..], wide);
         }
         turn_back(turn_k, &heads.d_keys, head_dim, &mut d_k[key_start..], narrow);
-        for (row, d) in heads.d_values.chunks_exact(head_dim).enumerate() {
-            let to = &mut d_v[key_start + row * narrow..][..head_dim];
+        let value_start = dims.value_start(batch, key_head);
+        for (row, d) in heads.d_values.chunks_exact(value_dim).enumerate() {
+            let to = &mut d_v[value_start + row * dims.value_width()..][..value_dim];
             to.iter_mut().zip(d).for_each(|(to, &d)| *to = T::rounded(d));
         }
     }
     Gradients { q: d_q, k: d_k, v: d_v, table: d_table }
 }
 
-/// A query head and the key head that serves it, `[positions, head_dim]`, with their gradients.
+/// A query head and the key head that serves it, `[positions, head_dim]`, with their gradients, and the
+/// gradient of the values, `[positions, value_dim]`.
 struct Heads<T> {
     /// Rotated.
     queries: Vec<T>,
@@ -110,7 +112,7 @@ impl<T: Element> Heads<T> {
             keys: vec![T::rounded(0.0); of_keys],
             d_queries: vec![0.0; of_queries],
             d_keys: vec![0.0; of_keys],
-            d_values: vec![0.0; of_keys],
+            d_values: vec![0.0; dims.keys() * dims.value_dim],
             weights: vec![0.0; dims.most_scores()],
             d_scores: vec![0.0; dims.most_scores()],
             bounded: Vec::new(),
@@ -122,13 +124,14 @@ impl<T: Element> Heads<T> {
     fn add_block(
         &mut self,
         results: Results<'_, T>,
-        (batch, key_start, head): (usize, usize, usize),
+        (batch, key_head, head): (usize, usize, usize),
         block: Range<usize>,
         d_table: &mut [f32],
     ) {
         let Results { inputs, out, normalisers, gradient } = results;
         let Inputs { dims, v, cap, bias, .. } = inputs;
-        let (head_dim, wide, narrow) = (dims.head_dim, dims.query_width(), dims.key_width());
+        let Dims { head_dim, value_dim, .. } = dims;
+        let (out_width, value_width) = (dims.out_width(), dims.value_width());
         let rows = Rows::new(&inputs, batch, block.clone());
         let Rows { count, low, .. } = rows;
         let span = rows.span();
@@ -143,13 +146,14 @@ impl<T: Element> Heads<T> {
         if let Some(bias) = bias {
             bias.add(dims, batch, head, rows, weights);
         }
-        let start = dims.query_start(batch, head) + block.start * wide;
+        let start = dims.out_start(batch, head) + block.start * out_width;
         let (out, gradient) = (&out[start..], &gradient[start..]);
-        let g = Matrix::strided(gradient, count, head_dim, wide);
-        let values = Matrix::strided(&v[key_start + low * narrow..], span, head_dim, narrow);
+        let g = Matrix::strided(gradient, count, value_dim, out_width);
+        let value_start = dims.value_start(batch, key_head) + low * value_width;
+        let values = Matrix::strided(&v[value_start..], span, value_dim, value_width);
         T::product_into(d_scores, span, g, values.transposed());
         let normalisers = &normalisers[(batch * dims.heads + head) * dims.sequence..][block.clone()];
-        softmax_backward(weights, d_scores, (rows, normalisers), (out, gradient), wide, head_dim);
+        softmax_backward(weights, d_scores, (rows, normalisers), (out, gradient), out_width, value_dim);
         if let Some(bias) = bias {
             bias.add_gradient(dims, batch, head, rows, d_scores, d_table);
         }
@@ -158,7 +162,7 @@ impl<T: Element> Heads<T> {
         }
 
         let weights = Matrix::new(T::all_rounded(weights, &mut self.rounded), count, span);
-        T::add_product(&mut self.d_values[low * head_dim..], head_dim, weights.transposed(), g);
+        T::add_product(&mut self.d_values[low * value_dim..], value_dim, weights.transposed(), g);
         let d_scores = Matrix::new(T::all_rounded(d_scores, &mut self.rounded), count, span);
         let keys = Matrix::new(&self.keys[low * head_dim..], span, head_dim);
         T::product_into(&mut self.d_queries[block.start * head_dim..], head_dim, d_scores, keys);

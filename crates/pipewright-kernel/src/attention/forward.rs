@@ -25,9 +25,10 @@ pub fn forward_bf16(inputs: Inputs<'_, bf16>) -> (Vec<bf16>, Vec<f32>) {
 
 fn forward_in<T: Element>(inputs: Inputs<'_, T>) -> (Vec<T>, Vec<f32>) {
     let Inputs { dims, q, k, v, turn_q, turn_k, cap, bias, .. } = inputs;
-    let Dims { sequence, head_dim, .. } = dims;
+    let Dims { sequence, head_dim, value_dim, .. } = dims;
     let (wide, narrow) = (dims.query_width(), dims.key_width());
-    let mut out = vec![T::rounded(0.0); dims.batch * sequence * wide];
+    let (out_width, value_width) = (dims.out_width(), dims.value_width());
+    let mut out = vec![T::rounded(0.0); dims.batch * sequence * out_width];
     let mut normalisers = vec![0f32; dims.batch * dims.heads * sequence];
     let mut scores = vec![0f32; dims.most_scores()];
     let mut rounded = Vec::new();
@@ -36,10 +37,10 @@ fn forward_in<T: Element>(inputs: Inputs<'_, T>) -> (Vec<T>, Vec<f32>) {
         let key_start = dims.key_start(batch, key_head);
         let (turn_q, turn_k) = (turn_q.of(sequence, batch), turn_k.of(dims.keys(), batch));
         turn(turn_k, &k[key_start..], narrow, &mut keys, head_dim);
-        let values = &v[key_start..];
+        let values = &v[dims.value_start(batch, key_head)..];
         for head in dims.query_heads(key_head) {
-            let start = dims.query_start(batch, head);
-            turn(turn_q, &q[start..], wide, &mut queries, head_dim);
+            let start = dims.out_start(batch, head);
+            turn(turn_q, &q[dims.query_start(batch, head)..], wide, &mut queries, head_dim);
             let normalisers = &mut normalisers[(batch * dims.heads + head) * sequence..][..sequence];
             for block in dims.chunks() {
                 let rows = Rows::new(&inputs, batch, block.clone());
@@ -51,11 +52,12 @@ fn forward_in<T: Element>(inputs: Inputs<'_, T>) -> (Vec<T>, Vec<f32>) {
                 if let Some(bias) = bias {
                     bias.add(dims, batch, head, rows, scores);
                 }
-                let out = &mut out[start + block.start * wide..];
+                let out = &mut out[start + block.start * out_width..];
                 softmax(scores, rows, &mut normalisers[block]);
                 let weights = Matrix::new(T::all_rounded(scores, &mut rounded), rows.count, rows.span());
-                let values = Matrix::strided(&values[rows.low * narrow..], rows.span(), head_dim, narrow);
-                T::rounded_product_into(out, wide, weights, values);
+                let values =
+                    Matrix::strided(&values[rows.low * value_width..], rows.span(), value_dim, value_width);
+                T::rounded_product_into(out, out_width, weights, values);
             }
         }
     }

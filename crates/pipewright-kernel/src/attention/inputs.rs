@@ -8,9 +8,10 @@ use super::super::rotary::Rotary;
 /// products.
 const CHUNK: usize = 64;
 
-/// Sizes of an attention. `q` and the result are `[batch * sequence, heads * head_dim]`, `k` and `v`
-/// `[batch * (earlier + sequence), kv_heads * head_dim]`; each key head serves `heads / kv_heads`
-/// neighbouring query heads.
+/// Sizes of an attention. `q` is `[batch * sequence, heads * head_dim]`, and the result
+/// `[batch * sequence, heads * value_dim]`. `k` is `[batch * (earlier + sequence), kv_heads * head_dim]`, and
+/// `v` has `value_dim` instead of `head_dim`. Each key head serves `heads / kv_heads` neighbouring query
+/// heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dims {
     /// Sequences.
@@ -23,8 +24,10 @@ pub struct Dims {
     pub heads: usize,
     /// Key heads, which divide the query heads.
     pub kv_heads: usize,
-    /// Elements of a head.
+    /// Elements of a head of queries and keys.
     pub head_dim: usize,
+    /// Elements of a head of values.
+    pub value_dim: usize,
 }
 
 impl Dims {
@@ -34,6 +37,14 @@ impl Dims {
 
     pub(super) fn key_width(self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    pub(super) fn out_width(self) -> usize {
+        self.heads * self.value_dim
+    }
+
+    pub(super) fn value_width(self) -> usize {
+        self.kv_heads * self.value_dim
     }
 
     pub(super) fn keys(self) -> usize {
@@ -62,6 +73,16 @@ impl Dims {
     /// Returns the offset of a key head.
     pub(super) fn key_start(self, batch: usize, head: usize) -> usize {
         batch * self.keys() * self.key_width() + head * self.head_dim
+    }
+
+    /// Returns the offset of the result of a query head.
+    pub(super) fn out_start(self, batch: usize, head: usize) -> usize {
+        batch * self.sequence * self.out_width() + head * self.value_dim
+    }
+
+    /// Returns the offset of the values of a key head.
+    pub(super) fn value_start(self, batch: usize, head: usize) -> usize {
+        batch * self.keys() * self.value_width() + head * self.value_dim
     }
 
     /// Returns the queries of each block.

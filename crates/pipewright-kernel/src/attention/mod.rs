@@ -10,6 +10,9 @@
 //! decrease from one query to the next (documents, windows). Scores of keys before the run of a block's first
 //! query are not computed.
 //!
+//! The heads of values may be wider or narrower than the heads of queries and keys (multi-head latent
+//! attention; DeepSeek-AI, 2024).
+//!
 //! The queries may belong to the last part of each sequence, whose keys and values are given from its
 //! beginning on.
 //!

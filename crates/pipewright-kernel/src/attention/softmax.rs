@@ -50,13 +50,13 @@ pub(super) fn softmax_backward<T: Element>(
     (rows, normalisers): (Rows<'_>, &[f32]),
     (out, gradient): (&[T], &[T]),
     stride: usize,
-    head_dim: usize,
+    value_dim: usize,
 ) {
     let span = rows.span();
     let both = scores.chunks_exact_mut(span).zip(d_weights.chunks_exact_mut(span));
     for (row, ((scores, d_weights), normaliser)) in both.zip(normalisers).enumerate() {
-        let (out, gradient) = (&out[row * stride..][..head_dim], &gradient[row * stride..][..head_dim]);
-        let along = sum(head_dim, |i| out[i].single() * gradient[i].single());
+        let (out, gradient) = (&out[row * stride..][..value_dim], &gradient[row * stride..][..value_dim]);
+        let along = sum(value_dim, |i| out[i].single() * gradient[i].single());
         let [before, seen, after] = rows.split(row, scores);
         let [d_before, d_seen, d_after] = rows.split(row, d_weights);
         for (score, d) in seen.iter_mut().zip(d_seen) {

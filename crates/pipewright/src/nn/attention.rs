@@ -100,15 +100,16 @@ impl CausalAttention {
     /// Returns `softmax(scale q kᵀ) v` for each head; each position attends to itself and earlier
     /// positions, as far as the form says.
     ///
-    /// Shapes: `q [batch * sequence, heads * head_dim]`; `k` and `v`
-    /// `[batch * sequence, kv_heads * head_dim]`; each key head serves `heads / kv_heads` neighbouring query
-    /// heads; the result has the shape of `q`.
+    /// Shapes: `q [batch * sequence, heads * head_dim]`; `k [batch * sequence, kv_heads * head_dim]`;
+    /// `v [batch * sequence, kv_heads * value_dim]`; each key head serves `heads / kv_heads` neighbouring
+    /// query heads; the result `[batch * sequence, heads * value_dim]`. In most models `value_dim` is
+    /// `head_dim`.
     ///
     /// # Panics
     /// When the shapes do not match.
     pub fn forward(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
         let dims = self.dims(&q, &k, &v);
-        let shape = q.dims();
+        let shape = [q.dims()[0], dims.heads * dims.value_dim];
         let inputs = [&q, &k, &v].map(|tensor| tensor.clone().into_dispatch());
         let Some(tables) = self.cpu_tables() else { return self.composed(q, k, v, dims) };
         let Some(([q, k, v], tape)) = on_cpu(inputs) else { return self.composed(q, k, v, dims) };
@@ -122,15 +123,15 @@ impl CausalAttention {
     /// a copy of all of them together.
     ///
     /// Shapes: `q [batch, length, heads * head_dim]`, where `length` is the length of the slice; each tensor
-    /// of `keys` and `values` `[batch, length of its slice, kv_heads * head_dim]`; the result has the shape
-    /// of `q`.
+    /// of `keys` `[batch, length of its slice, kv_heads * head_dim]`, and of `values` with `value_dim`
+    /// instead; the result `[batch, length, heads * value_dim]`.
     ///
     /// # Panics
     /// When the shapes do not match, the slices are longer than the sequences, or the tokens have documents
     /// ([`CausalAttention::with_scope`]).
     pub fn forward_slice(&self, q: Tensor<3>, keys: Vec<Tensor<3>>, values: Vec<Tensor<3>>) -> Tensor<3> {
         let dims = self.slice_dims(&q, &keys, &values);
-        let shape = q.dims();
+        let shape = [dims.batch, dims.sequence, dims.heads * dims.value_dim];
         let on_their_own = [&keys, &values].map(|slices| each_on_cpu(slices));
         let [k, v] = [keys, values].map(|slices| Tensor::cat(slices, 1));
         let inputs = [&q, &k, &v].map(|tensor| tensor.clone().into_dispatch());
@@ -146,38 +147,46 @@ impl CausalAttention {
     fn slice_dims(&self, q: &Tensor<3>, keys: &[Tensor<3>], values: &[Tensor<3>]) -> Dims {
         let shapes = |slices: &[Tensor<3>]| slices.iter().map(Tensor::dims).collect::<Vec<_>>();
         let ([batch, length, wide], head_dim) = (q.dims(), self.form.head_dim);
-        let of_keys = shapes(keys);
-        let narrow = of_keys.last().map_or(0, |shape| shape[2]);
+        let (of_keys, of_values) = (shapes(keys), shapes(values));
+        let [narrow, of_value] =
+            [&of_keys, &of_values].map(|shapes| shapes.last().map_or(0, |shape| shape[2]));
+        let are_alike = |(key, value): (&[usize; 3], &[usize; 3])| {
+            key[..2] == value[..2] && key[0] == batch && key[2] == narrow && value[2] == of_value
+        };
         let fits = of_keys.last().is_some_and(|shape| shape[1] == length)
-            && of_keys.iter().all(|shape| shape[0] == batch && shape[2] == narrow)
-            && of_keys == shapes(values)
+            && of_keys.len() == of_values.len()
+            && of_keys.iter().zip(&of_values).all(are_alike)
             && narrow > 0
             && narrow.is_multiple_of(head_dim)
-            && wide.is_multiple_of(narrow);
+            && wide.is_multiple_of(narrow)
+            && of_value > 0
+            && of_value.is_multiple_of(narrow / head_dim);
         let all: usize = of_keys.iter().map(|shape| shape[1]).sum();
         let is_plain = self.starts.is_none() && self.cos.dims()[0] == self.sequence;
         assert!(
             fits && is_plain && all <= self.sequence,
-            "queries {:?}, keys {of_keys:?} and values {:?} are not slices of sequences of {} with heads of {head_dim}, or \
-             tokens have documents",
+            "queries {:?}, keys {of_keys:?} and values {of_values:?} are not slices of sequences of {} with heads of \
+             {head_dim}, or tokens have documents",
             q.dims(),
-            shapes(values),
             self.sequence,
         );
         let (heads, kv_heads) = (wide / head_dim, narrow / head_dim);
-        Dims { batch, sequence: length, earlier: all - length, heads, kv_heads, head_dim }
+        let value_dim = of_value / kv_heads;
+        Dims { batch, sequence: length, earlier: all - length, heads, kv_heads, head_dim, value_dim }
     }
 
     fn dims(&self, q: &Tensor<2>, k: &Tensor<2>, v: &Tensor<2>) -> Dims {
         let (sequence, head_dim) = (self.sequence, self.form.head_dim);
-        let ([rows, wide], [_, narrow]) = (q.dims(), k.dims());
+        let ([rows, wide], [_, narrow], [_, of_value]) = (q.dims(), k.dims(), v.dims());
         let fits = rows % sequence == 0
             && wide % head_dim == 0
             && narrow % head_dim == 0
             && narrow > 0
             && wide % narrow == 0
             && k.dims() == [rows, narrow]
-            && v.dims() == k.dims()
+            && v.dims()[0] == rows
+            && of_value > 0
+            && of_value.is_multiple_of(narrow / head_dim)
             && self.starts.as_ref().is_none_or(|starts| starts.len() == rows);
         assert!(
             fits,
@@ -193,6 +202,7 @@ impl CausalAttention {
             heads: wide / head_dim,
             kv_heads: narrow / head_dim,
             head_dim,
+            value_dim: of_value / (narrow / head_dim),
         }
     }
 
@@ -218,10 +228,12 @@ impl CausalAttention {
     }
 
     fn composed<const D: usize>(&self, q: Tensor<D>, k: Tensor<D>, v: Tensor<D>, dims: Dims) -> Tensor<D> {
-        let Dims { batch, sequence, earlier, heads, kv_heads, head_dim } = dims;
-        let (shape, keys) = (q.dims(), earlier + sequence);
+        let Dims { batch, sequence, earlier, heads, kv_heads, value_dim, .. } = dims;
+        let (mut shape, keys) = (q.dims(), earlier + sequence);
+        shape[D - 1] = heads * value_dim;
         let split = |x: Tensor<D>, rows: usize, heads: usize| {
-            x.reshape([batch, rows, heads, head_dim]).swap_dims(1, 2)
+            let width = x.dims()[D - 1] / heads;
+            x.reshape([batch, rows, heads, width]).swap_dims(1, 2)
         };
         let share = |x: Tensor<4>| repeat_heads(x, heads / kv_heads);
         let q = self.turn(split(q, sequence, heads), earlier);
@@ -370,12 +382,15 @@ impl Operation<3> for AttentionBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 3]) -> [Option<CpuTensor>; 3] {
         let Self { saved, out, normalisers } = &self;
         let query_shape = saved.q.layout().shape().clone();
-        let mut key_shape = saved.k[0].layout().shape().clone();
-        // Slices have a dimension for the batch.
-        if let [_, keys, _] = &mut key_shape[..] {
-            *keys = saved.dims.earlier + saved.dims.sequence;
-        }
-        let shapes = [query_shape, key_shape.clone(), key_shape];
+        let [key_shape, value_shape] = [&saved.k, &saved.v].map(|slices| {
+            let mut shape = slices[0].layout().shape().clone();
+            // Slices have a dimension for the batch.
+            if let [_, keys, _] = &mut shape[..] {
+                *keys = saved.dims.earlier + saved.dims.sequence;
+            }
+            shape
+        });
+        let shapes = [query_shape, key_shape, value_shape];
         let (gradients, _) = saved.backward((out, normalisers), &gradient, shapes);
         gradients.map(Some)
     }

@@ -32,16 +32,27 @@ impl KeyValueCache {
     /// queries: each token sees itself and the tokens before it, as far as the form says. Gradients are not
     /// computed.
     ///
-    /// Shapes: `q [tokens, heads * head_dim]`; `k` and `v` `[tokens, kv_heads * head_dim]`; the result has
-    /// the shape of `q`. The results differ from [`CausalAttention::forward`]'s in rounding only.
+    /// Shapes: `q [tokens, heads * head_dim]`; `k [tokens, kv_heads * head_dim]`;
+    /// `v [tokens, kv_heads * value_dim]`; the result `[tokens, heads * value_dim]`. The results differ from [`CausalAttention::forward`]'s in rounding only.
     ///
     /// # Panics
     /// When the shapes do not match.
     pub fn attend(&mut self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
-        let [[count, wide], [rows, narrow]] = [q.dims(), k.dims()];
+        let [[count, wide], [rows, narrow], [of_values, value_width]] = [q.dims(), k.dims(), v.dims()];
         let head_dim = self.form.head_dim;
-        let fits = rows == count && v.dims() == [rows, narrow] && narrow.is_multiple_of(head_dim);
+        let fits = rows == count && of_values == count && narrow.is_multiple_of(head_dim);
         assert!(fits && narrow > 0 && wide.is_multiple_of(narrow), "queries, keys and values fit each other");
+        let kv_heads = narrow / head_dim;
+        let has_values = value_width > 0 && value_width.is_multiple_of(kv_heads);
+        assert!(has_values, "values of {value_width} elements have {kv_heads} heads");
+        let heads = Heads {
+            heads: wide / head_dim,
+            kv_heads,
+            head_dim,
+            value_dim: value_width / kv_heads,
+            scale: self.form.scale as f32,
+            cap: self.form.cap.map(|cap| cap as f32),
+        };
         let (first, device) = (self.tokens, q.device());
         self.tokens += count;
         let mut keys = floats(&k);
@@ -54,40 +65,36 @@ impl KeyValueCache {
         } else {
             let mut queries = floats(&q);
             self.rotate(&mut queries, wide, first);
-            let attended = self.attend_rows(&queries, wide, narrow);
-            Tensor::from_data(TensorData::new(attended, [count, wide]), &device)
+            let attended = self.attend_rows(&queries, heads);
+            let shape = [count, heads.heads * heads.value_dim];
+            Tensor::from_data(TensorData::new(attended, shape), &device)
         };
-        self.forget(narrow);
+        self.forget(narrow, value_width);
         attended
     }
 
-    /// Returns the attention of the last tokens, whose rotated queries are rows of `wide` elements.
-    fn attend_rows(&self, queries: &[f32], wide: usize, narrow: usize) -> Vec<f32> {
-        let AttentionForm { head_dim, scale, cap, .. } = self.form;
-        let heads = Heads {
-            heads: wide / head_dim,
-            kv_heads: narrow / head_dim,
-            head_dim,
-            scale: scale as f32,
-            cap: cap.map(|cap| cap as f32),
-        };
+    /// Returns the attention of the last tokens, which have these rotated queries.
+    fn attend_rows(&self, queries: &[f32], heads: Heads) -> Vec<f32> {
+        let [wide, narrow] = [heads.heads, heads.kv_heads].map(|count| count * heads.head_dim);
+        let value_width = heads.kv_heads * heads.value_dim;
         let forgotten = self.tokens - self.keys.len() / narrow;
         let first = self.tokens - queries.len() / wide;
         let rows = (first..).zip(queries.chunks_exact(wide));
         let attended = rows.flat_map(|(token, query)| {
-            let seen = (self.form.first_seen(token) - forgotten) * narrow..(token + 1 - forgotten) * narrow;
-            attend(query, &self.keys[seen.clone()], &self.values[seen], heads)
+            let (start, end) = (self.form.first_seen(token) - forgotten, token + 1 - forgotten);
+            let keys = &self.keys[start * narrow..end * narrow];
+            attend(query, keys, &self.values[start * value_width..end * value_width], heads)
         });
         attended.collect()
     }
 
     /// Drops the tokens that the next token does not see, if they are more than half of the cache.
-    fn forget(&mut self, narrow: usize) {
+    fn forget(&mut self, narrow: usize, value_width: usize) {
         let held = self.keys.len() / narrow;
         let unseen = held - (self.tokens - self.form.first_seen(self.tokens)).min(held);
         if 2 * unseen > held {
             self.keys.drain(..unseen * narrow);
-            self.values.drain(..unseen * narrow);
+            self.values.drain(..unseen * value_width);
         }
     }
 
@@ -123,12 +130,17 @@ mod tests {
     use super::*;
 
     fn check(form: &AttentionForm) {
+        check_values(form, form.head_dim);
+    }
+
+    /// Checks an attention with values of this width.
+    fn check_values(form: &AttentionForm, value_dim: usize) {
         let (tokens, heads, kv_heads, head_dim) = (9, 6, 2, form.head_dim);
         let tensor = |width: usize, size| numbers([tokens * width], size).reshape([tokens, width]);
         let (q, k, v) = (
             tensor(heads * head_dim, 2.0),
             tensor(kv_heads * head_dim, 2.0),
-            tensor(kv_heads * head_dim, 1.0),
+            tensor(kv_heads * value_dim, 1.0),
         );
         let whole = CausalAttention::of(tokens, form.clone(), &Device::flex());
         let expected = whole.forward(q.clone(), k.clone(), v.clone()).into_data();
@@ -148,6 +160,8 @@ mod tests {
     fn tokens_one_by_one_attend_as_all_at_once() {
         let plain = AttentionForm::rotary(4, 100.0);
         check(&plain);
+        check_values(&AttentionForm { window: Some(2), ..plain.clone() }, 3);
+        check_values(&plain, 7);
         for window in [1, 2, 5, 20] {
             check(&AttentionForm { window: Some(window), ..plain.clone() });
         }

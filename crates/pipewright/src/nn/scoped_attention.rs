@@ -98,7 +98,7 @@ impl ScopedAttention {
             scope.documents.len(),
         );
         let (heads, kv_heads) = (wide / head_dim, narrow / head_dim);
-        Dims { batch: rows / sequence, sequence, earlier: 0, heads, kv_heads, head_dim }
+        Dims { batch: rows / sequence, sequence, earlier: 0, heads, kv_heads, head_dim, value_dim: head_dim }
     }
 }
 

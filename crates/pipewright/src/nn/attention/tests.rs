@@ -5,13 +5,19 @@ use super::super::check::{check as compare, numbers};
 use super::*;
 
 fn check(attention: &CausalAttention, batch: usize, heads: usize, kv_heads: usize) {
+    check_values(attention, batch, [heads, kv_heads], attention.form.head_dim);
+}
+
+/// Checks an attention with values of this width.
+fn check_values(attention: &CausalAttention, batch: usize, [heads, kv_heads]: [usize; 2], value_dim: usize) {
     let rows = batch * attention.sequence;
     let (wide, narrow) = (heads * attention.form.head_dim, kv_heads * attention.form.head_dim);
+    let of_value = kv_heads * value_dim;
     let shaped = |[q, k, v]: [Tensor<1>; 3]| {
-        (q.reshape([rows, wide]), k.reshape([rows, narrow]), v.reshape([rows, narrow]))
+        (q.reshape([rows, wide]), k.reshape([rows, narrow]), v.reshape([rows, of_value]))
     };
     compare(
-        [numbers([rows * wide], 2.0), numbers([rows * narrow], 2.0), numbers([rows * narrow], 1.0)],
+        [numbers([rows * wide], 2.0), numbers([rows * narrow], 2.0), numbers([rows * of_value], 1.0)],
         |inputs| {
             let (q, k, v) = shaped(inputs);
             attention.forward(q, k, v)
@@ -36,6 +42,13 @@ fn equals_its_composition() {
     // More than one block of rows; the last block is shorter.
     check(&rotary(150, 8), 1, 2, 1);
     check(&CausalAttention::new(9, 4, &Device::flex()), 2, 2, 1);
+}
+
+#[test]
+fn values_of_another_width_equal_their_composition() {
+    check_values(&rotary(7, 6), 2, [4, 2], 3);
+    check_values(&rotary(7, 4), 1, [2, 1], 9);
+    check_values(&special(150, 70), 2, [2, 2], 5);
 }
 
 /// Returns an attention with a window, bounded scores, and positions of the first elements of a head only.
@@ -97,17 +110,28 @@ fn a_window_without_a_token_is_refused() {
 /// Checks that the slices of sequences, each with the keys of all slices up to it, make up the whole
 /// attention.
 fn check_slices(attention: &CausalAttention, batch: usize, heads: usize, kv_heads: usize, lengths: &[usize]) {
+    check_value_slices(attention, batch, [heads, kv_heads, attention.form.head_dim], lengths);
+}
+
+/// Like [`check_slices`], with values of this width.
+fn check_value_slices(
+    attention: &CausalAttention,
+    batch: usize,
+    [heads, kv_heads, value_dim]: [usize; 3],
+    lengths: &[usize],
+) {
     let sequence: usize = lengths.iter().sum();
     let (wide, narrow) = (heads * attention.form.head_dim, kv_heads * attention.form.head_dim);
+    let of_value = kv_heads * value_dim;
     let shaped = |x: Tensor<1>, width: usize| x.reshape([batch, sequence, width]);
     let whole =
         CausalAttention { sequence, cos: attention.cos.clone().narrow(0, 0, sequence), ..attention.clone() };
     let whole = CausalAttention { sin: attention.sin.clone().narrow(0, 0, sequence), ..whole };
     let rows = batch * sequence;
     compare(
-        [numbers([rows * wide], 2.0), numbers([rows * narrow], 2.0), numbers([rows * narrow], 1.0)],
+        [numbers([rows * wide], 2.0), numbers([rows * narrow], 2.0), numbers([rows * of_value], 1.0)],
         |[q, k, v]| {
-            let (q, k, v) = (shaped(q, wide), shaped(k, narrow), shaped(v, narrow));
+            let (q, k, v) = (shaped(q, wide), shaped(k, narrow), shaped(v, of_value));
             let (mut start, mut slices) = (0, [Vec::new(), Vec::new()]);
             let outputs = lengths.iter().map(|&length| {
                 let part = |x: &Tensor<3>| x.clone().narrow(1, start, length);
@@ -118,11 +142,11 @@ fn check_slices(attention: &CausalAttention, batch: usize, heads: usize, kv_head
                 start += length;
                 output
             });
-            Tensor::cat(outputs.collect(), 1).reshape([rows, wide])
+            Tensor::cat(outputs.collect(), 1).reshape([rows, heads * value_dim])
         },
         |[q, k, v]| {
             let flat = |x: Tensor<1>, width: usize| x.reshape([rows, width]);
-            whole.forward(flat(q, wide), flat(k, narrow), flat(v, narrow))
+            whole.forward(flat(q, wide), flat(k, narrow), flat(v, of_value))
         },
     );
 }
@@ -138,6 +162,7 @@ fn slices_make_up_the_whole() {
     check_slices(&special(9, 4), 2, 2, 1, &[3, 3, 3]);
     check_slices(&special(9, 2), 1, 4, 2, &[3, 3, 3]);
     check_slices(&special(200, 70), 2, 2, 1, &[75, 75]);
+    check_value_slices(&rotary(9, 4), 2, [4, 2, 3], &[3, 3, 3]);
 }
 
 #[test]
@@ -150,7 +175,7 @@ fn slices_longer_than_the_tables_are_refused() {
 #[test]
 fn the_mask_of_a_window_is_the_one_of_its_starts() {
     let check = |sequence: usize, earlier: usize, window: Option<usize>| {
-        let dims = Dims { batch: 1, sequence, earlier, heads: 1, kv_heads: 1, head_dim: 2 };
+        let dims = Dims { batch: 1, sequence, earlier, heads: 1, kv_heads: 1, head_dim: 2, value_dim: 2 };
         let form = AttentionForm { window, ..AttentionForm::without_positions(2) };
         let starts: Vec<u32> =
             (earlier..earlier + sequence).map(|query| form.first_seen(query) as u32).collect();
