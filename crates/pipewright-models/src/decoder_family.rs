@@ -115,6 +115,7 @@ impl<F: DecoderFamily> ModelFamily for F {
         source: &mut S,
         place: &Place,
     ) -> Result<DecoderStage, S::Error> {
+        self.check()?;
         let form = self.form();
         if let Some(mixture) = form.mixture {
             mixture.validate()?;

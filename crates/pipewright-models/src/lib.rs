@@ -46,8 +46,10 @@ pub mod parameter_group;
 mod projection;
 pub mod norm;
 mod attention;
+mod latent_attention;
 mod cost;
 mod experts;
+mod router;
 mod head_form;
 mod vocabulary;
 
@@ -68,6 +70,9 @@ pub mod family;
 mod decoder_family;
 mod cut_stage;
 
+pub mod deepseek;
+pub mod deepseek_v2;
+pub mod deepseek_v3;
 pub mod gemma2;
 pub mod gemma3;
 pub mod granite;
@@ -109,5 +114,6 @@ pub use lora::{LoraConfig, LoraTargets};
 pub use model_config::ModelConfig;
 pub use parameter::{ParameterKind, ParameterSource, ParameterSpec, parameter_specs};
 pub use parameter_group::ParameterGroup;
+pub use router::ROUTER_CORRECTION;
 pub use split::Place;
 pub use training_module::{TrainingModule, cross_entropy};

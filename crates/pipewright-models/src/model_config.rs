@@ -16,6 +16,8 @@ use serde_json::Value;
 use crate::any_family::{AdaptedCheckpoint, AnyFamily, ModelSource};
 use crate::config_key::KeyTable;
 use crate::decoder::DecoderConfig;
+use crate::deepseek_v2::DeepseekV2Config;
+use crate::deepseek_v3::DeepseekV3Config;
 use crate::error::ConfigError;
 use crate::family::{AbsentKey, ModelFamily};
 use crate::gemma2::Gemma2Config;
@@ -133,6 +135,10 @@ families! {
     Gemma3(Gemma3Config),
     /// StarCoder 2: Llama with layer normalisations, biases, windows, and feed-forward layers without a gate.
     Starcoder2(Starcoder2Config),
+    /// DeepSeek V2: latent attention, and experts in groups.
+    DeepseekV2(DeepseekV2Config),
+    /// DeepSeek V3: DeepSeek V2 with a correction of the router's scores.
+    DeepseekV3(DeepseekV3Config),
     /// Nemotron-H: Mamba-2, attention, feed-forward layers and experts by a pattern.
     NemotronH(NemotronHConfig),
     /// Attention, Mamba-2, experts and feed-forward layers by a pattern, with documents, windows and further

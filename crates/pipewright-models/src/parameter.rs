@@ -122,6 +122,8 @@ pub(crate) enum SplitLinear {
     Outputs { shards: u32 },
     /// Every rank has the weights of some of the inputs, and the whole bias.
     Inputs,
+    /// Every rank has the whole layer, and computes the same.
+    Whole,
     /// One rank has the whole layer, and the others nothing of it.
     OneRank,
 }
@@ -174,6 +176,7 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         let (weight, bias_placement) = match split {
             SplitLinear::Outputs { shards } => (Placement::split(1, shards), Placement::split(0, shards)),
             SplitLinear::Inputs => (Placement::split(0, self.tensor_ranks()), Placement::REPLICATED),
+            SplitLinear::Whole => (Placement::REPLICATED, Placement::REPLICATED),
             SplitLinear::OneRank => (Placement::ON_ONE_RANK, Placement::ON_ONE_RANK),
         };
         let weight = self.placed(path, "weight", [inputs, outputs], ParameterKind::Matrix, weight)?;
@@ -311,8 +314,8 @@ where
     stage.visit(&mut PathVisitor { stage, names: Vec::new(), owners: Vec::new(), visit });
 }
 
-/// The names of the variants of the families' enums of mixers.
-const VARIANTS: [&str; 4] = ["Mamba", "Attention", "Mlp", "Experts"];
+/// The names of the variants of the families' enums of mixers and attentions.
+const VARIANTS: [&str; 5] = ["Mamba", "Attention", "Latent", "Mlp", "Experts"];
 
 /// Removes the names of variants from a parameter path that Burn made. Checkpoints have no such part.
 pub(crate) fn without_variants(path: &str) -> String {

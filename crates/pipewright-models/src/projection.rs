@@ -74,6 +74,7 @@ impl<S: ParameterSource> Builder<'_, S> {
             // The ranks add the results of the first matrix, so all have the whole gradient of the second
             // one.
             SplitLinear::Inputs => (Placement::split(0, ranks), Placement::REPLICATED),
+            SplitLinear::Whole => (Placement::REPLICATED, Placement::REPLICATED),
             SplitLinear::OneRank => (Placement::ON_ONE_RANK, Placement::ON_ONE_RANK),
         };
         let mut matrix = |name: &str, shape, placement| {
@@ -89,12 +90,13 @@ impl<S: ParameterSource> Builder<'_, S> {
 }
 
 /// Returns the path of the first projection that has the same input as the one at a path: queries, keys and
-/// values have the same, and so have gate and up.
+/// values have the same, and so have gate and up, and the matrices that make latents.
 pub(crate) fn input_of(projection: &str) -> String {
     let (block, name) = projection.rsplit_once('.').unwrap_or_default();
     match name {
         "k_proj" | "v_proj" => format!("{block}.q_proj"),
         "up_proj" => format!("{block}.gate_proj"),
+        "kv_a_proj_with_mqa" => format!("{block}.q_a_proj"),
         _ => projection.to_owned(),
     }
 }
@@ -126,6 +128,16 @@ impl<S: ParameterSource> Builder<'_, S> {
 }
 
 impl Projection {
+    /// Returns the matrix with what the adapter adds to it, `[inputs, outputs]`, for a layer without a bias.
+    pub(crate) fn matrix(&self) -> Tensor<2> {
+        let weight = self.weight.val();
+        let (Some(first), Some(second), Some(adapter)) = (&self.lora_A, &self.lora_B, &self.adapter) else {
+            return weight;
+        };
+        let precision = weight.dtype();
+        weight + (first.weight.val().matmul(second.weight.val()) * adapter.scale).cast(precision)
+    }
+
     /// Returns `x w + b`, with the adapter's output. Every rank has all inputs and some of the outputs.
     /// Shapes: `x [tokens, inputs]`, result `[tokens, outputs]`.
     pub(crate) fn forward(&self, x: &SharedInput, context: &StageContext) -> Tensor<2> {

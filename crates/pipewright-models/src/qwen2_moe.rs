@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::attention::AttentionBias;
 use crate::config_key::KeyTable;
 use crate::decoder::{
-    BlockForm, COMPUTED_KEYS, DecoderConfig, MIXTURE_KEYS, MixtureConfig, REFUSED_KEYS, WINDOW_KEYS,
+    BlockForm, COMPUTED_KEYS, DecoderConfig, MIXTURE_KEYS, MixtureConfig, REFUSED_KEYS, SharedForm,
+    WINDOW_KEYS,
 };
 use crate::decoder_family::DecoderFamily;
 use crate::error::ConfigError;
@@ -69,7 +70,7 @@ impl DecoderFamily for Qwen2MoeConfig {
         BlockForm {
             bias: AttentionBias { inputs: self.qkv_bias, output: false },
             mixture: Some(&self.mixture),
-            shared_expert: Some(self.shared_expert_intermediate_size),
+            shared_expert: Some(SharedForm { inner: self.shared_expert_intermediate_size, has_gate: true }),
             ..BlockForm::default()
         }
     }

@@ -193,6 +193,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "warmup_steps",
             "decay_steps",
             "restart_at",
+            "expert_balance_speed",
             "groups",
         ],
     ),

@@ -47,6 +47,9 @@ pub(crate) struct OptimizerSettings {
     pub(crate) decay_steps: Option<u64>,
     /// The step at which the schedule begins again; 0 for none.
     pub(crate) restart_at: u64,
+    /// How much the corrections of routers change in a step, if it is written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) expert_balance_speed: Option<f64>,
     /// Parameters with settings of their own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) groups: Vec<GroupSettings>,
@@ -112,6 +115,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Opti
         warmup_steps: section.whole("warmup_steps", 0, 0, i64::MAX as u64),
         decay_steps: read_decay_steps(&mut section, schedule),
         restart_at: section.whole("restart_at", 0, 0, i64::MAX as u64),
+        expert_balance_speed: read_balance_speed(&mut section),
         groups: optimizer_groups::read(&mut section),
     }
 }
@@ -130,6 +134,15 @@ fn read_lowest(section: &mut Section<'_>, schedule: Decay, highest: f64) -> Opti
         section.report(KEY, ProblemKind::LowestAboveHighest { lowest, highest });
     }
     Some(lowest)
+}
+
+/// Reads how much the corrections of routers change in a step.
+fn read_balance_speed(section: &mut Section<'_>) -> Option<f64> {
+    const KEY: &str = "expert_balance_speed";
+    section
+        .is_written(KEY)
+        .then(|| section.single(KEY, 0.0, &Bound::NonNegative))
+        .filter(|speed| *speed > 0.0)
 }
 
 /// Reads the number of steps over which WSD falls.

@@ -22,7 +22,7 @@ use crate::exhaustion;
 use crate::failure::{Exit, Failure, sentence};
 use crate::fault::Fault;
 use crate::recovery::Attempts;
-use crate::training::optimizer::{Update, update};
+use crate::training::optimizer::{Update, expert_balance, update};
 use crate::training::prepare::Prepared;
 use crate::training::process_group::{ProcessGroup, disagreement, lost};
 use crate::training::rate_change::rates;
@@ -87,6 +87,7 @@ pub(crate) fn launch(
         devices = processes.settle(own_device(&settings, &mut world))?;
     }
     let config = pipeline_config(&settings, &model)?;
+    let balance = expert_balance(&settings.optimizer, &model)?;
     let (interrupt, hook) = (Some(attempts.interrupt().flag()), attempts.hook(ranks)?);
     let config = PipelineConfig { interrupt, hook, devices, ..config };
     // Each stage is made on the thread of its rank, in the processor's memory, and then moved to the rank's
@@ -102,6 +103,10 @@ pub(crate) fn launch(
     let rate = rates(&settings);
     let trainer = Trainer::new(pipeline, rows, settings.pipeline.rows(), rate);
     let trainer = trainer.accumulating(settings.run.accumulate).with_rampup(settings.run.rampup_steps);
+    let trainer = match balance {
+        Some(balance) => trainer.with_expert_balance(balance),
+        None => trainer,
+    };
     Ok(match validation {
         Some(validation) => trainer.with_validation(validation),
         None => trainer,

@@ -13,8 +13,9 @@ use burn::optim::{
 use globset::{Glob, GlobSet, GlobSetBuilder};
 use pipewright::optimizer::{AdamW, ClipGroup, OptimizerGroup};
 use pipewright::stage::StageError;
+use pipewright::train::ExpertBalance;
 use pipewright_models::training_memory::{OptimizerState, StateRule, is_hidden_matrix};
-use pipewright_models::{CutModel, ParameterGroup, ParameterSpec};
+use pipewright_models::{CutModel, ParameterGroup, ParameterSpec, ROUTER_CORRECTION};
 
 use crate::config::Settings;
 use crate::config::optimizer::{OptimizerName, OptimizerSettings};
@@ -89,6 +90,32 @@ pub(crate) fn update(settings: &OptimizerSettings, model: &CutModel) -> Result<U
         groups: groups_of_update,
         clip_groups: clip_groups.collect(),
     })
+}
+
+/// Returns the rule by which the corrections of routers change, if the settings ask for it.
+///
+/// # Errors
+/// When the model's routers have no corrections, or when adapters keep the model as it is.
+pub(crate) fn expert_balance(
+    settings: &OptimizerSettings,
+    model: &CutModel,
+) -> Result<Option<ExpertBalance>, Failure> {
+    const KEY: &str = "`expert_balance_speed` in [optimizer]";
+    let Some(speed) = settings.expert_balance_speed else { return Ok(None) };
+    if model.adapter().is_some() {
+        return Err(Failure::input(format!(
+            "{KEY} changes the model, which adapters keep as it is: remove the key"
+        )));
+    }
+    let parameters = model.model().parameters().map_err(Failure::input)?;
+    let ending = format!(".{ROUTER_CORRECTION}");
+    if !parameters.iter().any(|spec| spec.path.ends_with(&ending)) {
+        return Err(Failure::input(format!(
+            "{KEY} is for models whose routers correct their scores, such as deepseek_v3: this model has no \
+             `{ROUTER_CORRECTION}`; remove the key"
+        )));
+    }
+    Ok(Some(ExpertBalance { speed, correction: ROUTER_CORRECTION.to_owned() }))
 }
 
 /// Returns the rule for the state of the parameters of a run.

@@ -23,7 +23,7 @@ use crate::config::{Scheduled, Settings};
 use crate::failure::{Exit, Failure, sentence};
 use crate::training::data::{open_data, require_one_beginning};
 use crate::training::model::{check_weights, model_notes, tokenizer_note, trained_adapters};
-use crate::training::optimizer::update;
+use crate::training::optimizer::{expert_balance, update};
 use crate::training::run_adapter;
 
 /// A run, with all checks done that do not need training.
@@ -102,6 +102,7 @@ pub(crate) fn prepare_settings(scheduled: Scheduled, model: CutModel) -> Result<
     let (mut program, mut notes) = sound_program(source, &settings, TrainedStages::ALL)?;
     // A group without parameters is found here, before the folder of the results changes.
     update(&settings.optimizer, &model)?;
+    expert_balance(&settings.optimizer, &model)?;
     let layers = model.describe(settings.data.seq_len as usize);
     let all = layers.layers.iter().map(|layer| layer.parameters).sum();
     let (trained, note) =

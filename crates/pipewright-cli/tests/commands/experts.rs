@@ -222,3 +222,39 @@ fn more_tensor_ranks_than_whole_experts_are_refused() {
     }
     assert!(!folder.path().join("out").exists());
 }
+
+/// Trains a small DeepSeek V3, and returns the corrections of its router in the export.
+fn corrections(folder: &TempDir, set: &[&str]) -> Vec<f32> {
+    succeed(folder, &["train", "small.toml"], set);
+    // The export of an earlier call.
+    let _ = fs::remove_dir_all(folder.path().join("m"));
+    succeed(folder, &["export", "out", "m"], &[]);
+    let file = fs::read(folder.path().join("m/model.safetensors")).expect("the weights");
+    let file = SafeTensors::deserialize(&file).expect("it is sound");
+    let tensor = file.tensor("model.layers.1.mlp.gate.e_score_correction_bias").expect("it has corrections");
+    let number = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().expect("four bytes"));
+    tensor.data().chunks_exact(4).map(number).collect()
+}
+
+#[test]
+fn the_corrections_of_scores_follow_the_loads() {
+    let config = scratch::small(2, 4, 3).replace("[data]\n", "architecture = \"deepseek_v3\"\n[data]\n");
+    let folder = scratch::folder(&config);
+    let speed = "optimizer.expert_balance_speed=0.25";
+    let one = corrections(&folder, &["pipeline.ranks=1", speed]);
+    assert!(one.iter().all(|number| (number * 4.0).fract() == 0.0 && number.abs() <= 0.75), "{one:?}");
+    assert!(one.iter().any(|number| *number > 0.0) && one.iter().any(|number| *number < 0.0), "{one:?}");
+    assert_eq!(corrections(&folder, &["pipeline.ranks=2", speed]), one);
+    assert_eq!(corrections(&folder, &[]), [0.0; 8]);
+    let refused = |set: &[&str], expected: &str| {
+        let set = set.iter().flat_map(|set| ["--set", set]);
+        let arguments: Vec<_> = ["check", "small.toml", "--set", speed].into_iter().chain(set).collect();
+        let output = run(&folder, &arguments);
+        let said = String::from_utf8_lossy(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(output.status.code() == Some(2) && said.contains(expected), "{said}");
+    };
+    let other = ["model.architecture=llama"];
+    refused(&other, "this model has no `gate.e_score_correction_bias`; remove the key");
+    let adapted = ["model.from=m", "adapter.kind=lora"];
+    refused(&adapted, "changes the model, which adapters keep as it is: remove the key");
+}

@@ -13,7 +13,12 @@ use super::rope::RopeScaling;
 /// sequence length and positions. A run usually has one length.
 #[derive(Debug, Clone)]
 pub(super) struct BlockAttentions {
+    /// With the width of the rotated elements, in a model whose attention has latents.
     config: DecoderConfig,
+    /// The width of a head of queries and keys.
+    head_dim: usize,
+    /// The width of a head of queries and keys in a cache, which has latents if the attention has them.
+    cached_dim: usize,
     /// The factor of the scores.
     scale: f64,
     /// The bound of the scores.
@@ -33,9 +38,15 @@ struct Cached {
 
 impl BlockAttentions {
     pub(super) fn new(config: &DecoderConfig, form: &BlockForm<'_>) -> Self {
-        let scale = form.factors.scores.unwrap_or_else(|| 1.0 / (config.head_dim() as f64).sqrt());
+        let mut config = config.clone();
+        let [mut head_dim, mut cached_dim] = [config.head_dim(); 2];
+        if let Some(latent) = form.latent {
+            (head_dim, cached_dim) = (latent.head_dim(), latent.latent_dim());
+            config.head_dim = Some(latent.rotated);
+        }
+        let scale = form.factors.scores.unwrap_or_else(|| 1.0 / (head_dim as f64).sqrt());
         let layers = (0..config.num_hidden_layers).map(|index| form.layer(index)).collect();
-        Self { config: config.clone(), scale, cap: form.score_cap, layers, latest: Arc::default() }
+        Self { config, head_dim, cached_dim, scale, cap: form.score_cap, layers, latest: Arc::default() }
     }
 
     /// Returns the positions of sequences of this length in the blocks that have the model's positions.
@@ -46,7 +57,7 @@ impl BlockAttentions {
     /// Returns the form of a block's attention, if these are the positions of the model.
     pub(super) fn form(&self, block: usize, positions: &RotaryPositions) -> AttentionForm {
         let layer = self.layers[block];
-        let usual = AttentionForm::without_positions(self.config.head_dim());
+        let usual = AttentionForm::without_positions(self.head_dim);
         let positions = match layer.theta {
             _ if !layer.has_positions => usual.positions,
             None => positions.clone(),
@@ -56,6 +67,13 @@ impl BlockAttentions {
             }
         };
         AttentionForm { positions, scale: self.scale, window: layer.window, cap: self.cap, ..usual }
+    }
+
+    /// Returns the form of a block's attention with a cache ([`DecoderBlock::forward_cached`]).
+    ///
+    /// [`DecoderBlock::forward_cached`]: super::block::DecoderBlock::forward_cached
+    pub(super) fn cached_form(&self, block: usize, positions: &RotaryPositions) -> AttentionForm {
+        AttentionForm { head_dim: self.cached_dim, ..self.form(block, positions) }
     }
 
     /// Returns whether the positions depend on the length of the sequence.

@@ -3,21 +3,31 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::TensorParallel;
+use pipewright::nn::{KeyValueCache, TensorParallel};
 use pipewright::stage::StageContext;
 
 use super::config::DecoderConfig;
 use super::feed_forward::FeedForward;
 use super::form::{BlockForm, HeadNorms, NormPlaces};
 use crate::attention::{Attention, InputNorms};
+use crate::latent_attention::LatentAttention;
 use crate::norm::Norm;
 use crate::parameter::{Builder, ParameterSource};
+
+/// The attention of a block. The names of the variants are in Burn's parameter paths and not in a Hugging Face
+/// directory; see [`crate::parameter`].
+#[expect(clippy::large_enum_variant, reason = "a block has one attention, and its parameters are elsewhere")]
+#[derive(Module, Debug)]
+enum SelfAttention {
+    Attention(Attention),
+    Latent(LatentAttention),
+}
 
 #[derive(Module, Debug)]
 pub(super) struct DecoderBlock {
     /// Before the attention.
     input_layernorm: Option<Norm>,
-    self_attn: Attention,
+    self_attn: SelfAttention,
     /// After the attention, or before the feed-forward layer if it is the only norm between them.
     post_attention_layernorm: Norm,
     /// Before the feed-forward layer, in blocks with norms before and after it.
@@ -82,6 +92,38 @@ impl DecoderBlock {
         tensor: &TensorParallel,
         context: &StageContext,
     ) -> Tensor<2> {
+        let attention = |input| match &self.self_attn {
+            SelfAttention::Attention(attention) => attention.forward(input, tensor, attend, context),
+            SelfAttention::Latent(attention) => attention.forward(input, tensor, attend, context),
+        };
+        self.transform(hidden, rows, attention, tensor, context)
+    }
+
+    /// Maps the hidden states of the next tokens of a sequence, whose earlier tokens are in `cache`. An
+    /// attention with latents keeps these there in place of keys and values.
+    pub(super) fn forward_cached(
+        &self,
+        hidden: Tensor<2>,
+        cache: &mut KeyValueCache,
+        tensor: &TensorParallel,
+        context: &StageContext,
+    ) -> Tensor<2> {
+        let attend = |[q, k, v]: [Tensor<2>; 3]| cache.attend(q, k, v);
+        let attention = |input| match &self.self_attn {
+            SelfAttention::Attention(attention) => attention.forward(input, tensor, attend, context),
+            SelfAttention::Latent(attention) => attention.forward_latent(input, tensor, attend, context),
+        };
+        self.transform(hidden, 1, attention, tensor, context)
+    }
+
+    fn transform(
+        &self,
+        hidden: Tensor<2>,
+        rows: usize,
+        attention: impl FnOnce(Tensor<2>) -> Tensor<2>,
+        tensor: &TensorParallel,
+        context: &StageContext,
+    ) -> Tensor<2> {
         let input = normalised(hidden.clone(), self.input_layernorm.as_ref());
         let between = Some(&self.post_attention_layernorm);
         let (after_attention, before_mlp) = match self.norms {
@@ -89,7 +131,7 @@ impl DecoderBlock {
             NormPlaces::After => (between, None),
             NormPlaces::Both => (between, self.pre_feedforward_layernorm.as_ref()),
         };
-        let attended = normalised(self.self_attn.forward(input, tensor, attend, context), after_attention);
+        let attended = normalised(attention(input), after_attention);
         let hidden = hidden + scaled(attended, self.residual);
         let transformed = self.mlp.forward(normalised(hidden.clone(), before_mlp), rows, tensor, context);
         let transformed = normalised(transformed, self.post_feedforward_layernorm.as_ref());
@@ -109,14 +151,18 @@ fn attention<S: ParameterSource>(
     form: &BlockForm<'_>,
     path: &str,
     builder: &mut Builder<'_, S>,
-) -> Result<Attention, S::Error> {
+) -> Result<SelfAttention, S::Error> {
+    let sizes = config.attention();
+    if let Some(latent) = form.latent {
+        return LatentAttention::build(sizes, latent, form.bias, path, builder).map(SelfAttention::Latent);
+    }
     if form.joins_projections {
-        return Attention::build_joined(config.attention(), path, builder);
+        return Attention::build_joined(sizes, path, builder).map(SelfAttention::Attention);
     }
     let joins_heads = form.head_norms == HeadNorms::All;
     let norms = InputNorms { form: config.norm(form), joins_heads };
     let norms = (form.head_norms != HeadNorms::None).then_some(norms);
-    Attention::build(config.attention(), form.bias, norms, path, builder)
+    Attention::build(sizes, form.bias, norms, path, builder).map(SelfAttention::Attention)
 }
 
 /// Returns a tensor times a factor.

@@ -1,7 +1,7 @@
 //! A stage that generates text, and keeps what it needs of earlier tokens.
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 use pipewright::nn::{KeyValueCache, RotaryPositions};
 use pipewright::stage::StageContext;
 use pipewright::tensor::{BoundaryError, Values, pack, unpack};
@@ -55,7 +55,7 @@ impl<'a> CachedDecoder<'a> {
 /// Returns the empty caches of a stage's blocks.
 fn caches(stage: &DecoderStage, positions: &RotaryPositions) -> Vec<KeyValueCache> {
     let blocks = stage.model.layers.iter().enumerate().filter(|(_, block)| block.is_some());
-    blocks.map(|(index, _)| KeyValueCache::new(stage.attentions.form(index, positions))).collect()
+    blocks.map(|(index, _)| KeyValueCache::new(stage.attentions.cached_form(index, positions))).collect()
 }
 
 impl StageCache for CachedDecoder<'_> {
@@ -75,8 +75,7 @@ impl StageCache for CachedDecoder<'_> {
         let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
         let mut hidden = hidden.reshape([count, width]);
         for (block, cache) in stage.model.layers.iter().flatten().zip(&mut self.caches) {
-            let attend = |[q, k, v]: [Tensor<2>; 3]| cache.attend(q, k, v);
-            hidden = block.forward(hidden, 1, attend, &stage.split.tensor, &context);
+            hidden = block.forward_cached(hidden, cache, &stage.split.tensor, &context);
         }
         if stage.head.is_some() {
             hidden = stage.logits(hidden.narrow(0, count - 1, 1));

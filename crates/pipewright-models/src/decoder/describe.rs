@@ -6,6 +6,7 @@ use super::config::DecoderConfig;
 use super::form::{Activation, BlockForm, HeadNorms, NormPlaces};
 use super::mixture::MixtureConfig;
 use crate::cost::{self, BIAS_PASSES, Cost, FLOAT, GATE_PASSES, LOSS_PASSES, ModelSizes, NORM_PASSES};
+use crate::latent_attention::LatentForm;
 
 impl DecoderConfig {
     /// Returns the layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe).
@@ -19,12 +20,23 @@ impl DecoderConfig {
         let norms = if form.norms == NormPlaces::Both { pair + pair } else { pair };
         let block = |index| {
             let (kind, feed_forward) = match form.mixture_of(index) {
-                Some(mixture) => ("mixture", experts(self, mixture, tokens) + shared_expert(self, form)),
+                Some(mixture) => {
+                    let routed = experts(self, mixture, tokens) + correction(form, mixture);
+                    ("mixture", routed + shared_expert(self, form))
+                }
                 None => ("decoder", dense(self, form)),
             };
-            let cost = attention(self, form, form.layer(index).seen(tokens)) + feed_forward + norms;
+            let seen = form.layer(index).seen(tokens);
+            let attention = match form.latent {
+                Some(latent) => latent_attention(self, latent, form, seen),
+                None => attention(self, form, seen),
+            };
+            let cost = attention + feed_forward + norms;
             let layer = sizes.block(format!("model.layers.{index}"), kind, cost);
-            let keys_values = 2 * (self.num_key_value_heads * self.head_dim()) as u64;
+            let keys_values = match form.latent {
+                Some(latent) => (self.num_attention_heads * (latent.head_dim() + latent.value)) as u64,
+                None => 2 * (self.num_key_value_heads * self.head_dim()) as u64,
+            };
             LayerDesc { keys_values_bytes: tokens * FLOAT * keys_values, ..layer }
         };
         let mut layers = vec![sizes.embedding("model.embed_tokens")];
@@ -66,6 +78,35 @@ fn attention(config: &DecoderConfig, form: &BlockForm<'_>, seen: u64) -> Cost {
     cost::attention(sizes, seen) + further
 }
 
+/// Element-wise passes of the queries, keys and values of a latent attention: their heads are taken apart and
+/// put together in both directions.
+const HEAD_PASSES: u64 = 8;
+
+/// Returns the costs of a latent attention, if a token sees half of `seen` keys on average.
+fn latent_attention(config: &DecoderConfig, latent: LatentForm, form: &BlockForm<'_>, seen: u64) -> Cost {
+    let [hidden, heads] = [config.hidden_size, config.num_attention_heads].map(|size| size as u64);
+    let [key_rank, rotated, unrotated, value] =
+        [latent.key_rank, latent.rotated, latent.unrotated, latent.value].map(|size| size as u64);
+    let (queries, values) = (heads * (rotated + unrotated), heads * value);
+    let query_rank = latent.query_rank.map(|rank| rank as u64);
+    let of_queries = query_rank.map_or(hidden * queries, |rank| rank * (hidden + queries));
+    let of_keys = hidden * (key_rank + rotated) + key_rank * (heads * unrotated + values);
+    let matrices = of_queries + of_keys + values * hidden;
+    let of_latents = query_rank.unwrap_or(0) + key_rank + rotated;
+    let inputs = if form.bias.inputs { of_latents } else { 0 };
+    let biases = inputs + if form.bias.output { hidden } else { 0 };
+    let mixing = 3 * seen * (queries + values);
+    let products = Cost {
+        parameters: matrices + biases,
+        products: 6 * matrices + mixing,
+        mixing,
+        elements: BIAS_PASSES * biases + HEAD_PASSES * (2 * queries + values),
+        // Queries, keys, values and the attention's output with a normaliser for each head.
+        kept: 2 * queries + 2 * values + heads,
+    };
+    products + cost::norm(key_rank) + query_rank.map_or_else(Cost::default, cost::norm)
+}
+
 fn dense(config: &DecoderConfig, form: &BlockForm<'_>) -> Cost {
     let (hidden, inner) = (config.hidden_size as u64, config.intermediate_size as u64);
     let (layer, outputs, result) = if form.has_no_gate {
@@ -100,11 +141,20 @@ fn experts(config: &DecoderConfig, mixture: &MixtureConfig, tokens: u64) -> Cost
     }
 }
 
+/// Returns the costs of the numbers that correct scores.
+fn correction(form: &BlockForm<'_>, mixture: &MixtureConfig) -> Cost {
+    let is_corrected = form.router.is_some_and(|router| router.is_corrected);
+    Cost { parameters: if is_corrected { mixture.num_experts as u64 } else { 0 }, ..Cost::default() }
+}
+
 /// Returns the costs of the expert that every token goes through, with its gate.
 fn shared_expert(config: &DecoderConfig, form: &BlockForm<'_>) -> Cost {
     let hidden = config.hidden_size as u64;
     let gate = Cost { parameters: hidden, products: 6 * hidden, kept: 1, ..Cost::default() };
-    form.shared_expert.map_or_else(Cost::default, |inner| cost::gated(hidden, inner as u64) + gate)
+    form.shared_expert.map_or_else(Cost::default, |shared| {
+        let expert = cost::gated(hidden, shared.inner as u64);
+        if shared.has_gate { expert + gate } else { expert }
+    })
 }
 
 /// The size of an expert's number, in floats.

@@ -4,17 +4,18 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use burn::tensor::activation::{gelu_approximate, silu};
 use pipewright::nn::{
-    Expert, Linear, Routing, TensorParallel, at_least_single, mix_held, router_losses, swiglu,
+    Expert, Linear, Routing, TensorParallel, at_least_single, count_choices, mix_held, router_losses, swiglu,
 };
 use pipewright::stage::StageContext;
 
 use super::config::DecoderConfig;
-use super::form::{Activation, BlockForm};
+use super::form::{Activation, BlockForm, SharedForm};
 use super::mixture::MixtureConfig;
 use super::shared_expert::SharedExpert;
 use crate::experts::ExpertSizes;
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
 use crate::projection::{Projection, SharedInput};
+use crate::router::{Chosen, GroupChoice, Router};
 use crate::split::require_parts;
 use crate::valid_tokens::{mean_weights, valid_choices, valid_loads, valid_tokens};
 
@@ -31,13 +32,15 @@ pub(super) struct FeedForward {
     gate_up_proj: Option<Projection>,
     down_proj: Option<Projection>,
     /// The router.
-    gate: Option<Linear>,
+    gate: Option<Router>,
     /// One entry for each expert; `None` if only another rank holds it.
     experts: Vec<Option<Expert>>,
-    /// The expert that every token goes through.
+    /// The expert that every token goes through, in a family that gives it a gate.
     shared_expert: Option<SharedExpert>,
     /// The factor of its output.
     shared_expert_gate: Option<Linear>,
+    /// The expert that every token goes through, in the other families.
+    shared_experts: Option<SharedExpert>,
     #[module(skip)]
     activation: Activation,
     #[module(skip)]
@@ -49,11 +52,23 @@ pub(super) struct FeedForward {
 struct Choice {
     /// The path of the layer, for errors.
     path: String,
-    /// The experts of a token.
-    count: usize,
-    normalised: bool,
+    /// The number of experts.
+    experts: usize,
+    kind: ChoiceKind,
     /// The share of this layer in the model's balance loss, and the weight of that loss.
     balance: Option<(f64, f64)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum ChoiceKind {
+    /// The largest probabilities.
+    Probabilities {
+        /// The experts of a token.
+        count: usize,
+        normalised: bool,
+    },
+    /// Scores, which may be corrected, in groups.
+    Scores(GroupChoice),
 }
 
 impl FeedForward {
@@ -88,6 +103,7 @@ impl FeedForward {
             experts: Vec::new(),
             shared_expert: None,
             shared_expert_gate: None,
+            shared_experts: None,
             activation,
             choice: None,
         }
@@ -153,33 +169,52 @@ impl FeedForward {
         path: &str,
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
-        let (hidden, shared) = (config.hidden_size, form.shared_expert);
+        let hidden = config.hidden_size;
         let share = form.balance_share(config.num_hidden_layers);
-        let gate = Some(builder.linear(&format!("{path}.gate"), hidden, mixture.num_experts)?);
+        let is_corrected = form.router.is_some_and(|router| router.is_corrected);
+        let gate = builder.router(&format!("{path}.gate"), [hidden, mixture.num_experts], is_corrected)?;
         let sizes = ExpertSizes {
             count: (form.expert_keys.count, mixture.num_experts),
             width: hidden,
             inner: (form.expert_keys.inner, mixture.moe_intermediate_size),
             has_gate: true,
         };
-        let shared_path = format!("{path}.shared_expert");
+        let (count, normalised) = (mixture.num_experts_per_tok, mixture.norm_topk_prob);
         let choice = Choice {
             path: builder.named(path),
-            count: mixture.num_experts_per_tok,
-            normalised: mixture.norm_topk_prob,
+            experts: mixture.num_experts,
+            kind: match form.router {
+                Some(router) => ChoiceKind::Scores(router.choice),
+                None => ChoiceKind::Probabilities { count, normalised },
+            },
             balance: mixture.output_router_logits.then_some((share, mixture.router_aux_loss_coef)),
         };
+        let experts = builder.experts(path, sizes)?;
+        let layer = Self { gate: Some(gate), experts, choice: Some(choice), ..Self::empty(Activation::Silu) };
+        match form.shared_expert {
+            Some(shared) => layer.with_shared_expert(shared, hidden, path, builder),
+            None => Ok(layer),
+        }
+    }
+
+    /// Adds the expert that every token goes through.
+    fn with_shared_expert<S: ParameterSource>(
+        self,
+        SharedForm { inner, has_gate }: SharedForm,
+        hidden: usize,
+        path: &str,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<Self, S::Error> {
+        if !has_gate {
+            let inner = ("n_shared_experts * moe_intermediate_size", inner);
+            let expert = SharedExpert::build(&format!("{path}.shared_experts"), (hidden, inner), builder)?;
+            return Ok(Self { shared_experts: Some(expert), ..self });
+        }
+        let (path, inner) = (format!("{path}.shared_expert"), ("shared_expert_intermediate_size", inner));
         Ok(Self {
-            gate,
-            experts: builder.experts(path, sizes)?,
-            shared_expert: shared
-                .map(|inner| SharedExpert::build(&shared_path, [hidden, inner], builder))
-                .transpose()?,
-            shared_expert_gate: shared
-                .map(|_| builder.linear(&format!("{shared_path}_gate"), hidden, 1))
-                .transpose()?,
-            choice: Some(choice),
-            ..Self::empty(Activation::Silu)
+            shared_expert: Some(SharedExpert::build(&path, (hidden, inner), builder)?),
+            shared_expert_gate: Some(builder.linear(&format!("{path}_gate"), hidden, 1)?),
+            ..self
         })
     }
 
@@ -198,16 +233,14 @@ impl FeedForward {
         context: &StageContext,
     ) -> Tensor<2> {
         if let (Some(gate), Some(choice)) = (&self.gate, &self.choice) {
-            // The choice of experts is sensitive to rounding, so the router keeps its precision.
-            let logits = gate.forward(x.clone().cast(gate.weight.dtype()));
-            let routing = choice.routing(logits, rows, context);
-            assert_eq!(routing.experts(), self.experts.len(), "the routing is of these experts");
-            let weights = tensor.enter(routing.weights());
-            let routed = mix_held(tensor.enter(x.clone()), weights, routing.chosen(), &self.experts);
+            let (chosen, weights) = choice.choose(gate, x.clone(), rows, context);
+            let weights = tensor.enter(weights);
+            let routed = mix_held(tensor.enter(x.clone()), weights, &chosen, &self.experts);
             let routed = tensor.sum(routed);
-            return match (&self.shared_expert, &self.shared_expert_gate) {
-                (Some(expert), Some(gate)) => routed + expert.forward(x, gate, tensor, context),
-                _ => routed,
+            let gate = self.shared_expert_gate.as_ref();
+            return match self.shared_expert.as_ref().or(self.shared_experts.as_ref()) {
+                Some(expert) => routed + expert.forward(x, gate, tensor, context),
+                None => routed,
             };
         }
         let down = self.down_proj.as_ref().expect("a layer without experts has a down projection");
@@ -241,13 +274,51 @@ impl Activation {
 }
 
 impl Choice {
-    /// Chooses the experts, and adds the balance loss of the valid tokens to the step's.
-    fn routing(&self, logits: Tensor<2>, rows: usize, context: &StageContext) -> Routing {
-        let [tokens, _] = logits.dims();
-        let routing = Routing::new(logits.clone(), self.count, self.normalised);
-        if !routing.is_finite() {
-            context.not_finite(&format!("a probability of the router `{}.gate`", self.path));
+    /// Returns the experts of each token with their weights, and counts the choices of the valid tokens.
+    fn choose(
+        &self,
+        gate: &Router,
+        x: Tensor<2>,
+        rows: usize,
+        context: &StageContext,
+    ) -> (Vec<usize>, Tensor<2>) {
+        match self.kind {
+            ChoiceKind::Probabilities { count, normalised } => {
+                let routing = self.routing(gate.logits(x), (count, normalised), rows, context);
+                (routing.chosen().to_vec(), routing.weights())
+            }
+            ChoiceKind::Scores(choice) => {
+                let [tokens, _] = x.dims();
+                let Chosen { experts, weights, is_finite } = gate.choose(x, &choice);
+                let count = self.experts;
+                self.require_finite(is_finite, "score", context);
+                let choices = match valid_tokens(context, [rows, tokens / rows.max(1)]) {
+                    None => count_choices(&experts, count),
+                    Some(valid) => valid_choices(&experts, count, &valid),
+                };
+                context.expert_load(&self.path, choices);
+                (experts, weights)
+            }
         }
+    }
+
+    fn require_finite(&self, is_finite: bool, what: &str, context: &StageContext) {
+        if !is_finite {
+            context.not_finite(&format!("a {what} of the router `{}.gate`", self.path));
+        }
+    }
+
+    /// Chooses the experts, and adds the balance loss of the valid tokens to the step's.
+    fn routing(
+        &self,
+        logits: Tensor<2>,
+        (count, normalised): (usize, bool),
+        rows: usize,
+        context: &StageContext,
+    ) -> Routing {
+        let [tokens, _] = logits.dims();
+        let routing = Routing::new(logits.clone(), count, normalised);
+        self.require_finite(routing.is_finite(), "probability", context);
         let valid = valid_tokens(context, [rows, tokens / rows.max(1)]);
         let choices = match &valid {
             None => routing.counts(),

@@ -4,7 +4,9 @@ use super::mixture::MixtureConfig;
 use crate::attention::AttentionBias;
 use crate::error::ConfigError;
 use crate::key_check::require;
+use crate::latent_attention::LatentForm;
 use crate::path_names::PathNames;
+use crate::router::GroupChoice;
 
 /// The parts in which families differ. The default is Llama.
 #[derive(Clone, Debug, Default)]
@@ -39,8 +41,12 @@ pub(crate) struct BlockForm<'a> {
     pub mixture: Option<&'a MixtureConfig>,
     /// The keys of the sizes of experts, for errors.
     pub expert_keys: ExpertKeys,
-    /// The inner width of the expert that every token goes through, in a family that has one.
-    pub shared_expert: Option<usize>,
+    /// How experts are chosen; `None` for the largest probabilities.
+    pub router: Option<RouterForm>,
+    /// The expert that every token goes through, in a family that has one.
+    pub shared_expert: Option<SharedForm>,
+    /// The latents of the attention, in a family that has them.
+    pub latent: Option<LatentForm>,
     /// The names of parts of paths in files.
     pub names: PathNames,
 }
@@ -58,6 +64,23 @@ impl Default for ExpertKeys {
     fn default() -> Self {
         Self { count: "num_experts", inner: "moe_intermediate_size" }
     }
+}
+
+/// How a router chooses experts by their scores.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RouterForm {
+    pub choice: GroupChoice,
+    /// Whether the scores are corrected for the choice by numbers that are not trained.
+    pub is_corrected: bool,
+}
+
+/// The expert that every token goes through.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SharedForm {
+    /// Its inner width.
+    pub inner: usize,
+    /// Whether its output is multiplied by a number of the token, which a linear layer makes.
+    pub has_gate: bool,
 }
 
 /// The normalisations of queries and keys.

@@ -63,7 +63,7 @@ impl MixtureConfig {
     }
 
     /// Validates with `experts` as the name of the number of experts.
-    fn validate_as(&self, experts: &'static str) -> Result<(), ConfigError> {
+    pub(crate) fn validate_as(&self, experts: &'static str) -> Result<(), ConfigError> {
         let count = self.num_experts;
         require((1..=MOST_EXPERTS).contains(&count), experts, count, "from 1 to 16384")?;
         let chosen = self.num_experts_per_tok;

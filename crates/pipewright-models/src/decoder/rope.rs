@@ -141,11 +141,20 @@ impl YarnScaling {
     /// Returns the factor of rotated elements: the one that is given, or `0.1 m ln(factor) + 1`, where `m` is
     /// 1, or the ratio of these numbers for `mscale` and `mscale_all_dim`.
     pub fn attention_factor(&self) -> f64 {
-        let of = |m: f64| if self.factor <= 1.0 { 1.0 } else { 0.1 * m * self.factor.ln() + 1.0 };
         self.attention_factor.unwrap_or_else(|| match (self.mscale, self.mscale_all_dim) {
-            (Some(own), Some(all)) if own != 0.0 && all != 0.0 => of(own) / of(all),
-            _ => of(1.0),
+            (Some(own), Some(all)) if own != 0.0 && all != 0.0 => self.factor_of(own) / self.factor_of(all),
+            _ => self.factor_of(1.0),
         })
+    }
+
+    /// Returns the factor of the scores in DeepSeek's models: the square of `0.1 m ln(factor) + 1`, where `m`
+    /// is `mscale_all_dim`; 1 without that number.
+    pub fn score_factor(&self) -> f64 {
+        self.mscale_all_dim.map_or(1.0, |all| self.factor_of(all).powi(2))
+    }
+
+    fn factor_of(&self, m: f64) -> f64 {
+        if self.factor <= 1.0 { 1.0 } else { 0.1 * m * self.factor.ln() + 1.0 }
     }
 }
 

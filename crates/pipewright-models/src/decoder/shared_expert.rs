@@ -19,14 +19,15 @@ pub(super) struct SharedExpert {
 }
 
 impl SharedExpert {
-    /// Builds the expert at `path`. `sizes` are the width of the hidden states and the inner width.
+    /// Builds the expert at `path`. The sizes are the width of the hidden states and the inner width, with the
+    /// key that says it.
     pub(super) fn build<S: ParameterSource>(
         path: &str,
-        [hidden, inner]: [usize; 2],
+        (hidden, (key, inner)): (usize, (&'static str, usize)),
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
         let shards = builder.tensor_ranks();
-        require_parts(path, "gate_proj.weight", ("shared_expert_intermediate_size", inner), shards)?;
+        require_parts(path, "gate_proj.weight", (key, inner), shards)?;
         let mut linear =
             |name: &str, sizes, split| builder.projection(false, &format!("{path}.{name}"), sizes, split);
         let outputs = SplitLinear::Outputs { shards };
@@ -37,19 +38,24 @@ impl SharedExpert {
         })
     }
 
-    /// Returns the expert's output times the sigmoid of `gate`, which has one output for each token.
+    /// Returns the expert's output, times the sigmoid of `gate` if there is one, which has one output for each
+    /// token.
     /// Shapes: `[tokens, hidden]` in and out.
     pub(super) fn forward(
         &self,
         x: Tensor<2>,
-        gate: &Linear,
+        gate: Option<&Linear>,
         tensor: &TensorParallel,
         context: &StageContext,
     ) -> Tensor<2> {
-        let share = sigmoid(gate.forward(x.clone()));
+        let share = gate.map(|gate| sigmoid(gate.forward(x.clone())));
         let x = SharedInput::new(tensor.enter(x));
         let inner = swiglu(self.gate_proj.forward(&x, context), self.up_proj.forward(&x, context));
         drop(x);
-        share * self.down_proj.forward_split_inputs(&SharedInput::new(inner), tensor, context)
+        let result = self.down_proj.forward_split_inputs(&SharedInput::new(inner), tensor, context);
+        match share {
+            Some(share) => share * result,
+            None => result,
+        }
     }
 }

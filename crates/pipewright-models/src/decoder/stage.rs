@@ -13,7 +13,9 @@ use super::attentions::{BlockAttentions, MicrobatchAttentions};
 use super::block::{DecoderBlock, scaled};
 use crate::documents::given_scope;
 use crate::lora::is_of_adapter;
+use crate::parameter::without_variants;
 use crate::path_names::PathNames;
+use crate::router::is_of_router;
 use crate::split::SplitStage;
 use crate::stage_layers::Layer;
 use crate::valid_tokens::reach;
@@ -178,12 +180,9 @@ fn attend_to_slices(
     attended.reshape([batch * length, width])
 }
 
-/// The ends of the paths of routers, with the names in stages and in the files of families.
-const ROUTERS: [&str; 2] = [".mlp.gate.weight", ".block_sparse_moe.gate.weight"];
-
 /// Returns true for the routers of mixtures of experts, and for adapters.
 pub(crate) fn stays_in_single_precision(parameter: &str) -> bool {
-    ROUTERS.iter().any(|router| parameter.ends_with(router)) || is_of_adapter(parameter)
+    is_of_router(parameter) || is_of_adapter(parameter)
 }
 
 impl StageModule for DecoderStage {
@@ -220,7 +219,7 @@ impl StageModule for DecoderStage {
     /// the head, and in families with other names.
     fn parameter_path(&self, local: &str) -> String {
         let of_head = OutputHead::parameter_path(local, NORM, EMBEDDING);
-        self.names.of(of_head.as_deref().unwrap_or(local))
+        self.names.of(&of_head.unwrap_or_else(|| without_variants(local)))
     }
 
     fn placement(&self, local: &str) -> Placement {

@@ -9,6 +9,10 @@ use super::layout::file_shape;
 use super::weights::Weights;
 use crate::parameter::{ParameterKind, ParameterSpec};
 
+/// The end of the name of a tensor of a module that predicts further tokens. DeepSeek V3 stores such modules
+/// as further layers.
+const PREDICTOR: &str = ".eh_proj.weight";
+
 /// The head's matrix, which a model with tied embeddings does not have.
 const HEAD: &str = "lm_head.weight";
 
@@ -53,6 +57,7 @@ fn layer_of(tensor: &str) -> Option<usize> {
     rest.unwrap_or(tensor).strip_prefix("layers.")?.split('.').next()?.parse().ok()
 }
 
+/// Refuses further layers, except modules that predict further tokens.
 fn require_no_further_layers(
     weights: &Weights,
     used: &BTreeSet<String>,
@@ -60,7 +65,11 @@ fn require_no_further_layers(
 ) -> Result<(), HfError> {
     let layers = |names: &mut dyn Iterator<Item = &String>| names.filter_map(|name| layer_of(name)).max();
     let expected = layers(&mut used.iter()).map_or(0, |last| last + 1);
-    match layers(&mut unused.iter()).map(|last| last + 1) {
+    let predictors: BTreeSet<usize> =
+        unused.iter().filter(|name| name.ends_with(PREDICTOR)).filter_map(|name| layer_of(name)).collect();
+    let is_of_predictor = |name: &String| layer_of(name).is_some_and(|layer| predictors.contains(&layer));
+    let mut others = unused.iter().filter(|name| !is_of_predictor(name));
+    match layers(&mut others).map(|last| last + 1) {
         Some(found) if found > expected => {
             Err(HfError::FurtherLayers { path: weights.index().to_owned(), expected, found })
         }

@@ -21,6 +21,7 @@ use crate::head_form::HeadForm;
 use crate::mamba::{NO_SLICES, is_of_scan};
 use crate::norm::NormForm;
 use crate::parameter::{Builder, ParameterSource, without_variants};
+use crate::router::is_of_router;
 use crate::split::{Place, SplitStage};
 use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::{TrainingModule, stage_of_logits};
@@ -201,8 +202,7 @@ impl ModelFamily for NemotronHConfig {
 
     /// The routers of experts and the numbers of each head of a scan do.
     fn stays_in_single_precision(parameter: &str) -> bool {
-        let router = [".gate.weight", ".e_score_correction_bias"];
-        router.iter().any(|name| parameter.ends_with(name)) || is_of_scan(parameter)
+        is_of_router(parameter) || is_of_scan(parameter)
     }
 
     fn build_stage<S: ParameterSource>(

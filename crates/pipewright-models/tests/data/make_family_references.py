@@ -17,10 +17,11 @@ import torch
 import transformers
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from make_references import NOTE, write
+from make_references import NOTE, train, write
 
 BATCH, SEQ_LEN, STEPS, VOCABULARY = 4, 24, 6, 48
 PROMPT, NEW_TOKENS = 8, 16
+BALANCE_SPEED = 0.05
 GREEDY = (
     " `greedy`: the tokens after the first `prompt` ids of the first row, by the untrained model, without a cache."
 )
@@ -32,6 +33,11 @@ SIZES |= dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
 def rope(kind, **keys):
     return dict(rope_parameters=dict(rope_type=kind, rope_theta=1000.0, **keys))
 
+
+# The seeds of both models leave 1e-4 between the score of a chosen expert or group and the next one.
+LATENT = dict(kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=6, v_head_dim=5, num_key_value_heads=2)
+LATENT |= dict(n_routed_experts=6, n_shared_experts=2, num_experts_per_tok=2, moe_intermediate_size=4)
+LATENT |= dict(first_k_dense_replace=1)
 
 FAMILIES = {
     "mistral-tiny": ("Mistral", 21, dict(sliding_window=5, head_dim=8) | rope("linear", factor=4.0)),
@@ -100,6 +106,21 @@ FAMILIES = {
         ),
     ),
     "starcoder2-tiny": ("Starcoder2", 32, dict(sliding_window=9, tie_word_embeddings=False) | rope("default")),
+    "deepseek-v2-tiny": (
+        "DeepseekV2",
+        36,
+        LATENT
+        | dict(q_lora_rank=None, n_group=3, topk_group=2, topk_method="group_limited_greedy")
+        | dict(routed_scaling_factor=1.5)
+        | rope("default"),
+    ),
+    "deepseek-v3-tiny": (
+        "DeepseekV3",
+        30,
+        LATENT
+        | dict(q_lora_rank=10, n_group=3, topk_group=2, attention_bias=True)
+        | rope("yarn", factor=4.0, original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=0.8),
+    ),
     "olmo2-tiny": ("Olmo2", 26, dict(attention_bias=True) | rope("default")),
 }
 
@@ -162,6 +183,26 @@ BALANCED = (
 )
 
 
+def balance(model, rows):
+    """The steps of a training in which the corrections of routers follow the loads, as in the paper of DeepSeek V3."""
+    model = copy.deepcopy(model)
+    loads = {}
+
+    def count(router, _, outputs):
+        loads[router] = outputs[2].flatten().bincount(minlength=router.num_experts).float()
+
+    routers = [router for router in model.modules() if hasattr(router, "e_score_correction_bias")]
+    handles = [router.register_forward_hook(count) for router in routers]
+
+    def after_step():
+        for router, load in loads.items():
+            router.e_score_correction_bias += BALANCE_SPEED * torch.sign(load.mean() - load)
+
+    steps, _ = train(model, rows, BATCH, after_step)
+    [handle.remove() for handle in handles]
+    return dict(balance_speed=BALANCE_SPEED, balanced=steps) if routers else {}
+
+
 def make(name):
     family, seed, keys = FAMILIES[name]
     torch.manual_seed(seed)
@@ -171,10 +212,13 @@ def make(name):
     for path, parameter in model.named_parameters():
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.2)
+    for path, buffer in model.named_buffers():
+        if path.endswith("e_score_correction_bias"):
+            torch.nn.init.normal_(buffer, std=0.1)
     rows = token_rows(torch.Generator().manual_seed(seed))
     text, gap = greedy(model, rows[0][:PROMPT])
     print(f"{name}: the closest choice of the greedy text is {gap:.1e}", file=sys.stderr)
-    further, note = dict(prompt=PROMPT, greedy=text), NOTE + GREEDY
+    further, note = dict(prompt=PROMPT, greedy=text) | balance(model, rows), NOTE + GREEDY
     if family == "Mixtral":
         further["expected_aux"] = {count: train_balanced(copy.deepcopy(model), rows, count) for count in (2, 4)}
         note += BALANCED

@@ -38,9 +38,9 @@ def token_rows(generator):
     return rows
 
 
-def train(model, rows, count):
+def train(model, rows, count, after_step=lambda: None):
     """Losses, gradient norms before clipping, and the trained model's logits after the last token of the first row. A batch
-    has `count` rows."""
+    has `count` rows. `after_step` is called after each update."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     steps = []
     for start in range(0, len(rows), count):
@@ -51,6 +51,7 @@ def train(model, rows, count):
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        after_step()
         steps.append({"loss": loss.item(), "grad_norm": norm.item()})
     with torch.no_grad():
         logits = model(input_ids=torch.tensor(rows[:count])[:, :-1]).logits

@@ -25,6 +25,15 @@ fn changed(family: &str, change: Value) -> Value {
             [("num_experts", 4), ("moe_intermediate_size", 8), ("shared_expert_intermediate_size", 8)];
         experts.into_iter().for_each(|(key, size)| json[key] = json!(size));
     }
+    if family.starts_with("deepseek") {
+        let sizes = json!({
+            "num_key_value_heads": 4, "head_dim": 4, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
+            "v_head_dim": 6, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+            "first_k_dense_replace": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.0, "n_group": 2,
+            "topk_group": 1
+        });
+        json.as_object_mut().expect("a table").extend(sizes.as_object().expect("a table").clone());
+    }
     let (Value::Object(json), Value::Object(change)) = (&mut json, change) else { panic!("both are tables") };
     json.extend(change);
     Value::Object(json.clone())
@@ -32,7 +41,7 @@ fn changed(family: &str, change: Value) -> Value {
 
 const FAMILIES: [&str; 5] = ["llama", "qwen2", "qwen3", "qwen3_moe", "nemotron_h"];
 /// The families that differ from these in a few parts.
-const FURTHER: [&str; 10] = [
+const FURTHER: [&str; 12] = [
     "mistral",
     "mixtral",
     "smollm3",
@@ -43,6 +52,8 @@ const FURTHER: [&str; 10] = [
     "gemma3_text",
     "starcoder2",
     "qwen2_moe",
+    "deepseek_v2",
+    "deepseek_v3",
 ];
 
 fn check_accepted(families: &[&str], change: Value) {
@@ -366,6 +377,46 @@ fn the_further_families_refuse_what_they_do_not_compute() {
     {
         check_refused(&["mixtral"], json!({key: value}));
     }
+}
+
+#[test]
+fn deepseek_refuses_what_it_does_not_compute() {
+    let families = ["deepseek_v2", "deepseek_v3"];
+    let refused = [
+        json!({"head_dim": 8}),
+        json!({"num_key_value_heads": 2}),
+        json!({"moe_layer_freq": 2}),
+        json!({"mlp_bias": true}),
+        json!({"hidden_act": "gelu"}),
+        json!({"scoring_func": "tanh"}),
+        json!({"qk_nope_head_dim": 7}),
+        json!({"kv_lora_rank": 0}),
+        json!({"n_routed_experts": 0}),
+        json!({"n_shared_experts": 0}),
+        json!({"num_experts_per_tok": 5}),
+        json!({"first_k_dense_replace": 99_999_999_999_u64}),
+    ];
+    refused.into_iter().for_each(|change| check_refused(&families, change));
+    for family in families {
+        let dynamic =
+            json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 64});
+        let error = ModelConfig::from_json(changed(family, dynamic)).expect_err(family).to_string();
+        assert!(error.contains("only default, linear, yarn or llama3 is"), "{error}");
+    }
+    for change in [json!({"n_group": 3}), json!({"topk_group": 3}), json!({"n_group": 4})] {
+        check_refused(&["deepseek_v3"], change.clone());
+        let mut limited = changed("deepseek_v2", change);
+        assert!(ModelConfig::from_json(limited.clone()).is_ok(), "groups have no effect");
+        limited["topk_method"] = json!("group_limited_greedy");
+        assert!(ModelConfig::from_json(limited).is_err());
+    }
+    check_refused(&["deepseek_v3"], json!({"topk_method": "greedy"}));
+    check_refused(&["deepseek_v2"], json!({"topk_method": "noaux_tc"}));
+    check_refused(&["deepseek_v2"], json!({"norm_topk_prob": true}));
+    let ignored = json!({"aux_loss_alpha": 0.001, "seq_aux": true, "ep_size": 1, "qk_head_dim": 12, "moe_layer_freq": 1});
+    check_accepted(&families, ignored);
+    check_accepted(&["deepseek_v3"], json!({"num_nextn_predict_layers": 1, "scoring_func": "sigmoid"}));
+    check_accepted(&families, json!({"q_lora_rank": null}));
 }
 
 /// The keys of google/gemma-2-9b.

@@ -429,7 +429,7 @@ fn configurations_that_cannot_be_run_are_refused() {
         assert_eq!(chain.iter().map(|error| error.replace(&path, "FILE")).collect::<Vec<_>>(), expected);
     };
     check("{", &["FILE: cannot be parsed", "EOF while parsing an object at line 1 column 1"]);
-    const KNOWN: &str = "the families are llama, qwen2, qwen3, qwen3_moe, qwen2_moe, mistral, mixtral, smollm3, granite, phi3, olmo2, gemma2, gemma3_text, starcoder2, nemotron_h, hybrid";
+    const KNOWN: &str = "the families are llama, qwen2, qwen3, qwen3_moe, qwen2_moe, mistral, mixtral, smollm3, granite, phi3, olmo2, gemma2, gemma3_text, starcoder2, deepseek_v2, deepseek_v3, nemotron_h, hybrid";
     let unknown = |family: &str, nearest: &str, difference: &str| {
         format!(
             "model family `{family}` is not supported: {KNOWN}; the nearest one is `{nearest}`, which {difference}"

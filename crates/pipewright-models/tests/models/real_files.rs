@@ -17,6 +17,7 @@ use tempfile::TempDir;
 
 const LLAMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-tiny");
 const QWEN3: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/qwen3-tiny");
+const DEEPSEEK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/deepseek-v3-tiny");
 const TIED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-tied-tiny");
 
 /// A tensor of a file: its name, type, shape and bytes.
@@ -170,6 +171,17 @@ fn files_with_more_layers_than_the_configuration_are_refused() {
     let message = "DIR/model.safetensors: the files have 8 layers, and the configuration asks for 5";
     copy.check_refused(&[message]);
     assert!(copy.values().expect_err("the same without the check").contains("the files have 8 layers"));
+}
+
+#[test]
+fn modules_that_predict_further_tokens_are_not_further_layers() {
+    let copy = Copy::of(DEEPSEEK);
+    let extra = |name: &str| (format!("model.layers.3.{name}"), Dtype::F32, vec![1], vec![0; 4]);
+    copy.edit(|tensors| tensors.extend(["mlp.gate.weight", "eh_proj.weight"].map(extra)));
+    let names = ["eh_proj.weight", "mlp.gate.weight"].map(|name| format!("model.layers.3.{name}"));
+    assert_eq!(copy.check(), Ok(names.into()));
+    copy.edit(|tensors| tensors.retain(|(name, ..)| !name.ends_with("eh_proj.weight")));
+    copy.check_refused(&["the files have 4 layers, and the configuration asks for 3"]);
 }
 
 #[test]

@@ -84,7 +84,8 @@ fn parameters(stages: &[DecoderStage]) -> BTreeMap<String, TensorData> {
         let mut collector = Collector::default();
         stage.visit(&mut collector);
         assert_eq!(collector.values.len(), record(stage).len(), "a record has the same parameters");
-        collector.values
+        // The names of variants are not in the paths of a checkpoint.
+        collector.values.into_iter().map(|(path, data)| (path.replace(".Attention.", "."), data)).collect()
     };
     stages.iter().flat_map(values).collect()
 }

@@ -6,6 +6,7 @@ use std::fs::{read, read_to_string};
 use std::time::Duration;
 
 use burn::tensor::Device;
+use pipewright::mesh::DataParallelMode;
 use pipewright::nn::TensorParallel;
 use pipewright::pipeline::PipelineConfig;
 use pipewright::tensor::TensorRank;
@@ -186,6 +187,35 @@ models! {
         check_written check_parameters;
     qwen2_moe "qwen2-moe-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
         check_written check_parameters;
+    deepseek_v2 "deepseek-v2-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
+        check_written check_parameters;
+    deepseek_v3 "deepseek-v3-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
+        check_written check_parameters;
+}
+
+/// The corrections of routers change after each step as in a training by hand in PyTorch, on one rank, on two
+/// stages, with replicas whose loads differ, and with two tensor ranks.
+#[test]
+fn corrections_of_scores_balance_the_experts() {
+    let mut reference = Reference::load("deepseek-v3-tiny");
+    reference.balance_speed = Some(reference.expected.balance_speed);
+    let expected = reference.expected.balanced.clone();
+    assert_ne!(expected.last(), reference.expected.steps.last(), "the corrections change the choices");
+    let replicas = |data_parallel, data_parallel_mode| PipelineConfig {
+        data_parallel,
+        data_parallel_mode,
+        ..PipelineConfig::default()
+    };
+    for (schedule, ranks, microbatches, config) in [
+        ("gpipe", 1, 1, PipelineConfig::default()),
+        ("zb-h1", 2, 4, PipelineConfig::default()),
+        ("1f1b", 2, 4, replicas(2, DataParallelMode::Replicated)),
+        ("1f1b", 2, 4, replicas(2, DataParallelMode::Sharded)),
+        ("1f1b", 2, 2, PipelineConfig { tensor_parallel: 2, ..PipelineConfig::default() }),
+    ] {
+        let run = train(&reference, schedule, ranks, microbatches, &config);
+        reference.assert_close(&run, &expected);
+    }
 }
 
 /// Checks that two tensor ranks cannot hold a block of the model, with this reason.

@@ -33,7 +33,7 @@ fn logits(stages: &[DecoderStage], tokens: Tensor<2, Int>) -> Tensor<3> {
     rest.iter().fold(hidden, |hidden, stage| stage.run(DecoderInput::Hidden(hidden)))
 }
 
-/// Calls `visit` for each parameter with its global path and its tensor, without the rank in the type.
+/// Calls `visit` for each trained parameter with its global path and its tensor, without the rank in the type.
 struct ByPath<'a, F> {
     stage: &'a DecoderStage,
     names: Vec<String>,
@@ -50,7 +50,9 @@ impl<F: FnMut(String, &dyn AnyParameter)> ModuleVisitor for ByPath<'_, F> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        (self.visit)(self.stage.parameter_path(&self.names.join(".")), param);
+        if param.is_require_grad() {
+            (self.visit)(self.stage.parameter_path(&self.names.join(".")), param);
+        }
     }
 }
 
@@ -214,4 +216,8 @@ cases! {
     starcoder2_cut_anywhere: "starcoder2-tiny", [1, 4];
     qwen2_moe: "qwen2-moe-tiny", [];
     qwen2_moe_cut_anywhere: "qwen2-moe-tiny", [1, 3];
+    deepseek_v2: "deepseek-v2-tiny", [];
+    deepseek_v2_cut_anywhere: "deepseek-v2-tiny", [2, 3];
+    deepseek_v3: "deepseek-v3-tiny", [];
+    deepseek_v3_cut_anywhere: "deepseek-v3-tiny", [1, 3];
 }

@@ -11,11 +11,11 @@ use pipewright::nn::TensorParallel;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::tensor::{Precision, unpack};
-use pipewright::train::LearningRate;
 use pipewright::train::Trainer;
 use pipewright::train::data::{Cursor, DataConfig, Tokenizer};
+use pipewright::train::{ExpertBalance, LearningRate};
 use pipewright::transport::World;
-use pipewright_models::{CutModel, InitialParameters, ModelConfig, Place};
+use pipewright_models::{CutModel, InitialParameters, ModelConfig, Place, ROUTER_CORRECTION};
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::{Recompute, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition};
@@ -211,6 +211,10 @@ fn train_program(
     rows.seek(Cursor { epoch: 0, index: 0 }).expect("the first row");
     let rate = LearningRate::constant(reference.expected.lr);
     let mut trainer = Trainer::new(launch(reference, program, config), rows, batch, rate);
+    if let Some(speed) = reference.balance_speed {
+        let correction = ROUTER_CORRECTION.to_owned();
+        trainer = trainer.with_expert_balance(ExpertBalance { speed, correction });
+    }
     let step = |_| {
         let (metrics, _) = trainer.step().expect("a step");
         let balance = metrics.auxiliary.get("moe_aux");
@@ -222,7 +226,7 @@ fn train_program(
     let is_whole = config.precision == Precision::F32
         && reference.cut.head_parts == 1
         && steps == reference.expected.steps.len();
-    if is_whole && reference.expected.expected_aux.is_empty() {
+    if is_whole && reference.expected.expected_aux.is_empty() && reference.balance_speed.is_none() {
         let tokens = TensorData::new::<i32, _>(first, [batch, seq_len]);
         let tokens = Tensor::<2, Int>::from_data(tokens, &Device::flex());
         let outputs = trainer.pipeline().eval(tokens, None::<Tensor<2, Int>>).expect("an evaluation").outputs;

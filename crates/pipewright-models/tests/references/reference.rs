@@ -17,6 +17,8 @@ pub(crate) struct Reference {
     pub(crate) cut: Cut,
     /// The adapters, if only these are trained.
     pub(crate) adapter: Option<Adapter>,
+    /// How much the corrections of routers change in a step, if they change.
+    pub(crate) balance_speed: Option<f64>,
 }
 
 /// How the model is cut into stages.
@@ -49,6 +51,11 @@ pub(crate) struct Expected {
     /// The most likely tokens after these ids, before the training.
     #[serde(default)]
     pub(crate) greedy: Vec<u32>,
+    /// The results of a training in which the corrections of routers change, with their speed.
+    #[serde(default)]
+    pub(crate) balanced: Vec<Step>,
+    #[serde(default)]
+    pub(crate) balance_speed: f64,
     #[serde(default)]
     tolerance: Tolerance,
 }
@@ -121,7 +128,7 @@ impl Reference {
             expected.expected_aux.clear();
         }
         let cut = Cut { head_parts: 1, method: Method::Optimal };
-        Self { dir, config, expected, cut, adapter: None }
+        Self { dir, config, expected, cut, adapter: None, balance_speed: None }
     }
 
     /// Loads a model whose `config.json` turns the balance loss of its routers off, with this loss.

@@ -2,6 +2,7 @@
 //! freezing their parameters.
 
 use std::any::{Any, type_name};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::Module;
@@ -158,6 +159,19 @@ impl Pipeline {
         contains: impl Fn(&str) -> bool + Send + Sync + 'static,
     ) -> Result<usize, PipelineError> {
         Ok(self.visit_to_change(Visit::Freeze { contains: Arc::new(contains), freeze: false })?.found)
+    }
+
+    /// Adds numbers to the parameters at these global paths that are not trained and have as many elements,
+    /// such as the corrections of routers. Returns how many it has found in this process, over all replicas
+    /// and tensor ranks. The copies on all of them stay equal, because all get the same numbers.
+    ///
+    /// All processes must call it with the same numbers. If parameters are sharded over replicas, the ranks
+    /// collect the whole ones for it.
+    ///
+    /// # Errors
+    /// When a rank fails. The pipeline then takes no further step.
+    pub fn shift(&mut self, by: BTreeMap<Arc<str>, Vec<f32>>) -> Result<usize, PipelineError> {
+        Ok(self.visit_to_change(Visit::Shift { by: Arc::new(by) })?.found)
     }
 
     /// Lets all ranks change the modules of their stages. If a rank fails, others may have changed theirs,

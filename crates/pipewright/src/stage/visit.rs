@@ -2,6 +2,7 @@
 //! pipeline.
 
 use std::any::{Any, type_name};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::module::Module;
@@ -66,6 +67,8 @@ pub(crate) enum Visit {
     Change { place: ModulePlace, change: Arc<ChangeModule> },
     /// Freezes the parameters with certain paths, or trains them if they are frozen.
     Freeze { contains: Arc<dyn Fn(&str) -> bool + Send + Sync>, freeze: bool },
+    /// Adds numbers to parameters that are not trained, by path.
+    Shift { by: Arc<BTreeMap<Arc<str>, Vec<f32>>> },
 }
 
 /// Gets the module at the place, the name of its type, and whether the result is kept.

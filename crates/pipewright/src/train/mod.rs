@@ -7,6 +7,7 @@ mod best_loss;
 mod token_batch;
 mod validation;
 mod accumulation;
+mod expert_balance;
 mod trainer;
 mod tensorboard;
 mod run_log;
@@ -15,6 +16,7 @@ mod checkpoint_pace;
 
 pub use best_loss::*;
 pub use checkpoint_pace::*;
+pub use expert_balance::*;
 pub use learning_rate::*;
 pub use pipewright_data as data;
 pub use rate_schedule::*;

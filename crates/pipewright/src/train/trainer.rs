@@ -15,6 +15,7 @@ use crate::batch::Batch;
 use crate::checkpoint::{Checkpoint, TrainingState};
 use crate::pipeline::{Pipeline, PipelineError, StepSummary};
 use crate::train::accumulation::{batches_at, joined};
+use crate::train::expert_balance::ExpertBalance;
 use crate::train::rate_schedule::RateSchedule;
 use crate::train::token_batch::split;
 use crate::train::validation::Validation;
@@ -34,6 +35,7 @@ pub struct Trainer {
     batches: NonZeroU32,
     /// The steps in which the number of batches rises from 1.
     rampup_steps: u64,
+    expert_balance: Option<ExpertBalance>,
     validation: Option<Validation>,
     steps_done: u64,
     /// The time that the run took before it was stopped; 0 if it was not.
@@ -157,6 +159,7 @@ impl Trainer {
             batch_rows,
             batches: NonZeroU32::MIN,
             rampup_steps: 0,
+            expert_balance: None,
             validation: None,
             steps_done: 0,
             earlier: Duration::ZERO,
@@ -174,6 +177,12 @@ impl Trainer {
     /// first `steps` steps of the run.
     pub fn with_rampup(self, steps: u64) -> Self {
         Self { rampup_steps: steps, ..self }
+    }
+
+    /// Changes the corrections of routers after each step by this rule, unless the update was skipped. They
+    /// are parameters that are not trained.
+    pub fn with_expert_balance(self, balance: ExpertBalance) -> Self {
+        Self { expert_balance: Some(balance), ..self }
     }
 
     /// Sets the data of [`Trainer::evaluate`].
@@ -195,6 +204,9 @@ impl Trainer {
             earlier.push(self.pipeline.accumulate(batch)?);
         }
         let report = joined(earlier, self.pipeline.step_batch(batch, rate)?);
+        if let Some(balance) = self.expert_balance.as_ref().filter(|_| !report.skipped) {
+            self.pipeline.shift(balance.shifts(&report.expert_loads))?;
+        }
         self.steps_done += 1;
         Ok((self.metrics(&report, rate, tokens), report))
     }

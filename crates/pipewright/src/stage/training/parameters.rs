@@ -1,7 +1,8 @@
 //! Access to the parameters of a stage in training: values, gradient sums, the optimizer's update,
 //! checkpoints.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
+use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -133,7 +134,7 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
     }
 
     fn visit(&mut self, stage: StageIndex, visit: &Visit) -> Result<usize, StageError> {
-        if !matches!(visit, Visit::Read { .. }) {
+        if !matches!(visit, Visit::Read { .. } | Visit::Shift { .. }) {
             self.draws.forget();
         }
         match visit {
@@ -144,6 +145,7 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
             }
             Visit::Change { place, change } if place.may_be_on(stage) => self.change(place, &**change),
             Visit::Freeze { contains, freeze } => Ok(self.freeze(&**contains, *freeze)),
+            Visit::Shift { by } => Ok(self.shift(by)),
             Visit::Read { .. } | Visit::Change { .. } => Ok(0),
         }
     }
@@ -202,6 +204,35 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
 }
 
 impl<M: StageBody> TrainingStage<M> {
+    /// Adds numbers to parameters that are not trained, by path. Returns the number of parameters.
+    fn shift(&mut self, by: &BTreeMap<Arc<str>, Vec<f32>>) -> usize {
+        let table = self.table.clone();
+        let is_trained: Vec<bool> =
+            parameters_of(self.module.settled()).into_iter().map(|found| found.is_trained).collect();
+        let added = |index: usize, held: &Value| {
+            let added = by.get(&table.paths()[index]).filter(|_| !is_trained[index])?;
+            (held.shape().as_slice() == [added.len()]).then_some(added)
+        };
+        let mut found = 0;
+        let outcome = self.module.replace_with(|module| {
+            filled(module, |index, held| {
+                let Some(added) = added(index, held) else { return Ok(None) };
+                found += 1;
+                let sums: Vec<f32> = held
+                    .clone()
+                    .into_data()
+                    .iter::<f32>()
+                    .zip(added)
+                    .map(|(held, added)| held + added)
+                    .collect();
+                let sums = TensorData::new(sums, [added.len()]).convert_dtype(held.dtype());
+                Ok(Some(Value::from_data(sums, &held.device())))
+            })
+        });
+        outcome.unwrap_or_else(|never: Infallible| match never {});
+        found
+    }
+
     /// Restores all parameters except the ones whose paths `keeps` accepts.
     fn restore_values(
         &mut self,
