@@ -6,7 +6,7 @@
 //! losses and parameters have the bits of an undisturbed run. [`Attempts`] decides for the ranks of one
 //! process, and [`crate::launch`] for ranks that are processes, both with [`Restarts`].
 //!
-//! A rank that becomes slow is not a fault: it is recorded ([`SlowRank`]), and the run goes on.
+//! A rank that becomes slow is not a fault: it is recorded ([`SlowRank`]), and the run continues.
 
 mod disk_space;
 mod injected;
