@@ -159,7 +159,7 @@ impl Attention {
 }
 
 /// Normalises `[tokens, heads * head_dim]`: each head by itself if the norm has a factor for each element of
-/// a head, and all of them together, those of other ranks too, if it has one for each element.
+/// a head, and all of them together, also the heads of other ranks, if it has one for each element.
 fn normalised(x: Tensor<2>, norm: Option<&Norm>, tensor: &TensorParallel) -> Tensor<2> {
     let Some(norm) = norm else { return x };
     let ([tokens, width], part) = (x.dims(), norm.width());

@@ -24,7 +24,7 @@ use crate::key_check::{above_zero, require, sizes};
 /// A Gemma 3 model of text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gemma3Config {
-    /// Sizes and constants. The positions are those of the layers that see all tokens.
+    /// Sizes and constants. The positions belong to the layers that see all tokens.
     pub decoder: DecoderConfig,
     /// The keys that Llama does not have.
     pub own: Gemma3Keys,

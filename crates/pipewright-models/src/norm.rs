@@ -32,7 +32,7 @@ impl NormForm {
 pub(crate) struct Norm {
     /// The factors, or the factors less one, `[width]`.
     weight: Param<Tensor<1>>,
-    /// What a layer normalisation adds, `[width]`.
+    /// The summands of a layer normalisation, `[width]`.
     bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
     form: NormForm,
