@@ -8,6 +8,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use pipewright::bounded_file::{SMALL_TEXT, read_regular, read_regular_text};
+use pipewright::train::Sample;
 use pipewright_schedule::Timeline;
 use pipewright_schedule::measured::{TraceError, read_trace};
 use serde::Deserialize;
@@ -38,6 +39,8 @@ pub(crate) struct StepMetrics {
     pub(crate) tokens: Option<f64>,
     pub(crate) bubble_fraction: Option<f64>,
     pub(crate) exposed_comm_fraction: Option<f64>,
+    #[serde(default)]
+    pub(crate) samples: Vec<Sample>,
     #[serde(default)]
     pub(crate) auxiliary: BTreeMap<String, Option<f64>>,
     #[serde(default)]

@@ -21,6 +21,7 @@ use crate::commands::generate::report::{Outcome, Report, Times};
 use crate::display::say;
 use crate::failure::Failure;
 use crate::training::model::{check_weights, unknown_note};
+use crate::training::samples::encode_prompt;
 use crate::training::trained_model::{self, Origin, TrainedModel};
 
 /// The arguments of `pipewright generate`.
@@ -100,7 +101,9 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), Failure> {
     let mut chat = chat.transpose()?;
     let encode = |text: &String| match &chat {
         Some(chat) => chat.prompt(text),
-        None => prompt(&found, text),
+        None => {
+            encode_prompt(&found.codec, found.model.vocab_size(), found.bos_id, text).map_err(Failure::input)
+        }
     };
     let encoded = prompts
         .iter()
@@ -173,15 +176,6 @@ impl GenerateArguments {
             uses_cache: !self.no_cache,
         }
     }
-}
-
-/// Returns the tokens of the prompt, begun as the model's documents begin.
-fn prompt(found: &TrainedModel, text: &str) -> Result<Vec<u32>, Failure> {
-    // Models are trained with the special tokens of their tokenizers, such as the token that begins a
-    // document.
-    let encoded = found.codec.encode(text, found.model.vocab_size(), true).map_err(Failure::input)?;
-    let bos = found.bos_id.filter(|bos| encoded.first() != Some(bos));
-    Ok(bos.into_iter().chain(encoded).collect())
 }
 
 /// Returns the number of positions that the model knows, if it says so.

@@ -119,8 +119,11 @@ impl CrossChecks<'_> {
         }
         if run.eval_every == 0 {
             let advice = "write `eval_every` in [run], or remove the key";
-            for (key, is_written) in [("patience", run.patience > 0), ("eval_batches", run.eval_batches > 0)]
-            {
+            for (key, is_written) in [
+                ("patience", run.patience > 0),
+                ("eval_batches", run.eval_batches > 0),
+                ("sample_prompts", !run.sample_prompts.is_empty()),
+            ] {
                 if is_written {
                     refuse("run", key, "evaluations (`eval_every` is 0)", advice);
                 }

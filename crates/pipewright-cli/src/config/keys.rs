@@ -223,6 +223,8 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "eval_every",
             "eval_batches",
             "patience",
+            "sample_prompts",
+            "sample_tokens",
         ],
     ),
 ];

@@ -72,6 +72,11 @@ pub(crate) struct RunSettings {
     pub(crate) eval_batches: u32,
     /// The number of evaluations without a lower loss after which the run ends; 0: it does not.
     pub(crate) patience: u64,
+    /// The prompts that the model continues with each evaluation.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) sample_prompts: Vec<String>,
+    /// The number of tokens after each prompt.
+    pub(crate) sample_tokens: u32,
 }
 
 impl RunSettings {
@@ -108,6 +113,8 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         eval_every: section.whole("eval_every", 0, 0, i64::MAX as u64),
         eval_batches: section.count_from_0("eval_batches"),
         patience: section.whole("patience", 0, 0, i64::MAX as u64),
+        sample_prompts: section.texts("sample_prompts").unwrap_or_default(),
+        sample_tokens: section.count("sample_tokens", 32),
     }
 }
 

@@ -3,11 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use pipewright::train::Sample;
 use pipewright_schedule::Timeline;
 use serde::Serialize;
 
 use crate::run_record::{RunEvent, StepMetrics, median, median_of};
 use crate::run_report::groups::{Series, groups, series};
+
+/// The most evaluations whose samples the page has.
+const MOST_SAMPLES: usize = 20;
 
 /// A run as its folder shows it.
 pub(crate) struct RunSource {
@@ -54,6 +58,8 @@ struct RunData {
     figures: Figures,
     /// The events, each at the group that has the last step before it.
     events: Vec<EventData>,
+    /// The texts by which the model continued prompts, each time with the step.
+    samples: Vec<(u64, Vec<Sample>)>,
     config: String,
     links: RunLinks,
 }
@@ -136,11 +142,22 @@ impl RunData {
             bubble: all_ranks(|step| &step.bubble_per_rank),
             memory: all_ranks(|step| &step.peak_bytes),
             events: run.events.iter().map(|event| EventData::of(event, &groups, steps)).collect(),
+            samples: samples(steps),
             figures: Figures::of(run),
             config: run.config.clone(),
             links: run.links.clone(),
         }
     }
+}
+
+/// Returns the samples of the first evaluation and of the last ones.
+fn samples(steps: &[StepMetrics]) -> Vec<(u64, Vec<Sample>)> {
+    let all = steps.iter().filter(|step| !step.samples.is_empty());
+    let mut all: Vec<_> = all.map(|step| (step.step, step.samples.clone())).collect();
+    if all.len() > MOST_SAMPLES {
+        all.drain(1..all.len() + 1 - MOST_SAMPLES);
+    }
+    all
 }
 
 impl EventData {
@@ -249,7 +266,7 @@ mod tests {
                 "{\"step\":1,\"loss\":4.0,\"step_ms\":90,\"peak_bytes\":[1,9],\"bubble_per_rank\":[0.5,0.25]}",
             ),
             line(
-                "{\"step\":2,\"loss\":2.0,\"step_ms\":30,\"validation_loss\":3.0,\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
+                "{\"step\":2,\"loss\":2.0,\"step_ms\":30,\"samples\":[{\"prompt\":\"a\",\"text\":\"b\"}],\"validation_loss\":3.0,\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
             ),
             line(
                 "{\"step\":3,\"loss\":3.0,\"step_ms\":31,\"auxiliary\":{\"moe_z\":0.5},\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
@@ -282,6 +299,8 @@ mod tests {
         assert_eq!(run["figures"]["peak_bytes"], serde_json::json!([2.0, 9.0]));
         assert_eq!(run["series"]["auxiliary moe_z"]["mean"], serde_json::json!([null, null, 0.5]));
         assert!(run["series"].get("total").is_none(), "{run}");
+        let samples = serde_json::json!([[2, [{"prompt": "a", "text": "b"}]]]);
+        assert_eq!(run["samples"], samples);
         let restart = &run["events"][0];
         assert_eq!((restart["group"].as_u64(), restart["step"].as_u64()), (Some(1), Some(3)));
     }

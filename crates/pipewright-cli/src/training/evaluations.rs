@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::config::run::RunSettings;
 use crate::training::prepare::Prepared;
+use crate::training::samples::SamplePrompts;
 
 /// The key of the description that holds the state of the evaluations.
 const VALIDATION: &str = "validation";
@@ -22,6 +23,8 @@ pub(crate) struct Evaluations {
     best: BestLoss,
     /// The data of the losses. Losses of other data cannot be compared.
     data: Value,
+    /// The prompts that the model continues.
+    prompts: Option<SamplePrompts>,
 }
 
 impl Evaluations {
@@ -35,11 +38,12 @@ impl Evaluations {
         let data = json!([prepared.validation_identity(), validation.batches(), batch_rows]);
         let stored = checkpoint.and_then(|checkpoint| checkpoint.manifest().description.get(VALIDATION));
         let stored = stored.filter(|stored| stored["data"] == data);
-        Self { every, patience, best: stored.map(best_of).unwrap_or_default(), data }
+        let (best, prompts) = (stored.map(best_of).unwrap_or_default(), prepared.samples.clone());
+        Self { every, patience, best, data, prompts }
     }
 
-    /// Evaluates after a step if it is due, and puts the loss into the metrics. Returns whether it is the
-    /// lowest so far.
+    /// Evaluates after a step if it is due, and puts the loss and the samples into the metrics. Returns
+    /// whether the loss is the lowest so far.
     pub(crate) fn after_step(
         &mut self,
         trainer: &mut Trainer,
@@ -50,6 +54,9 @@ impl Evaluations {
             return Ok(false);
         }
         metrics.validation_loss = trainer.evaluate()?;
+        if let Some(prompts) = &self.prompts {
+            metrics.samples = prompts.sample(trainer)?;
+        }
         Ok(metrics.validation_loss.is_some_and(|loss| self.best.observe(metrics.step, loss)))
     }
 

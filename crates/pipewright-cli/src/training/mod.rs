@@ -7,6 +7,7 @@ pub(crate) mod checkpoint_path;
 pub(crate) mod checkpoint_timing;
 pub(crate) mod resume_arguments;
 pub(crate) mod data;
+pub(crate) mod samples;
 pub(crate) mod evaluations;
 pub(crate) mod identity;
 pub(crate) mod launch;

@@ -25,6 +25,7 @@ use crate::training::data::{open_data, require_one_beginning};
 use crate::training::model::{check_weights, model_notes, tokenizer_note, trained_adapters};
 use crate::training::optimizer::{expert_balance, update};
 use crate::training::run_adapter;
+use crate::training::samples::SamplePrompts;
 
 /// A run, with all checks done that do not need training.
 pub(crate) struct Prepared {
@@ -50,6 +51,8 @@ pub(crate) struct Prepared {
     pub(crate) rows: TokenRows,
     /// The validation data, if the run has some.
     pub(crate) validation: Option<Validation>,
+    /// The prompts that the model continues with each evaluation, if the run has some.
+    pub(crate) samples: Option<SamplePrompts>,
     /// The number of targets that count in the loss, if some do not.
     pub(crate) counted_targets: Option<usize>,
     /// The identity of the validation data, once it was read.
@@ -142,6 +145,7 @@ pub(crate) fn prepare_settings(scheduled: Scheduled, model: CutModel) -> Result<
         TransportChoice::Mpi => Devices::default(),
     };
     let counted_targets = rows.counted_targets().map_err(Failure::input)?;
+    let samples = SamplePrompts::open(&settings, model.model())?;
     Ok(Prepared {
         settings,
         model,
@@ -154,6 +158,7 @@ pub(crate) fn prepare_settings(scheduled: Scheduled, model: CutModel) -> Result<
         partition,
         rows,
         validation,
+        samples,
         counted_targets,
         validation_identity: OnceCell::new(),
         notes,

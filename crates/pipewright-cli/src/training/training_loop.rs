@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use pipewright::checkpoint::{CheckpointError, CheckpointWriter};
 use pipewright::pipeline::{PipelineError, StepFailure, StepSummary};
-use pipewright::train::{EventFile, Metrics, StepPrediction, Trainer};
+use pipewright::train::{EventFile, Metrics, Sample, StepPrediction, Trainer};
 use pipewright_schedule::Timeline;
 use pipewright_schedule::picture::{PictureSettings, html};
 use pipewright_schedule::slow_ranks::SlowRanks;
@@ -154,6 +154,10 @@ fn steps(
         let chosen = checkpoints.timing.describe(&mut metrics);
         log.step(&mut metrics, report).map_err(Stop::Other)?;
         log.note(chosen);
+        let step = metrics.step;
+        for Sample { prompt, text } in metrics.samples {
+            log.note(Some(format!("step {step}: {prompt:?} continues {text:?}")));
+        }
         checkpoints.after_step(trainer, is_best).map_err(Stop::Other)?;
         if interrupted || evaluations.are_exhausted() {
             break;

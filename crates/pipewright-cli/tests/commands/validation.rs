@@ -48,6 +48,67 @@ fn the_validation_loss_has_the_same_bits_for_every_cut() {
 }
 
 #[test]
+fn samples_are_the_greedy_text_and_change_no_loss() {
+    const SHARE: [&str; 3] = ["run.steps=3", "data.validation_share=0.25", "run.eval_every=3"];
+    let trained = |set: &[&str]| {
+        let run = Run::new();
+        run.train(&[&SHARE[..], set].concat());
+        run
+    };
+    let prompts = ["run.sample_prompts=[\"the\", \"quick\"]", "run.sample_tokens=4"];
+    let plain = trained(&[]);
+    let run = trained(&prompts);
+    let samples = members(&run, "samples");
+    assert_eq!(samples[..2], ["", ""]);
+    assert_eq!(
+        (members(&run, "loss"), members(&run, "grad_norm")),
+        (members(&plain, "loss"), members(&plain, "grad_norm"))
+    );
+    let cut = ["pipeline.schedule=interleaved1f1b", "pipeline.stages_per_rank=2", "pipeline.ranks=2"];
+    assert_eq!(members(&trained(&[&prompts[..], &cut].concat()), "samples"), samples);
+    // The row has 8 tokens, and the second prompt has 5.
+    for (index, prompt, tokens) in [(0, "the", "4"), (1, "quick", "3")] {
+        let generated = run.command(&[
+            "generate",
+            "out",
+            "--json",
+            "--temperature",
+            "0",
+            "--prompt",
+            prompt,
+            "--tokens",
+            tokens,
+        ]);
+        let text: serde_json::Value = serde_json::from_slice(&generated.stdout).expect("an object");
+        let samples: serde_json::Value = serde_json::from_str(&samples[2]).expect("a list");
+        assert_eq!((&samples[index]["prompt"], &samples[index]["text"]), (&prompt.into(), &text["text"]));
+    }
+    for (set, message) in [
+        ("run.sample_prompts=longer than a row", "has 17 tokens: give from 1 to 7"),
+        ("run.sample_prompts=caf\u{e9}", "token id 195 lies beyond the vocabulary"),
+    ] {
+        let arguments = [
+            "check",
+            "small.toml",
+            "--set",
+            "data.validation_share=0.25",
+            "--set",
+            "run.eval_every=3",
+            "--set",
+            set,
+        ];
+        let output = run.command(&arguments);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            output.status.code() == Some(2)
+                && said.contains("`run.sample_prompts`: ")
+                && said.contains(message),
+            "{said}"
+        );
+    }
+}
+
+#[test]
 fn the_validation_loss_is_the_loss_of_training_on_that_data() {
     let evaluated = losses(
         &[&FROZEN[..], &["data.validation=held.txt", "run.eval_every=1", "run.eval_batches=3"]].concat(),

@@ -321,6 +321,24 @@ fn events_are_listed_and_marked() {
     assert!(browser.holds("document.getElementById('events').hidden && !document.querySelector('.event')"));
 }
 
+#[test]
+fn samples_are_listed_the_latest_first() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    write_run(folder.path(), "a", 20, "[5,6]");
+    let path = folder.path().join("a/metrics.jsonl");
+    let mut lines = fs::read_to_string(&path).expect("a file");
+    for (step, text) in [(21, "<b>one"), (22, "two")] {
+        let sample = format!("{{\"prompt\":\"once\",\"text\":\"{text}\"}}");
+        writeln!(lines, "{{\"step\":{step},\"samples\":[{sample}]}}").expect("a string takes all text");
+    }
+    fs::write(path, lines).expect("a file");
+    report(folder.path(), &["a"]);
+    let Some(mut browser) = Browser::open(&folder.path().join("report.html"), 1400, 900) else { return };
+    let list = "[...document.querySelectorAll('#samples:not([hidden]) tr')].map((row) => row.innerText)";
+    let expected = ["step 22\tonce\ttwo", "step 21\tonce\t<b>one"];
+    assert_eq!(browser.value(list), serde_json::json!(expected));
+}
+
 /// Returns a point of the first chart, at a share of the length of its axis.
 fn point_of_chart(browser: &mut Browser, share: f64) -> [f64; 2] {
     let x = format!("box.x + charts[0].x(charts[0].first + {share} * (charts[0].last - charts[0].first))");

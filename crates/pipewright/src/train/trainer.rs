@@ -17,6 +17,7 @@ use crate::pipeline::{Pipeline, PipelineError, StepSummary};
 use crate::train::accumulation::{batches_at, joined};
 use crate::train::expert_balance::ExpertBalance;
 use crate::train::rate_schedule::RateSchedule;
+use crate::train::sample::{Sample, continue_texts};
 use crate::train::token_batch::split;
 use crate::train::validation::Validation;
 use pipewright_data::{DataError, TokenRows};
@@ -111,6 +112,10 @@ pub struct Metrics {
     /// computed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
+    /// Prompts with the texts by which the model continued them after the step; left out if there are none.
+    /// The caller sets them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub samples: Vec<Sample>,
     /// The `bubble_fraction` of each rank.
     pub bubble_per_rank: Vec<f64>,
     /// The wall time of a step that the run's plan predicts, in milliseconds; left out if the run has no
@@ -211,8 +216,8 @@ impl Trainer {
         Ok((self.metrics(&report, rate, tokens), report))
     }
 
-    /// Reads all batches of a step before any is computed: the last one, and those before it. If one cannot be read,
-    /// the next step begins with the same rows.
+    /// Reads all batches of a step before any is computed: the last one, and those before it. If one cannot
+    /// be read, the next step begins with the same rows.
     fn next_batches(&mut self) -> Result<(Vec<Batch>, Batch), PipelineError> {
         let start = self.rows.cursor();
         let read = self.read_batches();
@@ -243,6 +248,23 @@ impl Trainer {
     pub fn evaluate(&mut self) -> Result<Option<f64>, PipelineError> {
         let pipeline = &mut self.pipeline;
         self.validation.as_mut().map(|validation| validation.loss(pipeline)).transpose()
+    }
+
+    /// Returns the most likely tokens after each prompt: at most `tokens`, and at most until the prompt with
+    /// them is as long as a row of the data. A process without the last stage gets none. Each token takes an
+    /// evaluation of as many rows as a batch has.
+    ///
+    /// The model sees no side inputs, and rows of the length of the data. In a model in which a token depends
+    /// on later ones or on the length, such as a mixture of depths, the rest of the row has an effect.
+    ///
+    /// # Errors
+    /// As [`Pipeline::eval`].
+    ///
+    /// # Panics
+    /// When a prompt has no token.
+    pub fn sample(&mut self, prompts: &[Vec<u32>], tokens: usize) -> Result<Vec<Vec<u32>>, PipelineError> {
+        let shape = [self.batch_rows, self.rows.seq_len()];
+        continue_texts(&mut self.pipeline, prompts, shape, tokens)
     }
 
     /// Returns the number of optimizer steps so far, including those before a checkpoint.
@@ -334,6 +356,7 @@ impl Metrics {
             total: (!report.auxiliary.is_empty()).then(|| report.total()),
             peak_bytes: report.peak_bytes.clone(),
             validation_loss: None,
+            samples: Vec::new(),
             bubble_per_rank: report.timeline.bubble_per_rank(),
             planned_step_ms: None,
             predicted_step_ms: None,

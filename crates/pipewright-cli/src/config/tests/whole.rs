@@ -59,6 +59,8 @@ fn settings_survive_being_written_and_read() {
             "data.packed=true",
             "run.eval_every=5",
             "run.eval_batches=2",
+            "run.sample_prompts=[\"a \\\"b\", \"c\"]",
+            "run.sample_tokens=3",
         ],
         &["data.mix=[{ path = [\"a.txt\", \"!b\"], weight = 3 }, { path = \"b.txt\", weight = 0.1 }]"],
         &["model.architecture=qwen2", "model.tie_word_embeddings=true"],

@@ -49,6 +49,7 @@ document.getElementById("runs").replaceChildren(...(runs.length > 1 ? runNames()
 document.getElementById("charts").append(...specs.filter(hasLine).map((spec) => new Chart(withNote(spec)).figure));
 showFigures();
 showEvents();
+showSamples();
 showRanks();
 showTimelines();
 showConfig();

@@ -143,6 +143,17 @@ function showEvents() {
   }));
 }
 
+// Lists the texts by which each run continued its prompts, the latest ones first.
+function showSamples() {
+  const section = document.getElementById("samples"), sampled = runs.filter(({ samples }) => samples.length);
+  section.hidden = !sampled.length;
+  section.lastElementChild.replaceChildren(...sampled.map(({ name, samples }) => {
+    const rows = samples.toReversed().flatMap(([step, texts]) => texts.map(({ prompt, text }) =>
+      element("tr", {}, rowHead(`step ${grouped(step)}`), cell(prompt, false), cell(text, false))));
+    return element("div", {}, element("h3", {}, name), element("table", {}, element("tbody", {}, ...rows)));
+  }));
+}
+
 function showTimelines() {
   document.getElementById("timelines").replaceChildren(...runs.map(({ name, links }) => {
     const files = links.timelines.map(([step, href]) => element("a", { href, download: "" }, `step ${grouped(step)}`));
