@@ -15,6 +15,7 @@ use crate::training::memory::{memory_plan, require_fit};
 use crate::training::model::read_model;
 use crate::training::optimizer::{require_elementwise, require_whole};
 use crate::training::prepare::prepare;
+use crate::training::state_copies::require_space;
 use crate::training::summary::Summary;
 
 /// The arguments of `pipewright check`.
@@ -57,5 +58,6 @@ pub(crate) fn run(arguments: &CheckArguments) -> Result<(), Failure> {
         Format::Text => show(&summary.text())?,
         Format::Json => write(None, &escape_in_json(&format!("{}\n", summary.json())))?,
     }
-    require_fit(&memory)
+    require_fit(&memory)?;
+    require_space(&prepared)
 }

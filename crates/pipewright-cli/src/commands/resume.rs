@@ -2,6 +2,7 @@
 //! The settings may be changed.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use pipewright::checkpoint::{Checkpoint, CheckpointError, CheckpointFolder};
 use pipewright::transport::Fields;
@@ -28,6 +29,7 @@ use crate::training::process_group::ProcessGroup;
 use crate::training::rate_change;
 use crate::training::resume_arguments::ResumeArguments;
 use crate::training::shared_folder;
+use crate::training::state_copies::{self, FoundCopy, StateCopies, has_copies};
 use crate::training::training_loop::TrainingLoop;
 
 /// Runs the command.
@@ -63,7 +65,9 @@ fn run_with(
     let owned = processes.agree(owned, |_| Fields::new())?;
     shared_folder::require(processes, &RunPath::of(&arguments.run)?.run)?;
     let restart = attempts.take_restart();
-    let found = ResumableRun::find(arguments, owned, restart).inspect(|found| {
+    let steps = arguments.load().ok().map(|loaded| loaded.settings.run.steps);
+    let copy = state_copies::newest(processes, &RunPath::of(&arguments.run)?, steps)?;
+    let found = ResumableRun::find(arguments, copy, owned, restart).inspect(|found| {
         processes.set_deadline(found.prepared.settings.run.deadline());
     });
     let found = found.and_then(|found| Ok((overview(&found.prepared)?, found)));
@@ -76,14 +80,19 @@ fn run_with(
     if found.is_finished() {
         return Ok(());
     }
-    let ResumableRun { prepared, description, evaluations, checkpoint, owned, restart, .. } = found;
+    let ResumableRun { prepared, description, evaluations, checkpoint, saved, owned, restart, .. } = found;
     let settings = prepared.settings.clone();
+    let copies = state_copies::folder_of(processes, &settings, true)?;
     let (efficiency, space) = (Efficiency::of(&prepared), CheckpointSpace::of(&prepared));
     let mut trainer = match &checkpoint {
         Some(checkpoint) => launch_from(prepared, checkpoint, processes, attempts)?,
         None => launch(prepared, processes, attempts)?,
     };
     let done = trainer.steps_done();
+    // Copies of later steps are removed first: if this process is killed in between, the metrics still have the lines
+    // of the newest copy.
+    let copies = StateCopies::begin(copies, &settings, done, owned.is_some());
+    let copies = copies.map_err(|failure| abandon(&mut trainer, failure))?;
     let reopened = owned.map(|owned| RunFolder::reopen(&settings.run.out, &settings.to_toml(), done, owned));
     let refusal = |error: RunFolderError| {
         // A disk that was full may be full again.
@@ -105,6 +114,8 @@ fn run_with(
         evaluations,
         folder,
         space,
+        copies,
+        saved,
         processes,
         attempts,
     }
@@ -127,6 +138,8 @@ struct ResumableRun {
     description: Map<String, Value>,
     evaluations: Evaluations,
     checkpoint: Option<Arc<Checkpoint>>,
+    /// The step of the newest checkpoint on the disk up to there; 0 if there is none.
+    saved: u64,
     /// The locks of the run's folder, in the process that writes to it.
     owned: Option<RunLock>,
     /// A sentence about a jump of the learning rate.
@@ -136,10 +149,11 @@ struct ResumableRun {
 }
 
 impl ResumableRun {
-    /// Reads a run. `restart` is the record of the restart that leads to this, unless `launch` has left it in
+    /// Reads a run, and its state from a `copy` in memory if there is one. `restart` is the record of the restart that leads to this, unless `launch` has left it in
     /// the folder.
     fn find(
         arguments: &ResumeArguments,
+        copy: Option<FoundCopy>,
         owned: Option<RunLock>,
         restart: Option<Restart>,
     ) -> Result<Self, Failure> {
@@ -155,7 +169,7 @@ impl ResumableRun {
         if prints_notes {
             loaded.notes.iter().for_each(|note| display::say(note));
         }
-        let checkpoint = open(&path)?;
+        let (mut checkpoint, mut took, mut in_memory) = read_state(&path, copy)?;
         let model = read_model(&loaded.settings)?;
         let prepared = prepare_settings(scheduled(loaded)?, model)?;
         if prints_notes {
@@ -167,14 +181,26 @@ impl ResumableRun {
             require_numbers(checkpoint)?;
             require_no_more_steps(&prepared, checkpoint)?;
         }
-        let evaluations = Evaluations::new(&prepared, checkpoint.as_deref());
+        let mut evaluations = Evaluations::new(&prepared, checkpoint.as_deref());
+        if in_memory && evaluations.are_exhausted() {
+            // The run ends with the state that it resumes from, so that state must be on the disk.
+            (checkpoint, took, in_memory) = read_state(&path, None)?;
+            evaluations = Evaluations::new(&prepared, checkpoint.as_deref());
+        }
         let done = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step());
         // The stored settings are those before the arguments.
         let stored = load_settings(Some(&config), &set[set.len() - 1..]).ok();
         let rate_note = stored
             .and_then(|stored| rate_change::note(&stored.settings, &prepared.settings, done, &arguments.set));
-        let restart = restart.map(|restart| Restart { step: done, ..restart });
-        Ok(Self { prepared, description, evaluations, checkpoint, owned, rate_note, restart })
+        let restart = restart.map(|restart| {
+            if has_copies(&path.run) {
+                restart.with_state(done, in_memory, took)
+            } else {
+                Restart { step: done, ..restart }
+            }
+        });
+        let saved = if in_memory { newest_step(&path)? } else { done };
+        Ok(Self { prepared, description, evaluations, checkpoint, saved, owned, rate_note, restart })
     }
 
     /// Returns the fields that must be equal in all processes.
@@ -228,6 +254,28 @@ fn scheduled(loaded: Loaded) -> Result<Scheduled, Failure> {
              so leave the key out, or name a schedule",
         )
     })
+}
+
+/// Reads the state of a run: from a copy in memory if there is one, and otherwise from the disk. Returns it with the
+/// time that this took, and whether it is the copy.
+fn read_state(
+    path: &RunPath,
+    copy: Option<FoundCopy>,
+) -> Result<(Option<Arc<Checkpoint>>, Duration, bool), Failure> {
+    let began = Instant::now();
+    match copy {
+        None => open(path).map(|checkpoint| (checkpoint, began.elapsed(), false)),
+        Some(copy) => {
+            let (copy, took) = copy.open().map_err(Failure::input)?;
+            Ok((Some(Arc::new(copy)), took, true))
+        }
+    }
+}
+
+/// Returns the step of the newest checkpoint of a run; 0 if there is none.
+fn newest_step(path: &RunPath) -> Result<u64, Failure> {
+    let saved = CheckpointFolder::list(&run_folder::checkpoints_of(&path.run)).map_err(Failure::input)?;
+    Ok(saved.last().map_or(0, |(step, _)| *step))
 }
 
 /// Opens the checkpoint that the path names, or else the newest checkpoint of the run. Returns `None` if the

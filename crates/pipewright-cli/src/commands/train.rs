@@ -22,6 +22,7 @@ use crate::training::overview::overview;
 use crate::training::prepare::prepare;
 use crate::training::process_group::ProcessGroup;
 use crate::training::shared_folder;
+use crate::training::state_copies::{self, StateCopies};
 use crate::training::training_loop::TrainingLoop;
 
 /// Runs the command.
@@ -45,6 +46,7 @@ fn run_with(
         }
         let prepared = prepare(scheduled, model)?;
         processes.set_deadline(prepared.settings.run.deadline());
+        state_copies::require_space(&prepared)?;
         if processes.is_leader() {
             prepared.notes.iter().for_each(|note| display::say(note));
             run_folder::probe(&prepared.settings.run.out, &files).map_err(Failure::input)?;
@@ -56,20 +58,26 @@ fn run_with(
         processes.agree(prepared, |(prepared, description, ..)| identity(prepared, description))?;
     shared_folder::require(processes, &prepared.settings.run.out)?;
     let settings = prepared.settings.clone();
+    let copies = state_copies::folder_of(processes, &settings, false)?;
     let (efficiency, space) = (Efficiency::of(&prepared), CheckpointSpace::of(&prepared));
     let evaluations = Evaluations::new(&prepared, None);
     // The folder is created last, so that a run that cannot start does not move an earlier run.
     let mut trainer = launch(prepared, processes, attempts)?;
     let mut folder = None;
     if processes.is_leader() {
+        let earlier = state_copies::link_of(&settings.run.out);
         let created = RunFolder::create(&settings.run.out, &settings.to_toml(), &files);
         let created = created.map_err(|error| abandon(&mut trainer, Failure::input(error)))?;
         for sentence in created.moved() {
             display::say(sentence);
         }
+        // The copies of the run that was moved aside. While it was there, it might have run.
+        earlier.iter().for_each(|copies| state_copies::remove(copies));
         origin::keep(&settings).map_err(|failure| abandon(&mut trainer, failure))?;
         folder = Some(created);
     }
+    let copies = StateCopies::begin(copies, &settings, 0, folder.is_some());
+    let copies = copies.map_err(|failure| abandon(&mut trainer, failure))?;
     attempts.begin(&settings);
     TrainingLoop {
         settings: &settings,
@@ -79,6 +87,8 @@ fn run_with(
         evaluations,
         folder,
         space,
+        copies,
+        saved: 0,
         processes,
         attempts,
     }

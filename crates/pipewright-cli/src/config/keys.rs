@@ -209,6 +209,8 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "deadline_seconds",
             "restarts",
             "replace_slow",
+            "copy_every",
+            "copy_folder",
             "device",
             "devices",
             "exclusive",

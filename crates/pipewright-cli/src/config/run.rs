@@ -20,6 +20,9 @@ use crate::config::section::{Bound, Section};
 /// could overflow.
 const LONGEST_DEADLINE: f64 = 1e8;
 
+/// The folder whose files Linux keeps in memory.
+const COPY_FOLDER: &str = "/dev/shm";
+
 /// The largest initial loss scale. Losses in single precision times a larger one would soon be infinite.
 const LARGEST_LOSS_SCALE: u64 = 1 << 40;
 
@@ -45,6 +48,10 @@ pub(crate) struct RunSettings {
     pub(crate) restarts: u64,
     /// Whether `launch` replaces the host of a slow rank by a spare one.
     pub(crate) replace_slow: bool,
+    /// The number of steps between two copies of the state in memory; 0: none.
+    pub(crate) copy_every: u64,
+    /// The absolute folder of the copies, in the memory of each machine.
+    pub(crate) copy_folder: PathBuf,
     /// The devices of the ranks.
     #[serde(flatten)]
     pub(crate) devices: DeviceSettings,
@@ -94,13 +101,15 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
     RunSettings {
         steps: section.whole("steps", 100, 1, i64::MAX as u64),
         seed: section.whole("seed", 42, 0, i64::MAX as u64),
-        out: read_out(&mut section, surroundings),
+        out: read_folder(&mut section, surroundings, "out", "runs/sample"),
         checkpoint_every,
         failure_every: checkpoints::read_failure_every(&mut section, checkpoint_every),
         keep_checkpoints: section.count("keep_checkpoints", 3),
         deadline_seconds: read_deadline(&mut section),
         restarts: section.whole("restarts", 0, 0, i64::MAX as u64),
         replace_slow: section.flag("replace_slow", false),
+        copy_every: section.whole("copy_every", 0, 0, i64::MAX as u64),
+        copy_folder: read_folder(&mut section, surroundings, "copy_folder", COPY_FOLDER),
         devices: devices::read(&mut section),
         precision: section.choice("precision", Precision::F32, &Precision::NAMED),
         loss_scale: read_loss_scale(&mut section),
@@ -142,11 +151,17 @@ fn read_planned(section: &mut Section<'_>, is_changed: bool) -> Option<f64> {
     planned.filter(|_| is_argument || !is_changed)
 }
 
-/// Reads the folder of the results. It is relative to the working folder, wherever the configuration is.
-fn read_out(section: &mut Section<'_>, surroundings: &Surroundings) -> PathBuf {
-    let text = section.text("out").unwrap_or_else(|| "runs/sample".into());
-    surroundings.path("out", &text, &Place::Default).unwrap_or_else(|kind| {
-        section.report("out", kind);
+/// Reads a folder that the run writes to. It is relative to the working folder, wherever the configuration
+/// is.
+fn read_folder(
+    section: &mut Section<'_>,
+    surroundings: &Surroundings,
+    key: &'static str,
+    default: &str,
+) -> PathBuf {
+    let text = section.text(key).unwrap_or_else(|| default.into());
+    surroundings.path(key, &text, &Place::Default).unwrap_or_else(|kind| {
+        section.report(key, kind);
         PathBuf::new()
     })
 }

@@ -7,6 +7,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +19,10 @@ const FILE: &str = "restart.json";
 
 /// The name of the event in the metrics.
 const EVENT: &str = "restart";
+
+/// The places of a state, as the metrics have them.
+const MEMORY: &str = "memory";
+const DISK: &str = "disk";
 
 /// A restart, as a line of the metrics has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +41,12 @@ pub(crate) struct Restart {
     pub(crate) restart: u64,
     /// The most restarts of this run.
     pub(crate) of: u64,
+    /// Where the state of `step` was read, if the run has copies in memory: `memory` or `disk`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) state: Option<String>,
+    /// The milliseconds in which that state was found, read and verified.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) read_ms: Option<u64>,
     /// How the run is distributed from this restart on, if that has changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) change: Option<String>,
@@ -52,15 +63,33 @@ impl Restart {
             cause: fault.summary.clone(),
             restart,
             of,
+            state: None,
+            read_ms: None,
             change: None,
         }
     }
 
+    /// Returns the record of a run that continues after `step`, whose state was read within `took`: in a copy
+    /// `in_memory`, or on the disk.
+    pub(crate) fn with_state(self, step: u64, in_memory: bool, took: Duration) -> Self {
+        let state = if in_memory { MEMORY } else { DISK };
+        let read_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        Self { step, state: Some(state.to_owned()), read_ms: Some(read_ms), ..self }
+    }
+
     /// Returns the sentence for the display.
     pub(crate) fn sentence(&self) -> String {
+        let took = self.read_ms.unwrap_or_default();
+        let source = match self.state.as_deref() {
+            Some(MEMORY) => format!(", which was read in memory within {took} ms"),
+            Some(DISK) => format!(
+                ", which was read on the disk within {took} ms, because no newer copy in memory is complete"
+            ),
+            _ => String::new(),
+        };
         match self.step {
             0 => self.saying("the run continues again from step 1"),
-            step => self.saying(&format!("the run continues from step {step}")),
+            step => self.saying(&format!("the run continues from step {step}{source}")),
         }
     }
 

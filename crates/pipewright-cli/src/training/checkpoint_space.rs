@@ -29,6 +29,11 @@ impl CheckpointSpace {
         Self { run: settings.run.out.clone(), estimate }
     }
 
+    /// Returns the estimated bytes of the whole state.
+    pub(crate) fn estimate(&self) -> u64 {
+        self.estimate
+    }
+
     /// Returns the bytes of the newest checkpoint, or an estimate if the run has none.
     pub(crate) fn bytes(&self) -> u64 {
         newest_checkpoint_bytes(&self.run).unwrap_or(self.estimate)

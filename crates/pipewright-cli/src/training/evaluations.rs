@@ -83,6 +83,12 @@ impl Evaluations {
     }
 }
 
+/// Returns the step with the lowest validation loss before a checkpoint, if it is known.
+pub(crate) fn lowest_step(checkpoint: &Checkpoint) -> Option<u64> {
+    let stored = checkpoint.manifest().description.get(VALIDATION)?;
+    best_of(stored).lowest.map(|(step, _)| step)
+}
+
 /// Reads the state in a description. A missing state counts as a run without evaluations.
 fn best_of(stored: &Value) -> BestLoss {
     let lowest = &stored["lowest"];

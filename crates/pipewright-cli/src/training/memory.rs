@@ -20,6 +20,7 @@ use crate::failure::{Exit, Failure};
 use crate::machine_memory::device_bytes;
 use crate::training::optimizer::state_rule;
 use crate::training::prepare::Prepared;
+use crate::training::state_copies::copy_bytes;
 
 /// The largest number of ranks in the table. If there are more ranks, the table shows the ranks that need the
 /// most memory.
@@ -45,7 +46,7 @@ pub(crate) fn memory_plan(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) ->
         tensor_ranks: mesh.tensor_parallel,
         is_local: settings.pipeline.transport == TransportChoice::Local,
     };
-    let plan = MemoryPlan::new(memory, shape, machine_bytes());
+    let plan = MemoryPlan::new(memory, shape, machine_bytes()).with_copies(copy_bytes(prepared));
     let devices = &settings.run.devices;
     if devices.are_processor() {
         return Ok(plan);
@@ -78,6 +79,7 @@ pub(crate) fn memory_json(plan: &MemoryPlan) -> Value {
     let device = |load: &DeviceLoad| json!({ "device": load.device.to_string(), "memory": load.memory, "needed": load.needed() });
     json!({
         "ranks": ranks.collect::<Vec<_>>(),
+        "copies": plan.copies(),
         "needed": plan.needed(),
         "machine": plan.machine(),
         "devices": plan.devices().iter().map(device).collect::<Vec<_>>(),
@@ -125,6 +127,14 @@ pub(crate) fn table(plan: &MemoryPlan) -> String {
         line(&mut text, "", &format!("these {ROWS} of {} ranks need the most", ranks.len()));
     }
     line(&mut text, "", "temporary tensors and messages of a step are not included");
+    if plan.copies() > 0 {
+        let subject = if plan.shape().is_local { "take" } else { "take, for each process," };
+        line(
+            &mut text,
+            "copies",
+            &format!("copies of the state in memory {subject} {}", bytes(plan.copies())),
+        );
+    }
     if plan.devices().is_empty() {
         line(&mut text, "machine", &machine_balance(plan));
     }
@@ -209,8 +219,12 @@ fn machine_shortage(plan: &MemoryPlan, needed: u64, available: u64) -> String {
              pipeline.transport=mpi, or over replicas with mesh.data_parallel_mode=sharded"
         }
     };
+    let copies = match plan.copies() {
+        0 => String::new(),
+        copies => format!(" with {} of copies in memory (run.copy_every)", bytes(copies)),
+    };
     format!(
-        "{subject} {}, and this machine has {}, which is {} too little; rank {rank} needs the most, {}, including {} of \
+        "{subject} {}{copies}, and this machine has {}, which is {} too little; rank {rank} needs the most, {}, including {} of \
          {name}; {advice}",
         bytes(needed),
         bytes(available),
@@ -267,6 +281,15 @@ mod tests {
         );
         assert!(on(Some(49), false, 1).is_err());
         assert_eq!(on(None, true, 2), Ok(()));
+    }
+
+    #[test]
+    fn copies_in_memory_count() {
+        let on = |machine| plan([40, 50], shape(true, 1), Some(machine)).with_copies(30);
+        assert_eq!(on(120).shortage(), None);
+        let words = require_fit(&on(119)).expect_err("120 bytes in 119").text();
+        assert!(words.contains("need 120 B with 30 B of copies in memory (run.copy_every), and"), "{words}");
+        assert!(table(&on(120)).contains("copies    copies of the state in memory take 30 B"));
     }
 
     #[test]

@@ -31,6 +31,7 @@ use crate::training::evaluations::Evaluations;
 use crate::training::identity::LOSS;
 use crate::training::launch::{abandon, failure};
 use crate::training::process_group::ProcessGroup;
+use crate::training::state_copies::StateCopies;
 use crate::training::timeline_recorder::TimelineRecorder;
 
 /// Everything that the steps of a run need besides the ranks.
@@ -48,6 +49,10 @@ pub(crate) struct TrainingLoop<'a> {
     pub(crate) folder: Option<RunFolder>,
     /// The space that a checkpoint needs.
     pub(crate) space: CheckpointSpace,
+    /// The copies of the state in memory, if the run makes some.
+    pub(crate) copies: Option<StateCopies>,
+    /// The step of the newest checkpoint; 0 if there is none.
+    pub(crate) saved: u64,
     /// The processes of the run.
     pub(crate) processes: &'a mut ProcessGroup,
     /// The attempts at the run, of which this is one.
@@ -59,18 +64,19 @@ impl TrainingLoop<'_> {
     /// and saves a checkpoint of the last step.
     pub(crate) fn run(self, mut trainer: Trainer) -> Result<(), Failure> {
         let Self { settings, overview, efficiency, description, mut evaluations, space, .. } = self;
-        let Self { mut folder, processes, attempts, .. } = self;
+        let Self { mut folder, mut copies, saved, processes, attempts, .. } = self;
         let (run, start) = (&settings.run, trainer.steps_done());
         let watched = attempts.interrupt().watch();
         watched.map_err(|error| Failure::input(format!("cannot watch for signals: {error}")))?;
         let mut checkpoints =
-            Checkpoints::new(&mut folder, settings, description, start, &evaluations, space.clone())?;
+            Checkpoints::new(&mut folder, settings, description, saved, &evaluations, space.clone())?;
         checkpoints.writer.on_progress(trainer.pipeline().keep_alive());
         checkpoints.timing.announce(&mut trainer);
         let display = folder.is_some().then(|| Display::new(overview, start, run.steps));
         let mut log = Log::new(folder, display, efficiency, start, settings, space)?;
         processes.leave_faults_in(&run.out);
-        let taken = steps(&mut trainer, run.steps, attempts, &mut evaluations, &mut checkpoints, &mut log);
+        let mut saves = Saves { checkpoints: &mut checkpoints, copies: copies.as_mut() };
+        let taken = steps(&mut trainer, run.steps, attempts, &mut evaluations, &mut saves, &mut log);
         let taken = taken.map_err(|stop| match stop {
             Stop::Rank(error) => log.failed_step(trainer.pipeline().step_failure(), &error),
             Stop::Other(failure) => abandon(&mut trainer, failure),
@@ -88,6 +94,7 @@ impl TrainingLoop<'_> {
             (false, false) => Reason::Signal,
         };
         let saved = settle(settings, processes, checkpoints.finish(&mut trainer))?;
+        copies.into_iter().for_each(StateCopies::finish);
         // `launch` continues a run whose slow host it replaces.
         let is_replaced = reason == Reason::Signal && log.replaces_slow && SlowRank::find(&run.out).is_some();
         if processes.is_leader() && !is_replaced {
@@ -134,13 +141,19 @@ impl Stop {
     }
 }
 
+/// What saves the state of a run.
+struct Saves<'a> {
+    checkpoints: &'a mut Checkpoints,
+    copies: Option<&'a mut StateCopies>,
+}
+
 /// Runs steps until all are finished or one is interrupted.
 fn steps(
     trainer: &mut Trainer,
     steps: u64,
     attempts: &Attempts,
     evaluations: &mut Evaluations,
-    checkpoints: &mut Checkpoints,
+    Saves { checkpoints, copies }: &mut Saves<'_>,
     log: &mut Log,
 ) -> Result<(), Stop> {
     while trainer.steps_done() < steps {
@@ -148,6 +161,7 @@ fn steps(
         let (mut metrics, report) = trainer.step().map_err(Stop::of_step)?;
         let interrupted = report.interrupted;
         let is_best = evaluations.after_step(trainer, &mut metrics).map_err(Stop::of_step)?;
+        copies.iter_mut().for_each(|copies| copies.settle());
         log.require_folder().map_err(|error| Stop::Other(checkpoints.lost(&error)))?;
         checkpoints.timing.step(&report);
         checkpoints.poll(&metrics, evaluations).map_err(Stop::Other)?;
@@ -158,8 +172,13 @@ fn steps(
         for Sample { prompt, text } in metrics.samples {
             log.note(Some(format!("step {step}: {prompt:?} continues {text:?}")));
         }
+        let ends = interrupted || evaluations.are_exhausted() || trainer.steps_done() == steps;
+        // The last state is saved on the disk at once.
+        if let Some(copies) = copies.as_mut().filter(|_| !ends) {
+            copies.begin_copy(trainer, &checkpoints.description).map_err(Stop::Other)?;
+        }
         checkpoints.after_step(trainer, is_best).map_err(Stop::Other)?;
-        if interrupted || evaluations.are_exhausted() {
+        if ends {
             break;
         }
     }
@@ -358,7 +377,7 @@ impl Checkpoints {
         folder: &mut Option<RunFolder>,
         settings: &Settings,
         description: Map<String, Value>,
-        done: u64,
+        saved: u64,
         evaluations: &Evaluations,
         space: CheckpointSpace,
     ) -> Result<Self, Failure> {
@@ -377,11 +396,11 @@ impl Checkpoints {
             }
             None => CheckpointWriter::join(&run_folder::checkpoints_of(&run.out), run.deadline()),
         };
-        // A resumed run already has the checkpoint of the step that it resumes from.
-        let requested = (done > 0).then_some(done);
+        // A resumed run may already have the checkpoint of the step that it resumes from.
+        let requested = (saved > 0).then_some(saved);
         let (writer, timing) = (writer.map_err(Failure::input)?, CheckpointTiming::new(settings));
         let (newest, run) = (None, run.out.clone());
-        Ok(Self { writer, timing, requested, description, newest, saved: done, run, reports, space })
+        Ok(Self { writer, timing, requested, description, newest, saved, run, reports, space })
     }
 
     /// Checks the outcome of earlier checkpoints, and records the losses for the next checkpoint.

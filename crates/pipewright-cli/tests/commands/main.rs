@@ -23,6 +23,7 @@ mod restarts;
 mod slow_ranks;
 mod resume;
 mod checkpoint_interval;
+mod state_copies;
 mod chats;
 mod tokenize;
 mod mixtures;

@@ -15,7 +15,7 @@ use super::{figures, folder, mpirun, pipewright, with_overrides, words};
 const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 
 /// Two namespaces and the cable between them. Both are deleted when the value is dropped.
-struct Hosts {
+pub(super) struct Hosts {
     /// The end of the names of the cable's ends.
     number: String,
     names: [String; 2],
@@ -23,7 +23,7 @@ struct Hosts {
 
 impl Hosts {
     /// Makes the namespaces. `test` is a letter for each test. Returns `None` if namespaces are not allowed.
-    fn new(test: char) -> Option<Self> {
+    pub(super) fn new(test: char) -> Option<Self> {
         let number = format!("{}{test}", std::process::id());
         let names = [format!("pwa{number}"), format!("pwb{number}")];
         let hosts = Self { names, number: number.clone() };
@@ -42,8 +42,19 @@ impl Hosts {
     }
 
     /// Takes its address from the second host, so that nothing reaches it.
-    fn cut(&self) {
+    pub(super) fn cut(&self) {
         assert!(ip(&["-n", &self.names[1], "addr", "flush", "dev", &format!("vb{}", self.number)]));
+    }
+
+    /// Gives the second host its address again.
+    pub(super) fn mend(&self) {
+        let (address, cable) = (format!("{}/24", ADDRESSES[1]), format!("vb{}", self.number));
+        assert!(ip(&["-n", &self.names[1], "addr", "add", &address, "dev", &cable]));
+    }
+
+    /// Returns the numbers of the processes of the second host.
+    pub(super) fn processes_of_second(&self) -> Vec<String> {
+        processes_of(&self.names[1])
     }
 
     /// Returns the number of bytes that the first host has sent over the cable.
@@ -59,13 +70,17 @@ impl Drop for Hosts {
     fn drop(&mut self) {
         for name in &self.names {
             // Processes of a host that was cut off have not noticed the end of the run.
-            let pids = Command::new("ip").args(["netns", "pids", name]).output();
-            let pids =
-                String::from_utf8_lossy(&pids.map(|output| output.stdout).unwrap_or_default()).into_owned();
-            let _ = Command::new("kill").arg("-KILL").args(pids.split_whitespace()).output();
+            let _ = Command::new("kill").arg("-KILL").args(processes_of(name)).output();
             ip(&["netns", "del", name]);
         }
     }
+}
+
+/// Returns the numbers of the processes in a namespace.
+fn processes_of(namespace: &str) -> Vec<String> {
+    let output = Command::new("ip").args(["netns", "pids", namespace]).output();
+    let numbers = output.map(|output| output.stdout).unwrap_or_default();
+    String::from_utf8_lossy(&numbers).split_whitespace().map(str::to_owned).collect()
 }
 
 fn ip(arguments: &[&str]) -> bool {
@@ -132,7 +147,7 @@ fn a_launched_run_continues_on_the_host_that_answers() {
     let folder = folder();
     let set = ["pipeline.ranks=4", "run.steps=60", "run.checkpoint_every=2", "run.deadline_seconds=3"];
     let expected = undisturbed(folder.path(), &set);
-    let mut command = launch_on(folder.path(), &hosts, &set);
+    let mut command = launch_on(folder.path(), &hosts, &[], &set);
     // The processes of the host that is cut off stay, and would keep a pipe open.
     let file = folder.path().join("said");
     let stderr = fs::File::create(&file).expect("the scratch folder takes files");
@@ -154,7 +169,7 @@ fn the_host_of_a_slow_rank_is_replaced() {
     let folder = folder();
     let set = ["pipeline.ranks=2", "pipeline.microbatches=2", "run.steps=24", "run.replace_slow=true"];
     let expected = undisturbed(folder.path(), &set);
-    let mut command = launch_on(folder.path(), &hosts, &set);
+    let mut command = launch_on(folder.path(), &hosts, &[], &set);
     let output = command.env("PIPEWRIGHT_FAULT", "slow:1:7:100").output().expect("sh is everywhere");
     let said = words(&output);
     assert_eq!(output.status.code(), Some(0), "{said}");
@@ -175,8 +190,8 @@ fn undisturbed(folder: &Path, set: &[&str]) -> Vec<[String; 5]> {
     expected
 }
 
-/// Returns `launch` on the first host, with both hosts in its hostfile.
-fn launch_on(folder: &Path, hosts: &Hosts, set: &[&str]) -> Command {
+/// Returns `launch` on the first host, with both hosts in its hostfile, and with further options.
+pub(super) fn launch_on(folder: &Path, hosts: &Hosts, options: &[&str], set: &[&str]) -> Command {
     let shell = folder.join("shell");
     write_remote_shell(&shell, &hosts.names[1]);
     let file = folder.join("hosts");
@@ -187,7 +202,8 @@ fn launch_on(folder: &Path, hosts: &Hosts, set: &[&str]) -> Command {
     for network in ["btl_tcp_if_include", "oob_tcp_if_include"] {
         command.env(format!("OMPI_MCA_{network}"), "10.77.0.0/24");
     }
-    command.env("OMPI_MCA_btl", "tcp,self").arg(pipewright()).args(["launch", "--hosts", "hosts", "--"]);
+    command.env("OMPI_MCA_btl", "tcp,self").arg(pipewright()).args(["launch", "--hosts", "hosts"]);
+    command.args(options).arg("--");
     with_overrides(&mut command, set);
     command
 }

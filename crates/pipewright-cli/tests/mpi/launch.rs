@@ -89,6 +89,28 @@ fn a_run_survives_processes_that_are_killed() {
 }
 
 #[test]
+fn a_killed_process_costs_at_most_one_step_with_copies_in_memory() {
+    let folder = folder();
+    let path = folder.path().canonicalize().expect("it exists");
+    fs::create_dir(path.join("memory")).expect("the scratch folder takes folders");
+    let copies = ["run.checkpoint_every=0", "run.copy_every=1", "run.copy_folder=memory"];
+    let child = launch(&path, &[], &copies).spawn().expect("it starts");
+    wait_for_step(&path, 5);
+    signal(process_of(1, &path), "KILL");
+    let said = words(&end(child));
+    let metrics = fs::read_to_string(path.join("out/metrics.jsonl")).expect("metrics");
+    let events =
+        metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("an object"));
+    let restarts: Vec<_> = events.filter(|line| line["event"] == "restart").collect();
+    let [restart] = &restarts[..] else { panic!("{said}") };
+    let lost =
+        restart["failed_step"].as_u64().expect("a step") - 1 - restart["step"].as_u64().expect("a step");
+    assert!(restart["state"] == "memory" && lost <= 1, "{restart}: {said}");
+    assert_eq!(figures(&path), undisturbed(), "{said}");
+    assert_eq!(fs::read_dir(path.join("memory")).expect("a folder").count(), 0, "no copies stay");
+}
+
+#[test]
 #[ignore = "takes half a minute"]
 fn a_run_survives_a_process_that_is_stopped() {
     check_survived(&[1], "STOP");

@@ -6,6 +6,7 @@
 #[cfg(feature = "wgpu")]
 mod devices;
 mod exhaustion;
+mod faults;
 #[cfg(feature = "tokenizers")]
 mod fine_tuning_page;
 mod folders;

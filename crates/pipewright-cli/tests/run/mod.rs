@@ -162,7 +162,7 @@ impl Run {
         self.wait_until(|| self.path("out/metrics.jsonl").exists());
     }
 
-    fn wait_until(&self, is_so: impl Fn() -> bool) {
+    pub(crate) fn wait_until(&self, is_so: impl Fn() -> bool) {
         let start = Instant::now();
         while !is_so() {
             assert!(start.elapsed() < PATIENCE, "the run does not get there");

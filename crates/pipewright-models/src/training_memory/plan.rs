@@ -23,6 +23,8 @@ pub struct MemoryPlan {
     shape: RunShape,
     devices: Vec<DeviceLoad>,
     machine: Option<u64>,
+    /// The bytes of the copies of the state.
+    copies: u64,
 }
 
 /// A device, and what its ranks need.
@@ -59,7 +61,13 @@ impl MemoryPlan {
     /// Plans the memory of a run. `machine` is the memory of this machine in bytes; `None` if it is not
     /// known.
     pub fn new(memory: TrainingMemory, shape: RunShape, machine: Option<u64>) -> Self {
-        Self { memory, shape, devices: Vec::new(), machine }
+        Self { memory, shape, devices: Vec::new(), machine, copies: 0 }
+    }
+
+    /// Adds copies of the state in the memory of the machine, with these bytes: of all ranks, or of one rank
+    /// if each is a process.
+    pub fn with_copies(self, copies: u64) -> Self {
+        Self { copies, ..self }
     }
 
     /// Compares with the memory of devices instead of the machine. `choices` are the devices of all ranks, in
@@ -98,6 +106,11 @@ impl MemoryPlan {
         self.machine
     }
 
+    /// Returns the bytes of the copies of the state.
+    pub fn copies(&self) -> u64 {
+        self.copies
+    }
+
     /// Returns the rank that needs the most memory.
     pub fn largest(&self) -> (usize, HeldBytes) {
         let ranks = self.memory.ranks().iter().copied().enumerate();
@@ -105,14 +118,17 @@ impl MemoryPlan {
     }
 
     /// Returns the bytes that this machine must have: the sum of all ranks, or the bytes of the largest one
-    /// if each rank is a process, because processes may run on other machines.
+    /// if each rank is a process, because processes may run on other machines. Both include the copies.
     pub fn needed(&self) -> u64 {
-        if !self.shape.is_local {
-            return self.largest().1.total();
-        }
-        let ranks = self.memory.ranks().iter();
-        let replica = ranks.fold(0, |sum: u64, rank| sum.saturating_add(rank.total()));
-        replica.saturating_mul(self.shape.replicas.into()).saturating_mul(self.shape.tensor_ranks.into())
+        let RunShape { replicas, tensor_ranks, is_local } = self.shape;
+        let ranks = if is_local {
+            let ranks = self.memory.ranks().iter();
+            let replica = ranks.fold(0, |sum: u64, rank| sum.saturating_add(rank.total()));
+            replica.saturating_mul(replicas.into()).saturating_mul(tensor_ranks.into())
+        } else {
+            self.largest().1.total()
+        };
+        ranks.saturating_add(self.copies)
     }
 
     /// Returns the first memory that is too small. Memory that is not known is large enough.

@@ -158,7 +158,7 @@ fn remove_link(path: &Path) -> Result<(), CheckpointError> {
 }
 
 /// Returns the names in a folder; none if it does not exist.
-fn names(path: &Path) -> Result<Vec<String>, CheckpointError> {
+pub(super) fn names(path: &Path) -> Result<Vec<String>, CheckpointError> {
     let entries = match fs::read_dir(path) {
         Ok(entries) => entries,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),

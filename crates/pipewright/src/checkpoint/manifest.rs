@@ -92,7 +92,12 @@ impl Manifest {
     /// # Errors
     /// When it is missing, damaged, or of a later format.
     pub fn read(checkpoint: &Path) -> Result<Self, CheckpointError> {
-        let path = checkpoint.join(MANIFEST);
+        Self::read_file(&checkpoint.join(MANIFEST))
+    }
+
+    /// Reads a manifest, or a part of one.
+    pub(super) fn read_file(path: &Path) -> Result<Self, CheckpointError> {
+        let path = path.to_owned();
         let bytes = match read_regular(&path, SMALL_TEXT) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {

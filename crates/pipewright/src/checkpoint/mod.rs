@@ -18,6 +18,7 @@ mod error;
 mod finite;
 mod folder;
 mod committed;
+mod copy;
 mod identity;
 mod location;
 mod manifest;
@@ -28,6 +29,7 @@ mod state;
 mod tensor_file;
 mod writer;
 
+pub use copy::{COPIES, CopyFolder};
 pub use error::CheckpointError;
 pub use finite::NotFinite;
 pub use folder::CheckpointFolder;

@@ -144,11 +144,26 @@ impl Saving {
     }
 
     fn leave_note(&self, rank: WorldRank, note: &Note) -> Result<(), CheckpointError> {
+        self.put(&note_of(rank), &serde_json::to_string(note).expect("a note is plain data"))
+    }
+
+    /// Writes a small file next to the files of the ranks. A reader never finds a part of it.
+    pub(super) fn put(&self, name: &str, text: &str) -> Result<(), CheckpointError> {
         self.folder.require()?;
-        let (path, draft) = (self.note(rank), self.note(rank).with_extension("draft"));
-        let text = serde_json::to_string(note).expect("a note is plain data");
+        let (path, draft) = (self.scratch.join(name), self.scratch.join(format!("{name}.draft")));
         let written = write_regular(&draft, text.as_bytes()).and_then(|()| fs::rename(&draft, &path));
         written.map_err(CheckpointError::io("write", &path))
+    }
+
+    /// Removes the manifest of a process that ended before it gave the checkpoint its final name.
+    pub(super) fn remove_manifest(&self) -> Result<(), CheckpointError> {
+        let path = self.scratch.join(MANIFEST);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(CheckpointError::Io { action: "remove", path, source: error })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns the file that the note of `rank` describes, and removes the note; `None` if there is no note.
@@ -158,7 +173,7 @@ impl Saving {
     /// not finite.
     pub fn take_note(&self, rank: WorldRank) -> Result<Option<StateFile>, CheckpointError> {
         self.folder.require()?;
-        let path = self.note(rank);
+        let path = self.scratch.join(note_of(rank));
         let text = match read_regular(&path, SMALL_TEXT) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -176,10 +191,6 @@ impl Saving {
     fn not_finite(&self, parameter: &str, found: NotFinite) -> CheckpointError {
         let path = self.folder.path().to_owned();
         CheckpointError::NotFinite { path, step: self.step, parameter: parameter.into(), found }
-    }
-
-    fn note(&self, rank: WorldRank) -> PathBuf {
-        self.scratch.join(format!("rank-{:04}.note", rank.get()))
     }
 
     /// Gives the checkpoint its final name, and returns its path. All files of the manifest must have been
@@ -201,6 +212,11 @@ impl Saving {
         publish(&self.scratch, &self.folder, self.step).map_err(|error| self.folder.explain(error))?;
         Ok(self.folder.path().join(committed_name(self.step)))
     }
+}
+
+/// Returns the name of the note of a rank.
+fn note_of(rank: WorldRank) -> String {
+    format!("rank-{:04}.note", rank.get())
 }
 
 /// The message of a process to the one that commits.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
 use super::committed::committed_name;
+use super::copy::CopyFolder;
 use super::error::CheckpointError;
 use super::folder::CheckpointFolder;
 use super::identity::FolderIdentity;
@@ -84,7 +85,7 @@ impl CheckpointWriter {
         deadline: Duration,
     ) -> Result<Self, CheckpointError> {
         let path = folder.path().to_owned();
-        Self::spawn(path, deadline, move |Job { state, is_best }, written| {
+        Self::spawn(path, deadline, give_way, move |Job { state, is_best }, written| {
             let step = state.step;
             let save = || {
                 let committed = commit(&folder, state, ranks, deadline, written)?;
@@ -109,7 +110,7 @@ impl CheckpointWriter {
         // A folder that exists before the first checkpoint may belong to an earlier run, and the owner moves
         // it aside.
         let found = OnceCell::new();
-        Self::spawn(path.clone(), deadline, move |Job { state, .. }, written| {
+        Self::spawn(path.clone(), deadline, give_way, move |Job { state, .. }, written| {
             let committed = path.join(committed_name(state.step));
             if state.ranks.is_empty() {
                 // No process waits for this one, and the checkpoint may be committed already.
@@ -131,9 +132,26 @@ impl CheckpointWriter {
         })
     }
 
+    /// Like [`CheckpointWriter::start`], but the process writes its part of copies of the state, in a folder
+    /// that its machine keeps in memory. A copy has the parts of `ranks` ranks. The path of a copy is
+    /// returned when this process has written its part.
+    ///
+    /// # Errors
+    /// When the system cannot start a thread.
+    pub fn copy(folder: CopyFolder, ranks: u32, deadline: Duration) -> Result<Self, CheckpointError> {
+        let path = folder.path().to_owned();
+        // The run waits for the copy of each step during the next one, so the thread has the priority of ranks.
+        let begin = || ();
+        Self::spawn(path, deadline, begin, move |Job { state, .. }, written| {
+            folder.write(state, ranks, written)
+        })
+    }
+
+    /// Starts the thread, which calls `begin` once and `write` for each job.
     fn spawn(
         path: PathBuf,
         deadline: Duration,
+        begin: impl FnOnce() + Send + 'static,
         write: impl Fn(Job, &Arc<AtomicU64>) -> Result<PathBuf, CheckpointError> + Send + 'static,
     ) -> Result<Self, CheckpointError> {
         let written = Arc::new(AtomicU64::new(0));
@@ -141,7 +159,7 @@ impl CheckpointWriter {
         let (sender, outcomes) = crossbeam_channel::bounded(1);
         let counted = written.clone();
         let run = move || {
-            give_way();
+            begin();
             for job in inbox {
                 // If the writer was dropped, there is no receiver for the outcome.
                 let _ = sender.send(write(job, &counted));

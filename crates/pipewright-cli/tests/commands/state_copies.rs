@@ -1,0 +1,210 @@
+//! Tests of copies of the state in memory (`run.copy_every`): a run continues from the newest complete one, and ends with
+//! the bits of an undisturbed run. The folder of the copies is in the scratch folder.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+use crate::run::{Figures, Run, signal, tensors};
+
+/// The settings of all runs: two ranks as threads, a copy after each step, and a checkpoint only at the end.
+const SETTINGS: [&str; 4] =
+    ["pipeline.ranks=2", "run.copy_every=1", "run.copy_folder=memory", "run.deadline_seconds=20"];
+
+/// The last checkpoint of a run.
+const LAST: &str = "out/checkpoints/step-00000040";
+
+fn new_run() -> Run {
+    let run = Run::new();
+    fs::create_dir(run.path("memory")).expect("the scratch folder takes folders");
+    run
+}
+
+/// Returns the folder of the run's copies; `None` if there is none.
+fn copies(run: &Run) -> Option<PathBuf> {
+    let folders = fs::read_dir(run.path("memory")).expect("a folder");
+    let mut folders: Vec<PathBuf> = folders.map(|entry| entry.expect("an entry").path()).collect();
+    assert!(folders.len() < 2, "one run has one folder: {folders:?}");
+    folders.pop()
+}
+
+/// Returns the steps of the copies, complete or not.
+fn steps_of_copies(run: &Run) -> Vec<u64> {
+    let folders = fs::read_dir(copies(run).expect("copies")).expect("a folder");
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("an entry").file_name();
+    let step = |name: std::ffi::OsString| name.to_str()?.rsplit('-').next()?.parse().ok();
+    let mut steps: Vec<u64> = folders.map(name).filter_map(step).collect();
+    steps.sort_unstable();
+    steps
+}
+
+/// Returns the files of the copy of a step that have this ending.
+fn files(run: &Run, step: u64, ending: &str) -> Vec<PathBuf> {
+    let folder = copies(run).expect("copies").join(format!(".saving-{step:08}"));
+    let entries = fs::read_dir(folder).expect("a copy").map(|entry| entry.expect("an entry").path());
+    entries.filter(|path| path.extension().is_some_and(|found| found == ending)).collect()
+}
+
+/// Starts a run, and kills it after it has taken a few steps. Returns the steps that it has taken.
+fn killed(run: &Run, set: &[&str]) -> u64 {
+    // An earlier run has steps too, until it is moved aside.
+    let aside = run.out().exists().then(|| run.path("out.1"));
+    let mut child = run.start("train", &["small.toml"], &[&SETTINGS[..], set].concat());
+    run.wait_until(|| aside.as_ref().is_none_or(|aside| aside.exists()));
+    run.wait_for_step(6);
+    signal(&child, "KILL");
+    child.wait().expect("it is dead");
+    run.figures().len() as u64
+}
+
+/// The figures of a run that nothing disturbs, and the tensors of its last checkpoint.
+type Undisturbed = (Vec<Figures>, Vec<(String, Vec<u8>)>);
+
+/// Returns the results of a run that nothing disturbs, for all tests.
+fn undisturbed() -> &'static Undisturbed {
+    static RESULTS: OnceLock<Undisturbed> = OnceLock::new();
+    RESULTS.get_or_init(|| {
+        let run = Run::new();
+        run.train(&SETTINGS[..1]);
+        (run.figures(), tensors(&run.path(LAST)))
+    })
+}
+
+/// Resumes the run, and compares its results with an undisturbed run. Returns the step from which it has
+/// resumed, 0 for a run that began again, and what it said.
+fn check_resumed(run: &Run, set: &[&str]) -> (u64, String) {
+    let set: Vec<&str> = set.iter().flat_map(|set| ["--set", *set]).collect();
+    let output = run.command(&[&["resume", "out"], &set[..]].concat());
+    let words = words(&output);
+    assert_eq!(output.status.code(), Some(0), "{words}");
+    let (figures, last) = undisturbed();
+    assert_eq!(&run.figures(), figures, "{words}");
+    assert!(&tensors(&run.path(LAST)) == last, "{words}");
+    assert_eq!(copies(run), None, "a run that ends well leaves no copies");
+    assert!(!run.path("out/copies.json").exists());
+    let step = words.split("resuming from step ").nth(1).and_then(|rest| rest.split(',').next());
+    (step.map_or(0, |step| step.parse().expect("a step")), words)
+}
+
+fn words(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_process_that_is_killed_costs_at_most_one_step() {
+    let run = new_run();
+    let taken = killed(&run, &["run.checkpoint_every=4"]);
+    let kept = steps_of_copies(&run);
+    assert!(kept.len() <= 3, "the complete ones and the one that is written: {kept:?}");
+    // Another cut than the one that wrote the copy, and checkpoints at other steps.
+    let (step, words) = check_resumed(&run, &["pipeline.ranks=1", "run.checkpoint_every=7"]);
+    assert!(step + 1 >= taken && step <= taken, "from step {step} after {taken}: {words}");
+    assert!(words.contains("memory/pipewright-"), "{words}");
+}
+
+#[test]
+fn a_copy_that_is_damaged_or_incomplete_is_not_used() {
+    let run = new_run();
+    killed(&run, &[]);
+    let complete: Vec<u64> =
+        steps_of_copies(&run).into_iter().filter(|step| files(&run, *step, "part").len() == 1).collect();
+    let [.., older, newest] = complete[..] else { panic!("two copies: {complete:?}") };
+    let file = &files(&run, newest, "safetensors")[0];
+    let mut bytes = fs::read(file).expect("a file");
+    *bytes.last_mut().expect("a tensor") ^= 1;
+    fs::write(file, bytes).expect("the file");
+    let output = run.command(&["resume", "out", "--set", "run.steps=nothing"]);
+    assert_eq!(output.status.code(), Some(2), "a mistake removes no copies: {}", words(&output));
+    let (step, words) = check_resumed(&run, &[]);
+    assert_eq!(step, older, "{words}");
+    let expected = format!("the copy of step {newest} in memory cannot be used, so an earlier state is: ");
+    assert!(words.contains(&expected), "{words}");
+}
+
+#[test]
+fn without_a_complete_copy_the_state_comes_from_the_disk() {
+    let run = new_run();
+    killed(&run, &["run.checkpoint_every=2"]);
+    for step in steps_of_copies(&run) {
+        files(&run, step, "part").iter().for_each(|part| fs::remove_file(part).expect("the part"));
+    }
+    let (step, words) = check_resumed(&run, &["run.copy_every=0"]);
+    assert!(step % 2 == 0 && words.contains("out/checkpoints/step-"), "{words}");
+}
+
+#[test]
+fn a_checkpoint_that_is_named_counts_more_than_newer_copies() {
+    let run = new_run();
+    killed(&run, &["run.checkpoint_every=2"]);
+    let name = run.checkpoints().into_iter().find(|name| name.starts_with("step-")).expect("a checkpoint");
+    let output = run.command(&["resume", &format!("out/checkpoints/{name}")]);
+    assert!(words(&output).contains(&format!("out/checkpoints/{name}")), "{}", words(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+}
+
+#[test]
+fn a_run_of_its_own_uses_no_copies_of_an_earlier_one() {
+    let run = new_run();
+    killed(&run, &[]);
+    let earlier = copies(&run).expect("copies");
+    killed(&run, &[]);
+    assert_ne!(copies(&run).expect("copies"), earlier, "the copies of the earlier run are removed");
+    check_resumed(&run, &[]);
+}
+
+/// Trains with a fault and restarts. Returns the record of the restart.
+fn restarted(run: &Run, fault: &str, set: &[&str]) -> Value {
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
+    command.current_dir(run.path(".")).env("PIPEWRIGHT_FAULT", fault).args(["train", "small.toml"]);
+    command.args(SETTINGS.iter().chain(&["run.restarts=2"]).chain(set).flat_map(|set| ["--set", *set]));
+    let output = command.stdin(Stdio::null()).output().expect("the binary starts");
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    assert_eq!(&run.figures(), &undisturbed().0);
+    let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("metrics");
+    let event = metrics.lines().find(|line| line.contains("\"restart\"")).expect("an event");
+    let event: Value = serde_json::from_str(event).expect("an object");
+    let sentence = format!("the run continues from step {}, which was read ", event["step"]);
+    assert!(words(&output).contains(&sentence), "{}", words(&output));
+    event
+}
+
+#[test]
+fn a_restart_says_where_the_state_comes_from_and_what_reading_it_took() {
+    let event = restarted(&new_run(), "panic:1:6", &[]);
+    assert_eq!(
+        (&event["step"], &event["failed_step"], &event["state"]),
+        (&5.into(), &6.into(), &"memory".into())
+    );
+    assert!(event["read_ms"].is_u64(), "{event}");
+    let event = restarted(&new_run(), "panic:1:8", &["run.copy_every=100", "run.checkpoint_every=3"]);
+    assert_eq!((&event["step"], &event["state"]), (&6.into(), &"disk".into()));
+}
+
+fn refused(run: &Run, command: &str, folder: &str, code: i32, expected: &str) {
+    let set = format!("run.copy_folder={folder}");
+    let output = run.command(&[command, "small.toml", "--set", "run.copy_every=1", "--set", &set]);
+    assert_eq!(output.status.code(), Some(code), "{}", words(&output));
+    assert!(words(&output).contains(expected), "`{expected}` in: {}", words(&output));
+    assert!(!run.out().exists(), "nothing has run");
+}
+
+#[test]
+fn copies_that_do_not_fit_are_refused() {
+    let run = Run::new();
+    for command in ["check", "train"] {
+        refused(&run, command, "missing", 2, "copies cannot be kept here");
+        if Path::new("/proc/self").exists() {
+            refused(&run, command, "/proc", 3, "and 0 B are free; name another folder in memory");
+        }
+    }
+    let check = |set: &str| {
+        let output = run.command(&["check", "small.toml", "--format", "json", "--set", set]);
+        let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        json["memory"]["copies"].as_u64().expect("bytes")
+    };
+    assert_eq!(check("run.copy_every=0"), 0);
+    assert!(check("run.copy_every=1") > 0);
+}
