@@ -16,7 +16,7 @@ use super::hosts::{Hosts, launch_on};
 use super::{figures, folder, pipewright, process_of, with_overrides};
 
 /// The steps of the run for each fault. The trial needs fewer, and the run ends by itself after the last fault.
-const STEPS_PER_FAULT: u64 = 250;
+const STEPS_PER_FAULT: u64 = 40;
 
 /// The longest time from a fault to the next step.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -159,13 +159,23 @@ impl Trial {
 /// The bytes of the disk of the run's folder.
 const DISK: usize = 64 << 20;
 
-/// Mounts a disk for the folder of the run. Returns whether that is allowed.
-fn mount(folder: &Path) -> bool {
-    let out = folder.join("out");
-    fs::create_dir(&out).expect("a new folder");
-    let size = format!("size={DISK}");
-    let mount = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(&out).output();
-    mount.is_ok_and(|output| output.status.success())
+/// The disk of the run's folder, until it is dropped.
+struct Disk(PathBuf);
+
+impl Disk {
+    /// Mounts it. Returns `None` if that is not allowed.
+    fn mount(out: PathBuf) -> Option<Self> {
+        fs::create_dir(&out).expect("a new folder");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={DISK}"), "tmpfs"]).arg(&out);
+        mount.output().is_ok_and(|output| output.status.success()).then(|| Self(out))
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).output();
+    }
 }
 
 /// Returns all tensors of a checkpoint by name, for any number of ranks.
@@ -199,11 +209,11 @@ fn a_run_survives_many_faults() {
     let Some(hosts) = Hosts::new('f') else { panic!("network namespaces need root and iproute2") };
     let (scratch, alone) = (folder(), folder());
     let path = scratch.path().canonicalize().expect("it exists");
-    assert!(mount(&path), "a file system cannot be mounted");
+    let _disk = Disk::mount(path.join("out")).expect("mounting a file system needs root");
     fs::create_dir(path.join("memory")).expect("the scratch folder takes folders");
     let steps = format!("run.steps={}", STEPS_PER_FAULT * count);
     let set = ["pipeline.ranks=4", &steps, "run.timelines=0", "run.deadline_seconds=3"];
-    let disturbed = ["run.checkpoint_every=20", "run.copy_every=1", "run.copy_folder=memory"];
+    let disturbed = ["run.checkpoint_every=5", "run.copy_every=1", "run.copy_folder=memory"];
     let mut command = launch_on(&path, &hosts, &["--restarts", "1000"], &[&set[..], &disturbed].concat());
     command.env("MPIEXEC_TIMEOUT", "3600");
     let said = fs::File::create(path.join("said")).expect("the scratch folder takes files");
@@ -220,7 +230,7 @@ fn a_run_survives_many_faults() {
         });
         seconds.entry(fault).or_default().push(begun.elapsed().as_secs_f64());
         let from = trial.step();
-        trial.wait_until("further steps", |trial| trial.step() > from + 10);
+        trial.wait_until("further steps", |trial| trial.step() > from + 3);
     }
     let status = child.wait().expect("it ends");
     assert_eq!(status.code(), Some(0), "{}", trial.said());
@@ -241,5 +251,4 @@ fn a_run_survives_many_faults() {
     for (fault, seconds) in seconds {
         eprintln!("  {fault:?} ({}): {}", seconds.len(), figures_of(seconds));
     }
-    let _ = Command::new("umount").arg("--lazy").arg(path.join("out")).output();
 }
