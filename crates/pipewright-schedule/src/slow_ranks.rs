@@ -7,15 +7,15 @@
 //! latest [`WINDOW`] steps in which the rank was not suspicious. The slowdown of a rank is the sum of the times
 //! of its actions over the sum of their usual times. A rank is suspicious in a step if its slowdown is at least
 //! [`FACTOR`] and at least [`FACTOR`] times the median slowdown of the other ranks, which is below [`FACTOR`],
-//! and if its actions take at least [`SHORTEST_DELAY`] longer than usual on average. It is slow after [`STEPS`] suspicious steps in a row, and
-//! no longer slow after as many steps that are not suspicious. At first, [`LEAST_STEPS`] steps are only
-//! observed.
+//! and if its actions take at least [`SHORTEST_DELAY`] longer than usual on average. It is slow after [`STEPS`]
+//! suspicious steps in a row, and no longer slow after as many steps in which its own slowdown or delay is
+//! below these limits, whatever the other ranks do. At first, [`LEAST_STEPS`] steps are only observed.
 //!
-//! A machine that slows all ranks makes no rank slow. A single rank has no others
-//! to be compared with, so it is never slow. The ranks that compute stages together have one row in a
-//! timeline, and wait for each other inside their actions, so they are slow together.
+//! A machine that slows all ranks makes no rank slow. A single rank has no others to be compared with, so it
+//! is never slow. The ranks that compute stages together have one row in a timeline, and wait for each other
+//! inside their actions, so they are slow together.
 //!
-//! **Cost.** A step takes time linear in its actions, and allocates memory in the first steps only.
+//! **Cost.** The time of a step is proportional to its actions times the kinds of actions of a rank.
 
 use crate::action::ActionKind;
 use crate::ids::{Rank, StageIndex};
@@ -29,8 +29,8 @@ pub const LEAST_STEPS: usize = 5;
 pub const FACTOR: f64 = 2.0;
 /// The number of steps in a row after which a rank is slow, or no longer slow.
 pub const STEPS: usize = 5;
-/// The least time by which the actions of a suspicious rank take longer than usual, in seconds. The scheduler of
-/// an operating system may delay a short action by as much.
+/// The least time by which the actions of a suspicious rank take longer than usual, in seconds. The scheduler
+/// of an operating system may delay a short action by as much.
 pub const SHORTEST_DELAY: f64 = 1e-3;
 
 /// A rank that has become slow, or is no longer slow.
@@ -60,7 +60,7 @@ struct Row {
     kinds: Vec<Times>,
     pace: Option<Pace>,
     is_slow: bool,
-    /// The number of latest steps in a row that disagree with `is_slow`.
+    /// The number of latest steps in a row that speak for another value of `is_slow`.
     steps_in_a_row: usize,
 }
 
@@ -141,8 +141,10 @@ impl Row {
         if suspicious.is_none() {
             self.kinds.iter_mut().for_each(|times| times.remember(scratch));
         }
-        let disagrees = suspicious.is_some() != self.is_slow;
-        self.steps_in_a_row = if disagrees { self.steps_in_a_row + 1 } else { 0 };
+        // A slow rank stays slow while the others are slow too, until its usual time has followed.
+        let is_usual = self.pace.is_none_or(|pace| pace.slowdown < FACTOR || pace.delay < SHORTEST_DELAY);
+        let is_other = if self.is_slow { is_usual } else { suspicious.is_some() };
+        self.steps_in_a_row = if is_other { self.steps_in_a_row + 1 } else { 0 };
         if self.steps_in_a_row < STEPS {
             return None;
         }
@@ -240,6 +242,16 @@ mod tests {
         check(&[(10, &[10.0]), (20, &[100.0])], &[]);
         check(&[(10, &[10.0, 10.0, 10.0]), (9, &[30.0, 30.0, 10.0])], &[(15, 0, true), (15, 1, true)]);
         check(&[(10, &[10.0, 10.0, 10.0, 10.0]), (9, &[30.0, 30.0, 30.0, 10.0])], &[]);
+    }
+
+    #[test]
+    fn a_slow_rank_stays_slow_while_the_others_are_slow_too() {
+        let all_slow: &[f64] = &[30.0, 50.0, 30.0, 30.0];
+        let slow: [(usize, &[f64]); 2] = [(10, &[10.0; 4]), (STEPS, &[10.0, 50.0, 10.0, 10.0])];
+        check(&[slow[0], slow[1], (STEPS, all_slow), (2, &[10.0; 4])], &[(15, 1, true)]);
+        check(&[slow[0], slow[1], (2, all_slow), (STEPS, &[10.0; 4])], &[(15, 1, true), (22, 1, false)]);
+        // After eleven steps, the usual time has followed.
+        check(&[slow[0], slow[1], (40, all_slow)], &[(15, 1, true), (15 + 11 + STEPS, 1, false)]);
     }
 
     #[test]
