@@ -196,7 +196,10 @@ fn measured_over_estimated(profile: &Profile, estimates: &[LayerProfile], missin
     let (mut measured, mut estimated) = (0.0, 0.0);
     for (index, (layer, estimate)) in profile.layers.iter().zip(estimates).enumerate() {
         for figure in Figure::ALL.into_iter().filter(|&figure| !missing.contains(&(index, figure))) {
-            if let (Some(found), Some(expected)) = (figure.seconds(layer), figure.seconds(estimate)) {
+            // A frozen layer does not have all times. Those that a profile has for it are ignored.
+            if let (Some(found), Some(expected)) = (figure.seconds(layer), figure.seconds(estimate))
+                && expected > 0.0
+            {
                 measured += found * f64::from(layer.count);
                 estimated += expected * f64::from(layer.count);
             }
@@ -363,6 +366,19 @@ mod tests {
         assert_eq!(found.activation_bytes, estimate.activation_bytes);
         let assumed = ["b.forward_s", "b.input_backward_s", "b.weight_backward_s", "b.activation_bytes"];
         assert_eq!(profile.assumed, assumed);
+    }
+
+    #[test]
+    fn times_that_a_frozen_layer_does_not_have_scale_nothing() {
+        let of = |kind, trained| LayerDesc { trained, ..layer(kind, 1_000, 6_000) };
+        let model = ModelDesc { layers: vec![of("below", Some(0)), of("adapted", Some(100))] };
+        let workload = Workload { model: &model, tokens: 1_000, rows: 1 };
+        let mut profile = estimate(&workload, RATES, LinkProfile::new(0.0, 1e9));
+        let expected = profile.layers[1].clone();
+        (profile.layers[0].input_backward_s, profile.layers[0].weight_backward_s) = (1.0, 1.0);
+        let missing = [(1, Figure::InputBackward), (1, Figure::WeightBackward)];
+        fill(&mut profile, &missing, &workload, RATES);
+        assert_eq!(profile.layers[1], expected);
     }
 
     #[test]
