@@ -40,8 +40,10 @@ pub(super) struct Layer {
     /// one stage.
     pub(super) shared: u64,
     pub(super) temporary: u64,
-    /// The parts of `forward` and `input` in which tensor-parallel ranks add their results.
+    /// The part of `forward`, and of `recompute`, in which tensor-parallel ranks add their results.
     pub(super) sums: f64,
+    /// The same part of `input`.
+    pub(super) input_sums: f64,
 }
 
 /// All layers of a model, for one size of microbatch.
@@ -96,6 +98,7 @@ impl Layers {
             shared: bytes(shared),
             temporary: bytes(layer.temporary_bytes),
             sums: 0.0,
+            input_sums: 0.0,
         };
         let mut list: Vec<Layer> = profile.each_layer().zip(shared_bytes(profile)).map(layer).collect();
         for (index, layer) in list.iter_mut().enumerate().filter(|&(index, _)| !trained[index]) {
@@ -199,7 +202,7 @@ impl Layers {
 fn freeze(layer: &mut Layer, is_below: bool) {
     *layer = Layer { weight: 0.0, apart: 0.0, optimizer: 0.0, stash: 0, ..*layer };
     if is_below {
-        *layer = Layer { input: 0.0, activation: 0, shared: 0, ..*layer };
+        *layer = Layer { input: 0.0, input_sums: 0.0, activation: 0, shared: 0, ..*layer };
     }
 }
 
@@ -208,6 +211,7 @@ fn divide(layer: &mut Layer, input: u64, sums: u32, network: &Network) {
     let ranks = u64::from(network.mesh.tensor);
     let share = 1.0 / ranks as f64;
     layer.sums = f64::from(sums) * network.tensor_sum(input);
+    layer.input_sums = layer.sums;
     layer.forward = layer.forward * share + layer.sums;
     layer.input = layer.input * share + layer.sums;
     layer.weight *= share;

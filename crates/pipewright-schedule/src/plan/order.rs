@@ -118,6 +118,12 @@ impl Order {
             return Self { placement, microbatches, rows };
         }
         rows.iter_mut().for_each(|row| row.retain(|cell| !cell.is_dropped(loads)));
+        // A whole backward without weight gradients is an input backward. Its `W` is dropped, and follows.
+        for cell in rows.iter_mut().flatten().filter(|cell| cell.kind == Kind::Backward) {
+            if loads[cell.stage as usize].computes == StageBackward::Inputs {
+                cell.kind = Kind::Input;
+            }
+        }
         for microbatch in 0..microbatches {
             for &stage in frozen.iter().rev() {
                 let cells =

@@ -10,7 +10,7 @@ use crate::plan::report::{Outcome, OutcomeKind, Plan, PlanError, PlanReport, SEA
 use crate::plan::request::PlanRequest;
 use crate::plan::search::{Candidate, Search};
 use crate::plan::shape::Shape;
-use crate::plan::stage_load::stage_loads;
+use crate::plan::stage_load::{StageLoad, stage_loads};
 use crate::plan::tuning::Tuning;
 use crate::profile::{MAX_LAYERS, Profile};
 use crate::schedule::Schedule;
@@ -173,12 +173,14 @@ fn finished(
     shape: &Shape,
     candidate: &Candidate,
 ) -> Result<Plan, PredictError> {
-    let schedule = schedule_of(shape, candidate);
+    let loads = stage_loads(&shape.layers, &candidate.starts, &candidate.recompute);
+    let schedule = schedule_of(candidate, &loads);
     let boundaries = candidate.starts[1..candidate.starts.len() - 1].to_vec();
     let choice = PlanChoice {
         head_parts: Some(shape.head_parts),
         boundaries,
-        recompute: candidate.recompute.clone(),
+        // The search may choose recomputation for stages that run forward only, where it has no effect.
+        recompute: loads.iter().map(|load| load.again.is_some()).collect(),
         data_parallel: shape.mesh.replicas,
         tensor_parallel: shape.mesh.tensor,
         mesh_order: shape.mesh.order,
@@ -206,14 +208,13 @@ fn finished(
 
 /// Returns the schedule of a candidate. The search moves computations without regard to the computations that
 /// frozen stages drop, so in a searched order these follow at the end.
-fn schedule_of(shape: &Shape, candidate: &Candidate) -> Schedule {
+fn schedule_of(candidate: &Candidate, loads: &[StageLoad]) -> Schedule {
     let order = &candidate.order;
     if candidate.name != SEARCHED {
         return order.schedule();
     }
-    let loads = stage_loads(&shape.layers, &candidate.starts, &candidate.recompute);
     let (placement, rows) = (order.placement.clone(), order.rows.clone());
-    Order::completed(placement, order.microbatches, rows, &loads).schedule()
+    Order::completed(placement, order.microbatches, rows, loads).schedule()
 }
 
 /// Why schedules with slices are not searched.

@@ -109,7 +109,8 @@ impl Polished {
         let Candidate { starts, recompute, shape, .. } = plan;
         let layers = &shapes[shape].layers;
         let loads = stage_loads(layers, &starts, &recompute);
-        let order = (*plan.order).clone();
+        // A change of the cut may give any stage a gradient to send.
+        let order = plan.order.split(0);
         let mut evaluator = Evaluator::default();
         let optimizer = optimizer_time(&order, &loads);
         let time = evaluator.time(&order, &loads, &layers.network)? + optimizer;
@@ -279,9 +280,11 @@ fn critical(order: &Order, evaluator: &Evaluator) -> Vec<Block> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::generate::{ScheduleSpec, generate};
     use crate::placement::Placement;
     use crate::plan::balance::even;
     use crate::plan::greedy::{Rules, Task, greedy};
+    use crate::plan::predict::{PlanChoice, predict};
     use crate::plan::request::PlanRequest;
     use crate::plan::tuning::Tuning;
     use crate::profile::{LayerProfile, LinkProfile, Profile};
@@ -423,6 +426,37 @@ mod tests {
         search.keep_changed(shapes, &Rc::new(order), &loads, choice, time);
         let candidate = search.best.values().next().cloned().expect("a plan");
         Polished::of(search, shapes, candidate).expect("no deadlock")
+    }
+
+    /// In a named order, the first stage that runs backward has whole backwards. When a change of the cut
+    /// moves trained layers to the stage before it, its gradients are sent.
+    #[test]
+    fn a_changed_cut_has_the_time_of_its_program() {
+        let mut profile = profile(7, 5);
+        for (index, layer) in profile.layers.iter_mut().enumerate() {
+            layer.trained_bytes = (index < 2).then_some(0);
+            layer.backward_s = Some(layer.input_backward_s + 0.1 * layer.weight_backward_s);
+        }
+        let (request, shapes) = asked(&profile, None, 1_000_000);
+        let (tuning, mut keep_going) = (Tuning::default(), || true);
+        let mut search = Search::new(&request, &tuning, &mut keep_going);
+        let spec = ScheduleSpec { ranks: 3, microbatches: 4, ..ScheduleSpec::default() };
+        let order = Order::of(&generate("1f1b", &spec).expect("a schedule")).split(1);
+        let (starts, recompute) = ([0, 2, 4, 5], [false; 3]);
+        let loads = stage_loads(&shapes[0].layers, &starts, &recompute);
+        let choice = Choice { shape: 0, starts: &starts, recompute: &recompute };
+        search.keep_changed(&shapes, &Rc::new(order), &loads, choice, f64::MAX);
+        let candidate = search.best.values().next().cloned().expect("a plan");
+        let mut plan = Polished::of(&mut search, &shapes, candidate).expect("no deadlock");
+        let change = Change::Shift { first: 1, last: 1, is_up: true };
+        assert!(plan.make(&mut search, &shapes, change, f64::INFINITY));
+        let choice = PlanChoice {
+            boundaries: plan.starts[1..3].to_vec(),
+            recompute: plan.recompute.clone(),
+            ..PlanChoice::default()
+        };
+        let predicted = predict(&profile, &plan.order.schedule(), &choice).expect("a sound order");
+        assert_eq!(plan.time, predicted.step_s());
     }
 
     #[test]

@@ -245,7 +245,11 @@ fn collectives(order: &Order, loads: &[StageLoad]) -> Collectives {
         }
         let load = &loads[row[position].stage as usize];
         let again = if recomputes(row, loads, position).is_some() { load.sums } else { 0.0 };
-        if row[position].kind == Kind::Weight { 0.0 } else { load.sums + again }
+        match row[position].kind {
+            Kind::Forward => load.sums,
+            Kind::Input | Kind::Backward => load.input_sums + again,
+            Kind::Weight => 0.0,
+        }
     };
     let tensor = order.rows.iter().map(|row| (0..row.len()).map(|at| sums_of(row, at)).sum());
     let sums_of_rank = |rank| {

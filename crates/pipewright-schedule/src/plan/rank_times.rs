@@ -28,8 +28,7 @@
 //! Gradients travel from the last stage to `f` only, so at least the messages from rank `r` down to rank `k`
 //! are left of the way back from stage `r`. In bound 2, all computations of a rank lead to an input backward
 //! of its first stage that runs backward, or of stage `f` if the rank has no such stage. Then `W(layer k)`
-//! follows, and
-//! not `W(layer 0)`. In bound 4, stages that run forward only have no first backward.
+//! follows, and not `W(layer 0)`. In bound 4, stages that run forward only have no first backward.
 
 use std::ops::Range;
 

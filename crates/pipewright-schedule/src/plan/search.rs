@@ -172,7 +172,7 @@ impl<'a> Search<'a> {
         }
         let loads = stage_loads(&shape.layers, choice.starts, choice.recompute);
         if let Some(shortage) = self.shortage(order, &loads, shape.layers.sharding) {
-            self.keep_shortage(label.name, shortage, shape, choice);
+            self.keep_shortage(label.name, shortage, shape, &loads);
             return None;
         }
         self.charge(order.computations() as u64);
@@ -215,7 +215,7 @@ impl<'a> Search<'a> {
         self.charge(work.max(8 * loads.len() as u64));
         let (order, _) = made?;
         if let Some(shortage) = self.shortage(&order, &loads, shape.layers.sharding) {
-            self.keep_shortage(SEARCHED, shortage, shape, choice);
+            self.keep_shortage(SEARCHED, shortage, shape, &loads);
             return None;
         }
         let (order, time) = self.improved(order, &loads, shape)?;
@@ -367,11 +367,11 @@ impl<'a> Search<'a> {
         Some(Shortage { rank, needed, fixed, memory })
     }
 
-    fn keep_shortage(&mut self, name: &'static str, shortage: Shortage, shape: &Shape, choice: Choice<'_>) {
+    fn keep_shortage(&mut self, name: &'static str, shortage: Shortage, shape: &Shape, loads: &[StageLoad]) {
         if self.shortages.get(name).is_some_and(|(known, _)| known.needed <= shortage.needed) {
             return;
         }
-        let recomputes = choice.recompute.iter().filter(|&&recomputes| recomputes).count();
+        let recomputes = loads.iter().filter(|load| load.again.is_some()).count();
         let plan = format!(
             "{name}, {} of {}{}{}, {}, {recomputes} of them recomputing",
             counted(shape.mesh.replicas, "replica"),
@@ -384,7 +384,7 @@ impl<'a> Search<'a> {
                 1 => String::new(),
                 parts => format!(", head in {parts} parts"),
             },
-            counted(choice.starts.len() - 1, "stage")
+            counted(loads.len(), "stage")
         );
         self.shortages.insert(name, (shortage, plan));
     }

@@ -52,8 +52,10 @@ pub(super) struct StageLoad {
     /// The memory that is held only while an action runs: by the operations of a layer, and the messages of
     /// the action.
     pub(super) temporary: u64,
-    /// The parts of `forward` and `input` in which tensor-parallel ranks add their results.
+    /// The part of `forward`, and of `again`, in which tensor-parallel ranks add their results.
     pub(super) sums: f64,
+    /// The same part of `input`.
+    pub(super) input_sums: f64,
     /// The time to sum the gradients over the replicas, with the rank's own work for it.
     pub(super) replica_sums: f64,
 }
@@ -136,6 +138,7 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         of_rank: layers.rank_bytes,
         temporary: 0,
         sums: 0.0,
+        input_sums: 0.0,
         replica_sums: 0.0,
     };
     let mut again = 0.0;
@@ -152,6 +155,7 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         load.gradient = load.gradient.saturating_add(layer.gradient);
         load.temporary = load.temporary.max(layer.temporary);
         load.sums += layer.sums;
+        load.input_sums += layer.input_sums;
     }
     load.state = Layers::state_of(&layers.list[start..end]);
     if recomputes {

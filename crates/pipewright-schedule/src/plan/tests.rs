@@ -18,6 +18,7 @@ use crate::plan::order::{Cell, Kind, Order, first_backward};
 use crate::plan::peaks::peaks;
 use crate::plan::predict::{PlanChoice, predict};
 use crate::plan::rank_times::Step;
+use crate::plan::recompute::every_choice;
 use crate::plan::request::TrainingState;
 use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads, waiting};
 use crate::plan::tuning::BoundTuning;
@@ -131,14 +132,35 @@ fn check(layers: &Layers, order: &Order, layout: &Layout, recompute: &[bool]) ->
     Ok(())
 }
 
-/// Returns every order of the computations of two ranks, each with the given stages.
-fn every_order(stages_of: [&[u32]; 2], microbatches: u32) -> impl Iterator<Item = Vec<Vec<Cell>>> {
+/// Returns every order of the computations of two ranks, each with the given stages. The backwards of a stage
+/// are split, or also whole if no other rank waits for their gradients: those of `first`, the first stage
+/// that runs backward, and those that follow another stage of the rank.
+fn every_order(
+    stages_of: [&[u32]; 2],
+    first: u32,
+    microbatches: u32,
+) -> impl Iterator<Item = Vec<Vec<Cell>>> {
     let rows = stages_of.map(|stages| {
-        let chain = |(&stage, microbatch): (&u32, u32)| {
-            [Kind::Forward, Kind::Input, Kind::Weight].map(|kind| Cell { kind, stage, microbatch })
+        let is_sent = |stage: u32| stage > first && !stages.contains(&(stage - 1));
+        let of_stage = |&stage: &u32, is_whole: bool| {
+            let kinds: &[Kind] = if is_whole {
+                &[Kind::Forward, Kind::Backward]
+            } else {
+                &[Kind::Forward, Kind::Input, Kind::Weight]
+            };
+            let chain = move |microbatch| {
+                kinds.iter().map(|&kind| Cell { kind, stage, microbatch }).collect::<Vec<_>>()
+            };
+            (0..microbatches).map(chain)
         };
-        let chains = stages.iter().flat_map(|stage| (0..microbatches).map(move |at| (stage, at))).map(chain);
-        merged(&chains.collect::<Vec<_>>(), &mut vec![0; stages.len() * microbatches as usize])
+        let choices = every_choice(stages.len()).filter(|choice| {
+            stages.iter().zip(choice).all(|(&stage, &is_whole)| !is_whole || !is_sent(stage))
+        });
+        let rows = choices.flat_map(|choice| {
+            let chains = stages.iter().zip(choice).flat_map(|(stage, is_whole)| of_stage(stage, is_whole));
+            merged(&chains.collect::<Vec<_>>(), &mut vec![0; stages.len() * microbatches as usize])
+        });
+        rows.collect::<Vec<_>>()
     });
     let [first, second] = rows;
     first
@@ -148,7 +170,7 @@ fn every_order(stages_of: [&[u32]; 2], microbatches: u32) -> impl Iterator<Item 
 
 /// Returns every row with the computations of all chains, each in its order. `used` has the number of
 /// computations of each chain that come before the row.
-fn merged(chains: &[[Cell; 3]], used: &mut Vec<usize>) -> Vec<Vec<Cell>> {
+fn merged(chains: &[Vec<Cell>], used: &mut Vec<usize>) -> Vec<Vec<Cell>> {
     let mut rows = Vec::new();
     for chain in 0..chains.len() {
         let Some(&cell) = chains[chain].get(used[chain]) else { continue };
@@ -180,7 +202,7 @@ fn no_order_of_a_tiny_model_is_faster_than_the_bound() {
         let mut least = f64::INFINITY;
         for_each_cut(layers.count(), rank_of.len(), &mut |starts| {
             let loads = stage_loads(&layers, starts, &vec![false; rank_of.len()]);
-            for rows in every_order([&stages_of[0], &stages_of[1]], microbatches) {
+            for rows in every_order([&stages_of[0], &stages_of[1]], first_backward(&loads), microbatches) {
                 let order = Order { placement: placement.clone(), microbatches, rows };
                 let time = Evaluator::default().time(&order, &loads, &layers.network);
                 least = least.min(time.unwrap_or(f64::INFINITY));
@@ -394,6 +416,24 @@ proptest! {
             }
         }
     }
+}
+
+/// A change of the cut can take the trained layers from a stage whose backwards are whole.
+#[test]
+fn a_stage_that_becomes_frozen_has_each_backward_once() {
+    let layer = |trained_bytes| LayerProfile { trained_bytes, ..LayerProfile::default() };
+    let layers = vec![layer(Some(0)), layer(None), layer(Some(0))];
+    let profile = Profile { link: LinkProfile::new(0.0, 1.0), layers, ..Profile::default() };
+    let network =
+        Network::of(&profile, Mesh { tensor: 1, replicas: 1, ranks: 3, order: MeshOrder::Replicas });
+    let layers = Layers::of(&profile, 1, network.expect("a network"), TrainingState::default());
+    let loads = stage_loads(&layers, &[0, 1, 2, 3], &[false; 3]);
+    let rows = "0F0,0B0\n1F0,1B0\n2F0,2B0\n";
+    let Order { placement, microbatches, rows } =
+        Order::of(&crate::csv::parse_schedule(rows).expect("a schedule"));
+    let completed = Order::completed(placement, microbatches, rows, &loads);
+    let program = for_training(&completed.schedule(), &TrainingLowering::default());
+    assert!(program.is_ok(), "{:?}", program.err());
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! Plans of models whose layers are frozen in part.
 
-use pipewright_schedule::plan::{PlanChoice, PlanRequest, plan};
-use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
-use pipewright_schedule::{Rank, StageBackward, StageIndex};
+use pipewright_schedule::plan::{
+    OutcomeKind, Plan, PlanChoice, PlanReport, PlanRequest, best_cut, plan, predict,
+};
+use pipewright_schedule::profile::{LayerProfile, LinkProfile, NodeProfile, Profile};
+use pipewright_schedule::{ScheduleSpec, StageBackward, StageIndex, generate};
 
 use crate::instances::{self, Instance, Numbers, block};
-use crate::{by_trying, check_against, check_plan, named_only, request, small};
+use crate::{by_trying, check_against, check_plan, named_only, predicted, request, small};
 
 /// Freezes layers of an instance: those before a random one, and every third of the others.
 fn freeze(instance: &mut Instance, seed: u64) {
@@ -31,6 +33,26 @@ fn small_plans_of_frozen_layers_are_the_best_of_all() {
     }
 }
 
+/// Checks that plans have the numbers of the simulator, that the search found the same times, and that stages
+/// that run forward only do not recompute.
+fn check_report(instance: &Instance, report: &PlanReport, memory: Option<u64>) {
+    for plan in &report.plans {
+        check_plan(instance, plan, memory);
+        let outcome = report.outcomes.iter().find(|outcome| outcome.name == plan.name);
+        assert_eq!(outcome.map(|outcome| &outcome.result), Some(&OutcomeKind::Takes(plan.step_s)));
+        check_recompute(&instance.profile, plan);
+    }
+}
+
+fn check_recompute(profile: &Profile, plan: &Plan) {
+    let choice = PlanChoice { boundaries: plan.boundaries.clone(), ..PlanChoice::default() };
+    let trained = choice.trained_stages(profile);
+    for (stage, &recomputes) in (0..).map(StageIndex::new).zip(&plan.recompute) {
+        let runs_backward = trained.backward_of(stage) != StageBackward::None;
+        assert!(runs_backward || !recomputes, "{} with {:?}", plan.name, plan.recompute);
+    }
+}
+
 #[test]
 fn plans_of_frozen_layers_have_the_time_of_the_simulator() {
     let mut searched = 0;
@@ -39,15 +61,15 @@ fn plans_of_frozen_layers_have_the_time_of_the_simulator() {
         freeze(&mut instance, seed);
         let whole = PlanRequest { effort: 200_000, plans: usize::MAX, ..request(&instance, None) };
         let report = plan(&instance.profile, &whole, &mut || true).expect("a plan");
-        report.plans.iter().for_each(|plan| check_plan(&instance, plan, None));
+        check_report(&instance, &report, None);
         let fastest = report.plans[0].step_s;
         assert!(report.lower_bound_s <= fastest && report.gap() < 0.25, "seed {seed}: {}", report.gap());
         searched += usize::from(report.plans.iter().any(|plan| plan.name == "searched"));
-        // Half of the memory: some stages recompute, and none that runs forward only.
-        let memory = report.plans[0].peak_bytes.iter().max().map(|peak| peak / 2);
-        if let Ok(report) = plan(&instance.profile, &PlanRequest { memory, ..whole }, &mut || true) {
-            report.plans.iter().for_each(|plan| check_plan(&instance, plan, memory));
-        }
+        // In less memory, some stages recompute, and none that runs forward only.
+        let memory = report.plans[0].peak_bytes.iter().max().map(|peak| peak / 4 * 3);
+        let report = plan(&instance.profile, &PlanRequest { memory, ..whole }, &mut || true).expect("a plan");
+        check_report(&instance, &report, memory);
+        assert!(report.plans.iter().any(|plan| plan.recompute.contains(&true)), "seed {seed}");
     }
     assert!(searched > 0, "no searched order");
 }
@@ -72,25 +94,34 @@ fn adapted(count: usize, trained: usize) -> Profile {
 }
 
 #[test]
-fn the_cut_puts_more_frozen_layers_on_a_rank() {
-    let instance = |profile| Instance { what: "", profile, ranks: 2, microbatches: 8 };
-    let planned = |profile: &Profile| {
-        let request = PlanRequest { effort: 0, ..request(&instance(profile.clone()), None) };
-        plan(profile, &request, &mut || true).expect("a plan").plans.remove(0)
-    };
+fn the_best_cut_puts_more_frozen_layers_on_a_rank() {
+    let spec = ScheduleSpec { ranks: 2, microbatches: 8, ..ScheduleSpec::default() };
+    let schedule = generate("1f1b", &spec).expect("a schedule");
+    let choice = PlanChoice { recompute: vec![false; 2], ..PlanChoice::default() };
+    let cut_of = |profile: &Profile| best_cut(profile, &schedule, &choice).expect("enough layers");
     let whole = Profile { layers: vec![block("layer", 1.0); 12], ..adapted(12, 0) };
-    let upper = adapted(12, 6);
-    let (of_whole, of_upper) = (planned(&whole), planned(&upper));
-    assert!(of_upper.step_s < 0.6 * of_whole.step_s, "{} {}", of_upper.step_s, of_whole.step_s);
-    let choice = PlanChoice {
-        boundaries: of_upper.boundaries.clone(),
-        recompute: of_upper.recompute.clone(),
-        ..PlanChoice::default()
+    let upper = adapted(12, 8);
+    assert_eq!([&whole, &adapted(12, 0), &upper].map(cut_of), [[6], [6], [8]]);
+    let step = |cut| predicted(&upper, &schedule, &[cut], vec![false; 2]).step_s();
+    assert!(step(8) < 0.9 * step(6), "{} {}", step(8), step(6));
+    let instance = Instance { what: "", profile: upper.clone(), ranks: 2, microbatches: 8 };
+    let report = plan(&upper, &named_only(&instance, None), &mut || true).expect("a plan");
+    assert!(report.plans[0].step_s <= step(8), "{} {}", report.plans[0].step_s, step(8));
+}
+
+#[test]
+fn the_sums_of_tensor_parallel_ranks_are_those_that_take_place() {
+    let spec = ScheduleSpec { ranks: 1, microbatches: 3, ..ScheduleSpec::default() };
+    let schedule = generate("1f1b", &spec).expect("a schedule");
+    let choice = PlanChoice { tensor_parallel: 2, ..PlanChoice::default() };
+    let sums_of = |layers: Vec<LayerProfile>| {
+        let node = Some(NodeProfile { ranks: 2, latency_s: 0.0, bytes_per_s: 1e9 });
+        let profile = Profile { node, layers, ..adapted(4, 0) };
+        predict(&profile, &schedule, &choice).expect("a sound schedule").collectives.tensor_s
     };
-    let trained = choice.trained_stages(&upper);
-    assert_eq!(trained.backward_of(StageIndex::new(0)), StageBackward::None);
-    let first_rank = of_upper.schedule.placement().stages_of(Rank::new(0)).len();
-    assert!(first_rank > 0 && of_upper.boundaries[0] > of_whole.boundaries[0].min(6) || first_rank > 1);
+    let (whole, upper) = (sums_of(vec![block("layer", 1.0); 4]), sums_of(adapted(4, 3).layers));
+    // Four forwards each, and four or one input backwards.
+    assert!(whole > 0.0 && (upper / whole - 5.0 / 8.0).abs() < 1e-9, "{upper} of {whole}");
 }
 
 #[test]

@@ -78,9 +78,9 @@ impl<'a> SizeTerms<'a> {
     fn first_backward(&self, stage: usize, end: usize) -> f64 {
         let others = self.class.ranks as usize - 1;
         let later = self.class.chunks as usize - 1;
-        // The first trained layer is in none of the stages after this one.
-        let last_frozen = self.step.layers.first_trained.min(self.class.stages() - 1);
-        let (round, index) = self.round(stage.max(last_frozen));
+        // Each stage has a layer, so no stage after this one has the first trained layer.
+        let last_first_trained = self.step.layers.first_trained.min(self.class.stages() - 1);
+        let (round, index) = self.round(stage.max(last_first_trained));
         let back = (later - round) * others + others - index;
         self.step.first_backward(end, later * others + back)
     }

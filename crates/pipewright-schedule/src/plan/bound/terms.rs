@@ -13,9 +13,9 @@
 //!    that stage. All other backwards of the rank follow that one. The forwards of its other stages count as
 //!    computed by then.
 //!
-//! A stage that runs forward only has no backward, and all its forwards have run when the first gradient
-//! arrives at the first stage that runs backward. So for such a stage, the third `t` has only the messages to
-//! that stage.
+//! A stage that runs forward only has no backward, and any `t` before the end of the step is valid for it.
+//! The first gradient arrives before that at the first stage that runs backward. So for such a stage, the
+//! third `t` has only the messages to that stage.
 //!
 //! A mean of the three with any weights is a bound as well. Each term depends on the number of a stage and
 //! its layers alone.
