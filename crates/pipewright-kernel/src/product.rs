@@ -4,14 +4,10 @@
 use gemm::Parallelism;
 
 use crate::scratch::Scratch;
-use crate::turned::{is_faster, turn};
+use crate::turned::{GROUP, is_faster, turn};
 
 /// Products with fewer multiplications stay on one thread, as in Burn's CPU back end.
 const PARALLEL_FROM: usize = 192 * 192 * 192;
-
-/// The columns of a transposed right operand that are copied at once ([`crate::turned`]): the copy stays in a
-/// second-level cache, and packing the left operand again takes a small share of the product.
-const GROUP: usize = 128;
 
 /// A matrix in a slice, with strides in elements. One of the strides is 1.
 #[derive(Clone, Copy, Debug)]
@@ -219,6 +215,20 @@ mod tests {
         check(4, 4, 0);
         // With a copy of the transposed right operand, in two groups of columns.
         check(65, 131, 256);
+    }
+
+    #[test]
+    fn copies_of_transposed_operands_change_no_bit() {
+        for columns in [128, 129, 130, 300] {
+            let fractions =
+                |count: usize| (0..count).map(|index| ((index * 37) % 101) as f32 / 7.0).collect();
+            let [a, b]: [Vec<f32>; 2] = [64 * 256, columns * 256].map(fractions);
+            let (a, b) = (Matrix::new(&a, 64, 256), Matrix::new(&b, columns, 256).transposed());
+            let mut out = vec![0.0; 64 * columns];
+            // SAFETY: `out` has 64 rows of `columns` elements.
+            unsafe { multiply_in_place(out.as_mut_ptr(), columns, a, b, false) };
+            assert_eq!(product(a, b), out, "{columns} columns");
+        }
     }
 
     #[test]

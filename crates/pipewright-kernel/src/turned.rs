@@ -20,13 +20,26 @@ const LEAST_ROWS: usize = 64;
 /// With fewer rows or columns, all lines stay in the cache.
 const LEAST_SIDE: usize = 128;
 
+/// With a larger inner dimension, the copy of [`GROUP`] columns would leave a second-level cache. The width of
+/// a model is below it, and the vocabulary is not.
+const MOST_INNER: usize = 4096;
+
+/// The columns of the product, which are rows of the transposed operand, that are copied at a time. Packing the
+/// left operand again for each group takes a small share of the product.
+pub(super) const GROUP: usize = 128;
+
 /// Rows and columns that are copied at a time: the lines of so many rows fit into the sets that they share.
 const TILE: [usize; 2] = [8, 16];
 
 /// Returns whether a product with `rows` rows on the left is faster with a copy of its right operand, of
 /// `inner` rows and `columns` columns, which is the transpose of rows that begin `stride` elements apart.
 pub(super) fn is_faster(rows: usize, inner: usize, columns: usize, stride: usize) -> bool {
-    stride.is_multiple_of(CONFLICT) && rows >= LEAST_ROWS && inner.min(columns) >= LEAST_SIDE
+    stride.is_multiple_of(CONFLICT)
+        && rows >= LEAST_ROWS
+        && inner.min(columns) >= LEAST_SIDE
+        && inner <= MOST_INNER
+        // The `gemm` crate adds in another order for one column, so the last group must not be one.
+        && columns % GROUP != 1
 }
 
 /// Returns the transpose of `rows` rows of `columns` elements, which begin `stride` elements apart, in
@@ -104,5 +117,6 @@ mod tests {
         assert!(!is_faster(256, 1376, 512, 1376), "lines of all sets");
         assert!(!is_faster(1, 512, 512, 512), "a row reads each element once");
         assert!(!is_faster(256, 64, 512, 256) && !is_faster(256, 512, 64, 512), "a head of attention");
+        assert!(!is_faster(256, 32_000, 1024, 1024), "a copy of 16 MB");
     }
 }

@@ -17,7 +17,8 @@ pub enum ConfigError {
     },
     /// A model of an unknown family takes more than text.
     #[error(
-        "`{family}` is a model of text and other inputs (`{key}`), and only models of text can be run: write its text part as a          model of its own, and name that"
+        "`{family}` is a model of text and other inputs (`{key}`), and only models of text can be run: write its text part as a \
+         model of its own, and name that"
     )]
     OtherInputs {
         /// The name of the family.

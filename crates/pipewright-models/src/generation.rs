@@ -123,7 +123,10 @@ pub enum GenerateError {
     /// The model has shards of its parameters.
     #[error(transparent)]
     Split(#[from] SplitModel),
-    /// The stage does not have all layers.
+    /// The stage does not have the model's head.
+    #[error("the stage does not have the head of the model: give a stage with all layers")]
+    NoHead,
+    /// The stage does not take tokens, or does not make logits of them.
     #[error("the stage does not have all layers of the model")]
     Part(#[from] BoundaryError),
     /// A logit is infinite or not a number.
@@ -154,6 +157,9 @@ pub fn generate(
 ) -> Result<Generated, GenerateError> {
     let mut text = GrowingText::new(*request)?;
     model.require_whole()?;
+    if !model.has_head() {
+        return Err(GenerateError::NoHead);
+    }
     let mut row = StageRow::new(model, request.uses_cache);
     while let Some(tokens) = text.unknown_tokens() {
         let logits = row.append(tokens)?.last_logits()?;
@@ -382,6 +388,10 @@ mod tests {
 
         fn device(&self) -> Device {
             Device::flex()
+        }
+
+        fn has_head(&self) -> bool {
+            true
         }
 
         fn require_whole(&self) -> Result<(), SplitModel> {

@@ -63,6 +63,8 @@ pub struct GenerationRanks {
     deadline: Duration,
     /// Whether the model can continue a row.
     has_cache: bool,
+    /// Whether texts are in work, so that the ranks may be computing.
+    is_busy: bool,
     /// The number that the next text gets.
     next_text: usize,
     has_failed: bool,
@@ -128,7 +130,7 @@ pub enum RanksError {
         source: GenerateError,
     },
     /// A stage cannot be made.
-    #[error("rank {rank}: layers {} to {} cannot be loaded", layers.start, layers.end - 1)]
+    #[error("rank {rank}: the layers from {} up to, but not including, {} cannot be loaded", layers.start, layers.end)]
     Stage {
         /// The rank.
         rank: usize,
@@ -136,6 +138,12 @@ pub enum RanksError {
         layers: Range<usize>,
         /// The reason.
         source: Box<HfError>,
+    },
+    /// The last stage does not have the model's head.
+    #[error("rank {rank}: the last stage does not have the head of the model: give it the last layers")]
+    NoHead {
+        /// The rank.
+        rank: usize,
     },
     /// A stage does not take the result of the previous rank.
     #[error("rank {rank}: the stage does not take the result of the previous rank")]
@@ -223,14 +231,23 @@ impl GenerationRanks {
             ranks.push(RankThread { thread, state, parameters: 0 });
         }
         let first = Some(first);
-        let mut started =
-            Self { first, reports, ranks, deadline, has_cache: false, next_text: 0, has_failed: false };
+        let mut started = Self {
+            first,
+            reports,
+            ranks,
+            deadline,
+            has_cache: false,
+            is_busy: true,
+            next_text: 0,
+            has_failed: false,
+        };
         for _ in 0..started.ranks.len() {
             if let Report::Ready { rank, parameters, has_cache } = started.wait()? {
                 started.ranks[rank].parameters = parameters;
                 started.has_cache = has_cache;
             }
         }
+        started.is_busy = false;
         Ok(started)
     }
 
@@ -258,6 +275,7 @@ impl GenerationRanks {
         let mut texts: Vec<GrowingText<'_>> = texts.collect::<Result<_, _>>()?;
         let start = self.next_text;
         self.next_text += texts.len();
+        self.is_busy = true;
         let mut waiting = 0..texts.len();
         let mut in_work = 0;
         loop {
@@ -269,12 +287,20 @@ impl GenerationRanks {
                 in_work += usize::from(self.continue_text(start + index, &texts[index])?);
             }
             if in_work == 0 {
+                self.is_busy = false;
                 return Ok(texts.into_iter().map(|text| text.finish(self.has_cache)).collect());
             }
             if let Report::Logits { text, logits } = self.wait()?
                 && let Some(index) = text.checked_sub(start).filter(|index| *index < texts.len())
             {
-                let token = texts[index].choose(logits).map_err(refused(index))?;
+                let token = match texts[index].choose(logits) {
+                    Ok(token) => token,
+                    Err(error) => {
+                        // The caches of the texts in work would stay in the ranks.
+                        (0..waiting.start).try_for_each(|index| self.send(start + index, Content::End))?;
+                        return Err(refused(index)(error));
+                    }
+                };
                 token.into_iter().for_each(|token| each(index, token));
                 in_work -= usize::from(!self.continue_text(text, &texts[index])?);
             }
@@ -331,10 +357,11 @@ impl GenerationRanks {
 }
 
 impl Drop for GenerationRanks {
-    /// Ends the ranks. After a failure a rank may not respond, so none is waited for.
+    /// Ends the ranks. After a failure, or while they may be computing, a rank may not respond, so none is
+    /// waited for.
     fn drop(&mut self) {
         self.first = None;
-        if !self.has_failed {
+        if !self.has_failed && !self.is_busy {
             self.ranks.drain(..).for_each(|rank| {
                 // A panic was caught in the thread.
                 let _ = rank.thread.join();
@@ -363,6 +390,9 @@ impl Worker {
             let layers = stage.layers.clone();
             let refused = |source| RanksError::Stage { rank, layers, source: Box::new(source) };
             let made = make(stage).map_err(refused)?;
+            if self.next.is_none() && !made.has_head() {
+                return Err(RanksError::NoHead { rank });
+            }
             self.state.done.fetch_add(1, Ordering::Relaxed);
             let (parameters, has_cache) = (made.parameters(), made.cache().is_some());
             // If the receiver is gone, the rank ends soon.

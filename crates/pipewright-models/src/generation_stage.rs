@@ -14,6 +14,9 @@ pub trait GenerationStage {
     /// Returns the device that holds its parameters.
     fn device(&self) -> Device;
 
+    /// Returns whether it has the model's head, so that its results are logits.
+    fn has_head(&self) -> bool;
+
     /// Returns an error if other ranks have shards of the stage's parameters.
     ///
     /// # Errors
@@ -116,10 +119,10 @@ impl<'a> StageRow<'a> {
 }
 
 impl RowPart {
-    /// Returns the logits after the last token, from the result of the last stage.
+    /// Returns the logits after the last token, from the result of the stage with the head.
     ///
     /// # Errors
-    /// When the stage is not the last one.
+    /// When the values are not one row of them.
     pub fn last_logits(self) -> Result<Vec<f32>, BoundaryError> {
         let logits: Tensor<3> = unpack(self.values)?;
         let tokens = logits.dims()[1];

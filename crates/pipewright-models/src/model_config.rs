@@ -167,6 +167,17 @@ impl ModelConfig {
         self.family().layers()
     }
 
+    /// Returns whether the configuration has a window that no layer has, by the keys of Qwen2 and Qwen3.
+    pub fn has_unused_window(&self) -> bool {
+        match self {
+            Self::Qwen2(Qwen2Config { decoder, windows, .. })
+            | Self::Qwen3(Qwen3Config { decoder, windows, .. }) => {
+                windows.is_unused(decoder.num_hidden_layers)
+            }
+            _ => false,
+        }
+    }
+
     /// Checks that the model takes these side inputs; see [`ModelFamily::check_side`].
     ///
     /// # Errors

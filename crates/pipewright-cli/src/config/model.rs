@@ -153,12 +153,20 @@ fn read_sizes(section: &mut Section<'_>, written: &BTreeMap<String, Value>) -> F
         let (key, message) = (key.clone(), format!("no value of a model is a date, and this is {value}"));
         section.report(&key.clone(), ProblemKind::Unrepresentable { key, message });
     }
-    if section.is_sound()
-        && let Err(error) = model.checked_config()
-    {
-        let culprits = culprits(&error);
-        let culprits: Vec<&str> = culprits.iter().map(String::as_str).collect();
-        section.report_at_first_of(&culprits, error.into());
+    if section.is_sound() {
+        match model.checked_config() {
+            Ok(config) if config.has_unused_window() => section.note(
+                "[model]: no layer has the window of `sliding_window`, because `use_sliding_window` is not true, \
+                 or the layers before `max_window_layers` (28 if it is absent) are all"
+                    .to_owned(),
+            ),
+            Ok(_) => {}
+            Err(error) => {
+                let culprits = culprits(&error);
+                let culprits: Vec<&str> = culprits.iter().map(String::as_str).collect();
+                section.report_at_first_of(&culprits, error.into());
+            }
+        }
     }
     drop_ignored(section, &mut model);
     model

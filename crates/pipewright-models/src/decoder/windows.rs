@@ -66,14 +66,25 @@ impl LayerWindows {
         (0..count).map(layer).collect()
     }
 
+    /// Returns whether there is a window, and none of so many layers has it.
+    pub(crate) fn is_unused(&self, layers: usize) -> bool {
+        self.sliding_window.is_some() && self.layers(layers).iter().all(|layer| layer.window.is_none())
+    }
+
     /// Checks the windows of a model with this number of layers.
     ///
     /// # Errors
-    /// When the window has no token, when the list has not an entry for each layer, or when it names layers
+    /// When the window has no token, when layers use a window that is not given, when the list has not an entry for each layer, or when it names layers
     /// with a window that the model does not have.
     pub(crate) fn check(&self, layers: usize) -> Result<(), ConfigError> {
         let window = self.sliding_window.filter(|_| self.use_sliding_window);
         require_window(window)?;
+        require(
+            window.is_some() || !self.use_sliding_window,
+            "sliding_window",
+            "null",
+            "a number of tokens, because `use_sliding_window` is true",
+        )?;
         let types = self.layer_types.as_deref();
         require_listed(types, layers)?;
         let has_windows = types.is_some_and(|types| types.contains(&LayerType::SlidingAttention));
@@ -115,7 +126,18 @@ mod tests {
         check(used(json!({"max_window_layers": 1})), [None, Some(5), Some(5)]);
         check(used(json!({"max_window_layers": 3})), [None; 3]);
         check(used(json!({"layer_types": types, "max_window_layers": 0})), [Some(5), None, Some(5)]);
-        check(json!({"use_sliding_window": true, "max_window_layers": 0}), [None; 3]);
+    }
+
+    #[test]
+    fn windows_of_no_layer_are_unused() {
+        let is_unused = |keys: Value| {
+            let windows: LayerWindows = serde_json::from_value(keys).expect("it is valid");
+            windows.is_unused(3)
+        };
+        assert!(is_unused(json!({"sliding_window": 5})));
+        assert!(is_unused(json!({"use_sliding_window": true, "sliding_window": 5})), "layers from 28 on");
+        let used = json!({"use_sliding_window": true, "sliding_window": 5, "max_window_layers": 2});
+        assert!(!is_unused(used) && !is_unused(json!({})));
     }
 
     #[test]
@@ -129,9 +151,6 @@ mod tests {
         refused(json!({"layer_types": ["full_attention"]}), "a list with an entry for each layer");
         let types = json!(["full_attention", "sliding_attention"]);
         refused(json!({"sliding_window": 5, "layer_types": types}), "`layer_types = sliding_attention`");
-        refused(
-            json!({"use_sliding_window": true, "layer_types": types}),
-            "`layer_types = sliding_attention`",
-        );
+        refused(json!({"use_sliding_window": true, "layer_types": types}), "`sliding_window = null`");
     }
 }

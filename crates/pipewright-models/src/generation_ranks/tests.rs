@@ -7,9 +7,12 @@ use burn::tensor::{Int, Tensor, TensorData};
 use pipewright::tensor::{Values, pack, unpack};
 
 use super::*;
+use crate::ModelFamily;
+use crate::decoder::DecoderConfig;
 use crate::error::SplitModel;
 use crate::generation::Sampling;
 use crate::generation_stage::StageCache;
+use crate::llama::LlamaConfig;
 use crate::model_config::ModelConfig;
 
 /// Computes a stage from its input `[1, tokens]`.
@@ -24,6 +27,10 @@ impl GenerationStage for Stage {
 
     fn device(&self) -> Device {
         Device::flex()
+    }
+
+    fn has_head(&self) -> bool {
+        true
     }
 
     fn require_whole(&self) -> Result<(), SplitModel> {
@@ -118,7 +125,8 @@ fn ranks_compute_side_by_side() {
 #[test]
 fn a_failure_names_its_rank() {
     let found = error(start(vec![Some(Box::new(pack)), None], LONG));
-    assert!(found.starts_with("rank 1: layers 1 to 1 cannot be loaded: "), "{found}");
+    let layers = "rank 1: the layers from 1 up to, but not including, 2 cannot be loaded: ";
+    assert!(found.starts_with(layers), "{found}");
     let panics: Compute = Box::new(|_| panic!("out of tokens"));
     assert_eq!(error(start(vec![Some(panics), None], LONG)).split(':').next(), Some("rank 1"));
     let panics: Compute = Box::new(|_| panic!("out of tokens"));
@@ -142,13 +150,10 @@ fn a_rank_that_does_not_respond_is_not_waited_for() {
         let _ = ended.lock().expect("no panic").recv();
         length(&input)
     });
-    let deadline = Duration::from_millis(20);
-    let mut ranks = start(vec![Some(Box::new(pack)), Some(waits)], deadline).expect("it starts");
+    let mut ranks = start(vec![Some(Box::new(pack)), Some(waits)], LONG).expect("it starts");
+    ranks.deadline = Duration::from_millis(200);
     let found = ranks.generate(&[request(&[1])], &mut |_, _| {}).expect_err("rank 1 waits").to_string();
-    assert!(
-        found.starts_with("no rank has made progress for 0.02 s, and rank 1 still computes: "),
-        "{found}"
-    );
+    assert!(found.starts_with("no rank has made progress for 0.2 s, and rank 1 still computes: "), "{found}");
     let again = ranks.generate(&[request(&[1])], &mut |_, _| {}).expect_err("the ranks have ended");
     assert!(matches!(again, RanksError::Ended), "{again}");
     drop(end);
@@ -159,4 +164,15 @@ fn a_request_that_does_not_fit_is_named() {
     let mut ranks = start(vec![Some(Box::new(|input| length(&input)))], LONG).expect("it starts");
     let error = ranks.generate(&[request(&[1]), request(&[])], &mut |_, _| {}).expect_err("an empty prompt");
     assert!(matches!(error, RanksError::Request { index: 1, source: GenerateError::EmptyPrompt }), "{error}");
+}
+
+#[test]
+fn ranks_without_the_head_of_the_model_are_refused() {
+    let config = LlamaConfig::from(DecoderConfig::new(16, 4));
+    let stages = [0..2, 2..3].map(|layers| RankStage { layers, device: Device::flex() });
+    let make = move |stage: &RankStage| -> Result<Box<dyn GenerationStage>, HfError> {
+        Ok(Box::new(config.init_stage(stage.layers.clone(), 1, stage.device.clone())?))
+    };
+    let error = GenerationRanks::start(stages.into(), LONG, make).expect_err("layer 3 has the head");
+    assert!(matches!(error, RanksError::NoHead { rank: 1 }), "{error}");
 }

@@ -26,6 +26,10 @@ impl GenerationStage for HybridStage {
         device_of(self)
     }
 
+    fn has_head(&self) -> bool {
+        self.head.is_some()
+    }
+
     fn require_whole(&self) -> Result<(), SplitModel> {
         self.split.require_whole()
     }

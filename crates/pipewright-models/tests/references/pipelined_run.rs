@@ -129,8 +129,11 @@ impl Model {
 
     /// Returns the run of one rank, which the first test that needs it makes.
     fn one_rank(&self, reference: &Reference, microbatches: u32) -> &[Step] {
-        self.one_rank[microbatches.ilog2() as usize]
-            .get_or_init(|| train(reference, "gpipe", 1, microbatches, &PipelineConfig::default()))
+        self.one_rank[microbatches.ilog2() as usize].get_or_init(|| {
+            let run = train(reference, "gpipe", 1, microbatches, &PipelineConfig::default());
+            reference.assert_close(&run, &reference.steps(microbatches));
+            run
+        })
     }
 
     fn reference(&self) -> Reference {
