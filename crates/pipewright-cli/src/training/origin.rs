@@ -50,6 +50,19 @@ pub(crate) fn keep(settings: &Settings) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Returns the tokens that end a text of a run. They are those that `generate` finds in its folder.
+pub(crate) fn end_tokens(settings: &Settings) -> Result<Vec<u32>, Failure> {
+    let keys = match &settings.model {
+        ModelSettings::From { from } => return hf::end_tokens(from).map_err(Failure::input),
+        ModelSettings::Fresh(model) => fresh_keys(settings, model),
+    };
+    let named = keys.get("eos_token_id");
+    let ids = named
+        .and_then(Value::as_array)
+        .map_or_else(|| named.into_iter().collect(), |ids| ids.iter().collect::<Vec<_>>());
+    Ok(ids.into_iter().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok()).collect())
+}
+
 /// Copies a file of the tokenizer into the folder.
 fn copy(file: &Path, folder: &Path, name: &str) -> Result<(), Failure> {
     let target = folder.join(name);

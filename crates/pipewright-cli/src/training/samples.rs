@@ -11,6 +11,7 @@ use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
 use crate::failure::{Failure, sentence};
 use crate::training::data::data_config;
+use crate::training::origin;
 
 /// Prompts as tokens.
 #[derive(Clone, Debug)]
@@ -20,6 +21,8 @@ pub(crate) struct SamplePrompts {
     prompts: Vec<Vec<u32>>,
     /// The number of tokens after a prompt, at most.
     tokens: usize,
+    /// The tokens that end a text.
+    ends: Vec<u32>,
 }
 
 impl SamplePrompts {
@@ -52,12 +55,13 @@ impl SamplePrompts {
             Ok(tokens)
         };
         let prompts = texts.iter().map(encode).collect::<Result<_, _>>()?;
-        Ok(Some(Self { codec: Arc::new(codec), texts, prompts, tokens: run.sample_tokens as usize }))
+        let (codec, ends) = (Arc::new(codec), origin::end_tokens(settings)?);
+        Ok(Some(Self { codec, texts, prompts, tokens: run.sample_tokens as usize, ends }))
     }
 
     /// Continues the prompts with the most likely tokens.
     pub(crate) fn sample(&self, trainer: &mut Trainer) -> Result<Vec<Sample>, PipelineError> {
-        let tokens = trainer.sample(&self.prompts, self.tokens)?;
+        let tokens = trainer.sample(&self.prompts, self.tokens, &self.ends)?;
         let samples =
             self.texts.iter().zip(tokens).map(|(prompt, tokens)| {
                 Ok(Sample { prompt: prompt.clone(), text: self.codec.decode(&tokens)? })

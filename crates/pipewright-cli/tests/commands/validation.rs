@@ -83,6 +83,13 @@ fn samples_are_the_greedy_text_and_change_no_loss() {
         let samples: serde_json::Value = serde_json::from_str(&samples[2]).expect("a list");
         assert_eq!((&samples[index]["prompt"], &samples[index]["text"]), (&prompt.into(), &text["text"]));
     }
+    // A text ends before the token that ends texts, here its first byte.
+    let listed: serde_json::Value = serde_json::from_str(&samples[2]).expect("a list");
+    let first = listed[0]["text"].as_str().and_then(|text| text.bytes().next()).expect("a text");
+    let ended =
+        members(&trained(&[&prompts[..], &[&format!("model.eos_token_id={first}")]].concat()), "samples");
+    let ended: serde_json::Value = serde_json::from_str(&ended[2]).expect("a list");
+    assert_eq!(ended[0]["text"], "");
     for (set, message) in [
         ("run.sample_prompts=longer than a row", "has 17 tokens: give from 1 to 7"),
         ("run.sample_prompts=caf\u{e9}", "token id 195 lies beyond the vocabulary"),

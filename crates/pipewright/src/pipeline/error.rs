@@ -9,6 +9,7 @@ use crate::failure::StepError;
 use crate::ids::{StepNumber, WorldRank};
 use crate::loss_scale::LossScaling;
 use crate::stage::{ModulePlace, StageError};
+use crate::tensor::BoundaryError;
 use crate::transport::AgreementError;
 
 /// Why a pipeline does not start, or does not take a step.
@@ -84,6 +85,14 @@ pub enum PipelineError {
     Cut {
         /// Why not.
         source: SplitError,
+    },
+    /// The model has no logits with which a text continues.
+    #[error(
+        "texts cannot be continued, because the model does not return logits of [rows, tokens, vocabulary]: {source}"
+    )]
+    NoLogits {
+        /// Why the first output of a microbatch is not such a tensor.
+        source: BoundaryError,
     },
     /// The program of evaluations has its stages on other ranks.
     #[error(

@@ -15,8 +15,23 @@ pub struct Sample {
     pub text: String,
 }
 
-/// Returns the most likely tokens after each prompt: at most `tokens`, and at most until the prompt with them
-/// has as many tokens as a row. A batch has `shape`, rows and tokens of a row.
+/// When texts end.
+#[derive(Clone, Copy)]
+pub(super) struct Limits<'a> {
+    /// The most tokens after a prompt.
+    pub tokens: usize,
+    /// The tokens that end a text. They do not belong to it.
+    pub ends: &'a [u32],
+}
+
+/// A text that grows.
+struct Text {
+    tokens: Vec<u32>,
+    is_ended: bool,
+}
+
+/// Returns the most likely tokens after each prompt, until the text ends or the prompt with them has as many
+/// tokens as a row. A batch has `shape`, rows and tokens of a row.
 ///
 /// Each token is an evaluation of a batch in which the texts stand at the beginning of rows. A token does not
 /// see what comes after it, so the rest of a row does not matter.
@@ -24,45 +39,88 @@ pub(super) fn continue_texts(
     pipeline: &mut Pipeline,
     prompts: &[Vec<u32>],
     shape: [usize; 2],
-    tokens: usize,
+    limits: Limits<'_>,
 ) -> Result<Vec<Vec<u32>>, PipelineError> {
-    let mut texts = prompts.to_vec();
+    let text = |prompt: &Vec<u32>| Text { tokens: prompt.clone(), is_ended: prompt.len() >= shape[1] };
+    let mut texts: Vec<Text> = prompts.iter().map(text).collect();
     for group in texts.chunks_mut(shape[0]) {
-        for _ in 0..tokens {
-            if group.iter().all(|text| text.len() >= shape[1]) {
+        for _ in 0..limits.tokens {
+            if group.iter().all(|text| text.is_ended) {
                 break;
             }
             let outputs = pipeline.eval(batch(group, shape), None::<Tensor<2, Int>>)?.outputs;
-            append(group, outputs, shape[1]);
+            append(group, outputs, shape[1], limits.ends)?;
         }
     }
     let generated = texts.into_iter().zip(prompts);
-    Ok(generated.map(|(mut text, prompt)| text.split_off(prompt.len())).collect())
+    Ok(generated.map(|(mut text, prompt)| text.tokens.split_off(prompt.len())).collect())
 }
 
 /// Returns the texts as rows of a batch. Rows without a text, and the ends of rows, have the token 0.
-fn batch(texts: &[Vec<u32>], shape @ [rows, length]: [usize; 2]) -> Tensor<2, Int> {
+fn batch(texts: &[Text], shape @ [rows, length]: [usize; 2]) -> Tensor<2, Int> {
     let mut ids = vec![0i32; rows * length];
     for (row, text) in ids.chunks_exact_mut(length).zip(texts) {
-        row.iter_mut().zip(text).for_each(|(id, &token)| *id = token as i32);
+        row.iter_mut().zip(&text.tokens).for_each(|(id, &token)| *id = token as i32);
     }
     Tensor::from_data(TensorData::new(ids, shape), &Device::flex())
 }
 
-/// Appends to each text the token with the largest of the logits after it; of several equal ones the first.
-/// The first output of each microbatch are the logits.
-fn append(texts: &mut [Vec<u32>], outputs: Vec<Values>, length: usize) {
+/// Appends to each text the token with the largest of the logits after it, unless it ends the text; of
+/// several equal ones the first. The first output of each microbatch are the logits.
+fn append(
+    texts: &mut [Text],
+    outputs: Vec<Values>,
+    length: usize,
+    ends: &[u32],
+) -> Result<(), PipelineError> {
     let mut texts = texts.iter_mut();
     for output in outputs {
-        let Ok(logits) = unpack::<Tensor<3>>(output.into_iter().take(1).collect()) else { continue };
+        let logits: Tensor<3> = unpack(output.into_iter().take(1).collect())
+            .map_err(|source| PipelineError::NoLogits { source })?;
         let [rows, _, vocabulary] = logits.dims();
-        for (row, text) in (0..rows).zip(texts.by_ref()) {
-            if text.len() < length {
-                let last = logits.clone().slice([row..row + 1, text.len() - 1..text.len(), 0..vocabulary]);
-                let last: Vec<f32> = last.into_data().iter().collect();
-                let best = (0..vocabulary).rev().max_by(|&a, &b| last[a].total_cmp(&last[b]));
-                text.extend(best.map(|token| token as u32));
+        for (row, text) in (0..rows).zip(texts.by_ref()).filter(|(_, text)| !text.is_ended) {
+            let at = text.tokens.len() - 1;
+            let last = logits.clone().slice([row..row + 1, at..at + 1, 0..vocabulary]);
+            let last: Vec<f32> = last.into_data().iter().collect();
+            let best = (0..vocabulary).rev().max_by(|&a, &b| last[a].total_cmp(&last[b]));
+            match best.map(|token| token as u32).filter(|token| !ends.contains(token)) {
+                Some(token) => text.tokens.push(token),
+                None => text.is_ended = true,
             }
+            text.is_ended |= text.tokens.len() >= length;
         }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::pack;
+
+    fn texts() -> Vec<Text> {
+        [1, 2].map(|token| Text { tokens: vec![token], is_ended: false }).into()
+    }
+
+    /// Returns the logits of one row, after whose first token `token` is the most likely of three.
+    fn row(token: usize) -> Values {
+        let mut logits = [0.0f32; 12];
+        logits[token] = 1.0;
+        pack(Tensor::<3>::from_data(TensorData::new(logits.to_vec(), [1, 4, 3]), &Device::flex()))
+    }
+
+    #[test]
+    fn a_text_ends_before_its_end_token() {
+        let mut texts = texts();
+        append(&mut texts, vec![row(2), row(0)], 4, &[0]).expect("logits");
+        let found: Vec<_> = texts.iter().map(|text| (&text.tokens[..], text.is_ended)).collect();
+        assert_eq!(found, [(&[1, 2][..], false), (&[2][..], true)]);
+    }
+
+    #[test]
+    fn outputs_that_are_not_logits_are_refused() {
+        let flat = Tensor::<2>::zeros([1, 3], &Device::flex());
+        let outcome = append(&mut texts(), vec![pack(flat), row(2)], 4, &[]);
+        assert!(matches!(outcome, Err(PipelineError::NoLogits { .. })), "{outcome:?}");
     }
 }

@@ -17,7 +17,7 @@ use crate::pipeline::{Pipeline, PipelineError, StepSummary};
 use crate::train::accumulation::{batches_at, joined};
 use crate::train::expert_balance::ExpertBalance;
 use crate::train::rate_schedule::RateSchedule;
-use crate::train::sample::{Sample, continue_texts};
+use crate::train::sample::{Limits, Sample, continue_texts};
 use crate::train::token_batch::split;
 use crate::train::validation::Validation;
 use pipewright_data::{DataError, TokenRows};
@@ -250,21 +250,27 @@ impl Trainer {
         self.validation.as_mut().map(|validation| validation.loss(pipeline)).transpose()
     }
 
-    /// Returns the most likely tokens after each prompt: at most `tokens`, and at most until the prompt with
-    /// them is as long as a row of the data. A process without the last stage gets none. Each token takes an
-    /// evaluation of as many rows as a batch has.
+    /// Returns the most likely tokens after each prompt: at most `tokens`, until one of `ends`, and at most
+    /// until the prompt with them is as long as a row of the data. A process without the last stage gets
+    /// none. Each token takes an evaluation of as many rows as a batch has.
     ///
     /// The model sees no side inputs, and rows of the length of the data. In a model in which a token depends
     /// on later ones or on the length, such as a mixture of depths, the rest of the row has an effect.
     ///
     /// # Errors
-    /// As [`Pipeline::eval`].
+    /// When the first output of the model is not its logits (rows, tokens, vocabulary), or as
+    /// [`Pipeline::eval`].
     ///
     /// # Panics
     /// When a prompt has no token.
-    pub fn sample(&mut self, prompts: &[Vec<u32>], tokens: usize) -> Result<Vec<Vec<u32>>, PipelineError> {
+    pub fn sample(
+        &mut self,
+        prompts: &[Vec<u32>],
+        tokens: usize,
+        ends: &[u32],
+    ) -> Result<Vec<Vec<u32>>, PipelineError> {
         let shape = [self.batch_rows, self.rows.seq_len()];
-        continue_texts(&mut self.pipeline, prompts, shape, tokens)
+        continue_texts(&mut self.pipeline, prompts, shape, Limits { tokens, ends })
     }
 
     /// Returns the number of optimizer steps so far, including those before a checkpoint.
