@@ -246,6 +246,11 @@ fn the_corrections_of_scores_follow_the_loads() {
     assert!(one.iter().any(|number| *number > 0.0) && one.iter().any(|number| *number < 0.0), "{one:?}");
     assert_eq!(corrections(&folder, &["pipeline.ranks=2", speed]), one);
     assert_eq!(corrections(&folder, &[]), [0.0; 8]);
+    let [sharded, whole] = ["sharded", "replicated"].map(|mode| {
+        let mode = format!("mesh.data_parallel_mode={mode}");
+        corrections(&folder, &["pipeline.ranks=1", "mesh.data_parallel=2", &mode, speed])
+    });
+    assert_eq!(sharded, whole);
     let refused = |set: &[&str], expected: &str| {
         let set = set.iter().flat_map(|set| ["--set", set]);
         let arguments: Vec<_> = ["check", "small.toml", "--set", speed].into_iter().chain(set).collect();

@@ -62,6 +62,11 @@ impl Collection {
         stages.iter().nth(self.done).map(LocalStage::index)
     }
 
+    /// Returns whether the trained parameters of the stages are needed. Others are never sharded.
+    pub(super) fn needs_trained(&self) -> bool {
+        !matches!(self.visit, Some(Visit::Shift { .. }))
+    }
+
     /// Keeps the whole parameters of a stage, or visits its module.
     pub(super) fn collect(&mut self, context: &RankContext, stage: &mut LocalStage) {
         let tensor_rank = context.tensor_rank();

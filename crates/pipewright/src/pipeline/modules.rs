@@ -165,8 +165,8 @@ impl Pipeline {
     /// such as the corrections of routers. Returns how many it has found in this process, over all replicas
     /// and tensor ranks. The copies on all of them stay equal, because all get the same numbers.
     ///
-    /// All processes must call it with the same numbers. If parameters are sharded over replicas, the ranks
-    /// collect the whole ones for it.
+    /// All processes must call it with the same numbers. Every replica has these parameters whole, also if
+    /// the trained ones are sharded, so nothing is gathered.
     ///
     /// # Errors
     /// When a rank fails. The pipeline then takes no further step.

@@ -207,8 +207,11 @@ impl<M: StageBody> TrainingStage<M> {
     /// Adds numbers to parameters that are not trained, by path. Returns the number of parameters.
     fn shift(&mut self, by: &BTreeMap<Arc<str>, Vec<f32>>) -> usize {
         let table = self.table.clone();
-        let is_trained: Vec<bool> =
-            parameters_of(self.module.settled()).into_iter().map(|found| found.is_trained).collect();
+        let found = parameters_of(self.module.settled()).into_iter();
+        let is_trained: Vec<bool> = found.map(|found| found.is_trained).collect();
+        // The rows of a sharded parameter have no gradient of their own.
+        let is_trained = |index: usize| is_trained[index] || self.module.is_sharded(index);
+        let is_trained: Vec<bool> = (0..table.paths().len()).map(is_trained).collect();
         let added = |index: usize, held: &Value| {
             let added = by.get(&table.paths()[index]).filter(|_| !is_trained[index])?;
             (held.shape().as_slice() == [added.len()]).then_some(added)
