@@ -1,43 +1,57 @@
-//! [`Replacement`]: the hosts of a slow rank, which other hosts can replace.
+//! [`Replacement`]: the hosts of slow ranks, which other hosts can replace.
 
 use crate::failure::{Exit, Failure};
 use crate::fault::Fault;
-use crate::launch::hosts::{Host, Places, hosts_of};
+use crate::launch::hosts::{Host, hosts_of};
 use crate::recovery::SlowRank;
 
-/// A slow rank, and the hosts that other hosts can replace.
-#[derive(Debug, PartialEq)]
+/// Slow ranks, and their hosts, which other hosts can replace.
+#[derive(Debug, Default, PartialEq)]
 pub(super) struct Replacement {
-    slow: SlowRank,
-    /// The hosts of the rank and of the ranks that compute with it.
+    slow: Vec<SlowRank>,
+    /// The hosts of the ranks and of the ranks that compute with them.
     pub(super) hosts: Vec<String>,
 }
 
 impl Replacement {
-    /// Returns the hosts of a slow rank if the run can do without them: all hosts of the hostfile but these and
-    /// those that were `slow` before take all `processes`. `used` are the hosts of the processes.
-    ///
-    /// In an allocation of Slurm it is not known which rank is on which host.
+    /// Returns the hosts of slow ranks without which the run can do: the hosts of `all` but these and those
+    /// that were `slow` before take all `processes`. If the slots do not suffice for all ranks, the first
+    /// ones are replaced. `used` are the hosts of the processes. Returns `None` if no host can be replaced.
     pub(super) fn of(
-        rank: SlowRank,
+        ranks: &[SlowRank],
         used: &[Host],
-        places: &Places,
+        all: &[Host],
         slow: &[String],
         processes: u32,
     ) -> Option<Self> {
-        let Places::Hosts(all) = places else { return None };
-        let hosts = hosts_of(used, &rank.ranks);
-        let others = all.iter().filter(|host| !hosts.contains(&host.name) && !slow.contains(&host.name));
-        let slots = others.map(|host| host.slots).fold(0, u32::saturating_add);
-        (!hosts.is_empty() && slots >= processes).then_some(Self { slow: rank, hosts })
+        let mut chosen = Self::default();
+        for rank in ranks {
+            let own = hosts_of(used, &rank.ranks);
+            let mut hosts = chosen.hosts.clone();
+            hosts.extend(own.iter().filter(|host| !chosen.hosts.contains(host)).cloned());
+            let others = all.iter().filter(|host| !hosts.contains(&host.name) && !slow.contains(&host.name));
+            let slots = others.map(|host| host.slots).fold(0, u32::saturating_add);
+            if !own.is_empty() && slots >= processes {
+                chosen.slow.push(rank.clone());
+                chosen.hosts = hosts;
+            }
+        }
+        (!chosen.slow.is_empty()).then_some(chosen)
     }
 
     /// Returns the failure after which the run is restarted on other hosts.
     pub(super) fn failure(&self) -> Failure {
-        let (cause, hosts) = (self.slow.sentence(), self.hosts.join(" and "));
-        let summary = format!("{cause}; its host {hosts} becomes a spare host");
-        let rank = self.slow.ranks.first().copied();
-        let fault = Fault { step: self.slow.step, rank, cause, summary: summary.clone(), space: None };
+        let causes: Vec<String> = self.slow.iter().map(SlowRank::sentence).collect();
+        let (cause, hosts) = (causes.join("; "), self.hosts.join(" and "));
+        let summary = if self.hosts.len() == 1 {
+            format!("{cause}; its host {hosts} becomes a spare host")
+        } else {
+            format!("{cause}; the hosts {hosts} become spare hosts")
+        };
+        let first = self.slow.first();
+        let (step, rank) =
+            (first.map_or(0, |slow| slow.step), first.and_then(|slow| slow.ranks.first().copied()));
+        let fault = Fault { step, rank, cause, summary: summary.clone(), space: None };
         Failure::new(Exit::RankFailed, summary).with_fault(Some(fault))
     }
 }
@@ -49,39 +63,49 @@ mod tests {
 
     use super::*;
 
-    /// Returns the hosts that are replaced if the rank is slow in a run of three processes on the hosts `a` and
-    /// `b` of the places.
-    fn check(rank: u32, places: &Places, slow: &[&str]) -> Option<Vec<String>> {
-        let used = [host("a"), host("b")];
+    fn slow_rank(rank: u32) -> SlowRank {
         let change = SpeedChange { rank: Rank::new(rank), is_slow: true, slowdown: 3.0 };
-        let slow: Vec<String> = slow.iter().map(|name| (*name).to_owned()).collect();
-        let replacement = Replacement::of(SlowRank::after(12, &change, 1), &used, places, &slow, 3);
-        replacement.map(|replacement| replacement.hosts)
+        SlowRank::after(12, &change, 1)
     }
 
-    fn host(name: &str) -> Host {
-        Host { name: name.to_owned(), slots: 2 }
-    }
-
-    #[test]
-    fn a_host_is_replaced_if_the_others_take_all_processes() {
-        let hosts = ["a", "b", "c", "d"].map(host).to_vec();
-        let of_file = Places::Hosts(hosts.clone());
-        assert_eq!(check(2, &of_file, &[]), Some(vec!["b".to_owned()]));
-        assert_eq!(check(0, &of_file, &["c"]), Some(vec!["a".to_owned()]));
-        assert_eq!(check(0, &of_file, &["c", "d"]), None, "two slots are left");
-        assert_eq!(check(0, &Places::Hosts(hosts[..2].to_vec()), &[]), None, "no host is spare");
-        assert_eq!(check(0, &Places::Slurm(hosts), &[]), None);
-        assert_eq!(check(0, &Places::Here, &[]), None);
+    /// Checks which hosts are replaced if the `ranks` are slow in a run of three processes on the hosts `a`
+    /// and `b`. Hosts are letters.
+    fn check(ranks: &[u32], all: &str, slow: &str, expected: &str) {
+        let names = |letters: &str| letters.chars().map(String::from).collect::<Vec<_>>();
+        let all: Vec<Host> = names(all).into_iter().map(|name| Host { name, slots: 2 }).collect();
+        let ranks: Vec<SlowRank> = ranks.iter().copied().map(slow_rank).collect();
+        let used = ["a", "b"].map(|name| Host { name: name.to_owned(), slots: 2 });
+        let replacement = Replacement::of(&ranks, &used, &all, &names(slow), 3);
+        assert_eq!(replacement.map(|replacement| replacement.hosts.concat()).unwrap_or_default(), expected);
     }
 
     #[test]
-    fn a_replacement_says_which_host_is_slow() {
-        let change = SpeedChange { rank: Rank::new(2), is_slow: true, slowdown: 3.0 };
-        let slow = SlowRank::after(12, &change, 1);
-        let failure = Replacement { slow, hosts: vec!["b".to_owned()] }.failure();
-        let summary = &failure.fault().expect("a fault").summary;
-        assert!(summary.starts_with("step 12: rank 2 is slow: "), "{summary}");
-        assert!(summary.ends_with("; its host b becomes a spare host"), "{summary}");
+    fn hosts_are_replaced_if_the_others_take_all_processes() {
+        check(&[2], "abcd", "", "b");
+        check(&[0], "abcd", "c", "a");
+        check(&[0], "abcd", "cd", "");
+        check(&[0], "ab", "", "");
+        check(&[0], "", "", "");
+    }
+
+    #[test]
+    fn several_slow_hosts_are_replaced_together_if_there_are_enough_others() {
+        check(&[0, 2], "abcd", "", "ab");
+        check(&[0, 2], "abc", "", "a");
+        check(&[0, 1], "abc", "", "a");
+    }
+
+    #[test]
+    fn a_replacement_says_which_hosts_are_slow() {
+        let summary = |hosts: &[&str]| {
+            let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
+            let failure = Replacement { slow: vec![slow_rank(2)], hosts }.failure();
+            failure.fault().expect("a fault").summary.clone()
+        };
+        let one = summary(&["b"]);
+        assert!(one.starts_with("step 12: rank 2 is slow: "), "{one}");
+        assert!(one.ends_with("; its host b becomes a spare host"), "{one}");
+        let two = summary(&["a", "b"]);
+        assert!(two.ends_with("; the hosts a and b become spare hosts"), "{two}");
     }
 }

@@ -1,7 +1,7 @@
 //! Starts the processes of a run again and again until it ends.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::{Duration, SystemTime};
 
@@ -18,6 +18,7 @@ use crate::launch::target::{Target, with_settings};
 use crate::recovery::{Restart, Restarts, SlowRank, is_full};
 use crate::run_folder::{config_of, newest_checkpoint_bytes};
 use crate::run_record::metrics;
+use crate::text::quoted;
 
 /// The time that a host may take to answer: the deadline of the run, within these limits.
 const SHORTEST_PATIENCE: Duration = Duration::from_secs(5);
@@ -88,7 +89,7 @@ impl Launched {
             let mut command = self.launch.starter.command(self.processes(), hosts, words, *restart);
             let mut replacement = None;
             let status = attempt::run(&mut command, &self.first_cause(), stop, || {
-                replacement = replacement.take().or_else(|| self.replacement(hosts, &restarts));
+                replacement = replacement.take().or_else(|| self.replacement(hosts, &restarts, stop));
                 replacement.is_some()
             });
             let status = status.map_err(|error| {
@@ -97,19 +98,31 @@ impl Launched {
             let Err(failure) = self.outcome(status, stop) else { return Ok(()) };
             let is_replaced = failure.exit == Exit::Interrupted && !stop.is_asked();
             self.slow.extend(replacement.iter().flat_map(|replacement| replacement.hosts.clone()));
-            let failure =
-                replacement.filter(|_| is_replaced).map_or(failure, |replacement| replacement.failure());
-            attempt = self.next(failure, &mut restarts, stop)?;
+            let replacement = replacement.filter(|_| is_replaced);
+            let is_planned = replacement.is_some();
+            let failure = replacement.map_or(failure, |replacement| replacement.failure());
+            attempt = self
+                .next(failure, is_planned, &mut restarts, stop)
+                .map_err(|why| if is_planned { stopped(why, stop.is_asked(), self.folder()) } else { why })?;
         }
     }
 
-    /// Returns the slow hosts that the processes ask to replace. If no other hosts can take their place, removes
-    /// the request, and the run continues on the slow ones.
-    fn replacement(&self, hosts: &[Host], restarts: &Restarts) -> Option<Replacement> {
-        let slow = SlowRank::find(self.folder())?;
-        let is_possible = restarts.has_left(self.launch.restarts);
-        let replacement = Replacement::of(slow, hosts, &self.launch.places, &self.slow, self.processes());
-        let replacement = replacement.filter(|_| is_possible);
+    /// Returns the slow hosts that the processes ask to replace. If no other hosts that answer can take their
+    /// place, removes the request, and the run continues on the slow ones.
+    ///
+    /// In an allocation of Slurm it is not known which rank is on which host.
+    fn replacement(&self, hosts: &[Host], restarts: &Restarts, stop: &Stop) -> Option<Replacement> {
+        let slow = SlowRank::find(self.folder());
+        if slow.is_empty() {
+            return None;
+        }
+        let among = |all: &[Host]| Replacement::of(&slow, hosts, all, &self.slow, self.processes());
+        let replacement = match &self.launch.places {
+            Places::Hosts(all) if restarts.has_left(self.launch.restarts) && among(all).is_some() => {
+                self.ask(all, stop).ok().and_then(|answers| among(&answering(all, &answers)))
+            }
+            _ => None,
+        };
         if replacement.is_none() {
             SlowRank::remove(self.folder());
         }
@@ -223,8 +236,15 @@ impl Launched {
         steps.last().map_or(0, |step| step.step)
     }
 
-    /// Prepares the next attempt after a failure. A signal that asked for the end of the run ends it.
-    fn next(&mut self, failure: Failure, restarts: &mut Restarts, stop: &Stop) -> Result<Attempt, Failure> {
+    /// Prepares the next attempt after a failure, which `is_planned` if a slow host is replaced. A signal
+    /// that asked for the end of the run ends it.
+    fn next(
+        &mut self,
+        failure: Failure,
+        is_planned: bool,
+        restarts: &mut Restarts,
+        stop: &Stop,
+    ) -> Result<Attempt, Failure> {
         if stop.is_asked() {
             return Err(failure);
         }
@@ -235,7 +255,9 @@ impl Launched {
         let next = restarts.next(failure, self.launch.restarts)?;
         let deadline = self.launch.target.settings.run.deadline();
         let mut next = next.after_space(self.folder(), deadline, || stop.is_asked())?;
-        let prepared = self.prepare(&mut next.record, stop).map_err(|why| next.refused(why));
+        let prepared = self
+            .prepare(&mut next.record, stop)
+            .map_err(|why| if is_planned { why } else { next.refused(why) });
         // The failure is the reason for the end, although a signal came meanwhile.
         if stop.is_asked() { Err(next.failure) } else { prepared }
     }
@@ -282,15 +304,10 @@ impl Launched {
         }
         let settings = &self.launch.target.settings;
         let answers = self.ask(hosts, stop)?;
-        let mut answering: Vec<Host> = hosts
-            .iter()
-            .zip(&answers)
-            .filter(|(_, answer)| answer.is_ok())
-            .map(|(host, _)| host.clone())
-            .collect();
+        let mut answering = answering(hosts, &answers);
         // The sort is stable.
         answering.sort_by_key(|host| self.slow.contains(&host.name));
-        let slots: u32 = answering.iter().map(|host| host.slots).sum();
+        let slots = usable_slots(&answering, &self.slow, self.processes());
         let layout = Layout::for_slots(settings, slots, |layout| self.is_valid(layout));
         let chosen =
             layout.and_then(|layout| Some((layout, enough(&answering, layout.processes(settings))?)));
@@ -307,6 +324,29 @@ impl Launched {
         self.layout = layout;
         Ok(hosts)
     }
+}
+
+/// Returns the hosts that have answered.
+fn answering(hosts: &[Host], answers: &[Result<(), Refusal>]) -> Vec<Host> {
+    hosts.iter().zip(answers).filter(|(_, answer)| answer.is_ok()).map(|(host, _)| host.clone()).collect()
+}
+
+/// Returns the slots that a run of so many `processes` may use: those of the hosts that are not `slow` if
+/// they take all processes, and otherwise those of all hosts. So the run does not grow onto a slow host.
+fn usable_slots(hosts: &[Host], slow: &[String], processes: u32) -> u32 {
+    let sum = |slots: u32, host: &Host| slots.saturating_add(host.slots);
+    let fast = hosts.iter().filter(|host| !slow.contains(&host.name)).fold(0, sum);
+    if fast >= processes { fast } else { hosts.iter().fold(0, sum) }
+}
+
+/// Returns the end of a run that was stopped, with a checkpoint, to replace a slow host, and that does not
+/// continue because of `why`, or because a signal has come meanwhile.
+fn stopped(why: Failure, is_asked: bool, folder: &Path) -> Failure {
+    let advice = format!("resume with: pipewright resume {}", quoted(&folder.to_string_lossy()));
+    if is_asked {
+        return Failure::new(Exit::Interrupted, format!("stopped by a signal; {advice}"));
+    }
+    why.under(format!("the run has saved a checkpoint and stopped, because a host is slow; {advice}\n"))
 }
 
 /// Returns the first hosts that take this many processes together; `None` if all hosts take fewer. An empty
@@ -328,9 +368,29 @@ fn enough(hosts: &[Host], processes: u32) -> Option<Vec<Host>> {
 mod tests {
     use super::*;
 
+    fn hosts() -> [Host; 3] {
+        [("a", 2), ("b", 2), ("c", 2)].map(|(name, slots)| Host { name: name.to_owned(), slots })
+    }
+
+    #[test]
+    fn a_run_does_not_grow_onto_a_slow_host() {
+        let slots = |processes| usable_slots(&hosts(), &["b".to_owned()], processes);
+        assert_eq!([2, 4, 5].map(slots), [4, 4, 6]);
+    }
+
+    #[test]
+    fn a_signal_while_a_slow_host_is_replaced_interrupts_the_run() {
+        let end = |is_asked| stopped(Failure::new(Exit::RankFailed, "no host"), is_asked, Path::new("out"));
+        let (asked, refused) = (end(true), end(false));
+        assert_eq!(asked.exit, Exit::Interrupted);
+        assert_eq!(asked.full_text(), "stopped by a signal; resume with: pipewright resume out");
+        assert_eq!(refused.exit, Exit::RankFailed);
+        assert!(refused.full_text().ends_with("resume with: pipewright resume out\nno host"));
+    }
+
     #[test]
     fn spare_hosts_are_not_used() {
-        let hosts = [("a", 2), ("b", 2), ("c", 2)].map(|(name, slots)| Host { name: name.to_owned(), slots });
+        let hosts = hosts();
         let names = |processes| {
             enough(&hosts, processes)
                 .map(|hosts| hosts.iter().map(|host| host.name.clone()).collect::<String>())

@@ -1,8 +1,8 @@
 //! [`SlowRank`]: the record of a rank that has become slow, or is no longer slow.
 //!
-//! With `run.replace_slow`, the process that writes the metrics also leaves the record in the folder of the run.
-//! `launch` then removes it, if no host can take the place of the slow one, or ends the processes and starts
-//! them on other hosts.
+//! With `run.replace_slow`, the process that writes the metrics also leaves the records of a step in the
+//! folder of the run. `launch` then removes them, if no host can take the place of a slow one, or ends the
+//! processes and starts them on other hosts.
 
 use std::io;
 use std::path::Path;
@@ -63,20 +63,20 @@ impl SlowRank {
         }
     }
 
-    /// Writes the record into the folder of the run, for `launch`.
+    /// Writes the records of a step into the folder of the run, for `launch`.
     ///
     /// # Errors
     /// Fails if the file cannot be written.
-    pub(crate) fn leave(&self, run: &Path) -> io::Result<()> {
-        record::leave(&run.join(FILE), self)
+    pub(crate) fn leave(records: &[Self], run: &Path) -> io::Result<()> {
+        record::leave(&run.join(FILE), &records)
     }
 
-    /// Returns the record in the folder of a run; `None` if there is none, or if it is not complete yet.
-    pub(crate) fn find(run: &Path) -> Option<Self> {
-        record::find(&run.join(FILE))
+    /// Returns the records in the folder of a run; none if there is no file, or if it is not complete yet.
+    pub(crate) fn find(run: &Path) -> Vec<Self> {
+        record::find(&run.join(FILE)).unwrap_or_default()
     }
 
-    /// Removes the record.
+    /// Removes the records.
     pub(crate) fn remove(run: &Path) {
         record::remove(&run.join(FILE));
     }
@@ -98,10 +98,11 @@ mod tests {
         );
         assert!(slow.sentence().starts_with("step 12: rank 1 is slow: its actions take 2.5 times"));
         let folder = tempfile::tempdir().expect("a scratch folder");
-        slow.leave(folder.path()).expect("the folder takes files");
-        assert_eq!(SlowRank::find(folder.path()), Some(slow));
+        let records = [slow.clone(), slow];
+        SlowRank::leave(&records, folder.path()).expect("the folder takes files");
+        assert_eq!(SlowRank::find(folder.path()), records);
         SlowRank::remove(folder.path());
-        assert_eq!(SlowRank::find(folder.path()), None);
+        assert_eq!(SlowRank::find(folder.path()), []);
         let healed = SlowRank::after(20, &SpeedChange { is_slow: false, ..change }, 2);
         assert_eq!(healed.sentence(), "step 20: the tensor group of the ranks 2 to 3 is no longer slow");
     }

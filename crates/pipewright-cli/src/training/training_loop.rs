@@ -96,7 +96,8 @@ impl TrainingLoop<'_> {
         let saved = settle(settings, processes, checkpoints.finish(&mut trainer))?;
         copies.into_iter().for_each(StateCopies::finish);
         // `launch` continues a run whose slow host it replaces.
-        let is_replaced = reason == Reason::Signal && log.replaces_slow && SlowRank::find(&run.out).is_some();
+        let is_replaced =
+            reason == Reason::Signal && log.replaces_slow && !SlowRank::find(&run.out).is_empty();
         if processes.is_leader() && !is_replaced {
             let (saved, best) = (saved.as_deref(), evaluations.lowest());
             let has_timeline = run.out.join(TIMELINE).is_file();
@@ -270,14 +271,16 @@ impl Log {
             write_failure(error).with_fault(fault)
         };
         folder.write_metrics(metrics).map_err(unwritten)?;
+        let mut slow_ranks = Vec::new();
         for change in self.slow_ranks.observe(&report.timeline) {
-            let slow = SlowRank::after(done, &change, self.tensor_ranks);
-            folder.write_slow_rank(&slow).map_err(unwritten)?;
-            say(&slow.sentence());
-            if self.replaces_slow && change.is_slow {
-                // Best effort: the run continues with the slow rank.
-                let _ = slow.leave(folder.path());
-            }
+            let changed = SlowRank::after(done, &change, self.tensor_ranks);
+            folder.write_slow_rank(&changed).map_err(unwritten)?;
+            say(&changed.sentence());
+            slow_ranks.extend(Some(changed).filter(|_| change.is_slow));
+        }
+        if self.replaces_slow && !slow_ranks.is_empty() {
+            // Best effort: the run continues with the slow ranks.
+            let _ = SlowRank::leave(&slow_ranks, folder.path());
         }
         self.timeline = Some(report.timeline);
         display.step(metrics);
