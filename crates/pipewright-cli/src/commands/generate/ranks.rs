@@ -16,6 +16,9 @@ use crate::failure::{Exit, Failure};
 use crate::training::process_group::is_one_of_several;
 use crate::training::trained_model::{RunRanks, TrainedModel};
 
+/// The time that several ranks may take without progress.
+const USUAL_DEADLINE: Duration = Duration::from_secs(600);
+
 /// The arguments about ranks.
 #[derive(Debug, Args)]
 pub(crate) struct RankArguments {
@@ -26,9 +29,10 @@ pub(crate) struct RankArguments {
     /// The device of each rank, in turn; without it the processor, or the devices of the run
     #[arg(long, value_name = "DEVICE", value_delimiter = ',')]
     devices: Vec<DeviceChoice>,
-    /// How long to wait for ranks that make no progress, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
-    deadline: u64,
+    /// How long to wait for ranks that make no progress, in seconds; without it, 600 for several ranks, and
+    /// any time for one
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    deadline: Option<u64>,
 }
 
 /// How many ranks there are.
@@ -92,7 +96,14 @@ impl RankArguments {
         let device = |rank| devices.of(WorldRank::new(rank)).cloned().unwrap_or_else(Device::flex);
         let stages = (0..).zip(partition.ranges());
         let stages = stages.map(|(rank, layers)| RankStage { layers, device: device(rank) }).collect();
-        Ok(RankPlan { stages, choices, deadline: Duration::from_secs(self.deadline) })
+        Ok(RankPlan { stages, choices, deadline: self.deadline(count) })
+    }
+
+    /// Returns the time that some ranks may take without progress. Nobody waits for a single one, and reading
+    /// its parameters or a long prompt may take any time.
+    fn deadline(&self, ranks: u32) -> Duration {
+        let usual = if ranks == 1 { Duration::MAX } else { USUAL_DEADLINE };
+        self.deadline.map_or(usual, Duration::from_secs)
     }
 
     /// Returns the devices of the ranks in turn, at least one.
@@ -141,5 +152,22 @@ pub(super) fn failure(error: RanksError) -> Failure {
         RanksError::Request { source, .. } => Failure::input(source),
         RanksError::Stage { .. } => Failure::input(error),
         _ => Failure::new(Exit::RankFailed, error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_single_rank_has_no_deadline_unless_one_is_given() {
+        let check = |given: Option<u64>, ranks, expected| {
+            let arguments =
+                RankArguments { ranks: RankChoice::Count(ranks), devices: Vec::new(), deadline: given };
+            assert_eq!(arguments.deadline(ranks), expected);
+        };
+        check(None, 1, Duration::MAX);
+        check(None, 2, USUAL_DEADLINE);
+        check(Some(7), 1, Duration::from_secs(7));
     }
 }
