@@ -265,10 +265,7 @@ fn read_state(
     let began = Instant::now();
     match copy {
         None => open(path).map(|checkpoint| (checkpoint, began.elapsed(), false)),
-        Some(copy) => {
-            let (copy, took) = copy.open().map_err(Failure::input)?;
-            Ok((Some(Arc::new(copy)), took, true))
-        }
+        Some(FoundCopy { copy, took }) => Ok((Some(Arc::new(copy)), took, true)),
     }
 }
 

@@ -12,6 +12,7 @@ use crate::recovery::Attempts;
 use crate::run_folder::{self, RunFolder};
 use crate::training::arguments::RunArguments;
 use crate::training::checkpoint_space::CheckpointSpace;
+use crate::training::copies_link::{link_of, remove_copies};
 use crate::training::efficiency::Efficiency;
 use crate::training::evaluations::Evaluations;
 use crate::training::identity::{describe, identity, shared_settings};
@@ -65,14 +66,14 @@ fn run_with(
     let mut trainer = launch(prepared, processes, attempts)?;
     let mut folder = None;
     if processes.is_leader() {
-        let earlier = state_copies::link_of(&settings.run.out);
+        let earlier = link_of(&settings.run.out);
         let created = RunFolder::create(&settings.run.out, &settings.to_toml(), &files);
         let created = created.map_err(|error| abandon(&mut trainer, Failure::input(error)))?;
         for sentence in created.moved() {
             display::say(sentence);
         }
         // The copies of the run that was moved aside. While it was there, it might have run.
-        earlier.iter().for_each(|copies| state_copies::remove(copies));
+        earlier.iter().for_each(|copies| remove_copies(copies));
         origin::keep(&settings).map_err(|failure| abandon(&mut trainer, failure))?;
         folder = Some(created);
     }

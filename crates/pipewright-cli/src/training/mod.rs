@@ -24,6 +24,7 @@ pub(crate) mod rate_change;
 pub(crate) mod recorded_run;
 pub(crate) mod run_adapter;
 pub(crate) mod shared_folder;
+pub(crate) mod copies_link;
 pub(crate) mod state_copies;
 pub(crate) mod timeline_recorder;
 pub(crate) mod trained_model;

@@ -103,8 +103,13 @@ impl ProcessGroup {
 
     /// Returns the text of the leader in every process.
     pub(crate) fn share(&mut self, own: String) -> Result<String, Failure> {
+        self.share_after(own, Duration::ZERO)
+    }
+
+    /// Like [`ProcessGroup::share`], for a text for which the leader may work as long as `work`.
+    pub(crate) fn share_after(&mut self, own: String, work: Duration) -> Result<String, Failure> {
         // The leader may have to search before it answers.
-        let patience = self.deadline + START;
+        let patience = (self.deadline + START).saturating_add(work);
         match &mut self.world {
             Some(world) => world.share(own, patience).map_err(|error| disagreement(&error)),
             None => Ok(own),
@@ -156,6 +161,16 @@ impl ProcessGroup {
         fields: impl FnOnce(&T) -> Fields,
     ) -> Result<T, Failure> {
         self.agree_within(prepared, fields, self.deadline)
+    }
+
+    /// Like [`ProcessGroup::agree`], after each process has worked by itself, as long as `work`.
+    pub(crate) fn agree_after<T>(
+        &mut self,
+        prepared: Result<T, Failure>,
+        fields: impl FnOnce(&T) -> Fields,
+        work: Duration,
+    ) -> Result<T, Failure> {
+        self.agree_within(prepared, fields, self.deadline.saturating_add(work))
     }
 
     /// Returns the result of work that every process does by itself, after all of them have succeeded. If it

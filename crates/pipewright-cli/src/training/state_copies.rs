@@ -4,18 +4,15 @@
 //! A file in the run's folder names the folder of the copies, which has a name of its own for each run. The
 //! copies of a machine are gone when the machine is: a resumed run then takes its newest checkpoint.
 
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use pipewright::bounded_file::{SMALL_TEXT, read_regular, write_regular};
 use pipewright::checkpoint::{
-    COPIES, Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, CopyFolder, Manifest,
+    COPIES, Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, CopyFolder,
 };
 use pipewright::train::Trainer;
 use pipewright::transport::Fields;
 use rustix::fs::statvfs;
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::config::Settings;
@@ -25,38 +22,25 @@ use crate::failure::{Exit, Failure, sentence};
 use crate::run_folder::checkpoints_of;
 use crate::training::checkpoint_path::RunPath;
 use crate::training::checkpoint_space::CheckpointSpace;
+use crate::training::copies_link::{
+    bytes_below, earlier_bytes, link_of, remove_copies, remove_link, unique_name, usable_copies, write_link,
+};
 use crate::training::evaluations::lowest_step;
 use crate::training::launch::failure;
 use crate::training::prepare::Prepared;
 use crate::training::process_group::ProcessGroup;
 
-/// The file in the folder of a run that names the folder of its copies.
-const LINK: &str = "copies.json";
+/// The time between two looks at the last checkpoint.
+const LOOK: Duration = Duration::from_millis(20);
 
-/// The content of the file.
-#[derive(Debug, Serialize, Deserialize)]
-struct Link {
-    /// The folder of the run. The copies do not belong to a folder that was copied or moved.
-    run: PathBuf,
-    copies: PathBuf,
-}
+/// The slowest reading of a copy that processes wait for, in bytes per second.
+const SLOWEST_READING: u64 = 100_000_000;
 
-/// A copy from which a run resumes.
+/// A copy from which a run resumes, which this process has verified.
 pub(crate) struct FoundCopy {
-    path: PathBuf,
-    /// The copy, in the process that has verified it.
-    opened: Option<Checkpoint>,
-    /// The time for which this process has looked for it.
-    took: Duration,
-}
-
-impl FoundCopy {
-    /// Returns the copy as a checkpoint, and the time that finding and reading it took.
-    pub(crate) fn open(self) -> Result<(Checkpoint, Duration), CheckpointError> {
-        let began = Instant::now();
-        let checkpoint = self.opened.map_or_else(|| Checkpoint::open(&self.path), Ok)?;
-        Ok((checkpoint, self.took + began.elapsed()))
-    }
+    pub(crate) copy: Checkpoint,
+    /// The time that finding and reading it took.
+    pub(crate) took: Duration,
 }
 
 /// Returns the bytes that the copies of a run take on this machine: the copies of all ranks, or the copies of one
@@ -91,7 +75,9 @@ pub(crate) fn require_space(prepared: &Prepared) -> Result<(), Failure> {
     let space = statvfs(folder).map_err(|error| {
         Failure::input(format!("{}: copies cannot be kept here: {error}; {advice}", folder.display()))
     })?;
-    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    // A run that is moved aside loses its copies.
+    let earlier = earlier_bytes(&prepared.settings.run.out, folder);
+    let free = space.f_bavail.saturating_mul(space.f_frsize).saturating_add(earlier);
     if free >= needed {
         return Ok(());
     }
@@ -121,19 +107,24 @@ pub(crate) fn newest(
 ) -> Result<Option<FoundCopy>, Failure> {
     let began = Instant::now();
     let decides = processes.is_leader() && path.checkpoint.is_none();
+    // Each process reads every byte of a copy, the leader first.
+    let bytes = usable_copies(&path.run).map_or(0, |copies| bytes_below(&copies));
+    let reading = Duration::from_secs(bytes / SLOWEST_READING);
     let own = steps.filter(|_| decides).and_then(|steps| newest_here(&path.run, steps));
     let own_path = own.as_ref().map_or_else(String::new, |copy| copy.path().display().to_string());
-    let shared = PathBuf::from(processes.share(own_path)?);
-    if shared.as_os_str().is_empty() {
+    let shared = processes.share_after(own_path, reading)?;
+    if shared.is_empty() {
         return Ok(None);
     }
-    let found = FoundCopy { path: shared, opened: own, took: began.elapsed() };
     // Processes on other machines do not see the memory of the first one.
-    let files = Manifest::read(&found.path).map(|manifest| manifest.files).unwrap_or_default();
-    let hashes: Vec<String> = files.into_iter().map(|file| file.hash).collect();
-    let seen = |hashes: &Vec<String>| Fields::from([("copy in memory".to_owned(), hashes.join(" "))]);
-    match processes.agree(Ok(hashes), seen) {
-        Ok(_) => Ok(Some(found)),
+    let copy = own.or_else(|| Checkpoint::open(Path::new(&shared)).ok());
+    let seen = |copy: &Option<Checkpoint>| {
+        let files = copy.iter().flat_map(|copy| &copy.manifest().files);
+        let hashes: Vec<&str> = files.map(|file| file.hash.as_str()).collect();
+        Fields::from([("copy in memory".to_owned(), hashes.join(" "))])
+    };
+    match processes.agree_after(Ok(copy), seen, reading) {
+        Ok(copy) => Ok(copy.map(|copy| FoundCopy { copy, took: began.elapsed() })),
         Err(failure) if failure.lost().is_some() => Err(failure),
         Err(_) => {
             if processes.is_leader() {
@@ -146,7 +137,7 @@ pub(crate) fn newest(
 
 /// Returns the newest copy on this machine from which a run of `steps` steps can continue.
 fn newest_here(run: &Path, steps: u64) -> Option<Checkpoint> {
-    let folder = CopyFolder::find(&link_of(run)?).ok()?;
+    let folder = CopyFolder::find(&usable_copies(run)?).ok()?;
     // The reading of the checkpoints reports the error again.
     let saved: Vec<u64> =
         CheckpointFolder::list(&checkpoints_of(run)).ok()?.into_iter().map(|(step, _)| step).collect();
@@ -180,27 +171,10 @@ pub(crate) fn folder_of(
     if run.copy_every == 0 {
         return Ok(None);
     }
-    let earlier = link_of(&run.out).filter(|copies| continues && copies.parent() == Some(&*run.copy_folder));
+    let earlier =
+        usable_copies(&run.out).filter(|copies| continues && copies.parent() == Some(&*run.copy_folder));
     let folder = earlier.unwrap_or_else(|| run.copy_folder.join(unique_name(&run.out)));
     processes.share(folder.display().to_string()).map(|folder| Some(PathBuf::from(folder)))
-}
-
-/// Returns the name of the folder of a run's copies, which no other run has.
-fn unique_name(run: &Path) -> String {
-    let parts = format!("{} {} {:?}", run.display(), std::process::id(), SystemTime::now());
-    format!("pipewright-{}", &blake3::hash(parts.as_bytes()).to_hex()[..16])
-}
-
-/// Returns the folder of the copies of the run in a folder, if a file names it.
-pub(crate) fn link_of(run: &Path) -> Option<PathBuf> {
-    let link: Link = serde_json::from_slice(&read_regular(&run.join(LINK), SMALL_TEXT).ok()?).ok()?;
-    (link.run == fs::canonicalize(run).ok()?).then_some(link.copies)
-}
-
-/// Removes the copies of a run that does not need them any more.
-pub(crate) fn remove(copies: &Path) {
-    // Best effort: what stays is never used.
-    let _ = CopyFolder::remove(copies);
 }
 
 /// The copies that a run makes.
@@ -209,7 +183,7 @@ pub(crate) struct StateCopies {
     /// `None` after a copy could not be written.
     writer: Option<CheckpointWriter>,
     folder: PathBuf,
-    /// The file that names the folder, in the process that has written it.
+    /// The folder of the run, in the process that has written the file there.
     link: Option<PathBuf>,
 }
 
@@ -228,16 +202,23 @@ impl StateCopies {
         let run = &settings.run;
         let earlier = link_of(&run.out).filter(|_| leader);
         if let Some(earlier) = earlier.filter(|earlier| Some(earlier) != folder.as_ref()) {
-            let _ = fs::remove_file(run.out.join(LINK));
-            remove(&earlier);
+            remove_link(&run.out);
+            remove_copies(&earlier);
         }
         let Some(path) = folder else { return Ok(None) };
         let folder = CopyFolder::create(&path).map_err(Failure::input)?;
         folder.remove_after(done).map_err(Failure::input)?;
-        let link = leader.then(|| write_link(&run.out, &path)).transpose()?;
+        let link = leader.then(|| write_link(&run.out, &path).map(|()| run.out.clone())).transpose()?;
         let writer =
             CheckpointWriter::copy(folder, writers(settings), run.deadline()).map_err(Failure::input)?;
         Ok(Some(Self { every: run.copy_every, writer: Some(writer), folder: path, link }))
+    }
+
+    /// Sets a function that is called whenever a wait for a copy sees progress.
+    pub(crate) fn on_progress(&mut self, call: impl Fn() + Send + 'static) {
+        if let Some(writer) = &mut self.writer {
+            writer.on_progress(call);
+        }
     }
 
     /// Waits for the copy that was begun after the last step. Then a step that is in the metrics costs no more than
@@ -278,27 +259,35 @@ impl StateCopies {
         self.writer = None;
     }
 
-    /// Removes the copies of a run that has saved its last state.
-    pub(crate) fn finish(self) {
+    /// Removes the copies of a run whose last state is the checkpoint `saved`. Only the leader's own
+    /// checkpoint is complete at once: the others wait for it, and leave the copies if it does not get its
+    /// name within `patience`.
+    pub(crate) fn finish(self, saved: Option<&Path>, patience: Duration) {
         // The thread ends first.
         drop(self.writer);
-        if let Some(link) = &self.link {
-            let _ = fs::remove_file(link);
+        if !wait_until(patience, || saved.is_none_or(Path::exists)) {
+            return;
         }
-        remove(&self.folder);
+        if let Some(run) = &self.link {
+            remove_link(run);
+        }
+        // Best effort: the other processes of the machine remove it too.
+        let _ = CopyFolder::remove(&self.folder);
     }
 }
 
-/// Writes the file that names the folder of the copies. Returns its path.
-fn write_link(run: &Path, copies: &Path) -> Result<PathBuf, Failure> {
-    let (path, draft) = (run.join(LINK), run.join(format!(".{LINK}")));
-    let written = fs::canonicalize(run).and_then(|run| {
-        let link = Link { run, copies: copies.to_owned() };
-        write_regular(&draft, &serde_json::to_vec(&link)?)?;
-        fs::rename(&draft, &path)
-    });
-    written.map_err(|error| Failure::input(format!("{}: cannot be written: {error}", path.display())))?;
-    Ok(path)
+/// Waits until something is so, at most for `patience`. Returns whether it is.
+fn wait_until(patience: Duration, is_so: impl Fn() -> bool) -> bool {
+    let began = Instant::now();
+    loop {
+        if is_so() {
+            return true;
+        }
+        if began.elapsed() >= patience {
+            return false;
+        }
+        std::thread::sleep(LOOK);
+    }
 }
 
 #[cfg(test)]
@@ -306,14 +295,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_copies_of_a_run_do_not_belong_to_its_folder_elsewhere() {
+    fn a_process_keeps_the_copies_until_the_last_checkpoint_is_complete() {
         let scratch = tempfile::tempdir().expect("a scratch folder");
-        let (run, moved) = (scratch.path().join("run"), scratch.path().join("moved"));
-        fs::create_dir(&run).expect("a folder");
-        let copies = scratch.path().join(unique_name(&run));
-        write_link(&run, &copies).expect("the folder takes files");
-        assert_eq!(link_of(&run), Some(copies));
-        fs::rename(&run, &moved).expect("a free name");
-        assert_eq!([link_of(&run), link_of(&moved)], [None, None]);
+        let (folder, saved) = (scratch.path().join("copies"), scratch.path().join("step-00000040"));
+        let finish = |saved: Option<&Path>| {
+            CopyFolder::create(&folder).expect("a folder");
+            let copies = StateCopies { every: 1, writer: None, folder: folder.clone(), link: None };
+            copies.finish(saved, Duration::ZERO);
+            folder.exists()
+        };
+        assert!(finish(Some(&saved)), "the leader may fail to complete the checkpoint");
+        std::fs::create_dir(&saved).expect("a folder");
+        assert!(!finish(Some(&saved)));
+        assert!(!finish(None), "no checkpoint was due");
     }
 }

@@ -71,6 +71,7 @@ impl TrainingLoop<'_> {
         let mut checkpoints =
             Checkpoints::new(&mut folder, settings, description, saved, &evaluations, space.clone())?;
         checkpoints.writer.on_progress(trainer.pipeline().keep_alive());
+        copies.iter_mut().for_each(|copies| copies.on_progress(trainer.pipeline().keep_alive()));
         checkpoints.timing.announce(&mut trainer);
         let display = folder.is_some().then(|| Display::new(overview, start, run.steps));
         let mut log = Log::new(folder, display, efficiency, start, settings, space)?;
@@ -94,7 +95,7 @@ impl TrainingLoop<'_> {
             (false, false) => Reason::Signal,
         };
         let saved = settle(settings, processes, checkpoints.finish(&mut trainer))?;
-        copies.into_iter().for_each(StateCopies::finish);
+        copies.into_iter().for_each(|copies| copies.finish(saved.as_deref(), run.deadline()));
         // `launch` continues a run whose slow host it replaces.
         let is_replaced =
             reason == Reason::Signal && log.replaces_slow && !SlowRank::find(&run.out).is_empty();

@@ -1,0 +1,175 @@
+//! The file in the folder of a run that names the folder of its copies in memory.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use pipewright::bounded_file::{SMALL_TEXT, read_regular, write_regular};
+use pipewright::checkpoint::CopyFolder;
+use rustix::process::geteuid;
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+
+/// The name of the file.
+const LINK: &str = "copies.json";
+
+/// The beginning of the name of each folder of copies, and the number of hexadecimal digits after it.
+const PREFIX: &str = "pipewright-";
+const DIGITS: usize = 16;
+
+/// The content of the file.
+#[derive(Debug, Serialize, Deserialize)]
+struct Link {
+    /// The folder of the run. The copies do not belong to a folder that was copied or moved.
+    run: PathBuf,
+    copies: PathBuf,
+    /// The memory that has the copies. On another machine, the path may lead to copies of steps that the run
+    /// has abandoned.
+    memory: Option<String>,
+}
+
+/// Returns the name of the folder of a run's copies, which no other run has.
+pub(crate) fn unique_name(run: &Path) -> String {
+    let parts = format!("{} {} {:?}", run.display(), std::process::id(), SystemTime::now());
+    format!("{PREFIX}{}", &blake3::hash(parts.as_bytes()).to_hex()[..DIGITS])
+}
+
+/// Writes the file that names the folder of the copies.
+pub(crate) fn write_link(run: &Path, copies: &Path) -> Result<(), Failure> {
+    let (path, draft) = (run.join(LINK), run.join(format!(".{LINK}")));
+    let written = fs::canonicalize(run).and_then(|run| {
+        let link = Link { run, copies: copies.to_owned(), memory: memory_of(copies) };
+        write_regular(&draft, &serde_json::to_vec(&link)?)?;
+        fs::rename(&draft, &path)
+    });
+    written.map_err(|error| Failure::input(format!("{}: cannot be written: {error}", path.display())))
+}
+
+/// Removes the file that names the folder of the copies. It may already be gone.
+pub(crate) fn remove_link(run: &Path) {
+    let _ = fs::remove_file(run.join(LINK));
+}
+
+/// Returns the folder of the copies of the run in a folder, if a file names it. The folder may be gone, or
+/// may have copies that the run has left behind.
+pub(crate) fn link_of(run: &Path) -> Option<PathBuf> {
+    read_link(run).map(|link| link.copies)
+}
+
+/// Returns the folder of the copies of the run in a folder, if the run has made its last copies in the memory
+/// of this machine.
+pub(crate) fn usable_copies(run: &Path) -> Option<PathBuf> {
+    let link = read_link(run)?;
+    (link.memory.is_some() && link.memory == memory_of(&link.copies)).then_some(link.copies)
+}
+
+/// Reads the file of a run. A path that cannot be a folder of copies does not count, because the folder is
+/// removed later.
+fn read_link(run: &Path) -> Option<Link> {
+    let link: Link = serde_json::from_slice(&read_regular(&run.join(LINK), SMALL_TEXT).ok()?).ok()?;
+    let digits = link.copies.file_name()?.to_str()?.strip_prefix(PREFIX)?;
+    let is_name = digits.len() == DIGITS && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    (is_name && link.run == fs::canonicalize(run).ok()?).then_some(link)
+}
+
+/// Identifies the memory that a folder of copies is in: the machine since it was started, and the file
+/// system, because each container of a machine has one of its own. Returns `None` if the folder around it
+/// does not exist.
+fn memory_of(copies: &Path) -> Option<String> {
+    let device = fs::metadata(copies.parent()?).ok()?.dev();
+    let boot = read_regular(Path::new("/proc/sys/kernel/random/boot_id"), SMALL_TEXT).unwrap_or_default();
+    Some(format!("{} {device}", String::from_utf8_lossy(&boot).trim()))
+}
+
+/// Removes a folder of copies that a run does not need any more, if it is one, and belongs to this user.
+pub(crate) fn remove_copies(copies: &Path) {
+    let owner = fs::symlink_metadata(copies).ok().filter(fs::Metadata::is_dir).map(|folder| folder.uid());
+    if owner == Some(geteuid().as_raw()) && CopyFolder::find(copies).is_ok() {
+        // Best effort: what stays is never used.
+        let _ = CopyFolder::remove(copies);
+    }
+}
+
+/// Returns the bytes that the copies of the run in a folder take, if they are in the file system of `folder`.
+pub(crate) fn earlier_bytes(run: &Path, folder: &Path) -> u64 {
+    let device = |path: &Path| fs::metadata(path).ok().map(|found| found.dev());
+    let copies = link_of(run).filter(|copies| device(copies).is_some() && device(copies) == device(folder));
+    copies.map_or(0, |copies| bytes_below(&copies))
+}
+
+/// Returns the bytes that the files below a folder take; 0 if it does not exist.
+pub(crate) fn bytes_below(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let bytes = entries.filter_map(|entry| {
+        let found = entry.metadata().ok()?;
+        Some(if found.is_dir() { bytes_below(&entry.path()) } else { found.blocks() * 512 })
+    });
+    bytes.fold(0, u64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A run in a scratch folder, with a folder of copies that has a file of 64 KiB.
+    struct Linked {
+        scratch: tempfile::TempDir,
+        run: PathBuf,
+        copies: PathBuf,
+    }
+
+    fn linked() -> Linked {
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        let run = scratch.path().join("run");
+        fs::create_dir(&run).expect("a folder");
+        let copies = scratch.path().join(unique_name(&run));
+        CopyFolder::create(&copies).expect("a folder");
+        fs::create_dir(copies.join("copy")).expect("a folder");
+        fs::write(copies.join("copy/file"), vec![1; 64 << 10]).expect("a file");
+        write_link(&run, &copies).expect("the folder takes files");
+        Linked { scratch, run, copies }
+    }
+
+    #[test]
+    fn the_copies_of_a_run_do_not_belong_to_its_folder_elsewhere() {
+        let Linked { scratch, run, copies } = linked();
+        assert_eq!([link_of(&run), usable_copies(&run)], [Some(copies.clone()), Some(copies)]);
+        let moved = scratch.path().join("moved");
+        fs::rename(&run, &moved).expect("a free name");
+        assert_eq!([link_of(&run), link_of(&moved)], [None, None]);
+    }
+
+    #[test]
+    fn copies_in_the_memory_of_another_machine_are_not_used() {
+        let Linked { scratch: _scratch, run, copies } = linked();
+        let memory = memory_of(&copies).expect("the folder exists");
+        let text = fs::read_to_string(run.join(LINK)).expect("the link");
+        fs::write(run.join(LINK), text.replace(&memory, "another")).expect("the link");
+        assert_eq!((link_of(&run), usable_copies(&run)), (Some(copies), None));
+    }
+
+    #[test]
+    fn a_folder_that_is_not_one_of_copies_is_not_removed() {
+        let Linked { scratch, run, copies } = linked();
+        let foreign = scratch.path().join("mine");
+        fs::create_dir(&foreign).expect("a folder");
+        write_link(&run, &foreign).expect("the folder takes files");
+        assert_eq!(link_of(&run), None, "the name of a folder of copies is different");
+        let named = scratch.path().join("pipewright-0123456789abcdef");
+        fs::rename(&foreign, &named).expect("a free name");
+        remove_copies(&named);
+        assert!(named.exists(), "it has no lock of a folder of copies");
+        remove_copies(&copies);
+        assert!(!copies.exists());
+    }
+
+    #[test]
+    fn the_bytes_of_earlier_copies_count_in_their_own_file_system() {
+        let Linked { scratch, run, .. } = linked();
+        assert!(earlier_bytes(&run, scratch.path()) >= 64 << 10);
+        assert_eq!(earlier_bytes(&run, Path::new("/proc")), 0);
+        assert_eq!(earlier_bytes(scratch.path(), scratch.path()), 0, "no run is here");
+    }
+}
