@@ -77,13 +77,17 @@ fn auto_trains_adapters_as_planned() {
     assert!(said.contains("auto: ") && said.contains("; measured in "), "{said}");
     let planned = fs::read_to_string(folder.path().join("out/config.toml")).expect("the configuration");
     assert!(planned.contains("planned_step_ms"), "{planned}");
-    let profiles = || {
-        let names = fs::read_dir(folder.path().join("out")).expect("the folder").flatten();
-        names.filter(|entry| entry.file_name().to_string_lossy().starts_with("profile-")).count()
+    let profiles = || -> Vec<String> {
+        let entries = fs::read_dir(folder.path().join("out")).expect("the folder").flatten();
+        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        names.filter(|name| name.starts_with("profile-")).collect()
     };
-    assert_eq!(profiles(), 1);
+    let first = profiles();
+    assert_eq!(first.len(), 1);
     // The profile of other adapters is not used.
     let (_, said) = succeed(&folder, &["train", "lora.toml"], &[&set[..], &["adapter.rank=4"]].concat());
     assert!(said.contains("; measured in "), "{said}");
-    assert_eq!(profiles(), 2);
+    // The earlier run was moved aside with its own.
+    assert_eq!(profiles().len(), 1);
+    assert_ne!(profiles(), first);
 }
