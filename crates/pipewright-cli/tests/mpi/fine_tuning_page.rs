@@ -90,9 +90,7 @@ fn the_commands_of_the_page_work() {
         assert_eq!(output.status.code(), Some(0), "{command}: {}", words(&output));
     }
     assert_eq!(figures_of(&folder.path().join("runs/qwen")).len(), 6);
-    for file in
-        ["runs/qwen/report.html", "qwen-adapter/adapter_model.safetensors", "qwen-tuned/model.safetensors"]
-    {
+    for file in ["report.html", "qwen-adapter/adapter_model.safetensors", "qwen-tuned/model.safetensors"] {
         assert!(folder.path().join(file).exists(), "{file}");
     }
 }
