@@ -39,8 +39,8 @@ pub(super) struct Words<'a> {
 }
 
 impl Words<'_> {
-    /// Returns the failure of a search. A plan that does not fit is a check that failed. Anything else is wrong
-    /// input.
+    /// Returns the failure of a search. A plan that does not fit is a check that failed. Anything else is
+    /// wrong input.
     pub(super) fn refused(&self, error: SearchError) -> Failure {
         let exit = match error {
             SearchError::Memory { .. } => Exit::CheckFailed,

@@ -99,17 +99,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), Failure> {
     let request = arguments.request(&found);
     let chat = arguments.chat.then(|| Chat::new(&found, request, arguments.system.as_deref()));
     let mut chat = chat.transpose()?;
-    let encode = |text: &String| match &chat {
-        Some(chat) => chat.prompt(text),
-        None => {
-            encode_prompt(&found.codec, found.model.vocab_size(), found.bos_id, text).map_err(Failure::input)
-        }
-    };
-    let encoded = prompts
-        .iter()
-        .enumerate()
-        .map(|(index, text)| encode(text).map_err(|failure| of_prompt(index, prompts.len(), failure)));
-    let encoded: Vec<Vec<u32>> = encoded.collect::<Result<_, _>>()?;
+    let encoded = encode(&found, chat.as_ref(), &prompts)?;
     let mut ranks = plan.start(&found)?;
     if prompts.is_empty() {
         return chat.as_mut().map_or(Ok(()), |chat| chat.converse(&mut ranks));
@@ -133,6 +123,23 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), Failure> {
         is_chat: arguments.chat,
     };
     if arguments.json { report.print_json() } else { report.print() }
+}
+
+/// Returns the tokens of each prompt, which is a message in a chat.
+fn encode(
+    found: &TrainedModel,
+    chat: Option<&Chat<'_>>,
+    prompts: &[String],
+) -> Result<Vec<Vec<u32>>, Failure> {
+    let encode = |(index, text): (usize, &String)| {
+        let tokens = match chat {
+            Some(chat) => chat.prompt(text),
+            None => encode_prompt(&found.codec, found.model.vocab_size(), found.bos_id, text)
+                .map_err(Failure::input),
+        };
+        tokens.map_err(|failure| of_prompt(index, prompts.len(), failure))
+    };
+    prompts.iter().enumerate().map(encode).collect()
 }
 
 /// Generates all texts, and measures how long it takes.

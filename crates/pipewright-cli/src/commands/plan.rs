@@ -1,5 +1,5 @@
-//! `pipewright plan`: searches the best plan for a profile, and writes its configuration; or searches the best
-//! plan for a cluster.
+//! `pipewright plan`: searches the best plan for a profile, and writes its configuration; or searches the
+//! best plan for a cluster.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

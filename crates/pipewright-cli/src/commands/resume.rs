@@ -89,8 +89,8 @@ fn run_with(
         None => launch(prepared, processes, attempts)?,
     };
     let done = trainer.steps_done();
-    // Copies of later steps are removed first: if this process is killed in between, the metrics still have the lines
-    // of the newest copy.
+    // Copies of later steps are removed first: if this process is killed in between, the metrics still have
+    // the lines of the newest copy.
     let copies = StateCopies::begin(copies, &settings, done, owned.is_some());
     let copies = copies.map_err(|failure| abandon(&mut trainer, failure))?;
     let reopened = owned.map(|owned| RunFolder::reopen(&settings.run.out, &settings.to_toml(), done, owned));
@@ -149,8 +149,8 @@ struct ResumableRun {
 }
 
 impl ResumableRun {
-    /// Reads a run, and its state from a `copy` in memory if there is one. `restart` is the record of the restart that leads to this, unless `launch` has left it in
-    /// the folder.
+    /// Reads a run, and its state from a `copy` in memory if there is one. `restart` is the record of the
+    /// restart that leads to this, unless `launch` has left it in the folder.
     fn find(
         arguments: &ResumeArguments,
         copy: Option<FoundCopy>,
@@ -256,8 +256,8 @@ fn scheduled(loaded: Loaded) -> Result<Scheduled, Failure> {
     })
 }
 
-/// Reads the state of a run: from a copy in memory if there is one, and otherwise from the disk. Returns it with the
-/// time that this took, and whether it is the copy.
+/// Reads the state of a run: from a copy in memory if there is one, and otherwise from the disk. Returns it
+/// with the time that this took, and whether it is the copy.
 fn read_state(
     path: &RunPath,
     copy: Option<FoundCopy>,

@@ -17,11 +17,11 @@ const AUTO: &str = "auto";
 const SECONDS: std::ops::RangeInclusive<f64> = 1.0..=864e6;
 
 /// The hours of one rank between two failures, a published rate that is rounded: Llama 3 405B had 419
-/// unexpected interruptions in 54 days on 16,384 GPUs (arXiv 2407.21783, section 3.3.4), one in 50,700 hours of
-/// a GPU.
+/// unexpected interruptions in 54 days on 16,384 GPUs (arXiv 2407.21783, section 3.3.4), one in 50,700 hours
+/// of a GPU.
 const HOURS_OF_A_RANK: f64 = 50_000.0;
-/// The longest time between failures that is expected, an assumption without a source. Small runs rarely lose a device, but they end for other
-/// reasons: a machine that restarts, a limit of a batch system, a full disk.
+/// The longest time between failures that is expected, an assumption without a source. Small runs rarely lose
+/// a device, but they end for other reasons: a machine that restarts, a limit of a batch system, a full disk.
 const LONGEST_ASSUMED: Duration = Duration::from_secs(86_400);
 
 /// When a run saves checkpoints, besides the one at its end.

@@ -156,8 +156,8 @@ fn read_sizes(section: &mut Section<'_>, written: &BTreeMap<String, Value>) -> F
     if section.is_sound() {
         match model.checked_config() {
             Ok(config) if config.has_unused_window() => section.note(
-                "[model]: no layer has the window of `sliding_window`, because `use_sliding_window` is not true, \
-                 or the layers before `max_window_layers` (28 if it is absent) are all"
+                "[model]: `sliding_window` has no effect, because no layer has it: set `use_sliding_window = true`, and \
+                 `max_window_layers` (28 if it is absent) below the number of layers"
                     .to_owned(),
             ),
             Ok(_) => {}

@@ -120,8 +120,8 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Opti
     }
 }
 
-/// Reads the rate to which a schedule falls. A resumed run may change its schedule and change back, so the key is kept
-/// where it has no effect.
+/// Reads the rate to which a schedule falls. A resumed run may change its schedule and change back, so the
+/// key is kept where it has no effect.
 fn read_lowest(section: &mut Section<'_>, schedule: Decay, highest: f64) -> Option<f64> {
     const KEY: &str = "min_learning_rate";
     if !section.is_written(KEY) {

@@ -53,8 +53,8 @@ fn operations_per_second(teraflops: f64) -> String {
     format!("{size:.*} {}", decimals(size), UNITS[unit])
 }
 
-/// Divides a size by 1000 until it is shown as less than that, at most until the last of `units` units. Returns
-/// the rest and the number of divisions.
+/// Divides a size by 1000 until it is shown as less than that, at most until the last of `units` units.
+/// Returns the rest and the number of divisions.
 fn below_1000(mut size: f64, units: usize) -> (f64, usize) {
     let mut unit = 0;
     while size >= 999.5 && unit + 1 < units {

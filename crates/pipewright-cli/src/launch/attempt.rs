@@ -41,8 +41,9 @@ impl Stop {
     }
 }
 
-/// Starts the launcher and waits for its end. If a signal asks for the end of the run, or `is_replaced` does, the
-/// processes save a checkpoint and end. If `first_cause` is written and the launcher does not end, it is ended.
+/// Starts the launcher and waits for its end. If a signal asks for the end of the run, or `is_replaced` does,
+/// the processes save a checkpoint and end. If `first_cause` is written and the launcher does not end, it is
+/// ended.
 pub(crate) fn run(
     command: &mut Command,
     first_cause: &Path,

@@ -51,8 +51,8 @@ impl Places {
     }
 }
 
-/// Returns the names of the hosts of some ranks, each once. A launcher fills the slots of a host before it starts
-/// processes on the next one.
+/// Returns the names of the hosts of some ranks, each once. A launcher fills the slots of a host before it
+/// starts processes on the next one.
 pub(super) fn hosts_of(hosts: &[Host], ranks: &[u32]) -> Vec<String> {
     let slots = hosts.iter().flat_map(|host| std::iter::repeat_n(&host.name, host.slots as usize));
     let mut names: Vec<String> =

@@ -43,8 +43,8 @@ pub(crate) struct FoundCopy {
     pub(crate) took: Duration,
 }
 
-/// Returns the bytes that the copies of a run take on this machine: the copies of all ranks, or the copies of one
-/// rank if each is a process, because processes may be on several machines.
+/// Returns the bytes that the copies of a run take on this machine: the copies of all ranks, or the copies of
+/// one rank if each is a process, because processes may be on several machines.
 pub(crate) fn copy_bytes(prepared: &Prepared) -> u64 {
     let settings = &prepared.settings;
     if settings.run.copy_every == 0 {
@@ -95,8 +95,9 @@ pub(crate) fn has_copies(run: &Path) -> bool {
     link_of(run).is_some()
 }
 
-/// Returns the newest copy of a run that is newer than its checkpoints; `None` if there is none, or if the path
-/// names a checkpoint. All processes call it, and the first one decides. `steps` is the number of steps of the run.
+/// Returns the newest copy of a run that is newer than its checkpoints; `None` if there is none, or if the
+/// path names a checkpoint. All processes call it, and the first one decides. `steps` is the number of steps
+/// of the run.
 ///
 /// # Errors
 /// Fails if the processes do not reach each other.
@@ -157,8 +158,8 @@ fn newest_here(run: &Path, steps: u64) -> Option<Checkpoint> {
     None
 }
 
-/// Returns the folder of a run's copies, the same in all processes; `None` if it makes none. All processes call it.
-/// If the run `continues`, the folder stays the same.
+/// Returns the folder of a run's copies, the same in all processes; `None` if it makes none. All processes
+/// call it. If the run `continues`, the folder stays the same.
 ///
 /// # Errors
 /// Fails if the processes do not reach each other.
@@ -188,8 +189,8 @@ pub(crate) struct StateCopies {
 }
 
 impl StateCopies {
-    /// Begins to make copies in `folder` after step `done`, and removes the copies of later steps; makes none if
-    /// there is no folder. The `leader` writes to the folder of the run.
+    /// Begins to make copies in `folder` after step `done`, and removes the copies of later steps; makes none
+    /// if there is no folder. The `leader` writes to the folder of the run.
     ///
     /// # Errors
     /// Fails if a folder cannot be written.
@@ -221,8 +222,8 @@ impl StateCopies {
         }
     }
 
-    /// Waits for the copy that was begun after the last step. Then a step that is in the metrics costs no more than
-    /// itself: the state before it has a copy.
+    /// Waits for the copy that was begun after the last step. Then a step that is in the metrics costs no
+    /// more than itself: the state before it has a copy.
     pub(crate) fn settle(&mut self) {
         if let Some(Err(error)) = self.writer.as_mut().map(CheckpointWriter::wait) {
             self.give_up(&error);
@@ -249,8 +250,8 @@ impl StateCopies {
         Ok(())
     }
 
-    /// Makes no further copy. A run is worth more than its copies. The other processes continue, and no copy is
-    /// complete any more.
+    /// Makes no further copy. A run is worth more than its copies. The other processes continue, and no copy
+    /// is complete any more.
     fn give_up(&mut self, error: &CheckpointError) {
         say(&format!(
             "warning: copies in memory are not written any more, and the training continues without them: {}",

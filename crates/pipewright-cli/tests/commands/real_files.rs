@@ -82,7 +82,7 @@ fn a_pasted_configuration_is_taken_and_what_has_no_effect_is_named() {
     assert_eq!(found, [json!(5), json!(3), json!(4096)]);
     paste(&format!("{sizes}{rest}sliding_window = 512\n"));
     let (code, words) = told(&folder, "check", &[]);
-    assert!(code == Some(0) && words.contains("no layer has the window of `sliding_window`"), "{words}");
+    assert!(code == Some(0) && words.contains("`sliding_window` has no effect"), "{words}");
 
     for (line, part) in [
         ("model_type = \"cohere\"\nlogit_scale = 8.0", "which cannot compute `logit_scale = 8.0`"),

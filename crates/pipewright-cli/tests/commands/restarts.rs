@@ -1,5 +1,5 @@
-//! Tests of runs that continue by themselves after a fault: the results have the bits of an undisturbed run, and a
-//! fault that repeats ends the run.
+//! Tests of runs that continue by themselves after a fault: the results have the bits of an undisturbed run,
+//! and a fault that repeats ends the run.
 
 use std::fs;
 use std::path::PathBuf;

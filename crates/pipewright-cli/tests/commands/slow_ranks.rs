@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use crate::run::Run;
 
-/// Trains 16 steps on two ranks and with `faults`. Returns the events in the metrics and what the run has said.
+/// Trains 16 steps on two ranks and with `faults`. Returns the events in the metrics and what the run has
+/// said.
 fn train(run: &Run, faults: &str, set: &[&str]) -> (Vec<Value>, String) {
     let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
     command.current_dir(run.path(".")).env("PIPEWRIGHT_FAULT", faults).args(["train", "small.toml"]);

@@ -1,5 +1,5 @@
-//! Tests of copies of the state in memory (`run.copy_every`): a run continues from the newest complete one, and ends with
-//! the bits of an undisturbed run. The folder of the copies is in the scratch folder.
+//! Tests of copies of the state in memory (`run.copy_every`): a run continues from the newest complete one,
+//! and ends with the bits of an undisturbed run. The folder of the copies is in the scratch folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};

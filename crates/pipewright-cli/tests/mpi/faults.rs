@@ -1,8 +1,8 @@
-//! A long trial, run by hand: a run of four processes on two hosts meets many faults, ends without help, and has the results of
-//! an undisturbed run, to the bit.
+//! A long trial, run by hand: a run of four processes on two hosts meets many faults, ends without help, and
+//! has the results of an undisturbed run, to the bit.
 //!
-//! `PIPEWRIGHT_FAULTS` is the number of faults, by default 24, and `PIPEWRIGHT_SEED` chooses their moments. The hosts are
-//! network namespaces of this machine, so they share its memory.
+//! `PIPEWRIGHT_FAULTS` is the number of faults, by default 24, and `PIPEWRIGHT_SEED` chooses their moments.
+//! The hosts are network namespaces of this machine, so they share its memory.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,8 @@ use serde_json::Value;
 use super::hosts::{Hosts, launch_on};
 use super::{figures, folder, pipewright, process_of, with_overrides};
 
-/// The steps of the run for each fault. The trial needs fewer, and the run ends by itself after the last fault.
+/// The steps of the run for each fault. The trial needs fewer, and the run ends by itself after the last
+/// fault.
 const STEPS_PER_FAULT: u64 = 40;
 
 /// The longest time from a fault to the next step.
@@ -137,7 +138,8 @@ impl Trial {
                 std::thread::sleep(Duration::from_millis(moment));
                 self.signal_rank(1, "KILL");
             }
-            // A host that answered too late for the last restart has no process that could miss the other one.
+            // A host that answered too late for the last restart has no process that could miss the other
+            // one.
             Fault::CutLink if self.hosts.processes_of_second().is_empty() => self.signal_rank(1, "KILL"),
             Fault::CutLink => {
                 self.hosts.cut();

@@ -1,5 +1,5 @@
-//! Tests of `launch`: it starts the processes, and a run survives the loss of processes and ends with the bits of an
-//! undisturbed one.
+//! Tests of `launch`: it starts the processes, and a run survives the loss of processes and ends with the
+//! bits of an undisturbed one.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::{figures, folder, left_running, pipewright, process_of, signal, with_overrides, words};
 
-/// The settings of runs that are disturbed: long enough for a fault, with a checkpoint after every second step.
+/// The settings of runs that are disturbed: long enough for a fault, with a checkpoint after every second
+/// step.
 const SETTINGS: [&str; 5] = [
     "run.steps=40",
     "run.checkpoint_every=2",
@@ -60,8 +61,8 @@ fn a_launched_run_has_the_bits_of_threads() {
     assert!(words(&output).contains("4 ranks"), "{}", words(&output));
 }
 
-/// Sends a signal to each of these ranks of a launched run, one after the other, and checks that the run ends as an
-/// undisturbed one.
+/// Sends a signal to each of these ranks of a launched run, one after the other, and checks that the run ends
+/// as an undisturbed one.
 fn check_survived(ranks: &[u32], name: &str) {
     let folder = folder();
     let path = folder.path().canonicalize().expect("it exists");

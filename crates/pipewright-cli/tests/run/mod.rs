@@ -110,7 +110,8 @@ impl Run {
         assert_eq!(output.status.code(), Some(0), "{words}");
     }
 
-    /// Returns the figures of all complete lines of the metrics that are steps. Checks that the steps are 1, 2, 3 and so on.
+    /// Returns the figures of all complete lines of the metrics that are steps. Checks that the steps are 1,
+    /// 2, 3 and so on.
     pub(crate) fn figures(&self) -> Vec<Figures> {
         let metrics = fs::read_to_string(self.path("out/metrics.jsonl")).unwrap_or_default();
         let whole = &metrics[..metrics.rfind('\n').map_or(0, |end| end + 1)];

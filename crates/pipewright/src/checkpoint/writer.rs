@@ -140,7 +140,8 @@ impl CheckpointWriter {
     /// When the system cannot start a thread.
     pub fn copy(folder: CopyFolder, ranks: u32, deadline: Duration) -> Result<Self, CheckpointError> {
         let path = folder.path().to_owned();
-        // The run waits for the copy of each step during the next one, so the thread has the priority of ranks.
+        // The run waits for the copy of each step during the next one, so the thread has the priority of
+        // ranks.
         let begin = || ();
         Self::spawn(path, deadline, begin, move |Job { state, .. }, written| {
             folder.write(state, ranks, written)

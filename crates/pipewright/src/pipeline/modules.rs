@@ -21,8 +21,8 @@ type OtherType = Arc<Mutex<Option<&'static str>>>;
 impl Pipeline {
     /// Calls `read` with the module at a place, on the thread of its rank, and returns what it returns. The
     /// module is a Burn module: the module of a stage ([`Stage::new`](crate::stage::Stage::new)), a layer of
-    /// [`Layers`](super::Layers) by its number, or a node of a graph by its name. If parameters are sharded, it has the
-    /// whole of them.
+    /// [`Layers`](super::Layers) by its number, or a node of a graph by its name. If parameters are sharded,
+    /// it has the whole of them.
     ///
     /// With several processes, all must call it, and all but the one that has the module get `None`. A
     /// process does not know the modules of the others: a place that does not exist is `None` in all of them.

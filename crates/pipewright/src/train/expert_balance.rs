@@ -1,5 +1,5 @@
-//! Balance of experts without a loss (Wang et al., 2024, <https://arxiv.org/abs/2408.15664>; DeepSeek-AI, 2024,
-//! <https://arxiv.org/abs/2412.19437>). A router adds a correction to the scores of its experts when it
+//! Balance of experts without a loss (Wang et al., 2024, <https://arxiv.org/abs/2408.15664>; DeepSeek-AI,
+//! 2024, <https://arxiv.org/abs/2412.19437>). A router adds a correction to the scores of its experts when it
 //! chooses them. After each step the correction of an expert falls by a fixed amount if more tokens than the
 //! mean chose the expert, and rises by it if fewer did.
 

@@ -105,7 +105,11 @@ impl Report<'_> {
             [text] if text.generated.is_ended => ", ended by the model",
             _ => "",
         };
-        let texts = if self.is_single { String::new() } else { format!(" of {}", self.texts()) };
+        let texts = if self.is_single {
+            String::new()
+        } else {
+            format!(" of {}", counted(self.outcomes.len(), "text"))
+        };
         let ranks = match self.ranks.count() {
             1 => String::new(),
             ranks => format!(", on {}", counted(ranks, "rank")),
@@ -123,10 +127,6 @@ impl Report<'_> {
             self.tokens_per_second(),
             self.times.first,
         )
-    }
-
-    fn texts(&self) -> String {
-        counted(self.outcomes.len(), "text")
     }
 }
 
