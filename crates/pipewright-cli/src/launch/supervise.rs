@@ -350,7 +350,7 @@ fn stopped(why: Failure, is_asked: bool, folder: &Path) -> Failure {
 }
 
 /// Returns the first hosts that take this many processes together; `None` if all hosts take fewer. An empty
-/// list stands for this machine, which takes any number.
+/// list means that the processes run on this machine, which takes any number.
 fn enough(hosts: &[Host], processes: u32) -> Option<Vec<Host>> {
     let mut left = processes;
     let mut chosen = Vec::new();

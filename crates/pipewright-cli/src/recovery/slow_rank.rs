@@ -71,7 +71,8 @@ impl SlowRank {
         record::leave(&run.join(FILE), &records)
     }
 
-    /// Returns the records in the folder of a run; none if there is no file, or if it is not complete yet.
+    /// Returns the records in the folder of a run. The list is empty if the file is missing or not complete
+    /// yet.
     pub(crate) fn find(run: &Path) -> Vec<Self> {
         record::find(&run.join(FILE)).unwrap_or_default()
     }

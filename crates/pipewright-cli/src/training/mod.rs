@@ -27,5 +27,7 @@ pub(crate) mod shared_folder;
 pub(crate) mod copies_link;
 pub(crate) mod state_copies;
 pub(crate) mod timeline_recorder;
+mod run_checkpoints;
+mod run_log;
 pub(crate) mod trained_model;
 pub(crate) mod training_loop;

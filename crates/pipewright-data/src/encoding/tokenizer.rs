@@ -22,7 +22,7 @@ pub(crate) const MEMORY_OF_A_BYTE: u64 = 32;
 /// Token ids with their places in the text.
 pub(crate) struct PlacedTokens {
     pub(crate) ids: Vec<u32>,
-    /// The range of bytes of the text that each token stands for: its start, and its end, which is excluded.
+    /// The bytes of the text that each token encodes, as start and end; the end is excluded.
     pub(crate) places: Vec<(usize, usize)>,
 }
 

@@ -106,7 +106,7 @@ fn ranks_compute_side_by_side() {
     let (begun, beginnings) = channel();
     let (begun, beginnings) = (Mutex::new(begun), Mutex::new(Some(beginnings)));
     let first = move |input| {
-        // After the first two texts nobody listens.
+        // The receiver is dropped after two texts, so later sends fail.
         let _ = begun.lock().expect("no panic").send(());
         pack(input)
     };

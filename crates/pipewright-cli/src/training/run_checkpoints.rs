@@ -1,0 +1,173 @@
+//! The checkpoints that a run saves: after which steps, what became of each, and what a failure means for the
+//! steps that are saved.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use pipewright::checkpoint::{CheckpointError, CheckpointWriter};
+use pipewright::train::{Metrics, Trainer};
+use serde_json::{Map, Value};
+
+use crate::config::Settings;
+use crate::failure::{Exit, Failure, sentence};
+use crate::fault::{Fault, is_full, launched_restart};
+use crate::run_folder::{self, RunFolder, is_lost_folder};
+use crate::text::quoted;
+use crate::training::checkpoint_space::CheckpointSpace;
+use crate::training::checkpoint_timing::CheckpointTiming;
+use crate::training::evaluations::Evaluations;
+use crate::training::identity::LOSS;
+use crate::training::launch::failure;
+
+/// The checkpoints of a run.
+pub(super) struct Checkpoints {
+    pub(super) writer: CheckpointWriter,
+    pub(super) timing: CheckpointTiming,
+    /// The step whose checkpoint was requested last.
+    requested: Option<u64>,
+    pub(super) description: Map<String, Value>,
+    newest: Option<PathBuf>,
+    /// The last step whose checkpoint is complete; 0 if there is none.
+    saved: u64,
+    /// The run's folder.
+    run: PathBuf,
+    /// Whether the process reports its own failures, because another process reports those of the run.
+    reports: bool,
+    space: CheckpointSpace,
+}
+
+impl Checkpoints {
+    pub(super) fn new(
+        folder: &mut Option<RunFolder>,
+        settings: &Settings,
+        description: Map<String, Value>,
+        saved: u64,
+        evaluations: &Evaluations,
+        space: CheckpointSpace,
+    ) -> Result<Self, Failure> {
+        let run = &settings.run;
+        // The replicas of the first shard group each write their part, and tensor ranks their shards.
+        let ranks = settings.pipeline.ranks * settings.mesh.shards() * settings.mesh.tensor_parallel;
+        let reports = folder.is_none();
+        let writer = match folder {
+            Some(folder) => {
+                let (keep, checkpoints) = (run.keep_checkpoints as usize, folder.take_checkpoints());
+                // A kill may have come before the link to the best checkpoint, and a run may go back to an
+                // earlier one.
+                let best = evaluations.lowest().map(|(step, _)| step);
+                checkpoints.set_best(best).map_err(Failure::input)?;
+                CheckpointWriter::start(checkpoints, keep, ranks, run.deadline())
+            }
+            None => CheckpointWriter::join(&run_folder::checkpoints_of(&run.out), run.deadline()),
+        };
+        // A resumed run may already have the checkpoint of the step that it resumes from.
+        let requested = (saved > 0).then_some(saved);
+        let (writer, timing) = (writer.map_err(Failure::input)?, CheckpointTiming::new(settings));
+        let (newest, run) = (None, run.out.clone());
+        Ok(Self { writer, timing, requested, description, newest, saved, run, reports, space })
+    }
+
+    /// Checks the outcome of earlier checkpoints, and records the losses for the next checkpoint.
+    pub(super) fn poll(&mut self, metrics: &Metrics, evaluations: &Evaluations) -> Result<(), Failure> {
+        self.description.insert(LOSS.to_owned(), metrics.loss.into());
+        evaluations.describe(&mut self.description);
+        let outcome = self.writer.poll();
+        self.note(outcome, self.requested)
+    }
+
+    /// Saves a checkpoint if one is due (`run.checkpoint_every`), and after a step with the lowest validation
+    /// loss.
+    pub(super) fn after_step(&mut self, trainer: &mut Trainer, is_best: bool) -> Result<(), Failure> {
+        let is_due = self.timing.is_due(trainer.steps_done(), self.requested.unwrap_or(0));
+        if is_best || is_due {
+            self.save(trainer, is_best)?;
+        }
+        self.timing.announce(trainer);
+        Ok(())
+    }
+
+    fn save(&mut self, trainer: &mut Trainer, is_best: bool) -> Result<(), Failure> {
+        let begun = Instant::now();
+        let state = trainer.state(self.description.clone()).map_err(|error| failure(&error))?;
+        let earlier = self.requested.replace(state.step);
+        let outcome = if is_best { self.writer.save_best(state) } else { self.writer.save(state) };
+        self.note(outcome, earlier)?;
+        self.timing.begin(begun.elapsed());
+        Ok(())
+    }
+
+    /// Saves the state of the last step unless it is already saved, and waits for the writer. Returns the
+    /// path of the newest checkpoint.
+    pub(super) fn finish(mut self, trainer: &mut Trainer) -> Result<Option<PathBuf>, Failure> {
+        if self.requested != Some(trainer.steps_done()) {
+            self.save(trainer, false)?;
+        }
+        let outcome = self.writer.wait();
+        self.note(outcome, self.requested)?;
+        Ok(self.newest)
+    }
+
+    /// Records the outcome of the checkpoint of `step`.
+    fn note(
+        &mut self,
+        outcome: Result<Option<PathBuf>, CheckpointError>,
+        step: Option<u64>,
+    ) -> Result<(), Failure> {
+        match outcome {
+            Ok(Some(path)) => {
+                self.newest = Some(path);
+                self.timing.complete();
+                self.saved = step.unwrap_or(self.saved);
+                Ok(())
+            }
+            Ok(None) => Ok(()),
+            // The leader learns of these by itself.
+            Err(error) if is_lost_folder(&error) => Err(self.lost(&error)),
+            Err(error @ CheckpointError::NotFinite { .. }) => {
+                Err(Failure::new(Exit::RankFailed, self.with_resumption(&error)))
+            }
+            Err(error) => {
+                let fault = Fault::of_full_disk(&error, step.unwrap_or(self.saved), || self.space.bytes());
+                let mut failure = Failure::input(self.with_resumption(&error)).with_fault(fault);
+                // Only this process knows of the failure, so it reports the failure even if it is not the
+                // leader.
+                if self.reports {
+                    failure.report();
+                    if let Some(fault) = failure.fault().filter(|_| launched_restart().is_some()) {
+                        fault.leave(&self.run, &failure.full_text());
+                    }
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    /// Returns the failure of a run whose folder is gone.
+    pub(super) fn lost(&self, error: &(dyn Error + 'static)) -> Failure {
+        let lost = match self.saved {
+            0 => "no step of this run is saved".to_owned(),
+            saved => format!(
+                "the steps after {saved} are not saved, and the checkpoint of step {saved} is only where the folder was \
+                 moved to"
+            ),
+        };
+        Failure::new(Exit::RankFailed, format!("{}; {lost}", sentence(error)))
+    }
+
+    /// Returns the message of an error, and how the run can be resumed.
+    fn with_resumption(&self, error: &CheckpointError) -> String {
+        let (message, run) = (sentence(error), quoted(&self.run.to_string_lossy()));
+        let is_full = is_full(error);
+        let advice = match error {
+            _ if is_full && self.saved == 0 => {
+                return format!("{message}; no step of this run is saved: free some space, then start again");
+            }
+            _ if self.saved == 0 => return format!("{message}; no step of this run is saved"),
+            _ if is_full => "free some space, then resume with",
+            CheckpointError::NotFinite { .. } => "resume with other settings of [optimizer] (`--set`)",
+            _ => "resume with",
+        };
+        format!("{message}; earlier checkpoints are complete: {advice}: pipewright resume {run}")
+    }
+}

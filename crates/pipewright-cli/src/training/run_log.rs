@@ -1,0 +1,191 @@
+//! What a run shows and writes after each step: the display, the metrics, the timeline, and events for
+//! TensorBoard. Only the leader has a folder and a display; in other processes nothing is written.
+
+use pipewright::pipeline::{PipelineError, StepFailure, StepSummary};
+use pipewright::train::{EventFile, Metrics, StepPrediction};
+use pipewright_schedule::Timeline;
+use pipewright_schedule::picture::{PictureSettings, html};
+use pipewright_schedule::slow_ranks::SlowRanks;
+
+use crate::config::Settings;
+use crate::display::{Display, Ending, say};
+use crate::failure::{Exit, Failure, sentence};
+use crate::fault::{Fault, launched_restart};
+use crate::recovery::SlowRank;
+use crate::run_folder::{RunFolder, RunFolderError};
+use crate::training::checkpoint_space::CheckpointSpace;
+use crate::training::efficiency::Efficiency;
+use crate::training::launch::failure;
+use crate::training::timeline_recorder::TimelineRecorder;
+
+/// The leader's output: the display, the metrics and the timeline.
+pub(super) struct RunLog {
+    folder: Option<RunFolder>,
+    display: Option<Display>,
+    efficiency: Efficiency,
+    /// The timeline of the last successful step.
+    timeline: Option<Timeline>,
+    recorder: TimelineRecorder,
+    prediction: StepPrediction,
+    slow_ranks: SlowRanks,
+    /// The number of ranks that compute each stage together.
+    tensor_ranks: u32,
+    /// Whether `launch` is asked to replace the host of a slow rank.
+    pub(super) replaces_slow: bool,
+    /// The steps over which the number of batches rises.
+    rampup_steps: u64,
+    /// The milliseconds of a step that the plan of the run predicts.
+    planned_step_ms: Option<f64>,
+    /// The event file for TensorBoard, if one is asked for.
+    tensorboard: Option<EventFile>,
+    /// Whether a timeline could not be written, and the user was warned.
+    lacks_timelines: bool,
+    space: CheckpointSpace,
+}
+
+impl RunLog {
+    /// Returns the output of a run whose first `done` steps are finished.
+    pub(super) fn new(
+        folder: Option<RunFolder>,
+        display: Option<Display>,
+        efficiency: Efficiency,
+        done: u64,
+        settings: &Settings,
+        space: CheckpointSpace,
+    ) -> Result<Self, Failure> {
+        let run = &settings.run;
+        let asks = folder.as_ref().filter(|_| run.tensorboard);
+        let tensorboard = asks.map(|folder| EventFile::create(folder.path(), done)).transpose();
+        Ok(Self {
+            folder,
+            display,
+            efficiency,
+            timeline: None,
+            recorder: TimelineRecorder::new(done, run.steps, run.timelines),
+            prediction: StepPrediction::default(),
+            slow_ranks: SlowRanks::default(),
+            tensor_ranks: settings.mesh.tensor_parallel,
+            replaces_slow: run.replace_slow && launched_restart().is_some(),
+            rampup_steps: run.rampup_steps,
+            planned_step_ms: run.planned_step_ms,
+            tensorboard: tensorboard.map_err(Failure::input)?,
+            lacks_timelines: false,
+            space,
+        })
+    }
+
+    /// Checks that the run's folder is still at its path, if this process writes to it.
+    pub(super) fn require_folder(&self) -> Result<(), RunFolderError> {
+        self.folder.as_ref().map_or(Ok(()), RunFolder::require)
+    }
+
+    pub(super) fn step(&mut self, metrics: &mut Metrics, report: StepSummary) -> Result<(), Failure> {
+        let (Some(folder), Some(display)) = (&mut self.folder, &mut self.display) else { return Ok(()) };
+        metrics.planned_step_ms = self.planned_step_ms;
+        self.efficiency.observe(metrics);
+        // The steps before have fewer batches.
+        if metrics.step > self.rampup_steps {
+            self.prediction.observe(metrics, &report);
+        }
+        let kept = self.recorder.record(folder, metrics.step, &report.timeline);
+        note_timeline(kept, &mut self.lacks_timelines)?;
+        if let Some(Err(error)) = self.tensorboard.as_mut().map(|tensorboard| tensorboard.step(metrics)) {
+            // Event files are an addition to the run, as timelines are.
+            self.tensorboard = None;
+            say(&format!(
+                "warning: events for TensorBoard are not written, and the training continues without them: {}",
+                sentence(&error)
+            ));
+        }
+        let done = metrics.step;
+        let unwritten = |error: RunFolderError| {
+            let fault = Fault::of_full_disk(&error, done, || self.space.bytes());
+            write_failure(error).with_fault(fault)
+        };
+        folder.write_metrics(metrics).map_err(unwritten)?;
+        let mut slow_ranks = Vec::new();
+        for change in self.slow_ranks.observe(&report.timeline) {
+            let changed = SlowRank::after(done, &change, self.tensor_ranks);
+            folder.write_slow_rank(&changed).map_err(unwritten)?;
+            say(&changed.sentence());
+            slow_ranks.extend(Some(changed).filter(|_| change.is_slow));
+        }
+        if self.replaces_slow && !slow_ranks.is_empty() {
+            // Best effort: the run continues with the slow ranks.
+            let _ = SlowRank::leave(&slow_ranks, folder.path());
+        }
+        self.timeline = Some(report.timeline);
+        display.step(metrics);
+        // Only the first step lists them.
+        display.note_undeferred(&report.undeferred);
+        Ok(())
+    }
+
+    /// Prints a sentence about the run.
+    pub(super) fn note(&self, sentence: Option<String>) {
+        if let (Some(_), Some(sentence)) = (&self.display, sentence) {
+            say(&sentence);
+        }
+    }
+
+    /// Returns the failure of a step, below the schedule around the failing action, and draws the step into
+    /// the folder.
+    pub(super) fn failed_step(&self, failed: Option<&StepFailure>, error: &PipelineError) -> Failure {
+        let Some(failed) = failed else { return failure(error) };
+        let mut context = format!("{failed}\n");
+        if let Some(folder) = &self.folder {
+            let title = failed.error.to_string();
+            let title = format!("failed: {}", title.lines().next().unwrap_or_default());
+            let settings = PictureSettings { title: &title, ..PictureSettings::default() };
+            // The picture is an addition: the failure of the step is reported in any case.
+            context += &match folder.write_failed_step(failed.error.step, &html(&failed.timeline, &settings))
+            {
+                Ok(path) => format!("the step until its failure is drawn in {}\n", path.display()),
+                Err(error) => format!("the step is not drawn: {}\n", sentence(&error)),
+            };
+        }
+        failure(error).below(context)
+    }
+
+    pub(super) fn finish(&mut self) -> Result<(), Failure> {
+        if let Some(display) = &mut self.display {
+            display.finish();
+        }
+        match (&self.folder, self.timeline.take()) {
+            (Some(folder), Some(timeline)) => {
+                let written = folder.write_timeline(&timeline.chrome_trace());
+                note_timeline(written, &mut self.lacks_timelines)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn summarize(&self, ending: &Ending<'_>) {
+        if let Some(display) = &self.display {
+            display.summarize(ending);
+        }
+    }
+}
+
+/// Warns once if a timeline could not be written, because a run is worth more than its timelines. Fails if
+/// the run's folder is gone.
+fn note_timeline(written: Result<(), RunFolderError>, is_noted: &mut bool) -> Result<(), Failure> {
+    match written {
+        Err(error) if error.is_lost_folder() => Err(write_failure(error)),
+        Err(error) => {
+            if !std::mem::replace(is_noted, true) {
+                let reason = error.reason();
+                say(&format!(
+                    "warning: a timeline is not written, and the training continues without it: {reason}"
+                ));
+            }
+            Ok(())
+        }
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Returns the failure for results that cannot be written.
+fn write_failure(error: RunFolderError) -> Failure {
+    if error.is_lost_folder() { Failure::new(Exit::RankFailed, error) } else { Failure::input(error) }
+}
