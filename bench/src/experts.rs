@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use burn::module::Param;
 use burn::tensor::{Device, Distribution, Tensor};
-use pipewright::nn::{Expert, Linear, Routing, mix_experts, swiglu};
+use pipewright::nn::{Expert, ExpertForm, Linear, Routing, mix_experts, swiglu};
 
 use crate::statistics::Spread;
 
@@ -46,6 +46,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         gate_proj: Some(linear(width, inner)),
         up_proj: linear(width, inner),
         down_proj: linear(inner, width),
+        form: ExpertForm::default(),
     };
     let mixture: Vec<Expert> = (0..experts).map(|_| expert(inner)).collect();
     let wide = expert(chosen * inner);

@@ -81,7 +81,7 @@ fn qwen3_moe() -> Qwen3MoeConfig {
         ..DecoderConfig::new(VOCABULARY, HEADS)
     };
     let mixture = MixtureConfig::of_width(3 * WIDTH);
-    Qwen3MoeConfig { decoder: sizes, attention_bias: false, mixture }
+    Qwen3MoeConfig { mixture, ..Qwen3MoeConfig::from(sizes) }
 }
 
 /// Returns the numbers of the parameters that a token meets, and of all.

@@ -23,12 +23,13 @@ pub struct Heads {
     pub cap: Option<f32>,
 }
 
-/// Returns `softmax(scale q kᵀ) v` for each head, `[heads * value_dim]`.
+/// Returns `softmax(scale q kᵀ) v` for each head, `[heads * value_dim]`. With `sinks`, each head has a further
+/// score, whose value is zero.
 ///
 /// `query` is rotated already. `keys` have a row of `kv_heads * head_dim` for each token that it sees, and
 /// are rotated. `values` have a row of `kv_heads * value_dim`.
 #[multiversion(targets = "simd")]
-pub fn attend(query: &[f32], keys: &[f32], values: &[f32], heads: Heads) -> Vec<f32> {
+pub fn attend(query: &[f32], keys: &[f32], values: &[f32], heads: Heads, sinks: Option<&[f32]>) -> Vec<f32> {
     let Heads { heads, kv_heads, head_dim, value_dim, scale, cap } = heads;
     let (width, value_width, group) = (kv_heads * head_dim, kv_heads * value_dim, heads / kv_heads);
     let mut out = vec![0f32; heads * value_dim];
@@ -42,11 +43,13 @@ pub fn attend(query: &[f32], keys: &[f32], values: &[f32], heads: Heads) -> Vec<
         if let Some(cap) = cap {
             bound(&mut weights, cap);
         }
-        let largest = max(&weights);
+        let sink = sinks.map(|sinks| sinks[head]);
+        let largest = sink.map_or_else(|| max(&weights), |sink| max(&weights).max(sink));
         for weight in &mut weights {
             *weight = exp(*weight - largest);
         }
-        let share = 1.0 / sum(weights.len(), |i| weights[i]);
+        let of_sink = sink.map_or(0.0, |sink| exp(sink - largest));
+        let share = 1.0 / (sum(weights.len(), |i| weights[i]) + of_sink);
         for (weight, values) in weights.iter().zip(values.chunks_exact(value_width)) {
             let (weight, value) = (weight * share, &values[key_head * value_dim..][..value_dim]);
             for (out, value) in out.iter_mut().zip(value) {

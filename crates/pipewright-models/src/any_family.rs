@@ -65,6 +65,9 @@ pub(crate) trait AnyFamily {
     fn layers(&self) -> usize;
     fn check_side(&self, side: &SideRows, sequence: usize) -> Result<(), SideError>;
     fn cuts(&self) -> Option<Vec<usize>>;
+    fn longest(&self) -> Option<usize>;
+    fn positions(&self) -> Option<usize>;
+    fn has_unused_window(&self) -> bool;
     /// Returns the last norm and the head, if the head can be cut.
     fn head(&self) -> Option<HeadForm>;
     /// Returns whether the linear layers of the blocks can have adapters.
@@ -129,6 +132,18 @@ impl<F: ModelFamily<Stage: 'static>> AnyFamily for F {
 
     fn cuts(&self) -> Option<Vec<usize>> {
         ModelFamily::cuts(self)
+    }
+
+    fn longest(&self) -> Option<usize> {
+        ModelFamily::longest(self)
+    }
+
+    fn has_unused_window(&self) -> bool {
+        ModelFamily::has_unused_window(self)
+    }
+
+    fn positions(&self) -> Option<usize> {
+        ModelFamily::positions(self)
     }
 
     fn head(&self) -> Option<HeadForm> {

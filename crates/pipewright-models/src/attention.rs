@@ -1,14 +1,16 @@
 //! The attention of a block: the four linear layers, and the norms of the heads in families that have them.
 //! The families differ in the function that mixes the tokens between these layers.
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use pipewright::nn::TensorParallel;
 use pipewright::stage::StageContext;
+use pipewright::tensor::Placement;
 
+use crate::file_layout::OutputParts;
 use crate::norm::{Norm, NormForm};
-use crate::parameter::{Builder, ParameterSource, SplitLinear};
-use crate::projection::{Projection, SharedInput};
+use crate::parameter::{Builder, ParameterKind, ParameterSource, SplitLinear};
+use crate::projection::{Projection, SharedInput, part_of};
 use crate::split::head_shards;
 
 /// The sizes of an attention.
@@ -57,10 +59,12 @@ pub(crate) struct Attention {
     v_proj: Option<Projection>,
     /// The matrix that makes queries, keys and values, in a family that joins them.
     qkv_proj: Option<Projection>,
-    /// The widths of queries and keys, if they are joined.
+    /// The parts of its outputs.
     #[module(skip)]
-    joined: [usize; 2],
+    joined: Option<OutputParts>,
     o_proj: Projection,
+    /// The sink of each head, in a family that has them, `[heads]`.
+    sinks: Option<Param<Tensor<1>>>,
     /// The normalisations of a head's queries and keys, in a family that has them.
     q_norm: Option<Norm>,
     k_norm: Option<Norm>,
@@ -100,28 +104,49 @@ impl Attention {
         };
         let (q_norm, k_norm) = (norm("q_norm", queries, shards[0])?, norm("k_norm", keys, shards[1])?);
         let [q_proj, k_proj, v_proj] = [q_proj, k_proj, v_proj].map(Some);
-        Ok(Self { q_proj, k_proj, v_proj, qkv_proj: None, joined: [0; 2], o_proj, q_norm, k_norm })
+        Ok(Self { q_proj, k_proj, v_proj, qkv_proj: None, joined: None, o_proj, sinks: None, q_norm, k_norm })
     }
 
-    /// Builds an attention at `path` in which one matrix makes queries, keys and values, without biases.
-    pub(crate) fn build_joined<S: ParameterSource>(
+    /// Adds a sink for each head to the attention at `path`.
+    pub(crate) fn with_sinks<S: ParameterSource>(
+        self,
         sizes: AttentionSizes,
         path: &str,
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
+        let split = Placement::split(0, builder.tensor_ranks());
+        let sinks = builder.placed(path, "sinks", [sizes.heads], ParameterKind::Bias, split)?;
+        Ok(Self { sinks: Some(sinks), ..self })
+    }
+
+    /// Returns the sinks of this rank's heads.
+    pub(crate) fn sinks(&self) -> Option<Tensor<1>> {
+        self.sinks.as_ref().map(Param::val)
+    }
+
+    /// Builds an attention at `path` in which one matrix makes queries, keys and values.
+    pub(crate) fn build_joined<S: ParameterSource>(
+        sizes: AttentionSizes,
+        bias: AttentionBias,
+        path: &str,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<Self, S::Error> {
         let AttentionSizes { hidden, heads, key_heads, head_dim } = sizes;
-        let (queries, keys) = (heads * head_dim, key_heads * head_dim);
+        let widths = [heads / key_heads * head_dim, head_dim, head_dim];
+        let parts = OutputParts { groups: key_heads, widths };
+        let of_heads = (("num_key_value_heads", key_heads), parts);
         let qkv_proj =
-            builder.joined_projection(&format!("{path}.qkv_proj"), [hidden, queries + 2 * keys])?;
-        let o_proj =
-            builder.projection(false, &format!("{path}.o_proj"), [queries, hidden], SplitLinear::Inputs)?;
+            builder.joined_projection(bias.inputs, &format!("{path}.qkv_proj"), hidden, of_heads)?;
+        let (o_proj, sizes) = (format!("{path}.o_proj"), [heads * head_dim, hidden]);
+        let o_proj = builder.projection(bias.output, &o_proj, sizes, SplitLinear::Inputs)?;
         Ok(Self {
             q_proj: None,
             k_proj: None,
             v_proj: None,
             qkv_proj: Some(qkv_proj),
-            joined: [queries, keys],
+            joined: Some(parts),
             o_proj,
+            sinks: None,
             q_norm: None,
             k_norm: None,
         })
@@ -129,10 +154,9 @@ impl Attention {
 
     /// Returns queries, keys and values.
     fn inputs(&self, x: &SharedInput, tensor: &TensorParallel, context: &StageContext) -> [Tensor<2>; 3] {
-        if let Some(joined) = &self.qkv_proj {
-            let (all, [queries, keys]) = (joined.forward(x, context), self.joined);
-            return [(0, queries), (queries, keys), (queries + keys, keys)]
-                .map(|(start, width)| all.clone().narrow(1, start, width));
+        if let (Some(projection), Some(parts)) = (&self.qkv_proj, self.joined) {
+            let all = projection.forward(x, context);
+            return [0, 1, 2].map(|part| part_of(all.clone(), parts, part));
         }
         let (Some(q), Some(k), Some(v)) = (&self.q_proj, &self.k_proj, &self.v_proj) else {
             unreachable!("an attention has one joined projection or three")

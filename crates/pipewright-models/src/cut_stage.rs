@@ -102,7 +102,7 @@ fn build_stage<F: ModelFamily, S: ParameterSource>(
     let body =
         (start < before).then(|| config.build_stage(start..end.min(before), source, place)).transpose()?;
     let mut stage = CutStage { body, norm: None, parts: vec![None; parts as usize], head: *head };
-    let mut builder = Builder::new(source, place);
+    let mut builder = Builder::new(source, place).with_names(form.names);
     for part in start.max(before)..end.max(before) {
         let index = part - before;
         if index == 0 {
@@ -249,7 +249,10 @@ impl<M: TrainingModule> StageModule for CutStage<M> {
     fn parameter_path(&self, local: &str) -> String {
         match (self.in_body(local), local.strip_prefix("norm.")) {
             (Some((body, local)), _) => body.parameter_path(local),
-            (None, Some(parameter)) => format!("{}.{parameter}", self.head.form().norm),
+            (None, Some(parameter)) => {
+                let form = self.head.form();
+                form.names.of(&format!("{}.{parameter}", form.norm))
+            }
             (None, None) => format!("{HEAD}.weight"),
         }
     }

@@ -9,10 +9,11 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::config_key::KeyTable;
-use crate::decoder::{BlockForm, DecoderConfig, DecoderStage, stays_in_single_precision};
+use crate::decoder::{BlockForm, DecoderConfig, DecoderStage, LayerWindows, stays_in_single_precision};
 use crate::error::ConfigError;
 use crate::family::{AbsentKey, ModelFamily};
 use crate::head_form::HeadForm;
+use crate::init::InitByPath;
 use crate::parameter::ParameterSource;
 use crate::split::Place;
 
@@ -29,8 +30,8 @@ pub(crate) trait DecoderFamily:
     const KEY_TABLE: &'static KeyTable;
     /// The key that names the activation in files, and its only value.
     const ACTIVATION: (&'static str, &'static str) = ("hidden_act", "silu");
-    /// The key of the number that normalisations add before they take a root.
-    const EPSILON: &'static str = "rms_norm_eps";
+    /// The keys with other names in files than in [`DecoderConfig`], each with the name there.
+    const KEY_NAMES: &'static [(&'static str, &'static str)] = &[];
     /// Whether a part of a head's elements may be rotated.
     const ROTATES_PARTS: bool = false;
     /// Types of positions that mean `longrope` in files of this family.
@@ -44,6 +45,16 @@ pub(crate) trait DecoderFamily:
     /// Returns the form of the model.
     fn form(&self) -> BlockForm<'_>;
 
+    /// Returns the windows of the model by the keys of Qwen2, in a family that has these keys.
+    fn windows(&self) -> Option<&LayerWindows> {
+        None
+    }
+
+    /// Returns the standard deviation of a parameter's initial values, by its path.
+    fn deviation_of(&self, _parameter: &str) -> f64 {
+        self.decoder().initializer_range
+    }
+
     /// Checks the values that the family has in addition to [`DecoderConfig`].
     ///
     /// # Errors
@@ -53,16 +64,13 @@ pub(crate) trait DecoderFamily:
     }
 }
 
-/// The name of [`DecoderFamily::EPSILON`] in [`DecoderConfig`].
-const EPSILON: &str = "rms_norm_eps";
-
 impl<F: DecoderFamily> ModelFamily for F {
     const MODEL_TYPE: &'static str = F::NAME;
     const ARCHITECTURE: &'static str = F::CLASS;
     const TABLE: &'static KeyTable = F::KEY_TABLE;
     const ABSENT: &'static [(&'static str, AbsentKey)] = F::ABSENT_KEYS;
     const LONGROPE_NAMES: &'static [&'static str] = F::LONGROPE_NAMES;
-    const RENAMED: &'static [(&'static str, &'static str)] = &[(F::EPSILON, EPSILON)];
+    const RENAMED: &'static [(&'static str, &'static str)] = F::KEY_NAMES;
     const ADAPTS: bool = true;
     type Stage = DecoderStage;
 
@@ -74,9 +82,12 @@ impl<F: DecoderFamily> ModelFamily for F {
         let mut json = self.file_json();
         let (key, activation) = F::ACTIVATION;
         json[key] = activation.into();
-        json[F::EPSILON] = json[EPSILON].take();
-        if let Some(keys) = json.as_object_mut().filter(|_| F::EPSILON != EPSILON) {
-            keys.remove(EPSILON);
+        if let Some(keys) = json.as_object_mut() {
+            for (in_files, name) in F::KEY_NAMES {
+                if let Some(value) = keys.remove(*name) {
+                    keys.insert((*in_files).to_owned(), value);
+                }
+            }
         }
         json
     }
@@ -103,6 +114,23 @@ impl<F: DecoderFamily> ModelFamily for F {
 
     fn initializer_range(&self) -> f64 {
         self.decoder().initializer_range
+    }
+
+    fn initial(&self, seed: u64) -> impl ParameterSource<Error = ConfigError> {
+        InitByPath { seed, deviation: |path: &str| self.deviation_of(path) }
+    }
+
+    fn longest(&self) -> Option<usize> {
+        self.decoder().max_position_embeddings
+    }
+
+    fn has_unused_window(&self) -> bool {
+        let has_window = self.windows().is_some_and(|windows| windows.sliding_window.is_some());
+        has_window && self.form().layers.iter().all(|layer| layer.window.is_none())
+    }
+
+    fn positions(&self) -> Option<usize> {
+        self.form().position_table
     }
 
     fn stays_in_single_precision(parameter: &str) -> bool {

@@ -38,8 +38,8 @@ pub enum ConfigError {
     /// The weights are quantised.
     #[error(
         "`quantization_config` says that the weights are quantised ({method}), and training needs them whole: use the model from \
-         which the quantised one was made, or write it without quantisation (`model.dequantize()` and `save_pretrained` of \
-         transformers)"
+         which the quantised one was made, or write it without quantisation ({} of transformers)",
+        without_quantisation(method)
     )]
     Quantised {
         /// The method, as the file names it.
@@ -269,16 +269,6 @@ pub enum ConfigError {
         /// The names of the layers that can have an adapter.
         names: Vec<String>,
     },
-    /// Several ranks cannot compute a layer together, because its outputs are several parts.
-    #[error(
-        "`{layer}` has several parts in one matrix, which {ranks} tensor ranks cannot split: set `mesh.tensor_parallel` to 1"
-    )]
-    JoinedSplit {
-        /// The path of the layer.
-        layer: Box<str>,
-        /// The number of ranks.
-        ranks: u32,
-    },
     /// A target is not a valid pattern.
     #[error("`adapter.targets`: `{target}` is not a pattern: correct it, or write the name of a layer")]
     LoraPattern {
@@ -295,6 +285,17 @@ pub enum ConfigError {
     LoraDropout {
         /// The number of ranks.
         ranks: u32,
+    },
+    /// The rows have more tokens than the model has positions.
+    #[error(
+        "rows of {tokens} tokens (`data.seq_len`) are longer than the {positions} positions that the model has vectors for \
+         (`n_positions`): set `data.seq_len` to at most {positions}, or use a model with more positions"
+    )]
+    LongRows {
+        /// The tokens of a row.
+        tokens: usize,
+        /// The positions of the model.
+        positions: usize,
     },
     /// The range of layers is not a stage of the model.
     #[error("layers {start}..{end} are not a stage of a model of {layers} layers")]
@@ -323,6 +324,15 @@ pub struct RefusedKey {
 }
 
 pipewright_schedule::message_as_debug!(RefusedKey);
+
+/// Returns what transformers needs to write a model without this quantisation.
+fn without_quantisation(method: &str) -> &'static str {
+    if method == "mxfp4" {
+        "`from_pretrained` with `quantization_config=Mxfp4Config(dequantize=True)`, and `save_pretrained`"
+    } else {
+        "`model.dequantize()` and `save_pretrained`"
+    }
+}
 
 fn listed(keys: &[RefusedKey]) -> String {
     let each =
@@ -377,9 +387,9 @@ impl ConfigError {
             }
             Self::EmptyStage { .. } => Some("pattern".to_owned()),
             Self::LayerRange { .. }
+            | Self::LongRows { .. }
             | Self::Split { .. }
             | Self::FewExperts { .. }
-            | Self::JoinedSplit { .. }
             | Self::NoLora { .. }
             | Self::LoraTarget { .. }
             | Self::LoraPattern { .. }

@@ -1,9 +1,10 @@
 //! Builds the experts of a mixture: on each of the ranks that compute a stage together, a shard of every
 //! expert, or some whole experts.
 
-use pipewright::nn::Expert;
+use pipewright::nn::{Expert, ExpertActivation, ExpertForm};
 
 use crate::error::ConfigError;
+use crate::file_layout::{FileLayout, TensorEntry};
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
 use crate::split::require_parts;
 
@@ -18,6 +19,25 @@ pub(crate) struct ExpertSizes {
     pub(crate) inner: (&'static str, usize),
     /// Whether an expert has a gate.
     pub(crate) has_gate: bool,
+    /// Whether the layers of an expert have a bias.
+    pub(crate) has_bias: bool,
+    /// Whether files have the matrices of all experts in one tensor, with the columns of gate and up in turn.
+    pub(crate) are_joined: bool,
+    /// The function between the layers.
+    pub(crate) activation: ExpertActivation,
+}
+
+impl ExpertSizes {
+    /// Returns the sizes of experts without biases, each with tensors of its own.
+    pub(crate) fn plain(
+        count: (&'static str, usize),
+        width: usize,
+        inner: (&'static str, usize),
+        has_gate: bool,
+    ) -> Self {
+        let activation = ExpertActivation::Usual;
+        Self { count, width, inner, has_gate, has_bias: false, are_joined: false, activation }
+    }
 }
 
 impl<S: ParameterSource> Builder<'_, S> {
@@ -27,7 +47,7 @@ impl<S: ParameterSource> Builder<'_, S> {
         layer: &str,
         sizes: ExpertSizes,
     ) -> Result<Vec<Option<Expert>>, S::Error> {
-        let ExpertSizes { count: (key, count), width, inner, has_gate } = sizes;
+        let ExpertSizes { count: (key, count), inner, has_gate, .. } = sizes;
         let ranks = self.tensor_ranks();
         let parameter = format!("experts.0.{}.weight", if has_gate { "gate_proj" } else { "up_proj" });
         let is_whole = self.tensor().holds_whole_experts();
@@ -41,12 +61,43 @@ impl<S: ParameterSource> Builder<'_, S> {
         let split = if is_whole {
             [SplitLinear::OneRank; 2]
         } else {
-            [SplitLinear::Outputs { shards: ranks }, SplitLinear::Inputs]
+            [SplitLinear::Outputs { shards: ranks }, SplitLinear::InputsOfSum]
         };
         let held = self.tensor().experts(count);
-        let mut expert =
-            |index| self.expert(&format!("{layer}.experts.{index}"), [width, inner.1], has_gate, split);
+        let bias_share = if is_whole { 1.0 } else { 1.0 / f64::from(ranks) };
+        let mut expert = |index| self.routed_expert(layer, index, &sizes, split, bias_share);
         (0..count).map(|index| held.contains(&index).then(|| expert(index)).transpose()).collect()
+    }
+
+    /// Builds an expert of a mixture.
+    fn routed_expert(
+        &mut self,
+        layer: &str,
+        index: usize,
+        sizes: &ExpertSizes,
+        [outputs, inputs]: [SplitLinear; 2],
+        bias_share: f64,
+    ) -> Result<Expert, S::Error> {
+        let &ExpertSizes { count: (_, count), width, inner: (_, inner), has_bias, are_joined, .. } = sizes;
+        let path = format!("{layer}.experts.{index}");
+        let joined = self.named(&format!("{layer}.experts"));
+        let mut linear = |name: &str, sizes, split, (tensor, first, step): (&str, usize, usize)| {
+            let layout = |parameter: &str| {
+                let ending = if parameter == "bias" { "_bias" } else { "" };
+                let tensor = format!("{joined}.{tensor}{ending}");
+                let entry = are_joined.then_some(TensorEntry { tensor, index, count, first, step });
+                FileLayout { entry, ..FileLayout::default() }
+            };
+            self.linear_in(has_bias, &format!("{path}.{name}"), sizes, split, layout)
+        };
+        let gate_proj = sizes
+            .has_gate
+            .then(|| linear("gate_proj", [width, inner], outputs, ("gate_up_proj", 0, 2)))
+            .transpose()?;
+        let up_proj = linear("up_proj", [width, inner], outputs, ("gate_up_proj", 1, 2))?;
+        let down_proj = linear("down_proj", [inner, width], inputs, ("down_proj", 0, 1))?;
+        let form = ExpertForm { activation: sizes.activation, bias_share };
+        Ok(Expert { gate_proj, up_proj, down_proj, form })
     }
 
     /// Builds a feed-forward layer without biases whose inner width is split over all ranks.
@@ -56,24 +107,13 @@ impl<S: ParameterSource> Builder<'_, S> {
         sizes: [usize; 2],
         has_gate: bool,
     ) -> Result<Expert, S::Error> {
-        let outputs = SplitLinear::Outputs { shards: self.tensor_ranks() };
-        self.expert(path, sizes, has_gate, [outputs, SplitLinear::Inputs])
-    }
-
-    /// Builds an expert of this width and inner width. `outputs` says how the ranks hold the layers up and
-    /// gate, and `inputs` how they hold the layer down.
-    fn expert(
-        &mut self,
-        path: &str,
-        [width, inner]: [usize; 2],
-        has_gate: bool,
-        [outputs, inputs]: [SplitLinear; 2],
-    ) -> Result<Expert, S::Error> {
+        let (outputs, inputs) = (SplitLinear::Outputs { shards: self.tensor_ranks() }, SplitLinear::Inputs);
+        let [width, inner] = sizes;
         let mut up =
             |name: &str| self.split_linear(false, &format!("{path}.{name}"), [width, inner], outputs);
         let gate_proj = has_gate.then(|| up("gate_proj")).transpose()?;
         let up_proj = up("up_proj")?;
         let down_proj = self.split_linear(false, &format!("{path}.down_proj"), [inner, width], inputs)?;
-        Ok(Expert { gate_proj, up_proj, down_proj })
+        Ok(Expert { gate_proj, up_proj, down_proj, form: ExpertForm::default() })
     }
 }

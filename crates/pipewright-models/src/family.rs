@@ -29,6 +29,8 @@ pub enum AbsentKey {
     Number(f64),
     /// A flag.
     Flag(bool),
+    /// A table, as JSON.
+    Table(&'static str),
 }
 
 impl From<AbsentKey> for Value {
@@ -37,6 +39,7 @@ impl From<AbsentKey> for Value {
             AbsentKey::Count(count) => count.into(),
             AbsentKey::Number(number) => number.into(),
             AbsentKey::Flag(flag) => flag.into(),
+            AbsentKey::Table(table) => serde_json::from_str(table).unwrap_or_default(),
         }
     }
 }
@@ -143,6 +146,23 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     /// Returns the configuration of the parts of the model that predict the next token.
     fn for_generation(&self) -> Self {
         self.clone()
+    }
+
+    /// Returns the number of positions that the model is meant for, if it says so.
+    fn longest(&self) -> Option<usize> {
+        self.to_json()["max_position_embeddings"].as_u64().and_then(|longest| usize::try_from(longest).ok())
+    }
+
+    /// Returns whether the configuration has a window that no layer has, because `use_sliding_window` is not
+    /// true or another key leaves all layers out.
+    fn has_unused_window(&self) -> bool {
+        false
+    }
+
+    /// Returns the number of positions that the model has a vector for, if it has such vectors. Longer rows
+    /// cannot be computed.
+    fn positions(&self) -> Option<usize> {
+        None
     }
 
     /// Returns the last norm and the head, if the head can be cut along the vocabulary

@@ -16,8 +16,9 @@ const REPLACED: [(&str, &str); 5] = [
     ("hybrid_override_pattern", "layers_block_type"),
     ("num_local_experts", "num_experts"),
     ("num_experts", "num_local_experts"),
-    ("rms_norm_eps", "norm_epsilon"),
     ("attention_head_dim", "head_dim"),
+    // The width of feed-forward layers follows from this one if it is not written.
+    ("n_embd", "n_inner"),
 ];
 
 impl ModelConfig {
@@ -72,6 +73,8 @@ impl ModelConfig {
             table.remove("rope_parameters");
             let replaced = REPLACED.iter().filter(|(key, _)| keys.contains_key(*key));
             replaced.for_each(|(_, other)| drop(table.remove(*other)));
+            let written = family.renamed.iter().filter(|(_, name)| keys.contains_key(*name));
+            written.for_each(|(other, _)| drop(table.remove(*other)));
             table.extend(keys);
         }
         (family.from_json)(json)
@@ -143,7 +146,11 @@ fn name_in_file(json: &Value) -> Option<&str> {
 fn with_absent_keys(mut json: Value) -> Value {
     if let (Some(family), Some(keys)) = (Family::in_file(&json), json.as_object_mut()) {
         for (key, value) in family.absent {
-            keys.entry(*key).or_insert_with(|| (*value).into());
+            let mut names = family.renamed.iter().chain([&("rope_scaling", "rope_parameters")]);
+            let name = names.find(|(other, _)| other == key).map(|(_, name)| *name);
+            if !name.is_some_and(|name| keys.contains_key(name)) {
+                keys.entry(*key).or_insert_with(|| (*value).into());
+            }
         }
     }
     json

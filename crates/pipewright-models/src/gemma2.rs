@@ -8,7 +8,7 @@ use crate::attention::AttentionBias;
 use crate::config_key::{Harmless, KeyTable, Refused};
 use crate::decoder::{
     Activation, BlockForm, COMPUTED_KEYS, DecoderConfig, Factors, LayerForm, LayerType, NormPlaces,
-    require_listed, require_window,
+    has_window, require_listed, require_window,
 };
 use crate::decoder_family::DecoderFamily;
 use crate::error::ConfigError;
@@ -38,6 +38,32 @@ pub struct Gemma2Config {
     pub attention_bias: bool,
 }
 
+/// The keys with which Gemma 2 and 3 compute, in addition to those of every decoder.
+pub(crate) const GEMMA_KEYS: &[&str] =
+    &["query_pre_attn_scalar", "sliding_window", "layer_types", "final_logit_softcapping", "attention_bias"];
+
+/// The keys that Gemma 2 and 3 refuse.
+pub(crate) const GEMMA_REFUSED: &[Refused] = &[
+    Refused { key: "hidden_activation", harmless: Harmless::Word("gelu_pytorch_tanh") },
+    Refused { key: "attention_dropout", harmless: Harmless::Number(0.0) },
+    Refused { key: "use_bidirectional_attention", harmless: Harmless::False },
+];
+
+/// Returns the form that blocks of Gemma 2 and 3 have in common.
+pub(crate) fn gemma_form(decoder: &DecoderConfig, query_pre_attn_scalar: usize) -> BlockForm<'static> {
+    BlockForm {
+        factors: Factors {
+            embedding: (decoder.hidden_size as f64).sqrt(),
+            scores: Some(1.0 / (query_pre_attn_scalar as f64).sqrt()),
+            ..Factors::default()
+        },
+        norms: NormPlaces::Both,
+        norms_add_one: true,
+        activation: Activation::GeluTanh,
+        ..BlockForm::default()
+    }
+}
+
 impl From<DecoderConfig> for Gemma2Config {
     fn from(decoder: DecoderConfig) -> Self {
         Self {
@@ -57,24 +83,12 @@ impl DecoderFamily for Gemma2Config {
     const CLASS: &'static str = "Gemma2ForCausalLM";
     const ACTIVATION: (&'static str, &'static str) = ("hidden_activation", "gelu_pytorch_tanh");
     const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[
-            COMPUTED_KEYS,
-            &[
-                "query_pre_attn_scalar",
-                "sliding_window",
-                "layer_types",
-                "attn_logit_softcapping",
-                "final_logit_softcapping",
-                "attention_bias",
-            ],
-        ],
+        computes: &[COMPUTED_KEYS, GEMMA_KEYS, &["attn_logit_softcapping"]],
         ignored: &[&["hidden_act"]],
-        refused: &[&[
-            Refused { key: "hidden_activation", harmless: Harmless::Word("gelu_pytorch_tanh") },
-            Refused { key: "sliding_window_size", harmless: Harmless::SameAs("sliding_window") },
-            Refused { key: "attention_dropout", harmless: Harmless::Number(0.0) },
-            Refused { key: "use_bidirectional_attention", harmless: Harmless::False },
-        ]],
+        refused: &[
+            GEMMA_REFUSED,
+            &[Refused { key: "sliding_window_size", harmless: Harmless::SameAs("sliding_window") }],
+        ],
     };
     const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
         ("num_key_value_heads", AbsentKey::Count(4)),
@@ -91,28 +105,17 @@ impl DecoderFamily for Gemma2Config {
     }
 
     fn form(&self) -> BlockForm<'_> {
-        let has_window = |index: usize| match &self.layer_types {
-            Some(types) => types.get(index) == Some(&LayerType::SlidingAttention),
-            None => index.is_multiple_of(2),
-        };
-        let layer = |index| LayerForm {
-            window: self.sliding_window.filter(|_| has_window(index)),
+        let types = self.layer_types.as_deref();
+        let layer = |index: usize| LayerForm {
+            window: self.sliding_window.filter(|_| has_window(types, index, index.is_multiple_of(2))),
             ..LayerForm::default()
         };
         BlockForm {
             bias: AttentionBias::all(self.attention_bias),
             layers: (0..self.decoder.num_hidden_layers).map(layer).collect(),
-            factors: Factors {
-                embedding: (self.decoder.hidden_size as f64).sqrt(),
-                scores: Some(1.0 / (self.query_pre_attn_scalar as f64).sqrt()),
-                ..Factors::default()
-            },
-            norms: NormPlaces::Both,
-            norms_add_one: true,
-            activation: Activation::GeluTanh,
             score_cap: self.attn_logit_softcapping,
             logit_cap: self.final_logit_softcapping,
-            ..BlockForm::default()
+            ..gemma_form(&self.decoder, self.query_pre_attn_scalar)
         }
     }
 

@@ -13,12 +13,13 @@ use serde_json::{Map, Value, json};
 use crate::attention::AttentionBias;
 use crate::config_key::{Harmless, KeyTable, Refused};
 use crate::decoder::{
-    Activation, BlockForm, COMPUTED_KEYS, DecoderConfig, Factors, HeadNorms, LayerForm, LayerType,
-    NormPlaces, require_listed, require_window,
+    BlockForm, COMPUTED_KEYS, DecoderConfig, HeadNorms, LayerForm, LayerType, has_window, require_listed,
+    require_window,
 };
 use crate::decoder_family::DecoderFamily;
 use crate::error::ConfigError;
 use crate::family::AbsentKey;
+use crate::gemma2::{GEMMA_KEYS, GEMMA_REFUSED, gemma_form};
 use crate::key_check::{above_zero, require, sizes};
 
 /// A Gemma 3 model of text.
@@ -138,26 +139,13 @@ impl DecoderFamily for Gemma3Config {
     const CLASS: &'static str = "Gemma3ForCausalLM";
     const ACTIVATION: (&'static str, &'static str) = ("hidden_activation", "gelu_pytorch_tanh");
     const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[
-            COMPUTED_KEYS,
-            &[
-                "query_pre_attn_scalar",
-                "sliding_window",
-                "layer_types",
-                "sliding_window_pattern",
-                "rope_local_base_freq",
-                "final_logit_softcapping",
-                "attention_bias",
-            ],
-        ],
+        computes: &[COMPUTED_KEYS, GEMMA_KEYS, &["sliding_window_pattern", "rope_local_base_freq"]],
         ignored: &[&["hidden_act", "_sliding_window_pattern"]],
-        refused: &[&[
-            Refused { key: "hidden_activation", harmless: Harmless::Word("gelu_pytorch_tanh") },
+        refused: &[
+            GEMMA_REFUSED,
             // transformers reads it and does not compute with it.
-            Refused { key: "attn_logit_softcapping", harmless: Harmless::Nothing },
-            Refused { key: "attention_dropout", harmless: Harmless::Number(0.0) },
-            Refused { key: "use_bidirectional_attention", harmless: Harmless::False },
-        ]],
+            &[Refused { key: "attn_logit_softcapping", harmless: Harmless::Nothing }],
+        ],
     };
     const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
         ("vocab_size", AbsentKey::Count(262_208)),
@@ -176,10 +164,9 @@ impl DecoderFamily for Gemma3Config {
 
     fn form(&self) -> BlockForm<'_> {
         let own = &self.own;
-        let is_local = |index: usize| match &own.layer_types {
-            Some(types) => types.get(index) == Some(&LayerType::SlidingAttention),
-            None => !(index + 1).is_multiple_of(own.sliding_window_pattern),
-        };
+        let types = own.layer_types.as_deref();
+        let is_usual = |index: usize| !(index + 1).is_multiple_of(own.sliding_window_pattern);
+        let is_local = |index| has_window(types, index, is_usual(index));
         let local = LayerForm {
             window: own.sliding_window,
             theta: Some(own.rope_local_base_freq),
@@ -190,16 +177,8 @@ impl DecoderFamily for Gemma3Config {
             bias: AttentionBias::all(own.attention_bias),
             head_norms: HeadNorms::Each,
             layers: (0..self.decoder.num_hidden_layers).map(layer).collect(),
-            factors: Factors {
-                embedding: (self.decoder.hidden_size as f64).sqrt(),
-                scores: Some(1.0 / (own.query_pre_attn_scalar as f64).sqrt()),
-                ..Factors::default()
-            },
-            norms: NormPlaces::Both,
-            norms_add_one: true,
-            activation: Activation::GeluTanh,
             logit_cap: own.final_logit_softcapping,
-            ..BlockForm::default()
+            ..gemma_form(&self.decoder, own.query_pre_attn_scalar)
         }
     }
 

@@ -10,12 +10,15 @@ use pipewright_schedule::{LayerDesc, ModelDesc};
 use crate::cost::{self, Cost, LOSS_PASSES};
 use crate::error::ConfigError;
 use crate::norm::NormForm;
+use crate::path_names::PathNames;
 
 /// The last norm and the output head of a model, whose loss is the mean cross entropy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadForm {
     /// The path of the norm.
     pub norm: &'static str,
+    /// The names of parts of paths in files.
+    pub(crate) names: PathNames,
     /// The path of the embedding.
     pub embedding: &'static str,
     /// The form of the norm.
@@ -133,7 +136,18 @@ mod tests {
     fn form(vocabulary: usize) -> HeadForm {
         let (norm, embedding) = ("model.norm", "model.embed_tokens");
         let form = NormForm::usual(1e-5);
-        HeadForm { norm, embedding, form, width: 8, vocabulary, is_tied: false, factor: 1.0, cap: None }
+        let names = PathNames::default();
+        HeadForm {
+            norm,
+            names,
+            embedding,
+            form,
+            width: 8,
+            vocabulary,
+            is_tied: false,
+            factor: 1.0,
+            cap: None,
+        }
     }
 
     #[test]

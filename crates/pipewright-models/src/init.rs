@@ -38,6 +38,22 @@ impl ParameterSource for SeededInit {
     }
 }
 
+/// Like [`SeededInit`], with a standard deviation for each path.
+pub(crate) struct InitByPath<F> {
+    /// The run's seed.
+    pub(crate) seed: u64,
+    /// Returns the standard deviation of the parameter at a path.
+    pub(crate) deviation: F,
+}
+
+impl<F: Fn(&str) -> f64> ParameterSource for InitByPath<F> {
+    type Error = ConfigError;
+
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ConfigError> {
+        SeededInit { seed: self.seed, deviation: (self.deviation)(&spec.path) }.parameter(spec)
+    }
+}
+
 /// Returns the first values of a parameter of an adapter: zeros for the second matrix, so that the adapter
 /// adds nothing, and uniform numbers for the first one. Their bound is that of PEFT, the root of
 /// `1 / inputs`.
@@ -168,7 +184,7 @@ mod tests {
     fn an_adapter_starts_with_uniform_numbers_and_zeros() {
         let of = |name: &str, shape: [usize; 2]| {
             let (path, kind) = (format!("model.layers.0.mlp.up_proj.{name}.weight"), ParameterKind::Matrix);
-            adapter_values(3, &ParameterSpec { path, shape: shape.to_vec(), kind })
+            adapter_values(3, &ParameterSpec::new(path, shape.to_vec(), kind))
         };
         assert_eq!(of("lora_B", [4, 9]), [0.0; 36]);
         let first = of("lora_A", [400, 50]);

@@ -134,6 +134,35 @@ impl LatentAttention {
         self.o_proj.forward_split_inputs(&SharedInput::new(attended), tensor, context)
     }
 
+    /// Like [`LatentAttention::forward`] on one rank, for the first tokens of a sequence. `keep` takes the keys and
+    /// the values that [`LatentAttention::forward_latent`] attends to. Keys and values of many tokens are made
+    /// faster than all heads attend to the latents, which are wider.
+    pub(crate) fn forward_first(
+        &self,
+        x: Tensor<2>,
+        tensor: &TensorParallel,
+        attend: impl FnOnce([Tensor<2>; 3]) -> Tensor<2>,
+        keep: impl FnOnce(Tensor<2>, Tensor<2>),
+        context: &StageContext,
+    ) -> Tensor<2> {
+        let shared = SharedInput::new(x.clone());
+        let [latent, turned] = self.latents(&shared, tensor, context);
+        drop(shared);
+        keep(self.latent_keys(latent.clone(), turned), latent);
+        self.forward(x, tensor, attend, context)
+    }
+
+    /// Returns the keys to which all heads attend: rotated elements, latents, and zeros up to the width.
+    fn latent_keys(&self, latent: Tensor<2>, turned: Tensor<2>) -> Tensor<2> {
+        let ([tokens, key_rank], device) = (latent.dims(), latent.device());
+        let padding = self.form.latent_dim() - self.form.rotated - key_rank;
+        let mut key = vec![turned, latent];
+        if padding > 0 {
+            key.push(Tensor::zeros([tokens, padding], &device));
+        }
+        Tensor::cat(key, 1)
+    }
+
     /// Like [`LatentAttention::forward`] on one rank, but all heads attend to the latents: `attend` takes
     /// queries `[tokens, heads * latent_dim]`, keys `[tokens, latent_dim]` and values `[tokens, key_rank]`.
     pub(crate) fn forward_latent(
@@ -152,15 +181,14 @@ impl LatentAttention {
         let of_keys = matrices.clone().narrow(2, 0, unrotated).swap_dims(1, 2);
         let rest = rest.swap_dims(0, 1).matmul(of_keys).swap_dims(0, 1);
         let [latent, of_key] = self.latents(&shared, tensor, context);
-        let (mut query, mut key) = (vec![turned, rest], vec![of_key, latent.clone()]);
+        let mut query = vec![turned, rest];
         let width = self.form.latent_dim();
         let padding = width - rotated - key_rank;
         if padding > 0 {
             query.push(Tensor::zeros([tokens, heads, padding], &latent.device()));
-            key.push(Tensor::zeros([tokens, padding], &latent.device()));
         }
         let queries = Tensor::cat(query, 2).reshape([tokens, heads * width]);
-        let attended = attend([queries, Tensor::cat(key, 1), latent]);
+        let attended = attend([queries, self.latent_keys(latent.clone(), of_key), latent]);
         let attended = attended.reshape([tokens, heads, key_rank]).swap_dims(0, 1);
         let attended = attended.matmul(matrices.narrow(2, unrotated, value)).swap_dims(0, 1);
         let attended = SharedInput::new(attended.reshape([tokens, heads * value]));

@@ -36,6 +36,7 @@ pub mod error;
 mod key_check;
 mod config_key;
 
+pub mod file_layout;
 mod path_names;
 mod stage_layers;
 mod split;
@@ -75,6 +76,8 @@ pub mod deepseek_v2;
 pub mod deepseek_v3;
 pub mod gemma2;
 pub mod gemma3;
+pub mod gpt_oss;
+pub mod gpt2;
 pub mod granite;
 pub mod hybrid;
 pub mod llama;

@@ -40,7 +40,7 @@ where
         let rank = self.lora.rank as usize;
         let mut matrix = |name: &str, shape: [usize; 2]| {
             let (path, kind) = (format!("{layer}.{name}.weight"), ParameterKind::Matrix);
-            self.adapter.parameter(&ParameterSpec { path, shape: shape.to_vec(), kind })
+            self.adapter.parameter(&ParameterSpec::new(path, shape.to_vec(), kind))
         };
         let (first, second) = (matrix("lora_A", [inputs, rank])?, matrix("lora_B", [rank, outputs])?);
         let scale = self.lora.scale() as f32;
@@ -80,10 +80,8 @@ mod tests {
     fn a_layer_gets_the_product_of_its_matrices() {
         let lora =
             LoraConfig { rank: 2, alpha: 4.0, dropout: 0.0, rslora: false, targets: LoraTargets::AllLinear };
-        let spec = |path: &str, shape: [usize; 2]| ParameterSpec {
-            path: path.to_owned(),
-            shape: shape.to_vec(),
-            kind: ParameterKind::Matrix,
+        let spec = |path: &str, shape: [usize; 2]| {
+            ParameterSpec::new(path.to_owned(), shape.to_vec(), ParameterKind::Matrix)
         };
         let adapted = [spec("a.q_proj.lora_A.weight", [2, 2])];
         let mut merged = MergedSource::new(Counted, Counted, &lora, &adapted);

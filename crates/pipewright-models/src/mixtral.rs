@@ -62,16 +62,9 @@ impl From<RawMixtral> for MixtralConfig {
 
 impl Serialize for MixtralConfig {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let MixtureConfig { num_experts, num_experts_per_tok, router_aux_loss_coef, .. } = self.mixture;
-        let own = json!({
-            "sliding_window": self.sliding_window,
-            "num_local_experts": num_experts,
-            "num_experts_per_tok": num_experts_per_tok,
-            "router_aux_loss_coef": router_aux_loss_coef,
-            "output_router_logits": self.mixture.output_router_logits,
-        });
+        let own = json!({"sliding_window": self.sliding_window});
         let mut map = serializer.serialize_map(None)?;
-        for keys in [json!(self.decoder), own] {
+        for keys in [json!(self.decoder), own, self.mixture.of_equal_layers()] {
             let Value::Object(keys) = keys else { continue };
             keys.iter().try_for_each(|(key, value)| map.serialize_entry(key, value))?;
         }

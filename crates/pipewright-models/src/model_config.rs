@@ -23,6 +23,8 @@ use crate::family::{AbsentKey, ModelFamily};
 use crate::gemma2::Gemma2Config;
 use crate::gemma3::Gemma3Config;
 use crate::generation_stage::GenerationStage;
+use crate::gpt_oss::GptOssConfig;
+use crate::gpt2::Gpt2Config;
 use crate::granite::GraniteConfig;
 use crate::hf::{self, Described, ExportOptions, HfError, Stored, WeightType};
 use crate::hybrid::HybridConfig;
@@ -52,6 +54,8 @@ pub(crate) struct Family {
     pub(crate) table: &'static KeyTable,
     /// The values of keys that a file leaves out.
     pub(crate) absent: &'static [(&'static str, AbsentKey)],
+    /// Other names of keys, each with the name that it stands for.
+    pub(crate) renamed: &'static [(&'static str, &'static str)],
     /// Whether the linear layers of its blocks can have adapters.
     pub(crate) adapts: bool,
     /// Reads a parsed `config.json`.
@@ -67,6 +71,7 @@ impl Family {
             class: F::ARCHITECTURE,
             table: F::TABLE,
             absent: F::ABSENT,
+            renamed: F::RENAMED,
             adapts: F::ADAPTS,
             from_json: |json| F::from_json(json).map(Into::into),
             of_sizes: |sizes| F::of_sizes(sizes).to_json(),
@@ -135,6 +140,10 @@ families! {
     Gemma3(Gemma3Config),
     /// StarCoder 2: Llama with layer normalisations, biases, windows, and feed-forward layers without a gate.
     Starcoder2(Starcoder2Config),
+    /// GPT-2: StarCoder 2 with joined projections, and with vectors of positions instead of rotary ones.
+    Gpt2(Gpt2Config),
+    /// gpt-oss: Mixtral with attention sinks, biases, and experts with bounded gates.
+    GptOss(GptOssConfig),
     /// DeepSeek V2: latent attention, and experts in groups.
     DeepseekV2(DeepseekV2Config),
     /// DeepSeek V3: DeepSeek V2 with a correction of the router's scores.
@@ -167,15 +176,10 @@ impl ModelConfig {
         self.family().layers()
     }
 
-    /// Returns whether the configuration has a window that no layer has, by the keys of Qwen2 and Qwen3.
+    /// Returns whether the configuration has a window that no layer has, because `use_sliding_window` is not
+    /// true or another key leaves all layers out.
     pub fn has_unused_window(&self) -> bool {
-        match self {
-            Self::Qwen2(Qwen2Config { decoder, windows, .. })
-            | Self::Qwen3(Qwen3Config { decoder, windows, .. }) => {
-                windows.is_unused(decoder.num_hidden_layers)
-            }
-            _ => false,
-        }
+        self.family().has_unused_window()
     }
 
     /// Checks that the model takes these side inputs; see [`ModelFamily::check_side`].
@@ -184,6 +188,22 @@ impl ModelConfig {
     /// As [`ModelFamily::check_side`].
     pub fn check_side(&self, side: &SideRows, sequence: usize) -> Result<(), SideError> {
         self.family().check_side(side, sequence)
+    }
+
+    /// Returns the number of positions that the model is meant for, if it says so.
+    pub fn longest(&self) -> Option<usize> {
+        self.family().longest()
+    }
+
+    /// Checks that the model can compute rows of `tokens` tokens.
+    ///
+    /// # Errors
+    /// When the model has a vector for each position, and the rows have more tokens than it has vectors.
+    pub fn check_length(&self, tokens: usize) -> Result<(), ConfigError> {
+        match self.family().positions() {
+            Some(positions) if tokens > positions => Err(ConfigError::LongRows { tokens, positions }),
+            _ => Ok(()),
+        }
     }
 
     /// Returns the first layer of each stage except the first, if the model has a pattern that says it.
@@ -295,7 +315,8 @@ impl ModelConfig {
     ) -> Result<(), HfError> {
         let specs = self.adapter_parameters(lora)?;
         let targets = self.target_modules(&specs)?;
-        let described = Described { lora, targets: &targets, base };
+        let inputs_first = self.parameters()?.iter().any(|spec| spec.layout.inputs_first);
+        let described = Described { lora, targets: &targets, base, inputs_first };
         hf::write_adapter(dir, described, &specs, &mut Stored(checkpoint))
     }
 

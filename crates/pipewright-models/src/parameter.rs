@@ -15,6 +15,7 @@ use pipewright::stage::StageModule;
 use pipewright::tensor::{Placement, TensorShard};
 
 use crate::error::ConfigError;
+use crate::file_layout::FileLayout;
 use crate::lora::LoraConfig;
 use crate::path_names::PathNames;
 use crate::split::{Place, SplitStage};
@@ -76,9 +77,21 @@ pub struct ParameterSpec {
     pub shape: Vec<usize>,
     /// The use of the parameter.
     pub kind: ParameterKind,
+    /// How files store it.
+    pub layout: FileLayout,
 }
 
 impl ParameterSpec {
+    /// Returns the description of a parameter that files store in the usual way.
+    pub fn new(path: String, shape: Vec<usize>, kind: ParameterKind) -> Self {
+        Self { path, shape, kind, layout: FileLayout::default() }
+    }
+
+    /// Returns the name of the tensor in files that has the parameter.
+    pub(crate) fn tensor(&self) -> &str {
+        self.layout.entry.as_ref().map_or(&self.path, |entry| &entry.tensor)
+    }
+
     /// Returns whether the parameter belongs to the layer at a path.
     pub(crate) fn is_in(&self, layer: &str) -> bool {
         is_in(&self.path, layer)
@@ -93,8 +106,8 @@ pub(crate) fn is_in(path: &str, layer: &str) -> bool {
 /// The use of a parameter, which decides its initial values and its layout in files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParameterKind {
-    /// The weight of a linear layer: `[inputs, outputs]` here, `[outputs, inputs]` in a file. Initially
-    /// normal.
+    /// The weight of a linear layer: `[inputs, outputs]` here, `[outputs, inputs]` in most files
+    /// ([`FileLayout`]). Initially normal.
     Matrix,
     /// One row for each token id, the same in a file. Initially normal.
     Table,
@@ -110,6 +123,8 @@ pub(crate) struct Builder<'a, S> {
     place: &'a Place,
     /// The names of the parameters in files.
     names: PathNames,
+    /// Whether files have the matrices of projections as `[inputs, outputs]`.
+    inputs_first: bool,
     /// How these ranks hold each parameter that was built, by path.
     placements: HashMap<String, Placement>,
 }
@@ -122,6 +137,8 @@ pub(crate) enum SplitLinear {
     Outputs { shards: u32 },
     /// Every rank has the weights of some of the inputs, and the whole bias.
     Inputs,
+    /// Like `Inputs`, but every rank adds a part of the bias to its part of the result.
+    InputsOfSum,
     /// Every rank has the whole layer, and computes the same.
     Whole,
     /// One rank has the whole layer, and the others nothing of it.
@@ -130,12 +147,24 @@ pub(crate) enum SplitLinear {
 
 impl<'a, S: ParameterSource> Builder<'a, S> {
     pub(crate) fn new(source: &'a mut S, place: &'a Place) -> Self {
-        Self { source, place, names: PathNames::default(), placements: HashMap::new() }
+        let (names, inputs_first) = (PathNames::default(), false);
+        Self { source, place, names, inputs_first, placements: HashMap::new() }
     }
 
     /// Returns the builder of a model whose files have these names.
     pub(crate) fn with_names(self, names: PathNames) -> Self {
         Self { names, ..self }
+    }
+
+    /// Returns the builder of a model whose files have the matrices of projections as `[inputs, outputs]`, if
+    /// `inputs_first`.
+    pub(crate) fn with_inputs_first(self, inputs_first: bool) -> Self {
+        Self { inputs_first, ..self }
+    }
+
+    /// Returns whether files have the matrices of projections as `[inputs, outputs]`.
+    pub(crate) fn inputs_first(&self) -> bool {
+        self.inputs_first
     }
 
     /// Returns the path in files of a path with the usual names.
@@ -170,17 +199,34 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         &mut self,
         bias: bool,
         path: &str,
+        sizes: [usize; 2],
+        split: SplitLinear,
+    ) -> Result<Linear, S::Error> {
+        self.linear_in(bias, path, sizes, split, |_| FileLayout::default())
+    }
+
+    /// Like [`Builder::split_linear`], but files store each parameter as `layout` says for its name.
+    pub(crate) fn linear_in(
+        &mut self,
+        bias: bool,
+        path: &str,
         [inputs, outputs]: [usize; 2],
         split: SplitLinear,
+        layout: impl Fn(&str) -> FileLayout,
     ) -> Result<Linear, S::Error> {
         let (weight, bias_placement) = match split {
             SplitLinear::Outputs { shards } => (Placement::split(1, shards), Placement::split(0, shards)),
             SplitLinear::Inputs => (Placement::split(0, self.tensor_ranks()), Placement::REPLICATED),
+            SplitLinear::InputsOfSum => {
+                (Placement::split(0, self.tensor_ranks()), Placement::REPLICATED_PARTIAL)
+            }
             SplitLinear::Whole => (Placement::REPLICATED, Placement::REPLICATED),
             SplitLinear::OneRank => (Placement::ON_ONE_RANK, Placement::ON_ONE_RANK),
         };
-        let weight = self.placed(path, "weight", [inputs, outputs], ParameterKind::Matrix, weight)?;
-        let bias = bias.then(|| self.placed(path, "bias", [outputs], ParameterKind::Bias, bias_placement));
+        let shape = [inputs, outputs];
+        let weight = self.stored(path, "weight", shape, (ParameterKind::Matrix, layout("weight")), weight)?;
+        let kind = (ParameterKind::Bias, layout("bias"));
+        let bias = bias.then(|| self.stored(path, "bias", [outputs], kind, bias_placement));
         Ok(Linear { weight, bias: bias.transpose()? })
     }
 
@@ -237,8 +283,20 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         kind: ParameterKind,
         placement: Placement,
     ) -> Result<Param<Tensor<D>>, S::Error> {
+        self.stored(layer, name, shape, (kind, FileLayout::default()), placement)
+    }
+
+    /// Like [`Builder::placed`], but files store the parameter in this layout.
+    pub(crate) fn stored<const D: usize>(
+        &mut self,
+        layer: &str,
+        name: &str,
+        shape: [usize; D],
+        (kind, layout): (ParameterKind, FileLayout),
+        placement: Placement,
+    ) -> Result<Param<Tensor<D>>, S::Error> {
         let path = self.named(&format!("{layer}.{name}"));
-        let spec = ParameterSpec { path, shape: shape.to_vec(), kind };
+        let spec = ParameterSpec { path, shape: shape.to_vec(), kind, layout };
         let shard = self.tensor().shard(placement);
         let parameter = self.source.param(&spec, shard, &self.place.device);
         self.placements.insert(spec.path, placement);
@@ -297,7 +355,7 @@ fn outlined<const D: usize>(shape: &[usize], device: &Device) -> Param<Tensor<D>
 }
 
 /// Returns the parameters that `stage` contributes to a model directory, in the order in which Burn visits
-/// them. The table of a tied head is not among them, because it belongs to the embedding.
+/// them. A stage does not know how files store them, so all have the usual layout. The table of a tied head is not among them, because it belongs to the embedding.
 pub fn parameter_specs<M: StageModule>(stage: &M) -> Vec<ParameterSpec> {
     let mut specs = Vec::new();
     visit_parameters(stage, |spec, _, _| specs.push(spec));
@@ -355,7 +413,7 @@ impl<M: StageModule, F: FnMut(ParameterSpec, Placement, &dyn Fn() -> TensorData)
         let value = param.val();
         let local = self.names.join(".");
         let (path, placement) = (self.stage.parameter_path(&local), self.stage.placement(&local));
-        let spec = ParameterSpec { path, shape: value.dims().to_vec(), kind };
+        let spec = ParameterSpec::new(path, value.dims().to_vec(), kind);
         (self.visit)(spec, placement, &|| value.to_data());
     }
 }

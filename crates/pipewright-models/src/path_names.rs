@@ -2,7 +2,7 @@
 
 /// The names in files of some parts of paths. The fields of a stage's modules have the names that most
 /// families have, and a path consists of such names with dots between them.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct PathNames(&'static [(&'static str, &'static str)]);
 
 impl PathNames {

@@ -17,7 +17,9 @@ use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
 
 use crate::error::ConfigError;
+use crate::file_layout::{FileLayout, OutputParts};
 use crate::parameter::{Builder, ParameterKind, ParameterSource, SplitLinear};
+use crate::split::require_groups;
 
 /// A linear layer with an adapter, or without one. Fields have the names in a Hugging Face directory, because
 /// parameter paths consist of them.
@@ -59,7 +61,21 @@ impl<S: ParameterSource> Builder<'_, S> {
         [inputs, outputs]: [usize; 2],
         split: SplitLinear,
     ) -> Result<Projection, S::Error> {
-        let Linear { weight, bias } = self.split_linear(bias, path, [inputs, outputs], split)?;
+        self.projection_of_parts(bias, path, [inputs, outputs], split, None)
+    }
+
+    /// Like [`Builder::projection`], for outputs that may consist of several parts.
+    fn projection_of_parts(
+        &mut self,
+        bias: bool,
+        path: &str,
+        [inputs, outputs]: [usize; 2],
+        split: SplitLinear,
+        parts: Option<OutputParts>,
+    ) -> Result<Projection, S::Error> {
+        let layout = FileLayout { inputs_first: self.inputs_first(), parts, entry: None };
+        let stored = |_: &str| layout.clone();
+        let Linear { weight, bias } = self.linear_in(bias, path, [inputs, outputs], split, stored)?;
         let mut projection = Projection { weight, bias, lora_A: None, lora_B: None, adapter: None };
         let named = self.named(path);
         let Some(lora) = self.lora().filter(|lora| lora.adapts(&named)) else { return Ok(projection) };
@@ -73,17 +89,20 @@ impl<S: ParameterSource> Builder<'_, S> {
             SplitLinear::Outputs { shards } => (Placement::REPLICATED_PARTIAL, Placement::split(1, shards)),
             // The ranks add the results of the first matrix, so all have the whole gradient of the second
             // one.
-            SplitLinear::Inputs => (Placement::split(0, ranks), Placement::REPLICATED),
+            SplitLinear::Inputs | SplitLinear::InputsOfSum => {
+                (Placement::split(0, ranks), Placement::REPLICATED)
+            }
             SplitLinear::Whole => (Placement::REPLICATED, Placement::REPLICATED),
             SplitLinear::OneRank => (Placement::ON_ONE_RANK, Placement::ON_ONE_RANK),
         };
-        let mut matrix = |name: &str, shape, placement| {
+        let mut matrix = |name: &str, shape, parts, placement| {
             let layer = format!("{path}.{name}");
-            let weight = self.placed(&layer, "weight", shape, ParameterKind::Matrix, placement);
+            let kind = (ParameterKind::Matrix, FileLayout { parts, ..FileLayout::default() });
+            let weight = self.stored(&layer, "weight", shape, kind, placement);
             weight.map(|weight| Some(Linear { weight, bias: None }))
         };
-        projection.lora_A = matrix("lora_A", [inputs, rank], first)?;
-        projection.lora_B = matrix("lora_B", [rank, outputs], second)?;
+        projection.lora_A = matrix("lora_A", [inputs, rank], None, first)?;
+        projection.lora_B = matrix("lora_B", [rank, outputs], parts, second)?;
         projection.adapter = Some(adapter);
         Ok(projection)
     }
@@ -101,6 +120,15 @@ pub(crate) fn input_of(projection: &str) -> String {
     }
 }
 
+/// Returns the outputs `[tokens, outputs]` of a joined projection that belong to a part, of all groups that the
+/// rank has.
+pub(crate) fn part_of(outputs: Tensor<2>, parts: OutputParts, part: usize) -> Tensor<2> {
+    let ([tokens, width], own) = (outputs.dims(), parts.widths[part]);
+    let groups = width / parts.group();
+    let start = parts.widths[..part].iter().sum();
+    outputs.reshape([tokens, groups, parts.group()]).narrow(2, start, own).reshape([tokens, groups * own])
+}
+
 impl SharedInput {
     /// Shares `x`, of the shape `[tokens, inputs]`.
     pub(crate) fn new(x: Tensor<2>) -> Self {
@@ -113,17 +141,21 @@ impl SharedInput {
 }
 
 impl<S: ParameterSource> Builder<'_, S> {
-    /// Builds a linear layer without a bias whose outputs are several parts next to each other. One rank
-    /// computes it.
+    /// Builds a linear layer whose outputs are several parts. Each rank has the outputs of some groups.
+    ///
+    /// # Errors
+    /// When the ranks do not have as many groups each. The error names the size of `key`.
     pub(crate) fn joined_projection(
         &mut self,
+        bias: bool,
         path: &str,
-        sizes: [usize; 2],
+        inputs: usize,
+        (key, parts): ((&'static str, usize), OutputParts),
     ) -> Result<Projection, S::Error> {
-        match self.tensor_ranks() {
-            1 => self.projection(false, path, sizes, SplitLinear::Outputs { shards: 1 }),
-            ranks => Err(ConfigError::JoinedSplit { layer: path.into(), ranks }.into()),
-        }
+        let shards = self.tensor_ranks();
+        require_groups(&self.named(path), key, parts.groups, shards)?;
+        let (sizes, split) = ([inputs, parts.outputs()], SplitLinear::Outputs { shards });
+        self.projection_of_parts(bias, path, sizes, split, Some(parts))
     }
 }
 

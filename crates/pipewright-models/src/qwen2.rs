@@ -52,6 +52,10 @@ impl DecoderFamily for Qwen2Config {
         }
     }
 
+    fn windows(&self) -> Option<&LayerWindows> {
+        Some(&self.windows)
+    }
+
     fn check_own(&self) -> Result<(), ConfigError> {
         self.windows.check(self.decoder.num_hidden_layers)
     }

@@ -1,5 +1,6 @@
 //! The Qwen2-MoE family: Qwen2 with a mixture of experts and an expert that every token goes through. Keys
-//! have the names and the meaning of Hugging Face's `Qwen2MoeForCausalLM`. Sliding windows are not supported.
+//! have the names and the meaning of Hugging Face's `Qwen2MoeForCausalLM`. Without
+//! `layer_types`, the window is for every second layer below `max_window_layers`, from the first one on.
 //!
 //! The balance loss of the router is defined as in [`qwen3_moe`](crate::qwen3_moe).
 
@@ -8,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::attention::AttentionBias;
 use crate::config_key::KeyTable;
 use crate::decoder::{
-    BlockForm, COMPUTED_KEYS, DecoderConfig, MIXTURE_KEYS, MixtureConfig, REFUSED_KEYS, SharedForm,
-    WINDOW_KEYS,
+    BlockForm, COMPUTED_KEYS, DecoderConfig, LAYER_WINDOW_KEYS, LayerForm, LayerWindows, MIXTURE_KEYS,
+    MixtureConfig, REFUSED_BESIDE_WINDOWS, SharedForm,
 };
 use crate::decoder_family::DecoderFamily;
 use crate::error::ConfigError;
@@ -27,6 +28,9 @@ pub struct Qwen2MoeConfig {
     pub qkv_bias: bool,
     /// Inner width of the expert that every token goes through.
     pub shared_expert_intermediate_size: usize,
+    /// The layers with windows.
+    #[serde(flatten)]
+    pub windows: LayerWindows,
     /// The experts.
     #[serde(flatten)]
     pub mixture: MixtureConfig,
@@ -42,7 +46,8 @@ impl From<DecoderConfig> for Qwen2MoeConfig {
         let mixture =
             MixtureConfig { norm_topk_prob: false, ..MixtureConfig::of_width(decoder.intermediate_size) };
         let shared_expert_intermediate_size = decoder.intermediate_size;
-        Self { decoder, qkv_bias: true, shared_expert_intermediate_size, mixture }
+        let windows = LayerWindows::default();
+        Self { decoder, qkv_bias: true, shared_expert_intermediate_size, windows, mixture }
     }
 }
 
@@ -50,12 +55,18 @@ impl DecoderFamily for Qwen2MoeConfig {
     const NAME: &'static str = "qwen2_moe";
     const CLASS: &'static str = "Qwen2MoeForCausalLM";
     const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[COMPUTED_KEYS, MIXTURE_KEYS, &["qkv_bias", "shared_expert_intermediate_size"]],
-        ignored: &[WINDOW_KEYS],
-        refused: &[REFUSED_KEYS],
+        computes: &[
+            COMPUTED_KEYS,
+            MIXTURE_KEYS,
+            LAYER_WINDOW_KEYS,
+            &["qkv_bias", "shared_expert_intermediate_size"],
+        ],
+        ignored: &[],
+        refused: &[REFUSED_BESIDE_WINDOWS],
     };
     const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
         ("num_key_value_heads", AbsentKey::Count(16)),
+        ("sliding_window", AbsentKey::Count(4096)),
         ("num_experts", AbsentKey::Count(60)),
         ("num_experts_per_tok", AbsentKey::Count(4)),
         ("moe_intermediate_size", AbsentKey::Count(1408)),
@@ -67,7 +78,11 @@ impl DecoderFamily for Qwen2MoeConfig {
     }
 
     fn form(&self) -> BlockForm<'_> {
+        let is_usual = |index: usize| index.is_multiple_of(2) && index < self.windows.max_window_layers();
+        let layer =
+            |index| LayerForm { window: self.windows.window(index, is_usual(index)), ..LayerForm::default() };
         BlockForm {
+            layers: (0..self.decoder.num_hidden_layers).map(layer).collect(),
             bias: AttentionBias { inputs: self.qkv_bias, output: false },
             mixture: Some(&self.mixture),
             shared_expert: Some(SharedForm { inner: self.shared_expert_intermediate_size, has_gate: true }),
@@ -75,7 +90,12 @@ impl DecoderFamily for Qwen2MoeConfig {
         }
     }
 
+    fn windows(&self) -> Option<&LayerWindows> {
+        Some(&self.windows)
+    }
+
     fn check_own(&self) -> Result<(), ConfigError> {
+        self.windows.check(self.decoder.num_hidden_layers)?;
         sizes(&[("shared_expert_intermediate_size", self.shared_expert_intermediate_size)])
     }
 }

@@ -67,6 +67,10 @@ impl DecoderFamily for Qwen3Config {
         }
     }
 
+    fn windows(&self) -> Option<&LayerWindows> {
+        Some(&self.windows)
+    }
+
     fn check_own(&self) -> Result<(), ConfigError> {
         self.windows.check(self.decoder.num_hidden_layers)
     }

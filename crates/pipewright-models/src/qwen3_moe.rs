@@ -1,5 +1,5 @@
 //! The Qwen3-MoE family: Qwen3 with a mixture of experts in place of some feed-forward layers. Keys have the
-//! names and the meaning of Hugging Face's `Qwen3MoeForCausalLM`. Sliding windows are not supported.
+//! names and the meaning of Hugging Face's `Qwen3MoeForCausalLM`.
 //!
 //! The balance loss of the router is defined per layer and microbatch, so that each stage can compute its
 //! part: the training loss is the cross entropy plus `router_aux_loss_coef` times the mean over microbatches
@@ -13,10 +13,11 @@ use serde::{Deserialize, Serialize};
 use crate::attention::AttentionBias;
 use crate::config_key::{Harmless, KeyTable, Refused};
 use crate::decoder::{
-    BlockForm, COMPUTED_KEYS, DecoderConfig, HeadNorms, MIXTURE_KEYS, MixtureConfig, REFUSED_KEYS,
-    WINDOW_KEYS,
+    BlockForm, COMPUTED_KEYS, DecoderConfig, HeadNorms, LayerForm, LayerWindows, MIXTURE_KEYS, MixtureConfig,
+    REFUSED_BESIDE_WINDOWS,
 };
 use crate::decoder_family::DecoderFamily;
+use crate::error::ConfigError;
 use crate::family::AbsentKey;
 
 /// A Qwen3-MoE model.
@@ -29,6 +30,9 @@ pub struct Qwen3MoeConfig {
     /// bias.
     #[serde(default)]
     pub attention_bias: bool,
+    /// The window, which all layers have.
+    #[serde(flatten)]
+    pub windows: LayerWindows,
     /// The experts.
     #[serde(flatten)]
     pub mixture: MixtureConfig,
@@ -37,7 +41,7 @@ pub struct Qwen3MoeConfig {
 impl From<DecoderConfig> for Qwen3MoeConfig {
     fn from(decoder: DecoderConfig) -> Self {
         let mixture = MixtureConfig::of_width(decoder.intermediate_size);
-        Self { decoder, attention_bias: false, mixture }
+        Self { decoder, attention_bias: false, windows: LayerWindows::default(), mixture }
     }
 }
 
@@ -45,29 +49,42 @@ impl DecoderFamily for Qwen3MoeConfig {
     const NAME: &'static str = "qwen3_moe";
     const CLASS: &'static str = "Qwen3MoeForCausalLM";
     const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[COMPUTED_KEYS, MIXTURE_KEYS, &["attention_bias"]],
-        ignored: &[WINDOW_KEYS],
+        computes: &[COMPUTED_KEYS, MIXTURE_KEYS, &["attention_bias", "use_sliding_window", "sliding_window"]],
+        ignored: &[&["max_window_layers"]],
         refused: &[
-            REFUSED_KEYS,
+            REFUSED_BESIDE_WINDOWS,
             &[
+                Refused { key: "layer_types", harmless: Harmless::AllOf("full_attention") },
                 Refused { key: "mlp_bias", harmless: Harmless::False },
                 Refused { key: "use_qk_norm", harmless: Harmless::True },
                 Refused { key: "qk_norm", harmless: Harmless::True },
             ],
         ],
     };
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[("num_key_value_heads", AbsentKey::Count(4))];
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] =
+        &[("num_key_value_heads", AbsentKey::Count(4)), ("sliding_window", AbsentKey::Count(4096))];
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder
     }
 
     fn form(&self) -> BlockForm<'_> {
+        let window = self.windows.sliding_window.filter(|_| self.windows.use_sliding_window);
+        let layer = LayerForm { window, ..LayerForm::default() };
         BlockForm {
+            layers: vec![layer; self.decoder.num_hidden_layers],
             bias: AttentionBias::all(self.attention_bias),
             head_norms: HeadNorms::Each,
             mixture: Some(&self.mixture),
             ..BlockForm::default()
         }
+    }
+
+    fn windows(&self) -> Option<&LayerWindows> {
+        Some(&self.windows)
+    }
+
+    fn check_own(&self) -> Result<(), ConfigError> {
+        self.windows.check(self.decoder.num_hidden_layers)
     }
 }

@@ -20,6 +20,8 @@ const EPSILON: f64 = 1e-20;
 pub(crate) struct Router {
     /// `[hidden, experts]`.
     weight: Param<Tensor<2>>,
+    /// Added to the logits, `[experts]`.
+    bias: Option<Param<Tensor<1>>>,
     /// Added to the scores for the choice alone, `[experts]`. It has no gradient.
     e_score_correction_bias: Option<Param<Tensor<1>>>,
 }
@@ -63,7 +65,7 @@ pub(crate) enum Scores {
 }
 
 impl<S: ParameterSource> Builder<'_, S> {
-    /// Builds a router at `path` for hidden states of a width and a number of experts.
+    /// Builds a router at `path` for hidden states of a width and a number of experts, without a bias.
     pub(crate) fn router(
         &mut self,
         path: &str,
@@ -71,12 +73,19 @@ impl<S: ParameterSource> Builder<'_, S> {
         has_correction: bool,
     ) -> Result<Router, S::Error> {
         let weight = self.parameter(path, "weight", [hidden, experts], ParameterKind::Matrix)?;
-        let mut router = Router { weight, e_score_correction_bias: None };
+        let mut router = Router { weight, bias: None, e_score_correction_bias: None };
         if has_correction {
             let correction = self.parameter(path, CORRECTION, [experts], ParameterKind::Bias)?;
             router.e_score_correction_bias = Some(correction.set_require_grad(false));
         }
         Ok(router)
+    }
+
+    /// Adds a bias to the router at `path`.
+    pub(crate) fn router_with_bias(&mut self, path: &str, router: Router) -> Result<Router, S::Error> {
+        let [_, experts] = router.weight.dims();
+        let bias = self.parameter(path, "bias", [experts], ParameterKind::Bias)?;
+        Ok(Router { bias: Some(bias), ..router })
     }
 }
 
@@ -84,7 +93,7 @@ impl Router {
     /// Returns the logits of tokens, `[tokens, experts]`. The choice of experts is sensitive to rounding, so
     /// the router keeps its precision.
     pub(crate) fn logits(&self, x: Tensor<2>) -> Tensor<2> {
-        let router = Linear { weight: self.weight.clone(), bias: None };
+        let router = Linear { weight: self.weight.clone(), bias: self.bias.clone() };
         router.forward(x.cast(self.weight.dtype()))
     }
 
@@ -114,9 +123,12 @@ impl Router {
     }
 }
 
-/// Returns whether a parameter belongs to a router whose path ends in `.gate`.
+/// The ends of the paths of a router's parameters, here and in files of families with other names.
+const PARAMETERS: [&str; 4] = [".gate.weight", ".gate.bias", ".router.weight", ".router.bias"];
+
+/// Returns whether a parameter belongs to a router.
 pub(crate) fn is_of_router(parameter: &str) -> bool {
-    parameter.ends_with(".gate.weight") || parameter.ends_with(CORRECTION)
+    PARAMETERS.iter().any(|end| parameter.ends_with(end)) || parameter.ends_with(CORRECTION)
 }
 
 impl GroupChoice {

@@ -1,11 +1,13 @@
 //! The SmolLM 3 family: Llama with some layers whose queries and keys are not rotated. Keys have the names
-//! and the meaning of Hugging Face's `SmolLM3ForCausalLM`. Sliding windows are not supported.
+//! and the meaning of Hugging Face's `SmolLM3ForCausalLM`. Without `layer_types`, these layers have the window.
 
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
 use crate::config_key::KeyTable;
-use crate::decoder::{BlockForm, COMPUTED_KEYS, DecoderConfig, LayerForm, REFUSED_KEYS, WINDOW_KEYS};
+use crate::decoder::{
+    BlockForm, COMPUTED_KEYS, DecoderConfig, LayerForm, LayerWindows, REFUSED_BESIDE_WINDOWS,
+};
 use crate::decoder_family::DecoderFamily;
 use crate::error::ConfigError;
 use crate::family::AbsentKey;
@@ -24,6 +26,9 @@ pub struct SmolLm3Config {
     /// Without a list, the layers whose number, counted from 1, is a multiple of this are not rotated.
     #[serde(default = "interval")]
     pub no_rope_layer_interval: usize,
+    /// The layers with windows.
+    #[serde(flatten)]
+    pub windows: LayerWindows,
     /// Whether the four linear layers of the attention have a bias. Published models have no such bias.
     #[serde(default)]
     pub attention_bias: bool,
@@ -39,8 +44,14 @@ fn interval() -> usize {
 
 impl From<DecoderConfig> for SmolLm3Config {
     fn from(decoder: DecoderConfig) -> Self {
-        let no_rope_layer_interval = interval();
-        Self { decoder, no_rope_layers: None, no_rope_layer_interval, attention_bias: false, mlp_bias: false }
+        Self {
+            decoder,
+            no_rope_layers: None,
+            no_rope_layer_interval: interval(),
+            windows: LayerWindows::default(),
+            attention_bias: false,
+            mlp_bias: false,
+        }
     }
 }
 
@@ -50,10 +61,11 @@ impl DecoderFamily for SmolLm3Config {
     const KEY_TABLE: &'static KeyTable = &KeyTable {
         computes: &[
             COMPUTED_KEYS,
+            &["use_sliding_window", "sliding_window", "layer_types"],
             &["no_rope_layers", "no_rope_layer_interval", "attention_bias", "mlp_bias"],
         ],
-        ignored: &[WINDOW_KEYS],
-        refused: &[REFUSED_KEYS],
+        ignored: &[&["max_window_layers"]],
+        refused: &[REFUSED_BESIDE_WINDOWS],
     };
     const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
         ("num_key_value_heads", AbsentKey::Count(4)),
@@ -70,7 +82,11 @@ impl DecoderFamily for SmolLm3Config {
             Some(layers) => layers.get(index) == Some(&1),
             None => !(index + 1).is_multiple_of(self.no_rope_layer_interval),
         };
-        let layer = |index| LayerForm { has_positions: is_rotated(index), ..LayerForm::default() };
+        let layer = |index| LayerForm {
+            has_positions: is_rotated(index),
+            window: self.windows.window(index, !is_rotated(index)),
+            ..LayerForm::default()
+        };
         BlockForm {
             bias: AttentionBias::all(self.attention_bias),
             mlp_bias: self.mlp_bias,
@@ -79,7 +95,12 @@ impl DecoderFamily for SmolLm3Config {
         }
     }
 
+    fn windows(&self) -> Option<&LayerWindows> {
+        Some(&self.windows)
+    }
+
     fn check_own(&self) -> Result<(), ConfigError> {
+        self.windows.check(self.decoder.num_hidden_layers)?;
         let interval = self.no_rope_layer_interval;
         require(interval > 0, "no_rope_layer_interval", interval, "at least 1")?;
         let Some(layers) = &self.no_rope_layers else { return Ok(()) };

@@ -95,6 +95,25 @@ pub(crate) fn head_shards(
     Ok([ranks, ranks.min(key_heads as u32)])
 }
 
+/// Requires that `ranks` ranks get the same number of the groups into which the outputs of a joined projection
+/// are cut ([`OutputParts`](crate::file_layout::OutputParts)).
+pub(crate) fn require_groups(
+    layer: &str,
+    key: (&'static str, usize),
+    groups: usize,
+    ranks: u32,
+) -> Result<(), ConfigError> {
+    if groups.is_multiple_of(ranks as usize) {
+        return Ok(());
+    }
+    let rule = if groups == key.1 {
+        "is not a multiple of the number of ranks"
+    } else {
+        "has no groups of the same size for them: a joined projection has at most 64"
+    };
+    Err(error(layer, "weight", key, ranks, rule))
+}
+
 fn error(
     layer: &str,
     parameter: &str,

@@ -44,7 +44,7 @@ impl DecoderFamily for Starcoder2Config {
     const NAME: &'static str = "starcoder2";
     const CLASS: &'static str = "Starcoder2ForCausalLM";
     const ACTIVATION: (&'static str, &'static str) = ("hidden_act", "gelu_pytorch_tanh");
-    const EPSILON: &'static str = "norm_epsilon";
+    const KEY_NAMES: &'static [(&'static str, &'static str)] = &[("norm_epsilon", "rms_norm_eps")];
     const KEY_TABLE: &'static KeyTable = &KeyTable {
         computes: &[COMPUTED_KEYS, &["norm_epsilon", "sliding_window", "use_bias"]],
         ignored: &[&["activation_function"]],

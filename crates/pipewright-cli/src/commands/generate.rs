@@ -179,14 +179,8 @@ impl GenerateArguments {
                 top_p: self.top_p,
                 seed: self.seed,
             },
-            longest: longest(found),
+            longest: found.model.longest(),
             uses_cache: !self.no_cache,
         }
     }
-}
-
-/// Returns the number of positions that the model knows, if it says so.
-fn longest(found: &TrainedModel) -> Option<usize> {
-    let json = found.model.to_json();
-    json["max_position_embeddings"].as_u64().and_then(|longest| usize::try_from(longest).ok())
 }

@@ -24,6 +24,7 @@ pub(crate) fn read_model(settings: &Settings) -> Result<CutModel, Failure> {
         ModelSettings::From { from } => ModelConfig::read(from).map_err(Failure::input)?,
         ModelSettings::Fresh(model) => model.config(),
     };
+    model.check_length(settings.data.seq_len as usize).map_err(Failure::input)?;
     let adapter =
         settings.adapter.as_ref().map(|adapter| read_adapter(settings, adapter, &model)).transpose()?;
     let model = CutModel::new(model, settings.pipeline.head_parts).map_err(Failure::input)?;

@@ -463,7 +463,7 @@ fn a_run_of_other_adapters_or_another_base_is_refused() {
 }
 
 /// The decoder families with a part of their own, and the keys that a small model of each needs.
-const FAMILIES: [(&str, &[&str]); 12] = [
+const FAMILIES: [(&str, &[&str]); 14] = [
     ("mistral", &["model.sliding_window=3"]),
     ("mixtral", &["model.num_local_experts=4"]),
     ("smollm3", &["model.no_rope_layer_interval=2"]),
@@ -473,6 +473,8 @@ const FAMILIES: [(&str, &[&str]); 12] = [
     ("gemma2", &["model.sliding_window=3"]),
     ("gemma3_text", &["model.sliding_window=3", "model.sliding_window_pattern=2"]),
     ("starcoder2", &["model.sliding_window=3"]),
+    ("gpt2", &["model.scale_attn_by_inverse_layer_idx=true"]),
+    ("gpt_oss", &["model.num_local_experts=4", "model.sliding_window=3"]),
     ("qwen2_moe", &["model.num_experts=4"]),
     ("deepseek_v2", &["model.n_routed_experts=4"]),
     ("deepseek_v3", &["model.n_routed_experts=4"]),

@@ -178,7 +178,7 @@ fn heads_that_cannot_be_cut_are_refused() {
     );
     refused(
         &[parts, "model.architecture=hybrid"],
-        "use one of the families llama, qwen2, qwen3, qwen3_moe, qwen2_moe, mistral, mixtral, smollm3, granite, phi3, olmo2, gemma2, gemma3_text, starcoder2, deepseek_v2, deepseek_v3, nemotron_h",
+        "use one of the families llama, qwen2, qwen3, qwen3_moe, qwen2_moe, mistral, mixtral, smollm3, granite, phi3, olmo2, gemma2, gemma3_text, starcoder2, gpt2, gpt_oss, deepseek_v2, deepseek_v3, nemotron_h",
     );
     refused(&[parts, "mesh.tensor_parallel=2"], "2 tensor ranks split the vocabulary already");
     let (code, _, said) = command(&run, &["check", "small.toml"], &[parts, "optimizer.name=adafactor"]);

@@ -22,6 +22,8 @@ pub struct Gradients<T = f32> {
     pub v: Vec<T>,
     /// The gradient of the table of the bias; empty without one.
     pub table: Vec<f32>,
+    /// The gradient of the sinks, `[heads]`; empty without sinks.
+    pub sinks: Vec<f32>,
 }
 
 // Functions for each element type, not generic ones, so that their loops are compiled with this crate's
@@ -53,11 +55,12 @@ struct Results<'a, T> {
 }
 
 fn backward_in<T: Element>(results: Results<'_, T>) -> Gradients<T> {
-    let Inputs { dims, q, k, v, turn_q, turn_k, bias, .. } = results.inputs;
+    let Inputs { dims, q, k, v, turn_q, turn_k, bias, sinks, .. } = results.inputs;
     let Dims { sequence, head_dim, value_dim, .. } = dims;
     let (wide, narrow) = (dims.query_width(), dims.key_width());
     let [mut d_q, mut d_k, mut d_v] = [q, k, v].map(|input| vec![T::rounded(0.0); input.len()]);
     let mut d_table = vec![0f32; bias.map_or(0, |bias| bias.table.len())];
+    let mut d_sinks = vec![0f32; sinks.map_or(0, <[f32]>::len)];
     let mut heads = Heads::new(dims);
     for (batch, key_head) in dims.key_heads() {
         let key_start = dims.key_start(batch, key_head);
@@ -69,7 +72,8 @@ fn backward_in<T: Element>(results: Results<'_, T>) -> Gradients<T> {
             let start = dims.query_start(batch, head);
             turn(turn_q, &q[start..], wide, &mut heads.queries, head_dim);
             for block in dims.chunks() {
-                heads.add_block(results, (batch, key_head, head), block, &mut d_table);
+                let d_sink = heads.add_block(results, (batch, key_head, head), block, &mut d_table);
+                d_sinks.get_mut(head).into_iter().for_each(|sum| *sum += d_sink);
             }
             turn_back(turn_q, &heads.d_queries, head_dim, &mut d_q[start..], wide);
         }
@@ -80,7 +84,7 @@ fn backward_in<T: Element>(results: Results<'_, T>) -> Gradients<T> {
             to.iter_mut().zip(d).for_each(|(to, &d)| *to = T::rounded(d));
         }
     }
-    Gradients { q: d_q, k: d_k, v: d_v, table: d_table }
+    Gradients { q: d_q, k: d_k, v: d_v, table: d_table, sinks: d_sinks }
 }
 
 /// A query head and the key head that serves it, `[positions, head_dim]`, with their gradients, and the
@@ -121,15 +125,16 @@ impl<T: Element> Heads<T> {
     }
 
     /// Computes the gradients of a block's queries, and adds its part of the gradients of keys and values.
+    /// Returns its part of the gradient of the head's sink.
     fn add_block(
         &mut self,
         results: Results<'_, T>,
         (batch, key_head, head): (usize, usize, usize),
         block: Range<usize>,
         d_table: &mut [f32],
-    ) {
+    ) -> f32 {
         let Results { inputs, out, normalisers, gradient } = results;
-        let Inputs { dims, v, cap, bias, .. } = inputs;
+        let Inputs { dims, v, cap, bias, sinks, .. } = inputs;
         let Dims { head_dim, value_dim, .. } = dims;
         let (out_width, value_width) = (dims.out_width(), dims.value_width());
         let rows = Rows::new(&inputs, batch, block.clone());
@@ -153,7 +158,8 @@ impl<T: Element> Heads<T> {
         let values = Matrix::strided(&v[value_start..], span, value_dim, value_width);
         T::product_into(d_scores, span, g, values.transposed());
         let normalisers = &normalisers[(batch * dims.heads + head) * dims.sequence..][block.clone()];
-        softmax_backward(weights, d_scores, (rows, normalisers), (out, gradient), out_width, value_dim);
+        let rows_of_head = (rows, sinks.map(|sinks| sinks[head]), normalisers);
+        let d_sink = softmax_backward(weights, d_scores, rows_of_head, (out, gradient), out_width, value_dim);
         if let Some(bias) = bias {
             bias.add_gradient(dims, batch, head, rows, d_scores, d_table);
         }
@@ -168,5 +174,6 @@ impl<T: Element> Heads<T> {
         T::product_into(&mut self.d_queries[block.start * head_dim..], head_dim, d_scores, keys);
         let queries = Matrix::new(&self.queries[block.start * head_dim..], count, head_dim);
         T::add_product(&mut self.d_keys[low * head_dim..], head_dim, d_scores.transposed(), queries);
+        d_sink
     }
 }

@@ -24,7 +24,7 @@ pub fn forward_bf16(inputs: Inputs<'_, bf16>) -> (Vec<bf16>, Vec<f32>) {
 }
 
 fn forward_in<T: Element>(inputs: Inputs<'_, T>) -> (Vec<T>, Vec<f32>) {
-    let Inputs { dims, q, k, v, turn_q, turn_k, cap, bias, .. } = inputs;
+    let Inputs { dims, q, k, v, turn_q, turn_k, cap, bias, sinks, .. } = inputs;
     let Dims { sequence, head_dim, value_dim, .. } = dims;
     let (wide, narrow) = (dims.query_width(), dims.key_width());
     let (out_width, value_width) = (dims.out_width(), dims.value_width());
@@ -53,7 +53,7 @@ fn forward_in<T: Element>(inputs: Inputs<'_, T>) -> (Vec<T>, Vec<f32>) {
                     bias.add(dims, batch, head, rows, scores);
                 }
                 let out = &mut out[start + block.start * out_width..];
-                softmax(scores, rows, &mut normalisers[block]);
+                softmax(scores, rows, sinks.map(|sinks| sinks[head]), &mut normalisers[block]);
                 let weights = Matrix::new(T::all_rounded(scores, &mut rounded), rows.count, rows.span());
                 let values =
                     Matrix::strided(&values[rows.low * value_width..], rows.span(), value_dim, value_width);

@@ -118,6 +118,9 @@ pub struct Inputs<'a, T = f32> {
     pub cap: Option<f32>,
     /// A summand of the scores, after their bound.
     pub bias: Option<Bias<'a>>,
+    /// The sink of each head, `[heads]`: a further score of every row, whose value is zero. `None` without
+    /// sinks.
+    pub sinks: Option<&'a [f32]>,
 }
 
 /// The sum over relations of `mask[batch][relation][query][key] table[relation][head]`.

@@ -22,16 +22,17 @@ pub(super) fn score<T: Element>(
     T::product_into(scores, rows.span(), queries, keys.transposed());
 }
 
-/// Turns scores into weights; the weight of a key that a query does not see is 0.
+/// Turns scores into weights; the weight of a key that a query does not see is 0. A sink is a further score of
+/// each row.
 #[multiversion(targets = "simd")]
-pub(super) fn softmax(scores: &mut [f32], rows: Rows<'_>, normalisers: &mut [f32]) {
+pub(super) fn softmax(scores: &mut [f32], rows: Rows<'_>, sink: Option<f32>, normalisers: &mut [f32]) {
     for (row, (scores, normaliser)) in scores.chunks_exact_mut(rows.span()).zip(normalisers).enumerate() {
         let [before, seen, after] = rows.split(row, scores);
-        let largest = max(seen);
+        let largest = sink.map_or_else(|| max(seen), |sink| max(seen).max(sink));
         for score in seen.iter_mut() {
             *score = exp(*score - largest);
         }
-        let total = sum(seen.len(), |i| seen[i]);
+        let total = sum(seen.len(), |i| seen[i]) + sink.map_or(0.0, |sink| exp(sink - largest));
         let share = 1.0 / total;
         for score in seen.iter_mut() {
             *score *= share;
@@ -42,21 +43,23 @@ pub(super) fn softmax(scores: &mut [f32], rows: Rows<'_>, normalisers: &mut [f32
     }
 }
 
-/// Turns scores into weights `P` again, and `dP` into `dS`, both in place.
+/// Turns scores into weights `P` again, and `dP` into `dS`, both in place. Returns the gradient of the sink.
 #[multiversion(targets = "simd")]
 pub(super) fn softmax_backward<T: Element>(
     scores: &mut [f32],
     d_weights: &mut [f32],
-    (rows, normalisers): (Rows<'_>, &[f32]),
+    (rows, sink, normalisers): (Rows<'_>, Option<f32>, &[f32]),
     (out, gradient): (&[T], &[T]),
     stride: usize,
     value_dim: usize,
-) {
-    let span = rows.span();
+) -> f32 {
+    let (span, mut d_sink) = (rows.span(), 0.0);
     let both = scores.chunks_exact_mut(span).zip(d_weights.chunks_exact_mut(span));
     for (row, ((scores, d_weights), normaliser)) in both.zip(normalisers).enumerate() {
         let (out, gradient) = (&out[row * stride..][..value_dim], &gradient[row * stride..][..value_dim]);
         let along = sum(value_dim, |i| out[i].single() * gradient[i].single());
+        // The value of a sink is zero, so `dP` of it is zero.
+        d_sink -= sink.map_or(0.0, |sink| exp(sink - normaliser) * along);
         let [before, seen, after] = rows.split(row, scores);
         let [d_before, d_seen, d_after] = rows.split(row, d_weights);
         for (score, d) in seen.iter_mut().zip(d_seen) {
@@ -67,6 +70,7 @@ pub(super) fn softmax_backward<T: Element>(
             hidden.fill(0.0);
         }
     }
+    d_sink
 }
 
 #[cfg(test)]
@@ -84,10 +88,10 @@ mod tests {
         let (scores, d_weights, normalisers) = (numbers(15, 1), numbers(15, 2), numbers(3, 3));
         let [out, gradient] = [4, 5].map(|seed| bf16::narrowed(&numbers(18, seed)));
         let mut narrow = (scores.clone(), d_weights.clone());
-        softmax_backward(&mut narrow.0, &mut narrow.1, (rows, &normalisers), (&out, &gradient), 7, 4);
+        softmax_backward(&mut narrow.0, &mut narrow.1, (rows, None, &normalisers), (&out, &gradient), 7, 4);
         let [out, gradient] = [&out, &gradient].map(|numbers| bf16::widened(numbers));
         let mut wide = (scores, d_weights);
-        softmax_backward(&mut wide.0, &mut wide.1, (rows, &normalisers), (&out, &gradient), 7, 4);
+        softmax_backward(&mut wide.0, &mut wide.1, (rows, None, &normalisers), (&out, &gradient), 7, 4);
         assert_eq!(narrow, wide);
     }
 }

@@ -66,7 +66,8 @@ impl BlockAttentions {
                 RotaryPositions { frequencies, factor: 1.0 }
             }
         };
-        AttentionForm { positions, scale: self.scale, window: layer.window, cap: self.cap, ..usual }
+        let scale = self.scale / layer.score_divisor;
+        AttentionForm { positions, scale, window: layer.window, cap: self.cap, ..usual }
     }
 
     /// Returns the form of a block's attention with a cache ([`DecoderBlock::forward_cached`]).

@@ -3,7 +3,7 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::{KeyValueCache, TensorParallel};
+use pipewright::nn::{CausalAttention, KeyValueCache, TensorParallel};
 use pipewright::stage::StageContext;
 
 use super::config::DecoderConfig;
@@ -77,41 +77,59 @@ impl DecoderBlock {
         })
     }
 
-    /// Returns the path of the block's mixture if its balance loss is part of the training loss.
+    /// Returns the path of the router of the block's mixture if its balance loss is part of the training loss.
     pub(super) fn balanced(&self) -> Option<&str> {
         self.mlp.balanced()
     }
 
     /// Maps hidden states `[rows * sequence, hidden]` to hidden states of the same shape. `attend` takes
-    /// queries, keys and values of this rank's heads and returns what the queries attend to.
+    /// queries, keys and values of this rank's heads, with the sinks of heads that have some, and returns what
+    /// the queries attend to.
     pub(super) fn forward(
         &self,
         hidden: Tensor<2>,
         rows: usize,
-        attend: impl FnOnce([Tensor<2>; 3]) -> Tensor<2>,
+        attend: impl FnOnce([Tensor<2>; 3], Option<Tensor<1>>) -> Tensor<2>,
         tensor: &TensorParallel,
         context: &StageContext,
     ) -> Tensor<2> {
         let attention = |input| match &self.self_attn {
-            SelfAttention::Attention(attention) => attention.forward(input, tensor, attend, context),
-            SelfAttention::Latent(attention) => attention.forward(input, tensor, attend, context),
+            SelfAttention::Attention(attention) => {
+                let attend = |inputs| attend(inputs, attention.sinks());
+                attention.forward(input, tensor, attend, context)
+            }
+            SelfAttention::Latent(attention) => {
+                attention.forward(input, tensor, |inputs| attend(inputs, None), context)
+            }
         };
         self.transform(hidden, rows, attention, tensor, context)
     }
 
     /// Maps the hidden states of the next tokens of a sequence, whose earlier tokens are in `cache`. An
-    /// attention with latents keeps these there in place of keys and values.
+    /// attention with latents keeps these there in place of keys and values. `whole` returns the attention over
+    /// these tokens alone, which computes the first ones of a sequence.
     pub(super) fn forward_cached(
         &self,
         hidden: Tensor<2>,
         cache: &mut KeyValueCache,
+        whole: impl FnOnce() -> CausalAttention,
         tensor: &TensorParallel,
         context: &StageContext,
     ) -> Tensor<2> {
-        let attend = |[q, k, v]: [Tensor<2>; 3]| cache.attend(q, k, v);
-        let attention = |input| match &self.self_attn {
-            SelfAttention::Attention(attention) => attention.forward(input, tensor, attend, context),
-            SelfAttention::Latent(attention) => attention.forward_latent(input, tensor, attend, context),
+        let attention = |input: Tensor<2>| match &self.self_attn {
+            SelfAttention::Attention(attention) => {
+                let attend = |[q, k, v]: [Tensor<2>; 3]| cache.attend_with(q, k, v, attention.sinks());
+                attention.forward(input, tensor, attend, context)
+            }
+            SelfAttention::Latent(attention) if cache.tokens() == 0 && input.dims()[0] > 1 => {
+                let keep = |keys, latents| cache.append(&keys, &latents);
+                let attend = |[q, k, v]: [Tensor<2>; 3]| whole().forward(q, k, v);
+                attention.forward_first(input, tensor, attend, keep, context)
+            }
+            SelfAttention::Latent(attention) => {
+                let attend = |[q, k, v]: [Tensor<2>; 3]| cache.attend(q, k, v);
+                attention.forward_latent(input, tensor, attend, context)
+            }
         };
         self.transform(hidden, 1, attention, tensor, context)
     }
@@ -157,12 +175,14 @@ fn attention<S: ParameterSource>(
         return LatentAttention::build(sizes, latent, form.bias, path, builder).map(SelfAttention::Latent);
     }
     if form.joins_projections {
-        return Attention::build_joined(sizes, path, builder).map(SelfAttention::Attention);
+        return Attention::build_joined(sizes, form.bias, path, builder).map(SelfAttention::Attention);
     }
     let joins_heads = form.head_norms == HeadNorms::All;
     let norms = InputNorms { form: config.norm(form), joins_heads };
     let norms = (form.head_norms != HeadNorms::None).then_some(norms);
-    Attention::build(sizes, form.bias, norms, path, builder).map(SelfAttention::Attention)
+    let attention = Attention::build(sizes, form.bias, norms, path, builder)?;
+    let attention = if form.has_sinks { attention.with_sinks(sizes, path, builder)? } else { attention };
+    Ok(SelfAttention::Attention(attention))
 }
 
 /// Returns a tensor times a factor.

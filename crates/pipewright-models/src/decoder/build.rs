@@ -9,7 +9,7 @@ use super::attentions::BlockAttentions;
 use super::block::DecoderBlock;
 use super::config::DecoderConfig;
 use super::form::BlockForm;
-use super::stage::{DecoderModel, DecoderStage, EMBEDDING, NORM};
+use super::stage::{DecoderModel, DecoderStage, EMBEDDING, NORM, POSITION_TABLE};
 use crate::head_form::HeadForm;
 use crate::parameter::{Builder, ParameterSource};
 use crate::split::{Place, SplitStage};
@@ -28,13 +28,18 @@ impl DecoderConfig {
         place: &Place,
     ) -> Result<DecoderStage, S::Error> {
         self.validate()?;
-        let mut builder = Builder::new(source, place).with_names(form.names);
+        let mut builder =
+            Builder::new(source, place).with_names(form.names).with_inputs_first(form.inputs_first);
         let mut stage = DecoderStage::empty(self, form);
         for layer in stage_layers(layers, self.num_hidden_layers)? {
             match layer {
                 Layer::Embedding => {
                     let weight = builder.token_table(EMBEDDING, self.vocab_size, self.hidden_size)?;
                     stage.model.embed_tokens = Some(Embedding { weight });
+                    let table = form
+                        .position_table
+                        .map(|positions| builder.embedding(POSITION_TABLE, positions, self.hidden_size));
+                    stage.model.embed_positions = table.transpose()?;
                 }
                 Layer::Block(index) => {
                     let path = format!("model.layers.{index}");
@@ -52,6 +57,7 @@ impl DecoderConfig {
     pub(crate) fn head(&self, form: &BlockForm<'_>) -> HeadForm {
         HeadForm {
             norm: NORM,
+            names: form.names,
             embedding: EMBEDDING,
             form: self.norm(form),
             width: self.hidden_size,
@@ -67,7 +73,7 @@ impl DecoderStage {
     fn empty(config: &DecoderConfig, form: &BlockForm<'_>) -> Self {
         let layers = vec![None; config.num_hidden_layers];
         Self {
-            model: DecoderModel { embed_tokens: None, layers },
+            model: DecoderModel { embed_tokens: None, embed_positions: None, layers },
             head: None,
             attentions: BlockAttentions::new(config, form),
             embedding_factor: form.factors.embedding,

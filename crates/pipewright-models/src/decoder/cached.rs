@@ -1,38 +1,22 @@
 //! A stage that generates text, and keeps what it needs of earlier tokens.
 
-use burn::module::Module;
-use burn::tensor::Device;
-use pipewright::nn::{KeyValueCache, RotaryPositions};
-use pipewright::stage::StageContext;
+use pipewright::nn::{CausalAttention, KeyValueCache, RotaryPositions};
 use pipewright::tensor::{BoundaryError, Values, pack, unpack};
-use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::stage::{DecoderInput, DecoderStage};
-use crate::error::SplitModel;
-use crate::generation_stage::{GenerationStage, StageCache, device_of};
+use crate::generation_stage::{GeneratingModule, StageCache, row_context};
+use crate::split::SplitStage;
 
-impl GenerationStage for DecoderStage {
-    fn parameters(&self) -> usize {
-        self.num_params()
-    }
-
-    fn device(&self) -> Device {
-        device_of(self)
-    }
-
+impl GeneratingModule for DecoderStage {
     fn has_head(&self) -> bool {
         self.head.is_some()
     }
 
-    fn require_whole(&self) -> Result<(), SplitModel> {
-        self.split.require_whole()
+    fn split(&self) -> &SplitStage {
+        &self.split
     }
 
-    fn compute(&self, input: Values) -> Result<Values, BoundaryError> {
-        Ok(pack(self.run(unpack(input)?)))
-    }
-
-    fn cache(&self) -> Option<Box<dyn StageCache + '_>> {
+    fn new_cache(&self) -> Option<Box<dyn StageCache + '_>> {
         Some(Box::new(CachedDecoder::new(self)))
     }
 
@@ -67,7 +51,7 @@ impl StageCache for CachedDecoder<'_> {
         let stage = self.stage;
         let input: DecoderInput = unpack(input)?;
         let hidden = if stage.model.embed_tokens.is_some() {
-            stage.embed(input)
+            stage.embed(input, |[_, count]| (first as u32..).take(count).collect())
         } else {
             input.embed(None, &stage.split)
         };
@@ -76,10 +60,14 @@ impl StageCache for CachedDecoder<'_> {
             self.caches = caches(stage, &stage.attentions.positions(count));
         }
         assert!(self.caches.iter().all(|cache| cache.tokens() == first), "tokens follow the tokens so far");
-        let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
+        let context = row_context();
         let mut hidden = hidden.reshape([count, width]);
-        for (block, cache) in stage.model.layers.iter().flatten().zip(&mut self.caches) {
-            hidden = block.forward_cached(hidden, cache, &stage.split.tensor, &context);
+        let (positions, device) = (stage.attentions.positions(first + count), hidden.device());
+        let blocks = stage.model.layers.iter().enumerate();
+        let blocks = blocks.filter_map(|(index, block)| Some((index, block.as_ref()?)));
+        for ((index, block), cache) in blocks.zip(&mut self.caches) {
+            let whole = || CausalAttention::of(count, stage.attentions.form(index, &positions), &device);
+            hidden = block.forward_cached(hidden, cache, whole, &stage.split.tensor, &context);
         }
         if stage.head.is_some() {
             hidden = stage.logits(hidden.narrow(0, count - 1, 1));

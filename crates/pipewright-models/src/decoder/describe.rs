@@ -1,9 +1,10 @@
 //! The description of a model as a list of layers with sizes and costs.
 
+use pipewright::nn::ExpertActivation;
 use pipewright_schedule::{LayerDesc, ModelDesc};
 
 use super::config::DecoderConfig;
-use super::form::{Activation, BlockForm, HeadNorms, NormPlaces};
+use super::form::{Activation, BlockForm, ExpertForm, HeadNorms, NormPlaces};
 use super::mixture::MixtureConfig;
 use crate::cost::{self, BIAS_PASSES, Cost, FLOAT, GATE_PASSES, LOSS_PASSES, ModelSizes, NORM_PASSES};
 use crate::latent_attention::LatentForm;
@@ -22,6 +23,7 @@ impl DecoderConfig {
             let (kind, feed_forward) = match form.mixture_of(index) {
                 Some(mixture) => {
                     let routed = experts(self, mixture, tokens) + correction(form, mixture);
+                    let routed = routed + expert_parts(self, form, mixture);
                     ("mixture", routed + shared_expert(self, form))
                 }
                 None => ("decoder", dense(self, form)),
@@ -32,19 +34,42 @@ impl DecoderConfig {
                 None => attention(self, form, seen),
             };
             let cost = attention + feed_forward + norms;
-            let layer = sizes.block(format!("model.layers.{index}"), kind, cost);
+            let path = form.names.of(&format!("model.layers.{index}"));
+            let layer = sizes.block(path, kind, cost);
             let keys_values = match form.latent {
                 Some(latent) => (self.num_attention_heads * (latent.head_dim() + latent.value)) as u64,
                 None => 2 * (self.num_key_value_heads * self.head_dim()) as u64,
             };
             LayerDesc { keys_values_bytes: tokens * FLOAT * keys_values, ..layer }
         };
-        let mut layers = vec![sizes.embedding("model.embed_tokens")];
+        let embedding = sizes.embedding(&form.names.of("model.embed_tokens"));
+        // A token reads its vector and adds it, in both directions.
+        let positions = form.position_table.map_or_else(Cost::default, |positions| Cost {
+            parameters: positions as u64 * hidden,
+            elements: POSITION_PASSES * hidden,
+            ..Cost::default()
+        });
+        let mut layers = vec![embedding_with(embedding, positions, tokens)];
         layers.extend((0..self.num_hidden_layers).map(block));
         // The tape also keeps the tanh of bounded logits.
         let bounded = Cost { kept: form.logit_cap.map_or(0, |_| vocabulary), ..Cost::default() };
         layers.push(sizes.head(sizes.head_cost() + centring + bounded));
         ModelDesc { layers }
+    }
+}
+
+/// Element-wise passes of the vectors of positions: they are copied, added, and their gradients are summed.
+const POSITION_PASSES: u64 = 8;
+
+/// Returns the layer of the embedding with the table of positions.
+fn embedding_with(embedding: LayerDesc, positions: Cost, tokens: u64) -> LayerDesc {
+    LayerDesc {
+        parameters: embedding.parameters + positions.parameters,
+        weight: embedding.weight + cost::ELEMENT * positions.elements,
+        // The ids of the positions.
+        activation_bytes: embedding.activation_bytes
+            + if positions.parameters > 0 { tokens * cost::TOKEN_ID } else { 0 },
+        ..embedding
     }
 }
 
@@ -62,6 +87,7 @@ fn attention(config: &DecoderConfig, form: &BlockForm<'_>, seen: u64) -> Cost {
     let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
     let inputs = if form.bias.inputs { queries + 2 * keys } else { 0 };
     let biases = inputs + if form.bias.output { sizes.hidden as u64 } else { 0 };
+    let sinks = if form.has_sinks { heads } else { 0 };
     // A normalisation of heads also keeps its input, with a scale for each head.
     let (factors, normalised, scales) = match form.head_norms {
         HeadNorms::None => (0, 0, 0),
@@ -69,7 +95,7 @@ fn attention(config: &DecoderConfig, form: &BlockForm<'_>, seen: u64) -> Cost {
         HeadNorms::All => (queries + keys, queries + keys, 2),
     };
     let further = Cost {
-        parameters: biases + factors,
+        parameters: biases + factors + sinks,
         products: 0,
         mixing: 0,
         elements: BIAS_PASSES * biases + NORM_PASSES * normalised,
@@ -138,6 +164,25 @@ fn experts(config: &DecoderConfig, mixture: &MixtureConfig, tokens: u64) -> Cost
         // The probabilities; gate, up and their product of each chosen expert; its weight, and its number
         // twice.
         kept: experts + chosen * (3 * inner + 1 + 2 * NUMBER),
+    }
+}
+
+/// Returns the costs of the biases of a router and its experts, and of experts that are composed of several
+/// operations.
+fn expert_parts(config: &DecoderConfig, form: &BlockForm<'_>, mixture: &MixtureConfig) -> Cost {
+    let ExpertForm { has_bias, activation, .. } = form.experts;
+    let (hidden, inner) = (config.hidden_size as u64, mixture.moe_intermediate_size as u64);
+    let (experts, chosen) = (mixture.num_experts as u64, mixture.num_experts_per_tok as u64);
+    let bias = if has_bias { 2 * inner + hidden } else { 0 };
+    let router = if has_bias { experts } else { 0 };
+    let is_composed = has_bias || activation != ExpertActivation::Usual;
+    Cost {
+        parameters: experts * bias + router,
+        elements: BIAS_PASSES * (chosen * bias + router),
+        // The bounded gate, its sigmoid, their product, and up plus 1; the rows of the experts before and
+        // after their layers.
+        kept: if is_composed { chosen * (4 * inner + 2 * hidden) } else { 0 },
+        ..Cost::default()
     }
 }
 

@@ -7,17 +7,22 @@ use pipewright::nn::{
     Expert, Linear, Routing, TensorParallel, at_least_single, count_choices, mix_held, router_losses, swiglu,
 };
 use pipewright::stage::StageContext;
+use pipewright_schedule::divisor::greatest_common_divisor;
 
 use super::config::DecoderConfig;
-use super::form::{Activation, BlockForm, SharedForm};
+use super::form::{Activation, BlockForm, ExpertForm, SharedForm};
 use super::mixture::MixtureConfig;
 use super::shared_expert::SharedExpert;
 use crate::experts::ExpertSizes;
+use crate::file_layout::OutputParts;
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
-use crate::projection::{Projection, SharedInput};
+use crate::projection::{Projection, SharedInput, part_of};
 use crate::router::{Chosen, GroupChoice, Router};
 use crate::split::require_parts;
 use crate::valid_tokens::{mean_weights, valid_choices, valid_loads, valid_tokens};
+
+/// The most groups of a joined projection, and so the most ranks that can compute one together.
+const MOST_GROUPS: u64 = 64;
 
 /// The name of the router's balance loss in reports.
 const BALANCE: &str = "moe_aux";
@@ -30,6 +35,9 @@ pub(super) struct FeedForward {
     up_proj: Option<Projection>,
     /// The matrix that makes both, in a family that joins them.
     gate_up_proj: Option<Projection>,
+    /// The parts of its outputs.
+    #[module(skip)]
+    joined: Option<OutputParts>,
     down_proj: Option<Projection>,
     /// The router.
     gate: Option<Router>,
@@ -50,8 +58,10 @@ pub(super) struct FeedForward {
 /// How a mixture chooses its experts.
 #[derive(Clone, Debug)]
 struct Choice {
-    /// The path of the layer, for errors.
+    /// The path of the layer, for reports.
     path: String,
+    /// The path of the router, for errors.
+    router: String,
     /// The number of experts.
     experts: usize,
     kind: ChoiceKind,
@@ -81,7 +91,9 @@ impl FeedForward {
     ) -> Result<Self, S::Error> {
         match form.mixture_of(index) {
             Some(mixture) => Self::sparse(config, form, mixture, path, builder),
-            None if form.joins_projections => Self::joined(config, form.activation, path, builder),
+            None if form.joins_projections && !form.has_no_gate => {
+                Self::joined(config, form.activation, path, builder)
+            }
             None => {
                 let inner = ("intermediate_size", config.intermediate_size);
                 let first = if form.has_no_gate { "up_proj.weight" } else { "gate_proj.weight" };
@@ -98,6 +110,7 @@ impl FeedForward {
             gate_proj: None,
             up_proj: None,
             gate_up_proj: None,
+            joined: None,
             down_proj: None,
             gate: None,
             experts: Vec::new(),
@@ -137,11 +150,14 @@ impl FeedForward {
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let down = format!("{path}.down_proj");
+        let (both, down) = (format!("{path}.gate_up_proj"), format!("{path}.down_proj"));
+        // Groups that are as large as possible are copied faster.
+        let groups = greatest_common_divisor(inner as u64, MOST_GROUPS) as usize;
+        let parts = OutputParts { groups, widths: [inner / groups, inner / groups, 0] };
+        let of_inner = (("intermediate_size", inner), parts);
         Ok(Self {
-            gate_up_proj: Some(
-                builder.joined_projection(&format!("{path}.gate_up_proj"), [hidden, 2 * inner])?,
-            ),
+            gate_up_proj: Some(builder.joined_projection(false, &both, hidden, of_inner)?),
+            joined: Some(parts),
             down_proj: Some(builder.projection(false, &down, [inner, hidden], SplitLinear::Inputs)?),
             ..Self::empty(activation)
         })
@@ -149,11 +165,10 @@ impl FeedForward {
 
     /// Returns what the down projection of a dense layer takes.
     fn inner(&self, x: &SharedInput, context: &StageContext) -> Tensor<2> {
-        let [gate, up] = match (&self.gate_up_proj, &self.gate_proj, &self.up_proj) {
-            (Some(joined), ..) => {
+        let [gate, up] = match (self.gate_up_proj.as_ref().zip(self.joined), &self.gate_proj, &self.up_proj) {
+            (Some((joined, parts)), ..) => {
                 let both = joined.forward(x, context);
-                let inner = both.dims()[1] / 2;
-                [0, inner].map(|start| both.clone().narrow(1, start, inner))
+                [0, 1].map(|part| part_of(both.clone(), parts, part))
             }
             (None, Some(gate), Some(up)) => [gate.forward(x, context), up.forward(x, context)],
             (None, None, Some(up)) => return self.activation.of(up.forward(x, context)),
@@ -172,16 +187,25 @@ impl FeedForward {
         let hidden = config.hidden_size;
         let share = form.balance_share(config.num_hidden_layers);
         let is_corrected = form.router.is_some_and(|router| router.is_corrected);
-        let gate = builder.router(&format!("{path}.gate"), [hidden, mixture.num_experts], is_corrected)?;
+        let ExpertForm { has_bias, are_joined, activation } = form.experts;
+        let router = format!("{path}.gate");
+        let mut gate = builder.router(&router, [hidden, mixture.num_experts], is_corrected)?;
+        if has_bias {
+            gate = builder.router_with_bias(&router, gate)?;
+        }
         let sizes = ExpertSizes {
             count: (form.expert_keys.count, mixture.num_experts),
             width: hidden,
             inner: (form.expert_keys.inner, mixture.moe_intermediate_size),
             has_gate: true,
+            has_bias,
+            are_joined,
+            activation,
         };
         let (count, normalised) = (mixture.num_experts_per_tok, mixture.norm_topk_prob);
         let choice = Choice {
             path: builder.named(path),
+            router: builder.named(&router),
             experts: mixture.num_experts,
             kind: match form.router {
                 Some(router) => ChoiceKind::Scores(router.choice),
@@ -218,9 +242,9 @@ impl FeedForward {
         })
     }
 
-    /// Returns the path of the layer if its balance loss is part of the training loss.
+    /// Returns the path of the router if its balance loss is part of the training loss.
     pub(super) fn balanced(&self) -> Option<&str> {
-        self.choice.as_ref().filter(|choice| choice.balance.is_some()).map(|choice| &*choice.path)
+        self.choice.as_ref().filter(|choice| choice.balance.is_some()).map(|choice| &*choice.router)
     }
 
     /// Shapes: `[tokens, hidden]` in and out.
@@ -304,7 +328,7 @@ impl Choice {
 
     fn require_finite(&self, is_finite: bool, what: &str, context: &StageContext) {
         if !is_finite {
-            context.not_finite(&format!("a {what} of the router `{}.gate`", self.path));
+            context.not_finite(&format!("a {what} of the router `{}`", self.router));
         }
     }
 

@@ -1,5 +1,7 @@
 //! The form of a family's models: the table of the parts in which families differ.
 
+use pipewright::nn::ExpertActivation;
+
 use super::mixture::MixtureConfig;
 use crate::attention::AttentionBias;
 use crate::error::ConfigError;
@@ -27,12 +29,19 @@ pub(crate) struct BlockForm<'a> {
     pub activation: Activation,
     /// Whether feed-forward layers have no gate.
     pub has_no_gate: bool,
+    /// Whether each head has a sink: a further score of every query, whose value is zero.
+    pub has_sinks: bool,
     /// The bound of the scores, if there is one: `cap tanh(score / cap)` takes the place of a score.
     pub score_cap: Option<f64>,
     /// The bound of the logits, if there is one.
     pub logit_cap: Option<f64>,
     /// Whether one matrix makes queries, keys and values, and another one the gate and the up projection.
     pub joins_projections: bool,
+    /// Whether files have the matrices of blocks as `[inputs, outputs]`.
+    pub inputs_first: bool,
+    /// The number of positions that have a trained vector, which is added to the embedding of a token at the
+    /// position; `None` if there are no such vectors.
+    pub position_table: Option<usize>,
     /// The forms of the first layers, if they have forms of their own.
     pub layers: Vec<LayerForm>,
     /// The factors of parts of the computation.
@@ -41,6 +50,8 @@ pub(crate) struct BlockForm<'a> {
     pub mixture: Option<&'a MixtureConfig>,
     /// The keys of the sizes of experts, for errors.
     pub expert_keys: ExpertKeys,
+    /// The form of the experts.
+    pub experts: ExpertForm,
     /// How experts are chosen; `None` for the largest probabilities.
     pub router: Option<RouterForm>,
     /// The expert that every token goes through, in a family that has one.
@@ -63,6 +74,24 @@ pub(crate) struct ExpertKeys {
 impl Default for ExpertKeys {
     fn default() -> Self {
         Self { count: "num_experts", inner: "moe_intermediate_size" }
+    }
+}
+
+/// The form of the experts that a router chooses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertForm {
+    /// Whether the router and the layers of experts have a bias.
+    pub has_bias: bool,
+    /// Whether files have the matrices of all experts of a layer in one tensor, with the columns of gate and
+    /// up in turn.
+    pub are_joined: bool,
+    /// The function between the layers of an expert.
+    pub activation: ExpertActivation,
+}
+
+impl Default for ExpertForm {
+    fn default() -> Self {
+        Self { has_bias: false, are_joined: false, activation: ExpertActivation::Usual }
     }
 }
 
@@ -126,6 +155,8 @@ pub(crate) struct LayerForm {
     pub has_positions: bool,
     /// The base of the rotary frequencies, which are not scaled; `None` for the positions of the model.
     pub theta: Option<f64>,
+    /// The divisor of the scores, in addition to the factor of the model's.
+    pub score_divisor: f64,
 }
 
 impl LayerForm {
@@ -144,7 +175,7 @@ pub(crate) fn require_window(window: Option<usize>) -> Result<(), ConfigError> {
 
 impl Default for LayerForm {
     fn default() -> Self {
-        Self { window: None, has_positions: true, theta: None }
+        Self { window: None, has_positions: true, theta: None, score_divisor: 1.0 }
     }
 }
 

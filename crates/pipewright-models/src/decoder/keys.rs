@@ -40,6 +40,3 @@ pub(crate) const REFUSED_KEYS: &[Refused] = &[
     Refused { key: "use_sliding_window", harmless: Harmless::False },
     Refused { key: "layer_types", harmless: Harmless::AllOf("full_attention") },
 ];
-
-/// The keys of windows, which have no effect unless `use_sliding_window` is true.
-pub(crate) const WINDOW_KEYS: &[&str] = &["sliding_window", "max_window_layers"];

@@ -1,6 +1,7 @@
 //! The settings of a mixture of experts, and the layers that have one.
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use crate::error::ConfigError;
 use crate::key_check::{not_below_zero, require, sizes};
@@ -47,6 +48,17 @@ impl MixtureConfig {
             router_aux_loss_coef: COEFFICIENT,
             output_router_logits: false,
         }
+    }
+
+    /// Returns the keys of a family whose layers all have experts of the width `intermediate_size`, by the
+    /// names that it has in files.
+    pub(crate) fn of_equal_layers(&self) -> Value {
+        json!({
+            "num_local_experts": self.num_experts,
+            "num_experts_per_tok": self.num_experts_per_tok,
+            "router_aux_loss_coef": self.router_aux_loss_coef,
+            "output_router_logits": self.output_router_logits,
+        })
     }
 
     /// Returns whether layer `index`, counted from 0, has experts.
@@ -171,8 +183,6 @@ impl From<MixtureConfig> for RawMixture {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
-
     use super::*;
 
     fn parse(json: Value) -> Result<MixtureConfig, String> {

@@ -35,13 +35,13 @@ mod windows;
 
 pub use config::DecoderConfig;
 pub(crate) use form::{
-    Activation, BlockForm, ExpertKeys, Factors, HeadNorms, LayerForm, NormPlaces, RouterForm, SharedForm,
-    require_window,
+    Activation, BlockForm, ExpertForm, ExpertKeys, Factors, HeadNorms, LayerForm, NormPlaces, RouterForm,
+    SharedForm, require_window,
 };
-pub(crate) use keys::{COMPUTED_KEYS, MIXTURE_KEYS, REFUSED_KEYS, WINDOW_KEYS};
+pub(crate) use keys::{COMPUTED_KEYS, MIXTURE_KEYS, REFUSED_KEYS};
 pub use mixture::MixtureConfig;
 pub use rope::{Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling};
 pub(crate) use stage::stays_in_single_precision;
 pub use stage::{DecoderInput, DecoderStage};
-pub(crate) use windows::{LAYER_WINDOW_KEYS, REFUSED_BESIDE_WINDOWS, require_listed};
+pub(crate) use windows::{LAYER_WINDOW_KEYS, REFUSED_BESIDE_WINDOWS, has_window, require_listed};
 pub use windows::{LayerType, LayerWindows};

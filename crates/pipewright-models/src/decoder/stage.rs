@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::nn::{CausalAttention, Embedding};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::{Boundary, BoundaryError, Placement, Unpack, ValueKind, Values, pack, unpack};
@@ -23,6 +23,8 @@ use crate::vocabulary::OutputHead;
 
 /// The path of the embedding.
 pub(super) const EMBEDDING: &str = "model.embed_tokens";
+/// The path of the table of positions.
+pub(super) const POSITION_TABLE: &str = "model.embed_positions";
 /// The path of the last norm.
 pub(super) const NORM: &str = "model.norm";
 
@@ -50,6 +52,8 @@ pub struct DecoderStage {
 #[derive(Module, Debug)]
 pub(super) struct DecoderModel {
     pub(super) embed_tokens: Option<Embedding>,
+    /// The vectors of positions, in a family that has them.
+    pub(super) embed_positions: Option<Embedding>,
     /// One entry for each block of the whole model.
     pub(super) layers: Vec<Option<DecoderBlock>>,
 }
@@ -92,7 +96,7 @@ impl DecoderStage {
         context: &StageContext,
     ) -> Tensor<3> {
         if layer == Layer::Embedding {
-            return self.embed(input);
+            return self.embed_in(input, context);
         }
         let hidden = input.embed(None, &self.split);
         let [batch, sequence, width] = hidden.dims();
@@ -105,7 +109,8 @@ impl DecoderStage {
                     let attention = self.attentions.of_microbatch(index, attentions, || {
                         self.attention_of(index, [batch, sequence], &device, context)
                     });
-                    let attend = |[q, k, v]: [Tensor<2>; 3]| {
+                    let attend = |[q, k, v]: [Tensor<2>; 3], sinks: Option<Tensor<1>>| {
+                        let attention = attention.with_sinks(sinks);
                         if context.slice().1.is_one() {
                             attention.forward(q, k, v)
                         } else {
@@ -144,9 +149,37 @@ impl DecoderStage {
         }
     }
 
-    /// Returns the hidden states of token ids.
-    pub(super) fn embed(&self, input: DecoderInput) -> Tensor<3> {
-        scaled(input.embed(self.model.embed_tokens.as_ref(), &self.split), self.embedding_factor)
+    /// Returns the hidden states of the token ids of a microbatch, or of a slice of it.
+    fn embed_in(&self, input: DecoderInput, context: &StageContext) -> Tensor<3> {
+        let DecoderInput::Tokens(tokens) = &input else { return self.embed(input, |_| Vec::new()) };
+        let [rows, length] = tokens.dims();
+        self.embed(input, |_| match given_scope(context, [rows, length]) {
+            Some(scope) => scope.positions.to_vec(),
+            None => {
+                let first = context.slice().0.get() * length as u32;
+                (0..rows).flat_map(|_| first..first + length as u32).collect()
+            }
+        })
+    }
+
+    /// Returns the hidden states of token ids. `positions` returns the position of each token of rows of this
+    /// length, if the model adds vectors of positions.
+    ///
+    /// # Panics
+    /// When a position has no vector.
+    pub(super) fn embed(
+        &self,
+        input: DecoderInput,
+        positions: impl FnOnce([usize; 2]) -> Vec<u32>,
+    ) -> Tensor<3> {
+        let hidden = input.embed(self.model.embed_tokens.as_ref(), &self.split);
+        let hidden = scaled(hidden, self.embedding_factor);
+        let Some(table) = &self.model.embed_positions else { return hidden };
+        let [rows, length, _] = hidden.dims();
+        let ids: Vec<i32> = positions([rows, length]).into_iter().map(|position| position as i32).collect();
+        let vectors =
+            table.forward(Tensor::from_data(TensorData::new(ids, [rows, length]), &hidden.device()));
+        hidden + vectors
     }
 
     /// Returns the logits of hidden states after the last block.
@@ -236,7 +269,7 @@ impl StageModule for DecoderStage {
     fn refuses_slices(&self) -> Option<String> {
         let path = self.model.layers.iter().flatten().find_map(DecoderBlock::balanced)?;
         Some(format!(
-            "the balance loss of the router `{path}.gate` depends on whole microbatches, so set `output_router_logits = false` \
+            "the balance loss of the router `{path}` depends on whole microbatches, so set `output_router_logits = false` \
              to train without it"
         ))
     }

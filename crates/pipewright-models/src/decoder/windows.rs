@@ -1,4 +1,4 @@
-//! The layers with windows, by the keys of Qwen2 and Qwen3.
+//! The layers with windows, by the keys of the Qwen families and SmolLM 3.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +25,12 @@ pub enum LayerType {
     FullAttention,
 }
 
+/// Returns whether layer `index`, counted from 0, has a window: by the list of kinds, and without a list if
+/// `is_usual`.
+pub(crate) fn has_window(types: Option<&[LayerType]>, index: usize, is_usual: bool) -> bool {
+    types.map_or(is_usual, |types| types.get(index) == Some(&LayerType::SlidingAttention))
+}
+
 /// Requires that a list of kinds has an entry for each layer.
 pub(crate) fn require_listed(types: Option<&[LayerType]>, layers: usize) -> Result<(), ConfigError> {
     let listed = types.map_or(layers, <[LayerType]>::len);
@@ -41,7 +47,8 @@ pub struct LayerWindows {
     /// How many tokens back a token sees in layers with a window, itself included; `None` for all. It is
     /// always written, because readers assume a window if it is absent.
     pub sliding_window: Option<usize>,
-    /// Without a list, the layers from this one on have the window, counted from 0; 28 if it is absent.
+    /// Without a list, the layers from this one on have the window, counted from 0; 28 if it is absent. In
+    /// Qwen2-MoE, these are the layers that do not have it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_window_layers: Option<usize>,
     /// The kind of each layer.
@@ -53,22 +60,23 @@ pub struct LayerWindows {
 const MAX_WINDOW_LAYERS: usize = 28;
 
 impl LayerWindows {
-    /// Returns the forms of the layers.
-    pub(crate) fn layers(&self, count: usize) -> Vec<LayerForm> {
-        let window = self.sliding_window.filter(|_| self.use_sliding_window);
-        let first = self.max_window_layers.unwrap_or(MAX_WINDOW_LAYERS);
-        let has_window = |index: usize| match &self.layer_types {
-            Some(types) => types.get(index) == Some(&LayerType::SlidingAttention),
-            None => index >= first,
-        };
-        let layer =
-            |index| LayerForm { window: window.filter(|_| has_window(index)), ..LayerForm::default() };
-        (0..count).map(layer).collect()
+    /// Returns `max_window_layers`, or the value that Hugging Face assumes for it.
+    pub(crate) fn max_window_layers(&self) -> usize {
+        self.max_window_layers.unwrap_or(MAX_WINDOW_LAYERS)
     }
 
-    /// Returns whether there is a window, and none of so many layers has it.
-    pub(crate) fn is_unused(&self, layers: usize) -> bool {
-        self.sliding_window.is_some() && self.layers(layers).iter().all(|layer| layer.window.is_none())
+    /// Returns the window of layer `index`, counted from 0. Without a list of kinds, it has the window if
+    /// `is_usual`, which the family decides.
+    pub(crate) fn window(&self, index: usize, is_usual: bool) -> Option<usize> {
+        let has_window = has_window(self.layer_types.as_deref(), index, is_usual);
+        self.sliding_window.filter(|_| self.use_sliding_window && has_window)
+    }
+
+    /// Returns the forms of the layers of Qwen2 and Qwen3: without a list of kinds, the layers from
+    /// `max_window_layers` on have the window.
+    pub(crate) fn layers(&self, count: usize) -> Vec<LayerForm> {
+        let window = |index| self.window(index, index >= self.max_window_layers());
+        (0..count).map(|index| LayerForm { window: window(index), ..LayerForm::default() }).collect()
     }
 
     /// Checks the windows of a model with this number of layers.
@@ -126,18 +134,6 @@ mod tests {
         check(used(json!({"max_window_layers": 1})), [None, Some(5), Some(5)]);
         check(used(json!({"max_window_layers": 3})), [None; 3]);
         check(used(json!({"layer_types": types, "max_window_layers": 0})), [Some(5), None, Some(5)]);
-    }
-
-    #[test]
-    fn windows_of_no_layer_are_unused() {
-        let is_unused = |keys: Value| {
-            let windows: LayerWindows = serde_json::from_value(keys).expect("it is valid");
-            windows.is_unused(3)
-        };
-        assert!(is_unused(json!({"sliding_window": 5})));
-        assert!(is_unused(json!({"use_sliding_window": true, "sliding_window": 5})), "layers from 28 on");
-        let used = json!({"use_sliding_window": true, "sliding_window": 5, "max_window_layers": 2});
-        assert!(!is_unused(used) && !is_unused(json!({})));
     }
 
     #[test]

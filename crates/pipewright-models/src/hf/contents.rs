@@ -6,12 +6,19 @@ use std::path::Path;
 
 use super::error::HfError;
 use super::layout::file_shape;
-use super::weights::Weights;
+use super::weights::{PREFIXES, Weights};
 use crate::parameter::{ParameterKind, ParameterSpec};
 
 /// The end of the name of a tensor of a module that predicts further tokens. DeepSeek V3 stores such modules
 /// as further layers.
 const PREDICTOR: &str = ".eh_proj.weight";
+
+/// The ends of the names of tensors that follow from the configuration: the frequencies of the positions, and
+/// the masks of GPT-2.
+const COMPUTED: [&str; 3] = ["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
+
+/// The names of the lists of blocks.
+const BLOCKS: [&str; 2] = ["layers.", "h."];
 
 /// The head's matrix, which a model with tied embeddings does not have.
 const HEAD: &str = "lm_head.weight";
@@ -30,7 +37,7 @@ pub fn check_weights(dir: &Path, parameters: &[ParameterSpec]) -> Result<Vec<Str
         weights.file(name)?;
     }
     for spec in parameters {
-        let (tensor, file) = weights.find(&spec.path)?;
+        let (tensor, file) = weights.find(spec.tensor())?;
         weights.file(file)?.check(&tensor, &file_shape(spec))?;
     }
     unused(&mut weights, parameters)
@@ -40,9 +47,9 @@ pub fn check_weights(dir: &Path, parameters: &[ParameterSpec]) -> Result<Vec<Str
 /// contradict it.
 pub(super) fn unused(weights: &mut Weights, parameters: &[ParameterSpec]) -> Result<Vec<String>, HfError> {
     let used: BTreeSet<String> =
-        parameters.iter().filter_map(|spec| weights.name_of(&spec.path)).map(Into::into).collect();
-    // The frequencies of the positions follow from the configuration.
-    let is_unused = |tensor: &&str| !used.contains(*tensor) && !tensor.ends_with("rotary_emb.inv_freq");
+        parameters.iter().filter_map(|spec| weights.name_of(spec.tensor())).map(Into::into).collect();
+    let is_computed = |tensor: &str| COMPUTED.iter().any(|end| tensor.ends_with(end));
+    let is_unused = |tensor: &&str| !used.contains(*tensor) && !is_computed(tensor);
     let mut unused: Vec<String> = weights.tensors().filter(is_unused).map(str::to_owned).collect();
     require_no_further_layers(weights, &used, &unused)?;
     if unused.iter().any(|tensor| tensor == HEAD) && is_tied_to(weights, parameters)? {
@@ -53,8 +60,8 @@ pub(super) fn unused(weights: &mut Weights, parameters: &[ParameterSpec]) -> Res
 
 /// Returns the index of the layer that a tensor belongs to.
 fn layer_of(tensor: &str) -> Option<usize> {
-    let rest = ["model.", "backbone."].into_iter().find_map(|prefix| tensor.strip_prefix(prefix));
-    rest.unwrap_or(tensor).strip_prefix("layers.")?.split('.').next()?.parse().ok()
+    let rest = PREFIXES.into_iter().find_map(|prefix| tensor.strip_prefix(prefix)).unwrap_or(tensor);
+    BLOCKS.into_iter().find_map(|list| rest.strip_prefix(list))?.split('.').next()?.parse().ok()
 }
 
 /// Refuses further layers, except modules that predict further tokens.
@@ -84,7 +91,7 @@ fn is_tied_to(weights: &mut Weights, parameters: &[ParameterSpec]) -> Result<boo
     let Some(table) = parameters.iter().find(|spec| spec.kind == ParameterKind::Table) else {
         return Ok(false);
     };
-    let ((tensor, file), (_, head_file)) = (weights.find(&table.path)?, weights.find(HEAD)?);
+    let ((tensor, file), (_, head_file)) = (weights.find(table.tensor())?, weights.find(HEAD)?);
     let shape = file_shape(table);
     let path = weights.directory().join(&head_file);
     let different = || HfError::UntiedHead { path: path.clone(), embedding: tensor.clone() };

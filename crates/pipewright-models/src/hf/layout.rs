@@ -1,6 +1,8 @@
-//! The files of a Hugging Face directory, and the layout of parameters in them. It differs from the layout
-//! here only for the weight of a linear layer, which is `[inputs, outputs]` in Burn and `[outputs, inputs]`
-//! in a file.
+//! The files of a Hugging Face directory, and the layout of parameters in them. The weight of a linear layer
+//! is `[inputs, outputs]` in Burn and `[outputs, inputs]` in most files. Some families differ
+//! ([`FileLayout`](crate::file_layout::FileLayout)).
+
+use std::borrow::Cow;
 
 use crate::parameter::{ParameterKind, ParameterSpec};
 
@@ -11,36 +13,57 @@ pub(super) const SINGLE: &str = "model.safetensors";
 /// The file that says which of several files has which tensor.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 
-/// Returns the parameter's shape in a file.
+/// Returns the shape in a file of the tensor that has the parameter.
 pub(super) fn file_shape(spec: &ParameterSpec) -> Vec<usize> {
-    match spec.kind {
-        ParameterKind::Matrix => spec.shape.iter().rev().copied().collect(),
-        ParameterKind::Table | ParameterKind::Scale | ParameterKind::Bias => spec.shape.clone(),
+    let mut shape = spec.shape.clone();
+    if is_transposed(spec) {
+        shape.reverse();
+    }
+    match &spec.layout.entry {
+        Some(entry) => entry.tensor_shape(&shape),
+        None => shape,
     }
 }
 
-/// Returns the dimension in a file that a dimension of the parameter is.
-pub(super) fn file_dimension(spec: &ParameterSpec, dimension: usize) -> usize {
-    match spec.kind {
-        ParameterKind::Matrix => spec.shape.len() - 1 - dimension,
-        ParameterKind::Table | ParameterKind::Scale | ParameterKind::Bias => dimension,
-    }
+/// Returns whether a matrix has its dimensions in a file in the other order.
+fn is_transposed(spec: &ParameterSpec) -> bool {
+    let layout = &spec.layout;
+    spec.kind == ParameterKind::Matrix && !layout.inputs_first && layout.entry.is_none()
 }
 
-/// Converts a parameter's elements from Burn's order to the file's.
+/// Returns whether parts of the parameter along a dimension are whole rows in a file, in the same order.
+pub(super) fn is_of_rows(spec: &ParameterSpec, dimension: usize) -> bool {
+    let in_file = if is_transposed(spec) { spec.shape.len() - 1 - dimension } else { dimension };
+    in_file == 0 && spec.layout.parts.is_none() && spec.layout.entry.is_none()
+}
+
+/// Converts a parameter's elements from Burn's order to the file's, or to that of the entry of the tensor.
 pub(super) fn to_file(spec: &ParameterSpec, values: &[f32]) -> Vec<f32> {
-    match (spec.kind, spec.shape.as_slice()) {
-        (ParameterKind::Matrix, &[inputs, outputs]) => transposed(values, inputs, outputs),
-        _ => values.to_vec(),
+    let mut values = Cow::from(values);
+    if let Some(parts) = &spec.layout.parts {
+        let places = parts.places();
+        let mut moved = vec![0.0; values.len()];
+        for (from, to) in values.chunks_exact(places.len()).zip(moved.chunks_exact_mut(places.len())) {
+            from.iter().zip(&places).for_each(|(value, &place)| to[place] = *value);
+        }
+        values = moved.into();
+    }
+    match spec.shape.as_slice() {
+        &[inputs, outputs] if is_transposed(spec) => transposed(&values, inputs, outputs),
+        _ => values.into_owned(),
     }
 }
 
 /// Converts a parameter's elements from the file's order to Burn's.
 pub(super) fn from_file(spec: &ParameterSpec, values: Vec<f32>) -> Vec<f32> {
-    match (spec.kind, spec.shape.as_slice()) {
-        (ParameterKind::Matrix, &[inputs, outputs]) => transposed(&values, outputs, inputs),
+    let values = match spec.shape.as_slice() {
+        &[inputs, outputs] if is_transposed(spec) => transposed(&values, outputs, inputs),
         _ => values,
-    }
+    };
+    let Some(parts) = &spec.layout.parts else { return values };
+    let places = parts.places();
+    let rows = values.chunks_exact(places.len());
+    rows.flat_map(|row| places.iter().map(|&place| row[place])).collect()
 }
 
 /// Transposes `[rows, columns]` to `[columns, rows]`, in squares that stay in the cache.
@@ -62,6 +85,7 @@ fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::file_layout::{FileLayout, OutputParts};
 
     fn check(rows: usize, columns: usize) {
         let values: Vec<f32> = (0..rows * columns).map(|i| i as f32).collect();
@@ -71,6 +95,27 @@ mod tests {
                 assert_eq!(result[column * rows + row], values[row * columns + column]);
             }
         }
+    }
+
+    #[test]
+    fn parts_of_outputs_are_whole_in_files() {
+        let parts = Some(OutputParts { groups: 2, widths: [1, 1, 0] });
+        let layout = FileLayout { parts, ..FileLayout::default() };
+        let spec = |shape: &[usize], kind| ParameterSpec {
+            layout: layout.clone(),
+            ..ParameterSpec::new(String::new(), shape.to_vec(), kind)
+        };
+        let matrix = spec(&[2, 4], ParameterKind::Matrix);
+        let values = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
+        let in_file = to_file(&matrix, &values);
+        assert_eq!(in_file, [0.0, 4.0, 2.0, 6.0, 1.0, 5.0, 3.0, 7.0]);
+        assert_eq!(from_file(&matrix, in_file), values);
+        assert_eq!((file_shape(&matrix), is_of_rows(&matrix, 1)), (vec![4, 2], false));
+        let plain = ParameterSpec { layout: FileLayout { inputs_first: true, ..layout.clone() }, ..matrix };
+        assert_eq!(to_file(&plain, &values), [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0]);
+        assert_eq!(file_shape(&plain), [2, 4]);
+        let bias = spec(&[4], ParameterKind::Bias);
+        assert_eq!(from_file(&bias, to_file(&bias, &values[..4])), values[..4]);
     }
 
     #[test]

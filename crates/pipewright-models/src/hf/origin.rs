@@ -146,8 +146,13 @@ fn copy(from: &Path, to: &Path, name: &str) -> Result<(), HfError> {
     fs::copy(&source, &target).map(drop).map_err(HfError::io("copy", &source))
 }
 
-/// Returns `ours`, with the keys of the `config.json` in `origin` that `ours` does not have.
-pub(super) fn with_original_keys(mut ours: Value, origin: &Path) -> Result<Value, HfError> {
+/// Returns `ours`, with the keys of the `config.json` in `origin` that `ours` does not have. `key_names` are
+/// other names of keys, each with the name that it stands for.
+pub(super) fn with_original_keys(
+    mut ours: Value,
+    origin: &Path,
+    key_names: &[(&str, &str)],
+) -> Result<Value, HfError> {
     let path = origin.join(CONFIG);
     if !path.exists() {
         return Ok(ours);
@@ -155,7 +160,9 @@ pub(super) fn with_original_keys(mut ours: Value, origin: &Path) -> Result<Value
     let original: Map<String, Value> = read_json(&path)?;
     if let Some(keys) = ours.as_object_mut() {
         for (key, value) in original {
-            if !DROPPED.contains(&key.as_str()) {
+            let has_other_name =
+                key_names.iter().any(|(other, name)| *name == key && keys.contains_key(*other));
+            if !DROPPED.contains(&key.as_str()) && !has_other_name {
                 keys.entry(key).or_insert(value);
             }
         }

@@ -22,13 +22,15 @@ pub(super) const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
 /// The beginning of the names of tensors.
 pub(super) const PREFIX: &str = "base_model.model.";
 
-/// Keys that say where an adapter comes from or how it was made, which does not change what it computes.
-const HARMLESS: [&str; 19] = [
+/// Keys that say where an adapter comes from or how it was made, which does not change what it computes. PEFT
+/// corrects `fan_in_fan_out` by the layer.
+const HARMLESS: [&str; 20] = [
     "auto_mapping",
     "base_model_name_or_path",
     "corda_config",
     "ensure_weight_tying",
     "eva_config",
+    "fan_in_fan_out",
     "inference_mode",
     "init_lora_weights",
     "layers_pattern",

@@ -24,6 +24,8 @@ pub(crate) struct Described<'a> {
     pub(crate) targets: &'a [String],
     /// The folder of the model that the adapters change, if it is known.
     pub(crate) base: Option<&'a Path>,
+    /// Whether files of the model have the matrices of these layers as `[inputs, outputs]`.
+    pub(crate) inputs_first: bool,
 }
 
 /// Writes the adapters that consist of the parameters `specs` into `dir`, which must not exist or must be
@@ -56,7 +58,7 @@ pub(crate) fn write_adapter<S: ParameterSource<Error = HfError>>(
 }
 
 /// Returns the content of `adapter_config.json`.
-fn config_json(Described { lora, targets, base }: Described<'_>) -> Value {
+fn config_json(Described { lora, targets, base, inputs_first }: Described<'_>) -> Value {
     // A whole number is written as PEFT writes it.
     let alpha = if lora.alpha.fract() == 0.0 && lora.alpha < 1e15 {
         json!(lora.alpha as u64)
@@ -66,7 +68,7 @@ fn config_json(Described { lora, targets, base }: Described<'_>) -> Value {
     json!({
         "base_model_name_or_path": base.map(|base| base.display().to_string()),
         "bias": "none",
-        "fan_in_fan_out": false,
+        "fan_in_fan_out": inputs_first,
         "inference_mode": true,
         "init_lora_weights": true,
         "lora_alpha": alpha,

@@ -12,7 +12,7 @@ use super::directory::resolve;
 use super::error::HfError;
 use super::file::SafetensorsFile;
 use super::json_file::{parse, read_bytes};
-use super::layout::{INDEX, SINGLE, file_dimension, file_shape, from_file};
+use super::layout::{INDEX, SINGLE, file_shape, from_file, is_of_rows};
 use super::other_form::{names, other_form};
 use super::weight_type::WeightType;
 use crate::parameter::{ParameterSource, ParameterSpec};
@@ -35,9 +35,12 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
+/// The beginnings of the names of all parameters but those of the head.
+pub(super) const PREFIXES: [&str; 3] = ["model.", "backbone.", "transformer."];
+
 /// Returns the names that a parameter may have in files. Files of a model without its head have no prefix.
 pub(super) fn file_names_of(parameter: &str) -> impl Iterator<Item = Cow<'_, str>> {
-    let rest = ["model.", "backbone."].into_iter().find_map(|prefix| parameter.strip_prefix(prefix));
+    let rest = PREFIXES.into_iter().find_map(|prefix| parameter.strip_prefix(prefix));
     let in_backbone = rest.filter(|_| parameter.starts_with("backbone.")).map(|rest| format!("model.{rest}"));
     let names = [Some(Cow::from(parameter)), in_backbone.map(Cow::from), rest.map(Cow::from)];
     names.into_iter().flatten()
@@ -193,18 +196,25 @@ impl ParameterSource for Weights {
     type Error = HfError;
 
     fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, HfError> {
-        let (tensor, file) = self.find(&spec.path)?;
-        let values = self.file(file.clone())?.read(&tensor, &file_shape(spec))?;
+        let (tensor, file) = self.find(spec.tensor())?;
+        let (shape, source) = (file_shape(spec), self.file(file.clone())?);
+        let values = match &spec.layout.entry {
+            None => source.read(&tensor, &shape)?,
+            Some(entry) => {
+                let rows = entry.index..entry.index + 1;
+                entry.columns_of(source.read_rows(&tensor, &shape, rows)?)
+            }
+        };
         Ok(from_file(spec, self.require_finite(&tensor, &file, values)?))
     }
 
     /// Reads no more of the file than the shard if its elements follow each other there.
     fn shard_of(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<Vec<f32>, HfError> {
         let shape = file_shape(spec);
-        if file_dimension(spec, shard.dimension) != 0 {
+        if !is_of_rows(spec, shard.dimension) {
             return Ok(shard.cut(self.parameter(spec)?, &spec.shape));
         }
-        let (tensor, file) = self.find(&spec.path)?;
+        let (tensor, file) = self.find(spec.tensor())?;
         let values = self.file(file.clone())?.read_rows(&tensor, &shape, shard.range(shape[0]))?;
         let values = self.require_finite(&tensor, &file, values)?;
         Ok(from_file(&ParameterSpec { shape: shard.shape(&spec.shape), ..spec.clone() }, values))

@@ -5,9 +5,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
-use std::io::{self, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use pipewright::nn::TensorParallel;
 use pipewright::stage::StageModule;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Value, json};
@@ -17,6 +18,7 @@ use super::layout::{CONFIG, INDEX, SINGLE, file_shape, to_file};
 use super::origin::{WeightTypes, copy_files, with_original_keys};
 use super::weight_type::WeightType;
 use crate::family::ModelFamily;
+use crate::file_layout::TensorEntry;
 use crate::parameter::{ParameterSpec, parameter_specs, visit_parameters};
 
 /// Weights above this size are split into several files, as Hugging Face does.
@@ -45,12 +47,14 @@ pub struct Writer {
     scratch: Scratch,
     /// The content of `config.json`.
     config: Value,
+    /// [`ModelFamily::RENAMED`].
+    key_names: &'static [(&'static str, &'static str)],
     files: Vec<(PathBuf, File)>,
-    /// The tensors that are not written yet.
+    /// The parameters that are not written yet.
     pending: BTreeMap<String, Slot>,
 }
 
-/// A tensor with its element type.
+/// A tensor with its element type, described by a parameter that is in it.
 #[derive(Debug)]
 pub(super) struct Typed {
     pub(super) spec: ParameterSpec,
@@ -58,12 +62,17 @@ pub(super) struct Typed {
 }
 
 impl Typed {
+    /// Returns the name of the tensor.
+    fn name(&self) -> &str {
+        self.spec.tensor()
+    }
+
     fn bytes(&self) -> u64 {
-        self.spec.shape.iter().product::<usize>() as u64 * self.kind.bytes() as u64
+        file_shape(&self.spec).iter().product::<usize>() as u64 * self.kind.bytes() as u64
     }
 }
 
-/// A tensor's position in the files.
+/// The position in the files of the tensor that has a parameter.
 #[derive(Debug)]
 struct Slot {
     tensor: Typed,
@@ -105,25 +114,42 @@ impl Writer {
                 return Err(HfError::Duplicate { tensor: spec.path });
             }
         }
-        let typed = sorted.into_values().map(|spec| {
-            let kind = types.of(&spec.path);
-            Typed { spec, kind }
-        });
-        let shards = plan(typed, max_shard_bytes);
+        // A module does not know how files store its parameters.
+        for spec in config.outline(0..config.layers(), &TensorParallel::default())? {
+            if let Some(announced) = sorted.get_mut(&spec.path) {
+                announced.layout = spec.layout;
+            }
+        }
+        let mut typed = BTreeMap::new();
+        for spec in sorted.values() {
+            let (spec, kind) = (spec.clone(), types.of(spec.tensor()));
+            typed.entry(spec.tensor().to_owned()).or_insert(Typed { spec, kind });
+        }
+        let shards = plan(typed.into_values(), max_shard_bytes);
 
         let scratch = Scratch::create(&target)?;
         let config = file_json(config, types.default);
-        let mut writer = Self { target, scratch, config, files: Vec::new(), pending: BTreeMap::new() };
+        let (key_names, files, pending) = (F::RENAMED, Vec::new(), BTreeMap::new());
+        let mut writer = Self { target, scratch, config, key_names, files, pending };
         let count = shards.len();
         let mut total: u64 = 0;
         let mut weight_map = BTreeMap::new();
-        for (index, shard) in shards.into_iter().enumerate() {
+        let mut slots = HashMap::new();
+        for (index, shard) in shards.iter().enumerate() {
             let name = file_name(index, count);
-            for tensor in &shard {
+            for tensor in shard {
                 total += tensor.bytes();
-                weight_map.insert(tensor.spec.path.clone(), name.clone());
+                weight_map.insert(tensor.name(), name.clone());
             }
-            writer.create_file(&name, shard)?;
+            let mut offset = writer.create_file(&name, shard)?;
+            for tensor in shard {
+                slots.insert(tensor.name(), (tensor.kind, index, offset));
+                offset += tensor.bytes();
+            }
+        }
+        for (path, spec) in sorted {
+            let (kind, file, offset) = slots[spec.tensor()];
+            writer.pending.insert(path, Slot { tensor: Typed { spec, kind }, file, offset });
         }
         if count > 1 {
             let index = json!({"metadata": {"total_size": total}, "weight_map": weight_map});
@@ -140,29 +166,25 @@ impl Writer {
     /// When a file of the folder cannot be read, or when the system reports an error.
     pub fn add_origin(&mut self, origin: &Path) -> Result<(), HfError> {
         copy_files(origin, &self.scratch.path)?;
-        let config = with_original_keys(self.config.clone(), origin)?;
+        let config = with_original_keys(self.config.clone(), origin, self.key_names)?;
         self.scratch.write_json(CONFIG, &config)
     }
 
-    /// Creates a file at its full length, with its header, and a slot for each tensor.
-    fn create_file(&mut self, name: &str, tensors: Vec<Typed>) -> Result<(), HfError> {
+    /// Creates a file at its full length, with its header, and returns the offset of the first tensor.
+    fn create_file(&mut self, name: &str, tensors: &[Typed]) -> Result<u64, HfError> {
         let path = self.scratch.path.join(name);
         let (header, length) =
-            header(&tensors).map_err(|source| HfError::Header { path: path.clone(), source })?;
-        let file = File::create_new(&path).and_then(|mut file| {
+            header(tensors).map_err(|source| HfError::Header { path: path.clone(), source })?;
+        // Columns of a tensor are written between others, which are read first.
+        let file = File::options().read(true).write(true).create_new(true).open(&path);
+        let file = file.and_then(|mut file| {
             file.set_len(header.len() as u64 + length)?;
             file.write_all(&header)?;
             Ok(file)
         });
         let file = file.map_err(HfError::io("write", &path))?;
-        let mut offset = header.len() as u64;
-        for tensor in tensors {
-            let next = offset + tensor.bytes();
-            self.pending.insert(tensor.spec.path.clone(), Slot { tensor, file: self.files.len(), offset });
-            offset = next;
-        }
         self.files.push((path, file));
-        Ok(())
+        Ok(header.len() as u64)
     }
 
     /// Writes the parameter `path`, with its elements in Burn's order.
@@ -180,7 +202,10 @@ impl Writer {
         let too_large = || HfError::TooLarge { tensor: path.to_owned(), kind: *kind };
         let data = kind.encode(&to_file(spec, values)).ok_or_else(too_large)?;
         let (file_path, file) = &mut self.files[slot.file];
-        let written = file.seek(SeekFrom::Start(slot.offset)).and_then(|_| file.write_all(&data));
+        let written = match &spec.layout.entry {
+            None => write_at(file, slot.offset, &data),
+            Some(entry) => write_entry(file, slot, entry, &data),
+        };
         written.map_err(HfError::io("write", file_path))?;
         self.pending.remove(path);
         Ok(())
@@ -218,6 +243,27 @@ impl Writer {
         require_vacant(&self.target)?;
         self.scratch.rename_to(&self.target)
     }
+}
+
+fn write_at(file: &mut File, offset: u64, data: &[u8]) -> io::Result<()> {
+    file.seek(SeekFrom::Start(offset))?;
+    file.write_all(data)
+}
+
+/// Writes a parameter into its columns of an entry of a tensor.
+fn write_entry(file: &mut File, slot: &Slot, entry: &TensorEntry, data: &[u8]) -> io::Result<()> {
+    let bytes = slot.tensor.bytes() / entry.count as u64;
+    let offset = slot.offset + entry.index as u64 * bytes;
+    if entry.step == 1 {
+        return write_at(file, offset, data);
+    }
+    let mut whole = vec![0; data.len() * entry.step];
+    file.seek(SeekFrom::Start(offset))?;
+    file.read_exact(&mut whole)?;
+    let element = slot.tensor.kind.bytes();
+    let columns = whole.chunks_exact_mut(element).skip(entry.first).step_by(entry.step);
+    columns.zip(data.chunks_exact(element)).for_each(|(to, from)| to.copy_from_slice(from));
+    write_at(file, offset, &whole)
 }
 
 /// Refuses a stage that has shards of its parameters.
@@ -272,7 +318,7 @@ pub(super) fn header(tensors: &[Typed]) -> Result<(Vec<u8>, u64), serde_json::Er
         let (start, spec) = (offset, &tensor.spec);
         offset += tensor.bytes() as usize;
         (
-            spec.path.clone(),
+            tensor.name().to_owned(),
             TensorInfo { dtype: tensor.kind.dtype(), shape: file_shape(spec), data_offsets: (start, offset) },
         )
     });

@@ -3,53 +3,34 @@
 //! Nothing of a document reaches another one, and positions are relative. So a cache is of the document of
 //! the latest token, and is empty again when a document begins.
 
-use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor, TensorData};
-use pipewright::stage::StageContext;
+use burn::tensor::{Int, Tensor, TensorData};
 use pipewright::tensor::{BoundaryError, Values, pack, unpack};
-use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::block::Block;
 use super::boundary::{HybridInput, HybridOutput};
 use super::stage::HybridStage;
 use super::tokens::{Tokens, host};
 use crate::block_cache::BlockCache;
-use crate::error::SplitModel;
-use crate::generation_stage::{GenerationStage, StageCache, device_of};
+use crate::generation_stage::{GeneratingModule, StageCache, row_context};
+use crate::split::SplitStage;
 
-impl GenerationStage for HybridStage {
-    fn parameters(&self) -> usize {
-        self.num_params()
-    }
-
-    fn device(&self) -> Device {
-        device_of(self)
-    }
-
+impl GeneratingModule for HybridStage {
     fn has_head(&self) -> bool {
         self.head.is_some()
     }
 
-    fn require_whole(&self) -> Result<(), SplitModel> {
-        self.split.require_whole()
-    }
-
-    fn compute(&self, input: Values) -> Result<Values, BoundaryError> {
-        Ok(pack(self.run(unpack(input)?, &context())))
+    fn split(&self) -> &SplitStage {
+        &self.split
     }
 
     /// Returns no cache if the model has a mixture of depths: a further token may change which earlier tokens
     /// go through a block.
-    fn cache(&self) -> Option<Box<dyn StageCache + '_>> {
+    fn new_cache(&self) -> Option<Box<dyn StageCache + '_>> {
         self.config.mod_layers.is_empty().then(|| {
             let cache = CachedHybrid { stage: self, document: Vec::new(), caches: caches(self) };
             Box::new(cache) as Box<dyn StageCache>
         })
     }
-}
-
-fn context() -> StageContext {
-    StageContext::new(StageIndex::new(0), Microbatch::new(0))
 }
 
 /// A stage with the keys and values, or the states, of each of its blocks.
@@ -83,14 +64,14 @@ impl CachedHybrid<'_> {
         let start = known.saturating_sub(longest.saturating_sub(1));
         let seen = TensorData::new(self.document[start..].to_vec(), [1, self.document.len() - start]);
         let seen = HybridInput::Tokens(Tensor::from_data(seen, &device));
-        let (hidden, seen, _) = self.stage.enter(seen, &context());
+        let (hidden, seen, _) = self.stage.enter(seen, &row_context());
         (hidden.narrow(1, known - start, ids.len()), seen.narrow(1, known - start, ids.len()))
     }
 }
 
 impl StageCache for CachedHybrid<'_> {
     fn extend(&mut self, input: Values, first: usize) -> Result<Values, BoundaryError> {
-        let (stage, context) = (self.stage, context());
+        let (stage, context) = (self.stage, row_context());
         let (hidden, ids) = match unpack(input)? {
             HybridInput::Tokens(ids) => self.embed(&ids, first),
             HybridInput::Hidden(hidden, ids) => (hidden, ids),

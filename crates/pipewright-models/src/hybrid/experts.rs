@@ -43,12 +43,8 @@ impl ExpertMixer {
     ) -> Result<Self, S::Error> {
         let width = config.hidden_size;
         let router = builder.linear(&format!("{path}.router"), width, config.num_experts)?;
-        let sizes = ExpertSizes {
-            count: ("num_experts", config.num_experts),
-            width,
-            inner: ("moe_intermediate_size", config.moe_intermediate_size),
-            has_gate: true,
-        };
+        let (count, inner) = (config.num_experts, config.moe_intermediate_size);
+        let sizes = ExpertSizes::plain(("num_experts", count), width, ("moe_intermediate_size", inner), true);
         let experts = builder.experts(path, sizes)?;
         let shared_expert = match config.shared_expert_intermediate_size {
             0 => None,

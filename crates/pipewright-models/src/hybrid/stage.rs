@@ -27,6 +27,7 @@ use crate::head_form::HeadForm;
 use crate::mamba::{NO_SLICES, is_of_scan};
 use crate::norm::NormForm;
 use crate::parameter::{Builder, ParameterSource, without_variants};
+use crate::path_names::PathNames;
 use crate::split::{Place, SplitStage};
 use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::TrainingModule;
@@ -315,6 +316,7 @@ impl HybridStage {
         builder: &mut Builder<'_, S>,
     ) -> Result<(), S::Error> {
         let form = HeadForm {
+            names: PathNames::default(),
             norm: NORM,
             embedding: EMBEDDING,
             form: NormForm::usual(config.rms_norm_eps),

@@ -1,40 +1,24 @@
 //! A stage that generates text, and keeps what it needs of earlier tokens.
 
-use burn::module::Module;
-use burn::tensor::Device;
 use pipewright::nn::AttentionForm;
-use pipewright::stage::StageContext;
 use pipewright::tensor::{BoundaryError, Values, pack, unpack};
-use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::stage::NemotronHStage;
 use crate::block_cache::BlockCache;
 use crate::decoder::DecoderInput;
-use crate::error::SplitModel;
-use crate::generation_stage::{GenerationStage, StageCache, device_of};
+use crate::generation_stage::{GeneratingModule, StageCache, row_context};
+use crate::split::SplitStage;
 
-impl GenerationStage for NemotronHStage {
-    fn parameters(&self) -> usize {
-        self.num_params()
-    }
-
-    fn device(&self) -> Device {
-        device_of(self)
-    }
-
+impl GeneratingModule for NemotronHStage {
     fn has_head(&self) -> bool {
         self.head.is_some()
     }
 
-    fn require_whole(&self) -> Result<(), SplitModel> {
-        self.split.require_whole()
+    fn split(&self) -> &SplitStage {
+        &self.split
     }
 
-    fn compute(&self, input: Values) -> Result<Values, BoundaryError> {
-        Ok(pack(self.run(unpack(input)?)))
-    }
-
-    fn cache(&self) -> Option<Box<dyn StageCache + '_>> {
+    fn new_cache(&self) -> Option<Box<dyn StageCache + '_>> {
         Some(Box::new(CachedNemotronH { stage: self, caches: caches(self) }))
     }
 }
@@ -59,7 +43,7 @@ impl StageCache for CachedNemotronH<'_> {
         }
         let hidden = stage.enter(unpack::<DecoderInput>(input)?);
         let [_, count, width] = hidden.dims();
-        let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
+        let context = row_context();
         let mut hidden = hidden.reshape([count, width]);
         for (block, cache) in stage.blocks().zip(&mut self.caches) {
             hidden = block.extend(hidden, cache, &stage.split.tensor, &context);

@@ -21,6 +21,7 @@ use crate::head_form::HeadForm;
 use crate::mamba::{NO_SLICES, is_of_scan};
 use crate::norm::NormForm;
 use crate::parameter::{Builder, ParameterSource, without_variants};
+use crate::path_names::PathNames;
 use crate::router::is_of_router;
 use crate::split::{Place, SplitStage};
 use crate::stage_layers::{Layer, stage_layers};
@@ -236,6 +237,7 @@ impl ModelFamily for NemotronHConfig {
 impl NemotronHConfig {
     fn head_form(&self) -> HeadForm {
         HeadForm {
+            names: PathNames::default(),
             norm: NORM,
             embedding: EMBEDDING,
             form: NormForm::usual(self.layer_norm_epsilon),

@@ -107,10 +107,9 @@ mod tests {
             LoraConfig { rank: 3, alpha: 3.0, dropout, rslora: false, targets: LoraTargets::AllLinear };
         let specs: Vec<ParameterSpec> = projections
             .iter()
-            .map(|&(layer, inputs)| ParameterSpec {
-                path: format!("model.layers.{layer}.lora_A.weight"),
-                shape: vec![inputs, 3],
-                kind: ParameterKind::Matrix,
+            .map(|&(layer, inputs)| {
+                let path = format!("model.layers.{layer}.lora_A.weight");
+                ParameterSpec::new(path, vec![inputs, 3], ParameterKind::Matrix)
             })
             .collect();
         let mut layers = [1, 10].map(|index| layer(index, 0, 0));
@@ -139,10 +138,9 @@ mod tests {
 
     #[test]
     fn weight_gradients_need_inputs_and_output_gradients() {
-        let matrix = |path: &str, shape: [usize; 2]| ParameterSpec {
-            path: format!("model.layers.1.{path}.weight"),
-            shape: shape.to_vec(),
-            kind: ParameterKind::Matrix,
+        let matrix = |path: &str, shape: [usize; 2]| {
+            let path = format!("model.layers.1.{path}.weight");
+            ParameterSpec::new(path, shape.to_vec(), ParameterKind::Matrix)
         };
         let specs = [
             matrix("self_attn.q_proj", [8, 8]),

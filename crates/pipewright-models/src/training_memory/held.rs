@@ -172,7 +172,7 @@ mod tests {
             let rule = StateRule { optimizer: OptimizerState::TwoMoments, precision };
             let stage = |elements: usize| {
                 let (path, kind) = (String::new(), ParameterKind::Matrix);
-                let specs = [ParameterSpec { path, shape: vec![elements], kind }];
+                let specs = [ParameterSpec::new(path, vec![elements], kind)];
                 StageState { bytes: rule.of(&specs, |_| true), gradients: gradient_bytes(&specs, |_| true) }
             };
             HeldBytes::without_activations(&[10, 30, 20].map(stage), Sharding { shards, window })

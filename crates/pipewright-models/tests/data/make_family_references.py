@@ -28,6 +28,9 @@ GREEDY = (
 SIZES = dict(vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2)
 SIZES |= dict(num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.2)
 SIZES |= dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
+# The sizes of GPT-2, which has other keys.
+GPT2 = dict(vocab_size=VOCABULARY, n_embd=16, n_layer=3, n_head=2, n_positions=32, initializer_range=0.2)
+GPT2 |= dict(bos_token_id=None, eos_token_id=None, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 
 
 def rope(kind, **keys):
@@ -58,6 +61,7 @@ FAMILIES = {
         "Phi3",
         24,
         dict(sliding_window=9, original_max_position_embeddings=16, tie_word_embeddings=False)
+        | dict(hidden_size=32, intermediate_size=28, num_attention_heads=4, num_key_value_heads=2)
         | rope(
             "longrope", partial_rotary_factor=0.75, short_factor=[1.0, 1.2, 1.5], long_factor=[1.5, 3.0, 4.0]
         ),
@@ -122,10 +126,57 @@ FAMILIES = {
         | rope("yarn", factor=4.0, original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=0.8),
     ),
     "olmo2-tiny": ("Olmo2", 26, dict(attention_bias=True) | rope("default")),
+    "gpt2-tiny": ("GPT2", 40, {}),
+    "gpt2-scaled-tiny": (
+        "GPT2",
+        41,
+        dict(n_inner=24, tie_word_embeddings=False, scale_attn_by_inverse_layer_idx=True, scale_attn_weights=False),
+    ),
+    "gpt-oss-tiny": (
+        "GptOss",
+        42,
+        dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=12, head_dim=8, sliding_window=5)
+        | dict(swiglu_alpha=1.3, swiglu_limit=0.4, router_aux_loss_coef=0.1)
+        | rope("yarn", factor=4.0, original_max_position_embeddings=16, truncate=False),
+    ),
+    "qwen2-moe-window-tiny": (
+        "Qwen2Moe",
+        43,
+        dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20)
+        | dict(use_sliding_window=True, sliding_window=5, max_window_layers=1, norm_topk_prob=True)
+        | rope("default"),
+    ),
+    "qwen3-moe-window-tiny": (
+        "Qwen3Moe",
+        44,
+        dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, head_dim=8)
+        | dict(use_sliding_window=True, sliding_window=5)
+        | rope("default"),
+    ),
+    "smollm3-window-tiny": (
+        "SmolLM3",
+        45,
+        dict(no_rope_layer_interval=2, use_sliding_window=True, sliding_window=5) | rope("default"),
+    ),
+    "deepseek-v2-greedy-tiny": (
+        "DeepseekV2",
+        46,
+        LATENT | dict(q_lora_rank=10, topk_method="greedy", first_k_dense_replace=0) | rope("default"),
+    ),
+    "deepseek-v3-plain-tiny": (
+        "DeepseekV3",
+        47,
+        LATENT
+        | dict(q_lora_rank=None, n_group=1, topk_group=1, norm_topk_prob=False, rope_interleave=False)
+        | dict(first_k_dense_replace=2)
+        | rope("linear", factor=2.0),
+    ),
 }
 
 # The classes of models that are not named after their configurations.
-CLASSES = {"Gemma3Text": "Gemma3ForCausalLM"}
+CLASSES = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
+# The families whose routers have a balance loss that is checked.
+WITH_BALANCE = ["Mixtral", "GptOss"]
 
 
 def token_rows(generator):
@@ -206,11 +257,11 @@ def balance(model, rows):
 def make(name):
     family, seed, keys = FAMILIES[name]
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{family}Config")(**SIZES | keys)
+    config = getattr(transformers, f"{family}Config")(**(GPT2 if family == "GPT2" else SIZES) | keys)
     model = getattr(transformers, CLASSES.get(family, f"{family}ForCausalLM"))._from_config(config, attn_implementation="eager")
     # Biases start as zeros and factors as ones, and a reader that drops them would go unnoticed.
     for path, parameter in model.named_parameters():
-        if parameter.dim() == 1:
+        if parameter.dim() == 1 or path.endswith("_bias"):
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.2)
     for path, buffer in model.named_buffers():
         if path.endswith("e_score_correction_bias"):
@@ -219,7 +270,7 @@ def make(name):
     text, gap = greedy(model, rows[0][:PROMPT])
     print(f"{name}: the closest choice of the greedy text is {gap:.1e}", file=sys.stderr)
     further, note = dict(prompt=PROMPT, greedy=text) | balance(model, rows), NOTE + GREEDY
-    if family == "Mixtral":
+    if family in WITH_BALANCE:
         further["expected_aux"] = {count: train_balanced(copy.deepcopy(model), rows, count) for count in (2, 4)}
         note += BALANCED
     write(name, seed, model, rows, BATCH, note, **further)

@@ -23,7 +23,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 HERE = Path(__file__).parent
-BATCH, SEQ_LEN, STEPS, RATE = 8, 64, 30, 5e-3
+BATCH, STEPS, RATE = 8, 30, 5e-3
 NOTE = (
     "LoRA by PEFT, dropout 0, on a frozen base in f32; AdamW lr=0.005 betas=(0.9,0.95) eps=1e-8 weight_decay=0.1 on the adapters "
     "(decoupled); global grad-norm clip 1.0 of the adapters; loss = mean token cross entropy over the whole batch. Rows of the base's "
@@ -31,6 +31,7 @@ NOTE = (
 )
 ADAPTERS = {
     "qwen3-tiny": LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"),
+    "gpt2-tiny": LoraConfig(r=3, lora_alpha=6, target_modules="all-linear", fan_in_fan_out=True, task_type="CAUSAL_LM"),
     "llama-tiny": LoraConfig(r=6, lora_alpha=5, use_rslora=True, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
 }
 
@@ -73,9 +74,10 @@ def make(name, config):
     described = json.loads((folder / "adapter_config.json").read_text())
     described |= {"base_model_name_or_path": name, "target_modules": sorted(described["target_modules"])}
     (folder / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n")
-    steps, logits = train(model.train(), rows_of(HERE / name))
+    rows = rows_of(HERE / name)
+    steps, logits = train(model.train(), rows)
     expected = {"note": NOTE, "peft": peft.__version__, "transformers": transformers.__version__, "batch": BATCH}
-    expected |= {"seq_len": SEQ_LEN, "lr": RATE, "expected": steps, "final_last_logits_first16": logits}
+    expected |= {"seq_len": len(rows[0]) - 1, "lr": RATE, "expected": steps, "final_last_logits_first16": logits}
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 

@@ -16,13 +16,16 @@ fn changed(family: &str, change: Value) -> Value {
     if family == "gemma2" || family == "gemma3_text" {
         json["query_pre_attn_scalar"] = json!(8);
     }
-    if family == "mixtral" {
+    if family == "gpt2" {
+        json = json!({"model_type": family, "vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4});
+    }
+    if family == "mixtral" || family == "gpt_oss" {
         json["num_local_experts"] = json!(4);
         json["num_experts_per_tok"] = json!(2);
     }
     if family == "qwen2_moe" {
-        let experts =
-            [("num_experts", 4), ("moe_intermediate_size", 8), ("shared_expert_intermediate_size", 8)];
+        let experts = [("num_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 8)];
+        json["shared_expert_intermediate_size"] = json!(8);
         experts.into_iter().for_each(|(key, size)| json[key] = json!(size));
     }
     if family.starts_with("deepseek") {
@@ -41,7 +44,7 @@ fn changed(family: &str, change: Value) -> Value {
 
 const FAMILIES: [&str; 5] = ["llama", "qwen2", "qwen3", "qwen3_moe", "nemotron_h"];
 /// The families that differ from these in a few parts.
-const FURTHER: [&str; 12] = [
+const FURTHER: [&str; 14] = [
     "mistral",
     "mixtral",
     "smollm3",
@@ -52,6 +55,8 @@ const FURTHER: [&str; 12] = [
     "gemma3_text",
     "starcoder2",
     "qwen2_moe",
+    "gpt2",
+    "gpt_oss",
     "deepseek_v2",
     "deepseek_v3",
 ];
@@ -121,10 +126,7 @@ fn keys_that_change_the_computation_are_refused() {
     check_refused(decoders, json!({"partial_rotary_factor": null, "rope_parameters": table}));
     check_refused(decoders, json!({"layer_types": ["full_attention", "sliding_attention"]}));
     check_refused(&["llama"], json!({"sliding_window": 4096}));
-    check_refused(
-        &["llama", "qwen3_moe", "nemotron_h"],
-        json!({"sliding_window": 4096, "use_sliding_window": true}),
-    );
+    check_refused(&["llama", "nemotron_h"], json!({"sliding_window": 4096, "use_sliding_window": true}));
     check_refused(&["qwen2", "qwen3", "qwen3_moe"], json!({"mlp_bias": true}));
     check_refused(&["nemotron_h"], json!({"mlp_hidden_act": "silu"}));
     check_refused(&["nemotron_h"], json!({"attention_bias": true}));
@@ -335,10 +337,16 @@ fn the_further_families_refuse_what_they_do_not_compute() {
     check_refused(&FURTHER, json!({"attention_temperature": 2.0}));
     check_refused(&FURTHER, json!({"rope_scaling": {"type": "default", "factor": 2.0}}));
     check_refused(
-        &["mistral", "mixtral", "phi3", "gemma2", "gemma3_text", "starcoder2"],
+        &["mistral", "mixtral", "phi3", "gemma2", "gemma3_text", "starcoder2", "gpt_oss"],
         json!({"sliding_window": 0}),
     );
-    check_refused(&["smollm3", "qwen2_moe"], json!({"sliding_window": 4096, "use_sliding_window": true}));
+    let with_windows = ["smollm3", "qwen2_moe", "qwen3_moe"];
+    check_refused(&with_windows, json!({"sliding_window": 0, "use_sliding_window": true}));
+    check_refused(&["qwen3_moe"], json!({"layer_types": ["full_attention", "sliding_attention"]}));
+    check_refused(&["gpt_oss"], json!({"experts_per_token": 3}));
+    check_refused(&["gpt_oss"], json!({"swiglu_limit": 0.0}));
+    check_refused(&["gpt_oss"], json!({"layer_types": ["full_attention"]}));
+    check_refused(&["gpt_oss"], json!({"router_jitter_noise": 0.1}));
     check_refused(&["granite", "olmo2"], json!({"sliding_window": 4096}));
     check_refused(&["smollm3"], json!({"no_rope_layers": [1]}));
     check_refused(&["smollm3"], json!({"no_rope_layer_interval": 0}));
@@ -551,4 +559,124 @@ fn older_names_of_nemotron_keys_are_read() {
     let error = ModelConfig::from_json(changed("nemotron_h", json!({"layers_block_type": ["mlp"]})));
     let error = error.expect_err("two lists of blocks").to_string();
     assert!(error.contains("the same as in `layers_block_type`"), "{error}");
+}
+
+/// Returns the windows of the three layers of a small model with these keys, by the keys that it writes again.
+fn operations(family: &str, keys: &Value) -> Vec<u64> {
+    let mut sizes = DecoderConfig::new(32, 4);
+    (sizes.hidden_size, sizes.intermediate_size, sizes.num_hidden_layers) = (32, 48, 3);
+    let keys = keys.as_object().expect("a table").clone();
+    let model = ModelConfig::of_sizes(family, sizes, keys).expect("it is valid");
+    let layers = model.describe(64).layers;
+    // A window lowers the work of the scores.
+    layers[1..4].iter().map(|layer| layer.mixing).collect()
+}
+
+#[test]
+fn layers_have_the_windows_that_transformers_gives_them() {
+    let window = |more: Value| {
+        let mut keys = json!({"use_sliding_window": true, "sliding_window": 5});
+        keys.as_object_mut().expect("a table").extend(more.as_object().expect("a table").clone());
+        keys
+    };
+    let narrow = |family: &str, more: Value| {
+        let whole = operations(family, &json!({}))[0];
+        operations(family, &window(more)).iter().map(|&work| work < whole).collect::<Vec<_>>()
+    };
+    assert_eq!(narrow("qwen3_moe", json!({})), [true; 3]);
+    assert_eq!(narrow("qwen2_moe", json!({})), [true, false, true]);
+    assert_eq!(narrow("qwen2_moe", json!({"max_window_layers": 1})), [true, false, false]);
+    assert_eq!(narrow("qwen2", json!({"max_window_layers": 1})), [false, true, true]);
+    assert_eq!(narrow("smollm3", json!({"no_rope_layer_interval": 2})), [false, true, false]);
+    let types = json!({"layer_types": ["full_attention", "sliding_attention", "full_attention"]});
+    for family in ["qwen2_moe", "smollm3"] {
+        assert_eq!(narrow(family, types.clone()), [false, true, false], "{family}");
+    }
+    let whole = operations("gpt_oss", &json!({"sliding_window": null}))[0];
+    let narrow = operations("gpt_oss", &json!({"sliding_window": 5}));
+    assert!(narrow[0] < whole && narrow[1] == whole && narrow[2] < whole, "{narrow:?}");
+    let unused = |family: &str, keys: Value| {
+        let keys = keys.as_object().expect("a table").clone();
+        ModelConfig::of_sizes(family, DecoderConfig::new(32, 4), keys).expect("valid").has_unused_window()
+    };
+    assert!(unused("qwen3_moe", json!({"sliding_window": 5})) && !unused("qwen3_moe", json!({})));
+    assert!(unused("qwen2", json!({"use_sliding_window": true, "sliding_window": 5})), "layers from 28 on");
+    assert!(!unused("qwen2_moe", window(json!({}))) && !unused("mistral", json!({"sliding_window": 5})));
+}
+
+/// The keys of openai-community/gpt2 without its dropout, with its published number of parameters.
+#[test]
+fn the_published_gpt2_is_read() {
+    let json = json!({
+        "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.0, "bos_token_id": 50256,
+        "embd_pdrop": 0.0, "eos_token_id": 50256, "initializer_range": 0.02, "layer_norm_epsilon": 1e-5,
+        "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
+        "resid_pdrop": 0.0, "summary_activation": null, "summary_first_dropout": 0.1, "summary_proj_to_labels": true,
+        "summary_type": "cls_index", "summary_use_proj": true,
+        "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}}, "vocab_size": 50257,
+        "tie_word_embeddings": true
+    });
+    let model = ModelConfig::from_json(json.clone()).expect("it is read");
+    let parameters: u64 = model.describe(1024).layers.iter().map(|layer| layer.parameters).sum();
+    assert_eq!(parameters, 124_439_808);
+    assert_eq!(model.longest(), Some(1024));
+    let error = model.check_length(1025).expect_err("it has 1024 positions").to_string();
+    assert!(error.contains("1025 tokens") && error.contains("at most 1024"), "{error}");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let read = |change: Value, absent: &[&str]| {
+        let mut json = json.clone();
+        let keys = json.as_object_mut().expect("a table");
+        keys.extend(change.as_object().expect("a table").clone());
+        absent.iter().for_each(|key| drop(keys.remove(*key)));
+        let path = folder.path().join("config.json");
+        std::fs::write(&path, json.to_string()).expect("it is written");
+        ModelConfig::read(&path).map_err(|error| format!("{error}: {:?}", std::error::Error::source(&error)))
+    };
+    assert_eq!(read(json!({}), &["n_positions", "tie_word_embeddings", "n_ctx"]).ok().as_ref(), Some(&model));
+    // transformers drops elements if a file does not say otherwise.
+    for key in ["attn_pdrop", "embd_pdrop", "resid_pdrop"] {
+        for found in [read(json!({}), &[key]), read(json!({key: 0.1}), &[])] {
+            let error = found.expect_err(key);
+            assert!(error.contains(&format!("`{key} = 0.1` is not supported: only 0 is")), "{error}");
+        }
+    }
+    for (change, part) in [
+        (json!({"add_cross_attention": true}), "add_cross_attention"),
+        (json!({"activation_function": "relu"}), "activation_function"),
+        (json!({"rope_theta": 1e4}), "rope_theta"),
+        (json!({"head_dim": 32}), "head_dim"),
+        (json!({"num_key_value_heads": 4}), "num_key_value_heads"),
+        (json!({"n_head": 7}), "num_attention_heads"),
+        (json!({"scale_attn_by_head": true}), "scale_attn_by_head"),
+    ] {
+        let error = read(change, &[]).expect_err(part);
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+/// The keys of openai/gpt-oss-20b without its quantisation, with its published number of parameters (21B, 3.6B
+/// active).
+#[test]
+fn the_published_gpt_oss_is_read() {
+    let json = json!({
+        "architectures": ["GptOssForCausalLM"], "attention_bias": true, "attention_dropout": 0.0, "eos_token_id": 200002,
+        "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096,
+        "initializer_range": 0.02, "intermediate_size": 2880, "max_position_embeddings": 131072, "model_type": "gpt_oss",
+        "layer_types": (0..24).map(|layer| if layer % 2 == 0 { "sliding_attention" } else { "full_attention" })
+            .collect::<Vec<_>>(),
+        "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8,
+        "num_local_experts": 32, "output_router_logits": false, "pad_token_id": 199999, "rms_norm_eps": 1e-5,
+        "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+            "rope_type": "yarn", "truncate": false},
+        "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0,
+        "tie_word_embeddings": false, "transformers_version": "4.55.0.dev0", "use_cache": true, "vocab_size": 201088
+    });
+    let model = ModelConfig::from_json(json.clone()).expect("it is read");
+    let parameters: u64 = model.describe(64).layers.iter().map(|layer| layer.parameters).sum();
+    assert_eq!(parameters, 20_914_757_184);
+    let mut quantised = json;
+    quantised["quantization_config"] =
+        json!({"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"});
+    let error = ModelConfig::from_json(quantised).expect_err("it is quantised").to_string();
+    assert!(error.contains("(mxfp4)") && error.contains("Mxfp4Config(dequantize=True)"), "{error}");
 }

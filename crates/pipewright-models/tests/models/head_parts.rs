@@ -160,7 +160,7 @@ fn heads_that_cannot_be_cut_are_refused() {
         "hybrid",
         &json!({}),
         2,
-        "use one of the families llama, qwen2, qwen3, qwen3_moe, qwen2_moe, mistral, mixtral, smollm3, granite, phi3, olmo2, gemma2, gemma3_text, starcoder2, deepseek_v2, deepseek_v3, nemotron_h",
+        "use one of the families llama, qwen2, qwen3, qwen3_moe, qwen2_moe, mistral, mixtral, smollm3, granite, phi3, olmo2, gemma2, gemma3_text, starcoder2, gpt2, gpt_oss, deepseek_v2, deepseek_v3, nemotron_h",
     );
     refused("llama", &json!({}), 0, "0 parts of a vocabulary of 50 tokens");
     refused("llama", &json!({}), 51, "51 parts of a vocabulary of 50 tokens leave a part without a token");

@@ -214,7 +214,7 @@ fn a_mixture_that_cannot_be_run_is_refused_at_its_key() {
     );
     check("num_local_experts", "0", "`num_local_experts = 0` is out of range: it must be from 1 to 16384");
     check("attention_dropout", "0.1", "`attention_dropout = 0.1` is not supported: only 0 is");
-    check("use_sliding_window", "true", "`use_sliding_window = true` is not supported: only false is");
+    check("decoder_sparse_step", "0", "`decoder_sparse_step = 0` is out of range: it must be at least 1");
     check("norm_topk_prob", "\"all\"", "the value of `norm_topk_prob` cannot be used");
 }
 
@@ -429,7 +429,7 @@ fn configurations_that_cannot_be_run_are_refused() {
         assert_eq!(chain.iter().map(|error| error.replace(&path, "FILE")).collect::<Vec<_>>(), expected);
     };
     check("{", &["FILE: cannot be parsed", "EOF while parsing an object at line 1 column 1"]);
-    const KNOWN: &str = "the families are llama, qwen2, qwen3, qwen3_moe, qwen2_moe, mistral, mixtral, smollm3, granite, phi3, olmo2, gemma2, gemma3_text, starcoder2, deepseek_v2, deepseek_v3, nemotron_h, hybrid";
+    const KNOWN: &str = "the families are llama, qwen2, qwen3, qwen3_moe, qwen2_moe, mistral, mixtral, smollm3, granite, phi3, olmo2, gemma2, gemma3_text, starcoder2, gpt2, gpt_oss, deepseek_v2, deepseek_v3, nemotron_h, hybrid";
     let unknown = |family: &str, nearest: &str, difference: &str| {
         format!(
             "model family `{family}` is not supported: {KNOWN}; the nearest one is `{nearest}`, which {difference}"
@@ -454,7 +454,7 @@ fn configurations_that_cannot_be_run_are_refused() {
         r#"{"model_type": "phimoe", "num_local_experts": 8, "router_jitter_noise": 0.1}"#,
         &[
             "FILE:1: the model cannot be run",
-            &unknown("phimoe", "qwen2_moe", "cannot compute `router_jitter_noise = 0.1`"),
+            &unknown("phimoe", "gpt_oss", "cannot compute `router_jitter_noise = 0.1`"),
         ],
     );
     check(

@@ -65,6 +65,15 @@ fn is_near(found: f64, expected: f64) -> bool {
 }
 
 fn check(family: &str, keys: &Value) {
+    check_documents(family, keys, true);
+}
+
+/// Checks a model whose losses depend on the positions of documents in a row.
+fn check_restarted(family: &str, keys: &Value) {
+    check_documents(family, keys, false);
+}
+
+fn check_documents(family: &str, keys: &Value, is_relative: bool) {
     let model = model(family, keys);
     // Two rows with the same documents of 5, 2 and 4 tokens. The beginning of the next one is the last target
     // of each.
@@ -83,7 +92,7 @@ fn check(family: &str, keys: &Value) {
         / 11.0;
     let near = |found: f64| is_near(found, alone);
     let packed = losses(&model, 2, &ids, &[(DOCUMENTS, doc_ids.clone())]);
-    assert!(packed.iter().all(|&loss| near(loss)), "{family}: {packed:?}, not {alone}");
+    assert_eq!(packed.iter().all(|&loss| near(loss)), is_relative, "{family}: {packed:?}, and {alone}");
     let restarted = losses(&model, 2, &ids, &[(DOCUMENTS, doc_ids), (POSITIONS, positions)]);
     assert!(restarted.iter().all(|&loss| near(loss)), "{family}: {restarted:?}, not {alone}");
     let open = losses(&model, 2, &ids, &[(DOCUMENTS, vec![0; 22])]);
@@ -96,6 +105,13 @@ fn documents_of_decoders_do_not_see_each_other() {
     check("qwen2", &json!({}));
     check("qwen3", &json!({"head_dim": 16}));
     check("qwen3_moe", &json!({"num_experts": 4, "moe_intermediate_size": 24}));
+    check("gpt_oss", &json!({"num_local_experts": 4, "sliding_window": 3}));
+}
+
+/// Vectors of positions begin again with each document, if a side input says so.
+#[test]
+fn documents_of_gpt2_do_not_see_each_other() {
+    check_restarted("gpt2", &json!({}));
 }
 
 #[test]

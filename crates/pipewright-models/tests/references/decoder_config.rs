@@ -18,6 +18,8 @@ macro_rules! with_decoder {
             pipewright_models::ModelConfig::Gemma2($config) => $value,
             pipewright_models::ModelConfig::Gemma3($config) => $value,
             pipewright_models::ModelConfig::Starcoder2($config) => $value,
+            pipewright_models::ModelConfig::Gpt2($config) => $value,
+            pipewright_models::ModelConfig::GptOss($config) => $value,
             pipewright_models::ModelConfig::DeepseekV2($config) => $value,
             pipewright_models::ModelConfig::DeepseekV3($config) => $value,
             other => panic!("{other:?} is not a decoder"),

@@ -28,14 +28,14 @@ fn check_first_steps(model: &str, schedule: &str, ranks: u32, config: &PipelineC
 
 #[test]
 fn one_rank_trains_as_peft_does() {
-    for model in ["qwen3-tiny", "llama-tiny"] {
+    for model in ["qwen3-tiny", "llama-tiny", "gpt2-tiny"] {
         check(model, "gpipe", 1, 1);
     }
 }
 
 #[test]
 fn schedules_have_the_bits_of_one_rank() {
-    for model in ["qwen3-tiny", "llama-tiny"] {
+    for model in ["qwen3-tiny", "llama-tiny", "gpt2-tiny"] {
         let one_rank = check(model, "gpipe", 1, 4);
         for schedule in ["1f1b", "zb-h1", "zbvzerobubble"] {
             assert_eq!(check(model, schedule, 2, 4), one_rank, "{model}, {schedule}");
@@ -62,6 +62,9 @@ fn replicas_and_tensor_ranks_train_as_peft_does() {
         let config = PipelineConfig { data_parallel: 2, data_parallel_mode, ..PipelineConfig::default() };
         check_first_steps("qwen3-tiny", "1f1b", 2, &config);
     }
+    // The outputs of joined projections are in groups.
+    let config = PipelineConfig { tensor_parallel: 2, ..PipelineConfig::default() };
+    check_first_steps("gpt2-tiny", "zb-h1", 2, &config);
     for (tensor_parallel, ranks) in [(2, 2), (4, 1)] {
         let config = PipelineConfig { tensor_parallel, ..PipelineConfig::default() };
         check_first_steps("qwen3-tiny", "zb-h1", ranks, &config);

@@ -4,14 +4,14 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::backend::Flex;
+use burn::backend::{DispatchTensor, Flex};
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData, activation};
 use pipewright_kernel::attention::{Dims, Inputs, Rotary};
 
 use super::attention_form::AttentionForm;
 use super::attention_passes::AttentionInputs;
 use super::composed::at_least_single;
-use super::operation::{CpuTensor, Operation, ReadElement, Tape, elements, on_cpu, row_major};
+use super::operation::{CpuTensor, Operation, ReadElement, Tape, cpu_tensor, elements, on_cpu, row_major};
 use super::token_scope::TokenScope;
 
 /// An attention over sequences of one length, with its tables of positions.
@@ -24,6 +24,8 @@ pub struct CausalAttention {
     sin: Tensor<2>,
     /// The place in its row of the first token that each token sees, if rows have documents.
     starts: Option<Arc<[u32]>>,
+    /// The sink of each head, `[heads]`.
+    sinks: Option<Tensor<1>>,
 }
 
 impl CausalAttention {
@@ -67,7 +69,7 @@ impl CausalAttention {
             Tensor::from_data(TensorData::new(values, [sequence, pairs]), &device)
         };
         let (cos, sin) = (table(f32::cos), table(f32::sin));
-        Self { sequence, form, cos, sin, starts: None }
+        Self { sequence, form, cos, sin, starts: None, sinks: None }
     }
 
     /// Returns the same attention over the tokens of some rows: each token sees only its own document, at the
@@ -92,6 +94,14 @@ impl CausalAttention {
         Self { cos, sin, starts, ..self.clone() }
     }
 
+    /// Returns the same attention with a sink for each head, `[heads]`: a further score of every query, whose
+    /// value is zero. So the weights of the values add up to less than one (Xiao et al., 2023,
+    /// <https://arxiv.org/abs/2309.17453>).
+    #[must_use]
+    pub fn with_sinks(&self, sinks: Option<Tensor<1>>) -> Self {
+        Self { sinks, ..self.clone() }
+    }
+
     /// Returns the length of the sequences.
     pub fn sequence(&self) -> usize {
         self.sequence
@@ -112,8 +122,9 @@ impl CausalAttention {
         let shape = [q.dims()[0], dims.heads * dims.value_dim];
         let inputs = [&q, &k, &v].map(|tensor| tensor.clone().into_dispatch());
         let Some(tables) = self.cpu_tables() else { return self.composed(q, k, v, dims) };
-        let Some(([q, k, v], tape)) = on_cpu(inputs) else { return self.composed(q, k, v, dims) };
-        let saved = self.saved(dims, [q, k, v], tables);
+        let inputs = self.with_sinks_of(inputs, dims, &q.device());
+        let Some(([q, k, v, sinks], tape)) = on_cpu(inputs) else { return self.composed(q, k, v, dims) };
+        let saved = self.saved(dims, [q, k, v, sinks], tables);
         let results = saved.forward(shape);
         saved.record(tape, results)
     }
@@ -135,11 +146,12 @@ impl CausalAttention {
         let on_their_own = [&keys, &values].map(|slices| each_on_cpu(slices));
         let [k, v] = [keys, values].map(|slices| Tensor::cat(slices, 1));
         let inputs = [&q, &k, &v].map(|tensor| tensor.clone().into_dispatch());
+        let inputs = self.with_sinks_of(inputs, dims, &q.device());
         let (Some(tables), [Some(keys), Some(values)]) = (self.cpu_tables(), on_their_own) else {
             return self.composed(q, k, v, dims);
         };
-        let Some(([q, k, v], tape)) = on_cpu(inputs) else { return self.composed(q, k, v, dims) };
-        let saved = self.saved(dims, [q, k, v], tables);
+        let Some(([q, k, v, sinks], tape)) = on_cpu(inputs) else { return self.composed(q, k, v, dims) };
+        let saved = self.saved(dims, [q, k, v, sinks], tables);
         let results = saved.forward(shape);
         Saved { k: keys, v: values, ..saved }.record(tape, results)
     }
@@ -216,10 +228,26 @@ impl CausalAttention {
         })
     }
 
-    fn saved(&self, dims: Dims, [q, k, v]: [CpuTensor; 3], tables: [CpuTensor; 2]) -> Saved {
+    /// Returns the inputs with the sinks, or with zeros that are not on the tape.
+    fn with_sinks_of(
+        &self,
+        [q, k, v]: [DispatchTensor; 3],
+        dims: Dims,
+        device: &Device,
+    ) -> [DispatchTensor; 4] {
+        let sinks = match &self.sinks {
+            Some(sinks) => sinks.clone(),
+            None => Tensor::zeros([dims.heads], &device.clone().inner()),
+        };
+        assert_eq!(sinks.dims(), [dims.heads], "each head has a sink");
+        [q, k, v, sinks.into_dispatch()]
+    }
+
+    fn saved(&self, dims: Dims, [q, k, v, sinks]: [CpuTensor; 4], tables: [CpuTensor; 2]) -> Saved {
         let has_own_tables = self.cos.dims()[0] != self.sequence;
         let (form, starts) = (self.form.clone(), self.starts(dims));
-        Saved { dims, q, k: vec![k], v: vec![v], tables, has_own_tables, form, starts }
+        let sinks = self.sinks.as_ref().map(|_| sinks);
+        Saved { dims, q, k: vec![k], v: vec![v], sinks, tables, has_own_tables, form, starts }
     }
 
     fn cpu_tables(&self) -> Option<[CpuTensor; 2]> {
@@ -248,7 +276,13 @@ impl CausalAttention {
             Some(starts) => hidden_by_starts(starts, dims, &scores.device()),
             None => hidden_by_window(self.form.window, dims, &scores.device()),
         };
-        let weights = activation::softmax(scores.mask_fill(hidden, f32::NEG_INFINITY), 3);
+        let mut scores = scores.mask_fill(hidden, f32::NEG_INFINITY);
+        if let Some(sinks) = &self.sinks {
+            let sinks = at_least_single(sinks.clone()).reshape([1, heads, 1, 1]);
+            let sinks = sinks.repeat_dim(0, batch).repeat_dim(2, sequence);
+            scores = Tensor::cat(vec![scores, sinks], 3);
+        }
+        let weights = activation::softmax(scores, 3).narrow(3, 0, keys);
         weights.cast(precision).matmul(v).swap_dims(1, 2).reshape(shape)
     }
 
@@ -333,6 +367,8 @@ struct Saved {
     /// Of each slice of the sequences; one if they are whole.
     k: Vec<CpuTensor>,
     v: Vec<CpuTensor>,
+    /// The sink of each head, if heads have some.
+    sinks: Option<CpuTensor>,
     tables: [CpuTensor; 2],
     /// Whether each token has a row of the tables, instead of each position.
     has_own_tables: bool,
@@ -359,13 +395,15 @@ impl AttentionInputs for Saved {
             |part: Range<usize>, scale| Rotary { pairs, cos: &cos[part.clone()], sin: &sin[part], scale };
         let (turn_k, turn_q) = (turn(of_keys, 1.0), turn(of_queries, self.form.scale as f32));
         let (starts, cap) = (self.starts.as_deref(), self.form.cap.map(|cap| cap as f32));
-        pass(Inputs { dims: self.dims, q: &q, k: &k, v: &v, turn_q, turn_k, starts, cap, bias: None })
+        let sinks = self.sinks.as_ref().map(elements);
+        let (dims, sinks) = (self.dims, sinks.as_deref());
+        pass(Inputs { dims, q: &q, k: &k, v: &v, turn_q, turn_k, starts, cap, bias: None, sinks })
     }
 }
 
 impl Saved {
     /// Records the pass that computed these results.
-    fn record<const D: usize>(self, tape: Tape<3>, (out, normalisers): (CpuTensor, Vec<f32>)) -> Tensor<D> {
+    fn record<const D: usize>(self, tape: Tape<4>, (out, normalisers): (CpuTensor, Vec<f32>)) -> Tensor<D> {
         let out = tape.rounded(out);
         tape.record_tensor(out, |out| AttentionBackward { saved: self, out: out.clone(), normalisers })
     }
@@ -378,8 +416,8 @@ struct AttentionBackward {
     normalisers: Vec<f32>,
 }
 
-impl Operation<3> for AttentionBackward {
-    fn backward(self, gradient: CpuTensor, _wanted: [bool; 3]) -> [Option<CpuTensor>; 3] {
+impl Operation<4> for AttentionBackward {
+    fn backward(self, gradient: CpuTensor, _wanted: [bool; 4]) -> [Option<CpuTensor>; 4] {
         let Self { saved, out, normalisers } = &self;
         let query_shape = saved.q.layout().shape().clone();
         let [key_shape, value_shape] = [&saved.k, &saved.v].map(|slices| {
@@ -391,8 +429,9 @@ impl Operation<3> for AttentionBackward {
             shape
         });
         let shapes = [query_shape, key_shape, value_shape];
-        let (gradients, _) = saved.backward((out, normalisers), &gradient, shapes);
-        gradients.map(Some)
+        let ([q, k, v], _, sinks) = saved.backward((out, normalisers), &gradient, shapes);
+        let sinks = saved.sinks.as_ref().map(|_| cpu_tensor(sinks, [saved.dims.heads]));
+        [Some(q), Some(k), Some(v), sinks]
     }
 }
 

@@ -24,24 +24,25 @@ pub(super) trait AttentionInputs {
         }
     }
 
-    /// Returns the gradients of queries, keys and values, of these shapes, and of the table of the bias.
+    /// Returns the gradients of queries, keys and values, of these shapes, of the table of the bias, and of the
+    /// sinks.
     fn backward(
         &self,
         (out, normalisers): (&CpuTensor, &[f32]),
         gradient: &CpuTensor,
         shapes: [Shape; 3],
-    ) -> ([CpuTensor; 3], Vec<f32>) {
+    ) -> ([CpuTensor; 3], Vec<f32>, Vec<f32>) {
         let [of_q, of_k, of_v] = shapes;
         if are_multiplied_in_bf16(self.operands()) {
             let (out, gradient) = (bf16::read(out), bf16::read(gradient));
-            let Gradients { q, k, v, table } =
+            let Gradients { q, k, v, table, sinks } =
                 self.with_inputs(|inputs| backward_bf16(inputs, &out, normalisers, &gradient));
-            ([tensor_of(q, of_q), tensor_of(k, of_k), tensor_of(v, of_v)], table)
+            ([tensor_of(q, of_q), tensor_of(k, of_k), tensor_of(v, of_v)], table, sinks)
         } else {
             let (out, gradient) = (elements(out), elements(gradient));
-            let Gradients { q, k, v, table } =
+            let Gradients { q, k, v, table, sinks } =
                 self.with_inputs(|inputs| backward(inputs, &out, normalisers, &gradient));
-            ([cpu_tensor(q, of_q), cpu_tensor(k, of_k), cpu_tensor(v, of_v)], table)
+            ([cpu_tensor(q, of_q), cpu_tensor(k, of_k), cpu_tensor(v, of_v)], table, sinks)
         }
     }
 }

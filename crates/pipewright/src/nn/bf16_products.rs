@@ -85,8 +85,12 @@ fn mixed(x: [f32; 2], gate: Option<[f32; 2]>, up: [f32; 2], down: [f32; 2], upst
         let weight = Param::initialized(ParamId::new(), weight.clone());
         Linear { weight, bias: None }
     };
-    let expert =
-        Expert { gate_proj: gate.as_ref().map(linear), up_proj: linear(&up), down_proj: linear(&down) };
+    let expert = Expert {
+        gate_proj: gate.as_ref().map(linear),
+        up_proj: linear(&up),
+        down_proj: linear(&down),
+        form: super::ExpertForm::default(),
+    };
     let y = mix_chosen(x.clone(), weight, &[0], &[expert]);
     let [d_x, d_gate, d_up, d_down] = gradients(&y, upstream, [&x, gate.as_ref().unwrap_or(&up), &up, &down]);
     Mixed { y: numbers(&y), d_x, d_gate, d_up, d_down }

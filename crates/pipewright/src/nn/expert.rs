@@ -1,15 +1,47 @@
 //! One expert of a mixture, and mixtures composed of Burn's operations.
 
 use burn::module::Module;
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{Int, Tensor, TensorData, activation};
 use pipewright_kernel::grouped::Groups;
 
+use super::composed::at_least_single;
 use super::linear::Linear;
 use super::relu_squared::relu_squared;
 use super::swiglu::swiglu;
 
-/// A feed-forward layer: `down(silu(gate(x)) * up(x))` with a gate, `down(max(up(x), 0)²)` without. Its
-/// layers have no bias.
+/// The function between the layers of an expert, and the share of its last bias.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertForm {
+    /// The function.
+    pub activation: ExpertActivation,
+    /// The factor of the bias of the last layer: one share for each of the ranks that compute an expert
+    /// together, because their results are added up.
+    pub bias_share: f64,
+}
+
+impl Default for ExpertForm {
+    fn default() -> Self {
+        Self { activation: ExpertActivation::Usual, bias_share: 1.0 }
+    }
+}
+
+/// The function between the layers of an expert.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ExpertActivation {
+    /// `silu(gate) * up` with a gate, `max(up, 0)²` without.
+    Usual,
+    /// `(up + 1) gate sigmoid(alpha gate)`, where the gate is at most `limit`, and `up` is between `-limit` and
+    /// `limit` (OpenAI, 2025, <https://arxiv.org/abs/2508.10925>).
+    Clamped {
+        /// The factor of the gate in the sigmoid.
+        alpha: f64,
+        /// The bound of the gate and of `up`.
+        limit: f64,
+    },
+}
+
+/// A feed-forward layer: `down(activation(gate(x), up(x)))` with a gate, `down(activation(up(x)))` without.
+/// Experts with biases or with [`ExpertActivation::Clamped`] are composed of Burn's operations.
 #[derive(Module, Debug)]
 pub struct Expert {
     /// Weight `[width, inner]`.
@@ -18,6 +50,9 @@ pub struct Expert {
     pub up_proj: Linear,
     /// Weight `[inner, width]`.
     pub down_proj: Linear,
+    /// The function between the layers.
+    #[module(skip)]
+    pub form: ExpertForm,
 }
 
 impl Expert {
@@ -29,11 +64,35 @@ impl Expert {
     /// Returns the expert's result for each token. Shapes: `[tokens, width]` in and out.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         let up = self.up_proj.forward(x.clone());
-        self.down_proj.forward(match &self.gate_proj {
-            Some(gate) => swiglu(gate.forward(x), up),
-            None => relu_squared(up),
-        })
+        let inner = match (&self.gate_proj, self.form.activation) {
+            (Some(gate), ExpertActivation::Usual) => swiglu(gate.forward(x), up),
+            (Some(gate), ExpertActivation::Clamped { alpha, limit }) => {
+                clamped(gate.forward(x), up, alpha, limit)
+            }
+            (None, _) => relu_squared(up),
+        };
+        let Linear { weight, bias } = &self.down_proj;
+        let y = Linear { weight: weight.clone(), bias: None }.forward(inner);
+        match bias {
+            Some(bias) => y + (bias.val() * self.form.bias_share).unsqueeze(),
+            None => y,
+        }
     }
+
+    /// Returns whether the expert has a part that the operation of the CPU back end does not have.
+    pub(super) fn is_composed(&self) -> bool {
+        let has_bias = self.layers().iter().any(|layer| layer.bias.is_some());
+        has_bias || self.form.activation != ExpertActivation::Usual
+    }
+}
+
+/// Returns [`ExpertActivation::Clamped`].
+fn clamped(gate: Tensor<2>, up: Tensor<2>, alpha: f64, limit: f64) -> Tensor<2> {
+    let precision = up.dtype();
+    let gate = at_least_single(gate).clamp_max(limit);
+    let up = at_least_single(up).clamp(-limit, limit);
+    let gated = gate.clone() * activation::sigmoid(gate * alpha);
+    ((up + 1.0) * gated).cast(precision)
 }
 
 /// Returns the mixture, composed of Burn's operations. An expert that no token chose computes the first
@@ -77,4 +136,50 @@ pub(super) fn composed(x: Tensor<2>, weights: Tensor<2>, experts: &[&Expert], gr
     let weights = weights.reshape([tokens * count, 1]).cast(outputs.dtype());
     let weighted = outputs * weights;
     weighted.reshape([tokens, count, width]).sum_dim(1).reshape([tokens, width])
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::module::Param;
+    use burn::tensor::{Device, Tolerance};
+
+    use super::super::check::numbers;
+    use super::super::experts::mix_chosen;
+    use super::*;
+
+    #[test]
+    fn clamped_gates_and_biases_follow_their_formula() {
+        let linear = |shape: [usize; 2], scale: f32| Linear {
+            weight: Param::from_tensor(numbers(shape, scale)),
+            bias: Some(Param::from_tensor(numbers([shape[1]], 0.5))),
+        };
+        let form =
+            ExpertForm { activation: ExpertActivation::Clamped { alpha: 1.5, limit: 0.6 }, bias_share: 0.5 };
+        let expert = Expert {
+            gate_proj: Some(linear([3, 4], 2.0)),
+            up_proj: linear([3, 4], 1.5),
+            down_proj: linear([4, 3], 1.0),
+            form,
+        };
+        let x = numbers([5, 3], 1.0);
+        let list = |x: Tensor<2>| x.into_data().iter::<f32>().collect::<Vec<_>>();
+        let gate = list(expert.gate_proj.as_ref().expect("it has one").forward(x.clone()));
+        let up = list(expert.up_proj.forward(x.clone()));
+        assert!(gate.iter().any(|&gate| gate > 0.6) && up.iter().any(|&up| up < -0.6), "{gate:?} {up:?}");
+        let inner: Vec<f32> = gate
+            .iter()
+            .zip(&up)
+            .map(|(&gate, &up)| {
+                let gate = gate.min(0.6);
+                (up.clamp(-0.6, 0.6) + 1.0) * gate / (1.0 + (-1.5 * gate).exp())
+            })
+            .collect();
+        let inner = Tensor::from_data(TensorData::new(inner, [5, 4]), &Device::flex());
+        let down = &expert.down_proj;
+        let bias = down.bias.as_ref().expect("it has one").val() * 0.5;
+        let expected = (inner.matmul(down.weight.val()) + bias.unsqueeze()).into_data();
+        let weights = Tensor::ones([5, 1], &Device::flex());
+        let mixed = mix_chosen(x, weights, &[0; 5], &[expert]);
+        mixed.into_data().assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-5, 1e-6));
+    }
 }

@@ -35,7 +35,7 @@ pub fn mix_experts(x: Tensor<2>, routing: &Routing, experts: &[Expert]) -> Tenso
 ///
 /// # Panics
 /// When there are no experts, weights and choices are not of the tokens, a choice is not of an expert, or an
-/// expert has a bias or a form or shape that differs from the first one's.
+/// expert has a shape that differs from the first one's.
 pub fn mix_chosen(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &[Expert]) -> Tensor<2> {
     mix(x, weights, chosen, &experts.iter().map(Some).collect::<Vec<_>>())
 }
@@ -59,6 +59,9 @@ fn mix(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &[Option<&Ex
     assert!(chosen.iter().all(|&choice| choice < experts.len()), "each choice is of one of the experts");
     let inner = check_experts(&held, width);
     let groups = groups(chosen, experts, count);
+    if held.iter().any(|expert| expert.is_composed()) {
+        return composed(x, weights, &held, &groups);
+    }
     let Some(matrices) = Matrices::new(&held) else { return composed(x, weights, &held, &groups) };
     let (token, deferred) = matrices.token(&held);
     let inputs = [x.clone().into_dispatch(), weights.clone().into_dispatch(), token.into_dispatch()];
@@ -94,10 +97,6 @@ fn check_experts(experts: &[&Expert], width: usize) -> usize {
         shapes.push([inner, width]);
         let found: Vec<_> = expert.layers().iter().map(|layer| layer.weight.dims()).collect();
         assert!(found == shapes && has_gate == expert.gate_proj.is_some(), "the experts have one shape");
-        assert!(
-            expert.layers().iter().all(|layer| layer.bias.is_none()),
-            "the layers of an expert have no bias"
-        );
     }
     inner
 }
@@ -236,6 +235,7 @@ mod tests {
 
     use super::super::check::numbers;
     use super::super::deferred::{Deferred, WeightTask};
+    use super::super::expert::ExpertForm;
     use super::super::expert_matrices::weight_gradient;
     use super::super::linear::Linear;
     use super::super::operation::cpu;
@@ -254,6 +254,7 @@ mod tests {
             gate_proj: gated.then(|| linear([WIDTH, INNER], 1.0 + number as f32 / 10.0)),
             up_proj: linear([WIDTH, INNER], 0.5 + number as f32 / 5.0),
             down_proj: linear([INNER, WIDTH], 0.8),
+            form: ExpertForm::default(),
         };
         let leaf = |shape, scale| numbers(shape, scale).cast(dtype).autodiff().require_grad();
         // The last expert's logits are so low that no token chooses it.

@@ -229,6 +229,7 @@ fn mixtures_of_experts() {
             gate_proj: gated.then(|| linear(gate.clone() * factor)),
             up_proj: linear(up.clone()),
             down_proj: linear(down.clone() * factor),
+            form: super::ExpertForm::default(),
         };
         // An unused gate has the gradient zero.
         let unused = gate.clone().sum().reshape([1, 1]) * 0.0;

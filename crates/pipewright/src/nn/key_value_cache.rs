@@ -38,6 +38,20 @@ impl KeyValueCache {
     /// # Panics
     /// When the shapes do not match.
     pub fn attend(&mut self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
+        self.attend_with(q, k, v, None)
+    }
+
+    /// Like [`KeyValueCache::attend`], with the sink of each head ([`CausalAttention::with_sinks`]).
+    ///
+    /// # Panics
+    /// As [`KeyValueCache::attend`].
+    pub fn attend_with(
+        &mut self,
+        q: Tensor<2>,
+        k: Tensor<2>,
+        v: Tensor<2>,
+        sinks: Option<Tensor<1>>,
+    ) -> Tensor<2> {
         let [[count, wide], [rows, narrow], [of_values, value_width]] = [q.dims(), k.dims(), v.dims()];
         let head_dim = self.form.head_dim;
         let fits = rows == count && of_values == count && narrow.is_multiple_of(head_dim);
@@ -54,18 +68,15 @@ impl KeyValueCache {
             cap: self.form.cap.map(|cap| cap as f32),
         };
         let (first, device) = (self.tokens, q.device());
-        self.tokens += count;
-        let mut keys = floats(&k);
-        self.rotate(&mut keys, narrow, first);
-        self.keys.append(&mut keys);
-        self.values.append(&mut floats(&v));
+        self.keep(&k, &v);
         let attended = if first == 0 {
             // All tokens at once are computed as in training, in blocks.
-            CausalAttention::of(count, self.form.clone(), &device).forward(q, k, v)
+            CausalAttention::of(count, self.form.clone(), &device).with_sinks(sinks).forward(q, k, v)
         } else {
             let mut queries = floats(&q);
             self.rotate(&mut queries, wide, first);
-            let attended = self.attend_rows(&queries, heads);
+            let sinks = sinks.map(|sinks| sinks.to_data().iter::<f32>().collect::<Vec<_>>());
+            let attended = self.attend_rows(&queries, heads, sinks.as_deref());
             let shape = [count, heads.heads * heads.value_dim];
             Tensor::from_data(TensorData::new(attended, shape), &device)
         };
@@ -73,8 +84,31 @@ impl KeyValueCache {
         attended
     }
 
+    /// Appends the keys and values of the next tokens of the sequence, whose attention is computed elsewhere.
+    ///
+    /// Shapes: `k [tokens, kv_heads * head_dim]`; `v [tokens, kv_heads * value_dim]`.
+    ///
+    /// # Panics
+    /// When the shapes do not match.
+    pub fn append(&mut self, k: &Tensor<2>, v: &Tensor<2>) {
+        let [[count, narrow], [of_values, value_width]] = [k.dims(), v.dims()];
+        let fits = of_values == count && narrow > 0 && narrow.is_multiple_of(self.form.head_dim);
+        assert!(fits, "keys and values fit each other");
+        self.keep(k, v);
+        self.forget(narrow, value_width);
+    }
+
+    /// Adds keys, which are rotated by their positions, and values.
+    fn keep(&mut self, k: &Tensor<2>, v: &Tensor<2>) {
+        let ([count, width], first, mut keys) = (k.dims(), self.tokens, floats(k));
+        self.rotate(&mut keys, width, first);
+        self.keys.append(&mut keys);
+        self.values.append(&mut floats(v));
+        self.tokens += count;
+    }
+
     /// Returns the attention of the last tokens, which have these rotated queries.
-    fn attend_rows(&self, queries: &[f32], heads: Heads) -> Vec<f32> {
+    fn attend_rows(&self, queries: &[f32], heads: Heads, sinks: Option<&[f32]>) -> Vec<f32> {
         let [wide, narrow] = [heads.heads, heads.kv_heads].map(|count| count * heads.head_dim);
         let value_width = heads.kv_heads * heads.value_dim;
         let forgotten = self.tokens - self.keys.len() / narrow;
@@ -83,7 +117,7 @@ impl KeyValueCache {
         let attended = rows.flat_map(|(token, query)| {
             let (start, end) = (self.form.first_seen(token) - forgotten, token + 1 - forgotten);
             let keys = &self.keys[start * narrow..end * narrow];
-            attend(query, keys, &self.values[start * value_width..end * value_width], heads)
+            attend(query, keys, &self.values[start * value_width..end * value_width], heads, sinks)
         });
         attended.collect()
     }
@@ -135,6 +169,11 @@ mod tests {
 
     /// Checks an attention with values of this width.
     fn check_values(form: &AttentionForm, value_dim: usize) {
+        check_sinks(form, value_dim, None);
+    }
+
+    /// Like [`check_values`], with sinks of 6 heads.
+    fn check_sinks(form: &AttentionForm, value_dim: usize, sinks: Option<&Tensor<1>>) {
         let (tokens, heads, kv_heads, head_dim) = (9, 6, 2, form.head_dim);
         let tensor = |width: usize, size| numbers([tokens * width], size).reshape([tokens, width]);
         let (q, k, v) = (
@@ -142,12 +181,12 @@ mod tests {
             tensor(kv_heads * head_dim, 2.0),
             tensor(kv_heads * value_dim, 1.0),
         );
-        let whole = CausalAttention::of(tokens, form.clone(), &Device::flex());
+        let whole = CausalAttention::of(tokens, form.clone(), &Device::flex()).with_sinks(sinks.cloned());
         let expected = whole.forward(q.clone(), k.clone(), v.clone()).into_data();
         let mut cache = KeyValueCache::new(form.clone());
         let parts = [0..4, 4..5, 5..7, 7..9].map(|part| {
             let rows = |x: &Tensor<2>| x.clone().slice(part.clone());
-            cache.attend(rows(&q), rows(&k), rows(&v))
+            cache.attend_with(rows(&q), rows(&k), rows(&v), sinks.cloned())
         });
         let found = Tensor::cat(parts.into(), 0).into_data();
         found.assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-5, 1e-6));
@@ -165,6 +204,9 @@ mod tests {
         for window in [1, 2, 5, 20] {
             check(&AttentionForm { window: Some(window), ..plain.clone() });
         }
+        let sinks = numbers([6], 2.0);
+        check_sinks(&plain, 4, Some(&sinks));
+        check_sinks(&AttentionForm { window: Some(2), ..plain.clone() }, 4, Some(&sinks));
         check(&AttentionForm { scale: 0.3, cap: Some(1.5), ..plain });
         let positions = RotaryPositions { frequencies: [1.0, 0.2].into(), factor: 1.25 };
         check(&AttentionForm { positions, ..AttentionForm::without_positions(6) });

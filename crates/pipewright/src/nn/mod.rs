@@ -66,7 +66,7 @@ pub(crate) use deferred::{ConvolutionTask, Deferred, RowIds, SplitTask, WeightSt
 pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub(crate) use embedding::add_rows;
-pub use expert::Expert;
+pub use expert::{Expert, ExpertActivation, ExpertForm};
 pub use experts::{mix_chosen, mix_experts, mix_held};
 pub use key_value_cache::KeyValueCache;
 pub use linear::{Linear, linear};

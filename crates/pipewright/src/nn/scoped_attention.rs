@@ -171,6 +171,7 @@ impl AttentionInputs for Saved {
             starts: Some(&self.places.starts),
             cap: None,
             bias,
+            sinks: None,
         })
     }
 }
@@ -187,7 +188,7 @@ impl Operation<4> for ScopedBackward {
         let Self { saved, out, normalisers } = &self;
         let shape = |tensor: &CpuTensor| tensor.layout().shape().clone();
         let shapes = [&saved.q, &saved.k, &saved.v].map(shape);
-        let ([q, k, v], table) = saved.backward((out, normalisers), &gradient, shapes);
+        let ([q, k, v], table, _) = saved.backward((out, normalisers), &gradient, shapes);
         let table = (!table.is_empty()).then(|| cpu_tensor(table, shape(&saved.table)));
         [Some(q), Some(k), Some(v), table]
     }

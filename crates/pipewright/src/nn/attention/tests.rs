@@ -71,6 +71,61 @@ fn other_forms_equal_their_composition() {
     check(&special(7, 3).with_scope(&TokenScope { sequence: 7, documents, positions }), 2, 4, 2);
 }
 
+/// Checks an attention with a sink for each of `heads` heads, and that slices make up the whole.
+fn check_sinks(attention: &CausalAttention, batch: usize, [heads, kv_heads]: [usize; 2], slices: usize) {
+    let (sequence, head_dim) = (attention.sequence, attention.form.head_dim);
+    let rows = batch * sequence;
+    let (wide, narrow) = (heads * head_dim, kv_heads * head_dim);
+    let inputs = || {
+        let narrow = rows * narrow;
+        [numbers([rows * wide], 2.0), numbers([narrow], 2.0), numbers([narrow], 1.0), numbers([heads], 2.0)]
+    };
+    let shaped = |[q, k, v, sinks]: [Tensor<1>; 4]| {
+        let x = (q.reshape([rows, wide]), k.reshape([rows, narrow]), v.reshape([rows, narrow]));
+        (attention.with_sinks(Some(sinks)), x)
+    };
+    let composed = |inputs| {
+        let (attention, (q, k, v)) = shaped(inputs);
+        let dims = attention.dims(&q, &k, &v);
+        attention.composed(q, k, v, dims)
+    };
+    compare(
+        inputs(),
+        |inputs| {
+            let (attention, (q, k, v)) = shaped(inputs);
+            attention.forward(q, k, v)
+        },
+        composed,
+    );
+    if slices == 0 {
+        return;
+    }
+    let length = sequence / slices;
+    let sliced = |inputs| {
+        let (attention, (q, k, v)) = shaped(inputs);
+        let parts = |x: Tensor<2>| {
+            let width = x.dims()[1];
+            let x = x.reshape([batch, sequence, width]);
+            (0..slices).map(|part| x.clone().narrow(1, part * length, length)).collect::<Vec<_>>()
+        };
+        let (q, k, v) = (parts(q), parts(k), parts(v));
+        let outputs = q
+            .into_iter()
+            .enumerate()
+            .map(|(index, q)| attention.forward_slice(q, k[..=index].to_vec(), v[..=index].to_vec()));
+        Tensor::cat(outputs.collect(), 1).reshape([rows, wide])
+    };
+    compare(inputs(), sliced, composed);
+}
+
+#[test]
+fn sinks_equal_their_composition() {
+    check_sinks(&rotary(6, 4), 2, [4, 2], 3);
+    check_sinks(&special(7, 3), 1, [2, 2], 0);
+    // More than one block of rows.
+    check_sinks(&special(150, 70), 2, [2, 1], 2);
+}
+
 #[test]
 fn documents_equal_their_composition() {
     let documents: Arc<[u32]> = [0, 0, 1, 1, 1, 2, 2, 0, 0, 0, 0, 0, 1, 1].into();

@@ -52,6 +52,7 @@ impl Layer {
             gate_proj: Some(linear(3 * index, [WIDTH, INNER])),
             up_proj: linear(3 * index + 1, [WIDTH, INNER]),
             down_proj: linear(3 * index + 2, [INNER, WIDTH]),
+            form: pipewright::nn::ExpertForm::default(),
         };
         let experts = (0..EXPERTS).map(|index| experts.contains(&index).then(|| expert(index)));
         Self { router: linear(99, [WIDTH, EXPERTS]), experts: experts.collect() }

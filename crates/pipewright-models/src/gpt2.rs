@@ -1,0 +1,203 @@
+//! The GPT-2 family (Radford et al., 2019): trained vectors of positions, layer normalisations, biases, joined
+//! projections of queries, keys and values, and feed-forward layers without a gate. Keys have the names and
+//! the meaning of Hugging Face's `GPT2LMHeadModel`. In files, matrices of blocks are `[inputs, outputs]`.
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value, json};
+
+use crate::attention::AttentionBias;
+use crate::config_key::{Harmless, KeyTable, Refused};
+use crate::decoder::{Activation, BlockForm, DecoderConfig, Factors, LayerForm};
+use crate::decoder_family::DecoderFamily;
+use crate::error::ConfigError;
+use crate::family::AbsentKey;
+use crate::key_check::rows;
+use crate::path_names::PathNames;
+
+/// The names of parts of paths in files.
+const NAMES: PathNames = PathNames::new(&[
+    ("model", "transformer"),
+    ("embed_tokens", "wte"),
+    ("embed_positions", "wpe"),
+    ("layers", "h"),
+    ("input_layernorm", "ln_1"),
+    ("self_attn", "attn"),
+    ("qkv_proj", "c_attn"),
+    ("o_proj", "c_proj"),
+    ("post_attention_layernorm", "ln_2"),
+    ("up_proj", "c_fc"),
+    ("down_proj", "c_proj"),
+    ("norm", "ln_f"),
+]);
+
+/// The number of positions that transformers assumes.
+const POSITIONS: usize = 1024;
+
+/// A GPT-2 model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gpt2Config {
+    /// Sizes and constants. Files have other names for them, such as `n_embd` for `hidden_size`. The number
+    /// of positions with a vector is `max_position_embeddings`, `n_positions` in files.
+    pub decoder: DecoderConfig,
+    /// Whether the scores are divided by the root of a head's width.
+    pub scale_attn_weights: bool,
+    /// Whether the scores of a block are divided by its number, counted from 1.
+    pub scale_attn_by_inverse_layer_idx: bool,
+}
+
+/// The keys that other families do not have.
+#[derive(Deserialize)]
+struct OwnKeys {
+    #[serde(default = "yes")]
+    scale_attn_weights: bool,
+    #[serde(default)]
+    scale_attn_by_inverse_layer_idx: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl<'de> Deserialize<'de> for Gpt2Config {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut keys = Map::deserialize(deserializer)?;
+        // Without `n_inner`, feed-forward layers are four times as wide as the hidden states.
+        if let (None, Some(width)) = (keys.get("intermediate_size"), keys.get("hidden_size")) {
+            let inner = width.as_u64().and_then(|width| width.checked_mul(4));
+            keys.insert("intermediate_size".to_owned(), inner.map_or_else(|| width.clone(), Value::from));
+        }
+        let keys = Value::Object(keys);
+        let own = OwnKeys::deserialize(&keys).map_err(D::Error::custom)?;
+        let decoder = DecoderConfig::deserialize(&keys).map_err(D::Error::custom)?;
+        Ok(Self {
+            scale_attn_weights: own.scale_attn_weights,
+            scale_attn_by_inverse_layer_idx: own.scale_attn_by_inverse_layer_idx,
+            ..Self::from(decoder)
+        })
+    }
+}
+
+impl Serialize for Gpt2Config {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut keys = json!(self.decoder);
+        if let Some(keys) = keys.as_object_mut() {
+            keys.retain(|key, _| !["rope_theta", "rope_parameters"].contains(&key.as_str()));
+            if self.decoder.num_key_value_heads == self.decoder.num_attention_heads {
+                keys.remove("num_key_value_heads");
+            }
+            keys.insert("scale_attn_weights".to_owned(), self.scale_attn_weights.into());
+            // transformers drops elements if a file does not say otherwise.
+            for dropout in ["resid_pdrop", "embd_pdrop", "attn_pdrop"] {
+                keys.insert(dropout.to_owned(), 0.0.into());
+            }
+            let by_layer = self.scale_attn_by_inverse_layer_idx.into();
+            keys.insert("scale_attn_by_inverse_layer_idx".to_owned(), by_layer);
+        }
+        keys.serialize(serializer)
+    }
+}
+
+impl From<DecoderConfig> for Gpt2Config {
+    fn from(decoder: DecoderConfig) -> Self {
+        let positions = decoder.max_position_embeddings.unwrap_or(POSITIONS);
+        Self {
+            decoder: DecoderConfig { max_position_embeddings: Some(positions), ..decoder },
+            scale_attn_weights: true,
+            scale_attn_by_inverse_layer_idx: false,
+        }
+    }
+}
+
+impl DecoderFamily for Gpt2Config {
+    const NAME: &'static str = "gpt2";
+    const CLASS: &'static str = "GPT2LMHeadModel";
+    const ACTIVATION: (&'static str, &'static str) = ("activation_function", "gelu_new");
+    const KEY_NAMES: &'static [(&'static str, &'static str)] = &[
+        ("n_positions", "max_position_embeddings"),
+        ("n_embd", "hidden_size"),
+        ("n_layer", "num_hidden_layers"),
+        ("n_head", "num_attention_heads"),
+        ("n_inner", "intermediate_size"),
+        ("layer_norm_epsilon", "rms_norm_eps"),
+    ];
+    const KEY_TABLE: &'static KeyTable = &KeyTable {
+        computes: &[&[
+            "vocab_size",
+            "n_positions",
+            "max_position_embeddings",
+            "n_embd",
+            "hidden_size",
+            "n_layer",
+            "num_hidden_layers",
+            "n_head",
+            "num_attention_heads",
+            "n_inner",
+            "layer_norm_epsilon",
+            "initializer_range",
+            "tie_word_embeddings",
+            "scale_attn_weights",
+            "scale_attn_by_inverse_layer_idx",
+        ]],
+        // Scores are computed in single precision anyway, and the keys of the summary belong to classifiers.
+        ignored: &[&["reorder_and_upcast_attn", "n_ctx", "summary_*", "gradient_checkpointing"]],
+        refused: &[&[
+            Refused { key: "resid_pdrop", harmless: Harmless::Number(0.0) },
+            Refused { key: "embd_pdrop", harmless: Harmless::Number(0.0) },
+            Refused { key: "attn_pdrop", harmless: Harmless::Number(0.0) },
+            Refused {
+                key: "activation_function",
+                harmless: Harmless::OneOf(&["gelu_new", "gelu_pytorch_tanh"]),
+            },
+            Refused { key: "intermediate_size", harmless: Harmless::SameAs("n_inner") },
+            Refused { key: "num_key_value_heads", harmless: Harmless::SameAs("n_head") },
+            Refused { key: "add_cross_attention", harmless: Harmless::False },
+        ]],
+    };
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
+        ("n_positions", AbsentKey::Count(POSITIONS as u32)),
+        ("layer_norm_epsilon", AbsentKey::Number(1e-5)),
+        ("tie_word_embeddings", AbsentKey::Flag(true)),
+        ("resid_pdrop", AbsentKey::Number(0.1)),
+        ("embd_pdrop", AbsentKey::Number(0.1)),
+        ("attn_pdrop", AbsentKey::Number(0.1)),
+    ];
+
+    fn decoder(&self) -> &DecoderConfig {
+        &self.decoder
+    }
+
+    fn form(&self) -> BlockForm<'_> {
+        let number = |index: usize| (index + 1) as f64;
+        let layer = |index| LayerForm {
+            has_positions: false,
+            score_divisor: if self.scale_attn_by_inverse_layer_idx { number(index) } else { 1.0 },
+            ..LayerForm::default()
+        };
+        BlockForm {
+            bias: AttentionBias::all(true),
+            mlp_bias: true,
+            layer_norms: true,
+            activation: Activation::GeluTanh,
+            has_no_gate: true,
+            joins_projections: true,
+            inputs_first: true,
+            position_table: self.decoder.max_position_embeddings,
+            layers: (0..self.decoder.num_hidden_layers).map(layer).collect(),
+            factors: Factors { scores: (!self.scale_attn_weights).then_some(1.0), ..Factors::default() },
+            names: NAMES,
+            ..BlockForm::default()
+        }
+    }
+
+    /// The matrices that add to the hidden states begin smaller, because there are two of them in each block.
+    fn deviation_of(&self, parameter: &str) -> f64 {
+        let DecoderConfig { initializer_range, num_hidden_layers, .. } = self.decoder;
+        let adds = parameter.ends_with(".c_proj.weight");
+        if adds { initializer_range / (2.0 * num_hidden_layers as f64).sqrt() } else { initializer_range }
+    }
+
+    fn check_own(&self) -> Result<(), ConfigError> {
+        rows(&[("n_positions", self.decoder.max_position_embeddings.unwrap_or(POSITIONS))])
+    }
+}
