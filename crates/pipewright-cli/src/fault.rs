@@ -15,11 +15,11 @@ const FILE: &str = "failure.json";
 
 /// The variable that `launch` sets for its processes.
 ///
-/// Its value is the number of the restart, or 0 before the first one.
+/// Its value is the number of the start after the first one: of restarts and growths together, or 0.
 pub(crate) const LAUNCHED: &str = "PIPEWRIGHT_LAUNCHED";
 
-/// Returns the number of the restart that started this process, or 0 before the first one; `None` if `launch`
-/// did not start it.
+/// Returns how often `launch` had started processes before it started this one; `None` if it did not start
+/// it.
 pub(crate) fn launched_restart() -> Option<u64> {
     std::env::var(LAUNCHED).ok()?.parse().ok()
 }

@@ -69,7 +69,8 @@ impl RunEvent {
     /// Returns the step in which the reason for the event occurred.
     pub(crate) fn step(&self) -> u64 {
         match self {
-            Self::Restart(restart) => restart.failed_step,
+            // The first step with more processes.
+            Self::Restart(restart) => restart.failed_step.unwrap_or(restart.step + 1),
             Self::SlowRank(slow) => slow.step,
         }
     }
@@ -267,13 +268,18 @@ mod tests {
             r#"{"event":"restart","step":1,"failed_step":3,"rank":1,"cause":"lost","restart":1,"of":3}"#;
         let slow = r#"{"event":"slow_rank","step":2,"ranks":[1],"slowdown":2.5}"#;
         let other = r#"{"event":"unknown","step":2}"#;
-        let folder = run(&format!("{{\"step\":1}}\n{restart}\n{{\"step\":2}}\n{slow}\n{other}\n"));
+        let growth = r#"{"event":"growth","step":2,"rank":null,"cause":"b answers","restart":1,"growths":1}"#;
+        let lines = ["{\"step\":1}", restart, "{\"step\":2}", slow, other, growth, ""].join("\n");
+        let folder = run(&lines);
         let steps: Vec<u64> = metrics(folder.path()).expect("lines").iter().map(|step| step.step).collect();
         assert_eq!(steps, [1, 2]);
         let events = events(folder.path()).expect("lines");
         let places: Vec<_> = events.iter().map(|event| (event.last_step(), event.step())).collect();
-        assert_eq!(places, [(1, 3), (2, 2)], "{events:?}");
-        assert!(matches!(events[..], [RunEvent::Restart(_), RunEvent::SlowRank(_)]), "{events:?}");
+        assert_eq!(places, [(1, 3), (2, 2), (2, 3)], "{events:?}");
+        let [RunEvent::Restart(_), RunEvent::SlowRank(_), RunEvent::Restart(growth)] = &events[..] else {
+            panic!("{events:?}")
+        };
+        assert_eq!(growth.sentence(), "b answers; the run continues from step 2");
     }
 
     #[test]

@@ -34,6 +34,11 @@ impl Interrupt {
         self.flag.clone()
     }
 
+    /// Asks the process to end, as a signal does.
+    pub(crate) fn request(&self) {
+        self.flag.store(true, Ordering::SeqCst);
+    }
+
     /// Starts to watch for the signals. Before this call, they end the process. Further calls do nothing.
     ///
     /// # Errors

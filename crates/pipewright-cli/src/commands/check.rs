@@ -51,7 +51,7 @@ pub(crate) fn run(arguments: &CheckArguments) -> Result<(), Failure> {
     require_whole(&prepared.settings)?;
     let stages = prepared.outlines()?;
     require_elementwise(&prepared.settings, &stages)?;
-    let memory = memory_plan(&prepared, &stages)?;
+    let memory = memory_plan(prepared.parts(), &stages)?;
     let summary =
         Summary { prepared: &prepared, stages: &stages, memory: &memory, planned: &chosen.sentences };
     match arguments.format {

@@ -83,7 +83,7 @@ fn run_with(
     let ResumableRun { prepared, description, evaluations, checkpoint, saved, owned, restart, .. } = found;
     let settings = prepared.settings.clone();
     let copies = state_copies::folder_of(processes, &settings, true)?;
-    let (efficiency, space) = (Efficiency::of(&prepared), CheckpointSpace::of(&prepared));
+    let (efficiency, space) = (Efficiency::of(&prepared), CheckpointSpace::of(prepared.parts()));
     let mut trainer = match &checkpoint {
         Some(checkpoint) => launch_from(prepared, checkpoint, processes, attempts)?,
         None => launch(prepared, processes, attempts)?,

@@ -60,7 +60,7 @@ fn run_with(
     shared_folder::require(processes, &prepared.settings.run.out)?;
     let settings = prepared.settings.clone();
     let copies = state_copies::folder_of(processes, &settings, false)?;
-    let (efficiency, space) = (Efficiency::of(&prepared), CheckpointSpace::of(&prepared));
+    let (efficiency, space) = (Efficiency::of(&prepared), CheckpointSpace::of(prepared.parts()));
     let evaluations = Evaluations::new(&prepared, None);
     // The folder is created last, so that a run that cannot start does not move an earlier run.
     let mut trainer = launch(prepared, processes, attempts)?;

@@ -209,6 +209,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "deadline_seconds",
             "restarts",
             "replace_slow",
+            "grow",
             "copy_every",
             "copy_folder",
             "device",

@@ -18,6 +18,8 @@ use crate::config::{adapter, cross_checks, data, mesh, model, optimizer, pipelin
 pub(crate) enum Base<'a> {
     /// A file.
     File(&'a Path),
+    /// The text of a file, which need not be in the file any more.
+    Text(&'a Path, &'a str),
     /// The built-in sample.
     Sample,
     /// The built-in configuration for a model and data that the arguments name.
@@ -70,6 +72,7 @@ impl Settings {
     ) -> Result<Loaded, ConfigError> {
         let text = match base {
             Base::File(file) => read_source(file, "configuration")?,
+            Base::Text(file, text) => Source { name: file.display().to_string(), text: text.to_owned() },
             Base::Sample => Source { name: sample::NAME.to_owned(), text: sample::CONFIG.to_owned() },
             Base::FineTuning => Source { name: FINE_TUNING.0.to_owned(), text: FINE_TUNING.1.to_owned() },
         };

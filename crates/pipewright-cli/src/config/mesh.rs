@@ -97,6 +97,17 @@ impl MeshSettings {
         self.shards() > 1
     }
 
+    /// Returns the mesh with another number of replicas, in groups of the same size if they form such groups.
+    pub(crate) fn of_replicas(self, replicas: u32) -> Self {
+        let data_parallel_mode = match self.data_parallel_mode {
+            DataParallelMode::Hybrid { shards } if self.shard_groups().shards(replicas) != shards => {
+                DataParallelMode::Sharded
+            }
+            mode => mode,
+        };
+        Self { data_parallel: replicas, data_parallel_mode, ..self }
+    }
+
     /// Returns the value of `data_parallel` for another number of replicas: in groups of the same size, if
     /// the replicas form such groups.
     pub(crate) fn with_replicas(&self, replicas: u32) -> Value {

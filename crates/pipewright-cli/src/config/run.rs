@@ -48,6 +48,8 @@ pub(crate) struct RunSettings {
     pub(crate) restarts: u64,
     /// Whether `launch` replaces the host of a slow rank by a spare one.
     pub(crate) replace_slow: bool,
+    /// Whether `launch` lets the run grow again to its configured mesh when lost hosts answer.
+    pub(crate) grow: bool,
     /// The number of steps between two copies of the state in memory; 0: none.
     pub(crate) copy_every: u64,
     /// The absolute folder of the copies, in the memory of each machine.
@@ -108,6 +110,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         deadline_seconds: read_deadline(&mut section),
         restarts: section.whole("restarts", 0, 0, i64::MAX as u64),
         replace_slow: section.flag("replace_slow", false),
+        grow: section.flag("grow", true),
         copy_every: section.whole("copy_every", 0, 0, i64::MAX as u64),
         copy_folder: read_folder(&mut section, surroundings, "copy_folder", COPY_FOLDER),
         devices: devices::read(&mut section),

@@ -20,7 +20,7 @@ const GRACE: Duration = Duration::from_secs(8);
 const LAST_GRACE: Duration = Duration::from_secs(3);
 
 /// Whether this process was asked to end the run.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Stop(Arc<AtomicBool>);
 
 impl Stop {
@@ -33,6 +33,11 @@ impl Stop {
             flag::register(signal, stop.0.clone())?;
         }
         Ok(stop)
+    }
+
+    /// Asks for the end as a signal does.
+    pub(crate) fn request(&self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 
     /// Returns whether a signal has come.

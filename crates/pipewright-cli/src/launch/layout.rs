@@ -1,11 +1,8 @@
 //! [`Layout`]: how a run is distributed over the processes that can be started.
 
-use std::path::Path;
-
 use pipewright_schedule::words::counted;
 
 use crate::config::Settings;
-use crate::training::arguments::load_settings;
 
 /// The number of ranks of the pipeline and of its replicas. The number of tensor ranks does not change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,19 +22,23 @@ impl Layout {
         self.ranks.saturating_mul(self.replicas).saturating_mul(settings.mesh.tensor_parallel)
     }
 
-    /// Returns the first layout that fits into `slots` processes and that `is_valid`: with all replicas, then
-    /// with fewer, then one replica with fewer ranks.
+    /// Returns the layouts of a run that fit into `slots` processes, the best one first: with all replicas,
+    /// then with fewer, then one replica with fewer ranks.
+    pub(crate) fn candidates(settings: &Settings, slots: u32) -> impl Iterator<Item = Self> {
+        let whole = Self::of(settings);
+        let fewer_replicas = (1..=whole.replicas).rev().map(move |replicas| Self { replicas, ..whole });
+        let fewer_ranks = (1..whole.ranks).rev().map(|ranks| Self { ranks, replicas: 1 });
+        fewer_replicas.chain(fewer_ranks).filter(move |layout| layout.processes(settings) <= slots)
+    }
+
+    /// Returns the first candidate that `is_valid`.
     pub(crate) fn for_slots(
         settings: &Settings,
         slots: u32,
         is_valid: impl Fn(Self) -> bool,
     ) -> Option<Self> {
         let whole = Self::of(settings);
-        let fewer_replicas = (1..=whole.replicas).rev().map(|replicas| Self { replicas, ..whole });
-        let fewer_ranks = (1..whole.ranks).rev().map(|ranks| Self { ranks, replicas: 1 });
-        let mut layouts =
-            fewer_replicas.chain(fewer_ranks).filter(|layout| layout.processes(settings) <= slots);
-        layouts.find(|layout| *layout == whole || is_valid(*layout))
+        Self::candidates(settings, slots).find(|layout| *layout == whole || is_valid(*layout))
     }
 
     /// Returns the settings that give the run this layout. The cut of the model follows from
@@ -47,11 +48,6 @@ impl Layout {
             format!("pipeline.ranks={}", self.ranks),
             format!("mesh.data_parallel={}", settings.mesh.with_replicas(self.replicas)),
         ]
-    }
-
-    /// Returns whether the run that `config` describes can have this layout.
-    pub(crate) fn is_valid(self, config: &Path, settings: &Settings) -> bool {
-        load_settings(Some(config), &self.arguments(settings)).is_ok()
     }
 
     /// Returns words about the change from another layout; `None` if they are equal.
@@ -68,6 +64,7 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::training::arguments::load_settings;
 
     /// Returns the ranks and replicas for a number of slots, of a run with 4 ranks and 2 replicas.
     fn check(slots: u32, is_valid: fn(Layout) -> bool, expected: Option<(u32, u32)>) {

@@ -9,10 +9,15 @@
 mod hosts;
 mod target;
 mod layout;
+mod whole_run;
 mod starter;
 mod attempt;
 mod answer;
 mod replacement;
+mod lost_hosts;
+mod returning_hosts;
+mod growth;
+mod selection;
 mod supervise;
 
 pub(crate) use answer::answer;

@@ -8,7 +8,7 @@ use crate::fault::LAUNCHED;
 use crate::launch::hosts::{Host, Places};
 
 /// A program that starts processes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Starter {
     kind: Kind,
     /// This binary, which the hosts have under the same path.

@@ -3,19 +3,24 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::display::say;
 use crate::failure::{Exit, Failure};
 use crate::fault::Fault;
 use crate::launch::answer::{Refusal, ask, require};
 use crate::launch::attempt::{self, Stop};
+use crate::launch::growth::{Growing, Growth, cause_of};
 use crate::launch::hosts::{Host, Places};
 use crate::launch::layout::Layout;
+use crate::launch::lost_hosts::LostHosts;
 use crate::launch::replacement::Replacement;
+use crate::launch::returning_hosts::{Question, ReturningHosts};
+use crate::launch::selection::{Selection, answering, enough, names_of, usable_slots};
 use crate::launch::starter::Starter;
 use crate::launch::target::{Target, with_settings};
-use crate::recovery::{Restart, Restarts, SlowRank, is_full};
+use crate::launch::whole_run::WholeRun;
+use crate::recovery::{Restart, Restarts, SlowRank, is_full, remove_growth_request};
 use crate::run_folder::{config_of, newest_checkpoint_bytes};
 use crate::run_record::metrics;
 use crate::text::quoted;
@@ -23,6 +28,11 @@ use crate::text::quoted;
 /// The time that a host may take to answer: the deadline of the run, within these limits.
 const SHORTEST_PATIENCE: Duration = Duration::from_secs(5);
 const LONGEST_PATIENCE: Duration = Duration::from_secs(20);
+
+/// The time between two questions to the hosts that a smaller run does not use: the deadline of the run,
+/// within these limits.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// A run to launch.
 #[derive(Debug)]
@@ -38,10 +48,14 @@ pub(crate) struct Launch {
 struct Launched {
     launch: Launch,
     layout: Layout,
-    /// Whether the layout was changed once, so that no configuration is sure to have it.
+    /// Whether the layout was changed before the run had begun, so that the words of the command need it.
     has_other_layout: bool,
+    /// The run in its configured mesh, once it has begun and a host was lost.
+    whole: Option<WholeRun>,
     /// The hosts of slow ranks, which are used last.
     slow: Vec<String>,
+    /// The hosts that were lost.
+    lost: LostHosts,
     /// When the configuration of an earlier run in the folder was written.
     earlier: Option<SystemTime>,
 }
@@ -51,8 +65,19 @@ struct Attempt {
     hosts: Vec<Host>,
     /// The words of the command.
     words: Vec<String>,
-    /// The number of the restart; 0 before the first one.
-    restart: u64,
+    /// How often processes were started before.
+    number: u64,
+    /// The hosts onto which the run grows.
+    added: Vec<String>,
+}
+
+/// Why the processes have ended before the run has.
+enum End {
+    Failed(Failure),
+    /// They have saved a checkpoint, and slow hosts are replaced.
+    Replaced(Replacement),
+    /// They have saved a checkpoint, and the run grows onto these hosts.
+    Grown(Vec<String>),
 }
 
 /// Starts the processes, and starts them again after each fault, until the run ends.
@@ -62,16 +87,25 @@ struct Attempt {
 pub(crate) fn supervise(launch: Launch) -> Result<(), Failure> {
     let stop = Stop::watch().map_err(|error| Failure::input(format!("cannot watch for signals: {error}")))?;
     let layout = Layout::of(&launch.target.settings);
-    let mut run = Launched { earlier: None, layout, has_other_layout: false, slow: Vec::new(), launch };
+    let mut run = Launched {
+        earlier: None,
+        layout,
+        has_other_layout: false,
+        whole: None,
+        slow: Vec::new(),
+        lost: LostHosts::default(),
+        launch,
+    };
     run.earlier = run.config_written();
     let words = run.launch.target.words.clone();
-    let first = Attempt { hosts: run.first_hosts(&stop)?, words, restart: 0 };
+    let first = Attempt { hosts: run.first_hosts(&stop)?, words, number: 0, added: Vec::new() };
     // A launch that was killed may have left its record.
     Restart::remove(run.folder());
     let outcome = run.attempts(first, &stop);
     // The last restart may have failed before the run resumed.
     Restart::remove(run.folder());
     SlowRank::remove(run.folder());
+    remove_growth_request(run.folder());
     outcome
 }
 
@@ -85,26 +119,65 @@ impl Launched {
                 Failure::input(format!("{}: cannot be removed: {error}", self.first_cause().display()))
             })?;
             SlowRank::remove(self.folder());
-            let Attempt { hosts, words, restart } = &attempt;
-            let mut command = self.launch.starter.command(self.processes(), hosts, words, *restart);
-            let mut replacement = None;
+            remove_growth_request(self.folder());
+            let Attempt { hosts, words, number, .. } = &attempt;
+            let mut command = self.launch.starter.command(self.processes(), hosts, words, *number);
+            let (mut replacement, mut growth) = (None, self.growth());
             let status = attempt::run(&mut command, &self.first_cause(), stop, || {
+                if let Some((growth, whole)) = &mut growth {
+                    self.look_for_growth(growth, whole, hosts);
+                }
                 replacement = replacement.take().or_else(|| self.replacement(hosts, &restarts, stop));
                 replacement.is_some()
             });
             let status = status.map_err(|error| {
                 Failure::input(format!("{} cannot be started: {error}", command.get_program().display()))
             })?;
+            let grown = growth.and_then(|(growth, _)| growth.into_asked());
             let Err(failure) = self.outcome(status, stop) else { return Ok(()) };
-            let is_replaced = failure.exit == Exit::Interrupted && !stop.is_asked();
-            self.slow.extend(replacement.iter().flat_map(|replacement| replacement.hosts.clone()));
-            let replacement = replacement.filter(|_| is_replaced);
-            let is_planned = replacement.is_some();
-            let failure = replacement.map_or(failure, |replacement| replacement.failure());
-            attempt = self
-                .next(failure, is_planned, &mut restarts, stop)
-                .map_err(|why| if is_planned { stopped(why, stop.is_asked(), self.folder()) } else { why })?;
+            let has_stopped = failure.exit == Exit::Interrupted && !stop.is_asked();
+            let end = match (replacement, grown) {
+                (Some(replacement), _) if has_stopped => End::Replaced(replacement),
+                (_, Some(hosts)) if has_stopped => End::Grown(hosts),
+                (replacement, _) => {
+                    self.slow.extend(replacement.into_iter().flat_map(|replacement| replacement.hosts));
+                    End::Failed(failure)
+                }
+            };
+            attempt = self.next(end, &attempt, &mut restarts, stop)?;
         }
+    }
+
+    /// Returns the search for hosts onto which the run can grow, if it has fewer processes than configured.
+    fn growth(&self) -> Option<(Growth, &WholeRun)> {
+        let whole = self.whole.as_ref().filter(|whole| whole.grows())?;
+        let is_smaller = whole.processes(self.layout) < whole.processes(whole.layout());
+        let pause = self.deadline().clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+        is_smaller.then(|| (Growth::new(ReturningHosts::new(pause)), whole))
+    }
+
+    fn look_for_growth(&self, growth: &mut Growth, whole: &WholeRun, used: &[Host]) {
+        let avoided = self.avoided();
+        let is_unused = |host: &&Host| !used.contains(host) && !avoided.contains(&host.name);
+        let unused: Vec<Host> = self.launch.places.hosts().iter().filter(is_unused).cloned().collect();
+        if unused.is_empty() {
+            return;
+        }
+        let run = Growing { whole, layout: self.layout, used, folder: self.folder() };
+        growth.poll(&run, || Question {
+            starter: self.launch.starter.clone(),
+            hosts: unused,
+            folder: self.folder().clone(),
+            patience: self.patience(),
+        });
+    }
+
+    /// Returns the hosts that the run uses only if the others do not suffice: those of slow ranks, and those
+    /// that it has lost several times.
+    fn avoided(&self) -> Vec<String> {
+        let grows = self.whole.as_ref().is_some_and(WholeRun::grows);
+        let left_out = if grows { self.lost.left_out(Instant::now()) } else { Vec::new() };
+        [&self.slow[..], &left_out].concat()
     }
 
     /// Returns the slow hosts that the processes ask to replace. If no other hosts that answer can take their
@@ -137,14 +210,22 @@ impl Launched {
         Fault::path_in(self.folder())
     }
 
+    fn deadline(&self) -> Duration {
+        self.launch.target.settings.run.deadline()
+    }
+
+    /// Returns the longest time of an answer.
+    fn patience(&self) -> Duration {
+        self.deadline().clamp(SHORTEST_PATIENCE, LONGEST_PATIENCE)
+    }
+
     fn processes(&self) -> u32 {
         self.layout.processes(&self.launch.target.settings)
     }
 
     /// Asks all hosts whether they can take part.
     fn ask(&self, hosts: &[Host], stop: &Stop) -> Result<Vec<Result<(), Refusal>>, Failure> {
-        let patience = self.launch.target.settings.run.deadline().clamp(SHORTEST_PATIENCE, LONGEST_PATIENCE);
-        ask(&self.launch.starter, hosts, self.folder(), patience, stop)
+        ask(&self.launch.starter, hosts, self.folder(), self.patience(), stop)
     }
 
     /// Returns when the configuration in the folder was written.
@@ -236,47 +317,97 @@ impl Launched {
         steps.last().map_or(0, |step| step.step)
     }
 
-    /// Prepares the next attempt after a failure, which `is_planned` if a slow host is replaced. A signal
-    /// that asked for the end of the run ends it.
+    /// Prepares the attempt that follows `before`. A signal that asked for the end of the run ends it.
     fn next(
         &mut self,
+        end: End,
+        before: &Attempt,
+        restarts: &mut Restarts,
+        stop: &Stop,
+    ) -> Result<Attempt, Failure> {
+        match end {
+            End::Failed(failure) => self.after_fault(failure, before, restarts, stop),
+            End::Replaced(replacement) => {
+                self.slow.extend(replacement.hosts.clone());
+                let next = restarts.next(replacement.failure(), self.launch.restarts);
+                let prepared = next.and_then(|mut next| self.prepare(&mut next.record, before, stop));
+                prepared.map_err(|why| stopped(why, "a host is slow", stop.is_asked(), self.folder()))
+            }
+            End::Grown(hosts) => {
+                let mut record = restarts.grow(cause_of(&hosts));
+                let prepared = self.prepare(&mut record, before, stop);
+                let mut attempt = prepared
+                    .map_err(|why| stopped(why, "more hosts answer", stop.is_asked(), self.folder()))?;
+                attempt.added = names_of(&attempt.hosts, |host| !before.hosts.contains(host));
+                if attempt.added.is_empty() {
+                    // They do not answer any more.
+                    self.lost.note(&hosts, Instant::now());
+                }
+                Ok(attempt)
+            }
+        }
+    }
+
+    /// Prepares the attempt after a failure.
+    fn after_fault(
+        &mut self,
         failure: Failure,
-        is_planned: bool,
+        before: &Attempt,
         restarts: &mut Restarts,
         stop: &Stop,
     ) -> Result<Attempt, Failure> {
         if stop.is_asked() {
             return Err(failure);
         }
-        if failure.fault().is_none() && Restart::is_left(self.folder()) {
-            let silent = "the processes ended before they had resumed the run; their message is above";
-            return Err(restarts.not_resumed(Failure::new(failure.exit, silent)));
-        }
+        let has_resumed = !Restart::is_left(self.folder());
+        let is_silent = failure.fault().is_none() && !has_resumed;
+        let may_shrink = !before.added.is_empty() && failure.exit != Exit::Interrupted;
+        let failure = match failure {
+            // The run continues on the hosts that it used before.
+            failure if is_silent && may_shrink => failure.with_fault(Some(self.failed_growth(&before.added))),
+            failure if is_silent => {
+                let silent = "the processes ended before they had resumed the run; their message is above";
+                return Err(restarts.not_resumed(Failure::new(failure.exit, silent)));
+            }
+            failure => failure,
+        };
         let next = restarts.next(failure, self.launch.restarts)?;
-        let deadline = self.launch.target.settings.run.deadline();
+        let deadline = self.deadline();
         let mut next = next.after_space(self.folder(), deadline, || stop.is_asked())?;
-        let prepared = self
-            .prepare(&mut next.record, stop)
-            .map_err(|why| if is_planned { why } else { next.refused(why) });
+        let prepared = self.prepare(&mut next.record, before, stop).map_err(|why| next.refused(why));
         // The failure is the reason for the end, although a signal came meanwhile.
         if stop.is_asked() { Err(next.failure) } else { prepared }
     }
 
-    /// Chooses the hosts and the words of the next attempt, and leaves its record if the run has begun.
-    fn prepare(&mut self, record: &mut Restart, stop: &Stop) -> Result<Attempt, Failure> {
-        let before = self.layout;
-        let hosts = self.hosts_that_answer(stop)?;
-        record.change = self.layout.change_from(before);
-        self.has_other_layout |= self.layout != before;
-        let layout = if self.has_other_layout {
-            self.layout.arguments(&self.launch.target.settings)
-        } else {
-            Vec::new()
-        };
-        let restart = record.restart;
-        if !self.has_begun() {
+    /// Returns the fault of processes that have not resumed the run on these further hosts.
+    fn failed_growth(&self, hosts: &[String]) -> Fault {
+        let step = self.steps_done() + 1;
+        let cause = format!("the run could not resume with the processes on {}", hosts.join(" and "));
+        Fault { step, rank: None, summary: format!("step {step}: {cause}"), cause, space: None }
+    }
+
+    /// Chooses the hosts, the configuration and the words of the attempt after `before`, and leaves its
+    /// record if the run has begun.
+    fn prepare(&mut self, record: &mut Restart, before: &Attempt, stop: &Stop) -> Result<Attempt, Failure> {
+        let has_begun = self.has_begun();
+        if has_begun && self.whole.is_none() && !self.launch.places.hosts().is_empty() {
+            self.read_whole()?;
+        }
+        let selection = self.select(before, stop)?;
+        record.change = selection.change_from(self.layout);
+        let has_changed = selection.layout != self.layout;
+        let Selection { hosts, layout, distribution, .. } = selection;
+        self.layout = layout;
+        let (target, number) = (&self.launch.target, record.number());
+        if !has_begun {
+            self.has_other_layout |= has_changed;
+            let set = if self.has_other_layout { layout.arguments(&target.settings) } else { Vec::new() };
             say(&record.sentence_before_begin());
-            return Ok(Attempt { hosts, words: with_settings(&self.launch.target.words, &layout), restart });
+            let words = with_settings(&target.words, &set);
+            return Ok(Attempt { hosts, words, number, added: Vec::new() });
+        }
+        if let Some(distribution) = distribution.filter(|_| has_changed) {
+            distribution.apply(self.folder())?;
         }
         record.leave(self.folder()).map_err(|error| {
             Failure::input(format!(
@@ -284,119 +415,94 @@ impl Launched {
                 self.folder().display()
             ))
         })?;
-        Ok(Attempt { hosts, words: self.launch.target.resumption(&layout), restart })
+        Ok(Attempt { hosts, words: target.resumption(&[]), number, added: Vec::new() })
     }
 
-    /// Returns whether the run can have this layout.
-    fn is_valid(&self, layout: Layout) -> bool {
+    /// Reads the run that has begun.
+    fn read_whole(&mut self) -> Result<(), Failure> {
         let settings = &self.launch.target.settings;
-        if !self.has_begun() {
-            return self.launch.target.accepts(&layout.arguments(settings));
+        let set = if self.has_other_layout { Layout::of(settings).arguments(settings) } else { Vec::new() };
+        let whole = WholeRun::read(self.folder(), &set)?;
+        if !self.has_other_layout {
+            // With the schedule `auto`, the plan has chosen it.
+            self.layout = whole.layout();
         }
-        config_of(self.folder()).is_ok_and(|config| layout.is_valid(&config, settings))
+        self.whole = Some(whole);
+        Ok(())
     }
 
-    /// Returns the hosts that answer, and chooses the layout for them.
-    fn hosts_that_answer(&mut self, stop: &Stop) -> Result<Vec<Host>, Failure> {
+    /// Selects the hosts that answer, and the layout of the run on them. Notes the hosts that the attempt
+    /// `before` has lost.
+    fn select(&mut self, before: &Attempt, stop: &Stop) -> Result<Selection, Failure> {
         let hosts = self.launch.places.hosts();
         if hosts.is_empty() {
-            return Ok(Vec::new());
+            let layout = self.layout;
+            return Ok(Selection { hosts: Vec::new(), slots: u32::MAX, layout, distribution: None });
         }
-        let settings = &self.launch.target.settings;
         let answers = self.ask(hosts, stop)?;
         let mut answering = answering(hosts, &answers);
+        // The processes on the further hosts of a run may have failed before it has resumed.
+        let has_resumed = !Restart::is_left(self.folder());
+        let is_lost =
+            |host: &Host| !answering.contains(host) || (!has_resumed && before.added.contains(&host.name));
+        let lost = names_of(&before.hosts, is_lost);
+        self.lost.note(&lost, Instant::now());
+        let avoided = self.avoided();
         // The sort is stable.
-        answering.sort_by_key(|host| self.slow.contains(&host.name));
-        let slots = usable_slots(&answering, &self.slow, self.processes());
-        let layout = Layout::for_slots(settings, slots, |layout| self.is_valid(layout));
-        let chosen =
-            layout.and_then(|layout| Some((layout, enough(&answering, layout.processes(settings))?)));
-        let Some((layout, hosts)) = chosen else {
+        answering.sort_by_key(|host| avoided.contains(&host.name));
+        let slots = usable_slots(&answering, &avoided, self.processes());
+        let refused = |why: Option<Failure>| {
+            let hosts = self.launch.places.hosts();
             let lost = require(hosts, &answers, self.folder()).err().map(|failure| failure.text());
             let lost = lost.unwrap_or_else(|| "all hosts answer, and no layout of the run fits".to_owned());
-            return Err(Failure::new(
+            let why = why.map_or_else(String::new, |why| format!("\n{}", why.text()));
+            Failure::new(
                 Exit::RankFailed,
                 format!(
-                    "the run cannot continue on the hosts that answer, which take {slots} processes: {lost}"
+                    "the run cannot continue on the hosts that answer, which take {slots} processes: {lost}{why}"
                 ),
-            ));
+            )
         };
-        self.layout = layout;
-        Ok(hosts)
+        let (layout, distribution) = match &self.whole {
+            Some(whole) => {
+                let distribution = whole.for_slots(slots).map_err(|why| refused(Some(why)))?;
+                (distribution.layout, Some(distribution))
+            }
+            None => {
+                let target = &self.launch.target;
+                let accepts = |layout: Layout| target.accepts(&layout.arguments(&target.settings));
+                let layout = Layout::for_slots(&target.settings, slots, accepts);
+                (layout.ok_or_else(|| refused(None))?, None)
+            }
+        };
+        let processes = layout.processes(&self.launch.target.settings);
+        let hosts = enough(&answering, processes).ok_or_else(|| refused(None))?;
+        Ok(Selection { hosts, slots, layout, distribution })
     }
 }
 
-/// Returns the hosts that have answered.
-fn answering(hosts: &[Host], answers: &[Result<(), Refusal>]) -> Vec<Host> {
-    hosts.iter().zip(answers).filter(|(_, answer)| answer.is_ok()).map(|(host, _)| host.clone()).collect()
-}
-
-/// Returns the slots that a run of so many `processes` may use: those of the hosts that are not `slow` if
-/// they take all processes, and otherwise those of all hosts. So the run does not grow onto a slow host.
-fn usable_slots(hosts: &[Host], slow: &[String], processes: u32) -> u32 {
-    let sum = |slots: u32, host: &Host| slots.saturating_add(host.slots);
-    let fast = hosts.iter().filter(|host| !slow.contains(&host.name)).fold(0, sum);
-    if fast >= processes { fast } else { hosts.iter().fold(0, sum) }
-}
-
-/// Returns the end of a run that was stopped, with a checkpoint, to replace a slow host, and that does not
-/// continue because of `why`, or because a signal has come meanwhile.
-fn stopped(why: Failure, is_asked: bool, folder: &Path) -> Failure {
+/// Returns the end of a run that was stopped, with a checkpoint, for a `reason`, and that does not continue
+/// because of `why`, or because a signal has come meanwhile.
+fn stopped(why: Failure, reason: &str, is_asked: bool, folder: &Path) -> Failure {
     let advice = format!("resume with: pipewright resume {}", quoted(&folder.to_string_lossy()));
     if is_asked {
         return Failure::new(Exit::Interrupted, format!("stopped by a signal; {advice}"));
     }
-    why.under(format!("the run has saved a checkpoint and stopped, because a host is slow; {advice}\n"))
-}
-
-/// Returns the first hosts that take this many processes together; `None` if all hosts take fewer. An empty
-/// list means that the processes run on this machine, which takes any number.
-fn enough(hosts: &[Host], processes: u32) -> Option<Vec<Host>> {
-    let mut left = processes;
-    let mut chosen = Vec::new();
-    for host in hosts {
-        if left == 0 {
-            break;
-        }
-        left = left.saturating_sub(host.slots);
-        chosen.push(host.clone());
-    }
-    (left == 0 || hosts.is_empty()).then_some(chosen)
+    why.under(format!("the run has saved a checkpoint and stopped, because {reason}; {advice}\n"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn hosts() -> [Host; 3] {
-        [("a", 2), ("b", 2), ("c", 2)].map(|(name, slots)| Host { name: name.to_owned(), slots })
-    }
-
-    #[test]
-    fn a_run_does_not_grow_onto_a_slow_host() {
-        let slots = |processes| usable_slots(&hosts(), &["b".to_owned()], processes);
-        assert_eq!([2, 4, 5].map(slots), [4, 4, 6]);
-    }
-
     #[test]
     fn a_signal_while_a_slow_host_is_replaced_interrupts_the_run() {
-        let end = |is_asked| stopped(Failure::new(Exit::RankFailed, "no host"), is_asked, Path::new("out"));
+        let no_host = || Failure::new(Exit::RankFailed, "no host");
+        let end = |is_asked| stopped(no_host(), "a host is slow", is_asked, Path::new("out"));
         let (asked, refused) = (end(true), end(false));
         assert_eq!(asked.exit, Exit::Interrupted);
         assert_eq!(asked.full_text(), "stopped by a signal; resume with: pipewright resume out");
         assert_eq!(refused.exit, Exit::RankFailed);
         assert!(refused.full_text().ends_with("resume with: pipewright resume out\nno host"));
-    }
-
-    #[test]
-    fn spare_hosts_are_not_used() {
-        let hosts = hosts();
-        let names = |processes| {
-            enough(&hosts, processes)
-                .map(|hosts| hosts.iter().map(|host| host.name.clone()).collect::<String>())
-        };
-        assert_eq!([2, 3, 6].map(names), ["a", "ab", "abc"].map(|names| Some(names.to_owned())));
-        assert_eq!(names(7), None);
-        assert_eq!(enough(&[], 4), Some(Vec::new()));
     }
 }

@@ -75,15 +75,20 @@ pub(crate) fn choose(
 
 /// Plans a run for estimated costs, without measuring.
 pub(crate) fn choose_without_profile(settings: Settings, model: &CutModel) -> Result<Chosen, Failure> {
-    let layers = described(&settings, model);
-    let (rates, link) = (assumed_rates(&settings), assumed_link(&settings));
-    let profile = estimate(&workload(&settings, &layers), rates, link);
+    let rates = assumed_rates(&settings);
+    let profile = assumed_profile(&settings, model);
     let source = format!(
         "for assumed costs: {:.0} GFLOP/s and {:.0} GB/s a rank; `train` measures first",
         rates.flops_per_s * 1e-9,
         rates.bytes_per_s * 1e-9
     );
     decide(&settings, model, profile, &source, Vec::new())?.apply(settings, model)
+}
+
+/// Returns the profile of a run at assumed rates.
+pub(crate) fn assumed_profile(settings: &Settings, model: &CutModel) -> Profile {
+    let layers = described(settings, model);
+    estimate(&workload(settings, &layers), assumed_rates(settings), assumed_link(settings))
 }
 
 /// Plans a run at the costs of its profile.

@@ -8,6 +8,7 @@ use pipewright_schedule::plan::{Outcome, OutcomeKind, Plan, PlanReport};
 use pipewright_schedule::{Recompute, StageIndex};
 use serde::{Deserialize, Serialize};
 
+use crate::config::generator::GeneratorSettings;
 use crate::config::pipeline::{PartitionChoice, ScheduleChoice};
 use crate::config::{Scheduled, Settings};
 use crate::failure::{Exit, Failure};
@@ -52,6 +53,8 @@ struct Choice {
     name: Option<String>,
     /// The computations of each rank.
     csv: String,
+    /// The name of the file with these rows in the folder of the run, if the schedule has no name.
+    file: String,
     stages_per_rank: u32,
     microbatches: u32,
     microbatch_size: u32,
@@ -82,6 +85,15 @@ impl Decision {
         Self { sentences: sentences(report, plan, source), choice, files }
     }
 
+    /// Returns the decision with another file for a schedule without a name.
+    pub(crate) fn with_schedule_in(mut self, file: &str) -> Self {
+        for (name, _) in self.files.iter_mut().filter(|(name, _)| *name == self.choice.file) {
+            file.clone_into(name);
+        }
+        file.clone_into(&mut self.choice.file);
+        self
+    }
+
     /// Puts the decision into the settings.
     pub(crate) fn apply(self, mut settings: Settings, model: &CutModel) -> Result<Chosen, Failure> {
         let Self { choice, sentences, files } = self;
@@ -91,7 +103,7 @@ impl Decision {
         pipeline.stages_per_rank = choice.stages_per_rank;
         pipeline.schedule = match choice.name {
             Some(name) => ScheduleChoice::Named(name),
-            None => ScheduleChoice::Csv(settings.run.out.join(SCHEDULE)),
+            None => ScheduleChoice::Csv(settings.run.out.join(choice.file)),
         };
         pipeline.microbatches = choice.microbatches;
         pipeline.microbatch_size = choice.microbatch_size;
@@ -101,6 +113,8 @@ impl Decision {
             (PartitionChoice::Explicit, Some(choice.boundaries))
         };
         pipeline.layout = None;
+        // A plan has none of the settings of generators.
+        pipeline.generator = GeneratorSettings::default();
         pipeline.head_parts = choice.head_parts;
         pipeline.recompute = if choice.recompute.is_empty() {
             Recompute::None
@@ -164,6 +178,7 @@ impl Choice {
         Self {
             name: is_named(plan).then(|| plan.name.to_owned()),
             csv: print_schedule(&plan.schedule),
+            file: SCHEDULE.to_owned(),
             stages_per_rank: stages_per_rank(plan),
             microbatches: plan.microbatches(),
             microbatch_size: plan.microbatch_rows,
@@ -197,6 +212,7 @@ mod tests {
         let choice = Choice {
             name: None,
             csv: "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n".to_owned(),
+            file: SCHEDULE.to_owned(),
             stages_per_rank: 1,
             microbatches: 2,
             microbatch_size: 4,

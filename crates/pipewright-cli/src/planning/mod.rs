@@ -1,6 +1,7 @@
 //! Plans for the commands: profiles, the search, and the configuration that a plan becomes.
 
 pub(crate) mod auto;
+pub(crate) mod replan;
 pub(crate) mod config;
 pub(crate) mod decision;
 pub(crate) mod measure;

@@ -15,6 +15,10 @@ use crate::planning::measure::{profiled_run, workload};
 use crate::planning::rates::device_name;
 use crate::training::model::described;
 
+/// The parts of the name of a profile's file.
+const PREFIX: &str = "profile-";
+const ENDING: &str = ".toml";
+
 /// Returns the name of the profile's file, with a hash of the model, the device, and the settings that change
 /// the times of a layer.
 pub(crate) fn profile_file(settings: &Settings, model: &CutModel) -> String {
@@ -42,7 +46,13 @@ pub(crate) fn profile_file(settings: &Settings, model: &CutModel) -> String {
     settings.mesh.ranks(settings.pipeline.ranks).hash(&mut hasher);
     device_name(settings).hash(&mut hasher);
     (env!("CARGO_PKG_VERSION"), cfg!(debug_assertions)).hash(&mut hasher);
-    format!("profile-{:016x}.toml", hasher.finish())
+    format!("{PREFIX}{:016x}{ENDING}", hasher.finish())
+}
+
+/// Returns whether a path has a name that [`profile_file`] returns.
+pub(crate) fn is_profile(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| name.starts_with(PREFIX) && name.ends_with(ENDING))
 }
 
 /// Reads a profile that an earlier run has left, with its text. A profile that cannot be used is measured
@@ -70,6 +80,7 @@ mod tests {
             profile_file(&settings, &read_model(&settings).expect("the model of the sample"))
         };
         let plain = file(&[]);
+        assert!(is_profile(Path::new(&plain)) && !is_profile(Path::new("config.toml")));
         assert_eq!(file(&["run.seed=7", "run.steps=5"]), plain);
         let documents = file(&["data.bos_id=1"]);
         let packed = file(&["data.bos_id=1", "data.packed=true"]);

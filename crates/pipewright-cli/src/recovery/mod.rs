@@ -6,9 +6,11 @@
 //! losses and parameters have the bits of an undisturbed run. [`Attempts`] decides for the ranks of one
 //! process, and [`crate::launch`] for ranks that are processes, both with [`Restarts`].
 //!
-//! A rank that becomes slow is not a fault: it is recorded ([`SlowRank`]), and the run continues.
+//! A rank that becomes slow is not a fault: it is recorded ([`SlowRank`]), and the run continues. A run that
+//! continues on more processes again ([`request_growth`]) has a record like that of a restart.
 
 mod disk_space;
+mod growth_request;
 mod injected;
 mod record;
 mod restart;
@@ -18,6 +20,7 @@ mod attempts;
 
 pub(crate) use attempts::Attempts;
 pub(crate) use disk_space::is_full;
+pub(crate) use growth_request::{is_growth_requested, remove_growth_request, request_growth};
 pub(crate) use restart::Restart;
 pub(crate) use restarts::Restarts;
 pub(crate) use slow_rank::SlowRank;

@@ -17,30 +17,36 @@ use crate::recovery::record;
 /// The file of the record.
 const FILE: &str = "restart.json";
 
-/// The name of the event in the metrics.
+/// The names of the events in the metrics.
 const EVENT: &str = "restart";
+const GROWTH: &str = "growth";
 
 /// The places of a state, as the metrics have them.
 const MEMORY: &str = "memory";
 const DISK: &str = "disk";
 
-/// A restart, as a line of the metrics has it.
+/// A restart, or the continuation on more processes, as a line of the metrics has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Restart {
-    /// Always `restart`.
+    /// `restart`, or `growth` if the run continues on more processes.
     pub(crate) event: String,
     /// The last step whose result counts; the run continues after it.
     pub(crate) step: u64,
-    /// The step that failed.
-    pub(crate) failed_step: u64,
+    /// The step that failed, of a restart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) failed_step: Option<u64>,
     /// The rank that failed first, if it was a rank.
     pub(crate) rank: Option<u32>,
     /// The place and the cause in one line.
     pub(crate) cause: String,
-    /// The number of this restart, from 1.
+    /// The number of this restart, from 1; of a growth, the number of restarts before it.
     pub(crate) restart: u64,
-    /// The most restarts of this run.
+    /// The most restarts of this run; 0 of a growth.
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) of: u64,
+    /// How often the run has continued on more processes.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) growths: u64,
     /// Where the state of `step` was read, if the run has copies in memory: `memory` or `disk`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) state: Option<String>,
@@ -58,15 +64,38 @@ impl Restart {
         Self {
             event: EVENT.to_owned(),
             step: 0,
-            failed_step: fault.step,
+            failed_step: Some(fault.step),
             rank: fault.rank,
             cause: fault.summary.clone(),
             restart,
             of,
+            growths: 0,
             state: None,
             read_ms: None,
             change: None,
         }
+    }
+
+    /// Returns the record of growth number `growths`, after `restart` restarts.
+    pub(crate) fn growth(cause: String, restart: u64, growths: u64) -> Self {
+        Self {
+            event: GROWTH.to_owned(),
+            step: 0,
+            failed_step: None,
+            rank: None,
+            cause,
+            restart,
+            of: 0,
+            growths,
+            state: None,
+            read_ms: None,
+            change: None,
+        }
+    }
+
+    /// Returns the number of the start that the record belongs to; 0 is the first start.
+    pub(crate) fn number(&self) -> u64 {
+        self.restart + self.growths
     }
 
     /// Returns the record of a run that continues after `step`, whose state was read within `took`: in a copy
@@ -101,7 +130,11 @@ impl Restart {
     fn saying(&self, continuation: &str) -> String {
         let Self { cause, restart, of, change, .. } = self;
         let change = change.as_ref().map_or_else(String::new, |change| format!(", {change}"));
-        format!("{cause}; {continuation}{change} (restart {restart} of {of})")
+        let number = match self.failed_step {
+            Some(_) => format!(" (restart {restart} of {of})"),
+            None => String::new(),
+        };
+        format!("{cause}; {continuation}{change}{number}")
     }
 
     /// Writes the record into the folder of the run, for the process that resumes it.
@@ -112,9 +145,9 @@ impl Restart {
         record::leave(&path_in(run), self)
     }
 
-    /// Returns the record of restart number `restart` in the folder of a run; `None` if there is none.
-    pub(crate) fn find(run: &Path, restart: u64) -> Option<Self> {
-        record::find(&path_in(run)).filter(|found: &Self| found.restart == restart)
+    /// Returns the record of start `number` in the folder of a run; `None` if there is none.
+    pub(crate) fn find(run: &Path, number: u64) -> Option<Self> {
+        record::find(&path_in(run)).filter(|found: &Self| found.number() == number)
     }
 
     /// Returns whether the folder of a run has a record, which the resumed run removes.
@@ -126,6 +159,11 @@ impl Restart {
     pub(crate) fn remove(run: &Path) {
         record::remove(&path_in(run));
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 fn path_in(run: &Path) -> PathBuf {
@@ -158,6 +196,15 @@ mod tests {
         assert_eq!(
             smaller.sentence_before_begin(),
             "step 7: rank 1: it broke; the processes start again, with 2 ranks instead of 4 (restart 1 of 3)"
+        );
+        let growth = Restart::growth("the host b answers again".to_owned(), 1, 1);
+        let json = r#"{"event":"growth","step":0,"rank":null,"cause":"the host b answers again","restart":1,"growths":1}"#;
+        assert_eq!(serde_json::to_string(&growth).expect("JSON"), json);
+        assert_eq!(serde_json::from_str::<Restart>(json).expect("a record"), growth);
+        let larger = Restart { step: 4, change: Some("with 4 ranks instead of 2".to_owned()), ..growth };
+        assert_eq!(
+            larger.sentence(),
+            "the host b answers again; the run continues from step 4, with 4 ranks instead of 2"
         );
         Restart::remove(folder.path());
         assert!(!Restart::is_left(folder.path()));

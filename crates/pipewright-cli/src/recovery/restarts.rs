@@ -15,6 +15,8 @@ use crate::recovery::restart::Restart;
 #[derive(Debug, Default)]
 pub(crate) struct Restarts {
     done: u64,
+    /// How often the run has continued on more processes, which is not counted as a restart.
+    growths: u64,
     /// The last fault, and its report.
     last: Option<(Fault, String)>,
 }
@@ -95,7 +97,14 @@ impl Restarts {
             _ => {}
         }
         self.done += 1;
-        Ok(NextRestart { record: Restart::after(&fault, self.done, limit), space: fault.space, failure })
+        let record = Restart { growths: self.growths, ..Restart::after(&fault, self.done, limit) };
+        Ok(NextRestart { record, space: fault.space, failure })
+    }
+
+    /// Returns the record of a run that continues on more processes because of `cause`.
+    pub(crate) fn grow(&mut self, cause: String) -> Restart {
+        self.growths += 1;
+        Restart::growth(cause, self.done, self.growths)
     }
 
     /// Returns the failure of a restarted run that did not resume, which has the report of the last fault
@@ -137,6 +146,17 @@ mod tests {
         assert_eq!(numbers, [1, 2]);
         let end = restarts.next(failure(3, "lost"), 2).expect_err("two restarts");
         assert!(end.full_text().starts_with("the run has used its 2 restarts"), "{}", end.full_text());
+    }
+
+    #[test]
+    fn growth_is_not_counted_as_a_restart() {
+        let mut restarts = Restarts::default();
+        let first = restarts.next(failure(1, "lost"), 2).expect("it continues").record;
+        let growths = [(); 2].map(|()| restarts.grow("b answers".to_owned()));
+        let second = restarts.next(failure(2, "lost"), 2).expect("one restart is left").record;
+        assert_eq!([first.number(), growths[0].number(), growths[1].number(), second.number()], [1, 2, 3, 4]);
+        assert_eq!((second.restart, second.of), (2, 2));
+        assert!(!restarts.has_left(2));
     }
 
     #[test]

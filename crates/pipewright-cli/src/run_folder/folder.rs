@@ -233,6 +233,23 @@ fn refuse_foreign_files(path: &Path, files: &[(String, String)]) -> Result<(), R
     }
 }
 
+/// Replaces the configuration of a run that has ended, before it resumes, and writes `files`, each with its
+/// name and text.
+///
+/// # Errors
+/// Fails if a file cannot be written.
+pub(crate) fn replace_config(
+    run: &Path,
+    config: &str,
+    files: &[(String, String)],
+) -> Result<(), RunFolderError> {
+    for (name, text) in files {
+        let file = run.join(name);
+        write_regular(&file, text.as_bytes()).map_err(write_error(&file))?;
+    }
+    write_config(run, config)
+}
+
 /// Replaces the configuration atomically: if the process is killed, either the previous or the given one
 /// remains.
 fn write_config(run: &Path, config: &str) -> Result<(), RunFolderError> {

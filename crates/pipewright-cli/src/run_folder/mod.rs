@@ -18,7 +18,7 @@ mod paths;
 mod tests;
 
 pub(crate) use error::{RunFolderError, is_lost_folder};
-pub(crate) use folder::{RunFolder, probe};
+pub(crate) use folder::{RunFolder, probe, replace_config};
 pub(crate) use lock::RunLock;
 pub(crate) use paths::{
     CONFIG, LARGEST, METRICS, REPORT, TIMELINE, VIEW, checkpoints_of, config_of, kept_timelines, lines_to,

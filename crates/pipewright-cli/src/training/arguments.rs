@@ -48,6 +48,12 @@ pub(crate) fn load_settings(file: Option<&Path>, set: &[String]) -> Result<Loade
     load(file.map_or(Base::Sample, Base::File), set)
 }
 
+/// Loads the settings from the text of a file, which need not be in the file any more. `--set` arguments
+/// override them.
+pub(crate) fn load_text(file: &Path, text: &str, set: &[String]) -> Result<Loaded, Failure> {
+    load(Base::Text(file, text), set)
+}
+
 fn load(base: Base<'_>, set: &[String]) -> Result<Loaded, Failure> {
     let surroundings = Surroundings::of_process().map_err(|error| {
         Failure::input(format!("the working folder cannot be found: {error}; go to another"))

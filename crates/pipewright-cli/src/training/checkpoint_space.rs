@@ -6,7 +6,7 @@ use pipewright_models::ParameterSpec;
 
 use crate::run_folder::newest_checkpoint_bytes;
 use crate::training::optimizer::state_rule;
-use crate::training::prepare::Prepared;
+use crate::training::prepare::RunParts;
 
 /// The size of the checkpoints of a run.
 #[derive(Clone, Debug)]
@@ -17,11 +17,11 @@ pub(crate) struct CheckpointSpace {
 }
 
 impl CheckpointSpace {
-    /// Returns the size for a prepared run.
-    pub(crate) fn of(prepared: &Prepared) -> Self {
-        let (settings, model) = (&prepared.settings, &prepared.model);
+    /// Returns the size for a run.
+    pub(crate) fn of(run: RunParts<'_>) -> Self {
+        let (settings, model) = (run.settings, run.model);
         // Training refuses a model whose parameters are not known.
-        let stages = prepared.outlines().unwrap_or_default().into_iter().flatten();
+        let stages = run.outlines().unwrap_or_default().into_iter().flatten();
         let trained: Vec<ParameterSpec> = stages.filter(|spec| model.is_trained(&spec.path)).collect();
         let state = state_rule(settings).of(&trained, |_| true);
         let shard = state.parameters.saturating_add(state.optimizer);

@@ -55,6 +55,11 @@ impl CheckpointTiming {
         }
     }
 
+    /// Returns whether there is a checkpoint only at the end of the run.
+    pub(crate) fn is_only_at_end(&self) -> bool {
+        matches!(self, Self::Fixed(0))
+    }
+
     /// Announces this process's choice to all processes, from the next step on.
     pub(crate) fn announce(&self, trainer: &mut Trainer) {
         if let Self::Auto(auto) = self {
@@ -148,5 +153,6 @@ mod tests {
         assert!(!timing(4).is_due(9, 6) && timing(4).is_due(11, 6));
         assert!(CheckpointTiming::Fixed(3).is_due(6, 5) && !CheckpointTiming::Fixed(3).is_due(7, 0));
         assert!(!CheckpointTiming::Fixed(0).is_due(7, 0));
+        assert!(CheckpointTiming::Fixed(0).is_only_at_end() && !CheckpointTiming::Fixed(3).is_only_at_end());
     }
 }

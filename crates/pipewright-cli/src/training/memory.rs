@@ -19,7 +19,7 @@ use crate::display::bytes;
 use crate::failure::{Exit, Failure};
 use crate::machine_memory::device_bytes;
 use crate::training::optimizer::state_rule;
-use crate::training::prepare::Prepared;
+use crate::training::prepare::RunParts;
 use crate::training::state_copies::copy_bytes;
 
 /// The largest number of ranks in the table. If there are more ranks, the table shows the ranks that need the
@@ -27,10 +27,10 @@ use crate::training::state_copies::copy_bytes;
 const ROWS: usize = 16;
 
 /// Plans the memory of a run whose stages have these parameters.
-pub(crate) fn memory_plan(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> Result<MemoryPlan, Failure> {
-    let Prepared { settings, model, program, partition, .. } = prepared;
+pub(crate) fn memory_plan(run: RunParts<'_>, stages: &[Vec<ParameterSpec>]) -> Result<MemoryPlan, Failure> {
+    let RunParts { settings, model, program, partition } = run;
     let mesh = &settings.mesh;
-    let run = TrainingRun {
+    let training = TrainingRun {
         model,
         program,
         partition,
@@ -40,13 +40,14 @@ pub(crate) fn memory_plan(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) ->
         state: state_rule(settings),
         sharding: Sharding { shards: mesh.shards(), window: mesh.unshard_window },
     };
-    let memory = TrainingMemory::estimate(&run, stages).map_err(|error| Failure::new(Exit::Bug, error))?;
+    let memory =
+        TrainingMemory::estimate(&training, stages).map_err(|error| Failure::new(Exit::Bug, error))?;
     let shape = RunShape {
         replicas: mesh.data_parallel,
         tensor_ranks: mesh.tensor_parallel,
         is_local: settings.pipeline.transport == TransportChoice::Local,
     };
-    let plan = MemoryPlan::new(memory, shape, machine_bytes()).with_copies(copy_bytes(prepared));
+    let plan = MemoryPlan::new(memory, shape, machine_bytes()).with_copies(copy_bytes(run));
     let devices = &settings.run.devices;
     if devices.are_processor() {
         return Ok(plan);
@@ -59,8 +60,18 @@ pub(crate) fn memory_plan(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) ->
 /// least. Processes may be on several machines, which are not known here, or all on this one. `None` if the
 /// memory of a device is not known.
 pub(crate) fn memory_of_rank(settings: &Settings) -> Option<u64> {
+    share_of_rank(settings, true)
+}
+
+/// Returns the memory that a process has if it shares its device with no other rank; of several devices, the
+/// least. [`memory_plan`] counts the same. `None` if the memory of a device is not known.
+pub(crate) fn memory_of_process(settings: &Settings) -> Option<u64> {
+    share_of_rank(settings, false)
+}
+
+fn share_of_rank(settings: &Settings, is_shared: bool) -> Option<u64> {
     let ranks = all_ranks(settings).map(|rank| (settings.run.devices.choice_of(rank), rank, 0));
-    let loads = device_loads(ranks, true, device_bytes).into_iter();
+    let loads = device_loads(ranks, is_shared, device_bytes).into_iter();
     loads.map(|load| Some(load.memory? / load.ranks.len().max(1) as u64)).min().flatten()
 }
 

@@ -63,7 +63,58 @@ pub(crate) struct Prepared {
     pub(crate) devices: Devices,
 }
 
+/// The parts of a run that determine what its ranks hold.
+#[derive(Clone, Copy)]
+pub(crate) struct RunParts<'a> {
+    pub(crate) settings: &'a Settings,
+    pub(crate) model: &'a CutModel,
+    pub(crate) program: &'a ValidatedProgram,
+    pub(crate) partition: &'a Partition,
+}
+
+impl RunParts<'_> {
+    /// Returns the parameters of each stage, with the shapes of the first tensor rank's shards.
+    pub(crate) fn outlines(&self) -> Result<Vec<Vec<ParameterSpec>>, Failure> {
+        let rank = self.settings.mesh.first_tensor_rank();
+        let outline = |range| self.model.outline(range, &rank).map_err(Failure::input);
+        self.partition.ranges().map(outline).collect()
+    }
+}
+
+/// The program of a run, and the cut of its model into the stages of the program.
+pub(crate) struct CutProgram {
+    pub(crate) program: ValidatedProgram,
+    pub(crate) partition: Partition,
+    /// The model's layers.
+    layers: ModelDesc,
+    /// Sentences about the schedule that the user should know.
+    notes: Vec<String>,
+}
+
+impl CutProgram {
+    /// Makes the program of the `source`, proves it sound, and cuts the model.
+    pub(crate) fn new(source: ProgramSource, settings: &Settings, model: &CutModel) -> Result<Self, Failure> {
+        let of_frozen = model.adapter().map(|_| source.clone());
+        let (mut program, notes) = sound_program(source, settings, TrainedStages::ALL)?;
+        let layers = model.describe(settings.data.seq_len as usize);
+        let partition = cut(settings, model, &layers, program.placement().stages())?;
+        let trained_stages = model.trained_stages(&partition).map_err(Failure::input)?;
+        if let Some(source) = of_frozen.filter(|_| !trained_stages.are_all()) {
+            program = sound_program(source, settings, trained_stages)?.0;
+        }
+        require_split(&settings.mesh, model, &partition)?;
+        require_slices(&program, model)?;
+        Ok(Self { program, partition, layers, notes })
+    }
+}
+
 impl Prepared {
+    /// Returns the parts of the run that determine what its ranks hold.
+    pub(crate) fn parts(&self) -> RunParts<'_> {
+        let Self { settings, model, program, partition, .. } = self;
+        RunParts { settings, model, program, partition }
+    }
+
     /// Reads the validation data for its identity.
     pub(crate) fn identify_validation(&self) -> Result<(), DataError> {
         if let (Some(validation), None) = (&self.validation, self.validation_identity.get()) {
@@ -78,11 +129,9 @@ impl Prepared {
         self.validation_identity.get()
     }
 
-    /// Returns the parameters of each stage, with the shapes of the first tensor rank's shards.
+    /// As [`RunParts::outlines`].
     pub(crate) fn outlines(&self) -> Result<Vec<Vec<ParameterSpec>>, Failure> {
-        let rank = self.settings.mesh.first_tensor_rank();
-        let outline = |range| self.model.outline(range, &rank).map_err(Failure::input);
-        self.partition.ranges().map(outline).collect()
+        self.parts().outlines()
     }
 }
 
@@ -101,23 +150,14 @@ pub(crate) fn prepare(scheduled: Scheduled, model: CutModel) -> Result<Prepared,
 /// Prepares the run that the settings specify. The weights of a model directory are not checked.
 pub(crate) fn prepare_settings(scheduled: Scheduled, model: CutModel) -> Result<Prepared, Failure> {
     let Scheduled { settings, source } = scheduled;
-    let of_frozen = model.adapter().map(|_| source.clone());
-    let (mut program, mut notes) = sound_program(source, &settings, TrainedStages::ALL)?;
+    let CutProgram { program, partition, layers, mut notes } = CutProgram::new(source, &settings, &model)?;
     // A group without parameters is found here, before the folder of the results changes.
     update(&settings.optimizer, &model)?;
     expert_balance(&settings.optimizer, &model)?;
-    let layers = model.describe(settings.data.seq_len as usize);
     let all = layers.layers.iter().map(|layer| layer.parameters).sum();
     let (trained, note) =
         trained_adapters(&model, all)?.map_or((all, None), |(trained, note)| (trained, Some(note)));
     notes.extend(note);
-    let partition = cut(&settings, &model, &layers, program.placement().stages())?;
-    let trained_stages = model.trained_stages(&partition).map_err(Failure::input)?;
-    if let Some(source) = of_frozen.filter(|_| !trained_stages.are_all()) {
-        program = sound_program(source, &settings, trained_stages)?.0;
-    }
-    require_split(&settings.mesh, &model, &partition)?;
-    require_slices(&program, &model)?;
     require_one_beginning(&settings.data, model.model())?;
     let (rows, validation) = open_data(&settings, model.model())?;
     notes.extend(rows.long_records().map(|count| format!("data: {count}")));

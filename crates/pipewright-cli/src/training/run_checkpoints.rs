@@ -76,6 +76,11 @@ impl Checkpoints {
         self.note(outcome, self.requested)
     }
 
+    /// Returns whether a checkpoint is due after step `done`, or no step has one but the last.
+    pub(super) fn saves_or_never_does(&self, done: u64) -> bool {
+        self.timing.is_only_at_end() || self.timing.is_due(done, self.requested.unwrap_or(0))
+    }
+
     /// Saves a checkpoint if one is due (`run.checkpoint_every`), and after a step with the lowest validation
     /// loss.
     pub(super) fn after_step(&mut self, trainer: &mut Trainer, is_best: bool) -> Result<(), Failure> {

@@ -11,7 +11,7 @@ use crate::config::Settings;
 use crate::display::{Display, Ending, say};
 use crate::failure::{Exit, Failure, sentence};
 use crate::fault::{Fault, launched_restart};
-use crate::recovery::SlowRank;
+use crate::recovery::{SlowRank, is_growth_requested};
 use crate::run_folder::{RunFolder, RunFolderError};
 use crate::training::checkpoint_space::CheckpointSpace;
 use crate::training::efficiency::Efficiency;
@@ -72,6 +72,13 @@ impl RunLog {
             lacks_timelines: false,
             space,
         })
+    }
+
+    /// Returns whether `launch` asks for the end of the run after a checkpoint, so that it can grow. Only the
+    /// leader knows.
+    pub(super) fn is_growth_requested(&self) -> bool {
+        launched_restart().is_some()
+            && self.folder.as_ref().is_some_and(|folder| is_growth_requested(folder.path()))
     }
 
     /// Checks that the run's folder is still at its path, if this process writes to it.

@@ -27,7 +27,7 @@ use crate::training::copies_link::{
 };
 use crate::training::evaluations::lowest_step;
 use crate::training::launch::failure;
-use crate::training::prepare::Prepared;
+use crate::training::prepare::{Prepared, RunParts};
 use crate::training::process_group::ProcessGroup;
 
 /// The time between two looks at the last checkpoint.
@@ -45,12 +45,12 @@ pub(crate) struct FoundCopy {
 
 /// Returns the bytes that the copies of a run take on this machine: the copies of all ranks, or the copies of
 /// one rank if each is a process, because processes may be on several machines.
-pub(crate) fn copy_bytes(prepared: &Prepared) -> u64 {
-    let settings = &prepared.settings;
+pub(crate) fn copy_bytes(run: RunParts<'_>) -> u64 {
+    let settings = run.settings;
     if settings.run.copy_every == 0 {
         return 0;
     }
-    let all = CheckpointSpace::of(prepared).estimate().saturating_mul(COPIES);
+    let all = CheckpointSpace::of(run).estimate().saturating_mul(COPIES);
     match settings.pipeline.transport {
         TransportChoice::Local => all,
         TransportChoice::Mpi => all.div_ceil(writers(settings).into()),
@@ -67,7 +67,7 @@ fn writers(settings: &Settings) -> u32 {
 /// # Errors
 /// Fails if the folder does not exist or has too little space.
 pub(crate) fn require_space(prepared: &Prepared) -> Result<(), Failure> {
-    let (folder, needed) = (&prepared.settings.run.copy_folder, copy_bytes(prepared));
+    let (folder, needed) = (&prepared.settings.run.copy_folder, copy_bytes(prepared.parts()));
     if needed == 0 {
         return Ok(());
     }

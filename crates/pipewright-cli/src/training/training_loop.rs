@@ -85,10 +85,10 @@ impl TrainingLoop<'_> {
         };
         let saved = settle(settings, processes, checkpoints.finish(&mut trainer))?;
         copies.into_iter().for_each(|copies| copies.finish(saved.as_deref(), run.deadline()));
-        // `launch` continues a run whose slow host it replaces.
-        let is_replaced =
-            reason == Reason::Signal && log.replaces_slow && !SlowRank::find(&run.out).is_empty();
-        if processes.is_leader() && !is_replaced {
+        // `launch` continues a run whose slow host it replaces, or that it lets grow.
+        let is_replaced = log.replaces_slow && !SlowRank::find(&run.out).is_empty();
+        let continues = reason == Reason::Signal && (is_replaced || log.is_growth_requested());
+        if processes.is_leader() && !continues {
             let (saved, best) = (saved.as_deref(), evaluations.lowest());
             let has_timeline = run.out.join(TIMELINE).is_file();
             log.summarize(&Ending { done, reason, saved, best, out: &run.out, has_timeline });
@@ -149,6 +149,9 @@ fn steps(
 ) -> Result<(), Stop> {
     while trainer.steps_done() < steps {
         attempts.begin_step(trainer.steps_done() + 1);
+        if checkpoints.saves_or_never_does(trainer.steps_done() + 1) && log.is_growth_requested() {
+            attempts.interrupt().request();
+        }
         let (mut metrics, report) = trainer.step().map_err(Stop::of_step)?;
         let interrupted = report.interrupted;
         let is_best = evaluations.after_step(trainer, &mut metrics).map_err(Stop::of_step)?;

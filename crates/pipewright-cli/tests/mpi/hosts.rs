@@ -8,6 +8,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use super::{figures, folder, mpirun, pipewright, with_overrides, words};
 
@@ -157,8 +158,86 @@ fn a_launched_run_continues_on_the_host_that_answers() {
     let status = child.wait().expect("it ends");
     let said = fs::read_to_string(&file).expect("text");
     assert_eq!(status.code(), Some(0), "{said}");
-    assert_eq!(said.matches("with 2 ranks instead of 4 (restart 1 of 3)").count(), 1, "{said}");
+    let change =
+        "with 2 ranks instead of 4 (2 processes can run; 1f1b as configured, cut by `pipeline.partition`)";
+    assert_eq!(said.matches(change).count(), 1, "{said}");
     assert_eq!(figures(folder.path()), expected, "{said}");
+}
+
+/// Cuts the second host off a run of four processes on two hosts, mends the cable when the run has continued,
+/// and waits until the run has grown again and ended. Checks that the run has the figures of an undisturbed
+/// one, and returns what it has said.
+fn check_growth(test: char, set: &[&str]) -> Option<String> {
+    let hosts = Hosts::new(test)?;
+    let folder = folder();
+    let path = folder.path().canonicalize().expect("it exists");
+    let set = [&["pipeline.ranks=4", "run.steps=200000", "run.timelines=0", "run.deadline_seconds=3"], set]
+        .concat();
+    let file = path.join("said");
+    let stderr = fs::File::create(&file).expect("the scratch folder takes files");
+    let mut command = launch_on(&path, &hosts, &[], &set);
+    let mut child = command.stdout(Stdio::null()).stderr(stderr).spawn().expect("sh is everywhere");
+    super::launch::wait_for_step(&path, 5);
+    hosts.cut();
+    let event = |name: &str| {
+        let start = Instant::now();
+        let line = loop {
+            let metrics = fs::read_to_string(path.join("out/metrics.jsonl")).unwrap_or_default();
+            let found = metrics.lines().position(|line| line.contains(&format!(r#""event":"{name}""#)));
+            match found {
+                // Some steps have followed.
+                Some(at) if metrics.lines().count() > at + 3 => {
+                    break metrics.lines().nth(at).map(str::to_owned);
+                }
+                _ => {}
+            }
+            assert!(start.elapsed() < Duration::from_secs(90), "no {name}: {:?}", fs::read_to_string(&file));
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        serde_json::from_str::<serde_json::Value>(&line.expect("a line")).expect("an object")
+    };
+    let restart = event("restart");
+    hosts.mend();
+    let cut_off = hosts.processes_of_second();
+    Command::new("kill").arg("-KILL").args(cut_off).output().expect("kill is everywhere");
+    let growth = event("growth");
+    assert!(growth["step"].as_u64() >= restart["step"].as_u64(), "{growth}");
+    assert_eq!(growth["cause"], "the host 10.77.0.2 answers");
+    assert_eq!(growth["change"], "with 4 ranks instead of 2");
+    super::signal(child.id(), "TERM");
+    let status = child.wait().expect("it ends");
+    let said = fs::read_to_string(&file).expect("text");
+    assert_eq!(status.code(), Some(5), "{said}");
+    let sentence = format!(
+        "the host 10.77.0.2 answers; the run continues from step {}, with 4 ranks instead of 2",
+        growth["step"]
+    );
+    assert_eq!(said.matches(&sentence).count(), 1, "{said}");
+    assert!(!path.join("out/growth.json").exists() && !path.join("out/restart.json").exists());
+    let (found, alone) = (figures(&path), super::folder());
+    let steps = format!("run.steps={}", found.len());
+    // The deadline also limits how long a checkpoint may take.
+    let is_other = |set: &&str| !set.starts_with("run.steps") && !set.starts_with("run.deadline");
+    let set: Vec<&str> = set.iter().copied().filter(is_other).chain([&*steps]).collect();
+    assert_eq!(found, undisturbed(alone.path(), &set), "{said}");
+    Some(said)
+}
+
+#[test]
+#[ignore = "takes a minute"]
+fn a_launched_run_grows_again_when_its_host_answers() {
+    // The first test says so if namespaces are not allowed.
+    let Some(said) = check_growth('g', &["run.checkpoint_every=20"]) else { return };
+    assert!(said.contains("with 2 ranks instead of 4 (2 processes can run; 1f1b as configured"), "{said}");
+}
+
+#[test]
+#[ignore = "takes a minute"]
+fn a_run_with_a_plan_is_planned_again_and_grows_back_to_its_plan() {
+    // The first test says so if namespaces are not allowed.
+    let set = ["pipeline.partition=explicit", "pipeline.boundaries=[1,2,3]", "run.checkpoint_every=20"];
+    let Some(said) = check_growth('h', &set) else { return };
+    assert!(said.contains("with 2 ranks instead of 4 (2 processes can run; planned: "), "{said}");
 }
 
 #[test]
@@ -184,7 +263,8 @@ fn the_host_of_a_slow_rank_is_replaced() {
 fn undisturbed(folder: &Path, set: &[&str]) -> Vec<[String; 5]> {
     let mut alone = Command::new(pipewright());
     with_overrides(alone.current_dir(folder), set);
-    assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
+    let output = alone.output().expect("it starts");
+    assert_eq!(output.status.code(), Some(0), "{set:?}: {}", words(&output));
     let expected = figures(folder);
     fs::remove_dir_all(folder.join("out")).expect("the results");
     expected

@@ -1,0 +1,80 @@
+//! [`ReturningHosts`]: asks the hosts that a run does not use whether they answer, while the processes run.
+//!
+//! A question runs on a thread of its own and has a deadline, so a host that does not answer delays nothing.
+
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::launch::answer::ask;
+use crate::launch::attempt::Stop;
+use crate::launch::hosts::Host;
+use crate::launch::starter::Starter;
+
+/// A question to hosts.
+pub(super) struct Question {
+    pub(super) starter: Starter,
+    pub(super) hosts: Vec<Host>,
+    /// The folder of the run, which the hosts must see.
+    pub(super) folder: PathBuf,
+    /// The longest time of an answer.
+    pub(super) patience: Duration,
+}
+
+/// The questions during one attempt.
+pub(super) struct ReturningHosts {
+    /// The time between two questions.
+    pause: Duration,
+    /// When the next question is due.
+    next: Instant,
+    asked: Option<Asked>,
+}
+
+/// A question that is under way.
+struct Asked {
+    stop: Stop,
+    thread: JoinHandle<Vec<Host>>,
+}
+
+impl ReturningHosts {
+    /// Returns the questions, the first of which is due after a `pause`.
+    pub(super) fn new(pause: Duration) -> Self {
+        Self { pause, next: Instant::now() + pause, asked: None }
+    }
+
+    /// Begins the next question if it is due. Returns the hosts that have answered once a question is over.
+    pub(super) fn poll(&mut self, question: impl FnOnce() -> Question) -> Option<Vec<Host>> {
+        if let Some(asked) = self.asked.take_if(|asked| asked.thread.is_finished()) {
+            self.next = Instant::now() + self.pause;
+            // A question that panicked has no answer.
+            return asked.thread.join().ok();
+        }
+        if self.asked.is_none() && Instant::now() >= self.next {
+            let (stop, question) = (Stop::default(), question());
+            let of_thread = stop.clone();
+            let thread = std::thread::spawn(move || question.answering(&of_thread));
+            self.asked = Some(Asked { stop, thread });
+        }
+        None
+    }
+}
+
+impl Drop for ReturningHosts {
+    fn drop(&mut self) {
+        if let Some(Asked { stop, thread }) = self.asked.take() {
+            stop.request();
+            // The processes of the question end within one look of `ask`.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Question {
+    /// Returns the hosts that answer.
+    fn answering(self, stop: &Stop) -> Vec<Host> {
+        let Self { starter, hosts, folder, patience } = self;
+        // A folder that takes no file ends the run by itself.
+        let Ok(answers) = ask(&starter, &hosts, &folder, patience, stop) else { return Vec::new() };
+        hosts.into_iter().zip(answers).filter(|(_, answer)| answer.is_ok()).map(|(host, _)| host).collect()
+    }
+}
