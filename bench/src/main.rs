@@ -12,6 +12,7 @@
 //! cargo run --release -p pipewright-bench -- schedules  # each schedule against one rank, and against its simulation
 //! cargo run --release -p pipewright-bench -- predict    # predictions of a profile against runs that it has not seen
 //! cargo run --release -p pipewright-bench -- experts    # a mixture of experts against a dense layer of the same work
+//! cargo run --release -p pipewright-bench -- prompts    # prompts of latent attention in heads and in latents
 //! cargo run --release -p pipewright-bench -- products   # the products of a layer against the rate of the instructions
 //! cargo run --release -p pipewright-bench -- scan       # Mamba-2's scan in chunks against its recurrence
 //! cargo run --release -p pipewright-bench -- shards     # memory of a rank with sharded parameters
@@ -48,6 +49,7 @@ mod peer;
 mod ping_pong;
 mod precision;
 mod predict;
+mod prompts;
 mod published;
 mod scan;
 mod schedules;
@@ -91,6 +93,8 @@ enum Bench {
     Predict(predict::Options),
     /// A mixture of experts against the dense layer with the same operations.
     Experts(experts::Options),
+    /// A prompt of a model with latent attention, with the keys and values of all heads and in the latents.
+    Prompts(prompts::Options),
     /// The matrix products of a layer, against the highest rate of their instructions.
     Products(product_rates::Options),
     /// Mamba-2's scan in chunks, against its recurrence token by token.
@@ -129,6 +133,7 @@ fn main() -> ExitCode {
         Bench::Schedules(options) => schedules::run(&options),
         Bench::Predict(options) => predict::run(&options),
         Bench::Experts(options) => experts::run(&options),
+        Bench::Prompts(options) => prompts::run(&options),
         Bench::Products(options) => product_rates::run(&options),
         Bench::Scan(options) => scan::run(&options),
         Bench::Shards(options) => shards::run(&options),

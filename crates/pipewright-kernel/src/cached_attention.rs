@@ -23,8 +23,8 @@ pub struct Heads {
     pub cap: Option<f32>,
 }
 
-/// Returns `softmax(scale q kᵀ) v` for each head, `[heads * value_dim]`. With `sinks`, each head has a further
-/// score, whose value is zero.
+/// Returns `softmax(scale q kᵀ) v` for each head, `[heads * value_dim]`. With `sinks`, each head has a
+/// further score, whose value is zero.
 ///
 /// `query` is rotated already. `keys` have a row of `kv_heads * head_dim` for each token that it sees, and
 /// are rotated. `values` have a row of `kv_heads * value_dim`.

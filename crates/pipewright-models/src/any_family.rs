@@ -68,6 +68,7 @@ pub(crate) trait AnyFamily {
     fn longest(&self) -> Option<usize>;
     fn positions(&self) -> Option<usize>;
     fn has_unused_window(&self) -> bool;
+    fn refuses_cache(&self) -> Option<&'static str>;
     /// Returns the last norm and the head, if the head can be cut.
     fn head(&self) -> Option<HeadForm>;
     /// Returns whether the linear layers of the blocks can have adapters.
@@ -136,6 +137,10 @@ impl<F: ModelFamily<Stage: 'static>> AnyFamily for F {
 
     fn longest(&self) -> Option<usize> {
         ModelFamily::longest(self)
+    }
+
+    fn refuses_cache(&self) -> Option<&'static str> {
+        ModelFamily::refuses_cache(self)
     }
 
     fn has_unused_window(&self) -> bool {

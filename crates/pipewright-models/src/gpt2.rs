@@ -1,6 +1,7 @@
-//! The GPT-2 family (Radford et al., 2019): trained vectors of positions, layer normalisations, biases, joined
-//! projections of queries, keys and values, and feed-forward layers without a gate. Keys have the names and
-//! the meaning of Hugging Face's `GPT2LMHeadModel`. In files, matrices of blocks are `[inputs, outputs]`.
+//! The GPT-2 family (Radford et al., 2019): trained vectors of positions, layer normalisations, biases,
+//! joined projections of queries, keys and values, and feed-forward layers without a gate. Keys have the
+//! names and the meaning of Hugging Face's `GPT2LMHeadModel`. In files, matrices of blocks are `[inputs,
+//! outputs]`.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

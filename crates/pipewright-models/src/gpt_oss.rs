@@ -1,6 +1,6 @@
-//! The gpt-oss family (OpenAI, 2025, <https://arxiv.org/abs/2508.10925>): Mixtral with attention sinks, windows
-//! in every second layer, biases, and experts whose gates are bounded. Keys have the names and the meaning of
-//! Hugging Face's `GptOssForCausalLM`.
+//! The gpt-oss family (OpenAI, 2025, <https://arxiv.org/abs/2508.10925>): Mixtral with attention sinks,
+//! windows in every second layer, biases, and experts whose gates are bounded. Keys have the names and the
+//! meaning of Hugging Face's `GptOssForCausalLM`.
 //!
 //! The balance loss of the router is defined as in [`qwen3_moe`](crate::qwen3_moe). In files, a router is
 //! `mlp.router`, and the matrices of all experts of a layer are two tensors.

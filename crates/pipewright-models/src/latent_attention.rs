@@ -134,9 +134,9 @@ impl LatentAttention {
         self.o_proj.forward_split_inputs(&SharedInput::new(attended), tensor, context)
     }
 
-    /// Like [`LatentAttention::forward`] on one rank, for the first tokens of a sequence. `keep` takes the keys and
-    /// the values that [`LatentAttention::forward_latent`] attends to. Keys and values of many tokens are made
-    /// faster than all heads attend to the latents, which are wider.
+    /// Like [`LatentAttention::forward`] on one rank, for the first tokens of a sequence. `keep` takes the
+    /// keys and the values that [`LatentAttention::forward_latent`] attends to. Keys and values of many
+    /// tokens are made faster than all heads attend to the latents, which are wider.
     pub(crate) fn forward_first(
         &self,
         x: Tensor<2>,

@@ -355,7 +355,8 @@ fn outlined<const D: usize>(shape: &[usize], device: &Device) -> Param<Tensor<D>
 }
 
 /// Returns the parameters that `stage` contributes to a model directory, in the order in which Burn visits
-/// them. A stage does not know how files store them, so all have the usual layout. The table of a tied head is not among them, because it belongs to the embedding.
+/// them. A stage does not know how files store them, so all have the usual layout. The table of a tied head
+/// is not among them, because it belongs to the embedding.
 pub fn parameter_specs<M: StageModule>(stage: &M) -> Vec<ParameterSpec> {
     let mut specs = Vec::new();
     visit_parameters(stage, |spec, _, _| specs.push(spec));

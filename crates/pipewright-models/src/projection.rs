@@ -120,8 +120,8 @@ pub(crate) fn input_of(projection: &str) -> String {
     }
 }
 
-/// Returns the outputs `[tokens, outputs]` of a joined projection that belong to a part, of all groups that the
-/// rank has.
+/// Returns the outputs `[tokens, outputs]` of a joined projection that belong to a part, of all groups that
+/// the rank has.
 pub(crate) fn part_of(outputs: Tensor<2>, parts: OutputParts, part: usize) -> Tensor<2> {
     let ([tokens, width], own) = (outputs.dims(), parts.widths[part]);
     let groups = width / parts.group();

@@ -1,5 +1,6 @@
 //! The SmolLM 3 family: Llama with some layers whose queries and keys are not rotated. Keys have the names
-//! and the meaning of Hugging Face's `SmolLM3ForCausalLM`. Without `layer_types`, these layers have the window.
+//! and the meaning of Hugging Face's `SmolLM3ForCausalLM`. Without `layer_types`, these layers have the
+//! window.
 
 use serde::{Deserialize, Serialize};
 

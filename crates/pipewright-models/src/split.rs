@@ -95,8 +95,8 @@ pub(crate) fn head_shards(
     Ok([ranks, ranks.min(key_heads as u32)])
 }
 
-/// Requires that `ranks` ranks get the same number of the groups into which the outputs of a joined projection
-/// are cut ([`OutputParts`](crate::file_layout::OutputParts)).
+/// Requires that `ranks` ranks get the same number of the groups into which the outputs of a joined
+/// projection are cut ([`OutputParts`](crate::file_layout::OutputParts)).
 pub(crate) fn require_groups(
     layer: &str,
     key: (&'static str, usize),

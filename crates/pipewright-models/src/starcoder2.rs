@@ -1,6 +1,6 @@
-//! The StarCoder 2 family: Llama with layer normalisations, biases, windows, and feed-forward layers without a
-//! gate. Keys have the names and the meaning of Hugging Face's `Starcoder2ForCausalLM`. In files, the matrices
-//! of a feed-forward layer are `c_fc` and `c_proj`.
+//! The StarCoder 2 family: Llama with layer normalisations, biases, windows, and feed-forward layers without
+//! a gate. Keys have the names and the meaning of Hugging Face's `Starcoder2ForCausalLM`. In files, the
+//! matrices of a feed-forward layer are `c_fc` and `c_proj`.
 
 use serde::{Deserialize, Serialize};
 

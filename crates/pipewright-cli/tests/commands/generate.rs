@@ -42,6 +42,8 @@ fn every_family_generates_from_a_run_and_from_its_export() {
         &["model.architecture=qwen2", "model.tie_word_embeddings=true"],
         &["model.architecture=qwen3", "model.num_key_value_heads=1"],
         &["model.architecture=qwen3_moe", "model.num_experts=4"],
+        &["model.architecture=gpt2", "model.n_positions=64"],
+        &["model.architecture=gpt_oss", "model.num_local_experts=4", "model.sliding_window=4"],
         &["model.architecture=nemotron_h", "model.hybrid_override_pattern=M-*-", "model.num_hidden_layers=4"],
         &[
             "model.architecture=hybrid",
@@ -74,6 +76,26 @@ fn every_family_generates_from_a_run_and_from_its_export() {
         assert_eq!(run.command(&["export", "out", "exported"]).status.code(), Some(0));
         assert_eq!(json(&run, "exported", &GREEDY)["tokens"], cached["tokens"], "{set:?}");
     }
+}
+
+#[test]
+fn a_model_without_a_cache_says_why() {
+    let run = trained(&[
+        "model.architecture=hybrid",
+        "model.pattern=ADAD",
+        "model.mod_layers=[1]",
+        "model.num_hidden_layers=4",
+        "model.bos_token_id=0",
+    ]);
+    let output = generate(&run, "out", &GREEDY);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains("without a key-value cache: each token computes all earlier ones again"), "{said}");
+    assert!(
+        said.contains("(a further token may change") && said.contains("`mod_layers` has a cache)"),
+        "{said}"
+    );
+    assert_eq!(json(&run, "out", &GREEDY)["cache"], false);
 }
 
 /// Checks a text on three ranks, next to other texts.

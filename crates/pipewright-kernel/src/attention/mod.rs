@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A head may have a sink: a further score of each row, whose value is zero, so that the weights of a row add
-//! up to less than one (Xiao et al., 2023, <https://arxiv.org/abs/2309.17453>). The gradient of the sink is `-p D`,
-//! summed over the rows, where `p` is the weight that it takes.
+//! up to less than one (Xiao et al., 2023, <https://arxiv.org/abs/2309.17453>). The gradient of the sink is
+//! `-p D`, summed over the rows, where `p` is the weight that it takes.
 //!
 //! A query may see only some of the earlier keys: a run that ends at the query. The start of the run does not
 //! decrease from one query to the next (documents, windows). Scores of keys before the run of a block's first

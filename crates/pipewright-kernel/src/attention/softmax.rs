@@ -22,8 +22,8 @@ pub(super) fn score<T: Element>(
     T::product_into(scores, rows.span(), queries, keys.transposed());
 }
 
-/// Turns scores into weights; the weight of a key that a query does not see is 0. A sink is a further score of
-/// each row.
+/// Turns scores into weights; the weight of a key that a query does not see is 0. A sink is a further score
+/// of each row.
 #[multiversion(targets = "simd")]
 pub(super) fn softmax(scores: &mut [f32], rows: Rows<'_>, sink: Option<f32>, normalisers: &mut [f32]) {
     for (row, (scores, normaliser)) in scores.chunks_exact_mut(rows.span()).zip(normalisers).enumerate() {

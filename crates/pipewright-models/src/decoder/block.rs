@@ -14,8 +14,8 @@ use crate::latent_attention::LatentAttention;
 use crate::norm::Norm;
 use crate::parameter::{Builder, ParameterSource};
 
-/// The attention of a block. The names of the variants are in Burn's parameter paths and not in a Hugging Face
-/// directory; see [`crate::parameter`].
+/// The attention of a block. The names of the variants are in Burn's parameter paths and not in a Hugging
+/// Face directory; see [`crate::parameter`].
 #[expect(clippy::large_enum_variant, reason = "a block has one attention, and its parameters are elsewhere")]
 #[derive(Module, Debug)]
 enum SelfAttention {
@@ -77,14 +77,15 @@ impl DecoderBlock {
         })
     }
 
-    /// Returns the path of the router of the block's mixture if its balance loss is part of the training loss.
+    /// Returns the path of the router of the block's mixture if its balance loss is part of the training
+    /// loss.
     pub(super) fn balanced(&self) -> Option<&str> {
         self.mlp.balanced()
     }
 
     /// Maps hidden states `[rows * sequence, hidden]` to hidden states of the same shape. `attend` takes
-    /// queries, keys and values of this rank's heads, with the sinks of heads that have some, and returns what
-    /// the queries attend to.
+    /// queries, keys and values of this rank's heads, with the sinks of heads that have some, and returns
+    /// what the queries attend to.
     pub(super) fn forward(
         &self,
         hidden: Tensor<2>,
@@ -106,8 +107,8 @@ impl DecoderBlock {
     }
 
     /// Maps the hidden states of the next tokens of a sequence, whose earlier tokens are in `cache`. An
-    /// attention with latents keeps these there in place of keys and values. `whole` returns the attention over
-    /// these tokens alone, which computes the first ones of a sequence.
+    /// attention with latents keeps these there in place of keys and values. `whole` returns the attention
+    /// over these tokens alone, which computes the first ones of a sequence.
     pub(super) fn forward_cached(
         &self,
         hidden: Tensor<2>,

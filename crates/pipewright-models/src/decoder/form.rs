@@ -23,7 +23,8 @@ pub(crate) struct BlockForm<'a> {
     pub norms: NormPlaces,
     /// Whether the weights of normalisations are their factors less one.
     pub norms_add_one: bool,
-    /// Whether normalisations subtract the mean and have a bias ([`NormForm::centres`](crate::norm::NormForm)).
+    /// Whether normalisations subtract the mean and have a bias
+    /// ([`NormForm::centres`](crate::norm::NormForm)).
     pub layer_norms: bool,
     /// The function between the matrices of a feed-forward layer.
     pub activation: Activation,

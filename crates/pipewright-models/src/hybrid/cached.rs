@@ -11,6 +11,7 @@ use super::boundary::{HybridInput, HybridOutput};
 use super::stage::HybridStage;
 use super::tokens::{Tokens, host};
 use crate::block_cache::BlockCache;
+use crate::family::ModelFamily;
 use crate::generation_stage::{GeneratingModule, StageCache, row_context};
 use crate::split::SplitStage;
 
@@ -23,10 +24,9 @@ impl GeneratingModule for HybridStage {
         &self.split
     }
 
-    /// Returns no cache if the model has a mixture of depths: a further token may change which earlier tokens
-    /// go through a block.
+    /// Returns no cache if the model has a mixture of depths.
     fn new_cache(&self) -> Option<Box<dyn StageCache + '_>> {
-        self.config.mod_layers.is_empty().then(|| {
+        self.config.refuses_cache().is_none().then(|| {
             let cache = CachedHybrid { stage: self, document: Vec::new(), caches: caches(self) };
             Box::new(cache) as Box<dyn StageCache>
         })

@@ -236,6 +236,12 @@ impl ModelFamily for HybridConfig {
         self.initializer_range
     }
 
+    fn refuses_cache(&self) -> Option<&'static str> {
+        let reason = "a further token may change which earlier tokens go through the blocks of `mod_layers`, and a model \
+                      without `mod_layers` has a cache";
+        (!self.mod_layers.is_empty()).then_some(reason)
+    }
+
     fn check_side(&self, side: &SideRows, sequence: usize) -> Result<(), SideError> {
         check_side(self, side, sequence)
     }

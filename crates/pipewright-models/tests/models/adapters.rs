@@ -77,8 +77,8 @@ fn only_adapters_leave_work_for_weight_gradients() {
     shared["shared_expert_intermediate_size"] = json!(8);
     // Two matrices of each adapter, in each block, for each microbatch.
     let of_adapters = |layers: usize| 2 * layers * BLOCKS * MICROBATCHES as usize;
-    // Phi 3 joins the projections of the attention, and those of the gate; GPT-2 has no gate. The shared expert
-    // has three.
+    // Phi 3 joins the projections of the attention, and those of the gate; GPT-2 has no gate. The shared
+    // expert has three.
     for (family, keys, queries, linear) in [
         ("llama", &json!({}), "q_proj", 7),
         ("qwen3_moe", &mixture, "q_proj", 4),

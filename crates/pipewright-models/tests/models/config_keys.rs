@@ -561,7 +561,8 @@ fn older_names_of_nemotron_keys_are_read() {
     assert!(error.contains("the same as in `layers_block_type`"), "{error}");
 }
 
-/// Returns the windows of the three layers of a small model with these keys, by the keys that it writes again.
+/// Returns the windows of the three layers of a small model with these keys, by the keys that it writes
+/// again.
 fn operations(family: &str, keys: &Value) -> Vec<u64> {
     let mut sizes = DecoderConfig::new(32, 4);
     (sizes.hidden_size, sizes.intermediate_size, sizes.num_hidden_layers) = (32, 48, 3);
@@ -654,8 +655,8 @@ fn the_published_gpt2_is_read() {
     }
 }
 
-/// The keys of openai/gpt-oss-20b without its quantisation, with its published number of parameters (21B, 3.6B
-/// active).
+/// The keys of openai/gpt-oss-20b without its quantisation, with its published number of parameters (21B,
+/// 3.6B active).
 #[test]
 fn the_published_gpt_oss_is_read() {
     let json = json!({

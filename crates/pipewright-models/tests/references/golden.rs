@@ -33,7 +33,8 @@ fn logits(stages: &[DecoderStage], tokens: Tensor<2, Int>) -> Tensor<3> {
     rest.iter().fold(hidden, |hidden, stage| stage.run(DecoderInput::Hidden(hidden)))
 }
 
-/// Calls `visit` for each trained parameter with its global path and its tensor, without the rank in the type.
+/// Calls `visit` for each trained parameter with its global path and its tensor, without the rank in the
+/// type.
 struct ByPath<'a, F> {
     stage: &'a DecoderStage,
     names: Vec<String>,

@@ -24,8 +24,8 @@ pub(super) trait AttentionInputs {
         }
     }
 
-    /// Returns the gradients of queries, keys and values, of these shapes, of the table of the bias, and of the
-    /// sinks.
+    /// Returns the gradients of queries, keys and values, of these shapes, of the table of the bias, and of
+    /// the sinks.
     fn backward(
         &self,
         (out, normalisers): (&CpuTensor, &[f32]),

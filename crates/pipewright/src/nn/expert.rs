@@ -30,8 +30,8 @@ impl Default for ExpertForm {
 pub enum ExpertActivation {
     /// `silu(gate) * up` with a gate, `max(up, 0)²` without.
     Usual,
-    /// `(up + 1) gate sigmoid(alpha gate)`, where the gate is at most `limit`, and `up` is between `-limit` and
-    /// `limit` (OpenAI, 2025, <https://arxiv.org/abs/2508.10925>).
+    /// `(up + 1) gate sigmoid(alpha gate)`, where the gate is at most `limit`, and `up` is between `-limit`
+    /// and `limit` (OpenAI, 2025, <https://arxiv.org/abs/2508.10925>).
     Clamped {
         /// The factor of the gate in the sigmoid.
         alpha: f64,

@@ -32,8 +32,9 @@ impl KeyValueCache {
     /// queries: each token sees itself and the tokens before it, as far as the form says. Gradients are not
     /// computed.
     ///
-    /// Shapes: `q [tokens, heads * head_dim]`; `k [tokens, kv_heads * head_dim]`;
-    /// `v [tokens, kv_heads * value_dim]`; the result `[tokens, heads * value_dim]`. The results differ from [`CausalAttention::forward`]'s in rounding only.
+    /// Shapes: `q [tokens, heads * head_dim]`; `k [tokens, kv_heads * head_dim]`; `v [tokens, kv_heads *
+    /// value_dim]`; the result `[tokens, heads * value_dim]`. The results differ from
+    /// [`CausalAttention::forward`]'s in rounding only.
     ///
     /// # Panics
     /// When the shapes do not match.

@@ -1,0 +1,73 @@
+//! Measures the first tokens of a text of a model with latent attention: computed with the keys and values of
+//! all heads, as `generate` does, against attention to the latents, as for later tokens. Both are measured in
+//! turn. A row whose first token is known computes the others in the latents.
+
+use std::error::Error;
+use std::time::Instant;
+
+use burn::tensor::Device;
+use pipewright_models::decoder::DecoderConfig;
+use pipewright_models::generation_stage::StageRow;
+use pipewright_models::{ModelConfig, ModelFamily};
+use serde_json::json;
+
+use crate::statistics::Spread;
+
+/// Size of the measurement.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Tokens of the prompt.
+    #[arg(long, default_value_t = 512)]
+    tokens: usize,
+    /// Heads.
+    #[arg(long, default_value_t = 16)]
+    heads: usize,
+    /// Blocks.
+    #[arg(long, default_value_t = 2)]
+    blocks: usize,
+    /// Rounds that count.
+    #[arg(long, default_value_t = 10)]
+    rounds: usize,
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let &Options { tokens, heads, blocks, rounds } = options;
+    // The widths of a head and of the latents are those of the published models.
+    let keys = json!({
+        "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "q_lora_rank": null,
+        "first_k_dense_replace": blocks, "n_routed_experts": 2, "num_experts_per_tok": 1
+    });
+    let sizes =
+        DecoderConfig { hidden_size: 1024, num_hidden_layers: blocks, ..DecoderConfig::new(256, heads) };
+    let keys = keys.as_object().ok_or("a table")?.clone();
+    let ModelConfig::DeepseekV2(model) = ModelConfig::of_sizes("deepseek_v2", sizes, keys)? else {
+        return Err("the model is of another family".into());
+    };
+    let stage = model.init_stage(0..model.layers(), 1, Device::flex())?;
+    let prompt: Vec<u32> = (0..tokens as u32).map(|token| token * 31 % 256).collect();
+    let in_heads = || -> Result<f64, Box<dyn Error>> {
+        let mut row = StageRow::new(&stage, true);
+        let start = Instant::now();
+        row.append(&prompt)?.last_logits()?;
+        Ok(start.elapsed().as_secs_f64())
+    };
+    let in_latents = || -> Result<f64, Box<dyn Error>> {
+        let mut row = StageRow::new(&stage, true);
+        let (first, rest) = prompt.split_at(1);
+        row.append(first)?.last_logits()?;
+        let start = Instant::now();
+        row.append(rest)?.last_logits()?;
+        Ok(start.elapsed().as_secs_f64())
+    };
+    let round = || Ok::<_, Box<dyn Error>>((in_heads()?, in_latents()?));
+    round()?;
+    let times: Vec<(f64, f64)> = (0..rounds).map(|_| round()).collect::<Result<_, _>>()?;
+    let ratio = Spread::new(times.iter().map(|(heads, latents)| latents / heads).collect());
+    let milliseconds =
+        |of: fn(&(f64, f64)) -> f64| Spread::new(times.iter().map(|time| of(time) * 1e3).collect());
+    println!("a prompt of {tokens} tokens, {heads} heads, {blocks} blocks of latent attention");
+    println!("in heads     {} ms", milliseconds(|time| time.0));
+    println!("in latents   {} ms", milliseconds(|time| time.1));
+    println!("ratio        {ratio}");
+    Ok(())
+}
