@@ -30,6 +30,7 @@ pub mod rms_norm;
 pub mod gated_norm;
 pub mod relu_squared;
 pub mod swiglu;
+pub mod clamped_gate;
 pub mod cross_entropy;
 pub mod vocabulary_part;
 mod rotary;

@@ -179,9 +179,8 @@ fn expert_parts(config: &DecoderConfig, form: &BlockForm<'_>, mixture: &MixtureC
     Cost {
         parameters: experts * bias + router,
         elements: BIAS_PASSES * (chosen * bias + router),
-        // The bounded gate, its sigmoid, their product, and up plus 1; the rows of the experts before and
-        // after their layers.
-        kept: if is_composed { chosen * (4 * inner + 2 * hidden) } else { 0 },
+        // The rows of the experts before and after their layers.
+        kept: if is_composed { chosen * 2 * hidden } else { 0 },
         ..Cost::default()
     }
 }

@@ -675,6 +675,31 @@ fn the_published_gpt_oss_is_read() {
     let model = ModelConfig::from_json(json.clone()).expect("it is read");
     let parameters: u64 = model.describe(64).layers.iter().map(|layer| layer.parameters).sum();
     assert_eq!(parameters, 20_914_757_184);
+    // transformers assumes these values for a file without the keys.
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let read = |json: &Value| {
+        let path = folder.path().join("config.json");
+        std::fs::write(&path, json.to_string()).expect("it is written");
+        ModelConfig::read(&path).map_err(|error| error.to_string())
+    };
+    let mut short = json.clone();
+    let keys = short.as_object_mut().expect("a table");
+    let assumed = [
+        "rope_scaling",
+        "rope_theta",
+        "sliding_window",
+        "swiglu_limit",
+        "attention_bias",
+        "head_dim",
+        "num_key_value_heads",
+        "rms_norm_eps",
+        "num_experts_per_tok",
+        "experts_per_token",
+    ];
+    assumed.iter().for_each(|key| drop(keys.remove(*key)));
+    assert_eq!(read(&short).as_ref(), Ok(&model));
+    short["rope_parameters"] = json!({"rope_type": "default", "rope_theta": 150000});
+    assert!(read(&short).is_ok_and(|plain| plain != model), "positions that are given count");
     let mut quantised = json;
     quantised["quantization_config"] =
         json!({"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"});

@@ -1,10 +1,10 @@
 //! One expert of a mixture, and mixtures composed of Burn's operations.
 
 use burn::module::Module;
-use burn::tensor::{Int, Tensor, TensorData, activation};
+use burn::tensor::{Int, Tensor, TensorData};
 use pipewright_kernel::grouped::Groups;
 
-use super::composed::at_least_single;
+use super::clamped_gate::clamped_gate;
 use super::linear::Linear;
 use super::relu_squared::relu_squared;
 use super::swiglu::swiglu;
@@ -67,7 +67,7 @@ impl Expert {
         let inner = match (&self.gate_proj, self.form.activation) {
             (Some(gate), ExpertActivation::Usual) => swiglu(gate.forward(x), up),
             (Some(gate), ExpertActivation::Clamped { alpha, limit }) => {
-                clamped(gate.forward(x), up, alpha, limit)
+                clamped_gate(gate.forward(x), up, [alpha, limit])
             }
             (None, _) => relu_squared(up),
         };
@@ -84,15 +84,6 @@ impl Expert {
         let has_bias = self.layers().iter().any(|layer| layer.bias.is_some());
         has_bias || self.form.activation != ExpertActivation::Usual
     }
-}
-
-/// Returns [`ExpertActivation::Clamped`].
-fn clamped(gate: Tensor<2>, up: Tensor<2>, alpha: f64, limit: f64) -> Tensor<2> {
-    let precision = up.dtype();
-    let gate = at_least_single(gate).clamp_max(limit);
-    let up = at_least_single(up).clamp(-limit, limit);
-    let gated = gate.clone() * activation::sigmoid(gate * alpha);
-    ((up + 1.0) * gated).cast(precision)
 }
 
 /// Returns the mixture, composed of Burn's operations. An expert that no token chose computes the first

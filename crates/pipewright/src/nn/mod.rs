@@ -19,6 +19,7 @@ mod attention;
 mod attention_form;
 mod attention_passes;
 mod bundle;
+mod clamped_gate;
 mod composed;
 mod cross_entropy;
 mod deferred;

@@ -1,0 +1,51 @@
+//! A gated activation with bounds (OpenAI, 2025, <https://arxiv.org/abs/2508.10925>):
+//! `(up + 1) gate σ(alpha gate)`, where the gate is at most `limit`, and `up` is between `-limit` and `limit`.
+
+use multiversion::multiversion;
+
+use super::exp::exp;
+
+/// The constants of the activation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bounds {
+    /// The factor of the gate in the sigmoid.
+    pub alpha: f32,
+    /// The bound of the gate and of `up`.
+    pub limit: f32,
+}
+
+#[inline(always)]
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// Returns the activation of each pair of elements. Both have the same length.
+#[multiversion(targets = "simd")]
+pub fn forward(gate: &[f32], up: &[f32], bounds: Bounds) -> Vec<f32> {
+    assert_eq!(gate.len(), up.len(), "gate and up are as long");
+    let Bounds { alpha, limit } = bounds;
+    let activated = |(&gate, &up): (&f32, &f32)| {
+        let gate = gate.min(limit);
+        (up.clamp(-limit, limit) + 1.0) * gate * sigmoid(alpha * gate)
+    };
+    gate.iter().zip(up).map(activated).collect()
+}
+
+/// Returns the gradients of `gate` and `up`: with `s = σ(alpha gate)`, they are
+/// `g (up + 1) s (1 + alpha gate (1 - s))` and `g gate s`, and zero outside of the bounds.
+#[multiversion(targets = "simd")]
+pub fn backward(gate: &[f32], up: &[f32], gradient: &[f32], bounds: Bounds) -> (Vec<f32>, Vec<f32>) {
+    assert_eq!((gate.len(), gate.len()), (up.len(), gradient.len()), "all are as long");
+    let Bounds { alpha, limit } = bounds;
+    let of_gate = |((&gate, &up), &g): ((&f32, &f32), &f32)| {
+        let s = sigmoid(alpha * gate);
+        let slope = s * (1.0 + alpha * gate * (1.0 - s));
+        if gate > limit { 0.0 } else { g * (up.clamp(-limit, limit) + 1.0) * slope }
+    };
+    let of_up = |((&gate, &up), &g): ((&f32, &f32), &f32)| {
+        let gate = gate.min(limit);
+        if up.abs() > limit { 0.0 } else { g * gate * sigmoid(alpha * gate) }
+    };
+    let inputs = || gate.iter().zip(up).zip(gradient);
+    (inputs().map(of_gate).collect(), inputs().map(of_up).collect())
+}
