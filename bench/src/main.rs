@@ -19,6 +19,7 @@
 //! cargo run --release -p pipewright-bench --features mpi -- processes  # two processes against two threads
 //! cargo run --release -p pipewright-bench --features mpi -- ping-pong  # messages over MPI, with and without posted receives
 //! cargo run --release -p pipewright-bench -- hybrid     # a hybrid model on two ranks, cut by its costs
+//! cargo run --release -p pipewright-bench -- ends       # a hybrid with a heavy head and further predictions, by its plan
 //! cargo run --release -p pipewright-bench -- peer       # against PyTorch; needs bench/peer/setup.sh
 //! cargo run --release -p pipewright-bench -- precision --peer  # f32, bfloat16, and PyTorch; needs setup.sh
 //! cargo run --release -p pipewright-bench -- families   # Nemotron-H and Qwen3-MoE against transformers; needs bench/peer/setup.sh
@@ -50,6 +51,7 @@ mod ping_pong;
 mod precision;
 mod predict;
 mod prompts;
+mod ends;
 mod published;
 mod scan;
 mod schedules;
@@ -107,6 +109,8 @@ enum Bench {
     PingPong(ping_pong::Options),
     /// A hybrid model on two ranks, cut by its costs, against half of the work of one rank.
     Hybrid(hybrid::Options),
+    /// A hybrid model with a heavy head and further predictions, by its plan, against the bound of all plans.
+    Ends(ends::Options),
     /// Throughput against PyTorch, in turn.
     Peer(peer::Options),
     /// Throughput in f32 and in bfloat16, in turn, and with `--peer` PyTorch's.
@@ -140,6 +144,7 @@ fn main() -> ExitCode {
         Bench::Processes(options) => processes::run(&options),
         Bench::PingPong(options) => ping_pong::run(&options),
         Bench::Hybrid(options) => hybrid::run(&options),
+        Bench::Ends(options) => ends::run(&options),
         Bench::Peer(options) => peer::run(&options),
         Bench::Precision(options) => precision::run(&options),
         Bench::Families(options) => families::run(&options),

@@ -15,7 +15,7 @@ use std::time::Duration;
 use pipewright::device::Devices;
 use pipewright::transport::{LinkSpeed, World};
 use pipewright_models::decoder::DecoderConfig;
-use pipewright_models::llama::LlamaConfig;
+use pipewright_models::{CutModel, ModelConfig};
 use pipewright_schedule::plan::{PlanRequest, plan};
 
 use pipewright_schedule::{Method, ScheduleSpec, generate};
@@ -62,7 +62,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     if options.head {
         return heavy_head(options);
     }
-    let model = config();
+    let model = CutModel::from(ModelConfig::Llama(config()));
     let link = link()?;
     let mut errors: [Vec<f64>; 3] = Default::default();
     for (name, ranks, stages_per_rank, microbatches, replicas) in CONFIGURATIONS {
@@ -99,7 +99,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 }
 
 /// Measures the link between two ranks.
-fn link() -> Result<Option<LinkSpeed>, Box<dyn Error>> {
+pub(crate) fn link() -> Result<Option<LinkSpeed>, Box<dyn Error>> {
     Ok(World::local(2).measure_link(&Devices::default(), Duration::from_secs(60))?)
 }
 
@@ -130,7 +130,7 @@ fn heavy_head(options: &Options) -> Result<(), Box<dyn Error>> {
     // vocabulary.
     let vocab_size = 4 * (4 * hidden_size + 3 * intermediate_size);
     let decoder = DecoderConfig { hidden_size, intermediate_size, vocab_size, ..config().decoder };
-    let model = LlamaConfig::from(decoder);
+    let model = CutModel::from(ModelConfig::Llama(decoder.into()));
     let link = link()?;
     let InTurn { profile, .. } = in_turn(&model, link, 2, &[], options.steps)?;
     let request = PlanRequest {

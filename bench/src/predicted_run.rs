@@ -12,8 +12,8 @@ use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError, StepSummary}
 use pipewright::profile::{MeasureConfig, measure};
 use pipewright::stage::Stage;
 use pipewright::transport::{LinkSpeed, World};
-use pipewright_models::llama::LlamaConfig;
-use pipewright_models::{ModelFamily, TrainingModule};
+use pipewright_models::hf::HfError;
+use pipewright_models::{CutModel, InitialParameters};
 use pipewright_schedule::analytic::{PeakRates, Workload};
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::plan::{PlanChoice, Prediction, predict};
@@ -72,7 +72,7 @@ pub(crate) struct InTurn {
 ///
 /// Without runs, the measurement takes `steps` steps alone.
 pub(crate) fn in_turn(
-    model: &LlamaConfig,
+    model: &CutModel,
     link: Option<LinkSpeed>,
     ranks: u32,
     runs: &[&Run],
@@ -82,7 +82,7 @@ pub(crate) fn in_turn(
     let turns = Rc::new(RefCell::new(turns));
     let layers = model.describe(SEQUENCE);
     let config = MeasureConfig {
-        pipeline: pipeline_config(),
+        pipeline: pipeline_config(model),
         ranks,
         steps: steps as u32,
         time_limit: Duration::from_secs(600),
@@ -114,7 +114,7 @@ pub(crate) fn in_turn(
 impl Run {
     /// Cuts the model so that the heaviest stage is as light as possible by its description.
     pub(crate) fn by_weight(
-        model: &LlamaConfig,
+        model: &CutModel,
         schedule: Schedule,
         replicas: u32,
     ) -> Result<Self, Box<dyn Error>> {
@@ -123,7 +123,7 @@ impl Run {
 
     /// Cuts the model by a method.
     pub(crate) fn cut_by(
-        model: &LlamaConfig,
+        model: &CutModel,
         schedule: Schedule,
         replicas: u32,
         method: &Method,
@@ -134,8 +134,9 @@ impl Run {
         Ok(Self { schedule, boundaries, replicas })
     }
 
-    fn prediction(&self, profile: &Profile) -> Result<Prediction, Box<dyn Error>> {
+    fn prediction(&self, model: &CutModel, profile: &Profile) -> Result<Prediction, Box<dyn Error>> {
         let choice = PlanChoice {
+            head_parts: Some(model.parts()),
             boundaries: self.boundaries.clone(),
             recompute: vec![false; self.schedule.placement().stages() as usize],
             data_parallel: self.replicas,
@@ -145,7 +146,7 @@ impl Run {
     }
 
     /// Returns the bytes that each rank always holds.
-    fn fixed(&self, model: &LlamaConfig) -> Vec<u64> {
+    fn fixed(&self, model: &CutModel) -> Vec<u64> {
         let layers = model.describe(SEQUENCE).layers;
         let placement = self.schedule.placement();
         let start = |stage: usize| match stage.checked_sub(1) {
@@ -160,12 +161,8 @@ impl Run {
     }
 
     /// Returns what a profile predicts.
-    pub(crate) fn predicted(
-        &self,
-        model: &LlamaConfig,
-        profile: &Profile,
-    ) -> Result<Figures, Box<dyn Error>> {
-        let prediction = self.prediction(profile)?;
+    pub(crate) fn predicted(&self, model: &CutModel, profile: &Profile) -> Result<Figures, Box<dyn Error>> {
+        let prediction = self.prediction(model, profile)?;
         let busy = |rank| prediction.run.timeline().busy(Rank::new(rank));
         let fixed = self.fixed(model).into_iter();
         Ok(Figures {
@@ -182,7 +179,7 @@ impl Run {
 
     /// Returns the medians of steps that were taken. With replicas, busy times and memory are the means of
     /// each rank over the replicas.
-    pub(crate) fn measured(&self, model: &LlamaConfig, taken: &[StepSummary]) -> Figures {
+    pub(crate) fn measured(&self, model: &CutModel, taken: &[StepSummary]) -> Figures {
         let ranks = self.schedule.ranks();
         let median = |of: &dyn Fn(&StepSummary) -> f64| Spread::new(taken.iter().map(of).collect()).median();
         let over_replicas = |of: &dyn Fn(u32) -> f64, rank: u32| {
@@ -199,7 +196,7 @@ impl Run {
         }
     }
 
-    fn turn(&self, model: &LlamaConfig) -> Result<Turn, Box<dyn Error>> {
+    fn turn(&self, model: &CutModel) -> Result<Turn, Box<dyn Error>> {
         let lowering = TrainingLowering { replicas: self.replicas, ..TrainingLowering::default() };
         let program = for_training(&self.schedule, &lowering)?;
         let starts: Vec<usize> = [0]
@@ -207,10 +204,10 @@ impl Run {
             .chain(self.boundaries.clone())
             .chain([model.describe(SEQUENCE).layers.len()])
             .collect();
+        let world = World::local(program.ranks() * self.replicas);
+        let config = PipelineConfig { data_parallel: self.replicas, ..pipeline_config(model) };
         let model = model.clone();
         let make = move |index: StageIndex| stage(&model, starts[index.index()]..starts[index.index() + 1]);
-        let world = World::local(program.ranks() * self.replicas);
-        let config = PipelineConfig { data_parallel: self.replicas, ..pipeline_config() };
         let pipeline = Pipeline::launch(program, world, &config, make)?;
         let shape = [(self.schedule.microbatches() * self.replicas) as usize, SEQUENCE];
         let [inputs, targets] = [0, 1].map(|shift| tokens(shape, shift));
@@ -218,15 +215,16 @@ impl Run {
     }
 }
 
-fn pipeline_config() -> PipelineConfig {
+fn pipeline_config(model: &CutModel) -> PipelineConfig {
     let optimizer = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 }.init();
-    PipelineConfig { optimizer: Some(optimizer), clip_norm: Some(1.0), ..PipelineConfig::default() }
+    PipelineConfig {
+        optimizer: Some(optimizer),
+        clip_norm: Some(1.0),
+        targets_for_all: model.needs_targets(),
+        ..PipelineConfig::default()
+    }
 }
 
-fn stage(
-    model: &LlamaConfig,
-    range: std::ops::Range<usize>,
-) -> Result<Stage, pipewright_models::ConfigError> {
-    let is_last = range.end == model.layers();
-    Ok(model.init_stage(range, SEED, Device::flex().autodiff())?.into_stage(is_last))
+fn stage(model: &CutModel, range: std::ops::Range<usize>) -> Result<Stage, HfError> {
+    model.training_stage(range, &InitialParameters::Seed(SEED), Device::flex().autodiff())
 }

@@ -69,8 +69,7 @@ pub(crate) trait AnyFamily {
     fn positions(&self) -> Option<usize>;
     fn has_unused_window(&self) -> bool;
     fn refuses_cache(&self) -> Option<&'static str>;
-    /// Returns the last norm and the head, if the head can be cut.
-    fn head(&self) -> Option<HeadForm>;
+    fn head(&self) -> HeadForm;
     /// Returns whether the linear layers of the blocks can have adapters.
     fn adapts(&self) -> bool;
     fn outline(
@@ -151,7 +150,7 @@ impl<F: ModelFamily<Stage: 'static>> AnyFamily for F {
         ModelFamily::positions(self)
     }
 
-    fn head(&self) -> Option<HeadForm> {
+    fn head(&self) -> HeadForm {
         ModelFamily::head(self)
     }
 

@@ -1,7 +1,7 @@
 //! The costs of the layers that several families have, for partition, simulation and the estimate of memory.
 //!
-//! The table of a tied head counts as parameters of the embedding only, so that the sum over the layers is
-//! the number of parameters of the model.
+//! The table of a tied head counts as parameters of the embedding, and as a copy ([`LayerDesc::copied`]) of
+//! the head, so that the sum of parameters over the layers is the number of parameters of the model.
 
 use std::ops::Add;
 
@@ -57,6 +57,17 @@ impl Add for Cost {
 }
 
 impl Cost {
+    /// Returns the cost if `count` states of each token take the same way with the same parameters.
+    pub(crate) fn for_each_of(self, count: u64) -> Self {
+        Self {
+            parameters: self.parameters,
+            products: count * self.products,
+            mixing: count * self.mixing,
+            elements: count * self.elements,
+            kept: count * self.kept,
+        }
+    }
+
     /// Returns the layer of this cost, for rows of `tokens` tokens. It returns `outputs` numbers per token.
     pub(crate) fn layer(self, path: String, kind: &str, tokens: u64, outputs: u64) -> LayerDesc {
         LayerDesc {
@@ -69,6 +80,7 @@ impl Cost {
             keys_values_bytes: 0,
             products: tokens * self.products,
             mixing: tokens * self.mixing,
+            copied: 0,
             trained: None,
         }
     }
@@ -91,7 +103,7 @@ impl ModelSizes {
     /// Returns the layer of the token embeddings at `path`.
     pub(crate) fn embedding(self, path: &str) -> LayerDesc {
         let cost = Cost {
-            parameters: self.vocabulary * self.hidden,
+            parameters: self.table(),
             // The forward copies a row, and the backward adds to a row.
             elements: 4 * self.hidden,
             ..Cost::default()
@@ -107,7 +119,7 @@ impl ModelSizes {
 
     /// Returns the cost of the last norm and the head.
     pub(crate) fn head_cost(self) -> Cost {
-        let table = self.vocabulary * self.hidden;
+        let table = self.table();
         let logits = Cost {
             parameters: if self.is_tied { 0 } else { table },
             products: 6 * table,
@@ -122,7 +134,18 @@ impl ModelSizes {
     /// Returns the layer of the last norm and the head, whose cost is [`ModelSizes::head_cost`] in most
     /// families.
     pub(crate) fn head(self, cost: Cost) -> LayerDesc {
-        cost.layer("lm_head".to_owned(), "head", self.tokens, self.vocabulary)
+        self.head_of(1, cost)
+    }
+
+    /// Like [`ModelSizes::head`], but for a head with this number of predictions.
+    pub(crate) fn head_of(self, predictions: u64, cost: Cost) -> LayerDesc {
+        let layer = cost.layer("lm_head".to_owned(), "head", self.tokens, predictions * self.vocabulary);
+        LayerDesc { copied: if self.is_tied { self.table() } else { 0 }, ..layer }
+    }
+
+    /// Returns the number of elements of the table of the token embeddings.
+    pub(crate) fn table(self) -> u64 {
+        self.vocabulary * self.hidden
     }
 }
 

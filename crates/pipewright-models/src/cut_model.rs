@@ -22,7 +22,8 @@ use crate::split::Place;
 /// is the model itself.
 ///
 /// All parts together compute the loss of the whole head, and have its parameters: a checkpoint has the whole
-/// head, and a run resumes with another number of parts. With several parts, the steps of its pipeline need
+/// head, and a run resumes with another number of parts. The parts of a tied head share the rows of the
+/// embedding's table. With several parts, the steps of its pipeline need
 /// the targets as a side input
 /// ([`PipelineConfig::targets_for_all`](pipewright::pipeline::PipelineConfig::targets_for_all)). The last
 /// stage returns no logits.
@@ -57,16 +58,12 @@ impl CutModel {
     /// Returns `model` with its head in `parts` parts.
     ///
     /// # Errors
-    /// When the family's head cannot be cut, when it uses the table of the embedding, or when a part would
-    /// have no token.
+    /// When a part would have no token.
     pub fn new(model: ModelConfig, parts: u32) -> Result<Self, ConfigError> {
         if parts == 1 {
             return Ok(model.into());
         }
-        let families = ModelConfig::families_with_parts;
-        let form =
-            model.family().head().ok_or_else(|| ConfigError::WholeHead { parts, families: families() })?;
-        Ok(Self { head: Some(CutHead::new(form, parts)?), model, adapter: None })
+        Ok(Self { head: Some(CutHead::new(model.family().head(), parts)?), model, adapter: None })
     }
 
     /// Returns the model with adapters, which are trained in place of its own parameters.

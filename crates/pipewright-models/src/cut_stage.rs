@@ -5,13 +5,20 @@
 //! statistics of the parts before it ([`vocabulary_statistics`]), and returns the normalised hidden states
 //! with the statistics. The last part returns the statistics only, which give the loss. Each part looks up
 //! the target ids as a side input ([`TARGETS`]).
+//!
+//! If the head predicts further tokens, the states of these predictions follow the hidden states as further
+//! rows, and go the same way.
+//!
+//! A part of a tied head holds a copy of its rows of the embedding's table. The layers that have the table
+//! hold it in as many shards ([`Place::table_parts`]), so a part shares one shard as a whole, and its
+//! gradients are added like those of any shared parameter.
 
 use std::ops::Range;
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, Int, Tensor};
 use pipewright::batch::TARGETS;
-use pipewright::nn::{Linear, TensorParallel, statistics_loss, vocabulary_statistics};
+use pipewright::nn::{TensorParallel, statistics_loss, vocabulary_statistics};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::{BoundaryError, Placement, Values, pack, unpack};
 
@@ -19,11 +26,11 @@ use crate::error::ConfigError;
 use crate::family::ModelFamily;
 use crate::head_form::CutHead;
 use crate::lora::LoraConfig;
-use crate::norm::Norm;
-use crate::parameter::{Builder, Outline, ParameterKind, ParameterSource, ParameterSpec};
+use crate::parameter::{Builder, Outline, ParameterSource, ParameterSpec};
+use crate::predictions::{loss_of_all, targets_of_each};
 use crate::split::Place;
 use crate::training_module::TrainingModule;
-use crate::vocabulary::HEAD;
+use crate::vocabulary::{HeadMatrix, HeadNorms};
 
 /// Why the parts of a head cannot run slices of microbatches.
 pub(crate) const NO_SLICES: &str = "the parts of its head take the targets of whole microbatches";
@@ -34,10 +41,10 @@ pub(crate) const NO_SLICES: &str = "the parts of its head take the targets of wh
 pub(crate) struct CutStage<M: Module> {
     /// The layers before the head.
     body: Option<M>,
-    /// The last norm, which a stage with the first part has.
-    norm: Option<Norm>,
+    /// The norms in front of the head, which a stage with the first part has.
+    norms: Option<HeadNorms>,
     /// One entry for each part of the head.
-    parts: Vec<Option<Linear>>,
+    parts: Vec<Option<HeadMatrix>>,
     #[module(skip)]
     head: CutHead,
 }
@@ -57,7 +64,13 @@ pub(crate) fn training_stage<F: ModelFamily, S: ParameterSource>(
     };
     let is_last = layers.end == count_layers(config, head);
     let stage = build_stage(config, head, layers, source, place)?;
-    Ok(if is_last { Stage::with_loss(stage, loss) } else { Stage::new(stage) })
+    if !is_last {
+        return Ok(Stage::new(stage));
+    }
+    let head = *head;
+    Ok(Stage::with_context_loss(stage, move |statistics, targets: Tensor<2, Int>, context: &StageContext| {
+        loss(&head, statistics, &targets, context)
+    }))
 }
 
 /// Returns the parameters of the stage that holds `layers`, with adapters; see [`ModelFamily::outline`].
@@ -98,50 +111,55 @@ fn build_stage<F: ModelFamily, S: ParameterSource>(
     if start >= end || end > count {
         return Err(ConfigError::LayerRange { start, end, layers: count }.into());
     }
+    let place = &Place { table_parts: head.table_parts(), ..place.clone() };
     let before = config.layers() - 1;
     let body =
         (start < before).then(|| config.build_stage(start..end.min(before), source, place)).transpose()?;
-    let mut stage = CutStage { body, norm: None, parts: vec![None; parts as usize], head: *head };
+    let mut stage = CutStage { body, norms: None, parts: vec![None; parts as usize], head: *head };
     let mut builder = Builder::new(source, place).with_names(form.names);
     for part in start.max(before)..end.max(before) {
         let index = part - before;
         if index == 0 {
-            stage.norm = Some(builder.form_norm(form.norm, form.width, form.form)?);
+            stage.norms = Some(HeadNorms::build(form, &mut builder)?);
         }
-        let (shape, placement) = ([form.width, form.vocabulary], head.placement(index as u32));
-        let weight = builder.placed(HEAD, "weight", shape, ParameterKind::Matrix, placement)?;
-        stage.parts[index] = Some(Linear { weight, bias: None });
+        stage.parts[index] = Some(HeadMatrix::part(form, index as u32, parts, &mut builder)?);
     }
     Ok(stage)
 }
 
-/// Returns the mean cross entropy in nats from what the last part returns, and the target ids.
-fn loss(statistics: Values, targets: Tensor<2, Int>) -> Tensor<1> {
+/// Returns the mean cross entropy of the next tokens in nats from what the last part returns, and the target
+/// ids. Adds the losses of further predictions to the step.
+fn loss(head: &CutHead, statistics: Values, targets: &Tensor<2, Int>, context: &StageContext) -> Tensor<1> {
     let statistics: Tensor<3> = unpack(statistics).expect("the last part returns the statistics");
-    let [rows, sequence, numbers] = statistics.dims();
-    statistics_loss(statistics.reshape([rows * sequence, numbers]), targets.flatten(0, 1))
+    let ([rows, sequence], further) = (targets.dims(), head.form().further);
+    let targets = targets_of_each(targets, further, context);
+    loss_of_all(further, context, |depth| {
+        let own = statistics.clone().narrow(0, depth * rows, rows);
+        statistics_loss(own.reshape([rows * sequence, STATISTICS]), targets[depth].clone().flatten(0, 1))
+    })
 }
 
 impl<M: TrainingModule> CutStage<M> {
     /// Runs a part of the head.
     fn run_part(&self, index: usize, input: Values, context: &StageContext) -> Result<Values, BoundaryError> {
         let (hidden, earlier) = if index == 0 {
-            (unpack::<Tensor<3>>(input)?, None)
+            (first_of(input)?, None)
         } else {
             let (hidden, earlier): (Tensor<3>, Tensor<3>) = unpack(input)?;
             (hidden, Some(earlier))
         };
+        let form = self.head.form();
         let [rows, sequence, width] = hidden.dims();
-        let tokens = rows * sequence;
-        let mut x = hidden.reshape([tokens, width]);
-        if let (0, Some(norm)) = (index, &self.norm) {
-            x = self.head.form().scaled(norm.forward(x));
+        let mut x = hidden.reshape([rows * sequence, width]);
+        if let (0, Some(norms)) = (index, &self.norms) {
+            x = form.scaled(norms.forward(x));
         }
         let earlier = earlier.map(|pieces| join(pieces.flatten(0, 1)));
         let part = self.parts[index].as_ref().expect("the part is one of this stage's");
-        let range = (self.head.ids(index as u32), self.head.form().vocabulary);
-        let logits = self.head.form().bounded(part.forward(x.clone()));
-        let later = vocabulary_statistics(logits, targets(context), range, earlier);
+        let range = (self.head.ids(index as u32), form.vocabulary);
+        let logits = form.bounded(part.forward(x.clone()));
+        let targets = Tensor::cat(targets_of_each(&targets(context), form.further, context), 0);
+        let later = vocabulary_statistics(logits, targets.flatten(0, 1), range, earlier);
         if index + 1 == self.parts.len() {
             return Ok(pack(later.reshape([rows, sequence, STATISTICS])));
         }
@@ -169,13 +187,23 @@ impl<M: TrainingModule> CutStage<M> {
 /// The numbers of a token that parts send on.
 const STATISTICS: usize = 2;
 
-/// Returns the target ids of all tokens of the microbatch.
+/// Returns the hidden states that a stage gets from the layers before the head. The token ids that some
+/// families send with them have no use in the head.
+fn first_of(input: Values) -> Result<Tensor<3>, BoundaryError> {
+    if input.len() == 1 {
+        unpack(input)
+    } else {
+        unpack(input).map(|(hidden, _ids): (_, Tensor<2, Int>)| hidden)
+    }
+}
+
+/// Returns the target ids of the microbatch, `[rows, sequence]`.
 ///
 /// # Panics
 /// When the step has no such side input.
-fn targets(context: &StageContext) -> Tensor<1, Int> {
+fn targets(context: &StageContext) -> Tensor<2, Int> {
     match context.side::<Tensor<2, Int>>(TARGETS) {
-        Ok(targets) => targets.flatten(0, 1),
+        Ok(targets) => targets,
         Err(error) => panic!(
             "a part of the head needs the target ids: {error}; give the batch targets, and call \
              `Batch::with_targets_for_all`"
@@ -245,16 +273,14 @@ impl<M: TrainingModule> StageModule for CutStage<M> {
         }
     }
 
-    /// Gives every part the path of the whole head.
+    /// Gives every part the path of the whole head, or of the table that it shares.
     fn parameter_path(&self, local: &str) -> String {
-        match (self.in_body(local), local.strip_prefix("norm.")) {
-            (Some((body, local)), _) => body.parameter_path(local),
-            (None, Some(parameter)) => {
-                let form = self.head.form();
-                form.names.of(&format!("{}.{parameter}", form.norm))
-            }
-            (None, None) => format!("{HEAD}.weight"),
+        if let Some((body, local)) = self.in_body(local) {
+            return body.parameter_path(local);
         }
+        let form = self.head.form();
+        let of_norm = local.strip_prefix("norms.").and_then(|local| HeadNorms::path(local, form.norm));
+        form.names.of(&of_norm.unwrap_or_else(|| HeadMatrix::path(local, form.embedding)))
     }
 
     fn placement(&self, local: &str) -> Placement {
@@ -262,7 +288,8 @@ impl<M: TrainingModule> StageModule for CutStage<M> {
             return body.placement(local);
         }
         let part = local.strip_prefix("parts.").and_then(|local| local.split('.').next()?.parse().ok());
-        part.map_or(Placement::REPLICATED, |part| self.head.placement(part))
+        let placement_of = |part| HeadMatrix::placement_of_part(self.head.form(), part, self.head.parts());
+        part.map_or(Placement::REPLICATED, placement_of)
     }
 
     fn refuses_slices(&self) -> Option<String> {
@@ -273,8 +300,14 @@ impl<M: TrainingModule> StageModule for CutStage<M> {
         self.in_body(local).is_some_and(|(body, local)| body.stays_in_single_precision(local))
     }
 
+    /// Returns the paths of the tables that the layers before the head share, and the path of the table of a
+    /// tied head.
     fn shared_parameters(&self) -> Vec<String> {
-        self.body.as_ref().map(M::shared_parameters).unwrap_or_default()
+        let form = self.head.form();
+        let mut paths = self.body.as_ref().map(M::shared_parameters).unwrap_or_default();
+        let tied = form.is_tied.then(|| form.names.of(&format!("{}.weight", form.embedding)));
+        paths.extend(tied.filter(|tied| !paths.contains(tied)));
+        paths
     }
 }
 

@@ -108,8 +108,8 @@ impl<F: DecoderFamily> ModelFamily for F {
         self.decoder().describe(&self.form(), sequence)
     }
 
-    fn head(&self) -> Option<HeadForm> {
-        Some(self.decoder().head(&self.form()))
+    fn head(&self) -> HeadForm {
+        self.decoder().head(&self.form())
     }
 
     fn initializer_range(&self) -> f64 {

@@ -206,26 +206,6 @@ pub enum ConfigError {
         /// The number of ranks.
         ranks: u32,
     },
-    /// The head of this family is one layer.
-    #[error(
-        "the head of this model cannot be cut into {parts} parts: its loss does not consist of one mean over all tokens; set \
-         `pipeline.head_parts` to 1, or use one of the families {}", .families.join(", ")
-    )]
-    WholeHead {
-        /// The number of parts.
-        parts: u32,
-        /// The families whose head can be cut.
-        families: Vec<&'static str>,
-    },
-    /// The head uses the table of the embedding.
-    #[error(
-        "the head cannot be cut into {parts} parts, because it uses the table of the embedding, which the first stage has whole: \
-         set `tie_word_embeddings` to false, or `pipeline.head_parts` to 1"
-    )]
-    TiedHead {
-        /// The number of parts.
-        parts: u32,
-    },
     /// A part of the head would have no token.
     #[error(
         "{parts} parts of a vocabulary of {vocabulary} tokens leave a part without a token; use a smaller \
@@ -394,8 +374,6 @@ impl ConfigError {
             | Self::LoraTarget { .. }
             | Self::LoraPattern { .. }
             | Self::LoraDropout { .. }
-            | Self::WholeHead { .. }
-            | Self::TiedHead { .. }
             | Self::HeadParts { .. }
             | Self::HeadPartsOfRanks { .. } => None,
         }

@@ -170,11 +170,8 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         None
     }
 
-    /// Returns the last norm and the head, if the head can be cut along the vocabulary
-    /// ([`CutModel`](crate::CutModel)).
-    fn head(&self) -> Option<HeadForm> {
-        None
-    }
+    /// Returns the last norm and the head, which [`CutModel`](crate::CutModel) may cut along the vocabulary.
+    fn head(&self) -> HeadForm;
 
     /// Returns the standard deviation of initial parameters.
     fn initializer_range(&self) -> f64;

@@ -106,13 +106,6 @@ impl ModelConfig {
             Ok(Family::in_file(&json).map_or_else(Vec::new, |family| family.table.unknown_keys(&json)))
         })
     }
-
-    /// Returns the names of the families whose head can be cut into parts.
-    pub(crate) fn families_with_parts() -> Vec<&'static str> {
-        let model = |name: &str| Self::of_sizes(name, DecoderConfig::new(8, 2), Map::new());
-        let has_parts = |name: &&str| model(name).is_ok_and(|model| model.family().head().is_some());
-        Self::MODEL_TYPES.iter().copied().filter(has_parts).collect()
-    }
 }
 
 impl Family {

@@ -1,16 +1,20 @@
 //! The last norm and the output head of a model, in the form that can be cut along the vocabulary, and the
 //! description of the parts as layers.
+//!
+//! A head may predict further tokens than the next one (DeepSeek-AI, 2024, arXiv:2412.19437). It then takes
+//! the hidden states of the last block and, behind them, the states of each further prediction. All of them
+//! meet one matrix.
 
 use std::ops::Range;
 
 use burn::tensor::Tensor;
-use pipewright::tensor::{Placement, TensorRank};
 use pipewright_schedule::{LayerDesc, ModelDesc};
 
 use crate::cost::{self, Cost, LOSS_PASSES};
 use crate::error::ConfigError;
 use crate::norm::NormForm;
 use crate::path_names::PathNames;
+use crate::split::ids_of_part;
 
 /// The last norm and the output head of a model, whose loss is the mean cross entropy.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,9 +37,30 @@ pub struct HeadForm {
     pub factor: f64,
     /// The bound of the logits: `cap tanh(logit / cap)` takes the place of a logit. `None` for no bound.
     pub cap: Option<f64>,
+    /// The further predictions.
+    pub further: FurtherPredictions,
+}
+
+/// The predictions of the tokens after the next one.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct FurtherPredictions {
+    /// The number of predictions: the last one is of the token so many positions after the next one.
+    pub depth: usize,
+    /// The factor of the mean of their losses.
+    pub loss_weight: f64,
+}
+
+/// Returns the path of the parameters of a further prediction, whose depth is counted from 1.
+pub(crate) fn prediction_path(depth: usize) -> String {
+    if depth == 1 { "mtp".to_owned() } else { format!("mtp_{depth}") }
 }
 
 impl HeadForm {
+    /// Returns the number of predictions.
+    pub(crate) fn predictions(&self) -> usize {
+        1 + self.further.depth
+    }
+
     /// Returns the normalised hidden states in the form in which the matrix takes them. They are multiplied
     /// by the factor of the logits, because they are narrower.
     pub(crate) fn scaled<const D: usize>(&self, normalised: Tensor<D>) -> Tensor<D> {
@@ -65,14 +90,11 @@ impl CutHead {
     /// Returns the head in this number of parts.
     ///
     /// # Errors
-    /// When a part would have no token, or the head uses the table of the embedding.
+    /// When a part would have no token.
     pub(crate) fn new(form: HeadForm, parts: u32) -> Result<Self, ConfigError> {
         let head = Self { form, parts };
         if parts == 0 || head.ids(parts - 1).is_empty() {
             return Err(ConfigError::HeadParts { parts, vocabulary: form.vocabulary });
-        }
-        if form.is_tied {
-            return Err(ConfigError::TiedHead { parts });
         }
         Ok(head)
     }
@@ -87,15 +109,15 @@ impl CutHead {
         self.parts
     }
 
-    /// Returns which columns of the head's matrix a part has.
-    pub(crate) fn placement(&self, part: u32) -> Placement {
-        Placement::of_layer(1, part, self.parts)
+    /// Returns the token ids whose logits a part computes.
+    pub(crate) fn ids(&self, part: u32) -> Range<usize> {
+        ids_of_part(part, self.parts, self.form.vocabulary)
     }
 
-    /// Returns the token ids whose logits a part computes. All parts have as many, except the last ones.
-    pub(crate) fn ids(&self, part: u32) -> Range<usize> {
-        // A part has the rows that a tensor rank would have.
-        self.placement(part).shard_of(TensorRank { index: 0, of: 1 }).range(self.form.vocabulary)
+    /// Returns the number of shards in which stages hold the table of the token embeddings: those of a tied
+    /// head, so that each part shares one.
+    pub(crate) fn table_parts(&self) -> u32 {
+        if self.form.is_tied { self.parts } else { 1 }
     }
 
     /// Returns `model` with a layer for each part in the place of the head. `tokens` is the number of tokens
@@ -108,14 +130,18 @@ impl CutHead {
 
     fn layer(&self, part: u32, tokens: u64) -> LayerDesc {
         let (width, ids) = (self.form.width as u64, self.ids(part).len() as u64);
+        let predictions = self.form.predictions() as u64;
         // The first part also normalises the hidden states; the others get them normalised.
         let (norm, kept) = if part == 0 {
-            (cost::norm(width) + cost::centring(width, self.form.form), 0)
+            let norm = cost::norm(width) + cost::centring(width, self.form.form);
+            (Cost { parameters: predictions * norm.parameters, ..norm }, 0)
         } else {
             (Cost::default(), width)
         };
+        // The rows of a tied head count as parameters of the embedding.
+        let [own, copied] = if self.form.is_tied { [0, width * ids] } else { [width * ids, 0] };
         let logits = Cost {
-            parameters: width * ids,
+            parameters: own,
             products: 6 * width * ids,
             mixing: 0,
             elements: LOSS_PASSES * ids,
@@ -125,7 +151,8 @@ impl CutHead {
         };
         let outputs = if part + 1 == self.parts { STATISTICS } else { width + STATISTICS };
         let path = format!("lm_head {}/{}", part + 1, self.parts);
-        (norm + logits).layer(path, "head part", tokens, outputs)
+        let cost = (norm + logits).for_each_of(predictions);
+        LayerDesc { copied, ..cost.layer(path, "head part", tokens, predictions * outputs) }
     }
 }
 
@@ -136,7 +163,7 @@ mod tests {
     fn form(vocabulary: usize) -> HeadForm {
         let (norm, embedding) = ("model.norm", "model.embed_tokens");
         let form = NormForm::usual(1e-5);
-        let names = PathNames::default();
+        let (names, further) = (PathNames::default(), FurtherPredictions::default());
         HeadForm {
             norm,
             names,
@@ -147,6 +174,7 @@ mod tests {
             is_tied: false,
             factor: 1.0,
             cap: None,
+            further,
         }
     }
 
@@ -162,6 +190,7 @@ mod tests {
             keys_values_bytes: 0,
             products: 0,
             mixing: 0,
+            copied: 0,
             trained: None,
         };
         let cut = CutHead::new(form(10), 3).expect("every part has a token");
@@ -171,6 +200,32 @@ mod tests {
         assert_eq!(numbers(|layer| layer.output_bytes), [200, 200, 40]);
         assert_eq!(model.layers[1].path, "lm_head 2/3");
         assert_eq!((cut.ids(0), cut.ids(2)), (0..4, 8..10));
+    }
+
+    #[test]
+    fn each_prediction_costs_as_much_as_the_first() {
+        let cut = |depth| {
+            let further = FurtherPredictions { depth, loss_weight: 1.0 };
+            CutHead::new(HeadForm { further, ..form(10) }, 3).expect("every part has a token")
+        };
+        for part in 0..3 {
+            let (one, three) = (cut(0).layer(part, 5), cut(2).layer(part, 5));
+            let numbers = |layer: &LayerDesc| {
+                [layer.weight, layer.activation_bytes, layer.output_bytes, layer.products]
+            };
+            assert_eq!(numbers(&three), numbers(&one).map(|number| 3 * number));
+            // Each has a norm of its own, and all have one matrix.
+            let norms = if part == 0 { 2 * 8 } else { 0 };
+            assert_eq!(three.parameters, one.parameters + norms);
+        }
+    }
+
+    #[test]
+    fn the_table_of_a_tied_head_counts_with_the_embedding() {
+        let cut = CutHead::new(HeadForm { is_tied: true, ..form(10) }, 3).expect("every part has a token");
+        let layers = [0, 1, 2].map(|part| cut.layer(part, 5));
+        assert_eq!(layers.each_ref().map(|layer| layer.parameters), [8, 0, 0]);
+        assert_eq!((layers.map(|layer| layer.copied), cut.table_parts()), ([32, 32, 16], 3));
     }
 
     #[test]
@@ -190,7 +245,5 @@ mod tests {
             let error = CutHead::new(form(10), parts).expect_err("a part without a token").to_string();
             assert!(error.contains(&format!("{parts} parts of a vocabulary of 10")), "{error}");
         }
-        let tied = HeadForm { is_tied: true, ..form(10) };
-        assert!(matches!(CutHead::new(tied, 2), Err(ConfigError::TiedHead { parts: 2 })));
     }
 }

@@ -60,6 +60,7 @@ pub mod generation_stage;
 pub mod training_module;
 mod documents;
 mod valid_tokens;
+mod predictions;
 
 mod mamba;
 mod block_cache;
@@ -112,7 +113,7 @@ pub use config_key::{KeyTable, KeyUse};
 pub use cut_model::CutModel;
 pub use error::{ConfigError, RefusedKey, SplitModel};
 pub use family::ModelFamily;
-pub use head_form::HeadForm;
+pub use head_form::{FurtherPredictions, HeadForm};
 pub use lora::{LoraConfig, LoraTargets};
 pub use model_config::ModelConfig;
 pub use parameter::{ParameterKind, ParameterSource, ParameterSpec, parameter_specs};

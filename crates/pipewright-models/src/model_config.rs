@@ -101,6 +101,14 @@ macro_rules! families {
             /// The names by which [`ModelConfig::from_json`] finds a family.
             pub const MODEL_TYPES: &'static [&'static str] = &[$(<$config>::MODEL_TYPE),*];
 
+            /// Returns the parts of the model that predict the next token, whose layers generate text: some
+            /// models also have layers for training alone.
+            pub fn for_generation(&self) -> Self {
+                match self {
+                    $(Self::$variant(config) => Self::$variant(config.for_generation()),)*
+                }
+            }
+
             /// Returns the configuration without its type.
             pub(crate) fn family(&self) -> &dyn AnyFamily {
                 match self {
@@ -290,11 +298,11 @@ impl ModelConfig {
         source: ModelSource<'_>,
         device: &Device,
     ) -> Result<Box<dyn GenerationStage>, HfError> {
-        self.generation_stage(0..self.layers(), source, device)
+        self.generation_stage(0..self.for_generation().layers(), source, device)
     }
 
-    /// Builds the stage that holds `layers` for generation, on `device`. Parameters of other layers are not
-    /// read.
+    /// Builds the stage that holds `layers` of [`ModelConfig::for_generation`], on `device`. Parameters of
+    /// other layers are not read.
     ///
     /// # Errors
     /// As [`hf::load_stage`] and [`hf::restore_stage`].

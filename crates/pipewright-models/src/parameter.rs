@@ -187,10 +187,15 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         self.tensor().ranks()
     }
 
+    /// Returns the number of shards of the table of the token embeddings; see [`Place::table_parts`].
+    pub(crate) fn table_parts(&self) -> u32 {
+        self.place.table_parts
+    }
+
     /// Returns how the stage that was built is split.
     pub(crate) fn into_split(self, vocabulary: usize) -> SplitStage {
-        let placements = Arc::new(self.placements);
-        SplitStage { tensor: self.place.tensor.clone(), vocabulary, placements }
+        let (placements, Place { tensor, table_parts, .. }) = (Arc::new(self.placements), self.place);
+        SplitStage { tensor: tensor.clone(), vocabulary, placements, table_parts: *table_parts }
     }
 
     /// Builds a linear layer that is split; with one rank it is whole. `inputs` and `outputs` are the sizes
@@ -355,8 +360,8 @@ fn outlined<const D: usize>(shape: &[usize], device: &Device) -> Param<Tensor<D>
 }
 
 /// Returns the parameters that `stage` contributes to a model directory, in the order in which Burn visits
-/// them. A stage does not know how files store them, so all have the usual layout. The table of a tied head
-/// is not among them, because it belongs to the embedding.
+/// them. A stage does not know how files store them, so all have the usual layout. Copies of tables, such as
+/// the table of a tied head, are not among them.
 pub fn parameter_specs<M: StageModule>(stage: &M) -> Vec<ParameterSpec> {
     let mut specs = Vec::new();
     visit_parameters(stage, |spec, _, _| specs.push(spec));
@@ -375,6 +380,10 @@ where
 
 /// The names of the variants of the families' enums of mixers and attentions.
 const VARIANTS: [&str; 5] = ["Mamba", "Attention", "Latent", "Mlp", "Experts"];
+
+/// The modules that hold copies of tables, as Burn's visitors name them. A model directory does not hold
+/// them.
+const COPIES: [&str; 3] = ["Struct:TiedHead", "Struct:TableCopy", "Struct:RelationCopy"];
 
 /// Removes the names of variants from a parameter path that Burn made. Checkpoints have no such part.
 pub(crate) fn without_variants(path: &str) -> String {
@@ -404,8 +413,11 @@ impl<M: StageModule, F: FnMut(ParameterSpec, Placement, &dyn Fn() -> TensorData)
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        // The original of a copy belongs to the embedding.
+        if self.owners.iter().any(|owner| COPIES.contains(&owner.as_str())) {
+            return;
+        }
         let kind = match self.owners.last().map(String::as_str) {
-            Some("Struct:TiedHead" | "Struct:RelationCopy") => return,
             Some("Struct:Linear" | "Struct:Projection" | "Struct:Router") if D == 2 => ParameterKind::Matrix,
             Some("Struct:Linear" | "Struct:Projection" | "Struct:Router") => ParameterKind::Bias,
             Some("Struct:Embedding") => ParameterKind::Table,

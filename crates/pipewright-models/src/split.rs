@@ -2,6 +2,7 @@
 //! layers can be split.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::Device;
@@ -21,11 +22,15 @@ pub struct Place {
     /// parameter by parameter, so that it is never held whole in single precision. Other parameters do not
     /// depend on this.
     pub precision: Precision,
+    /// The number of shards in which the stage holds the table of the token embeddings. It is the number of
+    /// parts of a tied head, so that each part shares the rows of one shard
+    /// ([`CutModel`](crate::CutModel)), and otherwise 1.
+    pub table_parts: u32,
 }
 
 impl From<Device> for Place {
     fn from(device: Device) -> Self {
-        Self { device, tensor: TensorParallel::default(), precision: Precision::F32 }
+        Self { device, tensor: TensorParallel::default(), precision: Precision::F32, table_parts: 1 }
     }
 }
 
@@ -43,12 +48,18 @@ pub(crate) struct SplitStage {
     pub(crate) vocabulary: usize,
     /// How the ranks hold each parameter, by path.
     pub(crate) placements: Arc<HashMap<String, Placement>>,
+    /// The number of shards of the table of the token embeddings; see [`Place::table_parts`].
+    pub(crate) table_parts: u32,
 }
 
 impl SplitStage {
-    /// Returns how the ranks hold the parameter at a path.
-    pub(crate) fn placement(&self, path: &str) -> Placement {
-        self.placements.get(path).copied().unwrap_or(Placement::REPLICATED)
+    /// Returns how the ranks hold the parameter at a path, which Burn has at `local`.
+    pub(crate) fn placement(&self, local: &str, path: &str) -> Placement {
+        match shard_of_table(local) {
+            // All shards of the table have one path.
+            Some(index) if self.table_parts > 1 => Placement::of_layer(0, index, self.table_parts),
+            _ => self.placements.get(path).copied().unwrap_or(Placement::REPLICATED),
+        }
     }
 
     /// Returns an error if other ranks have shards of the stage.
@@ -58,6 +69,23 @@ impl SplitStage {
             ranks => Err(SplitModel { ranks }),
         }
     }
+}
+
+/// The field of a table of token embeddings that has its shards.
+const SHARDS: &str = "shards";
+
+/// Returns the index of the shard that the parameter `local` of Burn is, if it is one of a table of token
+/// embeddings.
+pub(crate) fn shard_of_table(local: &str) -> Option<u32> {
+    let mut names = local.rsplit('.').skip(1);
+    let index = names.next()?.parse().ok()?;
+    (names.next() == Some(SHARDS)).then_some(index)
+}
+
+/// Returns the token ids of a part of the vocabulary. All parts have as many, except the last ones.
+pub(crate) fn ids_of_part(part: u32, parts: u32, vocabulary: usize) -> Range<usize> {
+    // A part has the rows that a tensor rank would have.
+    Placement::of_layer(0, part, parts).shard_of(TensorRank { index: 0, of: 1 }).range(vocabulary)
 }
 
 /// Requires that each of `ranks` ranks gets a part of a dimension: the size of `key`, along which `parameter`

@@ -1,18 +1,58 @@
 //! The layers that have a row for each token id: the table of the token embeddings and the output head. Each
 //! of the ranks that compute a stage together holds the rows of a part of the vocabulary.
 
-use burn::module::{Module, Param};
-use burn::tensor::Tensor;
+use burn::module::Module;
+use burn::tensor::{Int, Tensor};
 use pipewright::nn::{Embedding, Linear, TensorParallel, TiedHead};
 use pipewright::tensor::Placement;
 
-use crate::head_form::HeadForm;
+use crate::head_form::{HeadForm, prediction_path};
 use crate::norm::Norm;
 use crate::parameter::{Builder, ParameterKind, ParameterSource, SplitLinear};
-use crate::split::require_parts;
+use crate::split::{SplitStage, ids_of_part, require_parts, shard_of_table};
 
 /// The path of an output head that has a matrix of its own.
 pub(crate) const HEAD: &str = "lm_head";
+
+/// The table of the token embeddings: whole, a rank's shard of it, or all shards that the parts of a tied
+/// head share. All shards have the path of the table.
+#[derive(Module, Debug)]
+pub(crate) struct TokenTable {
+    /// In the order of the token ids. [`shard_of_table`] reads the name of this field.
+    shards: Vec<Embedding>,
+}
+
+/// A copy of the table of the token embeddings on a layer behind the embedding. A model directory does not
+/// hold it.
+#[derive(Module, Debug)]
+pub(crate) struct TableCopy {
+    table: TokenTable,
+}
+
+impl TokenTable {
+    /// Returns the row of each id. Shapes: ids `[batch, sequence]`, result `[batch, sequence, hidden]`.
+    ///
+    /// # Panics
+    /// When an id is outside the vocabulary.
+    pub(crate) fn forward(&self, ids: Tensor<2, Int>, split: &SplitStage) -> Tensor<3> {
+        let vocabulary = split.vocabulary;
+        if let [table] = self.shards.as_slice() {
+            return table.forward_split(ids, vocabulary, &split.tensor);
+        }
+        let shards = self.shards.len() as u32;
+        let parts = self.shards.iter().zip(0..).map(|(shard, index)| {
+            shard.forward_part(ids.clone(), vocabulary, ids_of_part(index, shards, vocabulary))
+        });
+        parts.reduce(|sum, part| sum + part).expect("a table has a shard")
+    }
+}
+
+impl TableCopy {
+    /// Does what [`TokenTable::forward`] does.
+    pub(crate) fn forward(&self, ids: Tensor<2, Int>, split: &SplitStage) -> Tensor<3> {
+        self.table.forward(ids, split)
+    }
+}
 
 impl<S: ParameterSource> Builder<'_, S> {
     /// Builds the table of the token embeddings, `[vocabulary, hidden]`, at `path`.
@@ -21,81 +61,191 @@ impl<S: ParameterSource> Builder<'_, S> {
         path: &str,
         vocabulary: usize,
         hidden: usize,
-    ) -> Result<Param<Tensor<2>>, S::Error> {
-        let ranks = self.tensor_ranks();
+    ) -> Result<TokenTable, S::Error> {
+        let (ranks, parts) = (self.tensor_ranks(), self.table_parts());
         require_parts(path, "weight", ("vocab_size", vocabulary), ranks)?;
-        self.placed(path, "weight", [vocabulary, hidden], ParameterKind::Table, Placement::split(0, ranks))
+        let shards = (0..parts).map(|index| {
+            let placement =
+                if parts > 1 { Placement::of_layer(0, index, parts) } else { Placement::split(0, ranks) };
+            let shape = [vocabulary, hidden];
+            let weight = self.placed(path, "weight", shape, ParameterKind::Table, placement)?;
+            Ok(Embedding { weight })
+        });
+        Ok(TokenTable { shards: shards.collect::<Result<_, S::Error>>()? })
     }
 
-    /// Builds an output head with a matrix of its own.
-    fn head(&mut self, vocabulary: usize, hidden: usize) -> Result<Linear, S::Error> {
-        let shards = self.tensor_ranks();
-        require_parts(HEAD, "weight", ("vocab_size", vocabulary), shards)?;
-        self.split_linear(false, HEAD, [hidden, vocabulary], SplitLinear::Outputs { shards })
+    /// Builds a copy of the table of the token embeddings, which is at `path`.
+    pub(crate) fn table_copy(
+        &mut self,
+        path: &str,
+        vocabulary: usize,
+        hidden: usize,
+    ) -> Result<TableCopy, S::Error> {
+        Ok(TableCopy { table: self.token_table(path, vocabulary, hidden)? })
     }
 }
 
-/// The last norm and the output head of a model. It is the field `head` of a stage;
-/// [`OutputHead::parameter_path`] gives its parameters the paths of a Hugging Face directory.
+/// The matrix of an output head, or of a part of one.
+#[derive(Module, Debug)]
+pub(crate) enum HeadMatrix {
+    /// A matrix of the head's own.
+    Own(Linear),
+    /// A copy of the table of the token embeddings, or of some of its rows.
+    Tied(TiedHead),
+}
+
+impl HeadMatrix {
+    /// Builds the matrix of a whole head, or a rank's part of it.
+    fn whole<S: ParameterSource>(form: &HeadForm, builder: &mut Builder<'_, S>) -> Result<Self, S::Error> {
+        let (shards, size) = (builder.tensor_ranks(), ("vocab_size", form.vocabulary));
+        if form.is_tied {
+            require_parts(form.embedding, "weight", size, shards)?;
+            return Self::tied(form, Placement::split(0, shards), builder);
+        }
+        require_parts(HEAD, "weight", size, shards)?;
+        let (shape, split) = ([form.width, form.vocabulary], SplitLinear::Outputs { shards });
+        builder.split_linear(false, HEAD, shape, split).map(Self::Own)
+    }
+
+    /// Builds the matrix of the part `index` of `parts`.
+    pub(crate) fn part<S: ParameterSource>(
+        form: &HeadForm,
+        index: u32,
+        parts: u32,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<Self, S::Error> {
+        let placement = Self::placement_of_part(form, index, parts);
+        if form.is_tied {
+            return Self::tied(form, placement, builder);
+        }
+        let shape = [form.width, form.vocabulary];
+        let weight = builder.placed(HEAD, "weight", shape, ParameterKind::Matrix, placement)?;
+        Ok(Self::Own(Linear { weight, bias: None }))
+    }
+
+    fn tied<S: ParameterSource>(
+        form: &HeadForm,
+        placement: Placement,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<Self, S::Error> {
+        let shape = [form.vocabulary, form.width];
+        let weight = builder.placed(form.embedding, "weight", shape, ParameterKind::Table, placement)?;
+        Ok(Self::Tied(TiedHead { weight }))
+    }
+
+    /// Returns the shard of the whole matrix that a part has: some columns of a matrix of the head's own, or
+    /// some rows of a table.
+    pub(crate) fn placement_of_part(form: &HeadForm, index: u32, parts: u32) -> Placement {
+        Placement::of_layer(if form.is_tied { 0 } else { 1 }, index, parts)
+    }
+
+    /// Returns the products `[tokens, ids]` of hidden states `[tokens, hidden]`.
+    pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        match self {
+            Self::Own(matrix) => matrix.forward(x),
+            Self::Tied(table) => table.forward(x),
+        }
+    }
+
+    /// Returns the path in a directory of the parameter at `local`. `embedding` is the path of the embedding.
+    pub(crate) fn path(local: &str, embedding: &str) -> String {
+        let is_tied = local.split('.').any(|name| name == "Tied");
+        format!("{}.weight", if is_tied { embedding } else { HEAD })
+    }
+}
+
+/// The norms in front of an output head: the last norm of the model, and the norm of each further
+/// prediction.
+#[derive(Module, Debug)]
+pub(crate) struct HeadNorms {
+    last: Norm,
+    further: Vec<Norm>,
+}
+
+impl HeadNorms {
+    pub(crate) fn build<S: ParameterSource>(
+        form: &HeadForm,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<Self, S::Error> {
+        let mut norm = |path: &str| builder.form_norm(path, form.width, form.form);
+        let last = norm(form.norm)?;
+        let further = (1..=form.further.depth).map(|depth| norm(&format!("{}.norm", prediction_path(depth))));
+        Ok(Self { last, further: further.collect::<Result<_, S::Error>>()? })
+    }
+
+    /// Returns the normalised states of each prediction, `[tokens, hidden]`, from the states of all,
+    /// `[predictions * tokens, hidden]`.
+    fn each(&self, states: Tensor<2>) -> Vec<Tensor<2>> {
+        if self.further.is_empty() {
+            return vec![self.last.forward(states)];
+        }
+        let norms = std::iter::once(&self.last).chain(&self.further);
+        let states = states.chunk(1 + self.further.len(), 0);
+        norms.zip(states).map(|(norm, states)| norm.forward(states)).collect()
+    }
+
+    /// Returns the normalised states of all predictions: `[predictions * tokens, hidden]` in and out.
+    pub(crate) fn forward(&self, states: Tensor<2>) -> Tensor<2> {
+        let mut each = self.each(states);
+        if each.len() == 1 { each.remove(0) } else { Tensor::cat(each, 0) }
+    }
+
+    /// Returns the path in a directory of the parameter at `local`. `norm` is the path of the last norm.
+    pub(crate) fn path(local: &str, norm: &str) -> Option<String> {
+        if let Some(name) = local.strip_prefix("last.") {
+            return Some(format!("{norm}.{name}"));
+        }
+        let (index, name) = local.strip_prefix("further.")?.split_once('.')?;
+        Some(format!("{}.norm.{name}", prediction_path(index.parse::<usize>().ok()? + 1)))
+    }
+}
+
+/// The last norm and the output head of a model. It is the field `head` of a stage; [`vocabulary_path`] gives
+/// its parameters the paths of a Hugging Face directory.
 #[derive(Module, Debug)]
 pub(crate) struct OutputHead {
-    norm: Norm,
-    /// The matrix of a head that is not tied to the embedding.
-    lm_head: Option<Linear>,
-    /// A copy of the embedding's table, which a tied head uses.
-    tied_head: Option<TiedHead>,
+    norms: HeadNorms,
+    matrix: HeadMatrix,
     #[module(skip)]
     form: HeadForm,
 }
 
 impl OutputHead {
-    /// Builds the head. It has a copy of the embedding's table if it is tied, or if `needs_table`.
     pub(crate) fn build<S: ParameterSource>(
         form: &HeadForm,
-        needs_table: bool,
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
-        let HeadForm { norm, embedding, width, vocabulary, is_tied, .. } = *form;
-        let norm = builder.form_norm(norm, width, form.form)?;
-        let lm_head = (!is_tied).then(|| builder.head(vocabulary, width)).transpose()?;
-        let table = (is_tied || needs_table).then(|| builder.token_table(embedding, vocabulary, width));
-        let tied_head = table.transpose()?.map(|weight| TiedHead { weight });
-        Ok(Self { norm, lm_head, tied_head, form: *form })
+        let norms = HeadNorms::build(form, builder)?;
+        Ok(Self { norms, matrix: HeadMatrix::whole(form, builder)?, form: *form })
     }
 
-    /// Returns the logits `[tokens, vocabulary]` of the hidden states `[tokens, hidden]` after the last
-    /// block, for this rank's part of the vocabulary.
+    /// Returns the logits `[tokens, vocabulary]` of the next token from the hidden states `[tokens, hidden]`
+    /// after the last block, for this rank's part of the vocabulary.
     pub(crate) fn forward(&self, hidden: Tensor<2>, tensor: &TensorParallel) -> Tensor<2> {
-        self.logits(self.norm.forward(hidden), tensor)
+        self.logits(self.norms.last.forward(hidden), tensor)
     }
 
-    /// Returns the logits of hidden states that are normalised.
-    pub(crate) fn logits(&self, normalised: Tensor<2>, tensor: &TensorParallel) -> Tensor<2> {
+    /// Returns the logits of each prediction, from the states of all, `[predictions * tokens, hidden]`.
+    pub(crate) fn forward_each(&self, states: Tensor<2>, tensor: &TensorParallel) -> Vec<Tensor<2>> {
+        self.norms.each(states).into_iter().map(|normalised| self.logits(normalised, tensor)).collect()
+    }
+
+    fn logits(&self, normalised: Tensor<2>, tensor: &TensorParallel) -> Tensor<2> {
         let x = tensor.enter(self.form.scaled(normalised));
-        let products = match (&self.lm_head, &self.tied_head) {
-            (Some(head), _) => head.forward(x),
-            (None, Some(head)) => head.forward(x),
-            (None, None) => unreachable!("a head has a matrix or a copy of the table"),
-        };
-        self.form.bounded(products)
+        self.form.bounded(self.matrix.forward(x))
     }
+}
 
-    /// Returns the copy of the embedding's table.
-    pub(crate) fn table(&self) -> Option<Embedding> {
-        self.tied_head.as_ref().map(|head| Embedding { weight: head.weight.clone() })
+/// Returns the path in a directory of a parameter of a stage, which Burn has at `local`, if it belongs to the
+/// table of the token embeddings or to the head. `norm` and `embedding` are the paths of the last norm and of
+/// the embedding.
+pub(crate) fn vocabulary_path(local: &str, norm: &str, embedding: &str) -> Option<String> {
+    if shard_of_table(local).is_some() {
+        return Some(format!("{embedding}.weight"));
     }
-
-    /// Returns the path in a directory of a parameter of a stage, which Burn has at `local`; `None` if it
-    /// does not belong to the head. `norm` and `embedding` are the paths of the last norm and of the
-    /// embedding.
-    pub(crate) fn parameter_path(local: &str, norm: &str, embedding: &str) -> Option<String> {
-        let local = local.strip_prefix("head.")?;
-        if let Some(parameter) = local.strip_prefix("norm.") {
-            return Some(format!("{norm}.{parameter}"));
-        }
-        Some(match local {
-            "tied_head.weight" => format!("{embedding}.weight"),
-            lm_head => lm_head.to_owned(),
-        })
+    let local = local.strip_prefix("head.")?;
+    match local.strip_prefix("norms.") {
+        Some(local) => HeadNorms::path(local, norm),
+        None => Some(HeadMatrix::path(local, embedding)),
     }
 }

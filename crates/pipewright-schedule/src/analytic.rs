@@ -28,6 +28,7 @@
 //!     keys_values_bytes: 0,
 //!     products: 0,
 //!     mixing: 0,
+//!     copied: 0,
 //!     trained: None,
 //! };
 //! let model = ModelDesc { layers: vec![layer] };
@@ -284,6 +285,7 @@ mod tests {
             keys_values_bytes: 0,
             products: 0,
             mixing: 0,
+            copied: 0,
             trained: None,
         }
     }

@@ -25,8 +25,12 @@ pub struct LayerDesc {
     pub path: String,
     /// The kind of layer, as the model family calls it, such as `decoder`.
     pub kind: String,
-    /// The number of scalar parameters.
+    /// The number of scalar parameters, without copies of parameters that another layer has.
     pub parameters: u64,
+    /// The number of scalar parameters that the layer has a copy of, such as the table of the embedding in a
+    /// tied head. A copy takes memory and is updated like the layer's own parameters.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub copied: u64,
     /// The layer's cost relative to the other layers, in any unit; `weighted` and `optimal` partitions
     /// balance it.
     pub weight: u64,
@@ -71,20 +75,26 @@ impl ModelDesc {
     }
 }
 
+/// Returns whether a number is left out of a file.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 impl LayerDesc {
     /// Returns whether training changes parameters of the layer.
     pub fn is_trained(&self) -> bool {
         self.trained != Some(0)
     }
 
-    /// Returns the number of scalar parameters that training changes.
+    /// Returns the number of scalar parameters that training changes, including copies.
     pub fn trained_parameters(&self) -> u64 {
-        self.trained.unwrap_or(self.parameters)
+        self.trained.unwrap_or_else(|| self.parameters.saturating_add(self.copied))
     }
 
-    /// Returns the number of all scalar parameters, including the parameters of adapters.
+    /// Returns the number of all scalar parameters, including copies and the parameters of adapters.
     pub fn all_parameters(&self) -> u64 {
-        self.parameters.saturating_add(self.trained.unwrap_or(0))
+        self.parameters.saturating_add(self.copied).saturating_add(self.trained.unwrap_or(0))
     }
 
     /// Returns whether two layers differ in nothing but their path.
@@ -116,6 +126,7 @@ mod tests {
             keys_values_bytes: 0,
             products: 0,
             mixing: 0,
+            copied: 0,
             trained: None,
         };
         let layers = vec![layer("a", "0"), layer("b", "1"), layer("b", "2"), layer("a", "3")];

@@ -155,6 +155,7 @@ mod tests {
             keys_values_bytes: 0,
             products: 0,
             mixing: 0,
+            copied: 0,
             trained: None,
         };
         let layers = ModelDesc { layers: vec![described] };

@@ -116,6 +116,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "mod_aux_loss_weight",
             "mtp_loss_weight",
             "mtp_block",
+            "mtp_depth",
         ],
     ),
     ("adapter", &["kind", "rank", "alpha", "dropout", "rslora", "targets", "path"]),

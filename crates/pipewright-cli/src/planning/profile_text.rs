@@ -142,6 +142,7 @@ mod tests {
             keys_values_bytes: 0,
             products: 0,
             mixing: 0,
+            copied: 0,
             trained: None,
         };
         let kind = KindFigures {

@@ -94,7 +94,7 @@ pub(crate) fn launch(
     // device.
     let precision = config.precision;
     let make_stage = move |stage, tensor: &TensorParallel| {
-        let place = Place { device: Device::flex().autodiff(), tensor: tensor.clone(), precision };
+        let place = Place { tensor: tensor.clone(), precision, ..Device::flex().autodiff().into() };
         let made = model.training_stage(partition.range(stage), &initial, place);
         made.map_err(|error| sentence(&error))
     };

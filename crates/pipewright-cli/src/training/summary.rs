@@ -36,7 +36,7 @@ impl Summary<'_> {
     /// Returns the summary as JSON.
     pub(crate) fn json(&self) -> Value {
         let numbers = |stages: Vec<StageIndex>| stages.iter().map(|stage| stage.get()).collect::<Vec<u32>>();
-        let shared = shared(self.stages).into_iter();
+        let shared = self.shared().into_iter();
         let shared = shared.map(|(path, stages)| json!({ "parameter": path, "stages": numbers(stages) }));
         let run = &self.prepared.settings.run;
         let layers = &self.prepared.layers.layers;
@@ -118,12 +118,37 @@ impl Summary<'_> {
             let words = format!("on rank {rank}: layers {first} to {last} ({kinds}), {size}{frozen}");
             line(text, &format!("stage {stage}"), &words);
         }
-        for (path, stages) in shared(self.stages) {
+        for (path, stages) in self.shared() {
             let stages = listed(&stages);
-            line(text, "shared", &format!("{path}: one parameter, with a copy in each of stages {stages}"));
+            let (held, size) = if self.prepared.model.parts() > 1 {
+                ("all or some of its rows", "all rows")
+            } else {
+                ("a copy", "each copy")
+            };
+            line(text, "shared", &format!("{path}: one parameter, with {held} in each of stages {stages}"));
             let numbers = elements_of(self.prepared, path);
-            line(text, "shared", &format!("{path}: {numbers} numbers in each copy"));
+            line(text, "shared", &format!("{path}: {numbers} numbers in {size}"));
         }
+    }
+
+    /// Returns the parameters that several stages hold, each with the list of its stages. The parts of a head
+    /// with a matrix of its own are not copies: together they are the matrix.
+    fn shared(&self) -> BTreeMap<&str, Vec<StageIndex>> {
+        let mut holders: BTreeMap<&str, (Vec<StageIndex>, usize)> = BTreeMap::new();
+        for (stage, specs) in (0..).map(StageIndex::new).zip(self.stages) {
+            for spec in specs {
+                let (stages, elements) = holders.entry(&spec.path).or_default();
+                if stages.last() != Some(&stage) {
+                    stages.push(stage);
+                }
+                *elements += spec.shape.iter().product::<usize>();
+            }
+        }
+        let has_parts = self.prepared.model.parts() > 1;
+        holders.retain(|path, (stages, elements)| {
+            stages.len() > 1 && (!has_parts || *elements > elements_of(self.prepared, path))
+        });
+        holders.into_iter().map(|(path, (stages, _))| (path, stages)).collect()
     }
 }
 
@@ -288,21 +313,6 @@ fn kinds_of(layers: &[LayerDesc]) -> Vec<(&str, usize)> {
         }
     }
     counts
-}
-
-/// Returns the parameters that several stages hold, each with the list of its stages.
-fn shared(stages: &[Vec<ParameterSpec>]) -> BTreeMap<&str, Vec<StageIndex>> {
-    let mut holders: BTreeMap<&str, Vec<StageIndex>> = BTreeMap::new();
-    for (stage, specs) in (0..).map(StageIndex::new).zip(stages) {
-        for spec in specs {
-            let stages = holders.entry(&spec.path).or_default();
-            if stages.last() != Some(&stage) {
-                stages.push(stage);
-            }
-        }
-    }
-    holders.retain(|_, stages| stages.len() > 1);
-    holders
 }
 
 /// Returns the number of elements of a parameter, of all tensor ranks together.

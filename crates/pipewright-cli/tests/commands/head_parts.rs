@@ -83,6 +83,61 @@ fn a_killed_run_resumes_with_another_number_of_parts() {
     assert_near(&cut, &whole);
 }
 
+/// A hybrid with a tied head and two further predictions.
+const HYBRID: [&str; 5] = [
+    "model.architecture=hybrid",
+    "model.tie_word_embeddings=true",
+    "model.mtp_loss_weight=0.3",
+    "model.mtp_depth=2",
+    "model.mtp_block=D",
+];
+
+#[test]
+fn check_lists_predictions_and_the_shards_of_a_table() {
+    let run = Run::new();
+    let cut = ["pipeline.head_parts=3", "pipeline.partition=explicit", "pipeline.boundaries=[6]"];
+    let (code, out, said) = command(&run, &["check", "small.toml"], &[&HYBRID[..], &cut].concat());
+    let text = out + &said;
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("model     10 layers"), "{text}");
+    let first = "stage 0   on rank 0: layers 0 to 5 (1 embedding, 2 attention, 2 dense, 1 prediction)";
+    assert!(text.contains(first), "{text}");
+    assert!(text.contains("stage 1   on rank 1: layers 6 to 9 (1 prediction, 3 head part)"), "{text}");
+    let shared =
+        "model.embed_tokens.weight: one parameter, with all or some of its rows in each of stages 0 and 1";
+    assert!(text.contains(shared), "{text}");
+}
+
+#[test]
+fn a_hybrid_with_a_tied_head_resumes_with_another_number_of_parts() {
+    let cut = Run::new();
+    let first = ["run.steps=4", "pipeline.head_parts=3", "pipeline.schedule=zb-h1", CONSTANT];
+    cut.train(&[&HYBRID[..], &first].concat());
+    cut.resume(&["run.steps=6", "pipeline.head_parts=1", "pipeline.schedule=1f1b"]);
+    cut.resume(&["run.steps=8", "pipeline.head_parts=5"]);
+    let whole = Run::new();
+    whole.train(&[&HYBRID[..], &["run.steps=8", CONSTANT]].concat());
+    assert_near(&cut, &whole);
+    // The text comes from the model without its further predictions, on one rank and on several.
+    let texts = ["1", "2"].map(|ranks| {
+        let arguments =
+            ["generate", "out", "--prompt", "the", "--tokens", "4", "--temperature", "0", "--ranks", ranks];
+        let (code, out, said) = command(&cut, &arguments, &[]);
+        assert_eq!(code, Some(0), "{said}");
+        out
+    });
+    assert_eq!(texts[0], texts[1]);
+}
+
+/// The parts of a head that no stage shares are not listed as copies.
+#[test]
+fn check_lists_no_copies_of_a_head_of_its_own() {
+    let run = Run::new();
+    let (code, out, said) = command(&run, &["check", "small.toml"], &["pipeline.head_parts=6"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(!out.contains("lm_head.weight: one parameter"), "{out}");
+}
+
 #[test]
 fn the_slices_of_a_file_have_names_of_their_own() {
     let run = Run::new();
@@ -172,14 +227,12 @@ fn heads_that_cannot_be_cut_are_refused() {
         &["pipeline.head_parts=127"],
         "127 parts of a vocabulary of 128 tokens leave a part without a token",
     );
+    let hybrid = ["model.architecture=hybrid", "model.mtp_loss_weight=0.3"];
     refused(
-        &[parts, "model.tie_word_embeddings=true"],
-        "the head cannot be cut into 2 parts, because it uses the table",
+        &[&hybrid[..], &["pipeline.head_parts=129"]].concat(),
+        "129 parts of a vocabulary of 128 tokens leave a part without a token",
     );
-    refused(
-        &[parts, "model.architecture=hybrid"],
-        "use one of the families llama, qwen2, qwen3, qwen3_moe, qwen2_moe, mistral, mixtral, smollm3, granite, phi3, olmo2, gemma2, gemma3_text, starcoder2, gpt2, gpt_oss, deepseek_v2, deepseek_v3, nemotron_h",
-    );
+    refused(&[parts, hybrid[0], hybrid[1], "model.mtp_depth=0"], "`mtp_depth = 0` is out of range");
     refused(&[parts, "mesh.tensor_parallel=2"], "2 tensor ranks split the vocabulary already");
     let (code, _, said) = command(&run, &["check", "small.toml"], &[parts, "optimizer.name=adafactor"]);
     let words = said.split_whitespace().collect::<Vec<_>>().join(" ");

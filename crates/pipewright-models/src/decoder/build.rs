@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use pipewright::nn::Embedding;
 use pipewright::stage::Stage;
 
 use super::attentions::BlockAttentions;
@@ -10,7 +9,7 @@ use super::block::DecoderBlock;
 use super::config::DecoderConfig;
 use super::form::BlockForm;
 use super::stage::{DecoderModel, DecoderStage, EMBEDDING, NORM, POSITION_TABLE};
-use crate::head_form::HeadForm;
+use crate::head_form::{FurtherPredictions, HeadForm};
 use crate::parameter::{Builder, ParameterSource};
 use crate::split::{Place, SplitStage};
 use crate::stage_layers::{Layer, stage_layers};
@@ -34,19 +33,19 @@ impl DecoderConfig {
         for layer in stage_layers(layers, self.num_hidden_layers)? {
             match layer {
                 Layer::Embedding => {
-                    let weight = builder.token_table(EMBEDDING, self.vocab_size, self.hidden_size)?;
-                    stage.model.embed_tokens = Some(Embedding { weight });
-                    let table = form
+                    let table = builder.token_table(EMBEDDING, self.vocab_size, self.hidden_size)?;
+                    stage.model.embed_tokens = Some(table);
+                    let positions = form
                         .position_table
                         .map(|positions| builder.embedding(POSITION_TABLE, positions, self.hidden_size));
-                    stage.model.embed_positions = table.transpose()?;
+                    stage.model.embed_positions = positions.transpose()?;
                 }
                 Layer::Block(index) => {
                     let path = format!("model.layers.{index}");
                     let block = DecoderBlock::build(self, form, index, &path, &mut builder)?;
                     stage.model.layers[index] = Some(block);
                 }
-                Layer::Head => stage.head = Some(OutputHead::build(&self.head(form), false, &mut builder)?),
+                Layer::Head => stage.head = Some(OutputHead::build(&self.head(form), &mut builder)?),
             }
         }
         stage.split = builder.into_split(self.vocab_size);
@@ -65,6 +64,7 @@ impl DecoderConfig {
             is_tied: self.tie_word_embeddings,
             factor: form.factors.logits,
             cap: form.logit_cap,
+            further: FurtherPredictions::default(),
         }
     }
 }

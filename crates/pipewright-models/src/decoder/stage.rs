@@ -19,7 +19,7 @@ use crate::router::is_of_router;
 use crate::split::SplitStage;
 use crate::stage_layers::Layer;
 use crate::valid_tokens::reach;
-use crate::vocabulary::OutputHead;
+use crate::vocabulary::{OutputHead, TokenTable, vocabulary_path};
 
 /// The path of the embedding.
 pub(super) const EMBEDDING: &str = "model.embed_tokens";
@@ -51,7 +51,7 @@ pub struct DecoderStage {
 
 #[derive(Module, Debug)]
 pub(super) struct DecoderModel {
-    pub(super) embed_tokens: Option<Embedding>,
+    pub(super) embed_tokens: Option<TokenTable>,
     /// The vectors of positions, in a family that has them.
     pub(super) embed_positions: Option<Embedding>,
     /// One entry for each block of the whole model.
@@ -248,15 +248,15 @@ impl StageModule for DecoderStage {
         Ok(pack(self.run_layer(self.layers()[block], unpack(input)?, &mut attentions, context)))
     }
 
-    /// Gives parameters the paths of a Hugging Face directory, which differ from Burn's for the last norm and
-    /// the head, and in families with other names.
+    /// Gives parameters the paths of a Hugging Face directory, which differ from Burn's for the embedding, the
+    /// last norm and the head, and in families with other names.
     fn parameter_path(&self, local: &str) -> String {
-        let of_head = OutputHead::parameter_path(local, NORM, EMBEDDING);
-        self.names.of(&of_head.unwrap_or_else(|| without_variants(local)))
+        let of_ends = vocabulary_path(local, NORM, EMBEDDING);
+        self.names.of(&of_ends.unwrap_or_else(|| without_variants(local)))
     }
 
     fn placement(&self, local: &str) -> Placement {
-        self.split.placement(&self.parameter_path(local))
+        self.split.placement(local, &self.parameter_path(local))
     }
 
     /// The ranks have the logits of their parts of the vocabulary.
@@ -289,11 +289,9 @@ impl DecoderInput {
     ///
     /// # Panics
     /// When the input is not of the kind that the stage takes, or a token id is outside the vocabulary.
-    pub(crate) fn embed(self, table: Option<&Embedding>, split: &SplitStage) -> Tensor<3> {
+    pub(crate) fn embed(self, table: Option<&TokenTable>, split: &SplitStage) -> Tensor<3> {
         match (table, self) {
-            (Some(table), Self::Tokens(tokens)) => {
-                table.forward_split(tokens, split.vocabulary, &split.tensor)
-            }
+            (Some(table), Self::Tokens(tokens)) => table.forward(tokens, split),
             (None, Self::Hidden(hidden)) => hidden,
             (Some(_), Self::Hidden(_)) => panic!("the first stage takes token ids, not hidden states"),
             (None, Self::Tokens(_)) => {

@@ -12,21 +12,22 @@ use pipewright::tensor::{Boundary, BoundaryError, Unpack, Value, ValueKind, Valu
 pub enum HybridInput {
     /// Token ids `[batch, sequence]`, for the stage with the embeddings.
     Tokens(Tensor<2, Int>),
-    /// Hidden states `[batch, sequence, hidden]` and the token ids.
+    /// Hidden states `[predictions * batch, sequence, hidden]` and the token ids: the states of the last block
+    /// before the stage, and behind them those of each further prediction before the stage.
     Hidden(Tensor<3>, Tensor<2, Int>),
 }
 
 /// The output of a stage.
 #[derive(Debug, Clone)]
 pub enum HybridOutput {
-    /// Hidden states `[batch, sequence, hidden]` and the token ids.
+    /// Hidden states and the token ids, as in [`HybridInput::Hidden`].
     Hidden(Tensor<3>, Tensor<2, Int>),
     /// The logits `[batch, sequence, vocabulary]` of the last stage.
     Logits {
         /// The logits of the next token.
         logits: Tensor<3>,
-        /// The logits of the token after it, if the model has a second head.
-        second: Option<Tensor<3>>,
+        /// The logits of each further prediction.
+        further: Vec<Tensor<3>>,
     },
 }
 
@@ -50,23 +51,22 @@ impl Boundary for HybridOutput {
     fn pack(self, into: &mut Values) {
         match self {
             Self::Hidden(hidden, ids) => (hidden, ids).pack(into),
-            Self::Logits { logits, second } => {
+            Self::Logits { logits, further } => {
                 logits.pack(into);
-                if let Some(second) = second {
-                    second.pack(into);
-                }
+                further.into_iter().for_each(|logits| logits.pack(into));
             }
         }
     }
 
     fn unpack(from: &mut Unpack) -> Result<Self, BoundaryError> {
         let first = Tensor::unpack(from)?;
-        match from.peek().map(Value::kind) {
-            Some(ValueKind::Int) => Tensor::unpack(from).map(|ids| Self::Hidden(first, ids)),
-            Some(_) => {
-                Tensor::unpack(from).map(|second| Self::Logits { logits: first, second: Some(second) })
-            }
-            None => Ok(Self::Logits { logits: first, second: None }),
+        if from.peek().map(Value::kind) == Some(ValueKind::Int) {
+            return Tensor::unpack(from).map(|ids| Self::Hidden(first, ids));
         }
+        let mut further = Vec::new();
+        while from.peek().is_some() {
+            further.push(Tensor::unpack(from)?);
+        }
+        Ok(Self::Logits { logits: first, further })
     }
 }

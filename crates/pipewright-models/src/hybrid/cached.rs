@@ -89,7 +89,7 @@ impl StageCache for CachedHybrid<'_> {
         Ok(pack(match &stage.head {
             Some(head) => {
                 let logits = head.forward(hidden.narrow(0, count - 1, 1), &stage.split.tensor);
-                HybridOutput::Logits { logits: logits.unsqueeze(), second: None }
+                HybridOutput::Logits { logits: logits.unsqueeze(), further: Vec::new() }
             }
             None => HybridOutput::Hidden(hidden.unsqueeze(), ids),
         }))

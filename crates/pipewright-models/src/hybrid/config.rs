@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::pattern::{BlockKind, Pattern};
 use crate::attention::AttentionSizes;
 use crate::config_key::KeyTable;
+use crate::head_form::FurtherPredictions;
 
 /// The configuration of a hybrid model. Keys of a part that the model does not have may be left out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -118,12 +119,15 @@ pub struct HybridConfig {
     /// The weight of the loss of those blocks' routers.
     #[serde(default = "mod_aux_loss_weight")]
     pub mod_aux_loss_weight: f64,
-    /// The weight of the second prediction head's loss; 0: no such head.
+    /// The weight of the mean loss of the predictions of further tokens; 0: no such predictions.
     #[serde(default)]
     pub mtp_loss_weight: f64,
-    /// The letter of the second head's block.
+    /// The letter of the block of each of these predictions.
     #[serde(default = "mtp_block")]
     pub mtp_block: String,
+    /// The number of these predictions: each is of one token further ahead.
+    #[serde(default = "mtp_depth")]
+    pub mtp_depth: usize,
 }
 
 /// The norm after the embeddings.
@@ -176,6 +180,7 @@ pub(super) const TABLE: KeyTable = KeyTable {
         "mod_aux_loss_weight",
         "mtp_loss_weight",
         "mtp_block",
+        "mtp_depth",
         "intermediate_size",
         "num_attention_heads",
         "num_key_value_heads",
@@ -218,6 +223,9 @@ fn mod_aux_loss_weight() -> f64 {
 }
 fn mtp_block() -> String {
     "A".to_owned()
+}
+fn mtp_depth() -> usize {
+    1
 }
 
 impl<'de> Deserialize<'de> for HybridConfig {
@@ -277,6 +285,7 @@ impl HybridConfig {
             mod_aux_loss_weight: mod_aux_loss_weight(),
             mtp_loss_weight: 0.0,
             mtp_block: mtp_block(),
+            mtp_depth: mtp_depth(),
         }
     }
 
@@ -325,14 +334,20 @@ impl HybridConfig {
         }
     }
 
-    /// Returns the kind of the second prediction head's block; `None` without such a head.
-    pub(super) fn second_block(&self) -> Option<BlockKind> {
-        let kind = Pattern::new(&self.mtp_block).ok()?.blocks()[0];
-        (self.mtp_loss_weight > 0.0).then_some(kind)
+    /// Returns the predictions of further tokens.
+    pub(super) fn further(&self) -> FurtherPredictions {
+        let depth = if self.mtp_loss_weight > 0.0 { self.mtp_depth } else { 0 };
+        FurtherPredictions { depth, loss_weight: self.mtp_loss_weight }
     }
 
-    /// Whether the model or its second prediction head has a block of a kind.
+    /// Returns the kind of the block of each further prediction; `None` without such predictions.
+    pub(super) fn prediction_block(&self) -> Option<BlockKind> {
+        let kind = Pattern::new(&self.mtp_block).ok()?.blocks()[0];
+        (self.further().depth > 0).then_some(kind)
+    }
+
+    /// Whether a block of the model, or of a further prediction, is of a kind.
     pub(super) fn has(&self, kind: BlockKind) -> bool {
-        self.blocks().contains(&kind) || self.second_block() == Some(kind)
+        self.blocks().contains(&kind) || self.prediction_block() == Some(kind)
     }
 }

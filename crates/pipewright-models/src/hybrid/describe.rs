@@ -1,12 +1,18 @@
-//! The description of a model as a list of layers with sizes and costs. Parameters that several stages share
-//! are counted with the embeddings only.
+//! The description of a model as a list of layers with sizes and costs. Parameters that several layers share
+//! are counted with the embeddings. The other layers have copies; the small copies of the table of the
+//! relations do not count.
 
 use pipewright_schedule::{LayerDesc, ModelDesc};
 
 use super::config::{EmbedNorm, HybridConfig};
 use super::pattern::BlockKind;
 use crate::cost::{self, Cost, ELEMENT, FLOAT, LOSS_PASSES, ModelSizes, NORM_PASSES, TOKEN_ID};
+use crate::head_form::prediction_path;
 use crate::mamba;
+
+/// Element-wise passes of the embedding of a further prediction, which is copied from the table, joined with
+/// the hidden states, and appended to them, forward and backward.
+const COPY_PASSES: u64 = 16;
 
 impl HybridConfig {
     pub(super) fn describe_layers(&self, sequence: usize) -> ModelDesc {
@@ -31,7 +37,9 @@ impl HybridConfig {
         };
         let mut layers = vec![embedding];
         layers.extend((0..self.blocks().len()).map(block));
-        layers.push(sizes.head(self.head_cost(sizes)));
+        layers.extend((1..=self.further().depth).map(|depth| self.prediction(depth, sizes)));
+        let predictions = 1 + self.further().depth as u64;
+        layers.push(sizes.head_of(predictions, self.head_cost(sizes)));
         ModelDesc { layers }
     }
 
@@ -106,21 +114,35 @@ impl HybridConfig {
         }
     }
 
-    /// Returns the cost of the final norm and the head. A second head adds its projection, its block and the
-    /// head once more.
-    fn head_cost(&self, sizes: ModelSizes) -> Cost {
-        let hidden = self.hidden_size as u64;
-        let logits = sizes.head_cost();
-        let Some(kind) = self.second_block() else { return logits };
-        let block = self.mixer_cost(kind, None, sizes.tokens);
+    /// Returns the layer of the further prediction of a depth: its embedding, two norms, the projection and
+    /// the block. It returns a state of each depth so far for each token.
+    fn prediction(&self, depth: usize, sizes: ModelSizes) -> LayerDesc {
+        let hidden = sizes.hidden;
         let projection = 2 * hidden * hidden;
-        Cost {
-            parameters: logits.parameters + block.parameters + projection + 3 * hidden,
-            products: 2 * logits.products + block.products + 6 * projection,
-            mixing: block.mixing,
-            elements: 2 * logits.elements + block.elements + 2 * NORM_PASSES * hidden,
-            kept: 2 * logits.kept + block.kept + 6 * hidden,
-        }
+        let joined = Cost {
+            parameters: projection,
+            products: 6 * projection,
+            mixing: 0,
+            elements: COPY_PASSES * hidden,
+            // The inputs of the projection, and the id.
+            kept: 2 * hidden + TOKEN_ID / FLOAT,
+        };
+        let block = self
+            .prediction_block()
+            .map_or_else(Cost::default, |kind| self.mixer_cost(kind, None, sizes.tokens));
+        let cost = joined + cost::norm(hidden) + cost::norm(hidden) + block;
+        let outputs = (1 + depth as u64) * hidden;
+        let layer = cost.layer(prediction_path(depth), "prediction", sizes.tokens, outputs);
+        LayerDesc { copied: sizes.table(), ..layer }
+    }
+
+    /// Returns the cost of the norms and the head. Each prediction has a norm of its own, and all have the
+    /// matrix of the head.
+    fn head_cost(&self, sizes: ModelSizes) -> Cost {
+        let depth = self.further().depth as u64;
+        let one = sizes.head_cost();
+        let parameters = one.parameters + depth * sizes.hidden;
+        Cost { parameters, ..one.for_each_of(1 + depth) }
     }
 }
 

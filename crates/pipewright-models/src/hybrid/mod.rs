@@ -1,21 +1,22 @@
 //! The hybrid family: attention, Mamba-2, experts and feed-forward layers in the order of a pattern, with
-//! documents in rows, windows, blocks that only some tokens pass, embeddings of the text's structure, and a
-//! second prediction head.
+//! documents in rows, windows, blocks that only some tokens pass, embeddings of the text's structure, and
+//! predictions of further tokens.
 //!
-//! In the list of layers, layer 0 is all embeddings, one layer for each block follows, and the last layer is
-//! the final norm with the head and the second prediction head.
+//! In the list of layers, layer 0 is all embeddings, one layer for each block and one for each further
+//! prediction follow, and the last layer is the norms with the head.
 //!
 //! # What travels between stages
 //!
 //! Hidden states and the token ids of the rows, which add one 32-bit number to the `hidden_size` numbers of a
-//! token. Every stage finds the documents in the ids, and the last stage embeds the ids for its second head.
-//! The other inputs of a stage are side inputs, which each stage looks up by its microbatch's index.
+//! token. Every stage finds the documents in the ids, and further predictions embed the ids. Behind such a
+//! prediction, its states are further rows of the hidden states. The other inputs of a stage are side inputs,
+//! which each stage looks up by its microbatch's index.
 //!
 //! # What is shared
 //!
-//! The embedding's table and the table of the relations. The last stage has a copy of the embedding's table
-//! if the head is tied or there is a second head, and every attention has a copy of the table of the
-//! relations. All copies have one path. The pipeline sums their gradients in the order of the layers, so the
+//! The embedding's table and the table of the relations. A tied head and every further prediction have a copy
+//! of the embedding's table, and every attention has a copy of the table of the relations. All copies have
+//! one path. The pipeline sums their gradients in the order of the layers, so the
 //! copies stay equal and the sum does not depend on the cut.
 
 mod block;
@@ -26,9 +27,9 @@ mod depths;
 mod describe;
 mod embedding;
 mod experts;
-mod head;
 mod initial;
 mod pattern;
+mod prediction;
 mod side_inputs;
 mod stage;
 mod tokens;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor};
-use pipewright::nn::Embedding;
+use pipewright::nn::split_cross_entropy;
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::Placement;
 use pipewright::train::data::{SideError, SideRows};
@@ -14,24 +14,25 @@ use super::block::{Block, RELATION_BIAS, relation_table};
 use super::boundary::{HybridInput, HybridOutput};
 use super::config::HybridConfig;
 use super::embedding::{FurtherEmbeddings, with_zero_gradient};
-use super::head::{SecondHead, loss};
 use super::initial::InitialParameters;
 use super::pattern::Pattern;
+use super::prediction::Prediction;
 use super::side_inputs::check_side;
 use super::tokens::Tokens;
 use crate::config_key::KeyTable;
 use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
-use crate::head_form::HeadForm;
+use crate::head_form::{FurtherPredictions, HeadForm, prediction_path};
 use crate::mamba::{NO_SLICES, is_of_scan};
 use crate::norm::NormForm;
 use crate::parameter::{Builder, ParameterSource, without_variants};
 use crate::path_names::PathNames;
+use crate::predictions::{loss_of_all, targets_of_each};
 use crate::split::{Place, SplitStage};
 use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::TrainingModule;
-use crate::vocabulary::OutputHead;
+use crate::vocabulary::{OutputHead, TokenTable, vocabulary_path};
 
 /// The path of the embedding.
 const EMBEDDING: &str = "model.embed_tokens";
@@ -43,8 +44,9 @@ const NORM: &str = "model.norm";
 #[derive(Module, Debug)]
 pub struct HybridStage {
     model: HybridModel,
+    /// One entry for each further prediction of the whole model.
+    mtp: Vec<Option<Prediction>>,
     pub(super) head: Option<OutputHead>,
-    mtp: Option<SecondHead>,
     #[module(skip)]
     pub(super) config: HybridConfig,
     #[module(skip)]
@@ -53,7 +55,7 @@ pub struct HybridStage {
 
 #[derive(Module, Debug)]
 struct HybridModel {
-    embed_tokens: Option<Embedding>,
+    embed_tokens: Option<TokenTable>,
     further: Option<FurtherEmbeddings>,
     relation_bias: Option<RelationBias>,
     /// One entry for each block of the whole model.
@@ -74,26 +76,25 @@ impl HybridStage {
     pub fn run(&self, input: HybridInput, context: &StageContext) -> HybridOutput {
         let (hidden, ids, tokens) = self.enter(input, context);
         let tensor = &self.split.tensor;
-        let [batch, sequence, width] = hidden.dims();
-        let mut hidden = hidden.reshape([batch * sequence, width]);
+        let ([batch, sequence], [states, _, width]) = (ids.dims(), hidden.dims());
+        let mut hidden = hidden.reshape([states * sequence, width]);
         for block in self.blocks() {
             hidden = block.forward(hidden, &tokens, tensor, context);
         }
+        for prediction in self.mtp.iter().flatten() {
+            hidden = prediction.forward(hidden, &ids, &tokens, &self.split, context);
+        }
         let Some(head) = &self.head else {
-            return HybridOutput::Hidden(hidden.reshape([batch, sequence, width]), ids);
+            let states = hidden.dims()[0] / sequence;
+            return HybridOutput::Hidden(hidden.reshape([states, sequence, width]), ids);
         };
-        let second = self.mtp.as_ref().map(|second| {
-            let table = head.table().expect("a stage with a second head has a copy of the table");
-            second.forward(hidden.clone(), &ids, &table, &tokens, &self.split, context)
-        });
         let in_rows = |logits: Tensor<2>| {
             let part = logits.dims()[1];
             logits.reshape([batch, sequence, part])
         };
-        HybridOutput::Logits {
-            logits: in_rows(head.forward(hidden, tensor)),
-            second: second.map(|normalised| in_rows(head.logits(normalised, tensor))),
-        }
+        let mut each = head.forward_each(hidden, tensor).into_iter().map(in_rows);
+        let logits = each.next().expect("a head predicts the next token");
+        HybridOutput::Logits { logits, further: each.collect() }
     }
 
     /// Returns the blocks of the stage.
@@ -118,8 +119,7 @@ impl HybridStage {
             panic!("the first stage takes token ids, not hidden states")
         };
         let tokens = Tokens::new(&self.config, &ids, context);
-        let SplitStage { tensor, vocabulary, .. } = &self.split;
-        let mut x = table.forward_split(ids.clone(), *vocabulary, tensor);
+        let mut x = table.forward(ids.clone(), &self.split);
         if let Some(table) = &self.model.relation_bias {
             // The attentions have copies of the table, which are all that is read.
             x = with_zero_gradient(x, table.weight.val());
@@ -141,10 +141,14 @@ impl StageModule for HybridStage {
 
     /// Gives parameters the paths of the checkpoint.
     fn parameter_path(&self, local: &str) -> String {
-        if let Some(path) = OutputHead::parameter_path(local, NORM, EMBEDDING) {
+        if let Some(path) = vocabulary_path(local, NORM, EMBEDDING) {
             return path;
         }
         let local = without_variants(local);
+        if let Some(prediction) = local.strip_prefix("mtp.") {
+            let (index, name) = prediction.split_once('.').unwrap_or(("0", prediction));
+            return format!("{}.{name}", prediction_path(index.parse().unwrap_or(0) + 1));
+        }
         if local.ends_with(".relation.weight") {
             return format!("{RELATION_BIAS}.weight");
         }
@@ -163,7 +167,7 @@ impl StageModule for HybridStage {
     }
 
     fn placement(&self, local: &str) -> Placement {
-        self.split.placement(&self.parameter_path(local))
+        self.split.placement(local, &self.parameter_path(local))
     }
 
     /// The ranks have the logits of their parts of the vocabulary.
@@ -191,11 +195,34 @@ impl TrainingModule for HybridStage {
         if !is_last {
             return Stage::new(self);
         }
-        let (weight, split) = (self.config.mtp_loss_weight, self.split.clone());
+        let (further, split) = (self.config.further(), self.split.clone());
         Stage::with_context_loss(self, move |output, targets: Tensor<2, Int>, context: &StageContext| {
-            loss(weight, output, &targets, &split, context)
+            loss(further, output, &targets, &split, context)
         })
     }
+}
+
+/// Returns the mean cross entropy of the valid positions, and adds the losses of further predictions. A rank
+/// has the logits of its part of the vocabulary.
+///
+/// # Panics
+/// When the output has no logits, or a target lies outside the vocabulary.
+fn loss(
+    further: FurtherPredictions,
+    output: HybridOutput,
+    targets: &Tensor<2, Int>,
+    SplitStage { tensor, vocabulary, .. }: &SplitStage,
+    context: &StageContext,
+) -> Tensor<1> {
+    let HybridOutput::Logits { logits, further: further_logits } = output else {
+        panic!("the last stage returns logits, not hidden states")
+    };
+    let targets = targets_of_each(targets, further, context);
+    let logits: Vec<Tensor<3>> = std::iter::once(logits).chain(further_logits).collect();
+    loss_of_all(further, context, |depth| {
+        let (logits, targets) = (logits[depth].clone(), targets[depth].clone());
+        split_cross_entropy(logits.flatten(0, 1), targets.flatten(0, 1), *vocabulary, tensor)
+    })
 }
 
 impl ModelFamily for HybridConfig {
@@ -232,6 +259,21 @@ impl ModelFamily for HybridConfig {
         self.describe_layers(sequence)
     }
 
+    fn head(&self) -> HeadForm {
+        HeadForm {
+            names: PathNames::default(),
+            norm: NORM,
+            embedding: EMBEDDING,
+            form: NormForm::usual(self.rms_norm_eps),
+            width: self.hidden_size,
+            vocabulary: self.vocab_size,
+            is_tied: self.tie_word_embeddings,
+            factor: 1.0,
+            cap: None,
+            further: self.further(),
+        }
+    }
+
     fn initializer_range(&self) -> f64 {
         self.initializer_range
     }
@@ -246,7 +288,7 @@ impl ModelFamily for HybridConfig {
         check_side(self, side, sequence)
     }
 
-    /// Leaves out the second prediction head, which needs the next token to predict the one after it.
+    /// Leaves out the predictions of further tokens, which need the next token to predict the one after it.
     fn for_generation(&self) -> Self {
         Self { mtp_loss_weight: 0.0, ..self.clone() }
     }
@@ -274,13 +316,19 @@ impl ModelFamily for HybridConfig {
         self.validate()?;
         let mut builder = Builder::new(source, place);
         let mut stage = HybridStage::empty(self);
-        for layer in stage_layers(layers, self.blocks().len())? {
+        let (blocks, depth) = (self.blocks().len(), self.further().depth);
+        for layer in stage_layers(layers, blocks + depth)? {
             match layer {
                 Layer::Embedding => stage.add_embeddings(self, &mut builder)?,
-                Layer::Block(index) => {
-                    stage.model.layers[index] = Some(Block::build(self, index, &mut builder)?);
-                }
-                Layer::Head => stage.add_head(self, &mut builder)?,
+                // The further predictions follow the blocks.
+                Layer::Block(index) => match (index.checked_sub(blocks), self.prediction_block()) {
+                    (Some(index), Some(kind)) => {
+                        let prediction = Prediction::build(self, kind, index + 1, EMBEDDING, &mut builder)?;
+                        stage.mtp[index] = Some(prediction);
+                    }
+                    _ => stage.model.layers[index] = Some(Block::build(self, index, &mut builder)?),
+                },
+                Layer::Head => stage.head = Some(OutputHead::build(&self.head(), &mut builder)?),
             }
         }
         stage.split = builder.into_split(self.vocab_size);
@@ -293,8 +341,8 @@ impl HybridStage {
         let layers = vec![None; config.blocks().len()];
         Self {
             model: HybridModel { embed_tokens: None, further: None, relation_bias: None, layers },
+            mtp: vec![None; config.further().depth],
             head: None,
-            mtp: None,
             config: config.clone(),
             split: SplitStage::default(),
         }
@@ -305,37 +353,12 @@ impl HybridStage {
         config: &HybridConfig,
         builder: &mut Builder<'_, S>,
     ) -> Result<(), S::Error> {
-        self.model.embed_tokens = Some(Embedding {
-            weight: builder.token_table(EMBEDDING, config.vocab_size, config.hidden_size)?,
-        });
+        self.model.embed_tokens =
+            Some(builder.token_table(EMBEDDING, config.vocab_size, config.hidden_size)?);
         // Every rank has the other tables.
         self.model.further = Some(FurtherEmbeddings::build(config, builder)?);
         if config.num_relations > 0 {
             self.model.relation_bias = Some(RelationBias { weight: relation_table(config, builder)? });
-        }
-        Ok(())
-    }
-
-    fn add_head<S: ParameterSource>(
-        &mut self,
-        config: &HybridConfig,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<(), S::Error> {
-        let form = HeadForm {
-            names: PathNames::default(),
-            norm: NORM,
-            embedding: EMBEDDING,
-            form: NormForm::usual(config.rms_norm_eps),
-            width: config.hidden_size,
-            vocabulary: config.vocab_size,
-            is_tied: config.tie_word_embeddings,
-            factor: 1.0,
-            cap: None,
-        };
-        let second = config.second_block();
-        self.head = Some(OutputHead::build(&form, second.is_some(), builder)?);
-        if let Some(kind) = second {
-            self.mtp = Some(SecondHead::build(config, kind, builder)?);
         }
         Ok(())
     }

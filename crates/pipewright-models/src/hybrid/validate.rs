@@ -110,7 +110,10 @@ impl HybridConfig {
         require(share > 0.0 && share <= 1.0, "mod_capacity_factor", share, "above 0 and at most 1")?;
         let letter = &self.mtp_block;
         let holds = matches!(letter.as_str(), "A" | "M" | "D" | "-");
-        require(holds, "mtp_block", letter, "A, M or D")
+        require(holds, "mtp_block", letter, "A, M or D")?;
+        let depth = self.mtp_depth;
+        // Published models have one to four further predictions.
+        require((1..=64).contains(&depth), "mtp_depth", depth, "from 1 to 64")
     }
 
     fn validate_attention(&self) -> Result<(), ConfigError> {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::{CausalAttention, Embedding};
+use pipewright::nn::CausalAttention;
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::Placement;
 use pipewright_schedule::{Microbatch, ModelDesc, StageIndex};
@@ -17,7 +17,7 @@ use crate::decoder::{DecoderConfig, DecoderInput};
 use crate::documents::given_scope;
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
-use crate::head_form::HeadForm;
+use crate::head_form::{FurtherPredictions, HeadForm};
 use crate::mamba::{NO_SLICES, is_of_scan};
 use crate::norm::NormForm;
 use crate::parameter::{Builder, ParameterSource, without_variants};
@@ -26,7 +26,7 @@ use crate::router::is_of_router;
 use crate::split::{Place, SplitStage};
 use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::{TrainingModule, stage_of_logits};
-use crate::vocabulary::OutputHead;
+use crate::vocabulary::{OutputHead, TokenTable, vocabulary_path};
 
 /// The path of the embedding.
 const EMBEDDING: &str = "backbone.embeddings";
@@ -48,7 +48,7 @@ pub struct NemotronHStage {
 
 #[derive(Module, Debug)]
 struct Backbone {
-    embeddings: Option<Embedding>,
+    embeddings: Option<TokenTable>,
     /// One entry for each block of the whole model.
     layers: Vec<Option<Block>>,
 }
@@ -105,11 +105,11 @@ impl StageModule for NemotronHStage {
 
     /// Gives parameters the paths of a Hugging Face directory.
     fn parameter_path(&self, local: &str) -> String {
-        OutputHead::parameter_path(local, NORM, EMBEDDING).unwrap_or_else(|| without_variants(local))
+        vocabulary_path(local, NORM, EMBEDDING).unwrap_or_else(|| without_variants(local))
     }
 
     fn placement(&self, local: &str) -> Placement {
-        self.split.placement(&self.parameter_path(local))
+        self.split.placement(local, &self.parameter_path(local))
     }
 
     /// The ranks have the logits of their parts of the vocabulary.
@@ -193,8 +193,19 @@ impl ModelFamily for NemotronHConfig {
         self.initializer_range
     }
 
-    fn head(&self) -> Option<HeadForm> {
-        Some(self.head_form())
+    fn head(&self) -> HeadForm {
+        HeadForm {
+            names: PathNames::default(),
+            norm: NORM,
+            embedding: EMBEDDING,
+            form: NormForm::usual(self.layer_norm_epsilon),
+            width: self.hidden_size,
+            vocabulary: self.vocab_size,
+            is_tied: self.tie_word_embeddings,
+            factor: 1.0,
+            cap: None,
+            further: FurtherPredictions::default(),
+        }
     }
 
     fn initial(&self, seed: u64) -> impl ParameterSource<Error = ConfigError> {
@@ -218,35 +229,19 @@ impl ModelFamily for NemotronHConfig {
         for layer in stage_layers(layers, self.blocks.len())? {
             match layer {
                 Layer::Embedding => {
-                    let weight = builder.token_table(EMBEDDING, self.vocab_size, self.hidden_size)?;
-                    stage.backbone.embeddings = Some(Embedding { weight });
+                    let table = builder.token_table(EMBEDDING, self.vocab_size, self.hidden_size)?;
+                    stage.backbone.embeddings = Some(table);
                 }
                 Layer::Block(index) => {
                     let path = format!("backbone.layers.{index}");
                     let block = Block::build(self, self.blocks[index], &path, &mut builder)?;
                     stage.backbone.layers[index] = Some(block);
                 }
-                Layer::Head => stage.head = Some(OutputHead::build(&self.head_form(), false, &mut builder)?),
+                Layer::Head => stage.head = Some(OutputHead::build(&self.head(), &mut builder)?),
             }
         }
         stage.split = builder.into_split(self.vocab_size);
         Ok(stage)
-    }
-}
-
-impl NemotronHConfig {
-    fn head_form(&self) -> HeadForm {
-        HeadForm {
-            names: PathNames::default(),
-            norm: NORM,
-            embedding: EMBEDDING,
-            form: NormForm::usual(self.layer_norm_epsilon),
-            width: self.hidden_size,
-            vocabulary: self.vocab_size,
-            is_tied: self.tie_word_embeddings,
-            factor: 1.0,
-            cap: None,
-        }
     }
 }
 

@@ -96,6 +96,7 @@ mod tests {
             keys_values_bytes,
             products: 0,
             mixing: 0,
+            copied: 0,
             trained: None,
         }
     }

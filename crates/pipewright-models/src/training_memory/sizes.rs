@@ -67,6 +67,7 @@ mod tests {
             keys_values_bytes: output_bytes,
             products: 0,
             mixing: 0,
+            copied: 0,
             trained: None,
         }
     }

@@ -2,13 +2,18 @@
 //! gradient.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
 
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::batch::{Batch, TARGETS};
+use pipewright::checkpoint::{CheckpointFolder, CheckpointWriter, TrainingState};
 use pipewright::nn::TensorParallel;
+use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{NamedParameter, Pipeline, PipelineConfig};
 use pipewright::tensor::TensorRank;
+use pipewright::train::data::Cursor;
 use pipewright::transport::World;
 use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::{ConfigError, CutModel, InitialParameters, ModelConfig};
@@ -29,6 +34,11 @@ fn model(family: &str, keys: &Value) -> ModelConfig {
 }
 
 fn launch(model: &CutModel, schedule: &str, ranks: u32) -> Pipeline {
+    let config = PipelineConfig { optimizer: Some(SgdConfig::new().init()), ..PipelineConfig::default() };
+    launch_with(model, schedule, ranks, config)
+}
+
+fn launch_with(model: &CutModel, schedule: &str, ranks: u32, config: PipelineConfig) -> Pipeline {
     let spec = ScheduleSpec { ranks, microbatches: MICROBATCHES, ..ScheduleSpec::default() };
     let schedule = generate(schedule, &spec).expect("a schedule");
     let program = for_training(&schedule, &TrainingLowering::default()).expect("it is sound");
@@ -38,8 +48,7 @@ fn launch(model: &CutModel, schedule: &str, ranks: u32) -> Pipeline {
     let make = move |stage| {
         model.training_stage(stages.range(stage), &InitialParameters::Seed(3), Device::flex().autodiff())
     };
-    let optimizer = Some(SgdConfig::new().init());
-    let config = PipelineConfig { optimizer, clip_norm: None, ..PipelineConfig::default() };
+    let config = PipelineConfig { clip_norm: None, ..config };
     Pipeline::launch(program, World::local(ranks), &config, make).expect("it starts")
 }
 
@@ -56,7 +65,7 @@ fn batch() -> Batch {
     Batch::split(ids(0), ids(1), MICROBATCHES).expect("it divides").with_targets_for_all()
 }
 
-/// Returns the parameters by path. Shards are joined.
+/// Returns the parameters by path. Shards are joined, and copies must be equal.
 fn joined(parameters: Vec<NamedParameter>) -> BTreeMap<String, TensorData> {
     let mut shards: BTreeMap<String, Vec<NamedParameter>> = BTreeMap::new();
     for parameter in parameters {
@@ -64,12 +73,19 @@ fn joined(parameters: Vec<NamedParameter>) -> BTreeMap<String, TensorData> {
     }
     let join = |mut shards: Vec<NamedParameter>| {
         shards.sort_by_key(|shard| shard.shard.range(VOCABULARY).start);
+        shards.dedup_by(|copy, first| {
+            let is_copy = copy.shard.range(VOCABULARY) == first.shard.range(VOCABULARY);
+            assert!(!is_copy || copy.data == first.data, "{}: copies differ", copy.path);
+            is_copy
+        });
         match shards.len() {
             1 => shards.remove(0).data,
             _ => {
+                // A matrix is cut along its columns, a table along its rows.
+                let dimension = shards[0].shard.dimension;
                 let tensors =
                     shards.into_iter().map(|shard| Tensor::<2>::from_data(shard.data, &Device::flex()));
-                Tensor::cat(tensors.collect(), 1).into_data()
+                Tensor::cat(tensors.collect(), dimension).into_data()
             }
         }
     };
@@ -133,11 +149,79 @@ fn a_hybrid_of_mamba_and_attention_has_the_gradients_of_one_head() {
 }
 
 #[test]
+fn tied_heads_have_the_gradients_of_one_head() {
+    check("llama", &json!({"tie_word_embeddings": true}));
+    let pattern =
+        json!({"hybrid_override_pattern": "M*-M", "ssm_state_size": 16, "tie_word_embeddings": true});
+    check("nemotron_h", &pattern);
+}
+
+#[test]
+fn a_hybrid_with_further_predictions_has_the_gradients_of_one_head() {
+    let keys = json!({"pattern": "ADAD", "mod_layers": [2], "mtp_loss_weight": 0.3, "mtp_depth": 2});
+    check("hybrid", &keys);
+    let mut tied = keys;
+    tied["tie_word_embeddings"] = true.into();
+    check("hybrid", &tied);
+}
+
+/// Saves the state of a pipeline, and restores it to another one.
+fn hand_over(from: &mut Pipeline, to: &mut Pipeline) {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let ranks = from.state().expect("a state");
+    let (folder, parts) = (CheckpointFolder::own(scratch.path()).expect("a folder"), ranks.len() as u32);
+    let mut writer = CheckpointWriter::start(folder, 1, parts, Duration::from_secs(60)).expect("a writer");
+    let cursor = Cursor { epoch: 0, index: 1 };
+    let state = TrainingState { step: 1, cursor, description: Default::default(), ranks };
+    writer.save(state).expect("it is saved");
+    writer.wait().expect("it is written");
+    let checkpoint = CheckpointFolder::newest(scratch.path()).expect("a checkpoint");
+    to.restore(&Arc::new(checkpoint)).expect("it is restored");
+}
+
+/// A state that goes to another number of parts and back is the state: the parameters, and the optimizer's
+/// numbers, which the next step shows.
+#[test]
+fn checkpoints_have_the_same_bits_under_any_number_of_parts() {
+    let pattern = json!({"pattern": "ADM", "mtp_loss_weight": 0.3, "mtp_depth": 2, "mamba_num_heads": 4,
+        "mamba_head_dim": 16, "ssm_state_size": 16});
+    for is_tied in [false, true] {
+        let mut keys = pattern.clone();
+        keys["tie_word_embeddings"] = is_tied.into();
+        let model = model("hybrid", &keys);
+        let start = |parts, schedule, ranks| {
+            let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 };
+            let config = PipelineConfig { optimizer: Some(adam.init()), ..PipelineConfig::default() };
+            let model = CutModel::new(model.clone(), parts).expect("it can be cut");
+            launch_with(&model, schedule, ranks, config)
+        };
+        let mut first = start(3, "1f1b", 2);
+        first.step_batch(batch(), 0.1).expect("a step");
+        let mut cuts = [start(5, "zb-h1", 4), start(1, "gpipe", 1), start(3, "1f1b", 3)];
+        let expected = joined(first.parameters().expect("the parameters"));
+        hand_over(&mut first, &mut cuts[0]);
+        for index in 1..cuts.len() {
+            let [from, to] = &mut cuts[index - 1..=index] else { panic!("there are two") };
+            hand_over(from, to);
+            assert_eq!(joined(to.parameters().expect("the parameters")), expected);
+        }
+        let last = |pipeline: &mut Pipeline| {
+            let loss = pipeline.step_batch(batch(), 0.1).expect("a step").loss();
+            (loss, joined(pipeline.parameters().expect("the parameters")))
+        };
+        assert_eq!(last(&mut cuts[2]), last(&mut first), "tied: {is_tied}");
+    }
+}
+
+#[test]
 fn weight_gradients_of_parts_wait() {
-    let model = CutModel::new(model("llama", &json!({})), 3).expect("it can be cut");
-    let summary = launch(&model, "zb-h1", 2).step_batch(batch(), 0.0).expect("a step");
-    let undeferred: Vec<&str> = summary.undeferred.iter().map(|found| &*found.path).collect();
-    assert!(!undeferred.contains(&"lm_head.weight"), "{undeferred:?}");
+    for (is_tied, path) in [(false, "lm_head.weight"), (true, "model.embed_tokens.weight")] {
+        let model = model("llama", &json!({"tie_word_embeddings": is_tied}));
+        let model = CutModel::new(model, 3).expect("it can be cut");
+        let summary = launch(&model, "zb-h1", 2).step_batch(batch(), 0.0).expect("a step");
+        let undeferred: Vec<&str> = summary.undeferred.iter().map(|found| &*found.path).collect();
+        assert!(!undeferred.contains(&path), "{undeferred:?}");
+    }
 }
 
 #[test]
@@ -156,20 +240,25 @@ fn heads_that_cannot_be_cut_are_refused() {
         let error = CutModel::new(model(family, keys), parts).expect_err("it cannot be cut").to_string();
         assert!(error.contains(expected), "{error}");
     };
-    refused(
-        "hybrid",
-        &json!({}),
-        2,
-        "use one of the families llama, qwen2, qwen3, qwen3_moe, qwen2_moe, mistral, mixtral, smollm3, granite, phi3, olmo2, gemma2, gemma3_text, starcoder2, gpt2, gpt_oss, deepseek_v2, deepseek_v3, nemotron_h",
-    );
     refused("llama", &json!({}), 0, "0 parts of a vocabulary of 50 tokens");
     refused("llama", &json!({}), 51, "51 parts of a vocabulary of 50 tokens leave a part without a token");
-    assert!(CutModel::new(model("hybrid", &json!({})), 1).is_ok());
-    let mut tied = DecoderConfig::new(VOCABULARY, 4);
-    tied.tie_word_embeddings = true;
-    let tied = ModelConfig::of_sizes("llama", tied, serde_json::Map::new()).expect("it is a model");
-    let error = CutModel::new(tied, 2).expect_err("it is tied").to_string();
-    assert!(error.contains("set `tie_word_embeddings` to false"), "{error}");
+    refused("hybrid", &json!({"mtp_loss_weight": 0.3}), 51, "51 parts of a vocabulary of 50 tokens");
+}
+
+/// Each part shares the rows of one shard of the table.
+#[test]
+fn the_table_of_a_tied_head_has_as_many_shards() {
+    let model = model("llama", &json!({"tie_word_embeddings": true}));
+    let shapes = |parts, layers| {
+        let model = CutModel::new(model.clone(), parts).expect("it can be cut");
+        let specs = model.outline(layers, &TensorParallel::default()).expect("the layers exist");
+        let table = specs.into_iter().filter(|spec| spec.path == "model.embed_tokens.weight");
+        table.map(|spec| spec.shape).collect::<Vec<_>>()
+    };
+    let rows = [[17, 32], [17, 32], [16, 32]];
+    assert_eq!(shapes(3, 0..1), rows);
+    assert_eq!(shapes(3, 4..5), rows[1..2]);
+    assert_eq!(shapes(1, 0..1), [[50, 32]]);
 }
 
 #[test]

@@ -4,12 +4,14 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, read_to_string};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
+use pipewright::mesh::DataParallelMode;
 use pipewright::nn::TensorParallel;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
@@ -23,10 +25,12 @@ use pipewright_models::generation_ranks::{GenerationRanks, RankStage};
 use pipewright_models::generation_stage::GenerationStage;
 use pipewright_models::hf::{self, HfError};
 use pipewright_models::hybrid::{HybridConfig, HybridInput, HybridOutput, HybridStage, Pattern};
-use pipewright_models::{ModelConfig, ModelFamily, Place, TrainingModule, cross_entropy, parameter_specs};
+use pipewright_models::{
+    CutModel, InitialParameters, ModelConfig, ModelFamily, Place, cross_entropy, parameter_specs,
+};
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::{
-    Method, Microbatch, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition,
+    Method, Microbatch, Recompute, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition,
 };
 use safetensors::tensor::TensorView;
 use serde::Deserialize;
@@ -40,6 +44,9 @@ struct Reference {
     dir: PathBuf,
     config: HybridConfig,
     expected: Expected,
+    /// The parts of the output head.
+    head_parts: u32,
+    method: Method,
 }
 
 #[derive(Deserialize)]
@@ -88,7 +95,14 @@ impl Reference {
             other => panic!("the folder has a hybrid model, not {other:?}"),
         };
         let text = read_to_string(dir.join("expected.json")).expect("the file can be read");
-        Self { dir, config, expected: serde_json::from_str(&text).expect("it has the fields") }
+        let expected = serde_json::from_str(&text).expect("it has the fields");
+        Self { dir, config, expected, head_parts: 1, method: Method::Optimal }
+    }
+
+    /// Returns the model with its head in so many parts.
+    fn model(&self) -> CutModel {
+        let model = ModelConfig::Hybrid(self.config.clone());
+        CutModel::new(model, self.head_parts).expect("every part has a token")
     }
 
     fn side(&self) -> Option<SideRows> {
@@ -124,7 +138,7 @@ impl Reference {
             rows = rows.with_side(side).expect("it has as many rows");
         }
         let rate = LearningRate::constant(learning_rate);
-        let pipeline = self.launch(program(schedule, ranks, microbatches, config.data_parallel), config);
+        let pipeline = self.launch(program(schedule, ranks, microbatches, config), config);
         let mut trainer = Trainer::new(pipeline, rows, batch, rate);
         let step = |_| {
             let (metrics, _) = trainer.step().expect("a step");
@@ -144,16 +158,18 @@ impl Reference {
 
     fn launch(&self, program: ValidatedProgram, config: &PipelineConfig) -> Pipeline {
         let count = program.placement().stages();
-        let weights = self.config.describe(self.expected.seq_len).weights();
-        let stages = partition(&weights, count, &Method::Optimal).expect("it divides");
-        let (dir, model) = (self.dir.clone(), self.config.clone());
-        let make = move |stage: StageIndex, tensor: &TensorParallel| -> Result<_, HfError> {
+        let model = self.model();
+        let weights = model.describe(self.expected.seq_len).weights();
+        let stages = partition(&weights, count, &self.method).expect("it divides");
+        let initial = InitialParameters::Directory(self.dir.clone());
+        let targets_for_all = model.needs_targets();
+        let make = move |stage: StageIndex, tensor: &TensorParallel| {
             let place = Place { tensor: tensor.clone(), ..Device::flex().autodiff().into() };
-            let module = hf::load_stage(&dir, &model, stages.range(stage), place)?;
-            Ok(module.into_stage(stage.get() + 1 == count))
+            model.training_stage(stages.range(stage), &initial, place)
         };
         let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 };
-        let config = PipelineConfig { optimizer: Some(adam.init()), clip_norm: Some(1.0), ..config.clone() };
+        let (optimizer, clip_norm) = (Some(adam.init()), Some(1.0));
+        let config = PipelineConfig { optimizer, clip_norm, targets_for_all, ..config.clone() };
         let world = World::local(program.ranks() * config.data_parallel * config.tensor_parallel);
         Pipeline::launch_split(program, world, &config, make).expect("it starts")
     }
@@ -182,10 +198,13 @@ impl Reference {
 }
 
 /// Makes the program of a training. The replicas share the microbatches.
-fn program(schedule: &str, ranks: u32, microbatches: u32, replicas: u32) -> ValidatedProgram {
+fn program(schedule: &str, ranks: u32, microbatches: u32, config: &PipelineConfig) -> ValidatedProgram {
+    let replicas = config.data_parallel;
     let spec = ScheduleSpec { ranks, microbatches: microbatches / replicas, ..ScheduleSpec::default() };
     let schedule = generate(schedule, &spec).expect("a schedule");
-    for_training(&schedule, &TrainingLowering { replicas, ..TrainingLowering::default() })
+    let is_sharded = config.data_parallel_mode == DataParallelMode::Sharded;
+    let unshard_window = NonZeroU32::new(1).filter(|_| is_sharded);
+    for_training(&schedule, &TrainingLowering { replicas, unshard_window, ..TrainingLowering::default() })
         .expect("it is sound")
 }
 
@@ -248,6 +267,7 @@ impl Model {
 
 static MIN: Model = Model::new("hybrid-min");
 static FULL: Model = Model::new("hybrid-full");
+static PREDICTIONS: Model = Model::new("hybrid-predictions");
 
 cases! { MIN:
     min_1_microbatch: "gpipe", 1, 1;
@@ -279,11 +299,71 @@ cases! { FULL:
     full_weight_gradients_wait: "zb-h1", 4, 4;
 }
 
+cases! { PREDICTIONS:
+    predictions_1_microbatch: "gpipe", 1, 1;
+    predictions_one_f_one_b_2_ranks: "1f1b", 2, 4;
+    predictions_zbv_2_ranks: "zbvzerobubble", 2, 4;
+    predictions_weight_gradients_wait: "zb-h1", 4, 4;
+}
+
 #[test]
 fn runs_agree_to_their_end() {
+    PREDICTIONS.check_to_the_end("1f1b", 2, 4);
     for model in [&MIN, &FULL] {
         model.check_to_the_end("1f1b", 2, 4);
         model.check_to_the_end("zbvzerobubble", 4, 8);
+    }
+}
+
+/// Trains with the head in parts on one rank, compares with the reference, and then checks that other cuts
+/// have the same bits. `last` are the numbers of layers of the last stages, for a cut by hand.
+fn check_parts(name: &str, head_parts: u32, last: &[usize]) {
+    const MICROBATCHES: u32 = 4;
+    let cut = Reference { head_parts, ..Reference::load(name) };
+    let config = PipelineConfig::default();
+    let train = |cut: &Reference, schedule, ranks, config: &PipelineConfig, steps| {
+        cut.train_steps(schedule, ranks, MICROBATCHES, config, steps)
+    };
+    let one_rank = train(&cut, "gpipe", 1, &config, cut.expected.steps);
+    cut.assert_close(&one_rank, MICROBATCHES, cut.expected.steps);
+    let first_steps = &one_rank[..FIRST_STEPS];
+    for (schedule, ranks) in [("1f1b", 2), ("interleaved1f1b", 2), ("zbvzerobubble", 2), ("zb-h1", 4)] {
+        let run = train(&cut, schedule, ranks, &config, FIRST_STEPS);
+        assert_eq!(run, first_steps, "{name} in {head_parts} parts: {schedule}");
+    }
+    let mut boundaries = vec![cut.model().describe(1).layers.len()];
+    for count in last.iter().rev() {
+        boundaries.push(boundaries[boundaries.len() - 1] - count);
+    }
+    boundaries.reverse();
+    boundaries.pop();
+    let ranks = boundaries.len() as u32 + 1;
+    let cut = Reference { method: Method::Explicit { boundaries }, ..cut };
+    assert_eq!(train(&cut, "1f1b", ranks, &config, FIRST_STEPS), first_steps, "{name}: a cut by hand");
+    let recomputing = PipelineConfig { recompute: Recompute::Stage, ..config };
+    let run = train(&cut, "zb-h1", ranks, &recomputing, FIRST_STEPS);
+    assert_eq!(run, first_steps, "{name}: recomputed");
+}
+
+#[test]
+fn heads_in_parts_have_the_results_of_the_reference() {
+    check_parts("hybrid-min", 3, &[1, 2]);
+    // A prediction is the only layer of a stage.
+    check_parts("hybrid-full", 4, &[1, 2, 2]);
+    check_parts("hybrid-predictions", 3, &[1, 1, 1, 1, 1]);
+}
+
+#[test]
+fn parts_of_sharded_replicas_have_the_results_of_the_reference() {
+    for name in ["hybrid-full", "hybrid-predictions"] {
+        let cut = Reference { head_parts: 3, ..Reference::load(name) };
+        let run = |data_parallel_mode| {
+            let config = PipelineConfig { data_parallel: 2, data_parallel_mode, ..Default::default() };
+            cut.train_steps("1f1b", 2, 4, &config, FIRST_STEPS)
+        };
+        let whole = run(DataParallelMode::Replicated);
+        cut.assert_close(&whole, 4, FIRST_STEPS);
+        assert_eq!(run(DataParallelMode::Sharded), whole, "{name}");
     }
 }
 
@@ -354,21 +434,22 @@ fn hidden_states_are_those_of_the_reference() {
 }
 
 #[test]
-fn rows_of_one_token_have_a_second_prediction() {
+fn rows_of_one_token_have_further_predictions() {
     let config = HybridConfig {
         intermediate_size: 8,
         mtp_loss_weight: 0.5,
         mtp_block: "D".to_owned(),
+        mtp_depth: 2,
         ..HybridConfig::new(16, 8, Pattern::new("D").expect("it is one"))
     };
     let device = Device::flex();
-    let stage = config.init_stage(0..3, 1, &device).expect("it is the model");
+    let stage = config.init_stage(0..5, 1, &device).expect("it is the model");
     let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
     let ids = Tensor::from_data(TensorData::new(vec![3i64, 5], [2, 1]), &device);
-    let HybridOutput::Logits { second, .. } = stage.run(HybridInput::Tokens(ids), &context) else {
+    let HybridOutput::Logits { further, .. } = stage.run(HybridInput::Tokens(ids), &context) else {
         panic!("the last layer returns logits")
     };
-    assert_eq!(second.map(|logits| logits.dims()), Some([2, 1, 16]));
+    assert_eq!(further.iter().map(Tensor::dims).collect::<Vec<_>>(), [[2, 1, 16]; 2]);
 }
 
 struct GradientNorms<'a> {
@@ -398,7 +479,7 @@ impl ModuleVisitor for GradientNorms<'_> {
 
 #[test]
 fn each_parameter_has_a_gradient_and_a_path() {
-    for name in ["hybrid-min", "hybrid-full"] {
+    for name in ["hybrid-min", "hybrid-full", "hybrid-predictions"] {
         let reference = Reference::load(name);
         let device = Device::flex().autodiff();
         let layers = reference.config.describe(1).layers.len();
@@ -406,11 +487,11 @@ fn each_parameter_has_a_gradient_and_a_path() {
         let (tokens, targets) = first_batch(&reference, &device);
         let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
         let output = stage.run(HybridInput::Tokens(tokens), &context);
-        let HybridOutput::Logits { logits, second } = output else { panic!("the last layer returns logits") };
-        let mut loss = cross_entropy(logits, targets);
-        if let Some(second) = second {
-            loss = loss + second.mean();
-        }
+        let HybridOutput::Logits { logits, further } = output else {
+            panic!("the last layer returns logits")
+        };
+        let next = cross_entropy(logits, targets);
+        let loss = further.into_iter().fold(next, |loss, logits| loss + logits.mean());
         let gradients = loss.backward();
         let mut found =
             GradientNorms { stage: &stage, names: Vec::new(), gradients: &gradients, norms: BTreeMap::new() };
@@ -431,7 +512,7 @@ fn tensors(dir: &Path) -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {
 
 #[test]
 fn what_is_read_is_written_with_the_same_bits() {
-    for name in ["hybrid-min", "hybrid-full"] {
+    for name in ["hybrid-min", "hybrid-full", "hybrid-predictions"] {
         let reference = Reference::load(name);
         let config = &reference.config;
         let layers = config.describe(1).layers.len();
@@ -450,7 +531,8 @@ fn what_is_read_is_written_with_the_same_bits() {
 #[test]
 fn descriptions_count_the_parameters_of_each_layer() {
     let full = Reference::load("hybrid-full").config;
-    let tied = HybridConfig { tie_word_embeddings: true, mtp_block: "M".to_owned(), ..full.clone() };
+    let tied =
+        HybridConfig { tie_word_embeddings: true, mtp_block: "M".to_owned(), mtp_depth: 3, ..full.clone() };
     for config in [Reference::load("hybrid-min").config, full, tied] {
         for (index, layer) in config.describe(16).layers.iter().enumerate() {
             let stage = config.init_stage(index..index + 1, 7, Device::flex()).expect("it is a layer");
@@ -568,6 +650,8 @@ fn models_that_cannot_be_are_refused_where_they_are_wrong() {
     check(json!({"ngram_orders": [1]}), "`ngram_orders = 1` is out of range: it must be at least 2");
     check(json!({"ngram_buckets": 0}), "`ngram_buckets = 0` is out of range");
     check(json!({"mtp_block": "E"}), "`mtp_block = E` is out of range: it must be A, M or D");
+    check(json!({"mtp_depth": 0}), "`mtp_depth = 0` is out of range: it must be from 1 to 64");
+    check(json!({"mtp_depth": 65}), "`mtp_depth = 65` is out of range: it must be from 1 to 64");
     check(
         json!({"structure_vocab_sizes": {"colour": 3}}),
         "`structure_vocab_sizes = colour` is out of range",

@@ -252,7 +252,7 @@ fn launch(reference: &Reference, program: ValidatedProgram, config: &PipelineCon
     let targets_for_all = model.needs_targets();
     let precision = config.precision;
     let make = move |stage: StageIndex, tensor: &TensorParallel| {
-        let place = Place { device: Device::flex().autodiff(), tensor: tensor.clone(), precision };
+        let place = Place { tensor: tensor.clone(), precision, ..Device::flex().autodiff().into() };
         model.training_stage(stages.range(stage), &initial, place)
     };
     let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 };

@@ -54,14 +54,26 @@ impl Embedding {
         if tensor.ranks() == 1 {
             return self.forward(ids);
         }
+        // A rank without the row of an id adds zeros, and its table gets a gradient of zeros.
+        let rows = self.forward_part(ids, ids_in_all, tensor.range(ids_in_all));
+        let [batch, sequence, width] = rows.dims();
+        tensor.sum(rows.reshape([batch * sequence, width])).reshape([batch, sequence, width])
+    }
+
+    /// Returns the row of each id in `range`, and zeros for the other ids, if the table has the rows of these
+    /// ids alone, out of `ids_in_all`. The sum of all parts is the result of [`Embedding::forward`] for the
+    /// whole table.
+    ///
+    /// # Panics
+    /// As [`Embedding::forward`], for an id outside the whole table.
+    pub fn forward_part(&self, ids: Tensor<2, Int>, ids_in_all: usize, range: Range<usize>) -> Tensor<3> {
         let [batch, sequence] = ids.dims();
         let weight = self.weight.val();
         let (width, precision) = (weight.dims()[1], weight.dtype());
-        let (ids, is_here) = local_ids(ids.reshape([batch * sequence]), ids_in_all, tensor.range(ids_in_all));
-        // A rank without the row of an id adds zeros, and its table gets a gradient of zeros.
+        let (ids, is_here) = local_ids(ids.reshape([batch * sequence]), ids_in_all, range);
         let is_here = is_here.float().cast(precision).unsqueeze_dim(1);
         let rows = select(weight, ids, self.weight.id);
-        tensor.sum(rows * is_here).reshape([batch, sequence, width])
+        (rows * is_here).reshape([batch, sequence, width])
     }
 }
 
@@ -174,6 +186,19 @@ mod tests {
             |[table]| select(table.reshape([4, 5]), ids(), ParamId::new()),
             |[table]| table.reshape([4, 5]).select(0, ids()),
         );
+    }
+
+    #[test]
+    fn the_parts_of_a_table_add_up_to_it() {
+        let ids = || Tensor::<2, Int>::from_data([[3, 0, 6], [1, 4, 3]], &Device::flex());
+        let embedding = |rows: Tensor<2>| Embedding { weight: Param::from_tensor(rows) };
+        let table = numbers([7, 5], 1.0);
+        let parts = [0..3, 3..6, 6..7].map(|range: Range<usize>| {
+            let rows = table.clone().narrow(0, range.start, range.len());
+            embedding(rows).forward_part(ids(), 7, range)
+        });
+        let sum = parts.into_iter().reduce(|sum, part| sum + part).expect("there are parts");
+        assert_eq!(sum.into_data(), embedding(table).forward(ids()).into_data());
     }
 
     #[test]

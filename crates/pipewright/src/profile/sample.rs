@@ -96,6 +96,7 @@ mod tests {
             keys_values_bytes: 0,
             products: 0,
             mixing: 0,
+            copied: 0,
             trained: None,
         };
         let model = ModelDesc { layers: kinds.chars().map(layer).collect() };
@@ -128,6 +129,7 @@ mod tests {
             keys_values_bytes: 0,
             products: 0,
             mixing: 0,
+            copied: 0,
             trained: Some(trained),
         };
         let layers =

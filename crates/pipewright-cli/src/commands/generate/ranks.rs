@@ -90,7 +90,7 @@ impl RankArguments {
         };
         let choices = self.devices_of(of_run)?;
         let devices = Devices::open(&choices).map_err(Failure::input)?;
-        let layers = found.model.describe(found.trained_length.unwrap_or(1));
+        let layers = found.model.for_generation().describe(found.trained_length.unwrap_or(1));
         let partition = partition(&layers.weights(), count, &Method::Optimal);
         let partition = partition.map_err(|error| Failure::input(format!("--ranks: {error}")))?;
         let device = |rank| devices.of(WorldRank::new(rank)).cloned().unwrap_or_else(Device::flex);

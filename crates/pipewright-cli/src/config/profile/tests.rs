@@ -135,6 +135,7 @@ fn check_on(device: &str, from: &str, to: &str, expected: &[&str], assumed: &[&s
         keys_values_bytes: 0,
         products: 0,
         mixing: 0,
+        copied: 0,
         trained: None,
     };
     let model = ModelDesc { layers: vec![layer; 12] };

@@ -85,6 +85,7 @@ fn a_layout_is_compared_with_a_model() {
             keys_values_bytes: 0,
             products: 0,
             mixing: 0,
+            copied: 0,
             trained: None,
         };
         ModelDesc { layers: kinds.chars().map(layer).collect() }

@@ -1,0 +1,108 @@
+//! A prediction of a further token (DeepSeek-AI, 2024, arXiv:2412.19437): a layer with a block of its own.
+//!
+//! The prediction of depth `k` adds, for each token, a state from which the head predicts the token `k`
+//! positions after the next one. It makes the state from the state of the depth before, which is the hidden
+//! state of the last block for the first, and from the token `k` positions ahead.
+//!
+//! States of all depths are rows of one tensor: those of the last block first, then those of each depth. A
+//! prediction appends its rows.
+
+use burn::module::Module;
+use burn::tensor::{Int, Tensor};
+use pipewright::nn::{Linear, RmsNorm, ScopedAttention};
+use pipewright::stage::StageContext;
+
+use super::block::Block;
+use super::config::HybridConfig;
+use super::pattern::BlockKind;
+use super::tokens::Tokens;
+use crate::head_form::prediction_path;
+use crate::parameter::{Builder, ParameterSource};
+use crate::split::SplitStage;
+use crate::vocabulary::TableCopy;
+
+#[derive(Module, Debug)]
+pub(super) struct Prediction {
+    hidden_norm: RmsNorm,
+    embed_norm: RmsNorm,
+    proj: Linear,
+    block: Block,
+    table: TableCopy,
+    #[module(skip)]
+    depth: usize,
+}
+
+impl Prediction {
+    /// Builds the prediction of a depth, which is counted from 1. `embedding` is the path of the token
+    /// embeddings.
+    pub(super) fn build<S: ParameterSource>(
+        config: &HybridConfig,
+        kind: BlockKind,
+        depth: usize,
+        embedding: &str,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<Self, S::Error> {
+        let (path, width) = (prediction_path(depth), config.hidden_size);
+        let norm = |builder: &mut Builder<'_, S>, name: &str| {
+            builder.norm(&format!("{path}.{name}"), width, config.rms_norm_eps)
+        };
+        let rope_theta = Some(config.rope_theta);
+        let attention = ScopedAttention { head_dim: config.head_dim(), rope_theta, window: None };
+        Ok(Self {
+            hidden_norm: norm(builder, "hidden_norm")?,
+            embed_norm: norm(builder, "embed_norm")?,
+            proj: builder.linear(&format!("{path}.proj"), 2 * width, width)?,
+            block: Block::of_kind(config, kind, attention, &format!("{path}.block"), builder)?,
+            table: builder.table_copy(embedding, config.vocab_size, width)?,
+            depth,
+        })
+    }
+
+    /// Appends the states of the prediction to the states of the depths before: `[depths * tokens, hidden]`
+    /// in, with one depth more out. The states at the last positions of a row have no meaning: the tokens
+    /// ahead are not among the ids.
+    pub(super) fn forward(
+        &self,
+        states: Tensor<2>,
+        ids: &Tensor<2, Int>,
+        tokens: &Tokens,
+        split: &SplitStage,
+        context: &StageContext,
+    ) -> Tensor<2> {
+        let [rows, sequence] = ids.dims();
+        let ([all, width], count) = (states.dims(), rows * sequence);
+        let before = states.clone().narrow(0, all - count, count);
+        let embedded = self.table.forward(ahead(ids, self.depth), split).reshape([count, width]);
+        let (before, embedded) = (self.hidden_norm.forward(before), self.embed_norm.forward(embedded));
+        let x = self.proj.forward(Tensor::cat(vec![before, embedded], 1));
+        let x = self.block.forward(x, tokens, &split.tensor, context);
+        Tensor::cat(vec![states, x], 0)
+    }
+}
+
+/// Returns the ids so many positions ahead. The last id of a row takes the place of ids behind it.
+fn ahead(ids: &Tensor<2, Int>, depth: usize) -> Tensor<2, Int> {
+    let [_, sequence] = ids.dims();
+    let missing = depth.min(sequence);
+    let last = ids.clone().narrow(1, sequence - 1, 1).repeat_dim(1, missing);
+    match sequence - missing {
+        0 => last,
+        left => Tensor::cat(vec![ids.clone().narrow(1, missing, left), last], 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+
+    #[test]
+    fn the_last_id_is_repeated() {
+        let ids = Tensor::<2, Int>::from_data([[1, 2, 3], [4, 5, 6]], &Device::flex());
+        let found = |depth| ahead(&ids, depth).into_data().iter::<i64>().collect::<Vec<_>>();
+        assert_eq!(found(1), [2, 3, 3, 5, 6, 6]);
+        assert_eq!(found(2), [3, 3, 3, 6, 6, 6]);
+        assert_eq!(found(4), [3, 3, 3, 6, 6, 6]);
+    }
+}
