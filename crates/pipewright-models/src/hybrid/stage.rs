@@ -76,8 +76,8 @@ impl HybridStage {
     pub fn run(&self, input: HybridInput, context: &StageContext) -> HybridOutput {
         let (hidden, ids, tokens) = self.enter(input, context);
         let tensor = &self.split.tensor;
-        let ([batch, sequence], [states, _, width]) = (ids.dims(), hidden.dims());
-        let mut hidden = hidden.reshape([states * sequence, width]);
+        let ([batch, sequence], [rows, _, width]) = (ids.dims(), hidden.dims());
+        let mut hidden = hidden.reshape([rows * sequence, width]);
         for block in self.blocks() {
             hidden = block.forward(hidden, &tokens, tensor, context);
         }
@@ -85,8 +85,8 @@ impl HybridStage {
             hidden = prediction.forward(hidden, &ids, &tokens, &self.split, context);
         }
         let Some(head) = &self.head else {
-            let states = hidden.dims()[0] / sequence;
-            return HybridOutput::Hidden(hidden.reshape([states, sequence, width]), ids);
+            let rows = hidden.dims()[0] / sequence;
+            return HybridOutput::Hidden(hidden.reshape([rows, sequence, width]), ids);
         };
         let in_rows = |logits: Tensor<2>| {
             let part = logits.dims()[1];

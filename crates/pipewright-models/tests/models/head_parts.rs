@@ -17,8 +17,11 @@ use pipewright::train::data::Cursor;
 use pipewright::transport::World;
 use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::{ConfigError, CutModel, InitialParameters, ModelConfig};
+use pipewright_schedule::analytic::{PeakRates, Workload, estimate};
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::partition::{Method, partition};
+use pipewright_schedule::plan::{PlanRequest, plan};
+use pipewright_schedule::profile::LinkProfile;
 use pipewright_schedule::{ScheduleSpec, generate};
 use serde_json::{Value, json};
 
@@ -243,6 +246,32 @@ fn heads_that_cannot_be_cut_are_refused() {
     refused("llama", &json!({}), 0, "0 parts of a vocabulary of 50 tokens");
     refused("llama", &json!({}), 51, "51 parts of a vocabulary of 50 tokens leave a part without a token");
     refused("hybrid", &json!({"mtp_loss_weight": 0.3}), 51, "51 parts of a vocabulary of 50 tokens");
+}
+
+/// Plans for a hybrid with a further prediction and a large vocabulary, by the costs of its layers.
+#[test]
+fn plans_of_a_hybrid_keep_all_ranks_busy() {
+    let keys = json!({"pattern": "ADADADAD", "mtp_loss_weight": 0.3, "vocab_size": 3200});
+    let layers = model("hybrid", &keys).describe(SEQUENCE);
+    let workload = Workload { model: &layers, tokens: SEQUENCE as u32, rows: 1 };
+    let rates = PeakRates { flops_per_s: 1e11, bytes_per_s: 1e10 };
+    let profile = estimate(&workload, rates, LinkProfile::new(0.0, 1e12));
+    let bubble = |ranks, head_parts| {
+        let request = PlanRequest {
+            ranks,
+            microbatches: 32,
+            data_parallel: Some(1),
+            larger_microbatches: false,
+            head_parts,
+            effort: PlanRequest::EFFORT / 8,
+            ..PlanRequest::default()
+        };
+        plan(&profile, &request, &mut || true).expect("a plan").plans[0].bubble_fraction
+    };
+    for ranks in [2, 4] {
+        let (whole, parts) = (bubble(ranks, vec![1]), bubble(ranks, vec![1, ranks, 2 * ranks]));
+        assert!(parts <= 0.05 && whole >= 0.25, "{ranks} ranks: {whole} with one head, {parts} with parts");
+    }
 }
 
 /// Each part shares the rows of one shard of the table.
