@@ -175,7 +175,6 @@ macro_rules! models {
     )*};
 }
 
-// Tied heads have no parts.
 models! {
     mistral "mistral-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
         check_written check_parameters;
@@ -183,7 +182,8 @@ models! {
     qwen3_window "qwen3-window-tiny": check_schedules check_slices check_tensor_ranks check_text check_written;
     mixtral "mixtral-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_balance
         check_text check_written check_parameters;
-    smollm3 "smollm3-tiny": check_schedules check_slices check_tensor_ranks check_text check_written
+    smollm3 "smollm3-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
+        check_written
         check_parameters;
     granite "granite-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
         check_written check_parameters;
@@ -197,7 +197,8 @@ models! {
         check_written check_parameters;
     starcoder2 "starcoder2-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
         check_written check_parameters;
-    gpt2 "gpt2-tiny": check_schedules check_slices check_tensor_ranks check_text check_written check_parameters;
+    gpt2 "gpt2-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text check_written
+        check_parameters;
     gpt2_scaled "gpt2-scaled-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
         check_written check_parameters;
     qwen2_moe "qwen2-moe-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
