@@ -8,6 +8,7 @@
 //! cargo run --release -p pipewright-bench -- overhead   # time per action with stages that do nothing
 //! cargo run --release -p pipewright-bench -- epilogue   # time after the program, on 2 to 128 ranks that do nothing
 //! cargo run --release -p pipewright-bench -- checkpoints # the cost of saving, against a step
+//! cargo run --release -p pipewright-bench --features mpi -- copies  # steps with copies in memory against steps without
 //! cargo run --release -p pipewright-bench -- engine     # the schedule engine's time per action
 //! cargo run --release -p pipewright-bench -- schedules  # each schedule against one rank, and against its simulation
 //! cargo run --release -p pipewright-bench -- predict    # predictions of a profile against runs that it has not seen
@@ -38,6 +39,7 @@ mod processes;
 mod activations;
 mod bound;
 mod checkpoints;
+mod copies;
 mod engine;
 mod epilogue;
 mod experts;
@@ -87,6 +89,8 @@ enum Bench {
     Epilogue(epilogue::Options),
     /// The cost of saving a checkpoint, against a step.
     Checkpoints(checkpoints::Options),
+    /// Steps with copies of the state in memory against steps without, in turn.
+    Copies(copies::Options),
     /// The time to generate, lower, validate and simulate a schedule.
     Engine(engine::Options),
     /// Each schedule against twice one rank's speed, and against its own simulation.
@@ -133,6 +137,7 @@ fn main() -> ExitCode {
         Bench::Overhead(options) => overhead::run(&options),
         Bench::Epilogue(options) => epilogue::run(&options),
         Bench::Checkpoints(options) => checkpoints::run(&options),
+        Bench::Copies(options) => copies::run(&options),
         Bench::Engine(options) => engine::run(&options),
         Bench::Schedules(options) => schedules::run(&options),
         Bench::Predict(options) => predict::run(&options),

@@ -143,6 +143,7 @@ struct Book;
 
 // In the order of the layers: a module imports only modules above it. `tools/layers` checks this.
 pub mod ids;
+pub mod byte_channel;
 pub use pipewright_system::bounded_file;
 pub mod device;
 pub mod tensor;

@@ -12,12 +12,14 @@ use crate::config::{Loaded, Scheduled};
 use crate::display;
 use crate::failure::Failure;
 use crate::fault::{Fault, launched_restart};
-use crate::recovery::{Attempts, Restart};
+use crate::recovery::{Attempts, Restart, StateSource};
 use crate::run_folder::{self, RunFolder, RunFolderError, RunLock};
 use crate::text::quoted;
 use crate::training::arguments::load_settings;
 use crate::training::checkpoint_path::{RunPath, not_finite};
 use crate::training::checkpoint_space::CheckpointSpace;
+use crate::training::copies_link::{Origin, has_copies};
+use crate::training::copy_search::{self, FoundCopy};
 use crate::training::efficiency::Efficiency;
 use crate::training::evaluations::Evaluations;
 use crate::training::identity::{describe, identity, require_same};
@@ -29,7 +31,7 @@ use crate::training::process_group::ProcessGroup;
 use crate::training::rate_change;
 use crate::training::resume_arguments::ResumeArguments;
 use crate::training::shared_folder;
-use crate::training::state_copies::{self, FoundCopy, StateCopies, has_copies};
+use crate::training::state_copies::{self, StateCopies};
 use crate::training::training_loop::TrainingLoop;
 
 /// Runs the command.
@@ -66,7 +68,7 @@ fn run_with(
     shared_folder::require(processes, &RunPath::of(&arguments.run)?.run)?;
     let restart = attempts.take_restart();
     let steps = arguments.load().ok().map(|loaded| loaded.settings.run.steps);
-    let copy = state_copies::newest(processes, &RunPath::of(&arguments.run)?, steps)?;
+    let copy = copy_search::newest(processes, &RunPath::of(&arguments.run)?, steps)?;
     let found = ResumableRun::find(arguments, copy, owned, restart).inspect(|found| {
         processes.set_deadline(found.prepared.settings.run.deadline());
     });
@@ -80,9 +82,11 @@ fn run_with(
     if found.is_finished() {
         return Ok(());
     }
-    let ResumableRun { prepared, description, evaluations, checkpoint, saved, owned, restart, .. } = found;
+    let ResumableRun {
+        prepared, description, evaluations, checkpoint, saved, owned, restart, origin, ..
+    } = found;
     let settings = prepared.settings.clone();
-    let copies = state_copies::folder_of(processes, &settings, true)?;
+    let copies = state_copies::place_of(processes, &settings, true, origin)?;
     let (efficiency, space) = (Efficiency::of(&prepared), CheckpointSpace::of(prepared.parts()));
     let mut trainer = match &checkpoint {
         Some(checkpoint) => launch_from(prepared, checkpoint, processes, attempts)?,
@@ -138,6 +142,8 @@ struct ResumableRun {
     description: Map<String, Value>,
     evaluations: Evaluations,
     checkpoint: Option<Arc<Checkpoint>>,
+    /// The copy in memory from which the run resumes, if it does.
+    origin: Option<Origin>,
     /// The step of the newest checkpoint on the disk up to there; 0 if there is none.
     saved: u64,
     /// The locks of the run's folder, in the process that writes to it.
@@ -169,38 +175,39 @@ impl ResumableRun {
         if prints_notes {
             loaded.notes.iter().for_each(|note| display::say(note));
         }
-        let (mut checkpoint, mut took, mut in_memory) = read_state(&path, copy)?;
+        let mut state = read_state(&path, copy)?;
         let model = read_model(&loaded.settings)?;
         let prepared = prepare_settings(scheduled(loaded)?, model)?;
         if prints_notes {
             prepared.notes.iter().for_each(|note| display::say(note));
         }
         let description = describe(&prepared)?;
-        if let Some(checkpoint) = &checkpoint {
+        if let Some(checkpoint) = &state.checkpoint {
             require_same(&description, checkpoint)?;
             require_numbers(checkpoint)?;
             require_no_more_steps(&prepared, checkpoint)?;
         }
-        let mut evaluations = Evaluations::new(&prepared, checkpoint.as_deref());
-        if in_memory && evaluations.are_exhausted() {
+        let mut evaluations = Evaluations::new(&prepared, state.checkpoint.as_deref());
+        if state.origin.is_some() && evaluations.are_exhausted() {
             // The run ends with the state that it resumes from, so that state must be on the disk.
-            (checkpoint, took, in_memory) = read_state(&path, None)?;
-            evaluations = Evaluations::new(&prepared, checkpoint.as_deref());
+            state = read_state(&path, None)?;
+            evaluations = Evaluations::new(&prepared, state.checkpoint.as_deref());
         }
-        let done = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step());
+        let done = state.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step());
         // The stored settings are those before the arguments.
         let stored = load_settings(Some(&config), &set[set.len() - 1..]).ok();
         let rate_note = stored
             .and_then(|stored| rate_change::note(&stored.settings, &prepared.settings, done, &arguments.set));
         let restart = restart.map(|restart| {
             if has_copies(&path.run) {
-                restart.with_state(done, in_memory, took)
+                restart.with_state(done, state.source, state.bytes(), state.took)
             } else {
                 Restart { step: done, ..restart }
             }
         });
-        let saved = if in_memory { newest_step(&path)? } else { done };
-        Ok(Self { prepared, description, evaluations, checkpoint, saved, owned, rate_note, restart })
+        let StateRead { checkpoint, origin, .. } = state;
+        let saved = if origin.is_some() { newest_step(&path)? } else { done };
+        Ok(Self { prepared, description, evaluations, checkpoint, origin, saved, owned, rate_note, restart })
     }
 
     /// Returns the fields that must be equal in all processes.
@@ -256,17 +263,36 @@ fn scheduled(loaded: Loaded) -> Result<Scheduled, Failure> {
     })
 }
 
-/// Reads the state of a run: from a copy in memory if there is one, and otherwise from the disk. Returns it
-/// with the time that this took, and whether it is the copy.
-fn read_state(
-    path: &RunPath,
-    copy: Option<FoundCopy>,
-) -> Result<(Option<Arc<Checkpoint>>, Duration, bool), Failure> {
-    let began = Instant::now();
-    match copy {
-        None => open(path).map(|checkpoint| (checkpoint, began.elapsed(), false)),
-        Some(FoundCopy { copy, took }) => Ok((Some(Arc::new(copy)), took, true)),
+/// The state of a run, as it was read.
+struct StateRead {
+    /// `None` if the run has no state yet.
+    checkpoint: Option<Arc<Checkpoint>>,
+    source: StateSource,
+    /// The copy in memory that it is.
+    origin: Option<Origin>,
+    /// The time that finding and reading it took.
+    took: Duration,
+}
+
+impl StateRead {
+    fn bytes(&self) -> u64 {
+        let files = self.checkpoint.iter().flat_map(|checkpoint| &checkpoint.manifest().files);
+        files.map(|file| file.bytes).sum()
     }
+}
+
+/// Reads the state of a run: from a copy in memory if there is one, and otherwise from the disk.
+fn read_state(path: &RunPath, copy: Option<FoundCopy>) -> Result<StateRead, Failure> {
+    let began = Instant::now();
+    Ok(match copy {
+        None => {
+            let checkpoint = open(path)?;
+            StateRead { checkpoint, source: StateSource::Disk, origin: None, took: began.elapsed() }
+        }
+        Some(FoundCopy { copy, origin, source, took }) => {
+            StateRead { checkpoint: Some(Arc::new(copy)), source, origin: Some(origin), took }
+        }
+    })
 }
 
 /// Returns the step of the newest checkpoint of a run; 0 if there is none.

@@ -59,7 +59,7 @@ fn run_with(
         processes.agree(prepared, |(prepared, description, ..)| identity(prepared, description))?;
     shared_folder::require(processes, &prepared.settings.run.out)?;
     let settings = prepared.settings.clone();
-    let copies = state_copies::folder_of(processes, &settings, false)?;
+    let copies = state_copies::place_of(processes, &settings, false, None)?;
     let (efficiency, space) = (Efficiency::of(&prepared), CheckpointSpace::of(prepared.parts()));
     let evaluations = Evaluations::new(&prepared, None);
     // The folder is created last, so that a run that cannot start does not move an earlier run.

@@ -1,4 +1,5 @@
-//! `checkpoint_every` and `failure_every` of the `[run]` section: when a run saves checkpoints.
+//! `checkpoint_every`, `failure_every` and `copies` of the `[run]` section: when a run saves checkpoints, and
+//! where it keeps copies of its state.
 
 use std::time::Duration;
 
@@ -23,6 +24,20 @@ const HOURS_OF_A_RANK: f64 = 50_000.0;
 /// The longest time between failures that is expected, an assumption without a source. Small runs rarely lose
 /// a device, but they end for other reasons: a machine that restarts, a limit of a batch system, a full disk.
 const LONGEST_ASSUMED: Duration = Duration::from_secs(86_400);
+
+/// Whose memory has the copies of the state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Copies {
+    /// The memory of the machine that wrote them.
+    Machine,
+    /// Also the memory of the next host.
+    Neighbour,
+}
+
+impl Copies {
+    pub(crate) const NAMED: [(&str, Self); 2] = [("machine", Self::Machine), ("neighbour", Self::Neighbour)];
+}
 
 /// When a run saves checkpoints, besides the one at its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

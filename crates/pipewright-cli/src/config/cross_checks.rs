@@ -6,9 +6,11 @@ use pipewright_schedule::generate::find;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::{Recompute, Slices};
 
+use crate::config::checkpoints::Copies;
 use crate::config::document::Document;
 use crate::config::mesh::LOOKAHEAD;
 use crate::config::paths::Surroundings;
+use crate::config::pipeline::TransportChoice;
 use crate::config::place::Place;
 use crate::config::problem::ProblemKind;
 use crate::config::section::Section;
@@ -27,6 +29,7 @@ pub(super) fn check(
     checks.check_validation();
     checks.check_rampup();
     checks.check_lookahead();
+    checks.check_copies();
     if let Some(slices) = source.map(slices_of).filter(|slices| !slices.is_one()) {
         checks.check_slices(slices);
     }
@@ -101,6 +104,23 @@ impl CrossChecks<'_> {
             let advice = "write `accumulate` in [run], or remove the key";
             self.section("run").report(key, ProblemKind::Without { key, other, advice });
         }
+    }
+
+    /// Refuses copies on a neighbour in a run that makes no copies, or that has one process.
+    fn check_copies(&mut self) {
+        let (run, transport) = (&self.settings.run, self.settings.pipeline.transport);
+        let (other, advice) = match (run.copies, run.copy_every, transport) {
+            (Copies::Machine, ..) | (Copies::Neighbour, 1.., TransportChoice::Mpi) => return,
+            (Copies::Neighbour, 0, _) => (
+                "copies of the state (`copy_every` is 0)",
+                "write `copy_every = 1` in [run], or remove the key",
+            ),
+            (Copies::Neighbour, _, TransportChoice::Local) => (
+                "processes (`pipeline.transport` is \"local\")",
+                "start the run with `pipewright launch`, which makes each rank a process, or write `copies = \"machine\"`",
+            ),
+        };
+        self.section("run").report("copies", ProblemKind::Without { key: "copies", other, advice });
     }
 
     /// Refuses keys of evaluations that have no effect, or that would evaluate a model on inputs that it does

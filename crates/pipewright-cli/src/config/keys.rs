@@ -212,6 +212,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "replace_slow",
             "grow",
             "copy_every",
+            "copies",
             "copy_folder",
             "device",
             "devices",

@@ -8,7 +8,7 @@ use pipewright::loss_scale::LossScaling;
 use pipewright::tensor::Precision;
 use serde::Serialize;
 
-use crate::config::checkpoints::{self, CheckpointEvery, FailureEvery};
+use crate::config::checkpoints::{self, CheckpointEvery, Copies, FailureEvery};
 use crate::config::devices::{self, DeviceSettings};
 use crate::config::document::Document;
 use crate::config::paths::Surroundings;
@@ -52,6 +52,8 @@ pub(crate) struct RunSettings {
     pub(crate) grow: bool,
     /// The number of steps between two copies of the state in memory; 0: none.
     pub(crate) copy_every: u64,
+    /// Whose memory has the copies.
+    pub(crate) copies: Copies,
     /// The absolute folder of the copies, in the memory of each machine.
     pub(crate) copy_folder: PathBuf,
     /// The devices of the ranks.
@@ -112,6 +114,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         replace_slow: section.flag("replace_slow", false),
         grow: section.flag("grow", true),
         copy_every: section.whole("copy_every", 0, 0, i64::MAX as u64),
+        copies: section.choice("copies", Copies::Machine, &Copies::NAMED),
         copy_folder: read_folder(&mut section, surroundings, "copy_folder", COPY_FOLDER),
         devices: devices::read(&mut section),
         precision: section.choice("precision", Precision::F32, &Precision::NAMED),

@@ -21,6 +21,6 @@ mod attempts;
 pub(crate) use attempts::Attempts;
 pub(crate) use disk_space::is_full;
 pub(crate) use growth_request::{is_growth_requested, remove_growth_request, request_growth};
-pub(crate) use restart::Restart;
+pub(crate) use restart::{Restart, StateSource};
 pub(crate) use restarts::Restarts;
 pub(crate) use slow_rank::SlowRank;

@@ -9,8 +9,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use pipewright_schedule::words::counted;
 use serde::{Deserialize, Serialize};
 
+use crate::display::bytes;
 use crate::fault::Fault;
 use crate::recovery::record;
 
@@ -21,9 +23,17 @@ const FILE: &str = "restart.json";
 const EVENT: &str = "restart";
 const GROWTH: &str = "growth";
 
-/// The places of a state, as the metrics have them.
-const MEMORY: &str = "memory";
-const DISK: &str = "disk";
+/// Where the state was from which a run continues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum StateSource {
+    /// In the memory of the hosts whose processes wrote it.
+    Memory,
+    /// At least a part was only in the memory of the host after the one whose process wrote it.
+    Neighbour,
+    /// On the disk.
+    Disk,
+}
 
 /// A restart, or the continuation on more processes, as a line of the metrics has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,10 +57,13 @@ pub(crate) struct Restart {
     /// How often the run has continued on more processes.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) growths: u64,
-    /// Where the state of `step` was read, if the run has copies in memory: `memory` or `disk`.
+    /// Where the state of `step` was, if the run has copies in memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) state: Option<String>,
-    /// The milliseconds in which that state was found, read and verified.
+    pub(crate) state: Option<StateSource>,
+    /// The bytes of that state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) state_bytes: Option<u64>,
+    /// The milliseconds in which that state was found, sent to the hosts that lacked it, read and verified.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) read_ms: Option<u64>,
     /// How the run is distributed from this restart on, if that has changed.
@@ -71,6 +84,7 @@ impl Restart {
             of,
             growths: 0,
             state: None,
+            state_bytes: None,
             read_ms: None,
             change: None,
         }
@@ -88,6 +102,7 @@ impl Restart {
             of: 0,
             growths,
             state: None,
+            state_bytes: None,
             read_ms: None,
             change: None,
         }
@@ -98,28 +113,38 @@ impl Restart {
         self.restart + self.growths
     }
 
-    /// Returns the record of a run that continues after `step`, whose state was read within `took`: in a copy
-    /// `in_memory`, or on the disk.
-    pub(crate) fn with_state(self, step: u64, in_memory: bool, took: Duration) -> Self {
-        let state = if in_memory { MEMORY } else { DISK };
+    /// Returns the record of a run that continues after `step`, whose state of so many `bytes` was in `source`
+    /// and read within `took`.
+    pub(crate) fn with_state(self, step: u64, source: StateSource, bytes: u64, took: Duration) -> Self {
         let read_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-        Self { step, state: Some(state.to_owned()), read_ms: Some(read_ms), ..self }
+        Self { step, state: Some(source), state_bytes: Some(bytes), read_ms: Some(read_ms), ..self }
     }
 
     /// Returns the sentence for the display.
     pub(crate) fn sentence(&self) -> String {
-        let took = self.read_ms.unwrap_or_default();
-        let source = match self.state.as_deref() {
-            Some(MEMORY) => format!(", which was read in memory within {took} ms"),
-            Some(DISK) => format!(
-                ", which was read on the disk within {took} ms, because no newer copy in memory is complete"
+        let cost = self.cost();
+        let source = match self.state {
+            Some(StateSource::Memory) => format!(", which was read in memory {cost}"),
+            Some(StateSource::Neighbour) => format!(
+                ", which was read in memory {cost}, in part from the neighbour of a host that does not have it"
             ),
-            _ => String::new(),
+            Some(StateSource::Disk) => {
+                format!(", which was read on the disk {cost}, because no newer copy in memory is complete")
+            }
+            None => String::new(),
         };
         match self.step {
             0 => self.saying("the run continues again from step 1"),
             step => self.saying(&format!("the run continues from step {step}{source}")),
         }
+    }
+
+    /// Returns words about what the state cost.
+    fn cost(&self) -> String {
+        let size = bytes(self.state_bytes.unwrap_or_default());
+        let repeated = self.failed_step.map_or(0, |failed| failed.saturating_sub(self.step + 1));
+        let took = self.read_ms.unwrap_or_default();
+        format!("within {took} ms ({size}, {} computed again)", counted(repeated, "complete step"))
     }
 
     /// Returns the sentence for a restart before the run has begun or resumed.
@@ -192,6 +217,20 @@ mod tests {
             Restart { step: 4, ..restart.clone() }.sentence(),
             "step 7: rank 1: it broke; the run continues from step 4 (restart 1 of 3)"
         );
+        let with = |source| restart.clone().with_state(5, source, 2048, Duration::from_millis(31)).sentence();
+        for (source, expected) in [
+            (
+                StateSource::Memory,
+                "step 5, which was read in memory within 31 ms (2.0 KiB, 1 complete step computed again) (",
+            ),
+            (
+                StateSource::Neighbour,
+                "in part from the neighbour of a host that does not have it (restart 1 of 3)",
+            ),
+            (StateSource::Disk, "step 5, which was read on the disk within 31 ms (2.0 KiB, 1 complete"),
+        ] {
+            assert!(with(source).contains(expected), "{}", with(source));
+        }
         let smaller = Restart { change: Some("with 2 ranks instead of 4".to_owned()), ..restart };
         assert_eq!(
             smaller.sentence_before_begin(),

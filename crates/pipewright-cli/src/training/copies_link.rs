@@ -20,14 +20,31 @@ const PREFIX: &str = "pipewright-";
 const DIGITS: usize = 16;
 
 /// The content of the file.
-#[derive(Debug, Serialize, Deserialize)]
-struct Link {
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Link {
     /// The folder of the run. The copies do not belong to a folder that was copied or moved.
     run: PathBuf,
-    copies: PathBuf,
-    /// The memory that has the copies. On another machine, the path may lead to copies of steps that the run
-    /// has abandoned.
-    memory: Option<String>,
+    pub(crate) copies: PathBuf,
+    /// The series of the copies that the run makes. A host that was away may have copies of steps that the
+    /// run has abandoned.
+    series: String,
+    /// The copy from which the run has resumed. It counts until the run has made its first one.
+    origin: Option<Origin>,
+}
+
+/// A copy from which a run resumes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Origin {
+    pub(crate) series: String,
+    pub(crate) step: u64,
+}
+
+impl Link {
+    /// Returns whether a copy belongs to the run as it has continued.
+    pub(crate) fn accepts(&self, series: &str, step: u64) -> bool {
+        let is_before = |origin: &Origin| origin.series == series && step <= origin.step;
+        self.series == series || self.origin.as_ref().is_some_and(is_before)
+    }
 }
 
 /// Returns the name of the folder of a run's copies, which no other run has.
@@ -36,11 +53,21 @@ pub(crate) fn unique_name(run: &Path) -> String {
     format!("{PREFIX}{}", &blake3::hash(parts.as_bytes()).to_hex()[..DIGITS])
 }
 
-/// Writes the file that names the folder of the copies.
-pub(crate) fn write_link(run: &Path, copies: &Path) -> Result<(), Failure> {
+/// Returns a name for a series of a run's copies, which no other one has.
+pub(crate) fn unique_series(run: &Path) -> String {
+    unique_name(run).split_off(PREFIX.len())
+}
+
+/// Writes the file that names the folder of the copies, and the series that the run makes after `origin`.
+pub(crate) fn write_link(
+    run: &Path,
+    copies: &Path,
+    series: &str,
+    origin: Option<Origin>,
+) -> Result<(), Failure> {
     let (path, draft) = (run.join(LINK), run.join(format!(".{LINK}")));
     let written = fs::canonicalize(run).and_then(|run| {
-        let link = Link { run, copies: copies.to_owned(), memory: memory_of(copies) };
+        let link = Link { run, copies: copies.to_owned(), series: series.to_owned(), origin };
         write_regular(&draft, &serde_json::to_vec(&link)?)?;
         fs::rename(&draft, &path)
     });
@@ -58,16 +85,14 @@ pub(crate) fn link_of(run: &Path) -> Option<PathBuf> {
     read_link(run).map(|link| link.copies)
 }
 
-/// Returns the folder of the copies of the run in a folder, if the run has made its last copies in the memory
-/// of this machine.
-pub(crate) fn usable_copies(run: &Path) -> Option<PathBuf> {
-    let link = read_link(run)?;
-    (link.memory.is_some() && link.memory == memory_of(&link.copies)).then_some(link.copies)
+/// Returns whether the run in a folder has copies, or had some.
+pub(crate) fn has_copies(run: &Path) -> bool {
+    link_of(run).is_some()
 }
 
 /// Reads the file of a run. A path that cannot be a folder of copies does not count, because the folder is
 /// removed later.
-fn read_link(run: &Path) -> Option<Link> {
+pub(crate) fn read_link(run: &Path) -> Option<Link> {
     let link: Link = serde_json::from_slice(&read_regular(&run.join(LINK), SMALL_TEXT).ok()?).ok()?;
     let digits = link.copies.file_name()?.to_str()?.strip_prefix(PREFIX)?;
     let is_name = digits.len() == DIGITS && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -77,7 +102,7 @@ fn read_link(run: &Path) -> Option<Link> {
 /// Identifies the memory that a folder of copies is in: the machine since it was started, and the file
 /// system, because each container of a machine has one of its own. Returns `None` if the folder around it
 /// does not exist.
-fn memory_of(copies: &Path) -> Option<String> {
+pub(crate) fn memory_of(copies: &Path) -> Option<String> {
     let device = fs::metadata(copies.parent()?).ok()?.dev();
     let boot = read_regular(Path::new("/proc/sys/kernel/random/boot_id"), SMALL_TEXT).unwrap_or_default();
     Some(format!("{} {device}", String::from_utf8_lossy(&boot).trim()))
@@ -128,26 +153,29 @@ mod tests {
         CopyFolder::create(&copies).expect("a folder");
         fs::create_dir(copies.join("copy")).expect("a folder");
         fs::write(copies.join("copy/file"), vec![1; 64 << 10]).expect("a file");
-        write_link(&run, &copies).expect("the folder takes files");
+        write_link(&run, &copies, "first", None).expect("the folder takes files");
         Linked { scratch, run, copies }
     }
 
     #[test]
     fn the_copies_of_a_run_do_not_belong_to_its_folder_elsewhere() {
         let Linked { scratch, run, copies } = linked();
-        assert_eq!([link_of(&run), usable_copies(&run)], [Some(copies.clone()), Some(copies)]);
+        assert_eq!(link_of(&run), Some(copies));
         let moved = scratch.path().join("moved");
         fs::rename(&run, &moved).expect("a free name");
         assert_eq!([link_of(&run), link_of(&moved)], [None, None]);
     }
 
     #[test]
-    fn copies_in_the_memory_of_another_machine_are_not_used() {
+    fn copies_of_steps_that_the_run_has_abandoned_are_not_accepted() {
         let Linked { scratch: _scratch, run, copies } = linked();
-        let memory = memory_of(&copies).expect("the folder exists");
-        let text = fs::read_to_string(run.join(LINK)).expect("the link");
-        fs::write(run.join(LINK), text.replace(&memory, "another")).expect("the link");
-        assert_eq!((link_of(&run), usable_copies(&run)), (Some(copies), None));
+        let origin = Origin { series: "first".to_owned(), step: 40 };
+        write_link(&run, &copies, "second", Some(origin)).expect("the folder takes files");
+        let link = read_link(&run).expect("the link");
+        let accepts = |series, step| link.accepts(series, step);
+        assert!(accepts("first", 40) && accepts("first", 39) && accepts("second", 41));
+        assert!(!accepts("first", 41) && !accepts("third", 40));
+        assert_ne!(unique_series(&run), unique_series(&run));
     }
 
     #[test]
@@ -155,7 +183,7 @@ mod tests {
         let Linked { scratch, run, copies } = linked();
         let foreign = scratch.path().join("mine");
         fs::create_dir(&foreign).expect("a folder");
-        write_link(&run, &foreign).expect("the folder takes files");
+        write_link(&run, &foreign, "first", None).expect("the folder takes files");
         assert_eq!(link_of(&run), None, "the name of a folder of copies is different");
         let named = scratch.path().join("pipewright-0123456789abcdef");
         fs::rename(&foreign, &named).expect("a free name");

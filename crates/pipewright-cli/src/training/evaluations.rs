@@ -84,8 +84,8 @@ impl Evaluations {
 }
 
 /// Returns the step with the lowest validation loss before a checkpoint, if it is known.
-pub(crate) fn lowest_step(checkpoint: &Checkpoint) -> Option<u64> {
-    let stored = checkpoint.manifest().description.get(VALIDATION)?;
+pub(crate) fn lowest_step(description: &Map<String, Value>) -> Option<u64> {
+    let stored = description.get(VALIDATION)?;
     best_of(stored).lowest.map(|(step, _)| step)
 }
 

@@ -25,6 +25,8 @@ pub(crate) mod recorded_run;
 pub(crate) mod run_adapter;
 pub(crate) mod shared_folder;
 pub(crate) mod copies_link;
+pub(crate) mod copy_hosts;
+pub(crate) mod copy_search;
 pub(crate) mod state_copies;
 pub(crate) mod timeline_recorder;
 mod run_checkpoints;

@@ -4,10 +4,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use pipewright::byte_channel::ByteChannel;
 use pipewright::device::Devices;
 use pipewright::failure::{Cause, StepError};
 use pipewright::ids::WorldRank;
 use pipewright::transport::{AgreementError, Fields, LinkSpeed, World};
+use serde::{Deserialize, Serialize};
 
 use crate::config::pipeline::TransportChoice;
 use crate::failure::{Exit, Failure, sentence};
@@ -101,15 +103,34 @@ impl ProcessGroup {
         measured.map_err(|error| disagreement(&error))
     }
 
-    /// Returns the text of the leader in every process.
-    pub(crate) fn share(&mut self, own: String) -> Result<String, Failure> {
-        self.share_after(own, Duration::ZERO)
+    /// Returns in every process the result of `combine` in the leader for the values of all processes, each
+    /// of which may work as long as `work` on its own one.
+    pub(crate) fn combine<T, R>(
+        &mut self,
+        own: &T,
+        combine: impl Fn(&[(WorldRank, T)]) -> R,
+        work: Duration,
+    ) -> Result<R, Failure>
+    where
+        T: Clone + Serialize + for<'de> Deserialize<'de>,
+        R: Serialize + for<'de> Deserialize<'de>,
+    {
+        let patience = (self.deadline + START).saturating_add(work);
+        match &mut self.world {
+            Some(world) => world.combine(own, combine, patience).map_err(|error| disagreement(&error)),
+            None => Ok(combine(&[(FIRST, own.clone())])),
+        }
     }
 
-    /// Like [`ProcessGroup::share`], for a text for which the leader may work as long as `work`.
-    pub(crate) fn share_after(&mut self, own: String, work: Duration) -> Result<String, Failure> {
+    /// Returns the channel for messages to other processes that belong to no step, if there are others.
+    pub(crate) fn byte_channel(&self) -> Option<ByteChannel> {
+        self.world.as_ref().and_then(World::byte_channel)
+    }
+
+    /// Returns the text of the leader in every process.
+    pub(crate) fn share(&mut self, own: String) -> Result<String, Failure> {
         // The leader may have to search before it answers.
-        let patience = (self.deadline + START).saturating_add(work);
+        let patience = self.deadline + START;
         match &mut self.world {
             Some(world) => world.share(own, patience).map_err(|error| disagreement(&error)),
             None => Ok(own),
@@ -161,16 +182,6 @@ impl ProcessGroup {
         fields: impl FnOnce(&T) -> Fields,
     ) -> Result<T, Failure> {
         self.agree_within(prepared, fields, self.deadline)
-    }
-
-    /// Like [`ProcessGroup::agree`], after each process has worked by itself, as long as `work`.
-    pub(crate) fn agree_after<T>(
-        &mut self,
-        prepared: Result<T, Failure>,
-        fields: impl FnOnce(&T) -> Fields,
-        work: Duration,
-    ) -> Result<T, Failure> {
-        self.agree_within(prepared, fields, self.deadline.saturating_add(work))
     }
 
     /// Returns the result of work that every process does by itself, after all of them have succeeded. If it

@@ -1,47 +1,39 @@
 //! Copies of the state of a run in the memory of its machine (`run.copy_every`). They outlive the processes,
 //! so that a fault costs no more than the steps since the last copy.
 //!
-//! A file in the run's folder names the folder of the copies, which has a name of its own for each run. The
-//! copies of a machine are gone when the machine is: a resumed run then takes its newest checkpoint.
+//! A file in the run's folder names the folder of the copies, which has a name of its own for each run. Each
+//! process writes its part into the memory of its own host and, with `run.copies = "neighbour"`, sends it to a
+//! process of the next host, which holds it too. The copies of a host are gone when the host is.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pipewright::byte_channel::ByteChannel;
 use pipewright::checkpoint::{
-    COPIES, Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, CopyFolder,
+    COPIES, CheckpointError, CheckpointWriter, CopyExchange, CopyFolder, CopyTarget,
 };
 use pipewright::train::Trainer;
-use pipewright::transport::Fields;
 use rustix::fs::statvfs;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::config::Settings;
+use crate::config::checkpoints::Copies;
 use crate::config::pipeline::TransportChoice;
 use crate::display::{bytes, say};
 use crate::failure::{Exit, Failure, sentence};
-use crate::run_folder::checkpoints_of;
-use crate::training::checkpoint_path::RunPath;
 use crate::training::checkpoint_space::CheckpointSpace;
 use crate::training::copies_link::{
-    bytes_below, earlier_bytes, link_of, remove_copies, remove_link, unique_name, usable_copies, write_link,
+    Origin, earlier_bytes, link_of, remove_copies, remove_link, unique_name, unique_series, write_link,
 };
-use crate::training::evaluations::lowest_step;
+use crate::training::copy_hosts::CopyHosts;
 use crate::training::launch::failure;
 use crate::training::prepare::{Prepared, RunParts};
 use crate::training::process_group::ProcessGroup;
 
 /// The time between two looks at the last checkpoint.
 const LOOK: Duration = Duration::from_millis(20);
-
-/// The slowest reading of a copy that processes wait for, in bytes per second.
-const SLOWEST_READING: u64 = 100_000_000;
-
-/// A copy from which a run resumes, which this process has verified.
-pub(crate) struct FoundCopy {
-    pub(crate) copy: Checkpoint,
-    /// The time that finding and reading it took.
-    pub(crate) took: Duration,
-}
 
 /// Returns the bytes that the copies of a run take on this machine: the copies of all ranks, or the copies of
 /// one rank if each is a process, because processes may be on several machines.
@@ -50,7 +42,12 @@ pub(crate) fn copy_bytes(run: RunParts<'_>) -> u64 {
     if settings.run.copy_every == 0 {
         return 0;
     }
-    let all = CheckpointSpace::of(run).estimate().saturating_mul(COPIES);
+    let holders = match settings.run.copies {
+        Copies::Machine => 1,
+        // A process holds its own part and that of a process of another host.
+        Copies::Neighbour => 2,
+    };
+    let all = CheckpointSpace::of(run).estimate().saturating_mul(COPIES).saturating_mul(holders);
     match settings.pipeline.transport {
         TransportChoice::Local => all,
         TransportChoice::Mpi => all.div_ceil(writers(settings).into()),
@@ -90,92 +87,64 @@ pub(crate) fn require_space(prepared: &Prepared) -> Result<(), Failure> {
     Err(Failure::new(Exit::CheckFailed, message))
 }
 
-/// Returns whether the run in a folder has copies, or had some.
-pub(crate) fn has_copies(run: &Path) -> bool {
-    link_of(run).is_some()
+/// Where a run makes its copies.
+#[derive(Debug)]
+pub(crate) struct CopyPlace {
+    /// `None` if it makes none.
+    folder: Option<PathBuf>,
+    /// The series of the copies.
+    series: String,
+    /// The copy from which the run resumes.
+    origin: Option<Origin>,
+    /// The folder of copies that the run, or the earlier one in its folder, has made so far.
+    earlier: Option<PathBuf>,
+    /// Whether the run has made them.
+    continues: bool,
+    /// The hosts, and the channel to their processes, if copies are sent to the next host.
+    neighbours: Option<(CopyHosts, ByteChannel)>,
 }
 
-/// Returns the newest copy of a run that is newer than its checkpoints; `None` if there is none, or if the
-/// path names a checkpoint. All processes call it, and the first one decides. `steps` is the number of steps
-/// of the run.
+/// The decisions of the leader.
+#[derive(Serialize, Deserialize)]
+struct ChosenPlace {
+    folder: Option<PathBuf>,
+    series: String,
+    earlier: Option<PathBuf>,
+}
+
+/// Chooses where a run makes its copies, the same in all processes. All processes call it. If the run
+/// `continues`, the folder stays the same; `origin` is the copy from which it does.
 ///
 /// # Errors
 /// Fails if the processes do not reach each other.
-pub(crate) fn newest(
-    processes: &mut ProcessGroup,
-    path: &RunPath,
-    steps: Option<u64>,
-) -> Result<Option<FoundCopy>, Failure> {
-    let began = Instant::now();
-    let decides = processes.is_leader() && path.checkpoint.is_none();
-    // Each process reads every byte of a copy, the leader first.
-    let bytes = usable_copies(&path.run).map_or(0, |copies| bytes_below(&copies));
-    let reading = Duration::from_secs(bytes / SLOWEST_READING);
-    let own = steps.filter(|_| decides).and_then(|steps| newest_here(&path.run, steps));
-    let own_path = own.as_ref().map_or_else(String::new, |copy| copy.path().display().to_string());
-    let shared = processes.share_after(own_path, reading)?;
-    if shared.is_empty() {
-        return Ok(None);
-    }
-    // Processes on other machines do not see the memory of the first one.
-    let copy = own.or_else(|| Checkpoint::open(Path::new(&shared)).ok());
-    let seen = |copy: &Option<Checkpoint>| {
-        let files = copy.iter().flat_map(|copy| &copy.manifest().files);
-        let hashes: Vec<&str> = files.map(|file| file.hash.as_str()).collect();
-        Fields::from([("copy in memory".to_owned(), hashes.join(" "))])
-    };
-    match processes.agree_after(Ok(copy), seen, reading) {
-        Ok(copy) => Ok(copy.map(|copy| FoundCopy { copy, took: began.elapsed() })),
-        Err(failure) if failure.lost().is_some() => Err(failure),
-        Err(_) => {
-            if processes.is_leader() {
-                say("the copy in memory is not on all machines of the run, so an earlier state is used");
-            }
-            Ok(None)
-        }
-    }
-}
-
-/// Returns the newest copy on this machine from which a run of `steps` steps can continue.
-fn newest_here(run: &Path, steps: u64) -> Option<Checkpoint> {
-    let folder = CopyFolder::find(&usable_copies(run)?).ok()?;
-    // The reading of the checkpoints reports the error again.
-    let saved: Vec<u64> =
-        CheckpointFolder::list(&checkpoints_of(run)).ok()?.into_iter().map(|(step, _)| step).collect();
-    let newest = saved.last().copied().unwrap_or(0);
-    let copies = folder.complete().ok()?.into_iter().filter(|step| (newest + 1..steps).contains(step));
-    for step in copies {
-        match folder.open(step) {
-            // The checkpoint of the lowest validation loss may not have been complete.
-            Ok(copy) if lowest_step(&copy).is_none_or(|best| saved.contains(&best)) => return Some(copy),
-            Ok(_) => {}
-            Err(error) => say(&format!(
-                "the copy of step {step} in memory cannot be used, so an earlier state is: {}",
-                sentence(&error)
-            )),
-        }
-    }
-    None
-}
-
-/// Returns the folder of a run's copies, the same in all processes; `None` if it makes none. All processes
-/// call it. If the run `continues`, the folder stays the same.
-///
-/// # Errors
-/// Fails if the processes do not reach each other.
-pub(crate) fn folder_of(
+pub(crate) fn place_of(
     processes: &mut ProcessGroup,
     settings: &Settings,
     continues: bool,
-) -> Result<Option<PathBuf>, Failure> {
+    origin: Option<Origin>,
+) -> Result<CopyPlace, Failure> {
     let run = &settings.run;
-    if run.copy_every == 0 {
-        return Ok(None);
-    }
-    let earlier =
-        usable_copies(&run.out).filter(|copies| continues && copies.parent() == Some(&*run.copy_folder));
-    let folder = earlier.unwrap_or_else(|| run.copy_folder.join(unique_name(&run.out)));
-    processes.share(folder.display().to_string()).map(|folder| Some(PathBuf::from(folder)))
+    let earlier = link_of(&run.out);
+    let kept = earlier.clone().filter(|copies| continues && copies.parent() == Some(&*run.copy_folder));
+    let folder = kept.unwrap_or_else(|| run.copy_folder.join(unique_name(&run.out)));
+    let chosen = ChosenPlace {
+        folder: (run.copy_every > 0).then_some(folder),
+        series: unique_series(&run.out),
+        earlier,
+    };
+    let chosen = processes.share(serde_json::to_string(&chosen).expect("paths are plain data"))?;
+    let chosen = serde_json::from_str(&chosen).map_err(|error| Failure::new(Exit::Bug, error))?;
+    let ChosenPlace { folder, series, earlier } = chosen;
+    let sends = run.copies == Copies::Neighbour;
+    let hosts = folder.as_ref().filter(|_| sends).map(|folder| CopyHosts::find(processes, folder));
+    let neighbours = hosts.transpose()?.filter(|hosts| {
+        if hosts.count() == 1 && processes.is_leader() {
+            say("all processes are on one host, so no copy of the state is sent to another one");
+        }
+        hosts.count() > 1
+    });
+    let neighbours = neighbours.zip(processes.byte_channel());
+    Ok(CopyPlace { folder, series, origin, earlier, continues, neighbours })
 }
 
 /// The copies that a run makes.
@@ -186,33 +155,53 @@ pub(crate) struct StateCopies {
     folder: PathBuf,
     /// The folder of the run, in the process that has written the file there.
     link: Option<PathBuf>,
+    /// The copies of an earlier run, until this run has taken a step.
+    earlier: Option<PathBuf>,
+    /// Sends copies to the next host, and keeps those of another one. It ends after the writer.
+    #[expect(dead_code, reason = "it works until it is dropped")]
+    exchange: Option<Arc<CopyExchange>>,
 }
 
 impl StateCopies {
-    /// Begins to make copies in `folder` after step `done`, and removes the copies of later steps; makes none
-    /// if there is no folder. The `leader` writes to the folder of the run.
+    /// Begins to make copies after step `done`, and removes the copies of later steps; makes none if there is
+    /// no folder. The `leader` writes to the folder of the run.
     ///
     /// # Errors
     /// Fails if a folder cannot be written.
     pub(crate) fn begin(
-        folder: Option<PathBuf>,
+        place: CopyPlace,
         settings: &Settings,
         done: u64,
         leader: bool,
     ) -> Result<Option<Self>, Failure> {
-        let run = &settings.run;
-        let earlier = link_of(&run.out).filter(|_| leader);
-        if let Some(earlier) = earlier.filter(|earlier| Some(earlier) != folder.as_ref()) {
-            remove_link(&run.out);
+        let (run, CopyPlace { folder, series, origin, mut earlier, continues, neighbours }) =
+            (&settings.run, place);
+        earlier = earlier.filter(|earlier| Some(earlier) != folder.as_ref());
+        // An earlier run in the folder may still be running, until the leader has moved it aside.
+        if let Some(earlier) = earlier.take_if(|_| continues) {
+            if leader {
+                remove_link(&run.out);
+            }
             remove_copies(&earlier);
         }
         let Some(path) = folder else { return Ok(None) };
         let folder = CopyFolder::create(&path).map_err(Failure::input)?;
         folder.remove_after(done).map_err(Failure::input)?;
-        let link = leader.then(|| write_link(&run.out, &path).map(|()| run.out.clone())).transpose()?;
-        let writer =
-            CheckpointWriter::copy(folder, writers(settings), run.deadline()).map_err(Failure::input)?;
-        Ok(Some(Self { every: run.copy_every, writer: Some(writer), folder: path, link }))
+        let write_link = || write_link(&run.out, &path, &series, origin).map(|()| run.out.clone());
+        let link = leader.then(write_link).transpose()?;
+        let exchange = match neighbours {
+            None => None,
+            Some((hosts, channel)) => {
+                let exchange = CopyExchange::start(channel, folder.clone(), run.deadline());
+                Some((Arc::new(exchange.map_err(Failure::input)?), hosts.neighbour()))
+            }
+        };
+        let neighbour = exchange.as_ref().and_then(|(exchange, rank)| Some((exchange.clone(), (*rank)?)));
+        let target = CopyTarget { folder, files: writers(settings), series, neighbour };
+        let writer = CheckpointWriter::copy(target, run.deadline()).map_err(Failure::input)?;
+        let exchange = exchange.map(|(exchange, _)| exchange);
+        let (every, writer) = (run.copy_every, Some(writer));
+        Ok(Some(Self { every, writer, folder: path, link, earlier, exchange }))
     }
 
     /// Sets a function that is called whenever a wait for a copy sees progress.
@@ -222,11 +211,23 @@ impl StateCopies {
         }
     }
 
-    /// Waits for the copy that was begun after the last step. Then a step that is in the metrics costs no
-    /// more than itself: the state before it has a copy.
+    /// Waits for the copy that was begun after the last step, and until the neighbour has it. Then a step that
+    /// is in the metrics costs no more than itself: the state before it has a copy.
     pub(crate) fn settle(&mut self) {
-        if let Some(Err(error)) = self.writer.as_mut().map(CheckpointWriter::wait) {
-            self.give_up(&error);
+        if let Some(earlier) = self.earlier.take() {
+            remove_copies(&earlier);
+        }
+        match self.writer.as_mut().map(CheckpointWriter::wait) {
+            // The next step reports why the run has failed.
+            Some(Err(CheckpointError::NotSent { source }))
+                if matches!(*source, CheckpointError::CopyAbandoned { .. }) => {}
+            Some(Err(error @ CheckpointError::NotSent { .. })) => say(&format!(
+                "warning: copies of the state are not sent to another host any more, and the training continues \
+                 with those of this host: {}",
+                sentence(&error)
+            )),
+            Some(Err(error)) => self.give_up(&error),
+            None | Some(Ok(_)) => {}
         }
     }
 
@@ -301,7 +302,9 @@ mod tests {
         let (folder, saved) = (scratch.path().join("copies"), scratch.path().join("step-00000040"));
         let finish = |saved: Option<&Path>| {
             CopyFolder::create(&folder).expect("a folder");
-            let copies = StateCopies { every: 1, writer: None, folder: folder.clone(), link: None };
+            let folder = folder.clone();
+            let copies =
+                StateCopies { every: 1, writer: None, folder, link: None, earlier: None, exchange: None };
             copies.finish(saved, Duration::ZERO);
             folder.exists()
         };

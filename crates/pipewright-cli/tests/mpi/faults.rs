@@ -2,7 +2,7 @@
 //! has the results of an undisturbed run, to the bit.
 //!
 //! `PIPEWRIGHT_FAULTS` is the number of faults, by default 24, and `PIPEWRIGHT_SEED` chooses their moments.
-//! The hosts are network namespaces of this machine, so they share its memory.
+//! The hosts are network namespaces of this machine, and each has a file system in memory for its copies.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::hosts::{Hosts, launch_on};
-use super::{figures, folder, pipewright, process_of, with_overrides};
+use super::hosts::{Disk, Hosts, Memories, launch_on};
+use super::{figures, folder, pipewright, process_of, restarts, with_overrides};
 
 /// The steps of the run for each fault. The trial needs fewer, and the run ends by itself after the last
 /// fault.
@@ -35,6 +35,8 @@ enum Fault {
     KillInResume,
     /// All processes of a host are killed.
     KillHost,
+    /// All processes of a host are killed, and its memory is lost.
+    LoseHost,
     /// A process is stopped, and stays so.
     Stop,
     /// The cable between the hosts is cut, and mended after the run has continued without the second host.
@@ -43,8 +45,9 @@ enum Fault {
     FullDisk,
 }
 
-const FAULTS: [Fault; 8] = [
+const FAULTS: [Fault; 9] = [
     Fault::Kill,
+    Fault::LoseHost,
     Fault::KillInCheckpoint,
     Fault::KillHost,
     Fault::KillLeader,
@@ -58,6 +61,7 @@ const FAULTS: [Fault; 8] = [
 struct Trial {
     folder: PathBuf,
     hosts: Hosts,
+    memories: Memories,
     random: u64,
 }
 
@@ -79,7 +83,7 @@ impl Trial {
 
     /// Returns the restarts in the metrics.
     fn restarts(&self) -> Vec<Value> {
-        self.lines().into_iter().filter(|line| line["event"] == "restart").collect()
+        restarts(&self.folder)
     }
 
     /// Returns the last step in the metrics.
@@ -118,6 +122,10 @@ impl Trial {
             Fault::KillLeader => self.signal_rank(0, "KILL"),
             Fault::Stop => self.signal_rank(1, "STOP"),
             Fault::KillHost => Self::kill(&self.hosts.processes_of_second(), "KILL"),
+            Fault::LoseHost => {
+                Self::kill(&self.hosts.processes_of_second(), "KILL");
+                self.memories.lose_second();
+            }
             Fault::KillInCheckpoint => {
                 let number = process_of(1, &self.folder).to_string();
                 let is_saving = |trial: &Self| {
@@ -160,27 +168,8 @@ impl Trial {
     }
 }
 
-/// The bytes of the disk of the run's folder.
+/// The bytes of the disk of the run's folder, and of the memory of each host.
 const DISK: usize = 64 << 20;
-
-/// The disk of the run's folder, until it is dropped.
-struct Disk(PathBuf);
-
-impl Disk {
-    /// Mounts it. Returns `None` if that is not allowed.
-    fn mount(out: PathBuf) -> Option<Self> {
-        fs::create_dir(&out).expect("a new folder");
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", &format!("size={DISK}"), "tmpfs"]).arg(&out);
-        mount.output().is_ok_and(|output| output.status.success()).then(|| Self(out))
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(&self.0).output();
-    }
-}
 
 /// Returns all tensors of a checkpoint by name, for any number of ranks.
 fn tensors(checkpoint: &Path) -> BTreeMap<String, Vec<u8>> {
@@ -213,18 +202,18 @@ fn a_run_survives_many_faults() {
     let Some(hosts) = Hosts::new('f') else { panic!("network namespaces need root and iproute2") };
     let (scratch, alone) = (folder(), folder());
     let path = scratch.path().canonicalize().expect("it exists");
-    let _disk = Disk::mount(path.join("out")).expect("mounting a file system needs root");
-    fs::create_dir(path.join("memory")).expect("the scratch folder takes folders");
+    let _disk = Disk::mount(path.join("out"), DISK).expect("mounting a file system needs root");
+    let memories = Memories::mount(&path, &hosts, DISK).expect("mounting a file system needs root");
     let steps = format!("run.steps={}", STEPS_PER_FAULT * count);
     let set = ["pipeline.ranks=4", &steps, "run.timelines=0", "run.deadline_seconds=3"];
+    let copies = ["run.copy_every=1", "run.copies=neighbour", "run.copy_folder=memory"];
     // A host that is lost again and again would be left out for longer and longer.
-    let disturbed =
-        ["run.checkpoint_every=5", "run.copy_every=1", "run.copy_folder=memory", "run.grow=false"];
+    let disturbed = [&["run.checkpoint_every=5", "run.grow=false"], &copies[..]].concat();
     let mut command = launch_on(&path, &hosts, &["--restarts", "1000"], &[&set[..], &disturbed].concat());
     command.env("MPIEXEC_TIMEOUT", "3600");
     let said = fs::File::create(path.join("said")).expect("the scratch folder takes files");
     let mut child = command.stdout(Stdio::null()).stderr(said).spawn().expect("sh is everywhere");
-    let mut trial = Trial { folder: path.clone(), hosts, random: seed };
+    let mut trial = Trial { folder: path.clone(), hosts, memories, random: seed };
     let mut seconds: BTreeMap<Fault, Vec<f64>> = BTreeMap::new();
     trial.wait_until("the first steps", |trial| trial.step() > 5);
     for fault in FAULTS.into_iter().cycle().take(usize::try_from(count).expect("a small number")) {
@@ -250,9 +239,24 @@ fn a_run_survives_many_faults() {
     let lost = |restart: &Value| restart["failed_step"].as_u64().zip(restart["step"].as_u64());
     let lost: Vec<u64> =
         restarts.iter().filter_map(lost).map(|(failed, step)| failed.saturating_sub(step + 1)).collect();
-    let in_memory = restarts.iter().filter(|restart| restart["state"] == "memory").count();
-    eprintln!("{count} faults, {} restarts, {in_memory} of them from memory", restarts.len());
-    eprintln!("steps computed again by a restart: at most {:?}", lost.iter().max());
+    let from = |state: &str| restarts.iter().filter(|restart| restart["state"] == state).count();
+    let [memory, neighbour, disk] = ["memory", "neighbour", "disk"].map(from);
+    eprintln!(
+        "{count} faults, {} restarts: {memory} from the memory of all hosts, {neighbour} from a neighbour's, {disk} from the \
+         disk",
+        restarts.len()
+    );
+    let times = |steps: u64| lost.iter().filter(|lost| **lost == steps).count();
+    eprintln!(
+        "complete steps computed again: none {} times, one {} times, more {} times, at most {:?}",
+        times(0),
+        times(1),
+        lost.len() - times(0) - times(1),
+        lost.iter().max()
+    );
+    let read: Vec<f64> =
+        restarts.iter().filter_map(|restart| Some(restart["read_ms"].as_f64()? / 1000.0)).collect();
+    eprintln!("finding and reading the state: {}", figures_of(read));
     eprintln!("from a fault to the next step: {}", figures_of(seconds.values().flatten().copied().collect()));
     for (fault, seconds) in seconds {
         eprintln!("  {fault:?} ({}): {}", seconds.len(), figures_of(seconds));

@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -89,26 +89,78 @@ fn ip(arguments: &[&str]) -> bool {
 }
 
 /// Returns shell code that runs `command` on a host, with the host's own name and the arguments of the shell.
-fn on_host(namespace: &str, command: &str) -> String {
-    format!("exec ip netns exec {namespace} unshare --uts sh -c 'hostname {namespace}; {command}' sh \"$@\"")
+/// If there are [`Memories`], the host sees its own one.
+fn on_host(namespace: &str, folder: &Path, command: &str) -> String {
+    let memory = folder.join("memory").display().to_string();
+    // Namespaces have mounts of their own.
+    let mount =
+        format!("if [ -d {memory}-{namespace} ]; then mount --bind {memory}-{namespace} {memory}; fi");
+    format!(
+        "exec ip netns exec {namespace} unshare --uts sh -c 'hostname {namespace}; {mount}; {command}' sh \"$@\""
+    )
+}
+
+/// The memories of the two hosts, which both see as the folder `memory`. They are gone when this is dropped.
+pub(super) struct Memories([Disk; 2]);
+
+impl Memories {
+    /// Mounts the memories below a folder, each with so many bytes. Returns `None` if that is not allowed.
+    pub(super) fn mount(folder: &Path, hosts: &Hosts, bytes: usize) -> Option<Self> {
+        fs::create_dir(folder.join("memory")).expect("the scratch folder takes folders");
+        let [a, b] = &hosts.names;
+        let mount = |name: &str| Disk::mount(folder.join(format!("memory-{name}")), bytes);
+        Some(Self([mount(a)?, mount(b)?]))
+    }
+
+    /// Empties the memory of the second host, as if it was switched off.
+    pub(super) fn lose_second(&self) {
+        for entry in fs::read_dir(&self.0[1].0).expect("a folder").flatten() {
+            // A process that is ending may still write.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+
+    /// Returns whether both are empty.
+    pub(super) fn are_empty(&self) -> bool {
+        self.0.iter().all(|disk| fs::read_dir(&disk.0).expect("a folder").count() == 0)
+    }
+}
+
+/// A file system in memory, until it is dropped.
+pub(super) struct Disk(PathBuf);
+
+impl Disk {
+    /// Mounts it at a new folder. Returns `None` if that is not allowed.
+    pub(super) fn mount(folder: PathBuf, bytes: usize) -> Option<Self> {
+        fs::create_dir(&folder).expect("a new folder");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"]).arg(&folder);
+        mount.output().is_ok_and(|output| output.status.success()).then(|| Self(folder))
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).output();
+    }
 }
 
 /// Writes the script that `mpirun` calls to reach the second host. Its arguments are a host's name and a
 /// command.
-fn write_remote_shell(path: &Path, namespace: &str) {
-    let command = on_host(namespace, r#"exec sh -c "$*""#);
-    fs::write(path, format!("#!/bin/sh\nshift\n{command}\n")).expect("a file");
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("its owner may");
+fn write_remote_shell(folder: &Path, namespace: &str) -> PathBuf {
+    let (path, command) = (folder.join("shell"), on_host(namespace, folder, r#"exec sh -c "$*""#));
+    fs::write(&path, format!("#!/bin/sh\nshift\n{command}\n")).expect("a file");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its owner may");
+    path
 }
 
 fn train(folder: &Path, hosts: &Hosts) -> Output {
-    let shell = folder.join("shell");
-    write_remote_shell(&shell, &hosts.names[1]);
+    let shell = write_remote_shell(folder, &hosts.names[1]);
     let file = folder.join("hosts");
     fs::write(&file, ADDRESSES.map(|address| format!("{address} slots=2\n")).concat()).expect("a file");
     let mut command = mpirun(folder);
     let of_mpirun = std::mem::replace(&mut command, Command::new("sh"));
-    command.current_dir(folder).args(["-c", &on_host(&hosts.names[0], r#"exec "$@""#), "sh"]);
+    command.current_dir(folder).args(["-c", &on_host(&hosts.names[0], folder, r#"exec "$@""#), "sh"]);
     command.envs(of_mpirun.get_envs().filter_map(|(name, value)| Some((name, value?))));
     command.args(["mpirun", "-n", "4", "--hostfile"]).arg(&file).args(["--mca", "plm_rsh_agent"]).arg(&shell);
     for network in ["btl_tcp_if_include", "oob_tcp_if_include"] {
@@ -241,6 +293,36 @@ fn a_run_with_a_plan_is_planned_again_and_grows_back_to_its_plan() {
 }
 
 #[test]
+#[ignore = "takes half a minute"]
+fn a_lost_host_costs_at_most_two_steps_with_the_copy_of_its_neighbour() {
+    // The first test says so if namespaces are not allowed.
+    let Some(hosts) = Hosts::new('d') else { return };
+    let folder = folder();
+    let path = folder.path().canonicalize().expect("it exists");
+    let set = ["pipeline.ranks=4", "run.steps=60", "run.checkpoint_every=0", "run.deadline_seconds=3"];
+    let expected = undisturbed(&path, &set);
+    let Some(memories) = Memories::mount(&path, &hosts, 64 << 20) else { return };
+    let copies = ["run.copy_every=1", "run.copies=neighbour", "run.copy_folder=memory"];
+    let mut command = launch_on(&path, &hosts, &[], &[&set[..], &copies].concat());
+    let file = path.join("said");
+    let stderr = fs::File::create(&file).expect("the scratch folder takes files");
+    let mut child = command.stdout(Stdio::null()).stderr(stderr).spawn().expect("sh is everywhere");
+    super::launch::wait_for_step(&path, 9);
+    let _ = Command::new("kill").arg("-KILL").args(hosts.processes_of_second()).status();
+    memories.lose_second();
+    let status = child.wait().expect("it ends");
+    let said = fs::read_to_string(&file).expect("text");
+    assert_eq!(status.code(), Some(0), "{said}");
+    let [restart] = &super::restarts(&path)[..] else { panic!("one restart: {said}") };
+    assert_eq!(restart["state"], "neighbour", "{said}");
+    let step = |key: &str| restart[key].as_u64().expect("a step");
+    assert!(step("failed_step") - step("step") <= 3, "{restart}: {said}");
+    assert!(step("state_bytes") > 0 && said.contains("in part from the neighbour of a host"), "{said}");
+    assert_eq!(figures(&path), expected, "{said}");
+    assert!(memories.are_empty(), "a run that ends well leaves no copies");
+}
+
+#[test]
 #[ignore = "takes a quarter of a minute"]
 fn the_host_of_a_slow_rank_is_replaced() {
     // The first test says so if namespaces are not allowed.
@@ -272,12 +354,11 @@ fn undisturbed(folder: &Path, set: &[&str]) -> Vec<[String; 5]> {
 
 /// Returns `launch` on the first host, with both hosts in its hostfile, and with further options.
 pub(super) fn launch_on(folder: &Path, hosts: &Hosts, options: &[&str], set: &[&str]) -> Command {
-    let shell = folder.join("shell");
-    write_remote_shell(&shell, &hosts.names[1]);
+    let shell = write_remote_shell(folder, &hosts.names[1]);
     let file = folder.join("hosts");
     fs::write(&file, ADDRESSES.map(|address| format!("{address} slots=2\n")).concat()).expect("a file");
     let mut command = Command::new("sh");
-    command.current_dir(folder).args(["-c", &on_host(&hosts.names[0], r#"exec "$@""#), "sh"]);
+    command.current_dir(folder).args(["-c", &on_host(&hosts.names[0], folder, r#"exec "$@""#), "sh"]);
     command.env("OMPI_MCA_orte_tmpdir_base", folder).env("OMPI_MCA_plm_rsh_agent", &shell);
     for network in ["btl_tcp_if_include", "oob_tcp_if_include"] {
         command.env(format!("OMPI_MCA_{network}"), "10.77.0.0/24");

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{figures, folder, left_running, pipewright, process_of, signal, with_overrides, words};
+use super::{figures, folder, left_running, pipewright, process_of, restarts, signal, with_overrides, words};
 
 /// The settings of runs that are disturbed: long enough for a fault, with a checkpoint after every second
 /// step.
@@ -99,11 +99,7 @@ fn a_killed_process_costs_at_most_one_step_with_copies_in_memory() {
     wait_for_step(&path, 5);
     signal(process_of(1, &path), "KILL");
     let said = words(&end(child));
-    let metrics = fs::read_to_string(path.join("out/metrics.jsonl")).expect("metrics");
-    let events =
-        metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("an object"));
-    let restarts: Vec<_> = events.filter(|line| line["event"] == "restart").collect();
-    let [restart] = &restarts[..] else { panic!("{said}") };
+    let [restart] = &restarts(&path)[..] else { panic!("{said}") };
     let lost =
         restart["failed_step"].as_u64().expect("a step") - 1 - restart["step"].as_u64().expect("a step");
     assert!(restart["state"] == "memory" && lost <= 1, "{restart}: {said}");

@@ -84,6 +84,13 @@ fn figures_of(run: &Path) -> Vec<[String; 5]> {
     metrics.lines().filter_map(figure).collect()
 }
 
+/// Returns the restarts in the metrics of a run. A line that is not complete yet does not count.
+fn restarts(folder: &Path) -> Vec<serde_json::Value> {
+    let metrics = fs::read_to_string(folder.join("out/metrics.jsonl")).unwrap_or_default();
+    let lines = metrics.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    lines.filter(|line| line["event"] == "restart").collect()
+}
+
 /// Returns the names of the schedules that can train.
 fn schedules() -> Vec<String> {
     let output = Command::new(pipewright()).args(["schedule", "--list"]).output().expect("it starts");

@@ -4,6 +4,7 @@ mod data;
 
 mod bad_input;
 mod configs;
+mod goodput_table;
 mod measured;
 mod memory;
 mod operations;

@@ -1,8 +1,10 @@
 //! Copies of the state of a run between its checkpoints, in a folder in the memory of a machine.
 //!
 //! A copy has the files of a checkpoint, but no process waits for another one: each writes the files of its
-//! ranks and then a part of the manifest, which names them. A copy is complete when its parts name the
-//! files of all ranks. The process that opens it puts the parts together, which makes it a checkpoint.
+//! ranks and then a part of the manifest, which names them. The files may be on several machines, and a
+//! machine may also hold files of another one's ranks ([`CopyExchange`](super::CopyExchange)). A copy is
+//! complete when the parts on all machines name the files of all ranks
+//! ([`GatheredCopy`](super::GatheredCopy)).
 //!
 //! ```text
 //! /dev/shm/pipewright-0123456789abcdef/
@@ -12,6 +14,8 @@
 //!     rank-0000.part          the manifest of this file, and the number of files of the copy
 //!     rank-0001.safetensors
 //!     rank-0001.part
+//!     rank-0002.safetensors   of a process on another machine
+//!     rank-0002.received      its part
 //!   step-00000040/            a copy from which a run has resumed
 //! ```
 
@@ -25,31 +29,37 @@ use std::time::Duration;
 use pipewright_system::bounded_file::open_regular_with;
 
 use super::committed::{COMMITTED, SAVING, committed_name, remove_folder, scratch_name};
+use super::copy_parts::{CopyPart, GatheredCopy, SERIES};
 use super::error::CheckpointError;
 use super::folder::names;
 use super::identity::{FolderIdentity, LOCK};
-use super::manifest::Manifest;
-use super::read::Checkpoint;
+use super::manifest::{Manifest, StateFile};
+use super::read::verify;
 use super::save::Saving;
 use super::state::{RankState, TrainingState};
 
 /// The entry of a part's description with the number of files of the whole copy.
-const FILES: &str = "files_of_copy";
+pub(super) const FILES: &str = "files_of_copy";
 
-/// The ending of the name of a part.
+/// The endings of the names of parts: of this machine's processes, and of other machines' processes.
 const PART: &str = ".part";
+const RECEIVED: &str = ".received";
+
+/// The ending of the name of a file that is not complete.
+const DRAFT: &str = ".draft";
 
 /// The copies that exist before the next one is written.
 ///
 /// A process that has taken step `n` knows that the others have begun step `n`, and that they therefore have
-/// completed their parts of the copy of step `n - 2`. They may still write the one of step `n - 1`.
+/// written and sent their parts of the copy of step `n - 2`. They may still write the one of step `n - 1`.
 const KEPT: usize = 2;
 
 /// The most copies of a state that a folder has at the same time: the complete ones, and the one that is
 /// written.
 pub const COPIES: u64 = KEPT as u64 + 1;
 
-/// A folder with copies of the state of one run. The processes of a machine share it.
+/// A folder with copies of the state of one run. The processes of a machine share it, and other machines may
+/// hold files in it.
 #[derive(Clone, Debug)]
 pub struct CopyFolder {
     identity: FolderIdentity,
@@ -85,49 +95,129 @@ impl CopyFolder {
         self.identity.path()
     }
 
-    /// Writes the part of this process: `state` has its ranks, and the whole copy has `files` files. Returns
-    /// the path that the copy will have as a checkpoint.
+    /// Writes the part of this process: `state` has its ranks, and the whole copy has `files` files. All copies
+    /// that one start of the processes makes have the same `series`.
     pub(super) fn write(
         &self,
         state: TrainingState,
         files: u32,
+        series: &str,
         written: &Arc<AtomicU64>,
-    ) -> Result<PathBuf, CheckpointError> {
+    ) -> Result<WrittenCopy, CheckpointError> {
         let TrainingState { step, cursor, mut description, ranks } = state;
         let path = self.path().join(committed_name(step));
-        let Some(first) = ranks.first().map(RankState::rank) else { return Ok(path) };
         self.remove_old(step)?;
+        let Some(first) = ranks.first().map(RankState::rank) else {
+            return Ok(WrittenCopy { step, path, part: None });
+        };
         let saving = Saving::join(&self.identity, step)?.counting(written.clone());
         let own = ranks.into_iter().map(|rank| saving.write_file(rank)).collect::<Result<Vec<_>, _>>()?;
+        let names = own.iter().map(|file| file.name.clone()).collect();
         description.insert(FILES.to_owned(), files.into());
-        let part = Manifest::new(step, cursor, description, own);
-        saving.put(&format!("rank-{:04}{PART}", first.get()), &part.to_text())?;
-        Ok(path)
+        description.insert(SERIES.to_owned(), series.into());
+        let (name, text) =
+            (format!("rank-{:04}", first.get()), Manifest::new(step, cursor, description, own).to_text());
+        saving.put(&format!("{name}{PART}"), &text)?;
+        Ok(WrittenCopy { step, path, part: Some(WrittenPart { name, text, files: names }) })
     }
 
-    /// Returns the steps of the complete copies, the newest first. Their files are not read.
+    /// Returns the parts of copies that are here, of processes of this machine and of others. A part that
+    /// cannot be read does not count. The files that the parts name are not read.
     ///
     /// # Errors
     /// When the folder cannot be read.
-    pub fn complete(&self) -> Result<Vec<u64>, CheckpointError> {
-        let steps = self.steps()?.into_iter().rev();
-        Ok(steps.filter(|&step| self.committed(step).exists() || self.joined(step).is_some()).collect())
+    pub fn parts(&self) -> Result<Vec<CopyPart>, CheckpointError> {
+        let mut parts = Vec::new();
+        for step in self.steps()? {
+            if let Ok(manifest) = Manifest::read(&self.committed(step)) {
+                parts.extend(CopyPart::of_whole(manifest));
+                continue;
+            }
+            let folder = self.scratch(step);
+            for name in names(&folder)? {
+                if !name.ends_with(PART) && !name.ends_with(RECEIVED) {
+                    continue;
+                }
+                let part = Manifest::read_file(&folder.join(&name)).ok().filter(|part| part.step == step);
+                parts.extend(part.and_then(|part| CopyPart::of(part, name.ends_with(PART))));
+            }
+        }
+        Ok(parts)
     }
 
-    /// Opens a complete copy as a checkpoint, and reads every byte to verify it.
+    /// Compares every byte of a file of a copy with its hash.
     ///
     /// # Errors
-    /// When it is not complete, or as [`Checkpoint::open`].
-    pub fn open(&self, step: u64) -> Result<Checkpoint, CheckpointError> {
-        let committed = self.committed(step);
-        if !committed.exists() {
-            let none = || CheckpointError::NoneComplete { path: self.path().to_owned() };
-            let manifest = self.joined(step).ok_or_else(none)?;
-            let saving = Saving::join(&self.identity, step)?;
-            saving.remove_manifest()?;
-            saving.commit(&manifest)?;
+    /// When the file is missing, damaged, cut short or of another step.
+    pub fn check_file(&self, step: u64, file: &StateFile) -> Result<(), CheckpointError> {
+        verify(&self.place(step), file, step).map(drop)
+    }
+
+    /// Removes what is left here of another copy with the step of `copy`.
+    ///
+    /// # Errors
+    /// When the path leads to another folder, or the system reports an error.
+    pub fn make_room(&self, copy: &GatheredCopy) -> Result<(), CheckpointError> {
+        self.identity.require()?;
+        let committed = self.committed(copy.step());
+        if committed.exists() && !self.is_committed(copy) {
+            remove_folder(&committed)?;
         }
-        Checkpoint::open(&committed)
+        Ok(())
+    }
+
+    /// Makes a checkpoint of a copy all of whose files are here ([`CopyFolder::committed`]). The files are not
+    /// read.
+    ///
+    /// # Errors
+    /// When the path leads to another folder, or the system reports an error.
+    pub fn assemble(&self, copy: &GatheredCopy) -> Result<(), CheckpointError> {
+        if !self.is_committed(copy) {
+            let saving = Saving::join(&self.identity, copy.step())?;
+            saving.remove_manifest()?;
+            saving.commit(copy.manifest())?;
+        }
+        Ok(())
+    }
+
+    /// Returns whether the checkpoint with the step of `copy` is that copy.
+    fn is_committed(&self, copy: &GatheredCopy) -> bool {
+        let (whole, series) = (copy.manifest(), copy.manifest().description.get(SERIES));
+        Manifest::read(&self.committed(copy.step()))
+            .is_ok_and(|manifest| manifest.files == whole.files && manifest.description.get(SERIES) == series)
+    }
+
+    /// Creates a file that another process sends, under a name that no reader knows.
+    pub(super) fn create_draft(&self, step: u64, name: &str) -> Result<File, CheckpointError> {
+        self.identity.require()?;
+        let place = self.place(step);
+        fs::create_dir_all(&place).map_err(CheckpointError::io("create", &place))?;
+        let draft = place.join(format!("{name}{DRAFT}"));
+        let options = File::options().write(true).create(true).truncate(true).clone();
+        open_regular_with(&draft, &options).map_err(CheckpointError::io("create", &draft))
+    }
+
+    /// Gives a file that has arrived its name.
+    pub(super) fn keep_draft(&self, step: u64, name: &str) -> Result<(), CheckpointError> {
+        let path = self.place(step).join(name);
+        let draft = self.place(step).join(format!("{name}{DRAFT}"));
+        fs::rename(draft, &path).map_err(CheckpointError::io("create", &path))
+    }
+
+    /// Removes a file that has not arrived whole.
+    pub(super) fn drop_draft(&self, step: u64, name: &str) {
+        // Best effort: the file is never used.
+        let _ = fs::remove_file(self.place(step).join(format!("{name}{DRAFT}")));
+    }
+
+    /// Writes the part of a process of another machine, whose files have arrived.
+    pub(super) fn put_received(&self, step: u64, name: &str, text: &str) -> Result<(), CheckpointError> {
+        Saving::join(&self.identity, step)?.put(&format!("{name}{RECEIVED}"), text)
+    }
+
+    /// Returns the path of a file of a copy.
+    pub(super) fn file(&self, step: u64, name: &str) -> PathBuf {
+        self.place(step).join(name)
     }
 
     /// Removes the copies of steps after `step`, which do not belong to a run that continues from there.
@@ -159,13 +249,23 @@ impl CopyFolder {
     }
 
     fn remove_step(&self, step: u64) -> Result<(), CheckpointError> {
-        [self.committed(step), self.path().join(scratch_name(step))]
-            .iter()
-            .try_for_each(|copy| remove_folder(copy))
+        [self.committed(step), self.scratch(step)].iter().try_for_each(|copy| remove_folder(copy))
     }
 
-    fn committed(&self, step: u64) -> PathBuf {
+    /// Returns the path that the copy of a step has as a checkpoint.
+    pub fn committed(&self, step: u64) -> PathBuf {
         self.path().join(committed_name(step))
+    }
+
+    fn scratch(&self, step: u64) -> PathBuf {
+        self.path().join(scratch_name(step))
+    }
+
+    /// Returns the folder that has the files of a copy.
+    fn place(&self, step: u64) -> PathBuf {
+        Some(self.committed(step))
+            .filter(|committed| committed.exists())
+            .unwrap_or_else(|| self.scratch(step))
     }
 
     /// Returns the steps of all copies, complete or not, in their order.
@@ -176,66 +276,23 @@ impl CopyFolder {
         };
         Ok(names(self.path())?.into_iter().filter_map(step_of).collect())
     }
-
-    /// Returns the manifest of a copy that was not opened yet; `None` if a part is missing or damaged.
-    fn joined(&self, step: u64) -> Option<Manifest> {
-        let folder = self.path().join(scratch_name(step));
-        let parts = names(&folder).ok()?.into_iter().filter(|name| name.ends_with(PART));
-        join(step, parts.filter_map(|part| Manifest::read_file(&folder.join(part)).ok()).collect())
-    }
 }
 
-/// Puts the parts of a manifest together; `None` if they are not all the parts of one copy.
-fn join(step: u64, mut parts: Vec<Manifest>) -> Option<Manifest> {
-    parts.retain(|part| !part.files.is_empty());
-    parts.sort_unstable_by(|one, other| one.files[0].name.cmp(&other.files[0].name));
-    let first = parts.first()?;
-    let (cursor, mut description) = (first.cursor, first.description.clone());
-    let expected = description.remove(FILES)?;
-    let fits = |part: &Manifest| {
-        (part.step, part.cursor) == (step, cursor) && part.description.get(FILES) == Some(&expected)
-    };
-    if !parts.iter().all(fits) {
-        return None;
-    }
-    let mut files: Vec<_> = parts.into_iter().flat_map(|part| part.files).collect();
-    files.sort_unstable_by(|one, other| one.name.cmp(&other.name));
-    files.dedup_by(|one, other| one.name == other.name);
-    let is_whole = expected.as_u64() == Some(files.len() as u64);
-    is_whole.then(|| Manifest::new(step, cursor, description, files))
+/// What a process has written of a copy.
+#[derive(Debug)]
+pub(super) struct WrittenCopy {
+    pub(super) step: u64,
+    /// The path that the copy will have as a checkpoint.
+    pub(super) path: PathBuf,
+    /// Its part; `None` if it has none.
+    pub(super) part: Option<WrittenPart>,
 }
 
-#[cfg(test)]
-mod tests {
-    use pipewright_data::Cursor;
-    use serde_json::{Map, Value};
-
-    use super::*;
-
-    /// Returns the part of a process with these ranks, of a copy of `files` files.
-    fn part(step: u64, files: u64, ranks: &[u32]) -> Manifest {
-        let file = |rank: &u32| {
-            let json = format!(r#"{{"name":"rank-{rank:04}.safetensors","bytes":1,"hash":"a"}}"#);
-            serde_json::from_str(&json).expect("an entry of a manifest")
-        };
-        let description = Map::from_iter([(FILES.to_owned(), Value::from(files))]);
-        Manifest::new(step, Cursor::default(), description, ranks.iter().map(file).collect())
-    }
-
-    fn check(parts: Vec<Manifest>, expected: Option<usize>) {
-        let manifest = join(7, parts.clone());
-        assert_eq!(manifest.as_ref().map(|manifest| manifest.files.len()), expected, "{parts:?}");
-        assert!(manifest.is_none_or(|manifest| manifest.description.is_empty()));
-    }
-
-    #[test]
-    fn a_copy_needs_the_parts_of_all_ranks_of_one_step_and_one_cut() {
-        check(vec![part(7, 3, &[2]), part(7, 3, &[0, 1])], Some(3));
-        check(vec![part(7, 1, &[0])], Some(1));
-        check(vec![part(7, 3, &[0, 1])], None);
-        check(vec![part(7, 2, &[0]), part(7, 2, &[0])], None);
-        check(vec![part(7, 2, &[0]), part(6, 2, &[1])], None);
-        check(vec![part(7, 2, &[0]), part(7, 4, &[1])], None);
-        check(Vec::new(), None);
-    }
+/// The part of a process, and the files that it names.
+#[derive(Debug)]
+pub(super) struct WrittenPart {
+    /// The part's name without its ending.
+    pub(super) name: String,
+    pub(super) text: String,
+    pub(super) files: Vec<String>,
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::finite::NotFinite;
+use crate::ids::WorldRank;
 
 /// Why a checkpoint cannot be written, read or restored.
 #[derive(Error)]
@@ -284,6 +285,34 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The time without progress.
         waited: Duration,
+    },
+    /// Another process does not confirm what it gets of a copy.
+    #[error("rank {rank} has confirmed nothing of a copy for {:.1} s", waited.as_secs_f64())]
+    SilentHolder {
+        /// The rank of the process.
+        rank: WorldRank,
+        /// The deadline.
+        waited: Duration,
+    },
+    /// Another process cannot hold a part of a copy.
+    #[error("rank {rank} cannot hold a part of a copy: {reason}")]
+    CopyRefused {
+        /// The rank of the process.
+        rank: WorldRank,
+        /// Its reason.
+        reason: String,
+    },
+    /// The run has failed while a copy was sent.
+    #[error("the run has failed before rank {rank} had a part of a copy")]
+    CopyAbandoned {
+        /// The rank of the process that would have held it.
+        rank: WorldRank,
+    },
+    /// The copies of this process are in its own machine's memory only.
+    #[error(transparent)]
+    NotSent {
+        /// Why the other machine has no further copy.
+        source: Box<CheckpointError>,
     },
     /// The writing thread has ended.
     #[error("{}: the thread that writes checkpoints has ended early", path.display())]

@@ -336,7 +336,7 @@ fn ambiguous(path: &Path, manifest: &Manifest, tensor: &str, files: [usize; 2]) 
 
 /// Reads the whole file once. Returns its header if the content matches the manifest, and the elements of its
 /// tensors that are not finite.
-fn verify(
+pub(super) fn verify(
     checkpoint: &Path,
     entry: &StateFile,
     step: u64,

@@ -1,6 +1,6 @@
 //! A thread that writes checkpoints while training continues.
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
 use super::committed::committed_name;
 use super::copy::CopyFolder;
+use super::copy_exchange::CopyExchange;
 use super::error::CheckpointError;
 use super::folder::CheckpointFolder;
 use super::identity::FolderIdentity;
@@ -59,6 +60,19 @@ struct Job {
     state: TrainingState,
     /// Whether it is the best so far.
     is_best: bool,
+}
+
+/// Where a process writes its part of copies of the state.
+#[derive(Debug)]
+pub struct CopyTarget {
+    /// The folder, which its machine keeps in memory.
+    pub folder: CopyFolder,
+    /// The number of files of a copy: one for each rank that has a part of the state.
+    pub files: u32,
+    /// The series of the copies: a text that no other start of the processes has.
+    pub series: String,
+    /// A process on another machine that holds this process's parts too.
+    pub neighbour: Option<(Arc<CopyExchange>, WorldRank)>,
 }
 
 /// See [`CheckpointWriter::on_progress`].
@@ -132,19 +146,30 @@ impl CheckpointWriter {
         })
     }
 
-    /// Like [`CheckpointWriter::start`], but the process writes its part of copies of the state, in a folder
-    /// that its machine keeps in memory. A copy has the parts of `ranks` ranks. The path of a copy is
-    /// returned when this process has written its part.
+    /// Like [`CheckpointWriter::start`], but the process writes its part of copies of the state. The path of a
+    /// copy is returned when this process has written its part, and the neighbour has it. If the neighbour
+    /// cannot have it, the outcome is [`CheckpointError::NotSent`] once, and later copies are not sent.
     ///
     /// # Errors
     /// When the system cannot start a thread.
-    pub fn copy(folder: CopyFolder, ranks: u32, deadline: Duration) -> Result<Self, CheckpointError> {
+    pub fn copy(target: CopyTarget, deadline: Duration) -> Result<Self, CheckpointError> {
+        let CopyTarget { folder, files, series, neighbour } = target;
         let path = folder.path().to_owned();
+        let neighbour = RefCell::new(neighbour);
         // The run waits for the copy of each step during the next one, so the thread has the priority of
         // ranks.
         let begin = || ();
         Self::spawn(path, deadline, begin, move |Job { state, .. }, written| {
-            folder.write(state, ranks, written)
+            let copy = folder.write(state, files, &series, written)?;
+            let sent = match (&*neighbour.borrow(), &copy.part) {
+                (Some((exchange, rank)), Some(part)) => exchange.send_part(*rank, copy.step, part, written),
+                _ => Ok(()),
+            };
+            sent.map_err(|error| {
+                neighbour.take();
+                CheckpointError::NotSent { source: Box::new(error) }
+            })?;
+            Ok(copy.path)
         })
     }
 

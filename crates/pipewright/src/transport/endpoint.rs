@@ -9,6 +9,7 @@ use super::local::LocalEndpoint;
 #[cfg(feature = "mpi")]
 use super::mpi::MpiEndpoint;
 use super::wait::Waited;
+use crate::byte_channel::ByteChannel;
 use crate::failure::{Abort, StepError};
 use crate::ids::{Attempt, WorldRank};
 use crate::message::{Message, Payload, Tag};
@@ -72,6 +73,15 @@ impl Endpoint {
             Self::Controlled(endpoint) => endpoint.abort(),
             #[cfg(feature = "mpi")]
             Self::Mpi(endpoint) => endpoint.abort(),
+        }
+    }
+
+    /// Returns the channel for messages between processes that belong to no step; `None` within one process.
+    pub(crate) fn byte_channel(&self) -> Option<ByteChannel> {
+        match self {
+            Self::Local(_) | Self::Controlled(_) => None,
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => Some(endpoint.byte_channel()),
         }
     }
 

@@ -41,6 +41,8 @@ pub(crate) enum Frame {
         /// The size of each in bytes.
         bytes: usize,
     },
+    /// A message of bytes that belongs to no step.
+    Bytes(Vec<u8>),
     /// A question for the first process's time.
     ClockRequest {
         /// The sender's time.
@@ -124,6 +126,10 @@ enum Head {
     Room {
         bytes: usize,
     },
+    /// The number of bytes that follow.
+    Bytes {
+        length: usize,
+    },
     ClockRequest {
         sent: Nanos,
     },
@@ -166,6 +172,10 @@ pub(crate) fn encode(frame: Frame, now: Moment, buffer: &mut Vec<u8>) {
         Frame::Heartbeats(heartbeats) => (Head::Heartbeats(heartbeats), Vec::new()),
         Frame::Process(process) => (Head::Process(process), Vec::new()),
         Frame::Room { bytes } => (Head::Room { bytes }, Vec::new()),
+        Frame::Bytes(bytes) => {
+            let length = bytes.len();
+            (Head::Bytes { length }, vec![TensorData::from_bytes_vec(bytes, [length], DType::U8)])
+        }
         Frame::ClockRequest { sent } => (Head::ClockRequest { sent }, Vec::new()),
         Frame::ClockAnswer { sent, answered } => (Head::ClockAnswer { sent, answered }, Vec::new()),
     };
@@ -191,6 +201,11 @@ pub(crate) fn decode(from: WorldRank, bytes: &[u8], now: Moment) -> Result<Frame
         Head::Heartbeats(heartbeats) => Frame::Heartbeats(heartbeats),
         Head::Process(process) => Frame::Process(process),
         Head::Room { bytes } => Frame::Room { bytes },
+        Head::Bytes { length } => {
+            let start = end.next_multiple_of(BLOCK);
+            let content = start.checked_add(length).and_then(|end| bytes.get(start..end));
+            Frame::Bytes(content.ok_or(short(start.saturating_add(length)))?.to_vec())
+        }
         Head::ClockRequest { sent } => Frame::ClockRequest { sent },
         Head::ClockAnswer { sent, answered } => Frame::ClockAnswer { sent, answered },
         Head::Failed { attempt, diverged, rank, step, action, cause } => {

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::agreement::{self, AgreementError, Fields};
+use serde::{Deserialize, Serialize};
+
+use super::agreement::{self, AgreementError, Differences, Fields};
 use super::controlled::{self, InFlight};
 use super::endpoint::Endpoint;
 use super::link_speed::{self, LinkSpeed};
@@ -10,6 +12,7 @@ use super::local;
 #[cfg(feature = "mpi")]
 use super::mpi::MpiError;
 use super::vote;
+use crate::byte_channel::ByteChannel;
 use crate::device::Devices;
 use crate::ids::WorldRank;
 use crate::progress::ProgressBoard;
@@ -79,6 +82,39 @@ impl World {
         match self.endpoints.as_mut_slice() {
             [endpoint] if endpoint.is_distributed() => vote::vote(endpoint, &own, deadline),
             _ => Ok(own),
+        }
+    }
+
+    /// Returns in every process the result of `combine` for the values of all processes, with their ranks. The
+    /// first rank's process calls `combine`. Every process calls this function with its own value.
+    ///
+    /// # Errors
+    /// When some processes do not answer within `deadline`, whose values `combine` then lacks, or a rank fails.
+    pub fn combine<T, R>(
+        &mut self,
+        own: &T,
+        combine: impl Fn(&[(WorldRank, T)]) -> R,
+        deadline: Duration,
+    ) -> Result<R, AgreementError>
+    where
+        T: Clone + Serialize + for<'de> Deserialize<'de>,
+        R: Serialize + for<'de> Deserialize<'de>,
+    {
+        match self.endpoints.as_mut_slice() {
+            [endpoint] if endpoint.is_distributed() => {
+                agreement::agree_by(endpoint, own, deadline, |values| {
+                    (Differences(Vec::new()), combine(values))
+                })
+            }
+            _ => Ok(combine(&[(WorldRank::new(0), own.clone())])),
+        }
+    }
+
+    /// Returns the channel for messages between processes that belong to no step; `None` within one process.
+    pub fn byte_channel(&self) -> Option<ByteChannel> {
+        match self.endpoints.as_slice() {
+            [endpoint] if endpoint.is_distributed() => endpoint.byte_channel(),
+            _ => None,
         }
     }
 

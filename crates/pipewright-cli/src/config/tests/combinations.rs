@@ -256,3 +256,23 @@ fn documents_need_their_beginnings() {
     );
     assert!(load(None, &["data.bos_id=0", "data.packed=true", "data.restart_positions=true"]).is_ok());
 }
+
+#[test]
+fn copies_on_a_neighbour_need_copies_and_processes() {
+    let check = |further: &[&str], expected: &str| {
+        check_set(
+            &[&["run.copies=neighbour"], further].concat(),
+            &[&format!("--set run.copies=neighbour: `copies` has no effect without {expected}")],
+        );
+    };
+    check(&[], "copies of the state (`copy_every` is 0); write `copy_every = 1` in [run], or remove the key");
+    check(
+        &["run.copy_every=1"],
+        "processes (`pipeline.transport` is \"local\"); start the run with `pipewright launch`, which makes each rank a \
+         process, or write `copies = \"machine\"`",
+    );
+    check_set(
+        &["run.copies=other"],
+        &["--set run.copies=other: `copies` is \"other\", where machine, neighbour is expected"],
+    );
+}

@@ -17,18 +17,22 @@ use super::mpi_thread::{Command, FIRST, MpiThread, ThreadShared};
 use super::posted::PostedReceives;
 use super::process_clock::{ClockError, ProcessClock};
 use super::same_machine::LocalProcesses;
+use crate::byte_channel::ByteChannel;
 use crate::failure::{Abort, StepError};
 use crate::ids::{Attempt, WorldRank};
 use crate::message::{Message, Payload, Tag};
 use crate::progress::ProgressBoard;
 use crate::transport::local::{LocalEndpoint, Mailboxes};
 use crate::transport::wait::Waited;
+use crate::transport::wire::{self, Frame};
 
 /// This process's rank in a world of processes that `mpirun` started.
 pub struct MpiEndpoint {
     inner: LocalEndpoint,
     commands: Sender<Command>,
     shared: Arc<ThreadShared>,
+    /// The messages of bytes that have arrived.
+    bytes: Receiver<(WorldRank, Vec<u8>)>,
     /// Present until the endpoint is dropped.
     sends: Option<DeviceSends>,
     /// Ends when the processes have left the world.
@@ -88,8 +92,9 @@ impl NewWorld {
         let inner = LocalEndpoint::new(rank, mailboxes.clone());
         let encoder = Encoder { commands: commands.clone(), shared: shared.clone() };
         let sends = Some(DeviceSends::new(encoder, mailboxes.clone(), board.clone()));
+        let (bytes_sender, bytes) = crossbeam_channel::unbounded();
         let endpoint =
-            MpiEndpoint { inner, commands, shared: shared.clone(), sends, done: None, process: None };
+            MpiEndpoint { inner, commands, shared: shared.clone(), bytes, sends, done: None, process: None };
         let mpi_thread = MpiThread {
             heartbeats: Heartbeats::new(rank, ranks, deadline, Instant::now()),
             local_processes: LocalProcesses::new(),
@@ -99,6 +104,7 @@ impl NewWorld {
             calls,
             commands: orders,
             mailboxes,
+            bytes: bytes_sender,
             board: board.clone(),
             shared,
             deadline,
@@ -134,6 +140,19 @@ impl MpiEndpoint {
 
     pub(crate) fn abort(&self) -> &Abort {
         self.inner.abort()
+    }
+
+    /// Returns the channel for messages that belong to no step. They are encoded on the thread that sends
+    /// them.
+    pub(crate) fn byte_channel(&self) -> ByteChannel {
+        let (commands, shared, abort) = (self.commands.clone(), self.shared.clone(), self.abort().clone());
+        let send = move |to, bytes| {
+            let mut frame = shared.buffer();
+            wire::encode(Frame::Bytes(bytes), shared.clock.moment(), &mut frame);
+            // If the MPI thread has ended, it failed and raised the abort flag.
+            let _ = commands.send(Command::SendBytes(to, frame));
+        };
+        ByteChannel::new(self.rank(), send, self.bytes.clone(), move || !abort.is_raised())
     }
 
     pub(crate) fn begin_step(&mut self, attempt: Attempt) {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
 use super::calls::{Calls, MpiError, Transfer, Way};
 use super::clock_probe::ClockProbe;
@@ -44,6 +44,8 @@ pub(super) const FIRST: WorldRank = WorldRank::new(0);
 pub(super) enum Command {
     /// Send the frame of a message.
     Send(SentMessage, Vec<u8>),
+    /// Send the frame of a message of bytes.
+    SendBytes(WorldRank, Vec<u8>),
     /// Report a failed step to every other process.
     Fail(FailureNotice),
     /// Set the time without heartbeats after which a process is lost.
@@ -87,6 +89,8 @@ pub(super) struct MpiThread {
     pub(super) calls: Calls,
     pub(super) commands: Receiver<Command>,
     pub(super) mailboxes: Arc<Mailboxes>,
+    /// Takes the messages of bytes that arrive.
+    pub(super) bytes: Sender<(WorldRank, Vec<u8>)>,
     pub(super) board: ProgressBoard,
     pub(super) shared: Arc<ThreadShared>,
     pub(super) heartbeats: Heartbeats,
@@ -150,6 +154,10 @@ impl MpiThread {
     fn run_command(&mut self, command: Command) -> Result<(), MpiError> {
         match command {
             Command::Send(message, frame) => self.send_message(message, frame),
+            Command::SendBytes(to, frame) => {
+                self.sending.push(self.calls.send(to, frame, Way::Announced)?);
+                Ok(())
+            }
             Command::Fail(notice) => self.send_all(|| Frame::Failed(notice.clone())),
             Command::SetDeadline(deadline) => {
                 self.deadline = deadline;
@@ -276,6 +284,8 @@ impl MpiThread {
             Ok(Frame::Room { bytes }) => {
                 self.room.insert(from, bytes);
             }
+            // The receiver ends with the endpoint, after which nobody wants the message.
+            Ok(Frame::Bytes(bytes)) => drop(self.bytes.send((from, bytes))),
             Ok(Frame::Failed(notice)) => self.mailboxes.fail_from_remote(notice),
             Ok(Frame::Process(process)) => self.local_processes.add(from, &process),
             Ok(Frame::Heartbeats(lines)) => self.heartbeats.merge(&lines, &self.board, Instant::now()),

@@ -161,6 +161,10 @@ fn the_time_of_sending_is_converted_between_clocks() {
 
 #[test]
 fn the_size_of_posted_receives_is_kept() {
+    let Frame::Bytes(bytes) = round(Frame::Bytes((0..=200).collect())) else { panic!("bytes were sent") };
+    assert_eq!(bytes, (0..=200).collect::<Vec<u8>>());
+    let Frame::Bytes(bytes) = round(Frame::Bytes(Vec::new())) else { panic!("bytes were sent") };
+    assert_eq!(bytes, []);
     let Frame::Room { bytes } = round(Frame::Room { bytes: 1 << 33 }) else { panic!("a size was sent") };
     assert_eq!(bytes, 1 << 33);
 }

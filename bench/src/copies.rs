@@ -1,0 +1,181 @@
+//! Measures what copies of the state in memory cost: the time of steps after each of which a copy is made,
+//! over the time of steps without copies, in turn.
+//!
+//! On one machine, the ranks are threads, and the copies stay there. With a neighbour, two processes over MPI
+//! stand for two hosts: each has a folder of its own, and sends its part to the other one. A copy is written
+//! and sent while the next step computes, and that step waits for it at its end, as in `train`. If no
+//! processor is idle, the copy takes its time from the ranks, so the ratio depends on how many tokens a step
+//! has for each byte of the state.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pipewright::checkpoint::{CheckpointWriter, CopyExchange, CopyFolder, CopyTarget, TrainingState};
+use pipewright::ids::WorldRank;
+use pipewright::transport::World;
+use pipewright_models::decoder::DecoderConfig;
+use pipewright_models::llama::LlamaConfig;
+use pipewright_models::{InitialParameters, ModelConfig};
+
+use crate::model::{Bench, SEED, Setup, VOCABULARY};
+use crate::processes::mpirun;
+use crate::statistics::Spread;
+
+/// Size of the measurement.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Microbatches of a step, each of 256 tokens.
+    #[arg(long, default_value_t = 128)]
+    microbatches: u32,
+    /// The width of the model, which has 4 layers.
+    #[arg(long, default_value_t = 256)]
+    width: usize,
+    /// Turns that count; a turn has steps with copies and steps without.
+    #[arg(long, default_value_t = 6)]
+    turns: usize,
+    /// Steps of each kind in a turn; the first one of each kind does not count.
+    #[arg(long, default_value_t = 4)]
+    steps: usize,
+    /// The folder of the copies.
+    #[arg(long, default_value = "/dev/shm")]
+    folder: PathBuf,
+    /// Run as one of the processes.
+    #[arg(long, hide = true)]
+    child: bool,
+}
+
+const RANKS: u32 = 2;
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// The ratio of each turn, the seconds of a step without copies, and the bytes of a copy's part.
+struct Figures {
+    ratios: Vec<f64>,
+    step: f64,
+    bytes: u64,
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    if options.child {
+        return run_child(options);
+    }
+    print(
+        "machine",
+        &in_scratch(options, "threads", |folder| measure(World::local(RANKS), folder, None, options))?,
+    );
+    let number = |number: usize| number.to_string();
+    let (microbatches, width) = (options.microbatches.to_string(), number(options.width));
+    let (turns, steps) = (number(options.turns), number(options.steps));
+    let folder = options.folder.display().to_string();
+    let output = mpirun(&[
+        "copies",
+        "--child",
+        "--microbatches",
+        &microbatches,
+        "--width",
+        &width,
+        "--turns",
+        &turns,
+        "--steps",
+        &steps,
+        "--folder",
+        &folder,
+    ])?;
+    let json: serde_json::Value = serde_json::from_str(&output)?;
+    let missing = || format!("a figure is missing in {output}");
+    let ratios = json["ratios"].as_array().ok_or_else(missing)?;
+    let ratios = ratios.iter().filter_map(serde_json::Value::as_f64).collect();
+    let step = json["step"].as_f64().ok_or_else(missing)?;
+    print("neighbour", &Figures { ratios, step, bytes: json["bytes"].as_u64().ok_or_else(missing)? });
+    Ok(())
+}
+
+fn print(name: &str, Figures { ratios, step, bytes }: &Figures) {
+    let ratios = Spread::new(ratios.clone());
+    println!(
+        "{name}: steps with copies over steps without: {ratios}; a step takes {step:.2} s, {bytes} B per process"
+    );
+}
+
+fn run_child(options: &Options) -> Result<(), Box<dyn Error>> {
+    let world = World::mpi(DEADLINE)?;
+    let rank = world.own_ranks().next().unwrap_or_default();
+    let figures =
+        in_scratch(options, &rank.to_string(), |folder| measure(world, folder, Some(rank), options))?;
+    if rank == WorldRank::new(0) {
+        let Figures { ratios, step, bytes } = figures;
+        println!("{}", serde_json::json!({ "ratios": ratios, "step": step, "bytes": bytes }));
+    }
+    Ok(())
+}
+
+/// Calls `measure` with a new folder, which is removed afterwards.
+fn in_scratch(
+    options: &Options,
+    name: &str,
+    measure: impl FnOnce(&Path) -> Result<Figures, Box<dyn Error>>,
+) -> Result<Figures, Box<dyn Error>> {
+    let folder = options.folder.join(format!("pipewright-bench-{}-{name}", std::process::id()));
+    let outcome = measure(&folder);
+    CopyFolder::remove(&folder)?;
+    outcome
+}
+
+/// Measures the steps of this process. `process` is its rank if it is one of two.
+fn measure(
+    world: World,
+    folder: &Path,
+    process: Option<WorldRank>,
+    options: &Options,
+) -> Result<Figures, Box<dyn Error>> {
+    let copies = CopyFolder::create(folder)?;
+    let start = |channel| CopyExchange::start(channel, copies.clone(), DEADLINE);
+    let exchange = world.byte_channel().map(start).transpose()?.map(Arc::new);
+    let other = process.map(|rank| WorldRank::new(1 - rank.get()));
+    let (series, neighbour) = ("bench".to_owned(), exchange.clone().zip(other));
+    let target = CopyTarget { folder: copies.clone(), files: RANKS, series, neighbour };
+    let mut writer = CheckpointWriter::copy(target, DEADLINE)?;
+    let model = DecoderConfig {
+        hidden_size: options.width,
+        intermediate_size: options.width * 11 / 4,
+        num_hidden_layers: 4,
+        ..DecoderConfig::new(VOCABULARY, 4)
+    };
+    let model = ModelConfig::Llama(LlamaConfig::from(model));
+    let setup = Setup::new("1f1b", RANKS, options.microbatches);
+    let mut bench = Bench::of_model(world, &setup, model, InitialParameters::Seed(SEED))?;
+    let (mut step, mut plain, mut ratios) = (0, Vec::new(), Vec::new());
+    // The first turn allocates memory that the later ones reuse.
+    for turn in 0..=options.turns {
+        let mut times = [0.0; 2];
+        for (has_copies, time) in [false, true].into_iter().zip(&mut times) {
+            for taken in 0..options.steps.max(2) {
+                let began = Instant::now();
+                bench.step()?;
+                writer.wait()?;
+                if has_copies {
+                    step += 1;
+                    let (cursor, description, ranks) =
+                        (Default::default(), Default::default(), bench.state()?);
+                    writer.save(TrainingState { step, cursor, description, ranks })?;
+                }
+                if taken > 0 {
+                    *time += began.elapsed().as_secs_f64();
+                }
+            }
+            writer.wait()?;
+        }
+        if turn > 0 {
+            ratios.push(times[1] / times[0]);
+            plain.push(times[0] / (options.steps.max(2) - 1) as f64);
+        }
+    }
+    let parts = copies.parts()?;
+    let newest = parts.iter().map(pipewright::checkpoint::CopyPart::step).max();
+    let bytes = parts.iter().filter(|part| Some(part.step()) == newest).map(|part| part.bytes()).sum();
+    // The other process may still send.
+    bench.step()?;
+    drop((writer, exchange));
+    Ok(Figures { ratios, step: Spread::new(plain).median(), bytes })
+}

@@ -1,0 +1,397 @@
+//! [`CopyExchange`]: files of copies on their way from the memory of one machine to that of another.
+//!
+//! A file is sent in pieces, each of which the receiver confirms when it is in its memory. The sender has at
+//! most [`WINDOW`] pieces without a confirmation, so a slow receiver holds little in its queue. The receiver
+//! writes under another name until the last piece has come. After its files, a process sends its part of the
+//! manifest, which makes them count; each file is compared with its hash before it is used.
+//!
+//! ```text
+//! sender    Piece 0, Piece 1, ... Piece n          Part
+//! receiver           Stored, Stored, ... Stored          Stored      or, at any place, Refused
+//! ```
+//!
+//! All processes have the same roles: each receives on a thread of its own, which never waits for an answer.
+//! So two processes that send to each other do not wait in a circle.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, select};
+use pipewright_system::bounded_file::open_regular;
+use serde::{Deserialize, Serialize};
+
+use super::copy::{CopyFolder, WrittenPart};
+use super::error::CheckpointError;
+use crate::byte_channel::ByteChannel;
+use crate::ids::WorldRank;
+
+/// The bytes of a piece. A message of a rank waits at most for one of them.
+const PIECE: usize = 1 << 20;
+
+/// The largest number of pieces that the receiver has not confirmed.
+const WINDOW: u32 = 8;
+
+/// The time between two looks whether the run has failed.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The content of a message, before the bytes of a piece.
+#[derive(Debug, Serialize, Deserialize)]
+enum Head {
+    /// A piece of a file of `of` bytes, from `offset` on.
+    Piece { step: u64, name: String, offset: u64, of: u64 },
+    /// The part of a process, whose text follows.
+    Part { step: u64, name: String },
+    /// A piece or a part is in the receiver's memory.
+    Stored,
+    /// The receiver cannot hold a piece or a part.
+    Refused { reason: String },
+}
+
+/// The answer of a receiver.
+type Answer = Result<(), String>;
+
+/// Sends files of copies to other processes, and keeps those that come from them.
+#[derive(Debug)]
+pub struct CopyExchange {
+    channel: ByteChannel,
+    folder: CopyFolder,
+    answers: Receiver<(WorldRank, Answer)>,
+    deadline: Duration,
+    /// Dropped to end the thread.
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl CopyExchange {
+    /// Starts the thread that keeps in `folder` what other processes send. One exchange at a time uses a
+    /// channel. A receiver that confirms nothing for the whole `deadline` is an error.
+    ///
+    /// # Errors
+    /// When the system cannot start a thread.
+    pub fn start(
+        channel: ByteChannel,
+        folder: CopyFolder,
+        deadline: Duration,
+    ) -> Result<Self, CheckpointError> {
+        let (answered, answers) = crossbeam_channel::unbounded();
+        let (stop, stopped) = crossbeam_channel::bounded(0);
+        let (receiving, store) = (channel.clone(), folder.clone());
+        let thread = std::thread::Builder::new().name("copies".to_owned());
+        let thread = thread.spawn(move || receive(&receiving, store, &answered, &stopped));
+        let thread = thread.map_err(CheckpointError::io("start a thread for", folder.path()))?;
+        Ok(Self { channel, folder, answers, deadline, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Sends a file of a copy to another process, and returns when it is there. `written` counts the bytes.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or the other process cannot hold it or does not answer.
+    pub fn send_file(
+        &self,
+        to: WorldRank,
+        step: u64,
+        name: &str,
+        written: &AtomicU64,
+    ) -> Result<(), CheckpointError> {
+        let path = self.folder.file(step, name);
+        let opened = open_regular(&path).and_then(|file| Ok((file.metadata()?.len(), file)));
+        let (of, mut file) = opened.map_err(CheckpointError::io("read", &path))?;
+        let (mut offset, mut waiting) = (0, 0);
+        while offset < of {
+            if waiting == WINDOW {
+                self.confirmed(to)?;
+                waiting -= 1;
+            }
+            let length = (of - offset).min(PIECE as u64);
+            let head = Head::Piece { step, name: name.to_owned(), offset, of };
+            let mut message = encoded(&head, length as usize);
+            let start = message.len();
+            message.resize(start + length as usize, 0);
+            file.read_exact(&mut message[start..]).map_err(CheckpointError::io("read", &path))?;
+            self.channel.send(to, message);
+            written.fetch_add(length, Ordering::Relaxed);
+            (offset, waiting) = (offset + length, waiting + 1);
+        }
+        (0..waiting).try_for_each(|_| self.confirmed(to))
+    }
+
+    /// Sends the files of a process and then its part of the manifest.
+    pub(super) fn send_part(
+        &self,
+        to: WorldRank,
+        step: u64,
+        part: &WrittenPart,
+        written: &Arc<AtomicU64>,
+    ) -> Result<(), CheckpointError> {
+        part.files.iter().try_for_each(|name| self.send_file(to, step, name, written))?;
+        let mut message = encoded(&Head::Part { step, name: part.name.clone() }, part.text.len());
+        message.extend_from_slice(part.text.as_bytes());
+        self.channel.send(to, message);
+        self.confirmed(to)
+    }
+
+    /// Waits for the next confirmation of a receiver.
+    fn confirmed(&self, from: WorldRank) -> Result<(), CheckpointError> {
+        let since = Instant::now();
+        loop {
+            match self.answers.recv_timeout(LOOK) {
+                Ok((rank, answer)) if rank == from => {
+                    return answer.map_err(|reason| CheckpointError::CopyRefused { rank: from, reason });
+                }
+                // An earlier receiver that was given up.
+                Ok(_) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(CheckpointError::WriterGone { path: self.folder.path().to_owned() });
+                }
+                Err(RecvTimeoutError::Timeout) if !self.channel.is_open() => {
+                    return Err(CheckpointError::CopyAbandoned { rank: from });
+                }
+                Err(RecvTimeoutError::Timeout) if since.elapsed() >= self.deadline => {
+                    return Err(CheckpointError::SilentHolder { rank: from, waited: self.deadline });
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+}
+
+impl Drop for CopyExchange {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Keeps what other processes send, and passes their answers on, until `stopped`.
+fn receive(
+    channel: &ByteChannel,
+    folder: CopyFolder,
+    answered: &Sender<(WorldRank, Answer)>,
+    stopped: &Receiver<()>,
+) {
+    let mut store = Store { folder, open: HashMap::new() };
+    loop {
+        let (from, message) = select! {
+            recv(channel.incoming()) -> message => match message {
+                Ok(message) => message,
+                Err(_) => return,
+            },
+            recv(stopped) -> _ => return,
+        };
+        let kept = match decoded(&message) {
+            Some((Head::Stored, _)) => {
+                // If the exchange was dropped, nobody waits for the answer.
+                let _ = answered.send((from, Ok(())));
+                continue;
+            }
+            Some((Head::Refused { reason }, _)) => {
+                let _ = answered.send((from, Err(reason)));
+                continue;
+            }
+            Some((Head::Piece { step, name, offset, of }, bytes)) => {
+                store.keep_piece(from, step, &name, (offset, of), bytes)
+            }
+            Some((Head::Part { step, name }, text)) => store.keep_part(step, &name, text),
+            None => Err("the message cannot be decoded".to_owned()),
+        };
+        let answer = kept.map_or_else(|reason| Head::Refused { reason }, |()| Head::Stored);
+        channel.send(from, encoded(&answer, 0));
+    }
+}
+
+/// The files that come from other processes.
+struct Store {
+    folder: CopyFolder,
+    /// The file that each process is sending, and the bytes that have come.
+    open: HashMap<WorldRank, (File, u64)>,
+}
+
+impl Store {
+    /// Keeps a piece of a file, which begins at the `offset` of so many bytes.
+    fn keep_piece(
+        &mut self,
+        from: WorldRank,
+        step: u64,
+        name: &str,
+        (offset, of): (u64, u64),
+        bytes: &[u8],
+    ) -> Answer {
+        let kept = self.write_piece(from, step, name, (offset, of), bytes);
+        if kept.is_err() && is_name(name) {
+            self.open.remove(&from);
+            self.folder.drop_draft(step, name);
+        }
+        kept
+    }
+
+    fn write_piece(
+        &mut self,
+        from: WorldRank,
+        step: u64,
+        name: &str,
+        (offset, of): (u64, u64),
+        bytes: &[u8],
+    ) -> Answer {
+        if !is_name(name) {
+            return Err(format!("`{name}` is not the name of a file of a copy"));
+        }
+        if offset == 0 {
+            let file = self.folder.create_draft(step, name).map_err(|error| error.to_string())?;
+            self.open.insert(from, (file, 0));
+        }
+        let open = self.open.get_mut(&from).filter(|(_, written)| *written == offset);
+        let (file, written) = open.ok_or("a piece of the file is missing")?;
+        file.write_all(bytes).map_err(|error| {
+            CheckpointError::io("write", &self.folder.file(step, name))(error).to_string()
+        })?;
+        *written += bytes.len() as u64;
+        if *written >= of {
+            self.open.remove(&from);
+            self.folder.keep_draft(step, name).map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    fn keep_part(&self, step: u64, name: &str, text: &[u8]) -> Answer {
+        if !is_name(name) {
+            return Err(format!("`{name}` is not the name of a part of a copy"));
+        }
+        let text = std::str::from_utf8(text).map_err(|error| error.to_string())?;
+        self.folder.put_received(step, name, text).map_err(|error| error.to_string())
+    }
+}
+
+/// Returns whether a name is the one of a rank's file or part, and leads to no other folder.
+fn is_name(name: &str) -> bool {
+    name.starts_with("rank-") && Path::new(name).file_name() == Some(name.as_ref())
+}
+
+/// Returns a head with its length in front, and with room for so many bytes after it.
+fn encoded(head: &Head, room: usize) -> Vec<u8> {
+    let head = postcard::to_stdvec(head).expect("a head has nothing that postcard cannot write");
+    let length = u32::try_from(head.len()).expect("a head is small");
+    let mut message = Vec::with_capacity(4 + head.len() + room);
+    message.extend_from_slice(&length.to_le_bytes());
+    message.extend_from_slice(&head);
+    message
+}
+
+/// Returns the head of a message and the bytes after it.
+fn decoded(message: &[u8]) -> Option<(Head, &[u8])> {
+    let (length, rest) = message.split_first_chunk::<4>()?;
+    let (head, bytes) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+    Some((postcard::from_bytes(head).ok()?, bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const STEP: u64 = 7;
+    const NAME: &str = "rank-0000.safetensors";
+    const TO: WorldRank = WorldRank::new(1);
+
+    /// Two processes, each with a folder.
+    struct Pair {
+        _scratch: tempfile::TempDir,
+        folders: [CopyFolder; 2],
+        channels: Vec<ByteChannel>,
+    }
+
+    fn pair() -> Pair {
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        let folder = |name| CopyFolder::create(&scratch.path().join(name)).expect("a folder");
+        let folders = [folder("a"), folder("b")];
+        Pair { folders, channels: ByteChannel::group(2), _scratch: scratch }
+    }
+
+    impl Pair {
+        fn start(&self, index: usize) -> CopyExchange {
+            let deadline = Duration::from_millis(200);
+            let (channel, folder) = (self.channels[index].clone(), self.folders[index].clone());
+            CopyExchange::start(channel, folder, deadline).expect("a thread")
+        }
+
+        /// Writes a file of so many bytes in the first folder, and returns its content.
+        fn write(&self, length: usize) -> Vec<u8> {
+            let content: Vec<u8> = (0..length).map(|index| (index % 251) as u8).collect();
+            drop(self.folders[0].create_draft(STEP, NAME).expect("a file"));
+            fs::write(self.folders[0].file(STEP, NAME), &content).expect("a file");
+            content
+        }
+    }
+
+    fn send(exchange: &CopyExchange) -> Result<u64, CheckpointError> {
+        let written = AtomicU64::new(0);
+        exchange.send_file(TO, STEP, NAME, &written).map(|()| written.into_inner())
+    }
+
+    #[test]
+    fn a_file_of_many_pieces_arrives() {
+        for length in [1, PIECE, 3 * PIECE + 5, 20 * PIECE] {
+            let pair = pair();
+            let content = pair.write(length);
+            let [sender, _receiver] = [0, 1].map(|index| pair.start(index));
+            assert_eq!(send(&sender).expect("it arrives"), length as u64);
+            assert!(fs::read(pair.folders[1].file(STEP, NAME)).expect("the file") == content);
+        }
+    }
+
+    #[test]
+    fn both_send_at_the_same_time() {
+        let pair = pair();
+        pair.write(30 * PIECE);
+        drop(pair.folders[1].create_draft(STEP, "rank-0001.safetensors").expect("a file"));
+        fs::write(pair.folders[1].file(STEP, "rank-0001.safetensors"), vec![3; 30 * PIECE]).expect("a file");
+        let [first, second] = [0, 1].map(|index| pair.start(index));
+        std::thread::scope(|scope| {
+            scope.spawn(|| send(&first).expect("it arrives"));
+            let written = AtomicU64::new(0);
+            let sent = second.send_file(WorldRank::new(0), STEP, "rank-0001.safetensors", &written);
+            sent.expect("it arrives");
+        });
+        assert!(pair.folders[0].file(STEP, "rank-0001.safetensors").exists());
+        assert!(pair.folders[1].file(STEP, NAME).exists());
+    }
+
+    #[test]
+    fn a_receiver_that_does_not_answer_is_given_up() {
+        let pair = pair();
+        pair.write(PIECE);
+        let error = send(&pair.start(0)).expect_err("nobody receives");
+        assert!(matches!(error, CheckpointError::SilentHolder { rank: TO, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_receiver_whose_folder_is_gone_refuses() {
+        let pair = pair();
+        pair.write(PIECE);
+        let [sender, _receiver] = [0, 1].map(|index| pair.start(index));
+        fs::remove_dir_all(pair.folders[1].path()).expect("the folder");
+        let error = send(&sender).expect_err("no folder");
+        assert!(matches!(&error, CheckpointError::CopyRefused { rank: TO, .. }), "{error}");
+    }
+
+    #[test]
+    fn pieces_in_the_wrong_place_and_foreign_names_are_refused() {
+        let pair = pair();
+        let mut store = Store { folder: pair.folders[0].clone(), open: HashMap::new() };
+        let mut keep = |name: &str, offset| store.keep_piece(TO, STEP, name, (offset, 4), &[1, 2]).is_ok();
+        assert!(!keep(NAME, 2), "the first piece is missing");
+        assert!(keep(NAME, 0) && !keep(NAME, 0x100));
+        assert!(!keep("../rank-0000.safetensors", 0) && !keep("lock", 0));
+        assert!(keep(NAME, 0) && keep(NAME, 2));
+        assert_eq!(fs::read(pair.folders[0].file(STEP, NAME)).expect("the file"), [1, 2, 1, 2]);
+        assert!(!is_name("rank-0/../x"));
+    }
+}
