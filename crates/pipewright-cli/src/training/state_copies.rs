@@ -302,9 +302,14 @@ mod tests {
         let (folder, saved) = (scratch.path().join("copies"), scratch.path().join("step-00000040"));
         let finish = |saved: Option<&Path>| {
             CopyFolder::create(&folder).expect("a folder");
-            let folder = folder.clone();
-            let copies =
-                StateCopies { every: 1, writer: None, folder, link: None, earlier: None, exchange: None };
+            let copies = StateCopies {
+                every: 1,
+                writer: None,
+                folder: folder.clone(),
+                link: None,
+                earlier: None,
+                exchange: None,
+            };
             copies.finish(saved, Duration::ZERO);
             folder.exists()
         };

@@ -29,7 +29,7 @@ use std::time::Duration;
 use pipewright_system::bounded_file::open_regular_with;
 
 use super::committed::{COMMITTED, SAVING, committed_name, remove_folder, scratch_name};
-use super::copy_parts::{CopyPart, GatheredCopy, SERIES};
+use super::copy_parts::{CopyPart, FILES, GatheredCopy, SERIES};
 use super::error::CheckpointError;
 use super::folder::names;
 use super::identity::{FolderIdentity, LOCK};
@@ -37,9 +37,6 @@ use super::manifest::{Manifest, StateFile};
 use super::read::verify;
 use super::save::Saving;
 use super::state::{RankState, TrainingState};
-
-/// The entry of a part's description with the number of files of the whole copy.
-pub(super) const FILES: &str = "files_of_copy";
 
 /// The endings of the names of parts: of this machine's processes, and of other machines' processes.
 const PART: &str = ".part";

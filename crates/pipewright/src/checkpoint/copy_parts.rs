@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::copy::FILES;
 use super::manifest::{Manifest, StateFile};
+
+/// The entry of a part's description with the number of files of the whole copy.
+pub(super) const FILES: &str = "files_of_copy";
 
 /// The entry of a copy's description with its series.
 pub(super) const SERIES: &str = "series_of_copy";

@@ -2,6 +2,7 @@
 
 mod buffers;
 mod damage;
+mod neighbours;
 mod other_model;
 mod owners;
 mod ruined;

@@ -265,12 +265,8 @@ fn copies_on_a_neighbour_need_copies_and_processes() {
             &[&format!("--set run.copies=neighbour: `copies` has no effect without {expected}")],
         );
     };
-    check(&[], "copies of the state (`copy_every` is 0); write `copy_every = 1` in [run], or remove the key");
-    check(
-        &["run.copy_every=1"],
-        "processes (`pipeline.transport` is \"local\"); start the run with `pipewright launch`, which makes each rank a \
-         process, or write `copies = \"machine\"`",
-    );
+    check(&[], "copies of the state (`copy_every` is 0)");
+    check(&["run.copy_every=1"], "processes (`pipeline.transport` is \"local\")");
     check_set(
         &["run.copies=other"],
         &["--set run.copies=other: `copies` is \"other\", where machine, neighbour is expected"],
