@@ -1,11 +1,11 @@
-//! Measures what copies of the state in memory cost: the time of steps after each of which a copy is made,
-//! over the time of steps without copies, in turn.
+//! Measures the cost of copies of the state in memory: the time of steps that are each followed by a copy, over
+//! the time of steps without copies, in turn.
 //!
 //! On one machine, the ranks are threads, and the copies stay there. With a neighbour, two processes over MPI
 //! stand for two hosts: each has a folder of its own, and sends its part to the other one. A copy is written
 //! and sent while the next step computes, and that step waits for it at its end, as in `train`. If no
-//! processor is idle, the copy takes its time from the ranks, so the ratio depends on how many tokens a step
-//! has for each byte of the state.
+//! processor is idle, the copy takes its time from the ranks, so the ratio falls with the number of tokens per
+//! step and rises with the bytes of the state.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};

@@ -1,10 +1,10 @@
 //! Finds the newest copy of a run's state in the memories of its hosts, and brings the files that a host lacks
 //! there.
 //!
-//! All processes take the same steps, and the leader decides. Each host says which files it holds. A copy of
-//! which every file is on some host is tried, the newest first: the processes of a host compare its files with
-//! their hashes, each host gets the files that it lacks from a host that has them, makes a checkpoint of them,
-//! and opens it. If one of these steps fails on a host, the next copy is tried.
+//! All processes take the same steps, and the leader decides. Each host says which files it holds. If every
+//! file of a copy is on some host, the copy is tried, the newest first: the processes of a host compare its
+//! files with their hashes, each host gets the files that it lacks from a host that has them, makes a
+//! checkpoint of them, and opens it. If one of these steps fails on a host, the next copy is tried.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -41,7 +41,7 @@ pub(crate) struct FoundCopy {
     pub(crate) took: Duration,
 }
 
-/// What the leader looks for.
+/// The search that the leader begins.
 #[derive(Debug, Serialize, Deserialize)]
 struct Search {
     link: Link,
@@ -121,7 +121,7 @@ pub(crate) fn newest(
     Ok(None)
 }
 
-/// What a process has found out about the files of its host.
+/// The state of the files of a process's host.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Check {
     /// The files that are damaged, with the reasons.

@@ -44,7 +44,7 @@ pub(crate) fn copy_bytes(run: RunParts<'_>) -> u64 {
     }
     let holders = match settings.run.copies {
         Copies::Machine => 1,
-        // A process holds its own part and that of a process of another host.
+        // A process holds its own part and the part of a process of another host.
         Copies::Neighbour => 2,
     };
     let all = CheckpointSpace::of(run).estimate().saturating_mul(COPIES).saturating_mul(holders);
@@ -157,7 +157,7 @@ pub(crate) struct StateCopies {
     link: Option<PathBuf>,
     /// The copies of an earlier run, until this run has taken a step.
     earlier: Option<PathBuf>,
-    /// Sends copies to the next host, and keeps those of another one. It ends after the writer.
+    /// Sends copies to the next host, and keeps the copies of the host before. It ends after the writer.
     #[expect(dead_code, reason = "it works until it is dropped")]
     exchange: Option<Arc<CopyExchange>>,
 }

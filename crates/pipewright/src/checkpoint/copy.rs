@@ -118,8 +118,8 @@ impl CopyFolder {
         Ok(WrittenCopy { step, path, part: Some(WrittenPart { name, text, files: names }) })
     }
 
-    /// Returns the parts of copies that are here, of processes of this machine and of others. A part that
-    /// cannot be read does not count. The files that the parts name are not read.
+    /// Returns the parts of copies in this folder, from processes of this machine and of other machines. A
+    /// part that cannot be read does not count. The files that the parts name are not read.
     ///
     /// # Errors
     /// When the folder cannot be read.
@@ -163,8 +163,8 @@ impl CopyFolder {
         Ok(())
     }
 
-    /// Makes a checkpoint of a copy all of whose files are here ([`CopyFolder::committed`]). The files are not
-    /// read.
+    /// Makes a checkpoint ([`CopyFolder::committed`]) of a copy. This folder must have all files of the copy,
+    /// which are not read.
     ///
     /// # Errors
     /// When the path leads to another folder, or the system reports an error.
@@ -275,13 +275,13 @@ impl CopyFolder {
     }
 }
 
-/// What a process has written of a copy.
+/// The files of a copy that a process has written.
 #[derive(Debug)]
 pub(super) struct WrittenCopy {
     pub(super) step: u64,
     /// The path that the copy will have as a checkpoint.
     pub(super) path: PathBuf,
-    /// Its part; `None` if it has none.
+    /// The part that names them; `None` if the process has no rank with a part of the state.
     pub(super) part: Option<WrittenPart>,
 }
 

@@ -1,6 +1,7 @@
-//! [`CopyExchange`]: files of copies on their way from the memory of one machine to that of another.
+//! [`CopyExchange`]: files of copies on their way from the memory of one machine to the memory of another
+//! machine.
 //!
-//! A file is sent in pieces, each of which the receiver confirms when it is in its memory. The sender has at
+//! A file is sent in pieces. The receiver confirms each piece when it is in its memory. The sender has at
 //! most [`WINDOW`] pieces without a confirmation, so a slow receiver holds little in its queue. The receiver
 //! writes under another name until the last piece has come. After its files, a process sends its part of the
 //! manifest, which makes them count; each file is compared with its hash before it is used.
@@ -56,7 +57,7 @@ enum Head {
 /// The answer of a receiver.
 type Answer = Result<(), String>;
 
-/// Sends files of copies to other processes, and keeps those that come from them.
+/// Sends files of copies to other processes, and keeps the files that other processes send.
 #[derive(Debug)]
 pub struct CopyExchange {
     channel: ByteChannel,
@@ -88,7 +89,8 @@ impl CopyExchange {
         Ok(Self { channel, folder, answers, deadline, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Sends a file of a copy to another process, and returns when it is there. `written` counts the bytes.
+    /// Sends a file of a copy to another process, and returns when that process has it. `written` counts the
+    /// bytes.
     ///
     /// # Errors
     /// When the file cannot be read, or the other process cannot hold it or does not answer.

@@ -1,4 +1,5 @@
-//! Copies of the state in the memories of two machines, each of which also holds the copies of the other one.
+//! Copies of the state in the memories of two machines. Each machine also holds the copies of the other
+//! machine.
 
 use std::fs;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ struct Machines {
     writers: Vec<CheckpointWriter>,
 }
 
-/// Starts both processes, of which the ones in `receive` take what is sent to them.
+/// Starts the processes in `receive`, which also take the copies that are sent to them.
 fn machines(receive: &[usize], deadline: Duration) -> Machines {
     let scratch = folder();
     let folders = ["a", "b"].map(|name| CopyFolder::create(&scratch.path().join(name)).expect("a folder"));
