@@ -81,7 +81,7 @@ impl Fault {
     }
 
     /// Writes the fault and its report into the folder of the run, unless another process has written an
-    /// earlier one. Returns whether a fault is there.
+    /// earlier one. Returns whether there is a fault now.
     pub(crate) fn leave(&self, run: &Path, report: &str) -> bool {
         let path = Self::path_in(run);
         let left = Left { fault: self.clone(), report: report.to_owned() };

@@ -13,7 +13,7 @@ use crate::clusters::request::PlanOptions;
 use crate::display::bytes;
 use crate::failure::{Exit, Failure, sentence};
 
-/// What an error of the search says.
+/// The words of an error of the search.
 #[derive(Debug)]
 struct Refusal {
     /// The reason why no plan exists.

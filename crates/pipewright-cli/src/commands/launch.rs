@@ -7,7 +7,7 @@ use clap::Args;
 use crate::failure::Failure;
 use crate::launch::{Launch, Places, Starter, Target, answer, supervise};
 
-/// The restarts of a run whose configuration has none.
+/// The restarts of a run whose configuration states no number.
 const RESTARTS: u64 = 3;
 
 /// The arguments of `pipewright launch`.

@@ -59,7 +59,7 @@ pub(crate) struct DataSettings {
     /// The tokens of chats and completions that count in the loss, if it is not the default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) train_on: Option<TrainOn>,
-    /// What becomes of chats and completions that do not fit into a row.
+    /// The treatment of chats and completions that do not fit into a row.
     #[serde(skip_serializing_if = "is_default")]
     pub(crate) long_records: LongRecords,
     /// The date that chat templates ask for.

@@ -20,7 +20,7 @@ use crate::training::shared_folder::{Token, is_seen, unwritable};
 /// The time between two looks at the answers.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What a host answers.
+/// The answer of a host.
 #[derive(Debug, Deserialize, Serialize)]
 struct Answer {
     /// The hash of the program.

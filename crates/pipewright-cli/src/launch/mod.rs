@@ -1,4 +1,4 @@
-//! `pipewright launch`: starts the processes of a run with the launcher that is there, watches them, and
+//! `pipewright launch`: starts the processes of a run with the installed launcher, watches them, and
 //! starts them again from the newest checkpoint after a fault.
 //!
 //! The launcher (`mpirun`, or `srun` inside an allocation of Slurm) starts the processes, passes their output

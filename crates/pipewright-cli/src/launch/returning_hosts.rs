@@ -37,7 +37,7 @@ struct Asked {
 }
 
 impl ReturningHosts {
-    /// Returns the questions, the first of which is due after a `pause`.
+    /// Returns the questions. The first one is due after a `pause`.
     pub(super) fn new(pause: Duration) -> Self {
         Self { pause, next: Instant::now() + pause, asked: None }
     }

@@ -60,7 +60,7 @@ struct Launched {
     earlier: Option<SystemTime>,
 }
 
-/// What one start of the processes needs.
+/// The inputs of one start of the processes.
 struct Attempt {
     hosts: Vec<Host>,
     /// The words of the command.

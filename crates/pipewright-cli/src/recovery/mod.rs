@@ -1,4 +1,4 @@
-//! How a run continues after a fault: what failed, whether the run may go on, and the record of it in the
+//! How a run continues after a fault: what failed, whether the run may continue, and the record of it in the
 //! folder of the run.
 //!
 //! A fault is the failure of a rank or a full disk. Other failures, such as a mistake in the configuration or
@@ -7,7 +7,7 @@
 //! process, and [`crate::launch`] for ranks that are processes, both with [`Restarts`].
 //!
 //! A rank that becomes slow is not a fault: it is recorded ([`SlowRank`]), and the run continues. A run that
-//! continues on more processes again ([`request_growth`]) has a record like that of a restart.
+//! continues on more processes again ([`request_growth`]) has a record like a restart's record.
 
 mod disk_space;
 mod growth_request;

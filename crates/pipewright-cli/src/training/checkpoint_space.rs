@@ -34,7 +34,7 @@ impl CheckpointSpace {
         self.estimate
     }
 
-    /// Returns the bytes of the newest checkpoint, or an estimate if the run has none.
+    /// Returns the bytes of the newest checkpoint, or an estimate if the run has no checkpoint.
     pub(crate) fn bytes(&self) -> u64 {
         newest_checkpoint_bytes(&self.run).unwrap_or(self.estimate)
     }

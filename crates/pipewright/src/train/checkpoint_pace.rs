@@ -36,7 +36,7 @@ pub struct CheckpointPace {
     /// Seconds of the latest steps during which no checkpoint was written.
     quiet: VecDeque<f64>,
     writing: Option<Writing>,
-    /// What the latest checkpoints added, in seconds.
+    /// The seconds that the latest checkpoints added.
     costs: VecDeque<f64>,
     /// The steps during which each of them was written.
     durations: VecDeque<f64>,
