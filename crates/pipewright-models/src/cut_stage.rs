@@ -10,8 +10,8 @@
 //! rows, and go the same way.
 //!
 //! A part of a tied head holds a copy of its rows of the embedding's table. The layers that have the table
-//! hold it in as many shards ([`Place::table_parts`]), so a part shares one shard as a whole, and its
-//! gradients are added like those of any shared parameter.
+//! hold it in as many shards ([`Place::table_parts`]), so a part shares one shard as a whole. Its gradients
+//! are added like the gradients of any shared parameter.
 
 use std::ops::Range;
 

@@ -114,8 +114,8 @@ impl CutHead {
         ids_of_part(part, self.parts, self.form.vocabulary)
     }
 
-    /// Returns the number of shards in which stages hold the table of the token embeddings: those of a tied
-    /// head, so that each part shares one.
+    /// Returns the number of shards in which stages hold the table of the token embeddings. For a tied head it
+    /// is the number of parts, so that each part shares one shard.
     pub(crate) fn table_parts(&self) -> u32 {
         if self.form.is_tied { self.parts } else { 1 }
     }

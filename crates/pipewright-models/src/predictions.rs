@@ -59,7 +59,7 @@ fn shifted(targets: &Tensor<2, Int>, ahead: usize) -> Tensor<2, Int> {
     }
 }
 
-/// Returns the targets, of which those behind the valid tokens of a row do not count.
+/// Returns the targets. The targets behind the valid tokens of a row are replaced and do not count.
 fn without_padding(targets: Tensor<2, Int>, counts: &[usize]) -> Tensor<2, Int> {
     let [rows, sequence] = targets.dims();
     if counts.iter().all(|&count| count == sequence) {

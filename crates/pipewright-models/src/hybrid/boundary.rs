@@ -12,8 +12,8 @@ use pipewright::tensor::{Boundary, BoundaryError, Unpack, Value, ValueKind, Valu
 pub enum HybridInput {
     /// Token ids `[batch, sequence]`, for the stage with the embeddings.
     Tokens(Tensor<2, Int>),
-    /// Hidden states `[predictions * batch, sequence, hidden]` and the token ids: the states of the last block
-    /// before the stage, and behind them those of each further prediction before the stage.
+    /// Hidden states `[predictions * batch, sequence, hidden]` and the token ids. The states of the last block
+    /// before the stage come first. The states of each further prediction before the stage follow.
     Hidden(Tensor<3>, Tensor<2, Int>),
 }
 

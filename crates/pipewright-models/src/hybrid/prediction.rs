@@ -4,8 +4,8 @@
 //! positions after the next one. It makes the state from the state of the depth before, which is the hidden
 //! state of the last block for the first, and from the token `k` positions ahead.
 //!
-//! States of all depths are rows of one tensor: those of the last block first, then those of each depth. A
-//! prediction appends its rows.
+//! States of all depths are rows of one tensor: the states of the last block come first, and then the states
+//! of each depth. A prediction appends its rows.
 
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};

@@ -183,8 +183,7 @@ models! {
     mixtral "mixtral-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_balance
         check_text check_written check_parameters;
     smollm3 "smollm3-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
-        check_written
-        check_parameters;
+        check_written check_parameters;
     granite "granite-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
         check_written check_parameters;
     phi3 "phi3-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
