@@ -7,6 +7,9 @@ averaged over the microbatches, gradients clipped by their global norm, AdamW on
 One rank is a process that accumulates the gradients of the microbatches. Two ranks are Gloo processes under
 `Schedule1F1B`; the first one has the embedding and the first `--cut` blocks of the model.
 
+With `--adapter-rank`, adapters of PEFT on all linear layers of the blocks are trained in place of the model. They are in the
+folder `adapter` of the model's folder, and are made there first. PEFT keeps them in single precision.
+
 The first line of the output has the settings. Each further one has a step's loss, gradient norm and seconds. Every line
 is an object in JSON.
 
@@ -39,6 +42,8 @@ from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 def main() -> None:
     """Answers the lines of the standard input until it ends."""
     options = parse_options()
+    if options.adapter_rank:
+        make_adapter(options)
     if options.ranks == 1:
         run_rank(0, options, sys.stdin)
         return
@@ -110,6 +115,7 @@ def answer_settings(model: torch.nn.Module, options: argparse.Namespace) -> None
         attention=model.config._attn_implementation,
         chunk_size=getattr(model.config, "chunk_size", None),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
+        trained=sum(parameter.numel() for parameter in trained_of(model)),
     )
 
 
@@ -118,20 +124,50 @@ def answer(**figures: object) -> None:
     print(json.dumps(figures), flush=True)
 
 
+def make_adapter(options: argparse.Namespace) -> None:
+    """Writes new adapters, whose second matrices are zero."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(17)
+    rank = options.adapter_rank
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    get_peft_model(load_base(options), config).save_pretrained(adapter_of(options))
+
+
+def adapter_of(options: argparse.Namespace) -> Path:
+    """The folder of the adapters."""
+    return options.folder / "adapter"
+
+
+def trained_of(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The parameters that training changes."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
 def load(options: argparse.Namespace) -> torch.nn.Module:
-    """The model of the folder, ready for training."""
+    """The model of the folder, ready for training, with its adapters."""
+    model = load_base(options)
+    if options.adapter_rank:
+        from peft import PeftModel
+
+        # The model itself, whose linear layers have adapters.
+        model = PeftModel.from_pretrained(model, adapter_of(options), is_trainable=True).get_base_model()
+    model.train()
+    return model
+
+
+def load_base(options: argparse.Namespace) -> torch.nn.Module:
+    """The model of the folder."""
     config = AutoConfig.from_pretrained(options.folder)
     if hasattr(config, "chunk_size"):
         config.chunk_size = options.chunk_size
-    model = AutoModelForCausalLM.from_pretrained(
+    return AutoModelForCausalLM.from_pretrained(
         options.folder,
         config=config,
         dtype=torch.bfloat16 if options.precision == "bf16" else torch.float32,
         attn_implementation="sdpa",
         experts_implementation=options.experts,
     )
-    model.train()
-    return model
 
 
 def make_step(
@@ -153,7 +189,7 @@ def make_step(
     if options.precision == "autocast":
         # Around a whole step: within it, each weight is converted once. A backward has the types of its forward.
         accumulate = torch.autocast("cpu", dtype=torch.bfloat16)(accumulate)
-    parameters = list(stage.parameters())
+    parameters = trained_of(stage)
     optimizer = torch.optim.AdamW(
         parameters, lr=options.rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True
     )
@@ -242,6 +278,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--chunk-size", default=64, type=int, metavar="N", help="of the scan of Mamba-2")
     parser.add_argument("--rate", default=3e-5, type=float, help="the learning rate")
     parser.add_argument("--clip-norm", default=1.0, type=float, help="limit of the global gradient norm")
+    parser.add_argument("--adapter-rank", type=positive, metavar="N", help="train adapters of this rank with PEFT")
     parser.add_argument("--ranks", default=1, type=int, choices=[1, 2])
     parser.add_argument("--cut", type=positive, metavar="N", help="blocks of the first of two ranks")
     parser.add_argument(

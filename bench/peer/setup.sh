@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs PyTorch and transformers into a virtual environment for `pipeline.py` and `families.py`, and with --systems
+# Installs PyTorch, transformers and PEFT into a virtual environment for `pipeline.py` and `families.py`, and with --systems
 # also torchtitan, Megatron Core and DeepSpeed for `emitted_plans.py`. Run on request, never by CI.
 #
 #   bench/peer/setup.sh [--systems]
@@ -14,7 +14,8 @@ set -euo pipefail
 
 TORCH_VERSION=2.15.0
 TRANSFORMERS_VERSION=5.23.0
-WHAT="PyTorch $TORCH_VERSION with transformers $TRANSFORMERS_VERSION"
+PEFT_VERSION=0.21.2
+WHAT="PyTorch $TORCH_VERSION with transformers $TRANSFORMERS_VERSION and PEFT $PEFT_VERSION"
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 venv=${PIPEWRIGHT_PEER_VENV:-$here/../.venv}
 base_python=${PIPEWRIGHT_PEER_PYTHON:-python3}
@@ -40,12 +41,15 @@ TRANSFORMERS_NEEDS=(
     pyyaml==6.0.3 regex==2026.11.15 safetensors==0.8.0 tokenizers==0.23.3 tqdm==4.70.1 truststore==0.10.5
 )
 
+# The packages that `import peft` needs besides its own wheel and those above.
+PEFT_NEEDS=(accelerate==1.15.0 psutil==7.2.2)
+
 # The systems that execute plans, and the packages that their parsers need besides those above. DeepSpeed's package is
 # built here, without its kernels.
 SYSTEMS=(torchtitan==0.3.0 megatron-core==0.16.1 deepspeed==0.19.8)
 SYSTEMS_NEED=(
     annotated-types==0.8.0 docstring-parser==0.18.0 einops==0.8.2 hjson==3.1.0 msgpack==1.2.4 ninja==1.13.2
-    psutil==7.2.2 py-cpuinfo==9.0.0 pydantic==2.14.4 pydantic-core==2.50.5 spmd_types==0.2.3
+    py-cpuinfo==9.0.0 pydantic==2.14.4 pydantic-core==2.50.5 spmd_types==0.2.3
     torch_checkpointing==0.1.1 torchdata==0.11.0 typeguard==4.6.1 typing-inspection==0.4.5 tyro==1.0.17
     datasets==4.7.0 dill==0.4.1 httpx==0.28.1 multiprocess==0.70.19 pandas==3.1.1 pillow==13.0.0 pyarrow==26.0.1
     requests==2.34.2 tensorboard==2.21.0 urllib3==2.8.0 certifi==2026.10.19.post1 charset-normalizer==3.5.3
@@ -71,6 +75,7 @@ main() {
     make_environment
     install "PyTorch $TORCH_VERSION (about 0.5 GB)" "torch==$TORCH_VERSION" "${PURE[@]}"
     install "transformers $TRANSFORMERS_VERSION" "transformers==$TRANSFORMERS_VERSION" "${TRANSFORMERS_NEEDS[@]}"
+    install "PEFT $PEFT_VERSION" "peft==$PEFT_VERSION" "${PEFT_NEEDS[@]}"
     if ! usable 2>/dev/null; then
         install "the CUDA libraries that this wheel is linked against (about 2 GB)" "${CUDA_LIBRARIES[@]}"
     fi
@@ -107,9 +112,10 @@ install() {
 
 # Whether the comparisons can run: the right versions load, with pipelining, Gloo and both families.
 usable() {
-    [[ -x $venv/bin/python ]] && "$venv/bin/python" - "$TORCH_VERSION" "$TRANSFORMERS_VERSION" <<'PYTHON'
+    [[ -x $venv/bin/python ]] && "$venv/bin/python" - "$TORCH_VERSION" "$TRANSFORMERS_VERSION" "$PEFT_VERSION" <<'PYTHON'
 import sys
 
+import peft
 import torch
 import torch.distributed
 import transformers
@@ -120,6 +126,8 @@ if torch.__version__.split("+")[0] != sys.argv[1]:
     sys.exit(f"found PyTorch {torch.__version__}, need {sys.argv[1]}")
 if transformers.__version__ != sys.argv[2]:
     sys.exit(f"found transformers {transformers.__version__}, need {sys.argv[2]}")
+if peft.__version__ != sys.argv[3]:
+    sys.exit(f"found PEFT {peft.__version__}, need {sys.argv[3]}")
 if not torch.distributed.is_gloo_available():
     sys.exit("this PyTorch was built without Gloo")
 PYTHON

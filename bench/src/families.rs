@@ -7,20 +7,18 @@
 
 use std::error::Error;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use pipewright::pipeline::StepSummary;
 use pipewright::tensor::Precision;
 use pipewright::transport::World;
 use pipewright_models::{InitialParameters, ModelConfig};
 use pipewright_schedule::words::counted;
-use pipewright_schedule::{Method, partition};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::family_models::{Family, parameters};
-use crate::model::{Bench, Setup, random_rows};
+use crate::model::{Bench, Setup, blocks_of_first, random_rows};
+use crate::peer_process::{HALF_TOLERANCE, PeerProcess, RATE, TOLERANCE, require_same_loss};
 use crate::precision_figures::{Figures, OF_PEER};
 
 /// Size of the measurement.
@@ -49,16 +47,7 @@ pub(crate) struct Options {
     python: PathBuf,
 }
 
-const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peer/families.py");
 const WARM_UP: usize = 2;
-/// How much the losses of two sides may differ, relative to the loss, in single precision.
-const TOLERANCE: f64 = 1e-4;
-/// The same for a loss in bfloat16 and one in single precision.
-const HALF_TOLERANCE: f64 = 5e-3;
-/// The learning rate. The sides round differently, and the first steps of AdamW turn a gradient near zero
-/// into a whole step in either direction. So at higher rates some tokens soon choose other experts on one
-/// side.
-const RATE: f64 = 3e-5;
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let mut all = Vec::new();
@@ -110,7 +99,7 @@ struct Sides {
     /// In single precision and in bfloat16.
     own: [Bench; 2],
     /// In the order of [`OF_PEER`]; none if Pipewright is measured alone.
-    peers: Vec<Peer>,
+    peers: Vec<PeerProcess>,
 }
 
 /// The tokens per second of one step of each side.
@@ -147,8 +136,12 @@ impl Sides {
         };
         let own = [start(Precision::F32)?, start(Precision::Bf16)?];
         let of_peer: &[&str] = if options.alone { &[] } else { &OF_PEER };
-        let peers: Result<Vec<_>, _> =
-            of_peer.iter().map(|precision| Peer::start(&options.python, folder, precision, cut)).collect();
+        let peers: Result<Vec<_>, _> = of_peer
+            .iter()
+            .map(|precision| {
+                PeerProcess::start(&options.python, folder, &[format!("--precision={precision}")], cut)
+            })
+            .collect();
         let peers = peers?;
         for peer in &peers {
             if peer.settings["parameters"] != json!(parameters(model)?[1]) {
@@ -183,94 +176,9 @@ impl Sides {
     }
 }
 
-/// Returns how many blocks the first of two ranks has. The embedding is the first layer of a model.
-fn blocks_of_first(model: &ModelConfig, sequence: usize) -> Result<usize, Box<dyn Error>> {
-    let cut = partition(&model.describe(sequence).weights(), 2, &Method::Optimal)?;
-    let first = cut.ranges().next().ok_or("a partition has stages")?;
-    Ok(first.len() - 1)
-}
-
 /// Returns the loss of a step: the microbatches have equal weights.
 fn mean(step: &StepSummary) -> f64 {
     step.losses.iter().sum::<f64>() / step.losses.len() as f64
-}
-
-fn require_same_loss(own: f64, other: f64, tolerance: f64) -> Result<(), String> {
-    // A loss that is not a number is not near.
-    if (own - other).abs() <= tolerance * other.abs() {
-        Ok(())
-    } else {
-        Err(format!("the losses differ, so the models do: {own} and {other}"))
-    }
-}
-
-/// The process of another side.
-struct Peer {
-    process: Child,
-    requests: ChildStdin,
-    answers: BufReader<ChildStdout>,
-    settings: Value,
-}
-
-/// A step of another side.
-#[derive(Debug, PartialEq)]
-struct PeerStep {
-    loss: f64,
-    seconds: f64,
-}
-
-impl Peer {
-    /// Starts PyTorch in a precision, with two ranks if the model is cut.
-    fn start(
-        python: &Path,
-        folder: &Path,
-        precision: &str,
-        cut: Option<usize>,
-    ) -> Result<Self, Box<dyn Error>> {
-        let mut process = Command::new(python)
-            .arg(SCRIPT)
-            .arg(folder)
-            .args([format!("--rate={RATE}"), format!("--precision={precision}")])
-            .args(cut.into_iter().flat_map(|cut| ["--ranks=2".into(), format!("--cut={cut}")]))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|error| format!("{}: {error}; run bench/peer/setup.sh first", python.display()))?;
-        let (Some(requests), Some(answers)) = (process.stdin.take(), process.stdout.take()) else {
-            unreachable!("both are pipes")
-        };
-        let mut peer = Self { process, requests, answers: BufReader::new(answers), settings: Value::Null };
-        peer.settings = serde_json::from_str(&peer.answer()?)?;
-        Ok(peer)
-    }
-
-    fn step(&mut self) -> Result<PeerStep, Box<dyn Error>> {
-        self.requests.write_all(b"step\n")?;
-        Ok(parse_step(&self.answer()?)?)
-    }
-
-    /// Returns a line of the process's output.
-    fn answer(&mut self) -> Result<String, Box<dyn Error>> {
-        let mut line = String::new();
-        match self.answers.read_line(&mut line)? {
-            0 => Err("PyTorch's process has ended; its message is above".into()),
-            _ => Ok(line),
-        }
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        // Both fail only if the process has ended. The process of its first rank ends with it.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-fn parse_step(line: &str) -> Result<PeerStep, String> {
-    let figures: Value = serde_json::from_str(line).map_err(|error| format!("{error} in {line}"))?;
-    let figure = |name: &str| figures[name].as_f64().ok_or_else(|| format!("no `{name}` in {figures}"));
-    Ok(PeerStep { loss: figure("loss")?, seconds: figure("seconds")? })
 }
 
 #[cfg(test)]
@@ -298,21 +206,5 @@ mod tests {
         for (family, blocks) in [(Family::NemotronH, 7), (Family::Qwen3Moe, 4)] {
             assert_eq!(blocks_of_first(&family.config(), 256).expect("there are enough layers"), blocks);
         }
-    }
-
-    #[test]
-    fn a_step_of_the_peer_is_read() {
-        let line = r#"{"loss": 5.5, "grad_norm": 1.0, "seconds": 2}"#;
-        assert_eq!(parse_step(line), Ok(PeerStep { loss: 5.5, seconds: 2.0 }));
-        let lacking = parse_step(r#"{"loss": 5.5}"#).expect_err("a figure is missing");
-        assert!(lacking.starts_with("no `seconds` in"), "{lacking}");
-        assert!(parse_step("Traceback").is_err());
-    }
-
-    #[test]
-    fn losses_that_differ_are_refused() {
-        assert_eq!(require_same_loss(5.0, 5.0004, TOLERANCE), Ok(()));
-        assert!(require_same_loss(5.0, 5.0006, TOLERANCE).is_err());
-        assert!(require_same_loss(f64::NAN, 5.0, HALF_TOLERANCE).is_err());
     }
 }

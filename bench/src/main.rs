@@ -24,12 +24,16 @@
 //! cargo run --release -p pipewright-bench -- peer       # against PyTorch; needs bench/peer/setup.sh
 //! cargo run --release -p pipewright-bench -- precision --peer  # f32, bfloat16, and PyTorch; needs setup.sh
 //! cargo run --release -p pipewright-bench -- families   # Nemotron-H and Qwen3-MoE against transformers; needs bench/peer/setup.sh
+//! cargo run --release -p pipewright-bench -- adapters   # adapters against the whole model; with --peer PEFT too; needs setup.sh
+//! cargo run --release -p pipewright-bench --features tokenizers -- tokenizing  # tokenize against the tokenizers library
+//! cargo run --release -p pipewright-bench -- corpus     # ids in a file of 4 GiB against ids in memory
 //! cargo run --release -p pipewright-bench -- published runs.toml  # predictions for clusters against published runs
 //! ```
 
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
 
 mod model;
+mod peer_process;
 mod products;
 mod product_rates;
 mod statistics;
@@ -37,9 +41,11 @@ mod precision_figures;
 mod predicted_run;
 mod processes;
 mod activations;
+mod adapters;
 mod bound;
 mod checkpoints;
 mod copies;
+mod corpus;
 mod engine;
 mod epilogue;
 mod experts;
@@ -58,6 +64,8 @@ mod published;
 mod scan;
 mod schedules;
 mod shards;
+#[cfg(feature = "tokenizers")]
+mod tokenizing;
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -122,6 +130,13 @@ enum Bench {
     /// Throughput of Nemotron-H and Qwen3-MoE in f32 and in bfloat16 against PyTorch with transformers, step by step
     /// in turn.
     Families(families::Options),
+    /// A step that trains adapters against a step of the whole model, and with `--peer` against PEFT, in turn.
+    Adapters(adapters::Options),
+    /// The rate of `pipewright tokenize` against the tokenizers library's own, in turn.
+    #[cfg(feature = "tokenizers")]
+    Tokenizing(tokenizing::Options),
+    /// Training on ids in a large file against ids in memory, in turn, and the memory for the data.
+    Corpus(corpus::Options),
     /// Predicted steps on clusters against published ones.
     Published(published::Options),
 }
@@ -153,6 +168,10 @@ fn main() -> ExitCode {
         Bench::Peer(options) => peer::run(&options),
         Bench::Precision(options) => precision::run(&options),
         Bench::Families(options) => families::run(&options),
+        Bench::Adapters(options) => adapters::run(&options),
+        #[cfg(feature = "tokenizers")]
+        Bench::Tokenizing(options) => tokenizing::run(&options),
+        Bench::Corpus(options) => corpus::run(&options),
         Bench::Published(options) => published::run(&options),
     };
     match outcome {

@@ -17,8 +17,8 @@ use pipewright_models::llama::LlamaConfig;
 use pipewright_models::{CutModel, InitialParameters, ModelConfig, ModelFamily};
 use pipewright_schedule::lower::{TrainingLowering, UnshardConfig, for_training};
 use pipewright_schedule::{
-    Level, LowerConfig, Method, Recompute, ScheduleSpec, StageIndex, ValidatedProgram, csv, generate, lower,
-    partition, validate,
+    Level, LowerConfig, Method, Recompute, ScheduleSpec, StageIndex, TrainedStages, ValidatedProgram, csv,
+    generate, lower, partition, validate,
 };
 
 /// Tokens of a row.
@@ -86,8 +86,13 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// Makes the program of the setup.
+    /// Makes the program of the setup, in which all stages are trained.
     pub(crate) fn program(&self) -> Result<ValidatedProgram, Box<dyn Error>> {
+        self.program_of(TrainedStages::ALL)
+    }
+
+    /// Makes the program of the setup in which these stages are trained.
+    fn program_of(&self, trained: TrainedStages) -> Result<ValidatedProgram, Box<dyn Error>> {
         let Self { ranks, stages_per_rank, microbatches, .. } = *self;
         let spec = ScheduleSpec { ranks, stages_per_rank, microbatches, ..ScheduleSpec::default() };
         let schedule = if self.schedule.contains(',') {
@@ -101,6 +106,7 @@ impl<'a> Setup<'a> {
         let lowering = TrainingLowering {
             replicas: self.replicas,
             unshard_window: Some(self.window).filter(|_| self.mode.shards(self.replicas) > 1),
+            trained,
             ..TrainingLowering::default()
         };
         Ok(for_training(&schedule, &lowering)?)
@@ -125,10 +131,19 @@ impl Bench {
         model: ModelConfig,
         initial: InitialParameters,
     ) -> Result<Self, Box<dyn Error>> {
-        let weights = model.describe(setup.sequence).weights();
-        let program = setup.program()?;
-        let stages = partition(&weights, program.placement().stages(), setup.cut)?;
-        let model = CutModel::from(model);
+        Self::of_cut(world, setup, model.into(), initial)
+    }
+
+    /// Starts a model that may have adapters. It is cut as if all of its parameters were trained.
+    pub(crate) fn of_cut(
+        world: World,
+        setup: &Setup<'_>,
+        model: CutModel,
+        initial: InitialParameters,
+    ) -> Result<Self, Box<dyn Error>> {
+        let weights = model.model().describe(setup.sequence).weights();
+        let stages = partition(&weights, setup.program()?.placement().stages(), setup.cut)?;
+        let program = setup.program_of(model.trained_stages(&stages)?)?;
         let make = move |stage: StageIndex| {
             model.training_stage(stages.range(stage), &initial, Device::flex().autodiff())
         };
@@ -150,14 +165,18 @@ impl Bench {
 
     /// Trains on these rows, each with one id more than the model sees at once, instead of [`tokens`].
     pub(crate) fn on_rows(mut self, rows: &[Vec<i32>]) -> Self {
+        let length = rows.first().map_or(0, Vec::len).saturating_sub(1);
         let part = |start: usize| {
-            let length = rows.first().map_or(0, Vec::len).saturating_sub(1);
-            let ids: Vec<i32> =
-                rows.iter().flat_map(|row| row[start..].iter().take(length)).copied().collect();
-            Tensor::from_data(TensorData::new(ids, [rows.len(), length]), &Device::flex())
+            rows.iter().flat_map(|row| row[start..].iter().take(length)).copied().collect::<Vec<i32>>()
         };
-        (self.inputs, self.targets) = (part(0), part(1));
+        self.set_batch([part(0), part(1)], [rows.len(), length]);
         self
+    }
+
+    /// Trains on a batch of the shape `[rows, sequence]`: inputs and targets.
+    pub(crate) fn set_batch(&mut self, ids: [Vec<i32>; 2], shape: [usize; 2]) {
+        [self.inputs, self.targets] =
+            ids.map(|ids| Tensor::from_data(TensorData::new(ids, shape), &Device::flex()));
     }
 
     /// Trains with another learning rate.
@@ -221,6 +240,13 @@ pub(crate) fn parameters(stages: u32) -> Result<Vec<u64>, Box<dyn Error>> {
     let of_range =
         |range: std::ops::Range<usize>| layers.layers[range].iter().map(|layer| layer.parameters).sum();
     Ok(cut.ranges().map(of_range).collect())
+}
+
+/// Returns how many blocks the first of two ranks has. The embedding is the first layer of a model.
+pub(crate) fn blocks_of_first(model: &ModelConfig, sequence: usize) -> Result<usize, Box<dyn Error>> {
+    let cut = partition(&model.describe(sequence).weights(), 2, &Method::Optimal)?;
+    let first = cut.ranges().next().ok_or("a partition has stages")?;
+    Ok(first.len() - 1)
 }
 
 /// Returns the inputs and outputs of a layer's matrices.
