@@ -111,7 +111,7 @@ def answer_settings(model: torch.nn.Module, options: argparse.Namespace) -> None
         ranks=options.ranks,
         precision=options.precision,
         threads=torch.get_num_threads(),
-        experts=model.config._experts_implementation,
+        experts=getattr(model.config, "_experts_implementation", None),
         attention=model.config._attn_implementation,
         chunk_size=getattr(model.config, "chunk_size", None),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -161,12 +161,14 @@ def load_base(options: argparse.Namespace) -> torch.nn.Module:
     config = AutoConfig.from_pretrained(options.folder)
     if hasattr(config, "chunk_size"):
         config.chunk_size = options.chunk_size
+    # Dense models refuse the choice.
+    has_experts = hasattr(config, "num_experts") or hasattr(config, "n_routed_experts")
     return AutoModelForCausalLM.from_pretrained(
         options.folder,
         config=config,
         dtype=torch.bfloat16 if options.precision == "bf16" else torch.float32,
         attn_implementation="sdpa",
-        experts_implementation=options.experts,
+        **({"experts_implementation": options.experts} if has_experts else {}),
     )
 
 

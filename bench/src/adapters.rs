@@ -15,7 +15,7 @@ use pipewright::tensor::Precision;
 use pipewright::transport::World;
 use pipewright_models::hf;
 use pipewright_models::{
-    Adapter, AdapterStart, CutModel, InitialParameters, LoraConfig, LoraTargets, ModelConfig, ModelFamily,
+    Adapter, AdapterStart, CutModel, InitialParameters, LoraConfig, ModelConfig, ModelFamily,
 };
 use pipewright_schedule::words::counted;
 use serde_json::json;
@@ -166,7 +166,7 @@ impl Sides {
 /// Returns the adapters that PEFT makes too.
 fn lora(rank: u32) -> LoraConfig {
     let alpha = f64::from(2 * rank);
-    LoraConfig { rank, alpha, dropout: 0.0, rslora: false, targets: LoraTargets::AllLinear }
+    LoraConfig { rank, alpha, ..LoraConfig::default() }
 }
 
 /// The seconds of a step of each side.

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use burn::module::Param;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use pipewright::tensor::{Precision, TensorShard};
 
 use crate::hf::{AdapterWeights, HfError};
@@ -100,18 +100,41 @@ where
             None => Param::from_data(data, device),
         })
     }
+
+    /// New adapters start with the norms of the columns of the base as it computes, so that they change
+    /// nothing.
+    fn magnitudes(
+        &mut self,
+        spec: &ParameterSpec,
+        matrix: &ParameterSpec,
+        shard: TensorShard,
+        device: &Device,
+    ) -> Result<Param<Tensor<1>>, HfError> {
+        let values = match &mut self.values {
+            Values::Weights(weights) => weights.parameter(spec)?,
+            Values::Seed(_) => {
+                let base = TensorData::new(self.base.parameter(matrix)?, matrix.shape.clone());
+                let base = Tensor::<2>::from_data(base, &Device::flex());
+                let rounded = match self.precision.half() {
+                    Some(half) => base.cast(half).cast(DType::F32),
+                    None => base,
+                };
+                rounded.square().sum_dim(0).sqrt().into_data().iter::<f32>().collect()
+            }
+        };
+        let shape = shard.shape(&spec.shape);
+        Ok(Param::from_data(TensorData::new(shard.cut(values, &spec.shape), shape), device))
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::DType;
     use pipewright::stage::StageModule;
     use serde_json::json;
 
     use super::*;
     use crate::decoder::DecoderConfig;
     use crate::family::ModelFamily;
-    use crate::lora::LoraTargets;
     use crate::parameter::visit_parameters;
     use crate::qwen3_moe::Qwen3MoeConfig;
     use crate::split::Place;
@@ -121,8 +144,7 @@ mod tests {
         let mut json = Qwen3MoeConfig::of_sizes(DecoderConfig::new(32, 4)).to_json();
         json["mlp_only_layers"] = json!([0]);
         let config = Qwen3MoeConfig::from_json(json).expect("it is a model");
-        let (dropout, rslora, targets) = (0.0, false, LoraTargets::AllLinear);
-        let lora = LoraConfig { rank: 2, alpha: 2.0, dropout, rslora, targets };
+        let lora = LoraConfig { rank: 2, dora: true, ..LoraConfig::default() };
         let adapter = Adapter { lora, start: AdapterStart::Seed(1) };
         let stays_single = Qwen3MoeConfig::stays_in_single_precision;
         let source = AdaptedSource::new(config.initial(3), &adapter, precision, stays_single);

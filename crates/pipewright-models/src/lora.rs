@@ -4,6 +4,10 @@
 //! A linear layer `y = x w + b` with an adapter computes `x w + b + scale * dropout(x) a b'`, with
 //! `a [inputs, rank]` and `b' [rank, outputs]`. Only `a` and `b'` are trained. They are the parameters
 //! `lora_A.weight` and `lora_B.weight` of the layer, as PEFT names them.
+//!
+//! With DoRA (Liu et al., 2024, <https://arxiv.org/abs/2402.09353>) the layer computes `(x v) m / |v| + b`, in which
+//! `v = w + scale * a b'`, `|v|` has the norm of each column of `v`, and the magnitudes `m [outputs]` are
+//! trained too. The gradient does not go through `|v|`. `m` is the parameter `lora_magnitude_vector`.
 
 use std::collections::BTreeSet;
 
@@ -14,6 +18,8 @@ use crate::error::ConfigError;
 
 /// The names of an adapter's two matrices in the path of a parameter.
 const MATRICES: [&str; 2] = [".lora_A.", ".lora_B."];
+/// The name of an adapter's magnitudes in the path of a parameter.
+pub(crate) const MAGNITUDES: &str = "lora_magnitude_vector";
 
 /// The settings of a model's adapters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -27,8 +33,25 @@ pub struct LoraConfig {
     /// Whether `alpha` is divided by the root of the rank instead of the rank (Kalajdzievski, 2023,
     /// <https://arxiv.org/abs/2312.03732>).
     pub rslora: bool,
+    /// Whether the norms of the columns of the layer's matrix are trained apart from their directions (DoRA).
+    #[serde(default)]
+    pub dora: bool,
     /// The layers that have an adapter.
     pub targets: LoraTargets,
+}
+
+impl Default for LoraConfig {
+    /// Adapters of rank 8 with the scale 1 and without dropout, on all linear layers.
+    fn default() -> Self {
+        Self {
+            rank: 8,
+            alpha: 8.0,
+            dropout: 0.0,
+            rslora: false,
+            dora: false,
+            targets: LoraTargets::AllLinear,
+        }
+    }
 }
 
 /// The linear layers that have an adapter.
@@ -49,6 +72,11 @@ impl LoraConfig {
     pub fn scale(&self) -> f64 {
         let rank = f64::from(self.rank);
         self.alpha / if self.rslora { rank.sqrt() } else { rank }
+    }
+
+    /// Returns the number of parameters of the adapter of a layer: its matrices, and with DoRA its magnitudes.
+    pub fn parameters_of_layer(&self) -> usize {
+        MATRICES.len() + usize::from(self.dora)
     }
 
     /// Checks the settings by themselves: a rank above 0, a finite scale, and a target.
@@ -128,7 +156,12 @@ fn is_target(target: &str, layer: &str) -> bool {
 
 /// Returns whether a parameter belongs to an adapter.
 pub fn is_of_adapter(parameter: &str) -> bool {
-    MATRICES.iter().any(|matrix| parameter.contains(matrix))
+    MATRICES.iter().any(|matrix| parameter.contains(matrix)) || layer_of_magnitudes(parameter).is_some()
+}
+
+/// Returns the path of the layer that the magnitudes of an adapter belong to; `None` for other parameters.
+pub(crate) fn layer_of_magnitudes(parameter: &str) -> Option<&str> {
+    parameter.strip_suffix(MAGNITUDES)?.strip_suffix('.')
 }
 
 /// Returns the path of the layer that an adapter's first matrix belongs to; `None` for other parameters.
@@ -145,7 +178,7 @@ mod tests {
 
     fn config(targets: &[&str]) -> LoraConfig {
         let targets = LoraTargets::Named(targets.iter().map(|&target| target.to_owned()).collect());
-        LoraConfig { rank: 8, alpha: 16.0, dropout: 0.0, rslora: false, targets }
+        LoraConfig { alpha: 16.0, targets, ..LoraConfig::default() }
     }
 
     fn check(target: &str, expected: &[usize]) {
@@ -209,6 +242,13 @@ mod tests {
         refused(LoraConfig { alpha: f64::INFINITY, ..good.clone() }, "alpha");
         refused(LoraConfig { dropout: 1.0, ..good.clone() }, "dropout");
         refused(config(&[]), "targets");
+    }
+
+    #[test]
+    fn matrices_and_magnitudes_are_of_an_adapter() {
+        let of = |name: &str| is_of_adapter(&format!("model.layers.0.self_attn.q_proj.{name}"));
+        assert!(["lora_A.weight", "lora_B.weight", "lora_magnitude_vector"].map(of).iter().all(|&is| is));
+        assert!(!["weight", "bias"].map(of).contains(&true));
     }
 
     #[test]

@@ -1,12 +1,12 @@
-//! The parameters of a model with its adapters merged into them: `w + scale * a b` for each layer with an
-//! adapter.
+//! The parameters of a model with its adapters merged into them: `v = w + scale * a b` for each layer with an
+//! adapter, and with DoRA `v m / |v|`, for the magnitudes `m` and the norms `|v|` of the columns.
 
 use std::collections::HashSet;
 
 use pipewright::tensor::TensorShard;
 
 use crate::hf::HfError;
-use crate::lora::{LoraConfig, layer_of_first};
+use crate::lora::{LoraConfig, MAGNITUDES, layer_of_first};
 use crate::parameter::{ParameterKind, ParameterSource, ParameterSpec};
 
 /// The parameters of a base with adapters merged into them.
@@ -45,12 +45,23 @@ where
         let (first, second) = (matrix("lora_A", [inputs, rank])?, matrix("lora_B", [rank, outputs])?);
         let scale = self.lora.scale() as f32;
         let mut added = vec![0.0; outputs];
+        let mut squares = vec![0.0; outputs];
         for (row, low) in values.chunks_exact_mut(outputs).zip(first.chunks_exact(rank)) {
             added.fill(0.0);
             for (x, second) in low.iter().zip(second.chunks_exact(outputs)) {
                 added.iter_mut().zip(second).for_each(|(sum, y)| *sum += x * y);
             }
             row.iter_mut().zip(&added).for_each(|(value, sum)| *value += scale * sum);
+            squares.iter_mut().zip(&*row).for_each(|(sum, value)| *sum += f64::from(*value).powi(2));
+        }
+        if self.lora.dora {
+            let (path, kind) = (format!("{layer}.{MAGNITUDES}"), ParameterKind::Scale);
+            let magnitudes = self.adapter.parameter(&ParameterSpec::new(path, vec![outputs], kind))?;
+            let factors: Vec<f32> =
+                magnitudes.iter().zip(&squares).map(|(m, square)| m / norm(*square)).collect();
+            for row in values.chunks_exact_mut(outputs) {
+                row.iter_mut().zip(&factors).for_each(|(value, factor)| *value *= factor);
+            }
         }
         Ok(values)
     }
@@ -60,10 +71,14 @@ where
     }
 }
 
+/// Returns the norm of a column from the sum of its squares; above 0, so that a column of zeros stays zero.
+fn norm(squares: f64) -> f32 {
+    (squares.sqrt() as f32).max(f32::MIN_POSITIVE)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lora::LoraTargets;
 
     /// Returns the elements 0, 1, 2 and so on.
     struct Counted;
@@ -78,8 +93,7 @@ mod tests {
 
     #[test]
     fn a_layer_gets_the_product_of_its_matrices() {
-        let lora =
-            LoraConfig { rank: 2, alpha: 4.0, dropout: 0.0, rslora: false, targets: LoraTargets::AllLinear };
+        let lora = LoraConfig { rank: 2, alpha: 4.0, ..LoraConfig::default() };
         let spec = |path: &str, shape: [usize; 2]| {
             ParameterSpec::new(path.to_owned(), shape.to_vec(), ParameterKind::Matrix)
         };
@@ -89,5 +103,19 @@ mod tests {
         // [[0, 1], [2, 3]] x [[0, 1, 2], [3, 4, 5]] = [[3, 4, 5], [9, 14, 19]], times 2.
         assert_eq!(values("a.q_proj.weight"), [6.0, 9.0, 12.0, 21.0, 32.0, 43.0]);
         assert_eq!(values("a.k_proj.weight"), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+    }
+    #[test]
+    fn magnitudes_are_the_norms_of_the_columns() {
+        let lora = LoraConfig { rank: 2, alpha: 4.0, dora: true, ..LoraConfig::default() };
+        let spec = |path: &str, shape: [usize; 2]| {
+            ParameterSpec::new(path.to_owned(), shape.to_vec(), ParameterKind::Matrix)
+        };
+        let adapted = [spec("a.q_proj.lora_A.weight", [2, 2])];
+        let mut merged = MergedSource::new(Counted, Counted, &lora, &adapted);
+        let values = merged.parameter(&spec("a.q_proj.weight", [2, 3])).expect("the sources have everything");
+        // The columns of [[6, 9, 12], [21, 32, 43]] have the norms 0, 1 and 2 then.
+        let norm = |column: usize| values[column].hypot(values[3 + column]);
+        assert_eq!([0, 1, 2].map(|column| (norm(column) * 1e5).round()), [0.0, 1e5, 2e5]);
+        assert!((values[4] / values[1] - 32.0 / 9.0).abs() < 1e-5, "{values:?}");
     }
 }

@@ -243,8 +243,7 @@ impl ModelConfig {
             let family = self.to_json()["model_type"].as_str().unwrap_or_default().to_owned();
             return Err(ConfigError::NoLora { family, families });
         }
-        let (dropout, rslora, targets) = (0.0, false, LoraTargets::AllLinear);
-        let specs = self.adapter_parameters(&LoraConfig { rank: 1, alpha: 1.0, dropout, rslora, targets })?;
+        let specs = self.adapter_parameters(&LoraConfig { rank: 1, ..LoraConfig::default() })?;
         let layers = specs.iter().filter_map(|spec| layer_of_first(&spec.path));
         Ok(layers.map(str::to_owned).collect())
     }

@@ -16,7 +16,7 @@ use pipewright::tensor::{Placement, TensorShard};
 
 use crate::error::ConfigError;
 use crate::file_layout::FileLayout;
-use crate::lora::LoraConfig;
+use crate::lora::{LoraConfig, MAGNITUDES};
 use crate::path_names::PathNames;
 use crate::split::{Place, SplitStage};
 
@@ -65,6 +65,21 @@ pub trait ParameterSource {
         device: &Device,
     ) -> Result<Param<Tensor<D>>, Self::Error> {
         Ok(Param::from_data(self.data(spec, shard)?, device))
+    }
+
+    /// Returns the shard of the magnitudes `spec` of an adapter on the layer with the matrix `matrix`
+    /// ([`LoraConfig::dora`]).
+    ///
+    /// # Errors
+    /// As [`ParameterSource::parameter`].
+    fn magnitudes(
+        &mut self,
+        spec: &ParameterSpec,
+        _matrix: &ParameterSpec,
+        shard: TensorShard,
+        device: &Device,
+    ) -> Result<Param<Tensor<1>>, Self::Error> {
+        self.param(spec, shard, device)
     }
 }
 
@@ -278,6 +293,27 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         self.placed(layer, name, shape, kind, Placement::REPLICATED)
     }
 
+    /// Builds the magnitudes of an adapter on the linear layer at the path `layer`, whose matrix has these
+    /// inputs and outputs and this layout in files.
+    pub(crate) fn magnitudes(
+        &mut self,
+        layer: &str,
+        [inputs, outputs]: [usize; 2],
+        layout: &FileLayout,
+        placement: Placement,
+    ) -> Result<Param<Tensor<1>>, S::Error> {
+        let spec = |name: &str, shape: &[usize], kind| {
+            let path = self.named(&format!("{layer}.{name}"));
+            ParameterSpec { path, shape: shape.to_vec(), kind, layout: layout.clone() }
+        };
+        let matrix = spec("weight", &[inputs, outputs], ParameterKind::Matrix);
+        let spec = spec(MAGNITUDES, &[outputs], ParameterKind::Scale);
+        let shard = self.tensor().shard(placement);
+        let parameter = self.source.magnitudes(&spec, &matrix, shard, &self.place.device);
+        self.placements.insert(spec.path, placement);
+        parameter
+    }
+
     /// Like [`Builder::parameter`], but the ranks hold the parameter as `placement` says. `shape` is the
     /// shape of the whole parameter.
     pub(crate) fn placed<const D: usize>(
@@ -418,6 +454,9 @@ impl<M: StageModule, F: FnMut(ParameterSpec, Placement, &dyn Fn() -> TensorData)
             return;
         }
         let kind = match self.owners.last().map(String::as_str) {
+            Some("Struct:Projection") if self.names.last().is_some_and(|name| name == MAGNITUDES) => {
+                ParameterKind::Scale
+            }
             Some("Struct:Linear" | "Struct:Projection" | "Struct:Router") if D == 2 => ParameterKind::Matrix,
             Some("Struct:Linear" | "Struct:Projection" | "Struct:Router") => ParameterKind::Bias,
             Some("Struct:Embedding") => ParameterKind::Table,

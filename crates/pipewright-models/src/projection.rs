@@ -1,18 +1,20 @@
 //! A linear layer of a block, which may have a low-rank adapter ([`LoraConfig`](crate::lora::LoraConfig)).
 //!
 //! Both matrices of the adapter are linear layers of `pipewright::nn`, so every schedule can defer their
-//! gradients. The base's gradient is not computed if its stage freezes it.
+//! gradients. The gradient of the magnitudes is as small as that of a bias, and belongs to `I` like it. The
+//! base's gradient is not computed if its stage freezes it.
 
 #![expect(
     non_snake_case,
-    reason = "the fields `lora_A` and `lora_B` are the names of the parameters in PEFT"
+    reason = "the fields `lora_A` and `lora_B` have the names of the parameters in PEFT"
 )]
 
 use std::cell::OnceCell;
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
-use pipewright::nn::{Dropout, Linear, TensorParallel, linear};
+use pipewright::nn::{Dropout, Linear, TensorParallel, at_least_single, linear};
+use pipewright::random::RandomStream;
 use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
 
@@ -31,6 +33,8 @@ pub(crate) struct Projection {
     lora_A: Option<Linear>,
     /// The adapter's second matrix, `[rank, outputs]`.
     lora_B: Option<Linear>,
+    /// The adapter's magnitudes, `[outputs]`, with DoRA.
+    lora_magnitude_vector: Option<Param<Tensor<1>>>,
     #[module(skip)]
     adapter: Option<Adaptation>,
 }
@@ -76,24 +80,33 @@ impl<S: ParameterSource> Builder<'_, S> {
         let layout = FileLayout { inputs_first: self.inputs_first(), parts, entry: None };
         let stored = |_: &str| layout.clone();
         let Linear { weight, bias } = self.linear_in(bias, path, [inputs, outputs], split, stored)?;
-        let mut projection = Projection { weight, bias, lora_A: None, lora_B: None, adapter: None };
+        let mut projection = Projection {
+            weight,
+            bias,
+            lora_A: None,
+            lora_B: None,
+            lora_magnitude_vector: None,
+            adapter: None,
+        };
         let named = self.named(path);
         let Some(lora) = self.lora().filter(|lora| lora.adapts(&named)) else { return Ok(projection) };
-        let (rank, ranks) = (lora.rank as usize, self.tensor_ranks());
+        let (rank, ranks, dora) = (lora.rank as usize, self.tensor_ranks(), lora.dora);
         let adapter = Adaptation { path: named, scale: lora.scale(), dropout: lora.dropout };
         if ranks > 1 && adapter.dropout > 0.0 {
             return Err(ConfigError::LoraDropout { ranks }.into());
         }
-        let (first, second) = match split {
+        let [first, second, magnitudes] = match split {
             // Each rank computes what its outputs contribute to the gradient of the first matrix.
-            SplitLinear::Outputs { shards } => (Placement::REPLICATED_PARTIAL, Placement::split(1, shards)),
-            // The ranks add the results of the first matrix, so all have the whole gradient of the second
-            // one.
-            SplitLinear::Inputs | SplitLinear::InputsOfSum => {
-                (Placement::split(0, ranks), Placement::REPLICATED)
+            SplitLinear::Outputs { shards } => {
+                [Placement::REPLICATED_PARTIAL, Placement::split(1, shards), Placement::split(0, shards)]
             }
-            SplitLinear::Whole => (Placement::REPLICATED, Placement::REPLICATED),
-            SplitLinear::OneRank => (Placement::ON_ONE_RANK, Placement::ON_ONE_RANK),
+            // The ranks add the results of the first matrix, so all have the whole gradients of the second
+            // one and of the magnitudes.
+            SplitLinear::Inputs | SplitLinear::InputsOfSum => {
+                [Placement::split(0, ranks), Placement::REPLICATED, Placement::REPLICATED]
+            }
+            SplitLinear::Whole => [Placement::REPLICATED; 3],
+            SplitLinear::OneRank => [Placement::ON_ONE_RANK; 3],
         };
         let mut matrix = |name: &str, shape, parts, placement| {
             let layer = format!("{path}.{name}");
@@ -103,6 +116,10 @@ impl<S: ParameterSource> Builder<'_, S> {
         };
         projection.lora_A = matrix("lora_A", [inputs, rank], None, first)?;
         projection.lora_B = matrix("lora_B", [rank, outputs], parts, second)?;
+        if dora {
+            let sizes = [inputs, outputs];
+            projection.lora_magnitude_vector = Some(self.magnitudes(path, sizes, &layout, magnitudes)?);
+        }
         projection.adapter = Some(adapter);
         Ok(projection)
     }
@@ -159,15 +176,32 @@ impl<S: ParameterSource> Builder<'_, S> {
     }
 }
 
+/// The parameters of a layer's adapter.
+struct Adapted<'a> {
+    first: &'a Linear,
+    second: &'a Linear,
+    settings: &'a Adaptation,
+}
+
 impl Projection {
-    /// Returns the matrix with what the adapter adds to it, `[inputs, outputs]`, for a layer without a bias.
+    fn adapted(&self) -> Option<Adapted<'_>> {
+        let (first, second) = (self.lora_A.as_ref()?, self.lora_B.as_ref()?);
+        Some(Adapted { first, second, settings: self.adapter.as_ref()? })
+    }
+
+    /// Returns the matrix with its adapter, `[inputs, outputs]`, for a layer without a bias, all of whose
+    /// inputs are on this rank. No gradient goes through the adapter.
     pub(crate) fn matrix(&self) -> Tensor<2> {
         let weight = self.weight.val();
-        let (Some(first), Some(second), Some(adapter)) = (&self.lora_A, &self.lora_B, &self.adapter) else {
-            return weight;
-        };
+        let Some(adapted) = self.adapted() else { return weight };
         let precision = weight.dtype();
-        weight + (first.weight.val().matmul(second.weight.val()) * adapter.scale).cast(precision)
+        match &self.lora_magnitude_vector {
+            None => weight + adapted.product().cast(precision),
+            Some(magnitudes) => {
+                let factor = self.factor(&adapted, magnitudes, &TensorParallel::default());
+                ((at_least_single(weight) + adapted.product()) * factor).cast(precision)
+            }
+        }
     }
 
     /// Returns `x w + b`, with the adapter's output. Every rank has all inputs and some of the outputs.
@@ -185,19 +219,74 @@ impl Projection {
         tensor: &TensorParallel,
         context: &StageContext,
     ) -> Tensor<2> {
-        let y = linear(x.x.clone(), &self.weight, self.bias.as_ref(), tensor);
-        let (Some(first), Some(second), Some(adapter)) = (&self.lora_A, &self.lora_B, &self.adapter) else {
-            return y;
+        let Some(adapted) = self.adapted() else {
+            return linear(x.x.clone(), &self.weight, self.bias.as_ref(), tensor);
         };
         // In half precision, the matrices of an adapter keep single precision.
-        let mut x = x.in_single();
-        if adapter.dropout > 0.0 {
-            x = Dropout::new(adapter.dropout).forward(x, context.random(&adapter.path));
+        let in_single = x.in_single();
+        let Adaptation { path, dropout, .. } = adapted.settings;
+        let random = Some(*dropout).filter(|dropout| *dropout > 0.0).map(|_| context.random(path));
+        let random = random.filter(RandomStream::is_training);
+        let drops = random.is_some();
+        let dropped = match random {
+            Some(random) => Dropout::new(*dropout).forward(in_single, random),
+            None => in_single,
+        };
+        match &self.lora_magnitude_vector {
+            None => {
+                let y = linear(x.x.clone(), &self.weight, self.bias.as_ref(), tensor);
+                let precision = y.dtype();
+                y + adapted.forward(dropped, tensor).cast(precision)
+            }
+            Some(magnitudes) => {
+                let precision = x.x.dtype();
+                let base = |x: Tensor<2>| at_least_single(linear(x, &self.weight, None, tensor));
+                let whole = base(x.x.clone());
+                let factor = self.factor(&adapted, magnitudes, tensor);
+                // What the magnitudes change is computed from the input with dropped elements, as in PEFT.
+                let y = if drops {
+                    let of_dropped = base(dropped.clone().cast(precision));
+                    let sum = of_dropped.clone() + adapted.forward(dropped, tensor);
+                    whole + sum * factor - of_dropped
+                } else {
+                    (whole + adapted.forward(dropped, tensor)) * factor
+                };
+                let y = match &self.bias {
+                    Some(bias) => y + at_least_single(bias.val()).unsqueeze(),
+                    None => y,
+                };
+                y.cast(precision)
+            }
         }
+    }
+
+    /// Returns `m / |v|`, `[1, outputs]`, for the magnitudes `m` and the norms of the columns of the matrix
+    /// with its adapter. No gradient goes through the norms.
+    fn factor(
+        &self,
+        adapted: &Adapted<'_>,
+        magnitudes: &Param<Tensor<1>>,
+        tensor: &TensorParallel,
+    ) -> Tensor<2> {
+        let matrix = at_least_single(self.weight.val().detach()) + adapted.product();
+        let squares = tensor.sum(matrix.square().sum_dim(0));
+        // A column of zeros stays zero.
+        let norms = squares.sqrt().clamp_min(f32::MIN_POSITIVE);
+        magnitudes.val().unsqueeze::<2>() / norms
+    }
+}
+
+impl Adapted<'_> {
+    /// Returns `scale * a b'`, `[inputs, outputs]`, without gradients.
+    fn product(&self) -> Tensor<2> {
+        let [first, second] = [self.first, self.second].map(|matrix| matrix.weight.val().detach());
+        first.matmul(second) * self.settings.scale
+    }
+
+    /// Returns `scale * x a b'`, for `x [tokens, inputs]` in single precision.
+    fn forward(&self, x: Tensor<2>, tensor: &TensorParallel) -> Tensor<2> {
         // The narrow tensor is scaled, because it is the smallest.
-        let low = first.forward_split_inputs(x, tensor) * adapter.scale;
-        let added = second.forward(low);
-        let precision = y.dtype();
-        y + added.cast(precision)
+        let low = self.first.forward_split_inputs(x, tensor) * self.settings.scale;
+        self.second.forward(low)
     }
 }

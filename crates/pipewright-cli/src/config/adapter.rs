@@ -56,6 +56,8 @@ pub(crate) enum AdapterSource {
         dropout: f64,
         /// Whether `alpha` is divided by the root of the rank.
         rslora: bool,
+        /// Whether magnitudes are trained apart from directions.
+        dora: bool,
         /// The layers that have an adapter, or one word for all of them.
         targets: Vec<String>,
     },
@@ -64,13 +66,20 @@ pub(crate) enum AdapterSource {
 impl AdapterSource {
     /// Returns the settings of new adapters; `None` if a PEFT directory has them.
     pub(crate) fn new_lora(&self) -> Option<LoraConfig> {
-        let Self::New { rank, alpha, dropout, rslora, targets } = self else { return None };
+        let Self::New { rank, alpha, dropout, rslora, dora, targets } = self else { return None };
         let targets = if targets == &[ALL_LINEAR] {
             LoraTargets::AllLinear
         } else {
             LoraTargets::Named(targets.clone())
         };
-        Some(LoraConfig { rank: *rank, alpha: *alpha, dropout: *dropout, rslora: *rslora, targets })
+        Some(LoraConfig {
+            rank: *rank,
+            alpha: *alpha,
+            dropout: *dropout,
+            rslora: *rslora,
+            dora: *dora,
+            targets,
+        })
     }
 }
 
@@ -86,6 +95,7 @@ pub(super) fn read(
     let rank = section.count_to("rank", 8, LARGEST_RANK);
     let alpha = section.number("alpha", 8.0, &Bound::Positive);
     let rslora = section.flag("rslora", false);
+    let dora = section.flag("dora", false);
     let targets = section.texts("targets").unwrap_or_else(|| vec![ALL_LINEAR.to_owned()]);
     let path = section.path("path");
     let Some(kind) = kind else {
@@ -98,21 +108,21 @@ pub(super) fn read(
     }
     let source = match path {
         Some(path) => {
-            for key in ["rank", "alpha", "rslora", "targets"] {
+            for key in ["rank", "alpha", "rslora", "dora", "targets"] {
                 if section.is_written(key) {
                     section.report(key, ProblemKind::BesidePath { key });
                 }
             }
             AdapterSource::From { path, dropout }
         }
-        None => AdapterSource::New { rank, alpha, dropout: dropout.unwrap_or(0.0), rslora, targets },
+        None => AdapterSource::New { rank, alpha, dropout: dropout.unwrap_or(0.0), rslora, dora, targets },
     };
     Some(AdapterSettings { kind, source })
 }
 
 /// Reports keys that have no effect without adapters.
 fn report_without_kind(section: &mut Section<'_>) {
-    const KEYS: [&str; 6] = ["rank", "alpha", "dropout", "rslora", "targets", "path"];
+    const KEYS: [&str; 7] = ["rank", "alpha", "dropout", "rslora", "dora", "targets", "path"];
     for key in KEYS.into_iter().filter(|key| section.is_written(key)).collect::<Vec<_>>() {
         let (other, advice) = ("`kind = \"lora\"`", "write `kind = \"lora\"` too, or remove the key");
         section.report(key, ProblemKind::Without { key, other, advice });

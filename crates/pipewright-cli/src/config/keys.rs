@@ -119,7 +119,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "mtp_depth",
         ],
     ),
-    ("adapter", &["kind", "rank", "alpha", "dropout", "rslora", "targets", "path"]),
+    ("adapter", &["kind", "rank", "alpha", "dropout", "rslora", "dora", "targets", "path"]),
     (
         "data",
         &[

@@ -68,10 +68,11 @@ pub(crate) fn trained_adapters(model: &CutModel, all: u64) -> Result<Option<(u64
     let Some(adapter) = model.adapter() else { return Ok(None) };
     let specs = model.trained_parameters().map_err(Failure::input)?;
     let trained = elements(&specs);
-    let layers = counted(specs.len() / 2, "layer");
+    let layers = counted(specs.len() / adapter.lora.parameters_of_layer(), "layer");
+    let kind = if adapter.lora.dora { "dora" } else { "lora" };
     let share = trained as f64 / (all + trained).max(1) as f64 * 100.0;
     let note = format!(
-        "adapter: lora of rank {} on {layers}: {} trained, {share:.2}% of all",
+        "adapter: {kind} of rank {} on {layers}: {} trained, {share:.2}% of all",
         adapter.lora.rank,
         counted(trained, "parameter")
     );

@@ -134,6 +134,8 @@ fn check_counts_what_is_trained() {
     assert_eq!([with, gradients, optimizer], [all + 4 * own, 4 * own, 8 * own]);
     assert_eq!(trained, json!(own));
     assert!(said.contains("adapter: lora of rank 8 on 8 layers: 10240 parameters trained, 2.8"), "{said}");
+    let ([dora, ..], ..) = bytes(&[&NEW[..], &["adapter.dora=true"]].concat());
+    assert_eq!(dora, all + 4 * (own + 8 * 96));
     let ([half, ..], ..) = bytes(&[&NEW[..], &["run.precision=bf16"]].concat());
     assert_eq!(half, all / 2 + 4 * own);
 }
@@ -184,6 +186,8 @@ fn the_estimate_of_memory_covers_a_run_of_adapters() {
         (&["run.precision=bf16"], 1.29),
         (&["run.precision=bf16", "adapter.dropout=0.1"], 1.29),
         (&["adapter.dropout=0.1", "pipeline.schedule=zb-h1"], 1.29),
+        (&["adapter.dora=true"], 1.29),
+        (&["adapter.dora=true", "run.precision=bf16"], 1.29),
     ] {
         let found = measured_share(&folder, "lora.toml", &[&LARGER[4..], set].concat());
         assert!(found.iter().all(|share| (0.7..most).contains(share)), "{set:?}: {found:?}");
@@ -281,7 +285,6 @@ fn adapters_that_do_not_fit_are_refused() {
         ("layers_to_transform", json!([0])),
         ("rank_pattern", json!({ "q_proj": 2 })),
         ("modules_to_save", json!(["lm_head"])),
-        ("use_dora", json!(true)),
         ("bias", json!("all")),
         ("a_key_of_a_later_version", json!(1)),
         ("init_lora_weights", json!("pissa_niter_4")),
@@ -300,6 +303,8 @@ fn adapters_that_do_not_fit_are_refused() {
         change(key, value.clone());
         refused(&format!("adapter_config.json: `{key}` is {value}: "));
     }
+    change("use_dora", json!(true));
+    refused("lora_magnitude_vector");
     change("r", Value::Null);
     refused("`r` is missing");
     change("r", json!(5));
@@ -408,6 +413,41 @@ fn a_merged_model_computes_what_the_adapted_one_does() {
 }
 
 #[test]
+fn magnitudes_are_resumed_exported_and_merged() {
+    let (folder, whole) = (folder_without_path(), folder_without_path());
+    let dora = ["adapter.kind=lora", "adapter.rank=4", "adapter.dora=true"];
+    let (_, said) = succeed(&whole, &["train", "lora.toml"], &dora);
+    assert!(said.contains("adapter: dora of rank 4 on 56 layers"), "{said}");
+    succeed(
+        &folder,
+        &["train", "lora.toml"],
+        &[&dora[..], &["run.steps=2", "pipeline.schedule=zb-h1"]].concat(),
+    );
+    succeed(&folder, &["resume", "out"], &["run.steps=4", "pipeline.ranks=4", "pipeline.schedule=1f1b"]);
+    assert_eq!(figures(&folder), figures(&whole));
+    succeed(&folder, &["export", "out", "merged", "--merge"], &[]);
+    succeed(&folder, &["export", "out", "adapter"], &[]);
+    let adapter = folder.path().join("adapter");
+    let config = fs::read_to_string(adapter.join("adapter_config.json")).expect("the configuration");
+    let config: Value = serde_json::from_str(&config).expect("JSON");
+    assert_eq!(config["use_dora"], json!(true));
+    let magnitudes = ("base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector", vec![96]);
+    let magnitudes = (magnitudes.0.to_owned(), magnitudes.1);
+    assert!(tensors(&adapter.join("adapter_model.safetensors")).contains(&magnitudes));
+    let path = format!("adapter.path={}", adapter.display());
+    let [adapted, _] = step_after(&folder, 32, &["adapter.kind=lora", &path]);
+    let from = format!("model.from={}", folder.path().join("merged").display());
+    let [merged, _] = step_after(&folder, 32, &[&from]);
+    assert!((adapted - merged).abs() <= 2e-6 * adapted, "{adapted} {merged}");
+    // Without its magnitudes it is another adapter.
+    let file = adapter.join("adapter_config.json");
+    fs::write(file, config.to_string().replace("\"use_dora\":true", "\"use_dora\":false"))
+        .expect("it can be written");
+    let (code, _, said) = command(&folder, &["train", "lora.toml"], &["adapter.kind=lora", &path]);
+    assert!(code == Some(2) && said.contains("lora_magnitude_vector"), "{said}");
+}
+
+#[test]
 fn checkpoints_have_adapters_alone_and_resume_to_the_bit_under_another_cut() {
     let (folder, whole) = (folder(), folder());
     succeed(&whole, &["train", "lora.toml"], &[]);
@@ -489,7 +529,9 @@ fn every_family_trains_from_its_name_alone_and_with_adapters() {
         succeed(&folder, &["train", "small.toml"], set);
         figures(&folder)
     };
-    for (family, keys) in FAMILIES {
+    for (index, (family, keys)) in FAMILIES.into_iter().enumerate() {
+        // Every second family has magnitudes too.
+        let dora = format!("adapter.dora={}", index % 2 == 1);
         let architecture = format!("model.architecture={family}");
         let all = train(&[&[architecture.as_str(), "pipeline.ranks=2"], keys].concat());
         succeed(&folder, &["export", "out", family], &[]);
@@ -497,7 +539,7 @@ fn every_family_trains_from_its_name_alone_and_with_adapters() {
         let config: Value = serde_json::from_slice(&config).expect("JSON");
         assert_eq!(config["model_type"], family);
         let from = format!("model.from={family}");
-        let adapted = [from.as_str(), "adapter.kind=lora"];
+        let adapted = [from.as_str(), "adapter.kind=lora", dora.as_str()];
         let one = train(&[&adapted[..], &["pipeline.ranks=1"]].concat());
         assert_eq!(train(&[&adapted[..], &["pipeline.ranks=2"]].concat()), one, "{family}");
         assert!(one[0] != all[0] && one[0] != one[1], "{family}: {one:?} {all:?}");

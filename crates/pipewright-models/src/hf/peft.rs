@@ -14,7 +14,7 @@ use super::fingerprint::Fingerprint;
 use super::json_file::{parse, read_bytes};
 use super::layout::{file_shape, from_file};
 use super::other_form::ADAPTER;
-use crate::lora::{LoraConfig, LoraTargets, is_of_adapter};
+use crate::lora::{LoraConfig, LoraTargets, is_of_adapter, layer_of_magnitudes};
 use crate::parameter::{ParameterSource, ParameterSpec};
 
 /// The file with the weights of an adapter.
@@ -47,7 +47,7 @@ const HARMLESS: [&str; 20] = [
     "exclude_modules",
 ];
 /// The keys that are read.
-const READ: [&str; 5] = ["peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora"];
+const READ: [&str; 6] = ["peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora"];
 /// The beginnings of values of `init_lora_weights` with which PEFT changes the weights of the base too.
 const CHANGE_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
 
@@ -70,12 +70,14 @@ pub(crate) fn read_adapter(dir: &Path, layers: &[String]) -> Result<(LoraConfig,
     let positive = |value: &Value| value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
     let share = |value: &Value| value.as_f64().filter(|share| (0.0..1.0).contains(share));
     let weights = AdapterWeights::open(dir)?;
+    let dora = settings.optional("use_dora", Value::as_bool)?.unwrap_or(false);
     let lora = LoraConfig {
         rank: settings.required("r", rank)?,
         alpha: settings.required("lora_alpha", positive)?,
         dropout: settings.optional("lora_dropout", share)?.unwrap_or(0.0),
         rslora: settings.optional("use_rslora", Value::as_bool)?.unwrap_or(false),
-        targets: targets_of(&weights, layers)?,
+        dora,
+        targets: targets_of(&weights, dora, layers)?,
     };
     Ok((lora, weights))
 }
@@ -159,13 +161,16 @@ fn require_supported(path: &Path, keys: &Map<String, Value>) -> Result<(), HfErr
     })
 }
 
-/// Returns the layers that the tensors belong to, as short as they can be named.
-fn targets_of(weights: &AdapterWeights, layers: &[String]) -> Result<LoraTargets, HfError> {
+/// Returns the layers that the tensors belong to, as short as they can be named. Only adapters with `dora` have
+/// magnitudes.
+fn targets_of(weights: &AdapterWeights, dora: bool, layers: &[String]) -> Result<LoraTargets, HfError> {
     let mut adapted = BTreeSet::new();
     for tensor in weights.file.tensors() {
         let path = tensor.strip_prefix(PREFIX).filter(|path| is_of_adapter(path));
-        let layer =
-            path.and_then(|path| path.strip_suffix(".weight")?.rsplit_once('.')).map(|(layer, _)| layer);
+        let layer = path.and_then(|path| match layer_of_magnitudes(path) {
+            Some(layer) => dora.then_some(layer),
+            None => path.strip_suffix(".weight")?.rsplit_once('.').map(|(layer, _)| layer),
+        });
         match layer.filter(|layer| layers.iter().any(|known| known == layer)) {
             Some(layer) => drop(adapted.insert(layer.to_owned())),
             None => {

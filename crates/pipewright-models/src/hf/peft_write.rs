@@ -79,7 +79,7 @@ fn config_json(Described { lora, targets, base, inputs_first }: Described<'_>) -
         "r": lora.rank,
         "target_modules": targets,
         "task_type": "CAUSAL_LM",
-        "use_dora": false,
+        "use_dora": lora.dora,
         "use_rslora": lora.rslora,
     })
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use pipewright::tensor::Precision;
 use pipewright_schedule::LayerDesc;
 
-use crate::lora::{LoraConfig, is_of_adapter, layer_of_first};
+use crate::lora::{LoraConfig, is_of_adapter, layer_of_first, layer_of_magnitudes};
 use crate::parameter::{ParameterSpec, is_in};
 use crate::projection::input_of;
 
@@ -15,7 +15,8 @@ const FLOAT: u64 = 4;
 /// Adds to `layers`, which have the sizes for rows of `tokens` tokens in `precision`, what the adapters among
 /// the parameters `specs` keep: the results of their first matrices, and their inputs if the base keeps these
 /// in another form. With dropout an adapter keeps its input with dropped elements, and the mask. Without
-/// dropout it keeps its input in single precision, and adapters of the same input share it.
+/// dropout it keeps its input in single precision, and adapters of the same input share it. With DoRA it also
+/// keeps the outputs that its magnitudes multiply, in single precision.
 pub(super) fn add_adapters<'a>(
     layers: &mut [LayerDesc],
     lora: &LoraConfig,
@@ -26,10 +27,18 @@ pub(super) fn add_adapters<'a>(
     // The numbers of a token by what keeps them: adapters of the same input share one entry.
     let mut kept: BTreeMap<String, u64> = BTreeMap::new();
     for spec in specs {
+        if let (Some(_), &[outputs]) = (layer_of_magnitudes(&spec.path), spec.shape.as_slice()) {
+            kept.insert(spec.path.clone(), outputs as u64);
+        }
         let (Some(layer), &[inputs, rank]) = (layer_of_first(&spec.path), spec.shape.as_slice()) else {
             continue;
         };
-        let own = if lora.dropout > 0.0 { rank + 2 * inputs } else { rank };
+        let own = match (lora.dropout > 0.0, lora.dora && precision != Precision::F32) {
+            (false, _) => rank,
+            (true, false) => rank + 2 * inputs,
+            // The base computes with the dropped input too, in half precision.
+            (true, true) => rank + 2 * inputs + inputs.div_ceil(2),
+        };
         kept.insert(spec.path.clone(), own as u64);
         if lora.dropout == 0.0 && precision != Precision::F32 {
             kept.insert(input_of(layer), inputs as u64);
@@ -82,7 +91,6 @@ pub(super) fn adapter_stash<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lora::LoraTargets;
     use crate::parameter::ParameterKind;
 
     fn layer(index: usize, activation_bytes: u64, keys_values_bytes: u64) -> LayerDesc {
@@ -104,8 +112,7 @@ mod tests {
     /// Returns the bytes of a token that adapters of rank 3 on layers of these inputs add to the blocks 1 and
     /// 10.
     fn added(projections: &[(&str, usize)], dropout: f64, precision: Precision) -> [u64; 2] {
-        let lora =
-            LoraConfig { rank: 3, alpha: 3.0, dropout, rslora: false, targets: LoraTargets::AllLinear };
+        let lora = LoraConfig { rank: 3, dropout, ..LoraConfig::default() };
         let specs: Vec<ParameterSpec> = projections
             .iter()
             .map(|&(layer, inputs)| {
@@ -124,6 +131,25 @@ mod tests {
         assert_eq!(added(&block, 0.0, Precision::F32), [4 * 9, 0]);
         assert_eq!(added(&block, 0.0, Precision::Bf16), [4 * (9 + 2 * 8), 0]);
         assert_eq!(added(&[("10.mlp.down_proj", 20)], 0.0, Precision::Bf16), [0, 4 * (3 + 20)]);
+    }
+
+    #[test]
+    fn magnitudes_keep_the_outputs_that_they_multiply() {
+        let kept = |dropout, precision| {
+            let lora = LoraConfig { rank: 3, dropout, dora: true, ..LoraConfig::default() };
+            let spec = |name: &str, shape: &[usize]| {
+                let path = format!("model.layers.1.self_attn.q_proj.{name}");
+                ParameterSpec::new(path, shape.to_vec(), ParameterKind::Matrix)
+            };
+            let specs = [spec("lora_A.weight", &[7, 3]), spec("lora_magnitude_vector", &[5])];
+            let mut layers = [layer(1, 0, 0)];
+            add_adapters(&mut layers, &lora, specs.iter(), 1, precision);
+            layers[0].activation_bytes
+        };
+        assert_eq!(kept(0.0, Precision::F32), 4 * (3 + 5));
+        assert_eq!(kept(0.0, Precision::Bf16), 4 * (3 + 5 + 7));
+        assert_eq!(kept(0.1, Precision::F32), 4 * (3 + 5 + 2 * 7));
+        assert_eq!(kept(0.1, Precision::Bf16), 4 * (3 + 5 + 2 * 7 + 4));
     }
 
     #[test]
@@ -151,8 +177,7 @@ mod tests {
             matrix("self_attn.v_proj.lora_B", [3, 4]),
         ];
         let stash = |dropout| {
-            let targets = LoraTargets::AllLinear;
-            let lora = LoraConfig { rank: 3, alpha: 3.0, dropout, rslora: false, targets };
+            let lora = LoraConfig { rank: 3, dropout, ..LoraConfig::default() };
             adapter_stash(&lora, specs.iter(), 5)
         };
         assert_eq!(stash(0.0), 4 * 5 * (8 + 3 + 3 + 8 + 3 + 3 + 4));

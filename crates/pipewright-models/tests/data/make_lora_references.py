@@ -29,10 +29,21 @@ NOTE = (
     "(decoupled); global grad-norm clip 1.0 of the adapters; loss = mean token cross entropy over the whole batch. Rows of the base's "
     "tokens.jsonl in order, again and again, `batch` rows a step: inputs are row[:-1], targets row[1:]."
 )
+# The base of each folder, and its adapter. Layers of Qwen 2 have biases, which the magnitudes of DoRA do not scale.
 ADAPTERS = {
-    "qwen3-tiny": LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"),
-    "gpt2-tiny": LoraConfig(r=3, lora_alpha=6, target_modules="all-linear", fan_in_fan_out=True, task_type="CAUSAL_LM"),
-    "llama-tiny": LoraConfig(r=6, lora_alpha=5, use_rslora=True, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+    "qwen3-tiny": ("qwen3-tiny", LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")),
+    "gpt2-tiny": (
+        "gpt2-tiny",
+        LoraConfig(r=3, lora_alpha=6, target_modules="all-linear", fan_in_fan_out=True, task_type="CAUSAL_LM"),
+    ),
+    "llama-tiny": (
+        "llama-tiny",
+        LoraConfig(r=6, lora_alpha=5, use_rslora=True, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+    ),
+    "qwen2-tiny-dora": (
+        "qwen2-tiny",
+        LoraConfig(r=4, lora_alpha=8, use_dora=True, target_modules="all-linear", task_type="CAUSAL_LM"),
+    ),
 }
 
 
@@ -63,10 +74,10 @@ def train(model, rows):
     return steps, logits[0, -1, :16].tolist()
 
 
-def make(name, config):
+def make(folder, name, config):
     torch.manual_seed(17)
     model = get_peft_model(base(HERE / name), config)
-    folder = HERE / "lora" / name
+    folder = HERE / "lora" / folder
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder)
     (folder / "README.md").unlink()
@@ -96,5 +107,5 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         compare(*sys.argv[1:])
     else:
-        for name, config in ADAPTERS.items():
-            make(name, config)
+        for folder, (name, config) in ADAPTERS.items():
+            make(folder, name, config)

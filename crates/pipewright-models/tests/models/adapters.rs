@@ -34,7 +34,7 @@ fn model(family: &str, keys: &Value, blocks: usize, targets: Option<LoraTargets>
     let model = CutModel::from(ModelConfig::of_sizes(family, sizes, keys).expect("it is a model"));
     match targets {
         Some(targets) => {
-            let lora = LoraConfig { rank: 2, alpha: 2.0, dropout: 0.0, rslora: false, targets };
+            let lora = LoraConfig { rank: 2, targets, ..LoraConfig::default() };
             let adapter = Adapter { lora, start: AdapterStart::Seed(1) };
             model.with_adapter(adapter).expect("it has these layers")
         }

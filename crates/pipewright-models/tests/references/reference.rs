@@ -140,11 +140,13 @@ impl Reference {
         Self { config, expected: Expected::read(&reference.dir), ..reference }
     }
 
-    /// Loads a model with the adapter of PEFT that the folder `lora` has for it, and the results of training
-    /// the adapter.
-    pub(crate) fn load_adapted(model: &str) -> Self {
-        let dir = folder("lora").join(model);
-        let base = Self::load(model);
+    /// Loads the adapter of PEFT in a folder below the folder `lora`, with its model and the results of
+    /// training the adapter.
+    pub(crate) fn load_adapted(adapter: &str) -> Self {
+        let dir = folder("lora").join(adapter);
+        let config = read_to_string(dir.join("adapter_config.json")).expect("the file can be read");
+        let config: serde_json::Value = serde_json::from_str(&config).expect("it is JSON");
+        let base = Self::load(config["base_model_name_or_path"].as_str().expect("a name"));
         let lora = base.config.read_adapter(&dir).expect("it fits the model");
         let expected = Expected::read(&dir);
         Self { expected, adapter: Some(Adapter { lora, start: AdapterStart::Directory(dir) }), ..base }

@@ -45,7 +45,8 @@ fn a_directory_has_the_settings() {
 
 #[test]
 fn adapters_survive_being_written_and_read() {
-    for own in ["rank = 3\nalpha = 0.1\nrslora = true\ntargets = \"q_proj\"", "path = \"a\"", ""] {
+    for own in ["rank = 3\nalpha = 0.1\nrslora = true\ndora = true\ntargets = \"q_proj\"", "path = \"a\"", ""]
+    {
         let settings =
             load(Some(&format!("{BASE}[adapter]\nkind = \"lora\"\n{own}")), &[]).expect("it is sound");
         assert!(settings.adapter.is_some());
