@@ -17,6 +17,8 @@ pub mod place;
 pub mod quantity;
 pub mod toml_file;
 pub mod vectors;
+pub mod matrix;
+pub mod training;
 pub mod model;
 pub mod hf_config;
 pub mod operations;

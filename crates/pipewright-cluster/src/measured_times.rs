@@ -2,6 +2,7 @@
 
 use crate::layout::{Layout, Precision};
 use crate::model::Block;
+use crate::training::Training;
 
 /// The measured times of a machine.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -85,7 +86,9 @@ impl MeasuredTimes {
     /// Returns the factors of the forward and the backward of a block, if its kind was measured. If it was
     /// measured several times, the sizes nearest to the layout count: first the precision, then the others.
     pub(crate) fn block(&self, block: &Block, layout: &Layout) -> Option<&MeasuredBlock> {
-        let of_kind = self.blocks.iter().filter(|measured| measured.block == *block);
+        // Blocks are measured without adapters.
+        let whole = Block { training: Training::Whole, ..*block };
+        let of_kind = self.blocks.iter().filter(|measured| measured.block == whole);
         let with_distance = of_kind.map(|measured| (measured.sizes.distance(layout), measured));
         let nearest = with_distance.min_by(|((precision, one), _), ((other_precision, other), _)| {
             precision.cmp(other_precision).then(one.total_cmp(other))

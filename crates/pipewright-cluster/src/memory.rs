@@ -7,7 +7,8 @@
 //! sharded, replicas divide these, too, and each microbatch reduces the gradients of one block after another.
 //! If parameters are sharded, replicas divide 16 bytes (parameter, gradient and two moments of 4 bytes each),
 //! and a rank holds copies of 2 bytes and gradients of 4 bytes: of the blocks at hand, or, in a pipeline, of
-//! all its blocks until the step ends.
+//! all its blocks until the step ends. Frozen parameters take 2 bytes and nothing else. Adapters are trained
+//! in single precision: 4 bytes, 4 for the gradient, and 8 for both moments.
 //!
 //! **Activations** of a block are the tensors that its backward reads. For GPT without recomputation, they are
 //! `s b h (10 + 24 / t + 5 a s / (h t))` bytes (the same paper, equation 2); with sequence parallelism the 10
@@ -17,6 +18,7 @@ use std::ops::{Add, Mul};
 
 use crate::layout::{Layout, Precision, Recompute, Scores, Sharding};
 use crate::model::{Block, Division, FeedForward, Matrix, Mixer, Model};
+use crate::training::{AdaptedLayer, Adapters, Training};
 
 /// The bytes of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -117,6 +119,16 @@ pub fn block_parameters(block: &Block, model: &Model, layout: &Layout) -> Parame
     sum
 }
 
+/// Returns the parameters of a block's adapters on one rank of a tensor group.
+pub fn adapter_parameters(adapters: &Adapters, layout: &Layout) -> Parameters {
+    let own = |matrix: Matrix| matrix.parameters() as f64 / matrix_division(&matrix, layout);
+    let magnitudes = adapters.layers().filter(|_| adapters.has_magnitudes()).map(|layer| {
+        let division = if layer.division == Division::Columns { f64::from(layout.tensor) } else { 1.0 };
+        layer.output as f64 / division
+    });
+    Parameters::shared(adapters.matrices().map(own).sum::<f64>() + magnitudes.sum::<f64>())
+}
+
 /// The number of ranks of a tensor group that divide a matrix.
 fn matrix_division(matrix: &Matrix, layout: &Layout) -> f64 {
     match (matrix.division, matrix.of_experts) {
@@ -163,8 +175,38 @@ pub fn state(parameters: Parameters, largest_block: Parameters, layout: &Layout)
     RankMemory { parameters, gradients, optimizer, ..RankMemory::default() }
 }
 
-/// Returns the bytes of activations that a block keeps for one microbatch.
+/// Returns the bytes of adapters on a rank with their gradients and optimizer, and of the `frozen` parameters of
+/// the model. `largest_block` are the parameters of the model's largest block.
+pub fn adapted_state(
+    adapters: Parameters,
+    frozen: Parameters,
+    largest_block: Parameters,
+    layout: &Layout,
+) -> RankMemory {
+    let (own, shard) = (adapters.total(), adapters.shard(layout));
+    let copies = match layout.precision {
+        Precision::Half => 2.0,
+        Precision::Fp8 => 4.0,
+    };
+    let [parameters, gradients, optimizer] = match layout.sharding {
+        Sharding::Replicated => [4.0 * own + copies * frozen.total(), 4.0 * own, 8.0 * own],
+        Sharding::Optimizer | Sharding::Gradients => {
+            [4.0 * own + copies * frozen.total(), 4.0 * own, 8.0 * shard]
+        }
+        Sharding::Parameters => {
+            let gathered = if layout.pipeline > 1 { frozen.total() } else { 2.0 * largest_block.total() };
+            let held = 2.0 * frozen.shard(layout) + 2.0 * gathered;
+            [4.0 * (shard + own) + held, 4.0 * (shard + own), 8.0 * shard]
+        }
+    };
+    RankMemory { parameters, gradients, optimizer, ..RankMemory::default() }
+}
+
+/// Returns the bytes of activations that a block keeps for one microbatch: none before all adapters.
 pub fn block_activations(block: &Block, model: &Model, layout: &Layout) -> f64 {
+    if block.training == Training::ForwardOnly {
+        return 0.0;
+    }
     let block = &block.with_copies(layout.tensor);
     let kept = match (layout.recompute, layout.scores) {
         (Recompute::Full, _) => 2.0 * model.hidden as f64 / layout.sequence_division(),
@@ -178,6 +220,11 @@ pub fn block_activations(block: &Block, model: &Model, layout: &Layout) -> f64 {
 /// gradients of its inputs: the inputs of products and the gradients of their outputs, for one microbatch. For
 /// GPT they are 32 s b h bytes (arXiv 2401.10241, table 1).
 pub fn block_stash(block: &Block, model: &Model, layout: &Layout) -> f64 {
+    match &block.training {
+        Training::Whole => {}
+        Training::Adapters(adapters) => return adapter_stash(adapters, layout) * layout.tokens(),
+        Training::ForwardOnly => return 0.0,
+    }
     let block = &block.with_copies(layout.tensor);
     let (tensor, division) = (f64::from(layout.tensor), layout.sequence_division());
     let bytes = input_bytes(layout);
@@ -193,6 +240,40 @@ pub fn block_stash(block: &Block, model: &Model, layout: &Layout) -> f64 {
     block.matrices(model.hidden).iter().map(kept).sum::<f64>() * layout.tokens()
 }
 
+/// The widths of a layer's input and output on one rank of a tensor group.
+fn widths(layer: &AdaptedLayer, layout: &Layout) -> [f64; 2] {
+    let (tensor, division) = (f64::from(layout.tensor), layout.sequence_division());
+    let [input, output] = match layer.division {
+        Division::Columns => [division, tensor],
+        Division::Rows => [tensor, division],
+        Division::Whole => [division, division],
+    };
+    [layer.input as f64 / input, layer.output as f64 / output]
+}
+
+/// The bytes per token that a block's adapters keep for their backward, in single precision: the copies of their
+/// inputs, the results of their first matrices, and with magnitudes the outputs that these multiply.
+fn adapter_activations(block: &Block, layout: &Layout) -> f64 {
+    let Training::Adapters(adapters) = &block.training else { return 0.0 };
+    let kept = |layer: AdaptedLayer| {
+        let [input, output] = widths(&layer, layout);
+        let copy = if layer.shares_input { 0.0 } else { input };
+        let multiplied = if adapters.has_magnitudes() { output } else { 0.0 };
+        adapters.rank() as f64 + copy + multiplied
+    };
+    4.0 * adapters.layers().map(kept).sum::<f64>()
+}
+
+/// The bytes per token that a block's adapters keep for the gradients of their matrices: inputs and the gradients of
+/// outputs.
+fn adapter_stash(adapters: &Adapters, layout: &Layout) -> f64 {
+    let kept = |layer: AdaptedLayer| {
+        let [input, output] = widths(&layer, layout);
+        2.0 * adapters.rank() as f64 + output + if layer.shares_input { 0.0 } else { input }
+    };
+    4.0 * adapters.layers().map(kept).sum::<f64>()
+}
+
 /// The bytes of an element of a product's input.
 fn input_bytes(layout: &Layout) -> f64 {
     match layout.precision {
@@ -203,6 +284,9 @@ fn input_bytes(layout: &Layout) -> f64 {
 
 /// Returns the bytes of activations of a block with nothing computed again, for one microbatch.
 pub fn whole_block_activations(block: &Block, model: &Model, layout: &Layout) -> f64 {
+    if block.training == Training::ForwardOnly {
+        return 0.0;
+    }
     everything(&block.with_copies(layout.tensor), model, layout) * layout.tokens()
 }
 
@@ -239,7 +323,7 @@ fn everything(block: &Block, model: &Model, layout: &Layout) -> f64 {
         }
         FeedForward::None => 0.0,
     };
-    mixer + feed_forward
+    mixer + feed_forward + adapter_activations(block, layout)
 }
 
 /// The bytes per token that selective recomputation with fused attention keeps: the input of the block, the
@@ -258,7 +342,8 @@ fn selected(block: &Block, model: &Model, layout: &Layout) -> f64 {
         Mixer::Mamba2(mamba) => mamba.inner(),
         Mixer::None => 0,
     };
-    2.0 * model.hidden as f64 / division + 2.0 * values as f64 / tensor + outputs
+    let base = 2.0 * model.hidden as f64 / division + 2.0 * values as f64 / tensor + outputs;
+    base + adapter_activations(block, layout)
 }
 
 /// Returns the bytes of tensors that collectives and messages are sending or receiving. With sequence

@@ -3,6 +3,8 @@
 //! A model is an embedding, blocks and a head. A block has a mixer, in which tokens exchange information, and
 //! a feed-forward part. Either may be missing. All sizes are numbers of elements.
 
+pub use crate::matrix::{Division, Matrix, Share};
+use crate::training::{AdaptedLayer, AdapterError, AdapterSizes, Adapters, Training};
 use crate::vectors::Vectors;
 
 /// A decoder.
@@ -36,6 +38,8 @@ pub struct Block {
     pub mixer: Mixer,
     /// The part that is computed for each token by itself.
     pub feed_forward: FeedForward,
+    /// The parameters that are trained.
+    pub training: Training,
 }
 
 /// The part of a block in which tokens exchange information.
@@ -138,6 +142,40 @@ impl Model {
     }
 }
 
+impl Model {
+    /// Returns the model with adapters on these layers, each with the index of its block, in place of the
+    /// training of its parameters. Heads that predict further tokens are left out: nothing trains them.
+    ///
+    /// # Errors
+    /// When there is no layer, a block does not exist, or a block has too many layers.
+    pub fn with_adapters(
+        mut self,
+        sizes: AdapterSizes,
+        layers: impl IntoIterator<Item = (usize, AdaptedLayer)>,
+    ) -> Result<Self, AdapterError> {
+        let blocks = self.blocks.len();
+        let mut adapters = vec![Adapters::none(sizes); blocks];
+        for (block, layer) in layers {
+            let adapters = adapters.get_mut(block).ok_or(AdapterError::Block { block, blocks })?;
+            if !adapters.add(layer) {
+                return Err(AdapterError::Layers { block });
+            }
+        }
+        let is_adapted = |adapters: &Adapters| adapters.layers().next().is_some();
+        let first = adapters.iter().position(is_adapted).ok_or(AdapterError::NoLayer)?;
+        for (index, (block, adapters)) in self.blocks.iter_mut().zip(adapters).enumerate() {
+            block.training = if index < first { Training::ForwardOnly } else { Training::Adapters(adapters) };
+        }
+        self.predictors = 0;
+        Ok(self)
+    }
+
+    /// Returns whether adapters are trained in place of the model's own parameters.
+    pub fn is_adapted(&self) -> bool {
+        self.blocks.iter().any(|block| block.training != Training::Whole)
+    }
+}
+
 impl Attention {
     /// Returns the width of all queries.
     pub fn query_width(&self) -> u64 {
@@ -167,39 +205,6 @@ impl Dense {
     pub fn up_products(&self) -> u64 {
         1 + u64::from(self.gated)
     }
-}
-
-/// A product of a matrix of parameters with the hidden states of tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Matrix {
-    /// The width of the input of a token.
-    pub input: u64,
-    /// The width of the output of a token.
-    pub output: u64,
-    /// How ranks of a tensor group divide it.
-    pub division: Division,
-    /// For the matrices of experts, their number and how many of them a token uses.
-    pub of_experts: Option<Share>,
-}
-
-/// How the ranks of a tensor group divide a matrix.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Division {
-    /// By outputs.
-    Columns,
-    /// By inputs.
-    Rows,
-    /// Not at all: each rank has all of it.
-    Whole,
-}
-
-/// The share of the experts that a token uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Share {
-    /// The experts of a token.
-    pub used: u64,
-    /// All experts.
-    pub of: u64,
 }
 
 impl Block {

@@ -6,6 +6,7 @@
 //! and the lookup of the embedding do not count.
 
 use crate::model::{Attention, Block, Experts, FeedForward, Matrix, Mixer, Model};
+use crate::training::Training;
 use crate::vectors::{QueryKeyNorm, Vectors};
 
 /// Which products of attention count as operations.
@@ -181,14 +182,33 @@ impl Model {
         u128::from(self.predictors) * (last + u128::from(2 * self.hidden * self.hidden + 3 * self.hidden))
     }
 
-    /// Returns the operations of a training step per token.
+    /// Returns the number of parameters that are trained.
+    pub fn trained_parameters(&self) -> u128 {
+        if !self.is_adapted() {
+            return self.parameters();
+        }
+        let of_block = |block: &Block| match block.training {
+            Training::Adapters(adapters) => adapters.parameters(),
+            Training::Whole | Training::ForwardOnly => 0,
+        };
+        self.blocks.iter().map(of_block).sum()
+    }
+
+    /// Returns the operations of a training step per token. With adapters, the products for the gradients of
+    /// frozen matrices, all backward products of blocks before the adapters, and the products of the adapters
+    /// do not count.
     pub fn operations_per_token(&self, sequence: u64, count: AttentionCount) -> f64 {
         let block_operations = |block: &Block| {
             let active: u128 = block.matrices(self.hidden).iter().map(Matrix::active_parameters).sum();
-            6.0 * active as f64 + block.attention_operations(sequence, count)
+            let attention = block.attention_operations(sequence, count);
+            match block.training {
+                Training::Whole => 6.0 * active as f64 + attention,
+                Training::Adapters(_) => 4.0 * active as f64 + attention,
+                Training::ForwardOnly => 2.0 * active as f64 + attention / 3.0,
+            }
         };
         let blocks: f64 = self.blocks.iter().map(block_operations).sum();
-        let head = 6.0 * self.table_parameters() as f64;
+        let head = if self.is_adapted() { 4.0 } else { 6.0 } * self.table_parameters() as f64;
         let joined = 12.0 * (self.hidden * self.hidden) as f64;
         let predictor = self.blocks.last().map_or(0.0, block_operations) + joined + head;
         blocks + head + f64::from(self.predictors) * predictor

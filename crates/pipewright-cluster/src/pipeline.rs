@@ -6,7 +6,7 @@ use pipewright_schedule::costs::{Link, StageCosts, StageSizes};
 use pipewright_schedule::lower::{LowerError, ProgramSource, SourceError};
 use pipewright_schedule::simulate::{SimulateError, peak_memory, timed};
 use pipewright_schedule::{
-    ActionKind, Costs, GenerateError, Level, LowerConfig, Rank, ScheduleSpec, ValidatedProgram,
+    ActionKind, Costs, GenerateError, Level, LowerConfig, ScheduleSpec, TrainedStages, ValidatedProgram,
 };
 use thiserror::Error;
 
@@ -19,10 +19,10 @@ const MAX_COMPUTATIONS: u64 = 1 << 20;
 /// The computations of all programs above which they are forgotten, which bounds their memory.
 const MAX_KEPT: u64 = 1 << 21;
 
-/// The programs that were made, by name and size.
+/// The programs that were made, by name, size and trained stages.
 #[derive(Debug)]
 pub struct Programs {
-    made: HashMap<(String, u32, u32, u32), ValidatedProgram>,
+    made: HashMap<(String, u32, u32, u32, TrainedStages), ValidatedProgram>,
     /// The computations of these programs.
     kept: u64,
     /// The computations above which a pipeline is not simulated.
@@ -42,6 +42,9 @@ pub struct PipelineCosts {
     pub stages: Vec<StageCosts>,
     /// The activations and the output of each stage.
     pub sizes: Vec<StageSizes>,
+    /// The stages that are trained. The others compute no gradients of weights, and no gradients that nothing
+    /// needs.
+    pub trained: TrainedStages,
     /// The link between neighbours.
     pub link: Link,
 }
@@ -127,7 +130,7 @@ impl Programs {
                 Some(_) => Err(PipelineError::TooLarge { computations }),
             };
         }
-        let program = self.program(layout)?.as_program();
+        let program = self.program(layout, &costs.trained)?.as_program();
         let placement = program.placement();
         let stages_of = |rank| placement.stages_of(rank).iter().map(|stage| stage.index()).collect();
         let simulated = Costs {
@@ -137,19 +140,23 @@ impl Programs {
             ..Costs::default()
         };
         let run = timed(program, &simulated)?;
-        let mut first = run.timeline().events_of(Rank::new(0)).iter();
+        let mut events = placement.all_ranks().flat_map(|rank| run.timeline().events_of(rank));
         Ok(PipelineRun {
             makespan: run.timeline().makespan(),
             activations: peak_memory(run.timeline(), &costs.sizes),
             stages_of_rank: placement.all_ranks().map(stages_of).collect(),
-            splits_backward: first.any(|event| event.action.kind() == ActionKind::InputBackward),
+            splits_backward: events.any(|event| event.action.kind() == ActionKind::WeightBackward),
         })
     }
 
-    fn program(&mut self, layout: &Layout) -> Result<&ValidatedProgram, PipelineError> {
+    fn program(
+        &mut self,
+        layout: &Layout,
+        trained: &TrainedStages,
+    ) -> Result<&ValidatedProgram, PipelineError> {
         let name = layout.schedule_name().to_owned();
         let microbatches = layout.microbatches();
-        let key = (name.clone(), layout.pipeline, layout.chunks, microbatches);
+        let key = (name.clone(), layout.pipeline, layout.chunks, microbatches, trained.clone());
         if !self.made.contains_key(&key) {
             let spec = ScheduleSpec {
                 ranks: layout.pipeline,
@@ -157,8 +164,8 @@ impl Programs {
                 microbatches,
                 ..ScheduleSpec::default()
             };
-            let program =
-                ProgramSource::Named(name, Box::new(spec)).program(&LowerConfig::from(Level::Comms))?;
+            let passes = LowerConfig { trained: trained.clone(), ..LowerConfig::from(Level::Comms) };
+            let program = ProgramSource::Named(name, Box::new(spec)).program(&passes)?;
             let computations = u64::from(layout.stages()) * u64::from(microbatches);
             if self.kept + computations > MAX_KEPT {
                 self.made.clear();

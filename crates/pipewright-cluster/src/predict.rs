@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 
+use pipewright_schedule::TrainedStages;
 use pipewright_schedule::costs::{Link, StageCosts, StageSizes};
 use thiserror::Error;
 
 use crate::collective::Group;
 use crate::layout::{LayoutError, Sharding};
 use crate::machine::Machine;
-use crate::memory::{Parameters, RankMemory, buffers, logits, state};
+use crate::memory::{Parameters, RankMemory, buffers, logits};
 use crate::parts::Parts;
 use crate::pipeline::{PipelineCosts, PipelineError, PipelineRun, Programs};
 use crate::setting::Setting;
@@ -121,9 +122,9 @@ impl RunPipeline {
         let by_shard = |one: &&Unit, other: &&Unit| {
             one.parameters.shard(layout).total_cmp(&other.parameters.shard(layout))
         };
-        let most = ranks.iter().max_by(by_shard).map_or_else(Parameters::default, |rank| rank.parameters);
-        let data = exposed_data(setting, most, busiest);
-        let optimizer = optimizer_seconds(setting, most);
+        let most = ranks.iter().max_by(by_shard).copied().unwrap_or_default();
+        let data = exposed_data(setting, &most, busiest);
+        let optimizer = optimizer_seconds(setting, most.parameters);
         let microbatches = f64::from(layout.microbatches());
         let mut parts = (busiest.forward + busiest.backward + busiest.again) * microbatches;
         if run.splits_backward {
@@ -167,7 +168,9 @@ fn pipeline_costs(setting: &Setting<'_>, stages: &[Unit]) -> PipelineCosts {
     let inside = layout.gpus <= machine.gpus_per_node;
     let bandwidth = if inside { machine.bandwidth_among(2) } else { machine.network_bandwidth };
     let latency = if inside { machine.node_latency } else { machine.network_latency };
+    let is_trained: Vec<bool> = stages.iter().map(|stage| stage.parameters.total() > 0.0).collect();
     PipelineCosts {
+        trained: TrainedStages::of(&is_trained),
         stages: stages.iter().map(costs).collect(),
         sizes: stages.iter().map(sizes).collect(),
         link: Link { latency, bandwidth: bandwidth * machine.constants.link },
@@ -179,29 +182,37 @@ fn pipeline_costs(setting: &Setting<'_>, stages: &[Unit]) -> PipelineCosts {
 /// optimizer is sharded. If gradients are sharded, each microbatch reduces them. If parameters are sharded
 /// without a pipeline, each microbatch gathers them before its forward and its backward, and reduces its
 /// gradients.
-fn exposed_data(setting: &Setting<'_>, parameters: Parameters, busiest: &StageTime) -> f64 {
-    let layout = setting.layout;
+fn exposed_data(setting: &Setting<'_>, rank: &Unit, busiest: &StageTime) -> f64 {
+    let (layout, parameters) = (setting.layout, rank.parameters);
+    // Frozen parameters are gathered if they are sharded. Adapters are gathered in single precision.
+    let [of_trained, of_frozen] = match (setting.model.is_adapted(), layout.sharding) {
+        (false, _) => [2.0, 0.0],
+        (true, Sharding::Parameters) => [4.0, 2.0],
+        (true, _) => [4.0, 0.0],
+    };
+    let gathered = parameters * of_trained + rank.frozen * of_frozen;
+    let summed = parameters * 4.0;
     // Experts have replicas of their own, one group after another on the same links.
-    let groups = [
-        (parameters.shared, Group { ranks: layout.replicas(), stride: layout.tensor }),
+    let groups: [(fn(Parameters) -> f64, Group); 2] = [
+        (|bytes: Parameters| bytes.shared, Group { ranks: layout.replicas(), stride: layout.tensor }),
         (
-            parameters.experts,
+            |bytes: Parameters| bytes.experts,
             Group {
                 ranks: layout.expert_replicas(),
                 stride: layout.expert_tensor.saturating_mul(layout.expert),
             },
         ),
     ];
-    let seconds = |collective: fn(&Group, &Machine, f64) -> f64, bytes: f64| {
-        let used = groups.iter().filter(|(parameters, _)| *parameters > 0.0);
-        used.map(|(parameters, group)| collective(group, setting.machine, bytes * parameters)).sum::<f64>()
+    let seconds = |collective: fn(&Group, &Machine, f64) -> f64, bytes: Parameters| {
+        let used = groups.iter().filter(|(part, _)| part(bytes) > 0.0);
+        used.map(|(part, group)| collective(group, setting.machine, part(bytes))).sum::<f64>()
     };
-    let (gather, reduce) = (seconds(Group::gather, 2.0), seconds(Group::gather, 4.0));
+    let (gather, reduce) = (seconds(Group::gather, gathered), seconds(Group::gather, summed));
     let (forward, backward) = (busiest.forward.total(), (busiest.backward + busiest.again).total());
     let exposed = |communication: f64, computation: f64| (communication - computation).max(0.0);
     let microbatches = f64::from(layout.microbatches());
     match layout.sharding {
-        Sharding::Replicated => exposed(seconds(Group::all_reduce, 4.0), backward),
+        Sharding::Replicated => exposed(seconds(Group::all_reduce, summed), backward),
         Sharding::Optimizer => exposed(gather, forward) + exposed(reduce, backward),
         Sharding::Gradients => exposed(gather, forward) + exposed(reduce, backward) * microbatches,
         Sharding::Parameters if layout.pipeline > 1 => exposed(gather, forward) + exposed(reduce, backward),
@@ -234,7 +245,7 @@ fn memory(
             activations: run.activations[index] as f64,
             temporary: head.max(units.again),
             buffers,
-            ..state(ranks[index].parameters, units.largest_block, setting.layout)
+            ..units.state(ranks[index].parameters, ranks[index].frozen, setting.layout)
         }
     };
     (0..ranks.len()).map(rank).collect()

@@ -4,6 +4,7 @@ use serde::Deserialize;
 
 use crate::model::{Attention, Block, Dense, Experts, FeedForward, Mixer, Model};
 use crate::run_error::RunError;
+use crate::training::Training;
 use crate::vectors::Vectors;
 
 /// The most blocks of a model.
@@ -116,7 +117,8 @@ impl ModelTable {
         let feed_forward =
             |layer: u32| if layer < self.dense_layers { dense } else { routed.unwrap_or(dense) };
         let gpt = self.activation == Activation::Gelu;
-        let blocks = (0..self.layers).map(|layer| Block { mixer, feed_forward: feed_forward(layer) });
+        let block = |layer| Block { mixer, feed_forward: feed_forward(layer), training: Training::Whole };
+        let blocks = (0..self.layers).map(block);
         Ok(Model {
             name: self.name.clone(),
             hidden: self.hidden,

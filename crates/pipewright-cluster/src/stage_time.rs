@@ -2,12 +2,13 @@
 
 use crate::attention::attention_time;
 use crate::collective::Group;
-use crate::elementwise::{Traffic, block_traffic, embedding_traffic, loss_traffic};
+use crate::elementwise::{Traffic, adapter_traffic, block_traffic, embedding_traffic, loss_traffic};
 use crate::layout::{Precision, Recompute, Scores};
 use crate::model::{Block, Division, FeedForward, Matrix, Mixer};
 use crate::parts::Parts;
 use crate::product::Product;
 use crate::setting::Setting;
+use crate::training::{Adapters, Training};
 
 /// The kernels of a block's elementwise operations in a forward: norms, residual sums, positions, activation.
 const KERNELS: f64 = 8.0;
@@ -84,7 +85,15 @@ impl Setting<'_> {
     fn predicted_block(&self, block: &Block) -> StageTime {
         let block = &block.with_copies(self.layout.tensor);
         let matrices = block.matrices(self.model.hidden);
-        let products = self.products(&matrices);
+        let mut products = self.products(&matrices);
+        let mut adapters = Traffic::default();
+        if let Training::Adapters(own) = &block.training {
+            let [forward, input, weight] = self.adapter_products(own);
+            products.forward += forward;
+            products.input += input;
+            products.weight = weight;
+            adapters = adapter_traffic(own, self.layout);
+        }
         let attention = attention_time(&block.mixer, self);
         let traffic = block_traffic(block, self.model, self.layout);
         let tensor = self.tensor_communication(block);
@@ -96,16 +105,19 @@ impl Setting<'_> {
         let forward = Parts {
             products: products.forward,
             attention: attention.forward,
-            elementwise: self.moved(traffic.forward) + routing,
+            elementwise: self.moved(traffic.forward + adapters.forward) + routing,
             tensor: tensor * (1.0 - self.machine.constants.hidden),
             experts,
             context: wait(context, attention.forward),
             data: 0.0,
         };
+        if block.training == Training::ForwardOnly {
+            return StageTime { forward, ..StageTime::default() };
+        }
         let backward = Parts {
             products: products.input + products.weight,
             attention: attention.backward,
-            elementwise: self.moved(traffic.backward) + routing,
+            elementwise: self.moved(traffic.backward + adapters.backward) + routing,
             tensor: self.exposed_backward(tensor, &products),
             experts,
             context: wait(2.0 * context, attention.backward),
@@ -118,13 +130,15 @@ impl Setting<'_> {
 
     /// Returns the time of the embedding.
     pub fn embedding(&self) -> StageTime {
-        self.only_moved(embedding_traffic(self.model, self.layout))
+        let time = self.only_moved(embedding_traffic(self.model, self.layout));
+        if self.model.is_adapted() { StageTime { backward: Parts::default(), ..time } } else { time }
     }
 
     /// Returns the time of the last norm, the head and the loss.
     pub fn head(&self) -> StageTime {
         let mut time = self.only_moved(loss_traffic(self.model, self.layout));
         let [forward, input, weight] = self.product(&self.head_matrix(), Precision::Half);
+        let weight = if self.model.is_adapted() { 0.0 } else { weight };
         time.forward.products = forward;
         time.backward.products = input + weight;
         time.weights = weight;
@@ -168,6 +182,13 @@ impl Setting<'_> {
             sum.second += if index % 2 == 1 { forward } else { 0.0 };
         }
         sum
+    }
+
+    /// The seconds of the products of a block's adapters: in the forward, and for the gradients of inputs and
+    /// weights.
+    fn adapter_products(&self, adapters: &Adapters) -> [f64; 3] {
+        let products = adapters.matrices().map(|matrix| self.product(&matrix, Precision::Half));
+        products.fold([0.0; 3], |sum, product| [0, 1, 2].map(|part| sum[part] + product[part]))
     }
 
     /// The matrix of the head.

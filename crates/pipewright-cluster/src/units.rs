@@ -7,18 +7,22 @@ use std::ops::{AddAssign, Range};
 use crate::cut::{balanced, even};
 use crate::layout::{Cut, Layout};
 use crate::memory::{
-    Parameters, block_activations, block_parameters, block_stash, predictor_parameters, table_parameters,
-    whole_block_activations,
+    Parameters, RankMemory, adapted_state, adapter_parameters, block_activations, block_parameters,
+    block_stash, predictor_parameters, state, table_parameters, whole_block_activations,
 };
 use crate::operations::AttentionCount;
 use crate::setting::Setting;
 use crate::stage_time::StageTime;
+use crate::training::Training;
 
 /// The costs of a part of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Unit {
     pub(crate) time: StageTime,
+    /// The parameters that are trained.
     pub(crate) parameters: Parameters,
+    /// The other ones.
+    pub(crate) frozen: Parameters,
     /// Bytes that a forward keeps for its backward.
     pub(crate) activation: f64,
     /// Bytes that a backward keeps if gradients of weights are computed later.
@@ -29,6 +33,7 @@ impl AddAssign for Unit {
     fn add_assign(&mut self, other: Self) {
         self.time += other.time;
         self.parameters = self.parameters + other.parameters;
+        self.frozen = self.frozen + other.frozen;
         self.activation += other.activation;
         self.stash += other.stash;
     }
@@ -43,6 +48,8 @@ pub(crate) struct Units {
     kind_of: Vec<usize>,
     pub(crate) embedding: Unit,
     head: Unit,
+    /// Whether adapters are trained.
+    is_adapted: bool,
     tied: bool,
     /// The parameters of the embedding's table.
     pub(crate) table: f64,
@@ -65,15 +72,18 @@ impl Units {
     pub(crate) fn with_operations(setting: &Setting<'_>, operations: f64) -> Self {
         let (model, layout) = (setting.model, setting.layout);
         let table = table_parameters(model, layout);
+        let is_adapted = model.is_adapted();
+        let outer = |time, parameters| {
+            let (own, none) = (Parameters::shared(parameters), Parameters::default());
+            let [parameters, frozen] = if is_adapted { [none, own] } else { [own, none] };
+            Unit { time, parameters, frozen, ..Unit::default() }
+        };
         let mut units = Self {
             kinds: Vec::new(),
             kind_of: Vec::with_capacity(model.blocks.len()),
-            embedding: Unit {
-                time: setting.embedding(),
-                parameters: Parameters::shared(table + model.position_parameters() as f64),
-                ..Unit::default()
-            },
-            head: Unit { time: setting.head(), parameters: Parameters::shared(table), ..Unit::default() },
+            embedding: outer(setting.embedding(), table + model.position_parameters() as f64),
+            head: outer(setting.head(), table),
+            is_adapted,
             tied: model.tied,
             table,
             largest_block: Parameters::default(),
@@ -83,16 +93,23 @@ impl Units {
         let mut blocks = Vec::new();
         for block in &model.blocks {
             let kind = blocks.iter().position(|known| known == block).unwrap_or_else(|| {
+                let all = block_parameters(block, model, layout);
+                let [parameters, frozen] = match &block.training {
+                    Training::Whole => [all, Parameters::default()],
+                    Training::Adapters(adapters) => [adapter_parameters(adapters, layout), all],
+                    Training::ForwardOnly => [Parameters::default(), all],
+                };
                 let unit = Unit {
                     time: setting.block(block),
-                    parameters: block_parameters(block, model, layout),
+                    parameters,
+                    frozen,
                     activation: block_activations(block, model, layout),
                     stash: block_stash(block, model, layout),
                 };
                 let again = whole_block_activations(block, model, layout) - unit.activation;
                 units.again = units.again.max(again);
-                if unit.parameters.total() > units.largest_block.total() {
-                    units.largest_block = unit.parameters;
+                if all.total() > units.largest_block.total() {
+                    units.largest_block = all;
                 }
                 blocks.push(*block);
                 units.kinds.push(unit);
@@ -107,6 +124,22 @@ impl Units {
         units
     }
 
+    /// Returns the bytes of a rank's trained and frozen parameters, with gradients and optimizer of the trained ones.
+    pub(crate) fn state(&self, trained: Parameters, frozen: Parameters, layout: &Layout) -> RankMemory {
+        if self.is_adapted {
+            adapted_state(trained, frozen, self.largest_block, layout)
+        } else {
+            state(trained, self.largest_block, layout)
+        }
+    }
+
+    /// Returns all parameters without the table of a tied head, which may count once only: trained and frozen ones.
+    pub(crate) fn without_table(&self, total: &Unit) -> [Parameters; 2] {
+        let mut parameters = [total.parameters, total.frozen];
+        parameters[usize::from(self.is_adapted)].shared -= self.table;
+        parameters
+    }
+
     /// Returns the number of blocks of the model.
     pub(crate) fn blocks(&self) -> usize {
         self.kind_of.len()
@@ -114,11 +147,13 @@ impl Units {
 
     /// Returns the fewest parameters and bytes of activations that a block has, without its other costs.
     pub(crate) fn smallest_block(&self) -> Unit {
+        let fewer = |one: Parameters, other: Parameters| Parameters {
+            shared: one.shared.min(other.shared),
+            experts: one.experts.min(other.experts),
+        };
         let smaller = |one: Unit, other: &Unit| Unit {
-            parameters: Parameters {
-                shared: one.parameters.shared.min(other.parameters.shared),
-                experts: one.parameters.experts.min(other.parameters.experts),
-            },
+            parameters: fewer(one.parameters, other.parameters),
+            frozen: fewer(one.frozen, other.frozen),
             activation: one.activation.min(other.activation),
             ..Unit::default()
         };
@@ -162,7 +197,8 @@ impl Units {
                 sum += self.head;
                 // A tied head on the rank of the embedding has no table of its own.
                 if self.tied && last == 0 {
-                    sum.parameters.shared -= self.table;
+                    let tables = if self.is_adapted { &mut sum.frozen } else { &mut sum.parameters };
+                    tables.shared -= self.table;
                 }
             }
             sum

@@ -15,7 +15,7 @@ use crate::ids::StageIndex;
 /// let backwards = [0, 1, 2].map(|stage| trained.backward_of(StageIndex::new(stage)));
 /// assert_eq!(backwards, [StageBackward::None, StageBackward::Whole, StageBackward::Inputs]);
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct TrainedStages {
     /// Whether each stage is trained; empty if all are.
     trained: Vec<bool>,

@@ -84,7 +84,8 @@ impl FailureArguments {
         let Some(between_failures_s) = self.node_mtbf.map(|time| time / nodes).or(of_gpus) else {
             return self.require_no_option(&request.machine.name).map(|()| None);
         };
-        let parameters = request.model.parameters() as f64;
+        // A checkpoint of adapters has these alone.
+        let parameters = request.model.trained_parameters() as f64;
         let checkpoint_bytes =
             self.checkpoint_size.map_or(BYTES_OF_PARAMETER * parameters, |size| size as f64);
         let write_bytes_per_s = self.checkpoint_bandwidth.unwrap_or(NODE_BANDWIDTH * nodes);

@@ -5,6 +5,7 @@ pub(crate) mod machine;
 pub(crate) mod list;
 mod failures;
 pub(crate) mod arguments;
+mod adapters;
 mod model;
 pub(crate) mod request;
 mod layout_text;

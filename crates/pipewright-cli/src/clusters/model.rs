@@ -6,6 +6,7 @@ use pipewright_cluster::hf_config::{self, Described};
 use pipewright_models::hf;
 use pipewright_system::bounded_file::read_text;
 
+use crate::clusters::adapters::{self, PlannedAdapters};
 use crate::clusters::toml_file::unreadable;
 use crate::config::model::ModelSettings;
 use crate::failure::Failure;
@@ -20,13 +21,16 @@ pub(crate) struct PlannedModel {
     pub(crate) sequence: Option<u32>,
     /// The rows of a step, if the file is a configuration for `train`.
     pub(crate) batch: Option<u32>,
+    /// The adapters that a configuration trains in place of the model.
+    pub(crate) adapters: Option<PlannedAdapters>,
 }
 
 /// Reads the model that a path means: a `config.json`, a folder with one, or a configuration for `train`,
 /// which `set` overrides. `set` alone overrides the built-in sample.
 ///
 /// # Errors
-/// When a file cannot be read, or does not describe a model, or the configuration has a mistake or trains adapters.
+/// When a file cannot be read, or does not describe a model, the configuration has a mistake, or its adapters do not
+/// fit the model.
 pub(crate) fn read(path: Option<&Path>, set: &[String]) -> Result<PlannedModel, Failure> {
     match (path, set.first()) {
         (None, None) => {
@@ -38,7 +42,12 @@ pub(crate) fn read(path: Option<&Path>, set: &[String]) -> Result<PlannedModel, 
         ))),
         (Some(path), None) if !is_configuration(path) => {
             let advice = "name a config.json, its folder, or a configuration";
-            Ok(PlannedModel { described: of_model(path, advice)?, sequence: None, batch: None })
+            Ok(PlannedModel {
+                described: of_model(path, advice)?,
+                sequence: None,
+                batch: None,
+                adapters: None,
+            })
         }
         (path, _) => of_configuration(path, set),
     }
@@ -65,12 +74,6 @@ fn of_model(path: &Path, advice: &str) -> Result<Described, Failure> {
 /// that `train` does not know.
 fn of_configuration(path: Option<&Path>, set: &[String]) -> Result<PlannedModel, Failure> {
     let settings = load_settings(path, set)?.settings;
-    if settings.adapter.is_some() {
-        return Err(Failure::input(
-            "a plan for a cluster knows the costs of training all parameters, and the section [adapter] trains adapters \
-             alone: set adapter.kind=none, or plan a profile (`pipewright plan CONFIG.toml --profile PROFILE.toml`)",
-        ));
-    }
     let described = match &settings.model {
         ModelSettings::From { from } => of_model(from, "correct model.from")?,
         ModelSettings::Fresh(model) => {
@@ -82,5 +85,12 @@ fn of_configuration(path: Option<&Path>, set: &[String]) -> Result<PlannedModel,
     let batch = u32::try_from(rows).map_err(|_| {
         Failure::input(format!("the step of the configuration has {rows} rows; use at most {}", u32::MAX))
     })?;
-    Ok(PlannedModel { described, sequence: Some(settings.data.seq_len), batch: Some(batch) })
+    let adapters = match (&settings.model, &settings.adapter) {
+        (ModelSettings::From { from }, Some(adapter)) => {
+            let folder = hf::resolve(from).map_err(Failure::input)?;
+            Some(adapters::read(&folder, &settings, adapter)?)
+        }
+        _ => None,
+    };
+    Ok(PlannedModel { described, sequence: Some(settings.data.seq_len), batch: Some(batch), adapters })
 }

@@ -51,7 +51,7 @@ pub(crate) struct UpgradeResult {
 /// Makes the request of the options, and searches.
 pub(crate) fn plan(options: &PlanOptions<'_>) -> Result<Planned, Failure> {
     options.check()?;
-    let PlannedModel { described, sequence, batch } = model::read(options.path(), options.set)?;
+    let PlannedModel { described, sequence, batch, adapters } = model::read(options.path(), options.set)?;
     let machine = machine(options.machine)?;
     let Sizes { gpus, batch, sequence } = options.sizes(&machine, sequence, batch)?;
     let precision = options.precision(&machine)?;
@@ -59,6 +59,11 @@ pub(crate) fn plan(options: &PlanOptions<'_>) -> Result<Planned, Failure> {
     let (machine, mut measured) = match &options.cluster.measured {
         Some(file) => with_measurements(file, &model, machine)?,
         None => (machine, Vec::new()),
+    };
+    // Blocks are measured with all of their parameters trained.
+    let model = match adapters {
+        Some(adapters) => adapters.on(model)?,
+        None => model,
     };
     assumed.extend(assumptions(&machine));
     let mut request = Request::new(model, machine, gpus, batch, sequence, precision);

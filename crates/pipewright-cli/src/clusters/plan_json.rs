@@ -40,6 +40,7 @@ struct ModelJson<'a> {
     /// The parameters of the blocks that predict further tokens. They are not in `parameters`.
     predictor_parameters: u128,
     active_parameters: u128,
+    trained_parameters: u128,
 }
 
 #[derive(Serialize)]
@@ -143,6 +144,7 @@ pub(crate) fn json(planned: &Planned) -> String {
             parameters: model.parameters() - model.predictor_parameters(),
             predictor_parameters: model.predictor_parameters(),
             active_parameters: model.active_parameters(),
+            trained_parameters: model.trained_parameters(),
         },
         cluster: ClusterJson {
             name: &request.machine.name,

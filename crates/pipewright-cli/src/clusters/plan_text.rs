@@ -67,6 +67,9 @@ fn title(planned: &Planned) -> String {
     if predictors > 0 {
         parameters.push_str(&format!(", {} more that predict further tokens", count(predictors)));
     }
+    if model.is_adapted() {
+        parameters.push_str(&format!(", {} of adapters trained", count(model.trained_parameters())));
+    }
     let per_node = request.machine.gpus_per_node;
     format!(
         "{}: {parameters}; {} of {}, {per_node} per node; {} of {} per step, {}",

@@ -49,6 +49,15 @@ fn read_adapter(
             from.display()
         )));
     }
+    adapter_of(settings, adapter, model)
+}
+
+/// Returns the adapters that the settings name, for a model that may have no weights.
+pub(crate) fn adapter_of(
+    settings: &Settings,
+    adapter: &AdapterSettings,
+    model: &ModelConfig,
+) -> Result<Adapter, Failure> {
     Ok(match &adapter.source {
         AdapterSource::From { path, dropout } => {
             let lora = model.read_adapter(path).map_err(Failure::input)?;

@@ -6,7 +6,7 @@ use assert_cmd::Command;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{folder, refuse, succeed, text, write};
+use crate::{folder, refuse, run, succeed, text, write};
 
 /// The shapes of Llama 3 8B.
 pub(crate) const LLAMA: &str = r#"{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
@@ -337,6 +337,7 @@ fn the_commands_of_the_book_work() {
     };
     write(&folder, "measured.toml", block("[[layer]]"));
     write(&folder, "group.toml", block("of our group"));
+    write(&folder, "my.toml", "[model]\nfrom = \".\"\n[data]\nseq_len = 512\n");
     let commands = pipewright_book::markdown::shell_lines(&page);
     assert!(commands.len() >= 6, "{}", commands.len());
     for (index, command) in commands.iter().enumerate() {
@@ -362,4 +363,44 @@ fn the_commands_of_the_book_work() {
     assert!(plan.contains("figures that the file does not give: from H100 80 GB SXM"), "{plan}");
     let own = succeed(&folder, &["clusters", "group.toml"]);
     assert!(own.contains("network_gb_per_s = 25 ") && own.contains("memory_gb_per_s = 3350 "), "{own}");
+}
+
+/// The folder has no weights, which a plan does not need.
+#[test]
+fn adapters_of_a_configuration_are_planned() {
+    let folder = with_model();
+    write(
+        &folder,
+        "run.toml",
+        "[model]\nfrom = \".\"\n[adapter]\nkind = \"lora\"\nrank = 16\n[data]\nseq_len = 512\n",
+    );
+    let plan = ["plan", "run.toml", "--cluster", "h100", "--ranks", "1", "--format", "json"];
+    let planned = |set: &[&str]| {
+        let set = set.iter().flat_map(|set| ["--set", set]);
+        let output = run(&folder, &plan.iter().copied().chain(set).collect::<Vec<_>>());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let json: Value = serde_json::from_str(&text(&output.stdout)).expect("JSON");
+        let trained = json["model"]["trained_parameters"].as_u64().expect("a number");
+        (trained, json["plans"][0]["predicted_step_s"].as_f64().expect("seconds"))
+    };
+    // Queries and outputs of 4096 to 4096, keys and values of 4096 to 1024, and three layers of 4096 and 14336.
+    let of_block = 16 * (2 * 8192 + 2 * 5120 + 3 * 18432);
+    let (all, seconds) = planned(&[]);
+    assert_eq!(all, 32 * of_block);
+    let (upper, upper_seconds) = planned(&["adapter.targets=['*.layers.3?.*']"]);
+    assert_eq!(upper, 2 * of_block);
+    assert!(upper_seconds < 0.75 * seconds, "{upper_seconds} {seconds}");
+    let (magnitudes, _) = planned(&["adapter.dora=true"]);
+    assert_eq!(magnitudes, 32 * (of_block + 2 * 4096 + 2 * 1024 + 2 * 14336 + 4096));
+    refuse(
+        &folder,
+        &[&plan[..], &["--set", "adapter.targets=['query']"]].concat(),
+        2,
+        "error: `adapter.targets`: `query` is not a linear layer of the model",
+    );
+    // One GPU cannot train the whole model.
+    let whole =
+        ["plan", "config.json", "--cluster", "h100", "--ranks", "1", "--batch", "8", "--seq-len", "512"];
+    let whole = run(&folder, &whole);
+    assert_eq!(whole.status.code(), Some(3));
 }

@@ -212,19 +212,6 @@ fn mistakes_in_a_configuration_have_a_place() {
     );
 }
 
-/// A plan for a cluster has the costs of training all parameters.
-#[test]
-fn a_configuration_with_adapters_is_refused() {
-    let folder = with_model();
-    write(&folder, "run.toml", "[model]\nfrom = \".\"\n[adapter]\nkind = \"lora\"\n[data]\nseq_len = 64\n");
-    let message = "error: a plan for a cluster knows the costs of training all parameters, and the section [adapter] \
-                   trains adapters alone: set adapter.kind=none";
-    let plan = ["plan", "run.toml", "--cluster", "h100", "--nodes", "1"];
-    refuse(&folder, &plan, 2, message);
-    let without = run(&folder, &[&plan[..], &["--set", "adapter.kind=none"]].concat());
-    assert!(without.status.success(), "{}", text(&without.stderr));
-}
-
 #[test]
 fn models_machines_and_schedules_that_are_not_known_are_refused() {
     let folder = with_model();

@@ -6,6 +6,7 @@ use super::feed_forward::FeedForwards;
 use super::keys::{Keys, contradiction};
 use super::mixer::{attention, mamba};
 use crate::model::{Attention, Block, FeedForward, Mixer};
+use crate::training::Training;
 
 /// The keys of the number of blocks.
 const LAYERS: [&str; 4] = ["num_hidden_layers", "n_layer", "n_layers", "num_layers"];
@@ -28,7 +29,7 @@ pub(super) fn blocks(keys: &mut Keys<'_>, family: &Family, hidden: u64) -> Resul
         (Some("mamba2"), _) => {
             keys.mark(&["hidden_act"]);
             let mixer = Mixer::Mamba2(mamba(keys, hidden)?);
-            let block = Block { mixer, feed_forward: FeedForward::None };
+            let block = Block { mixer, feed_forward: FeedForward::None, training: Training::Whole };
             Ok(vec![block; counted(layers)? as usize])
         }
         // In transformers 5, the list of a hybrid says `linear_attention` for Mamba-2.
@@ -81,7 +82,7 @@ fn single_parts(
     };
     let block = |kind: &_| {
         let (mixer, feed_forward) = of_kind(AsRef::<str>::as_ref(kind))?;
-        Ok(Block { mixer, feed_forward })
+        Ok(Block { mixer, feed_forward, training: Training::Whole })
     };
     kinds.iter().map(block).collect()
 }
@@ -122,7 +123,10 @@ fn whole_blocks(
             (None, _) => Ok(attention),
         }
     };
-    let block = |layer| Ok(Block { mixer: mixer(layer)?, feed_forward: parts.of_block(layer)? });
+    let block = |layer| {
+        let (mixer, feed_forward) = (mixer(layer)?, parts.of_block(layer)?);
+        Ok(Block { mixer, feed_forward, training: Training::Whole })
+    };
     (0..layers).map(block).collect()
 }
 

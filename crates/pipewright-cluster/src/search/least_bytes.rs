@@ -1,24 +1,26 @@
 //! The bytes that a layout needs at least, which is known before its stages are cut.
 
 use crate::layout::Layout;
-use crate::memory::{Parameters, state};
 use crate::search::schedules;
 use crate::units::{Unit, Units};
 
 /// Returns bytes that the largest rank needs at least: the state of the mean rank, or what the first rank needs
 /// for the embedding and as many of the smallest blocks as it has.
 pub(super) fn least_bytes(layout: &Layout, units: &Units, total: &Unit) -> f64 {
-    // A tied table may count once only.
-    let parameters = Parameters { shared: total.parameters.shared - units.table, ..total.parameters };
-    let state = |parameters: Parameters| state(parameters, units.largest_block, layout).state();
+    let state = |trained, frozen| units.state(trained, frozen, layout).state();
     let blocks = units.blocks() as u32;
     let own = first_blocks(layout, blocks);
     // Without a formula for each chunk, each counts as the smallest one.
     let held = if schedules::is_exact(layout) { own } else { fewest_blocks(layout, blocks) * layout.chunks };
     let smallest = units.smallest_block();
-    let first = state(units.embedding.parameters + smallest.parameters * f64::from(own))
-        + smallest.activation * f64::from(held) * schedules::held(layout, 0);
-    state(parameters * (1.0 / f64::from(layout.pipeline))).max(first)
+    let own_blocks = f64::from(own);
+    let first = state(
+        units.embedding.parameters + smallest.parameters * own_blocks,
+        units.embedding.frozen + smallest.frozen * own_blocks,
+    ) + smallest.activation * f64::from(held) * schedules::held(layout, 0);
+    let [trained, frozen] =
+        units.without_table(total).map(|parameters| parameters * (1.0 / f64::from(layout.pipeline)));
+    state(trained, frozen).max(first)
 }
 
 /// Returns the blocks of the first rank with an even cut, or one or two fewer.

@@ -207,6 +207,7 @@ mod tests {
             sizes: (0..stages as u64)
                 .map(|stage| StageSizes { activation: activation(stage), ..StageSizes::default() })
                 .collect(),
+            trained: pipewright_schedule::TrainedStages::ALL,
             link: Link { latency: 0.0, bandwidth: 1e12 },
         };
         let simulated = Programs::default().run(layout, &costs).ok()?;

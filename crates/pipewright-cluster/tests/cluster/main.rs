@@ -2,6 +2,7 @@
 
 mod data;
 
+mod adapters;
 mod bad_input;
 mod configs;
 mod goodput_table;

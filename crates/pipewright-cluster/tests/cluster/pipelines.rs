@@ -22,6 +22,7 @@ fn pipeline(
     let costs = PipelineCosts {
         stages: vec![StageCosts::new(1.0, 1.0, 1.0); layout.stages() as usize],
         sizes: (0..layout.stages()).map(size).collect(),
+        trained: pipewright_schedule::TrainedStages::ALL,
         link: Link { latency: 0.001, bandwidth: 1e6 },
     };
     (layout, costs)

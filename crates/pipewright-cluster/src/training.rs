@@ -1,0 +1,132 @@
+//! The parameters of a block that are trained: all, or those of adapters (LoRA, arXiv 2106.09685, and DoRA, arXiv
+//! 2402.09353).
+//!
+//! An adapter adds two products to a linear layer: with `A [inputs, rank]` and `B [rank, outputs]`. The layer's own
+//! matrix is frozen: it has no gradient and no optimizer state, and its backward computes the gradient of
+//! its inputs alone. Blocks before all adapters run forward only. The ranks of a tensor group divide the
+//! adapter of a layer as they divide the layer: `B` by outputs, or `A` by inputs; the other matrix is whole
+//! on each rank.
+
+use thiserror::Error;
+
+use crate::matrix::{Division, Matrix};
+
+/// The most layers of a block that have an adapter: five of a latent attention, and three of a feed-forward
+/// part.
+const MOST_LAYERS: usize = 8;
+
+/// The parameters of a block that are trained, which decide what its backward computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Training {
+    /// All.
+    #[default]
+    Whole,
+    /// Those of adapters. If there are none, the block passes gradients on.
+    Adapters(Adapters),
+    /// None, and the block is before all adapters: it has no backward.
+    ForwardOnly,
+}
+
+/// The adapters of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Adapters {
+    rank: u64,
+    /// Whether each output has a magnitude, as in DoRA.
+    has_magnitudes: bool,
+    layers: [Option<AdaptedLayer>; MOST_LAYERS],
+}
+
+/// A linear layer with an adapter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AdaptedLayer {
+    /// The width of its input.
+    pub input: u64,
+    /// The width of its output.
+    pub output: u64,
+    /// How the ranks of a tensor group divide it.
+    pub division: Division,
+    /// Whether an earlier layer of the block has the same input, as keys and values have that of queries.
+    pub shares_input: bool,
+}
+
+/// The settings of adapters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AdapterSizes {
+    /// The rank.
+    pub rank: u64,
+    /// Whether each output has a magnitude, as in DoRA.
+    pub has_magnitudes: bool,
+}
+
+/// Adapters that do not fit a model.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum AdapterError {
+    /// No layer has an adapter.
+    #[error("no layer of the model has an adapter; name at least one")]
+    NoLayer,
+    /// The model has fewer blocks.
+    #[error("block {block} has an adapter, and the model has {blocks} blocks")]
+    Block {
+        /// The index of the block.
+        block: usize,
+        /// The number of blocks.
+        blocks: usize,
+    },
+    /// A block has too many layers.
+    #[error("block {block} has more than {MOST_LAYERS} layers with an adapter; adapt fewer of them")]
+    Layers {
+        /// The index of the block.
+        block: usize,
+    },
+}
+
+impl Adapters {
+    /// Returns adapters on no layer yet.
+    pub(crate) fn none(AdapterSizes { rank, has_magnitudes }: AdapterSizes) -> Self {
+        Self { rank, has_magnitudes, layers: [None; MOST_LAYERS] }
+    }
+
+    /// Adds an adapter on a layer. Returns whether there is room for it.
+    pub(crate) fn add(&mut self, layer: AdaptedLayer) -> bool {
+        let free = self.layers.iter_mut().find(|place| place.is_none());
+        free.map(|place| *place = Some(layer)).is_some()
+    }
+
+    /// Returns the layers with an adapter.
+    pub fn layers(&self) -> impl Iterator<Item = AdaptedLayer> {
+        self.layers.into_iter().flatten()
+    }
+
+    /// Returns the rank.
+    pub fn rank(&self) -> u64 {
+        self.rank
+    }
+
+    /// Returns whether each output has a magnitude.
+    pub fn has_magnitudes(&self) -> bool {
+        self.has_magnitudes
+    }
+
+    /// Returns both matrices of the adapter of each layer.
+    pub fn matrices(&self) -> impl Iterator<Item = Matrix> {
+        let rank = self.rank;
+        self.layers().flat_map(move |layer| {
+            let divided = |division| if layer.division == division { division } else { Division::Whole };
+            let matrix = |input, output, division| Matrix { input, output, division, of_experts: None };
+            [
+                matrix(layer.input, rank, divided(Division::Rows)),
+                matrix(rank, layer.output, divided(Division::Columns)),
+            ]
+        })
+    }
+
+    /// Returns the number of parameters.
+    pub fn parameters(&self) -> u128 {
+        let magnitudes = if self.has_magnitudes { 1 } else { 0 };
+        self.layers()
+            .map(|AdaptedLayer { input, output, .. }| {
+                u128::from(self.rank) * u128::from(input + output) + u128::from(output) * magnitudes
+            })
+            .sum()
+    }
+}
