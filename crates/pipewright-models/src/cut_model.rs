@@ -8,12 +8,12 @@ use pipewright_schedule::{LayerDesc, ModelDesc, Partition, TrainedStages};
 
 use crate::adapter::Adapter;
 use crate::any_family::InitialParameters;
-use crate::cost::frozen;
+use crate::cost::{frozen, magnitudes};
 use crate::cut_stage::NO_SLICES;
 use crate::error::ConfigError;
 use crate::head_form::CutHead;
 use crate::hf::HfError;
-use crate::lora::is_of_adapter;
+use crate::lora::{is_of_adapter, layer_of_first, layer_of_magnitudes};
 use crate::model_config::ModelConfig;
 use crate::parameter::ParameterSpec;
 use crate::split::Place;
@@ -45,6 +45,21 @@ pub struct CutModel {
     head: Option<CutHead>,
     /// The adapters, if only these are trained.
     adapter: Option<Adapter>,
+}
+
+/// Returns the work for each token of the magnitudes among the trained parameters `specs` of a layer, for rows of
+/// `tokens` tokens, in the unit of [`LayerDesc::weight`].
+fn magnitude_weight(specs: &[ParameterSpec], layer: &LayerDesc, tokens: u64) -> u64 {
+    let own: Vec<&ParameterSpec> = specs.iter().filter(|spec| spec.is_in(&layer.path)).collect();
+    let outputs_of = |layer: &str| {
+        let magnitudes = own.iter().find(|spec| layer_of_magnitudes(&spec.path) == Some(layer));
+        magnitudes.map_or(0, |spec| spec.shape.iter().product::<usize>() as u64)
+    };
+    let weight = |spec: &&ParameterSpec| match (layer_of_first(&spec.path), spec.shape.as_slice()) {
+        (Some(layer), &[inputs, rank]) => magnitudes(inputs as u64, outputs_of(layer), rank as u64, tokens),
+        _ => 0,
+    };
+    own.iter().map(weight).sum()
 }
 
 impl From<ModelConfig> for CutModel {
@@ -165,18 +180,23 @@ impl CutModel {
 
     /// Returns the layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe). With
     /// adapters, weights and products are those of training them: no gradients of frozen matrices, and no
-    /// backward below the first adapter. The products of the adapters do not count; [`LayerDesc::trained`]
-    /// has their parameters.
+    /// backward below the first adapter. The magnitudes of DoRA count, and the products of the adapters do
+    /// not; [`LayerDesc::trained`] has their parameters.
     pub fn describe(&self, sequence: usize) -> ModelDesc {
         let mut whole = self.describe_whole(sequence);
         // The settings of adapters were checked with the model, so their layers are known.
-        if let (Some(_), Ok(trained)) = (&self.adapter, self.adapted(&whole.layers)) {
+        if let (Some(adapter), Ok(trained)) = (&self.adapter, self.adapted(&whole.layers)) {
             let first = trained.iter().position(|&numbers| numbers > 0).unwrap_or(0);
             let layers =
                 whole.layers.into_iter().zip(trained).enumerate().map(|(index, (layer, numbers))| {
                     LayerDesc { trained: Some(numbers), ..frozen(layer, sequence as u64, index >= first) }
                 });
             whole.layers = layers.collect();
+            if let (true, Ok(specs)) = (adapter.lora.dora, self.trained_parameters()) {
+                for layer in &mut whole.layers {
+                    layer.weight += magnitude_weight(&specs, layer, sequence as u64);
+                }
+            }
         }
         whole
     }

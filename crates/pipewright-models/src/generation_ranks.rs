@@ -38,6 +38,7 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 use pipewright::tensor::BoundaryError;
+use pipewright_schedule::error_text::panic_message;
 use thiserror::Error;
 
 use crate::generation::{GenerateError, Generated, GrowingText, Request};
@@ -448,11 +449,6 @@ impl Worker {
             let _ = next.send(Message { text, content });
         }
     }
-}
-
-fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
-    let text = payload.downcast_ref::<&str>().map(|message| (*message).to_owned());
-    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no message)".to_owned())
 }
 
 #[cfg(test)]

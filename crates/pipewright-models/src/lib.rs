@@ -50,7 +50,6 @@ mod attention;
 mod latent_attention;
 mod cost;
 mod experts;
-mod router;
 mod head_form;
 mod vocabulary;
 
@@ -61,6 +60,7 @@ pub mod training_module;
 mod documents;
 mod valid_tokens;
 mod predictions;
+mod router;
 
 mod mamba;
 mod block_cache;

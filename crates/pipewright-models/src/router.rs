@@ -4,9 +4,11 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData, activation};
-use pipewright::nn::{Linear, at_least_single};
+use pipewright::nn::{Linear, at_least_single, count_choices};
+use pipewright::stage::StageContext;
 
 use crate::parameter::{Builder, ParameterKind, ParameterSource};
+use crate::valid_tokens::{valid_choices, valid_tokens};
 
 /// The name of a router's correction.
 const CORRECTION: &str = "e_score_correction_bias";
@@ -27,13 +29,13 @@ pub(crate) struct Router {
 }
 
 /// The experts of each token, with their weights.
-pub(crate) struct Chosen {
+struct Chosen {
     /// The experts, the same number for each token.
-    pub(crate) experts: Vec<usize>,
+    experts: Vec<usize>,
     /// The weights of the experts, `[tokens, experts of a token]`.
-    pub(crate) weights: Tensor<2>,
+    weights: Tensor<2>,
     /// Whether all scores are numbers.
-    pub(crate) is_finite: bool,
+    is_finite: bool,
 }
 
 /// How experts are chosen by their scores.
@@ -97,8 +99,32 @@ impl Router {
         router.forward(x.cast(self.weight.dtype()))
     }
 
+    /// Chooses the experts of the tokens of `rows` rows, for the mixture at the path `layer`, whose router has
+    /// the path `router`. Returns the experts, the same number for each token, with their weights. The step
+    /// learns of scores that are not numbers, and of the choices of valid tokens.
+    pub(crate) fn choose_for(
+        &self,
+        [layer, router]: [&str; 2],
+        x: Tensor<2>,
+        rows: usize,
+        choice: &GroupChoice,
+        context: &StageContext,
+    ) -> (Vec<usize>, Tensor<2>) {
+        let ([tokens, _], [_, count]) = (x.dims(), self.weight.dims());
+        let Chosen { experts, weights, is_finite } = self.choose(x, choice);
+        if !is_finite {
+            context.not_finite(&format!("a score of the router `{router}`"));
+        }
+        let choices = match valid_tokens(context, [rows, tokens / rows.max(1)]) {
+            None => count_choices(&experts, count),
+            Some(valid) => valid_choices(&experts, count, &valid),
+        };
+        context.expert_load(layer, choices);
+        (experts, weights)
+    }
+
     /// Chooses the experts of tokens. Gradients flow through the weights.
-    pub(crate) fn choose(&self, x: Tensor<2>, choice: &GroupChoice) -> Chosen {
+    fn choose(&self, x: Tensor<2>, choice: &GroupChoice) -> Chosen {
         let logits = at_least_single(self.logits(x));
         let scores = match choice.scores {
             Scores::Softmax => activation::softmax(logits, 1),

@@ -11,7 +11,14 @@
 //! assert_eq!(format!("{error:?}"), error.to_string());
 //! ```
 
+use std::any::Any;
 use std::error::Error;
+
+/// Returns the message of a panic from its payload.
+pub fn panic_message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|message| (*message).to_owned());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no message)".to_owned())
+}
 
 /// Returns the message of an error, followed by the messages of its causes. A cause that a message already
 /// contains is not repeated.
@@ -62,6 +69,14 @@ mod tests {
     }
 
     message_as_debug!(Inner, Outer);
+
+    #[test]
+    fn panics_have_messages() {
+        let message = |payload: Box<dyn Any + Send>| panic_message(&*payload);
+        assert_eq!(message(Box::new("a")), "a");
+        assert_eq!(message(Box::new("b".to_owned())), "b");
+        assert_eq!(message(Box::new(3)), "(no message)");
+    }
 
     #[test]
     fn debug_prints_each_cause_once() {

@@ -205,6 +205,11 @@ pub(crate) fn require_fit(plan: &MemoryPlan) -> Result<(), Failure> {
     let message = match plan.shortage() {
         None => return Ok(()),
         Some(Shortage::Machine { needed, available }) => machine_shortage(plan, needed, available),
+        Some(Shortage::Copies { needed, available }) => format!(
+            "the copies in memory (run.copy_every) need {}, and this machine has {}; set run.copy_every=0",
+            bytes(needed),
+            bytes(available)
+        ),
         Some(Shortage::Device { load, missing }) => device_shortage(load, missing),
     };
     Err(Failure::new(Exit::CheckFailed, format!("the run does not fit into memory: {message}")))
@@ -301,6 +306,21 @@ mod tests {
         let words = require_fit(&on(119)).expect_err("120 bytes in 119").text();
         assert!(words.contains("need 120 B with 30 B of copies in memory (run.copy_every), and"), "{words}");
         assert!(table(&on(120)).contains("copies    copies of the state in memory take 30 B"));
+    }
+
+    #[test]
+    fn copies_of_ranks_on_devices_are_in_the_memory_of_the_machine() {
+        let on = |machine| {
+            let choices = ["cuda:0", "cuda:1"].map(|name| name.parse::<DeviceChoice>().expect("a device"));
+            let plan = plan([10, 20], shape(true, 1), Some(machine)).with_copies(30);
+            plan.on_devices(choices, |_| Some(45))
+        };
+        assert_eq!(on(30).shortage(), None);
+        let words = require_fit(&on(29)).expect_err("30 bytes in 29").text();
+        assert!(
+            words.contains("the copies in memory (run.copy_every) need 30 B, and this machine has 29 B"),
+            "{words}"
+        );
     }
 
     #[test]

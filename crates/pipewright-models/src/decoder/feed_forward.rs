@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use burn::tensor::activation::{gelu_approximate, silu};
 use pipewright::nn::{
-    Expert, Linear, Routing, TensorParallel, at_least_single, count_choices, mix_held, router_losses, swiglu,
+    Expert, Linear, Routing, TensorParallel, at_least_single, mix_held, router_losses, swiglu,
 };
 use pipewright::stage::StageContext;
 use pipewright_schedule::divisor::greatest_common_divisor;
@@ -17,7 +17,7 @@ use crate::experts::ExpertSizes;
 use crate::file_layout::OutputParts;
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
 use crate::projection::{Projection, SharedInput, part_of};
-use crate::router::{Chosen, GroupChoice, Router};
+use crate::router::{GroupChoice, Router};
 use crate::split::require_parts;
 use crate::valid_tokens::{mean_weights, valid_choices, valid_loads, valid_tokens};
 
@@ -62,8 +62,6 @@ struct Choice {
     path: String,
     /// The path of the router, for errors.
     router: String,
-    /// The number of experts.
-    experts: usize,
     kind: ChoiceKind,
     /// The share of this layer in the model's balance loss, and the weight of that loss.
     balance: Option<(f64, f64)>,
@@ -206,7 +204,6 @@ impl FeedForward {
         let choice = Choice {
             path: builder.named(path),
             router: builder.named(&router),
-            experts: mixture.num_experts,
             kind: match form.router {
                 Some(router) => ChoiceKind::Scores(router.choice),
                 None => ChoiceKind::Probabilities { count, normalised },
@@ -312,23 +309,8 @@ impl Choice {
                 (routing.chosen().to_vec(), routing.weights())
             }
             ChoiceKind::Scores(choice) => {
-                let [tokens, _] = x.dims();
-                let Chosen { experts, weights, is_finite } = gate.choose(x, &choice);
-                let count = self.experts;
-                self.require_finite(is_finite, "score", context);
-                let choices = match valid_tokens(context, [rows, tokens / rows.max(1)]) {
-                    None => count_choices(&experts, count),
-                    Some(valid) => valid_choices(&experts, count, &valid),
-                };
-                context.expert_load(&self.path, choices);
-                (experts, weights)
+                gate.choose_for([&self.path, &self.router], x, rows, &choice, context)
             }
-        }
-    }
-
-    fn require_finite(&self, is_finite: bool, what: &str, context: &StageContext) {
-        if !is_finite {
-            context.not_finite(&format!("a {what} of the router `{}`", self.router));
         }
     }
 
@@ -342,7 +324,9 @@ impl Choice {
     ) -> Routing {
         let [tokens, _] = logits.dims();
         let routing = Routing::new(logits.clone(), count, normalised);
-        self.require_finite(routing.is_finite(), "probability", context);
+        if !routing.is_finite() {
+            context.not_finite(&format!("a probability of the router `{}`", self.router));
+        }
         let valid = valid_tokens(context, [rows, tokens / rows.max(1)]);
         let choices = match &valid {
             None => routing.counts(),

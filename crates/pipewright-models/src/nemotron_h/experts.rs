@@ -3,15 +3,14 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::{Expert, Linear, TensorParallel, count_choices, mix_held};
+use pipewright::nn::{Expert, Linear, TensorParallel, mix_held};
 use pipewright::stage::StageContext;
 
 use super::config::{Experts, NemotronHConfig};
 use crate::experts::ExpertSizes;
 use crate::parameter::{Builder, ParameterSource};
-use crate::router::{Chosen, GroupChoice, Router, Scores};
+use crate::router::{GroupChoice, Router, Scores};
 use crate::split::require_parts;
-use crate::valid_tokens::{valid_choices, valid_tokens};
 
 #[derive(Module, Debug)]
 pub(super) struct ExpertMixer {
@@ -66,17 +65,10 @@ impl ExpertMixer {
         tensor: &TensorParallel,
         context: &StageContext,
     ) -> Tensor<2> {
-        let Chosen { experts: chosen, weights, is_finite } = self.gate.choose(x.clone(), &self.choice);
-        if !is_finite {
-            context.not_finite(&format!("a score of the router `{}`", self.path));
-        }
-        let (tokens, experts) = (x.dims()[0], self.experts.len());
         let layer = self.path.strip_suffix(".gate").unwrap_or(&self.path);
-        let load = match valid_tokens(context, [tokens / sequence.max(1), sequence]) {
-            None => count_choices(&chosen, experts),
-            Some(valid) => valid_choices(&chosen, experts, &valid),
-        };
-        context.expert_load(layer, load);
+        let rows = x.dims()[0] / sequence.max(1);
+        let (chosen, weights) =
+            self.gate.choose_for([layer, &self.path], x.clone(), rows, &self.choice, context);
         let projected = |projection: &Option<Linear>, x| match projection {
             Some(projection) => projection.forward(x),
             None => x,

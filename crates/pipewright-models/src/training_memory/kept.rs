@@ -7,7 +7,7 @@ use pipewright_schedule::{ModelDesc, Partition, Recompute, Slices, StageIndex};
 use crate::cut_model::CutModel;
 use crate::parameter::ParameterSpec;
 use crate::training_memory::adapters::{adapter_stash, add_adapters, remove_below};
-use crate::training_memory::sizes::{kept_bytes, layers_in, stage_sizes};
+use crate::training_memory::sizes::{base_layers_in, kept_bytes, stage_sizes};
 
 /// The parts of a run on which the bytes of its activations depend.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +31,7 @@ pub struct KeptActivations<'a> {
 impl KeptActivations<'_> {
     /// Returns the sizes of the stages, which have these parameters, for a microbatch.
     pub fn sizes(&self, stages: &[Vec<ParameterSpec>]) -> Vec<StageSizes> {
-        let mut layers = layers_in(self.model, self.tokens, self.precision);
+        let mut layers = base_layers_in(self.model, self.tokens, self.precision);
         if let Some(adapter) = self.model.adapter() {
             let specs = stages.iter().flatten();
             add_adapters(&mut layers.layers, &adapter.lora, specs, self.tokens, self.precision);

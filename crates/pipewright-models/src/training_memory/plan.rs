@@ -48,6 +48,13 @@ pub enum Shortage<'a> {
         /// The bytes of the machine.
         available: u64,
     },
+    /// The memory of this machine, which holds the copies of the state of ranks on devices.
+    Copies {
+        /// The bytes of the copies.
+        needed: u64,
+        /// The bytes of the machine.
+        available: u64,
+    },
     /// The memory of a device.
     Device {
         /// The device with its ranks.
@@ -131,12 +138,17 @@ impl MemoryPlan {
         ranks.saturating_add(self.copies)
     }
 
-    /// Returns the first memory that is too small. Memory that is not known is large enough.
+    /// Returns the first memory that is too small. Memory that is not known is large enough. Copies of the
+    /// state are in the memory of the machine, also those of ranks on devices.
     pub fn shortage(&self) -> Option<Shortage<'_>> {
         if !self.devices.is_empty() {
-            return self.devices.iter().find_map(|load| {
+            let of_device = self.devices.iter().find_map(|load| {
                 let missing = load.needed().saturating_sub(load.memory?);
                 (missing > 0).then_some(Shortage::Device { load, missing })
+            });
+            return of_device.or_else(|| {
+                let available = self.machine?;
+                (self.copies > available).then_some(Shortage::Copies { needed: self.copies, available })
             });
         }
         let (needed, available) = (self.needed(), self.machine?);

@@ -9,8 +9,10 @@ use burn::tensor::{Device, Int, Tensor};
 use pipewright::batch::Batch;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
+use pipewright::tensor::Precision;
 use pipewright::transport::World;
 use pipewright_models::decoder::DecoderConfig;
+use pipewright_models::training_memory::layers_in;
 use pipewright_models::{
     Adapter, AdapterStart, CutModel, InitialParameters, LoraConfig, LoraTargets, ModelConfig,
 };
@@ -156,6 +158,36 @@ fn layers_weigh_what_the_training_of_adapters_computes() {
         partition(&weights, 2, &Method::Optimal).expect("it divides").range(StageIndex::new(0)).end
     };
     assert!(cut(&adapted) > cut(&whole), "the first stage has more layers if these run forward only");
+}
+
+#[test]
+fn magnitudes_weigh_more_in_short_rows() {
+    let weight = |dora, tokens| {
+        let lora = LoraConfig { rank: 2, dora, ..LoraConfig::default() };
+        let whole = model("llama", &json!({}), 2, None);
+        let adapted = whole.with_adapter(Adapter { lora, start: AdapterStart::Seed(1) }).expect("it fits");
+        adapted.describe(tokens).weights()
+    };
+    let more = |tokens| {
+        let [without, with] = [false, true].map(|dora| weight(dora, tokens));
+        [0, 1, 3].map(|layer| with[layer] - without[layer])
+    };
+    let ([embedding, short, head], [_, long, _]) = (more(8), more(800));
+    assert!(embedding == 0 && head == 0 && short > long && long > 0, "{short} {long}");
+}
+
+/// Without dropout in single precision, the results of the first matrices: rank 2 for each of seven layers.
+#[test]
+fn estimates_have_what_adapters_keep() {
+    let kept = |targets| {
+        let layers = layers_in(&model("llama", &json!({}), 6, targets), 8, Precision::F32).layers;
+        layers.into_iter().map(|layer| layer.activation_bytes).collect::<Vec<_>>()
+    };
+    let (whole, all) = (kept(None), kept(Some(LoraTargets::AllLinear)));
+    for (index, (adapted, whole)) in all.iter().zip(&whole).enumerate() {
+        let own = if (1..7).contains(&index) { 4 * 8 * 2 * 7 } else { 0 };
+        assert_eq!(*adapted, whole + own, "{index}");
+    }
 }
 
 #[test]

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pipewright_schedule::error_text::panic_message;
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{Action, Microbatch, StageIndex};
 
 use crate::checkpoint::{CheckpointError, NotFinite};
 use crate::ids::{StepNumber, WorldRank};
 use crate::message::MessageError;
-use crate::stage::{StageError, panic_message};
+use crate::stage::StageError;
 use crate::tensor::MetadataError;
 
 /// A step that failed: where, and why.

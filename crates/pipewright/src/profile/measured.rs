@@ -247,7 +247,7 @@ impl<'a> Collection<'a> {
                     bytes => bytes.map(|bytes| bytes + sent_and_kept + TAPE_BYTES),
                 },
                 weight_activation_bytes: match median(self.stashed.remove(&kind)) {
-                    None if !described.is_trained() => Some(0),
+                    _ if !described.is_trained() => Some(0),
                     bytes => bytes.map(|bytes| bytes + received),
                 },
                 temporary_bytes: self.temporary.remove(&kind),

@@ -74,9 +74,17 @@ impl Sample {
 
     /// Returns the stages that are trained. The first trained layer of the model is the first one of its
     /// kind, so the sample has it, and each layer of the sample runs backward if it does so in the model.
+    ///
+    /// The stage before the first trained layer counts as trained too, although it has no backward to
+    /// compute. Otherwise the first trained layer would not compute the gradient of its input, and the time
+    /// of its kind would be too short for all other layers of the kind.
     pub(super) fn trained(&self, model: &ModelDesc) -> TrainedStages {
         let is_trained = |stage: &SampleStage| model.layers[stage.layers.start].is_trained();
-        TrainedStages::of(&self.stages.iter().map(is_trained).collect::<Vec<_>>())
+        let mut trained: Vec<bool> = self.stages.iter().map(is_trained).collect();
+        if let Some(before) = trained.iter().position(|&is| is).and_then(|first| first.checked_sub(1)) {
+            trained[before] = true;
+        }
+        TrainedStages::of(&trained)
     }
 }
 
@@ -133,15 +141,16 @@ mod tests {
             trained: Some(trained),
         };
         let layers =
-            [layer(1, 0), layer(1, 0), layer(1, 0), layer(2, 3), layer(2, 0), layer(2, 3), layer(2, 5)];
+            [layer(3, 0), layer(1, 0), layer(1, 0), layer(2, 3), layer(2, 0), layer(2, 3), layer(2, 5)];
         let model = ModelDesc { layers: layers.to_vec() };
         let sample = Sample::of(&model, 1);
         let first: Vec<usize> = sample.stages.iter().map(|stage| stage.layers.start).collect();
-        assert_eq!(first, [0, 3, 4, 6]);
+        assert_eq!(first, [0, 1, 3, 4, 6]);
         let trained = sample.trained(&model);
-        let backwards = [0, 1, 2, 3].map(|stage| trained.backward_of(StageIndex::new(stage)));
+        let backwards = [0, 1, 2, 3, 4].map(|stage| trained.backward_of(StageIndex::new(stage)));
         let (none, inputs, whole) = (StageBackward::None, StageBackward::Inputs, StageBackward::Whole);
-        assert_eq!(backwards, [none, whole, inputs, whole]);
+        // The first trained layer sends the gradient of its input to the stage before it.
+        assert_eq!(backwards, [none, whole, whole, inputs, whole]);
         assert_eq!(sample.trained_bytes(&model), 4 * (3 + 5));
     }
 

@@ -1,10 +1,10 @@
 //! The errors of a stage.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use burn::tensor::DType;
+use pipewright_schedule::error_text::panic_message;
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{Action, Slices};
 
@@ -399,10 +399,4 @@ pub(crate) fn in_layer<T>(layer: &str, run: impl FnOnce() -> T) -> T {
         }
         Err(payload) => resume_unwind(payload),
     }
-}
-
-/// Returns the message of a panic.
-pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> String {
-    let text = payload.downcast_ref::<&str>().map(|message| (*message).to_owned());
-    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no message)".to_owned())
 }

@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use burn::tensor::{Tensor, TensorData};
 use pipewright_schedule::StageIndex;
+use pipewright_schedule::error_text::panic_message;
 
 use super::TrainingStage;
 use crate::checkpoint::{Checkpoint, CheckpointError, HeldParameter, StageState, Target, put_together};
 use crate::device::computes_behind;
 use crate::optimizer::{Factors, GradientHook, ParameterGradient};
 use crate::stage::body::StageBody;
-use crate::stage::error::{StageError, panic_message};
+use crate::stage::error::StageError;
 use crate::stage::module_parameters::{NamedTensor, discrete_of, filled, parameters_of, with_discrete};
 use crate::stage::runner::{Held, RestoredPaths, StageParameters};
 use crate::stage::shards::Shards;
