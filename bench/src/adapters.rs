@@ -1,9 +1,9 @@
-//! Compares a step that trains adapters alone with the step that trains the whole model, under the same schedule and
-//! cut, and with PEFT and transformers on the same model. Each rank has one thread.
+//! Compares a step that trains adapters alone with the step that trains the whole model, under the same
+//! schedule and cut, and with PEFT and transformers on the same model. Each rank has one thread.
 //!
 //! The sides take steps in turn, so that changes in the speed of the machine affect all. The bench writes the
-//! model as a Hugging Face directory, in which PEFT makes the adapters that both sides train. Their losses must
-//! agree: it is the same training.
+//! model as a Hugging Face directory, in which PEFT makes the adapters that both sides train. Their losses
+//! must agree: it is the same training.
 
 use std::error::Error;
 use std::fmt;

@@ -1,9 +1,9 @@
-//! Trains on a corpus of several GiB of ids in a file, in turn with ids in memory: the time of a step, and the memory
-//! that the data takes.
+//! Trains on a corpus of several GiB of ids in a file, in turn with ids in memory: the time of a step, and
+//! the memory that the data takes.
 //!
-//! `tokenize` makes the file of bytes, so that an id takes a byte: the most rows, and so the longest list of their order,
-//! that a file of this size can have. Memory is what the process holds itself (`RssAnon`). Pages of the file that
-//! the system caches do not count, because it takes them back when a process needs memory.
+//! `tokenize` makes the file of bytes, so that an id takes a byte: the most rows, and so the longest list of
+//! their order, that a file of this size can have. Memory is what the process holds itself (`RssAnon`). Pages
+//! of the file that the system caches do not count, because it takes them back when a process needs memory.
 
 use std::error::Error;
 use std::fs;
@@ -26,8 +26,8 @@ pub(crate) struct Options {
     /// The size of the text in memory in MiB, which the corpus repeats.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..))]
     text_mib: u64,
-    /// The folder in which a folder for the corpus is made, and removed afterwards; by default, the system's for
-    /// temporary files.
+    /// The folder in which a folder for the corpus is made, and removed afterwards; by default, the system's
+    /// for temporary files.
     #[arg(long)]
     folder: Option<PathBuf>,
     /// Ranks, which run under 1F1B.

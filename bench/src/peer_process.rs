@@ -1,5 +1,5 @@
-//! The process in which PyTorch trains a model with transformers (`peer/families.py`): it runs a step for each line
-//! of its input, in turn with the steps of a bench.
+//! The process in which PyTorch trains a model with transformers (`peer/families.py`): it runs a step for
+//! each line of its input, in turn with the steps of a bench.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};

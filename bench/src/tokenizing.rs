@@ -1,9 +1,10 @@
-//! Compares the rate of `pipewright tokenize` with the tokenizers library's own `encode_batch` on the same documents.
+//! Compares the rate of `pipewright tokenize` with the tokenizers library's own `encode_batch` on the same
+//! documents.
 //!
-//! The bench trains a byte-level BPE on the text, with as many ids as a real vocabulary. Both sides use all cores.
-//! `tokenize` reads the documents from a file and writes the ids to a file; the library has the documents in
-//! memory and keeps the ids there. The sides run in turn, so that changes in the speed of the machine affect
-//! both.
+//! The bench trains a byte-level BPE on the text, with as many ids as a real vocabulary. Both sides use all
+//! cores. `tokenize` reads the documents from a file and writes the ids to a file; the library has the
+//! documents in memory and keeps the ids there. The sides run in turn, so that changes in the speed of the
+//! machine affect both.
 
 use std::error::Error;
 use std::fs;

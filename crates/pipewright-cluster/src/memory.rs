@@ -1,7 +1,7 @@
 //! The memory of a rank.
 //!
-//! **Parameters** are counted for each rank of a tensor group. Heads of keys and values that are fewer than the
-//! ranks have a copy on each rank ([`Block::with_copies`]). Training in 16 bits with AdamW takes 2 bytes
+//! **Parameters** are counted for each rank of a tensor group. Heads of keys and values that are fewer than
+//! the ranks have a copy on each rank ([`Block::with_copies`]). Training in 16 bits with AdamW takes 2 bytes
 //! for a parameter, 4 for its gradient, and 12 for the optimizer: a copy of 4 bytes and two moments (arXiv
 //! 2205.05198, section 6). If the optimizer is sharded, replicas divide its 12 bytes. If gradients are
 //! sharded, replicas divide these, too, and each microbatch reduces the gradients of one block after another.
@@ -10,9 +10,9 @@
 //! all its blocks until the step ends. Frozen parameters take 2 bytes and nothing else. Adapters are trained
 //! in single precision: 4 bytes, 4 for the gradient, and 8 for both moments.
 //!
-//! **Activations** of a block are the tensors that its backward reads. For GPT without recomputation, they are
-//! `s b h (10 + 24 / t + 5 a s / (h t))` bytes (the same paper, equation 2); with sequence parallelism the 10
-//! is divided too, and fused attention or selective recomputation removes the last term.
+//! **Activations** of a block are the tensors that its backward reads. For GPT without recomputation, they
+//! are `s b h (10 + 24 / t + 5 a s / (h t))` bytes (the same paper, equation 2); with sequence parallelism
+//! the 10 is divided too, and fused attention or selective recomputation removes the last term.
 
 use std::ops::{Add, Mul};
 
@@ -138,8 +138,8 @@ fn matrix_division(matrix: &Matrix, layout: &Layout) -> f64 {
     }
 }
 
-/// Returns the parameters of a block that predicts a further token, on one rank of a tensor group. It uses the
-/// tables of the embedding and the head.
+/// Returns the parameters of a block that predicts a further token, on one rank of a tensor group. It uses
+/// the tables of the embedding and the head.
 pub fn predictor_parameters(model: &Model, layout: &Layout) -> Parameters {
     let last = model.blocks.last();
     let block = last.map_or_else(Parameters::default, |block| block_parameters(block, model, layout));
@@ -175,8 +175,8 @@ pub fn state(parameters: Parameters, largest_block: Parameters, layout: &Layout)
     RankMemory { parameters, gradients, optimizer, ..RankMemory::default() }
 }
 
-/// Returns the bytes of adapters on a rank with their gradients and optimizer, and of the `frozen` parameters of
-/// the model. `largest_block` are the parameters of the model's largest block.
+/// Returns the bytes of adapters on a rank with their gradients and optimizer, and of the `frozen` parameters
+/// of the model. `largest_block` are the parameters of the model's largest block.
 pub fn adapted_state(
     adapters: Parameters,
     frozen: Parameters,
@@ -217,8 +217,8 @@ pub fn block_activations(block: &Block, model: &Model, layout: &Layout) -> f64 {
 }
 
 /// Returns the bytes that a block keeps for the gradients of its weights if these are computed later than the
-/// gradients of its inputs: the inputs of products and the gradients of their outputs, for one microbatch. For
-/// GPT they are 32 s b h bytes (arXiv 2401.10241, table 1).
+/// gradients of its inputs: the inputs of products and the gradients of their outputs, for one microbatch.
+/// For GPT they are 32 s b h bytes (arXiv 2401.10241, table 1).
 pub fn block_stash(block: &Block, model: &Model, layout: &Layout) -> f64 {
     match &block.training {
         Training::Whole => {}
@@ -251,8 +251,8 @@ fn widths(layer: &AdaptedLayer, layout: &Layout) -> [f64; 2] {
     [layer.input as f64 / input, layer.output as f64 / output]
 }
 
-/// The bytes per token that a block's adapters keep for their backward, in single precision: the copies of their
-/// inputs, the results of their first matrices, and with magnitudes the outputs that these multiply.
+/// The bytes per token that a block's adapters keep for their backward, in single precision: the copies of
+/// their inputs, the results of their first matrices, and with magnitudes the outputs that these multiply.
 fn adapter_activations(block: &Block, layout: &Layout) -> f64 {
     let Training::Adapters(adapters) = &block.training else { return 0.0 };
     let kept = |layer: AdaptedLayer| {
@@ -264,8 +264,8 @@ fn adapter_activations(block: &Block, layout: &Layout) -> f64 {
     4.0 * adapters.layers().map(kept).sum::<f64>()
 }
 
-/// The bytes per token that a block's adapters keep for the gradients of their matrices: inputs and the gradients of
-/// outputs.
+/// The bytes per token that a block's adapters keep for the gradients of their matrices: inputs and the
+/// gradients of outputs.
 fn adapter_stash(adapters: &Adapters, layout: &Layout) -> f64 {
     let kept = |layer: AdaptedLayer| {
         let [input, output] = widths(&layer, layout);
@@ -348,8 +348,8 @@ fn selected(block: &Block, model: &Model, layout: &Layout) -> f64 {
 
 /// Returns the bytes of tensors that collectives and messages are sending or receiving. With sequence
 /// parallelism, the hidden states of one product and their gradient are gathered. In a pipeline, two tensors
-/// arrive and two leave. Tokens of experts and their outputs have a buffer on each side of their exchange. The
-/// buffers of the library that sends them are not included.
+/// arrive and two leave. Tokens of experts and their outputs have a buffer on each side of their exchange.
+/// The buffers of the library that sends them are not included.
 pub fn buffers(model: &Model, layout: &Layout) -> f64 {
     let hidden = 2.0 * layout.tokens() * model.hidden as f64;
     let gathered = if layout.sequence_parallel { 2.0 * hidden } else { 0.0 };

@@ -1,11 +1,11 @@
-//! The parameters of a block that are trained: all, or those of adapters (LoRA, arXiv 2106.09685, and DoRA, arXiv
-//! 2402.09353).
+//! The parameters of a block that are trained: all, or those of adapters (LoRA, arXiv 2106.09685, and DoRA,
+//! arXiv 2402.09353).
 //!
-//! An adapter adds two products to a linear layer: with `A [inputs, rank]` and `B [rank, outputs]`. The layer's own
-//! matrix is frozen: it has no gradient and no optimizer state, and its backward computes the gradient of
-//! its inputs alone. Blocks before all adapters run forward only. The ranks of a tensor group divide the
-//! adapter of a layer as they divide the layer: `B` by outputs, or `A` by inputs; the other matrix is whole
-//! on each rank.
+//! An adapter adds two products to a linear layer: with `A [inputs, rank]` and `B [rank, outputs]`. The
+//! layer's own matrix is frozen: it has no gradient and no optimizer state, and its backward computes the
+//! gradient of its inputs alone. Blocks before all adapters run forward only. The ranks of a tensor group
+//! divide the adapter of a layer as they divide the layer: `B` by outputs, or `A` by inputs; the other matrix
+//! is whole on each rank.
 
 use thiserror::Error;
 

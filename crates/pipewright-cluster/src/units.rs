@@ -124,7 +124,8 @@ impl Units {
         units
     }
 
-    /// Returns the bytes of a rank's trained and frozen parameters, with gradients and optimizer of the trained ones.
+    /// Returns the bytes of a rank's trained and frozen parameters, with gradients and optimizer of the
+    /// trained ones.
     pub(crate) fn state(&self, trained: Parameters, frozen: Parameters, layout: &Layout) -> RankMemory {
         if self.is_adapted {
             adapted_state(trained, frozen, self.largest_block, layout)
@@ -133,7 +134,8 @@ impl Units {
         }
     }
 
-    /// Returns all parameters without the table of a tied head, which may count once only: trained and frozen ones.
+    /// Returns all parameters without the table of a tied head, which may count once only: trained and frozen
+    /// ones.
     pub(crate) fn without_table(&self, total: &Unit) -> [Parameters; 2] {
         let mut parameters = [total.parameters, total.frozen];
         parameters[usize::from(self.is_adapted)].shared -= self.table;

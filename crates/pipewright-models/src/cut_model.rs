@@ -47,21 +47,6 @@ pub struct CutModel {
     adapter: Option<Adapter>,
 }
 
-/// Returns the work for each token of the magnitudes among the trained parameters `specs` of a layer, for rows of
-/// `tokens` tokens, in the unit of [`LayerDesc::weight`].
-fn magnitude_weight(specs: &[ParameterSpec], layer: &LayerDesc, tokens: u64) -> u64 {
-    let own: Vec<&ParameterSpec> = specs.iter().filter(|spec| spec.is_in(&layer.path)).collect();
-    let outputs_of = |layer: &str| {
-        let magnitudes = own.iter().find(|spec| layer_of_magnitudes(&spec.path) == Some(layer));
-        magnitudes.map_or(0, |spec| spec.shape.iter().product::<usize>() as u64)
-    };
-    let weight = |spec: &&ParameterSpec| match (layer_of_first(&spec.path), spec.shape.as_slice()) {
-        (Some(layer), &[inputs, rank]) => magnitudes(inputs as u64, outputs_of(layer), rank as u64, tokens),
-        _ => 0,
-    };
-    own.iter().map(weight).sum()
-}
-
 impl From<ModelConfig> for CutModel {
     /// Returns the model with its head in one part.
     fn from(model: ModelConfig) -> Self {
@@ -84,8 +69,8 @@ impl CutModel {
     /// Returns the model with adapters, which are trained in place of its own parameters.
     ///
     /// # Errors
-    /// When a setting cannot be used ([`LoraConfig::check`](crate::LoraConfig::check)), the family cannot have
-    /// adapters, or a target is not one of the model's layers.
+    /// When a setting cannot be used ([`LoraConfig::check`](crate::LoraConfig::check)), the family cannot
+    /// have adapters, or a target is not one of the model's layers.
     pub fn with_adapter(self, adapter: Adapter) -> Result<Self, ConfigError> {
         adapter.lora.check()?;
         adapter.lora.require_targets(&self.model.adaptable_layers()?)?;
@@ -240,4 +225,19 @@ impl CutModel {
         let (head, adapter) = (self.head.as_ref(), self.adapter.as_ref());
         self.model.family().training_stage(head, layers, initial, adapter, &place.into())
     }
+}
+
+/// Returns the work for each token of the magnitudes among the trained parameters `specs` of a layer, for
+/// rows of `tokens` tokens, in the unit of [`LayerDesc::weight`].
+fn magnitude_weight(specs: &[ParameterSpec], layer: &LayerDesc, tokens: u64) -> u64 {
+    let own: Vec<&ParameterSpec> = specs.iter().filter(|spec| spec.is_in(&layer.path)).collect();
+    let outputs_of = |layer: &str| {
+        let magnitudes = own.iter().find(|spec| layer_of_magnitudes(&spec.path) == Some(layer));
+        magnitudes.map_or(0, |spec| spec.shape.iter().product::<usize>() as u64)
+    };
+    let weight = |spec: &&ParameterSpec| match (layer_of_first(&spec.path), spec.shape.as_slice()) {
+        (Some(layer), &[inputs, rank]) => magnitudes(inputs as u64, outputs_of(layer), rank as u64, tokens),
+        _ => 0,
+    };
+    own.iter().map(weight).sum()
 }

@@ -5,9 +5,10 @@
 //! `a [inputs, rank]` and `b' [rank, outputs]`. Only `a` and `b'` are trained. They are the parameters
 //! `lora_A.weight` and `lora_B.weight` of the layer, as PEFT names them.
 //!
-//! With DoRA (Liu et al., 2024, <https://arxiv.org/abs/2402.09353>) the layer computes `(x v) m / |v| + b`, in which
-//! `v = w + scale * a b'`, `|v|` has the norm of each column of `v`, and the magnitudes `m [outputs]` are
-//! trained too. The gradient does not go through `|v|`. `m` is the parameter `lora_magnitude_vector`.
+//! With DoRA (Liu et al., 2024, <https://arxiv.org/abs/2402.09353>) the layer computes `(x v) m / |v| + b`,
+//! in which `v = w + scale * a b'`, `|v|` has the norm of each column of `v`, and the magnitudes `m
+//! [outputs]` are trained too. The gradient does not go through `|v|`. `m` is the parameter
+//! `lora_magnitude_vector`.
 
 use std::collections::BTreeSet;
 
@@ -74,7 +75,8 @@ impl LoraConfig {
         self.alpha / if self.rslora { rank.sqrt() } else { rank }
     }
 
-    /// Returns the number of parameters of the adapter of a layer: its matrices, and with DoRA its magnitudes.
+    /// Returns the number of parameters of the adapter of a layer: its matrices, and with DoRA its
+    /// magnitudes.
     pub fn parameters_of_layer(&self) -> usize {
         MATRICES.len() + usize::from(self.dora)
     }

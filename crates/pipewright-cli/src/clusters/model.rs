@@ -29,8 +29,8 @@ pub(crate) struct PlannedModel {
 /// which `set` overrides. `set` alone overrides the built-in sample.
 ///
 /// # Errors
-/// When a file cannot be read, or does not describe a model, the configuration has a mistake, or its adapters do not
-/// fit the model.
+/// When a file cannot be read, or does not describe a model, the configuration has a mistake, or its
+/// adapters do not fit the model.
 pub(crate) fn read(path: Option<&Path>, set: &[String]) -> Result<PlannedModel, Failure> {
     match (path, set.first()) {
         (None, None) => {

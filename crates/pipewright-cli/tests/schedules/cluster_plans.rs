@@ -383,7 +383,8 @@ fn adapters_of_a_configuration_are_planned() {
         let trained = json["model"]["trained_parameters"].as_u64().expect("a number");
         (trained, json["plans"][0]["predicted_step_s"].as_f64().expect("seconds"))
     };
-    // Queries and outputs of 4096 to 4096, keys and values of 4096 to 1024, and three layers of 4096 and 14336.
+    // Queries and outputs of 4096 to 4096, keys and values of 4096 to 1024, and three layers of 4096 and
+    // 14336.
     let of_block = 16 * (2 * 8192 + 2 * 5120 + 3 * 18432);
     let (all, seconds) = planned(&[]);
     assert_eq!(all, 32 * of_block);

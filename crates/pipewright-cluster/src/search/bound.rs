@@ -18,7 +18,8 @@ use crate::search::request::Request;
 use crate::setting::Setting;
 use crate::training::Training;
 
-/// The part of an attention's time that its forward takes at least: its backward takes less than five times as long.
+/// The part of an attention's time that its forward takes at least: its backward takes less than five times
+/// as long.
 const FORWARD_ATTENTION: f64 = 1.0 / 6.0;
 
 /// Returns the seconds of a step that no layout of a request can be faster than.

@@ -1,5 +1,5 @@
-//! Predictions for adapters: what is frozen has no gradients of weights, no optimizer, and no backward where nothing
-//! needs it.
+//! Predictions for adapters: what is frozen has no gradients of weights, no optimizer, and no backward where
+//! nothing needs it.
 
 use pipewright_cluster::catalogue::by_name;
 use pipewright_cluster::hf_config;
@@ -97,8 +97,8 @@ fn adapters_take_less_time_than_the_whole_model() {
     assert!((0.6..0.85).contains(&ratio), "{ratio}");
 }
 
-/// `r` numbers of the first matrix's result and a copy of the input, in single precision; with magnitudes also the
-/// output.
+/// `r` numbers of the first matrix's result and a copy of the input, in single precision; with magnitudes
+/// also the output.
 #[test]
 fn adapters_keep_their_inputs() {
     let kept = |model: &Model| block_activations(&model.blocks[0], model, &layout(Sharding::Replicated));

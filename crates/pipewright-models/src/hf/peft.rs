@@ -161,8 +161,8 @@ fn require_supported(path: &Path, keys: &Map<String, Value>) -> Result<(), HfErr
     })
 }
 
-/// Returns the layers that the tensors belong to, as short as they can be named. Only adapters with `dora` have
-/// magnitudes.
+/// Returns the layers that the tensors belong to, as short as they can be named. Only adapters with `dora`
+/// have magnitudes.
 fn targets_of(weights: &AdapterWeights, dora: bool, layers: &[String]) -> Result<LoraTargets, HfError> {
     let mut adapted = BTreeSet::new();
     for tensor in weights.file.tensors() {

@@ -8,8 +8,8 @@ use pipewright_schedule::{LayerDesc, ModelDesc};
 use crate::cut_model::CutModel;
 use crate::training_memory::adapters::add_adapters;
 
-/// Returns the layers of a model for rows of `tokens` tokens, with their sizes in the precision of a run and with
-/// what adapters keep.
+/// Returns the layers of a model for rows of `tokens` tokens, with their sizes in the precision of a run and
+/// with what adapters keep.
 pub fn layers_in(model: &CutModel, tokens: usize, precision: Precision) -> ModelDesc {
     let mut layers = base_layers_in(model, tokens, precision);
     // The settings of adapters were checked with the model, so their layers are known.
