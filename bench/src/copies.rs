@@ -12,7 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pipewright::checkpoint::{CheckpointWriter, CopyExchange, CopyFolder, CopyTarget, TrainingState};
+use pipewright::checkpoint::{
+    CheckpointWriter, CopyExchange, CopyFolder, CopyPart, CopyTarget, TrainingState,
+};
 use pipewright::ids::WorldRank;
 use pipewright::transport::World;
 use pipewright_models::decoder::DecoderConfig;
@@ -172,8 +174,8 @@ fn measure(
         }
     }
     let parts = copies.parts()?;
-    let newest = parts.iter().map(pipewright::checkpoint::CopyPart::step).max();
-    let bytes = parts.iter().filter(|part| Some(part.step()) == newest).map(|part| part.bytes()).sum();
+    let newest = parts.iter().map(CopyPart::step).max();
+    let bytes = parts.iter().filter(|part| Some(part.step()) == newest).map(CopyPart::bytes).sum();
     // The other process may still send.
     bench.step()?;
     drop((writer, exchange));

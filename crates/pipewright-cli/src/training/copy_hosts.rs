@@ -26,7 +26,7 @@ impl CopyHosts {
     /// Fails if the processes do not reach each other.
     pub(crate) fn find(processes: &mut ProcessGroup, copies: &Path) -> Result<Self, Failure> {
         let own = memory_of(copies).unwrap_or_default();
-        let of_rank = processes.combine(&own, |memories| number(memories), Duration::ZERO)?;
+        let of_rank = processes.combine(&own, number, Duration::ZERO)?;
         Ok(Self { of_rank, own: processes.rank() })
     }
 
