@@ -45,7 +45,8 @@ PRECISIONS = ("f32", "bf16")
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes of the throughput model and of its runs, and the golden runs: their schedules, numbers of ranks and steps."""
+    """Sizes of the throughput model and of its runs, the golden runs' schedules, numbers of ranks and steps, the numbers of
+    ranks of the throughput, and the recomputations that the memory is compared for."""
 
     schedules: tuple[str, ...] = tuple(SCHEDULES)
     golden_ranks: tuple[int, ...] = (1, 2, 4)
@@ -56,6 +57,8 @@ class Size:
     sequence: int = 1024
     microbatches: int = 8
     steps: int = 6
+    throughput_ranks: tuple[int, ...] = (1, 2)
+    recompute: tuple[str, ...] = ("none", "stage", "block")
 
     @property
     def intermediate(self) -> int:
@@ -73,6 +76,8 @@ TINY = Size(
     sequence=32,
     microbatches=4,
     steps=3,
+    throughput_ranks=(1,),
+    recompute=("block",),
 )
 
 
@@ -228,9 +233,9 @@ def throughput(trial: Trial) -> None:
     """Measures tokens per second of the scaled bench model, ours and PyTorch's in turn."""
     size = trial.size
     trial.say(f"\nhidden {size.hidden}, {size.layers} layers, sequence {size.sequence}, tokens/s (median step)")
-    trial.say(f"{'program':<26}{'precision':>10}{'ranks':>6}{'tokens/s':>12}{'host ms':>9}{'first loss':>12}")
+    trial.say(f"{'program':<26}{'precision':>10}{'ranks':>6}{'tokens/s':>12}{'first loss':>12}")
     for precision in trial.precisions:
-        for ranks in (1, 2):
+        for ranks in size.throughput_ranks:
             row = {"program": "pipewright", "precision": precision, "ranks": ranks}
             attempt(trial, row, "throughput", lambda p=precision, r=ranks: ours(trial, p, r))
         for compiled in (False, True):
@@ -258,8 +263,7 @@ def attempt(trial: Trial, row: dict[str, object], part: str, measure: Callable[[
 
 def speed(row: dict[str, object]) -> str:
     """The columns of the throughput."""
-    host = f"{row['host_ms']:>9.0f}" if row.get("host_ms") else f"{'':>9}"
-    return f"{row['tokens_per_second']:>12.0f}{host}{row['first_loss']:>12.4f}"
+    return f"{row['tokens_per_second']:>12.0f}{row['first_loss']:>12.4f}"
 
 
 def peak(row: dict[str, object]) -> str:
@@ -278,7 +282,6 @@ def ours(trial: Trial, precision: str, ranks: int, **more: object) -> dict[str, 
     return {
         "tokens_per_second": tokens * 1e3 / milliseconds,
         "step_ms": [step["step_ms"] for step in metrics],
-        "host_ms": metrics[-1].get("host_ms"),
         "peak_bytes": max(sum(step["peak_bytes"]) for step in metrics),
         "first_loss": metrics[0]["loss"],
         "last_loss": metrics[-1]["loss"],
@@ -330,10 +333,13 @@ def scaled_settings(trial: Trial, precision: str, ranks: int) -> dict[str, objec
 
 
 def memory(trial: Trial) -> None:
-    """Compares peak bytes and step time with and without recomputation."""
+    """Compares peak bytes and step time with and without recomputation.
+
+    Under `gpipe`: on one rank, 1F1B runs each backward right after its forward and recomputes nothing.
+    """
     trial.say(f"\n{'recompute':<12}{'peak MiB':>10}{'ms a step':>12}")
-    for recompute in ("none", "stage", "block"):
-        more = {"pipeline.recompute": recompute}
+    for recompute in trial.size.recompute:
+        more = {"pipeline.recompute": recompute, "pipeline.schedule": "gpipe"}
         attempt(trial, {"recompute": recompute}, "memory", lambda m=more: ours(trial, "f32", 1, **m))
 
 
