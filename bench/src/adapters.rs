@@ -45,7 +45,8 @@ pub(crate) struct Options {
     /// Tokens of a row.
     #[arg(long, default_value_t = 256)]
     sequence: usize,
-    /// Hold and compute the model in bfloat16, and the adapters in single precision.
+    /// Compute in bfloat16. The base of adapters is held in bfloat16; adapters, and the parameters of the
+    /// whole run, in single precision.
     #[arg(long)]
     bf16: bool,
     /// Measure PEFT with transformers in turn; two ranks run under PyTorch's `Schedule1F1B`.

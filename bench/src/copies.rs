@@ -1,5 +1,5 @@
-//! Measures the cost of copies of the state in memory: the time of steps that are each followed by a copy, over
-//! the time of steps without copies, in turn.
+//! Measures the cost of copies of the state in memory: the time of steps that are each followed by a copy,
+//! over the time of steps without copies, in turn.
 //!
 //! On one machine, the ranks are threads, and the copies stay there. With a neighbour, two processes over MPI
 //! stand for two hosts: each has a folder of its own, and sends its part to the other one. A copy is written
@@ -51,7 +51,8 @@ pub(crate) struct Options {
 const RANKS: u32 = 2;
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// The ratio of each turn, the seconds of a step without copies, and the bytes of a copy's part.
+/// The ratio of each turn, the seconds of a step without copies, and the bytes of a copy that the first
+/// process writes of its own state.
 struct Figures {
     ratios: Vec<f64>,
     step: f64,
@@ -96,7 +97,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 fn print(name: &str, Figures { ratios, step, bytes }: &Figures) {
     let ratios = Spread::new(ratios.clone());
     println!(
-        "{name}: steps with copies over steps without: {ratios}; a step takes {step:.2} s, {bytes} B per process"
+        "{name}: steps with copies over steps without: {ratios}; a step takes {step:.2} s, and the first \
+         process writes {bytes} bytes of its own state in each copy"
     );
 }
 
@@ -173,9 +175,10 @@ fn measure(
             plain.push(times[0] / (options.steps.max(2) - 1) as f64);
         }
     }
-    let parts = copies.parts()?;
-    let newest = parts.iter().map(CopyPart::step).max();
-    let bytes = parts.iter().filter(|part| Some(part.step()) == newest).map(CopyPart::bytes).sum();
+    // The part of the other process may still arrive.
+    let own: Vec<CopyPart> = copies.parts()?.into_iter().filter(CopyPart::is_own).collect();
+    let newest = own.iter().map(CopyPart::step).max();
+    let bytes = own.iter().filter(|part| Some(part.step()) == newest).map(CopyPart::bytes).sum();
     // The other process may still send.
     bench.step()?;
     drop((writer, exchange));

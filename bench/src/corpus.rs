@@ -4,6 +4,9 @@
 //! `tokenize` makes the file of bytes, so that an id takes a byte: the most rows, and so the longest list of
 //! their order, that a file of this size can have. Memory is what the process holds itself (`RssAnon`). Pages
 //! of the file that the system caches do not count, because it takes them back when a process needs memory.
+//!
+//! The file was just written, so the system usually has it in its cache: the ratio is the cost of the mapping
+//! and of its order, not of the disk.
 
 use std::error::Error;
 use std::fs;

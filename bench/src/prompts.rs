@@ -1,6 +1,6 @@
 //! Measures the first tokens of a text of a model with latent attention: computed with the keys and values of
 //! all heads, as `generate` does, against attention to the latents, as for later tokens. Both are measured in
-//! turn. A row whose first token is known computes the others in the latents.
+//! turn, for the same number of tokens. A row whose first token is known computes the others in the latents.
 
 use std::error::Error;
 use std::time::Instant;
@@ -17,8 +17,8 @@ use crate::statistics::Spread;
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Tokens of the prompt.
-    #[arg(long, default_value_t = 512)]
-    tokens: usize,
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    tokens: u32,
     /// Heads.
     #[arg(long, default_value_t = 16)]
     heads: usize,
@@ -44,19 +44,20 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         return Err("the model is of another family".into());
     };
     let stage = model.init_stage(0..model.layers(), 1, Device::flex())?;
-    let prompt: Vec<u32> = (0..tokens as u32).map(|token| token * 31 % 256).collect();
+    // The first token of the row in latents is known, and is not measured.
+    let ids: Vec<u32> = (0..=tokens).map(|token| token % 256 * 31 % 256).collect();
+    let (first, prompt) = ids.split_at(1);
     let in_heads = || -> Result<f64, Box<dyn Error>> {
         let mut row = StageRow::new(&stage, true);
         let start = Instant::now();
-        row.append(&prompt)?.last_logits()?;
+        row.append(prompt)?.last_logits()?;
         Ok(start.elapsed().as_secs_f64())
     };
     let in_latents = || -> Result<f64, Box<dyn Error>> {
         let mut row = StageRow::new(&stage, true);
-        let (first, rest) = prompt.split_at(1);
         row.append(first)?.last_logits()?;
         let start = Instant::now();
-        row.append(rest)?.last_logits()?;
+        row.append(prompt)?.last_logits()?;
         Ok(start.elapsed().as_secs_f64())
     };
     let round = || Ok::<_, Box<dyn Error>>((in_heads()?, in_latents()?));

@@ -20,7 +20,7 @@ pub(crate) const LAUNCHED: &str = "PIPEWRIGHT_LAUNCHED";
 
 /// Returns how often `launch` had started processes before it started this one; `None` if it did not start
 /// it.
-pub(crate) fn launched_restart() -> Option<u64> {
+pub(crate) fn launched_start() -> Option<u64> {
     std::env::var(LAUNCHED).ok()?.parse().ok()
 }
 

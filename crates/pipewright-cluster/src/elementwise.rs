@@ -57,25 +57,25 @@ const LOSS: Traffic = Traffic { forward: 26.0, backward: 10.0 };
 /// Bytes per element of the inner width of a Mamba-2 mixer: convolution, step, gate and norm.
 const MAMBA: Traffic = Traffic { forward: 24.0, backward: 48.0 };
 
+/// Bytes per element of a matrix whose columns have norms: the matrix is cast (2 read, 4 written), the
+/// product of both matrices of the adapter is scaled (4, 4) and added (8, 4), and the sum is squared (4, 4)
+/// and summed (4).
+const NORMS: f64 = 38.0;
+
 /// Returns the bytes of the elementwise operations of a block's adapters for one microbatch on one rank: the
 /// inputs are copied to single precision, and outputs in single precision are added to those of the layers,
-/// or multiplied with magnitudes. The norms of the columns of a layer's matrix take two passes over the
-/// matrix in single precision.
+/// or multiplied with magnitudes. For magnitudes, each forward computes the norms of the columns of the
+/// layer's matrix with its adapter.
 pub fn adapter_traffic(adapters: &Adapters, layout: &Layout) -> Traffic {
-    let (tensor, division) = (f64::from(layout.tensor), layout.sequence_division());
     let mut traffic = Traffic::default();
     for layer in adapters.layers() {
-        let (input, output) = match layer.division {
-            Division::Columns => (division, tensor),
-            Division::Rows => (tensor, division),
-            Division::Whole => (division, division),
-        };
-        let copied = if layer.shares_input { 0.0 } else { 6.0 * layer.input as f64 / input };
-        let added = if adapters.has_magnitudes() { 16.0 } else { 8.0 } * layer.output as f64 / output;
+        let [input, output] = layer.widths(layout);
+        let copied = if layer.shares_input { 0.0 } else { 6.0 * input };
+        let added = if adapters.has_magnitudes() { 16.0 } else { 8.0 } * output;
         let passed = (copied + added) * layout.tokens();
-        let matrix = if layer.division == Division::Whole { 1.0 } else { tensor };
+        let matrix = if layer.division == Division::Whole { 1.0 } else { f64::from(layout.tensor) };
         let elements = (layer.input * layer.output) as f64 / matrix;
-        let norms = if adapters.has_magnitudes() { 10.0 * elements } else { 0.0 };
+        let norms = if adapters.has_magnitudes() { NORMS * elements } else { 0.0 };
         traffic.forward += passed + norms;
         traffic.backward += passed;
     }

@@ -7,8 +7,9 @@
 //! sharded, replicas divide these, too, and each microbatch reduces the gradients of one block after another.
 //! If parameters are sharded, replicas divide 16 bytes (parameter, gradient and two moments of 4 bytes each),
 //! and a rank holds copies of 2 bytes and gradients of 4 bytes: of the blocks at hand, or, in a pipeline, of
-//! all its blocks until the step ends. Frozen parameters take 2 bytes and nothing else. Adapters are trained
-//! in single precision: 4 bytes, 4 for the gradient, and 8 for both moments.
+//! all its blocks until the step ends. Frozen parameters take 2 bytes, or 4 in FP8 if
+//! parameters are not sharded, and nothing else. Adapters are trained in single precision: 4 bytes, 4 for the
+//! gradient, and 8 for both moments.
 //!
 //! **Activations** of a block are the tensors that its backward reads. For GPT without recomputation, they
 //! are `s b h (10 + 24 / t + 5 a s / (h t))` bytes (the same paper, equation 2); with sequence parallelism
@@ -156,11 +157,7 @@ pub fn table_parameters(model: &Model, layout: &Layout) -> f64 {
 pub fn state(parameters: Parameters, largest_block: Parameters, layout: &Layout) -> RankMemory {
     let (own, shard) = (parameters.total(), parameters.shard(layout));
     let in_pipeline = layout.pipeline > 1;
-    let copies = match layout.precision {
-        Precision::Half => 2.0,
-        // Weights in FP8 and their transpose are kept in addition to the weights in 16 bits.
-        Precision::Fp8 => 4.0,
-    };
+    let copies = weight_bytes(layout);
     let [parameters, gradients, optimizer] = match layout.sharding {
         Sharding::Replicated => [copies * own, 4.0 * own, 12.0 * own],
         Sharding::Optimizer => [copies * own, 4.0 * own, 12.0 * shard],
@@ -175,6 +172,15 @@ pub fn state(parameters: Parameters, largest_block: Parameters, layout: &Layout)
     RankMemory { parameters, gradients, optimizer, ..RankMemory::default() }
 }
 
+/// The bytes of a parameter in the forms that products read.
+fn weight_bytes(layout: &Layout) -> f64 {
+    match layout.precision {
+        Precision::Half => 2.0,
+        // Weights in FP8 and their transpose are kept in addition to the weights in 16 bits.
+        Precision::Fp8 => 4.0,
+    }
+}
+
 /// Returns the bytes of adapters on a rank with their gradients and optimizer, and of the `frozen` parameters
 /// of the model. `largest_block` are the parameters of the model's largest block.
 pub fn adapted_state(
@@ -184,10 +190,7 @@ pub fn adapted_state(
     layout: &Layout,
 ) -> RankMemory {
     let (own, shard) = (adapters.total(), adapters.shard(layout));
-    let copies = match layout.precision {
-        Precision::Half => 2.0,
-        Precision::Fp8 => 4.0,
-    };
+    let copies = weight_bytes(layout);
     let [parameters, gradients, optimizer] = match layout.sharding {
         Sharding::Replicated => [4.0 * own + copies * frozen.total(), 4.0 * own, 8.0 * own],
         Sharding::Optimizer | Sharding::Gradients => {
@@ -240,26 +243,22 @@ pub fn block_stash(block: &Block, model: &Model, layout: &Layout) -> f64 {
     block.matrices(model.hidden).iter().map(kept).sum::<f64>() * layout.tokens()
 }
 
-/// The widths of a layer's input and output on one rank of a tensor group.
-fn widths(layer: &AdaptedLayer, layout: &Layout) -> [f64; 2] {
-    let (tensor, division) = (f64::from(layout.tensor), layout.sequence_division());
-    let [input, output] = match layer.division {
-        Division::Columns => [division, tensor],
-        Division::Rows => [tensor, division],
-        Division::Whole => [division, division],
-    };
-    [layer.input as f64 / input, layer.output as f64 / output]
-}
-
 /// The bytes per token that a block's adapters keep for their backward, in single precision: the copies of
 /// their inputs, the results of their first matrices, and with magnitudes the outputs that these multiply.
+/// With dropout, each adapter keeps its input with dropped elements, and the mask.
 fn adapter_activations(block: &Block, layout: &Layout) -> f64 {
     let Training::Adapters(adapters) = &block.training else { return 0.0 };
     let kept = |layer: AdaptedLayer| {
-        let [input, output] = widths(&layer, layout);
-        let copy = if layer.shares_input { 0.0 } else { input };
+        let [input, output] = layer.widths(layout);
+        let copies = match (adapters.has_dropout(), adapters.has_magnitudes()) {
+            (false, _) if layer.shares_input => 0.0,
+            (false, _) => 1.0,
+            (true, false) => 2.0,
+            // The base computes with the dropped input too, in half precision.
+            (true, true) => 2.5,
+        };
         let multiplied = if adapters.has_magnitudes() { output } else { 0.0 };
-        adapters.rank() as f64 + copy + multiplied
+        adapters.rank() as f64 + copies * input + multiplied
     };
     4.0 * adapters.layers().map(kept).sum::<f64>()
 }
@@ -268,7 +267,7 @@ fn adapter_activations(block: &Block, layout: &Layout) -> f64 {
 /// gradients of outputs.
 fn adapter_stash(adapters: &Adapters, layout: &Layout) -> f64 {
     let kept = |layer: AdaptedLayer| {
-        let [input, output] = widths(&layer, layout);
+        let [input, output] = layer.widths(layout);
         2.0 * adapters.rank() as f64 + output + if layer.shares_input { 0.0 } else { input }
     };
     4.0 * adapters.layers().map(kept).sum::<f64>()

@@ -174,6 +174,15 @@ impl Model {
     pub fn is_adapted(&self) -> bool {
         self.blocks.iter().any(|block| block.training != Training::Whole)
     }
+
+    /// Returns whether adapters drop elements of their inputs. Tensor groups cannot divide such a model.
+    pub fn has_dropout(&self) -> bool {
+        let drops = |block: &Block| match &block.training {
+            Training::Adapters(adapters) => adapters.has_dropout(),
+            Training::Whole | Training::ForwardOnly => false,
+        };
+        self.blocks.iter().any(drops)
+    }
 }
 
 impl Attention {

@@ -123,7 +123,15 @@ impl RunPipeline {
             one.parameters.shard(layout).total_cmp(&other.parameters.shard(layout))
         };
         let most = ranks.iter().max_by(by_shard).copied().unwrap_or_default();
-        let data = exposed_data(setting, &most, busiest);
+        let data = match layout.sharding {
+            Sharding::Replicated | Sharding::Optimizer | Sharding::Gradients => {
+                exposed_data(setting, &most, busiest)
+            }
+            // Frozen parameters are gathered too, and another rank may have most of them.
+            Sharding::Parameters => {
+                ranks.iter().map(|rank| exposed_data(setting, rank, busiest)).fold(0.0, f64::max)
+            }
+        };
         let optimizer = optimizer_seconds(setting, most.parameters);
         let microbatches = f64::from(layout.microbatches());
         let mut parts = (busiest.forward + busiest.backward + busiest.again) * microbatches;
@@ -193,19 +201,13 @@ fn exposed_data(setting: &Setting<'_>, rank: &Unit, busiest: &StageTime) -> f64 
     let gathered = parameters * of_trained + rank.frozen * of_frozen;
     let summed = parameters * 4.0;
     // Experts have replicas of their own, one group after another on the same links.
-    let groups: [(fn(Parameters) -> f64, Group); 2] = [
-        (|bytes: Parameters| bytes.shared, Group { ranks: layout.replicas(), stride: layout.tensor }),
-        (
-            |bytes: Parameters| bytes.experts,
-            Group {
-                ranks: layout.expert_replicas(),
-                stride: layout.expert_tensor.saturating_mul(layout.expert),
-            },
-        ),
-    ];
+    let shared = Group { ranks: layout.replicas(), stride: layout.tensor };
+    let experts =
+        Group { ranks: layout.expert_replicas(), stride: layout.expert_tensor.saturating_mul(layout.expert) };
     let seconds = |collective: fn(&Group, &Machine, f64) -> f64, bytes: Parameters| {
-        let used = groups.iter().filter(|(part, _)| part(bytes) > 0.0);
-        used.map(|(part, group)| collective(group, setting.machine, part(bytes))).sum::<f64>()
+        let parts = [(bytes.shared, &shared), (bytes.experts, &experts)];
+        let used = parts.into_iter().filter(|&(bytes, _)| bytes > 0.0);
+        used.map(|(bytes, group)| collective(group, setting.machine, bytes)).sum::<f64>()
     };
     let (gather, reduce) = (seconds(Group::gather, gathered), seconds(Group::gather, summed));
     let (forward, backward) = (busiest.forward.total(), (busiest.backward + busiest.again).total());

@@ -8,7 +8,7 @@ use crate::model::{Block, Division, FeedForward, Matrix, Mixer};
 use crate::parts::Parts;
 use crate::product::Product;
 use crate::setting::Setting;
-use crate::training::{Adapters, Training};
+use crate::training::{AdaptedLayer, Adapters, Training};
 
 /// The kernels of a block's elementwise operations in a forward: norms, residual sums, positions, activation.
 const KERNELS: f64 = 8.0;
@@ -185,10 +185,28 @@ impl Setting<'_> {
     }
 
     /// The seconds of the products of a block's adapters: in the forward, and for the gradients of inputs and
-    /// weights.
+    /// weights. For magnitudes, each forward multiplies both matrices of an adapter.
     fn adapter_products(&self, adapters: &Adapters) -> [f64; 3] {
         let products = adapters.matrices().map(|matrix| self.product(&matrix, Precision::Half));
-        products.fold([0.0; 3], |sum, product| [0, 1, 2].map(|part| sum[part] + product[part]))
+        let [forward, input, weight] =
+            products.fold([0.0; 3], |sum, product| [0, 1, 2].map(|part| sum[part] + product[part]));
+        let seconds = |layer: AdaptedLayer| self.adapter_matrix(&layer, adapters.rank());
+        let matrices: f64 =
+            if adapters.has_magnitudes() { adapters.layers().map(seconds).sum() } else { 0.0 };
+        [forward + matrices, input, weight]
+    }
+
+    /// The seconds of the product of both matrices of a layer's adapter.
+    fn adapter_matrix(&self, layer: &AdaptedLayer, rank: u64) -> f64 {
+        let tensor = f64::from(self.layout.tensor);
+        let (inputs, outputs) = (layer.input as f64, layer.output as f64);
+        let (rows, columns) = match layer.division {
+            Division::Columns => (inputs, outputs / tensor),
+            Division::Rows => (inputs / tensor, outputs),
+            Division::Whole => (inputs, outputs),
+        };
+        let product = Product { rows, columns, inner: rank as f64, output_bytes: 4.0 };
+        product.seconds(self.machine, Precision::Half)
     }
 
     /// The matrix of the head.

@@ -9,6 +9,7 @@
 
 use thiserror::Error;
 
+use crate::layout::Layout;
 use crate::matrix::{Division, Matrix};
 
 /// The most layers of a block that have an adapter: five of a latent attention, and three of a feed-forward
@@ -16,6 +17,10 @@ use crate::matrix::{Division, Matrix};
 const MOST_LAYERS: usize = 8;
 
 /// The parameters of a block that are trained, which decide what its backward computes.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a model has few kinds of blocks, and copies are simpler than boxes"
+)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Training {
     /// All.
@@ -33,6 +38,7 @@ pub struct Adapters {
     rank: u64,
     /// Whether each output has a magnitude, as in DoRA.
     has_magnitudes: bool,
+    has_dropout: bool,
     layers: [Option<AdaptedLayer>; MOST_LAYERS],
 }
 
@@ -56,6 +62,9 @@ pub struct AdapterSizes {
     pub rank: u64,
     /// Whether each output has a magnitude, as in DoRA.
     pub has_magnitudes: bool,
+    /// Whether elements of the inputs are dropped. Each adapter then drops its own elements, and tensor
+    /// groups are not possible.
+    pub has_dropout: bool,
 }
 
 /// Adapters that do not fit a model.
@@ -80,16 +89,31 @@ pub enum AdapterError {
     },
 }
 
+impl AdaptedLayer {
+    /// Returns the widths of the input and the output on one rank of a tensor group.
+    pub(crate) fn widths(&self, layout: &Layout) -> [f64; 2] {
+        let (tensor, division) = (f64::from(layout.tensor), layout.sequence_division());
+        let [input, output] = match self.division {
+            Division::Columns => [division, tensor],
+            Division::Rows => [tensor, division],
+            Division::Whole => [division, division],
+        };
+        [self.input as f64 / input, self.output as f64 / output]
+    }
+}
+
 impl Adapters {
     /// Returns adapters on no layer yet.
-    pub(crate) fn none(AdapterSizes { rank, has_magnitudes }: AdapterSizes) -> Self {
-        Self { rank, has_magnitudes, layers: [None; MOST_LAYERS] }
+    pub(crate) fn none(AdapterSizes { rank, has_magnitudes, has_dropout }: AdapterSizes) -> Self {
+        Self { rank, has_magnitudes, has_dropout, layers: [None; MOST_LAYERS] }
     }
 
     /// Adds an adapter on a layer. Returns whether there is room for it.
     pub(crate) fn add(&mut self, layer: AdaptedLayer) -> bool {
-        let free = self.layers.iter_mut().find(|place| place.is_none());
-        free.map(|place| *place = Some(layer)).is_some()
+        // With dropout, no two adapters have the same input.
+        let shares_input = layer.shares_input && !self.has_dropout;
+        let free = self.layers.iter_mut().find(|slot| slot.is_none());
+        free.map(|slot| *slot = Some(AdaptedLayer { shares_input, ..layer })).is_some()
     }
 
     /// Returns the layers with an adapter.
@@ -105,6 +129,11 @@ impl Adapters {
     /// Returns whether each output has a magnitude.
     pub fn has_magnitudes(&self) -> bool {
         self.has_magnitudes
+    }
+
+    /// Returns whether elements of the inputs are dropped.
+    pub fn has_dropout(&self) -> bool {
+        self.has_dropout
     }
 
     /// Returns both matrices of the adapter of each layer.

@@ -48,8 +48,8 @@ pub fn attend(query: &[f32], keys: &[f32], values: &[f32], heads: Heads, sinks: 
         for weight in &mut weights {
             *weight = exp(*weight - largest);
         }
-        let of_sink = sink.map_or(0.0, |sink| exp(sink - largest));
-        let share = 1.0 / (sum(weights.len(), |i| weights[i]) + of_sink);
+        let sink_weight = sink.map_or(0.0, |sink| exp(sink - largest));
+        let share = 1.0 / (sum(weights.len(), |i| weights[i]) + sink_weight);
         for (weight, values) in weights.iter().zip(values.chunks_exact(value_width)) {
             let (weight, value) = (weight * share, &values[key_head * value_dim..][..value_dim]);
             for (out, value) in out.iter_mut().zip(value) {

@@ -19,13 +19,19 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
+/// Returns the gate within its bound. NaN stays NaN, which [`f32::min`] would replace by the bound.
+#[inline(always)]
+fn bounded(gate: f32, limit: f32) -> f32 {
+    if gate > limit { limit } else { gate }
+}
+
 /// Returns the activation of each pair of elements. Both have the same length.
 #[multiversion(targets = "simd")]
 pub fn forward(gate: &[f32], up: &[f32], bounds: Bounds) -> Vec<f32> {
     assert_eq!(gate.len(), up.len(), "gate and up are as long");
     let Bounds { alpha, limit } = bounds;
     let activated = |(&gate, &up): (&f32, &f32)| {
-        let gate = gate.min(limit);
+        let gate = bounded(gate, limit);
         (up.clamp(-limit, limit) + 1.0) * gate * sigmoid(alpha * gate)
     };
     gate.iter().zip(up).map(activated).collect()
@@ -37,15 +43,32 @@ pub fn forward(gate: &[f32], up: &[f32], bounds: Bounds) -> Vec<f32> {
 pub fn backward(gate: &[f32], up: &[f32], gradient: &[f32], bounds: Bounds) -> (Vec<f32>, Vec<f32>) {
     assert_eq!((gate.len(), gate.len()), (up.len(), gradient.len()), "all are as long");
     let Bounds { alpha, limit } = bounds;
-    let of_gate = |((&gate, &up), &g): ((&f32, &f32), &f32)| {
+    let gate_gradient = |((&gate, &up), &g): ((&f32, &f32), &f32)| {
         let s = sigmoid(alpha * gate);
         let slope = s * (1.0 + alpha * gate * (1.0 - s));
         if gate > limit { 0.0 } else { g * (up.clamp(-limit, limit) + 1.0) * slope }
     };
-    let of_up = |((&gate, &up), &g): ((&f32, &f32), &f32)| {
-        let gate = gate.min(limit);
+    let up_gradient = |((&gate, &up), &g): ((&f32, &f32), &f32)| {
+        let gate = bounded(gate, limit);
         if up.abs() > limit { 0.0 } else { g * gate * sigmoid(alpha * gate) }
     };
     let inputs = || gate.iter().zip(up).zip(gradient);
-    (inputs().map(of_gate).collect(), inputs().map(of_up).collect())
+    (inputs().map(gate_gradient).collect(), inputs().map(up_gradient).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nan_is_not_replaced_by_a_bound() {
+        let bounds = Bounds { alpha: 1.5, limit: 2.0 };
+        let (gate, up) = ([f32::NAN, 1.0, 3.0, 3.0], [0.5, f32::NAN, f32::NAN, 0.5]);
+        let are_nan = |numbers: &[f32]| numbers.iter().map(|number| number.is_nan()).collect::<Vec<_>>();
+        assert_eq!(are_nan(&forward(&gate, &up, bounds)), [true, true, true, false]);
+        let (d_gate, d_up) = backward(&gate, &up, &[1.0; 4], bounds);
+        // Above the bound the gradient of a gate is zero, whatever `up` is.
+        assert_eq!(are_nan(&d_gate), [true, true, false, false]);
+        assert_eq!(are_nan(&d_up), [true, false, false, false]);
+    }
 }

@@ -57,7 +57,7 @@ impl Add for Cost {
 }
 
 impl Cost {
-    /// Returns the cost if `count` states of each token take the same way with the same parameters.
+    /// Returns the cost of a layer that computes `count` states of each token with the same parameters.
     pub(crate) fn for_each_of(self, count: u64) -> Self {
         Self {
             parameters: self.parameters,

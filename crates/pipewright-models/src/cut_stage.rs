@@ -279,8 +279,8 @@ impl<M: TrainingModule> StageModule for CutStage<M> {
             return body.parameter_path(local);
         }
         let form = self.head.form();
-        let of_norm = local.strip_prefix("norms.").and_then(|local| HeadNorms::path(local, form.norm));
-        form.names.of(&of_norm.unwrap_or_else(|| HeadMatrix::path(local, form.embedding)))
+        let norm_path = local.strip_prefix("norms.").and_then(|local| HeadNorms::path(local, form.norm));
+        form.names.of(&norm_path.unwrap_or_else(|| HeadMatrix::path(local, form.embedding)))
     }
 
     fn placement(&self, local: &str) -> Placement {

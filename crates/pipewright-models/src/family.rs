@@ -39,7 +39,7 @@ impl From<AbsentKey> for Value {
             AbsentKey::Count(count) => count.into(),
             AbsentKey::Number(number) => number.into(),
             AbsentKey::Flag(flag) => flag.into(),
-            AbsentKey::Table(table) => serde_json::from_str(table).unwrap_or_default(),
+            AbsentKey::Table(table) => serde_json::from_str(table).expect("the table of a family is JSON"),
         }
     }
 }

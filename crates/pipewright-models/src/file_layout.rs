@@ -13,14 +13,14 @@ pub struct FileLayout {
 }
 
 /// The outputs of a linear layer that are several parts, such as queries, keys and values. Files have one
-/// whole part after the other. Here, the outputs are in groups, each with its share of every part. So
-/// neighbouring groups have neighbouring outputs, and the ranks that compute a layer together can hold some
-/// groups each.
+/// whole part after the other. In memory and in checkpoints, the outputs are in groups, each with its share
+/// of every part. So neighbouring groups have neighbouring outputs, and the ranks that compute a layer
+/// together can hold some groups each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutputParts {
     /// The number of groups.
     pub groups: usize,
-    /// The outputs of a group that belong to each part.
+    /// The outputs of a group that belong to each part. A width is 0 if there are only two parts.
     pub widths: [usize; 3],
 }
 

@@ -13,7 +13,7 @@ use crate::decoder::{Activation, BlockForm, DecoderConfig, Factors, LayerForm};
 use crate::decoder_family::DecoderFamily;
 use crate::error::ConfigError;
 use crate::family::AbsentKey;
-use crate::key_check::rows;
+use crate::key_check::{require, rows};
 use crate::path_names::PathNames;
 
 /// The names of parts of paths in files.
@@ -183,7 +183,7 @@ impl DecoderFamily for Gpt2Config {
             has_no_gate: true,
             joins_projections: true,
             inputs_first: true,
-            position_table: self.decoder.max_position_embeddings,
+            position_table: Some(self.decoder.max_position_embeddings.unwrap_or(POSITIONS)),
             layers: (0..self.decoder.num_hidden_layers).map(layer).collect(),
             factors: Factors { scores: (!self.scale_attn_weights).then_some(1.0), ..Factors::default() },
             names: NAMES,
@@ -199,6 +199,41 @@ impl DecoderFamily for Gpt2Config {
     }
 
     fn check_own(&self) -> Result<(), ConfigError> {
-        rows(&[("n_positions", self.decoder.max_position_embeddings.unwrap_or(POSITIONS))])
+        let decoder = &self.decoder;
+        rows(&[("n_positions", decoder.max_position_embeddings.unwrap_or(POSITIONS))])?;
+        let (heads, key_heads) = (decoder.num_attention_heads, decoder.num_key_value_heads);
+        require(key_heads == heads, "num_key_value_heads", key_heads, "the same as `n_head`")?;
+        let (width, expected) = (decoder.head_dim(), decoder.hidden_size / heads.max(1));
+        require(width == expected, "head_dim", width, "`n_embd` divided by `n_head`")?;
+        match &decoder.rope_scaling {
+            None => Ok(()),
+            Some(scaling) => Err(ConfigError::NotSupported {
+                key: "rope_scaling.rope_type",
+                value: scaling.name().to_owned(),
+                supported: "default",
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_files_cannot_hold_name_their_key() {
+        let sizes = DecoderConfig::new(32, 4);
+        let key = |sizes: DecoderConfig| Gpt2Config::from(sizes).check_own().err()?.key();
+        assert_eq!(key(sizes.clone()), None);
+        let fewer = DecoderConfig { num_key_value_heads: 2, ..sizes.clone() };
+        assert_eq!(key(fewer).as_deref(), Some("num_key_value_heads"));
+        assert_eq!(key(DecoderConfig { head_dim: Some(8), ..sizes }).as_deref(), Some("head_dim"));
+    }
+
+    #[test]
+    fn without_a_length_there_are_1024_positions() {
+        let decoder = DecoderConfig::new(32, 4);
+        let config = Gpt2Config { decoder: decoder.clone(), ..Gpt2Config::from(decoder) };
+        assert_eq!(config.form().position_table, Some(1024));
     }
 }

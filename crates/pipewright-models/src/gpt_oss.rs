@@ -81,14 +81,9 @@ struct RawGptOss {
     mixture: MixtureConfig,
 }
 
-/// Returns the experts of a model of these sizes.
-fn with_sizes(mixture: MixtureConfig, decoder: &DecoderConfig) -> MixtureConfig {
-    MixtureConfig { moe_intermediate_size: decoder.intermediate_size, norm_topk_prob: true, ..mixture }
-}
-
 impl From<RawGptOss> for GptOssConfig {
     fn from(RawGptOss { decoder, own, mixture }: RawGptOss) -> Self {
-        Self { own, mixture: with_sizes(mixture, &decoder), decoder }
+        Self { own, mixture: mixture.with_equal_layers(decoder.intermediate_size), decoder }
     }
 }
 
@@ -105,7 +100,8 @@ impl Serialize for GptOssConfig {
 
 impl From<DecoderConfig> for GptOssConfig {
     fn from(decoder: DecoderConfig) -> Self {
-        let mixture = with_sizes(MixtureConfig::of_width(decoder.intermediate_size), &decoder);
+        let inner = decoder.intermediate_size;
+        let mixture = MixtureConfig::of_width(inner).with_equal_layers(inner);
         let own = GptOssKeys {
             sliding_window: Some(128),
             layer_types: None,
@@ -155,7 +151,6 @@ impl DecoderFamily for GptOssConfig {
             ),
         ),
         ("sliding_window", AbsentKey::Count(128)),
-        ("num_local_experts", AbsentKey::Count(128)),
         ("num_experts_per_tok", AbsentKey::Count(4)),
     ];
 

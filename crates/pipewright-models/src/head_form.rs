@@ -3,7 +3,7 @@
 //!
 //! A head may predict further tokens than the next one (DeepSeek-AI, 2024, arXiv:2412.19437). It then takes
 //! the hidden states of the last block and, behind them, the states of each further prediction. All of them
-//! meet one matrix.
+//! are multiplied by the same matrix.
 
 use std::ops::Range;
 

@@ -56,7 +56,7 @@ impl<F: Fn(&str) -> f64> ParameterSource for InitByPath<F> {
 
 /// Returns the first values of a parameter of an adapter: zeros for the second matrix, so that the adapter
 /// adds nothing, and uniform numbers for the first one. Their bound is that of PEFT, the root of
-/// `1 / inputs`.
+/// `1 / inputs`. Magnitudes come from [`ParameterSource::magnitudes`].
 pub(crate) fn adapter_values(seed: u64, spec: &ParameterSpec) -> Vec<f32> {
     let len = spec.shape.iter().product();
     if layer_of_first(&spec.path).is_none() {

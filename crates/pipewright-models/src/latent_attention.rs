@@ -135,8 +135,8 @@ impl LatentAttention {
     }
 
     /// Like [`LatentAttention::forward`] on one rank, for the first tokens of a sequence. `keep` takes the
-    /// keys and the values that [`LatentAttention::forward_latent`] attends to. Keys and values of many
-    /// tokens are made faster than all heads attend to the latents, which are wider.
+    /// keys and the values that [`LatentAttention::forward_latent`] attends to. For many tokens, it is faster
+    /// to compute the keys and values of all heads than to attend to the latents, which are wider.
     pub(crate) fn forward_first(
         &self,
         x: Tensor<2>,

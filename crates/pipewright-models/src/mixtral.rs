@@ -49,14 +49,9 @@ struct RawMixtral {
     mixture: MixtureConfig,
 }
 
-/// Returns the experts of a model of these sizes.
-fn with_sizes(mixture: MixtureConfig, decoder: &DecoderConfig) -> MixtureConfig {
-    MixtureConfig { moe_intermediate_size: decoder.intermediate_size, norm_topk_prob: true, ..mixture }
-}
-
 impl From<RawMixtral> for MixtralConfig {
     fn from(RawMixtral { decoder, sliding_window, mixture }: RawMixtral) -> Self {
-        Self { sliding_window, mixture: with_sizes(mixture, &decoder), decoder }
+        Self { sliding_window, mixture: mixture.with_equal_layers(decoder.intermediate_size), decoder }
     }
 }
 
@@ -74,7 +69,8 @@ impl Serialize for MixtralConfig {
 
 impl From<DecoderConfig> for MixtralConfig {
     fn from(decoder: DecoderConfig) -> Self {
-        let mixture = with_sizes(MixtureConfig::of_width(decoder.intermediate_size), &decoder);
+        let inner = decoder.intermediate_size;
+        let mixture = MixtureConfig::of_width(inner).with_equal_layers(inner);
         Self { decoder, sliding_window: None, mixture }
     }
 }

@@ -101,8 +101,7 @@ macro_rules! families {
             /// The names by which [`ModelConfig::from_json`] finds a family.
             pub const MODEL_TYPES: &'static [&'static str] = &[$(<$config>::MODEL_TYPE),*];
 
-            /// Returns the parts of the model that predict the next token, whose layers generate text: some
-            /// models also have layers for training alone.
+            /// Returns the configuration for generation, without the layers that only training needs.
             pub fn for_generation(&self) -> Self {
                 match self {
                     $(Self::$variant(config) => Self::$variant(config.for_generation()),)*

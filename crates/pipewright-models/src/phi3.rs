@@ -2,7 +2,8 @@
 //! of a part of each head. Keys have the names and the meaning of Hugging Face's `Phi3ForCausalLM`.
 //!
 //! One matrix makes queries, keys and values, and one makes the gate and the up projection. Several ranks
-//! cannot compute such a layer together.
+//! that compute such a layer together have some groups of outputs each
+//! ([`OutputParts`](crate::file_layout::OutputParts)).
 
 use serde::{Deserialize, Serialize};
 

@@ -127,7 +127,7 @@ impl<S: ParameterSource> Builder<'_, S> {
 
 /// Returns the path of the first projection that has the same input as the one at a path: queries, keys and
 /// values have the same, and so have gate and up, and the matrices that make latents.
-pub(crate) fn input_of(projection: &str) -> String {
+pub fn input_of(projection: &str) -> String {
     let (block, name) = projection.rsplit_once('.').unwrap_or_default();
     match name {
         "k_proj" | "v_proj" => format!("{block}.q_proj"),
@@ -161,7 +161,7 @@ impl<S: ParameterSource> Builder<'_, S> {
     /// Builds a linear layer whose outputs are several parts. Each rank has the outputs of some groups.
     ///
     /// # Errors
-    /// When the ranks do not have as many groups each. The error names the size of `key`.
+    /// When the groups cannot be divided equally among the ranks. The error names `key` and its size.
     pub(crate) fn joined_projection(
         &mut self,
         bias: bool,
@@ -245,9 +245,9 @@ impl Projection {
                 let factor = self.factor(&adapted, magnitudes, tensor);
                 // What the magnitudes change is computed from the input with dropped elements, as in PEFT.
                 let y = if drops {
-                    let of_dropped = base(dropped.clone().cast(precision));
-                    let sum = of_dropped.clone() + adapted.forward(dropped, tensor);
-                    whole + sum * factor - of_dropped
+                    let base_of_dropped = base(dropped.clone().cast(precision));
+                    let sum = base_of_dropped.clone() + adapted.forward(dropped, tensor);
+                    whole + sum * factor - base_of_dropped
                 } else {
                     (whole + adapted.forward(dropped, tensor)) * factor
                 };

@@ -137,7 +137,7 @@ pub(crate) fn require_groups(
     let rule = if groups == key.1 {
         "is not a multiple of the number of ranks"
     } else {
-        "has no groups of the same size for them: a joined projection has at most 64"
+        "is cut into groups whose number, a power of 2 up to 64, is not a multiple of the number of ranks"
     };
     Err(error(layer, "weight", key, ranks, rule))
 }

@@ -23,7 +23,7 @@ pub(crate) struct TokenTable {
 }
 
 /// A copy of the table of the token embeddings on a layer behind the embedding. A model directory does not
-/// hold it.
+/// hold it. Each prediction holds a copy of the table, so that sums of gradients do not depend on the cut.
 #[derive(Module, Debug)]
 pub(crate) struct TableCopy {
     table: TokenTable,
@@ -63,7 +63,7 @@ impl<S: ParameterSource> Builder<'_, S> {
         hidden: usize,
     ) -> Result<TokenTable, S::Error> {
         let (ranks, parts) = (self.tensor_ranks(), self.table_parts());
-        require_parts(path, "weight", ("vocab_size", vocabulary), ranks)?;
+        require_parts(&self.named(path), "weight", ("vocab_size", vocabulary), ranks)?;
         let shards = (0..parts).map(|index| {
             let placement =
                 if parts > 1 { Placement::of_layer(0, index, parts) } else { Placement::split(0, ranks) };
@@ -99,7 +99,7 @@ impl HeadMatrix {
     fn whole<S: ParameterSource>(form: &HeadForm, builder: &mut Builder<'_, S>) -> Result<Self, S::Error> {
         let (shards, size) = (builder.tensor_ranks(), ("vocab_size", form.vocabulary));
         if form.is_tied {
-            require_parts(form.embedding, "weight", size, shards)?;
+            require_parts(&builder.named(form.embedding), "weight", size, shards)?;
             return Self::tied(form, Placement::split(0, shards), builder);
         }
         require_parts(HEAD, "weight", size, shards)?;

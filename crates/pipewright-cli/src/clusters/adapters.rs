@@ -1,10 +1,11 @@
 //! The adapters of a configuration in a plan for a cluster: the layers that have one, with their sizes.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use pipewright_cluster::model::{Division, Model};
 use pipewright_cluster::training::{AdaptedLayer, AdapterSizes};
-use pipewright_models::{CutModel, ModelConfig};
+use pipewright_models::{CutModel, ModelConfig, input_of};
 
 use crate::config::Settings;
 use crate::config::adapter::AdapterSettings;
@@ -32,10 +33,12 @@ pub(super) fn read(
 ) -> Result<PlannedAdapters, Failure> {
     let model = ModelConfig::read(from).map_err(Failure::input)?;
     let adapter = adapter_of(settings, adapter, &model)?;
-    let sizes = AdapterSizes { rank: adapter.lora.rank.into(), has_magnitudes: adapter.lora.dora };
+    let lora = &adapter.lora;
+    let sizes =
+        AdapterSizes { rank: lora.rank.into(), has_magnitudes: lora.dora, has_dropout: lora.dropout > 0.0 };
     let specs = CutModel::from(model).with_adapter(adapter).and_then(|model| model.trained_parameters());
     let mut layers: Vec<(usize, AdaptedLayer)> = Vec::new();
-    let mut inputs: Vec<(String, u64)> = Vec::new();
+    let mut inputs = BTreeSet::new();
     for specs in specs.map_err(Failure::input)?.windows(2) {
         let [first, second] = specs else { continue };
         let (Some(layer), &[input, _], &[_, output]) =
@@ -43,7 +46,7 @@ pub(super) fn read(
         else {
             continue;
         };
-        let (part, name) = layer.rsplit_once('.').unwrap_or(("", layer));
+        let name = layer.rsplit_once('.').map_or(layer, |(_, name)| name);
         let block = layer.split('.').find_map(|name| name.parse().ok()).unwrap_or(0);
         let (input, output) = (input as u64, output as u64);
         let division = match name {
@@ -51,19 +54,24 @@ pub(super) fn read(
             _ if WHOLE.contains(&name) => Division::Whole,
             _ => Division::Columns,
         };
-        // The layers of a part that are divided by their outputs, or not at all, have the same input if it is
-        // as wide.
-        let of_part = (part.to_owned(), input);
-        let shares_input = division != Division::Rows && inputs.contains(&of_part);
-        if division != Division::Rows && !shares_input {
-            inputs.push(of_part);
-        }
+        let shares_input = !inputs.insert(input_of(layer));
         layers.push((block, AdaptedLayer { input, output, division, shares_input }));
     }
     Ok(PlannedAdapters { sizes, layers })
 }
 
 impl PlannedAdapters {
+    /// Refuses tensor groups that the user gives if the adapters have dropout, as `train` does.
+    pub(super) fn check(&self, tensor_parallel: Option<u32>) -> Result<(), Failure> {
+        match tensor_parallel {
+            Some(ranks) if self.sizes.has_dropout && ranks > 1 => Err(Failure::input(format!(
+                "--tensor-parallel {ranks}: `adapter.dropout` needs layers that one rank computes; leave \
+                 --tensor-parallel out, or set `adapter.dropout` to 0"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns a model whose adapters are trained.
     pub(super) fn on(self, model: Model) -> Result<Model, Failure> {
         model.with_adapters(self.sizes, self.layers).map_err(Failure::input)

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use crate::config::{Loaded, Scheduled};
 use crate::display;
 use crate::failure::Failure;
-use crate::fault::{Fault, launched_restart};
+use crate::fault::{Fault, launched_start};
 use crate::recovery::{Attempts, Restart, StateSource};
 use crate::run_folder::{self, RunFolder, RunFolderError, RunLock};
 use crate::text::quoted;
@@ -68,8 +68,10 @@ fn run_with(
     shared_folder::require(processes, &RunPath::of(&arguments.run)?.run)?;
     let restart = attempts.take_restart();
     let steps = arguments.load().ok().map(|loaded| loaded.settings.run.steps);
+    let began = Instant::now();
     let copy = copy_search::newest(processes, &RunPath::of(&arguments.run)?, steps)?;
-    let found = ResumableRun::find(arguments, copy, owned, restart).inspect(|found| {
+    let searched = began.elapsed();
+    let found = ResumableRun::find(arguments, (copy, searched), owned, restart).inspect(|found| {
         processes.set_deadline(found.prepared.settings.run.deadline());
     });
     let found = found.and_then(|found| Ok((overview(&found.prepared)?, found)));
@@ -85,6 +87,11 @@ fn run_with(
     let ResumableRun {
         prepared, description, evaluations, checkpoint, saved, owned, restart, origin, ..
     } = found;
+    if processes.is_leader()
+        && let Err(failure) = state_copies::require_space(&prepared)
+    {
+        display::say(&format!("warning: {}", failure.text()));
+    }
     let settings = prepared.settings.clone();
     let copies = state_copies::place_of(processes, &settings, true, origin)?;
     let (efficiency, space) = (Efficiency::of(&prepared), CheckpointSpace::of(prepared.parts()));
@@ -155,18 +162,19 @@ struct ResumableRun {
 }
 
 impl ResumableRun {
-    /// Reads a run, and its state from a `copy` in memory if there is one. `restart` is the record of the
-    /// restart that leads to this, unless `launch` has left it in the folder.
+    /// Reads a run, and its state from a `copy` in memory if there is one. `searched` is the time of the
+    /// search for a copy. `restart` is the record of the restart that leads to this, unless `launch` has left
+    /// it in the folder.
     fn find(
         arguments: &ResumeArguments,
-        copy: Option<FoundCopy>,
+        (copy, searched): (Option<FoundCopy>, Duration),
         owned: Option<RunLock>,
         restart: Option<Restart>,
     ) -> Result<Self, Failure> {
         let path = RunPath::of(&arguments.run)?;
         let config = run_folder::config_of(&path.run).map_err(Failure::input)?;
         let restart = owned.as_ref().and_then(|_| {
-            restart.or_else(|| Restart::find(&path.run, launched_restart().filter(|number| *number > 0)?))
+            restart.or_else(|| Restart::find(&path.run, launched_start().filter(|number| *number > 0)?))
         });
         // The first attempt has printed the notes.
         let prints_notes = owned.is_some() && restart.is_none();
@@ -175,7 +183,7 @@ impl ResumableRun {
         if prints_notes {
             loaded.notes.iter().for_each(|note| display::say(note));
         }
-        let mut state = read_state(&path, copy)?;
+        let mut state = read_state(&path, copy, searched)?;
         let model = read_model(&loaded.settings)?;
         let prepared = prepare_settings(scheduled(loaded)?, model)?;
         if prints_notes {
@@ -190,7 +198,7 @@ impl ResumableRun {
         let mut evaluations = Evaluations::new(&prepared, state.checkpoint.as_deref());
         if state.origin.is_some() && evaluations.are_exhausted() {
             // The run ends with the state that it resumes from, so that state must be on the disk.
-            state = read_state(&path, None)?;
+            state = read_state(&path, None, searched)?;
             evaluations = Evaluations::new(&prepared, state.checkpoint.as_deref());
         }
         let done = state.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step());
@@ -281,13 +289,15 @@ impl StateRead {
     }
 }
 
-/// Reads the state of a run: from a copy in memory if there is one, and otherwise from the disk.
-fn read_state(path: &RunPath, copy: Option<FoundCopy>) -> Result<StateRead, Failure> {
+/// Reads the state of a run: from a copy in memory if there is one, and otherwise from the disk. `searched` is
+/// the time of the search for a copy.
+fn read_state(path: &RunPath, copy: Option<FoundCopy>, searched: Duration) -> Result<StateRead, Failure> {
     let began = Instant::now();
     Ok(match copy {
         None => {
             let checkpoint = open(path)?;
-            StateRead { checkpoint, source: StateSource::Disk, origin: None, took: began.elapsed() }
+            let took = searched + began.elapsed();
+            StateRead { checkpoint, source: StateSource::Disk, origin: None, took }
         }
         Some(FoundCopy { copy, origin, source, took }) => {
             StateRead { checkpoint: Some(Arc::new(copy)), source, origin: Some(origin), took }

@@ -1,6 +1,7 @@
 //! The hosts on which processes can be started, and how many each takes: from a hostfile, or from Slurm.
 
 use std::env;
+use std::net::IpAddr;
 use std::path::Path;
 use std::process::Command;
 
@@ -49,6 +50,20 @@ impl Places {
             Self::Hosts(hosts) | Self::Slurm(hosts) => hosts,
         }
     }
+}
+
+/// Returns whether a host is this machine, as far as its name says so.
+pub(super) fn is_this_machine(name: &str) -> bool {
+    let own = read_regular_text(Path::new("/proc/sys/kernel/hostname"), SMALL_TEXT).unwrap_or_default();
+    is_name_of(name, own.trim())
+}
+
+/// Returns whether a host's name is the one of the machine `own`, with or without a domain, or the one that
+/// every machine has for itself.
+fn is_name_of(name: &str, own: &str) -> bool {
+    let label = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
+    let is_loopback = name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+    name == "localhost" || is_loopback || (!own.is_empty() && label(name) == label(own))
 }
 
 /// Returns the names of the hosts of some ranks, each once. A launcher fills the slots of a host before it
@@ -140,6 +155,14 @@ mod tests {
         refuse("a\na slots=2", "2: the host `a` is in the file twice: write it once, with all its slots");
         refuse("a slots=0", "1: `slots=0` is not understood: write `a slots=4`");
         refuse("# none\n", "1: the file has no host: write a line such as `node1 slots=4`");
+    }
+
+    #[test]
+    fn this_machine_has_several_names() {
+        let is_own = |name| is_name_of(name, "node1.lab");
+        assert!(["node1", "node1.lab", "localhost", "127.0.0.1", "::1"].into_iter().all(is_own));
+        assert!(!["node2", "node1b.lab", "10.0.0.1"].into_iter().any(is_own));
+        assert!(!is_name_of(".lab", ""));
     }
 
     #[test]

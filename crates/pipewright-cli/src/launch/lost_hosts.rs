@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_was_used_for_long_begins_anew() {
+    fn losses_of_an_hour_ago_do_not_count() {
         check(&[0, 3599], 60);
         check(&[0, 3600], 0);
         check(&[0, 10, 10 + 60 + 3600], 0);

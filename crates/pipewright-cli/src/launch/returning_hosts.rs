@@ -51,8 +51,8 @@ impl ReturningHosts {
         }
         if self.asked.is_none() && Instant::now() >= self.next {
             let (stop, question) = (Stop::default(), question());
-            let of_thread = stop.clone();
-            let thread = std::thread::spawn(move || question.answering(&of_thread));
+            let thread_stop = stop.clone();
+            let thread = std::thread::spawn(move || question.answering(&thread_stop));
             self.asked = Some(Asked { stop, thread });
         }
         None

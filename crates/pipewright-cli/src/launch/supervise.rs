@@ -11,7 +11,7 @@ use crate::fault::Fault;
 use crate::launch::answer::{Refusal, ask, require};
 use crate::launch::attempt::{self, Stop};
 use crate::launch::growth::{Growing, Growth, cause_of};
-use crate::launch::hosts::{Host, Places};
+use crate::launch::hosts::{Host, Places, is_this_machine};
 use crate::launch::layout::Layout;
 use crate::launch::lost_hosts::LostHosts;
 use crate::launch::replacement::Replacement;
@@ -19,7 +19,7 @@ use crate::launch::returning_hosts::{Question, ReturningHosts};
 use crate::launch::selection::{Selection, answering, enough, names_of, usable_slots};
 use crate::launch::starter::Starter;
 use crate::launch::target::{Target, with_settings};
-use crate::launch::whole_run::WholeRun;
+use crate::launch::whole_run::{MemoryRule, WholeRun};
 use crate::recovery::{Restart, Restarts, SlowRank, is_full, remove_growth_request};
 use crate::run_folder::{config_of, newest_checkpoint_bytes};
 use crate::run_record::metrics;
@@ -122,7 +122,7 @@ impl Launched {
             remove_growth_request(self.folder());
             let Attempt { hosts, words, number, .. } = &attempt;
             let mut command = self.launch.starter.command(self.processes(), hosts, words, *number);
-            let (mut replacement, mut growth) = (None, self.growth());
+            let (mut replacement, mut growth) = (None, self.growth(&restarts));
             let status = attempt::run(&mut command, &self.first_cause(), stop, || {
                 if let Some((growth, whole)) = &mut growth {
                     self.look_for_growth(growth, whole, hosts);
@@ -135,6 +135,13 @@ impl Launched {
             })?;
             let grown = growth.and_then(|(growth, _)| growth.into_asked());
             let Err(failure) = self.outcome(status, stop) else { return Ok(()) };
+            let would_continue =
+                replacement.is_some() || grown.is_some() || !SlowRank::find(self.folder()).is_empty();
+            let has_saved = status.code() == Some(Exit::Interrupted as i32);
+            if stop.is_asked() && has_saved && would_continue {
+                // The processes may have reported nothing, because they expected the run to continue.
+                return Err(stopped_by_signal(self.folder()));
+            }
             let has_stopped = failure.exit == Exit::Interrupted && !stop.is_asked();
             let end = match (replacement, grown) {
                 (Some(replacement), _) if has_stopped => End::Replaced(replacement),
@@ -148,9 +155,11 @@ impl Launched {
         }
     }
 
-    /// Returns the search for hosts onto which the run can grow, if it has fewer processes than configured.
-    fn growth(&self) -> Option<(Growth, &WholeRun)> {
-        let whole = self.whole.as_ref().filter(|whole| whole.grows())?;
+    /// Returns the search for hosts onto which the run can grow, if it has fewer processes than configured
+    /// and a restart is left, because a growth that fails needs one.
+    fn growth(&self, restarts: &Restarts) -> Option<(Growth, &WholeRun)> {
+        let has_restart = restarts.has_left(self.launch.restarts);
+        let whole = self.whole.as_ref().filter(|whole| has_restart && whole.grows())?;
         let is_smaller = whole.processes(self.layout) < whole.processes(whole.layout());
         let pause = self.deadline().clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
         is_smaller.then(|| (Growth::new(ReturningHosts::new(pause)), whole))
@@ -422,7 +431,10 @@ impl Launched {
     fn read_whole(&mut self) -> Result<(), Failure> {
         let settings = &self.launch.target.settings;
         let set = if self.has_other_layout { Layout::of(settings).arguments(settings) } else { Vec::new() };
-        let whole = WholeRun::read(self.folder(), &set)?;
+        let hosts = self.launch.places.hosts();
+        let runs_here = hosts.iter().any(|host| is_this_machine(&host.name));
+        let memory = if runs_here { MemoryRule::Strict } else { MemoryRule::Preferred };
+        let whole = WholeRun::read(self.folder(), &set, memory)?;
         if !self.has_other_layout {
             // With the schedule `auto`, the plan has chosen it.
             self.layout = whole.layout();
@@ -447,6 +459,10 @@ impl Launched {
             |host: &Host| !answering.contains(host) || (!has_resumed && before.added.contains(&host.name));
         let lost = names_of(&before.hosts, is_lost);
         self.lost.note(&lost, Instant::now());
+        if !has_resumed {
+            // Hosts onto which the run could not grow are not tried again at once.
+            answering.retain(|host| !before.added.contains(&host.name));
+        }
         let avoided = self.avoided();
         // The sort is stable.
         answering.sort_by_key(|host| avoided.contains(&host.name));
@@ -484,11 +500,20 @@ impl Launched {
 /// Returns the end of a run that was stopped, with a checkpoint, for a `reason`, and that does not continue
 /// because of `why`, or because a signal has come meanwhile.
 fn stopped(why: Failure, reason: &str, is_asked: bool, folder: &Path) -> Failure {
-    let advice = format!("resume with: pipewright resume {}", quoted(&folder.to_string_lossy()));
     if is_asked {
-        return Failure::new(Exit::Interrupted, format!("stopped by a signal; {advice}"));
+        return stopped_by_signal(folder);
     }
+    let advice = resume_advice(folder);
     why.under(format!("the run has saved a checkpoint and stopped, because {reason}; {advice}\n"))
+}
+
+/// Returns the end of a run that a signal has stopped, with a checkpoint.
+fn stopped_by_signal(folder: &Path) -> Failure {
+    Failure::new(Exit::Interrupted, format!("stopped by a signal; {}", resume_advice(folder)))
+}
+
+fn resume_advice(folder: &Path) -> String {
+    format!("resume with: pipewright resume {}", quoted(&folder.to_string_lossy()))
 }
 
 #[cfg(test)]

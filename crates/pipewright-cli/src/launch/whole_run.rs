@@ -13,7 +13,7 @@ use crate::planning::decision::Chosen;
 use crate::planning::replan::{is_replanned, replan};
 use crate::run_folder::{config_of, replace_config};
 use crate::training::arguments::load_text;
-use crate::training::memory::{memory_plan, require_fit};
+use crate::training::memory::{memory_of_process, memory_plan, require_fit};
 use crate::training::model::read_model;
 use crate::training::prepare::{CutProgram, RunParts};
 
@@ -23,10 +23,28 @@ pub(super) struct WholeRun {
     file: PathBuf,
     text: String,
     settings: Settings,
-    /// The model; `None` if this machine cannot read it.
-    model: Option<CutModel>,
+    /// The model, or why this machine cannot read it.
+    model: Result<CutModel, Failure>,
     /// Whether the planner chooses how the run continues on other ranks.
     is_replanned: bool,
+    memory: MemoryRule,
+}
+
+/// How the memory of the machine of the launch decides on a layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MemoryRule {
+    /// The ranks of each layout must fit into it.
+    Strict,
+    /// If no layout fits, the first one whose schedule exists is used: all processes are on other machines,
+    /// whose memory is not known here.
+    Preferred,
+}
+
+/// Whether a layout is accepted only if its ranks fit into the memory of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MemoryCheck {
+    Required,
+    Skipped,
 }
 
 /// How a run continues on some processes.
@@ -45,7 +63,7 @@ impl WholeRun {
     ///
     /// # Errors
     /// Fails if the configuration cannot be read.
-    pub(super) fn read(run: &Path, set: &[String]) -> Result<Self, Failure> {
+    pub(super) fn read(run: &Path, set: &[String], memory: MemoryRule) -> Result<Self, Failure> {
         let file = config_of(run).map_err(Failure::input)?;
         let text = read_regular_text(&file, SMALL_TEXT)
             .map_err(|error| Failure::input(format!("{}: cannot be read: {error}", file.display())))?;
@@ -56,9 +74,9 @@ impl WholeRun {
         let Scheduled { settings, source } = loaded
             .scheduled()
             .map_err(|_| Failure::input(format!("{}: the run has stored no schedule", file.display())))?;
-        let model = read_model(&settings).ok();
-        let is_replanned = model.as_ref().is_some_and(|model| is_replanned(&settings, &source, model));
-        Ok(Self { text: settings.to_toml(), file, settings, model, is_replanned })
+        let model = read_model(&settings);
+        let is_replanned = model.as_ref().is_ok_and(|model| is_replanned(&settings, &source, model));
+        Ok(Self { text: settings.to_toml(), file, settings, model, is_replanned, memory })
     }
 
     /// Returns the layout of the configured mesh.
@@ -77,69 +95,97 @@ impl WholeRun {
     }
 
     /// Returns how the run continues on at most `slots` processes: the first layout of
-    /// [`Layout::candidates`] whose schedule exists and whose ranks fit into the memory.
+    /// [`Layout::candidates`] whose schedule exists and whose ranks fit into the memory, as the run's
+    /// [`MemoryRule`] asks for it.
     ///
     /// # Errors
     /// Fails with the reason of the first layout if there is none.
     pub(super) fn for_slots(&self, slots: u32) -> Result<Distribution, Failure> {
+        let checks: &[MemoryCheck] = match self.memory {
+            MemoryRule::Strict => &[MemoryCheck::Required],
+            MemoryRule::Preferred => &[MemoryCheck::Required, MemoryCheck::Skipped],
+        };
         let mut first = None;
-        for layout in Layout::candidates(&self.settings, slots) {
-            match self.distribution(layout) {
-                Ok(distribution) => return Ok(distribution),
-                Err(failure) => first = first.or(Some(failure)),
+        for &check in checks {
+            for layout in Layout::candidates(&self.settings, slots) {
+                match self.distribution(layout, check) {
+                    Ok(distribution) => return Ok(distribution),
+                    Err(failure) => first = first.or(Some(failure)),
+                }
             }
         }
-        Err(first.unwrap_or_else(|| Failure::new(Exit::RankFailed, "no layout of the run is as small")))
+        let first =
+            first.unwrap_or_else(|| Failure::new(Exit::RankFailed, "no layout of the run is as small"));
+        Err(match &self.model {
+            Ok(_) => first,
+            Err(unread) => Failure::new(
+                first.exit,
+                format!(
+                    "{}\nthe run is not planned again, because its model cannot be read here: {}",
+                    first.text(),
+                    unread.text()
+                ),
+            ),
+        })
     }
 
-    fn distribution(&self, layout: Layout) -> Result<Distribution, Failure> {
+    fn distribution(&self, layout: Layout, check: MemoryCheck) -> Result<Distribution, Failure> {
         let whole = self.layout();
         if layout == whole {
             let config = self.text.clone();
             return Ok(Distribution { layout, config, files: Vec::new(), words: None });
         }
         if !self.is_replanned {
-            return self.configured(layout);
+            return self.configured(layout, check);
         }
         // With fewer replicas, the run may keep its schedule and its cut.
         let keeps_ranks = layout.ranks == whole.ranks;
-        let kept = keeps_ranks.then(|| self.configured(layout).ok()).flatten();
-        kept.map_or_else(|| self.planned(layout), Ok)
+        let kept = keeps_ranks.then(|| self.configured(layout, check).ok()).flatten();
+        kept.map_or_else(|| self.planned(layout, check), Ok)
     }
 
     /// Returns the run with the configured schedule and way of cutting.
-    fn configured(&self, layout: Layout) -> Result<Distribution, Failure> {
+    fn configured(&self, layout: Layout, check: MemoryCheck) -> Result<Distribution, Failure> {
         let loaded = load_text(&self.file, &self.text, &layout.arguments(&self.settings))?;
         let scheduled = loaded.scheduled().map_err(|_| Failure::new(Exit::Bug, "the run has a schedule"))?;
         let (config, schedule) = (scheduled.settings.to_toml(), scheduled.settings.pipeline.schedule.clone());
-        if let Some(model) = &self.model {
-            require_memory(scheduled, model)?;
+        if let Ok(model) = &self.model {
+            require(check, scheduled, model)?;
         }
         let words = format!("{schedule} as configured, cut by `pipeline.partition`");
         Ok(Distribution { layout, config, files: Vec::new(), words: Some(words) })
     }
 
     /// Returns the run with a schedule and a cut from the planner.
-    fn planned(&self, layout: Layout) -> Result<Distribution, Failure> {
-        let Some(model) = &self.model else { return self.configured(layout) };
+    fn planned(&self, layout: Layout, check: MemoryCheck) -> Result<Distribution, Failure> {
+        let Ok(model) = &self.model else { return self.configured(layout, check) };
         let mut settings = self.settings.clone();
         settings.pipeline.ranks = layout.ranks;
         settings.mesh = settings.mesh.clone().of_replicas(layout.replicas);
         let file = format!("plan-{}x{}.csv", layout.replicas, layout.ranks);
-        let Chosen { scheduled, model, sentences, files } = replan(settings, model, &file)?;
+        let memory = match check {
+            MemoryCheck::Required => memory_of_process(&settings),
+            MemoryCheck::Skipped => None,
+        };
+        let Chosen { scheduled, model, sentences, files } = replan(settings, model, &file, memory)?;
         let config = scheduled.settings.to_toml();
-        require_memory(scheduled, &model)?;
+        require(check, scheduled, &model)?;
         let words = sentences.first().map_or("a plan", |sentence| sentence.trim_start_matches("auto: "));
         Ok(Distribution { layout, config, files, words: Some(format!("planned: {words}")) })
     }
 }
 
-/// Fails if the ranks of a run do not fit into memory, as `check` counts it.
-fn require_memory(scheduled: Scheduled, model: &CutModel) -> Result<(), Failure> {
+/// Fails if the program of a run does not exist, or if its ranks do not fit into memory, as the command
+/// `pipewright check` counts it, and this is required.
+fn require(check: MemoryCheck, scheduled: Scheduled, model: &CutModel) -> Result<(), Failure> {
     let Scheduled { settings, source } = scheduled;
     let CutProgram { program, partition, .. } = CutProgram::new(source, &settings, model)?;
     let run = RunParts { settings: &settings, model, program: &program, partition: &partition };
-    require_fit(&memory_plan(run, &run.outlines()?)?)
+    let plan = memory_plan(run, &run.outlines()?)?;
+    match check {
+        MemoryCheck::Required => require_fit(&plan),
+        MemoryCheck::Skipped => Ok(()),
+    }
 }
 
 impl Distribution {
@@ -153,7 +199,7 @@ impl Distribution {
         })
     }
 
-    /// Lets the run continue so: replaces its configuration.
+    /// Replaces the run's configuration with this one.
     ///
     /// # Errors
     /// Fails if a file cannot be written.
@@ -175,7 +221,9 @@ mod tests {
     /// Writes the configuration of a run into its folder, and returns it.
     fn begin(folder: &Path, set: &[&str]) -> Settings {
         let out = format!("run.out={}", folder.display());
-        let set = [set, &["pipeline.transport=mpi", &out]].concat();
+        let transport =
+            if cfg!(feature = "mpi") { "pipeline.transport=mpi" } else { "pipeline.transport=local" };
+        let set = [set, &[transport, &out]].concat();
         let set: Vec<String> = set.into_iter().map(str::to_owned).collect();
         let settings = load_settings(None, &set).expect("settings").settings;
         fs::write(folder.join("config.toml"), settings.to_toml()).expect("a file");
@@ -186,7 +234,7 @@ mod tests {
     fn check(set: &[&str], slots: u32, expected: Result<(u32, u32, &str), &str>) {
         let folder = tempfile::tempdir().expect("a scratch folder");
         let settings = begin(folder.path(), set);
-        let whole = WholeRun::read(folder.path(), &[]).expect("a run");
+        let whole = WholeRun::read(folder.path(), &[], MemoryRule::Strict).expect("a run");
         match (whole.for_slots(slots), expected) {
             (Ok(distribution), Ok((ranks, replicas, words))) => {
                 distribution.apply(folder.path()).expect("the folder takes files");
@@ -244,7 +292,7 @@ mod tests {
         let profile = assumed_profile(&settings, &read_model(&settings).expect("the model of the sample"));
         let text = toml::Table::try_from(profile).expect("a profile is a table").to_string();
         fs::write(folder.path().join("profile-0.toml"), text).expect("a file");
-        let whole = WholeRun::read(folder.path(), &[]).expect("a run");
+        let whole = WholeRun::read(folder.path(), &[], MemoryRule::Strict).expect("a run");
         let change = whole.for_slots(3).expect("a plan").change_from(whole.layout(), 3).expect("a change");
         assert!(change.starts_with("with 3 ranks instead of 4 (3 processes can run; planned: "), "{change}");
         assert!(change.ends_with("for the times in profile-0.toml)"), "{change}");
@@ -255,5 +303,10 @@ mod tests {
         // The embedding of one rank would take terabytes.
         let set = ["pipeline.ranks=4", "model.vocab_size=1000000000", "model.hidden_size=8192"];
         check(&set, 3, Err("does not fit into memory"));
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        begin(folder.path(), &set);
+        let whole = WholeRun::read(folder.path(), &[], MemoryRule::Preferred).expect("a run");
+        let elsewhere = whole.for_slots(3).expect("the memory of other machines is not known").layout;
+        assert_eq!(elsewhere, Layout { ranks: 3, replicas: 1 });
     }
 }

@@ -22,11 +22,10 @@ use crate::planning::decision::{Chosen, Decision};
 use crate::planning::print::refused;
 use crate::planning::profile_cache::{is_profile, read_profile};
 use crate::planning::request::training_state;
-use crate::training::memory::memory_of_process;
 use crate::training::optimizer::state_rule;
 use crate::training::prepare::require_whole_layers;
 
-/// The longest search. The run waits for it.
+/// The longest search for one number of ranks. The run waits for it.
 const SEARCH: Duration = Duration::from_secs(2);
 
 /// Returns whether the planner chooses how a run continues on other ranks: the run has a profile in its
@@ -41,12 +40,17 @@ pub(crate) fn is_replanned(settings: &Settings, source: &ProgramSource, model: &
         && source.computation().is_ok_and(|schedule| adds_in_order(&schedule))
 }
 
-/// Plans a run for the ranks and replicas of `settings`. A schedule without a name becomes the file `file` in
-/// the folder of the run.
+/// Plans a run for the ranks and replicas of `settings`. Each rank has `memory` bytes; `None` if the memory
+/// is not known. A schedule without a name becomes the file `file` in the folder of the run.
 ///
 /// # Errors
 /// Fails if no plan fits into the memory of the ranks and keeps the bits of the run.
-pub(crate) fn replan(settings: Settings, model: &CutModel, file: &str) -> Result<Chosen, Failure> {
+pub(crate) fn replan(
+    settings: Settings,
+    model: &CutModel,
+    file: &str,
+    memory: Option<u64>,
+) -> Result<Chosen, Failure> {
     require_whole_layers(&settings.mesh)?;
     let (mut profile, source) = match known_profile(&settings, model) {
         Some((profile, file)) => (profile, format!("for the times in {file}")),
@@ -56,7 +60,7 @@ pub(crate) fn replan(settings: Settings, model: &CutModel, file: &str) -> Result
         ranks: settings.mesh.ranks(settings.pipeline.ranks),
         microbatches: settings.pipeline.microbatches,
         microbatch_rows: settings.pipeline.microbatch_size,
-        memory: memory_of_process(&settings),
+        memory,
         data_parallel: Some(settings.mesh.data_parallel),
         tensor_parallel: Some(1),
         larger_microbatches: false,
@@ -153,12 +157,12 @@ mod tests {
     fn a_plan_for_fewer_ranks_keeps_the_microbatches() {
         let set = [
             "pipeline.ranks=3",
-            "pipeline.transport=mpi",
+            if cfg!(feature = "mpi") { "pipeline.transport=mpi" } else { "pipeline.transport=local" },
             "pipeline.microbatches=6",
             "pipeline.microbatch_size=2",
         ];
         let (settings, _, model) = settings(&set);
-        let chosen = replan(settings.clone(), &model, "plan-1x3.csv").expect("a plan");
+        let chosen = replan(settings.clone(), &model, "plan-1x3.csv", None).expect("a plan");
         let planned = &chosen.scheduled.settings;
         let sizes = |settings: &Settings| {
             let pipeline = &settings.pipeline;

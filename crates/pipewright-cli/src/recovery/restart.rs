@@ -114,7 +114,7 @@ impl Restart {
     }
 
     /// Returns the record of a run that continues after `step`, whose state of so many `bytes` was in `source`
-    /// and read within `took`.
+    /// and read in the time `took`.
     pub(crate) fn with_state(self, step: u64, source: StateSource, bytes: u64, took: Duration) -> Self {
         let read_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         Self { step, state: Some(source), state_bytes: Some(bytes), read_ms: Some(read_ms), ..self }
@@ -125,9 +125,9 @@ impl Restart {
         let cost = self.cost();
         let source = match self.state {
             Some(StateSource::Memory) => format!(", which was read in memory {cost}"),
-            Some(StateSource::Neighbour) => format!(
-                ", which was read in memory {cost}, in part from the neighbour of a host that does not have it"
-            ),
+            Some(StateSource::Neighbour) => {
+                format!(", which was read in memory {cost}, in part on the host after the one that wrote it")
+            }
             Some(StateSource::Disk) => {
                 format!(", which was read on the disk {cost}, because no newer copy in memory is complete")
             }
@@ -144,7 +144,7 @@ impl Restart {
         let size = bytes(self.state_bytes.unwrap_or_default());
         let repeated = self.failed_step.map_or(0, |failed| failed.saturating_sub(self.step + 1));
         let took = self.read_ms.unwrap_or_default();
-        format!("within {took} ms ({size}, {} computed again)", counted(repeated, "complete step"))
+        format!("in {took} ms ({size}, {} computed again)", counted(repeated, "complete step"))
     }
 
     /// Returns the sentence for a restart before the run has begun or resumed.
@@ -221,13 +221,10 @@ mod tests {
         for (source, expected) in [
             (
                 StateSource::Memory,
-                "step 5, which was read in memory within 31 ms (2.0 KiB, 1 complete step computed again) (",
+                "step 5, which was read in memory in 31 ms (2.0 KiB, 1 complete step computed again) (",
             ),
-            (
-                StateSource::Neighbour,
-                "in part from the neighbour of a host that does not have it (restart 1 of 3)",
-            ),
-            (StateSource::Disk, "step 5, which was read on the disk within 31 ms (2.0 KiB, 1 complete"),
+            (StateSource::Neighbour, "in part on the host after the one that wrote it (restart 1 of 3)"),
+            (StateSource::Disk, "step 5, which was read on the disk in 31 ms (2.0 KiB, 1 complete"),
         ] {
             assert!(with(source).contains(expected), "{}", with(source));
         }

@@ -112,7 +112,7 @@ pub(crate) fn memory_of(copies: &Path) -> Option<String> {
 pub(crate) fn remove_copies(copies: &Path) {
     let owner = fs::symlink_metadata(copies).ok().filter(fs::Metadata::is_dir).map(|folder| folder.uid());
     if owner == Some(geteuid().as_raw()) && CopyFolder::find(copies).is_ok() {
-        // Best effort: what stays is never used.
+        // Best effort: files that remain are never used.
         let _ = CopyFolder::remove(copies);
     }
 }

@@ -15,7 +15,7 @@ use crate::training::process_group::ProcessGroup;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CopyHosts {
     /// The host of each process.
-    of_rank: Vec<u32>,
+    host_of_rank: Vec<u32>,
     own: WorldRank,
 }
 
@@ -26,8 +26,8 @@ impl CopyHosts {
     /// Fails if the processes do not reach each other.
     pub(crate) fn find(processes: &mut ProcessGroup, copies: &Path) -> Result<Self, Failure> {
         let own = memory_of(copies).unwrap_or_default();
-        let of_rank = processes.combine(&own, number, Duration::ZERO)?;
-        Ok(Self { of_rank, own: processes.rank() })
+        let host_of_rank = processes.combine(&own, number, Duration::ZERO)?;
+        Ok(Self { host_of_rank, own: processes.rank() })
     }
 
     /// Returns the rank of this process.
@@ -37,12 +37,12 @@ impl CopyHosts {
 
     /// Returns the number of hosts.
     pub(crate) fn count(&self) -> usize {
-        self.of_rank.iter().max().map_or(0, |last| *last as usize + 1)
+        self.host_of_rank.iter().max().map_or(0, |last| *last as usize + 1)
     }
 
     /// Returns the host of a process.
     pub(crate) fn host_of(&self, rank: WorldRank) -> usize {
-        self.of_rank.get(rank.get() as usize).map_or(0, |host| *host as usize)
+        self.host_of_rank.get(rank.get() as usize).map_or(0, |host| *host as usize)
     }
 
     /// Returns the host of this process.
@@ -70,7 +70,7 @@ impl CopyHosts {
     }
 
     fn processes_on(&self, host: usize) -> Vec<WorldRank> {
-        let ranks = (0..).map(WorldRank::new).zip(&self.of_rank);
+        let ranks = (0..).map(WorldRank::new).zip(&self.host_of_rank);
         ranks.filter(|(_, found)| **found as usize == host).map(|(rank, _)| rank).collect()
     }
 }
@@ -92,8 +92,8 @@ fn number(memories: &[(WorldRank, String)]) -> Vec<u32> {
 #[cfg(test)]
 impl CopyHosts {
     /// Returns hosts of processes, seen by one of them.
-    pub(crate) fn of(of_rank: &[u32], own: u32) -> Self {
-        Self { of_rank: of_rank.to_vec(), own: WorldRank::new(own) }
+    pub(crate) fn of(host_of_rank: &[u32], own: u32) -> Self {
+        Self { host_of_rank: host_of_rank.to_vec(), own: WorldRank::new(own) }
     }
 }
 
@@ -114,11 +114,11 @@ mod tests {
     }
 
     /// Checks the neighbours of all processes.
-    fn check_neighbours(of_rank: &[u32], expected: &[Option<u32>]) {
-        let neighbours: Vec<Option<u32>> = (0..of_rank.len() as u32)
-            .map(|own| CopyHosts::of(of_rank, own).neighbour().map(WorldRank::get))
+    fn check_neighbours(host_of_rank: &[u32], expected: &[Option<u32>]) {
+        let neighbours: Vec<Option<u32>> = (0..host_of_rank.len() as u32)
+            .map(|own| CopyHosts::of(host_of_rank, own).neighbour().map(WorldRank::get))
             .collect();
-        assert_eq!(neighbours, expected, "{of_rank:?}");
+        assert_eq!(neighbours, expected, "{host_of_rank:?}");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! files with their hashes, each host gets the files that it lacks from a host that has them, makes a
 //! checkpoint of them, and opens it. If one of these steps fails on a host, the next copy is tried.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
@@ -29,6 +29,9 @@ use crate::training::process_group::ProcessGroup;
 
 /// The slowest reading of a copy that processes wait for, in bytes per second.
 const SLOWEST_READING: u64 = 100_000_000;
+
+/// The slowest sending of a copy that processes wait for, in bytes per second.
+const SLOWEST_SENDING: u64 = 100_000_000;
 
 /// A copy from which a run resumes, which this process has verified.
 pub(crate) struct FoundCopy {
@@ -113,7 +116,7 @@ pub(crate) fn newest(
                 return Ok(Some(FoundCopy { copy: found, origin: Origin { series, step }, source, took }));
             }
             Err(reason) if processes.is_leader() => say(&format!(
-                "the copy of step {step} in memory cannot be used, so an earlier state is: {reason}"
+                "the copy of step {step} in memory cannot be used, so the run uses an earlier state: {reason}"
             )),
             Err(_) => {}
         }
@@ -146,6 +149,22 @@ struct Plan {
     uses_neighbour: bool,
 }
 
+impl Plan {
+    /// Returns the most bytes that one process sends or receives.
+    fn most_bytes(&self, copy: &GatheredCopy) -> u64 {
+        let files = &copy.manifest().files;
+        // The bytes that each process sends (`true`) and receives (`false`).
+        let mut moved: HashMap<(WorldRank, bool), u64> = HashMap::new();
+        for transfer in &self.transfers {
+            for end in [(transfer.from, true), (transfer.to, false)] {
+                let sum = moved.entry(end).or_default();
+                *sum = sum.saturating_add(files[transfer.file].bytes);
+            }
+        }
+        moved.into_values().max().unwrap_or(0)
+    }
+}
+
 /// Verifies a copy and brings all of it to each host. The inner error is the reason why the copy cannot be
 /// used, which is the same in all processes.
 ///
@@ -168,13 +187,19 @@ fn obtain(
         (Ok(_), Err(error)) => return Ok(Err(sentence(&error))),
     };
     let exchange = exchange(processes, &folder, &plan);
+    let sending = Duration::from_secs(plan.most_bytes(copy) / SLOWEST_SENDING);
     let exchange = match all_of(processes, exchange, Duration::ZERO)? {
-        Ok(exchange) => exchange,
+        // A sender that is too slow fails before the other processes stop waiting for it, so that all
+        // processes try the next state.
+        Ok(exchange) => {
+            let end = Instant::now() + processes.deadline() + sending;
+            exchange.map(|exchange| exchange.until(end))
+        }
         Err(reason) => return Ok(Err(reason)),
     };
     let own = processes.rank();
     let sent = exchange.as_ref().map_or(Ok(()), |exchange| send(exchange, own, copy, &plan.transfers));
-    let sent = all_of(processes, sent, work)?;
+    let sent = all_of(processes, sent, sending)?;
     // All processes have what was sent to them.
     drop(exchange);
     if let Err(reason) = sent {
@@ -351,6 +376,13 @@ mod tests {
     fn each_host_gets_what_it_lacks_from_the_host_that_wrote_it() {
         check([&[0], &[1]], &[], &[(0, 0, 2), (0, 0, 4), (1, 3, 1), (1, 3, 5)], false);
         check([&[0, 1], &[1, 0]], &[], &[(0, 0, 4), (1, 3, 5)], false);
+    }
+
+    #[test]
+    fn the_time_of_a_transfer_follows_from_the_busiest_process() {
+        let holders: [&[usize]; 2] = [&[0], &[1]];
+        // Each file has one byte, and its host sends it to two others.
+        assert_eq!(planned(holders, &[]).expect("a plan").most_bytes(&copy(holders)), 2);
     }
 
     #[test]

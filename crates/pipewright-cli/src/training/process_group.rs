@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::pipeline::TransportChoice;
 use crate::failure::{Exit, Failure, sentence};
-use crate::fault::launched_restart;
+use crate::fault::launched_start;
 
 /// The time that processes wait for each other before the configuration's own deadline is known.
 const START: Duration = Duration::from_secs(60);
@@ -103,8 +103,8 @@ impl ProcessGroup {
         measured.map_err(|error| disagreement(&error))
     }
 
-    /// Returns in every process the result of `combine` in the leader for the values of all processes, each
-    /// of which may work as long as `work` on its own one.
+    /// Returns in every process the result of `combine`, which the leader calls with the values of all
+    /// processes. Each process may need `work` to get its value.
     pub(crate) fn combine<T, R>(
         &mut self,
         own: &T,
@@ -216,7 +216,7 @@ impl ProcessGroup {
 
     /// Lets the fault that ends the run be written into its folder if `launch` started this process.
     pub(crate) fn leave_faults_in(&mut self, folder: &Path) {
-        self.folder = launched_restart().map(|_| folder.to_owned());
+        self.folder = launched_start().map(|_| folder.to_owned());
     }
 
     /// Reports a failure if this process is the leader, and returns the outcome. If the leader is lost, the

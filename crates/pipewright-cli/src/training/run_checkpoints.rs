@@ -1,5 +1,5 @@
-//! The checkpoints that a run saves: after which steps, what became of each, and what a failure means for the
-//! steps that are saved.
+//! The checkpoints of a run: the steps after which they are saved, and the handling of their outcomes and
+//! failures.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::config::Settings;
 use crate::failure::{Exit, Failure, sentence};
-use crate::fault::{Fault, is_full, launched_restart};
+use crate::fault::{Fault, is_full, launched_start};
 use crate::run_folder::{self, RunFolder, is_lost_folder};
 use crate::text::quoted;
 use crate::training::checkpoint_space::CheckpointSpace;
@@ -139,7 +139,7 @@ impl Checkpoints {
                 // leader.
                 if self.reports {
                     failure.report();
-                    if let Some(fault) = failure.fault().filter(|_| launched_restart().is_some()) {
+                    if let Some(fault) = failure.fault().filter(|_| launched_start().is_some()) {
                         fault.leave(&self.run, &failure.full_text());
                     }
                 }

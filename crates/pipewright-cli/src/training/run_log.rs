@@ -10,7 +10,7 @@ use pipewright_schedule::slow_ranks::SlowRanks;
 use crate::config::Settings;
 use crate::display::{Display, Ending, say};
 use crate::failure::{Exit, Failure, sentence};
-use crate::fault::{Fault, launched_restart};
+use crate::fault::{Fault, launched_start};
 use crate::recovery::{SlowRank, is_growth_requested};
 use crate::run_folder::{RunFolder, RunFolderError};
 use crate::training::checkpoint_space::CheckpointSpace;
@@ -65,7 +65,7 @@ impl RunLog {
             prediction: StepPrediction::default(),
             slow_ranks: SlowRanks::default(),
             tensor_ranks: settings.mesh.tensor_parallel,
-            replaces_slow: run.replace_slow && launched_restart().is_some(),
+            replaces_slow: run.replace_slow && launched_start().is_some(),
             rampup_steps: run.rampup_steps,
             planned_step_ms: run.planned_step_ms,
             tensorboard: tensorboard.map_err(Failure::input)?,
@@ -77,7 +77,7 @@ impl RunLog {
     /// Returns whether `launch` asks for the end of the run after a checkpoint, so that it can grow. Only the
     /// leader knows.
     pub(super) fn is_growth_requested(&self) -> bool {
-        launched_restart().is_some()
+        launched_start().is_some()
             && self.folder.as_ref().is_some_and(|folder| is_growth_requested(folder.path()))
     }
 

@@ -13,6 +13,7 @@ use pipewright::byte_channel::ByteChannel;
 use pipewright::checkpoint::{
     COPIES, CheckpointError, CheckpointWriter, CopyExchange, CopyFolder, CopyTarget,
 };
+use pipewright::ids::WorldRank;
 use pipewright::train::Trainer;
 use rustix::fs::statvfs;
 use serde::{Deserialize, Serialize};
@@ -35,8 +36,8 @@ use crate::training::process_group::ProcessGroup;
 /// The time between two looks at the last checkpoint.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Returns the bytes that the copies of a run take on this machine: the copies of all ranks, or the copies of
-/// one rank if each is a process, because processes may be on several machines.
+/// Returns the bytes that the copies of a run take on this machine: the copies of all ranks, or those of a
+/// host with one process if each rank is a process, because processes may be on several machines.
 pub(crate) fn copy_bytes(run: RunParts<'_>) -> u64 {
     let settings = run.settings;
     if settings.run.copy_every == 0 {
@@ -47,10 +48,15 @@ pub(crate) fn copy_bytes(run: RunParts<'_>) -> u64 {
         // A process holds its own part and the part of a process of another host.
         Copies::Neighbour => 2,
     };
-    let all = CheckpointSpace::of(run).estimate().saturating_mul(COPIES).saturating_mul(holders);
+    let state = CheckpointSpace::of(run).estimate();
     match settings.pipeline.transport {
-        TransportChoice::Local => all,
-        TransportChoice::Mpi => all.div_ceil(writers(settings).into()),
+        TransportChoice::Local => state.saturating_mul(COPIES).saturating_mul(holders),
+        TransportChoice::Mpi => {
+            let part = state.saturating_mul(holders).div_ceil(writers(settings).into());
+            // After a restart, each host has all of one copy.
+            let resumed = state.saturating_add(part.saturating_mul(COPIES - 1));
+            part.saturating_mul(COPIES).max(resumed)
+        }
     }
 }
 
@@ -153,6 +159,8 @@ pub(crate) struct StateCopies {
     /// `None` after a copy could not be written.
     writer: Option<CheckpointWriter>,
     folder: PathBuf,
+    /// The rank of this process, if copies are sent to another host.
+    rank: WorldRank,
     /// The folder of the run, in the process that has written the file there.
     link: Option<PathBuf>,
     /// The copies of an earlier run, until this run has taken a step.
@@ -189,6 +197,7 @@ impl StateCopies {
         folder.remove_after(done).map_err(Failure::input)?;
         let write_link = || write_link(&run.out, &path, &series, origin).map(|()| run.out.clone());
         let link = leader.then(write_link).transpose()?;
+        let rank = neighbours.as_ref().map(|(hosts, _)| hosts.rank()).unwrap_or_default();
         let exchange = match neighbours {
             None => None,
             Some((hosts, channel)) => {
@@ -201,7 +210,7 @@ impl StateCopies {
         let writer = CheckpointWriter::copy(target, run.deadline()).map_err(Failure::input)?;
         let exchange = exchange.map(|(exchange, _)| exchange);
         let (every, writer) = (run.copy_every, Some(writer));
-        Ok(Some(Self { every, writer, folder: path, link, earlier, exchange }))
+        Ok(Some(Self { every, writer, folder: path, rank, link, earlier, exchange }))
     }
 
     /// Sets a function that is called whenever a wait for a copy sees progress.
@@ -222,8 +231,10 @@ impl StateCopies {
             Some(Err(CheckpointError::NotSent { source }))
                 if matches!(*source, CheckpointError::CopyAbandoned { .. }) => {}
             Some(Err(error @ CheckpointError::NotSent { .. })) => say(&format!(
-                "warning: copies of the state are not sent to another host any more, and the training continues \
-                 with those of this host: {}",
+                "warning: rank {} does not send copies of the state to another host any more; the training \
+                 continues with the copies on its own host, and if that host is lost, the run resumes from \
+                 its newest checkpoint: {}",
+                self.rank,
                 sentence(&error)
             )),
             Some(Err(error)) => self.give_up(&error),
@@ -251,8 +262,7 @@ impl StateCopies {
         Ok(())
     }
 
-    /// Makes no further copy. A run is worth more than its copies. The other processes continue, and no copy
-    /// is complete any more.
+    /// Makes no further copy. The other processes continue, and no copy is complete any more.
     fn give_up(&mut self, error: &CheckpointError) {
         say(&format!(
             "warning: copies in memory are not written any more, and the training continues without them: {}",
@@ -268,6 +278,12 @@ impl StateCopies {
         // The thread ends first.
         drop(self.writer);
         if !wait_until(patience, || saved.is_none_or(Path::exists)) {
+            say(&format!(
+                "the copies of the state stay in {}, because the last checkpoint was not complete within \
+                 {:.0} s; remove the folder when it is",
+                self.folder.display(),
+                patience.as_secs_f64()
+            ));
             return;
         }
         if let Some(run) = &self.link {
@@ -278,11 +294,11 @@ impl StateCopies {
     }
 }
 
-/// Waits until something is so, at most for `patience`. Returns whether it is.
-fn wait_until(patience: Duration, is_so: impl Fn() -> bool) -> bool {
+/// Waits until `is_met` returns true, at most for `patience`. Returns whether it does.
+fn wait_until(patience: Duration, is_met: impl Fn() -> bool) -> bool {
     let began = Instant::now();
     loop {
-        if is_so() {
+        if is_met() {
             return true;
         }
         if began.elapsed() >= patience {
@@ -306,6 +322,7 @@ mod tests {
                 every: 1,
                 writer: None,
                 folder: folder.clone(),
+                rank: WorldRank::default(),
                 link: None,
                 earlier: None,
                 exchange: None,

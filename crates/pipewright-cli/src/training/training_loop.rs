@@ -75,7 +75,7 @@ impl TrainingLoop<'_> {
         let traced = log.finish();
         let taken = settle(settings, processes, taken);
         // If a step failed and the timeline cannot be written, the failed step is reported.
-        taken?;
+        let grows = taken?;
         traced?;
         let done = trainer.steps_done();
         let reason = match (done == run.steps, evaluations.are_exhausted()) {
@@ -87,7 +87,7 @@ impl TrainingLoop<'_> {
         copies.into_iter().for_each(|copies| copies.finish(saved.as_deref(), run.deadline()));
         // `launch` continues a run whose slow host it replaces, or that it lets grow.
         let is_replaced = log.replaces_slow && !SlowRank::find(&run.out).is_empty();
-        let continues = reason == Reason::Signal && (is_replaced || log.is_growth_requested());
+        let continues = reason == Reason::Signal && (is_replaced || grows);
         if processes.is_leader() && !continues {
             let (saved, best) = (saved.as_deref(), evaluations.lowest());
             let has_timeline = run.out.join(TIMELINE).is_file();
@@ -138,7 +138,8 @@ struct Saves<'a> {
     copies: Option<&'a mut StateCopies>,
 }
 
-/// Runs steps until all are finished or one is interrupted.
+/// Runs steps until all are finished or one is interrupted. Returns whether this process has asked for the
+/// end so that the run can grow.
 fn steps(
     trainer: &mut Trainer,
     steps: u64,
@@ -146,11 +147,13 @@ fn steps(
     evaluations: &mut Evaluations,
     Saves { checkpoints, copies }: &mut Saves<'_>,
     log: &mut RunLog,
-) -> Result<(), Stop> {
+) -> Result<bool, Stop> {
+    let mut grows = false;
     while trainer.steps_done() < steps {
         attempts.begin_step(trainer.steps_done() + 1);
         if checkpoints.saves_or_never_does(trainer.steps_done() + 1) && log.is_growth_requested() {
             attempts.interrupt().request();
+            grows = true;
         }
         let (mut metrics, report) = trainer.step().map_err(Stop::of_step)?;
         let interrupted = report.interrupted;
@@ -176,5 +179,5 @@ fn steps(
             break;
         }
     }
-    Ok(())
+    Ok(grows)
 }

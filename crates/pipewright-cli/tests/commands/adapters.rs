@@ -174,6 +174,14 @@ fn a_plan_for_a_cluster_has_the_state_that_check_counts() {
     }
 }
 
+#[test]
+fn a_plan_for_a_cluster_refuses_tensor_groups_with_dropout() {
+    let folder = folder_without_path();
+    let plan = ["plan", "lora.toml", "--cluster", "h100", "--ranks", "2", "--tensor-parallel", "2"];
+    let (code, _, said) = command(&folder, &plan, &[&NEW[..], &["adapter.dropout=0.1"]].concat());
+    assert!(code == Some(2) && said.contains("--tensor-parallel 2: `adapter.dropout` needs"), "{said}");
+}
+
 /// Returns each rank's measured peak, as a share of what `check` estimates.
 fn measured_share(folder: &TempDir, config: &str, set: &[&str]) -> [f64; 2] {
     let (out, _) = succeed(folder, &["check", config, "--format", "json"], set);

@@ -120,7 +120,8 @@ fn a_copy_that_is_damaged_or_incomplete_is_not_used() {
     assert_eq!(output.status.code(), Some(2), "a mistake removes no copies: {}", words(&output));
     let (step, words) = check_resumed(&run, &[]);
     assert_eq!(step, older, "{words}");
-    let expected = format!("the copy of step {newest} in memory cannot be used, so an earlier state is: ");
+    let expected =
+        format!("the copy of step {newest} in memory cannot be used, so the run uses an earlier state: ");
     assert!(words.contains(&expected), "{words}");
 }
 

@@ -1,7 +1,7 @@
 //! A long trial, run by hand: a run of four processes on two hosts meets many faults, ends without help, and
 //! has the results of an undisturbed run, to the bit.
 //!
-//! `PIPEWRIGHT_FAULTS` is the number of faults, by default 24, and `PIPEWRIGHT_SEED` chooses their moments.
+//! `PIPEWRIGHT_FAULTS` is the number of faults, by default 27, and `PIPEWRIGHT_SEED` chooses their moments.
 //! The hosts are network namespaces of this machine, and each has a file system in memory for its copies.
 
 use std::collections::BTreeMap;
@@ -193,12 +193,42 @@ fn figures_of(mut seconds: Vec<f64>) -> String {
     }
 }
 
+/// Prints how many steps the restarts computed again, and how long the run took to continue after each fault.
+#[expect(clippy::print_stderr, reason = "the figures of the trial are its result")]
+fn print_figures(restarts: &[Value], seconds: BTreeMap<Fault, Vec<f64>>) {
+    let lost = |restart: &Value| restart["failed_step"].as_u64().zip(restart["step"].as_u64());
+    let lost: Vec<u64> =
+        restarts.iter().filter_map(lost).map(|(failed, step)| failed.saturating_sub(step + 1)).collect();
+    let from = |state: &str| restarts.iter().filter(|restart| restart["state"] == state).count();
+    let [memory, neighbour, disk] = ["memory", "neighbour", "disk"].map(from);
+    eprintln!(
+        "{} faults, {} restarts: {memory} from the memory of all hosts, {neighbour} from a neighbour's, {disk} from the \
+         disk",
+        seconds.values().map(Vec::len).sum::<usize>(),
+        restarts.len()
+    );
+    let times = |steps: u64| lost.iter().filter(|lost| **lost == steps).count();
+    eprintln!(
+        "complete steps computed again: none {} times, one {} times, more {} times, at most {:?}",
+        times(0),
+        times(1),
+        lost.len() - times(0) - times(1),
+        lost.iter().max()
+    );
+    let read: Vec<f64> =
+        restarts.iter().filter_map(|restart| Some(restart["read_ms"].as_f64()? / 1000.0)).collect();
+    eprintln!("finding and reading the state: {}", figures_of(read));
+    eprintln!("from a fault to the next step: {}", figures_of(seconds.values().flatten().copied().collect()));
+    for (fault, seconds) in seconds {
+        eprintln!("  {fault:?} ({}): {}", seconds.len(), figures_of(seconds));
+    }
+}
+
 #[test]
 #[ignore = "takes minutes; see docs/processes.md"]
-#[expect(clippy::print_stderr, reason = "the figures of the trial are its result")]
 fn a_run_survives_many_faults() {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let (count, seed) = (number("PIPEWRIGHT_FAULTS").unwrap_or(24), number("PIPEWRIGHT_SEED").unwrap_or(1));
+    let (count, seed) = (number("PIPEWRIGHT_FAULTS").unwrap_or(27), number("PIPEWRIGHT_SEED").unwrap_or(1));
     let Some(hosts) = Hosts::new('f') else { panic!("network namespaces need root and iproute2") };
     let (scratch, alone) = (folder(), folder());
     let path = scratch.path().canonicalize().expect("it exists");
@@ -235,30 +265,5 @@ fn a_run_survives_many_faults() {
     assert!(figures(&path) == figures(alone.path()), "the losses and norms of an undisturbed run");
     let last = format!("out/checkpoints/step-{:08}", STEPS_PER_FAULT * count);
     assert!(tensors(&path.join(&last)) == tensors(&alone.path().join(&last)), "its parameters and moments");
-    let restarts = trial.restarts();
-    let lost = |restart: &Value| restart["failed_step"].as_u64().zip(restart["step"].as_u64());
-    let lost: Vec<u64> =
-        restarts.iter().filter_map(lost).map(|(failed, step)| failed.saturating_sub(step + 1)).collect();
-    let from = |state: &str| restarts.iter().filter(|restart| restart["state"] == state).count();
-    let [memory, neighbour, disk] = ["memory", "neighbour", "disk"].map(from);
-    eprintln!(
-        "{count} faults, {} restarts: {memory} from the memory of all hosts, {neighbour} from a neighbour's, {disk} from the \
-         disk",
-        restarts.len()
-    );
-    let times = |steps: u64| lost.iter().filter(|lost| **lost == steps).count();
-    eprintln!(
-        "complete steps computed again: none {} times, one {} times, more {} times, at most {:?}",
-        times(0),
-        times(1),
-        lost.len() - times(0) - times(1),
-        lost.iter().max()
-    );
-    let read: Vec<f64> =
-        restarts.iter().filter_map(|restart| Some(restart["read_ms"].as_f64()? / 1000.0)).collect();
-    eprintln!("finding and reading the state: {}", figures_of(read));
-    eprintln!("from a fault to the next step: {}", figures_of(seconds.values().flatten().copied().collect()));
-    for (fault, seconds) in seconds {
-        eprintln!("  {fault:?} ({}): {}", seconds.len(), figures_of(seconds));
-    }
+    print_figures(&trial.restarts(), seconds);
 }

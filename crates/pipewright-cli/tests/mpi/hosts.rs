@@ -198,7 +198,8 @@ fn a_launched_run_continues_on_the_host_that_answers() {
     // The other test says so if namespaces are not allowed.
     let Some(hosts) = Hosts::new('b') else { return };
     let folder = folder();
-    let set = ["pipeline.ranks=4", "run.steps=60", "run.checkpoint_every=2", "run.deadline_seconds=3"];
+    // On a busy machine, a process may be silent for three seconds.
+    let set = ["pipeline.ranks=4", "run.steps=600", "run.checkpoint_every=2", "run.deadline_seconds=6"];
     let expected = undisturbed(folder.path(), &set);
     let mut command = launch_on(folder.path(), &hosts, &[], &set);
     // The processes of the host that is cut off stay, and would keep a pipe open.
@@ -345,7 +346,8 @@ fn a_lost_host_costs_at_most_two_steps_with_the_copy_of_its_neighbour() {
     let Some(hosts) = Hosts::new('d') else { return };
     let folder = folder();
     let path = folder.path().canonicalize().expect("it exists");
-    let set = ["pipeline.ranks=4", "run.steps=60", "run.checkpoint_every=0", "run.deadline_seconds=3"];
+    // On a busy machine, a process may be silent for three seconds.
+    let set = ["pipeline.ranks=4", "run.steps=600", "run.checkpoint_every=0", "run.deadline_seconds=6"];
     let expected = undisturbed(&path, &set);
     let Some(memories) = Memories::mount(&path, &hosts, 64 << 20) else { return };
     let copies = ["run.copy_every=1", "run.copies=neighbour", "run.copy_folder=memory"];
@@ -363,7 +365,7 @@ fn a_lost_host_costs_at_most_two_steps_with_the_copy_of_its_neighbour() {
     assert_eq!(restart["state"], "neighbour", "{said}");
     let step = |key: &str| restart[key].as_u64().expect("a step");
     assert!(step("failed_step") - step("step") <= 3, "{restart}: {said}");
-    assert!(step("state_bytes") > 0 && said.contains("in part from the neighbour of a host"), "{said}");
+    assert!(step("state_bytes") > 0 && said.contains("in part on the host after the one"), "{said}");
     assert_eq!(figures(&path), expected, "{said}");
     assert!(memories.are_empty(), "a run that ends well leaves no copies");
 }

@@ -56,8 +56,9 @@ pub(super) fn pipelines(request: &Request, shape: &Layout) -> Vec<u32> {
 fn tensors(request: &Request) -> Vec<u32> {
     let node = request.machine.gpus_per_node;
     let heads = heads(&request.model);
+    let most = if request.model.has_dropout() { 1 } else { node };
     let is_usual = |tensor: &u32| {
-        *tensor <= node
+        *tensor <= most
             && heads.is_multiple_of(u64::from(*tensor))
             && (node.is_multiple_of(*tensor) || tensor.is_power_of_two())
     };

@@ -9,13 +9,13 @@ use pipewright_cluster::model::{Division, Model};
 use pipewright_cluster::operations::AttentionCount;
 use pipewright_cluster::pipeline::Programs;
 use pipewright_cluster::predict::{Prediction, predict};
-use pipewright_cluster::search::{Fixed, Request, search};
+use pipewright_cluster::search::{Fixed, Request, SearchError, search};
 use pipewright_cluster::setting::Setting;
 use pipewright_cluster::training::{AdaptedLayer, AdapterError, AdapterSizes};
 
 use crate::data::run;
 
-const SIZES: AdapterSizes = AdapterSizes { rank: 16, has_magnitudes: false };
+const SIZES: AdapterSizes = AdapterSizes { rank: 16, has_magnitudes: false, has_dropout: false };
 
 fn llama() -> Model {
     hf_config::read(include_str!("llama_405b.json")).expect("a model").model
@@ -109,6 +109,36 @@ fn adapters_keep_their_inputs() {
     assert_eq!(kept(&with_magnitudes) - kept(&model), 1024.0 * 4.0 * 16384.0);
 }
 
+/// Without dropout, two adapters of the same input share its copy. With it, each keeps the input with dropped
+/// elements, and the mask.
+#[test]
+fn with_dropout_each_adapter_keeps_its_input_and_a_mask() {
+    let (whole, layout) = (llama(), Layout { tensor: 1, ..layout(Sharding::Replicated) });
+    let (input, output) = (whole.hidden, whole.hidden);
+    let first = AdaptedLayer { input, output, division: Division::Columns, shares_input: false };
+    let second = AdaptedLayer { shares_input: true, ..first };
+    let kept = |has_dropout| {
+        let sizes = AdapterSizes { has_dropout, ..SIZES };
+        let model = llama().with_adapters(sizes, [(0, first), (0, second)]).expect("the block exists");
+        let [adapted, before] =
+            [&model, &whole].map(|model| block_activations(&model.blocks[0], model, &layout));
+        adapted - before
+    };
+    assert_eq!(kept(false), 1024.0 * 4.0 * (2.0 * 16.0 + 16384.0));
+    assert_eq!(kept(true), 1024.0 * 4.0 * 2.0 * (16.0 + 2.0 * 16384.0));
+}
+
+#[test]
+fn a_search_with_dropout_has_no_tensor_groups() {
+    let (machine, whole) = (by_name("h100").expect("a machine"), llama());
+    let sizes = AdapterSizes { has_dropout: true, ..SIZES };
+    let model = llama().with_adapters(sizes, outputs(&whole, 0..126)).expect("the blocks exist");
+    let mut request = Request::new(model, machine, 64, 64, 1024, Precision::Half);
+    request.fixed = Fixed { pipeline: Some(1), ..Fixed::default() };
+    let found = search(&request).expect("a plan");
+    assert!(found.plans.iter().all(|plan| plan.layout.tensor == 1));
+}
+
 #[test]
 fn a_search_stays_above_its_bound() {
     let machine = by_name("h100").expect("a machine");
@@ -122,7 +152,7 @@ fn a_search_stays_above_its_bound() {
     // Eight nodes cannot train the whole model.
     let mut whole = Request::new(llama(), machine, 64, 64, 1024, Precision::Half);
     whole.fixed = Fixed { tensor: Some(8), ..Fixed::default() };
-    assert!(search(&whole).is_err());
+    assert!(matches!(search(&whole), Err(SearchError::Memory { .. })));
 }
 
 #[test]

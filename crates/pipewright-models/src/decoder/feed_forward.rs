@@ -21,7 +21,8 @@ use crate::router::{GroupChoice, Router};
 use crate::split::require_parts;
 use crate::valid_tokens::{mean_weights, valid_choices, valid_loads, valid_tokens};
 
-/// The most groups of a joined projection, and so the most ranks that can compute one together.
+/// The most groups of a joined projection, and so the most ranks that can compute one together. It is a power
+/// of 2, so the number of groups is one too. Checkpoints depend on it.
 const MOST_GROUPS: u64 = 64;
 
 /// The name of the router's balance loss in reports.

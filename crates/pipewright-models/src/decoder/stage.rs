@@ -176,7 +176,13 @@ impl DecoderStage {
         let hidden = scaled(hidden, self.embedding_factor);
         let Some(table) = &self.model.embed_positions else { return hidden };
         let [rows, length, _] = hidden.dims();
-        let ids: Vec<i32> = positions([rows, length]).into_iter().map(|position| position as i32).collect();
+        let (positions, [count, _]) = (positions([rows, length]), table.weight.dims());
+        // Devices do not check the rows that they select.
+        assert!(
+            positions.iter().all(|&position| (position as usize) < count),
+            "a position lies outside the table of {count} (`n_positions`): use shorter rows"
+        );
+        let ids: Vec<i32> = positions.into_iter().map(|position| position as i32).collect();
         let vectors =
             table.forward(Tensor::from_data(TensorData::new(ids, [rows, length]), &hidden.device()));
         hidden + vectors
@@ -251,8 +257,8 @@ impl StageModule for DecoderStage {
     /// Gives parameters the paths of a Hugging Face directory, which differ from Burn's for the embedding, the
     /// last norm and the head, and in families with other names.
     fn parameter_path(&self, local: &str) -> String {
-        let of_ends = vocabulary_path(local, NORM, EMBEDDING);
-        self.names.of(&of_ends.unwrap_or_else(|| without_variants(local)))
+        let path_of_ends = vocabulary_path(local, NORM, EMBEDDING);
+        self.names.of(&path_of_ends.unwrap_or_else(|| without_variants(local)))
     }
 
     fn placement(&self, local: &str) -> Placement {

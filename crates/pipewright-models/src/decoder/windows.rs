@@ -81,8 +81,9 @@ impl LayerWindows {
 
     /// Checks the windows of a model with this number of layers.
     ///
-    /// # Errors When the window has no token, when layers use a window that is not given, when the list has
-    /// not an entry for each layer, or when it names layers with a window that the model does not have.
+    /// # Errors
+    /// When the window has no token, when layers use a window that is not given, when the list does not have
+    /// an entry for each layer, or when it names layers with a window that the model does not have.
     pub(crate) fn check(&self, layers: usize) -> Result<(), ConfigError> {
         let window = self.sliding_window.filter(|_| self.use_sliding_window);
         require_window(window)?;

@@ -18,6 +18,10 @@ pub enum HybridInput {
 }
 
 /// The output of a stage.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "an output lives for one call, and a box would cost an allocation"
+)]
 #[derive(Debug, Clone)]
 pub enum HybridOutput {
     /// Hidden states and the token ids, as in [`HybridInput::Hidden`].

@@ -80,7 +80,7 @@ impl Prediction {
     }
 }
 
-/// Returns the ids so many positions ahead. The last id of a row takes the place of ids behind it.
+/// Returns the ids that are `depth` positions ahead. Positions beyond the end of a row repeat its last id.
 fn ahead(ids: &Tensor<2, Int>, depth: usize) -> Tensor<2, Int> {
     let [_, sequence] = ids.dims();
     let missing = depth.min(sequence);

@@ -33,12 +33,14 @@ pub(super) fn add_adapters<'a>(
         let (Some(layer), &[inputs, rank]) = (layer_of_first(&spec.path), spec.shape.as_slice()) else {
             continue;
         };
-        let own = match (lora.dropout > 0.0, lora.dora && precision != Precision::F32) {
-            (false, _) => rank,
-            (true, false) => rank + 2 * inputs,
+        let mut own = rank;
+        if lora.dropout > 0.0 {
+            own += 2 * inputs;
             // The base computes with the dropped input too, in half precision.
-            (true, true) => rank + 2 * inputs + inputs.div_ceil(2),
-        };
+            if lora.dora && precision != Precision::F32 {
+                own += inputs.div_ceil(2);
+            }
+        }
         kept.insert(spec.path.clone(), own as u64);
         if lora.dropout == 0.0 && precision != Precision::F32 {
             kept.insert(input_of(layer), inputs as u64);

@@ -388,6 +388,16 @@ fn the_further_families_refuse_what_they_do_not_compute() {
 }
 
 #[test]
+fn gpt_oss_reads_both_names_of_the_number_of_experts() {
+    let read = |json: Value| ModelConfig::from_json(json).expect("it is valid");
+    let mut other = changed("gpt_oss", json!({"num_experts": 4}));
+    other.as_object_mut().expect("a table").remove("num_local_experts");
+    assert_eq!(read(other.clone()), read(changed("gpt_oss", json!({}))));
+    other.as_object_mut().expect("a table").remove("num_experts");
+    assert_eq!(read(other).to_json()["num_local_experts"], 128);
+}
+
+#[test]
 fn deepseek_refuses_what_it_does_not_compute() {
     let families = ["deepseek_v2", "deepseek_v3"];
     let refused = [
@@ -561,9 +571,8 @@ fn older_names_of_nemotron_keys_are_read() {
     assert!(error.contains("the same as in `layers_block_type`"), "{error}");
 }
 
-/// Returns the windows of the three layers of a small model with these keys, by the keys that it writes
-/// again.
-fn operations(family: &str, keys: &Value) -> Vec<u64> {
+/// Returns the operations of the scores of the three layers of a small model with these keys.
+fn mixing_of_layers(family: &str, keys: &Value) -> Vec<u64> {
     let mut sizes = DecoderConfig::new(32, 4);
     (sizes.hidden_size, sizes.intermediate_size, sizes.num_hidden_layers) = (32, 48, 3);
     let keys = keys.as_object().expect("a table").clone();
@@ -581,8 +590,8 @@ fn layers_have_the_windows_that_transformers_gives_them() {
         keys
     };
     let narrow = |family: &str, more: Value| {
-        let whole = operations(family, &json!({}))[0];
-        operations(family, &window(more)).iter().map(|&work| work < whole).collect::<Vec<_>>()
+        let whole = mixing_of_layers(family, &json!({}))[0];
+        mixing_of_layers(family, &window(more)).iter().map(|&work| work < whole).collect::<Vec<_>>()
     };
     assert_eq!(narrow("qwen3_moe", json!({})), [true; 3]);
     assert_eq!(narrow("qwen2_moe", json!({})), [true, false, true]);
@@ -593,8 +602,8 @@ fn layers_have_the_windows_that_transformers_gives_them() {
     for family in ["qwen2_moe", "smollm3"] {
         assert_eq!(narrow(family, types.clone()), [false, true, false], "{family}");
     }
-    let whole = operations("gpt_oss", &json!({"sliding_window": null}))[0];
-    let narrow = operations("gpt_oss", &json!({"sliding_window": 5}));
+    let whole = mixing_of_layers("gpt_oss", &json!({"sliding_window": null}))[0];
+    let narrow = mixing_of_layers("gpt_oss", &json!({"sliding_window": 5}));
     assert!(narrow[0] < whole && narrow[1] == whole && narrow[2] < whole, "{narrow:?}");
     let unused = |family: &str, keys: Value| {
         let keys = keys.as_object().expect("a table").clone();

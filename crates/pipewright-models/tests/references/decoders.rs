@@ -329,7 +329,7 @@ fn joined_projections_have_groups_for_each_tensor_rank() {
     let keys = serde_json::json!({"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 24});
     let error = not_split("phi3-tiny", &keys, 3);
     assert!(
-        error.contains("`intermediate_size = 28`, which has no groups of the same size for them"),
+        error.contains("`intermediate_size = 28`, which is cut into groups whose number, a power of 2 up to"),
         "{error}"
     );
 }

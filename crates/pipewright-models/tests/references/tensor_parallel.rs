@@ -187,6 +187,15 @@ fn a_layer_that_cannot_be_split_is_named() {
     );
 }
 
+#[test]
+fn a_table_that_cannot_be_split_has_its_name_in_files() {
+    let model = ModelConfig::of_sizes("gpt2", DecoderConfig::new(3, 4), serde_json::Map::new());
+    let model = CutModel::from(model.expect("a model"));
+    let rank = TensorParallel::unconnected(TensorRank { index: 0, of: 4 });
+    let error = model.outline(0..1, &rank).expect_err("it cannot be split").to_string();
+    assert!(error.starts_with("`transformer.wte` cannot be split over 4 tensor ranks"), "{error}");
+}
+
 /// Returns the paths and shapes of the parameters of `model` that a rank holds.
 fn outlined(model: &ModelConfig, rank: &TensorParallel) -> Vec<(String, Vec<usize>)> {
     let outline = CutModel::from(model.clone()).outline(0..model.layers(), rank);

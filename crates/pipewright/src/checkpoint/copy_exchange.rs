@@ -4,7 +4,9 @@
 //! A file is sent in pieces. The receiver confirms each piece when it is in its memory. The sender has at
 //! most [`WINDOW`] pieces without a confirmation, so a slow receiver holds little in its queue. The receiver
 //! writes under another name until the last piece has come. After its files, a process sends its part of the
-//! manifest, which makes them count; each file is compared with its hash before it is used.
+//! manifest, which makes them count; each file is compared with its hash before it is used. An answer names
+//! the piece or the part that it is for, so answers of a transfer that was given up do not count for the
+//! next one.
 //!
 //! ```text
 //! sender    Piece 0, Piece 1, ... Piece n          Part
@@ -14,7 +16,7 @@
 //! All processes have the same roles: each receives on a thread of its own, which never waits for an answer.
 //! So two processes that send to each other do not wait in a circle.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
@@ -32,11 +34,11 @@ use super::error::CheckpointError;
 use crate::byte_channel::ByteChannel;
 use crate::ids::WorldRank;
 
-/// The bytes of a piece. A message of a rank waits at most for one of them.
+/// The bytes of a piece. A message of a rank waits for at most [`WINDOW`] of them.
 const PIECE: usize = 1 << 20;
 
 /// The largest number of pieces that the receiver has not confirmed.
-const WINDOW: u32 = 8;
+const WINDOW: usize = 8;
 
 /// The time between two looks whether the run has failed.
 const LOOK: Duration = Duration::from_millis(20);
@@ -44,14 +46,24 @@ const LOOK: Duration = Duration::from_millis(20);
 /// The content of a message, before the bytes of a piece.
 #[derive(Debug, Serialize, Deserialize)]
 enum Head {
-    /// A piece of a file of `of` bytes, from `offset` on.
-    Piece { step: u64, name: String, offset: u64, of: u64 },
+    /// A piece of a file of `of` bytes.
+    Piece { place: Place, of: u64 },
     /// The part of a process, whose text follows.
-    Part { step: u64, name: String },
+    Part { place: Place },
     /// A piece or a part is in the receiver's memory.
-    Stored,
+    Stored { place: Place },
     /// The receiver cannot hold a piece or a part.
-    Refused { reason: String },
+    Refused { place: Place, reason: String },
+}
+
+/// The copy that a piece or a part belongs to, and its place there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Place {
+    step: u64,
+    /// The name of the file, or of the part.
+    name: String,
+    /// The first byte of a piece; 0 for a part.
+    offset: u64,
 }
 
 /// The answer of a receiver.
@@ -62,8 +74,10 @@ type Answer = Result<(), String>;
 pub struct CopyExchange {
     channel: ByteChannel,
     folder: CopyFolder,
-    answers: Receiver<(WorldRank, Answer)>,
+    answers: Receiver<(WorldRank, Place, Answer)>,
     deadline: Duration,
+    /// When a transfer that is under way fails; `None` if it has no limit.
+    end: Option<Instant>,
     /// Dropped to end the thread.
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -86,7 +100,14 @@ impl CopyExchange {
         let thread = std::thread::Builder::new().name("copies".to_owned());
         let thread = thread.spawn(move || receive(&receiving, store, &answered, &stopped));
         let thread = thread.map_err(CheckpointError::io("start a thread for", folder.path()))?;
-        Ok(Self { channel, folder, answers, deadline, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { channel, folder, answers, deadline, end: None, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Returns the same exchange, in which a transfer that is under way at the time `end` fails.
+    #[must_use]
+    pub fn until(mut self, end: Instant) -> Self {
+        self.end = Some(end);
+        self
     }
 
     /// Sends a file of a copy to another process, and returns when that process has it. `written` counts the
@@ -104,23 +125,27 @@ impl CopyExchange {
         let path = self.folder.file(step, name);
         let opened = open_regular(&path).and_then(|file| Ok((file.metadata()?.len(), file)));
         let (of, mut file) = opened.map_err(CheckpointError::io("read", &path))?;
-        let (mut offset, mut waiting) = (0, 0);
+        let place = |offset| Place { step, name: name.to_owned(), offset };
+        // The offsets of the pieces without a confirmation.
+        let (mut offset, mut waiting) = (0, VecDeque::new());
         while offset < of {
-            if waiting == WINDOW {
-                self.confirmed(to)?;
-                waiting -= 1;
+            if waiting.len() == WINDOW
+                && let Some(first) = waiting.pop_front()
+            {
+                self.confirmed(to, &place(first))?;
             }
             let length = (of - offset).min(PIECE as u64);
-            let head = Head::Piece { step, name: name.to_owned(), offset, of };
+            let head = Head::Piece { place: place(offset), of };
             let mut message = encoded(&head, length as usize);
             let start = message.len();
             message.resize(start + length as usize, 0);
             file.read_exact(&mut message[start..]).map_err(CheckpointError::io("read", &path))?;
             self.channel.send(to, message);
             written.fetch_add(length, Ordering::Relaxed);
-            (offset, waiting) = (offset + length, waiting + 1);
+            waiting.push_back(offset);
+            offset += length;
         }
-        (0..waiting).try_for_each(|_| self.confirmed(to))
+        waiting.into_iter().try_for_each(|offset| self.confirmed(to, &place(offset)))
     }
 
     /// Sends the files of a process and then its part of the manifest.
@@ -132,24 +157,28 @@ impl CopyExchange {
         written: &Arc<AtomicU64>,
     ) -> Result<(), CheckpointError> {
         part.files.iter().try_for_each(|name| self.send_file(to, step, name, written))?;
-        let mut message = encoded(&Head::Part { step, name: part.name.clone() }, part.text.len());
+        let place = Place { step, name: part.name.clone(), offset: 0 };
+        let mut message = encoded(&Head::Part { place: place.clone() }, part.text.len());
         message.extend_from_slice(part.text.as_bytes());
         self.channel.send(to, message);
-        self.confirmed(to)
+        self.confirmed(to, &place)
     }
 
-    /// Waits for the next confirmation of a receiver.
-    fn confirmed(&self, from: WorldRank) -> Result<(), CheckpointError> {
+    /// Waits until a receiver has confirmed the piece or the part at `expected`.
+    fn confirmed(&self, from: WorldRank, expected: &Place) -> Result<(), CheckpointError> {
         let since = Instant::now();
         loop {
+            if self.end.is_some_and(|end| Instant::now() >= end) {
+                return Err(CheckpointError::SlowTransfer { rank: from });
+            }
             match self.answers.recv_timeout(LOOK) {
-                Ok((rank, answer)) if rank == from => {
+                Ok((rank, place, answer)) if rank == from && place == *expected => {
                     return answer.map_err(|reason| CheckpointError::CopyRefused { rank: from, reason });
                 }
-                // An earlier receiver that was given up.
+                // It is for an earlier transfer, which was given up.
                 Ok(_) => {}
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(CheckpointError::WriterGone { path: self.folder.path().to_owned() });
+                    return Err(CheckpointError::ReceiverGone { path: self.folder.path().to_owned() });
                 }
                 Err(RecvTimeoutError::Timeout) if !self.channel.is_open() => {
                     return Err(CheckpointError::CopyAbandoned { rank: from });
@@ -176,7 +205,7 @@ impl Drop for CopyExchange {
 fn receive(
     channel: &ByteChannel,
     folder: CopyFolder,
-    answered: &Sender<(WorldRank, Answer)>,
+    answered: &Sender<(WorldRank, Place, Answer)>,
     stopped: &Receiver<()>,
 ) {
     let mut store = Store { folder, open: HashMap::new() };
@@ -188,23 +217,31 @@ fn receive(
             },
             recv(stopped) -> _ => return,
         };
-        let kept = match decoded(&message) {
-            Some((Head::Stored, _)) => {
+        let (place, kept) = match decoded(&message) {
+            Some((Head::Stored { place }, _)) => {
                 // If the exchange was dropped, nobody waits for the answer.
-                let _ = answered.send((from, Ok(())));
+                let _ = answered.send((from, place, Ok(())));
                 continue;
             }
-            Some((Head::Refused { reason }, _)) => {
-                let _ = answered.send((from, Err(reason)));
+            Some((Head::Refused { place, reason }, _)) => {
+                let _ = answered.send((from, place, Err(reason)));
                 continue;
             }
-            Some((Head::Piece { step, name, offset, of }, bytes)) => {
-                store.keep_piece(from, step, &name, (offset, of), bytes)
+            Some((Head::Piece { place, of }, bytes)) => {
+                let kept = store.keep_piece(from, place.step, &place.name, (place.offset, of), bytes);
+                (place, kept)
             }
-            Some((Head::Part { step, name }, text)) => store.keep_part(step, &name, text),
-            None => Err("the message cannot be decoded".to_owned()),
+            Some((Head::Part { place }, text)) => {
+                let kept = store.keep_part(place.step, &place.name, text);
+                (place, kept)
+            }
+            // Its place is not known, so no answer would count. The sender stops at its deadline.
+            None => continue,
         };
-        let answer = kept.map_or_else(|reason| Head::Refused { reason }, |()| Head::Stored);
+        let answer = match kept {
+            Ok(()) => Head::Stored { place },
+            Err(reason) => Head::Refused { place, reason },
+        };
         channel.send(from, encoded(&answer, 0));
     }
 }
@@ -372,6 +409,24 @@ mod tests {
         pair.write(PIECE);
         let error = send(&pair.start(0)).expect_err("nobody receives");
         assert!(matches!(error, CheckpointError::SilentHolder { rank: TO, .. }), "{error}");
+    }
+
+    #[test]
+    fn an_answer_of_an_earlier_transfer_does_not_count() {
+        let pair = pair();
+        pair.write(PIECE);
+        let place = Place { step: STEP - 1, name: NAME.to_owned(), offset: 0 };
+        pair.channels[1].send(WorldRank::new(0), encoded(&Head::Stored { place }, 0));
+        let error = send(&pair.start(0)).expect_err("the answer is for another step");
+        assert!(matches!(error, CheckpointError::SilentHolder { rank: TO, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_transfer_ends_at_its_limit() {
+        let pair = pair();
+        pair.write(PIECE);
+        let error = send(&pair.start(0).until(Instant::now())).expect_err("no time is left");
+        assert!(matches!(error, CheckpointError::SlowTransfer { rank: TO }), "{error}");
     }
 
     #[test]

@@ -43,6 +43,11 @@ impl CopyPart {
         self.manifest.step
     }
 
+    /// Returns whether a process of this machine wrote the files.
+    pub fn is_own(&self) -> bool {
+        self.is_own
+    }
+
     /// Returns the bytes of the files.
     pub fn bytes(&self) -> u64 {
         self.manifest.files.iter().map(|file| file.bytes).sum()

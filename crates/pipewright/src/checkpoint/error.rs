@@ -314,6 +314,18 @@ pub enum CheckpointError {
         /// Why the other machine has no further copy.
         source: Box<CheckpointError>,
     },
+    /// Another process does not have all of a copy in time.
+    #[error("the transfer of a copy to rank {rank} takes too long")]
+    SlowTransfer {
+        /// The rank of the process.
+        rank: WorldRank,
+    },
+    /// The thread that receives copies has ended.
+    #[error("{}: the thread that receives copies has ended early", path.display())]
+    ReceiverGone {
+        /// The folder of the copies.
+        path: PathBuf,
+    },
     /// The writing thread has ended.
     #[error("{}: the thread that writes checkpoints has ended early", path.display())]
     WriterGone {

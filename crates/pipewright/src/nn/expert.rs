@@ -14,8 +14,8 @@ use super::swiglu::swiglu;
 pub struct ExpertForm {
     /// The function.
     pub activation: ExpertActivation,
-    /// The factor of the bias of the last layer: one share for each of the ranks that compute an expert
-    /// together, because their results are added up.
+    /// The factor of the last layer's bias: 1 divided by the number of ranks that compute the expert
+    /// together, because their results are added.
     pub bias_share: f64,
 }
 
@@ -31,7 +31,7 @@ pub enum ExpertActivation {
     /// `silu(gate) * up` with a gate, `max(up, 0)²` without.
     Usual,
     /// `(up + 1) gate sigmoid(alpha gate)`, where the gate is at most `limit`, and `up` is between `-limit`
-    /// and `limit` (OpenAI, 2025, <https://arxiv.org/abs/2508.10925>).
+    /// and `limit` (OpenAI, 2025, <https://arxiv.org/abs/2508.10925>). The expert must have a gate.
     Clamped {
         /// The factor of the gate in the sigmoid.
         alpha: f64,
@@ -62,6 +62,9 @@ impl Expert {
     }
 
     /// Returns the expert's result for each token. Shapes: `[tokens, width]` in and out.
+    ///
+    /// # Panics
+    /// When the activation is [`ExpertActivation::Clamped`] and there is no gate.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         let up = self.up_proj.forward(x.clone());
         let inner = match (&self.gate_proj, self.form.activation) {
@@ -69,7 +72,8 @@ impl Expert {
             (Some(gate), ExpertActivation::Clamped { alpha, limit }) => {
                 clamped_gate(gate.forward(x), up, [alpha, limit])
             }
-            (None, _) => relu_squared(up),
+            (None, ExpertActivation::Usual) => relu_squared(up),
+            (None, ExpertActivation::Clamped { .. }) => panic!("an expert without a gate has no bounds"),
         };
         let Linear { weight, bias } = &self.down_proj;
         let y = Linear { weight: weight.clone(), bias: None }.forward(inner);
@@ -172,5 +176,17 @@ mod tests {
         let weights = Tensor::ones([5, 1], &Device::flex());
         let mixed = mix_chosen(x, weights, &[0; 5], &[expert]);
         mixed.into_data().assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-5, 1e-6));
+    }
+
+    #[test]
+    #[should_panic(expected = "an expert without a gate has no bounds")]
+    fn bounds_need_a_gate() {
+        let linear =
+            |shape: [usize; 2]| Linear { weight: Param::from_tensor(numbers(shape, 1.0)), bias: None };
+        let activation = ExpertActivation::Clamped { alpha: 1.5, limit: 0.6 };
+        let form = ExpertForm { activation, ..ExpertForm::default() };
+        let expert = Expert { gate_proj: None, up_proj: linear([3, 4]), down_proj: linear([4, 3]), form };
+        let weights = Tensor::ones([5, 1], &Device::flex());
+        mix_chosen(numbers([5, 3], 1.0), weights, &[0; 5], &[expert]);
     }
 }

@@ -9,7 +9,7 @@ use burn::tensor::{Tensor, bf16};
 use pipewright_kernel::grouped::{ExpertElement, Groups};
 
 use super::deferred::recorded_on;
-use super::expert::{Expert, composed};
+use super::expert::{Expert, ExpertActivation, composed};
 use super::expert_matrices::{KeptMatrices, Matrices, Part, Parts};
 use super::operation::{
     CpuTensor, Operation, ReadElement, Tape, are_multiplied_in_bf16, cpu_tensor, elements, on_cpu, tensor_of,
@@ -34,8 +34,9 @@ pub fn mix_experts(x: Tensor<2>, routing: &Routing, experts: &[Expert]) -> Tenso
 /// other, and `weights` `[tokens, choices of a token]` their weights.
 ///
 /// # Panics
-/// When there are no experts, weights and choices are not of the tokens, a choice is not of an expert, or an
-/// expert has a shape that differs from the first one's.
+/// When there are no experts, weights and choices are not of the tokens, a choice is not of an expert, an
+/// expert has a shape that differs from the first one's, or an expert without a gate has
+/// [`ExpertActivation::Clamped`].
 pub fn mix_chosen(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &[Expert]) -> Tensor<2> {
     mix(x, weights, chosen, &experts.iter().map(Some).collect::<Vec<_>>())
 }
@@ -97,6 +98,8 @@ fn check_experts(experts: &[&Expert], width: usize) -> usize {
         shapes.push([inner, width]);
         let found: Vec<_> = expert.layers().iter().map(|layer| layer.weight.dims()).collect();
         assert!(found == shapes && has_gate == expert.gate_proj.is_some(), "the experts have one shape");
+        let is_usual = expert.form.activation == ExpertActivation::Usual;
+        assert!(has_gate || is_usual, "an expert without a gate has no bounds");
     }
     inner
 }

@@ -246,9 +246,10 @@ impl<'a> Collection<'a> {
                     Some(_) if !runs_backward => Some(0),
                     bytes => bytes.map(|bytes| bytes + sent_and_kept + TAPE_BYTES),
                 },
-                weight_activation_bytes: match median(self.stashed.remove(&kind)) {
-                    _ if !described.is_trained() => Some(0),
-                    bytes => bytes.map(|bytes| bytes + received),
+                weight_activation_bytes: if described.is_trained() {
+                    median(self.stashed.remove(&kind)).map(|bytes| bytes + received)
+                } else {
+                    Some(0)
                 },
                 temporary_bytes: self.temporary.remove(&kind),
             })

@@ -89,7 +89,7 @@ impl World {
     /// first rank's process calls `combine`. Every process calls this function with its own value.
     ///
     /// # Errors
-    /// When some processes do not answer within `deadline`, whose values `combine` then lacks, or a rank fails.
+    /// When a process does not answer within `deadline`, or a rank fails.
     pub fn combine<T, R>(
         &mut self,
         own: &T,
