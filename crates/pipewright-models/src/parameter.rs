@@ -340,6 +340,8 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         let spec = ParameterSpec { path, shape: shape.to_vec(), kind, layout };
         let shard = self.tensor().shard(placement);
         let parameter = self.source.param(&spec, shard, &self.place.device);
+        // All parameters of a stage together may take longer to make or read than the deadline.
+        self.tensor().keep_alive();
         self.placements.insert(spec.path, placement);
         parameter
     }

@@ -179,4 +179,8 @@ impl TensorLink for TensorGroup {
             Err(cause) => std::panic::resume_unwind(Box::new(cause)),
         }
     }
+
+    fn keep_alive(&self) {
+        self.board.keep_alive(self.endpoint.lock().rank());
+    }
 }

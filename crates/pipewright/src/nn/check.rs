@@ -86,6 +86,8 @@ impl TensorLink for Member {
         self.shared.barrier.wait();
         all.into_iter().map(|mut of_rank| of_rank.swap_remove(self.index)).collect()
     }
+
+    fn keep_alive(&self) {}
 }
 
 /// Runs `rank` on each rank of a group and returns the results.

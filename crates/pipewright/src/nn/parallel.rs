@@ -11,7 +11,7 @@
 
 use std::fmt::Debug;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use burn::tensor::Tensor;
 
@@ -27,6 +27,9 @@ pub(crate) trait TensorLink: Debug + Send + Sync {
     ///
     /// If a rank of the group fails, the call unwinds with the cause as its payload.
     fn exchange(&self, to_ranks: Vec<Values>) -> Vec<Values>;
+
+    /// Records that this rank makes progress.
+    fn keep_alive(&self);
 }
 
 /// A rank's place in its tensor group, and its connection to the other ranks.
@@ -38,6 +41,8 @@ pub struct TensorParallel {
     rank: TensorRank,
     /// `None` if the rank is alone.
     link: Option<Arc<dyn TensorLink>>,
+    /// Where the rank reports progress. It is weak, because modules that outlive the pipeline have it too.
+    progress: Option<Weak<dyn TensorLink>>,
     /// Whether each rank holds whole experts of a mixture.
     whole_experts: bool,
 }
@@ -51,13 +56,14 @@ impl Default for TensorParallel {
 
 impl TensorParallel {
     pub(crate) fn new(rank: TensorRank, link: Arc<dyn TensorLink>) -> Self {
-        Self { link: Some(link).filter(|_| rank.of > 1), ..Self::unconnected(rank) }
+        let progress = Some(Arc::downgrade(&link));
+        Self { link: Some(link).filter(|_| rank.of > 1), progress, ..Self::unconnected(rank) }
     }
 
     /// Returns the place of a rank without its connection, to describe what the rank holds. Do not compute
     /// with it: sums contain only this rank's part.
     pub fn unconnected(rank: TensorRank) -> Self {
-        Self { rank, link: None, whole_experts: false }
+        Self { rank, link: None, progress: None, whole_experts: false }
     }
 
     /// Returns the same rank, which holds whole experts of a mixture if `whole`, and otherwise a shard of
@@ -69,6 +75,14 @@ impl TensorParallel {
     /// Returns the connection to the other ranks, if tensors are exchanged.
     fn link(&self) -> Option<&Arc<dyn TensorLink>> {
         self.link.as_ref().filter(|_| !is_probing())
+    }
+
+    /// Records that this rank makes progress. While a rank makes its stages, call this after each parameter:
+    /// a rank that makes no progress for the whole deadline of the pipeline is treated as failed.
+    pub fn keep_alive(&self) {
+        if let Some(rank) = self.progress.as_ref().and_then(Weak::upgrade) {
+            rank.keep_alive();
+        }
     }
 
     /// Returns the rank's place in the group.

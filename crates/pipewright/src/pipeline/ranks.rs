@@ -253,6 +253,7 @@ impl Drop for Ranks {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
     use std::sync::{Arc, Mutex, OnceLock};
 
     use burn::module::Module;
@@ -266,6 +267,7 @@ mod tests {
     use super::*;
     use crate::failure::FailureNotice;
     use crate::hook::ActionHook;
+    use crate::nn::TensorParallel;
     use crate::pipeline::{Pipeline, PipelineConfig};
     use crate::stage::{Stage, StageContext, StageModule};
     use crate::transport::World;
@@ -312,7 +314,7 @@ mod tests {
         let spec = ScheduleSpec { ranks, microbatches: 2, ..ScheduleSpec::default() };
         let program = lower(&generate("gpipe", &spec).expect("a schedule"), &LowerConfig::from(Level::Comms));
         let program = validate(program.expect("it lowers"), Level::Comms).expect("it is sound");
-        let make = move |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
+        let make = move |stage: StageIndex| -> Result<Stage, Infallible> {
             let linear = LinearConfig::new(3, 3).init(&Device::flex().autodiff());
             let loss = |output: Tensor<2>, target: Tensor<2>| (output - target).square().mean();
             let is_last = stage.get() + 1 == ranks;
@@ -369,6 +371,34 @@ mod tests {
         let [first, second] = <[String; 2]>::try_from(outcomes.collect::<Vec<_>>()).expect("two processes");
         assert_eq!(first, "", "it does not have the module");
         assert!(second.starts_with("the module of stage 1 is a `"), "{second}");
+    }
+
+    /// A rank that makes its stage for longer than the deadline is treated as failed, unless it reports
+    /// progress.
+    #[test]
+    fn a_stage_may_take_longer_than_the_deadline_while_it_makes_progress() {
+        let launched = |reports: bool| {
+            let config = PipelineConfig { deadline: Duration::from_secs(1), ..PipelineConfig::default() };
+            let spec = ScheduleSpec { ranks: 1, microbatches: 1, ..ScheduleSpec::default() };
+            let schedule = generate("gpipe", &spec).expect("a schedule");
+            let program = lower(&schedule, &LowerConfig::from(Level::Comms)).expect("it lowers");
+            let program = validate(program, Level::Comms).expect("it is sound");
+            let make = move |_: StageIndex, tensor: &TensorParallel| -> Result<Stage, Infallible> {
+                for _ in 0..6 {
+                    std::thread::sleep(Duration::from_millis(300));
+                    if reports {
+                        tensor.keep_alive();
+                    }
+                }
+                let linear = LinearConfig::new(3, 3).init(&Device::flex().autodiff());
+                let loss = |output: Tensor<2>, target: Tensor<2>| (output - target).square().mean();
+                Ok(Stage::with_loss(Layer { linear }, loss))
+            };
+            Pipeline::launch_split(program, World::local(1), &config, make).map(|_| ())
+        };
+        launched(true).expect("it makes progress");
+        let error = launched(false).expect_err("it is silent").to_string();
+        assert!(error.contains("no rank has moved for 1.0 s"), "{error}");
     }
 
     #[test]
