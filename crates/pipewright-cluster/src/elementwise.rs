@@ -69,7 +69,7 @@ const NORMS: f64 = 38.0;
 pub fn adapter_traffic(adapters: &Adapters, layout: &Layout) -> Traffic {
     let mut traffic = Traffic::default();
     for layer in adapters.layers() {
-        let [input, output] = layer.widths(layout);
+        let [input, output] = layout.widths_of(&layer);
         let copied = if layer.shares_input { 0.0 } else { 6.0 * input };
         let added = if adapters.has_magnitudes() { 16.0 } else { 8.0 } * output;
         let passed = (copied + added) * layout.tokens();

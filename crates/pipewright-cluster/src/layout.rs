@@ -1,7 +1,9 @@
 //! How a model is trained: the mesh, the batch, and what is recomputed, sharded and fused.
 
 pub use crate::layout_error::LayoutError;
+use crate::matrix::Division;
 use crate::model::{FeedForward, Mixer, Model};
+use crate::training::AdaptedLayer;
 
 /// The configuration of a training run.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -201,6 +203,17 @@ impl Layout {
     /// parallelism, or 1.
     pub fn sequence_division(&self) -> f64 {
         if self.sequence_parallel { f64::from(self.tensor) } else { 1.0 }
+    }
+
+    /// Returns the widths of the input and the output of an adapted layer on one rank of a tensor group.
+    pub(crate) fn widths_of(&self, layer: &AdaptedLayer) -> [f64; 2] {
+        let (tensor, division) = (f64::from(self.tensor), self.sequence_division());
+        let [input, output] = match layer.division {
+            Division::Columns => [division, tensor],
+            Division::Rows => [tensor, division],
+            Division::Whole => [division, division],
+        };
+        [layer.input as f64 / input, layer.output as f64 / output]
     }
 
     /// Checks that the layout fits itself and the model.

@@ -249,7 +249,7 @@ pub fn block_stash(block: &Block, model: &Model, layout: &Layout) -> f64 {
 fn adapter_activations(block: &Block, layout: &Layout) -> f64 {
     let Training::Adapters(adapters) = &block.training else { return 0.0 };
     let kept = |layer: AdaptedLayer| {
-        let [input, output] = layer.widths(layout);
+        let [input, output] = layout.widths_of(&layer);
         let copies = match (adapters.has_dropout(), adapters.has_magnitudes()) {
             (false, _) if layer.shares_input => 0.0,
             (false, _) => 1.0,
@@ -267,7 +267,7 @@ fn adapter_activations(block: &Block, layout: &Layout) -> f64 {
 /// gradients of outputs.
 fn adapter_stash(adapters: &Adapters, layout: &Layout) -> f64 {
     let kept = |layer: AdaptedLayer| {
-        let [input, output] = layer.widths(layout);
+        let [input, output] = layout.widths_of(&layer);
         2.0 * adapters.rank() as f64 + output + if layer.shares_input { 0.0 } else { input }
     };
     4.0 * adapters.layers().map(kept).sum::<f64>()

@@ -9,7 +9,6 @@
 
 use thiserror::Error;
 
-use crate::layout::Layout;
 use crate::matrix::{Division, Matrix};
 
 /// The most layers of a block that have an adapter: five of a latent attention, and three of a feed-forward
@@ -68,7 +67,7 @@ pub struct AdapterSizes {
 }
 
 /// Adapters that do not fit a model.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 pub enum AdapterError {
     /// No layer has an adapter.
     #[error("no layer of the model has an adapter; name at least one")]
@@ -89,18 +88,7 @@ pub enum AdapterError {
     },
 }
 
-impl AdaptedLayer {
-    /// Returns the widths of the input and the output on one rank of a tensor group.
-    pub(crate) fn widths(&self, layout: &Layout) -> [f64; 2] {
-        let (tensor, division) = (f64::from(layout.tensor), layout.sequence_division());
-        let [input, output] = match self.division {
-            Division::Columns => [division, tensor],
-            Division::Rows => [tensor, division],
-            Division::Whole => [division, division],
-        };
-        [self.input as f64 / input, self.output as f64 / output]
-    }
-}
+pipewright_schedule::message_as_debug!(AdapterError);
 
 impl Adapters {
     /// Returns adapters on no layer yet.
