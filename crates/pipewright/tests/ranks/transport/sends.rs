@@ -62,7 +62,8 @@ pub(crate) fn count_sends(budget: Option<u32>) {
     let found = summary.sends_in_flight[0];
     match budget {
         Some(budget) => assert!((1..=budget).contains(&found), "{found} in flight, allowed are {budget}"),
-        None => assert!(found > 4, "{found} in flight to a rank that is stopped"),
+        // More than the budgets of the other cases.
+        None => assert!(found > 2, "{found} in flight to a rank that is stopped"),
     }
     if is_sender {
         mpirun::report(&format!("{found} sends in flight, allowed are {budget:?}"));
