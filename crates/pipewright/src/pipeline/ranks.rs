@@ -378,7 +378,8 @@ mod tests {
     #[test]
     fn a_stage_may_take_longer_than_the_deadline_while_it_makes_progress() {
         let launched = |reports: bool| {
-            let config = PipelineConfig { deadline: Duration::from_secs(1), ..PipelineConfig::default() };
+            let (optimizer, deadline) = (Some(AdamWConfig::new().init()), Duration::from_secs(1));
+            let config = PipelineConfig { optimizer, deadline, ..PipelineConfig::default() };
             let spec = ScheduleSpec { ranks: 1, microbatches: 1, ..ScheduleSpec::default() };
             let schedule = generate("gpipe", &spec).expect("a schedule");
             let program = lower(&schedule, &LowerConfig::from(Level::Comms)).expect("it lowers");
