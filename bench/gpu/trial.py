@@ -45,8 +45,7 @@ PRECISIONS = ("f32", "bf16")
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes of the throughput model and of its runs, the golden runs' schedules, numbers of ranks and steps, the numbers of
-    ranks of the throughput, and the recomputations that the memory is compared for."""
+    """Sizes of the throughput model and of its runs, and the golden runs: their schedules, numbers of ranks and steps."""
 
     schedules: tuple[str, ...] = tuple(SCHEDULES)
     golden_ranks: tuple[int, ...] = (1, 2, 4)
@@ -57,8 +56,6 @@ class Size:
     sequence: int = 1024
     microbatches: int = 8
     steps: int = 6
-    throughput_ranks: tuple[int, ...] = (1, 2)
-    recompute: tuple[str, ...] = ("none", "stage", "block")
 
     @property
     def intermediate(self) -> int:
@@ -76,8 +73,6 @@ TINY = Size(
     sequence=32,
     microbatches=4,
     steps=3,
-    throughput_ranks=(1,),
-    recompute=("block",),
 )
 
 
@@ -235,7 +230,7 @@ def throughput(trial: Trial) -> None:
     trial.say(f"\nhidden {size.hidden}, {size.layers} layers, sequence {size.sequence}, tokens/s (median step)")
     trial.say(f"{'program':<26}{'precision':>10}{'ranks':>6}{'tokens/s':>12}{'first loss':>12}")
     for precision in trial.precisions:
-        for ranks in size.throughput_ranks:
+        for ranks in (1, 2):
             row = {"program": "pipewright", "precision": precision, "ranks": ranks}
             attempt(trial, row, "throughput", lambda p=precision, r=ranks: ours(trial, p, r))
         for compiled in (False, True):
@@ -338,7 +333,7 @@ def memory(trial: Trial) -> None:
     Under `gpipe`: on one rank, 1F1B runs each backward right after its forward and recomputes nothing.
     """
     trial.say(f"\n{'recompute':<12}{'peak MiB':>10}{'ms a step':>12}")
-    for recompute in trial.size.recompute:
+    for recompute in ("none", "stage", "block"):
         more = {"pipeline.recompute": recompute, "pipeline.schedule": "gpipe"}
         attempt(trial, {"recompute": recompute}, "memory", lambda m=more: ours(trial, "f32", 1, **m))
 

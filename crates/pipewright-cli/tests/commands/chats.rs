@@ -106,7 +106,7 @@ fn every_family_weighs_the_tokens_of_microbatches_alike() {
     check_split(&format!("architecture = \"qwen3_moe\"\n{sizes}\n{experts}"));
     check_split(&format!("{nemotron}\n{sizes}\n{mamba}"));
     check_split(&format!("architecture = \"hybrid\"\npattern = \"AMD\"\n{sizes}\n{mamba}"));
-    // The loss of the second head and the balance losses are means over a microbatch.
+    // The losses of further predictions and the balance losses are means over a microbatch.
     let auxiliary = "mtp_loss_weight = 0.0\nmoe_aux_loss_weight = 0.0\nmoe_router_z_loss_weight = 0.0";
     check_split(&format!(
         "architecture = \"hybrid\"\npattern = \"AEDE\"\nnum_experts = 4\nnum_experts_per_tok = 2\nmoe_intermediate_size = 8\n{auxiliary}\n{sizes}"

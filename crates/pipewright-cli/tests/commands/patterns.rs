@@ -113,7 +113,7 @@ fn what_the_stages_share_is_listed() {
     let run = Run::new();
     let (code, said) = command(&run, "check", &reference());
     assert_eq!(code, Some(0), "{said}");
-    // The second head has a copy of the embedding's table, and the attentions of each stage one of the
+    // The further prediction has a copy of the embedding's table, and the attentions of each stage one of the
     // relations' table.
     for table in ["embed_tokens", "relation_bias"] {
         let line =

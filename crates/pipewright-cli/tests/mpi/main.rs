@@ -101,10 +101,10 @@ fn schedules() -> Vec<String> {
 
 /// Trains with threads and with processes, and compares the figures. Returns the number of compared
 /// schedules.
-fn compare(ranks: u32, schedules: &[String]) -> usize {
+fn compare(ranks: u32) -> usize {
     let folder = folder();
     let mut compared = 0;
-    for schedule in schedules {
+    for schedule in schedules() {
         let [ranks_key, schedule_key] =
             [format!("pipeline.ranks={ranks}"), format!("pipeline.schedule={schedule}")];
         let overrides = [ranks_key.as_str(), schedule_key.as_str()];
@@ -127,12 +127,9 @@ fn compare(ranks: u32, schedules: &[String]) -> usize {
 
 #[test]
 fn processes_train_as_threads_do_to_the_bit() {
-    let compared = compare(4, &schedules());
-    assert!(compared >= 12, "{compared} schedules");
-    // Fewer and more processes send the same messages: one or several stages per rank, in a line and in turns.
-    let some = ["1f1b", "interleaved1f1b", "zb-h1", "zbvzerobubble"].map(str::to_owned);
-    for ranks in [2, 8] {
-        assert_eq!(compare(ranks, &some), some.len(), "{ranks} ranks");
+    for ranks in [2, 4, 8] {
+        let compared = compare(ranks);
+        assert!(compared >= 12, "{ranks} ranks: {compared} schedules");
     }
 }
 

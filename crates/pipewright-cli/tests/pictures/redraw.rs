@@ -74,7 +74,7 @@ fn report(name: &str, actions: f64, rows: &[[f64; 3]]) {
 
 #[test]
 fn a_redraw_takes_less_than_a_frame() {
-    for name in ["interleaved1f1b", "dualpipev"] {
+    for name in ["1f1b", "interleaved1f1b", "zbvzerobubble", "dualpipev"] {
         check(name, &Made::page(&format!("simulate {name} --ranks 64 --microbatches 256")), 30_000.0);
     }
 }

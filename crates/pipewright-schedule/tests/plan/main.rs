@@ -189,7 +189,7 @@ fn check_against(best: f64, instance: &Instance, request: &PlanRequest, seed: u6
 
 #[test]
 fn small_plans_are_the_best_of_all() {
-    for seed in 0..15 {
+    for seed in 0..25 {
         check_against_trying(seed, None);
     }
 }
@@ -215,7 +215,7 @@ fn small_plans_of_any_size_are_the_best_of_all() {
 
 #[test]
 fn small_plans_in_little_memory_are_the_best_of_all() {
-    for seed in 100..105 {
+    for seed in 100..108 {
         check_against_trying(seed, Some(70_000_000));
     }
 }
@@ -235,9 +235,7 @@ fn plans_of_random_models_are_sound_and_near_the_bound() {
         let instance = instances::random(seed);
         let request = PlanRequest { effort: 1_000_000, ..request(&instance, None) };
         let report = plan(&instance.profile, &request, &mut || true).expect("a plan");
-        if seed < 2 {
-            assert_eq!(plan(&instance.profile, &request, &mut || true).as_ref(), Ok(&report), "seed {seed}");
-        }
+        assert_eq!(plan(&instance.profile, &request, &mut || true).as_ref(), Ok(&report), "seed {seed}");
         for plan in &report.plans {
             check_plan(&instance, plan, None);
         }
@@ -250,7 +248,7 @@ fn plans_of_random_models_are_sound_and_near_the_bound() {
 
 #[test]
 fn plans_keep_to_the_memory() {
-    for seed in 0..4 {
+    for seed in 0..6 {
         let instance = Instance { microbatches: 24, ..instances::random(seed) };
         let of = |memory| PlanRequest { effort: 600_000, ..request(&instance, memory) };
         let free = plan(&instance.profile, &of(None), &mut || true).expect("a plan");

@@ -41,24 +41,24 @@ fn check(schedule: &str, ranks: u32, microbatches: u32, seeds: std::ops::Range<u
 
 #[test]
 fn every_interleaving_of_gpipe_gives_the_same_bits() {
-    check("gpipe", 2, 3, 0..50);
-    check("gpipe", 4, 4, 0..25);
+    check("gpipe", 2, 3, 0..200);
+    check("gpipe", 4, 4, 0..100);
 }
 
 #[test]
 fn every_interleaving_of_1f1b_gives_the_same_bits() {
-    check("1f1b", 2, 4, 0..50);
-    check("1f1b", 4, 5, 0..50);
-    check("1f1b", 8, 8, 0..10);
+    check("1f1b", 2, 4, 0..200);
+    check("1f1b", 4, 5, 0..200);
+    check("1f1b", 8, 8, 0..20);
 }
 
 #[test]
 fn every_interleaving_of_every_schedule_gives_the_same_bits() {
     for generator in catalogue().iter().filter(|generator| generator.trains) {
-        check(generator.name, 2, 4, 0..15);
+        check(generator.name, 2, 4, 0..50);
     }
-    check("zbvzerobubble", 4, 8, 0..10);
-    check("v-half", 4, 8, 0..10);
+    check("zbvzerobubble", 4, 8, 0..20);
+    check("v-half", 4, 8, 0..20);
 }
 
 /// Panics before the given action, counted over both ranks in the order of execution.

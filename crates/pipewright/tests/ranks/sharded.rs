@@ -76,7 +76,7 @@ fn every_interleaving_gives_the_same_bits() {
         let make = move |index| mixed(index, stages);
         SeededPipeline::new(program, &config_of(2, Sharded), seed, make).expect("it starts")
     };
-    check_interleavings(launch, 8, 20);
+    check_interleavings(launch, 8, 50);
 }
 
 #[test]

@@ -20,8 +20,8 @@ use crate::mpirun;
 const MICROBATCHES: u32 = 8;
 /// A message of 2 MiB, which MPI does not copy into a buffer of its own.
 const ROWS: usize = (2 << 20) / (4 * FEATURES);
-/// The time for which the receiver is stopped.
-const STOPPED: &str = "2";
+/// The seconds for which the receiver is stopped: enough for all forwards of the sender, also on a slow machine.
+const STOPPED: &str = "5";
 
 /// Returns GPipe on two ranks; with `budget`, every rank waits for its sends.
 fn program(budget: Option<u32>) -> ValidatedProgram {
@@ -62,8 +62,7 @@ pub(crate) fn count_sends(budget: Option<u32>) {
     let found = summary.sends_in_flight[0];
     match budget {
         Some(budget) => assert!((1..=budget).contains(&found), "{found} in flight, allowed are {budget}"),
-        // More than the budgets of the other cases.
-        None => assert!(found > 2, "{found} in flight to a rank that is stopped"),
+        None => assert!(found > 4, "{found} in flight to a rank that is stopped"),
     }
     if is_sender {
         mpirun::report(&format!("{found} sends in flight, allowed are {budget:?}"));
