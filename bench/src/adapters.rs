@@ -10,17 +10,13 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use burn::tensor::Device;
 use pipewright::tensor::Precision;
 use pipewright::transport::World;
-use pipewright_models::hf;
-use pipewright_models::{
-    Adapter, AdapterStart, CutModel, InitialParameters, LoraConfig, ModelConfig, ModelFamily,
-};
+use pipewright_models::{Adapter, AdapterStart, CutModel, InitialParameters, LoraConfig, ModelConfig};
 use pipewright_schedule::words::counted;
 use serde_json::json;
 
-use crate::model::{Bench, SEED, Setup, blocks_of_first, config, random_rows};
+use crate::model::{Bench, SEED, Setup, blocks_of_first, config, random_rows, write};
 use crate::peer_process::{HALF_TOLERANCE, PeerProcess, RATE, TOLERANCE, require_same_loss};
 use crate::statistics::Spread;
 
@@ -60,10 +56,8 @@ pub(crate) struct Options {
 const WARM_UP: usize = 2;
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
-    let folder = std::env::temp_dir().join(format!("pipewright-adapters-{}", std::process::id()));
-    let compared = compare(options, &folder);
-    // Best effort: the folder of a failed comparison may not exist.
-    let _ = fs::remove_dir_all(&folder);
+    let scratch = tempfile::tempdir()?;
+    let compared = compare(options, &scratch.path().join("model"))?;
     println!(
         "{} tokens per microbatch, {} per step, adapters of rank {}, {}, one thread per rank:",
         options.sequence,
@@ -71,14 +65,15 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         options.adapter_rank,
         if options.bf16 { "bf16" } else { "f32" },
     );
-    compared?.iter().for_each(|(ranks, figures)| println!("{}\n{figures}", counted(*ranks, "rank")));
+    compared.iter().for_each(|(ranks, figures)| println!("{}\n{figures}", counted(*ranks, "rank")));
     Ok(())
 }
 
-/// Returns the figures for each number of ranks.
+/// Returns the figures for each number of ranks. The model is written into `folder`, which must not exist or
+/// must be empty.
 fn compare(options: &Options, folder: &Path) -> Result<Vec<(u32, Figures)>, Box<dyn Error>> {
     let model = config();
-    hf::save(folder, &model, &[&model.init_stage(0..model.layers(), SEED, Device::flex())?])?;
+    write(&model, folder)?;
     let rows = random_rows(options.microbatches, options.sequence);
     fs::write(folder.join("tokens.json"), json!(rows).to_string())?;
     let mut compared = Vec::new();
@@ -152,15 +147,14 @@ impl Sides {
     /// Trains a step on each side.
     fn step(&mut self) -> Result<Times, Box<dyn Error>> {
         let whole = self.whole.step()?.wall.as_secs_f64();
-        let step = self.adapters.step()?;
-        let loss = step.losses.iter().sum::<f64>() / step.losses.len() as f64;
+        let adapters = self.adapters.step()?;
         let mut peer = None;
         if let Some(process) = &mut self.peer {
             let step = process.step()?;
-            require_same_loss(loss, step.loss, self.tolerance)?;
+            require_same_loss(adapters.loss(), step.loss, self.tolerance)?;
             peer = Some(step.seconds);
         }
-        Ok(Times { whole, adapters: step.wall.as_secs_f64(), peer })
+        Ok(Times { whole, adapters: adapters.wall.as_secs_f64(), peer })
     }
 }
 
@@ -222,23 +216,15 @@ impl fmt::Display for Figures {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Arguments {
-        #[command(flatten)]
-        options: Options,
-    }
+    use crate::parsed::parsed;
 
     #[test]
     fn options_have_defaults_and_limits() {
-        let parse = |arguments: &[&str]| Arguments::try_parse_from([&["adapters"], arguments].concat());
-        let options = parse(&[]).expect("all have defaults").options;
+        let options: Options = parsed(&[]).expect("all have defaults");
         assert_eq!((options.ranks, options.adapter_rank, options.peer), (vec![1, 2], 16, false));
-        assert!(parse(&["--ranks", "3"]).is_err());
-        assert!(parse(&["--adapter-rank", "0"]).is_err());
+        assert!(parsed::<Options>(&["--ranks", "3"]).is_err());
+        assert!(parsed::<Options>(&["--adapter-rank", "0"]).is_err());
     }
 
     #[test]
@@ -256,7 +242,8 @@ mod tests {
     /// One step of both own sides: the adapters have fewer parameters, and start from the same model.
     #[test]
     fn adapters_start_with_the_loss_of_the_model() {
-        let folder = std::env::temp_dir().join(format!("pipewright-adapters-test-{}", std::process::id()));
+        let scratch = tempfile::tempdir().expect("a folder");
+        let folder = scratch.path().join("model");
         let options = Options {
             ranks: vec![2],
             schedule: "1f1b".to_owned(),
@@ -269,14 +256,12 @@ mod tests {
             python: PathBuf::new(),
         };
         let model = config();
-        let stage = model.init_stage(0..model.layers(), SEED, Device::flex()).expect("a model");
-        hf::save(&folder, &model, &[&stage]).expect("the folder is new");
+        write(&model, &folder).expect("the folder is new");
         let rows = random_rows(2, 16);
         let sides = Sides::start(&ModelConfig::Llama(model), 2, &options, &folder, &rows);
         let mut sides = sides.expect("the model fits its adapters");
         let [whole, adapters] =
             [&mut sides.whole, &mut sides.adapters].map(|bench| bench.step().expect("a step").losses);
-        fs::remove_dir_all(&folder).expect("it exists");
         assert_eq!(whole, adapters);
     }
 }

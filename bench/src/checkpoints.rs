@@ -83,7 +83,12 @@ fn measure(options: &Options, folder: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn save(bench: &mut Bench, writer: &mut CheckpointWriter, step: u64) -> Result<(), Box<dyn Error>> {
+/// Saves the state of the ranks as the state after `step` steps.
+pub(crate) fn save(
+    bench: &mut Bench,
+    writer: &mut CheckpointWriter,
+    step: u64,
+) -> Result<(), Box<dyn Error>> {
     let ranks = bench.state()?;
     let state = TrainingState { step, cursor: Default::default(), description: Default::default(), ranks };
     writer.save(state)?;

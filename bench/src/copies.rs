@@ -12,15 +12,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pipewright::checkpoint::{
-    CheckpointWriter, CopyExchange, CopyFolder, CopyPart, CopyTarget, TrainingState,
-};
+use pipewright::checkpoint::{CheckpointWriter, CopyExchange, CopyFolder, CopyPart, CopyTarget};
 use pipewright::ids::WorldRank;
 use pipewright::transport::World;
 use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::llama::LlamaConfig;
 use pipewright_models::{InitialParameters, ModelConfig};
 
+use crate::checkpoints::save;
 use crate::model::{Bench, SEED, Setup, VOCABULARY};
 use crate::processes::mpirun;
 use crate::statistics::Spread;
@@ -67,30 +66,19 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         "machine",
         &in_scratch(options, "threads", |folder| measure(World::local(RANKS), folder, None, options))?,
     );
-    let number = |number: usize| number.to_string();
-    let (microbatches, width) = (options.microbatches.to_string(), number(options.width));
-    let (turns, steps) = (number(options.turns), number(options.steps));
-    let folder = options.folder.display().to_string();
-    let output = mpirun(&[
-        "copies",
-        "--child",
-        "--microbatches",
-        &microbatches,
-        "--width",
-        &width,
-        "--turns",
-        &turns,
-        "--steps",
-        &steps,
-        "--folder",
-        &folder,
-    ])?;
-    let json: serde_json::Value = serde_json::from_str(&output)?;
-    let missing = || format!("a figure is missing in {output}");
-    let ratios = json["ratios"].as_array().ok_or_else(missing)?;
-    let ratios = ratios.iter().filter_map(serde_json::Value::as_f64).collect();
-    let step = json["step"].as_f64().ok_or_else(missing)?;
-    print("neighbour", &Figures { ratios, step, bytes: json["bytes"].as_u64().ok_or_else(missing)? });
+    let arguments = [
+        "copies".to_owned(),
+        "--child".to_owned(),
+        format!("--microbatches={}", options.microbatches),
+        format!("--width={}", options.width),
+        format!("--turns={}", options.turns),
+        format!("--steps={}", options.steps),
+        format!("--folder={}", options.folder.display()),
+    ];
+    let output = mpirun(&arguments.each_ref().map(String::as_str))?;
+    let (ratios, step, bytes) =
+        serde_json::from_str(&output).map_err(|error| format!("{error} in {output}"))?;
+    print("neighbour", &Figures { ratios, step, bytes });
     Ok(())
 }
 
@@ -109,7 +97,7 @@ fn run_child(options: &Options) -> Result<(), Box<dyn Error>> {
         in_scratch(options, &rank.to_string(), |folder| measure(world, folder, Some(rank), options))?;
     if rank == WorldRank::new(0) {
         let Figures { ratios, step, bytes } = figures;
-        println!("{}", serde_json::json!({ "ratios": ratios, "step": step, "bytes": bytes }));
+        println!("{}", serde_json::json!((ratios, step, bytes)));
     }
     Ok(())
 }
@@ -149,20 +137,19 @@ fn measure(
     let model = ModelConfig::Llama(LlamaConfig::from(model));
     let setup = Setup::new("1f1b", RANKS, options.microbatches);
     let mut bench = Bench::of_model(world, &setup, model, InitialParameters::Seed(SEED))?;
+    let steps = options.steps.max(2);
     let (mut step, mut plain, mut ratios) = (0, Vec::new(), Vec::new());
     // The first turn allocates memory that the later ones reuse.
     for turn in 0..=options.turns {
         let mut times = [0.0; 2];
         for (has_copies, time) in [false, true].into_iter().zip(&mut times) {
-            for taken in 0..options.steps.max(2) {
+            for taken in 0..steps {
                 let began = Instant::now();
                 bench.step()?;
                 writer.wait()?;
                 if has_copies {
                     step += 1;
-                    let (cursor, description, ranks) =
-                        (Default::default(), Default::default(), bench.state()?);
-                    writer.save(TrainingState { step, cursor, description, ranks })?;
+                    save(&mut bench, &mut writer, step)?;
                 }
                 if taken > 0 {
                     *time += began.elapsed().as_secs_f64();
@@ -172,7 +159,7 @@ fn measure(
         }
         if turn > 0 {
             ratios.push(times[1] / times[0]);
-            plain.push(times[0] / (options.steps.max(2) - 1) as f64);
+            plain.push(times[0] / (steps - 1) as f64);
         }
     }
     // The part of the other process may still arrive.

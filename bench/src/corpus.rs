@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use pipewright::train::data::{DataConfig, TokenRows};
 
-use crate::model::{Bench, SEED, SEQUENCE, VOCABULARY};
+use crate::model::{Bench, SEQUENCE, VOCABULARY, random_numbers};
 use crate::statistics::Spread;
 
 /// Size of the measurement.
@@ -51,12 +51,9 @@ const WARM_UP: usize = 2;
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let base = options.folder.clone().unwrap_or_else(std::env::temp_dir);
-    let folder = base.join(format!("pipewright-corpus-{}", std::process::id()));
-    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let measured = measure(options, &folder);
-    // Best effort: the results matter more than the folder.
-    let _ = fs::remove_dir_all(&folder);
-    measured
+    fs::create_dir_all(&base).map_err(|error| format!("{}: {error}", base.display()))?;
+    let scratch = tempfile::tempdir_in(base)?;
+    measure(options, scratch.path())
 }
 
 fn measure(options: &Options, folder: &Path) -> Result<(), Box<dyn Error>> {
@@ -114,11 +111,8 @@ fn make_corpus(options: &Options, folder: &Path) -> Result<PathBuf, Box<dyn Erro
 /// Writes lines of letters without a pattern.
 fn write_text(path: &Path, bytes: u64) -> std::io::Result<()> {
     let mut file = std::io::BufWriter::new(fs::File::create_new(path)?);
-    let mut state = SEED;
-    for index in 0..bytes {
-        // Knuth's generator for 64 bits; its highest bits are the most random.
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let letter = b'a' + ((state >> 33) % 26) as u8;
+    for (index, number) in (0..bytes).zip(random_numbers()) {
+        let letter = b'a' + (number % 26) as u8;
         file.write_all(&[if index % 80 == 79 { b'\n' } else { letter }])?;
     }
     file.flush()
@@ -166,22 +160,14 @@ fn megabytes(before: u64, after: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Arguments {
-        #[command(flatten)]
-        options: Options,
-    }
+    use crate::parsed::parsed;
 
     #[test]
     fn options_have_defaults_and_limits() {
-        let parse = |arguments: &[&str]| Arguments::try_parse_from([&["corpus"], arguments].concat());
-        let options = parse(&[]).expect("all have defaults").options;
+        let options: Options = parsed(&[]).expect("all have defaults");
         assert_eq!((options.mib, options.ranks, options.folder), (4096, 2, None));
-        assert!(parse(&["--mib", "0"]).is_err());
+        assert!(parsed::<Options>(&["--mib", "0"]).is_err());
     }
 
     #[test]
@@ -192,12 +178,10 @@ mod tests {
 
     #[test]
     fn a_corpus_repeats_its_text() {
-        let folder = std::env::temp_dir().join(format!("pipewright-corpus-test-{}", std::process::id()));
-        fs::create_dir_all(&folder).expect("a folder");
-        let parsed = Arguments::try_parse_from(["corpus", "--mib=3", "--text-mib=1"]);
-        let corpus = make_corpus(&parsed.expect("they are valid").options, &folder).expect("a corpus");
+        let scratch = tempfile::tempdir().expect("a folder");
+        let options: Options = parsed(&["--mib=3", "--text-mib=1"]).expect("they are valid");
+        let corpus = make_corpus(&options, scratch.path()).expect("a corpus");
         let rows = open(&corpus, 1).expect("rows").rows();
-        fs::remove_dir_all(&folder).expect("it exists");
         assert_eq!(rows, (3 << 20) / SEQUENCE - 1);
     }
 }

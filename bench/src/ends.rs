@@ -1,12 +1,12 @@
 //! Plans a hybrid model whose ends are as heavy as its blocks, and compares its steps with the lower bound of
 //! all plans with as many head parts.
 //!
-//! The head has a large vocabulary and is tied if asked, and further predictions have a block each. The bench
-//! measures the layers with as many ranks at once as the run has, and plans twice: with the head in one part,
-//! as a layer that no cut goes through, and with as many parts as the planner likes. It then trains by the
-//! second plan, in turn with a measurement of the same layers. The bound is the lower bound of all plans with
-//! as many head parts for these measured layers ([`PlanReport::lower_bound_s`]); both times are with the
-//! optimizer.
+//! The head has a large vocabulary, and further predictions have a block each. With `--tied`, the head uses
+//! the table of the embedding. The bench measures the layers with as many ranks at once as the run has, and
+//! plans twice: with the head in one part, as a layer that no cut goes through, and with the best of four
+//! numbers of parts: 1, and 1, 2 and 4 times the number of ranks. It then trains by the second plan, in turn
+//! with a measurement of the same layers. The bound is the lower bound of all plans with as many head parts
+//! for these measured layers ([`PlanReport::lower_bound_s`]); both times are with the optimizer.
 
 use std::error::Error;
 
@@ -15,8 +15,7 @@ use pipewright_models::{CutModel, ModelConfig};
 use pipewright_schedule::plan::{PlanReport, PlanRequest, plan};
 
 use crate::model::VOCABULARY;
-use crate::predict::link;
-use crate::predicted_run::{InTurn, Run, in_turn};
+use crate::predicted_run::{InTurn, Run, in_turn, link};
 use crate::statistics::Spread;
 
 /// Size of the measurement.
@@ -60,7 +59,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 
     let best = &report.plans[0];
     let model = model.with_parts(best.head_parts)?;
-    let planned = Run { schedule: best.schedule.clone(), boundaries: best.boundaries.clone(), replicas: 1 };
+    let planned = Run::of_plan(best);
     let InTurn { profile, taken } = in_turn(&model, link, ranks, &[&planned], steps)?;
     let bound = plan(&profile, &request(vec![best.head_parts]), &mut || true)?.lower_bound_s;
     let predicted = planned.predicted(&model, &profile)?.step;

@@ -9,7 +9,6 @@ use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use pipewright::pipeline::StepSummary;
 use pipewright::tensor::Precision;
 use pipewright::transport::World;
 use pipewright_models::{InitialParameters, ModelConfig};
@@ -52,18 +51,16 @@ const WARM_UP: usize = 2;
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let mut all = Vec::new();
     for &family in &options.families {
-        let folder = std::env::temp_dir().join(format!("pipewright-families-{}", std::process::id()));
-        let compared = compare(family, options, &folder);
-        // Best effort: the folder of a failed comparison may not exist.
-        let _ = fs::remove_dir_all(&folder);
-        all.extend(compared?);
+        let scratch = tempfile::tempdir()?;
+        all.extend(compare(family, options, &scratch.path().join("model"))?);
     }
     println!("tokens per second, {} tokens per microbatch, one thread per rank:", options.sequence);
     all.iter().for_each(|(name, figures)| println!("{name}\n{figures}"));
     Ok(())
 }
 
-/// Returns the figures of a family for each number of ranks, with their names.
+/// Returns the figures of a family for each number of ranks, with their names. The model is written into
+/// `folder`, which must not exist or must be empty.
 fn compare(
     family: Family,
     options: &Options,
@@ -159,7 +156,7 @@ impl Sides {
         let (mut own, mut losses) = ([0.0; 2], [0.0; 2]);
         for ((bench, rate), loss) in self.own.iter_mut().zip(&mut own).zip(&mut losses) {
             let step = bench.step()?;
-            (*rate, *loss) = (tokens / step.wall.as_secs_f64(), mean(&step));
+            (*rate, *loss) = (tokens / step.wall.as_secs_f64(), step.loss());
         }
         let [single, half] = losses;
         require_same_loss(half, single, HALF_TOLERANCE)?;
@@ -176,29 +173,16 @@ impl Sides {
     }
 }
 
-/// Returns the loss of a step: the microbatches have equal weights.
-fn mean(step: &StepSummary) -> f64 {
-    step.losses.iter().sum::<f64>() / step.losses.len() as f64
-}
-
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Arguments {
-        #[command(flatten)]
-        options: Options,
-    }
+    use crate::parsed::parsed;
 
     #[test]
     fn options_have_defaults_and_limits() {
-        let parse = |arguments: &[&str]| Arguments::try_parse_from([&["families"], arguments].concat());
-        let options = parse(&[]).expect("all have defaults").options;
+        let options: Options = parsed(&[]).expect("all have defaults");
         assert_eq!((options.ranks, options.alone), (vec![1, 2], false));
-        assert!(parse(&["--ranks", "3"]).is_err());
+        assert!(parsed::<Options>(&["--ranks", "3"]).is_err());
     }
 
     #[test]

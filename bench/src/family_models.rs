@@ -3,14 +3,13 @@
 use std::error::Error;
 use std::path::Path;
 
-use burn::tensor::Device;
 use pipewright_models::decoder::{DecoderConfig, MixtureConfig};
-use pipewright_models::hf::{self, HfError};
+use pipewright_models::hf::HfError;
 use pipewright_models::nemotron_h::{BlockKind, NemotronHConfig};
 use pipewright_models::qwen3_moe::Qwen3MoeConfig;
 use pipewright_models::{ModelConfig, ModelFamily};
 
-use crate::model::{HEADS, LAYERS, SEED, VOCABULARY, WIDTH};
+use crate::model::{HEADS, LAYERS, VOCABULARY, WIDTH, write};
 
 /// A family that both sides have.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -42,11 +41,6 @@ impl Family {
         }
         Ok(self.config())
     }
-}
-
-fn write<F: ModelFamily>(config: &F, folder: &Path) -> Result<(), HfError> {
-    let model = config.init_stage(0..config.layers(), SEED, Device::flex())?;
-    hf::save(folder, config, &[&model])
 }
 
 /// A Nemotron-H of 14 blocks: Mamba-2 and feed-forward layers in turn, and two of attention.

@@ -32,6 +32,8 @@
 
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
 
+#[cfg(test)]
+mod parsed;
 mod model;
 mod peer_process;
 mod products;

@@ -3,6 +3,7 @@
 
 use std::error::Error;
 use std::num::NonZeroU32;
+use std::path::Path;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::checkpoint::RankState;
@@ -13,6 +14,7 @@ use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::tensor::Precision;
 use pipewright::transport::World;
 use pipewright_models::decoder::DecoderConfig;
+use pipewright_models::hf::{self, HfError};
 use pipewright_models::llama::LlamaConfig;
 use pipewright_models::{CutModel, InitialParameters, ModelConfig, ModelFamily};
 use pipewright_schedule::lower::{TrainingLowering, UnshardConfig, for_training};
@@ -266,16 +268,28 @@ pub(crate) fn config() -> LlamaConfig {
     decoder.into()
 }
 
+/// Writes a model with random parameters as a Hugging Face directory. `folder` must not exist or must be
+/// empty.
+pub(crate) fn write<F: ModelFamily>(config: &F, folder: &Path) -> Result<(), HfError> {
+    let model = config.init_stage(0..config.layers(), SEED, Device::flex())?;
+    hf::save(folder, config, &[&model])
+}
+
 /// Makes rows of ids without a pattern, each with one id more than `sequence`. Routers spread them over all
 /// experts.
 pub(crate) fn random_rows(rows: u32, sequence: usize) -> Vec<Vec<i32>> {
+    let mut ids = random_numbers().map(|number| (number % VOCABULARY as u64) as i32);
+    (0..rows).map(|_| ids.by_ref().take(sequence + 1).collect()).collect()
+}
+
+/// Returns random numbers below 2^31, the same in each run.
+pub(crate) fn random_numbers() -> impl Iterator<Item = u64> {
     let mut state = SEED;
-    let mut id = || {
+    std::iter::repeat_with(move || {
         // Knuth's generator for 64 bits; its highest bits are the most random.
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as usize % VOCABULARY
-    };
-    (0..rows).map(|_| (0..=sequence).map(|_| id() as i32).collect()).collect()
+        state >> 33
+    })
 }
 
 /// Makes a stream of ids that a model can learn, from position `shift` on.

@@ -18,12 +18,12 @@ pub(crate) const HALF_TOLERANCE: f64 = 5e-3;
 /// side.
 pub(crate) const RATE: f64 = 3e-5;
 
-/// The process of another side.
+/// A process that trains the model with PyTorch.
 pub(crate) struct PeerProcess {
     process: Child,
     requests: ChildStdin,
     answers: BufReader<ChildStdout>,
-    /// What the process says about itself.
+    /// The first line of its output: settings and sizes.
     pub(crate) settings: Value,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct PeerStep {
 
 impl PeerProcess {
     /// Starts PyTorch on the model in `folder` with further arguments. `cut` is the number of blocks of the
-    /// first of two ranks; with `None` there is one rank.
+    /// first of two ranks. If `cut` is `None`, one rank is started.
     pub(crate) fn start(
         python: &Path,
         folder: &Path,
@@ -84,6 +84,7 @@ impl Drop for PeerProcess {
     }
 }
 
+/// Returns an error if the losses of two sides differ by more than `tolerance`, relative to `other`.
 pub(crate) fn require_same_loss(own: f64, other: f64, tolerance: f64) -> Result<(), String> {
     // A loss that is not a number is not near.
     if (own - other).abs() <= tolerance * other.abs() {

@@ -110,25 +110,17 @@ fn peer_arguments(ranks: NonZeroU32, microbatches: u32, steps: usize, precision:
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Arguments {
-        #[command(flatten)]
-        options: Options,
-    }
+    use crate::parsed::parsed;
 
     #[test]
     fn options_have_defaults_and_limits() {
-        let parse = |arguments: &[&str]| Arguments::try_parse_from([&["precision"], arguments].concat());
-        let options = parse(&[]).expect("all have defaults").options;
+        let options: Options = parsed(&[]).expect("all have defaults");
         assert_eq!(options.ranks.iter().map(|ranks| ranks.get()).collect::<Vec<_>>(), [1, 2]);
         assert!(!options.peer);
-        let options = parse(&["--ranks", "4", "--peer", "--turns", "1"]).expect("they are valid").options;
+        let options: Options = parsed(&["--ranks", "4", "--peer", "--turns", "1"]).expect("they are valid");
         assert_eq!((options.ranks[0].get(), options.peer, options.turns), (4, true, 1));
-        assert!(parse(&["--ranks", "0"]).is_err());
+        assert!(parsed::<Options>(&["--ranks", "0"]).is_err());
     }
 
     #[test]

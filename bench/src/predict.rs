@@ -10,18 +10,14 @@
 //! the gain that is predicted, and the gain in runs that alternate.
 
 use std::error::Error;
-use std::time::Duration;
 
-use pipewright::device::Devices;
-use pipewright::transport::{LinkSpeed, World};
 use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::{CutModel, ModelConfig};
 use pipewright_schedule::plan::{PlanRequest, plan};
-
 use pipewright_schedule::{Method, ScheduleSpec, generate};
 
 use crate::model::{INTERMEDIATE, WIDTH, config};
-use crate::predicted_run::{Figures, InTurn, Run, in_turn};
+use crate::predicted_run::{Figures, InTurn, Run, in_turn, link};
 use crate::statistics::Spread;
 
 /// Size of the measurement.
@@ -98,11 +94,6 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Measures the link between two ranks.
-pub(crate) fn link() -> Result<Option<LinkSpeed>, Box<dyn Error>> {
-    Ok(World::local(2).measure_link(&Devices::default(), Duration::from_secs(60))?)
-}
-
 /// Returns the measured figures, each with the ratio of the prediction to it.
 fn compared(predicted: &Figures, measured: &Figures) -> String {
     let ratios = |predicted: &[f64], measured: &[f64]| {
@@ -148,7 +139,7 @@ fn heavy_head(options: &Options) -> Result<(), Box<dyn Error>> {
         best.boundaries,
         report.gap() * 100.0
     );
-    let planned = Run { schedule: best.schedule.clone(), boundaries: best.boundaries.clone(), replicas: 1 };
+    let planned = Run::of_plan(best);
     let spec = ScheduleSpec { ranks: 2, microbatches: MICROBATCHES, ..ScheduleSpec::default() };
     let even = Run::cut_by(&model, generate("1f1b", &spec)?, 1, &Method::Even)?;
     let runs = [&even, &planned];

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use burn::tensor::{Device, Int, Tensor};
+use pipewright::device::Devices;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError, StepSummary};
 use pipewright::profile::{MeasureConfig, measure};
@@ -16,7 +17,7 @@ use pipewright_models::hf::HfError;
 use pipewright_models::{CutModel, InitialParameters};
 use pipewright_schedule::analytic::{PeakRates, Workload};
 use pipewright_schedule::lower::{TrainingLowering, for_training};
-use pipewright_schedule::plan::{PlanChoice, Prediction, predict};
+use pipewright_schedule::plan::{Plan, PlanChoice, Prediction, predict};
 use pipewright_schedule::profile::{LinkProfile, Profile};
 use pipewright_schedule::{Method, Rank, Schedule, StageIndex, partition};
 
@@ -67,6 +68,11 @@ pub(crate) struct InTurn {
     pub(crate) taken: Vec<Vec<StepSummary>>,
 }
 
+/// Measures the link between two ranks.
+pub(crate) fn link() -> Result<Option<LinkSpeed>, Box<dyn Error>> {
+    Ok(World::local(2).measure_link(&Devices::default(), Duration::from_secs(60))?)
+}
+
 /// Measures the profile of a model with this number of ranks at once. Each step of the measurement follows a
 /// step of each run, so that changes in the speed of the machine affect all.
 ///
@@ -112,6 +118,15 @@ pub(crate) fn in_turn(
 }
 
 impl Run {
+    /// Returns the run of a plan.
+    pub(crate) fn of_plan(plan: &Plan) -> Self {
+        Self {
+            schedule: plan.schedule.clone(),
+            boundaries: plan.boundaries.clone(),
+            replicas: plan.data_parallel,
+        }
+    }
+
     /// Cuts the model so that the heaviest stage is as light as possible by its description.
     pub(crate) fn by_weight(
         model: &CutModel,

@@ -33,7 +33,7 @@ pub(crate) struct Options {
     /// The size of the vocabulary.
     #[arg(long, default_value_t = 32_768)]
     vocabulary: usize,
-    /// The size of the text in MiB. A smaller text is repeated.
+    /// The size of the text in MiB, at least. A smaller text is repeated.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..))]
     mib: u64,
     /// The size of a document in bytes, at most.
@@ -48,12 +48,8 @@ pub(crate) struct Options {
 const TRAINED_ON: usize = 16 << 20;
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
-    let folder = std::env::temp_dir().join(format!("pipewright-tokenizing-{}", std::process::id()));
-    fs::create_dir_all(&folder)?;
-    let measured = measure(options, &folder);
-    // Best effort: the results matter more than the folder.
-    let _ = fs::remove_dir_all(&folder);
-    measured
+    let scratch = tempfile::tempdir()?;
+    measure(options, scratch.path())
 }
 
 fn measure(options: &Options, folder: &Path) -> Result<(), Box<dyn Error>> {
@@ -104,33 +100,29 @@ fn measure(options: &Options, folder: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Returns documents of the text in a folder, of whole lines.
+/// Returns documents of whole lines from the text in a folder. Together, they have at least the size that the
+/// options ask for.
 fn documents(folder: &Path, options: &Options) -> Result<Vec<String>, Box<dyn Error>> {
     let mut files = Vec::new();
     files_below(folder, &options.endings, &mut files)?;
     files.sort();
-    let (mut documents, mut bytes) = (Vec::new(), 0);
+    let mut documents: Vec<String> = Vec::new();
     for file in &files {
         // Files in other encodings are left out.
         let Ok(text) = fs::read_to_string(file) else { continue };
-        for document in cut(&text, options.document as usize) {
-            bytes += document.len();
-            documents.push(document.to_owned());
-        }
+        documents.extend(cut(&text, options.document as usize).into_iter().map(str::to_owned));
     }
-    if bytes == 0 {
+    if documents.is_empty() {
         return Err(format!("{}: there is no text in it; choose another --text", folder.display()).into());
     }
     let wanted = (options.mib << 20) as usize;
-    let whole: Vec<String> = documents.clone();
-    while bytes < wanted {
-        bytes += whole.iter().map(String::len).sum::<usize>();
-        documents.extend_from_slice(&whole);
-    }
-    while bytes > wanted && documents.len() > 1 {
-        bytes -= documents.pop().map_or(0, |document| document.len());
-    }
-    Ok(documents)
+    let mut bytes = 0;
+    let repeated = documents.iter().cycle().take_while(|document| {
+        let is_needed = bytes < wanted;
+        bytes += document.len();
+        is_needed
+    });
+    Ok(repeated.cloned().collect())
 }
 
 /// Adds the files below a folder with these endings to `files`, without hidden folders and build outputs.
@@ -198,22 +190,14 @@ fn train(documents: &[String], vocabulary: usize, file: &Path) -> Result<(), Box
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Arguments {
-        #[command(flatten)]
-        options: Options,
-    }
+    use crate::parsed::parsed;
 
     #[test]
     fn options_have_defaults_and_limits() {
-        let parse = |arguments: &[&str]| Arguments::try_parse_from([&["tokenizing"], arguments].concat());
-        let options = parse(&[]).expect("all have defaults").options;
+        let options: Options = parsed(&[]).expect("all have defaults");
         assert_eq!((options.vocabulary, options.mib, options.turns), (32_768, 64, 5));
-        assert!(parse(&["--mib", "0"]).is_err());
+        assert!(parsed::<Options>(&["--mib", "0"]).is_err());
     }
 
     #[test]
@@ -225,16 +209,14 @@ mod tests {
     /// Runs the whole measurement on a small text: both sides must find the same number of tokens.
     #[test]
     fn both_sides_find_the_same_tokens() {
-        let folder = std::env::temp_dir().join(format!("pipewright-tokenizing-test-{}", std::process::id()));
-        let [text, made] = ["text", "made"].map(|name| folder.join(name));
-        fs::create_dir_all(&text).expect("a folder");
-        fs::create_dir_all(&made).expect("a folder");
+        let [texts, made] =
+            [tempfile::tempdir(), tempfile::tempdir()].map(|folder| folder.expect("a folder"));
+        let text = texts.path().to_owned();
         fs::write(text.join("a.md"), "to be or not to be\nthat is the question\n".repeat(50))
             .expect("a file");
         let endings = vec!["md".to_owned()];
         let options = Options { text, endings, vocabulary: 300, mib: 1, document: 100, turns: 1 };
-        let measured = measure(&options, &made).map_err(|error| error.to_string());
-        fs::remove_dir_all(&folder).expect("it exists");
+        let measured = measure(&options, made.path()).map_err(|error| error.to_string());
         assert_eq!(measured, Ok(()));
     }
 }
