@@ -3,7 +3,7 @@
 
 use multiversion::multiversion;
 
-use super::exp::exp;
+use super::swiglu::sigmoid;
 
 /// The constants of the activation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -12,11 +12,6 @@ pub struct Bounds {
     pub alpha: f32,
     /// The bound of the gate and of `up`.
     pub limit: f32,
-}
-
-#[inline(always)]
-fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + exp(-x))
 }
 
 /// Returns the gate within its bound. NaN stays NaN, which [`f32::min`] would replace by the bound.
@@ -43,17 +38,16 @@ pub fn forward(gate: &[f32], up: &[f32], bounds: Bounds) -> Vec<f32> {
 pub fn backward(gate: &[f32], up: &[f32], gradient: &[f32], bounds: Bounds) -> (Vec<f32>, Vec<f32>) {
     assert_eq!((gate.len(), gate.len()), (up.len(), gradient.len()), "all are as long");
     let Bounds { alpha, limit } = bounds;
-    let gate_gradient = |((&gate, &up), &g): ((&f32, &f32), &f32)| {
+    let (mut d_gate, mut d_up) = (vec![0.0; gate.len()], vec![0.0; gate.len()]);
+    let inputs = gate.iter().zip(up).zip(gradient);
+    for (((&gate, &up), &g), (d_gate, d_up)) in inputs.zip(d_gate.iter_mut().zip(&mut d_up)) {
+        let (is_above, gate) = (gate > limit, bounded(gate, limit));
         let s = sigmoid(alpha * gate);
         let slope = s * (1.0 + alpha * gate * (1.0 - s));
-        if gate > limit { 0.0 } else { g * (up.clamp(-limit, limit) + 1.0) * slope }
-    };
-    let up_gradient = |((&gate, &up), &g): ((&f32, &f32), &f32)| {
-        let gate = bounded(gate, limit);
-        if up.abs() > limit { 0.0 } else { g * gate * sigmoid(alpha * gate) }
-    };
-    let inputs = || gate.iter().zip(up).zip(gradient);
-    (inputs().map(gate_gradient).collect(), inputs().map(up_gradient).collect())
+        *d_gate = if is_above { 0.0 } else { g * (up.clamp(-limit, limit) + 1.0) * slope };
+        *d_up = if up.abs() > limit { 0.0 } else { g * gate * s };
+    }
+    (d_gate, d_up)
 }
 
 #[cfg(test)]

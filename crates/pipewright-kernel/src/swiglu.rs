@@ -10,7 +10,7 @@ use super::exp::exp;
 use super::simd::{fresh, written};
 
 #[inline(always)]
-fn sigmoid(x: f32) -> f32 {
+pub(super) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 

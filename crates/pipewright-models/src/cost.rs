@@ -169,8 +169,8 @@ const MATRIX_PASSES: u64 = 6;
 /// Element-wise passes of outputs that are multiplied with magnitudes, forward and backward.
 const MAGNITUDE_PASSES: u64 = 10;
 
-/// Returns the work for each token of the magnitudes of an adapter of this rank, for rows of `tokens` tokens.
-/// Each forward computes the norms of the columns of a matrix once.
+/// Returns the work for each token of the magnitudes of an adapter whose matrices have the inner size `rank`,
+/// for rows of `tokens` tokens. Each forward computes the norms of the columns of a matrix once.
 pub(crate) fn magnitudes(inputs: u64, outputs: u64, rank: u64, tokens: u64) -> u64 {
     let matrix = inputs * outputs * (2 * rank + ELEMENT * MATRIX_PASSES);
     matrix / tokens.max(1) + ELEMENT * MAGNITUDE_PASSES * outputs

@@ -116,17 +116,8 @@ impl CutModel {
         if self.adapter.is_none() {
             return Ok(vec![true; layers.len()]);
         }
-        Ok(self.adapted(&layers)?.into_iter().map(|numbers| numbers > 0).collect())
-    }
-
-    /// Returns for each layer the number of trained scalar parameters.
-    fn adapted(&self, layers: &[LayerDesc]) -> Result<Vec<u64>, ConfigError> {
-        let trained = self.trained_parameters()?;
-        let numbers = |layer: &LayerDesc| {
-            let own = trained.iter().filter(|spec| spec.is_in(&layer.path));
-            own.map(|spec| spec.shape.iter().product::<usize>() as u64).sum()
-        };
-        Ok(layers.iter().map(numbers).collect())
+        let numbers = scalars(&self.trained_parameters()?, &layers);
+        Ok(numbers.into_iter().map(|numbers| numbers > 0).collect())
     }
 
     /// Returns the stages of a partition that have parameters that are trained.
@@ -168,22 +159,21 @@ impl CutModel {
     /// backward below the first adapter. The magnitudes of DoRA count, and the products of the adapters do
     /// not; [`LayerDesc::trained`] has their parameters.
     pub fn describe(&self, sequence: usize) -> ModelDesc {
-        let mut whole = self.describe_whole(sequence);
-        // The settings of adapters were checked with the model, so their layers are known.
-        if let (Some(adapter), Ok(trained)) = (&self.adapter, self.adapted(&whole.layers)) {
-            let first = trained.iter().position(|&numbers| numbers > 0).unwrap_or(0);
-            let layers =
-                whole.layers.into_iter().zip(trained).enumerate().map(|(index, (layer, numbers))| {
-                    LayerDesc { trained: Some(numbers), ..frozen(layer, sequence as u64, index >= first) }
-                });
-            whole.layers = layers.collect();
-            if let (true, Ok(specs)) = (adapter.lora.dora, self.trained_parameters()) {
-                for layer in &mut whole.layers {
-                    layer.weight += magnitude_weight(&specs, layer, sequence as u64);
-                }
+        let whole = self.describe_whole(sequence);
+        let Some(adapter) = &self.adapter else { return whole };
+        // The settings of adapters were checked with the model, so their parameters are known.
+        let Ok(specs) = self.trained_parameters() else { return whole };
+        let (trained, tokens) = (scalars(&specs, &whole.layers), sequence as u64);
+        let first = trained.iter().position(|&numbers| numbers > 0).unwrap_or(0);
+        let adapted = |(index, (layer, numbers)): (usize, (LayerDesc, u64))| {
+            let mut layer = frozen(layer, tokens, index >= first);
+            layer.trained = Some(numbers);
+            if adapter.lora.dora {
+                layer.weight += magnitude_weight(&specs, &layer, tokens);
             }
-        }
-        whole
+            layer
+        };
+        ModelDesc { layers: whole.layers.into_iter().zip(trained).enumerate().map(adapted).collect() }
     }
 
     /// Returns the layers as they are if all parameters are trained.
@@ -225,6 +215,15 @@ impl CutModel {
         let (head, adapter) = (self.head.as_ref(), self.adapter.as_ref());
         self.model.family().training_stage(head, layers, initial, adapter, &place.into())
     }
+}
+
+/// Returns for each layer the number of scalar parameters among `specs`.
+fn scalars(specs: &[ParameterSpec], layers: &[LayerDesc]) -> Vec<u64> {
+    let numbers = |layer: &LayerDesc| {
+        let own = specs.iter().filter(|spec| spec.is_in(&layer.path));
+        own.map(|spec| spec.shape.iter().product::<usize>() as u64).sum()
+    };
+    layers.iter().map(numbers).collect()
 }
 
 /// Returns the work for each token of the magnitudes among the trained parameters `specs` of a layer, for

@@ -1,8 +1,9 @@
 //! Builds the experts of a mixture: on each of the ranks that compute a stage together, a shard of every
 //! expert, or some whole experts.
 
-use pipewright::nn::{Expert, ExpertActivation, ExpertForm};
+use pipewright::nn::{Expert, ExpertForm};
 
+use crate::decoder;
 use crate::error::ConfigError;
 use crate::file_layout::{FileLayout, TensorEntry};
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
@@ -19,25 +20,8 @@ pub(crate) struct ExpertSizes {
     pub(crate) inner: (&'static str, usize),
     /// Whether an expert has a gate.
     pub(crate) has_gate: bool,
-    /// Whether the layers of an expert have a bias.
-    pub(crate) has_bias: bool,
-    /// Whether files have the matrices of all experts in one tensor, with the columns of gate and up in turn.
-    pub(crate) are_joined: bool,
-    /// The function between the layers.
-    pub(crate) activation: ExpertActivation,
-}
-
-impl ExpertSizes {
-    /// Returns the sizes of experts without biases, each with tensors of its own.
-    pub(crate) fn plain(
-        count: (&'static str, usize),
-        width: usize,
-        inner: (&'static str, usize),
-        has_gate: bool,
-    ) -> Self {
-        let activation = ExpertActivation::Usual;
-        Self { count, width, inner, has_gate, has_bias: false, are_joined: false, activation }
-    }
+    /// The form of an expert.
+    pub(crate) form: decoder::ExpertForm,
 }
 
 impl<S: ParameterSource> Builder<'_, S> {
@@ -78,7 +62,8 @@ impl<S: ParameterSource> Builder<'_, S> {
         [outputs, inputs]: [SplitLinear; 2],
         bias_share: f64,
     ) -> Result<Expert, S::Error> {
-        let &ExpertSizes { count: (_, count), width, inner: (_, inner), has_bias, are_joined, .. } = sizes;
+        let &ExpertSizes { count: (_, count), width, inner: (_, inner), has_gate, form } = sizes;
+        let decoder::ExpertForm { has_bias, are_joined, activation } = form;
         let path = format!("{layer}.experts.{index}");
         let joined = self.named(&format!("{layer}.experts"));
         let mut linear = |name: &str, sizes, split, (tensor, first, step): (&str, usize, usize)| {
@@ -90,13 +75,12 @@ impl<S: ParameterSource> Builder<'_, S> {
             };
             self.linear_in(has_bias, &format!("{path}.{name}"), sizes, split, layout)
         };
-        let gate_proj = sizes
-            .has_gate
+        let gate_proj = has_gate
             .then(|| linear("gate_proj", [width, inner], outputs, ("gate_up_proj", 0, 2)))
             .transpose()?;
         let up_proj = linear("up_proj", [width, inner], outputs, ("gate_up_proj", 1, 2))?;
         let down_proj = linear("down_proj", [inner, width], inputs, ("down_proj", 0, 1))?;
-        let form = ExpertForm { activation: sizes.activation, bias_share };
+        let form = ExpertForm { activation, bias_share };
         Ok(Expert { gate_proj, up_proj, down_proj, form })
     }
 

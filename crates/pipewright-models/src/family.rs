@@ -150,7 +150,7 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
 
     /// Returns the number of positions that the model is meant for, if it says so.
     fn longest(&self) -> Option<usize> {
-        self.to_json()["max_position_embeddings"].as_u64().and_then(|longest| usize::try_from(longest).ok())
+        None
     }
 
     /// Returns why the stages of the model have no cache for generation; `None` if they have one.

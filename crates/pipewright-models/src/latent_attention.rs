@@ -123,15 +123,7 @@ impl LatentAttention {
         attend: impl FnOnce([Tensor<2>; 3]) -> Tensor<2>,
         context: &StageContext,
     ) -> Tensor<2> {
-        let shared = SharedInput::new(x.clone());
-        let [turned, rest] = self.queries(&shared, x, tensor, context);
-        let [tokens, heads, _] = turned.dims();
-        let queries = Tensor::cat(vec![turned, rest], 2).reshape([tokens, heads * self.form.head_dim()]);
-        let [latent, turned] = self.latents(&shared, tensor, context);
-        drop(shared);
-        let [keys, values] = self.keys_and_values(latent, turned, context);
-        let attended = attend([queries, keys, values]);
-        self.o_proj.forward_split_inputs(&SharedInput::new(attended), tensor, context)
+        self.run(x, tensor, attend, |_| (), context)
     }
 
     /// Like [`LatentAttention::forward`] on one rank, for the first tokens of a sequence. `keep` takes the
@@ -145,11 +137,32 @@ impl LatentAttention {
         keep: impl FnOnce(Tensor<2>, Tensor<2>),
         context: &StageContext,
     ) -> Tensor<2> {
+        let keep = |[latent, turned]: &[Tensor<2>; 2]| {
+            keep(self.latent_keys(latent.clone(), turned.clone()), latent.clone());
+        };
+        self.run(x, tensor, attend, keep, context)
+    }
+
+    /// Computes [`LatentAttention::forward`]. `keep` takes the latents and the rotated elements of keys.
+    fn run(
+        &self,
+        x: Tensor<2>,
+        tensor: &TensorParallel,
+        attend: impl FnOnce([Tensor<2>; 3]) -> Tensor<2>,
+        keep: impl FnOnce(&[Tensor<2>; 2]),
+        context: &StageContext,
+    ) -> Tensor<2> {
         let shared = SharedInput::new(x.clone());
-        let [latent, turned] = self.latents(&shared, tensor, context);
+        let [turned, rest] = self.queries(&shared, x, tensor, context);
+        let [tokens, heads, _] = turned.dims();
+        let queries = Tensor::cat(vec![turned, rest], 2).reshape([tokens, heads * self.form.head_dim()]);
+        let latents = self.latents(&shared, tensor, context);
         drop(shared);
-        keep(self.latent_keys(latent.clone(), turned), latent);
-        self.forward(x, tensor, attend, context)
+        keep(&latents);
+        let [latent, turned] = latents;
+        let [keys, values] = self.keys_and_values(latent, turned, context);
+        let attended = attend([queries, keys, values]);
+        self.o_proj.forward_split_inputs(&SharedInput::new(attended), tensor, context)
     }
 
     /// Returns the keys to which all heads attend: rotated elements, latents, and zeros up to the width.

@@ -118,7 +118,7 @@ pub use lora::{LoraConfig, LoraTargets};
 pub use model_config::ModelConfig;
 pub use parameter::{ParameterKind, ParameterSource, ParameterSpec, parameter_specs};
 pub use parameter_group::ParameterGroup;
-pub use projection::input_of;
+pub use projection::{input_of, is_split_by_inputs, is_whole};
 pub use router::ROUTER_CORRECTION;
 pub use split::Place;
 pub use training_module::{TrainingModule, cross_entropy};

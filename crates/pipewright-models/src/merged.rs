@@ -45,16 +45,18 @@ where
         let (first, second) = (matrix("lora_A", [inputs, rank])?, matrix("lora_B", [rank, outputs])?);
         let scale = self.lora.scale() as f32;
         let mut added = vec![0.0; outputs];
-        let mut squares = vec![0.0; outputs];
         for (row, low) in values.chunks_exact_mut(outputs).zip(first.chunks_exact(rank)) {
             added.fill(0.0);
             for (x, second) in low.iter().zip(second.chunks_exact(outputs)) {
                 added.iter_mut().zip(second).for_each(|(sum, y)| *sum += x * y);
             }
             row.iter_mut().zip(&added).for_each(|(value, sum)| *value += scale * sum);
-            squares.iter_mut().zip(&*row).for_each(|(sum, value)| *sum += f64::from(*value).powi(2));
         }
         if self.lora.dora {
+            let mut squares = vec![0.0; outputs];
+            for row in values.chunks_exact(outputs) {
+                squares.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value).powi(2));
+            }
             let (path, kind) = (format!("{layer}.{MAGNITUDES}"), ParameterKind::Scale);
             let magnitudes = self.adapter.parameter(&ParameterSpec::new(path, vec![outputs], kind))?;
             let factors: Vec<f32> =
@@ -104,6 +106,7 @@ mod tests {
         assert_eq!(values("a.q_proj.weight"), [6.0, 9.0, 12.0, 21.0, 32.0, 43.0]);
         assert_eq!(values("a.k_proj.weight"), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
     }
+
     #[test]
     fn magnitudes_are_the_norms_of_the_columns() {
         let lora = LoraConfig { rank: 2, alpha: 4.0, dora: true, ..LoraConfig::default() };

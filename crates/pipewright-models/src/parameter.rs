@@ -310,7 +310,7 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         let spec = spec(MAGNITUDES, &[outputs], ParameterKind::Scale);
         let shard = self.tensor().shard(placement);
         let parameter = self.source.magnitudes(&spec, &matrix, shard, &self.place.device);
-        self.placements.insert(spec.path, placement);
+        self.record(spec.path, placement);
         parameter
     }
 
@@ -340,10 +340,15 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         let spec = ParameterSpec { path, shape: shape.to_vec(), kind, layout };
         let shard = self.tensor().shard(placement);
         let parameter = self.source.param(&spec, shard, &self.place.device);
+        self.record(spec.path, placement);
+        parameter
+    }
+
+    /// Records the placement of the parameter at a path that the source has made.
+    fn record(&mut self, path: String, placement: Placement) {
         // All parameters of a stage together may take longer to make or read than the deadline.
         self.tensor().keep_alive();
-        self.placements.insert(spec.path, placement);
-        parameter
+        self.placements.insert(path, placement);
     }
 }
 

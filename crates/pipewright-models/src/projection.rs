@@ -20,6 +20,7 @@ use pipewright::tensor::Placement;
 
 use crate::error::ConfigError;
 use crate::file_layout::{FileLayout, OutputParts};
+use crate::lora::name_of;
 use crate::parameter::{Builder, ParameterKind, ParameterSource, SplitLinear};
 use crate::split::require_groups;
 
@@ -90,6 +91,10 @@ impl<S: ParameterSource> Builder<'_, S> {
         };
         let named = self.named(path);
         let Some(lora) = self.lora().filter(|lora| lora.adapts(&named)) else { return Ok(projection) };
+        // Plans for clusters know the split of an adapted layer from its path.
+        let by_inputs = matches!(split, SplitLinear::Inputs | SplitLinear::InputsOfSum);
+        debug_assert_eq!(is_split_by_inputs(&named), by_inputs, "{named}");
+        debug_assert_eq!(is_whole(&named), matches!(split, SplitLinear::Whole), "{named}");
         let (rank, ranks, dora) = (lora.rank as usize, self.tensor_ranks(), lora.dora);
         let adapter = Adaptation { path: named, scale: lora.scale(), dropout: lora.dropout };
         if ranks > 1 && adapter.dropout > 0.0 {
@@ -135,6 +140,18 @@ pub fn input_of(projection: &str) -> String {
         "kv_a_proj_with_mqa" => format!("{block}.q_a_proj"),
         _ => projection.to_owned(),
     }
+}
+
+/// Returns whether the ranks of a tensor group divide the projection at a path by its inputs: the last ones
+/// of attention and of a feed-forward layer.
+pub fn is_split_by_inputs(projection: &str) -> bool {
+    matches!(name_of(projection), "o_proj" | "down_proj" | "c_proj")
+}
+
+/// Returns whether each rank of a tensor group has the whole projection at a path: the ones that make
+/// latents.
+pub fn is_whole(projection: &str) -> bool {
+    matches!(name_of(projection), "q_a_proj" | "kv_a_proj_with_mqa")
 }
 
 /// Returns the outputs `[tokens, outputs]` of a joined projection that belong to a part, of all groups that
@@ -189,19 +206,11 @@ impl Projection {
         Some(Adapted { first, second, settings: self.adapter.as_ref()? })
     }
 
-    /// Returns the matrix with its adapter, `[inputs, outputs]`, for a layer without a bias, all of whose
-    /// inputs are on this rank. No gradient goes through the adapter.
+    /// Returns the matrix, `[inputs, outputs]`, of a layer without a bias and without an adapter. Stages for
+    /// generation have such layers, because adapters are merged into their matrices.
     pub(crate) fn matrix(&self) -> Tensor<2> {
-        let weight = self.weight.val();
-        let Some(adapted) = self.adapted() else { return weight };
-        let precision = weight.dtype();
-        match &self.lora_magnitude_vector {
-            None => weight + adapted.product().cast(precision),
-            Some(magnitudes) => {
-                let factor = self.factor(&adapted, magnitudes, &TensorParallel::default());
-                ((at_least_single(weight) + adapted.product()) * factor).cast(precision)
-            }
-        }
+        assert!(self.adapter.is_none(), "the matrix of a layer with an adapter is not the whole layer");
+        self.weight.val()
     }
 
     /// Returns `x w + b`, with the adapter's output. Every rank has all inputs and some of the outputs.
@@ -225,8 +234,7 @@ impl Projection {
         // In half precision, the matrices of an adapter keep single precision.
         let in_single = x.in_single();
         let Adaptation { path, dropout, .. } = adapted.settings;
-        let random = Some(*dropout).filter(|dropout| *dropout > 0.0).map(|_| context.random(path));
-        let random = random.filter(RandomStream::is_training);
+        let random = (*dropout > 0.0).then(|| context.random(path)).filter(RandomStream::is_training);
         let drops = random.is_some();
         let dropped = match random {
             Some(random) => Dropout::new(*dropout).forward(in_single, random),

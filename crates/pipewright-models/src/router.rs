@@ -4,7 +4,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData, activation};
-use pipewright::nn::{Linear, at_least_single, count_choices};
+use pipewright::nn::{TensorParallel, at_least_single, count_choices, linear};
 use pipewright::stage::StageContext;
 
 use crate::parameter::{Builder, ParameterKind, ParameterSource};
@@ -95,8 +95,8 @@ impl Router {
     /// Returns the logits of tokens, `[tokens, experts]`. The choice of experts is sensitive to rounding, so
     /// the router keeps its precision.
     pub(crate) fn logits(&self, x: Tensor<2>) -> Tensor<2> {
-        let router = Linear { weight: self.weight.clone(), bias: self.bias.clone() };
-        router.forward(x.cast(self.weight.dtype()))
+        let x = x.cast(self.weight.dtype());
+        linear(x, &self.weight, self.bias.as_ref(), &TensorParallel::default())
     }
 
     /// Chooses the experts of the tokens of `rows` rows, for the mixture at the path `layer`, whose router has

@@ -55,7 +55,7 @@ impl BlockAttentions {
     }
 
     /// Returns the form of a block's attention, if these are the positions of the model.
-    pub(super) fn form(&self, block: usize, positions: &RotaryPositions) -> AttentionForm {
+    fn form(&self, block: usize, positions: &RotaryPositions) -> AttentionForm {
         let layer = self.layers[block];
         let usual = AttentionForm::without_positions(self.head_dim);
         let positions = match layer.theta {

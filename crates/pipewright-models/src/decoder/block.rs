@@ -1,6 +1,8 @@
 //! A decoder block. Fields have the names in a Hugging Face directory, because parameter paths consist of
 //! them.
 
+use std::sync::Arc;
+
 use burn::module::Module;
 use burn::tensor::Tensor;
 use pipewright::nn::{CausalAttention, KeyValueCache, TensorParallel};
@@ -113,7 +115,7 @@ impl DecoderBlock {
         &self,
         hidden: Tensor<2>,
         cache: &mut KeyValueCache,
-        whole: impl FnOnce() -> CausalAttention,
+        whole: impl FnOnce() -> Arc<CausalAttention>,
         tensor: &TensorParallel,
         context: &StageContext,
     ) -> Tensor<2> {

@@ -1,6 +1,6 @@
 //! A stage that generates text, and keeps what it needs of earlier tokens.
 
-use pipewright::nn::{CausalAttention, KeyValueCache, RotaryPositions};
+use pipewright::nn::{KeyValueCache, RotaryPositions};
 use pipewright::tensor::{BoundaryError, Values, pack, unpack};
 
 use super::stage::{DecoderInput, DecoderStage};
@@ -62,11 +62,11 @@ impl StageCache for CachedDecoder<'_> {
         assert!(self.caches.iter().all(|cache| cache.tokens() == first), "tokens follow the tokens so far");
         let context = row_context();
         let mut hidden = hidden.reshape([count, width]);
-        let (positions, device) = (stage.attentions.positions(first + count), hidden.device());
+        let (attentions, device) = (&stage.attentions, hidden.device());
         let blocks = stage.model.layers.iter().enumerate();
         let blocks = blocks.filter_map(|(index, block)| Some((index, block.as_ref()?)));
         for ((index, block), cache) in blocks.zip(&mut self.caches) {
-            let whole = || CausalAttention::of(count, stage.attentions.form(index, &positions), &device);
+            let whole = || attentions.get(index, count, &attentions.positions(first + count), &device);
             hidden = block.forward_cached(hidden, cache, whole, &stage.split.tensor, &context);
         }
         if stage.head.is_some() {

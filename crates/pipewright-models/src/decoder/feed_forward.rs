@@ -10,7 +10,7 @@ use pipewright::stage::StageContext;
 use pipewright_schedule::divisor::greatest_common_divisor;
 
 use super::config::DecoderConfig;
-use super::form::{Activation, BlockForm, ExpertForm, SharedForm};
+use super::form::{Activation, BlockForm, SharedForm};
 use super::mixture::MixtureConfig;
 use super::shared_expert::SharedExpert;
 use crate::experts::ExpertSizes;
@@ -150,7 +150,7 @@ impl FeedForward {
     ) -> Result<Self, S::Error> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let (both, down) = (format!("{path}.gate_up_proj"), format!("{path}.down_proj"));
-        // Groups that are as large as possible are copied faster.
+        // Fewer groups would be copied faster, but no more ranks than groups can compute the layer together.
         let groups = greatest_common_divisor(inner as u64, MOST_GROUPS) as usize;
         let parts = OutputParts { groups, widths: [inner / groups, inner / groups, 0] };
         let of_inner = (("intermediate_size", inner), parts);
@@ -186,10 +186,9 @@ impl FeedForward {
         let hidden = config.hidden_size;
         let share = form.balance_share(config.num_hidden_layers);
         let is_corrected = form.router.is_some_and(|router| router.is_corrected);
-        let ExpertForm { has_bias, are_joined, activation } = form.experts;
         let router = format!("{path}.gate");
         let mut gate = builder.router(&router, [hidden, mixture.num_experts], is_corrected)?;
-        if has_bias {
+        if form.experts.has_bias {
             gate = builder.router_with_bias(&router, gate)?;
         }
         let sizes = ExpertSizes {
@@ -197,9 +196,7 @@ impl FeedForward {
             width: hidden,
             inner: (form.expert_keys.inner, mixture.moe_intermediate_size),
             has_gate: true,
-            has_bias,
-            are_joined,
-            activation,
+            form: form.experts,
         };
         let (count, normalised) = (mixture.num_experts_per_tok, mixture.norm_topk_prob);
         let choice = Choice {

@@ -7,11 +7,11 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::nn::{CausalAttention, Embedding};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::{Boundary, BoundaryError, Placement, Unpack, ValueKind, Values, pack, unpack};
-use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::attentions::{BlockAttentions, MicrobatchAttentions};
 use super::block::{DecoderBlock, scaled};
 use crate::documents::given_scope;
+use crate::generation_stage::row_context;
 use crate::lora::is_of_adapter;
 use crate::parameter::without_variants;
 use crate::path_names::PathNames;
@@ -75,7 +75,7 @@ impl DecoderStage {
     /// # Panics
     /// When the input is not of the kind that the stage takes, or a token id is outside the vocabulary.
     pub fn run(&self, input: DecoderInput) -> Tensor<3> {
-        self.forward(input, &StageContext::new(StageIndex::new(0), Microbatch::new(0)))
+        self.forward(input, &row_context())
     }
 
     /// Returns the layers that the stage has, in order.
@@ -151,9 +151,7 @@ impl DecoderStage {
 
     /// Returns the hidden states of the token ids of a microbatch, or of a slice of it.
     fn embed_in(&self, input: DecoderInput, context: &StageContext) -> Tensor<3> {
-        let DecoderInput::Tokens(tokens) = &input else { return self.embed(input, |_| Vec::new()) };
-        let [rows, length] = tokens.dims();
-        self.embed(input, |_| match given_scope(context, [rows, length]) {
+        self.embed(input, |[rows, length]| match given_scope(context, [rows, length]) {
             Some(scope) => scope.positions.to_vec(),
             None => {
                 let first = context.slice().0.get() * length as u32;

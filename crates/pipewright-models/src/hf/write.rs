@@ -175,7 +175,8 @@ impl Writer {
         let path = self.scratch.path.join(name);
         let (header, length) =
             header(tensors).map_err(|source| HfError::Header { path: path.clone(), source })?;
-        // Columns of a tensor are written between others, which are read first.
+        // A parameter may be every second column of an entry. The other columns are read first, and written
+        // back.
         let file = File::options().read(true).write(true).create_new(true).open(&path);
         let file = file.and_then(|mut file| {
             file.set_len(header.len() as u64 + length)?;

@@ -8,6 +8,7 @@ use pipewright::stage::StageContext;
 use super::config::HybridConfig;
 use super::pattern::BlockKind;
 use super::tokens::Tokens;
+use crate::decoder::ExpertForm;
 use crate::experts::ExpertSizes;
 use crate::parameter::{Builder, ParameterSource};
 use crate::split::require_parts;
@@ -44,7 +45,13 @@ impl ExpertMixer {
         let width = config.hidden_size;
         let router = builder.linear(&format!("{path}.router"), width, config.num_experts)?;
         let (count, inner) = (config.num_experts, config.moe_intermediate_size);
-        let sizes = ExpertSizes::plain(("num_experts", count), width, ("moe_intermediate_size", inner), true);
+        let sizes = ExpertSizes {
+            count: ("num_experts", count),
+            width,
+            inner: ("moe_intermediate_size", inner),
+            has_gate: true,
+            form: ExpertForm::default(),
+        };
         let experts = builder.experts(path, sizes)?;
         let shared_expert = match config.shared_expert_intermediate_size {
             0 => None,

@@ -7,6 +7,7 @@ use pipewright::nn::{Expert, Linear, TensorParallel, mix_held};
 use pipewright::stage::StageContext;
 
 use super::config::{Experts, NemotronHConfig};
+use crate::decoder::ExpertForm;
 use crate::experts::ExpertSizes;
 use crate::parameter::{Builder, ParameterSource};
 use crate::router::{GroupChoice, Router, Scores};
@@ -46,8 +47,13 @@ impl ExpertMixer {
             fc1_latent_proj = Some(builder.linear(&format!("{path}.fc1_latent_proj"), hidden, latent)?);
             fc2_latent_proj = Some(builder.linear(&format!("{path}.fc2_latent_proj"), latent, hidden)?);
         }
-        let inner = ("moe_intermediate_size", sizes.moe_intermediate_size);
-        let expert_sizes = ExpertSizes::plain(("n_routed_experts", count), sizes.width(hidden), inner, false);
+        let expert_sizes = ExpertSizes {
+            count: ("n_routed_experts", count),
+            width: sizes.width(hidden),
+            inner: ("moe_intermediate_size", sizes.moe_intermediate_size),
+            has_gate: false,
+            form: ExpertForm::default(),
+        };
         let experts = builder.experts(path, expert_sizes)?;
         let shared = ("moe_shared_expert_intermediate_size", sizes.moe_shared_expert_intermediate_size);
         require_parts(path, "shared_experts.up_proj.weight", shared, builder.tensor_ranks())?;

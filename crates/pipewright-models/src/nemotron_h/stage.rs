@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 use pipewright::nn::CausalAttention;
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::Placement;
-use pipewright_schedule::{Microbatch, ModelDesc, StageIndex};
+use pipewright_schedule::ModelDesc;
 
 use super::block::Block;
 use super::config::{BlockKind, NemotronHConfig};
@@ -17,6 +17,7 @@ use crate::decoder::{DecoderConfig, DecoderInput};
 use crate::documents::given_scope;
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
+use crate::generation_stage::row_context;
 use crate::head_form::{FurtherPredictions, HeadForm};
 use crate::mamba::{NO_SLICES, is_of_scan};
 use crate::norm::NormForm;
@@ -60,7 +61,7 @@ impl NemotronHStage {
     /// # Panics
     /// When the input is not of the kind that the stage takes, or a token id is outside the vocabulary.
     pub fn run(&self, input: DecoderInput) -> Tensor<3> {
-        self.forward(input, &StageContext::new(StageIndex::new(0), Microbatch::new(0)))
+        self.forward(input, &row_context())
     }
 
     /// Returns the hidden states before the first block of the stage.

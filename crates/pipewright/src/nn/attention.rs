@@ -96,7 +96,7 @@ impl CausalAttention {
 
     /// Returns the same attention with a sink for each head, `[heads]`: a further score of every query, whose
     /// value is zero. So the weights of the values add up to less than one (Xiao et al., 2023,
-    /// <https://arxiv.org/abs/2309.17453>).
+    /// <https://arxiv.org/abs/2309.17453>). `None` removes them.
     #[must_use]
     pub fn with_sinks(&self, sinks: Option<Tensor<1>>) -> Self {
         Self { sinks, ..self.clone() }
@@ -146,10 +146,10 @@ impl CausalAttention {
         let on_their_own = [&keys, &values].map(|slices| each_on_cpu(slices));
         let [k, v] = [keys, values].map(|slices| Tensor::cat(slices, 1));
         let inputs = [&q, &k, &v].map(|tensor| tensor.clone().into_dispatch());
-        let inputs = self.with_sinks_of(inputs, dims, &q.device());
         let (Some(tables), [Some(keys), Some(values)]) = (self.cpu_tables(), on_their_own) else {
             return self.composed(q, k, v, dims);
         };
+        let inputs = self.with_sinks_of(inputs, dims, &q.device());
         let Some(([q, k, v, sinks], tape)) = on_cpu(inputs) else { return self.composed(q, k, v, dims) };
         let saved = self.saved(dims, [q, k, v, sinks], tables);
         let results = saved.forward(shape);
@@ -276,13 +276,15 @@ impl CausalAttention {
             Some(starts) => hidden_by_starts(starts, dims, &scores.device()),
             None => hidden_by_window(self.form.window, dims, &scores.device()),
         };
-        let mut scores = scores.mask_fill(hidden, f32::NEG_INFINITY);
-        if let Some(sinks) = &self.sinks {
-            let sinks = at_least_single(sinks.clone()).reshape([1, heads, 1, 1]);
-            let sinks = sinks.repeat_dim(0, batch).repeat_dim(2, sequence);
-            scores = Tensor::cat(vec![scores, sinks], 3);
-        }
-        let weights = activation::softmax(scores, 3).narrow(3, 0, keys);
+        let scores = scores.mask_fill(hidden, f32::NEG_INFINITY);
+        let weights = match &self.sinks {
+            Some(sinks) => {
+                let sinks = at_least_single(sinks.clone()).reshape([1, heads, 1, 1]);
+                let sinks = sinks.repeat_dim(0, batch).repeat_dim(2, sequence);
+                activation::softmax(Tensor::cat(vec![scores, sinks], 3), 3).narrow(3, 0, keys)
+            }
+            None => activation::softmax(scores, 3),
+        };
         weights.cast(precision).matmul(v).swap_dims(1, 2).reshape(shape)
     }
 

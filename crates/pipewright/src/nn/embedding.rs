@@ -62,7 +62,7 @@ impl Embedding {
 
     /// Returns the row of each id in `range`, and zeros for the other ids, if the table has the rows of these
     /// ids alone, out of `ids_in_all`. The sum of all parts is the result of [`Embedding::forward`] for the
-    /// whole table.
+    /// whole table, for finite tables, except for the sign of zeros.
     ///
     /// # Panics
     /// As [`Embedding::forward`], for an id outside the whole table.

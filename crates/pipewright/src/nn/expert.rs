@@ -5,7 +5,8 @@ use burn::tensor::{Int, Tensor, TensorData};
 use pipewright_kernel::grouped::Groups;
 
 use super::clamped_gate::clamped_gate;
-use super::linear::Linear;
+use super::linear::{Linear, linear};
+use super::parallel::TensorParallel;
 use super::relu_squared::relu_squared;
 use super::swiglu::swiglu;
 
@@ -41,7 +42,8 @@ pub enum ExpertActivation {
 }
 
 /// A feed-forward layer: `down(activation(gate(x), up(x)))` with a gate, `down(activation(up(x)))` without.
-/// Experts with biases or with [`ExpertActivation::Clamped`] are composed of Burn's operations.
+/// A mixture with such an expert, one with a bias or with [`ExpertActivation::Clamped`], computes its experts
+/// one by one.
 #[derive(Module, Debug)]
 pub struct Expert {
     /// Weight `[width, inner]`.
@@ -75,11 +77,13 @@ impl Expert {
             (None, ExpertActivation::Usual) => relu_squared(up),
             (None, ExpertActivation::Clamped { .. }) => panic!("an expert without a gate has no bounds"),
         };
-        let Linear { weight, bias } = &self.down_proj;
-        let y = Linear { weight: weight.clone(), bias: None }.forward(inner);
+        let (Linear { weight, bias }, share) = (&self.down_proj, self.form.bias_share);
         match bias {
-            Some(bias) => y + (bias.val() * self.form.bias_share).unsqueeze(),
-            None => y,
+            Some(bias) if share != 1.0 => {
+                let y = linear(inner, weight, None, &TensorParallel::default());
+                y + (bias.val() * share).unsqueeze()
+            }
+            _ => self.down_proj.forward(inner),
         }
     }
 
