@@ -6,6 +6,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
+use pipewright_schedule::error_text::panic_message;
+
 use crate::failure::{Exit, Failure};
 
 /// The place where the command's own thread panicked last. A process has one panic hook, so this is a static
@@ -33,12 +35,7 @@ pub(crate) fn guard(command: impl FnOnce() -> Result<(), Failure>) -> Result<(),
 }
 
 fn bug(place: &str, payload: &(dyn std::any::Any + Send)) -> Failure {
-    let message = payload
-        .downcast_ref::<&str>()
-        .map(|message| (*message).to_owned())
-        .or_else(|| payload.downcast_ref::<String>().cloned())
-        .unwrap_or_default();
-    let message = message.replace('\n', " ");
+    let message = panic_message(payload).replace('\n', " ");
     let text = format!(
         "{place}: Pipewright has a bug: {message}; please report this sentence with the command that you typed, and \
          with what it prints when PIPEWRIGHT_BACKTRACE=1 is set"

@@ -68,14 +68,15 @@ const NORMS: f64 = 38.0;
 /// layer's matrix with its adapter.
 pub fn adapter_traffic(adapters: &Adapters, layout: &Layout) -> Traffic {
     let mut traffic = Traffic::default();
+    let has_magnitudes = adapters.sizes().has_magnitudes;
     for layer in adapters.layers() {
-        let [input, output] = layout.widths_of(&layer);
+        let widths = [layer.input, layer.output];
+        let [input, output] = layout.widths_of(widths, layer.division);
         let copied = if layer.shares_input { 0.0 } else { 6.0 * input };
-        let added = if adapters.has_magnitudes() { 16.0 } else { 8.0 } * output;
+        let added = if has_magnitudes { 16.0 } else { 8.0 } * output;
         let passed = (copied + added) * layout.tokens();
-        let matrix = if layer.division == Division::Whole { 1.0 } else { f64::from(layout.tensor) };
-        let elements = (layer.input * layer.output) as f64 / matrix;
-        let norms = if adapters.has_magnitudes() { NORMS * elements } else { 0.0 };
+        let [inputs, outputs] = layout.matrix_of(widths, layer.division);
+        let norms = if has_magnitudes { NORMS * inputs * outputs } else { 0.0 };
         traffic.forward += passed + norms;
         traffic.backward += passed;
     }

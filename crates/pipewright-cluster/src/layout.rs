@@ -3,7 +3,6 @@
 pub use crate::layout_error::LayoutError;
 use crate::matrix::Division;
 use crate::model::{FeedForward, Mixer, Model};
-use crate::training::AdaptedLayer;
 
 /// The configuration of a training run.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -205,21 +204,34 @@ impl Layout {
         if self.sequence_parallel { f64::from(self.tensor) } else { 1.0 }
     }
 
-    /// Returns the widths of the input and the output of an adapted layer on one rank of a tensor group.
-    pub(crate) fn widths_of(&self, layer: &AdaptedLayer) -> [f64; 2] {
-        let (tensor, division) = (f64::from(self.tensor), self.sequence_division());
-        let [input, output] = match layer.division {
-            Division::Columns => [division, tensor],
-            Division::Rows => [tensor, division],
-            Division::Whole => [division, division],
+    /// Returns the elements per token of a linear layer's input and output that one rank of a tensor group
+    /// keeps.
+    pub(crate) fn widths_of(&self, [input, output]: [u64; 2], division: Division) -> [f64; 2] {
+        let (tensor, sequence) = (f64::from(self.tensor), self.sequence_division());
+        let [input_ranks, output_ranks] = match division {
+            Division::Columns => [sequence, tensor],
+            Division::Rows => [tensor, sequence],
+            Division::Whole => [sequence, sequence],
         };
-        [layer.input as f64 / input, layer.output as f64 / output]
+        [input as f64 / input_ranks, output as f64 / output_ranks]
+    }
+
+    /// Returns the inputs and outputs of a linear layer's matrix that one rank of a tensor group has.
+    pub(crate) fn matrix_of(&self, [input, output]: [u64; 2], division: Division) -> [f64; 2] {
+        let tensor = f64::from(self.tensor);
+        let [input_ranks, output_ranks] = match division {
+            Division::Columns => [1.0, tensor],
+            Division::Rows => [tensor, 1.0],
+            Division::Whole => [1.0, 1.0],
+        };
+        [input as f64 / input_ranks, output as f64 / output_ranks]
     }
 
     /// Checks that the layout fits itself and the model.
     ///
     /// # Errors
-    /// When a size is 0, or does not divide what it divides.
+    /// When a size is 0, or does not divide what it divides, or a tensor group divides layers whose adapters
+    /// have dropout.
     pub fn check(&self, model: &Model) -> Result<(), LayoutError> {
         self.check_parts(model)?;
         let of = self.gpus_of_replica();
@@ -280,6 +292,9 @@ impl Layout {
         let &Self { expert_tensor, tensor, .. } = self;
         if expert_tensor != 1 && expert_tensor != tensor && model.has_experts() {
             return Err(LayoutError::ExpertTensor { expert_tensor, tensor });
+        }
+        if tensor > 1 && model.has_dropout() {
+            return Err(LayoutError::Dropout { tensor });
         }
         for block in &model.blocks {
             let heads = match block.mixer {

@@ -79,6 +79,14 @@ pub enum LayoutError {
         /// The ranks of a tensor group.
         tensor: u32,
     },
+    /// A tensor group divides layers whose adapters have dropout.
+    #[error(
+        "adapters with dropout need layers that one rank computes, and tp = {tensor} ranks divide each; use tp = 1"
+    )]
+    Dropout {
+        /// The ranks of a tensor group.
+        tensor: u32,
+    },
     /// A part of the model does not divide among ranks.
     #[error(
         "{} cannot be divided among {ranks} {group} ranks; use a number of ranks that divides {count}",

@@ -7,9 +7,10 @@
 //! sharded, replicas divide these, too, and each microbatch reduces the gradients of one block after another.
 //! If parameters are sharded, replicas divide 16 bytes (parameter, gradient and two moments of 4 bytes each),
 //! and a rank holds copies of 2 bytes and gradients of 4 bytes: of the blocks at hand, or, in a pipeline, of
-//! all its blocks until the step ends. Frozen parameters take 2 bytes, or 4 in FP8 if
-//! parameters are not sharded, and nothing else. Adapters are trained in single precision: 4 bytes, 4 for the
-//! gradient, and 8 for both moments.
+//! all its blocks until the step ends. Frozen parameters take 2 bytes, or 4 in FP8 if they are not
+//! sharded, and have no gradient and no optimizer state. Adapters are trained in single precision: 4 bytes, 4
+//! for the gradient, and 8 for both moments. Gradients of adapters are counted as a whole even if gradients
+//! are sharded.
 //!
 //! **Activations** of a block are the tensors that its backward reads. For GPT without recomputation, they
 //! are `s b h (10 + 24 / t + 5 a s / (h t))` bytes (the same paper, equation 2); with sequence parallelism
@@ -19,7 +20,7 @@ use std::ops::{Add, Mul};
 
 use crate::layout::{Layout, Precision, Recompute, Scores, Sharding};
 use crate::model::{Block, Division, FeedForward, Matrix, Mixer, Model};
-use crate::training::{AdaptedLayer, Adapters, Training};
+use crate::training::{AdaptedLayer, AdapterSizes, Adapters, Training};
 
 /// The bytes of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -123,9 +124,9 @@ pub fn block_parameters(block: &Block, model: &Model, layout: &Layout) -> Parame
 /// Returns the parameters of a block's adapters on one rank of a tensor group.
 pub fn adapter_parameters(adapters: &Adapters, layout: &Layout) -> Parameters {
     let own = |matrix: Matrix| matrix.parameters() as f64 / matrix_division(&matrix, layout);
-    let magnitudes = adapters.layers().filter(|_| adapters.has_magnitudes()).map(|layer| {
-        let division = if layer.division == Division::Columns { f64::from(layout.tensor) } else { 1.0 };
-        layer.output as f64 / division
+    let magnitudes = adapters.layers().filter(|_| adapters.sizes().has_magnitudes).map(|layer| {
+        let [_, output] = layout.matrix_of([layer.input, layer.output], layer.division);
+        output
     });
     Parameters::shared(adapters.matrices().map(own).sum::<f64>() + magnitudes.sum::<f64>())
 }
@@ -229,16 +230,11 @@ pub fn block_stash(block: &Block, model: &Model, layout: &Layout) -> f64 {
         Training::ForwardOnly => return 0.0,
     }
     let block = &block.with_copies(layout.tensor);
-    let (tensor, division) = (f64::from(layout.tensor), layout.sequence_division());
     let bytes = input_bytes(layout);
     let kept = |matrix: &Matrix| {
-        let (input, output) = match matrix.division {
-            Division::Columns => (division, tensor),
-            Division::Rows => (tensor, division),
-            Division::Whole => (division, division),
-        };
+        let [input, output] = layout.widths_of([matrix.input, matrix.output], matrix.division);
         let used = matrix.of_experts.map_or(1, |share| share.used) as f64;
-        used * bytes * (matrix.input as f64 / input + matrix.output as f64 / output)
+        used * bytes * (input + output)
     };
     block.matrices(model.hidden).iter().map(kept).sum::<f64>() * layout.tokens()
 }
@@ -248,17 +244,18 @@ pub fn block_stash(block: &Block, model: &Model, layout: &Layout) -> f64 {
 /// With dropout, each adapter keeps its input with dropped elements, and the mask.
 fn adapter_activations(block: &Block, layout: &Layout) -> f64 {
     let Training::Adapters(adapters) = &block.training else { return 0.0 };
+    let AdapterSizes { rank, has_magnitudes, has_dropout } = adapters.sizes();
     let kept = |layer: AdaptedLayer| {
-        let [input, output] = layout.widths_of(&layer);
-        let copies = match (adapters.has_dropout(), adapters.has_magnitudes()) {
+        let [input, output] = layout.widths_of([layer.input, layer.output], layer.division);
+        let copies = match (has_dropout, has_magnitudes) {
             (false, _) if layer.shares_input => 0.0,
             (false, _) => 1.0,
             (true, false) => 2.0,
             // The base computes with the dropped input too, in half precision.
             (true, true) => 2.5,
         };
-        let multiplied = if adapters.has_magnitudes() { output } else { 0.0 };
-        adapters.rank() as f64 + copies * input + multiplied
+        let multiplied = if has_magnitudes { output } else { 0.0 };
+        rank as f64 + copies * input + multiplied
     };
     4.0 * adapters.layers().map(kept).sum::<f64>()
 }
@@ -267,8 +264,8 @@ fn adapter_activations(block: &Block, layout: &Layout) -> f64 {
 /// gradients of outputs.
 fn adapter_stash(adapters: &Adapters, layout: &Layout) -> f64 {
     let kept = |layer: AdaptedLayer| {
-        let [input, output] = layout.widths_of(&layer);
-        2.0 * adapters.rank() as f64 + output + if layer.shares_input { 0.0 } else { input }
+        let [input, output] = layout.widths_of([layer.input, layer.output], layer.division);
+        2.0 * adapters.sizes().rank as f64 + output + if layer.shares_input { 0.0 } else { input }
     };
     4.0 * adapters.layers().map(kept).sum::<f64>()
 }
@@ -330,9 +327,8 @@ fn everything(block: &Block, model: &Model, layout: &Layout) -> f64 {
 fn selected(block: &Block, model: &Model, layout: &Layout) -> f64 {
     let (tensor, division) = (f64::from(layout.tensor), layout.sequence_division());
     let output = |matrix: &Matrix| {
-        let used = matrix.of_experts.map_or(1, |share| share.used) as f64;
-        let division = if matrix.division == Division::Columns { tensor } else { division };
-        used * matrix.output as f64 / division
+        let [_, output] = layout.widths_of([matrix.input, matrix.output], matrix.division);
+        matrix.of_experts.map_or(1, |share| share.used) as f64 * output
     };
     let outputs: f64 = block.matrices(model.hidden).iter().map(output).sum();
     let values = match block.mixer {

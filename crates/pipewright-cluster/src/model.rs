@@ -140,14 +140,13 @@ impl Model {
     pub fn has_experts(&self) -> bool {
         self.blocks.iter().any(|block| matches!(block.feed_forward, FeedForward::Experts(_)))
     }
-}
 
-impl Model {
     /// Returns the model with adapters on these layers, each with the index of its block, in place of the
     /// training of its parameters. Heads that predict further tokens are left out: nothing trains them.
     ///
     /// # Errors
-    /// When there is no layer, a block does not exist, or a block has too many layers.
+    /// If `layers` is empty, if it names a block that the model does not have, or if a block has more than
+    /// eight layers with an adapter.
     pub fn with_adapters(
         mut self,
         sizes: AdapterSizes,
@@ -178,7 +177,7 @@ impl Model {
     /// Returns whether adapters drop elements of their inputs. Tensor groups cannot divide such a model.
     pub fn has_dropout(&self) -> bool {
         let drops = |block: &Block| match &block.training {
-            Training::Adapters(adapters) => adapters.has_dropout(),
+            Training::Adapters(adapters) => adapters.sizes().has_dropout,
             Training::Whole | Training::ForwardOnly => false,
         };
         self.blocks.iter().any(drops)

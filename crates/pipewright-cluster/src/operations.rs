@@ -194,6 +194,12 @@ impl Model {
         self.blocks.iter().map(of_block).sum()
     }
 
+    /// Returns the operations per parameter and token of the head's product: 2 in the forward, 2 for the
+    /// gradients of inputs, and 2 for the gradients of weights, unless adapters are trained.
+    pub(crate) fn head_operations_per_parameter(&self) -> f64 {
+        if self.is_adapted() { 4.0 } else { 6.0 }
+    }
+
     /// Returns the operations of a training step per token. With adapters, the products for the gradients of
     /// frozen matrices, all backward products of blocks before the adapters, and the products of the adapters
     /// do not count.
@@ -201,15 +207,13 @@ impl Model {
         let block_operations = |block: &Block| {
             let active: u128 = block.matrices(self.hidden).iter().map(Matrix::active_parameters).sum();
             let attention = block.attention_operations(sequence, count);
-            match block.training {
-                Training::Whole => 6.0 * active as f64 + attention,
-                Training::Adapters(_) => 4.0 * active as f64 + attention,
-                Training::ForwardOnly => 2.0 * active as f64 + attention / 3.0,
-            }
+            let attention = if block.training == Training::ForwardOnly { attention / 3.0 } else { attention };
+            block.training.operations_per_parameter() * active as f64 + attention
         };
         let blocks: f64 = self.blocks.iter().map(block_operations).sum();
-        let head = if self.is_adapted() { 4.0 } else { 6.0 } * self.table_parameters() as f64;
-        let joined = 12.0 * (self.hidden * self.hidden) as f64;
+        let per_parameter = self.head_operations_per_parameter();
+        let head = per_parameter * self.table_parameters() as f64;
+        let joined = per_parameter * (2 * self.hidden * self.hidden) as f64;
         let predictor = self.blocks.last().map_or(0.0, block_operations) + joined + head;
         blocks + head + f64::from(self.predictors) * predictor
     }

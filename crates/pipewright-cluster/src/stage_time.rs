@@ -8,7 +8,7 @@ use crate::model::{Block, Division, FeedForward, Matrix, Mixer};
 use crate::parts::Parts;
 use crate::product::Product;
 use crate::setting::Setting;
-use crate::training::{AdaptedLayer, Adapters, Training};
+use crate::training::{AdaptedLayer, AdapterSizes, Adapters, Training};
 
 /// The kernels of a block's elementwise operations in a forward: norms, residual sums, positions, activation.
 const KERNELS: f64 = 8.0;
@@ -91,6 +91,7 @@ impl Setting<'_> {
             let [forward, input, weight] = self.adapter_products(own);
             products.forward += forward;
             products.input += input;
+            // The block's own matrices are frozen.
             products.weight = weight;
             adapters = adapter_traffic(own, self.layout);
         }
@@ -190,21 +191,15 @@ impl Setting<'_> {
         let products = adapters.matrices().map(|matrix| self.product(&matrix, Precision::Half));
         let [forward, input, weight] =
             products.fold([0.0; 3], |sum, product| [0, 1, 2].map(|part| sum[part] + product[part]));
-        let seconds = |layer: AdaptedLayer| self.adapter_matrix(&layer, adapters.rank());
-        let matrices: f64 =
-            if adapters.has_magnitudes() { adapters.layers().map(seconds).sum() } else { 0.0 };
+        let AdapterSizes { rank, has_magnitudes, .. } = adapters.sizes();
+        let seconds = |layer: AdaptedLayer| self.adapter_matrix(&layer, rank);
+        let matrices: f64 = if has_magnitudes { adapters.layers().map(seconds).sum() } else { 0.0 };
         [forward + matrices, input, weight]
     }
 
     /// The seconds of the product of both matrices of a layer's adapter.
     fn adapter_matrix(&self, layer: &AdaptedLayer, rank: u64) -> f64 {
-        let tensor = f64::from(self.layout.tensor);
-        let (inputs, outputs) = (layer.input as f64, layer.output as f64);
-        let (rows, columns) = match layer.division {
-            Division::Columns => (inputs, outputs / tensor),
-            Division::Rows => (inputs / tensor, outputs),
-            Division::Whole => (inputs, outputs),
-        };
+        let [rows, columns] = self.layout.matrix_of([layer.input, layer.output], layer.division);
         let product = Product { rows, columns, inner: rank as f64, output_bytes: 4.0 };
         product.seconds(self.machine, Precision::Half)
     }

@@ -22,22 +22,19 @@ const MOST_LAYERS: usize = 8;
 )]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Training {
-    /// All.
+    /// All parameters.
     #[default]
     Whole,
-    /// Those of adapters. If there are none, the block passes gradients on.
+    /// The parameters of adapters. A block without adapters only computes the gradient of its input.
     Adapters(Adapters),
-    /// None, and the block is before all adapters: it has no backward.
+    /// No parameters. The block is before the first adapter, so it has no backward.
     ForwardOnly,
 }
 
 /// The adapters of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Adapters {
-    rank: u64,
-    /// Whether each output has a magnitude, as in DoRA.
-    has_magnitudes: bool,
-    has_dropout: bool,
+    sizes: AdapterSizes,
     layers: [Option<AdaptedLayer>; MOST_LAYERS],
 }
 
@@ -90,16 +87,28 @@ pub enum AdapterError {
 
 pipewright_schedule::message_as_debug!(AdapterError);
 
+impl Training {
+    /// Returns the operations per parameter and token of a block's own products: 2 in the forward, 2 for the
+    /// gradients of inputs, and 2 for the gradients of weights.
+    pub(crate) fn operations_per_parameter(&self) -> f64 {
+        match self {
+            Self::Whole => 6.0,
+            Self::Adapters(_) => 4.0,
+            Self::ForwardOnly => 2.0,
+        }
+    }
+}
+
 impl Adapters {
     /// Returns adapters on no layer yet.
-    pub(crate) fn none(AdapterSizes { rank, has_magnitudes, has_dropout }: AdapterSizes) -> Self {
-        Self { rank, has_magnitudes, has_dropout, layers: [None; MOST_LAYERS] }
+    pub(crate) fn none(sizes: AdapterSizes) -> Self {
+        Self { sizes, layers: [None; MOST_LAYERS] }
     }
 
     /// Adds an adapter on a layer. Returns whether there is room for it.
     pub(crate) fn add(&mut self, layer: AdaptedLayer) -> bool {
         // With dropout, no two adapters have the same input.
-        let shares_input = layer.shares_input && !self.has_dropout;
+        let shares_input = layer.shares_input && !self.sizes.has_dropout;
         let free = self.layers.iter_mut().find(|slot| slot.is_none());
         free.map(|slot| *slot = Some(AdaptedLayer { shares_input, ..layer })).is_some()
     }
@@ -109,24 +118,14 @@ impl Adapters {
         self.layers.into_iter().flatten()
     }
 
-    /// Returns the rank.
-    pub fn rank(&self) -> u64 {
-        self.rank
-    }
-
-    /// Returns whether each output has a magnitude.
-    pub fn has_magnitudes(&self) -> bool {
-        self.has_magnitudes
-    }
-
-    /// Returns whether elements of the inputs are dropped.
-    pub fn has_dropout(&self) -> bool {
-        self.has_dropout
+    /// Returns the settings.
+    pub fn sizes(&self) -> AdapterSizes {
+        self.sizes
     }
 
     /// Returns both matrices of the adapter of each layer.
     pub fn matrices(&self) -> impl Iterator<Item = Matrix> {
-        let rank = self.rank;
+        let rank = self.sizes.rank;
         self.layers().flat_map(move |layer| {
             let divided = |division| if layer.division == division { division } else { Division::Whole };
             let matrix = |input, output, division| Matrix { input, output, division, of_experts: None };
@@ -139,10 +138,11 @@ impl Adapters {
 
     /// Returns the number of parameters.
     pub fn parameters(&self) -> u128 {
-        let magnitudes = if self.has_magnitudes { 1 } else { 0 };
+        let AdapterSizes { rank, has_magnitudes, .. } = self.sizes;
+        let magnitudes = u128::from(has_magnitudes);
         self.layers()
             .map(|AdaptedLayer { input, output, .. }| {
-                u128::from(self.rank) * u128::from(input + output) + u128::from(output) * magnitudes
+                u128::from(rank) * u128::from(input + output) + u128::from(output) * magnitudes
             })
             .sum()
     }

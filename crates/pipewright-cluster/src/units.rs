@@ -21,7 +21,7 @@ pub(crate) struct Unit {
     pub(crate) time: StageTime,
     /// The parameters that are trained.
     pub(crate) parameters: Parameters,
-    /// The other ones.
+    /// The parameters that are frozen.
     pub(crate) frozen: Parameters,
     /// Bytes that a forward keeps for its backward.
     pub(crate) activation: f64,
@@ -134,8 +134,8 @@ impl Units {
         }
     }
 
-    /// Returns all parameters without the table of a tied head, which may count once only: trained and frozen
-    /// ones.
+    /// Returns the trained and the frozen parameters of the model without one table: a tied head has no table
+    /// of its own.
     pub(crate) fn without_table(&self, total: &Unit) -> [Parameters; 2] {
         let mut parameters = [total.parameters, total.frozen];
         parameters[usize::from(self.is_adapted)].shared -= self.table;

@@ -1,7 +1,6 @@
 //! Runs long work without the interpreter's lock, so that other threads of Python run meanwhile and Ctrl-C
 //! ends the call.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,6 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
+use pipewright_schedule::error_text::panic_message;
 use pyo3::prelude::*;
 
 use crate::errors::internal;
@@ -48,7 +48,7 @@ pub(crate) fn interruptible<T: Send + 'static>(
         receiver = returned;
         match received {
             Ok(Ok(result)) => return Ok(result),
-            Ok(Err(panic)) => return Err(internal(py, &message_of(panic.as_ref()))),
+            Ok(Err(panic)) => return Err(internal(py, &panic_message(panic.as_ref()))),
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(internal(py, "the work ended without a result"));
             }
@@ -65,9 +65,4 @@ pub(crate) fn interruptible<T: Send + 'static>(
 fn wait<T>(receiver: Receiver<T>) -> (Receiver<T>, Result<T, RecvTimeoutError>) {
     let received = receiver.recv_timeout(POLL);
     (receiver, received)
-}
-
-fn message_of(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("the work panicked").to_owned()
 }

@@ -77,7 +77,7 @@ impl ModelDesc {
 
 /// Returns whether a number is left out of a file.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(number: &u64) -> bool {
+pub(crate) fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 

@@ -15,6 +15,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::model::is_zero;
+
 /// The largest number of layers, with repetitions.
 pub const MAX_LAYERS: u64 = 10_000;
 /// The longest time of a layer or a message, in seconds. Any longer time is a mistake in the unit.
@@ -213,11 +215,6 @@ pub struct ProfileProblem {
 
 fn one() -> u32 {
     1
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(number: &u64) -> bool {
-    *number == 0
 }
 
 impl Default for Profile {

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use pipewright_cluster::model::{Division, Model};
 use pipewright_cluster::training::{AdaptedLayer, AdapterSizes};
-use pipewright_models::{CutModel, ModelConfig, input_of};
+use pipewright_models::{CutModel, ModelConfig, input_of, is_split_by_inputs, is_whole};
 
 use crate::config::Settings;
 use crate::config::adapter::AdapterSettings;
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
 use crate::training::model::adapter_of;
 
 /// Adapters on the layers of a model.
@@ -19,11 +19,6 @@ pub(crate) struct PlannedAdapters {
     /// The adapted layers, each with the index of its block.
     layers: Vec<(usize, AdaptedLayer)>,
 }
-
-/// The names of the layers that the ranks of a tensor group divide by their inputs.
-const BY_INPUTS: [&str; 3] = ["o_proj", "down_proj", "c_proj"];
-/// The names of the layers that each rank of a tensor group has as a whole: they make latents.
-const WHOLE: [&str; 2] = ["q_a_proj", "kv_a_proj_with_mqa"];
 
 /// Returns the adapters of a configuration on the model in the folder `from`, which needs no weights.
 pub(super) fn read(
@@ -46,13 +41,17 @@ pub(super) fn read(
         else {
             continue;
         };
-        let name = layer.rsplit_once('.').map_or(layer, |(_, name)| name);
-        let block = layer.split('.').find_map(|name| name.parse().ok()).unwrap_or(0);
+        // The model makes these paths, and all of its adapters are in blocks.
+        let block = layer.split('.').find_map(|name| name.parse::<usize>().ok()).ok_or_else(|| {
+            Failure::new(Exit::Bug, format!("the layer `{layer}` has an adapter, and is not in a block"))
+        })?;
         let (input, output) = (input as u64, output as u64);
-        let division = match name {
-            _ if BY_INPUTS.contains(&name) => Division::Rows,
-            _ if WHOLE.contains(&name) => Division::Whole,
-            _ => Division::Columns,
+        let division = if is_split_by_inputs(layer) {
+            Division::Rows
+        } else if is_whole(layer) {
+            Division::Whole
+        } else {
+            Division::Columns
         };
         let shares_input = !inputs.insert(input_of(layer));
         layers.push((block, AdaptedLayer { input, output, division, shares_input }));
@@ -61,17 +60,6 @@ pub(super) fn read(
 }
 
 impl PlannedAdapters {
-    /// Refuses tensor groups that the user gives if the adapters have dropout, as `train` does.
-    pub(super) fn check(&self, tensor_parallel: Option<u32>) -> Result<(), Failure> {
-        match tensor_parallel {
-            Some(ranks) if self.sizes.has_dropout && ranks > 1 => Err(Failure::input(format!(
-                "--tensor-parallel {ranks}: `adapter.dropout` needs layers that one rank computes; leave \
-                 --tensor-parallel out, or set `adapter.dropout` to 0"
-            ))),
-            _ => Ok(()),
-        }
-    }
-
     /// Returns a model whose adapters are trained.
     pub(super) fn on(self, model: Model) -> Result<Model, Failure> {
         model.with_adapters(self.sizes, self.layers).map_err(Failure::input)

@@ -84,7 +84,7 @@ impl FailureArguments {
         let Some(between_failures_s) = self.node_mtbf.map(|time| time / nodes).or(of_gpus) else {
             return self.require_no_option(&request.machine.name).map(|()| None);
         };
-        // A checkpoint of adapters has these alone.
+        // A checkpoint of adapters has only the parameters of the adapters.
         let parameters = request.model.trained_parameters() as f64;
         let checkpoint_bytes =
             self.checkpoint_size.map_or(BYTES_OF_PARAMETER * parameters, |size| size as f64);

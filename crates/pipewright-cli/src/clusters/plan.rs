@@ -52,9 +52,6 @@ pub(crate) struct UpgradeResult {
 pub(crate) fn plan(options: &PlanOptions<'_>) -> Result<Planned, Failure> {
     options.check()?;
     let PlannedModel { described, sequence, batch, adapters } = model::read(options.path(), options.set)?;
-    if let Some(adapters) = &adapters {
-        adapters.check(options.tensor_parallel)?;
-    }
     let machine = machine(options.machine)?;
     let Sizes { gpus, batch, sequence } = options.sizes(&machine, sequence, batch)?;
     let precision = options.precision(&machine)?;

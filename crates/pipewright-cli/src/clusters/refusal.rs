@@ -13,7 +13,7 @@ use crate::clusters::request::PlanOptions;
 use crate::display::bytes;
 use crate::failure::{Exit, Failure, sentence};
 
-/// The words of an error of the search.
+/// The text of an error of the search: its reason and its advice.
 #[derive(Debug)]
 struct Refusal {
     /// The reason why no plan exists.
@@ -77,6 +77,12 @@ impl Words<'_> {
                     counted(*count, what)
                 ),
                 advice: format!("use a number that divides {count}"),
+            },
+            SearchError::Layout(LayoutError::Dropout { tensor }) => Refusal {
+                reason: format!(
+                    "--tensor-parallel {tensor}: `adapter.dropout` needs layers that one rank computes"
+                ),
+                advice: "leave --tensor-parallel out, or set `adapter.dropout` to 0".to_owned(),
             },
             SearchError::MeshSize { gpus, mesh } => self.mesh_size(*gpus, *mesh),
             SearchError::NoMesh { gpus, .. } => self.no_mesh(*gpus),

@@ -41,8 +41,7 @@ pub fn lower_bound(request: &Request) -> f64 {
         ..request.smallest_layout()
     };
     let setting = Setting { model, layout: &layout, machine };
-    // Operations per parameter: gradients of frozen parameters are not computed.
-    let usual = if model.is_adapted() { 4.0 } else { 6.0 };
+    let per_head_parameter = model.head_operations_per_parameter();
     let products = |per_parameter: f64, active: u128, precision: Precision| {
         per_parameter * active as f64 * layout.tokens() / machine.product_rate(precision)
     };
@@ -51,17 +50,17 @@ pub fn lower_bound(request: &Request) -> f64 {
         let active = block.matrices(model.hidden).iter().map(Matrix::active_parameters).sum();
         let traffic = block_traffic(block, model, &layout);
         let attention = best_attention_seconds(&block.mixer, &setting);
+        let products = products(block.training.operations_per_parameter(), active, layout.precision);
         if block.training == Training::ForwardOnly {
-            let products = products(2.0, active, layout.precision);
             return products + FORWARD_ATTENTION * attention + moved(traffic.forward);
         }
-        products(usual, active, layout.precision) + attention + moved(traffic.forward + traffic.backward)
+        products + attention + moved(traffic.forward + traffic.backward)
     };
     let head_traffic = loss_traffic(model, &layout);
-    let head = products(usual, model.table_parameters(), Precision::Half)
+    let head = products(per_head_parameter, model.table_parameters(), Precision::Half)
         + moved(head_traffic.forward + head_traffic.backward);
     let predictor = model.blocks.last().map_or(0.0, block_seconds)
-        + products(usual, u128::from(2 * model.hidden * model.hidden), layout.precision)
+        + products(per_head_parameter, u128::from(2 * model.hidden * model.hidden), layout.precision)
         + head;
     let embedding = embedding_traffic(model, &layout);
     let row = model.blocks.iter().map(block_seconds).sum::<f64>()

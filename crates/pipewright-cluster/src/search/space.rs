@@ -32,6 +32,8 @@ pub(super) fn shapes(request: &Request) -> Vec<Layout> {
             }
         }
     }
+    // No pipeline makes the other shapes valid, so their costs are not needed.
+    shapes.retain(|shape| shape.check_parts(&request.model).is_ok());
     shapes
 }
 
@@ -56,9 +58,8 @@ pub(super) fn pipelines(request: &Request, shape: &Layout) -> Vec<u32> {
 fn tensors(request: &Request) -> Vec<u32> {
     let node = request.machine.gpus_per_node;
     let heads = heads(&request.model);
-    let most = if request.model.has_dropout() { 1 } else { node };
     let is_usual = |tensor: &u32| {
-        *tensor <= most
+        *tensor <= node
             && heads.is_multiple_of(u64::from(*tensor))
             && (node.is_multiple_of(*tensor) || tensor.is_power_of_two())
     };

@@ -3,7 +3,7 @@
 
 use pipewright_cluster::catalogue::by_name;
 use pipewright_cluster::hf_config;
-use pipewright_cluster::layout::{Cut, Layout, Precision, Recompute, Sharding};
+use pipewright_cluster::layout::{Cut, Layout, LayoutError, Precision, Recompute, Sharding};
 use pipewright_cluster::memory::block_activations;
 use pipewright_cluster::model::{Division, Model};
 use pipewright_cluster::operations::AttentionCount;
@@ -131,12 +131,23 @@ fn with_dropout_each_adapter_keeps_its_input_and_a_mask() {
 #[test]
 fn a_search_with_dropout_has_no_tensor_groups() {
     let (machine, whole) = (by_name("h100").expect("a machine"), llama());
-    let sizes = AdapterSizes { has_dropout: true, ..SIZES };
-    let model = llama().with_adapters(sizes, outputs(&whole, 0..126)).expect("the blocks exist");
-    let mut request = Request::new(model, machine, 64, 64, 1024, Precision::Half);
-    request.fixed = Fixed { pipeline: Some(1), ..Fixed::default() };
-    let found = search(&request).expect("a plan");
+    let searched = |has_dropout, tensor| {
+        let sizes = AdapterSizes { has_dropout, ..SIZES };
+        let model = llama().with_adapters(sizes, outputs(&whole, 0..126)).expect("the blocks exist");
+        let mut request = Request::new(model, machine.clone(), 64, 64, 1024, Precision::Half);
+        request.fixed = Fixed { pipeline: Some(1), tensor, ..Fixed::default() };
+        search(&request)
+    };
+    let found = searched(true, None).expect("a plan");
     assert!(found.plans.iter().all(|plan| plan.layout.tensor == 1));
+    let found = searched(false, Some(8)).expect("a plan");
+    assert!(found.plans.iter().all(|plan| plan.layout.tensor == 8));
+    let error = searched(true, Some(8)).expect_err("each layer is divided");
+    assert_eq!(error, SearchError::Layout(LayoutError::Dropout { tensor: 8 }));
+    assert_eq!(
+        error.to_string(),
+        "adapters with dropout need layers that one rank computes, and tp = 8 ranks divide each; use tp = 1"
+    );
 }
 
 #[test]
