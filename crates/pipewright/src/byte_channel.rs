@@ -72,7 +72,7 @@ impl ByteChannel {
         &self.incoming
     }
 
-    /// Returns whether the run has not failed. Afterwards nobody may answer.
+    /// Returns whether the run has not failed. After a failure, the other processes may not answer.
     pub fn is_open(&self) -> bool {
         (self.is_open)()
     }

@@ -111,10 +111,8 @@ impl MeshSettings {
     /// Returns the value of `data_parallel` for another number of replicas: in groups of the same size, if
     /// the replicas form such groups.
     pub(crate) fn with_replicas(&self, replicas: u32) -> Value {
-        match self.data_parallel_mode {
-            DataParallelMode::Hybrid { shards } if self.shard_groups().shards(replicas) == shards => {
-                Value::from(vec![replicas / shards, shards])
-            }
+        match self.clone().of_replicas(replicas).data_parallel_mode {
+            DataParallelMode::Hybrid { shards } => Value::from(vec![replicas / shards, shards]),
             _ => Value::from(replicas),
         }
     }

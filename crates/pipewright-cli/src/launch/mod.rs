@@ -14,6 +14,7 @@ mod starter;
 mod attempt;
 mod answer;
 mod replacement;
+mod ended;
 mod lost_hosts;
 mod returning_hosts;
 mod growth;

@@ -1,8 +1,7 @@
 //! Starts the processes of a run again and again until it ends.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::display::say;
@@ -10,6 +9,7 @@ use crate::failure::{Exit, Failure};
 use crate::fault::Fault;
 use crate::launch::answer::{Refusal, ask, require};
 use crate::launch::attempt::{self, Stop};
+use crate::launch::ended::{Ended, stopped, stopped_by_signal};
 use crate::launch::growth::{Growing, Growth, cause_of};
 use crate::launch::hosts::{Host, Places, is_this_machine};
 use crate::launch::layout::Layout;
@@ -20,10 +20,8 @@ use crate::launch::selection::{Selection, answering, enough, names_of, usable_sl
 use crate::launch::starter::Starter;
 use crate::launch::target::{Target, with_settings};
 use crate::launch::whole_run::{MemoryRule, WholeRun};
-use crate::recovery::{Restart, Restarts, SlowRank, is_full, remove_growth_request};
-use crate::run_folder::{config_of, newest_checkpoint_bytes};
-use crate::run_record::metrics;
-use crate::text::quoted;
+use crate::recovery::{Restart, Restarts, SlowRank, remove_growth_request};
+use crate::run_folder::config_of;
 
 /// The time that a host may take to answer: the deadline of the run, within these limits.
 const SHORTEST_PATIENCE: Duration = Duration::from_secs(5);
@@ -134,7 +132,7 @@ impl Launched {
                 Failure::input(format!("{} cannot be started: {error}", command.get_program().display()))
             })?;
             let grown = growth.and_then(|(growth, _)| growth.into_asked());
-            let Err(failure) = self.outcome(status, stop) else { return Ok(()) };
+            let Err(failure) = self.ended().outcome(status, stop) else { return Ok(()) };
             let would_continue =
                 replacement.is_some() || grown.is_some() || !SlowRank::find(self.folder()).is_empty();
             let has_saved = status.code() == Some(Exit::Interrupted as i32);
@@ -272,58 +270,9 @@ impl Launched {
         })
     }
 
-    /// Judges the end of the launcher. A failure that is a fault may be followed by a restart.
-    fn outcome(&self, status: ExitStatus, stop: &Stop) -> Result<(), Failure> {
-        let exit = match status.code() {
-            Some(0) => return Ok(()),
-            Some(2) => Exit::WrongInput,
-            Some(3) => Exit::CheckFailed,
-            Some(5) => Exit::Interrupted,
-            Some(70) => Exit::Bug,
-            _ => Exit::RankFailed,
-        };
-        if matches!(exit, Exit::CheckFailed | Exit::Interrupted | Exit::Bug) {
-            return Err(Failure::already_reported(exit));
-        }
-        if stop.is_asked() && exit == Exit::RankFailed {
-            // A rank may have failed by itself. Otherwise the signal has ended the launcher.
-            return Err(Fault::take(self.folder()).map_or_else(
-                || {
-                    Failure::new(
-                        Exit::Interrupted,
-                        "stopped by a signal before the processes had saved a checkpoint",
-                    )
-                },
-                |(_, report)| Failure::new(exit, report),
-            ));
-        }
-        match self.fault(exit, status) {
-            Some((fault, report)) => Err(Failure::new(exit, report).with_fault(Some(fault))),
-            None => Err(Failure::already_reported(exit)),
-        }
-    }
-
-    /// Returns the fault that ended the processes, and its report; `None` if it is a mistake of the user.
-    fn fault(&self, exit: Exit, status: ExitStatus) -> Option<(Fault, String)> {
-        Fault::take(self.folder()).or_else(|| {
-            // A full disk may not even take the first cause.
-            let is_disk_full = self.has_run() && is_full(self.folder());
-            let cause = match (is_disk_full, exit) {
-                (true, _) => "the disk is full".to_owned(),
-                (false, Exit::WrongInput) => return None,
-                (false, _) => format!("a process has ended: {status}"),
-            };
-            let step = self.steps_done() + 1;
-            let summary = format!("step {step}: {cause}");
-            let space = is_disk_full.then(|| newest_checkpoint_bytes(self.folder()).unwrap_or_default());
-            Some((Fault { step, rank: None, cause, summary: summary.clone(), space }, summary))
-        })
-    }
-
-    /// Returns the last step in the metrics.
-    fn steps_done(&self) -> u64 {
-        let steps = if self.has_run() { metrics(self.folder()).unwrap_or_default() } else { Vec::new() };
-        steps.last().map_or(0, |step| step.step)
+    /// Returns the run after its processes have ended.
+    fn ended(&self) -> Ended<'_> {
+        Ended { folder: self.folder(), has_run: self.has_run() }
     }
 
     /// Prepares the attempt that follows `before`. A signal that asked for the end of the run ends it.
@@ -390,7 +339,7 @@ impl Launched {
 
     /// Returns the fault of processes that have not resumed the run on these further hosts.
     fn failed_growth(&self, hosts: &[String]) -> Fault {
-        let step = self.steps_done() + 1;
+        let step = self.ended().steps_done() + 1;
         let cause = format!("the run could not resume with the processes on {}", hosts.join(" and "));
         Fault { step, rank: None, summary: format!("step {step}: {cause}"), cause, space: None }
     }
@@ -494,40 +443,5 @@ impl Launched {
         let processes = layout.processes(&self.launch.target.settings);
         let hosts = enough(&answering, processes).ok_or_else(|| refused(None))?;
         Ok(Selection { hosts, slots, layout, distribution })
-    }
-}
-
-/// Returns the end of a run that was stopped, with a checkpoint, for a `reason`, and that does not continue
-/// because of `why`, or because a signal has come meanwhile.
-fn stopped(why: Failure, reason: &str, is_asked: bool, folder: &Path) -> Failure {
-    if is_asked {
-        return stopped_by_signal(folder);
-    }
-    let advice = resume_advice(folder);
-    why.under(format!("the run has saved a checkpoint and stopped, because {reason}; {advice}\n"))
-}
-
-/// Returns the end of a run that a signal has stopped, with a checkpoint.
-fn stopped_by_signal(folder: &Path) -> Failure {
-    Failure::new(Exit::Interrupted, format!("stopped by a signal; {}", resume_advice(folder)))
-}
-
-fn resume_advice(folder: &Path) -> String {
-    format!("resume with: pipewright resume {}", quoted(&folder.to_string_lossy()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_signal_while_a_slow_host_is_replaced_interrupts_the_run() {
-        let no_host = || Failure::new(Exit::RankFailed, "no host");
-        let end = |is_asked| stopped(no_host(), "a host is slow", is_asked, Path::new("out"));
-        let (asked, refused) = (end(true), end(false));
-        assert_eq!(asked.exit, Exit::Interrupted);
-        assert_eq!(asked.full_text(), "stopped by a signal; resume with: pipewright resume out");
-        assert_eq!(refused.exit, Exit::RankFailed);
-        assert!(refused.full_text().ends_with("resume with: pipewright resume out\nno host"));
     }
 }

@@ -180,12 +180,11 @@ impl WholeRun {
 fn require(check: MemoryCheck, scheduled: Scheduled, model: &CutModel) -> Result<(), Failure> {
     let Scheduled { settings, source } = scheduled;
     let CutProgram { program, partition, .. } = CutProgram::new(source, &settings, model)?;
-    let run = RunParts { settings: &settings, model, program: &program, partition: &partition };
-    let plan = memory_plan(run, &run.outlines()?)?;
-    match check {
-        MemoryCheck::Required => require_fit(&plan),
-        MemoryCheck::Skipped => Ok(()),
+    if check == MemoryCheck::Skipped {
+        return Ok(());
     }
+    let run = RunParts { settings: &settings, model, program: &program, partition: &partition };
+    require_fit(&memory_plan(run, &run.outlines()?)?)
 }
 
 impl Distribution {

@@ -75,32 +75,28 @@ impl Restart {
     /// Returns the record of restart number `restart` of at most `of`, after a fault.
     pub(crate) fn after(fault: &Fault, restart: u64, of: u64) -> Self {
         Self {
-            event: EVENT.to_owned(),
-            step: 0,
             failed_step: Some(fault.step),
             rank: fault.rank,
-            cause: fault.summary.clone(),
-            restart,
             of,
-            growths: 0,
-            state: None,
-            state_bytes: None,
-            read_ms: None,
-            change: None,
+            ..Self::new(EVENT, fault.summary.clone(), restart)
         }
     }
 
     /// Returns the record of growth number `growths`, after `restart` restarts.
     pub(crate) fn growth(cause: String, restart: u64, growths: u64) -> Self {
+        Self { growths, ..Self::new(GROWTH, cause, restart) }
+    }
+
+    fn new(event: &str, cause: String, restart: u64) -> Self {
         Self {
-            event: GROWTH.to_owned(),
+            event: event.to_owned(),
             step: 0,
             failed_step: None,
             rank: None,
             cause,
             restart,
             of: 0,
-            growths,
+            growths: 0,
             state: None,
             state_bytes: None,
             read_ms: None,

@@ -183,7 +183,7 @@ fn obtain(
     let (plan, folder) = match (planned, folder) {
         (Ok(plan), Ok(folder)) => (plan, folder),
         (Err(reason), _) => return Ok(Err(reason)),
-        // There is no plan if a process has no folder.
+        // The plan fails if a process has no folder.
         (Ok(_), Err(error)) => return Ok(Err(sentence(&error))),
     };
     let exchange = exchange(processes, &folder, &plan);

@@ -43,15 +43,15 @@ pub(crate) fn copy_bytes(run: RunParts<'_>) -> u64 {
     if settings.run.copy_every == 0 {
         return 0;
     }
-    let holders = match settings.run.copies {
-        Copies::Machine => 1,
-        // A process holds its own part and the part of a process of another host.
-        Copies::Neighbour => 2,
-    };
     let state = CheckpointSpace::of(run).estimate();
     match settings.pipeline.transport {
-        TransportChoice::Local => state.saturating_mul(COPIES).saturating_mul(holders),
+        TransportChoice::Local => state.saturating_mul(COPIES),
         TransportChoice::Mpi => {
+            let holders = match settings.run.copies {
+                Copies::Machine => 1,
+                // A process holds its own part and the part of a process of another host.
+                Copies::Neighbour => 2,
+            };
             let part = state.saturating_mul(holders).div_ceil(writers(settings).into());
             // After a restart, each host has all of one copy.
             let resumed = state.saturating_add(part.saturating_mul(COPIES - 1));

@@ -29,8 +29,8 @@ const GRACE: Duration = Duration::from_secs(1);
 const WATCH: Duration = Duration::from_millis(50);
 
 /// How much lower than the ranks' the priority of the thread is on Linux: it gets a tenth of the time of a
-/// thread that competes with it. At the lowest priority, 19, it would get a seventieth. On a busy machine, a
-/// small checkpoint at the end of a run then took a minute, while the run waited for it.
+/// thread that competes with it. At the lowest priority, 19, it would get a seventieth, and the end of a run
+/// on a busy machine would wait a minute for a small checkpoint.
 #[cfg(target_os = "linux")]
 const NICE: i32 = 10;
 
