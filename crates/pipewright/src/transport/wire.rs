@@ -1,8 +1,11 @@
 //! The byte format of frames between processes: a small head, then the elements of tensors.
 //!
 //! ```text
-//! head's length (u32) | head (postcard) | pad | elements of tensor 0 | pad | elements of tensor 1 | pad ...
+//! format (u32) | head's length (u32) | head (postcard) | pad | elements of tensor 0 | pad | elements of tensor 1 | pad ...
 //! ```
+//!
+//! The format tells frames of this version of the program from those of others, so that no process acts on a
+//! frame that it would misread.
 //!
 //! Every part starts at a multiple of [`BLOCK`], and the size of a frame is a multiple of it. MPI counts
 //! blocks instead of bytes, so a frame may exceed 2^31 bytes. Elements are in the machine's byte order: all
@@ -24,6 +27,11 @@ use crate::tensor::{OptionalTensors, Value};
 
 /// Parts of a frame are padded to multiples of this many bytes.
 pub(crate) const BLOCK: usize = 64;
+
+/// The first bytes of every frame. A change of the heads, or of what processes do with frames, changes it.
+const FORMAT: [u8; 4] = *b"pw 1";
+/// The number of bytes before the head.
+const PREFIX: usize = 8;
 
 /// A frame from one process to another.
 #[derive(Debug)]
@@ -74,6 +82,19 @@ pub(crate) struct ProcessId {
 /// Why bytes are not a frame.
 #[derive(thiserror::Error)]
 pub(crate) enum WireError {
+    /// The frame has another format.
+    #[error(
+        "rank {from} sends frames that begin with `{}`, and frames of this process begin with `{}`: the ranks run different \
+         versions of the program; install the same version on every host",
+        .found.escape_ascii(),
+        FORMAT.escape_ascii()
+    )]
+    Format {
+        /// The sender.
+        from: WorldRank,
+        /// The first bytes of its frame.
+        found: [u8; 4],
+    },
     /// The head cannot be decoded.
     #[error("a frame from rank {from} has a head that cannot be decoded: {source}")]
     Head {
@@ -181,6 +202,7 @@ pub(crate) fn encode(frame: Frame, now: Moment, buffer: &mut Vec<u8>) {
     };
     let head = postcard::to_stdvec(&head).expect("a head has nothing that postcard cannot write");
     let length = u32::try_from(head.len()).expect("a head is small");
+    buffer.extend_from_slice(&FORMAT);
     buffer.extend_from_slice(&length.to_le_bytes());
     buffer.extend_from_slice(&head);
     pad(buffer);
@@ -193,9 +215,13 @@ pub(crate) fn encode(frame: Frame, now: Moment, buffer: &mut Vec<u8>) {
 /// Decodes a frame that [`encode`] wrote and that arrives `now`; tensors are made on the CPU.
 pub(crate) fn decode(from: WorldRank, bytes: &[u8], now: Moment) -> Result<Frame, WireError> {
     let short = |expected| WireError::Short { from, found: bytes.len(), expected };
-    let length = bytes.first_chunk::<4>().ok_or(short(4))?;
-    let end = 4 + u32::from_le_bytes(*length) as usize;
-    let head = bytes.get(4..end).ok_or(short(end))?;
+    let found = *bytes.first_chunk().ok_or(short(PREFIX))?;
+    if found != FORMAT {
+        return Err(WireError::Format { from, found });
+    }
+    let length = bytes[FORMAT.len()..].first_chunk().ok_or(short(PREFIX))?;
+    let end = PREFIX + u32::from_le_bytes(*length) as usize;
+    let head = bytes.get(PREFIX..end).ok_or(short(end))?;
     let head = postcard::from_bytes(head).map_err(|source| WireError::Head { from, source })?;
     Ok(match head {
         Head::Heartbeats(heartbeats) => Frame::Heartbeats(heartbeats),

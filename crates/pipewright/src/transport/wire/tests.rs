@@ -239,8 +239,19 @@ fn truncated_frames_are_refused() {
     let tensor = pack(Tensor::<1>::ones([100], &Device::flex())).into_iter().map(Some).collect();
     let mut bytes = Vec::new();
     encode(message(Payload::Tensors(tensor)), now(), &mut bytes);
-    for length in [0, 3, 4, 20, BLOCK, bytes.len() - BLOCK] {
+    for length in [0, 3, 4, 7, 8, 20, BLOCK, bytes.len() - BLOCK] {
         let error = decode(FROM, &bytes[..length], now()).expect_err("it is cut");
         assert!(error.to_string().contains("rank 3"), "{error}");
     }
+}
+
+#[test]
+fn frames_of_another_version_are_refused() {
+    let mut bytes = Vec::new();
+    encode(Frame::Room { bytes: 64 }, now(), &mut bytes);
+    bytes[..4].copy_from_slice(&[17, 0, 0, 0]);
+    let error = decode(FROM, &bytes, now()).expect_err("the format differs");
+    let expected = "rank 3 sends frames that begin with `\\x11\\x00\\x00\\x00`, and frames of this process begin with `pw 1`: the ranks \
+                    run different versions of the program";
+    assert!(error.to_string().starts_with(expected), "{error}");
 }

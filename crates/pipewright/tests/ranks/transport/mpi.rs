@@ -4,7 +4,7 @@ mod batches;
 mod checks;
 mod clocks;
 mod linear;
-mod longer;
+mod other_version;
 #[path = "../../mpirun/mod.rs"]
 mod mpirun;
 mod posted;
@@ -32,7 +32,7 @@ use checks::{CHECKS, STEPS, barrier};
 fn main() -> ExitCode {
     let checks = (1..=8).map(|processes| (processes, CONFORMS));
     let others = [(2, EQUAL_PATHS), (2, METADATA), (2, CLOCKS), (4, CLOCKS), (2, UNBOUNDED), (2, BOUNDED)];
-    let posted = [(2, PARTS), (2, REUSED), (2, TRAINED), (2, LONGER), (2, LONGER_FRAME)];
+    let posted = [(2, PARTS), (2, REUSED), (2, TRAINED), (2, LONGER), (2, LONGER_FRAME), (2, OTHER_FORMAT)];
     let worlds = [(4, HALVES), (2, NO_WORLDS)];
     let synchronous = (2..=8).map(|processes| (processes, SYNCHRONOUS)).chain([(2, SYNCHRONOUS_SEND)]);
     let tasks: Vec<_> = checks.chain(others).chain(posted).chain(worlds).chain(synchronous).collect();
@@ -46,7 +46,8 @@ fn main() -> ExitCode {
         REUSED => posted::reuse_buffers(),
         TRAINED => posted::train(),
         LONGER => posted::refuse_longer(),
-        LONGER_FRAME => longer::refuse_longer_frame(),
+        LONGER_FRAME => other_version::refuse_longer_frame(),
+        OTHER_FORMAT => other_version::refuse_other_format(),
         HALVES => worlds::train_in_halves(),
         NO_WORLDS => worlds::refuse_worlds(),
         SYNCHRONOUS => synchronous::train(),
@@ -66,6 +67,7 @@ const REUSED: &str = "posted receives";
 const TRAINED: &str = "training with posted receives";
 const LONGER: &str = "longer than its receive";
 const LONGER_FRAME: &str = "a frame longer than its receive";
+const OTHER_FORMAT: &str = "a frame of another format";
 const HALVES: &str = "halves";
 const SYNCHRONOUS: &str = "synchronous programs";
 const SYNCHRONOUS_SEND: &str = "synchronous small send";
