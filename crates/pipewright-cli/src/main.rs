@@ -12,6 +12,7 @@ mod display;
 mod exhaustion;
 mod failure;
 mod fault;
+mod host_name;
 mod launch;
 mod machine_memory;
 mod output;

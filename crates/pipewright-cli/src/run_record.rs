@@ -14,7 +14,7 @@ use pipewright_schedule::measured::{TraceError, read_trace};
 use serde::Deserialize;
 use thiserror::Error;
 
-use crate::recovery::{Restart, SlowRank};
+use crate::recovery::{Restart, SlowRank, VerifiedStep};
 use crate::run_folder::{CONFIG, LARGEST, METRICS, TIMELINE, kept_timelines};
 
 /// The metrics of a step, as far as the line has them. JSON has no infinite numbers, so they may be null.
@@ -55,6 +55,7 @@ pub(crate) struct StepMetrics {
 pub(crate) enum RunEvent {
     Restart(Restart),
     SlowRank(SlowRank),
+    VerifiedStep(VerifiedStep),
 }
 
 impl RunEvent {
@@ -63,6 +64,7 @@ impl RunEvent {
         match self {
             Self::Restart(restart) => restart.step,
             Self::SlowRank(slow) => slow.step,
+            Self::VerifiedStep(verified) => verified.step,
         }
     }
 
@@ -72,6 +74,7 @@ impl RunEvent {
             // The first step with more processes.
             Self::Restart(restart) => restart.failed_step.unwrap_or(restart.step + 1),
             Self::SlowRank(slow) => slow.step,
+            Self::VerifiedStep(verified) => verified.step,
         }
     }
 
@@ -80,6 +83,7 @@ impl RunEvent {
         match self {
             Self::Restart(restart) => restart.sentence(),
             Self::SlowRank(slow) => slow.sentence(),
+            Self::VerifiedStep(verified) => verified.sentence(),
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::mesh::{DataParallelMode, Mesh};
 use crate::optimizer::{ClipGroup, GradientHook, OptimizerGroup};
 use crate::tensor::{CheckMetadata, Metadata, OnMismatch, Precision};
 use crate::transport::Fields;
+use crate::verification::Verify;
 
 /// The configuration of a running pipeline.
 #[derive(Clone)]
@@ -78,6 +79,11 @@ pub struct PipelineConfig {
     /// Whether every stage gets the targets, as the side input [`TARGETS`](crate::batch::TARGETS) of every
     /// batch. Stages that compute a part of the loss need them.
     pub targets_for_all: bool,
+    /// Whether suspicious steps are computed again, and their bits compared ([`crate::verification`]); the same on
+    /// all ranks. The ranks must compute on the processor, because other devices may compute other bits each time.
+    /// In a repeated step, a process with some of the replicas returns outputs and gradients of inputs of the
+    /// microbatches that its replicas have computed then.
+    pub verify: Verify,
     /// Runs around actions, or in their place.
     pub hook: Option<Arc<dyn ActionHook>>,
     /// A flag that the caller raises to end training. Each rank reads it at the end of a step, and the step's
@@ -113,6 +119,7 @@ impl Default for PipelineConfig {
             recompute: Recompute::None,
             evaluation: None,
             targets_for_all: false,
+            verify: Verify::default(),
             hook: None,
             interrupt: None,
             announcement: Arc::default(),
@@ -162,6 +169,7 @@ pub(crate) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("tensor ranks", config.tensor_parallel.to_string()),
         ("whole experts", config.expert_parallel.to_string()),
         ("data parallel mode", format!("{:?}", config.data_parallel_mode)),
+        ("verify", format!("{:?}", config.verify)),
         ("trains", config.optimizer.is_some().to_string()),
     ];
     fields.map(|(name, value)| (name.to_owned(), value)).into()

@@ -158,6 +158,7 @@ pub mod optimizer;
 pub mod stage;
 pub mod graph;
 pub mod message;
+pub mod verification;
 pub mod failure;
 mod progress;
 pub mod transport;

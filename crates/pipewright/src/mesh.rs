@@ -131,6 +131,27 @@ impl Mesh {
         self.group(members, world)
     }
 
+    /// Returns the share of the batch that a replica gets in a repetition of a step: the share of the
+    /// `rotation`-th next replica, among the replicas that hold the parameters together if they are sharded. So
+    /// the reduction of gradients to shards adds the same shares.
+    pub(crate) fn share_of(&self, replica: u32, rotation: u32) -> u32 {
+        let size = self.rotating();
+        let first = replica - replica % size;
+        first + (replica - first + rotation % size) % size
+    }
+
+    /// Orders the contents of several replicas by their shares of the batch. They are of all replicas, or of a
+    /// group of replicas that hold the parameters together.
+    pub(crate) fn order_by_share<T>(&self, contents: &mut [T], rotation: u32) {
+        let size = self.rotating();
+        contents.chunks_mut(size as usize).for_each(|group| group.rotate_right((rotation % size) as usize));
+    }
+
+    /// Returns the number of replicas among which shares move.
+    fn rotating(&self) -> u32 {
+        if self.shards > 1 { self.shards } else { self.data }
+    }
+
     /// Returns the row of a rank in a step's timeline, which has one row for each tensor group.
     pub fn timeline_row(&self, world: WorldRank) -> Rank {
         Rank::new(world.get() / self.tensor)
@@ -153,6 +174,20 @@ impl Mesh {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn contents_are_ordered_by_the_shares_of_a_repetition() {
+        for (data, shards) in [(1, 1), (2, 1), (3, 1), (4, 4), (6, 3)] {
+            let mesh = Mesh { pipeline: 2, data, shards, tensor: 1 };
+            for rotation in 0..4 {
+                let mut shares: Vec<u32> =
+                    (0..data).map(|replica| mesh.share_of(replica, rotation)).collect();
+                assert_eq!(shares[0], rotation % if shards > 1 { shards } else { data });
+                mesh.order_by_share(&mut shares, rotation);
+                assert_eq!(shares, (0..data).collect::<Vec<_>>(), "{mesh:?}, {rotation}");
+            }
+        }
+    }
 
     #[test]
     fn every_rank_has_its_own_coordinates() {

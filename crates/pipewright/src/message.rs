@@ -121,6 +121,10 @@ pub enum Tag {
     /// The batch on which all processes agree, or why they do not: down the tree of all ranks, before the
     /// step.
     AgreedStep,
+    /// The checksums of the results of some ranks: up the tree of all ranks, in a repeated step.
+    Checksums,
+    /// The first result of a repeated step whose bits differ, if there is one: down the tree of all ranks.
+    Verdict,
     /// The reports of some ranks on a finished step: up the tree of all ranks.
     Report,
     /// The reports of all ranks without their events: down the tree of all ranks.
@@ -185,6 +189,8 @@ impl std::fmt::Display for Tag {
             Self::SameStep => f.write_str("whether all processes know the same of the batch"),
             Self::StepForms => f.write_str("what it knows of the batch"),
             Self::AgreedStep => f.write_str("whether all processes take the same step"),
+            Self::Checksums => f.write_str("the checksums of its results"),
+            Self::Verdict => f.write_str("the comparison of all checksums"),
             Self::Report => f.write_str("its report of the step"),
             Self::Summary => f.write_str("the summary of the step"),
             Self::Hello => f.write_str("the description of its run"),

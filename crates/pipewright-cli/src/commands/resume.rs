@@ -28,6 +28,7 @@ use crate::training::model::read_model;
 use crate::training::overview::overview;
 use crate::training::prepare::{Prepared, prepare_settings};
 use crate::training::process_group::ProcessGroup;
+use crate::training::rank_hosts::RankHosts;
 use crate::training::rate_change;
 use crate::training::resume_arguments::ResumeArguments;
 use crate::training::shared_folder;
@@ -94,6 +95,7 @@ fn run_with(
     }
     let settings = prepared.settings.clone();
     let copies = state_copies::place_of(processes, &settings, true, origin)?;
+    let hosts = RankHosts::find(processes, &settings)?;
     let (efficiency, space) = (Efficiency::of(&prepared), CheckpointSpace::of(prepared.parts()));
     let mut trainer = match &checkpoint {
         Some(checkpoint) => launch_from(prepared, checkpoint, processes, attempts)?,
@@ -125,6 +127,7 @@ fn run_with(
         evaluations,
         folder,
         space,
+        hosts,
         copies,
         saved,
         processes,

@@ -22,6 +22,7 @@ use crate::training::origin;
 use crate::training::overview::overview;
 use crate::training::prepare::prepare;
 use crate::training::process_group::ProcessGroup;
+use crate::training::rank_hosts::RankHosts;
 use crate::training::shared_folder;
 use crate::training::state_copies::{self, StateCopies};
 use crate::training::training_loop::TrainingLoop;
@@ -60,6 +61,7 @@ fn run_with(
     shared_folder::require(processes, &prepared.settings.run.out)?;
     let settings = prepared.settings.clone();
     let copies = state_copies::place_of(processes, &settings, false, None)?;
+    let hosts = RankHosts::find(processes, &settings)?;
     let (efficiency, space) = (Efficiency::of(&prepared), CheckpointSpace::of(prepared.parts()));
     let evaluations = Evaluations::new(&prepared, None);
     // The folder is created last, so that a run that cannot start does not move an earlier run.
@@ -88,6 +90,7 @@ fn run_with(
         evaluations,
         folder,
         space,
+        hosts,
         copies,
         saved: 0,
         processes,

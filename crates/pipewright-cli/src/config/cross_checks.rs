@@ -2,6 +2,7 @@
 //! they would compare defaults that the user did not write.
 
 use pipewright::train::Decay;
+use pipewright::verification::Verify;
 use pipewright_schedule::generate::find;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::{Recompute, Slices};
@@ -30,6 +31,7 @@ pub(super) fn check(
     checks.check_rampup();
     checks.check_lookahead();
     checks.check_copies();
+    checks.check_verify();
     if let Some(slices) = source.map(slices_of).filter(|slices| !slices.is_one()) {
         checks.check_slices(slices);
     }
@@ -121,6 +123,17 @@ impl CrossChecks<'_> {
             ),
         };
         self.section("run").report("copies", ProblemKind::Without { key: "copies", other, advice });
+    }
+
+    /// Refuses to verify steps on devices that may compute other bits each time.
+    fn check_verify(&mut self) {
+        let run = &self.settings.run;
+        if run.verify != Verify::Off && !run.devices.are_processor() {
+            let (key, other) =
+                ("verify", "the processor (`device` is another one, whose bits may differ each time)");
+            let advice = "write `device = \"flex\"` in [run], or remove the key";
+            self.section("run").report(key, ProblemKind::Without { key, other, advice });
+        }
     }
 
     /// Refuses keys of evaluations that have no effect, or that would evaluate a model on inputs that it does

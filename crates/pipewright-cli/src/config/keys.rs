@@ -210,6 +210,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "deadline_seconds",
             "restarts",
             "replace_slow",
+            "verify",
             "grow",
             "copy_every",
             "copies",

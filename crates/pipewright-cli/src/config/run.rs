@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use pipewright::loss_scale::LossScaling;
 use pipewright::tensor::Precision;
+use pipewright::verification::Verify;
 use serde::Serialize;
 
 use crate::config::checkpoints::{self, CheckpointEvery, Copies, FailureEvery};
@@ -48,6 +49,8 @@ pub(crate) struct RunSettings {
     pub(crate) restarts: u64,
     /// Whether `launch` replaces the host of a slow rank by a spare one.
     pub(crate) replace_slow: bool,
+    /// Whether suspicious steps are computed again.
+    pub(crate) verify: Verify,
     /// Whether `launch` lets the run grow again to its configured mesh when lost hosts answer.
     pub(crate) grow: bool,
     /// The number of steps between two copies of the state in memory; 0: none.
@@ -112,6 +115,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         deadline_seconds: read_deadline(&mut section),
         restarts: section.whole("restarts", 0, 0, i64::MAX as u64),
         replace_slow: section.flag("replace_slow", false),
+        verify: section.choice("verify", Verify::Off, &Verify::NAMED),
         grow: section.flag("grow", true),
         copy_every: section.whole("copy_every", 0, 0, i64::MAX as u64),
         copies: section.choice("copies", Copies::Machine, &Copies::NAMED),

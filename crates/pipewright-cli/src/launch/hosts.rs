@@ -8,6 +8,7 @@ use std::process::Command;
 use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
 
 use crate::failure::Failure;
+use crate::host_name::host_name;
 
 /// A host, and the number of processes that it takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,8 +55,7 @@ impl Places {
 
 /// Returns whether a host is this machine, as far as its name says so.
 pub(super) fn is_this_machine(name: &str) -> bool {
-    let own = read_regular_text(Path::new("/proc/sys/kernel/hostname"), SMALL_TEXT).unwrap_or_default();
-    is_name_of(name, own.trim())
+    is_name_of(name, &host_name())
 }
 
 /// Returns whether a host's name is the one of the machine `own`, with or without a domain, or the one that

@@ -4,14 +4,19 @@
 //! The variable has one or more faults with commas between them, each `KIND:RANK:STEP` or
 //! `KIND:RANK:STEP:TIMES`. The kind is `panic`, or `hang`, which never ends. Without a number of times, a
 //! fault happens once in a process. With the kind `slow`, each computing action of the rank takes [`DELAY`]
-//! longer, from the step on for as many steps as the number of times.
+//! longer, from the step on for as many steps as the number of times. With the kind `flip`, the rank
+//! computes a wrong bit in the gradients that it sends for the first microbatch, in as many computations of the step
+//! as the number of times; the first rank of a pipeline sends none.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use pipewright::hook::ActionHook;
+use burn::tensor::{Tensor, TensorData};
+use pipewright::hook::{ActionHook, BackwardRun};
 use pipewright::ids::WorldRank;
+use pipewright::stage::StageError;
+use pipewright::tensor::{pack, unpack};
 use pipewright_schedule::Action;
 
 use crate::failure::Failure;
@@ -44,6 +49,7 @@ enum Kind {
     Panic,
     Hang,
     Slow,
+    Flip,
 }
 
 impl InjectedFaults {
@@ -54,7 +60,7 @@ impl InjectedFaults {
         let faults: Option<Vec<InjectedFault>> = text.split(',').map(InjectedFault::read).collect();
         let faults = faults.ok_or_else(|| {
             Failure::input(format!(
-                "{VARIABLE}={text}: write KIND:RANK:STEP or KIND:RANK:STEP:TIMES with the kind panic, hang or slow, \
+                "{VARIABLE}={text}: write KIND:RANK:STEP or KIND:RANK:STEP:TIMES with the kind panic, hang, slow or flip, \
                  such as panic:1:3, and a step and a number of times from 1"
             ))
         })?;
@@ -85,6 +91,7 @@ impl InjectedFault {
             "panic" => Kind::Panic,
             "hang" => Kind::Hang,
             "slow" => Kind::Slow,
+            "flip" => Kind::Flip,
             _ => return None,
         };
         let (rank, step): (u32, u64) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
@@ -94,11 +101,19 @@ impl InjectedFault {
         happens.then_some(Self { kind, rank, step, left })
     }
 
-    /// Returns whether the fault happens on this rank in this step, and counts it.
+    /// Returns whether the fault ends the action of this rank in this step, and counts it.
     fn happens(&self, rank: WorldRank, step: u64) -> bool {
+        matches!(self.kind, Kind::Panic | Kind::Hang) && self.takes(rank, step)
+    }
+
+    /// Returns whether the fault flips a bit of this rank in this step, and counts it.
+    fn flips(&self, rank: WorldRank, step: u64) -> bool {
+        self.kind == Kind::Flip && self.takes(rank, step)
+    }
+
+    fn takes(&self, rank: WorldRank, step: u64) -> bool {
         let take = |left: u32| left.checked_sub(1);
-        self.kind != Kind::Slow
-            && (self.rank, self.step) == (rank, step)
+        (self.rank, self.step) == (rank, step)
             && self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok()
     }
 
@@ -121,9 +136,39 @@ impl ActionHook for InjectedFaults {
             Some(Kind::Hang) => loop {
                 std::thread::sleep(Duration::from_secs(3600));
             },
-            Some(Kind::Slow) | None => run(),
+            Some(Kind::Slow | Kind::Flip) | None => run(),
         }
     }
+
+    fn backward(&self, run: &mut BackwardRun<'_>) -> Result<(), StageError> {
+        run.run_all()?;
+        let step = self.step.load(Ordering::SeqCst);
+        if run.microbatch().get() > 0 || !run.gradients().iter().any(Option::is_some) {
+            return Ok(());
+        }
+        if self.faults.iter().any(|fault| fault.flips(run.rank(), step)) {
+            let mut gradients = run.gradients().clone();
+            for gradient in gradients.iter_mut().flatten().take(1) {
+                let hidden = unpack::<Tensor<3>>(vec![gradient.clone()]);
+                let hidden = hidden.map_err(|error| StageError::function(error.to_string()))?;
+                *gradient = pack(flipped(hidden)).swap_remove(0);
+            }
+            run.set_gradients(gradients);
+        }
+        Ok(())
+    }
+}
+
+/// Flips the highest bit of the exponent of the first element.
+fn flipped(tensor: Tensor<3>) -> Tensor<3> {
+    let device = tensor.device();
+    let data = tensor.into_data();
+    let (shape, dtype) = (data.shape().to_vec(), data.dtype());
+    let mut elements: Vec<f32> = data.iter().collect();
+    if let Some(first) = elements.first_mut() {
+        *first = f32::from_bits(first.to_bits() ^ (1 << 30));
+    }
+    Tensor::from_data(TensorData::new(elements, shape).convert_dtype(dtype), &device)
 }
 
 #[cfg(test)]
@@ -140,6 +185,9 @@ mod tests {
         let slow = InjectedFault::read("slow:1:3:2").expect("a fault");
         assert_eq!([2, 3, 4, 5].map(|step| slow.slows(rank, step)), [false, true, true, false]);
         assert!(!slow.happens(rank, 3) && !slow.slows(WorldRank::new(0), 3), "another kind or rank");
+        let flip = InjectedFault::read("flip:1:3").expect("a fault");
+        assert!(!flip.happens(rank, 3) && !flip.flips(rank, 2), "another kind or step");
+        assert_eq!([(); 2].map(|()| flip.flips(rank, 3)), [true, false]);
         for wrong in
             ["", "panic", "panic:1", "panic:1:x", "panic:1:2:3:4", "sleep:1:2", "panic:1:0", "panic:1:2:0"]
         {

@@ -6,7 +6,8 @@
 //! losses and parameters have the bits of an undisturbed run. [`Attempts`] decides for the ranks of one
 //! process, and [`crate::launch`] for ranks that are processes, both with [`Restarts`].
 //!
-//! A rank that becomes slow is not a fault: it is recorded ([`SlowRank`]), and the run continues. A run that
+//! A rank that becomes slow is not a fault: it is recorded ([`SlowRank`]), and the run continues. So is a step that
+//! was computed again because it was suspicious ([`VerifiedStep`]). A run that
 //! continues on more processes again ([`request_growth`]) has a record like a restart's record.
 
 mod disk_space;
@@ -15,6 +16,7 @@ mod injected;
 mod record;
 mod restart;
 mod slow_rank;
+mod verified_step;
 mod restarts;
 mod attempts;
 
@@ -24,3 +26,4 @@ pub(crate) use growth_request::{is_growth_requested, remove_growth_request, requ
 pub(crate) use restart::{Restart, StateSource};
 pub(crate) use restarts::Restarts;
 pub(crate) use slow_rank::SlowRank;
+pub(crate) use verified_step::VerifiedStep;

@@ -10,7 +10,7 @@ use pipewright::ids::StepNumber;
 use pipewright::train::{Metrics, timeline_name};
 use serde::Serialize;
 
-use crate::recovery::{Restart, SlowRank};
+use crate::recovery::{Restart, SlowRank, VerifiedStep};
 use crate::run_folder::aside::{
     create_in_run, cut_metrics, keep_last_timeline, move_later_checkpoints, move_later_timelines,
     move_run_aside,
@@ -124,6 +124,14 @@ impl RunFolder {
     /// Fails if the file cannot be written.
     pub(crate) fn write_slow_rank(&mut self, slow: &SlowRank) -> Result<(), RunFolderError> {
         self.write_line(slow)
+    }
+
+    /// Appends a step that was computed again to the metrics.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be written.
+    pub(crate) fn write_verified_step(&mut self, verified: &VerifiedStep) -> Result<(), RunFolderError> {
+        self.write_line(verified)
     }
 
     fn write_line(&mut self, content: &impl Serialize) -> Result<(), RunFolderError> {

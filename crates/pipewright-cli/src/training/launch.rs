@@ -149,6 +149,7 @@ pub(crate) fn pipeline_config(settings: &Settings, model: &CutModel) -> Result<P
         expert_parallel: settings.mesh.expert_parallel,
         data_parallel_mode: settings.mesh.data_parallel_mode,
         targets_for_all: model.needs_targets(),
+        verify: settings.run.verify,
         ..PipelineConfig::default()
     })
 }

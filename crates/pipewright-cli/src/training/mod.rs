@@ -20,6 +20,7 @@ pub(crate) mod prepare;
 pub(crate) mod efficiency;
 pub(crate) mod checkpoint_space;
 pub(crate) mod process_group;
+pub(crate) mod rank_hosts;
 pub(crate) mod rate_change;
 pub(crate) mod recorded_run;
 pub(crate) mod run_adapter;

@@ -1,6 +1,7 @@
 //! What a run shows and writes after each step: the display, the metrics, the timeline, and events for
 //! TensorBoard. Only the leader has a folder and a display; in other processes nothing is written.
 
+use pipewright::failure::Cause;
 use pipewright::pipeline::{PipelineError, StepFailure, StepSummary};
 use pipewright::train::{EventFile, Metrics, StepPrediction};
 use pipewright_schedule::Timeline;
@@ -11,11 +12,12 @@ use crate::config::Settings;
 use crate::display::{Display, Ending, say};
 use crate::failure::{Exit, Failure, sentence};
 use crate::fault::{Fault, launched_start};
-use crate::recovery::{SlowRank, is_growth_requested};
+use crate::recovery::{SlowRank, VerifiedStep, is_growth_requested};
 use crate::run_folder::{RunFolder, RunFolderError};
 use crate::training::checkpoint_space::CheckpointSpace;
 use crate::training::efficiency::Efficiency;
 use crate::training::launch::failure;
+use crate::training::rank_hosts::RankHosts;
 use crate::training::timeline_recorder::TimelineRecorder;
 
 /// The leader's output: the display, the metrics and the timeline.
@@ -28,6 +30,8 @@ pub(super) struct RunLog {
     recorder: TimelineRecorder,
     prediction: StepPrediction,
     slow_ranks: SlowRanks,
+    /// The hosts of ranks with wrong bits.
+    hosts: RankHosts,
     /// The number of ranks that compute each stage together.
     tensor_ranks: u32,
     /// Whether `launch` is asked to replace the host of a slow rank.
@@ -52,6 +56,7 @@ impl RunLog {
         done: u64,
         settings: &Settings,
         space: CheckpointSpace,
+        hosts: RankHosts,
     ) -> Result<Self, Failure> {
         let run = &settings.run;
         let asks = folder.as_ref().filter(|_| run.tensorboard);
@@ -64,6 +69,7 @@ impl RunLog {
             recorder: TimelineRecorder::new(done, run.steps, run.timelines),
             prediction: StepPrediction::default(),
             slow_ranks: SlowRanks::default(),
+            hosts,
             tensor_ranks: settings.mesh.tensor_parallel,
             replaces_slow: run.replace_slow && launched_start().is_some(),
             rampup_steps: run.rampup_steps,
@@ -110,6 +116,11 @@ impl RunLog {
             write_failure(error).with_fault(fault)
         };
         folder.write_metrics(metrics).map_err(unwritten)?;
+        if let Some(verification) = &report.verification {
+            let verified = VerifiedStep::of(done, verification, |ranks| self.hosts.of(ranks));
+            folder.write_verified_step(&verified).map_err(unwritten)?;
+            say(&verified.sentence());
+        }
         let mut slow_ranks = Vec::new();
         for change in self.slow_ranks.observe(&report.timeline) {
             let changed = SlowRank::after(done, &change, self.tensor_ranks);
@@ -137,10 +148,17 @@ impl RunLog {
 
     /// Returns the failure of a step, below the schedule around the failing action, and draws the step into
     /// the folder.
-    pub(super) fn failed_step(&self, failed: Option<&StepFailure>, error: &PipelineError) -> Failure {
+    pub(super) fn failed_step(&mut self, failed: Option<&StepFailure>, error: &PipelineError) -> Failure {
         let Some(failed) = failed else { return failure(error) };
         let mut context = format!("{failed}\n");
-        if let Some(folder) = &self.folder {
+        if let Some(folder) = &mut self.folder {
+            if let Cause::Unconfirmed { difference } = &failed.error.cause {
+                let step = failed.error.step.get();
+                let verified = VerifiedStep::failed(step, difference, |ranks| self.hosts.of(ranks));
+                context += &format!("{}\n", verified.sentence());
+                // The failure is reported in any case.
+                let _ = folder.write_verified_step(&verified);
+            }
             let title = failed.error.to_string();
             let title = format!("failed: {}", title.lines().next().unwrap_or_default());
             let settings = PictureSettings { title: &title, ..PictureSettings::default() };

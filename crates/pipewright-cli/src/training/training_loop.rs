@@ -19,6 +19,7 @@ use crate::training::efficiency::Efficiency;
 use crate::training::evaluations::Evaluations;
 use crate::training::launch::{abandon, failure};
 use crate::training::process_group::ProcessGroup;
+use crate::training::rank_hosts::RankHosts;
 use crate::training::run_checkpoints::Checkpoints;
 use crate::training::run_log::RunLog;
 use crate::training::state_copies::StateCopies;
@@ -38,6 +39,8 @@ pub(crate) struct TrainingLoop<'a> {
     pub(crate) folder: Option<RunFolder>,
     /// The space that a checkpoint needs.
     pub(crate) space: CheckpointSpace,
+    /// The hosts of the ranks, if the run verifies steps.
+    pub(crate) hosts: RankHosts,
     /// The copies of the state in memory, if the run makes some.
     pub(crate) copies: Option<StateCopies>,
     /// The step of the newest checkpoint; 0 if there is none.
@@ -52,7 +55,7 @@ impl TrainingLoop<'_> {
     /// Runs the remaining steps, or stops early at a signal or because the validation loss no longer falls,
     /// and saves a checkpoint of the last step.
     pub(crate) fn run(self, mut trainer: Trainer) -> Result<(), Failure> {
-        let Self { settings, overview, efficiency, description, mut evaluations, space, .. } = self;
+        let Self { settings, overview, efficiency, description, mut evaluations, space, hosts, .. } = self;
         let Self { mut folder, mut copies, saved, processes, attempts, .. } = self;
         let (run, start) = (&settings.run, trainer.steps_done());
         let watched = attempts.interrupt().watch();
@@ -63,7 +66,7 @@ impl TrainingLoop<'_> {
         copies.iter_mut().for_each(|copies| copies.on_progress(trainer.pipeline().keep_alive()));
         checkpoints.timing.announce(&mut trainer);
         let display = folder.is_some().then(|| Display::new(overview, start, run.steps));
-        let mut log = RunLog::new(folder, display, efficiency, start, settings, space)?;
+        let mut log = RunLog::new(folder, display, efficiency, start, settings, space, hosts)?;
         processes.leave_faults_in(&run.out);
         let mut saves = Saves { checkpoints: &mut checkpoints, copies: copies.as_mut() };
         let taken = steps(&mut trainer, run.steps, attempts, &mut evaluations, &mut saves, &mut log);

@@ -21,6 +21,7 @@ mod plan_memory;
 mod real_files;
 mod restarts;
 mod slow_ranks;
+mod verified_steps;
 mod resume;
 mod checkpoint_interval;
 mod state_copies;

@@ -219,6 +219,30 @@ fn a_slow_process_is_named() {
 }
 
 #[test]
+fn a_verified_step_names_the_process_with_wrong_bits() {
+    let folder = folder();
+    let common = ["run.steps=10", "pipeline.microbatches=2", "model.num_hidden_layers=4", "pipeline.ranks=2"];
+    for (count, replicas) in [(2, "mesh.data_parallel=1"), (4, "mesh.data_parallel=2")] {
+        let set: Vec<&str> = common.into_iter().chain([replicas]).collect();
+        let mut alone = Command::new(pipewright());
+        with_overrides(alone.current_dir(folder.path()), &set);
+        assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
+        let expected = figures(folder.path());
+        let set: Vec<&str> = set.into_iter().chain(["run.verify=on-suspicion"]).collect();
+        let mut command = processes_command(folder.path(), count, &set);
+        let output =
+            command.env("PIPEWRIGHT_FAULT", "flip:1:9").output().expect("mpirun is installed with MPI");
+        let words = words(&output);
+        assert_eq!(output.status.code(), Some(0), "{words}");
+        assert_eq!(figures(folder.path()), expected, "{words}");
+        let sentence = "computed 2 times more: rank 1 has computed wrong bits in action 1";
+        assert_eq!(words.matches(sentence).count(), 1, "{words}");
+        let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("metrics");
+        assert!(metrics.contains("{\"event\":\"wrong_bits\",\"step\":9,"), "{metrics}");
+    }
+}
+
+#[test]
 fn processes_that_would_share_a_device_are_refused() {
     let folder = folder();
     let output = processes(folder.path(), 2, &["run.exclusive=true"]);

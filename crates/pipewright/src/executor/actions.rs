@@ -105,7 +105,7 @@ impl Executor {
         if let Some(awaited) = self.fetch(action)? {
             return Ok(Some(awaited));
         }
-        let Self { context, connection, stages, recorder, step, .. } = self;
+        let Self { context, connection, stages, recorder, checks, step, .. } = self;
         match action {
             Action::Forward { .. }
             | Action::Backward { .. }
@@ -114,7 +114,7 @@ impl Executor {
             | Action::Overlap(_) => {
                 let (input, position) = (step.input(), step.position());
                 let accumulated = self.accumulation.microbatches();
-                Computation { context, connection, stages, recorder, input, position, accumulated }
+                Computation { context, connection, stages, recorder, checks, input, position, accumulated }
                     .run(action)?;
             }
             Action::SendForward { stage, microbatch } => {
@@ -164,6 +164,9 @@ impl Executor {
     /// Runs `REDUCE_GRAD`, or lets the hook run it.
     fn reduce(&mut self, action: Action, stage: StageIndex) -> Result<(), Cause> {
         let is_due = self.reduces();
+        if is_due {
+            self.checks.note_gradients(self.stages.get(stage));
+        }
         if run_reduce_hook(&self.context, self.stages.get_mut(stage), action, is_due)? {
             return self.start_reduction(stage);
         }
@@ -184,7 +187,11 @@ impl Executor {
         if !self.reduces() || self.reductions.has(stage) {
             return Ok(());
         }
-        read_losses(&self.context, &mut self.stages, &mut self.recorder, self.step.input())?;
+        self.checks.note_gradients(self.stages.get(stage));
+        // The losses of a repetition are read when its bits are confirmed.
+        if !self.step.input().is_repetition() {
+            read_losses(&mut self.stages, &mut self.recorder, self.step.input())?;
+        }
         self.reductions.start(&self.context, &mut self.connection, self.stages.get_mut(stage))
     }
 }

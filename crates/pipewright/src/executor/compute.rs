@@ -7,6 +7,7 @@ use std::time::Instant;
 use pipewright_schedule::recompute::backward_follows;
 use pipewright_schedule::{Action, StageIndex};
 
+use super::checks::Checks;
 use super::connection::Connection;
 use super::context::RankContext;
 use super::edges::{pass_gradients, pass_outputs, take_inputs};
@@ -20,6 +21,7 @@ use crate::message::Direction;
 use crate::random::StreamKey;
 use crate::stage::{
     BackwardState, BatchPart, ForwardState, ForwardTask, InputGradients, StageCompute, StageContext,
+    StageError,
 };
 
 /// Runs an action that computes.
@@ -28,6 +30,7 @@ pub(super) struct Computation<'a> {
     pub(super) connection: &'a mut Connection,
     pub(super) stages: &'a mut LocalStages,
     pub(super) recorder: &'a mut Recorder,
+    pub(super) checks: &'a mut Checks,
     pub(super) input: &'a StepInput,
     /// The index of the action in the row of the rank.
     pub(super) position: usize,
@@ -76,14 +79,18 @@ impl Computation<'_> {
 
     fn forward(&mut self, action: Action, at: At) -> Result<(), Cause> {
         let mut forward = self.begin_forward(at)?;
-        match self.context.hook() {
-            None => self.stages.get_mut(at.stage).runner_mut().forward(&mut forward)?,
+        let outcome = match self.context.hook() {
+            None => self.stages.get_mut(at.stage).runner_mut().forward(&mut forward),
             Some(hook) => {
                 let place = Place { rank: self.context.world_rank(), action };
                 let mut stages = RecordedStages { stages: self.stages, recorder: self.recorder };
-                hook.forward(&mut ForwardRun::new(place, &mut stages, &mut forward))?;
+                hook.forward(&mut ForwardRun::new(place, &mut stages, &mut forward))
             }
+        };
+        if matches!(outcome, Err(StageError::NotFinite { .. })) {
+            self.checks.note_failed_forward(at);
         }
+        outcome?;
         self.finish_forward(action, at, forward)
     }
 
@@ -126,7 +133,7 @@ impl Computation<'_> {
     fn random(&self, At { microbatch, .. }: At) -> StreamKey {
         let Self { context, input, accumulated, .. } = self;
         let earlier = u64::from(*accumulated) * u64::from(context.replica_count());
-        let number = context.replica() * input.program.microbatches() + microbatch.get();
+        let number = input.share * input.program.microbatches() + microbatch.get();
         StreamKey { seed: context.config().seed, step: input.step, microbatch: earlier + u64::from(number) }
     }
 
@@ -136,6 +143,7 @@ impl Computation<'_> {
         }
         let local_stage = self.stages.get_mut(at.stage);
         let forwarded = local_stage.runner_mut().finish_forward(forward)?;
+        self.checks.note_forward(at, &forwarded);
         if let Some(loss) = forwarded.loss {
             local_stage.losses.put(at.microbatch, loss);
         }
@@ -180,6 +188,7 @@ impl Computation<'_> {
             return Err(Cause::BlocksLeft { action, block });
         }
         let InputGradients { gradients, recomputed } = backward.into_input_gradients()?;
+        self.checks.note_backward(action, At { stage, microbatch }, &gradients);
         if !recomputed.is_zero() {
             self.recorder.note_recomputed(Action::Forward { stage, microbatch }, start, recomputed);
         }

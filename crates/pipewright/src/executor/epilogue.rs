@@ -25,6 +25,7 @@ use crate::collective::Exchange;
 use crate::failure::Cause;
 use crate::hook::check_sums;
 use crate::message::{AwaitedMessage, MessageError, Payload, Tag, decoded, encoded};
+use crate::verification::{RankChecksums, Verdict, judge};
 
 impl Executor {
     /// Continues the current phase after the program, or returns the message that it waits for.
@@ -44,8 +45,14 @@ impl Executor {
     fn next_phase(&mut self, done: Phase) -> Result<Phase, Cause> {
         Ok(match done {
             Phase::Actions => self.end_program()?,
+            Phase::Checksums(checksums) => self.compare_checksums(&concatenated(checksums))?,
+            Phase::Verdict(message) => {
+                self.pass_verdict(&message.into_one())?;
+                self.end_losses()?
+            }
             Phase::Statistics(means) => {
-                set_statistics(&mut self.stages, means);
+                let repetition = self.step.input().repetition();
+                set_statistics(&self.context, &mut self.stages, repetition, means);
                 self.end_training()?
             }
             Phase::ReplicaSums => self.end_sums()?,
@@ -80,6 +87,8 @@ impl Executor {
     fn receive(&mut self, phase: &mut Phase) -> Result<Option<AwaitedMessage>, Cause> {
         let Self { context, connection, stages, recorder, .. } = self;
         match phase {
+            Phase::Checksums(checksums) => connection.receive(checksums),
+            Phase::Verdict(message) => connection.receive_bytes(message),
             Phase::Statistics(means) => receive_statistics(connection, stages, means),
             Phase::ReplicaSums => Ok(self.reductions.awaited_by_any(stages)),
             Phase::ParameterLists(lists) => connection.receive(lists),
@@ -101,11 +110,45 @@ impl Executor {
         }
     }
 
-    /// Ends the program: reads the losses, and starts to average running statistics over the replicas.
+    /// Ends the program. A repetition of a step is compared with its earlier computations first.
     fn end_program(&mut self) -> Result<Phase, Cause> {
-        let Self { context, connection, stages, recorder, step, .. } = self;
+        let Self { context, stages, checks, step, .. } = self;
         stages.release_all();
-        read_losses(context, stages, recorder, step.input())?;
+        if step.input().update {
+            stages.iter().for_each(|stage| checks.note_gradients(stage));
+        }
+        if step.input().is_repetition() {
+            return Ok(Phase::Checksums(checks.gather(context)));
+        }
+        self.end_losses()
+    }
+
+    /// Passes on the checksums of this rank's subtree. The root compares all of them. Fails there if the
+    /// repetition does not count.
+    fn compare_checksums(&mut self, checksums: &[RankChecksums]) -> Result<Phase, Cause> {
+        if let Some(parent) = self.context.world_tree().parent() {
+            self.connection.send(parent, Tag::Checksums, Payload::of(&checksums));
+            return Ok(Phase::Verdict(Exchange::one(parent, Tag::Verdict)));
+        }
+        match judge(checksums) {
+            Verdict::Counts(difference) => Ok(Phase::Verdict(Exchange::complete(encoded(&difference)))),
+            Verdict::IsOpen(difference) => Err(Cause::Unconfirmed { difference: Box::new(difference) }),
+        }
+    }
+
+    /// Passes on the first result that differs, and keeps it for the report.
+    fn pass_verdict(&mut self, message: &Arc<[u8]>) -> Result<(), MessageError> {
+        let tree = self.context.world_tree();
+        self.connection.send_bytes(tree.children(), Tag::Verdict, message);
+        let from = tree.parent().unwrap_or(self.context.world_rank());
+        self.checks.set_difference(decoded(from, Tag::Verdict, message)?);
+        Ok(())
+    }
+
+    /// Reads the losses, and starts to average running statistics over the replicas.
+    fn end_losses(&mut self) -> Result<Phase, Cause> {
+        let Self { context, connection, stages, recorder, step, .. } = self;
+        read_losses(stages, recorder, step.input())?;
         if context.replica_count() > 1 && !step.program().is_forward_only() {
             let means = exchange_statistics(context, connection, stages);
             if !means.is_empty() {
@@ -197,8 +240,10 @@ impl Executor {
     /// Ends the rank's part of a step with its report.
     fn report(&mut self, update: Update) -> Phase {
         self.step.drop_side_inputs();
-        let Self { context, connection, stages, recorder, .. } = self;
+        let Self { context, connection, stages, recorder, checks, .. } = self;
+        let difference = checks.take_difference();
         let report = RankReport::new(context, connection, stages, recorder, update);
+        let report = RankReport { difference, ..report };
         self.finish(Outcome { reports: vec![report], ..Outcome::default() })
     }
 

@@ -7,7 +7,6 @@
 use burn::tensor::Tensor;
 use pipewright_schedule::Microbatch;
 
-use super::context::RankContext;
 use super::recorder::{AuxiliaryPart, Recorder};
 use super::stages::LocalStages;
 use super::step_input::StepInput;
@@ -17,13 +16,12 @@ use crate::stage::Auxiliary;
 /// Reads the losses of the forwards that have run, in microbatch order, and the auxiliary losses, each with
 /// its share in the loss of the step. Training fails if one is not finite.
 pub(super) fn read_losses(
-    context: &RankContext,
     stages: &mut LocalStages,
     recorder: &mut Recorder,
     input: &StepInput,
 ) -> Result<(), Cause> {
     let evaluates = input.program.is_forward_only();
-    let (first, slices) = (first_microbatch(context, input), input.program.slices());
+    let (first, slices) = (first_microbatch(input), input.program.slices());
     let (indices, losses): (Vec<_>, Vec<_>) = stages.last_mut().losses.take_all().unzip();
     for (index, loss) in indices.into_iter().zip(read(losses)) {
         let (microbatch, slice) = slices.place(Microbatch::new(first + index as u32));
@@ -32,17 +30,12 @@ pub(super) fn read_losses(
         }
         recorder.add_loss(loss * input.slice_shares[index], slice.get() == 0);
     }
-    read_auxiliary(context, stages, recorder, input)
+    read_auxiliary(stages, recorder, input)
 }
 
-fn read_auxiliary(
-    context: &RankContext,
-    stages: &mut LocalStages,
-    recorder: &mut Recorder,
-    input: &StepInput,
-) -> Result<(), Cause> {
+fn read_auxiliary(stages: &mut LocalStages, recorder: &mut Recorder, input: &StepInput) -> Result<(), Cause> {
     let evaluates = input.program.is_forward_only();
-    let (first, slices) = (first_microbatch(context, input), input.program.slices());
+    let (first, slices) = (first_microbatch(input), input.program.slices());
     for stage in stages.iter_mut() {
         let lists = stage.auxiliary.take_all();
         let (names, losses): (Vec<_>, Vec<_>) = lists
@@ -68,8 +61,8 @@ fn read_auxiliary(
 
 /// Returns the first microbatch of this replica, or the number of its first slice. Errors and reports number
 /// microbatches over all replicas.
-fn first_microbatch(context: &RankContext, input: &StepInput) -> u32 {
-    context.replica() * input.program.microbatches()
+fn first_microbatch(input: &StepInput) -> u32 {
+    input.share * input.program.microbatches()
 }
 
 /// Returns the values of scalars (shape `[1]`). They are read together, because each read waits for the

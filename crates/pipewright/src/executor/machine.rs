@@ -9,6 +9,7 @@ use pipewright_schedule::{Event, StageIndex};
 
 use super::accumulation::Accumulation;
 use super::agreement::digest;
+use super::checks::Checks;
 use super::collection::Collection;
 use super::connection::Connection;
 use super::context::RankContext;
@@ -39,6 +40,7 @@ pub(crate) struct Executor {
     pub(super) accumulation: Accumulation,
     pub(super) reductions: Reductions,
     pub(super) recorder: Recorder,
+    pub(super) checks: Checks,
     pub(super) step: Step,
 }
 
@@ -57,6 +59,7 @@ impl Executor {
             accumulation: Accumulation::default(),
             reductions: Reductions::default(),
             recorder: Recorder::new(context.timeline_row()),
+            checks: Checks::default(),
             step: Step::between(StepNumber::default(), Phase::Idle),
             context,
             connection,
@@ -68,9 +71,10 @@ impl Executor {
         self.connection.begin(input.attempt);
         self.connection.memory().restart_peak();
         self.recorder.begin(input.origin, input.program.row(self.context.rank()).len());
-        self.reductions.clear();
+        self.reductions.begin(input.repetition());
         let has_replicas = self.context.replica_count() > 1;
         self.stages.begin_step(&mut input, self.accumulation.is_empty(), has_replicas);
+        self.checks.begin(&self.context, &self.stages, &input, self.accumulation);
         self.step = Step::new(input);
     }
 
@@ -208,7 +212,7 @@ impl Executor {
             updates: self.step.updates(),
             computes_behind: self.stages.iter().any(|stage| computes_behind(stage.runner().device())),
         };
-        let (action, cause) = locate(&failure, self.explain(cause));
+        let (action, cause) = locate(&failure, self.suspicious(self.explain(cause)));
         StepError { rank: self.world_rank(), step: self.step.number(), action, cause }
     }
 
@@ -224,6 +228,14 @@ impl Executor {
         };
         let ruined = if is_number { ruined_parameter(&self.context, &self.stages) } else { None };
         ruined.map_or(cause, |(parameter, found)| Cause::ParameterNotFinite { parameter, found })
+    }
+
+    /// Returns the cause that lets a step be repeated, if its first computation has failed because of a number that
+    /// is not finite.
+    fn suspicious(&self, cause: Cause) -> Cause {
+        let repeats = self.step.is_first_of_verified();
+        let suspicion = cause.suspicion().filter(|_| repeats);
+        suspicion.map_or(cause, |suspicion| Cause::Suspicious { suspicion })
     }
 
     /// Returns this rank as a rank of the world, which reports and errors name.

@@ -21,6 +21,7 @@
 //! | `step_input.rs` | the input of a step |
 //! | `stages.rs` | the stages of a rank, with the tensors between two actions |
 //! | `recorder.rs` | the events and figures of a step |
+//! | `checks.rs` | checksums of results, compared in a repetition of a step |
 //! | `accumulation.rs` | the batches whose gradients wait for an update |
 //! | `losses.rs` | losses, read and checked |
 //! | `reduction.rs` | gradients, summed over replicas |
@@ -51,6 +52,7 @@ mod accumulation;
 mod actions;
 mod agreement;
 mod boundary;
+mod checks;
 mod collection;
 mod compute;
 mod connection;
@@ -91,4 +93,4 @@ pub(crate) use recorder::AuxiliaryPart;
 pub use report::UndeferredParameter;
 pub(crate) use report::{RankReport, sums_of};
 pub(crate) use step::Poll;
-pub(crate) use step_input::StepInput;
+pub(crate) use step_input::{StepInput, StepVerification};

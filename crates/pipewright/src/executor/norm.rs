@@ -21,6 +21,7 @@ use super::step_input::StepInput;
 use crate::failure::Cause;
 use crate::loss_scale::LossScaling;
 use crate::message::{MessageError, Tag};
+use crate::verification::{JUMP, Suspicion};
 
 /// The gradient norms of a step, which the root computes for all ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -110,6 +111,11 @@ pub(super) fn norms(
     }
     let norm = |sum: f64| sum.sqrt() / divisor(input, accumulation) / input.loss_scale;
     let whole = norm(order.clone().map(|(_, index, _)| gathered[index]).sum());
+    if let Some(usual) = input.verification.and_then(|verification| verification.usual_norm)
+        && whole > JUMP * usual
+    {
+        return Err(Cause::Suspicious { suspicion: Suspicion::Jump { norm: whole, usual } });
+    }
     // The squares of the parameters that no group contains, and the squares of each group. Without groups,
     // the list is empty.
     let groups = context.config().clip_groups.len();

@@ -13,6 +13,9 @@
 //! the same bits. A group with one member exchanges nothing. So with one shard group only the first
 //! reduce-scatter remains, and without sharding only the other two exchanges.
 //!
+//! In a repetition of a step, replicas have other shares of the batch ([`crate::verification`]). The parts are then
+//! added in the order of the shares, so that the sums have the same bits.
+//!
 //! Neighbours are added first (`collective/sum.rs`): the sum over groups of 1, 2, 4 or 8 replicas, and then
 //! over the groups, has the bits of the sum over all replicas.
 //!
@@ -35,7 +38,11 @@ use crate::tensor::{OptionalTensor, OptionalTensors, Value};
 /// The gradients of a step that are being summed over the replicas. The sums may start before the program
 /// ends.
 #[derive(Default)]
-pub(super) struct Reductions(Vec<Reduction>);
+pub(super) struct Reductions {
+    stages: Vec<Reduction>,
+    /// The repetition of the step, which gives the shares of the batch to other replicas.
+    repetition: u32,
+}
 
 /// The gradients of a stage that are being summed.
 struct Reduction {
@@ -65,14 +72,19 @@ impl State {
 }
 
 impl Reductions {
+    /// Begins a computation of a step. `repetition` is 0 in the first one.
+    pub(super) fn begin(&mut self, repetition: u32) {
+        *self = Self { stages: Vec::new(), repetition };
+    }
+
     /// Returns whether the sum of a stage has begun.
     pub(super) fn has(&self, stage: StageIndex) -> bool {
-        self.0.iter().any(|reduction| reduction.stage == stage)
+        self.stages.iter().any(|reduction| reduction.stage == stage)
     }
 
     /// Leaves the sum of a stage to a function of a hook.
     pub(super) fn leave_to_hook(&mut self, stage: StageIndex) {
-        self.0.push(Reduction { stage, state: State::Own });
+        self.stages.push(Reduction { stage, state: State::Own });
     }
 
     /// Starts to sum a stage's gradients.
@@ -92,8 +104,8 @@ impl Reductions {
         });
         let exchange = scatter(connection, index, group, cut(taken, group));
         let state = if is_sharded { State::Sharding(exchange) } else { State::Scattering(exchange) };
-        let state = advance(context, connection, stage, state)?;
-        self.0.push(Reduction { stage: index, state });
+        let state = advance(context, connection, stage, self.repetition, state)?;
+        self.stages.push(Reduction { stage: index, state });
         Ok(())
     }
 
@@ -104,16 +116,16 @@ impl Reductions {
         connection: &mut Connection,
         stages: &mut LocalStages,
     ) -> Result<(), Cause> {
-        for Reduction { stage, state } in &mut self.0 {
+        for Reduction { stage, state } in &mut self.stages {
             let former = std::mem::replace(state, State::Done);
-            *state = advance(context, connection, stages.get_mut(*stage), former)?;
+            *state = advance(context, connection, stages.get_mut(*stage), self.repetition, former)?;
         }
         Ok(())
     }
 
     /// Returns the message that the stage's sum waits for; `None` if it is done or there is none.
     pub(super) fn awaited(&self, stage: StageIndex) -> Option<AwaitedMessage> {
-        self.0.iter().find(|reduction| reduction.stage == stage)?.state.missing()
+        self.stages.iter().find(|reduction| reduction.stage == stage)?.state.missing()
     }
 
     /// Returns the message that the sum of any stage waits for, in the order of the stages; `None` if all are
@@ -124,7 +136,7 @@ impl Reductions {
 
     /// Forgets the sums, which are in the stages.
     pub(super) fn clear(&mut self) {
-        self.0.clear();
+        self.stages.clear();
     }
 }
 
@@ -180,6 +192,7 @@ fn advance(
     context: &RankContext,
     connection: &mut Connection,
     stage: &mut LocalStage,
+    repetition: u32,
     state: State,
 ) -> Result<State, Cause> {
     let (index, device, copies) = (stage.index(), stage.inner_device(), context.copy_group());
@@ -188,23 +201,32 @@ fn advance(
             if connection.receive_tensors(&mut parts, &device)?.is_some() {
                 return Ok(State::Sharding(parts));
             }
-            let sums = sum(parts.into_contents());
+            let sums = sum(context.by_share(parts.into_contents(), repetition));
             if copies.members().len() == 1 {
                 set_gradients(stage, sums);
                 return Ok(State::Done);
             }
             let exchange = scatter(connection, index, copies, cut(sums, copies));
-            advance(context, connection, stage, State::Scattering(exchange))
+            advance(context, connection, stage, repetition, State::Scattering(exchange))
         }
         State::Scattering(mut parts) => {
             if connection.receive_tensors(&mut parts, &device)?.is_some() {
                 return Ok(State::Scattering(parts));
             }
-            let (sums, tag) = (sum(parts.into_contents()), Tag::GradientSum { stage: index });
+            // Shares move within the group of replicas that hold the parameters together, whose sums these are.
+            let repetition_of_parts = if context.row_shard().is_some() { 0 } else { repetition };
+            let sums = sum(context.by_share(parts.into_contents(), repetition_of_parts));
+            let tag = Tag::GradientSum { stage: index };
             for (_, to) in copies.others() {
                 connection.send_copies(to, tag, sums.clone());
             }
-            advance(context, connection, stage, State::Gathering(Exchange::among(copies, tag, sums)))
+            advance(
+                context,
+                connection,
+                stage,
+                repetition,
+                State::Gathering(Exchange::among(copies, tag, sums)),
+            )
         }
         State::Gathering(mut sums) => {
             if connection.receive_tensors(&mut sums, &device)?.is_some() {

@@ -14,6 +14,7 @@ use crate::device::held_on;
 use crate::ids::WorldRank;
 use crate::stage::ExpertLoad;
 use crate::tensor::{OptionalTensors, Values};
+use crate::verification::Difference;
 
 /// A rank's report on a finished step. In a tensor group the first rank reports losses, outputs and events
 /// for all.
@@ -58,6 +59,8 @@ pub(crate) struct RankReport {
     pub boundary_bytes: u64,
     /// See [`UndeferredParameter`]. Empty except in the first report after a `W`.
     pub undeferred: Vec<UndeferredParameter>,
+    /// In a repetition: the first result that has other bits in another computation of the step.
+    pub difference: Option<Difference>,
     /// Whether the interrupt flag was raised in this rank's process.
     pub interrupted: bool,
     /// The number that this rank's process announces.
@@ -148,6 +151,7 @@ impl RankReport {
             sends_in_flight: connection.sends_in_flight(),
             boundary_bytes: connection.boundary_bytes(),
             undeferred,
+            difference: None,
             interrupted: interrupt.is_some_and(|flag| flag.load(Ordering::Relaxed)),
             announced: config.announcement.load(Ordering::Relaxed),
         };

@@ -183,6 +183,8 @@ impl ReportMessage {
             sends_in_flight: self.sends_in_flight,
             boundary_bytes: self.boundary_bytes,
             undeferred: self.undeferred.into_iter().map(unpacked_undeferred).collect(),
+            // Every process has it from its own ranks.
+            difference: None,
             interrupted: self.interrupted,
             announced: self.announced,
         }
@@ -235,6 +237,7 @@ mod tests {
                 path: "norm.weight".into(),
                 elements: 64,
             }],
+            difference: None,
             interrupted: true,
             announced: 300,
         }

@@ -60,10 +60,16 @@ pub(super) fn receive_statistics(
     Ok(missing)
 }
 
-/// Gives the stages the means.
-pub(super) fn set_statistics(stages: &mut LocalStages, means: Vec<StatisticsMean>) {
+/// Gives the stages the means. They are added in the order of the shares of the batch, which replicas change in
+/// a repetition of a step.
+pub(super) fn set_statistics(
+    context: &RankContext,
+    stages: &mut LocalStages,
+    repetition: u32,
+    means: Vec<StatisticsMean>,
+) {
     for StatisticsMean { stage, values } in means {
-        let values: Vec<OptionalTensors> = values.into_contents().collect();
+        let values: Vec<OptionalTensors> = context.by_share(values.into_contents(), repetition);
         let count = |index| values.iter().filter(|list| list.get(index).is_some_and(Option::is_some)).count();
         let counts: Vec<usize> = (0..values.first().map_or(0, Vec::len)).map(count).collect();
         let mean = sum(values).into_iter().zip(counts);

@@ -16,6 +16,7 @@ use super::step_input::StepInput;
 use crate::batch::{StepForm, StepForms};
 use crate::collective::Exchange;
 use crate::ids::StepNumber;
+use crate::verification::RankChecksums;
 
 /// The result of a poll.
 #[derive(Debug, PartialEq)]
@@ -51,6 +52,10 @@ pub(super) enum Phase {
     Idle,
     /// The rank runs the actions of its row of the program.
     Actions,
+    /// In a repetition of a step: the rank waits for the checksums of its subtree.
+    Checksums(Exchange<Vec<RankChecksums>>),
+    /// In a repetition of a step: the rank waits for the encoded result of their comparison.
+    Verdict(Exchange<Arc<[u8]>>),
     /// The rank waits for the running statistics of its replicas.
     Statistics(Vec<StatisticsMean>),
     /// The rank waits for the gradient sums over the replicas ([`Reductions`](super::reduction::Reductions)).
@@ -123,6 +128,12 @@ impl Step {
     /// Returns the input of a step. Only the actions and the phases of a step call this.
     pub(super) fn input(&self) -> &StepInput {
         self.input.as_ref().expect("the phases of a step run only in a step")
+    }
+
+    /// Returns whether this is the first computation of a step that is repeated if it is suspicious.
+    pub(super) fn is_first_of_verified(&self) -> bool {
+        let verification = self.input.as_ref().and_then(|input| input.verification);
+        verification.is_some_and(|verification| verification.repetition == 0)
     }
 
     /// Drops the side inputs, which no action needs any more.

@@ -9,12 +9,25 @@ use crate::batch::SideInputs;
 use crate::ids::{Attempt, StepNumber};
 use crate::tensor::Values;
 
+/// How a step is verified ([`crate::verification`]).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepVerification {
+    /// The number of computations of the step before this one.
+    pub repetition: u32,
+    /// The median of the last gradient norms; `None` if no norm is a jump.
+    pub usual_norm: Option<f64>,
+}
+
 /// The input of a rank's step.
 pub(crate) struct StepInput {
     /// Counted from 1.
     pub step: StepNumber,
     /// The pipeline's attempt at this step.
     pub attempt: Attempt,
+    /// The share of the batch that this replica gets: its index, except in repetitions of a step.
+    pub share: u32,
+    /// How the step is verified; `None` in an evaluation, and if steps are not verified.
+    pub verification: Option<StepVerification>,
     /// The first stage's input of each microbatch; empty on other ranks.
     pub inputs: Vec<Values>,
     /// Whether the step returns the gradient of each of these inputs.
@@ -45,4 +58,16 @@ pub(crate) struct StepInput {
     pub program: Arc<ValidatedProgram>,
     /// The time at which the timeline starts.
     pub origin: Instant,
+}
+
+impl StepInput {
+    /// Returns whether the step is computed again.
+    pub(crate) fn is_repetition(&self) -> bool {
+        self.repetition() > 0
+    }
+
+    /// Returns the number of computations of the step before this one.
+    pub(crate) fn repetition(&self) -> u32 {
+        self.verification.map_or(0, |verification| verification.repetition)
+    }
 }

@@ -12,6 +12,7 @@ use crate::ids::{StepNumber, WorldRank};
 use crate::message::MessageError;
 use crate::stage::StageError;
 use crate::tensor::MetadataError;
+use crate::verification::{Content, Difference, Suspicion};
 
 /// A step that failed: where, and why.
 #[derive(Clone, thiserror::Error)]
@@ -175,6 +176,27 @@ pub enum Cause {
         parameter: Arc<str>,
         /// Its elements that are not finite.
         found: NotFinite,
+    },
+    /// The step is to be computed again, because a result is suspicious
+    /// ([`Verify::OnSuspicion`](crate::verification::Verify)). The parameters are those before the step.
+    #[error("{suspicion}, so the step is computed again")]
+    Suspicious {
+        /// The reason.
+        suspicion: Suspicion,
+    },
+    /// Repetitions of a suspicious step have other bits, and the right ones are not known. The parameters are
+    /// those before the step.
+    #[error(
+        "{difference}; the parameters are still those before this step: {}",
+        if difference.content == Content::Parameters {
+            "start again from a checkpoint, without the host of the wrong rank"
+        } else {
+            "leave out the host of the wrong rank, and resume from the newest checkpoint"
+        }
+    )]
+    Unconfirmed {
+        /// The first result that differs, and the ranks that have computed it.
+        difference: Box<Difference>,
     },
     /// Two parameters have one path, and a stage that holds it does not declare it as shared.
     #[error(
@@ -370,6 +392,24 @@ impl UpdateFailure {
 }
 
 impl Cause {
+    /// Returns why a step with this failure is suspicious; `None` if it must not be repeated.
+    pub(crate) fn suspicion(&self) -> Option<Suspicion> {
+        Some(match self {
+            Self::LossNotFinite { microbatch, loss } => {
+                Suspicion::Loss { microbatch: *microbatch, loss: *loss }
+            }
+            Self::AuxiliaryNotFinite { stage, microbatch, name, loss } => Suspicion::Auxiliary {
+                name: name.to_string(),
+                stage: *stage,
+                microbatch: *microbatch,
+                loss: *loss,
+            },
+            Self::GradientNotFinite { parameter } => Suspicion::Gradient { parameter: parameter.to_string() },
+            Self::Stage(StageError::NotFinite { what }) => Suspicion::Layer { what: what.clone() },
+            _ => return None,
+        })
+    }
+
     /// Returns the cause for a panic's payload.
     pub(crate) fn from_panic(payload: &(dyn std::any::Any + Send)) -> Self {
         // A tensor operation that waits for other ranks unwinds with the cause itself.

@@ -14,6 +14,7 @@ use crate::loss_scale::LossScaling;
 use crate::mesh::DataParallelMode;
 use crate::optimizer::{ClipGroup, GradientHook, OptimizerGroup};
 use crate::tensor::{CheckMetadata, Metadata, OnMismatch, Precision};
+use crate::verification::Verify;
 
 impl PipelineBuilder {
     /// Sets the optimizer of every stage.
@@ -47,6 +48,12 @@ impl PipelineBuilder {
     /// Sets the time without any progress after which a step fails. Default: a minute.
     pub fn deadline(self, deadline: Duration) -> Self {
         self.configured(|config| config.deadline = deadline)
+    }
+
+    /// Sets whether suspicious steps are computed again, and their bits compared
+    /// ([`PipelineConfig::verify`]). Default: they are not.
+    pub fn verify(self, verify: Verify) -> Self {
+        self.configured(|config| config.verify = verify)
     }
 
     /// Sets the number of threads that compute for one rank. Default: 1.

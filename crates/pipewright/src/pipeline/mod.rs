@@ -9,6 +9,7 @@ mod error;
 mod setup;
 mod step_plan;
 mod summary;
+mod verified_step;
 mod step_failure;
 mod accumulation;
 mod ranks;

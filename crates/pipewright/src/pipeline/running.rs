@@ -14,6 +14,7 @@ use super::setup::Setup;
 use super::step_failure::StepFailure;
 use super::step_plan::{CheckedBatch, StepPlan};
 use super::summary::{EvalSummary, StepSummary, evaluation, training};
+use super::verified_step::Verifier;
 use crate::batch::{Batch, Purpose, StepForm, UnsplitPart};
 use crate::driver::{Command, FailedRank, StepReply};
 use crate::executor::RankReport;
@@ -26,6 +27,7 @@ pub struct Pipeline {
     pub(super) setup: Setup,
     pub(super) ranks: Ranks,
     pub(super) accumulation: Accumulation,
+    pub(super) verifier: Verifier,
     /// The last step, if it failed.
     failure: Option<StepFailure>,
 }
@@ -34,7 +36,8 @@ impl Pipeline {
     /// Lets the ranks find out which parameters their stages share, and returns the pipeline.
     pub(super) fn new(setup: Setup, ranks: Ranks) -> Result<Self, PipelineError> {
         let accumulation = Accumulation::new(setup.loss_scale());
-        let mut pipeline = Self { setup, ranks, accumulation, failure: None };
+        let verifier = Verifier::new(setup.config().verify);
+        let mut pipeline = Self { setup, ranks, accumulation, verifier, failure: None };
         pipeline.find_shared()?;
         Ok(pipeline)
     }
@@ -147,7 +150,7 @@ impl Pipeline {
         self.evaluate(Ok(batch))
     }
 
-    /// Takes a training step.
+    /// Takes a training step. A suspicious one is repeated with all its batches, if the configuration says so.
     fn train(
         &mut self,
         batch: Result<Batch, PipelineError>,
@@ -157,11 +160,39 @@ impl Pipeline {
             return Err(PipelineError::ForwardOnly);
         }
         let start = Instant::now();
-        let batch = self.agreed(batch, purpose)?;
+        let mut batch = self.agreed(batch, purpose)?;
+        self.verifier.keep(&batch, !self.accumulation.is_pending());
+        let done = self.ranks.step();
+        loop {
+            batch = match self.compute(batch, start) {
+                Ok(summary) => match self.verifier.next_batch() {
+                    Some(next) => next,
+                    None => {
+                        if matches!(purpose, Purpose::Update { .. }) {
+                            self.verifier.end_update(summary.gradient_norm);
+                        }
+                        return Ok(summary);
+                    }
+                },
+                Err(error) => {
+                    let first = self.verifier.repeat(&error).ok_or(error)?;
+                    self.ranks.return_to(done);
+                    self.failure = None;
+                    first
+                }
+            }
+        }
+    }
+
+    /// Lets all ranks compute a batch, and update if it is the last one of its step. `start` is the time of the
+    /// call.
+    fn compute(&mut self, batch: CheckedBatch, start: Instant) -> Result<StepSummary, PipelineError> {
         let unit = self.accumulation.unit(batch.unit())?;
-        let plan = StepPlan::training(self.ranks.next_step(), &batch, unit, self.accumulation.loss_scale());
+        let (at, loss_scale) = (self.ranks.next_step(), self.accumulation.loss_scale());
+        let plan = StepPlan::training(at, &batch, unit, loss_scale, self.verifier.verification());
         let updates = plan.updates();
-        let reports = self.run(&plan, batch)?;
+        let mut reports = self.run(&plan, batch)?;
+        let difference = reports.iter_mut().find_map(|report| report.difference.take());
         // The ranks have the gradients, also if their reports do not fit together.
         self.accumulation.end_batch((!updates).then_some(unit));
         let summary = training(&self.setup, plan, reports, start.elapsed());
@@ -171,6 +202,7 @@ impl Pipeline {
         } else {
             self.accumulation.add(&mut summary);
         }
+        self.verifier.end_batch(difference, &mut summary);
         Ok(summary)
     }
 

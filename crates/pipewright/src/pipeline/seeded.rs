@@ -105,7 +105,7 @@ impl SeededPipeline {
         let ranks = || (0..self.executors.len() as u32).map(WorldRank::new);
         let batch = CheckedBatch::new(&self.setup, ranks(), batch, Purpose::Update { learning_rate })?;
         let at = StepAttempt { step: self.step, attempt: Attempt::new(self.step.get()) };
-        let plan = StepPlan::training(at, &batch, batch.unit(), self.accumulation.loss_scale());
+        let plan = StepPlan::training(at, &batch, batch.unit(), self.accumulation.loss_scale(), None);
         let inputs = plan.inputs_of(&self.setup, ranks(), batch, start);
         self.executors.iter_mut().zip(inputs).for_each(|(executor, input)| executor.begin(input));
         let outcome = self.drive();

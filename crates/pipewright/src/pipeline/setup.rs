@@ -11,6 +11,7 @@ use super::error::PipelineError;
 use crate::batch::Purpose;
 use crate::collective::Group;
 use crate::config::PipelineConfig;
+use crate::device::computes_behind;
 use crate::executor::{Connection, Executor, RankContext};
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::StepNumber;
@@ -23,10 +24,15 @@ use crate::progress::ProgressBoard;
 use crate::stage::{Skips, Stage, StageSettings};
 use crate::tensor::{Metadata, Precision};
 use crate::transport::{Endpoint, World};
+use crate::verification::Verify;
 
 /// The reason for which a model with skip connections is refused.
 const SKIPS_OF_FROZEN: &str = "the program leaves out backwards of frozen stages, and a stage with skip connections may \
                                need them: make the program without `TrainedStages`";
+
+/// The reason for which a device is refused if steps are verified.
+const VERIFIED_ON_DEVICE: &str = "steps are verified, which compares bits, and a device other than the processor may compute \
+                                  others each time: use the processor, or do not verify steps (`verify`)";
 
 /// The setup that all ranks of a pipeline share, whether the ranks have their own threads or share one.
 #[derive(Clone)]
@@ -128,6 +134,9 @@ impl Setup {
             };
             let runner =
                 made.prepare(settings).map_err(|error| failure(format!("stage {stage}: {error}")))?;
+            if self.config.verify != Verify::Off && computes_behind(runner.device()) {
+                return Err(failure(format!("stage {stage}: {VERIFIED_ON_DEVICE}")));
+            }
             let Skips { inputs, outputs } = runner.skips();
             let has_skips = !inputs.is_empty() || !outputs.is_empty();
             if has_skips && !self.program.as_program().trained().are_all() {

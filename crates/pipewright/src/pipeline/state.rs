@@ -95,6 +95,7 @@ impl Pipeline {
         self.ranks.return_to(StepNumber::new(checkpoint.step()));
         // A run in another precision has no scale, and one from before a restore belongs to other parameters.
         let scale = self.setup.loss_scale();
+        self.verifier.forget();
         self.accumulation.restore(scale.map(|initial| checkpoint.loss_scale().unwrap_or(initial)));
         Ok(restored)
     }

@@ -10,7 +10,7 @@ use crate::batch::{
     AgreedBatch, Batch, BatchTensors, InputGradientError, InputGradients, KeptOutputs, LossFactors, Purpose,
     ReductionUnit, StepForm,
 };
-use crate::executor::StepInput;
+use crate::executor::{StepInput, StepVerification};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::loss_scale::LossScale;
 use crate::mesh::MeshCoord;
@@ -24,6 +24,7 @@ pub(super) struct StepAttempt {
 }
 
 /// A batch with which the ranks of this process can take a step, cut into slices.
+#[derive(Clone)]
 pub(super) struct CheckedBatch {
     batch: Batch,
     purpose: Purpose,
@@ -74,6 +75,8 @@ pub(super) struct StepPlan {
     /// `None` if losses are not scaled.
     loss_scale: Option<LossScale>,
     input_gradients: InputGradients,
+    /// `None` in an evaluation, and if steps are not verified.
+    verification: Option<StepVerification>,
 }
 
 impl StepPlan {
@@ -83,18 +86,20 @@ impl StepPlan {
         batch: &CheckedBatch,
         unit: ReductionUnit,
         loss_scale: Option<LossScale>,
+        verification: Option<StepVerification>,
     ) -> Self {
         let factors = batch.batch.loss_factors(unit.weight());
         let divisor = if factors.is_sum { 1.0 } else { factors.divisor };
         let scale = loss_scale.map_or(1.0, |scale| scale.factor);
         let input_gradients = batch.input_gradients.clone().times(1.0 / divisor / scale);
-        Self { at, purpose: batch.purpose, factors, loss_scale, input_gradients }
+        Self { at, purpose: batch.purpose, factors, loss_scale, input_gradients, verification }
     }
 
     /// Plans an evaluation.
     pub(super) fn evaluation(at: StepAttempt, batch: &CheckedBatch) -> Self {
         let (factors, input_gradients) = (batch.batch.loss_factors(None), InputGradients::default());
-        Self { at, purpose: Purpose::Evaluate, factors, loss_scale: None, input_gradients }
+        let (purpose, loss_scale, verification) = (Purpose::Evaluate, None, None);
+        Self { at, purpose, factors, loss_scale, input_gradients, verification }
     }
 
     pub(super) fn at(&self) -> StepAttempt {
@@ -110,6 +115,11 @@ impl StepPlan {
         self.loss_scale
     }
 
+    /// Returns the number of computations of the step before this one.
+    pub(super) fn repetition(&self) -> u32 {
+        self.verification.map_or(0, |verification| verification.repetition)
+    }
+
     /// Returns how the gradients of the inputs are joined.
     pub(super) fn input_gradients(&self) -> &InputGradients {
         &self.input_gradients
@@ -121,7 +131,8 @@ impl StepPlan {
     }
 
     /// Returns the input of each of `ranks`, in their order. Each replica gets its share of the microbatches:
-    /// the rank of the first stage gets the inputs, and the rank of the last stage gets the targets.
+    /// the rank of the first stage gets the inputs, and the rank of the last stage gets the targets. In a
+    /// repetition of a step, it gets the share of another replica.
     pub(super) fn inputs_of(
         &self,
         setup: &Setup,
@@ -148,11 +159,14 @@ impl StepPlan {
             let MeshCoord { replica, rank, tensor } = setup.mesh().coord(world_rank);
             // The last rank of a tensor group takes the tensors, and the others take copies.
             let take = if tensor + 1 == setup.mesh().tensor { take_all } else { copy_all };
-            let range = replica as usize * share..(replica as usize + 1) * share;
+            let own = setup.mesh().share_of(replica, self.repetition());
+            let range = own as usize * share..(own as usize + 1) * share;
             let part = |batch: &mut Vec<Values>| batch.get_mut(range.clone()).map(take).unwrap_or_default();
             StepInput {
                 step: self.at.step,
                 attempt: self.at.attempt,
+                share: own,
+                verification: self.verification,
                 inputs: if rank == first { part(&mut inputs) } else { Vec::new() },
                 wanted_gradients: self.input_gradients.wanted(),
                 targets: if rank == last { part(&mut targets) } else { Vec::new() },

@@ -9,11 +9,12 @@ use pipewright_schedule::{ClockSkew, StageIndex, Timeline};
 
 use super::setup::Setup;
 use super::step_plan::StepPlan;
-use crate::batch::{InputGradients, LossFactors, ReplicaGradients, SplitError, joined_slices};
+use crate::batch::{LossFactors, ReplicaGradients, SplitError, joined_slices};
 use crate::executor::{AuxiliaryPart, RankReport, UndeferredParameter, sums_of};
 use crate::ids::StepNumber;
 use crate::stage::ExpertLoad;
 use crate::tensor::{BoundaryError, OptionalTensors, Values, unpack};
+use crate::verification::Verification;
 
 /// The results of a training step.
 #[derive(Debug)]
@@ -65,6 +66,10 @@ pub struct StepSummary {
     /// Whether all ranks skipped the update, because the scaled gradients were too large for f16. Parameters
     /// and optimizer state do not change, and the next step has half the scale.
     pub skipped: bool,
+    /// The result of the repetitions of a suspicious step
+    /// ([`PipelineConfig::verify`](crate::pipeline::PipelineConfig::verify)); `None` if the step was not
+    /// repeated. It is the same in every process, except for the reason if several ranks had one.
+    pub verification: Option<Verification>,
     /// The actions of each rank with their times, in seconds since the step began in this process. If ranks
     /// are processes, the first one has the events of all, on one clock ([`Timeline::clock_skew`]), and each
     /// other one has its own. Ranks that compute stages together have one row, with the events of the first
@@ -187,28 +192,34 @@ pub(super) fn training(
     mut reports: Vec<RankReport>,
     wall: Duration,
 ) -> Result<StepSummary, SplitError> {
+    // Microbatches are in the order of the shares, which other replicas have in a repetition of the step.
+    reports.sort_unstable_by_key(|report| (share_of(setup, &plan, report), report.rank));
+    let losses = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect();
+    let outputs = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect();
+    let stage_outputs = stage_outputs(&mut reports);
+    let input_gradients = join_input_gradients(setup, &plan, &mut reports)?;
     reports.sort_unstable_by_key(|report| report.rank);
     let Auxiliaries { sums: auxiliary, by_layer: auxiliary_by_layer, weighted: weighted_auxiliary } =
         auxiliary(&mut reports);
     let gradient_norm = reports.iter().find_map(|report| report.gradient_norm).unwrap_or(0.0);
-    let input_gradients = join_input_gradients(setup, plan.input_gradients(), &mut reports)?;
     let (step, loss_scale) = (plan.at().step, plan.loss_scale().map(|scale| scale.factor));
     let LossFactors { shares: loss_weights, weight, .. } = plan.into_factors();
     Ok(StepSummary {
         step,
-        losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect(),
+        losses,
         loss_weights,
         auxiliary,
         auxiliary_by_layer,
         expert_loads: expert_loads(&mut reports),
         weighted_auxiliary,
-        outputs: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect(),
-        stage_outputs: stage_outputs(&mut reports),
+        outputs,
+        stage_outputs,
         input_gradients,
         weight,
         gradient_norm,
         loss_scale,
         skipped: !gradient_norm.is_finite(),
+        verification: None,
         update: reports.iter().map(|report| report.update).collect(),
         exposed_communication: reports.iter().map(|report| report.exposed_communication).collect(),
         peak_bytes: reports.iter().map(|report| report.peak_bytes).collect(),
@@ -255,14 +266,14 @@ pub(super) fn evaluation(
 /// of this process counts.
 fn join_input_gradients(
     setup: &Setup,
-    gradients: &InputGradients,
+    plan: &StepPlan,
     reports: &mut [RankReport],
 ) -> Result<OptionalTensors, SplitError> {
     let mut replicas = BTreeMap::new();
     for report in reports {
         let parts = std::mem::take(&mut report.input_gradients);
         if !parts.is_empty() {
-            replicas.entry(setup.mesh().coord(report.rank).replica).or_insert(parts);
+            replicas.entry(share_of(setup, plan, report)).or_insert(parts);
         }
     }
     if replicas.is_empty() {
@@ -272,7 +283,12 @@ fn join_input_gradients(
     let replicas = replicas.into_iter();
     let replicas =
         replicas.map(|(replica, parts)| ReplicaGradients { first: replica as usize * microbatches, parts });
-    gradients.join(&replicas.collect::<Vec<_>>(), setup.slices())
+    plan.input_gradients().join(&replicas.collect::<Vec<_>>(), setup.slices())
+}
+
+/// Returns the share of the batch that a rank's replica had.
+fn share_of(setup: &Setup, plan: &StepPlan, report: &RankReport) -> u32 {
+    setup.mesh().share_of(setup.mesh().coord(report.rank).replica, plan.repetition())
 }
 
 /// The auxiliary losses of a step.

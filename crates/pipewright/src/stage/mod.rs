@@ -53,6 +53,7 @@ mod prepare;
 pub(crate) use body::{NO_SKIPS, Skip, Skips, StageBody};
 pub(crate) use error::in_layer;
 pub use error::{ElementTypeError, StageError};
+pub(crate) use forwarded::Forwarded;
 pub(crate) use microbatch::{BackwardState, ForwardState, ForwardTask, InputGradients};
 pub(crate) use module::{Auxiliary, ExpertLoad};
 pub use module::{StageContext, StageModule};

@@ -49,6 +49,7 @@ pub(super) fn joined(earlier: Vec<StepSummary>, last: StepSummary) -> StepSummar
         whole.weighted_auxiliary += part.weighted_auxiliary;
         whole.wall += part.wall;
         whole.interrupted |= part.interrupted;
+        whole.verification = whole.verification.take().or(part.verification);
         let peaks = whole.peak_bytes.iter_mut().zip(part.peak_bytes);
         peaks.for_each(|(most, peak)| *most = (*most).max(peak));
         let sends = whole.sends_in_flight.iter_mut().zip(part.sends_in_flight);
@@ -103,6 +104,7 @@ mod tests {
             gradient_norm: 1.0,
             loss_scale: None,
             skipped: false,
+            verification: None,
             timeline: pipewright_schedule::Timeline::new(1, Vec::new()),
             update: Vec::new(),
             exposed_communication: Vec::new(),

@@ -24,12 +24,13 @@ use crate::message::{Message, Payload, Tag};
 use crate::progress::Heartbeat;
 use crate::tensor::layout::Layout;
 use crate::tensor::{OptionalTensors, Value};
+use crate::verification::{Difference, Suspicion};
 
 /// Parts of a frame are padded to multiples of this many bytes.
 pub(crate) const BLOCK: usize = 64;
 
 /// The first bytes of every frame. A change of the heads, or of what processes do with frames, changes it.
-const FORMAT: [u8; 4] = *b"pw 1";
+const FORMAT: [u8; 4] = *b"pw 2";
 /// The number of bytes before the head.
 const PREFIX: usize = 8;
 
@@ -174,13 +175,16 @@ struct TensorHead {
     layout: Option<Layout>,
 }
 
-/// A cause for another process: its message, which peer is lost, and which stage's update failed.
+/// A cause for another process: its message, which peer is lost, which stage's update failed, and why the step
+/// is repeated.
 #[derive(Serialize, Deserialize)]
 enum CauseHead {
     Build(String),
     LostPeer(WorldRank),
     SilentPeer { peer: WorldRank, waited: Duration, report: String },
     Update { stage: StageIndex, message: String },
+    Suspicious(Suspicion),
+    Unconfirmed(Box<Difference>),
     Other(String),
 }
 
@@ -282,6 +286,8 @@ fn failure_head(FailureNotice { error, attempt, diverged }: FailureNotice) -> He
             CauseHead::SilentPeer { peer: *peer, waited: *waited, report: report.clone() }
         }
         Cause::Update { stage, failure } => CauseHead::Update { stage: *stage, message: failure.to_string() },
+        Cause::Suspicious { suspicion } => CauseHead::Suspicious(suspicion.clone()),
+        Cause::Unconfirmed { difference } => CauseHead::Unconfirmed(difference.clone()),
         cause => CauseHead::Other(cause.to_string()),
     };
     let action = error.action.map(|action| action.to_string());
@@ -297,6 +303,8 @@ impl From<CauseHead> for Cause {
             CauseHead::Update { stage, message } => {
                 Self::Update { stage, failure: UpdateFailure::Remote { message } }
             }
+            CauseHead::Suspicious(suspicion) => Self::Suspicious { suspicion },
+            CauseHead::Unconfirmed(difference) => Self::Unconfirmed { difference },
             CauseHead::Other(message) => Self::Remote { message },
         }
     }

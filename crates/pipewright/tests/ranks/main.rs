@@ -9,6 +9,7 @@ mod own_batches;
 mod sharing;
 mod replicas;
 mod sharded;
+mod verification;
 mod tensor_parallel;
 mod traffic;
 #[path = "../support/mod.rs"]

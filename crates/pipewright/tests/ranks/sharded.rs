@@ -3,7 +3,7 @@
 
 mod functions;
 mod groups;
-mod modules;
+pub(crate) mod modules;
 mod run;
 
 use burn::module::ParamGroup;

@@ -7,6 +7,7 @@ use super::*;
 use crate::message::{AwaitedMessage, Direction};
 use crate::progress::Activity;
 use crate::tensor::{TensorRank, pack, unpack};
+use crate::verification::Content;
 
 const FROM: WorldRank = WorldRank::new(3);
 
@@ -53,7 +54,9 @@ fn next(tag: Tag) -> Option<Tag> {
         Tag::StepDigest => Tag::SameStep,
         Tag::SameStep => Tag::StepForms,
         Tag::StepForms => Tag::AgreedStep,
-        Tag::AgreedStep => Tag::Report,
+        Tag::AgreedStep => Tag::Checksums,
+        Tag::Checksums => Tag::Verdict,
+        Tag::Verdict => Tag::Report,
         Tag::Report => Tag::Summary,
         Tag::Summary => Tag::Hello,
         Tag::Hello => Tag::Welcome,
@@ -219,6 +222,32 @@ fn a_failed_update_keeps_its_stage() {
 }
 
 #[test]
+fn a_suspicious_step_is_suspicious_in_every_process() {
+    let stage = StageIndex::new(5);
+    let difference = Difference {
+        content: Content::Forward,
+        stage,
+        microbatch: Microbatch::new(2),
+        wrong: vec![WorldRank::new(3)],
+        undecided: Vec::new(),
+    };
+    let suspicion = Suspicion::Jump { norm: 1e9, usual: 0.1 };
+    for cause in
+        [Cause::Suspicious { suspicion }, Cause::Unconfirmed { difference: Box::new(difference.clone()) }]
+    {
+        let error = StepError { rank: WorldRank::new(1), step: StepNumber::new(4), action: None, cause };
+        let words = error.to_string();
+        let sent = Frame::Failed(FailureNotice { error, attempt: Attempt::new(9), diverged: None });
+        let Frame::Failed(found) = round(sent) else { panic!("a failure was sent") };
+        assert_eq!(found.error.to_string(), words);
+        assert!(
+            matches!(&found.error.cause, Cause::Suspicious { .. })
+                || matches!(&found.error.cause, Cause::Unconfirmed { difference: found } if **found == difference)
+        );
+    }
+}
+
+#[test]
 fn heartbeats_are_small_and_name_awaited_messages() {
     let (stage, microbatch) = (StageIndex::new(2000), Microbatch::new(5000));
     let tag = Tag::Boundary { direction: Direction::Forward, stage, microbatch };
@@ -251,7 +280,7 @@ fn frames_of_another_version_are_refused() {
     encode(Frame::Room { bytes: 64 }, now(), &mut bytes);
     bytes[..4].copy_from_slice(&[17, 0, 0, 0]);
     let error = decode(FROM, &bytes, now()).expect_err("the format differs");
-    let expected = "rank 3 sends frames that begin with `\\x11\\x00\\x00\\x00`, and frames of this process begin with `pw 1`: the ranks \
+    let expected = "rank 3 sends frames that begin with `\\x11\\x00\\x00\\x00`, and frames of this process begin with `pw 2`: the ranks \
                     run different versions of the program";
     assert!(error.to_string().starts_with(expected), "{error}");
 }

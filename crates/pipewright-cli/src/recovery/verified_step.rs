@@ -1,0 +1,172 @@
+//! [`VerifiedStep`]: the record of a suspicious step that was computed again.
+
+use pipewright::ids::WorldRank;
+use pipewright::verification::{Difference, REPETITIONS, Verification};
+use pipewright_schedule::words::counted;
+use serde::{Deserialize, Serialize};
+
+/// A suspicious step, as a line of the metrics has it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct VerifiedStep {
+    pub(crate) event: VerificationEvent,
+    pub(crate) step: u64,
+    /// Why the step was computed again; left out if it failed and the reason is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) suspicion: Option<String>,
+    /// The number of computations after the first one.
+    pub(crate) repetitions: u32,
+    /// The stage of the first result whose bits differ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) stage: Option<u32>,
+    /// The action of that result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) action: Option<String>,
+    /// The ranks that have computed wrong bits; empty if they are not known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) ranks: Vec<u32>,
+    /// If the wrong rank is not known: the ranks that have computed the result.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) undecided: Vec<u32>,
+    /// The hosts of these ranks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) hosts: Vec<String>,
+    /// The result of the comparison, in words.
+    pub(crate) finding: String,
+}
+
+/// The name of the event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum VerificationEvent {
+    /// All bits agree.
+    VerifiedStep,
+    /// Bits differ.
+    WrongBits,
+}
+
+impl VerifiedStep {
+    /// Returns the record of a step that has succeeded. `hosts` returns the hosts of ranks.
+    pub(crate) fn of(step: u64, verification: &Verification, hosts: impl Fn(&[u32]) -> Vec<String>) -> Self {
+        let Verification { suspicion, repetitions, difference, is_reproduced } = verification;
+        let record = match difference {
+            Some(difference) => {
+                let record = Self::differing(step, difference, hosts);
+                Self { finding: format!("{}; the right bits count", record.finding), ..record }
+            }
+            None if *is_reproduced => {
+                let finding = "all bits agree, so the step is genuine".to_owned();
+                Self::new(VerificationEvent::VerifiedStep, step, finding)
+            }
+            None => {
+                let finding = "the repetition does not show it, and all bits that are compared agree, so a sum over ranks or \
+                               the norm was wrong; the repetition counts";
+                Self::new(VerificationEvent::WrongBits, step, finding.to_owned())
+            }
+        };
+        Self { suspicion: Some(suspicion.to_string()), repetitions: *repetitions, ..record }
+    }
+
+    /// Returns the record of a step that has failed, because its bits are not confirmed.
+    pub(crate) fn failed(step: u64, difference: &Difference, hosts: impl Fn(&[u32]) -> Vec<String>) -> Self {
+        Self { repetitions: REPETITIONS, ..Self::differing(step, difference, hosts) }
+    }
+
+    fn differing(step: u64, difference: &Difference, hosts: impl Fn(&[u32]) -> Vec<String>) -> Self {
+        let numbers = |ranks: &[WorldRank]| ranks.iter().map(|rank| rank.get()).collect::<Vec<_>>();
+        let (ranks, undecided) = (numbers(&difference.wrong), numbers(&difference.undecided));
+        let hosts = hosts(if ranks.is_empty() { &undecided } else { &ranks });
+        Self {
+            stage: Some(difference.stage.get()),
+            action: difference.action(),
+            ranks,
+            undecided,
+            hosts,
+            ..Self::new(VerificationEvent::WrongBits, step, difference.to_string())
+        }
+    }
+
+    fn new(event: VerificationEvent, step: u64, finding: String) -> Self {
+        Self {
+            event,
+            step,
+            suspicion: None,
+            repetitions: 0,
+            stage: None,
+            action: None,
+            ranks: Vec::new(),
+            undecided: Vec::new(),
+            hosts: Vec::new(),
+            finding,
+        }
+    }
+
+    /// Returns the sentence for the display.
+    pub(crate) fn sentence(&self) -> String {
+        let Self { step, repetitions, finding, .. } = self;
+        let suspicion = self.suspicion.as_deref().unwrap_or("a result was suspicious");
+        let again = if *repetitions == 1 {
+            "again".to_owned()
+        } else {
+            format!("{} more", counted(*repetitions, "time"))
+        };
+        let hosts = match &self.hosts[..] {
+            [] => String::new(),
+            hosts => format!(" (on {})", hosts.join(" and ")),
+        };
+        format!("step {step}: {suspicion}, so the step was computed {again}: {finding}{hosts}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pipewright::verification::{Content, Suspicion};
+    use pipewright_schedule::{Microbatch, StageIndex};
+
+    use super::*;
+
+    fn record(difference: Option<Difference>, is_reproduced: bool) -> VerifiedStep {
+        let suspicion = Suspicion::Jump { norm: 123.4, usual: 1.25 };
+        let repetitions = if difference.is_some() { 2 } else { 1 };
+        let verification = Verification { suspicion, repetitions, difference, is_reproduced };
+        VerifiedStep::of(12, &verification, |ranks| ranks.iter().map(|rank| format!("node{rank}")).collect())
+    }
+
+    #[test]
+    fn a_record_says_what_was_found() {
+        let start = "step 12: the gradient norm is 1.234e2, more than 10 times the usual norm 1.250e0, so the step was computed ";
+        let check = |record: VerifiedStep, end: &str, members: &str| {
+            assert_eq!(record.sentence(), format!("{start}{end}"));
+            let json = serde_json::to_string(&record).expect("JSON");
+            assert!(json.contains(members), "{json}");
+            assert_eq!(serde_json::from_str::<VerifiedStep>(&json).expect("a record"), record);
+        };
+        check(
+            record(None, true),
+            "again: all bits agree, so the step is genuine",
+            r#"{"event":"verified_step","step":12,"#,
+        );
+        check(
+            record(None, false),
+            "again: the repetition does not show it, and all bits that are compared agree, so a sum over ranks or the norm was \
+             wrong; the repetition counts",
+            r#"{"event":"wrong_bits","step":12,"#,
+        );
+        let difference = |wrong: &[u32], undecided: &[u32]| {
+            let ranks = |ranks: &[u32]| ranks.iter().copied().map(WorldRank::new).collect();
+            let (stage, microbatch) = (StageIndex::new(3), Microbatch::new(2));
+            let (wrong, undecided) = (ranks(wrong), ranks(undecided));
+            Difference { content: Content::Forward, stage, microbatch, wrong, undecided }
+        };
+        check(
+            record(Some(difference(&[5], &[])), false),
+            "2 times more: rank 5 has computed wrong bits in action 3F2; the right bits count (on node5)",
+            r#""stage":3,"action":"3F2","ranks":[5],"hosts":["node5"],"#,
+        );
+        let failed = VerifiedStep::failed(12, &difference(&[], &[1, 5]), |_| Vec::new());
+        assert_eq!(
+            failed.sentence(),
+            "step 12: a result was suspicious, so the step was computed 3 times more: the ranks 1 and 5 have different bits in \
+             action 3F2, and which one is wrong is not known"
+        );
+    }
+}

@@ -1,0 +1,101 @@
+//! Tests of runs that verify suspicious steps: the display, the metrics and the report name the rank that has
+//! computed wrong bits.
+
+use std::fs;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::run::Run;
+
+/// The step with the fault: the usual norm is known.
+const FAULT: &str = "flip:1:10";
+
+/// Trains 12 steps on two ranks for each replica, with faults.
+fn train(run: &Run, faults: &str, set: &[&str]) -> Output {
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
+    command.current_dir(run.path(".")).args(["train", "small.toml"]);
+    if !faults.is_empty() {
+        command.env("PIPEWRIGHT_FAULT", faults);
+    }
+    let settings = ["run.steps=12", "pipeline.ranks=2", "pipeline.microbatches=2"];
+    command.args(settings.iter().chain(set).flat_map(|set| ["--set", *set]));
+    command.output().expect("the binary starts")
+}
+
+fn words(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn events(run: &Run) -> Vec<Value> {
+    let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("a run writes its metrics");
+    let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).expect("an object"));
+    lines.filter(|line| line.get("event").is_some()).collect()
+}
+
+/// Checks that a run with a flipped bit has the figures of a run without, and names the rank.
+fn check(set: &[&str]) {
+    let (right, run) = (Run::new(), Run::new());
+    let output = train(&right, "", set);
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    let verified: Vec<&str> = set.iter().copied().chain(["run.verify=on-suspicion"]).collect();
+    let output = train(&run, FAULT, &verified);
+    let words = words(&output);
+    assert_eq!(output.status.code(), Some(0), "{words}");
+    assert_eq!(run.figures(), right.figures(), "{words}");
+    let events = events(&run);
+    let [event] = &events[..] else { panic!("{events:?}: {words}") };
+    let found = (&event["event"], &event["step"], &event["ranks"], &event["action"], &event["repetitions"]);
+    let expected = ("wrong_bits".into(), 10.into(), serde_json::json!([1]), "1I0".into(), 2.into());
+    let (name, step, ranks, action, repetitions) = &expected;
+    assert_eq!(found, (name, step, ranks, action, repetitions), "{event}");
+    assert!(event["hosts"].as_array().is_some_and(|hosts| hosts.len() == 1), "{event}");
+    let sentence = "rank 1 has computed wrong bits in action 1I0; the right bits count (on ";
+    assert_eq!(words.matches(sentence).count(), 1, "{words}");
+    assert_eq!(run.command(&["report", "out", "-o", "page.html"]).status.code(), Some(0));
+    let page = fs::read_to_string(run.path("page.html")).expect("a page");
+    assert!(page.contains("rank 1 has computed wrong bits in action 1I0"), "the data of the page");
+}
+
+#[test]
+fn a_flipped_bit_names_its_rank_in_the_display_the_metrics_and_the_report() {
+    check(&[]);
+    check(&["mesh.data_parallel=2"]);
+}
+
+#[test]
+fn a_genuine_loss_that_is_not_finite_ends_the_run_with_its_error() {
+    let run = Run::new();
+    let set = ["optimizer.learning_rate=1e30", "optimizer.clip_norm=0", "run.verify=on-suspicion"];
+    let output = train(&run, "", &set);
+    let words = words(&output);
+    assert_ne!(output.status.code(), Some(0), "{words}");
+    assert!(
+        words.contains("; the parameters are still those before this step")
+            || words.contains("has ruined it"),
+        "{words}"
+    );
+    assert!(!words.contains("wrong bits"), "{words}");
+}
+
+#[test]
+fn steps_without_equal_bits_end_the_run() {
+    let run = Run::new();
+    let set = ["mesh.data_parallel=2", "run.verify=on-suspicion"];
+    let output = train(&run, "flip:1:10:100", &set);
+    let words = words(&output);
+    assert_eq!(output.status.code(), Some(4), "{words}");
+    let sentence = "the ranks 1 and 3 have different bits in action 1I0, and which one is wrong is not known";
+    assert!(words.contains(sentence), "{words}");
+    let events = events(&run);
+    let [event] = &events[..] else { panic!("{events:?}: {words}") };
+    assert_eq!((&event["event"], &event["undecided"]), (&"wrong_bits".into(), &serde_json::json!([1, 3])));
+}
+
+#[test]
+fn a_value_that_is_not_known_is_refused() {
+    let output = train(&Run::new(), "", &["run.verify=always"]);
+    let words = words(&output);
+    assert_eq!(output.status.code(), Some(2), "{words}");
+    assert!(words.contains("verify") && words.contains("on-suspicion"), "{words}");
+}
