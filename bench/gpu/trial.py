@@ -10,7 +10,7 @@ a network: the binary is built elsewhere by `build.sh`. The parts, in order:
     golden        the test model `llama-tiny` against the losses and gradient norms of PyTorch in f32, on one, two and
                   four ranks that share the device, under five schedules; then one run in each other precision
     throughput    the bench model, scaled up, in each precision, against PyTorch on the same device
-    memory        peak bytes of the same model with and without recomputation
+    memory        peak bytes of the same model with and without recomputation, and the estimate of `pipewright check`
 
 A part that fails or that the time does not allow is reported as such, and the next one runs. `trial.json` and
 `trial.txt` in `--out` have all figures; they are written after each part, so a trial that is killed leaves what it found.
@@ -137,10 +137,19 @@ class Trial:
         """Runs `pipewright train` with `settings` and returns the lines of its metrics."""
         run = self.scratch / "run"
         shutil.rmtree(run, ignore_errors=True)
-        settings = {"run.device": self.device, "run.out": str(run), **settings}
-        pairs = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()]
-        self.run(["train", *(word for pair in pairs for word in ("--set", pair))], limit)
+        self.run(["train", *self.words(settings)], limit)
         return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+    def estimate(self, settings: dict[str, object]) -> int:
+        """Returns the bytes that `pipewright check` expects of all ranks of a run with `settings` together."""
+        checked = json.loads(self.run(["check", "--format", "json", *self.words(settings)], limit=60))
+        return sum(rank["total"] for rank in checked["memory"]["ranks"])
+
+    def words(self, settings: dict[str, object]) -> list[str]:
+        """Returns the arguments of a command for `settings`."""
+        settings = {"run.device": self.device, "run.out": str(self.scratch / "run"), **settings}
+        pairs = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()]
+        return [word for pair in pairs for word in ("--set", pair)]
 
 
 def cuda_environment() -> dict[str, str]:
@@ -263,7 +272,8 @@ def speed(row: dict[str, object]) -> str:
 
 def peak(row: dict[str, object]) -> str:
     """The columns of the memory."""
-    return f"{row['peak_bytes'] / 2**20:>10.0f}{statistics.median(row['step_ms'][1:]):>12.1f}"
+    sizes = [row["peak_bytes"], row["estimated_bytes"]]
+    return "".join(f"{size / 2**20:>10.0f}" for size in sizes) + f"{statistics.median(row['step_ms'][1:]):>12.1f}"
 
 
 COLUMNS = {"throughput": ("{program:<26}{precision:>10}{ranks:>6}", speed), "memory": ("{recompute:<12}", peak)}
@@ -328,14 +338,21 @@ def scaled_settings(trial: Trial, precision: str, ranks: int) -> dict[str, objec
 
 
 def memory(trial: Trial) -> None:
-    """Compares peak bytes and step time with and without recomputation.
+    """Compares peak bytes, with the estimate of `check`, and step time with and without recomputation.
 
-    Under `gpipe`: on one rank, 1F1B runs each backward right after its forward and recomputes nothing.
+    Under `gpipe`: on one rank, 1F1B runs each backward right after its forward and recomputes nothing. The peak has the
+    temporary tensors of a step and what the back end keeps, and the estimate has not.
     """
-    trial.say(f"\n{'recompute':<12}{'peak MiB':>10}{'ms a step':>12}")
+    trial.say(f"\n{'recompute':<12}{'peak MiB':>10}{'check MiB':>10}{'ms a step':>12}")
     for recompute in ("none", "stage", "block"):
         more = {"pipeline.recompute": recompute, "pipeline.schedule": "gpipe"}
-        attempt(trial, {"recompute": recompute}, "memory", lambda m=more: ours(trial, "f32", 1, **m))
+        attempt(trial, {"recompute": recompute}, "memory", lambda m=more: with_estimate(trial, m))
+
+
+def with_estimate(trial: Trial, more: dict[str, object]) -> dict[str, object]:
+    """Trains the scaled model on one rank in single precision, and asks `check` for its memory."""
+    estimated = trial.estimate({**scaled_settings(trial, "f32", 1), **more})
+    return {**ours(trial, "f32", 1, **more), "estimated_bytes": estimated}
 
 
 def main() -> int:

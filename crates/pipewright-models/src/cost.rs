@@ -40,6 +40,8 @@ pub(crate) struct Cost {
     /// Numbers that are kept per token until the backward. An operation keeps its inputs, and tensors that
     /// several operations keep are stored once. The input of a part of a block is counted with its norm.
     pub(crate) kept: u64,
+    /// How many more numbers devices other than the processor keep per token; negative if they keep fewer.
+    pub(crate) kept_on_devices: i64,
 }
 
 impl Add for Cost {
@@ -52,6 +54,7 @@ impl Add for Cost {
             mixing: self.mixing + other.mixing,
             elements: self.elements + other.elements,
             kept: self.kept + other.kept,
+            kept_on_devices: self.kept_on_devices + other.kept_on_devices,
         }
     }
 }
@@ -65,6 +68,7 @@ impl Cost {
             mixing: count * self.mixing,
             elements: count * self.elements,
             kept: count * self.kept,
+            kept_on_devices: count as i64 * self.kept_on_devices,
         }
     }
 
@@ -76,6 +80,8 @@ impl Cost {
             parameters: self.parameters,
             weight: self.products + ELEMENT * self.elements,
             activation_bytes: tokens * FLOAT * self.kept,
+            device_activation_bytes: (self.kept_on_devices != 0)
+                .then(|| tokens * FLOAT * self.kept.saturating_add_signed(self.kept_on_devices)),
             output_bytes: tokens * FLOAT * outputs,
             keys_values_bytes: 0,
             products: tokens * self.products,
@@ -127,6 +133,7 @@ impl ModelSizes {
             elements: LOSS_PASSES * self.vocabulary,
             // The logits with a normaliser, which the loss keeps.
             kept: self.vocabulary + 1,
+            ..Cost::default()
         };
         norm(self.hidden) + logits
     }
@@ -198,6 +205,7 @@ pub(crate) fn ungated(hidden: u64, inner: u64) -> Cost {
         mixing: 0,
         elements: GATE_PASSES * inner,
         kept: 2 * inner,
+        ..Cost::default()
     }
 }
 
@@ -211,6 +219,7 @@ pub(crate) fn gated(hidden: u64, inner: u64) -> Cost {
         mixing: 0,
         elements: GATE_PASSES * inner,
         kept: 3 * inner,
+        ..Cost::default()
     }
 }
 
@@ -230,5 +239,12 @@ pub(crate) fn attention(sizes: AttentionSizes, seen: u64) -> Cost {
         elements: 0,
         // Queries, keys, values and the attention's output with a normaliser for each head.
         kept: 2 * queries + 2 * keys + heads,
+        ..Cost::default()
     }
+}
+
+/// Returns how many more numbers devices other than the processor keep for a mixture: each chosen expert is a
+/// sequence of layers there, which keeps a token's row, `width` numbers, before and after it.
+pub(crate) fn mixture_on_devices(chosen: u64, width: u64) -> i64 {
+    (2 * chosen * width) as i64
 }

@@ -148,6 +148,7 @@ impl CutHead {
             // The input of the product, the logits with the tanh of bounded ones, and the statistics before
             // and after the part.
             kept: kept + self.form.cap.map_or(ids, |_| 2 * ids) + 2 * STATISTICS,
+            ..Cost::default()
         };
         let outputs = if part + 1 == self.parts { STATISTICS } else { width + STATISTICS };
         let path = format!("lm_head {}/{}", part + 1, self.parts);
@@ -191,6 +192,7 @@ mod tests {
             products: 0,
             mixing: 0,
             copied: 0,
+            device_activation_bytes: None,
             trained: None,
         };
         let cut = CutHead::new(form(10), 3).expect("every part has a token");

@@ -121,6 +121,8 @@ pub(crate) fn cost(sizes: &MambaSizes, hidden: usize, conv_bias: bool) -> Cost {
         elements: mixing.elements,
         // The projected channels, the result of the scan, the mixed channels and the scales of the norm.
         kept: (sizes.projected() + 2 * sizes.width() + sizes.groups) as u64,
+        // Other devices compute the scan again.
+        kept_on_devices: -((sizes.width() + sizes.groups) as i64),
     }
 }
 

@@ -29,6 +29,7 @@
 //!     products: 0,
 //!     mixing: 0,
 //!     copied: 0,
+//!     device_activation_bytes: None,
 //!     trained: None,
 //! };
 //! let model = ModelDesc { layers: vec![layer] };
@@ -286,6 +287,7 @@ mod tests {
             products: 0,
             mixing: 0,
             copied: 0,
+            device_activation_bytes: None,
             trained: None,
         }
     }

@@ -36,6 +36,10 @@ pub struct LayerDesc {
     pub weight: u64,
     /// The bytes that the layer's forward keeps for its backward, for a microbatch of one row.
     pub activation_bytes: u64,
+    /// The bytes that a device other than the processor keeps instead of `activation_bytes`, if these differ:
+    /// it may compute the layer with other operations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_activation_bytes: Option<u64>,
     /// The bytes of the layer's output, for a microbatch of one row.
     pub output_bytes: u64,
     /// The bytes of the keys and values that an attention of the layer keeps for later slices, for a
@@ -122,6 +126,7 @@ mod tests {
             parameters: 1,
             weight: 2,
             activation_bytes: 3,
+            device_activation_bytes: None,
             output_bytes: 4,
             keys_values_bytes: 0,
             products: 0,

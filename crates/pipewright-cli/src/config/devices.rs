@@ -5,6 +5,7 @@ use std::fmt;
 use pipewright::device::{BackEnd, DeviceChoice, DeviceError, Devices};
 use pipewright::ids::WorldRank;
 use pipewright::tensor::Precision;
+use pipewright_models::training_memory::ComputeDevices;
 use serde::Serialize;
 use sysinfo::System;
 
@@ -39,6 +40,16 @@ impl DeviceSettings {
     /// Returns whether all ranks compute on the processor.
     pub(crate) fn are_processor(&self) -> bool {
         self.choices().iter().all(|choice| choice.back_end == BackEnd::Flex)
+    }
+
+    /// Returns what the ranks compute on, as far as it decides which tensors they keep.
+    pub(crate) fn compute_devices(&self) -> ComputeDevices {
+        let on_processor = |choice: &DeviceChoice| choice.back_end == BackEnd::Flex;
+        match self.choices() {
+            choices if choices.iter().all(on_processor) => ComputeDevices::Processor,
+            choices if choices.iter().any(on_processor) => ComputeDevices::Mixed,
+            _ => ComputeDevices::Others,
+        }
     }
 
     /// Finds the devices of all of `ranks` ranks.

@@ -143,6 +143,7 @@ mod tests {
             products: 0,
             mixing: 0,
             copied: 0,
+            device_activation_bytes: None,
             trained: None,
         };
         let kind = KindFigures {

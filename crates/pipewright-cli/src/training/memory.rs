@@ -39,6 +39,7 @@ pub(crate) fn memory_plan(run: RunParts<'_>, stages: &[Vec<ParameterSpec>]) -> R
         recompute: &settings.pipeline.recompute,
         state: state_rule(settings),
         sharding: Sharding { shards: mesh.shards(), window: mesh.unshard_window },
+        devices: settings.run.devices.compute_devices(),
     };
     let memory =
         TrainingMemory::estimate(&training, stages).map_err(|error| Failure::new(Exit::Bug, error))?;

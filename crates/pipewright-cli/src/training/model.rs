@@ -93,9 +93,10 @@ fn elements(specs: &[ParameterSpec]) -> u64 {
     specs.iter().map(|spec| spec.shape.iter().product::<usize>() as u64).sum()
 }
 
-/// Returns the layers of the model of a run, with their sizes in the precision of the run.
+/// Returns the layers of the model of a run, with their sizes in the precision and on the devices of the run.
 pub(crate) fn described(settings: &Settings, model: &CutModel) -> ModelDesc {
-    layers_in(model, settings.data.seq_len as usize, settings.run.precision)
+    let devices = settings.run.devices.compute_devices();
+    layers_in(model, settings.data.seq_len as usize, settings.run.precision, devices)
 }
 
 /// Returns the sentences about the `config.json` of the model that the settings name.

@@ -144,6 +144,7 @@ fn sizes(
         slices: program.slices(),
         precision: settings.run.precision,
         recompute: &settings.pipeline.recompute,
+        devices: settings.run.devices.compute_devices(),
     };
     Some(kept.sizes(&stages.ok()?))
 }

@@ -100,6 +100,7 @@ fn attention(config: &DecoderConfig, form: &BlockForm<'_>, seen: u64) -> Cost {
         mixing: 0,
         elements: BIAS_PASSES * biases + NORM_PASSES * normalised,
         kept: normalised + scales,
+        ..Cost::default()
     };
     cost::attention(sizes, seen) + further
 }
@@ -129,6 +130,7 @@ fn latent_attention(config: &DecoderConfig, latent: LatentForm, form: &BlockForm
         elements: BIAS_PASSES * biases + HEAD_PASSES * (2 * queries + values),
         // Queries, keys, values and the attention's output with a normaliser for each head.
         kept: 2 * queries + 2 * values + heads,
+        ..Cost::default()
     };
     products + cost::norm(key_rank) + query_rank.map_or_else(Cost::default, cost::norm)
 }
@@ -164,6 +166,7 @@ fn experts(config: &DecoderConfig, mixture: &MixtureConfig, tokens: u64) -> Cost
         // The probabilities; gate, up and their product of each chosen expert; its weight, and its number
         // twice.
         kept: experts + chosen * (3 * inner + 1 + 2 * NUMBER),
+        ..Cost::default()
     }
 }
 
@@ -181,6 +184,7 @@ fn expert_parts(config: &DecoderConfig, form: &BlockForm<'_>, mixture: &MixtureC
         elements: BIAS_PASSES * (chosen * bias + router),
         // The rows of the experts before and after their layers.
         kept: if is_composed { chosen * 2 * hidden } else { 0 },
+        kept_on_devices: if is_composed { 0 } else { cost::mixture_on_devices(chosen, hidden) },
         ..Cost::default()
     }
 }

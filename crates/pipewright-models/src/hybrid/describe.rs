@@ -76,6 +76,7 @@ impl HybridConfig {
             mixing: share(whole.mixing),
             elements: share(whole.elements) + 8 * hidden,
             kept: share(whole.kept) + 2 * hidden,
+            kept_on_devices: (whole.kept_on_devices as f64 * self.mod_capacity_factor) as i64,
         }
     }
 
@@ -111,6 +112,7 @@ impl HybridConfig {
             mixing: 0,
             elements: chosen * (expert.elements + 6 * hidden) + shared.elements + experts * LOSS_PASSES,
             kept: chosen * (expert.kept + 3) + shared.kept + 4 * experts,
+            kept_on_devices: cost::mixture_on_devices(chosen, hidden),
         }
     }
 
@@ -126,6 +128,7 @@ impl HybridConfig {
             elements: COPY_PASSES * hidden,
             // The inputs of the projection, and the id.
             kept: 2 * hidden + TOKEN_ID / FLOAT,
+            ..Cost::default()
         };
         let block = self
             .prediction_block()

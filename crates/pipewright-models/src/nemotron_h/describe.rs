@@ -53,6 +53,7 @@ impl NemotronHConfig {
             mixing: 0,
             elements: RECTIFIER_PASSES * inner + BIAS_PASSES * biases,
             kept: 2 * inner,
+            ..Cost::default()
         }
     }
 }
@@ -76,6 +77,7 @@ impl Experts {
             mixing: 0,
             elements,
             kept: 2 * (chosen * inner + shared + latent) + 2 * experts + 3 * chosen,
+            kept_on_devices: cost::mixture_on_devices(chosen, width),
         }
     }
 }

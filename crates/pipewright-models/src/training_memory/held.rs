@@ -9,6 +9,7 @@ use pipewright_schedule::{Costs, Placement, Rank, Recompute, StageIndex, Timelin
 use crate::cut_model::CutModel;
 use crate::parameter::ParameterSpec;
 use crate::training_memory::kept::KeptActivations;
+use crate::training_memory::sizes::ComputeDevices;
 use crate::training_memory::state::{StateRule, gradient_bytes};
 
 /// The most bytes that a rank or a stage holds.
@@ -70,6 +71,8 @@ pub struct TrainingRun<'a> {
     pub state: StateRule,
     /// The distribution of parameters and optimizer state over replicas.
     pub sharding: Sharding,
+    /// What the ranks compute on.
+    pub devices: ComputeDevices,
 }
 
 /// The most bytes that each stage and each rank of a replica holds. All replicas need the same.
@@ -130,9 +133,9 @@ impl TrainingRun<'_> {
     /// Returns costs with the sizes of the run, whose stages have these parameters. A rank runs its actions
     /// in the order of its row for any costs, so unit costs give the same peaks.
     fn costs(&self, stages: &[Vec<ParameterSpec>]) -> Costs {
-        let &Self { model, partition, tokens, rows, recompute, .. } = self;
+        let &Self { model, partition, tokens, rows, recompute, devices, .. } = self;
         let (slices, precision) = (self.program.slices(), self.state.precision);
-        let kept = KeptActivations { model, partition, tokens, rows, slices, precision, recompute };
+        let kept = KeptActivations { model, partition, tokens, rows, slices, precision, recompute, devices };
         Costs { sizes: kept.sizes(stages), recompute: recompute.clone(), ..Costs::default() }
     }
 

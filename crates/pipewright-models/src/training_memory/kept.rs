@@ -7,7 +7,7 @@ use pipewright_schedule::{ModelDesc, Partition, Recompute, Slices, StageIndex};
 use crate::cut_model::CutModel;
 use crate::parameter::ParameterSpec;
 use crate::training_memory::adapters::{adapter_stash, add_adapters, remove_below};
-use crate::training_memory::sizes::{base_layers_in, kept_bytes, stage_sizes};
+use crate::training_memory::sizes::{ComputeDevices, base_layers_in, kept_bytes, stage_sizes};
 
 /// The parts of a run on which the bytes of its activations depend.
 #[derive(Clone, Copy, Debug)]
@@ -26,12 +26,14 @@ pub struct KeptActivations<'a> {
     pub precision: Precision,
     /// The stages that compute their forward again.
     pub recompute: &'a Recompute,
+    /// What the stages compute on.
+    pub devices: ComputeDevices,
 }
 
 impl KeptActivations<'_> {
     /// Returns the sizes of the stages, which have these parameters, for a microbatch.
     pub fn sizes(&self, stages: &[Vec<ParameterSpec>]) -> Vec<StageSizes> {
-        let mut layers = base_layers_in(self.model, self.tokens, self.precision);
+        let mut layers = base_layers_in(self.model, self.tokens, self.precision, self.devices);
         if let Some(adapter) = self.model.adapter() {
             let specs = stages.iter().flatten();
             add_adapters(&mut layers.layers, &adapter.lora, specs, self.tokens, self.precision);

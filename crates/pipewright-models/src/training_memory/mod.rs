@@ -21,5 +21,5 @@ mod plan;
 pub use held::{HeldBytes, TrainingMemory, TrainingRun};
 pub use kept::KeptActivations;
 pub use plan::{DeviceLoad, MemoryPlan, RunShape, Shortage, device_loads};
-pub use sizes::layers_in;
+pub use sizes::{ComputeDevices, layers_in};
 pub use state::{OptimizerState, StateRule, is_hidden_matrix};

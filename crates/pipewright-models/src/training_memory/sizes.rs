@@ -8,10 +8,38 @@ use pipewright_schedule::{LayerDesc, ModelDesc};
 use crate::cut_model::CutModel;
 use crate::training_memory::adapters::add_adapters;
 
-/// Returns the layers of a model for rows of `tokens` tokens, with their sizes in the precision of a run and
-/// with what adapters keep.
-pub fn layers_in(model: &CutModel, tokens: usize, precision: Precision) -> ModelDesc {
-    let mut layers = base_layers_in(model, tokens, precision);
+/// What the layers of a run compute on. It decides which tensors they keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ComputeDevices {
+    /// The processor.
+    Processor,
+    /// Other devices.
+    Others,
+    /// Some layers compute on the processor and some on other devices. Each counts with the larger size.
+    Mixed,
+}
+
+impl ComputeDevices {
+    /// Returns the bytes that the layer keeps on these devices.
+    fn kept_bytes(self, layer: &LayerDesc) -> u64 {
+        let on_others = layer.device_activation_bytes.unwrap_or(layer.activation_bytes);
+        match self {
+            Self::Processor => layer.activation_bytes,
+            Self::Others => on_others,
+            Self::Mixed => layer.activation_bytes.max(on_others),
+        }
+    }
+}
+
+/// Returns the layers of a model for rows of `tokens` tokens. Their activations are those that `devices` keep
+/// in the precision of a run, and include what adapters keep.
+pub fn layers_in(
+    model: &CutModel,
+    tokens: usize,
+    precision: Precision,
+    devices: ComputeDevices,
+) -> ModelDesc {
+    let mut layers = base_layers_in(model, tokens, precision, devices);
     // The settings of adapters were checked with the model, so their layers are known.
     if let (Some(adapter), Ok(specs)) = (model.adapter(), model.trained_parameters()) {
         add_adapters(&mut layers.layers, &adapter.lora, specs.iter(), tokens, precision);
@@ -20,8 +48,18 @@ pub fn layers_in(model: &CutModel, tokens: usize, precision: Precision) -> Model
 }
 
 /// Like [`layers_in`], without what adapters keep.
-pub(super) fn base_layers_in(model: &CutModel, tokens: usize, precision: Precision) -> ModelDesc {
-    in_precision(&model.describe(tokens), precision)
+pub(super) fn base_layers_in(
+    model: &CutModel,
+    tokens: usize,
+    precision: Precision,
+    devices: ComputeDevices,
+) -> ModelDesc {
+    let mut described = model.describe(tokens);
+    for layer in &mut described.layers {
+        layer.activation_bytes = devices.kept_bytes(layer);
+        layer.device_activation_bytes = None;
+    }
+    in_precision(&described, precision)
 }
 
 /// Returns the sizes of the activations of a stage with these layers, for a microbatch of `rows` rows.
@@ -80,6 +118,7 @@ mod tests {
             products: 0,
             mixing: 0,
             copied: 0,
+            device_activation_bytes: None,
             trained: None,
         }
     }

@@ -12,7 +12,7 @@ use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::tensor::Precision;
 use pipewright::transport::World;
 use pipewright_models::decoder::DecoderConfig;
-use pipewright_models::training_memory::layers_in;
+use pipewright_models::training_memory::{ComputeDevices, layers_in};
 use pipewright_models::{
     Adapter, AdapterStart, CutModel, InitialParameters, LoraConfig, LoraTargets, ModelConfig,
 };
@@ -180,7 +180,9 @@ fn magnitudes_weigh_more_in_short_rows() {
 #[test]
 fn estimates_have_what_adapters_keep() {
     let kept = |targets| {
-        let layers = layers_in(&model("llama", &json!({}), 6, targets), 8, Precision::F32).layers;
+        let layers =
+            layers_in(&model("llama", &json!({}), 6, targets), 8, Precision::F32, ComputeDevices::Processor)
+                .layers;
         layers.into_iter().map(|layer| layer.activation_bytes).collect::<Vec<_>>()
     };
     let (whole, all) = (kept(None), kept(Some(LoraTargets::AllLinear)));

@@ -1,8 +1,9 @@
 //! Records an operation whose backward pass is composed of tensor operations, so that it runs on every
 //! device.
 //!
-//! The caller computes the result off the tape. [`record`] puts it on the tape with a [`Rule`], which the
-//! backward pass asks for the gradients of the two inputs.
+//! The caller computes the result off the tape. [`record`] and [`record_four`] put it on the tape with a
+//! [`Rule`], which the backward pass asks for the gradients of the inputs. The tape keeps what the rule keeps,
+//! and nothing else.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -18,23 +19,39 @@ use burn::tensor::Tensor;
 
 use super::on_tape::on_tape_of;
 
-/// The backward pass of an operation on two inputs.
-pub(crate) trait Rule: Debug + Send + Sync {
+/// The backward pass of an operation on `N` inputs.
+pub(crate) trait Rule<const N: usize = 2>: Debug + Send + Sync {
     /// Returns the gradients of the inputs from the gradient of the result, all off the tape. `wanted` says
     /// which inputs need theirs.
-    fn backward(&self, gradient: Tensor<2>, wanted: [bool; 2]) -> [Option<Tensor<2>>; 2];
+    fn backward(&self, gradient: Tensor<2>, wanted: [bool; N]) -> [Option<Tensor<2>>; N];
 }
 
 /// Returns `result`, which is off the tape, as the result of an operation on `inputs`. If no input is on a
 /// tape, neither is the result.
 pub(crate) fn record(inputs: [Tensor<2>; 2], result: Tensor<2>, rule: Arc<dyn Rule>) -> Tensor<2> {
-    let Some(tracked) = inputs.iter().find(|input| input.is_autodiff()).cloned() else { return result };
-    let on_tape = |tensor: Tensor<2>| on_tape_of(tensor, &tracked).into_dispatch();
-    let [first, second] = inputs.map(on_tape);
-    Tensor::from_dispatch(<Dispatch as RecordBackend>::record(first, second, on_tape(result), rule))
+    let Some(([first, second], result)) = on_one_tape(&inputs, &result) else { return result };
+    Tensor::from_dispatch(<Dispatch as RecordBackend>::record(first, second, result, rule))
 }
 
-/// Back ends that can record an operation.
+/// Like [`record`], but for an operation on four inputs.
+pub(crate) fn record_four(inputs: [Tensor<2>; 4], result: Tensor<2>, rule: Arc<dyn Rule<4>>) -> Tensor<2> {
+    let Some(([first, second, third, fourth], result)) = on_one_tape(&inputs, &result) else { return result };
+    Tensor::from_dispatch(<Dispatch as RecordBackend>::record_four(
+        first, second, third, fourth, result, rule,
+    ))
+}
+
+/// Returns the inputs and the result on the tape of the inputs; `None` if no input is on one.
+fn on_one_tape<const N: usize>(
+    inputs: &[Tensor<2>; N],
+    result: &Tensor<2>,
+) -> Option<([DispatchTensor; N], DispatchTensor)> {
+    let tracked = inputs.iter().find(|input| input.is_autodiff())?;
+    let on_tape = |tensor: &Tensor<2>| on_tape_of(tensor.clone(), tracked).into_dispatch();
+    Some((inputs.each_ref().map(on_tape), on_tape(result)))
+}
+
+/// Back ends that can record an operation. Without a tape there is no backward pass.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait RecordBackend: Backend {
     /// See [`record`].
@@ -44,8 +61,20 @@ pub(crate) trait RecordBackend: Backend {
         result: FloatTensor<Self>,
         rule: Arc<dyn Rule>,
     ) -> FloatTensor<Self> {
-        // Without a tape there is no backward pass.
         let _ = (first, second, rule);
+        result
+    }
+
+    /// See [`record_four`].
+    fn record_four(
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        third: FloatTensor<Self>,
+        fourth: FloatTensor<Self>,
+        result: FloatTensor<Self>,
+        rule: Arc<dyn Rule<4>>,
+    ) -> FloatTensor<Self> {
+        let _ = (first, second, third, fourth, rule);
         result
     }
 }
@@ -67,26 +96,55 @@ where
         result: FloatTensor<Self>,
         rule: Arc<dyn Rule>,
     ) -> FloatTensor<Self> {
-        let nodes = [first.into_parts().1, second.into_parts().1];
-        let result = result.into_primitive();
-        match Recorded.prepare::<C>(nodes).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(rule, result),
-            OpsKind::UnTracked(prep) => prep.finish(result),
-        }
+        recorded::<B, C, 2>([first, second], result, rule)
+    }
+
+    fn record_four(
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        third: FloatTensor<Self>,
+        fourth: FloatTensor<Self>,
+        result: FloatTensor<Self>,
+        rule: Arc<dyn Rule<4>>,
+    ) -> FloatTensor<Self> {
+        recorded::<B, C, 4>([first, second, third, fourth], result, rule)
+    }
+}
+
+fn recorded<B, C, const N: usize>(
+    inputs: [FloatTensor<Autodiff<B, C>>; N],
+    result: FloatTensor<Autodiff<B, C>>,
+    rule: Arc<dyn Rule<N>>,
+) -> FloatTensor<Autodiff<B, C>>
+where
+    B: Backend,
+    C: CheckpointStrategy,
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    let nodes = inputs.map(|input| input.into_parts().1);
+    let result = result.into_primitive();
+    match Recorded.prepare::<C>(nodes).compute_bound().stateful() {
+        OpsKind::Tracked(prep) => prep.finish(rule, result),
+        OpsKind::UnTracked(prep) => prep.finish(result),
     }
 }
 
 #[derive(Debug)]
 struct Recorded;
 
-impl<B> Backward<B, 2> for Recorded
+impl<B, const N: usize> Backward<B, N> for Recorded
 where
     B: Backend,
     DispatchTensor: DispatchKindConversion<B>,
 {
-    type State = Arc<dyn Rule>;
+    type State = Arc<dyn Rule<N>>;
 
-    fn backward(self, ops: Ops<Arc<dyn Rule>, 2>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
+    fn backward(
+        self,
+        ops: Ops<Arc<dyn Rule<N>>, N>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
         let gradient = Tensor::from_primitive::<B>(grads.consume::<B>(&ops.node));
         let wanted = ops.parents.each_ref().map(Option::is_some);
         let gradients = ops.state.backward(gradient, wanted);

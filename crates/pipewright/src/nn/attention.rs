@@ -5,12 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, Flex};
-use burn::tensor::{Bool, Device, Int, Tensor, TensorData, activation};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright_kernel::attention::{Dims, Inputs, Rotary};
 
+use super::attention_blocks::{BlockAttention, FurtherInput, queries_of_block};
 use super::attention_form::AttentionForm;
 use super::attention_passes::AttentionInputs;
-use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, ReadElement, Tape, cpu_tensor, elements, on_cpu, row_major};
 use super::token_scope::TokenScope;
 
@@ -121,9 +121,16 @@ impl CausalAttention {
         let dims = self.dims(&q, &k, &v);
         let shape = [q.dims()[0], dims.heads * dims.value_dim];
         let inputs = [&q, &k, &v].map(|tensor| tensor.clone().into_dispatch());
-        let Some(tables) = self.cpu_tables() else { return self.composed(q, k, v, dims) };
         let inputs = self.with_sinks_of(inputs, dims, &q.device());
-        let Some(([q, k, v, sinks], tape)) = on_cpu(inputs) else { return self.composed(q, k, v, dims) };
+        let in_blocks = || {
+            let slices = [&k, &v].map(|x| {
+                let [rows, width] = x.dims();
+                vec![x.clone().reshape([dims.batch, rows / dims.batch, width])]
+            });
+            self.in_blocks(dims, [&q, &k, &v].map(Tensor::clone), slices)
+        };
+        let Some(tables) = self.cpu_tables() else { return in_blocks() };
+        let Some(([q, k, v, sinks], tape)) = on_cpu(inputs) else { return in_blocks() };
         let saved = self.saved(dims, [q, k, v, sinks], tables);
         let results = saved.forward(shape);
         saved.record(tape, results)
@@ -144,13 +151,20 @@ impl CausalAttention {
         let dims = self.slice_dims(&q, &keys, &values);
         let shape = [dims.batch, dims.sequence, dims.heads * dims.value_dim];
         let on_their_own = [&keys, &values].map(|slices| each_on_cpu(slices));
-        let [k, v] = [keys, values].map(|slices| Tensor::cat(slices, 1));
+        let [k, v] = [&keys, &values].map(|slices| Tensor::cat(slices.clone(), 1));
         let inputs = [&q, &k, &v].map(|tensor| tensor.clone().into_dispatch());
-        let (Some(tables), [Some(keys), Some(values)]) = (self.cpu_tables(), on_their_own) else {
-            return self.composed(q, k, v, dims);
-        };
         let inputs = self.with_sinks_of(inputs, dims, &q.device());
-        let Some(([q, k, v, sinks], tape)) = on_cpu(inputs) else { return self.composed(q, k, v, dims) };
+        let in_blocks = || {
+            let inputs = [&q, &k, &v].map(|x| {
+                let [batch, length, width] = x.dims();
+                x.clone().reshape([batch * length, width])
+            });
+            self.in_blocks(dims, inputs, [keys, values]).reshape(shape)
+        };
+        let (Some(tables), [Some(keys), Some(values)]) = (self.cpu_tables(), on_their_own) else {
+            return in_blocks();
+        };
+        let Some(([q, k, v, sinks], tape)) = on_cpu(inputs) else { return in_blocks() };
         let saved = self.saved(dims, [q, k, v, sinks], tables);
         let results = saved.forward(shape);
         Saved { k: keys, v: values, ..saved }.record(tape, results)
@@ -255,82 +269,30 @@ impl CausalAttention {
         Some([table(&self.cos)?, table(&self.sin)?])
     }
 
-    fn composed<const D: usize>(&self, q: Tensor<D>, k: Tensor<D>, v: Tensor<D>, dims: Dims) -> Tensor<D> {
-        let Dims { batch, sequence, earlier, heads, kv_heads, value_dim, .. } = dims;
-        let (mut shape, keys) = (q.dims(), earlier + sequence);
-        shape[D - 1] = heads * value_dim;
-        let split = |x: Tensor<D>, rows: usize, heads: usize| {
-            let width = x.dims()[D - 1] / heads;
-            x.reshape([batch, rows, heads, width]).swap_dims(1, 2)
+    /// Returns the result on a device without a kernel for it. `slices` are the keys and values, cut along the
+    /// sequences.
+    fn in_blocks(&self, dims: Dims, [q, k, v]: [Tensor<2>; 3], slices: [Vec<Tensor<3>>; 2]) -> Tensor<2> {
+        let (further, input) = match &self.sinks {
+            Some(sinks) => (FurtherInput::Sinks, sinks.clone().reshape([1, dims.heads])),
+            None => (FurtherInput::Unused, Tensor::zeros([1, dims.heads], &q.device().inner())),
         };
-        let share = |x: Tensor<4>| repeat_heads(x, heads / kv_heads);
-        let q = self.turn(split(q, sequence, heads), earlier);
-        let k = share(self.turn(split(k, keys, kv_heads), 0));
-        let v = share(split(v, keys, kv_heads));
-        let precision = q.dtype();
-        let mut scores = at_least_single(q.matmul(k.transpose())) * self.form.scale;
-        if let Some(cap) = self.form.cap {
-            scores = (scores / cap).tanh() * cap;
+        self.blocks(dims, further).forward([q, k, v, input], slices)
+    }
+
+    fn blocks(&self, dims: Dims, further: FurtherInput) -> BlockAttention {
+        let [tokens, pairs] = self.cos.dims();
+        let table =
+            |table: &Tensor<2>| table.clone().reshape([tokens / self.sequence, 1, self.sequence, pairs]);
+        BlockAttention {
+            dims,
+            tables: [table(&self.cos), table(&self.sin)],
+            scale: self.form.scale,
+            cap: self.form.cap,
+            starts: self.starts(dims),
+            further,
+            block: queries_of_block(dims),
         }
-        let hidden = match &self.starts {
-            Some(starts) => hidden_by_starts(starts, dims, &scores.device()),
-            None => hidden_by_window(self.form.window, dims, &scores.device()),
-        };
-        let scores = scores.mask_fill(hidden, f32::NEG_INFINITY);
-        let weights = match &self.sinks {
-            Some(sinks) => {
-                let sinks = at_least_single(sinks.clone()).reshape([1, heads, 1, 1]);
-                let sinks = sinks.repeat_dim(0, batch).repeat_dim(2, sequence);
-                activation::softmax(Tensor::cat(vec![scores, sinks], 3), 3).narrow(3, 0, keys)
-            }
-            None => activation::softmax(scores, 3),
-        };
-        weights.cast(precision).matmul(v).swap_dims(1, 2).reshape(shape)
     }
-
-    /// Rotates heads whose first position is `first`.
-    fn turn(&self, x: Tensor<4>, first: usize) -> Tensor<4> {
-        let (pairs, precision, positions) = (self.cos.dims()[1], x.dtype(), x.dims()[2]);
-        let x = at_least_single(x);
-        let (a, b) = (x.clone().narrow(3, 0, pairs), x.clone().narrow(3, pairs, pairs));
-        let rows = self.cos.dims()[0] / self.sequence;
-        // Burn puts the tables on the tape of the other operand, whatever its kind.
-        let [cos, sin] = [&self.cos, &self.sin]
-            .map(|table| table.clone().reshape([rows, 1, self.sequence, pairs]).narrow(2, first, positions));
-        let first = a.clone() * cos.clone() - b.clone() * sin.clone();
-        let mut parts = vec![first, b * cos + a * sin];
-        let rest = self.form.head_dim - 2 * pairs;
-        if rest > 0 {
-            parts.push(x.narrow(3, 2 * pairs, rest));
-        }
-        Tensor::cat(parts, 3).cast(precision)
-    }
-}
-
-/// Returns which keys the queries of every row do not see, `[1, 1, sequence, earlier + sequence]`: the later
-/// ones, and those before the window. The mask is made on the device.
-fn hidden_by_window(window: Option<usize>, dims: Dims, device: &Device) -> Tensor<4, Bool> {
-    let Dims { sequence, earlier, .. } = dims;
-    let ones = Tensor::<2>::ones([sequence, earlier + sequence], device);
-    let later = ones.clone().triu(earlier as i64 + 1);
-    // A window of all keys hides none of them.
-    let hidden = match window.filter(|&window| window < earlier + sequence) {
-        Some(window) => later + ones.tril(earlier as i64 - window as i64),
-        None => later,
-    };
-    hidden.bool().unsqueeze()
-}
-
-/// Returns which keys each query does not see, `[batch, 1, sequence, earlier + sequence]`: the same ones for
-/// every head.
-pub(super) fn hidden_by_starts(starts: &[u32], dims: Dims, device: &Device) -> Tensor<4, Bool> {
-    let Dims { batch, sequence, earlier, .. } = dims;
-    let keys = earlier + sequence;
-    let mut hidden = Vec::with_capacity(batch * sequence * keys);
-    for (token, &start) in starts.iter().enumerate() {
-        hidden.extend((0..keys).map(|key| key < start as usize || key > earlier + token % sequence));
-    }
-    Tensor::from_data(TensorData::new(hidden, [batch, 1, sequence, keys]), device)
 }
 
 /// Returns tensors in row-major order on the CPU back end; `None` if one is elsewhere.
@@ -353,12 +315,6 @@ fn joined<T: ReadElement>(slices: &[CpuTensor], batch: usize) -> Cow<'_, [T]> {
         }
     }
     Cow::Owned(all)
-}
-
-/// Repeats each head of `[batch, heads, sequence, head_dim]` `group` times.
-pub(super) fn repeat_heads(x: Tensor<4>, group: usize) -> Tensor<4> {
-    let [batch, heads, sequence, width] = x.dims();
-    x.unsqueeze_dim::<5>(2).repeat_dim(2, group).reshape([batch, heads * group, sequence, width])
 }
 
 /// The inputs of both passes.

@@ -1,10 +1,13 @@
 //! The gated activation with bounds of gpt-oss.
 
+use std::sync::Arc;
+
 use burn::tensor::{Tensor, activation};
 use pipewright_kernel::clamped_gate::{Bounds, backward, forward};
 
-use super::composed::at_least_single;
+use super::composed::{at_least_single, in_type_of};
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
+use crate::autodiff::{Rule, inner_of, record};
 
 /// Returns `(up + 1) gate sigmoid(alpha gate)`, where the gate is at most `limit`, and `up` is between `-limit`
 /// and `limit`. All shapes are the same.
@@ -15,18 +18,56 @@ pub(super) fn clamped_gate(gate: Tensor<2>, up: Tensor<2>, [alpha, limit]: [f64;
     let shape = gate.dims();
     assert!(shape == up.dims(), "a gate has the shape of what it gates, got {shape:?} and {:?}", up.dims());
     let inputs = [gate.clone().into_dispatch(), up.clone().into_dispatch()];
-    let Some(([gate, up], tape)) = on_cpu(inputs) else { return composed(gate, up, [alpha, limit]) };
+    let Some(([gate, up], tape)) = on_cpu(inputs) else { return on_device(gate, up, [alpha, limit]) };
     let bounds = Bounds { alpha: alpha as f32, limit: limit as f32 };
     let y = forward(&elements(&gate), &elements(&up), bounds);
     tape.record(y, shape, |_| ClampedBackward { gate, up, bounds, shape })
 }
 
-fn composed(gate: Tensor<2>, up: Tensor<2>, [alpha, limit]: [f64; 2]) -> Tensor<2> {
-    let precision = up.dtype();
-    let gate = at_least_single(gate).clamp_max(limit);
-    let up = at_least_single(up).clamp(-limit, limit);
-    let gated = gate.clone() * activation::sigmoid(gate * alpha);
-    ((up + 1.0) * gated).cast(precision)
+/// The operation on other devices.
+fn on_device(gate: Tensor<2>, up: Tensor<2>, [alpha, limit]: [f64; 2]) -> Tensor<2> {
+    let rule = ClampedRule { gate: inner_of(gate.clone()), up: inner_of(up.clone()), alpha, limit };
+    let (bounded, share) = rule.gate();
+    let y = (rule.up() + 1.0) * bounded * share;
+    let y = in_type_of(y, &rule.up);
+    record([gate, up], y, Arc::new(rule))
+}
+
+#[derive(Debug)]
+struct ClampedRule {
+    gate: Tensor<2>,
+    up: Tensor<2>,
+    alpha: f64,
+    limit: f64,
+}
+
+impl ClampedRule {
+    /// Returns the bounded gate, and the sigmoid of it times `alpha`.
+    fn gate(&self) -> (Tensor<2>, Tensor<2>) {
+        let bounded = at_least_single(self.gate.clone()).clamp_max(self.limit);
+        (bounded.clone(), activation::sigmoid(bounded * self.alpha))
+    }
+
+    /// Returns the bounded `up`.
+    fn up(&self) -> Tensor<2> {
+        at_least_single(self.up.clone()).clamp(-self.limit, self.limit)
+    }
+}
+
+impl Rule for ClampedRule {
+    fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
+        let Self { gate, up, alpha, limit } = self;
+        let gradient = at_least_single(gradient);
+        let (bounded, share) = self.gate();
+        let gated = bounded * share.clone();
+        let slope = share.clone() + gated.clone() * (share.neg() + 1.0) * *alpha;
+        // A number beyond a bound does not change the result.
+        let above = at_least_single(gate.clone()).greater_elem(*limit);
+        let outside = at_least_single(up.clone()).abs().greater_elem(*limit);
+        let d_gate = (gradient.clone() * (self.up() + 1.0) * slope).mask_fill(above, 0.0);
+        let d_up = (gradient * gated).mask_fill(outside, 0.0);
+        [Some(in_type_of(d_gate, gate)), Some(in_type_of(d_up, up))]
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -49,6 +90,14 @@ impl Operation<2> for ClampedBackward {
 mod tests {
     use super::super::check::{check, numbers};
     use super::*;
+
+    fn composed(gate: Tensor<2>, up: Tensor<2>, [alpha, limit]: [f64; 2]) -> Tensor<2> {
+        let precision = up.dtype();
+        let gate = at_least_single(gate).clamp_max(limit);
+        let up = at_least_single(up).clamp(-limit, limit);
+        let gated = gate.clone() * activation::sigmoid(gate * alpha);
+        ((up + 1.0) * gated).cast(precision)
+    }
 
     #[test]
     fn equals_its_composition() {

@@ -3,9 +3,12 @@
 use burn::tensor::{Int, Tensor};
 
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
+use super::parallel::TensorParallel;
 use super::targets::{IGNORED_TARGET, target_indices};
-use super::weighted_cross_entropy::{weighted_cross_entropy, weights_of_valid};
-use crate::autodiff::on_tape_of;
+use super::vocabulary_loss::loss;
+use super::weighted_cross_entropy::weights_of_valid;
+use super::weighted_rows::WeightedRows;
+use crate::autodiff::inner_of;
 
 /// Returns the mean over all rows of the cross entropy between `softmax(logits)` and the target ids, in nats.
 /// Rows whose target is [`IGNORED_TARGET`](super::IGNORED_TARGET) do not count; the result is 0 if no row
@@ -24,7 +27,7 @@ pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     let [found] = targets.dims();
     assert!(found == rows, "cross_entropy takes one target for each row, got {found} for {rows}");
     let Some(([logits], tape)) = on_cpu([logits.clone().into_dispatch()]) else {
-        return composed(logits, targets);
+        return on_device(logits, targets);
     };
     let targets = target_indices(targets, vocabulary);
     let (loss, normalisers) =
@@ -32,9 +35,11 @@ pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     tape.in_single().record(vec![loss], [1], |_| CrossEntropyBackward { logits, targets, normalisers })
 }
 
-fn composed(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
-    let weights = on_tape_of(weights_of_valid(targets.clone(), IGNORED_TARGET), &logits);
-    weighted_cross_entropy(logits, targets, weights)
+/// The operation on other devices.
+fn on_device(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+    let [rows, vocabulary] = logits.dims();
+    let weights = inner_of(weights_of_valid(targets.clone(), IGNORED_TARGET));
+    loss(logits, WeightedRows::of(rows, targets, weights), vocabulary, &TensorParallel::default())
 }
 
 #[derive(Clone, Debug)]
@@ -58,7 +63,14 @@ mod tests {
     use burn::tensor::{Device, TensorData};
 
     use super::super::check::{check, numbers};
+    use super::super::weighted_cross_entropy::weighted_cross_entropy;
     use super::*;
+    use crate::autodiff::on_tape_of;
+
+    fn composed(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+        let weights = on_tape_of(weights_of_valid(targets.clone(), IGNORED_TARGET), &logits);
+        weighted_cross_entropy(logits, targets, weights)
+    }
 
     fn check_at(scale: f32) {
         let targets = || Tensor::from_data(TensorData::new(vec![0i64, 19, 2, 1, 1, 3], [6]), &Device::flex());

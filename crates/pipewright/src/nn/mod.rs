@@ -11,11 +11,13 @@
 //!
 //! The functions ([`rms_norm`], [`swiglu`], [`relu_squared`], [`CausalAttention`], [`ScopedAttention`],
 //! [`cross_entropy`], [`vocabulary_statistics`], [`Routing`], [`mix_experts`], and [`Mamba2`] without its
-//! projections) are single operations on the CPU back end and compositions of Burn's elsewhere.
-//! [`weighted_cross_entropy`], [`split_cross_entropy`] and [`split_weighted_cross_entropy`] are compositions
-//! everywhere.
+//! projections) are single operations on the CPU back end. Elsewhere they are composed of Burn's operations,
+//! with backward passes of their own, so that the tape keeps little more than on the CPU back end. Only
+//! [`Routing`] and [`mix_experts`] leave the backward pass to Burn. [`weighted_cross_entropy`],
+//! [`split_cross_entropy`] and [`split_weighted_cross_entropy`] are compositions everywhere.
 
 mod attention;
+mod attention_blocks;
 mod attention_form;
 mod attention_passes;
 mod bundle;
@@ -36,6 +38,8 @@ mod matrix;
 mod operation;
 mod parallel;
 mod product;
+mod recomputed;
+mod relations;
 mod relu_squared;
 mod rms_norm;
 mod router_losses;
@@ -47,10 +51,14 @@ mod targets;
 mod tied_head;
 mod token_scope;
 mod vocabulary;
+mod vocabulary_loss;
 mod vocabulary_part;
 mod weight_list;
 mod weighted_cross_entropy;
+mod weighted_rows;
 
+#[cfg(test)]
+mod attention_composition;
 #[cfg(test)]
 mod bf16_products;
 #[cfg(test)]
@@ -76,11 +84,12 @@ pub(crate) use matrix::{Operand, add_product, product_in_single};
 pub(crate) use operation::{CpuTensor, cpu, cpu_tensor, elements, from_cpu, node_of, owned};
 pub(crate) use parallel::TensorLink;
 pub use parallel::TensorParallel;
+pub use relations::Relations;
 pub use relu_squared::relu_squared;
 pub use rms_norm::{RmsNorm, rms_norm};
 pub use router_losses::{choice_loss, router_losses};
 pub use routing::{Routing, count_choices};
-pub use scoped_attention::{Relations, ScopedAttention};
+pub use scoped_attention::ScopedAttention;
 pub use split_backward::SplitBackward;
 pub use swiglu::swiglu;
 pub use targets::IGNORED_TARGET;

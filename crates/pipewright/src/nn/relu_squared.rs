@@ -1,14 +1,17 @@
 //! The squared rectifier (So et al., 2021).
 
+use std::sync::Arc;
+
 use burn::tensor::{Tensor, activation};
 use pipewright_kernel::relu_squared::{backward, backward_bf16, forward, forward_bf16};
 
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, in_bf16, on_cpu, tensor_of};
+use crate::autodiff::{Rule, inner_of, record};
 
 /// Returns `max(x, 0)²`, element by element. The result has the shape of `x`.
 pub fn relu_squared(x: Tensor<2>) -> Tensor<2> {
     let shape = x.dims();
-    let Some(([x], tape)) = on_cpu([x.clone().into_dispatch()]) else { return composed(x) };
+    let Some(([x], tape)) = on_cpu([x.clone().into_dispatch()]) else { return on_device(x) };
     let y = tape.rounded(activated(&x));
     tape.record_tensor(y, |_| ReluSquaredBackward { x, shape })
 }
@@ -22,8 +25,22 @@ pub(super) fn activated(x: &CpuTensor) -> CpuTensor {
     }
 }
 
-fn composed(x: Tensor<2>) -> Tensor<2> {
-    activation::relu(x).square()
+/// The operation on other devices.
+fn on_device(x: Tensor<2>) -> Tensor<2> {
+    let kept = inner_of(x.clone());
+    let y = activation::relu(kept.clone()).square();
+    record([x.clone(), x], y, Arc::new(ReluSquaredRule { x: kept }))
+}
+
+#[derive(Debug)]
+struct ReluSquaredRule {
+    x: Tensor<2>,
+}
+
+impl Rule for ReluSquaredRule {
+    fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
+        [Some(activation::relu(self.x.clone()) * 2.0 * gradient), None]
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -46,6 +63,10 @@ impl Operation<1> for ReluSquaredBackward {
 mod tests {
     use super::super::check::{check, numbers};
     use super::*;
+
+    fn composed(x: Tensor<2>) -> Tensor<2> {
+        activation::relu(x).square()
+    }
 
     #[test]
     fn equals_its_composition() {

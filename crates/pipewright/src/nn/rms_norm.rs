@@ -1,13 +1,16 @@
 //! Root-mean-square normalisation (Zhang and Sennrich, 2019).
 
+use std::sync::Arc;
+
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use pipewright_kernel::rms_norm::{backward, backward_bf16, forward, forward_bf16};
 
-use super::composed::at_least_single;
+use super::composed::{at_least_single, in_type_of};
 use super::operation::{
     CpuTensor, Operation, cpu_tensor, elements, in_bf16, on_cpu, takes_features, tensor_of,
 };
+use crate::autodiff::{Rule, inner_of, record};
 
 /// [`rms_norm`] with its weight, named as checkpoints name it.
 #[derive(Module, Debug)]
@@ -39,7 +42,7 @@ pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
     let shape = x.dims();
     takes_features("RmsNorm", weight.dims()[0], &shape);
     let inputs = [x.clone().into_dispatch(), weight.clone().into_dispatch()];
-    let Some(([x, weight], tape)) = on_cpu(inputs) else { return composed(x, weight, epsilon) };
+    let Some(([x, weight], tape)) = on_cpu(inputs) else { return on_device(x, weight, epsilon) };
     let epsilon = epsilon as f32;
     let (y, scales) = match in_bf16([&x, &weight]) {
         Some([x, weight]) => {
@@ -54,11 +57,39 @@ pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
     tape.record_tensor(y, |_| RmsNormBackward { x, weight, scales })
 }
 
-fn composed(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
-    let precision = x.dtype();
-    let (x, weight) = (at_least_single(x), at_least_single(weight));
-    let root = (x.clone().square().mean_dim(1) + epsilon).sqrt();
-    (x / root * weight.unsqueeze()).cast(precision)
+/// The operation on other devices.
+fn on_device(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
+    let weight: Tensor<2> = weight.unsqueeze();
+    let (kept_x, kept_weight) = (inner_of(x.clone()), inner_of(weight.clone()));
+    let wide = at_least_single(kept_x.clone());
+    let roots = (wide.clone().square().mean_dim(1) + epsilon).sqrt();
+    let y = in_type_of(wide / roots.clone() * at_least_single(kept_weight.clone()), &kept_x);
+    let rule = RmsNormRule { x: kept_x, weight: kept_weight, roots };
+    record([x, weight], y, Arc::new(rule))
+}
+
+#[derive(Debug)]
+struct RmsNormRule {
+    x: Tensor<2>,
+    /// `[1, width]`
+    weight: Tensor<2>,
+    /// The root of each row's mean square, `[rows, 1]`.
+    roots: Tensor<2>,
+}
+
+impl Rule for RmsNormRule {
+    fn backward(&self, gradient: Tensor<2>, [for_x, for_weight]: [bool; 2]) -> [Option<Tensor<2>>; 2] {
+        let Self { x, weight, roots } = self;
+        let gradient = at_least_single(gradient);
+        let normalised = at_least_single(x.clone()) / roots.clone();
+        let d_weight = for_weight.then(|| (gradient.clone() * normalised.clone()).sum_dim(0));
+        let d_x = for_x.then(|| {
+            let d_normalised = gradient * at_least_single(weight.clone());
+            let mean = (d_normalised.clone() * normalised.clone()).mean_dim(1);
+            (d_normalised - normalised * mean) / roots.clone()
+        });
+        [d_x.map(|d| in_type_of(d, x)), d_weight.map(|d| in_type_of(d, weight))]
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -91,6 +122,11 @@ impl Operation<2> for RmsNormBackward {
 mod tests {
     use super::super::check::{check, numbers};
     use super::*;
+
+    fn composed(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
+        let root = (x.clone().square().mean_dim(1) + epsilon).sqrt();
+        x / root * weight.unsqueeze()
+    }
 
     #[test]
     fn equals_its_composition() {

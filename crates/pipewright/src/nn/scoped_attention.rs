@@ -3,23 +3,14 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor, TensorData, activation};
+use burn::tensor::{Device, Tensor, TensorData};
 use pipewright_kernel::attention::{Bias, Dims, Inputs, Rotary};
 
-use super::attention::{hidden_by_starts, repeat_heads};
+use super::attention_blocks::{BlockAttention, FurtherInput, queries_of_block};
 use super::attention_passes::AttentionInputs;
-use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, ReadElement, cpu_tensor, elements, on_cpu};
+use super::relations::Relations;
 use super::token_scope::TokenScope;
-
-/// Relations between the tokens of each row.
-#[derive(Clone, Debug)]
-pub struct Relations {
-    /// The number of relations.
-    pub count: usize,
-    /// 1 where a relation holds, `[rows, count, sequence, sequence]`, queries before keys.
-    pub mask: Arc<[u8]>,
-}
 
 /// An attention with grouped queries over the tokens of a [`TokenScope`].
 #[derive(Clone, Debug, PartialEq)]
@@ -66,8 +57,12 @@ impl ScopedAttention {
         let places = Places::new(self, scope, dims);
         let inputs = [&q, &k, &v, &table].map(|tensor| tensor.clone().into_dispatch());
         let Some(([q, k, v, table], tape)) = on_cpu(inputs) else {
-            let bias = relations.map(|relations| (relations, table));
-            return composed([q, k, v], bias, dims, &places);
+            let slices = [&k, &v].map(|x| {
+                let [_, width] = x.dims();
+                vec![x.clone().reshape([dims.batch, dims.sequence, width])]
+            });
+            let attention = places.blocks(dims, relations, &q.device());
+            return attention.forward([q, k, v, table], slices);
         };
         let saved = Saved { dims, q, k, v, table, relations, places };
         let (out, normalisers) = saved.forward(shape);
@@ -129,6 +124,24 @@ impl Places {
             }
         };
         Self { starts: scope.starts(attention.window).into(), cos: cos.into(), sin: sin.into() }
+    }
+
+    /// Returns the attention for a device without a kernel for it.
+    fn blocks(&self, dims: Dims, relations: Option<Relations>, device: &Device) -> BlockAttention {
+        let pairs = dims.head_dim / 2;
+        let shape = [self.cos.len() / pairs / dims.sequence, 1, dims.sequence, pairs];
+        // Constants are not on the tape.
+        let device = device.clone().inner();
+        let table = |table: &[f32]| Tensor::<4>::from_data(TensorData::new(table.to_vec(), shape), &device);
+        BlockAttention {
+            dims,
+            tables: [table(&self.cos), table(&self.sin)],
+            scale: 1.0 / (dims.head_dim as f64).sqrt(),
+            cap: None,
+            starts: Some(self.starts.clone()),
+            further: relations.map_or(FurtherInput::Unused, FurtherInput::Biases),
+            block: queries_of_block(dims),
+        }
     }
 }
 
@@ -194,46 +207,9 @@ impl Operation<4> for ScopedBackward {
     }
 }
 
-fn composed(
-    [q, k, v]: [Tensor<2>; 3],
-    bias: Option<(Relations, Tensor<2>)>,
-    dims: Dims,
-    places: &Places,
-) -> Tensor<2> {
-    let Dims { batch, sequence, heads, kv_heads, head_dim, .. } = dims;
-    let (device, precision, half) = (q.device(), q.dtype(), head_dim / 2);
-    // Positions and softmax of half precision are computed in single precision.
-    let wide = if precision == DType::F64 { DType::F64 } else { DType::F32 };
-    let rows = places.cos.len() / half / sequence;
-    let table = |table: &[f32]| {
-        Tensor::<4>::from_data(TensorData::new(table.to_vec(), [rows, 1, sequence, half]), &device).cast(wide)
-    };
-    let (cos, sin) = (table(&places.cos), table(&places.sin));
-    let turn = |x: Tensor<4>| {
-        let x = at_least_single(x);
-        let (a, b) = (x.clone().narrow(3, 0, half), x.narrow(3, half, half));
-        let first = a.clone() * cos.clone() - b.clone() * sin.clone();
-        Tensor::cat(vec![first, b * cos.clone() + a * sin.clone()], 3).cast(precision)
-    };
-    let split = |x: Tensor<2>, heads: usize| x.reshape([batch, sequence, heads, head_dim]).swap_dims(1, 2);
-    let share = |x: Tensor<4>| repeat_heads(x, heads / kv_heads);
-    let (q, k) = (turn(split(q, heads)), share(turn(split(k, kv_heads))));
-    let mut scores = at_least_single(q.matmul(k.transpose())) / (head_dim as f64).sqrt();
-    if let Some((relations, table)) = bias {
-        let shape = [batch, relations.count, sequence * sequence];
-        let mask: Vec<f32> = relations.mask.iter().map(|&holds| f32::from(holds)).collect();
-        let mask = Tensor::<3>::from_data(TensorData::new(mask, shape), &device).cast(wide);
-        let summed = at_least_single(table).transpose().unsqueeze::<3>().repeat_dim(0, batch).matmul(mask);
-        scores = scores + summed.reshape([batch, heads, sequence, sequence]);
-    }
-    let hidden = hidden_by_starts(&places.starts, dims, &device);
-    let weights = activation::softmax(scores.mask_fill(hidden, f32::NEG_INFINITY), 3);
-    let weights = weights.cast(precision);
-    weights.matmul(share(split(v, kv_heads))).swap_dims(1, 2).reshape([batch * sequence, heads * head_dim])
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::attention_composition::composed;
     use super::super::check::{check as compare, numbers};
     use super::*;
 
@@ -271,9 +247,11 @@ mod tests {
             |inputs| {
                 let (inputs, table) = split(inputs);
                 let dims = attention.dims([&inputs[0], &inputs[1], &inputs[2]], scope);
-                let places = Places::new(attention, scope, dims);
+                let relations = has_bias.then(|| relations.clone());
+                let blocks = Places::new(attention, scope, dims).blocks(dims, relations, &Device::flex());
                 let unused = table.clone().sum().reshape([1, 1]) * 0.0;
-                composed(inputs, has_bias.then(|| (relations.clone(), table)), dims, &places) + unused
+                let [q, k, v] = inputs;
+                composed(&blocks, [q, k, v, table]) + unused
             },
         );
     }

@@ -1,9 +1,13 @@
 //! The gated activation of the feed-forward layer (Shazeer, 2020).
 
+use std::sync::Arc;
+
 use burn::tensor::{Tensor, activation};
 use pipewright_kernel::swiglu::{backward, backward_bf16, forward, forward_bf16};
 
+use super::composed::{at_least_single, in_type_of};
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, in_bf16, on_cpu, tensor_of};
+use crate::autodiff::{Rule, inner_of, record};
 
 /// Returns `silu(gate) * up`, with `silu(x) = x / (1 + exp(-x))`. All shapes are the same.
 ///
@@ -14,7 +18,7 @@ pub fn swiglu(gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
     let of_up = up.dims();
     assert!(shape == of_up, "swiglu takes two tensors of one shape, got {shape:?} and {of_up:?}");
     let inputs = [gate.clone().into_dispatch(), up.clone().into_dispatch()];
-    let Some(([gate, up], tape)) = on_cpu(inputs) else { return composed(gate, up) };
+    let Some(([gate, up], tape)) = on_cpu(inputs) else { return on_device(gate, up) };
     let y = tape.rounded(activated(&gate, &up));
     tape.record_tensor(y, |_| SwigluBackward { gate, up, shape })
 }
@@ -28,8 +32,31 @@ pub(super) fn activated(gate: &CpuTensor, up: &CpuTensor) -> CpuTensor {
     }
 }
 
-fn composed(gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
-    activation::silu(gate) * up
+/// The operation on other devices.
+fn on_device(gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
+    let rule = SwigluRule { gate: inner_of(gate.clone()), up: inner_of(up.clone()) };
+    let wide = activation::silu(at_least_single(rule.gate.clone())) * at_least_single(rule.up.clone());
+    let y = in_type_of(wide, &rule.gate);
+    record([gate, up], y, Arc::new(rule))
+}
+
+#[derive(Debug)]
+struct SwigluRule {
+    gate: Tensor<2>,
+    up: Tensor<2>,
+}
+
+impl Rule for SwigluRule {
+    fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
+        let [gate, up] = [&self.gate, &self.up].map(|x| at_least_single(x.clone()));
+        let gradient = at_least_single(gradient);
+        let share = activation::sigmoid(gate.clone());
+        let activated = gate * share.clone();
+        // The slope of `x sigmoid(x)` is `sigmoid(x) + x sigmoid(x) (1 - sigmoid(x))`.
+        let slope = share.clone() + activated.clone() * (share.neg() + 1.0);
+        let (d_gate, d_up) = (gradient.clone() * up * slope, gradient * activated);
+        [Some(in_type_of(d_gate, &self.gate)), Some(in_type_of(d_up, &self.up))]
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -57,6 +84,10 @@ mod tests {
 
     use super::super::check::{check, numbers};
     use super::*;
+
+    fn composed(gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
+        activation::silu(gate) * up
+    }
 
     #[test]
     fn equals_its_composition() {

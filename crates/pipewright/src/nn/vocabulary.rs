@@ -1,20 +1,16 @@
 //! The training loss of a language model whose vocabulary is split over the ranks of a tensor group.
 //!
-//! Each rank has the logits of its part of the vocabulary. The ranks exchange three numbers for each row: the
-//! largest logit, the sum of the exponentials relative to it, and the logit of the target or zero. Each rank
-//! then computes the loss, and in the backward the gradient of its own logits.
+//! Each rank has the logits of its part of the vocabulary.
 
-use std::sync::Arc;
+use burn::tensor::{Int, Tensor};
 
-use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
-
-use super::composed::at_least_single;
 use super::cross_entropy::cross_entropy;
-use super::embedding::local_ids;
 use super::parallel::TensorParallel;
 use super::targets::IGNORED_TARGET;
-use super::weighted_cross_entropy::{WeightedRows, weighted_cross_entropy, weighted_sum, weights_of_valid};
-use crate::autodiff::{Rule, inner_of, record};
+use super::vocabulary_loss::loss;
+use super::weighted_cross_entropy::{weighted_cross_entropy, weights_of_valid};
+use super::weighted_rows::WeightedRows;
+use crate::autodiff::inner_of;
 
 /// Returns [`cross_entropy`], with the same ignored targets, of a vocabulary of this size, whose logits are
 /// split over the ranks of `tensor`.
@@ -58,66 +54,7 @@ pub fn split_weighted_cross_entropy(
         return weighted_cross_entropy(logits, targets, weights);
     }
     let [rows, _] = logits.dims();
-    let WeightedRows { targets, weights, whole } = WeightedRows::of(rows, targets, inner_of(weights));
-    let shares = (weights / whole).unsqueeze_dim::<2>(1);
-    split(logits, targets, shares, vocabulary, tensor)
-}
-
-/// Returns the sum of the losses of all rows times their `shares`, `[rows, 1]`.
-fn split(
-    logits: Tensor<2>,
-    targets: Tensor<1, Int>,
-    shares: Tensor<2>,
-    vocabulary: usize,
-    tensor: &TensorParallel,
-) -> Tensor<1> {
-    let [rows, _] = logits.dims();
-    assert_eq!(targets.dims(), [rows], "one target a row");
-    let (columns, presence) = local_ids(targets, vocabulary, tensor.range(vocabulary));
-    let (columns, presence) = (columns.unsqueeze_dim::<2>(1), presence.float().unsqueeze_dim::<2>(1));
-    let precision = logits.dtype();
-    let values = at_least_single(inner_of(logits.clone()));
-    let presence = presence.cast(values.dtype());
-
-    // All logits that this rank has of a row may be masked.
-    let largest = values.clone().max_dim(1).clamp_min(f32::MIN);
-    let sums = (values.clone() - largest.clone()).exp().sum_dim(1);
-    let target = values.clone().gather(1, columns.clone()).mask_fill(presence.clone().equal_elem(0.0), 0.0);
-    let of_ranks = tensor.all_gather(Tensor::cat(vec![largest, sums, target], 1));
-    let column = |index: usize| of_ranks.iter().map(move |rank| rank.clone().narrow(1, index, 1));
-    let largest = column(0).reduce(Tensor::max_pair).expect("a group has this rank");
-    let scaled = column(1).zip(column(0)).map(|(sum, own)| sum * (own - largest.clone()).exp());
-    let sum = scaled.reduce(|sum, part| sum + part).expect("a group has this rank");
-    let target = column(2).reduce(|sum, part| sum + part).expect("a group has this rank");
-    let normalisers = largest + sum.log();
-    let losses = normalisers.clone() - target;
-    let shares = shares.cast(losses.dtype());
-    let loss = weighted_sum(losses, shares.clone()).reshape([1, 1]);
-    let rule = LossRule { logits: values, normalisers, columns, presence, shares, precision };
-    record([logits.clone(), logits], loss, Arc::new(rule)).reshape([1])
-}
-
-#[derive(Debug)]
-struct LossRule {
-    logits: Tensor<2>,
-    /// The logarithm of the sum of the exponentials of all logits of a row.
-    normalisers: Tensor<2>,
-    columns: Tensor<2, Int>,
-    presence: Tensor<2>,
-    /// The factors of the rows in the loss.
-    shares: Tensor<2>,
-    precision: DType,
-}
-
-impl Rule for LossRule {
-    fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
-        let Self { logits, normalisers, columns, presence, shares, precision } = self;
-        let probabilities = (logits.clone() - normalisers.clone()).exp();
-        let targets = presence.clone().neg();
-        let difference = probabilities.scatter(1, columns.clone(), targets, IndexingUpdateOp::Add);
-        let gradient = difference * gradient.cast(logits.dtype()) * shares.clone();
-        [Some(if *precision == gradient.dtype() { gradient } else { gradient.cast(*precision) }), None]
-    }
+    loss(logits, WeightedRows::of(rows, targets, inner_of(weights)), vocabulary, tensor)
 }
 
 #[cfg(test)]

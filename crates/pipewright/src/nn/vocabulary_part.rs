@@ -16,7 +16,8 @@ use super::composed::at_least_single;
 use super::embedding::local_ids;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, indices, on_cpu};
 use super::targets::{IGNORED_TARGET, with_0_for_ignored};
-use super::weighted_cross_entropy::{WeightedRows, weighted_sum, weights_of_valid};
+use super::weighted_cross_entropy::weights_of_valid;
+use super::weighted_rows::{WeightedRows, weighted_sum};
 use crate::autodiff::{Rule, inner_of, on_tape_of, record};
 
 /// Returns the statistics of rows after a part of the vocabulary: the logarithm of the sum of the

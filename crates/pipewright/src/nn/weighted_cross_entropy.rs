@@ -1,8 +1,12 @@
 //! The training loss of a language model whose tokens have weights.
 
-use burn::tensor::{Int, Tensor, activation};
+use burn::tensor::{Device, Int, Tensor, activation};
 
 use super::composed::at_least_single;
+use super::parallel::TensorParallel;
+use super::vocabulary_loss::loss;
+use super::weighted_rows::{WeightedRows, weighted_sum};
+use crate::autodiff::inner_of;
 
 /// Returns the mean, weighted by `weights`, over all rows of the cross entropy between `softmax(logits)` and
 /// the target ids, in nats; 0 if all weights are 0. Rows of weight 0 do not count, and their targets may be
@@ -32,39 +36,16 @@ use super::composed::at_least_single;
 /// # Panics
 /// When the number of targets or of weights differs from the number of rows.
 pub fn weighted_cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>, weights: Tensor<1>) -> Tensor<1> {
-    let [rows, _] = logits.dims();
+    let [rows, vocabulary] = logits.dims();
+    if logits.device().inner() != Device::flex() && !weights.is_tracked() {
+        let rows = WeightedRows::of(rows, targets, inner_of(weights));
+        return loss(logits, rows, vocabulary, &TensorParallel::default());
+    }
     let logits = at_least_single(logits);
     let WeightedRows { targets, weights, whole } =
         WeightedRows::of(rows, targets, weights.cast(logits.dtype()));
     let losses = activation::log_softmax(logits, 1).gather(1, targets.unsqueeze_dim(1)).reshape([rows]).neg();
     weighted_sum(losses, weights) / whole
-}
-
-/// Returns the sum of all losses times their weights. A loss of weight 0 adds nothing, even if it is
-/// infinite: the target of such a row is any id, whose logit may be masked.
-pub(super) fn weighted_sum<const D: usize>(losses: Tensor<D>, weights: Tensor<D>) -> Tensor<1> {
-    (losses.mask_fill(weights.clone().equal_elem(0.0), 0.0) * weights).sum()
-}
-
-/// The targets and weights of rows. Rows of weight 0 have target 0.
-pub(super) struct WeightedRows {
-    pub(super) targets: Tensor<1, Int>,
-    pub(super) weights: Tensor<1>,
-    /// The sum of the weights; 1 if all are 0, because the sum of the losses is then 0, and so is their mean.
-    pub(super) whole: Tensor<1>,
-}
-
-impl WeightedRows {
-    /// Panics if the number of targets or of weights differs from the number of rows.
-    pub(super) fn of(rows: usize, targets: Tensor<1, Int>, weights: Tensor<1>) -> Self {
-        assert_eq!(targets.dims(), [rows], "one target a row");
-        assert_eq!(weights.dims(), [rows], "one weight a row");
-        let targets = targets.mask_fill(weights.clone().equal_elem(0.0), 0);
-        let weights = at_least_single(weights);
-        let whole = weights.clone().sum();
-        let whole = whole.clone().mask_fill(whole.equal_elem(0.0), 1.0);
-        Self { targets, weights, whole }
-    }
 }
 
 /// Returns weights of 1 for the targets that are not `ignored`, and 0 for the others.

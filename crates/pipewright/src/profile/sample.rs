@@ -105,6 +105,7 @@ mod tests {
             products: 0,
             mixing: 0,
             copied: 0,
+            device_activation_bytes: None,
             trained: None,
         };
         let model = ModelDesc { layers: kinds.chars().map(layer).collect() };
@@ -138,6 +139,7 @@ mod tests {
             products: 0,
             mixing: 0,
             copied: 0,
+            device_activation_bytes: None,
             trained: Some(trained),
         };
         let layers =

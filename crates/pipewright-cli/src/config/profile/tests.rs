@@ -136,6 +136,7 @@ fn check_on(device: &str, from: &str, to: &str, expected: &[&str], assumed: &[&s
         products: 0,
         mixing: 0,
         copied: 0,
+        device_activation_bytes: None,
         trained: None,
     };
     let model = ModelDesc { layers: vec![layer; 12] };

@@ -86,6 +86,7 @@ fn a_layout_is_compared_with_a_model() {
             products: 0,
             mixing: 0,
             copied: 0,
+            device_activation_bytes: None,
             trained: None,
         };
         ModelDesc { layers: kinds.chars().map(layer).collect() }

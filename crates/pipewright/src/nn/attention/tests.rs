@@ -1,8 +1,24 @@
 //! Tests of causal attention: against its composition, and slices against whole sequences.
 
+use super::super::attention_composition::composed;
 use super::super::attention_form::RotaryPositions;
 use super::super::check::{check as compare, numbers};
 use super::*;
+
+/// Returns the attention of whole sequences, composed of Burn's operations.
+fn composition(attention: &CausalAttention, [q, k, v]: [Tensor<2>; 3]) -> Tensor<2> {
+    let dims = attention.dims(&q, &k, &v);
+    match attention.sinks.clone() {
+        Some(sinks) => {
+            let sinks = sinks.reshape([1, dims.heads]);
+            composed(&attention.blocks(dims, FurtherInput::Sinks), [q, k, v, sinks])
+        }
+        None => {
+            let unused = Tensor::zeros([1, dims.heads], &Device::flex());
+            composed(&attention.blocks(dims, FurtherInput::Unused), [q, k, v, unused])
+        }
+    }
+}
 
 fn check(attention: &CausalAttention, batch: usize, heads: usize, kv_heads: usize) {
     check_values(attention, batch, [heads, kv_heads], attention.form.head_dim);
@@ -24,8 +40,7 @@ fn check_values(attention: &CausalAttention, batch: usize, [heads, kv_heads]: [u
         },
         |inputs| {
             let (q, k, v) = shaped(inputs);
-            let dims = attention.dims(&q, &k, &v);
-            attention.composed(q, k, v, dims)
+            composition(attention, [q, k, v])
         },
     );
 }
@@ -86,8 +101,7 @@ fn check_sinks(attention: &CausalAttention, batch: usize, [heads, kv_heads]: [us
     };
     let composed = |inputs| {
         let (attention, (q, k, v)) = shaped(inputs);
-        let dims = attention.dims(&q, &k, &v);
-        attention.composed(q, k, v, dims)
+        composition(&attention, [q, k, v])
     };
     compare(
         inputs(),
@@ -133,21 +147,6 @@ fn documents_equal_their_composition() {
     check(&rotary(7, 4).with_scope(&scope), 2, 4, 2);
     let positions: Arc<[u32]> = [0, 1, 0, 1, 2, 0, 1, 0, 1, 2, 3, 4, 0, 1].into();
     check(&rotary(7, 4).with_scope(&TokenScope { positions, ..scope }), 2, 4, 2);
-}
-
-#[test]
-fn pairs_turn_by_the_position_times_their_frequency() {
-    let attention = rotary(3, 4);
-    let x = Tensor::<4>::from_data([[[[1.0, 2.0, 3.0, 4.0]; 3]]], &Device::flex());
-    let turned: Vec<f32> = attention.turn(x, 0).into_data().iter().collect();
-    let angle = |j: i32| 2.0 / 10f32.powi(j);
-    let expected = [
-        angle(0).cos() - 3.0 * angle(0).sin(),
-        2.0 * angle(1).cos() - 4.0 * angle(1).sin(),
-        3.0 * angle(0).cos() + angle(0).sin(),
-        4.0 * angle(1).cos() + 2.0 * angle(1).sin(),
-    ];
-    assert!(turned[8..].iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6), "{turned:?} {expected:?}");
 }
 
 #[test]
@@ -225,24 +224,4 @@ fn slices_make_up_the_whole() {
 fn slices_longer_than_the_tables_are_refused() {
     let x = || numbers([1, 3, 2], 1.0);
     rotary(4, 2).forward_slice(x(), vec![x(), x()], vec![x(), x()]);
-}
-
-#[test]
-fn the_mask_of_a_window_is_the_one_of_its_starts() {
-    let check = |sequence: usize, earlier: usize, window: Option<usize>| {
-        let dims = Dims { batch: 1, sequence, earlier, heads: 1, kv_heads: 1, head_dim: 2, value_dim: 2 };
-        let form = AttentionForm { window, ..AttentionForm::without_positions(2) };
-        let starts: Vec<u32> =
-            (earlier..earlier + sequence).map(|query| form.first_seen(query) as u32).collect();
-        let device = Device::flex();
-        let [by_starts, by_window] =
-            [hidden_by_starts(&starts, dims, &device), hidden_by_window(window, dims, &device)];
-        assert_eq!(by_window.dims(), [1, 1, sequence, earlier + sequence]);
-        by_window.into_data().assert_eq(&by_starts.into_data(), true);
-    };
-    for window in [None, Some(1), Some(3), Some(6), Some(7), Some(9), Some(usize::MAX)] {
-        check(7, 0, window);
-        check(3, 4, window);
-        check(1, 6, window);
-    }
 }

@@ -1,12 +1,48 @@
 //! The operation composed of Burn's operations, for devices other than the CPU back end: the same chunks,
 //! with all chunks of all sequences in one product.
 
+use std::sync::Arc;
+
 use burn::tensor::{DType, Device, Tensor, TensorData, activation};
 
+use super::super::recomputed::recomputed;
 use super::mixer::MambaSizes;
 
 /// Tokens in a chunk.
 const CHUNK: usize = 64;
+
+/// Returns what [`composed`] returns. The tape keeps `projected` and the parameters alone.
+pub(super) fn on_device(
+    sizes: MambaSizes,
+    projected: Tensor<2>,
+    weight: Tensor<3>,
+    others: [Tensor<1>; 5],
+    sequence: usize,
+    documents: Option<Arc<[u32]>>,
+) -> Tensor<2> {
+    let (wide, shape) = (wide_type(projected.dtype()), weight.dims());
+    let lengths = others.each_ref().map(|other| other.dims()[0]);
+    let channels = weight.reshape([shape.iter().product::<usize>()]).cast(wide);
+    let vectors = [channels].into_iter().chain(others.map(|other| other.cast(wide)));
+    let parameters = Tensor::cat(vectors.collect(), 0).unsqueeze::<2>();
+    let composition = move |[projected, parameters]: [Tensor<2>; 2]| {
+        let mut start = 0;
+        let mut next = |length: usize| {
+            let part = parameters.clone().narrow(1, start, length).reshape([length]);
+            start += length;
+            part
+        };
+        let weight = next(shape.iter().product()).reshape(shape);
+        let others = lengths.map(&mut next);
+        composed(&sizes, projected, weight, others, sequence, documents.as_deref())
+    };
+    recomputed([projected, parameters], Arc::new(composition))
+}
+
+/// Returns the type in which the operation computes.
+fn wide_type(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
 
 /// Returns the mixed channels of `projected`, the result of the input projection. `others` are the bias of
 /// the convolution, `dt_bias`, `A_log`, `D` and the weight of the norm. Half precision is computed in single
@@ -20,7 +56,7 @@ pub(super) fn composed(
     documents: Option<&[u32]>,
 ) -> Tensor<2> {
     let dtype = projected.dtype();
-    let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let wide = wide_type(dtype);
     let projected = projected.cast(wide);
     let [bias, dt_bias, rates, skip, norm] = others.map(|other| other.cast(wide));
     let batch = projected.dims()[0] / sequence;

@@ -9,7 +9,7 @@ use pipewright_kernel::{convolution, gated_norm, scan};
 
 use super::super::deferred::{ConvolutionTask, Deferred, KeptWeight, WeightTask, recorded_on};
 use super::super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, on_cpu};
-use super::composed::composed;
+use super::composed::on_device;
 use super::mixer::{Mamba2, MambaSizes};
 
 /// The place of the convolution's weight among the inputs.
@@ -58,7 +58,7 @@ pub(super) fn mix(
     let inputs =
         [projected.clone().into_dispatch(), weight.clone().into_dispatch(), bias, dt_bias, rates, skip, norm];
     let Some(([projected, weight, bias, dt_bias, rates, skip, norm], tape)) = on_cpu(inputs) else {
-        return composed(&mixer.sizes, projected, weight, others, sequence, documents.map(AsRef::as_ref));
+        return on_device(mixer.sizes, projected, weight, others, sequence, documents.cloned());
     };
     let saved = Saved {
         sizes: mixer.sizes,

@@ -1,0 +1,73 @@
+//! The loss of a language model on any device, with a backward pass of its own. The tape keeps the logits and a
+//! few numbers for each row.
+//!
+//! The vocabulary may be split over the ranks of a tensor group. The ranks then exchange three numbers for each
+//! row: the largest logit, the sum of the exponentials relative to it, and the logit of the target or zero.
+//! Each rank computes the loss, and in the backward the gradient of its own logits.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
+
+use super::composed::at_least_single;
+use super::embedding::local_ids;
+use super::parallel::TensorParallel;
+use super::weighted_rows::{WeightedRows, weighted_sum};
+use crate::autodiff::{Rule, inner_of, record};
+
+/// Returns the mean of the losses of weighted rows for a vocabulary of this size. The logits, `[rows, part of
+/// the vocabulary]`, are those of this rank.
+pub(super) fn loss(
+    logits: Tensor<2>,
+    rows: WeightedRows,
+    vocabulary: usize,
+    tensor: &TensorParallel,
+) -> Tensor<1> {
+    let WeightedRows { targets, weights, whole } = rows;
+    let shares = (weights / whole).unsqueeze_dim::<2>(1);
+    let (columns, presence) = local_ids(targets, vocabulary, tensor.range(vocabulary));
+    let (columns, presence) = (columns.unsqueeze_dim::<2>(1), presence.float().unsqueeze_dim::<2>(1));
+    let precision = logits.dtype();
+    let values = at_least_single(inner_of(logits.clone()));
+    let presence = inner_of(presence).cast(values.dtype());
+
+    // All logits that this rank has of a row may be masked.
+    let largest = values.clone().max_dim(1).clamp_min(f32::MIN);
+    let sums = (values.clone() - largest.clone()).exp().sum_dim(1);
+    let target = values.clone().gather(1, columns.clone()).mask_fill(presence.clone().equal_elem(0.0), 0.0);
+    let of_ranks = tensor.all_gather(Tensor::cat(vec![largest, sums, target], 1));
+    let column = |index: usize| of_ranks.iter().map(move |rank| rank.clone().narrow(1, index, 1));
+    let largest = column(0).reduce(Tensor::max_pair).expect("a group has this rank");
+    let scaled = column(1).zip(column(0)).map(|(sum, own)| sum * (own - largest.clone()).exp());
+    let sum = scaled.reduce(|sum, part| sum + part).expect("a group has this rank");
+    let target = column(2).reduce(|sum, part| sum + part).expect("a group has this rank");
+    let normalisers = largest + sum.log();
+    let losses = normalisers.clone() - target;
+    let shares = shares.cast(losses.dtype());
+    let loss = weighted_sum(losses, shares.clone()).reshape([1, 1]);
+    let rule = LossRule { logits: values, normalisers, columns, presence, shares, precision };
+    record([logits.clone(), logits], loss, Arc::new(rule)).reshape([1])
+}
+
+#[derive(Debug)]
+struct LossRule {
+    logits: Tensor<2>,
+    /// The logarithm of the sum of the exponentials of all logits of a row.
+    normalisers: Tensor<2>,
+    columns: Tensor<2, Int>,
+    presence: Tensor<2>,
+    /// The factors of the rows in the loss.
+    shares: Tensor<2>,
+    precision: DType,
+}
+
+impl Rule for LossRule {
+    fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
+        let Self { logits, normalisers, columns, presence, shares, precision } = self;
+        let probabilities = (logits.clone() - normalisers.clone()).exp();
+        let targets = presence.clone().neg();
+        let difference = probabilities.scatter(1, columns.clone(), targets, IndexingUpdateOp::Add);
+        let gradient = difference * gradient.cast(logits.dtype()) * shares.clone();
+        [Some(if *precision == gradient.dtype() { gradient } else { gradient.cast(*precision) }), None]
+    }
+}
