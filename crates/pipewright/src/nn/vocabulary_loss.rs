@@ -25,11 +25,11 @@ pub(super) fn loss(
 ) -> Tensor<1> {
     let WeightedRows { targets, weights, whole } = rows;
     let shares = (weights / whole).unsqueeze_dim::<2>(1);
-    let (columns, presence) = local_ids(targets, vocabulary, tensor.range(vocabulary));
+    let (columns, presence) = local_ids(targets.inner(), vocabulary, tensor.range(vocabulary));
     let (columns, presence) = (columns.unsqueeze_dim::<2>(1), presence.float().unsqueeze_dim::<2>(1));
     let precision = logits.dtype();
     let values = at_least_single(inner_of(logits.clone()));
-    let presence = inner_of(presence).cast(values.dtype());
+    let presence = presence.cast(values.dtype());
 
     // All logits that this rank has of a row may be masked.
     let largest = values.clone().max_dim(1).clamp_min(f32::MIN);

@@ -150,7 +150,7 @@ fn composed(
     (range, vocabulary): (Range<usize>, usize),
     earlier: Tensor<2>,
 ) -> Tensor<2> {
-    let (columns, presence) = local_ids(targets, vocabulary, range);
+    let (columns, presence) = local_ids(targets.inner(), vocabulary, range);
     let precision = logits.dtype();
     let values = at_least_single(inner_of(logits.clone()));
     let columns = columns.unsqueeze_dim::<2>(1);
@@ -280,6 +280,23 @@ mod tests {
                 weighted_cross_entropy(x, targets(), weights).unsqueeze()
             },
         );
+    }
+
+    #[test]
+    fn targets_may_be_of_the_device_of_the_tape() {
+        for device in [Device::flex().autodiff(), Device::flex().autodiff().gradient_checkpointing()] {
+            let leaf = || {
+                let logits = numbers([2, 4], 1.0).into_data();
+                Tensor::<2>::from_data(logits, &device).require_grad()
+            };
+            let targets = || Tensor::<1, Int>::from_data([3, 1], &device);
+            let (parts, whole) = (leaf(), leaf());
+            let found = vocabulary_statistics(parts.clone(), targets(), (0..4, 4), None);
+            let found = parts.grad(&statistics_loss(found, targets()).backward()).expect("it is a leaf");
+            let expected = whole.grad(&cross_entropy(whole.clone(), targets()).backward());
+            let expected = expected.expect("it is a leaf").into_data();
+            found.into_data().assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-5, 1e-6));
+        }
     }
 
     /// The statistics differ in the last bits, but those before the first part do not spoil them.
