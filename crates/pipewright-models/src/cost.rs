@@ -248,3 +248,20 @@ pub(crate) fn attention(sizes: AttentionSizes, seen: u64) -> Cost {
 pub(crate) fn mixture_on_devices(chosen: u64, width: u64) -> i64 {
     (2 * chosen * width) as i64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_may_keep_more_or_fewer_numbers() {
+        let kept = |kept_on_devices| {
+            let cost = Cost { kept: 10, kept_on_devices, ..Cost::default() };
+            let layer = (cost + cost).for_each_of(3).layer(String::new(), "", 2, 1);
+            (layer.activation_bytes, layer.device_activation_bytes)
+        };
+        assert_eq!(kept(0), (480, None));
+        assert_eq!(kept(-4), (480, Some(288)));
+        assert_eq!(kept(mixture_on_devices(2, 5)), (480, Some(1440)));
+    }
+}

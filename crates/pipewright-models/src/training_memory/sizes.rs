@@ -133,6 +133,18 @@ mod tests {
     }
 
     #[test]
+    fn layers_count_with_what_their_devices_keep() {
+        use ComputeDevices::{Mixed, Others, Processor};
+        let kept = |on_devices| {
+            let layer = LayerDesc { device_activation_bytes: on_devices, ..layer(40, 5) };
+            [Processor, Others, Mixed].map(|devices| devices.kept_bytes(&layer))
+        };
+        assert_eq!(kept(None), [40, 40, 40]);
+        assert_eq!(kept(Some(90)), [40, 90, 90]);
+        assert_eq!(kept(Some(30)), [40, 30, 40]);
+    }
+
+    #[test]
     fn half_precision_halves_all_but_ids_and_logits() {
         let model = ModelDesc { layers: vec![layer(80, 400), layer(4000, 400), layer(1200, 800)] };
         let sizes = |precision| {
