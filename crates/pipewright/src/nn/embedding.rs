@@ -62,7 +62,8 @@ impl Embedding {
 
     /// Returns the row of each id in `range`, and zeros for the other ids, if the table has the rows of these
     /// ids alone, out of `ids_in_all`. The sum of all parts is the result of [`Embedding::forward`] for the
-    /// whole table, for finite tables, except for the sign of zeros.
+    /// whole table, for finite tables, except for the sign of zeros. On the processor, the backward keeps the
+    /// gradients of the rows in `range` only, so all parts together keep as much as a whole table.
     ///
     /// # Panics
     /// As [`Embedding::forward`], for an id outside the whole table.
@@ -70,7 +71,12 @@ impl Embedding {
         let [batch, sequence] = ids.dims();
         let weight = self.weight.val();
         let (width, precision) = (weight.dims()[1], weight.dtype());
-        let (ids, is_here) = local_ids(ids.reshape([batch * sequence]), ids_in_all, range);
+        let ids = ids.reshape([batch * sequence]);
+        check_ids(&ids, ids_in_all);
+        if let Some(rows) = select_own(&weight, &ids, &range, self.weight.id) {
+            return rows.reshape([batch, sequence, width]);
+        }
+        let (ids, is_here) = local_ids(ids, ids_in_all, range);
         let is_here = is_here.float().cast(precision).unsqueeze_dim(1);
         let rows = select(weight, ids, self.weight.id);
         (rows * is_here).reshape([batch, sequence, width])
@@ -87,6 +93,16 @@ pub(super) fn local_ids(
     vocabulary: usize,
     range: Range<usize>,
 ) -> (Tensor<1, Int>, Tensor<1, Int>) {
+    check_ids(&ids, vocabulary);
+    let Range { start, end } = range;
+    let last = (end - start).saturating_sub(1);
+    let is_here = ids.clone().greater_equal_elem(start as i64).bool_and(ids.clone().lower_elem(end as i64));
+    let columns = (ids - start as i64).clamp(0i64, last as i64);
+    (columns, is_here.int())
+}
+
+/// Panics when an id is outside the vocabulary, on the CPU back end.
+fn check_ids(ids: &Tensor<1, Int>, vocabulary: usize) {
     if ids.device().inner() == Device::flex() {
         let ids = indices(ids.clone());
         let outside = ids.iter().find(|&&id| id >= vocabulary);
@@ -96,11 +112,45 @@ pub(super) fn local_ids(
             shown_id(outside)
         );
     }
-    let Range { start, end } = range;
-    let last = (end - start).saturating_sub(1);
-    let is_here = ids.clone().greater_equal_elem(start as i64).bool_and(ids.clone().lower_elem(end as i64));
-    let columns = (ids - start as i64).clamp(0i64, last as i64);
-    (columns, is_here.int())
+}
+
+/// Returns the rows of the ids in `range`, which are all rows of `table`, and zeros for the other ids; `None`
+/// if the CPU back end does not compute it.
+fn select_own(
+    table: &Tensor<2>,
+    ids: &Tensor<1, Int>,
+    range: &Range<usize>,
+    id: ParamId,
+) -> Option<Tensor<2>> {
+    let ([weight], tape) = on_cpu([table.clone().into_dispatch()])?;
+    let deferred = Deferred::current(table, id);
+    let ([count, width], ids) = (table.dims(), indices(ids.clone()));
+    let own = ids.iter().enumerate().filter(|(_, id)| range.contains(id));
+    let (places, own): (Vec<usize>, Vec<usize>) = own.map(|(place, id)| (place, id - range.start)).unzip();
+    let (shape, range) = ([ids.len(), width], range_of(&weight));
+    let rows = match weight.dtype() {
+        DType::BF16 => tensor_of(placed::<bf16>(&weight.storage()[range], (&own, &places), shape), shape),
+        DType::F16 => tensor_of(placed::<f16>(&weight.storage()[range], (&own, &places), shape), shape),
+        _ => tensor_of(placed::<f32>(&weight.storage()[range], (&own, &places), shape), shape),
+    };
+    let tape = recorded_on(tape, 0, deferred.as_ref());
+    Some(tape.record_tensor(rows, |_| OwnRowsBackward {
+        places: places.into(),
+        select: SelectBackward { ids: own.into(), count, width, id, deferred },
+    }))
+}
+
+/// Returns zeros with rows `ids` of `table` at `places`.
+fn placed<E: Copy + Default>(
+    table: &[E],
+    (ids, places): (&[usize], &[usize]),
+    [count, width]: [usize; 2],
+) -> Vec<E> {
+    let mut rows = vec![E::default(); count * width];
+    for (id, place) in ids.iter().zip(places) {
+        rows[place * width..][..width].copy_from_slice(&table[id * width..][..width]);
+    }
+    rows
 }
 
 /// Returns rows `ids` of `table`; shapes `[ids, width]`, `[rows]`, result `[rows, width]`.
@@ -114,12 +164,7 @@ fn select(table: Tensor<2>, ids: Tensor<1, Int>, id: ParamId) -> Tensor<2> {
     let outside = ids.iter().find(|&&id| id >= count);
     assert!(outside.is_none(), "an id lies outside the table of {count}: got {}", shown_id(outside));
     let shape = [ids.len(), width];
-    // A whole table is too large to be converted for a few of its rows.
-    let rows = match weight.dtype() {
-        DType::BF16 => tensor_of(rows_of::<bf16>(&weight.storage()[range_of(&weight)], &ids, width), shape),
-        DType::F16 => tensor_of(rows_of::<f16>(&weight.storage()[range_of(&weight)], &ids, width), shape),
-        _ => tensor_of(rows_of::<f32>(&weight.storage()[range_of(&weight)], &ids, width), shape),
-    };
+    let rows = rows_of(&weight, &ids, shape);
     let tape = recorded_on(tape, 0, deferred.as_ref());
     tape.record_tensor(rows, |_| SelectBackward { ids, count, width, id, deferred })
 }
@@ -132,7 +177,17 @@ fn shown_id(id: Option<&usize>) -> String {
     }
 }
 
-fn rows_of<E: Copy>(table: &[E], ids: &[usize], width: usize) -> Vec<E> {
+/// Returns rows of a table. A whole table is too large to be converted for a few of its rows.
+fn rows_of(table: &CpuTensor, ids: &[usize], shape: [usize; 2]) -> CpuTensor {
+    let (range, width) = (range_of(table), shape[1]);
+    match table.dtype() {
+        DType::BF16 => tensor_of(selected::<bf16>(&table.storage()[range], ids, width), shape),
+        DType::F16 => tensor_of(selected::<f16>(&table.storage()[range], ids, width), shape),
+        _ => tensor_of(selected::<f32>(&table.storage()[range], ids, width), shape),
+    }
+}
+
+fn selected<E: Copy>(table: &[E], ids: &[usize], width: usize) -> Vec<E> {
     let mut rows = Vec::with_capacity(ids.len() * width);
     for id in ids {
         rows.extend_from_slice(&table[id * width..][..width]);
@@ -173,6 +228,27 @@ impl Operation<1> for SelectBackward {
     }
 }
 
+/// The backward of a part of a table, which has the rows of some of the ids.
+#[derive(Clone, Debug)]
+struct OwnRowsBackward {
+    /// The places of these ids among all ids.
+    places: Arc<[usize]>,
+    select: SelectBackward,
+}
+
+impl Operation<1> for OwnRowsBackward {
+    fn backward(self, gradient: CpuTensor, wanted: [bool; 1]) -> [Option<CpuTensor>; 1] {
+        let Self { places, mut select } = self;
+        let width = select.width;
+        if places.is_empty() {
+            // A table without such an id has a gradient of zeros.
+            select.ids = [0].into();
+            return select.backward(cpu_tensor(vec![0.0; width], [1, width]), wanted);
+        }
+        select.backward(rows_of(&gradient, &places, [places.len(), width]), wanted)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::check::{check, numbers};
@@ -199,6 +275,46 @@ mod tests {
         });
         let sum = parts.into_iter().reduce(|sum, part| sum + part).expect("there are parts");
         assert_eq!(sum.into_data(), embedding(table).forward(ids()).into_data());
+    }
+
+    /// Also for a part without any of the ids.
+    #[test]
+    fn the_gradients_of_the_parts_are_those_of_the_table() {
+        let ids = || Tensor::<2, Int>::from_data([[3, 0, 3], [1, 4, 3]], &Device::flex());
+        let scale = numbers([6, 5], 2.0).reshape([2, 3, 5]).autodiff();
+        let tracked =
+            |rows: Tensor<2>| Embedding { weight: Param::from_tensor(rows.autodiff().require_grad()) };
+        let gradient = |embedding: &Embedding, rows: Tensor<3>| {
+            let gradients = (rows * scale.clone()).sum().backward();
+            embedding.weight.val().grad(&gradients).expect("it is tracked").into_data()
+        };
+        let table = numbers([7, 5], 1.0);
+        let whole = tracked(table.clone());
+        let expected = gradient(&whole, whole.forward(ids()));
+        let mut found = Vec::new();
+        for range in [0..3, 3..6, 6..7] {
+            let part = tracked(table.clone().narrow(0, range.start, range.len()));
+            found.extend(gradient(&part, part.forward_part(ids(), 7, range)).iter::<f32>());
+        }
+        assert_eq!(found, expected.iter::<f32>().collect::<Vec<_>>());
+    }
+
+    /// All parts together keep a gradient for each token.
+    #[test]
+    fn the_deferred_tasks_of_the_parts_have_each_token_once() {
+        let ids = Tensor::<2, Int>::from_data([[3, 0, 3], [1, 4, 3]], &Device::flex());
+        let mut rows = 0;
+        for range in [0..3, 3..6] {
+            let table = numbers([3, 5], 1.0).autodiff().require_grad();
+            let part = Embedding { weight: Param::from_tensor(table) };
+            let deferred = Deferred::new(Arc::new([part.weight.id].into()));
+            let sum = deferred.collect(|| part.forward_part(ids.clone(), 7, range).sum());
+            drop(sum.backward());
+            let task = deferred.take().pop().expect("the gradient is deferred");
+            let WeightTask::Rows { gradient, .. } = task else { panic!("{task:?}") };
+            rows += gradient.dims()[0];
+        }
+        assert_eq!(rows, 6);
     }
 
     #[test]
