@@ -8,7 +8,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use pipewright::bounded_file::{SMALL_TEXT, read_regular, read_regular_text};
-use pipewright::train::Sample;
+use pipewright::train::{Sample, SourceLoss};
 use pipewright_schedule::Timeline;
 use pipewright_schedule::measured::{TraceError, read_trace};
 use serde::Deserialize;
@@ -27,6 +27,8 @@ pub(crate) struct StepMetrics {
     pub(crate) loss: Option<f64>,
     pub(crate) total: Option<f64>,
     pub(crate) validation_loss: Option<f64>,
+    #[serde(default)]
+    pub(crate) validation_sources: Vec<SourceLoss>,
     pub(crate) grad_norm: Option<f64>,
     pub(crate) learning_rate: Option<f64>,
     pub(crate) tokens_per_second: Option<f64>,

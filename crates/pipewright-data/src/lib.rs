@@ -79,7 +79,7 @@ pub use formats::format::{DataSource, Format};
 pub use identity::{DataIdentity, SourceIdentity};
 pub use packing::Packing;
 pub use record_error::{RecordError, RecordPlace, RecordProblem};
-pub use rows::{MixedRows, TokenRows};
+pub use rows::{MixedRows, RowPlace, TokenRows};
 pub use settings::chat_template_choice::ChatTemplate;
 pub use settings::date::Date;
 pub use settings::mix::{MixSource, MixWeight, MixWeightError};

@@ -37,6 +37,25 @@ pub struct TokenRows {
     files: Arc<[DataSource]>,
 }
 
+/// A row: the index of its source in [`TokenRows::mixture`], and its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowPlace {
+    source: usize,
+    row: usize,
+}
+
+impl RowPlace {
+    /// Returns the place of row `row` of a source.
+    pub fn new(source: usize, row: usize) -> Self {
+        Self { source, row }
+    }
+
+    /// Returns the index of the row's source; 0 without a mixture.
+    pub fn source(&self) -> usize {
+        self.source
+    }
+}
+
 /// A source of a mixture.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MixedRows {
@@ -151,20 +170,32 @@ impl TokenRows {
     /// When the data is in a file that is read as it is needed, and the file cannot be read or an id in it is
     /// damaged. The cursor then stays at the first of these rows.
     pub fn next_batch(&mut self, rows: usize) -> Result<TokenBatch, DataError> {
-        let rows = if self.rows() == 0 { 0 } else { rows };
         let first = self.draws.clone();
-        let places: Vec<(usize, usize)> = (0..rows).map(|_| self.next_row()).collect();
+        let places = self.next_places(rows);
         self.batch(&places).inspect_err(|_| self.draws = first)
     }
 
-    /// Reads rows, each named by its source and its number there.
-    fn batch(&self, places: &[(usize, usize)]) -> Result<TokenBatch, DataError> {
+    /// Returns the places of the next `rows` rows without reading them, as [`TokenRows::next_batch`] takes
+    /// them.
+    pub fn next_places(&mut self, rows: usize) -> Vec<RowPlace> {
+        let rows = if self.rows() == 0 { 0 } else { rows };
+        (0..rows).map(|_| self.next_row()).collect()
+    }
+
+    /// Reads rows.
+    ///
+    /// # Errors
+    /// As [`TokenRows::next_batch`].
+    ///
+    /// # Panics
+    /// When a place is one of other rows.
+    pub fn batch(&self, places: &[RowPlace]) -> Result<TokenBatch, DataError> {
         let sides = self.sources.iter().map(SourceRows::sides).fold(MadeSides::default(), MadeSides::or);
         let (mut filling, mut ids) = (Filling::new(places.len(), self.seq_len, sides), Vec::new());
-        for (source, row) in places {
-            self.sources[*source].fill(*row, &mut filling, &mut ids)?;
+        for place in places {
+            self.sources[place.source].fill(place.row, &mut filling, &mut ids)?;
         }
-        let rows = || places.iter().map(|(_, row)| *row).collect::<Vec<_>>();
+        let rows = || places.iter().map(|place| place.row).collect::<Vec<_>>();
         Ok(filling.finish(self.side.as_ref().map(|side| side.of_rows(&rows())).unwrap_or_default()))
     }
 
@@ -178,13 +209,13 @@ impl TokenRows {
             return Ok(Vec::new());
         }
         let first = self.draws.clone();
-        let (source, row) = self.next_row();
+        let RowPlace { source, row } = self.next_row();
         self.sources[source].parts(row).inspect_err(|_| self.draws = first)
     }
 
-    fn next_row(&mut self) -> (usize, usize) {
+    fn next_row(&mut self) -> RowPlace {
         let (source, given) = self.draws.draw();
-        (source, self.sources[source].row_after(given))
+        RowPlace { source, row: self.sources[source].row_after(given) }
     }
 
     /// Returns whether some targets do not count in the loss. They are [`IGNORED_TARGET`](crate::IGNORED_TARGET).

@@ -51,7 +51,8 @@ fn line(metrics: &Metrics, done: u64, steps: u64, elapsed: Duration) -> String {
         metrics.step,
         metrics.loss,
         loss_parts(metrics).iter().map(|part| format!("  {part}")).collect::<String>(),
-        metrics.validation_loss.map(|loss| format!("  validation {loss:.4}")).unwrap_or_default(),
+        metrics.validation_loss.map(|loss| format!("  validation {loss:.4}")).unwrap_or_default()
+            + &source_losses(metrics),
         metrics.grad_norm,
         loss_scale(metrics).map(|scale| format!("  {scale}")).unwrap_or_default(),
         metrics.learning_rate,
@@ -65,6 +66,16 @@ fn line(metrics: &Metrics, done: u64, steps: u64, elapsed: Duration) -> String {
     )
 }
 
+/// Returns the validation losses of the sources of a mixture in parentheses.
+fn source_losses(metrics: &Metrics) -> String {
+    let losses = metrics.validation_sources.iter();
+    let losses = losses.map(|source| source.loss.map_or_else(|| "-".to_owned(), |loss| format!("{loss:.4}")));
+    match losses.collect::<Vec<_>>().join(", ") {
+        none if none.is_empty() => none,
+        losses => format!(" ({losses})"),
+    }
+}
+
 /// Returns the time of the step, and the planned or predicted time if there is one.
 fn step_time(metrics: &Metrics) -> String {
     let time = milliseconds(metrics.step_ms);
@@ -76,6 +87,8 @@ fn step_time(metrics: &Metrics) -> String {
 
 #[cfg(test)]
 mod tests {
+    use pipewright::train::SourceLoss;
+
     use super::*;
 
     fn metrics(step: u64) -> Metrics {
@@ -133,6 +146,10 @@ mod tests {
         let line = lines.step(&evaluated).expect("an evaluation");
         assert!(line.starts_with("step 2/9  loss 2.5000  validation 2.7500  grad norm"), "{line}");
         assert_eq!(lines.step(&metrics(3)), None);
+        let source = |loss| SourceLoss { name: "a.txt".to_owned(), loss };
+        let validation_sources = vec![source(Some(2.5)), source(None)];
+        let line = lines.step(&Metrics { validation_sources, ..evaluated }).expect("an evaluation");
+        assert!(line.contains("  validation 2.7500 (2.5000, -)  grad norm"), "{line}");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use pipewright::train::Metrics;
+use pipewright::train::{Metrics, SourceLoss};
 use pipewright_schedule::words::counted;
 
 use crate::display::chart::loss_chart;
@@ -23,6 +23,8 @@ pub(super) struct Tally {
     planned_steps: Vec<f64>,
     /// The last validation loss.
     validation: Option<f64>,
+    /// The last validation loss of each source of a mixture.
+    sources: Vec<SourceLoss>,
 }
 
 /// How a run ended.
@@ -64,6 +66,9 @@ impl Tally {
             self.planned_steps.push(metrics.step_ms);
         }
         self.validation = metrics.validation_loss.or(self.validation);
+        if !metrics.validation_sources.is_empty() {
+            self.sources.clone_from(&metrics.validation_sources);
+        }
         self.last = Some(metrics.clone());
     }
 }
@@ -98,6 +103,8 @@ pub(super) fn summary(overview: &Overview, tally: &Tally, ending: &Ending<'_>, c
         let whole = if first.step > 1 { " of the whole run:" } else { "" };
         lines.push(format!("validation loss{whole} {best:.4} at best (step {step}, checkpoints/best){last}"));
     }
+    let sources = tally.sources.iter().filter_map(|source| Some((&source.name, source.loss?)));
+    lines.extend(sources.map(|(name, loss)| format!("validation loss of {name}: {loss:.4} at last")));
     let by_frequency = overview.frequency_loss;
     if by_frequency > 0.0 {
         lines.push(format!("guessing each token by how often it occurs has a loss of {by_frequency:.4}"));

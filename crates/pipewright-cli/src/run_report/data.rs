@@ -195,7 +195,16 @@ fn all_series(steps: &[StepMetrics], groups: &[(usize, usize)]) -> BTreeMap<Stri
             series(groups, |step| steps[step].auxiliary.get(name).copied().flatten()),
         )
     });
-    named.into_iter().chain(auxiliary).filter(|(_, series)| series.has_values()).collect()
+    let loss_of = |step: usize, name: &String| {
+        let source = steps[step].validation_sources.iter().find(|source| source.name == *name);
+        source.and_then(|source| source.loss)
+    };
+    let names: BTreeSet<&String> =
+        steps.iter().flat_map(|step| &step.validation_sources).map(|source| &source.name).collect();
+    let sources = names
+        .into_iter()
+        .map(|name| (format!("validation {name}"), series(groups, |step| loss_of(step, name))));
+    named.into_iter().chain(auxiliary).chain(sources).filter(|(_, series)| series.has_values()).collect()
 }
 
 impl Figures {
@@ -266,7 +275,7 @@ mod tests {
                 "{\"step\":1,\"loss\":4.0,\"step_ms\":90,\"peak_bytes\":[1,9],\"bubble_per_rank\":[0.5,0.25]}",
             ),
             line(
-                "{\"step\":2,\"loss\":2.0,\"step_ms\":30,\"samples\":[{\"prompt\":\"a\",\"text\":\"b\"}],\"validation_loss\":3.0,\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
+                "{\"step\":2,\"loss\":2.0,\"step_ms\":30,\"samples\":[{\"prompt\":\"a\",\"text\":\"b\"}],\"validation_loss\":3.0,\"validation_sources\":[{\"name\":\"a.txt\",\"loss\":2.5},{\"name\":\"b\",\"loss\":null}],\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
             ),
             line(
                 "{\"step\":3,\"loss\":3.0,\"step_ms\":31,\"auxiliary\":{\"moe_z\":0.5},\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
@@ -299,6 +308,8 @@ mod tests {
         assert_eq!(run["figures"]["peak_bytes"], serde_json::json!([2.0, 9.0]));
         assert_eq!(run["series"]["auxiliary moe_z"]["mean"], serde_json::json!([null, null, 0.5]));
         assert!(run["series"].get("total").is_none(), "{run}");
+        assert_eq!(run["series"]["validation a.txt"]["mean"], serde_json::json!([null, 2.5, null]));
+        assert!(run["series"].get("validation b").is_none(), "it has no loss: {run}");
         let samples = serde_json::json!([[2, [{"prompt": "a", "text": "b"}]]]);
         assert_eq!(run["samples"], samples);
         let restart = &run["events"][0];

@@ -53,7 +53,9 @@ impl Evaluations {
         if !metrics.step.is_multiple_of(self.every) {
             return Ok(false);
         }
-        metrics.validation_loss = trainer.evaluate()?;
+        if let Some(losses) = trainer.evaluate_sources()? {
+            (metrics.validation_loss, metrics.validation_sources) = (Some(losses.loss), losses.sources);
+        }
         if let Some(prompts) = &self.prompts {
             metrics.samples = prompts.sample(trainer)?;
         }

@@ -141,6 +141,49 @@ fn each_source_gives_its_share_to_the_validation() {
     assert_eq!(train(&folder, &[&set[COMMON.len()..], &["pipeline.ranks=1"]].concat()), expected);
 }
 
+/// With parameters that stay as they are, a source has the loss that a run on it alone has.
+#[test]
+fn the_validation_loss_of_each_source_is_reported() {
+    let folder = sources();
+    let common = [
+        "pipeline.ranks=1",
+        "pipeline.microbatches=1",
+        "pipeline.microbatch_size=1",
+        "run.eval_every=1",
+        "run.steps=1",
+        "optimizer.learning_rate=1e-30",
+        "optimizer.weight_decay=0",
+        "data.validation_share=0.3",
+    ];
+    let evaluated = |set: &[&str]| -> Value {
+        let _ = fs::remove_dir_all(folder.path().join("out"));
+        succeed(&folder, &command(&["train", "small.toml"], &[&common[..], set].concat()));
+        let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("the metrics");
+        serde_json::from_str(&metrics).expect("one step")
+    };
+    let number = |value: &Value| value.as_f64().expect("a number");
+    let near = |one: f64, other: f64| assert!((one - other).abs() < 1e-6, "{one}, not {other}");
+    let texts = "data.mix=[{ path = \"text.txt\", weight = 2 }, { path = \"more.pwtok\", weight = 0.5 }]";
+    let found = evaluated(&[texts]);
+    let of_source = |index: usize| number(&found["validation_sources"][index]["loss"]);
+    let alone = ["text.txt", "more.pwtok"]
+        .map(|path| number(&evaluated(&[&format!("data.path={path}")])["validation_loss"]));
+    near(of_source(0), alone[0]);
+    near(of_source(1), alone[1]);
+    near(number(&found["validation_loss"]), (9.0 * alone[0] + 2.0 * alone[1]) / 11.0);
+    let name = found["validation_sources"][0]["name"].as_str().expect("a name");
+    assert!(name.ends_with("text.txt"), "{name}");
+    assert!(evaluated(&["data.path=text.txt"]).get("validation_sources").is_none());
+
+    // The last source has two of thirteen rows, and no microbatch of four rows for itself.
+    let set = [MIX, "data.long_records=cut", "pipeline.microbatch_size=4"];
+    let mixed = evaluated(&set);
+    let losses = mixed["validation_sources"].as_array().expect("a list");
+    assert!(losses.len() == 3 && losses[0]["loss"].is_number() && losses[2]["loss"].is_null(), "{mixed}");
+    let page = succeed(&folder, &["report", "out", "-o", "-"]);
+    assert!(page.contains("validation ") && page.contains("text.txt"), "the report has the source");
+}
+
 #[test]
 fn sources_that_cannot_be_used() {
     let folder = sources();

@@ -104,6 +104,10 @@ fn scalars(metrics: &Metrics) -> Vec<(String, f64)> {
     scalars.extend(interval);
     scalars.extend(metrics.checkpoint_cost_ms.map(|value| ("checkpoint/cost_ms".to_owned(), value)));
     scalars.extend(metrics.validation_loss.map(|loss| ("validation/loss".to_owned(), loss)));
+    let sources = (1..).zip(&metrics.validation_sources);
+    let source_losses = sources
+        .filter_map(|(number, source): (u32, _)| Some((format!("validation/source_{number}"), source.loss?)));
+    scalars.extend(source_losses);
     scalars.extend(metrics.auxiliary.iter().map(|(name, loss)| (format!("auxiliary/{name}"), *loss)));
     let ranks = (0..).zip(&metrics.bubble_per_rank);
     scalars.extend(ranks.map(|(rank, bubble): (u32, _)| (format!("bubble/rank_{rank}"), *bubble)));

@@ -19,7 +19,7 @@ use crate::train::expert_balance::ExpertBalance;
 use crate::train::rate_schedule::RateSchedule;
 use crate::train::sample::{Limits, Sample, continue_texts};
 use crate::train::token_batch::split;
-use crate::train::validation::Validation;
+use crate::train::validation::{SourceLoss, Validation, ValidationLosses};
 use pipewright_data::{DataError, TokenRows};
 
 /// The member of a checkpoint's description that holds the elapsed seconds.
@@ -112,6 +112,10 @@ pub struct Metrics {
     /// computed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
+    /// The validation loss of each source of a mixture ([`Trainer::evaluate_sources`]); left out without a
+    /// mixture.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub validation_sources: Vec<SourceLoss>,
     /// Prompts with the texts by which the model continued them after the step; left out if there are none.
     /// The caller sets them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -246,8 +250,18 @@ impl Trainer {
     /// # Errors
     /// As [`Pipeline::eval`].
     pub fn evaluate(&mut self) -> Result<Option<f64>, PipelineError> {
+        Ok(self.evaluate_sources()?.map(|losses| losses.loss))
+    }
+
+    /// Does what [`Trainer::evaluate`] does, and also returns the loss of each source of a mixture. An
+    /// evaluation takes the rows of a mixture in an order in which as many microbatches as possible have rows
+    /// of one source. A source's loss is the mean over these microbatches, so it takes no further time.
+    ///
+    /// # Errors
+    /// As [`Pipeline::eval`].
+    pub fn evaluate_sources(&mut self) -> Result<Option<ValidationLosses>, PipelineError> {
         let pipeline = &mut self.pipeline;
-        self.validation.as_mut().map(|validation| validation.loss(pipeline)).transpose()
+        self.validation.as_mut().map(|validation| validation.losses(pipeline)).transpose()
     }
 
     /// Returns the most likely tokens after each prompt: at most `tokens`, until one of `ends`, and at most
@@ -362,6 +376,7 @@ impl Metrics {
             total: (!report.auxiliary.is_empty()).then(|| report.total()),
             peak_bytes: report.peak_bytes.clone(),
             validation_loss: None,
+            validation_sources: Vec::new(),
             samples: Vec::new(),
             bubble_per_rank: report.timeline.bubble_per_rank(),
             planned_step_ms: None,

@@ -1,9 +1,11 @@
 //! Validation data, and the loss of a model on it.
 
+use serde::{Deserialize, Serialize};
+
 use crate::checkpoint::Cursor;
-use crate::pipeline::{Pipeline, PipelineError};
+use crate::pipeline::{EvalSummary, Pipeline, PipelineError};
 use crate::train::token_batch::split;
-use pipewright_data::{DataError, IGNORED_TARGET, TokenBatch, TokenRows};
+use pipewright_data::{DataError, IGNORED_TARGET, RowPlace, TokenBatch, TokenRows};
 
 /// Rows that a model is not trained on. Every evaluation takes the same ones.
 #[derive(Debug)]
@@ -41,21 +43,107 @@ impl Validation {
         self.batches
     }
 
-    /// Returns the mean cross entropy per token in nats. The sums have the same order for every cut of the
-    /// model.
-    pub(super) fn loss(&mut self, pipeline: &mut Pipeline) -> Result<f64, PipelineError> {
+    /// Returns the losses of a model. The sums have the same order for every cut of the model.
+    pub(super) fn losses(&mut self, pipeline: &mut Pipeline) -> Result<ValidationLosses, PipelineError> {
         self.rows.seek(Cursor::default()).expect("every data has a first row");
         let ignores = self.rows.ignores_targets();
+        let mixture = self.rows.mixture();
+        let mut sources = SourceSums::new(mixture.len(), self.batch_rows, pipeline.eval_microbatches());
+        let places = sources.as_ref().map(|sources| {
+            let places = self.rows.next_places(self.batches * self.batch_rows);
+            by_source(&places, sources.microbatch_rows)
+        });
         let (mut sum, mut weights) = (0.0, 0.0);
-        for _ in 0..self.batches {
-            let rows = self.rows.next_batch(self.batch_rows)?;
+        for index in 0..self.batches {
+            let own = places.as_ref().map(|places| &places[index * self.batch_rows..][..self.batch_rows]);
+            let rows = match own {
+                Some(places) => self.rows.batch(places)?,
+                None => self.rows.next_batch(self.batch_rows)?,
+            };
             // Batches without ignored targets have as many targets each.
             let weight = if ignores { counted(&rows) } else { 1.0 };
             let batch = split(rows, (pipeline.eval_microbatches(), pipeline.slices()), ignores)?;
-            sum += weight * pipeline.eval_losses(batch)?.loss();
+            let summary = pipeline.eval_losses(batch)?;
+            sum += weight * summary.loss();
             weights += weight;
+            if let Some((sources, places)) = sources.as_mut().zip(own) {
+                sources.add(places, weight, &summary);
+            }
         }
-        Ok(sum / weights)
+        let of_sources: Vec<Option<f64>> = sources.map(SourceSums::losses).unwrap_or_default();
+        let sources = mixture.into_iter().zip(of_sources);
+        let sources = sources.map(|(source, loss)| SourceLoss { name: source.name, loss });
+        Ok(ValidationLosses { loss: sum / weights, sources: sources.collect() })
+    }
+}
+
+/// The mean cross entropy per token of validation data, in nats.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ValidationLosses {
+    /// Of all rows.
+    pub loss: f64,
+    /// Of each source of a mixture; none without one.
+    pub sources: Vec<SourceLoss>,
+}
+
+/// The validation loss of a source of a mixture.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SourceLoss {
+    /// The patterns of its files.
+    pub name: String,
+    /// The mean cross entropy per token in nats; `None` if the source has fewer rows in an evaluation than a
+    /// microbatch.
+    pub loss: Option<f64>,
+}
+
+/// Returns the places in another order, in which as many microbatches as possible have rows of one source
+/// alone. The rows that do not fill such a microbatch come last. Rows of a source keep their order.
+fn by_source(places: &[RowPlace], microbatch_rows: usize) -> Vec<RowPlace> {
+    let count = places.iter().map(RowPlace::source).max().map_or(0, |last| last + 1);
+    let (mut whole, mut rest): (Vec<RowPlace>, _) =
+        (Vec::with_capacity(places.len()), Vec::<RowPlace>::new());
+    for source in 0..count {
+        let own: Vec<RowPlace> = places.iter().filter(|place| place.source() == source).copied().collect();
+        let filled = own.len() / microbatch_rows * microbatch_rows;
+        whole.extend(&own[..filled]);
+        rest.extend(&own[filled..]);
+    }
+    whole.extend(rest);
+    whole
+}
+
+/// The sums of the losses of each source, over the microbatches that have rows of it alone.
+struct SourceSums {
+    microbatch_rows: usize,
+    /// The sum of the losses of each source, and of their weights.
+    sums: Vec<(f64, f64)>,
+}
+
+impl SourceSums {
+    /// Returns empty sums; `None` if there are no sources, or microbatches have different numbers of rows.
+    fn new(sources: usize, batch_rows: usize, microbatches: u32) -> Option<Self> {
+        let microbatch_rows = batch_rows.checked_div(microbatches as usize).filter(|rows| *rows > 0)?;
+        let is_even = microbatch_rows * microbatches as usize == batch_rows;
+        (sources > 0 && is_even).then(|| Self { microbatch_rows, sums: vec![(0.0, 0.0); sources] })
+    }
+
+    /// Adds the losses of a batch, which counts with `weight`.
+    fn add(&mut self, places: &[RowPlace], weight: f64, summary: &EvalSummary) {
+        let microbatches =
+            places.chunks(self.microbatch_rows).zip(&summary.losses).zip(&summary.loss_weights);
+        for ((places, loss), share) in microbatches {
+            let source = places[0].source();
+            // A microbatch whose targets do not count has no loss.
+            if places.iter().all(|place| place.source() == source) && *share > 0.0 {
+                let (sum, weights) = &mut self.sums[source];
+                *sum += weight * share * loss;
+                *weights += weight * share;
+            }
+        }
+    }
+
+    fn losses(self) -> Vec<Option<f64>> {
+        self.sums.into_iter().map(|(sum, weights)| (weights > 0.0).then(|| sum / weights)).collect()
     }
 }
 
@@ -68,6 +156,20 @@ fn counted(batch: &TokenBatch) -> f64 {
 mod tests {
     use super::*;
     use pipewright_data::DataConfig;
+
+    #[test]
+    fn microbatches_of_one_source_come_first() {
+        let places = [0, 1, 0, 0, 1, 0, 1, 0].into_iter().enumerate();
+        let places: Vec<RowPlace> = places.map(|(row, source)| RowPlace::new(source, row)).collect();
+        let check = |microbatch_rows, expected: [usize; 8]| {
+            let expected: Vec<RowPlace> = expected.into_iter().map(|row| places[row]).collect();
+            assert_eq!(by_source(&places, microbatch_rows), expected);
+        };
+        check(1, [0, 2, 3, 5, 7, 1, 4, 6]);
+        check(2, [0, 2, 3, 5, 1, 4, 7, 6]);
+        check(4, [0, 2, 3, 5, 7, 1, 4, 6]);
+        check(8, [0, 2, 3, 5, 7, 1, 4, 6]);
+    }
 
     #[test]
     fn validation_data_has_whole_batches() {

@@ -1,7 +1,8 @@
 
 // Makes the charts and connects the controls.
 
-const auxiliary = [...new Set(runs.flatMap((run) => Object.keys(run.series)))].filter((key) => key.startsWith("auxiliary "));
+const keys = [...new Set(runs.flatMap((run) => Object.keys(run.series)))];
+const auxiliary = keys.filter((key) => key.startsWith("auxiliary ")), sources = keys.filter((key) => key.startsWith("validation "));
 const line = (name, key, dash = "") => ({ name, key, dash });
 const specs = [
   { title: "Loss", note: "nats per token; dashed: validation, dotted: total", canBeLog: true, format: short,
@@ -13,6 +14,7 @@ const specs = [
   { title: "Bubble", note: "mean of ranks; dashed: only communication", format: percent, isFromZero: true,
     lines: [line("bubble", "bubble_fraction"), line("only communication", "exposed_comm_fraction", "7 4")] },
   { title: "Learning rate", format: (value) => value > 0 && value < 0.001 ? value.toExponential(1) : significant(value, 3), isFromZero: true, lines: [line("learning rate", "learning_rate")] },
+  ...sources.map((key) => ({ title: key.replace("validation ", "Validation loss of "), note: "nats per token", format: short, canBeLog: true, lines: [line(key, key)] })),
   ...auxiliary.map((key) => ({ title: key.replace("auxiliary ", "Auxiliary loss "), format: short, lines: [line(key, key)] })),
 ];
 
