@@ -39,12 +39,19 @@ impl ModelConfig {
     }
 
     /// Reads the configuration of a Hugging Face directory, or of a file `config.json`.
-    /// [`ModelConfig::unknown_keys`] returns the keys of that file that nobody knows.
+    /// [`ModelConfig::unknown_keys`] returns the keys of that file that nobody knows, and
+    /// [`ModelConfig::dropout_keys`] those that ask for dropout, which training does not have.
     ///
     /// # Errors
     /// When `config.json` cannot be read, or as [`ModelConfig::from_json`].
     pub fn read(dir: &Path) -> Result<Self, HfError> {
-        hf::read_config(dir, |json| Self::from_json(with_absent_keys(json)))
+        hf::read_config(dir, |json| {
+            let json = with_absent_keys(json);
+            Self::from_json(match Family::in_file(&json) {
+                Some(family) => family.table.without_dropout(json),
+                None => json,
+            })
+        })
     }
 
     /// Makes the configuration of the family `model_type`, one of [`ModelConfig::MODEL_TYPES`]: `sizes`, the
@@ -104,6 +111,19 @@ impl ModelConfig {
     pub fn unknown_keys(dir: &Path) -> Result<Vec<String>, HfError> {
         hf::read_config(dir, |json| {
             Ok(Family::in_file(&json).map_or_else(Vec::new, |family| family.table.unknown_keys(&json)))
+        })
+    }
+
+    /// Returns the keys with which the `config.json` of a directory asks for dropout in training, also those
+    /// that it leaves out and for which transformers assumes a share above 0. [`ModelConfig::read`] reads such
+    /// a file as if they were 0.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn dropout_keys(dir: &Path) -> Result<Vec<String>, HfError> {
+        hf::read_config(dir, |json| {
+            let json = with_absent_keys(json);
+            Ok(Family::in_file(&json).map_or_else(Vec::new, |family| family.table.dropout_keys(&json)))
         })
     }
 }

@@ -102,7 +102,7 @@ pub(crate) fn described(settings: &Settings, model: &CutModel) -> ModelDesc {
 /// Returns the sentences about the `config.json` of the model that the settings name.
 pub(crate) fn model_notes(settings: &Settings) -> Result<Vec<String>, Failure> {
     let ModelSettings::From { from } = &settings.model else { return Ok(Vec::new()) };
-    let mut notes: Vec<String> = unknown_note(from)?.into_iter().collect();
+    let mut notes: Vec<String> = unknown_note(from)?.into_iter().chain(dropout_note(from)?).collect();
     if hf::is_config_alone(from) {
         let place = from.display();
         notes.push(format!("{place}: there are no weights: training starts from random ones (`run.seed`)"));
@@ -139,6 +139,20 @@ pub(crate) fn unknown_note(from: &Path) -> Result<Option<String>, Failure> {
         )
     };
     Ok((!unknown.is_empty()).then(note))
+}
+
+/// Returns the sentence about the dropout of a `config.json`, if it asks for some. Only training drops
+/// elements, so the sentence is for commands that train.
+fn dropout_note(from: &Path) -> Result<Option<String>, Failure> {
+    let keys = ModelConfig::dropout_keys(from).map_err(Failure::input)?;
+    let note = || {
+        format!(
+            "warning: {}: config.json asks for dropout in training ({}); the model trains without it",
+            from.display(),
+            quoted(&keys)
+        )
+    };
+    Ok((!keys.is_empty()).then(note))
 }
 
 /// Checks the weights in a directory. Returns the sentence about the tensors that the model does not use, if

@@ -145,6 +145,32 @@ fn unused_tensors_and_unknown_keys_are_named() {
     check_refused(&folder, &[FROM], "`logits_scaling = 8.0` is not supported: only 1 is");
 }
 
+#[test]
+fn a_model_with_dropout_trains_without_it_and_says_so() {
+    let (folder, mut config) = exported();
+    check_accepted(&folder, "train", &[FROM, "run.out=plain"], "");
+    config["attention_dropout"] = json!(0.1);
+    write(&folder, "m/config.json", config.to_string());
+    let note = "config.json asks for dropout in training (`attention_dropout`); the model trains without it";
+    check_accepted(&folder, "train", &[FROM, "run.out=dropped"], note);
+    let losses = |run: &str| -> Vec<Value> {
+        let metrics = fs::read_to_string(folder.path().join(run).join("metrics.jsonl")).expect("metrics");
+        let line =
+            |line: &str| serde_json::from_str::<Value>(line).expect("a line is an object")["loss"].clone();
+        metrics.lines().map(line).collect()
+    };
+    assert_eq!(losses("plain"), losses("dropped"));
+    // The export can be trained further with it.
+    succeed(&folder, &["export", "dropped", "again"]);
+    let written = fs::read(folder.path().join("again/config.json")).expect("a configuration");
+    let written: Value = serde_json::from_slice(&written).expect("JSON");
+    assert_eq!(written["attention_dropout"], 0.1);
+    // Nothing is dropped in generation, so there is nothing to say.
+    let output = run_in(folder.path(), &["generate", "m", "--prompt", "a", "--tokens", "1"]);
+    let words = text(&output.stderr);
+    assert!(output.status.code() == Some(0) && !words.contains("dropout"), "{words}");
+}
+
 /// A tokenizer that puts `<s>` before a text.
 const TOKENIZER: &str = r#"{"version": "1.0", "pre_tokenizer": {"type": "Whitespace"},
     "added_tokens": [{"id": 1, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,

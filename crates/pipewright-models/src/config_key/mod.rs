@@ -8,6 +8,8 @@
 mod harmless;
 mod names;
 mod table;
+mod dropout;
 
+pub(crate) use dropout::is_dropout;
 pub(crate) use harmless::{Harmless, Refused};
 pub use table::{KeyTable, KeyUse};

@@ -18,6 +18,7 @@ use super::json_file::read_json;
 use super::layout::CONFIG;
 use super::weight_type::WeightType;
 use super::weights::{Weights, file_names_of};
+use crate::config_key::is_dropout;
 
 /// The file name of a tokenizer.
 pub const TOKENIZER: &str = "tokenizer.json";
@@ -146,8 +147,9 @@ fn copy(from: &Path, to: &Path, name: &str) -> Result<(), HfError> {
     fs::copy(&source, &target).map(drop).map_err(HfError::io("copy", &source))
 }
 
-/// Returns `ours`, with the keys of the `config.json` in `origin` that `ours` does not have. `key_names` are
-/// other names of keys, each with the name that it stands for.
+/// Returns `ours`, with the keys of the `config.json` in `origin` that `ours` does not have, and its dropout,
+/// which does not change what the weights mean. `key_names` are other names of keys, each with the name that
+/// it stands for.
 pub(super) fn with_original_keys(
     mut ours: Value,
     origin: &Path,
@@ -162,7 +164,9 @@ pub(super) fn with_original_keys(
         for (key, value) in original {
             let has_other_name =
                 key_names.iter().any(|(other, name)| *name == key && keys.contains_key(*other));
-            if !DROPPED.contains(&key.as_str()) && !has_other_name {
+            if is_dropout(&key) {
+                keys.insert(key, value);
+            } else if !DROPPED.contains(&key.as_str()) && !has_other_name {
                 keys.entry(key).or_insert(value);
             }
         }

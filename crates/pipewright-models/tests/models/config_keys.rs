@@ -646,9 +646,15 @@ fn the_published_gpt2_is_read() {
     // transformers drops elements if a file does not say otherwise.
     for key in ["attn_pdrop", "embd_pdrop", "resid_pdrop"] {
         for found in [read(json!({}), &[key]), read(json!({key: 0.1}), &[])] {
-            let error = found.expect_err(key);
-            assert!(error.contains(&format!("`{key} = 0.1` is not supported: only 0 is")), "{error}");
+            assert_eq!(found.ok().as_ref(), Some(&model), "{key}");
+            let keys = ModelConfig::dropout_keys(&folder.path().join("config.json"));
+            assert_eq!(keys.ok(), Some(vec![key.to_owned()]));
         }
+        // Only a file is read without its dropout.
+        let mut changed = json.clone();
+        changed[key] = json!(0.1);
+        let error = ModelConfig::from_json(changed).expect_err(key).to_string();
+        assert!(error.contains(&format!("`{key} = 0.1` is not supported: only 0 is")), "{error}");
     }
     for (change, part) in [
         (json!({"add_cross_attention": true}), "add_cross_attention"),

@@ -335,6 +335,40 @@ fn unknown_keys_are_listed() {
     );
 }
 
+/// A run trains without dropout, and nothing else depends on it. The library refuses it elsewhere.
+#[test]
+fn a_published_file_is_read_without_its_dropout() {
+    const GPT2: &str = "tests/data/gpt2-tiny";
+    let check = |name: &str, change: Value, expected: &[&str]| {
+        let copy = Copy::of(name);
+        let plain = ModelConfig::read(copy.dir()).expect("it has no dropout");
+        copy.configure(&change);
+        assert_eq!(ModelConfig::read(copy.dir()).ok(), Some(plain), "{change}");
+        let keys = ModelConfig::dropout_keys(copy.dir()).expect("the file can be read");
+        assert_eq!(keys, expected, "{change}");
+    };
+    check(LLAMA, json!({"attention_dropout": 0.0, "classifier_dropout": 0.1}), &[]);
+    check(
+        LLAMA,
+        json!({"attention_dropout": 0.1, "hidden_dropout_prob": 0.5}),
+        &["attention_dropout", "hidden_dropout_prob"],
+    );
+    let published =
+        json!({"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1, "summary_first_dropout": 0.1});
+    check(GPT2, published, &["attn_pdrop", "embd_pdrop", "resid_pdrop"]);
+    // transformers assumes 0.1 for a key that is absent.
+    let copy = Copy::of(GPT2);
+    let text = fs::read_to_string(copy.path("config.json")).expect("the file can be read");
+    copy.write("config.json", text.replace("embd_pdrop", "embd_note"));
+    assert_eq!(ModelConfig::dropout_keys(copy.dir()).ok(), Some(vec!["embd_pdrop".to_owned()]));
+    assert!(ModelConfig::read(copy.dir()).is_ok());
+    // A share of all elements is a mistake.
+    copy.configure(&json!({"embd_pdrop": 1.0}));
+    let error = ModelConfig::read(copy.dir()).expect_err("nothing is left");
+    let reason = std::error::Error::source(&error).expect("a reason").to_string();
+    assert!(reason.contains("`embd_pdrop = 1.0` is not supported"), "{reason}");
+}
+
 #[test]
 fn a_byte_order_mark_is_skipped() {
     let copy = Copy::of(LLAMA);
