@@ -171,6 +171,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
 /// Plans a model for a cluster that is not at hand.
 fn plan_for_cluster(arguments: &PlanArguments, cluster: &str) -> Result<(), Failure> {
     refuse_options_without_effect(arguments)?;
+    refuse_files_of_others(arguments)?;
     let planned = cluster_plan::plan(&PlanOptions {
         machine: cluster,
         cluster: &arguments.cluster,
@@ -200,12 +201,6 @@ fn refuse_options_without_effect(arguments: &PlanArguments) -> Result<(), Failur
         ),
         ("--output", arguments.output.is_some(), "keep the plans with `--format json > FILE`"),
         (
-            "--emit",
-            arguments.emit.is_some(),
-            "leave --cluster out and plan a profile, such as `pipewright plan --profile PROFILE.toml --ranks 16 \
-             --microbatches 64 --emit megatron`",
-        ),
-        (
             "--check",
             arguments.check.is_some(),
             "leave --cluster out and check the file against a profile, such as `pipewright plan --profile PROFILE.toml \
@@ -218,6 +213,20 @@ fn refuse_options_without_effect(arguments: &PlanArguments) -> Result<(), Failur
         }
         None => Ok(()),
     }
+}
+
+/// Refuses to write a plan for a cluster in the options of another system, and says why.
+fn refuse_files_of_others(arguments: &PlanArguments) -> Result<(), Failure> {
+    if arguments.emit.is_none() {
+        return Ok(());
+    }
+    Err(Failure::input(
+        "--emit: a plan for a cluster also says how many ranks share sequences and experts, what replicas shard, and which \
+         parts of a block are recomputed or fused, and the files of other systems are written from a plan that has none of these: a file \
+         without them would be another plan; write the layout of `--format json` into the system's options yourself, or leave \
+         --cluster out and plan a profile, such as `pipewright plan --profile PROFILE.toml --ranks 16 --microbatches 64 --emit \
+         megatron`",
+    ))
 }
 
 /// Refuses plans of other systems for a profile with frozen layers: these systems run the backwards that are

@@ -180,14 +180,18 @@ fn options_without_effect_are_refused() {
     idle("--microbatches", "4", "use --global-batch and --microbatch-size");
     idle("--head-parts", "2", "leave it out");
     idle("-o", "plan.toml", "keep the plans with `--format json > FILE`");
-    let profile = "leave --cluster out and plan a profile, such as `pipewright plan --profile PROFILE.toml --ranks 16 \
-                   --microbatches 64 --emit megatron`";
-    idle("--emit", "megatron", profile);
     idle(
         "--check",
         "plan.yaml",
         "leave --cluster out and check the file against a profile, such as `pipewright plan",
     );
+}
+
+#[test]
+fn the_files_of_other_systems_are_refused_with_the_reason() {
+    let reason = "--emit: a plan for a cluster also says how many ranks share sequences and experts, what replicas shard, and \
+                  which parts of a block are recomputed or fused";
+    check(&planned(&["--emit", "megatron"]), reason);
 }
 
 /// A configuration is read as `train` reads it.
