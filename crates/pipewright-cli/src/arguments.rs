@@ -92,8 +92,8 @@ Example:
     Export(export::ExportArguments),
     /// Sample text from a trained model.
     #[command(after_help = "\
-The model is computed on the processor by one rank, or by the ranks and devices that --ranks and --devices say. The \
-text ends after --tokens tokens, or at the model's own end token (`eos_token_id`). The tokenizer is the one that the \
+The model is computed on the processor by one rank, or by the ranks and devices that --ranks, --tensor-parallel and \
+--devices say. With mpirun, each process is a rank (a build with the feature mpi), and the first one prints. The text ends after --tokens tokens, or at the model's own end token (`eos_token_id`). The tokenizer is the one that the \
 run used, or the tokenizer.json of the directory.
 
 Example:

@@ -93,7 +93,7 @@ pub(crate) trait AnyFamily {
         &self,
         layers: Range<usize>,
         source: ModelSource<'_>,
-        device: &Device,
+        place: &Place,
     ) -> Result<Box<dyn GenerationStage>, HfError>;
     fn export(
         &self,
@@ -198,14 +198,16 @@ impl<F: ModelFamily<Stage: 'static>> AnyFamily for F {
         &self,
         layers: Range<usize>,
         source: ModelSource<'_>,
-        device: &Device,
+        place: &Place,
     ) -> Result<Box<dyn GenerationStage>, HfError> {
         let config = self.for_generation();
         Ok(Box::new(match source {
-            ModelSource::Directory(directory) => hf::load_stage(directory, &config, layers, device)?,
-            ModelSource::Checkpoint(checkpoint) => hf::restore_stage(checkpoint, &config, layers, device)?,
+            ModelSource::Directory(directory) => hf::load_stage(directory, &config, layers, place.clone())?,
+            ModelSource::Checkpoint(checkpoint) => {
+                hf::restore_stage(checkpoint, &config, layers, place.clone())?
+            }
             ModelSource::Adapted(adapted) => {
-                config.build_stage(layers, &mut merged(&config, adapted)?, &device.into())?
+                config.build_stage(layers, &mut merged(&config, adapted)?, place)?
             }
         }))
     }

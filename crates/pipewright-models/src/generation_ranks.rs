@@ -1,9 +1,10 @@
-//! Generation on several ranks: each is a thread with one stage of the model on a device of its own.
+//! Generation on several ranks. A rank is a thread or a process, and computes a stage of the model on a device
+//! of its own, alone or together with tensor ranks.
 //!
-//! Every prompt is a microbatch. Its tokens go to the first rank, the result of each rank goes to the next
-//! one, and the logits of the last rank come back here, where the next token is chosen and sent to the first
-//! rank. With at least as many prompts as ranks, all ranks compute at the same time. A text is the same on
-//! any number of ranks, to the bit.
+//! Every prompt is a microbatch. Its tokens go to the first stage, the result of each stage goes to the next
+//! one, and the logits of the last stage come back here, where the next token is chosen and sent to the first
+//! stage. With at least as many prompts as stages, all ranks compute at the same time. A text is the same on
+//! any number of stages, to the bit.
 //!
 //! ```
 //! use std::time::Duration;
@@ -12,13 +13,14 @@
 //! use pipewright_models::ModelFamily;
 //! use pipewright_models::decoder::DecoderConfig;
 //! use pipewright_models::generation::Request;
-//! use pipewright_models::generation_ranks::{GenerationRanks, RankStage};
+//! use pipewright_models::generation_ranks::{GenerationRanks, RankStage, RanksConfig};
 //! use pipewright_models::llama::LlamaConfig;
 //!
 //! let config = LlamaConfig::from(DecoderConfig::new(256, 4));
 //! let stages = [0..2, 2..4].map(|layers| RankStage { layers, device: Device::flex() });
-//! let mut ranks = GenerationRanks::start(stages.into(), Duration::from_secs(60), move |stage| {
-//!     Ok(Box::new(config.init_stage(stage.layers.clone(), 42, stage.device.clone())?))
+//! let ranks = RanksConfig::new(stages.into(), Duration::from_secs(60));
+//! let mut ranks = GenerationRanks::start(&ranks, move |layers, place| {
+//!     Ok(Box::new(config.init_stage(layers, 42, place.clone())?))
 //! })?;
 //! let requests = [[116, 111], [111, 116]];
 //! let requests = requests.each_ref().map(|prompt| Request { prompt, tokens: 3, ..Request::default() });
@@ -27,40 +29,83 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-use std::collections::HashMap;
+mod error;
+mod worker;
+
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
-use pipewright::tensor::BoundaryError;
-use pipewright_schedule::error_text::panic_message;
-use thiserror::Error;
+pub use error::{RanksError, RemoteFailure};
+use pipewright::failure::Cause;
+use pipewright::ids::WorldRank;
+use pipewright::rank_link::RankLink;
+use pipewright::transport::World;
 
-use crate::generation::{GenerateError, Generated, GrowingText, Request};
-use crate::generation_stage::{GenerationStage, RowPart, StageRow};
+use crate::generation::{Generated, GrowingText, Request};
+use crate::generation_ranks::worker::{
+    Content, Inbox, Message, RankReport, RemoteReport, Report, ReportRoute, Worker, lost,
+};
+use crate::generation_stage::GenerationStage;
 use crate::hf::HfError;
+use crate::split::Place;
+
+/// How long the thread that chooses tokens waits before it checks whether the ranks make progress.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// The stage of a rank.
 #[derive(Clone, Debug)]
 pub struct RankStage {
     /// Its layers.
     pub layers: Range<usize>,
-    /// The device that computes it.
+    /// The device that computes it. A process uses only the devices of its own ranks.
     pub device: Device,
 }
 
-/// Ranks that generate texts together.
+/// The ranks that generate texts together.
+#[derive(Clone, Debug)]
+pub struct RanksConfig {
+    /// The stage of each rank, in the order of the layers. Ranks that compute a stage together follow each
+    /// other.
+    pub stages: Vec<RankStage>,
+    /// The number of ranks that compute each stage together.
+    pub tensor_ranks: u32,
+    /// Whether each of them holds whole experts of a mixture
+    /// ([`PipelineConfig::expert_parallel`](pipewright::pipeline::PipelineConfig::expert_parallel)).
+    pub expert_parallel: bool,
+    /// How long to wait for ranks that make no progress. Making a stage is part of it.
+    pub deadline: Duration,
+}
+
+impl RanksConfig {
+    /// Returns ranks that each compute a stage alone.
+    pub fn new(stages: Vec<RankStage>, deadline: Duration) -> Self {
+        Self { stages, tensor_ranks: 1, expert_parallel: false, deadline }
+    }
+}
+
+type MakeStage = dyn Fn(Range<usize>, &Place) -> Result<Box<dyn GenerationStage>, HfError> + Send + Sync;
+
+/// Ranks that generate texts together, and the thread that chooses the tokens.
 #[derive(Debug)]
 pub struct GenerationRanks {
     /// The way to the first rank; `None` once the ranks have to end.
     first: Option<Sender<Message>>,
     reports: Receiver<Report>,
-    ranks: Vec<RankThread>,
+    /// The threads of this process: its ranks, and the one that takes the reports of other processes.
+    threads: Vec<JoinHandle<()>>,
+    /// Whether the thread for the reports of other processes ends.
+    ends: Arc<AtomicBool>,
+    /// Whether ranks run in other processes.
+    is_distributed: bool,
+    link: RankLink,
+    /// The number of parameters that each rank has.
+    parameters: Vec<usize>,
+    stages: usize,
     deadline: Duration,
     /// Whether the model can continue a row.
     has_cache: bool,
@@ -71,180 +116,115 @@ pub struct GenerationRanks {
     has_failed: bool,
 }
 
-#[derive(Debug)]
-struct RankThread {
-    thread: JoinHandle<()>,
-    state: Arc<RankState>,
-    parameters: usize,
-}
+/// The parts of the logits of a text, one from each rank that has a part of the vocabulary.
+#[derive(Clone, Default)]
+struct PartialLogits(Vec<Option<Vec<f32>>>);
 
-/// What a rank does, for the thread that waits for it.
-#[derive(Debug, Default)]
-struct RankState {
-    /// The number of messages that the rank has begun to use, and of those that it has used.
-    begun: AtomicUsize,
-    done: AtomicUsize,
-}
-
-/// A message to a rank: a part of the text with this number.
-struct Message {
-    text: usize,
-    content: Content,
-}
-
-enum Content {
-    /// A text begins.
-    Begin { uses_cache: bool },
-    /// The next tokens, for the first rank.
-    Tokens(Vec<u32>),
-    /// The result of the previous rank.
-    Part(RowPart),
-    /// The text is complete.
-    End,
-}
-
-/// What a rank tells the thread that waits.
-enum Report {
-    /// The stage is made.
-    Ready {
-        rank: usize,
-        parameters: usize,
-        has_cache: bool,
-    },
-    /// The last rank has the logits after the latest tokens of a text.
-    Logits {
-        text: usize,
-        logits: Vec<f32>,
-    },
-    Failed(RanksError),
-}
-
-/// Why ranks cannot generate texts.
-#[derive(Error)]
-pub enum RanksError {
-    /// A request cannot be fulfilled.
-    #[error("request {index}")]
-    Request {
-        /// The index of the request.
-        index: usize,
-        /// The reason.
-        source: GenerateError,
-    },
-    /// A stage cannot be made.
-    #[error("rank {rank}: the layers from {} up to, but not including, {} cannot be loaded", layers.start, layers.end)]
-    Stage {
-        /// The rank.
-        rank: usize,
-        /// The layers of the stage.
-        layers: Range<usize>,
-        /// The reason.
-        source: Box<HfError>,
-    },
-    /// The last stage does not have the model's head.
-    #[error("rank {rank}: the last stage does not have the head of the model: give it the last layers")]
-    NoHead {
-        /// The rank.
-        rank: usize,
-    },
-    /// A stage does not take the result of the previous rank.
-    #[error("rank {rank}: the stage does not take the result of the previous rank")]
-    Boundary {
-        /// The rank.
-        rank: usize,
-        /// The reason.
-        source: BoundaryError,
-    },
-    /// The code of a stage panicked.
-    #[error("rank {rank} panicked: {message}")]
-    Panic {
-        /// The rank.
-        rank: usize,
-        /// The message.
-        message: String,
-    },
-    /// No rank made progress within the deadline.
-    #[error(
-        "no rank has made progress for {} s, and {}: give a longer deadline, or find out what blocks the device",
-        deadline.as_secs_f64(),
-        busy_ranks(busy)
-    )]
-    Silent {
-        /// The deadline.
-        deadline: Duration,
-        /// The ranks that are computing.
-        busy: Vec<usize>,
-    },
-    /// A thread cannot be started.
-    #[error("the thread of rank {rank} cannot be started")]
-    Thread {
-        /// The rank.
-        rank: usize,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-    /// An earlier call has failed, and its ranks have ended.
-    #[error("the ranks have ended after a failure: start them again")]
-    Ended,
-}
-
-pipewright_schedule::message_as_debug!(RanksError);
-
-fn busy_ranks(busy: &[usize]) -> String {
-    let names: Vec<String> = busy.iter().map(ToString::to_string).collect();
-    match names.as_slice() {
-        [] => "none computes".to_owned(),
-        [rank] => format!("rank {rank} still computes"),
-        _ => format!("ranks {} still compute", names.join(", ")),
+impl PartialLogits {
+    /// Adds a part. Returns the whole logits with the last one.
+    fn add(&mut self, part: usize, parts: usize, logits: Vec<f32>) -> Option<Vec<f32>> {
+        self.0.resize(parts, None);
+        self.0[part] = Some(logits);
+        if self.0.iter().any(Option::is_none) {
+            return None;
+        }
+        Some(std::mem::take(&mut self.0).into_iter().flatten().flatten().collect())
     }
 }
 
 impl GenerationRanks {
-    /// Starts a rank for each stage, in the order of the layers. Each makes its own stage, on its own thread,
-    /// so that no rank ever has the parameters of another one.
-    ///
-    /// Waiting fails when no rank makes progress within `deadline`, which includes making a stage.
+    /// Starts a thread for each rank. Each makes its own stage, so that no rank ever has the parameters of
+    /// another one.
     ///
     /// # Errors
     /// When a thread cannot be started, or a stage cannot be made.
     pub fn start(
-        stages: Vec<RankStage>,
-        deadline: Duration,
-        make: impl Fn(&RankStage) -> Result<Box<dyn GenerationStage>, HfError> + Send + Sync + 'static,
+        config: &RanksConfig,
+        make: impl Fn(Range<usize>, &Place) -> Result<Box<dyn GenerationStage>, HfError> + Send + Sync + 'static,
     ) -> Result<Self, RanksError> {
-        let (report, reports) = channel();
-        let (first, mut inbox) = channel();
-        let make = Arc::new(make);
-        let mut ranks = Vec::with_capacity(stages.len());
-        let last = stages.len().saturating_sub(1);
-        for (rank, stage) in stages.into_iter().enumerate() {
-            let (next, next_inbox) = channel();
-            let worker = Worker {
-                rank,
-                inbox: std::mem::replace(&mut inbox, next_inbox),
-                next: (rank < last).then_some(next),
-                report: report.clone(),
-                state: Arc::default(),
-            };
-            let (state, make) = (Arc::clone(&worker.state), Arc::clone(&make));
-            let thread =
-                Builder::new().name(format!("rank {rank}")).spawn(move || worker.run(&stage, &*make));
-            let thread = thread.map_err(|source| RanksError::Thread { rank, source })?;
-            ranks.push(RankThread { thread, state, parameters: 0 });
+        let started = Self::start_in(World::local(config.stages.len() as u32), config, make)?;
+        started.ok_or(RanksError::Count { found: 0, expected: config.stages.len() })
+    }
+
+    /// Starts the ranks of this process in a world with as many ranks as there are stages. The process of the
+    /// first rank chooses the tokens, and gets the ranks. Any other process computes in this call until the
+    /// first one drops them, and gets `None`.
+    ///
+    /// # Errors
+    /// As [`GenerationRanks::start`], and when the numbers of ranks do not fit together. In a process that
+    /// does not choose tokens, also when any rank fails or a process is lost.
+    pub fn start_in(
+        world: World,
+        config: &RanksConfig,
+        make: impl Fn(Range<usize>, &Place) -> Result<Box<dyn GenerationStage>, HfError> + Send + Sync + 'static,
+    ) -> Result<Option<Self>, RanksError> {
+        let (found, expected) = (world.ranks() as usize, config.stages.len());
+        if found != expected || expected == 0 {
+            return Err(RanksError::Count { found, expected });
         }
-        let first = Some(first);
+        let tensor = config.tensor_ranks.max(1) as usize;
+        if !expected.is_multiple_of(tensor) {
+            return Err(RanksError::TensorRanks { ranks: expected, tensor });
+        }
+        let links = RankLink::of_world(world, config.tensor_ranks, config.deadline);
+        let make: Arc<MakeStage> = Arc::new(make);
+        if let [link] = links.as_slice()
+            && link.rank() != WorldRank::new(0)
+        {
+            let inbox = inbox(link, tensor, None);
+            return worker(link, config, inbox, ReportRoute::Process).run(&*make).map(|()| None);
+        }
+        Self::start_threads(links, config, &make).map(Some)
+    }
+
+    /// Starts a thread for each rank of this process, and waits until all ranks of the world are ready.
+    fn start_threads(
+        links: Vec<RankLink>,
+        config: &RanksConfig,
+        make: &Arc<MakeStage>,
+    ) -> Result<Self, RanksError> {
+        let tensor = config.tensor_ranks.max(1) as usize;
+        let (report, reports) = channel();
+        let (first, messages) = channel();
+        let mut messages = Some(messages);
+        let mut threads = Vec::with_capacity(links.len() + 1);
+        for link in &links {
+            let rank = link.rank().index();
+            let inbox = inbox(link, tensor, messages.take());
+            let worker = worker(link, config, inbox, ReportRoute::Thread(report.clone()));
+            let make = Arc::clone(make);
+            let run = move || {
+                // A failure is reported to the thread that waits.
+                let _ = worker.run(&*make);
+            };
+            let thread = Builder::new().name(format!("rank {rank}")).spawn(run);
+            threads.push(thread.map_err(|source| RanksError::Thread { rank, source })?);
+        }
+        let (link, ends) = (links[0].clone(), Arc::new(AtomicBool::new(false)));
+        if links.len() < config.stages.len() {
+            let (link, rank, ends) = (link.clone(), link.rank().index(), Arc::clone(&ends));
+            let thread = Builder::new().name("reports".to_owned());
+            let thread = thread.spawn(move || pass_reports(&link, &report, &ends));
+            threads.push(thread.map_err(|source| RanksError::Thread { rank, source })?);
+        }
         let mut started = Self {
-            first,
+            first: Some(first),
             reports,
-            ranks,
-            deadline,
+            threads,
+            ends,
+            is_distributed: links.len() < config.stages.len(),
+            link,
+            parameters: vec![0; config.stages.len()],
+            stages: config.stages.len() / tensor,
+            deadline: config.deadline,
             has_cache: false,
             is_busy: true,
             next_text: 0,
             has_failed: false,
         };
-        for _ in 0..started.ranks.len() {
-            if let Report::Ready { rank, parameters, has_cache } = started.wait()? {
-                started.ranks[rank].parameters = parameters;
+        for _ in 0..config.stages.len() {
+            if let RankReport::Ready { rank, parameters, has_cache } = started.wait()? {
+                started.parameters[rank] = parameters;
                 started.has_cache = has_cache;
             }
         }
@@ -254,13 +234,13 @@ impl GenerationRanks {
 
     /// Returns the number of parameters that each rank has.
     pub fn parameters(&self) -> impl Iterator<Item = usize> {
-        self.ranks.iter().map(|rank| rank.parameters)
+        self.parameters.iter().copied()
     }
 
     /// Generates a text for each request, and passes each token at once to `each`, with the index of its
     /// request.
     ///
-    /// One more text than there are ranks is in work at a time, so that a token is chosen while all ranks
+    /// One more text than there are stages is in work at a time, so that a token is chosen while all ranks
     /// compute. The texts do not depend on each other.
     ///
     /// # Errors
@@ -274,13 +254,14 @@ impl GenerationRanks {
         let texts = requests.iter().enumerate();
         let texts = texts.map(|(index, request)| GrowingText::new(*request).map_err(refused(index)));
         let mut texts: Vec<GrowingText<'_>> = texts.collect::<Result<_, _>>()?;
+        let mut partial = vec![PartialLogits::default(); texts.len()];
         let start = self.next_text;
         self.next_text += texts.len();
         self.is_busy = true;
         let mut waiting = 0..texts.len();
         let mut in_work = 0;
         loop {
-            while in_work <= self.ranks.len()
+            while in_work <= self.stages
                 && let Some(index) = waiting.next()
             {
                 let content = Content::Begin { uses_cache: requests[index].uses_cache };
@@ -291,8 +272,9 @@ impl GenerationRanks {
                 self.is_busy = false;
                 return Ok(texts.into_iter().map(|text| text.finish(self.has_cache)).collect());
             }
-            if let Report::Logits { text, logits } = self.wait()?
+            if let RankReport::Logits { text, part, parts, logits } = self.wait()?
                 && let Some(index) = text.checked_sub(start).filter(|index| *index < texts.len())
+                && let Some(logits) = partial[index].add(part, parts, logits)
             {
                 let token = match texts[index].choose(logits) {
                     Ok(token) => token,
@@ -320,133 +302,86 @@ impl GenerationRanks {
         let first = self.first.as_ref().ok_or(RanksError::Ended)?;
         if first.send(Message { text, content }).is_err() {
             // The rank has ended, and its report says why.
-            while !matches!(self.wait()?, Report::Failed(_)) {}
+            loop {
+                self.wait()?;
+            }
         }
         Ok(())
     }
 
     /// Waits for a report. A failure ends all ranks.
-    fn wait(&mut self) -> Result<Report, RanksError> {
-        let mut done = self.done();
+    fn wait(&mut self) -> Result<RankReport, RanksError> {
+        let (mut moves, mut since) = (self.link.moves(), Instant::now());
         let error = loop {
-            match self.reports.recv_timeout(self.deadline) {
-                Ok(Report::Failed(error)) => break error,
-                Ok(report) => return Ok(report),
-                Err(RecvTimeoutError::Disconnected) => break RanksError::Ended,
+            match self.reports.recv_timeout(self.deadline.min(LOOK)) {
+                Ok(Ok(report)) => return Ok(report),
+                Ok(Err(error)) => break error,
+                Err(RecvTimeoutError::Disconnected) => break lost(&self.link),
                 Err(RecvTimeoutError::Timeout) => {
-                    let progress = std::mem::replace(&mut done, self.done());
-                    if progress == done {
+                    let earlier = std::mem::replace(&mut moves, self.link.moves());
+                    if earlier != moves {
+                        since = Instant::now();
+                    } else if since.elapsed() >= self.deadline {
                         break RanksError::Silent { deadline: self.deadline, busy: self.busy() };
                     }
                 }
             }
         };
         (self.first, self.has_failed) = (None, true);
+        self.link.give_up(Cause::Build { message: error.to_string() });
         Err(error)
     }
 
-    /// Returns the number of messages that the ranks have used.
-    fn done(&self) -> usize {
-        self.ranks.iter().map(|rank| rank.state.done.load(Ordering::Relaxed)).sum()
-    }
-
     fn busy(&self) -> Vec<usize> {
-        let is_busy =
-            |state: &RankState| state.done.load(Ordering::Relaxed) < state.begun.load(Ordering::Relaxed);
-        (0..self.ranks.len()).filter(|&rank| is_busy(&self.ranks[rank].state)).collect()
+        let is_busy = |&rank: &usize| self.link.is_busy(WorldRank::new(rank as u32));
+        (0..self.parameters.len()).filter(is_busy).collect()
     }
 }
 
 impl Drop for GenerationRanks {
     /// Ends the ranks. After a failure, or while they may be computing, a rank may not respond, so none is
-    /// waited for.
+    /// waited for. Processes end together, so after a failure only.
     fn drop(&mut self) {
         self.first = None;
-        if !self.has_failed && !self.is_busy {
-            self.ranks.drain(..).for_each(|rank| {
+        self.ends.store(true, Ordering::Relaxed);
+        if !self.has_failed && (self.is_distributed || !self.is_busy) {
+            self.threads.drain(..).for_each(|thread| {
                 // A panic was caught in the thread.
-                let _ = rank.thread.join();
+                let _ = thread.join();
             });
         }
     }
 }
 
-/// The thread of a rank.
-struct Worker {
-    rank: usize,
-    inbox: Receiver<Message>,
-    /// The way to the next rank; `None` at the last one.
-    next: Option<Sender<Message>>,
-    report: Sender<Report>,
-    state: Arc<RankState>,
+/// Returns where a rank gets its messages. The first rank of the world takes `messages`.
+fn inbox(link: &RankLink, tensor: usize, messages: Option<Receiver<Message>>) -> Inbox {
+    let rank = link.rank().index();
+    match messages {
+        Some(messages) => Inbox::Chooser(messages),
+        // The first rank passes messages on to the other ranks of the first stage.
+        None => Inbox::Rank(WorldRank::new(rank.checked_sub(tensor).unwrap_or(0) as u32)),
+    }
 }
 
-impl Worker {
-    /// Makes the stage, and computes it until the rank before this one ends.
-    fn run(self, stage: &RankStage, make: impl Fn(&RankStage) -> Result<Box<dyn GenerationStage>, HfError>) {
-        let rank = self.rank;
-        // `AssertUnwindSafe` holds because nothing of the rank is used after a panic.
-        let ended = catch_unwind(AssertUnwindSafe(|| {
-            self.state.begun.fetch_add(1, Ordering::Relaxed);
-            let layers = stage.layers.clone();
-            let refused = |source| RanksError::Stage { rank, layers, source: Box::new(source) };
-            let made = make(stage).map_err(refused)?;
-            if self.next.is_none() && !made.has_head() {
-                return Err(RanksError::NoHead { rank });
-            }
-            self.state.done.fetch_add(1, Ordering::Relaxed);
-            let (parameters, has_cache) = (made.parameters(), made.cache().is_some());
-            // If the receiver is gone, the rank ends soon.
-            let _ = self.report.send(Report::Ready { rank, parameters, has_cache });
-            self.compute(&*made)
-        }));
-        let failure = match ended {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => error,
-            Err(payload) => RanksError::Panic { rank, message: panic_message(&*payload) },
+fn worker(link: &RankLink, config: &RanksConfig, inbox: Inbox, report: ReportRoute) -> Worker {
+    let RankStage { layers, device } = config.stages[link.rank().index()].clone();
+    let tensor = link.tensor().with_whole_experts(config.expert_parallel);
+    let stages = config.stages.len() / tensor.ranks() as usize;
+    let place = Place { tensor, ..Place::from(device) };
+    Worker { link: link.clone(), layers, place, stages, inbox, report }
+}
+
+/// Passes the reports of other processes on, until a rank fails or `ends`.
+fn pass_reports(link: &RankLink, reports: &Sender<Report>, ends: &AtomicBool) {
+    while !ends.load(Ordering::Relaxed) {
+        let report = match link.next_report::<RemoteReport>() {
+            Ok(Some(report)) => report.map_err(RanksError::Elsewhere),
+            Ok(None) => continue,
+            Err(_) => Err(lost(link)),
         };
-        // If the receiver is gone, the failure does not matter.
-        let _ = self.report.send(Report::Failed(failure));
-    }
-
-    fn compute(&self, stage: &dyn GenerationStage) -> Result<(), RanksError> {
-        let refused = |source| RanksError::Boundary { rank: self.rank, source };
-        let mut rows = HashMap::new();
-        while let Ok(Message { text, content }) = self.inbox.recv() {
-            self.state.begun.fetch_add(1, Ordering::Relaxed);
-            let part = match content {
-                Content::Begin { uses_cache } => {
-                    rows.insert(text, StageRow::new(stage, uses_cache));
-                    self.pass_on(text, Content::Begin { uses_cache });
-                    None
-                }
-                Content::End => {
-                    rows.remove(&text);
-                    self.pass_on(text, Content::End);
-                    None
-                }
-                Content::Tokens(tokens) => rows.get_mut(&text).map(|row| row.append(&tokens)),
-                Content::Part(part) => rows.get_mut(&text).map(|row| row.advance(part)),
-            };
-            if let Some(part) = part {
-                let part = part.map_err(refused)?;
-                if self.next.is_some() {
-                    self.pass_on(text, Content::Part(part));
-                } else {
-                    let logits = part.last_logits().map_err(refused)?;
-                    // If the receiver is gone, the rank ends soon.
-                    let _ = self.report.send(Report::Logits { text, logits });
-                }
-            }
-            self.state.done.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(())
-    }
-
-    /// Sends a message to the next rank, if there is one. If that rank has failed, its report says so.
-    fn pass_on(&self, text: usize, content: Content) {
-        if let Some(next) = &self.next {
-            let _ = next.send(Message { text, content });
+        let has_failed = report.is_err();
+        if reports.send(report).is_err() || has_failed {
+            return;
         }
     }
 }

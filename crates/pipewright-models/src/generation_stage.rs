@@ -25,6 +25,12 @@ pub trait GenerationStage {
     /// When several ranks compute the stage together.
     fn require_whole(&self) -> Result<(), SplitModel>;
 
+    /// Returns whether each of the ranks that compute the stage together has the logits of its part of the
+    /// vocabulary, so that the logits of all ranks in their order are the whole.
+    fn splits_logits(&self) -> bool {
+        false
+    }
+
     /// Computes the stage for one whole row: from token ids `[1, tokens]` or the previous stage's result, to
     /// what the next stage takes, or logits `[1, tokens, vocabulary]`.
     ///
@@ -77,6 +83,10 @@ impl<M: GeneratingModule> GenerationStage for M {
 
     fn require_whole(&self) -> Result<(), SplitModel> {
         self.split().require_whole()
+    }
+
+    fn splits_logits(&self) -> bool {
+        self.output_split(0).is_some()
     }
 
     fn compute(&self, input: Values) -> Result<Values, BoundaryError> {

@@ -42,6 +42,7 @@ use crate::qwen2_moe::Qwen2MoeConfig;
 use crate::qwen3::Qwen3Config;
 use crate::qwen3_moe::Qwen3MoeConfig;
 use crate::smollm3::SmolLm3Config;
+use crate::split::Place;
 use crate::starcoder2::Starcoder2Config;
 
 /// The facts about a family that do not depend on a model's sizes.
@@ -296,11 +297,11 @@ impl ModelConfig {
         source: ModelSource<'_>,
         device: &Device,
     ) -> Result<Box<dyn GenerationStage>, HfError> {
-        self.generation_stage(0..self.for_generation().layers(), source, device)
+        self.generation_stage(0..self.for_generation().layers(), source, &device.into())
     }
 
-    /// Builds the stage that holds `layers` of [`ModelConfig::for_generation`], on `device`. Parameters of
-    /// other layers are not read.
+    /// Builds the stage that holds `layers` of [`ModelConfig::for_generation`], or a rank's shards of it.
+    /// Parameters of other layers are not read.
     ///
     /// # Errors
     /// As [`hf::load_stage`] and [`hf::restore_stage`].
@@ -308,9 +309,9 @@ impl ModelConfig {
         &self,
         layers: Range<usize>,
         source: ModelSource<'_>,
-        device: &Device,
+        place: &Place,
     ) -> Result<Box<dyn GenerationStage>, HfError> {
-        self.family().generation_stage(layers, source, device)
+        self.family().generation_stage(layers, source, place)
     }
 
     /// Writes the adapters of a checkpoint as a PEFT directory into `dir`, which must be empty or not exist.

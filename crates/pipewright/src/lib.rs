@@ -167,6 +167,7 @@ pub mod mesh;
 pub mod hook;
 mod config;
 mod executor;
+pub mod rank_link;
 mod driver;
 pub mod pipeline;
 pub mod profile;

@@ -138,6 +138,11 @@ pub enum Tag {
         /// The number of its earlier choices.
         round: u32,
     },
+    /// A message of a rank that belongs to no pipeline ([`RankLink`](crate::rank_link::RankLink)).
+    Ordered {
+        /// The number of earlier messages from its sender to its receiver.
+        number: u32,
+    },
 }
 
 impl std::fmt::Display for Tag {
@@ -196,6 +201,7 @@ impl std::fmt::Display for Tag {
             Self::Hello => f.write_str("the description of its run"),
             Self::Welcome => f.write_str("whether all processes run the same"),
             Self::Chosen { round } => write!(f, "choice {round} of the first process"),
+            Self::Ordered { number } => write!(f, "its message {number}"),
         }
     }
 }

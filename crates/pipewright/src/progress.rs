@@ -223,6 +223,11 @@ impl ProgressBoard {
         *self.ranks[rank.index()].activity() = activity;
     }
 
+    /// Returns whether `rank` computes or waits in the middle of it.
+    pub(crate) fn is_busy(&self, rank: WorldRank) -> bool {
+        self.ranks.get(rank.index()).is_some_and(|progress| *progress.activity() != Activity::NoStep)
+    }
+
     /// Returns the moves of all ranks together, which changes whenever a rank makes progress.
     pub(crate) fn moves(&self) -> u64 {
         self.ranks.iter().map(|progress| progress.moves.load(Ordering::Relaxed)).sum()

@@ -16,11 +16,12 @@ use pipewright_models::generation_ranks::RanksError;
 
 use crate::commands::generate::chat::Chat;
 use crate::commands::generate::prompts::PromptArguments;
-use crate::commands::generate::ranks::{RankArguments, Ranks, failure};
+use crate::commands::generate::ranks::{RankArguments, RankPlan, Ranks, failure};
 use crate::commands::generate::report::{Outcome, Report, Times};
 use crate::display::say;
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
 use crate::training::model::{check_weights, unknown_note};
+use crate::training::process_group::ProcessGroup;
 use crate::training::samples::encode_prompt;
 use crate::training::trained_model::{self, Origin, TrainedModel};
 
@@ -79,50 +80,75 @@ pub(crate) struct GenerateArguments {
 const LONGEST_TEXT: usize = 100;
 const LONGEST_ANSWER: usize = 1000;
 
-/// Runs the command.
+/// Runs the command. With several processes, the first one reads the prompts and prints; the others compute.
 pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), Failure> {
-    let prompts = arguments.prompts.read()?;
-    if arguments.json && prompts.is_empty() {
-        return Err(Failure::input("`--json` is for answers to known messages: give them as `--prompt`"));
+    let mut processes = ProcessGroup::gather()?;
+    let outcome = generate_in(arguments, &mut processes);
+    processes.settle(outcome)
+}
+
+fn generate_in(arguments: &GenerateArguments, processes: &mut ProcessGroup) -> Result<(), Failure> {
+    let opened = arguments.open(processes);
+    let (found, plan) = processes.agree(opened, |(found, plan)| plan.fields(found))?;
+    let session = if processes.is_leader() { Session::new(arguments, &found).map(Some) } else { Ok(None) };
+    let session = processes.all_succeed(session, Exit::WrongInput)?;
+    let ranks = plan.start(&found, processes)?;
+    match (session, ranks) {
+        (Some(session), Some(ranks)) => session.run(arguments, ranks),
+        // This process has computed for the first one.
+        _ => Ok(()),
     }
-    let mut found =
-        trained_model::open(&arguments.model, arguments.tokenizer.as_deref(), arguments.base.as_deref())?;
-    if let Origin::Directory(directory) = &found.origin {
-        let notes = [unknown_note(directory)?, check_weights(directory, &found.model)?];
-        notes.iter().flatten().for_each(|note| say(note));
+}
+
+/// The texts that the first process generates.
+struct Session<'a> {
+    found: &'a TrainedModel,
+    /// The request without its prompt.
+    request: Request<'a>,
+    chat: Option<Chat<'a>>,
+    prompts: Vec<String>,
+    /// The tokens of each prompt.
+    encoded: Vec<Vec<u32>>,
+}
+
+impl<'a> Session<'a> {
+    fn new(arguments: &GenerateArguments, found: &'a TrainedModel) -> Result<Self, Failure> {
+        let prompts = arguments.prompts.read()?;
+        if arguments.json && prompts.is_empty() {
+            return Err(Failure::input("`--json` is for answers to known messages: give them as `--prompt`"));
+        }
+        let request = arguments.request(found);
+        let chat = arguments.chat.then(|| Chat::new(found, request, arguments.system.as_deref()));
+        let chat = chat.transpose()?;
+        let encoded = encode(found, chat.as_ref(), &prompts)?;
+        Ok(Self { found, request, chat, prompts, encoded })
     }
-    if let Some(template) = &arguments.chat_template {
-        found.chat.chat_template = Some(ChatTemplate::of(template));
+
+    fn run(self, arguments: &GenerateArguments, mut ranks: Ranks) -> Result<(), Failure> {
+        let Self { found, request, mut chat, prompts, encoded } = self;
+        if prompts.is_empty() {
+            return chat.as_mut().map_or(Ok(()), |chat| chat.converse(&mut ranks));
+        }
+        let request_of = |prompt| match &chat {
+            Some(chat) => chat.request(prompt),
+            None => Request { prompt, ..request },
+        };
+        let requests: Vec<Request<'_>> = encoded.iter().map(|prompt| request_of(prompt)).collect();
+        let (texts, times) = generate(&mut ranks, &requests)?;
+        let outcomes = prompts.into_iter().zip(&encoded).zip(texts).map(|((prompt, tokens), generated)| {
+            let text = found.codec.decode(&generated.tokens).map_err(Failure::input)?;
+            Ok(Outcome { prompt, prompt_tokens: tokens.clone(), generated, text })
+        });
+        let report = Report {
+            outcomes: outcomes.collect::<Result<_, Failure>>()?,
+            found,
+            ranks: &ranks,
+            times,
+            is_single: arguments.prompts.is_single(),
+            is_chat: arguments.chat,
+        };
+        if arguments.json { report.print_json() } else { report.print() }
     }
-    let found = Arc::new(found);
-    let plan = arguments.ranks.plan(&found)?;
-    let request = arguments.request(&found);
-    let chat = arguments.chat.then(|| Chat::new(&found, request, arguments.system.as_deref()));
-    let mut chat = chat.transpose()?;
-    let encoded = encode(&found, chat.as_ref(), &prompts)?;
-    let mut ranks = plan.start(&found)?;
-    if prompts.is_empty() {
-        return chat.as_mut().map_or(Ok(()), |chat| chat.converse(&mut ranks));
-    }
-    let request_of = |prompt| match &chat {
-        Some(chat) => chat.request(prompt),
-        None => Request { prompt, ..request },
-    };
-    let requests: Vec<Request<'_>> = encoded.iter().map(|prompt| request_of(prompt)).collect();
-    let (texts, times) = generate(&mut ranks, &requests)?;
-    let outcomes = prompts.into_iter().zip(&encoded).zip(texts).map(|((prompt, tokens), generated)| {
-        let text = found.codec.decode(&generated.tokens).map_err(Failure::input)?;
-        Ok(Outcome { prompt, prompt_tokens: tokens.clone(), generated, text })
-    });
-    let report = Report {
-        outcomes: outcomes.collect::<Result<_, Failure>>()?,
-        found: &found,
-        ranks: &ranks,
-        times,
-        is_single: arguments.prompts.is_single(),
-        is_chat: arguments.chat,
-    };
-    if arguments.json { report.print_json() } else { report.print() }
 }
 
 /// Returns the tokens of each prompt, which is a message in a chat.
@@ -149,7 +175,7 @@ fn generate(ranks: &mut Ranks, requests: &[Request<'_>]) -> Result<(Vec<Generate
     let mut each = |_, _| {
         first.get_or_insert_with(|| start.elapsed().as_secs_f64());
     };
-    let texts = ranks.threads.generate(requests, &mut each).map_err(|error| match error {
+    let texts = ranks.group.generate(requests, &mut each).map_err(|error| match error {
         RanksError::Request { index, source } => of_prompt(index, requests.len(), Failure::input(source)),
         error => failure(error),
     })?;
@@ -166,6 +192,22 @@ fn of_prompt(index: usize, prompts: usize, failure: Failure) -> Failure {
 }
 
 impl GenerateArguments {
+    /// Opens the model, and distributes it over ranks.
+    fn open(&self, processes: &ProcessGroup) -> Result<(Arc<TrainedModel>, RankPlan), Failure> {
+        let mut found = trained_model::open(&self.model, self.tokenizer.as_deref(), self.base.as_deref())?;
+        if let Origin::Directory(directory) = &found.origin
+            && processes.is_leader()
+        {
+            let notes = [unknown_note(directory)?, check_weights(directory, &found.model)?];
+            notes.iter().flatten().for_each(|note| say(note));
+        }
+        if let Some(template) = &self.chat_template {
+            found.chat.chat_template = Some(ChatTemplate::of(template));
+        }
+        let plan = self.ranks.plan(&found, processes)?;
+        Ok((Arc::new(found), plan))
+    }
+
     /// Returns the request without its prompt.
     fn request<'a>(&self, found: &'a TrainedModel) -> Request<'a> {
         Request {

@@ -43,6 +43,12 @@ impl Target {
     /// # Errors
     /// Fails if the command is not `train` or `resume`, or its settings cannot be loaded.
     pub(crate) fn read(words: &[String], set: &[String]) -> Result<Self, Failure> {
+        if words.first().is_some_and(|command| command == "generate") {
+            return Err(Failure::input(
+                "`launch` starts runs again after faults, and `generate` has nothing to resume: start it with \
+                 `mpirun -n N pipewright generate`",
+            ));
+        }
         let mut words = with_settings(words, set);
         let launched = Launched::try_parse_from(std::iter::once(&"pipewright".to_owned()).chain(&words));
         let launched = launched.map_err(|error| {
@@ -84,6 +90,13 @@ pub(crate) fn with_settings(words: &[String], set: &[String]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn generation_is_started_with_mpirun() {
+        let refused = Target::read(&["generate", "runs/sample"].map(str::to_owned), &[]);
+        let text = refused.expect_err("it is no run").text();
+        assert!(text.contains("start it with `mpirun -n N pipewright generate`"), "{text}");
+    }
 
     #[test]
     fn further_settings_are_checked_with_the_own_ones_of_the_command() {

@@ -137,6 +137,11 @@ impl ProcessGroup {
         }
     }
 
+    /// Returns the number of processes.
+    pub(crate) fn count(&self) -> u32 {
+        self.world.as_ref().filter(|world| world.is_distributed()).map_or(1, World::ranks)
+    }
+
     /// Returns whether it is one of several processes.
     pub(crate) fn is_several(&self) -> bool {
         self.world.as_ref().is_some_and(World::is_distributed)

@@ -40,7 +40,12 @@ pub(crate) struct TrainedModel {
 /// The ranks of a run that compute one copy of the model together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RunRanks {
+    /// The ranks of the pipeline.
     pub(crate) ranks: u32,
+    /// The ranks that compute each stage together.
+    pub(crate) tensor: u32,
+    /// Whether each of them holds whole experts.
+    pub(crate) expert_parallel: bool,
     /// The devices, as the configuration names them: rank `r` has entry `r` modulo their number.
     pub(crate) devices: Vec<String>,
 }
@@ -163,13 +168,13 @@ fn of_checkpoint(
     })
 }
 
-/// Returns the ranks of a replica of a run. Tensor ranks of one stage count each.
+/// Returns the ranks of a replica of a run.
 fn ranks_of(config: &mut toml::Table) -> Option<RunRanks> {
-    let count = |table: Option<toml::Table>, key: &str| {
-        table.and_then(|table| table.get(key)?.as_integer()).and_then(|count| u32::try_from(count).ok())
-    };
-    let pipeline = count(table_of(config, "pipeline"), "ranks")?;
-    let tensor = count(table_of(config, "mesh"), "tensor_parallel").unwrap_or(1);
+    let count = |table: &toml::Table, key: &str| u32::try_from(table.get(key)?.as_integer()?).ok();
+    let ranks = count(&table_of(config, "pipeline")?, "ranks")?;
+    let mesh = table_of(config, "mesh").unwrap_or_default();
+    let tensor = count(&mesh, "tensor_parallel").unwrap_or(1);
+    let expert_parallel = mesh.get("expert_parallel").and_then(toml::Value::as_bool).unwrap_or_default();
     let run = table_of(config, "run").unwrap_or_default();
     let text = |value: &toml::Value| value.as_str().map(str::to_owned);
     let list = run.get("devices").and_then(toml::Value::as_array);
@@ -177,7 +182,7 @@ fn ranks_of(config: &mut toml::Table) -> Option<RunRanks> {
         (Some(list), _) => list.iter().filter_map(text).collect(),
         (None, device) => device.and_then(text).into_iter().collect(),
     };
-    Some(RunRanks { ranks: pipeline.saturating_mul(tensor), devices })
+    Some(RunRanks { ranks, tensor, expert_parallel, devices })
 }
 
 fn named(tokenizer: &str) -> Tokenizer {

@@ -98,6 +98,42 @@ fn a_model_without_a_cache_says_why() {
     assert_eq!(json(&run, "out", &GREEDY)["cache"], false);
 }
 
+/// Each family's own tests compare its tokens with references; here they are those of one rank.
+#[test]
+fn tensor_ranks_generate_from_a_run_with_tensor_ranks() {
+    for set in [
+        &["mesh.tensor_parallel=2", "pipeline.ranks=2"][..],
+        &[
+            "model.architecture=qwen3_moe",
+            "model.num_experts=4",
+            "mesh.tensor_parallel=2",
+            "mesh.expert_parallel=true",
+            "pipeline.ranks=1",
+        ],
+        &[
+            "model.architecture=nemotron_h",
+            "model.hybrid_override_pattern=M-*-",
+            "model.num_hidden_layers=4",
+            "mesh.tensor_parallel=2",
+        ],
+    ] {
+        let run = trained(set);
+        let expected = json(&run, "out", &GREEDY);
+        let several = ["--prompt", "fox", "--ranks", "run"];
+        let found = json(&run, "out", &[&GREEDY[..], &several].concat());
+        assert_eq!(found["texts"][0]["tokens"], expected["tokens"], "{set:?}");
+        let places: Vec<u64> = found["ranks"]
+            .as_array()
+            .expect("ranks")
+            .iter()
+            .filter_map(|rank| rank["tensor_rank"].as_u64())
+            .collect();
+        assert!(places.len() >= 2 && places.chunks(2).all(|stage| stage == [0, 1]), "{found}");
+        let uncached = [&GREEDY[..], &["--tensor-parallel", "2", "--no-cache"]].concat();
+        assert_eq!(json(&run, "out", &uncached)["tokens"], expected["tokens"], "{set:?}");
+    }
+}
+
 /// Checks a text on three ranks, next to other texts.
 fn check_on_ranks(run: &Run, expected: &Value) {
     let several = ["--prompt", "fox", "--prompt", "jumps", "--ranks", "3"];
@@ -169,7 +205,19 @@ fn bad_prompts_and_ranks() {
         &["--prompt", "a", "--ranks", "run"],
         "`--ranks run` is for the folder of a run",
     );
-    // Another process of the same launcher would write the same.
+    refuse(
+        &run,
+        "out",
+        &["--prompt", "a", "--tensor-parallel", "3"],
+        "is not a multiple of the number of ranks",
+    );
+}
+
+/// A build that cannot connect processes would write the same text in each of them.
+#[cfg(not(feature = "mpi"))]
+#[test]
+fn processes_need_a_build_with_mpi() {
+    let run = trained(&[]);
     let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
     command
         .current_dir(run.path(""))

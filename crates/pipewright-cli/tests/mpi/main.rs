@@ -10,6 +10,7 @@ mod faults;
 #[cfg(feature = "tokenizers")]
 mod fine_tuning_page;
 mod folders;
+mod generation;
 mod hosts;
 mod launch;
 #[path = "../scratch/mod.rs"]

@@ -2,15 +2,16 @@
 
 use std::sync::Mutex;
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use burn::tensor::{Int, Tensor, TensorData};
-use pipewright::tensor::{Values, pack, unpack};
+use pipewright::tensor::{BoundaryError, Values, pack, unpack};
 
 use super::*;
 use crate::ModelFamily;
 use crate::decoder::DecoderConfig;
 use crate::error::SplitModel;
-use crate::generation::Sampling;
+use crate::generation::{GenerateError, Sampling};
 use crate::generation_stage::StageCache;
 use crate::llama::LlamaConfig;
 use crate::model_config::ModelConfig;
@@ -57,7 +58,8 @@ fn length(input: &Tensor<2, Int>) -> Values {
 fn start(stages: Vec<Option<Compute>>, deadline: Duration) -> Result<GenerationRanks, RanksError> {
     let places = (0..stages.len()).map(|rank| RankStage { layers: rank..rank + 1, device: Device::flex() });
     let stages: Vec<Option<Arc<Compute>>> = stages.into_iter().map(|stage| stage.map(Arc::new)).collect();
-    GenerationRanks::start(places.collect(), deadline, move |place| match &stages[place.layers.start] {
+    let config = RanksConfig::new(places.collect(), deadline);
+    GenerationRanks::start(&config, move |layers, _place| match &stages[layers.start] {
         Some(compute) => Ok(Box::new(Stage(Arc::clone(compute)))),
         None => Err(ModelConfig::from_json(serde_json::Value::Null).expect_err("no model").into()),
     })
@@ -170,9 +172,25 @@ fn a_request_that_does_not_fit_is_named() {
 fn ranks_without_the_head_of_the_model_are_refused() {
     let config = LlamaConfig::from(DecoderConfig::new(16, 4));
     let stages = [0..2, 2..3].map(|layers| RankStage { layers, device: Device::flex() });
-    let make = move |stage: &RankStage| -> Result<Box<dyn GenerationStage>, HfError> {
-        Ok(Box::new(config.init_stage(stage.layers.clone(), 1, stage.device.clone())?))
+    let make = move |layers, place: &Place| -> Result<Box<dyn GenerationStage>, HfError> {
+        Ok(Box::new(config.init_stage(layers, 1, place.clone())?))
     };
-    let error = GenerationRanks::start(stages.into(), LONG, make).expect_err("layer 3 has the head");
+    let ranks = RanksConfig::new(stages.into(), LONG);
+    let error = GenerationRanks::start(&ranks, make).expect_err("layer 3 has the head");
     assert!(matches!(error, RanksError::NoHead { rank: 1 }), "{error}");
+}
+
+#[test]
+fn ranks_that_do_not_fit_together_are_refused() {
+    let refused = |world: u32, tensor_ranks: u32, expected: &str| {
+        let stages = [0..1, 1..2, 2..3].map(|layers| RankStage { layers, device: Device::flex() });
+        let config = RanksConfig { tensor_ranks, ..RanksConfig::new(stages.into(), LONG) };
+        let make = |_layers, _place: &Place| -> Result<Box<dyn GenerationStage>, HfError> {
+            Ok(Box::new(Stage(Arc::new(Box::new(pack)))))
+        };
+        let started = GenerationRanks::start_in(World::local(world), &config, make);
+        assert_eq!(started.expect_err(expected).to_string(), expected);
+    };
+    refused(2, 1, "the world has 2 ranks, and the model is distributed over 3: make them equal");
+    refused(3, 2, "3 ranks are not a multiple of 2 tensor ranks: give each stage as many");
 }

@@ -21,7 +21,7 @@ use pipewright::train::data::{DataConfig, SideRows, Tokenizer};
 use pipewright::train::{LearningRate, Trainer};
 use pipewright::transport::World;
 use pipewright_models::generation::{self, Request};
-use pipewright_models::generation_ranks::{GenerationRanks, RankStage};
+use pipewright_models::generation_ranks::{GenerationRanks, RankStage, RanksConfig};
 use pipewright_models::generation_stage::GenerationStage;
 use pipewright_models::hf::{self, HfError};
 use pipewright_models::hybrid::{HybridConfig, HybridInput, HybridOutput, HybridStage, Pattern};
@@ -748,10 +748,11 @@ fn a_cache_begins_again_with_each_document() {
     );
     assert_eq!(texts(requests), expected);
     let stages = (0..layers).map(|layer| RankStage { layers: layer..layer + 1, device: Device::flex() });
-    let make = move |stage: &RankStage| -> Result<Box<dyn GenerationStage>, HfError> {
-        Ok(Box::new(config.init_stage(stage.layers.clone(), 9, stage.device.clone())?))
+    let make = move |layers, place: &Place| -> Result<Box<dyn GenerationStage>, HfError> {
+        Ok(Box::new(config.init_stage(layers, 9, place.clone())?))
     };
-    let ranks = GenerationRanks::start(stages.collect(), Duration::from_secs(60), make);
+    let ranks = RanksConfig::new(stages.collect(), Duration::from_secs(60));
+    let ranks = GenerationRanks::start(&ranks, make);
     let found = ranks.expect("they start").generate(&requests, &mut |_, _| {}).expect("it generates");
     assert!(found.iter().all(|text| text.is_cached));
     assert!(found.iter().map(|text| &text.tokens).eq(&expected));

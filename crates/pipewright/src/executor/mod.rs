@@ -92,5 +92,7 @@ pub(crate) use machine::Executor;
 pub(crate) use recorder::AuxiliaryPart;
 pub use report::UndeferredParameter;
 pub(crate) use report::{RankReport, sums_of};
+pub(crate) use shared_endpoint::SharedEndpoint;
 pub(crate) use step::Poll;
 pub(crate) use step_input::{StepInput, StepVerification};
+pub(crate) use tensor_group::TensorGroup;

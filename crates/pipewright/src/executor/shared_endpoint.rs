@@ -13,14 +13,14 @@ const SHORT_WAIT: Duration = Duration::from_millis(10);
 /// A rank's endpoint, which its executor and its stages share. Only the rank's thread uses it, unless a
 /// module of several tensor ranks is taken out of its pipeline and run elsewhere.
 #[derive(Clone)]
-pub(super) struct SharedEndpoint(Arc<Mutex<Endpoint>>);
+pub(crate) struct SharedEndpoint(Arc<Mutex<Endpoint>>);
 
 impl SharedEndpoint {
-    pub(super) fn new(endpoint: Endpoint) -> Self {
+    pub(crate) fn new(endpoint: Endpoint) -> Self {
         Self(Arc::new(Mutex::new(endpoint)))
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Endpoint> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Endpoint> {
         // No user code runs under the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -69,6 +69,25 @@ impl TensorGroup {
         }
     }
 
+    /// Returns the connection of a rank that belongs to no pipeline.
+    pub(crate) fn without_pipeline(
+        endpoint: SharedEndpoint,
+        group: Group,
+        board: ProgressBoard,
+        deadline: Duration,
+    ) -> Self {
+        Self {
+            endpoint,
+            group,
+            devices: Devices::default(),
+            board,
+            memory: RankMemory::new(),
+            deadline,
+            rounds: AtomicU32::new(0),
+            thread: OnceLock::new(),
+        }
+    }
+
     /// Starts an attempt at a step: an earlier one may have failed at different places on the ranks.
     pub(super) fn begin_step(&self) {
         self.rounds.store(0, Ordering::Relaxed);

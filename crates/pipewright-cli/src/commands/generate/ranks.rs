@@ -1,4 +1,5 @@
-//! The ranks that generate: their number, the layers of each, and their devices.
+//! The ranks that generate: their number, the layers of each, their devices, and whether they are threads or
+//! processes.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -8,12 +9,15 @@ use burn::tensor::Device;
 use clap::Args;
 use pipewright::device::{DeviceChoice, Devices};
 use pipewright::ids::WorldRank;
-use pipewright_models::generation_ranks::{GenerationRanks, RankStage, RanksError};
+use pipewright::transport::Fields;
+use pipewright_models::Place;
+use pipewright_models::generation_ranks::{GenerationRanks, RankStage, RanksConfig, RanksError};
 use pipewright_schedule::partition::{Method, partition};
+use pipewright_schedule::words::counted;
 use serde_json::{Value, json};
 
 use crate::failure::{Exit, Failure};
-use crate::training::process_group::is_one_of_several;
+use crate::training::process_group::{ProcessGroup, is_one_of_several, lost};
 use crate::training::trained_model::{RunRanks, TrainedModel};
 
 /// The time that several ranks may take without progress.
@@ -22,10 +26,14 @@ const USUAL_DEADLINE: Duration = Duration::from_secs(600);
 /// The arguments about ranks.
 #[derive(Debug, Args)]
 pub(crate) struct RankArguments {
-    /// The number of ranks that the layers of the model are distributed over; `run`: the ranks and devices of
-    /// one replica of the run
-    #[arg(long, value_name = "N|run", default_value = "1")]
-    ranks: RankChoice,
+    /// The number of pipeline ranks that the layers of the model are distributed over; `run`: the ranks and
+    /// devices of one replica of the run. Without it 1, or as many as there are processes
+    #[arg(long, value_name = "N|run")]
+    ranks: Option<RankChoice>,
+    /// The number of ranks that compute each stage together; without it 1, or that of the run with
+    /// `--ranks run`
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    tensor_parallel: Option<u32>,
     /// The device of each rank, in turn; without it the processor, or the devices of the run
     #[arg(long, value_name = "DEVICE", value_delimiter = ',')]
     devices: Vec<DeviceChoice>,
@@ -35,7 +43,7 @@ pub(crate) struct RankArguments {
     deadline: Option<u64>,
 }
 
-/// How many ranks there are.
+/// How many pipeline ranks there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RankChoice {
     Count(u32),
@@ -54,49 +62,85 @@ impl FromStr for RankChoice {
     }
 }
 
+/// The number of ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Counts {
+    pipeline: u32,
+    tensor: u32,
+    expert_parallel: bool,
+}
+
 /// The ranks before they have their stages.
 pub(super) struct RankPlan {
-    stages: Vec<RankStage>,
+    config: RanksConfig,
     choices: Vec<DeviceChoice>,
-    deadline: Duration,
 }
 
 /// The ranks with their stages.
 pub(super) struct Ranks {
-    pub(super) threads: GenerationRanks,
-    stages: Vec<RankStage>,
+    pub(super) group: GenerationRanks,
+    config: RanksConfig,
     choices: Vec<DeviceChoice>,
 }
 
 impl RankArguments {
-    /// Distributes the layers of a model over ranks.
-    pub(super) fn plan(&self, found: &TrainedModel) -> Result<RankPlan, Failure> {
-        if is_one_of_several() {
+    /// Distributes the layers of a model over ranks: threads of this process, or all processes.
+    pub(super) fn plan(&self, found: &TrainedModel, processes: &ProcessGroup) -> Result<RankPlan, Failure> {
+        if is_one_of_several() && !processes.is_several() {
             return Err(Failure::input(
-                "several processes were started, and each would generate the same text: start `pipewright generate` once, \
-                 without mpirun; `--ranks N` distributes the model over the devices of this machine",
+                "several processes were started, and this build cannot connect them, so each would generate the same text: \
+                 build with `--features mpi`, or start `pipewright generate` once, without mpirun; `--ranks N` distributes \
+                 the model over the devices of this machine",
             ));
         }
-        let (count, of_run) = match self.ranks {
-            RankChoice::Count(count) => (count, None),
-            RankChoice::Run => {
-                let run = found.run.as_ref().ok_or_else(|| {
-                    Failure::input(
-                        "`--ranks run` is for the folder of a run and its checkpoints: give a number",
-                    )
-                })?;
-                (run.ranks, Some(run))
-            }
+        let of_run = match self.ranks {
+            Some(RankChoice::Run) => Some(found.run.as_ref().ok_or_else(|| {
+                Failure::input("`--ranks run` is for the folder of a run and its checkpoints: give a number")
+            })?),
+            _ => None,
         };
-        let choices = self.devices_of(of_run)?;
-        let devices = Devices::open(&choices).map_err(Failure::input)?;
+        let counts = self.counts(of_run, processes.count())?;
         let layers = found.model.for_generation().describe(found.trained_length.unwrap_or(1));
-        let partition = partition(&layers.weights(), count, &Method::Optimal);
+        let partition = partition(&layers.weights(), counts.pipeline, &Method::Optimal);
         let partition = partition.map_err(|error| Failure::input(format!("--ranks: {error}")))?;
+        let choices = self.devices_of(of_run)?;
+        let devices = if processes.is_several() {
+            // The devices of other processes may be on other machines, and are not used here.
+            Devices::open(&[choices[processes.rank().index() % choices.len()]])
+        } else {
+            Devices::open(&choices)
+        };
+        let devices = devices.map_err(Failure::input)?;
         let device = |rank| devices.of(WorldRank::new(rank)).cloned().unwrap_or_else(Device::flex);
-        let stages = (0..).zip(partition.ranges());
-        let stages = stages.map(|(rank, layers)| RankStage { layers, device: device(rank) }).collect();
-        Ok(RankPlan { stages, choices, deadline: self.deadline(count) })
+        let of_stages = partition.ranges().flat_map(|layers| vec![layers; counts.tensor as usize]);
+        let stages = (0..).zip(of_stages);
+        let config = RanksConfig {
+            stages: stages.map(|(rank, layers)| RankStage { layers, device: device(rank) }).collect(),
+            tensor_ranks: counts.tensor,
+            expert_parallel: counts.expert_parallel,
+            deadline: self.deadline(counts.pipeline * counts.tensor),
+        };
+        Ok(RankPlan { config, choices })
+    }
+
+    /// Returns the numbers of ranks, with one process for each of them if there are several `processes`.
+    fn counts(&self, of_run: Option<&RunRanks>, processes: u32) -> Result<Counts, Failure> {
+        let tensor = self.tensor_parallel.or(of_run.map(|run| run.tensor)).unwrap_or(1).max(1);
+        let expert_parallel = of_run.is_some_and(|run| run.expert_parallel);
+        let pipeline = match (self.ranks, of_run) {
+            (Some(RankChoice::Count(count)), _) => count,
+            (_, Some(run)) => run.ranks,
+            (_, None) => (processes / tensor).max(1),
+        };
+        let ranks = pipeline.checked_mul(tensor);
+        if ranks.is_none_or(|ranks| processes > 1 && ranks != processes) {
+            return Err(Failure::input(format!(
+                "{} were started for {pipeline} x {tensor} ranks: start one process for each rank, or change `--ranks` and \
+                 `--tensor-parallel`",
+                counted(processes as usize, "process")
+            )));
+        }
+        Ok(Counts { pipeline, tensor, expert_parallel })
     }
 
     /// Returns the time that some ranks may take without progress. Nobody waits for a single one, and reading
@@ -116,31 +160,60 @@ impl RankArguments {
 }
 
 impl RankPlan {
-    /// Starts the ranks, each with the parameters of its own layers.
-    pub(super) fn start(self, found: &Arc<TrainedModel>) -> Result<Ranks, Failure> {
+    /// Returns what all processes must have in common, by name.
+    pub(super) fn fields(&self, found: &TrainedModel) -> Fields {
+        let layers =
+            self.config.stages.iter().map(|stage| format!("{}-{}", stage.layers.start, stage.layers.end));
+        let fields = [
+            ("version", env!("CARGO_PKG_VERSION").to_owned()),
+            ("the model", found.model.to_json().to_string()),
+            ("the layers of the ranks", layers.collect::<Vec<_>>().join(" ")),
+            ("--tensor-parallel", self.config.tensor_ranks.to_string()),
+            ("--deadline", self.config.deadline.as_secs().to_string()),
+        ];
+        fields.map(|(name, value)| (name.to_owned(), value)).into()
+    }
+
+    /// Starts the ranks, each with the parameters of its own layers. In a process that does not choose the
+    /// tokens, it computes until the end, and returns `None`.
+    pub(super) fn start(
+        self,
+        found: &Arc<TrainedModel>,
+        processes: &mut ProcessGroup,
+    ) -> Result<Option<Ranks>, Failure> {
+        let Self { config, choices } = self;
         let model = Arc::clone(found);
-        let make = move |stage: &RankStage| {
-            model.model.generation_stage(stage.layers.clone(), model.origin.source(), &stage.device)
+        let make =
+            move |layers, place: &Place| model.model.generation_stage(layers, model.origin.source(), place);
+        let started = if processes.is_several() {
+            let world = processes.take_world()?;
+            GenerationRanks::start_in(world, &config, make)
+        } else {
+            GenerationRanks::start(&config, make).map(Some)
         };
-        let threads = GenerationRanks::start(self.stages.clone(), self.deadline, make);
-        Ok(Ranks { threads: threads.map_err(failure)?, stages: self.stages, choices: self.choices })
+        Ok(started.map_err(failure)?.map(|group| Ranks { group, config, choices }))
     }
 }
 
 impl Ranks {
     pub(super) fn count(&self) -> usize {
-        self.stages.len()
+        self.config.stages.len()
     }
 
     /// Returns the layers, the device and the parameters of each rank.
     pub(super) fn to_json(&self) -> Value {
-        let stages = self.stages.iter().zip(self.choices.iter().cycle()).zip(self.threads.parameters());
-        let ranks = stages.map(|((stage, device), parameters)| {
-            json!({
+        let stages = self.config.stages.iter().zip(self.choices.iter().cycle()).zip(self.group.parameters());
+        let tensor = self.config.tensor_ranks as usize;
+        let ranks = stages.enumerate().map(|(rank, ((stage, device), parameters))| {
+            let mut json = json!({
                 "layers": [stage.layers.start, stage.layers.end - 1],
                 "device": device.to_string(),
                 "parameters": parameters,
-            })
+            });
+            if tensor > 1 {
+                json["tensor_rank"] = (rank % tensor).into();
+            }
+            json
         });
         ranks.collect()
     }
@@ -150,8 +223,12 @@ impl Ranks {
 pub(super) fn failure(error: RanksError) -> Failure {
     match error {
         RanksError::Request { source, .. } => Failure::input(source),
-        RanksError::Stage { .. } => Failure::input(error),
-        _ => Failure::new(Exit::RankFailed, error),
+        RanksError::Lost(step) => {
+            let lost = lost(&step);
+            Failure::new(Exit::RankFailed, step.cause).loss_of(lost)
+        }
+        error if error.is_of_model() => Failure::input(error),
+        error => Failure::new(Exit::RankFailed, error),
     }
 }
 
@@ -159,15 +236,44 @@ pub(super) fn failure(error: RanksError) -> Failure {
 mod tests {
     use super::*;
 
+    fn arguments(ranks: Option<RankChoice>, tensor_parallel: Option<u32>) -> RankArguments {
+        RankArguments { ranks, tensor_parallel, devices: Vec::new(), deadline: None }
+    }
+
     #[test]
     fn a_single_rank_has_no_deadline_unless_one_is_given() {
         let check = |given: Option<u64>, ranks, expected| {
-            let arguments =
-                RankArguments { ranks: RankChoice::Count(ranks), devices: Vec::new(), deadline: given };
+            let arguments = RankArguments { deadline: given, ..arguments(None, None) };
             assert_eq!(arguments.deadline(ranks), expected);
         };
         check(None, 1, Duration::MAX);
         check(None, 2, USUAL_DEADLINE);
         check(Some(7), 1, Duration::from_secs(7));
+    }
+
+    #[test]
+    fn there_is_one_process_for_each_rank() {
+        let run = RunRanks { ranks: 2, tensor: 2, expert_parallel: true, devices: Vec::new() };
+        let check = |ranks, tensor, processes, expected: Option<[u32; 2]>| {
+            let of_run = (ranks == Some(RankChoice::Run)).then_some(&run);
+            let counts = arguments(ranks, tensor).counts(of_run, processes).ok();
+            assert_eq!(
+                counts.map(|counts| [counts.pipeline, counts.tensor]),
+                expected,
+                "{ranks:?} {tensor:?}"
+            );
+            assert!(counts.is_none_or(|counts| counts.expert_parallel == of_run.is_some()));
+        };
+        check(None, None, 1, Some([1, 1]));
+        check(None, Some(2), 1, Some([1, 2]));
+        check(None, None, 4, Some([4, 1]));
+        check(None, Some(2), 4, Some([2, 2]));
+        check(None, Some(3), 4, None);
+        check(Some(RankChoice::Count(3)), None, 1, Some([3, 1]));
+        check(Some(RankChoice::Count(3)), None, 2, None);
+        check(Some(RankChoice::Count(u32::MAX)), Some(2), 1, None);
+        check(Some(RankChoice::Run), None, 1, Some([2, 2]));
+        check(Some(RankChoice::Run), Some(1), 2, Some([2, 1]));
+        check(Some(RankChoice::Run), None, 3, None);
     }
 }

@@ -61,7 +61,8 @@ fn next(tag: Tag) -> Option<Tag> {
         Tag::Summary => Tag::Hello,
         Tag::Hello => Tag::Welcome,
         Tag::Welcome => Tag::Chosen { round: 2 },
-        Tag::Chosen { .. } => return None,
+        Tag::Chosen { .. } => Tag::Ordered { number: 11 },
+        Tag::Ordered { .. } => return None,
     })
 }
 

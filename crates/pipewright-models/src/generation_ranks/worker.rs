@@ -1,0 +1,259 @@
+//! A rank that generates: it computes its stage for the rows of all texts, in the order in which their parts
+//! arrive.
+//!
+//! The first rank gets its messages from the thread that chooses tokens. The other ranks of the first stage
+//! get copies of them from the first rank, before it computes, and each rank of a later stage gets them from
+//! the rank with the same place in the previous stage. So the ranks that compute a stage together see the same
+//! messages in the same order.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender};
+
+use pipewright::failure::Cause;
+use pipewright::ids::WorldRank;
+use pipewright::rank_link::RankLink;
+use pipewright::tensor::{BoundaryError, Values};
+use pipewright_schedule::error_text::panic_message;
+use serde::{Deserialize, Serialize};
+
+use super::error::{RanksError, RemoteFailure};
+use crate::generation_stage::{GenerationStage, RowPart, StageRow};
+use crate::hf::HfError;
+use crate::split::Place;
+
+/// A message to a rank: a part of the text with this number.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Message {
+    pub(super) text: usize,
+    pub(super) content: Content,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Content {
+    /// A text begins.
+    Begin { uses_cache: bool },
+    /// The next tokens, for the first stage.
+    Tokens(Vec<u32>),
+    /// The tensors with the message are the result of the previous stage for the tokens from `first` on.
+    Part { first: usize },
+    /// The text is complete.
+    End,
+    /// No further text follows.
+    Close,
+}
+
+/// What a rank tells the thread that chooses tokens.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum RankReport {
+    /// The stage is made.
+    Ready { rank: usize, parameters: usize, has_cache: bool },
+    /// A rank of the last stage has the logits after the latest tokens of a text: the part `part` of `parts`
+    /// along the vocabulary.
+    Logits { text: usize, part: usize, parts: usize, logits: Vec<f32> },
+}
+
+/// A report, or the failure of a rank.
+pub(super) type Report = Result<RankReport, RanksError>;
+/// A report of a rank of another process.
+pub(super) type RemoteReport = Result<RankReport, RemoteFailure>;
+
+/// Where a rank gets its messages.
+pub(super) enum Inbox {
+    /// From the thread that chooses tokens.
+    Chooser(Receiver<Message>),
+    /// From another rank.
+    Rank(WorldRank),
+}
+
+/// Where a rank reports.
+#[derive(Clone)]
+pub(super) enum ReportRoute {
+    /// To the thread that chooses tokens.
+    Thread(Sender<Report>),
+    /// To the process of that thread.
+    Process,
+}
+
+/// A rank with its place among all ranks.
+pub(super) struct Worker {
+    pub(super) link: RankLink,
+    pub(super) layers: Range<usize>,
+    pub(super) place: Place,
+    /// The number of stages.
+    pub(super) stages: usize,
+    pub(super) inbox: Inbox,
+    pub(super) report: ReportRoute,
+}
+
+/// Why a rank ended.
+enum Ended {
+    Failed(RanksError),
+    /// Another rank failed first.
+    Aborted,
+}
+
+impl From<RanksError> for Ended {
+    fn from(error: RanksError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Worker {
+    /// Makes the stage, and computes it until no further text follows.
+    ///
+    /// # Errors
+    /// When this rank fails, which it has reported then, or another one.
+    pub(super) fn run(
+        self,
+        make: &(dyn Fn(Range<usize>, &Place) -> Result<Box<dyn GenerationStage>, HfError> + Send + Sync),
+    ) -> Result<(), RanksError> {
+        let rank = self.rank();
+        // `AssertUnwindSafe` holds because nothing of the rank is used after a panic but its connection.
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            self.link.begin();
+            let refused =
+                |source| RanksError::Stage { rank, layers: self.layers.clone(), source: Box::new(source) };
+            let made = make(self.layers.clone(), &self.place).map_err(refused)?;
+            if self.is_last() && !made.has_head() {
+                return Err(RanksError::NoHead { rank }.into());
+            }
+            self.link.end();
+            let (parameters, has_cache) = (made.parameters(), made.cache().is_some());
+            self.report(Ok(RankReport::Ready { rank, parameters, has_cache }));
+            self.compute(&*made)
+        }));
+        let failure = match ended {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(ended)) => ended,
+            Err(payload) => match payload.downcast::<Cause>() {
+                Ok(cause) => of_exchange(rank, *cause),
+                Err(payload) => RanksError::Panic { rank, message: panic_message(&*payload) }.into(),
+            },
+        };
+        match failure {
+            Ended::Aborted => Err(lost(&self.link)),
+            Ended::Failed(error) => {
+                let remote = RemoteFailure::from(&error);
+                self.report(Err(error));
+                self.link.fail(Cause::Build { message: remote.message.clone() });
+                Err(RanksError::Elsewhere(remote))
+            }
+        }
+    }
+
+    fn rank(&self) -> usize {
+        self.link.rank().index()
+    }
+
+    /// Returns the number of ranks that compute the stage together.
+    fn tensor_ranks(&self) -> usize {
+        self.place.tensor.ranks() as usize
+    }
+
+    fn is_last(&self) -> bool {
+        self.rank() / self.tensor_ranks() + 1 == self.stages
+    }
+
+    fn compute(&self, stage: &dyn GenerationStage) -> Result<(), Ended> {
+        let refused = |source| RanksError::Boundary { rank: self.rank(), source };
+        let mut rows = HashMap::new();
+        loop {
+            let (Message { text, content }, tensors) = self.next()?;
+            self.link.begin();
+            let part = match content {
+                Content::Close => {
+                    self.pass_on(text, Content::Close, Vec::new());
+                    self.link.end();
+                    return Ok(());
+                }
+                Content::Begin { uses_cache } => {
+                    rows.insert(text, StageRow::new(stage, uses_cache));
+                    self.pass_on(text, content, Vec::new());
+                    None
+                }
+                Content::End => {
+                    rows.remove(&text);
+                    self.pass_on(text, content, Vec::new());
+                    None
+                }
+                Content::Tokens(tokens) => rows.get_mut(&text).map(|row| row.append(&tokens)),
+                Content::Part { first } => {
+                    rows.get_mut(&text).map(|row| row.advance(RowPart { first, values: tensors }))
+                }
+            };
+            if let Some(part) = part {
+                let part = part.map_err(refused)?;
+                if self.is_last() {
+                    self.report_logits(text, part, stage.splits_logits()).map_err(refused)?;
+                } else {
+                    self.pass_on(text, Content::Part { first: part.first }, part.values);
+                }
+            }
+            self.link.end();
+        }
+    }
+
+    /// Returns the next message. The first rank sends it to the other ranks of its stage, which the exchanges
+    /// of the stage wait for.
+    fn next(&self) -> Result<(Message, Values), Ended> {
+        match &self.inbox {
+            Inbox::Rank(from) => self.link.receive(*from).map_err(|cause| of_exchange(self.rank(), cause)),
+            Inbox::Chooser(messages) => {
+                // If the sender is gone, no text follows.
+                let message = messages.recv().unwrap_or(Message { text: 0, content: Content::Close });
+                for rank in 1..self.tensor_ranks() {
+                    self.link.send(WorldRank::new(rank as u32), &message, Vec::new());
+                }
+                Ok((message, Vec::new()))
+            }
+        }
+    }
+
+    /// Sends a message to the rank with the same place in the next stage, if there is one.
+    fn pass_on(&self, text: usize, content: Content, tensors: Values) {
+        if !self.is_last() {
+            let next = WorldRank::new((self.rank() + self.tensor_ranks()) as u32);
+            self.link.send(next, &Message { text, content }, tensors);
+        }
+    }
+
+    /// Reports the logits after the last token. If the ranks do not divide the vocabulary, the first one
+    /// reports all.
+    fn report_logits(&self, text: usize, part: RowPart, is_split: bool) -> Result<(), BoundaryError> {
+        let index = self.rank() % self.tensor_ranks();
+        let parts = if is_split { self.tensor_ranks() } else { 1 };
+        if index < parts {
+            let logits = part.last_logits()?;
+            self.report(Ok(RankReport::Logits { text, part: index, parts, logits }));
+        }
+        Ok(())
+    }
+
+    fn report(&self, report: Report) {
+        match &self.report {
+            // If the receiver is gone, the rank ends soon.
+            ReportRoute::Thread(sender) => {
+                let _ = sender.send(report);
+            }
+            ReportRoute::Process => {
+                let report: RemoteReport = report.map_err(|error| RemoteFailure::from(&error));
+                self.link.report(&report);
+            }
+        }
+    }
+}
+
+/// Returns the end of a rank for which an exchange with others failed.
+fn of_exchange(rank: usize, source: Cause) -> Ended {
+    match source {
+        Cause::Aborted { .. } => Ended::Aborted,
+        source => RanksError::Exchange { rank, source }.into(),
+    }
+}
+
+/// Returns the failure of another rank or process.
+pub(super) fn lost(link: &RankLink) -> RanksError {
+    link.failure().map_or(RanksError::Ended, |error| RanksError::Lost(Box::new(error)))
+}
