@@ -54,6 +54,17 @@ impl Groups {
         Self { assignments, starts, count, tokens: chosen.len() / count }
     }
 
+    /// Returns groups of these sizes of rows that are sorted already, each of which is a token of its own.
+    pub fn of_sizes(sizes: impl IntoIterator<Item = usize>) -> Self {
+        let mut starts = vec![0];
+        starts.extend(sizes.into_iter().scan(0, |end, size| {
+            *end += size;
+            Some(*end)
+        }));
+        let rows = starts[starts.len() - 1];
+        Self { assignments: (0..rows).collect(), starts, count: 1, tokens: rows }
+    }
+
     /// Returns the number of rows of all groups.
     pub fn rows(&self) -> usize {
         self.assignments.len()
@@ -251,6 +262,14 @@ mod tests {
         assert_eq!(groups.scatter(&[1.0, 2.0, 4.0], None, 1), [1.0, 0.0, 6.0]);
         let none = Groups::among(&[0, 0], &[None, Some(0)], 1);
         assert_eq!((none.rows(), none.scatter(&[], None, 2)), (0, vec![0.0; 4]));
+    }
+
+    #[test]
+    fn sorted_rows_are_groups_of_the_given_sizes() {
+        let groups = Groups::of_sizes([2, 0, 1]);
+        assert_eq!(groups.ranges().collect::<Vec<_>>(), [0..2, 2..2, 2..3]);
+        assert_eq!((groups.rows(), groups.gather(&[1.0, 2.0, 3.0], 1)), (3, vec![1.0, 2.0, 3.0]));
+        assert_eq!(Groups::of_sizes([]).rows(), 0);
     }
 
     #[test]

@@ -190,9 +190,9 @@ pub enum ConfigError {
     /// The ranks that compute a stage together should each hold whole experts, and there are fewer experts
     /// than ranks.
     #[error(
-        "`{layer}` cannot be divided among {ranks} tensor ranks that hold whole experts (`mesh.expert_parallel`): \
+        "`{layer}` cannot be divided among {ranks} tensor ranks that hold whole experts (`mesh.whole_experts`): \
          `{parameter}` belongs to one of `{key} = {count}`, so some rank would get nothing; use another `mesh.tensor_parallel`, or \
-         set `mesh.expert_parallel` to false"
+         set `mesh.whole_experts` to false"
     )]
     FewExperts {
         /// The layer.
@@ -205,6 +205,34 @@ pub enum ConfigError {
         count: usize,
         /// The number of ranks.
         ranks: u32,
+    },
+    /// Replicas should hold the experts of a mixture together, and not all of them would hold as many.
+    #[error(
+        "the experts of `{layer}` cannot be divided among {replicas} replicas (`mesh.expert_parallel`): `{key} = {count}` is \
+         not a multiple of that; set `mesh.expert_parallel` to a divisor of {count}"
+    )]
+    UnevenExperts {
+        /// The layer.
+        layer: Box<str>,
+        /// The key of the number of experts.
+        key: &'static str,
+        /// The number of experts.
+        count: usize,
+        /// The number of replicas.
+        replicas: u32,
+    },
+    /// Replicas should hold the experts of a mixture together, and the experts have a form whose tokens cannot
+    /// travel.
+    #[error(
+        "the experts of `{layer}` have biases or a bounded activation, and {replicas} replicas cannot hold such experts \
+         together: set `mesh.expert_parallel` to 1, or divide them among tensor ranks (`mesh.tensor_parallel` with \
+         `mesh.whole_experts`)"
+    )]
+    ComposedExperts {
+        /// The layer.
+        layer: Box<str>,
+        /// The number of replicas.
+        replicas: u32,
     },
     /// A part of the head would have no token.
     #[error(
@@ -370,6 +398,8 @@ impl ConfigError {
             | Self::LongRows { .. }
             | Self::Split { .. }
             | Self::FewExperts { .. }
+            | Self::UnevenExperts { .. }
+            | Self::ComposedExperts { .. }
             | Self::NoLora { .. }
             | Self::LoraTarget { .. }
             | Self::LoraPattern { .. }
@@ -380,11 +410,11 @@ impl ConfigError {
     }
 }
 
-/// The error for a model that several ranks compute together. Each of them has shards of the parameters, so
-/// none can predict a token by itself.
+/// The error for a model that several ranks compute together. Each of them has shards of the parameters or
+/// some of the experts, so none can predict a token by itself.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the model is split over {ranks} tensor ranks, and one of them cannot predict a token: save a checkpoint, and read the \
+    "the model is split over {ranks} ranks, and one of them cannot predict a token: save a checkpoint, and read the \
      whole model from it with `ModelConfig::whole`"
 )]
 pub struct SplitModel {

@@ -1,10 +1,10 @@
 //! Builds the experts of a mixture: on each of the ranks that compute a stage together, a shard of every
 //! expert, or some whole experts.
 
-use pipewright::nn::{Expert, ExpertForm};
+use pipewright::nn::{self, Expert, ExpertActivation};
 
-use crate::decoder;
 use crate::error::ConfigError;
+use crate::expert_form::ExpertForm;
 use crate::file_layout::{FileLayout, TensorEntry};
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
 use crate::split::require_parts;
@@ -21,7 +21,19 @@ pub(crate) struct ExpertSizes {
     /// Whether an expert has a gate.
     pub(crate) has_gate: bool,
     /// The form of an expert.
-    pub(crate) form: decoder::ExpertForm,
+    pub(crate) form: ExpertForm,
+}
+
+/// Requires that replicas can hold the experts of the mixture `layer` together.
+fn check_travel(layer: &str, sizes: ExpertSizes, replicas: u32) -> Result<(), ConfigError> {
+    let ExpertSizes { count: (key, count), form, .. } = sizes;
+    if !count.is_multiple_of(replicas as usize) {
+        return Err(ConfigError::UnevenExperts { layer: layer.into(), key, count, replicas });
+    }
+    if form.has_bias || form.activation != ExpertActivation::Usual {
+        return Err(ConfigError::ComposedExperts { layer: layer.into(), replicas });
+    }
+    Ok(())
 }
 
 impl<S: ParameterSource> Builder<'_, S> {
@@ -32,6 +44,10 @@ impl<S: ParameterSource> Builder<'_, S> {
         sizes: ExpertSizes,
     ) -> Result<Vec<Option<Expert>>, S::Error> {
         let ExpertSizes { count: (key, count), inner, has_gate, .. } = sizes;
+        let replicas = self.tensor().expert_parallel().ranks();
+        if replicas > 1 {
+            check_travel(&self.named(layer), sizes, replicas)?;
+        }
         let ranks = self.tensor_ranks();
         let parameter = format!("experts.0.{}.weight", if has_gate { "gate_proj" } else { "up_proj" });
         let is_whole = self.tensor().holds_whole_experts();
@@ -42,7 +58,9 @@ impl<S: ParameterSource> Builder<'_, S> {
             let layer = self.named(layer).into();
             return Err(ConfigError::FewExperts { layer, parameter, key, count, ranks }.into());
         }
-        let split = if is_whole {
+        let split = if replicas > 1 {
+            [SplitLinear::OneReplica; 2]
+        } else if is_whole {
             [SplitLinear::OneRank; 2]
         } else {
             [SplitLinear::Outputs { shards: ranks }, SplitLinear::InputsOfSum]
@@ -63,7 +81,7 @@ impl<S: ParameterSource> Builder<'_, S> {
         bias_share: f64,
     ) -> Result<Expert, S::Error> {
         let &ExpertSizes { count: (_, count), width, inner: (_, inner), has_gate, form } = sizes;
-        let decoder::ExpertForm { has_bias, are_joined, activation } = form;
+        let ExpertForm { has_bias, are_joined, activation } = form;
         let path = format!("{layer}.experts.{index}");
         let joined = self.named(&format!("{layer}.experts"));
         let mut linear = |name: &str, sizes, split, (tensor, first, step): (&str, usize, usize)| {
@@ -80,7 +98,7 @@ impl<S: ParameterSource> Builder<'_, S> {
             .transpose()?;
         let up_proj = linear("up_proj", [width, inner], outputs, ("gate_up_proj", 1, 2))?;
         let down_proj = linear("down_proj", [inner, width], inputs, ("down_proj", 0, 1))?;
-        let form = ExpertForm { activation, bias_share };
+        let form = nn::ExpertForm { activation, bias_share };
         Ok(Expert { gate_proj, up_proj, down_proj, form })
     }
 
@@ -98,6 +116,6 @@ impl<S: ParameterSource> Builder<'_, S> {
         let gate_proj = has_gate.then(|| up("gate_proj")).transpose()?;
         let up_proj = up("up_proj")?;
         let down_proj = self.split_linear(false, &format!("{path}.down_proj"), [inner, width], inputs)?;
-        Ok(Expert { gate_proj, up_proj, down_proj, form: ExpertForm::default() })
+        Ok(Expert { gate_proj, up_proj, down_proj, form: nn::ExpertForm::default() })
     }
 }

@@ -13,11 +13,12 @@ use serde_json::{Value, json};
 use crate::attention::AttentionBias;
 use crate::config_key::{Harmless, KeyTable, Refused};
 use crate::decoder::{
-    BlockForm, COMPUTED_KEYS, DecoderConfig, ExpertForm, ExpertKeys, LayerForm, LayerType, MixtureConfig,
-    has_window, require_listed, require_window,
+    BlockForm, COMPUTED_KEYS, DecoderConfig, ExpertKeys, LayerForm, LayerType, MixtureConfig, has_window,
+    require_listed, require_window,
 };
 use crate::decoder_family::DecoderFamily;
 use crate::error::ConfigError;
+use crate::expert_form::ExpertForm;
 use crate::family::AbsentKey;
 use crate::key_check::above_zero;
 use crate::path_names::PathNames;

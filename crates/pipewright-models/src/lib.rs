@@ -49,6 +49,7 @@ pub mod norm;
 mod attention;
 mod latent_attention;
 mod cost;
+mod expert_form;
 mod experts;
 mod head_form;
 mod vocabulary;

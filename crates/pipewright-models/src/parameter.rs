@@ -107,6 +107,12 @@ impl ParameterSpec {
         self.layout.entry.as_ref().map_or(&self.path, |entry| &entry.tensor)
     }
 
+    /// Returns whether the parameter belongs to an expert that a router chooses.
+    pub fn is_of_routed_expert(&self) -> bool {
+        let mut names = self.path.split('.').skip_while(|name| *name != "experts").skip(1);
+        names.next().is_some_and(|name| name.parse::<usize>().is_ok())
+    }
+
     /// Returns whether the parameter belongs to the layer at a path.
     pub(crate) fn is_in(&self, layer: &str) -> bool {
         is_in(&self.path, layer)
@@ -158,6 +164,8 @@ pub(crate) enum SplitLinear {
     Whole,
     /// One rank has the whole layer, and the others nothing of it.
     OneRank,
+    /// One replica of an expert group has the whole layer, and the others nothing of it.
+    OneReplica,
 }
 
 impl<'a, S: ParameterSource> Builder<'a, S> {
@@ -242,6 +250,7 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
             }
             SplitLinear::Whole => (Placement::REPLICATED, Placement::REPLICATED),
             SplitLinear::OneRank => (Placement::ON_ONE_RANK, Placement::ON_ONE_RANK),
+            SplitLinear::OneReplica => (Placement::ON_ONE_REPLICA, Placement::ON_ONE_REPLICA),
         };
         let shape = [inputs, outputs];
         let weight = self.stored(path, "weight", shape, (ParameterKind::Matrix, layout("weight")), weight)?;

@@ -112,6 +112,7 @@ impl<S: ParameterSource> Builder<'_, S> {
             }
             SplitLinear::Whole => [Placement::REPLICATED; 3],
             SplitLinear::OneRank => [Placement::ON_ONE_RANK; 3],
+            SplitLinear::OneReplica => [Placement::ON_ONE_REPLICA; 3],
         };
         let mut matrix = |name: &str, shape, parts, placement| {
             let layer = format!("{path}.{name}");

@@ -62,9 +62,9 @@ impl SplitStage {
         }
     }
 
-    /// Returns an error if other ranks have shards of the stage.
+    /// Returns an error if other ranks have shards or experts of the stage.
     pub(crate) fn require_whole(&self) -> Result<(), SplitModel> {
-        match self.tensor.ranks() {
+        match self.tensor.ranks().max(self.tensor.expert_parallel().ranks()) {
             1 => Ok(()),
             ranks => Err(SplitModel { ranks }),
         }

@@ -50,7 +50,12 @@ pub struct PipelineConfig {
     /// Whether each of these ranks holds whole experts of a mixture, instead of a shard of each expert. It is
     /// passed on to the stages ([`TensorParallel::experts`](crate::nn::TensorParallel::experts)), and those
     /// without experts do not change.
-    pub expert_parallel: bool,
+    pub whole_experts: bool,
+    /// The number of consecutive replicas that hold the experts of each mixture together, a divisor of
+    /// `data_parallel`; 1 if each replica holds all experts. With more, tokens go to the replicas of their
+    /// experts and back, inside the forwards and backwards
+    /// ([`ExpertParallel`](crate::nn::ExpertParallel)). All other parameters are on every replica.
+    pub expert_parallel: u32,
     /// The part of the parameters that each replica holds. If parameters are sharded, the program must be at
     /// level `full`, and the optimizer must work element by element.
     pub data_parallel_mode: DataParallelMode,
@@ -110,7 +115,8 @@ impl Default for PipelineConfig {
             deadline: Duration::from_secs(60),
             data_parallel: 1,
             tensor_parallel: 1,
-            expert_parallel: false,
+            whole_experts: false,
+            expert_parallel: 1,
             data_parallel_mode: DataParallelMode::default(),
             metadata: Metadata::default(),
             check_metadata: CheckMetadata::default(),
@@ -130,8 +136,8 @@ impl Default for PipelineConfig {
 impl PipelineConfig {
     /// Returns the mesh of a program of this many ranks.
     pub(crate) fn mesh(&self, pipeline: u32) -> Mesh {
-        let (data, tensor) = (self.data_parallel, self.tensor_parallel);
-        Mesh { pipeline, data, shards: self.data_parallel_mode.shards(data), tensor }
+        let (data, tensor, experts) = (self.data_parallel, self.tensor_parallel, self.expert_parallel);
+        Mesh { pipeline, data, shards: self.data_parallel_mode.shards(data), experts, tensor }
     }
 
     /// Returns whether each replica holds a part of the parameters.
@@ -167,7 +173,8 @@ pub(crate) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("recompute", config.recompute.to_string()),
         ("replicas", config.data_parallel.to_string()),
         ("tensor ranks", config.tensor_parallel.to_string()),
-        ("whole experts", config.expert_parallel.to_string()),
+        ("whole experts", config.whole_experts.to_string()),
+        ("replicas of an expert group", config.expert_parallel.to_string()),
         ("data parallel mode", format!("{:?}", config.data_parallel_mode)),
         ("verify", format!("{:?}", config.verify)),
         ("trains", config.optimizer.is_some().to_string()),

@@ -7,6 +7,9 @@
 //!
 //! `shards` consecutive replicas form a shard group: together they hold the parameters once, each replica a
 //! shard. Each shard group holds all parameters.
+//!
+//! `experts` consecutive replicas form an expert group: together they hold the experts of each mixture once, each
+//! replica some of them. Every replica holds all other parameters.
 
 use pipewright_schedule::Rank;
 use serde::{Deserialize, Serialize};
@@ -23,6 +26,8 @@ pub struct Mesh {
     pub data: u32,
     /// The number of replicas in a shard group, a divisor of `data`; 1 if every replica holds all parameters.
     pub shards: u32,
+    /// The number of replicas in an expert group, a divisor of `data`; 1 if every replica holds all experts.
+    pub experts: u32,
     /// Ranks of the world that compute the stages of one rank of a pipeline together.
     pub tensor: u32,
 }
@@ -78,8 +83,18 @@ impl Mesh {
     /// Returns the number of shard groups; each group holds all parameters. `None` if the replicas do not
     /// form groups of equal size.
     pub fn shard_groups(&self) -> Option<u32> {
-        let is_even = self.shards > 0 && self.data.is_multiple_of(self.shards);
-        is_even.then(|| self.data / self.shards)
+        self.groups_of(self.shards)
+    }
+
+    /// Returns the number of expert groups; each group holds all experts. `None` if the replicas do not form
+    /// groups of equal size.
+    pub fn expert_groups(&self) -> Option<u32> {
+        self.groups_of(self.experts)
+    }
+
+    fn groups_of(&self, size: u32) -> Option<u32> {
+        let is_even = size > 0 && self.data.is_multiple_of(size);
+        is_even.then(|| self.data / size)
     }
 
     /// Returns the coordinates of a rank of the world.
@@ -102,18 +117,41 @@ impl Mesh {
     /// Returns those ranks of [`Mesh::data_group`] that are in the rank's shard group: each holds another
     /// shard of the same parameters. `None` for a rank outside the mesh.
     pub fn shard_group(&self, world: WorldRank) -> Option<Group> {
-        let coord = self.contains(world).then(|| self.coord(world))?;
-        let first = coord.replica - coord.replica.checked_rem(self.shards)?;
-        let replicas = first..self.data.min(first.saturating_add(self.shards));
-        self.group(replicas.map(|replica| MeshCoord { replica, ..coord }), world)
+        self.consecutive(world, self.shards)
     }
 
     /// Returns those ranks of [`Mesh::data_group`] that hold the same shard as the rank, one of each shard
     /// group; `None` for a rank outside the mesh.
     pub fn copy_group(&self, world: WorldRank) -> Option<Group> {
+        self.one_of_each(world, self.shards)
+    }
+
+    /// Returns those ranks of [`Mesh::data_group`] that are in the rank's expert group: each holds other
+    /// experts of the same mixtures. `None` for a rank outside the mesh.
+    pub fn expert_group(&self, world: WorldRank) -> Option<Group> {
+        self.consecutive(world, self.experts)
+    }
+
+    /// Returns those ranks of [`Mesh::data_group`] that hold the same experts as the rank, one of each expert
+    /// group; `None` for a rank outside the mesh.
+    pub fn expert_copy_group(&self, world: WorldRank) -> Option<Group> {
+        self.one_of_each(world, self.experts)
+    }
+
+    /// Returns the ranks of [`Mesh::data_group`] in the rank's group of `size` consecutive replicas.
+    fn consecutive(&self, world: WorldRank, size: u32) -> Option<Group> {
         let coord = self.contains(world).then(|| self.coord(world))?;
-        let shard = coord.replica.checked_rem(self.shards)?;
-        let replicas = (shard..self.data).step_by(self.shards as usize);
+        let first = coord.replica - coord.replica.checked_rem(size)?;
+        let replicas = first..self.data.min(first.saturating_add(size));
+        self.group(replicas.map(|replica| MeshCoord { replica, ..coord }), world)
+    }
+
+    /// Returns the ranks of [`Mesh::data_group`] with the rank's index in their groups of `size` consecutive
+    /// replicas.
+    fn one_of_each(&self, world: WorldRank, size: u32) -> Option<Group> {
+        let coord = self.contains(world).then(|| self.coord(world))?;
+        let index = coord.replica.checked_rem(size)?;
+        let replicas = (index..self.data).step_by(size as usize);
         self.group(replicas.map(|replica| MeshCoord { replica, ..coord }), world)
     }
 
@@ -123,12 +161,14 @@ impl Mesh {
         self.group((0..self.tensor).map(|tensor| MeshCoord { tensor, ..coord }), world)
     }
 
-    /// Returns all ranks of a rank's replica; `None` for a rank outside the mesh.
-    pub fn replica_group(&self, world: WorldRank) -> Option<Group> {
+    /// Returns all ranks of the replicas of a rank's expert group. If every replica holds all experts, these
+    /// are the ranks of its own replica. `None` for a rank outside the mesh.
+    pub fn model_group(&self, world: WorldRank) -> Option<Group> {
         let coord = self.contains(world).then(|| self.coord(world))?;
-        let first = coord.replica * self.pipeline * self.tensor;
-        let members = (0..self.pipeline * self.tensor).map(|index| self.coord(WorldRank::new(first + index)));
-        self.group(members, world)
+        let of_replica = self.pipeline * self.tensor;
+        let first = (coord.replica - coord.replica.checked_rem(self.experts)?) * of_replica;
+        let last = self.ranks()?.min(first + of_replica * self.experts);
+        self.group((first..last).map(|rank| self.coord(WorldRank::new(rank))), world)
     }
 
     /// Returns the share of the batch that a replica gets in a repetition of a step: the share of the
@@ -178,7 +218,7 @@ mod tests {
     #[test]
     fn contents_are_ordered_by_the_shares_of_a_repetition() {
         for (data, shards) in [(1, 1), (2, 1), (3, 1), (4, 4), (6, 3)] {
-            let mesh = Mesh { pipeline: 2, data, shards, tensor: 1 };
+            let mesh = Mesh { pipeline: 2, data, shards, experts: 1, tensor: 1 };
             for rotation in 0..4 {
                 let mut shares: Vec<u32> =
                     (0..data).map(|replica| mesh.share_of(replica, rotation)).collect();
@@ -191,7 +231,7 @@ mod tests {
 
     #[test]
     fn every_rank_has_its_own_coordinates() {
-        let mesh = Mesh { pipeline: 3, data: 4, shards: 2, tensor: 2 };
+        let mesh = Mesh { pipeline: 3, data: 4, shards: 2, experts: 1, tensor: 2 };
         for world in (0..24).map(WorldRank::new) {
             let coord = mesh.coord(world);
             assert!(coord.rank.get() < 3 && coord.replica < 4 && coord.tensor < 2, "{coord:?}");
@@ -209,14 +249,29 @@ mod tests {
             };
             assert_eq!(replicas(&shards), [[0, 1], [2, 3]][indices.1 as usize], "consecutive replicas");
             assert_eq!(replicas(&copies), [[0, 2], [1, 3]][indices.0 as usize], "one of each shard group");
-            let groups = mesh.tensor_group(world).zip(mesh.replica_group(world));
+            let groups = mesh.tensor_group(world).zip(mesh.model_group(world));
             let (tensor, replica) = groups.expect("it is in the mesh");
             let first = world.get() - coord.tensor;
             assert_eq!(tensor.members(), [first, first + 1].map(WorldRank::new), "neighbours");
             assert_eq!((replica.members().len(), replica.index()), (6, world.index() % 6));
         }
         assert_eq!(mesh.data_group(WorldRank::new(24)), None);
-        let empty = Mesh { pipeline: 0, data: 1, shards: 1, tensor: 1 };
+        let empty = Mesh { pipeline: 0, data: 1, shards: 1, experts: 1, tensor: 1 };
         assert_eq!(empty.data_group(WorldRank::new(0)), None);
+    }
+
+    #[test]
+    fn an_expert_group_holds_the_model() {
+        let mesh = Mesh { pipeline: 3, data: 4, shards: 1, experts: 2, tensor: 1 };
+        assert_eq!(mesh.expert_groups(), Some(2));
+        assert_eq!(Mesh { experts: 3, ..mesh }.expert_groups(), None);
+        let world = WorldRank::new(10);
+        let members = |group: Option<Group>| -> Vec<u32> {
+            group.expect("it is in the mesh").members().iter().map(|member| member.get()).collect()
+        };
+        assert_eq!(members(mesh.expert_group(world)), [7, 10]);
+        assert_eq!(members(mesh.expert_copy_group(world)), [4, 10]);
+        assert_eq!(members(mesh.model_group(world)), [6, 7, 8, 9, 10, 11]);
+        assert_eq!(members(mesh.model_group(WorldRank::new(0))), [0, 1, 2, 3, 4, 5]);
     }
 }

@@ -70,11 +70,15 @@ pub enum Tag {
     GradientShard {
         /// The stage.
         stage: StageIndex,
+        /// Whether the parameters are experts that only some replicas hold.
+        of_experts: bool,
     },
-    /// The sum of a shard over all replicas.
+    /// The sum of a shard over all replicas that hold the parameters.
     GradientSum {
         /// The stage.
         stage: StageIndex,
+        /// Whether the parameters are experts that only some replicas hold.
+        of_experts: bool,
     },
     /// A replica's part of a stage's parameters, where they are sharded.
     ParameterShard {
@@ -103,7 +107,13 @@ pub enum Tag {
         /// The number of earlier exchanges in this attempt.
         round: u32,
     },
-    /// The sums of squares of the gradients of some ranks, for the gradient norm: up the tree of a replica.
+    /// An exchange between the replicas that hold the experts of a stage together.
+    ExpertGroup {
+        /// The number of earlier exchanges in this attempt.
+        round: u32,
+    },
+    /// The sums of squares of the gradients of some ranks, for the gradient norm: up the tree of the replicas
+    /// that hold the model together.
     Squares,
     /// Replicas have summed their gradients and found them finite: up the tree of the replicas, where
     /// parameters are not sharded.
@@ -174,8 +184,18 @@ impl std::fmt::Display for Tag {
             Self::SharedGradientSum { parameter } => {
                 write!(f, "the sum of the gradients of shared parameter {parameter}")
             }
-            Self::GradientShard { stage } => write!(f, "its part of the gradients of stage {stage}"),
-            Self::GradientSum { stage } => write!(f, "its sum of gradients of stage {stage}"),
+            Self::GradientShard { stage, of_experts: false } => {
+                write!(f, "its part of the gradients of stage {stage}")
+            }
+            Self::GradientShard { stage, of_experts: true } => {
+                write!(f, "its part of the gradients of the experts of stage {stage}")
+            }
+            Self::GradientSum { stage, of_experts: false } => {
+                write!(f, "its sum of gradients of stage {stage}")
+            }
+            Self::GradientSum { stage, of_experts: true } => {
+                write!(f, "its sum of gradients of the experts of stage {stage}")
+            }
             Self::ParameterShard { stage, round } => {
                 write!(f, "its part of the parameters of stage {stage}, gathering {round}")
             }
@@ -186,6 +206,9 @@ impl std::fmt::Display for Tag {
             }
             Self::TensorGroup { round } => {
                 write!(f, "its tensors for exchange {round} of the ranks that compute the stage together")
+            }
+            Self::ExpertGroup { round } => {
+                write!(f, "its tokens for exchange {round} of the replicas that hold the experts together")
             }
             Self::Squares => f.write_str("its squares of gradients"),
             Self::GlobalNorm => f.write_str("the gradient norm of all ranks"),

@@ -322,8 +322,8 @@ mod tests {
         check(3, 8, Activity::NoStep, &format!("{all}, is in no step"));
         check(1, 0, Activity::NoStep, "  rank 1: 0 of 8 done (), is in no step");
         for (tag, what) in [
-            (Tag::GradientShard { stage }, "its part of the gradients of stage 0"),
-            (Tag::GradientSum { stage }, "its sum of gradients of stage 0"),
+            (Tag::GradientShard { stage, of_experts: false }, "its part of the gradients of stage 0"),
+            (Tag::GradientSum { stage, of_experts: false }, "its sum of gradients of stage 0"),
             (Tag::Parameters, "the list of its parameters"),
             (Tag::Squares, "its squares of gradients"),
             (Tag::Ready, "whether its replica is ready to update"),

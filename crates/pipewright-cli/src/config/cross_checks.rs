@@ -9,7 +9,7 @@ use pipewright_schedule::{Recompute, Slices};
 
 use crate::config::checkpoints::Copies;
 use crate::config::document::Document;
-use crate::config::mesh::LOOKAHEAD;
+use crate::config::mesh::{EXPERTS, LOOKAHEAD};
 use crate::config::paths::Surroundings;
 use crate::config::pipeline::TransportChoice;
 use crate::config::place::Place;
@@ -30,6 +30,7 @@ pub(super) fn check(
     checks.check_validation();
     checks.check_rampup();
     checks.check_lookahead();
+    checks.check_experts();
     checks.check_copies();
     checks.check_verify();
     if let Some(slices) = source.map(slices_of).filter(|slices| !slices.is_one()) {
@@ -180,6 +181,30 @@ impl CrossChecks<'_> {
         let unfit = mesh.unshard().and_then(|config| config.check(pipeline.ranks).err());
         if let Some(error) = unfit.filter(|_| self.is_sound()) {
             self.section("mesh").report(LOOKAHEAD, error.into());
+        }
+    }
+
+    /// Refuses replicas that hold the experts together and do not form groups, or have another setting that
+    /// does not work with them.
+    fn check_experts(&mut self) {
+        let Settings { mesh, run, .. } = self.settings;
+        let (experts, replicas) = (mesh.expert_parallel, mesh.data_parallel);
+        if experts == 1 || !self.is_sound() {
+            return;
+        }
+        if !replicas.is_multiple_of(experts) {
+            let range = format!("a divisor of {replicas}, the number of replicas (`data_parallel`),");
+            let kind = ProblemKind::OutOfRange { key: EXPERTS, value: experts.to_string(), range };
+            return self.section("mesh").report(EXPERTS, kind);
+        }
+        let others = [
+            ("mesh", "tensor_parallel", mesh.tensor_parallel > 1),
+            ("mesh", "data_parallel_mode", mesh.is_sharded()),
+            ("run", "device", !run.devices.are_processor()),
+            ("run", "verify", run.verify != Verify::Off),
+        ];
+        for (section, key, _) in others.into_iter().filter(|(_, _, is_set)| *is_set) {
+            self.section(section).report(key, ProblemKind::BesideExperts { key, experts });
         }
     }
 

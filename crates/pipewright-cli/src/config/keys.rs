@@ -170,6 +170,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "data_parallel",
             "data_parallel_mode",
             "tensor_parallel",
+            "whole_experts",
             "expert_parallel",
             "unshard_window",
             "unshard_lookahead",

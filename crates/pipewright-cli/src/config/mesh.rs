@@ -4,8 +4,9 @@
 use std::num::NonZeroU32;
 
 use pipewright::mesh::{DataParallelMode, Mesh};
-use pipewright::nn::TensorParallel;
-use pipewright::tensor::TensorRank;
+use pipewright::nn::{ExpertParallel, TensorParallel};
+use pipewright::tensor::{ExpertRank, TensorRank};
+use pipewright_schedule::divisor::greatest_common_divisor;
 use pipewright_schedule::lower::{ReduceWait, TrainingLowering, UnshardConfig, UnshardLookahead};
 use pipewright_schedule::sharding::ShardGroups;
 use serde::Serialize;
@@ -20,6 +21,8 @@ use crate::config::section::{LARGEST_COUNT, Section};
 const REPLICAS: &str = "data_parallel";
 /// The key that says what each replica holds.
 const MODE: &str = "data_parallel_mode";
+/// The key of the replicas that hold the experts together.
+pub(super) const EXPERTS: &str = "expert_parallel";
 /// The key of the stages that are fetched ahead.
 pub(super) const LOOKAHEAD: &str = "unshard_lookahead";
 
@@ -32,7 +35,9 @@ pub(crate) struct MeshSettings {
     /// The number of ranks that compute each stage together, each with its shards of the parameters.
     pub(crate) tensor_parallel: u32,
     /// Whether each of these ranks holds whole experts of a mixture, instead of shards of all.
-    pub(crate) expert_parallel: bool,
+    pub(crate) whole_experts: bool,
+    /// The number of replicas that hold the experts of each mixture together; 1 if each holds all.
+    pub(crate) expert_parallel: u32,
     /// Whether each replica holds all parameters or only its part.
     pub(crate) data_parallel_mode: DataParallelMode,
     /// The number of stages of a rank whose parameters are gathered at the same time, if they are sharded.
@@ -46,7 +51,8 @@ pub(crate) struct MeshSettings {
 impl MeshSettings {
     /// Returns the mesh of a pipeline of this many ranks.
     pub(crate) fn mesh(&self, pipeline: u32) -> Mesh {
-        Mesh { pipeline, data: self.data_parallel, shards: self.shards(), tensor: self.tensor_parallel }
+        let Self { data_parallel: data, tensor_parallel: tensor, expert_parallel: experts, .. } = *self;
+        Mesh { pipeline, data, shards: self.shards(), experts, tensor }
     }
 
     /// Returns the number of ranks of all replicas of a pipeline of this many ranks; the largest number if
@@ -55,15 +61,23 @@ impl MeshSettings {
         self.mesh(pipeline).ranks().unwrap_or(u32::MAX)
     }
 
-    /// Returns the first of the ranks that compute a stage together, which has the most parameters.
+    /// Returns the first of the ranks that compute a stage together, which has the most parameters, in the
+    /// first replica.
     pub(crate) fn first_tensor_rank(&self) -> TensorParallel {
         let rank = TensorRank { index: 0, of: self.tensor_parallel };
-        TensorParallel::unconnected(rank).with_whole_experts(self.expert_parallel)
+        let experts = ExpertParallel::unconnected(ExpertRank { index: 0, of: self.expert_parallel });
+        TensorParallel::unconnected(rank).with_whole_experts(self.whole_experts).with_expert_parallel(experts)
     }
 
     /// Returns the number of replicas that hold the parameters together; 1 if each holds all.
     pub(crate) fn shards(&self) -> u32 {
         self.data_parallel_mode.shards(self.data_parallel)
+    }
+
+    /// Returns the number of ranks that store the state of a pipeline of this many ranks. They are in the
+    /// replicas that hold all parameters together.
+    pub(crate) fn writers(&self, pipeline: u32) -> u32 {
+        pipeline * self.shards().max(self.expert_parallel) * self.tensor_parallel
     }
 
     /// Returns the replicas that hold the parameters together, for any number of replicas.
@@ -98,6 +112,7 @@ impl MeshSettings {
     }
 
     /// Returns the mesh with another number of replicas, in groups of the same size if they form such groups.
+    /// Otherwise as many replicas hold the experts together as both numbers allow.
     pub(crate) fn of_replicas(self, replicas: u32) -> Self {
         let data_parallel_mode = match self.data_parallel_mode {
             DataParallelMode::Hybrid { shards } if self.shard_groups().shards(replicas) != shards => {
@@ -105,7 +120,8 @@ impl MeshSettings {
             }
             mode => mode,
         };
-        Self { data_parallel: replicas, data_parallel_mode, ..self }
+        let expert_parallel = greatest_common_divisor(replicas.into(), self.expert_parallel.into()) as u32;
+        Self { data_parallel: replicas, data_parallel_mode, expert_parallel, ..self }
     }
 
     /// Returns the value of `data_parallel` for another number of replicas: in groups of the same size, if
@@ -124,7 +140,8 @@ struct Written {
     /// The number of replicas, or the number of groups and the replicas of each that share the parameters.
     data_parallel: Value,
     tensor_parallel: u32,
-    expert_parallel: bool,
+    whole_experts: bool,
+    expert_parallel: u32,
     data_parallel_mode: &'static str,
     unshard_window: u32,
     /// A word, a number, or a list of numbers.
@@ -137,6 +154,7 @@ impl From<MeshSettings> for Written {
         Self {
             data_parallel: settings.with_replicas(settings.data_parallel),
             tensor_parallel: settings.tensor_parallel,
+            whole_experts: settings.whole_experts,
             expert_parallel: settings.expert_parallel,
             data_parallel_mode: word(settings.data_parallel_mode),
             unshard_window: settings.unshard_window,
@@ -167,7 +185,8 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mesh
     MeshSettings {
         data_parallel,
         tensor_parallel: section.count("tensor_parallel", 1),
-        expert_parallel: section.flag("expert_parallel", false),
+        whole_experts: section.flag("whole_experts", false),
+        expert_parallel: section.count(EXPERTS, 1),
         data_parallel_mode,
         unshard_window: section.count("unshard_window", UnshardConfig::default().window.get()),
         unshard_lookahead: lookahead(&mut section),

@@ -44,10 +44,15 @@ impl Layout {
     /// Returns the settings that give the run this layout. The cut of the model follows from
     /// `pipeline.partition`.
     pub(crate) fn arguments(self, settings: &Settings) -> Vec<String> {
-        vec![
+        let mut arguments = vec![
             format!("pipeline.ranks={}", self.ranks),
             format!("mesh.data_parallel={}", settings.mesh.with_replicas(self.replicas)),
-        ]
+        ];
+        if settings.mesh.expert_parallel > 1 {
+            let mesh = settings.mesh.clone().of_replicas(self.replicas);
+            arguments.push(format!("mesh.expert_parallel={}", mesh.expert_parallel));
+        }
+        arguments
     }
 
     /// Returns words about the change from another layout; `None` if they are equal.

@@ -22,9 +22,15 @@ impl CheckpointSpace {
         let (settings, model) = (run.settings, run.model);
         // Training refuses a model whose parameters are not known.
         let stages = run.outlines().unwrap_or_default().into_iter().flatten();
-        let trained: Vec<ParameterSpec> = stages.filter(|spec| model.is_trained(&spec.path)).collect();
-        let state = state_rule(settings).of(&trained, |_| true);
-        let shard = state.parameters.saturating_add(state.optimizer);
+        let trained = stages.filter(|spec| model.is_trained(&spec.path));
+        let (experts, others): (Vec<_>, Vec<_>) = trained.partition(ParameterSpec::is_of_routed_expert);
+        let bytes = |specs: &[ParameterSpec]| {
+            let state = state_rule(settings).of(specs, |_| true);
+            state.parameters.saturating_add(state.optimizer)
+        };
+        // Each replica of an expert group holds as many experts.
+        let experts = bytes(&experts).saturating_mul(settings.mesh.expert_parallel.into());
+        let shard = bytes(&others).saturating_add(experts);
         let estimate = shard.saturating_mul(settings.mesh.tensor_parallel.into());
         Self { run: settings.run.out.clone(), estimate }
     }

@@ -146,6 +146,7 @@ pub(crate) fn pipeline_config(settings: &Settings, model: &CutModel) -> Result<P
         deadline: settings.run.deadline(),
         data_parallel: settings.mesh.data_parallel,
         tensor_parallel: settings.mesh.tensor_parallel,
+        whole_experts: settings.mesh.whole_experts,
         expert_parallel: settings.mesh.expert_parallel,
         data_parallel_mode: settings.mesh.data_parallel_mode,
         targets_for_all: model.needs_targets(),

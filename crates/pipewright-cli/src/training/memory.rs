@@ -40,6 +40,7 @@ pub(crate) fn memory_plan(run: RunParts<'_>, stages: &[Vec<ParameterSpec>]) -> R
         state: state_rule(settings),
         sharding: Sharding { shards: mesh.shards(), window: mesh.unshard_window },
         devices: settings.run.devices.compute_devices(),
+        expert_ranks: mesh.expert_parallel,
     };
     let memory =
         TrainingMemory::estimate(&training, stages).map_err(|error| Failure::new(Exit::Bug, error))?;

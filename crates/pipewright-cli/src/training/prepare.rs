@@ -280,14 +280,24 @@ fn sound_program(
     Ok((program, note.iter().map(ToString::to_string).collect()))
 }
 
-/// Refuses a model with a layer that cannot be split over the ranks that compute each stage together.
+/// Refuses a model with a layer that cannot be split over the ranks that compute each stage together, or over
+/// the replicas that hold the experts together, and a model without experts for such replicas.
 fn require_split(mesh: &MeshSettings, model: &CutModel, partition: &Partition) -> Result<(), Failure> {
-    if mesh.tensor_parallel == 1 {
+    let experts = mesh.expert_parallel;
+    if mesh.tensor_parallel == 1 && experts == 1 {
         return Ok(());
     }
+    let mut has_experts = false;
     for (stage, range) in partition.ranges().enumerate() {
         let outline = model.outline(range, &mesh.first_tensor_rank());
-        outline.map_err(|error| Failure::input(format!("stage {stage}: {}", sentence(&error))))?;
+        let specs =
+            outline.map_err(|error| Failure::input(format!("stage {stage}: {}", sentence(&error))))?;
+        has_experts |= specs.iter().any(ParameterSpec::is_of_routed_expert);
+    }
+    if experts > 1 && !has_experts {
+        return Err(Failure::input(format!(
+            "the model has no experts that {experts} replicas could hold together: set mesh.expert_parallel=1"
+        )));
     }
     Ok(())
 }
@@ -306,11 +316,13 @@ fn require_slices(program: &ValidatedProgram, model: &CutModel) -> Result<(), Fa
 
 /// Refuses several ranks for each stage, for a command that measures layers.
 pub(crate) fn require_whole_layers(mesh: &MeshSettings) -> Result<(), Failure> {
-    match mesh.tensor_parallel {
-        1 => Ok(()),
-        ranks => Err(Failure::input(format!(
-            "`profile` and the schedule `auto` know only layers that one rank computes, and `mesh.tensor_parallel` is \
-             {ranks}: set it to 1, or name a schedule"
-        ))),
-    }
+    let (key, ranks) = match (mesh.tensor_parallel, mesh.expert_parallel) {
+        (1, 1) => return Ok(()),
+        (1, replicas) => ("mesh.expert_parallel", replicas),
+        (ranks, _) => ("mesh.tensor_parallel", ranks),
+    };
+    Err(Failure::input(format!(
+        "`profile` and the schedule `auto` know only layers that one rank computes, and `{key}` is {ranks}: set it to 1, \
+         or name a schedule"
+    )))
 }

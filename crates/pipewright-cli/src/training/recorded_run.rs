@@ -145,6 +145,7 @@ fn sizes(
         precision: settings.run.precision,
         recompute: &settings.pipeline.recompute,
         devices: settings.run.devices.compute_devices(),
+        expert_ranks: settings.mesh.expert_parallel,
     };
     Some(kept.sizes(&stages.ok()?))
 }

@@ -47,8 +47,8 @@ impl Checkpoints {
         space: CheckpointSpace,
     ) -> Result<Self, Failure> {
         let run = &settings.run;
-        // The replicas of the first shard group each write their part, and tensor ranks their shards.
-        let ranks = settings.pipeline.ranks * settings.mesh.shards() * settings.mesh.tensor_parallel;
+        // The replicas of the first group each write their part, and tensor ranks their shards.
+        let ranks = settings.mesh.writers(settings.pipeline.ranks);
         let reports = folder.is_none();
         let writer = match folder {
             Some(folder) => {

@@ -62,7 +62,7 @@ pub(crate) fn copy_bytes(run: RunParts<'_>) -> u64 {
 
 /// Returns the number of ranks that have parts of a copy.
 fn writers(settings: &Settings) -> u32 {
-    settings.pipeline.ranks * settings.mesh.shards() * settings.mesh.tensor_parallel
+    settings.mesh.writers(settings.pipeline.ranks)
 }
 
 /// Checks that the folder of the copies has the space that they need.

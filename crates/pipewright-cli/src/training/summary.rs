@@ -166,8 +166,9 @@ fn write_mesh(text: &mut String, prepared: &Prepared) {
     }
     if mesh.data_parallel > 1 {
         let (replicas, shards) = (mesh.data_parallel, mesh.shards());
-        let holds = match shards {
-            1 => "each holds all parameters".to_owned(),
+        let holds = match (shards, mesh.expert_parallel) {
+            (1, 1) => "each holds all parameters".to_owned(),
+            (1, experts) => format!("each holds 1/{experts} of the experts and all other parameters"),
             _ => format!("each holds 1/{shards} of the parameters and of the optimizer's state"),
         };
         let groups = match replicas / shards.max(1) {
@@ -251,6 +252,7 @@ fn mesh_json(prepared: &Prepared) -> Value {
         "data_parallel": mesh.data_parallel,
         "shards": mesh.shards(),
         "tensor_parallel": mesh.tensor_parallel,
+        "expert_parallel": mesh.expert_parallel,
         "ranks": mesh.ranks(prepared.program.ranks()),
     })
 }

@@ -254,7 +254,9 @@ fn the_report_has_what_the_text_has() {
         found["schedule"],
         json!({ "name": "interleaved1f1b", "ranks": 2, "stages_per_rank": 2, "microbatches": 4, "slices": 1 })
     );
-    assert_eq!(found["mesh"], json!({ "data_parallel": 1, "shards": 1, "tensor_parallel": 1, "ranks": 2 }));
+    let mesh =
+        json!({ "data_parallel": 1, "shards": 1, "tensor_parallel": 1, "expert_parallel": 1, "ranks": 2 });
+    assert_eq!(found["mesh"], mesh);
     assert_eq!(found["data"]["rows_per_step"], 4);
     assert_eq!(found["run"]["steps"], 40);
     let ranks = found["memory"]["ranks"].as_array().expect("a list");

@@ -109,7 +109,7 @@ fn each_layer_has_its_part_of_the_balance_loss_and_the_load_of_its_experts() {
     assert_eq!(train(&["pipeline.ranks=3", "pipeline.schedule=zb-h1"]), one);
     assert_eq!(train(&["pipeline.ranks=2", "pipeline.recompute=block"]), one);
     assert_eq!(train(&["pipeline.ranks=1", "mesh.data_parallel=2"])[0].1, one[0].1);
-    let experts = ["mesh.tensor_parallel=2", "mesh.expert_parallel=true", "model.num_attention_heads=2"];
+    let experts = ["mesh.tensor_parallel=2", "mesh.whole_experts=true", "model.num_attention_heads=2"];
     assert_eq!(train(&[&["pipeline.ranks=1"], &experts[..]].concat())[0].1, one[0].1);
     // Two batches of a step have the load of both.
     assert_ne!(train(&["run.accumulate=2"])[0].1, one[0].1);
@@ -160,9 +160,14 @@ fn a_router_that_overflows_is_named() {
     );
 }
 
-/// Returns the experts of the second block that the file of a rank has.
+/// Returns the experts of the second block that the file of a rank has after three steps.
 fn stored_experts(folder: &TempDir, rank: u32) -> Vec<String> {
-    let file = format!("out/checkpoints/step-00000003/rank-{rank:04}.safetensors");
+    stored_experts_of(folder, 3, rank)
+}
+
+/// Like [`stored_experts`], after so many steps.
+fn stored_experts_of(folder: &TempDir, step: u64, rank: u32) -> Vec<String> {
+    let file = format!("out/checkpoints/step-{step:08}/rank-{rank:04}.safetensors");
     let bytes = fs::read(folder.path().join(file)).expect("a file of the checkpoint");
     let stored = SafeTensors::deserialize(&bytes).expect("a sound file");
     let expert = |name: &str| {
@@ -176,8 +181,8 @@ fn stored_experts(folder: &TempDir, rank: u32) -> Vec<String> {
 #[test]
 fn tensor_ranks_with_whole_experts_train_as_one_and_resume_with_slices() {
     const SETTINGS: [&str; 2] = ["model.num_attention_heads=4", "model.num_experts=6"];
-    const WHOLE: &str = "mesh.expert_parallel=true";
-    const SLICES: &str = "mesh.expert_parallel=false";
+    const WHOLE: &str = "mesh.whole_experts=true";
+    const SLICES: &str = "mesh.whole_experts=false";
     let folder = folder();
     succeed(
         &folder,
@@ -210,16 +215,114 @@ fn tensor_ranks_with_whole_experts_train_as_one_and_resume_with_slices() {
 fn more_tensor_ranks_than_whole_experts_are_refused() {
     let folder = folder();
     for command in ["check", "train"] {
-        let set = ["model.num_attention_heads=8", "mesh.tensor_parallel=8", "mesh.expert_parallel=true"];
+        let set = ["model.num_attention_heads=8", "mesh.tensor_parallel=8", "mesh.whole_experts=true"];
         let set = set.into_iter().flat_map(|set| ["--set", set]);
         let output = run(&folder, &[command, "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{said}");
         let expected = "stage 0: `model.layers.1.mlp` cannot be divided among 8 tensor ranks that hold whole experts \
-                        (`mesh.expert_parallel`): `model.layers.1.mlp.experts.0.gate_proj.weight` belongs to one of \
+                        (`mesh.whole_experts`): `model.layers.1.mlp.experts.0.gate_proj.weight` belongs to one of \
                         `num_experts = 4`, so some rank would get nothing";
         assert!(said.contains(expected), "{said}");
     }
+    assert!(!folder.path().join("out").exists());
+}
+
+/// Returns the parts of the losses of a run, and the weights of its exported model.
+fn trained(folder: &TempDir) -> (Vec<[f64; 4]>, Vec<u8>) {
+    // The export of an earlier call.
+    let _ = fs::remove_dir_all(folder.path().join("m"));
+    succeed(folder, &["export", "out", "m"], &[]);
+    (parts(folder), fs::read(folder.path().join("m/model.safetensors")).expect("the weights"))
+}
+
+#[test]
+fn replicas_that_hold_experts_together_train_as_replicas_with_all_and_resume_as_any() {
+    let folder = folder();
+    let train = |set: &[&str]| {
+        let four = ["pipeline.ranks=1", "mesh.data_parallel=4"];
+        succeed(&folder, &["train", "small.toml"], &[&four[..], set].concat());
+    };
+    train(&["run.steps=4"]);
+    let expected = trained(&folder);
+    for experts in ["mesh.expert_parallel=2", "mesh.expert_parallel=4"] {
+        train(&["run.steps=4", experts]);
+        assert!(trained(&folder) == expected, "the same losses and parameters with {experts}");
+    }
+    for (before, after) in [
+        (4, &["mesh.expert_parallel=1"][..]),
+        (4, &["mesh.expert_parallel=2", "pipeline.ranks=2"]),
+        (2, &["mesh.expert_parallel=4"]),
+        (1, &["mesh.expert_parallel=2"]),
+        (2, &["mesh.expert_parallel=1", "mesh.data_parallel_mode=sharded"]),
+    ] {
+        train(&["run.steps=2", &format!("mesh.expert_parallel={before}")]);
+        if before == 4 {
+            let stored = [0, 1, 2, 3].map(|rank| stored_experts_of(&folder, 2, rank).join(" "));
+            assert_eq!(stored, ["0", "1", "2", "3"]);
+        }
+        succeed(&folder, &["resume", "out"], &[&["run.steps=4"][..], after].concat());
+        assert!(trained(&folder) == expected, "{before} to {after:?}");
+    }
+    // Another number of replicas adds in another order.
+    train(&["run.steps=2", "mesh.expert_parallel=4"]);
+    let one = ["run.steps=4", "mesh.expert_parallel=1", "mesh.data_parallel=1", "pipeline.ranks=2"];
+    succeed(&folder, &["resume", "out"], &one);
+    for (found, expected) in parts(&folder).iter().flatten().zip(expected.0.iter().flatten()) {
+        assert!((found - expected).abs() <= 2e-5 * expected, "{found} {expected}");
+    }
+}
+
+#[test]
+fn check_counts_the_experts_that_a_replica_holds() {
+    let folder = folder();
+    let memory = |set: &[&str]| {
+        let set = [&["pipeline.ranks=1", "mesh.data_parallel=4"], set].concat();
+        let (printed, _) = succeed(&folder, &["check", "small.toml", "--format", "json"], &set);
+        let json: Value = serde_json::from_str(&printed).expect("it is JSON");
+        ["parameters", "gradients", "optimizer", "activations"]
+            .map(|key| json["memory"]["ranks"][0][key].as_u64().expect("bytes"))
+    };
+    let (whole, quarter) = (memory(&[]), memory(&["mesh.expert_parallel=4"]));
+    assert!(quarter[0] < whole[0] && quarter[2] < whole[2], "{quarter:?} {whole:?}");
+    assert_eq!(quarter[1], whole[1], "a sum of gradients for each replica whose tokens arrive");
+    assert!(quarter[3] > whole[3], "the rows that arrive");
+}
+
+#[test]
+fn experts_that_replicas_cannot_hold_together_are_refused() {
+    let folder = folder();
+    let refused = |set: &[&str], expected: &str| {
+        for command in ["check", "train"] {
+            let set = set.iter().flat_map(|set| ["--set", set]);
+            let output = run(&folder, &[command, "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
+            let said =
+                String::from_utf8_lossy(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(output.status.code() == Some(2) && said.contains(expected), "{said}");
+        }
+    };
+    refused(
+        &["mesh.data_parallel=4", "mesh.expert_parallel=3"],
+        "`expert_parallel` is 3, where a divisor of 4, the number of replicas (`data_parallel`), is expected",
+    );
+    refused(
+        &["mesh.data_parallel=3", "mesh.expert_parallel=3", "pipeline.microbatches=6"],
+        "stage 0: the experts of `model.layers.1.mlp` cannot be divided among 3 replicas (`mesh.expert_parallel`): \
+         `num_experts = 4` is not a multiple of that; set `mesh.expert_parallel` to a divisor of 4",
+    );
+    refused(
+        &["mesh.data_parallel=2", "mesh.expert_parallel=2", "model.mlp_only_layers=[0, 1, 2, 3]"],
+        "the model has no experts that 2 replicas could hold together: set mesh.expert_parallel=1",
+    );
+    refused(
+        &["mesh.data_parallel=2", "mesh.expert_parallel=2", "mesh.tensor_parallel=2"],
+        "`tensor_parallel` does not work with 2 replicas that hold the experts together (`mesh.expert_parallel`) \
+         help: leave `tensor_parallel` out, or write `expert_parallel = 1` in [mesh]",
+    );
+    refused(
+        &["mesh.data_parallel=2", "mesh.expert_parallel=2", "mesh.data_parallel_mode=sharded"],
+        "`data_parallel_mode` does not work with 2 replicas that hold the experts together",
+    );
     assert!(!folder.path().join("out").exists());
 }
 

@@ -345,7 +345,7 @@ fn tensor_ranks_train_in_processes_as_in_threads_to_the_bit() {
             4,
             &[
                 "mesh.tensor_parallel=2",
-                "mesh.expert_parallel=true",
+                "mesh.whole_experts=true",
                 "model.architecture=qwen3_moe",
                 "model.num_experts=5",
                 "model.output_router_logits=true",
@@ -360,6 +360,23 @@ fn tensor_ranks_train_in_processes_as_in_threads_to_the_bit() {
         let output = processes(folder.path(), ranks, overrides);
         assert_eq!(output.status.code(), Some(0), "{}", words(&output));
         assert_eq!(figures(folder.path()), expected, "{overrides:?}");
+    }
+}
+
+#[test]
+fn replicas_that_hold_experts_together_train_in_processes_as_in_threads_to_the_bit() {
+    let folder = folder();
+    let experts = ["model.architecture=qwen3_moe", "model.num_experts=4", "mesh.data_parallel=2"];
+    for (count, ranks) in [(2, "pipeline.ranks=1"), (4, "pipeline.ranks=2")] {
+        let whole = [&experts[..], &[ranks]].concat();
+        let mut alone = Command::new(pipewright());
+        with_overrides(alone.current_dir(folder.path()), &whole);
+        let output = alone.output().expect("it starts");
+        assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+        let expected = figures(folder.path());
+        let output = processes(folder.path(), count, &[&whole[..], &["mesh.expert_parallel=2"]].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+        assert_eq!(figures(folder.path()), expected, "{ranks}");
     }
 }
 

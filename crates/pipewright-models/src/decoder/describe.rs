@@ -4,9 +4,10 @@ use pipewright::nn::ExpertActivation;
 use pipewright_schedule::{LayerDesc, ModelDesc};
 
 use super::config::DecoderConfig;
-use super::form::{Activation, BlockForm, ExpertForm, HeadNorms, NormPlaces};
+use super::form::{Activation, BlockForm, HeadNorms, NormPlaces};
 use super::mixture::MixtureConfig;
 use crate::cost::{self, BIAS_PASSES, Cost, FLOAT, GATE_PASSES, LOSS_PASSES, ModelSizes, NORM_PASSES};
+use crate::expert_form::ExpertForm;
 use crate::latent_attention::LatentForm;
 
 impl DecoderConfig {

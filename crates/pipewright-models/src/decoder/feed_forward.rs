@@ -254,7 +254,8 @@ impl FeedForward {
         if let (Some(gate), Some(choice)) = (&self.gate, &self.choice) {
             let (chosen, weights) = choice.choose(gate, x.clone(), rows, context);
             let weights = tensor.enter(weights);
-            let routed = mix_held(tensor.enter(x.clone()), weights, &chosen, &self.experts);
+            let routed =
+                mix_held(tensor.enter(x.clone()), weights, &chosen, &self.experts, tensor.expert_parallel());
             let routed = tensor.sum(routed);
             let gate = self.shared_expert_gate.as_ref();
             return match self.shared_expert.as_ref().or(self.shared_experts.as_ref()) {

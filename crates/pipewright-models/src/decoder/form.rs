@@ -1,10 +1,9 @@
 //! The form of a family's models: the table of the parts in which families differ.
 
-use pipewright::nn::ExpertActivation;
-
 use super::mixture::MixtureConfig;
 use crate::attention::AttentionBias;
 use crate::error::ConfigError;
+use crate::expert_form::ExpertForm;
 use crate::key_check::require;
 use crate::latent_attention::LatentForm;
 use crate::path_names::PathNames;
@@ -75,24 +74,6 @@ pub(crate) struct ExpertKeys {
 impl Default for ExpertKeys {
     fn default() -> Self {
         Self { count: "num_experts", inner: "moe_intermediate_size" }
-    }
-}
-
-/// The form of the experts that a router chooses.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ExpertForm {
-    /// Whether the router and the layers of experts have a bias.
-    pub has_bias: bool,
-    /// Whether files have the matrices of all experts of a layer in one tensor, with the columns of gate and
-    /// up in turn.
-    pub are_joined: bool,
-    /// The function between the layers of an expert.
-    pub activation: ExpertActivation,
-}
-
-impl Default for ExpertForm {
-    fn default() -> Self {
-        Self { has_bias: false, are_joined: false, activation: ExpertActivation::Usual }
     }
 }
 

@@ -35,8 +35,8 @@ mod windows;
 
 pub use config::DecoderConfig;
 pub(crate) use form::{
-    Activation, BlockForm, ExpertForm, ExpertKeys, Factors, HeadNorms, LayerForm, NormPlaces, RouterForm,
-    SharedForm, require_window,
+    Activation, BlockForm, ExpertKeys, Factors, HeadNorms, LayerForm, NormPlaces, RouterForm, SharedForm,
+    require_window,
 };
 pub(crate) use keys::{COMPUTED_KEYS, MIXTURE_KEYS, REFUSED_KEYS};
 pub use mixture::MixtureConfig;

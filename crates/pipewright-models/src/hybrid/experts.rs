@@ -8,7 +8,7 @@ use pipewright::stage::StageContext;
 use super::config::HybridConfig;
 use super::pattern::BlockKind;
 use super::tokens::Tokens;
-use crate::decoder::ExpertForm;
+use crate::expert_form::ExpertForm;
 use crate::experts::ExpertSizes;
 use crate::parameter::{Builder, ParameterSource};
 use crate::split::require_parts;
@@ -98,7 +98,7 @@ impl ExpertMixer {
         let x = tensor.enter(one_gradient(x));
         assert_eq!(routing.experts(), self.experts.len(), "the routing is of these experts");
         let weights = tensor.enter(routing.weights());
-        let mixed = mix_held(x.clone(), weights, routing.chosen(), &self.experts);
+        let mixed = mix_held(x.clone(), weights, routing.chosen(), &self.experts, tensor.expert_parallel());
         tensor.sum(match &self.shared_expert {
             Some(shared) => mixed + shared.forward(x),
             None => mixed,

@@ -7,7 +7,7 @@ use pipewright::nn::{Expert, Linear, TensorParallel, mix_held};
 use pipewright::stage::StageContext;
 
 use super::config::{Experts, NemotronHConfig};
-use crate::decoder::ExpertForm;
+use crate::expert_form::ExpertForm;
 use crate::experts::ExpertSizes;
 use crate::parameter::{Builder, ParameterSource};
 use crate::router::{GroupChoice, Router, Scores};
@@ -81,7 +81,7 @@ impl ExpertMixer {
         };
         let input = tensor.enter(projected(&self.fc1_latent_proj, x.clone()));
         let weights = tensor.enter(weights);
-        let routed = tensor.sum(mix_held(input, weights, &chosen, &self.experts));
+        let routed = tensor.sum(mix_held(input, weights, &chosen, &self.experts, tensor.expert_parallel()));
         let shared = tensor.sum(self.shared_experts.forward(tensor.enter(x)));
         projected(&self.fc2_latent_proj, routed) + shared
     }

@@ -73,6 +73,8 @@ pub struct TrainingRun<'a> {
     pub sharding: Sharding,
     /// What the ranks compute on.
     pub devices: ComputeDevices,
+    /// The number of replicas that hold the experts of each mixture together; 1 if each holds all.
+    pub expert_ranks: u32,
 }
 
 /// The most bytes that each stage and each rank of a replica holds. All replicas need the same.
@@ -100,7 +102,7 @@ impl TrainingMemory {
         let is_trained = |path: &str| run.model.is_trained(path);
         let state = |specs: &Vec<ParameterSpec>| StageState {
             bytes: run.state.of(specs, is_trained),
-            gradients: gradient_bytes(specs, is_trained),
+            gradients: gradient_bytes(specs, run.expert_ranks, is_trained),
         };
         let states: Vec<StageState> = stages.iter().map(state).collect();
         let rank_bytes = |(rank, activations): (Rank, u64)| {
@@ -133,9 +135,19 @@ impl TrainingRun<'_> {
     /// Returns costs with the sizes of the run, whose stages have these parameters. A rank runs its actions
     /// in the order of its row for any costs, so unit costs give the same peaks.
     fn costs(&self, stages: &[Vec<ParameterSpec>]) -> Costs {
-        let &Self { model, partition, tokens, rows, recompute, devices, .. } = self;
+        let &Self { model, partition, tokens, rows, recompute, devices, expert_ranks, .. } = self;
         let (slices, precision) = (self.program.slices(), self.state.precision);
-        let kept = KeptActivations { model, partition, tokens, rows, slices, precision, recompute, devices };
+        let kept = KeptActivations {
+            model,
+            partition,
+            tokens,
+            rows,
+            slices,
+            precision,
+            recompute,
+            devices,
+            expert_ranks,
+        };
         Costs { sizes: kept.sizes(stages), recompute: recompute.clone(), ..Costs::default() }
     }
 
@@ -169,6 +181,14 @@ mod tests {
     use crate::training_memory::state::OptimizerState;
 
     #[test]
+    fn an_expert_has_a_sum_of_gradients_for_each_replica_whose_tokens_reach_it() {
+        let spec = |path: &str| ParameterSpec::new(path.to_owned(), vec![3, 5], ParameterKind::Matrix);
+        let specs = ["a.mlp.experts.3.up_proj.weight", "a.mlp.shared_expert.up_proj.weight"].map(spec);
+        assert_eq!(gradient_bytes(&specs, 1, |_| true), 4 * 30);
+        assert_eq!(gradient_bytes(&specs, 4, |_| true), 4 * (4 * 15 + 15));
+    }
+
+    #[test]
     fn replicas_that_share_hold_their_part_and_what_is_gathered() {
         let whole = HeldBytes { parameters: 240, gradients: 240, optimizer: 480, activations: 0 };
         let held_in = |shards, window, precision| {
@@ -176,7 +196,10 @@ mod tests {
             let stage = |elements: usize| {
                 let (path, kind) = (String::new(), ParameterKind::Matrix);
                 let specs = [ParameterSpec::new(path, vec![elements], kind)];
-                StageState { bytes: rule.of(&specs, |_| true), gradients: gradient_bytes(&specs, |_| true) }
+                StageState {
+                    bytes: rule.of(&specs, |_| true),
+                    gradients: gradient_bytes(&specs, 1, |_| true),
+                }
             };
             HeldBytes::without_activations(&[10, 30, 20].map(stage), Sharding { shards, window })
         };

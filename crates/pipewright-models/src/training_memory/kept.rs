@@ -7,6 +7,7 @@ use pipewright_schedule::{ModelDesc, Partition, Recompute, Slices, StageIndex};
 use crate::cut_model::CutModel;
 use crate::parameter::ParameterSpec;
 use crate::training_memory::adapters::{adapter_stash, add_adapters, remove_below};
+use crate::training_memory::arrived_rows::{add_arrived_rows, chosen_experts};
 use crate::training_memory::sizes::{ComputeDevices, base_layers_in, kept_bytes, stage_sizes};
 
 /// The parts of a run on which the bytes of its activations depend.
@@ -28,12 +29,19 @@ pub struct KeptActivations<'a> {
     pub recompute: &'a Recompute,
     /// What the stages compute on.
     pub devices: ComputeDevices,
+    /// The number of replicas that hold the experts of each mixture together; 1 if each holds all.
+    pub expert_ranks: u32,
 }
 
 impl KeptActivations<'_> {
     /// Returns the sizes of the stages, which have these parameters, for a microbatch.
     pub fn sizes(&self, stages: &[Vec<ParameterSpec>]) -> Vec<StageSizes> {
         let mut layers = base_layers_in(self.model, self.tokens, self.precision, self.devices);
+        if self.expert_ranks > 1 {
+            let chosen = chosen_experts(self.model.model());
+            let specs = stages.iter().flatten();
+            add_arrived_rows(&mut layers.layers, chosen, specs, self.tokens, self.precision);
+        }
         if let Some(adapter) = self.model.adapter() {
             let specs = stages.iter().flatten();
             add_adapters(&mut layers.layers, &adapter.lora, specs, self.tokens, self.precision);

@@ -4,6 +4,8 @@
 //! Parameters, gradients and the optimizer's state are counted exactly. Activations are the peak of the
 //! program's simulation, with the sizes in bytes that the model's description has. If the activations have
 //! their peak before the first gradient exists, as in GPipe, the sum is a little more than a rank ever holds.
+//! Rows that arrive from other replicas, which hold the experts together, are counted as if all experts were
+//! chosen equally often.
 //! Activations of ranks that compute a stage together are counted as if each rank computed all of them. The
 //! temporary tensors of an operation, messages in transit, data, and a checkpoint that is being written are
 //! not counted.
@@ -11,6 +13,7 @@
 //! Nothing here asks the system: the caller gives the memory of the machine and of its devices.
 
 mod adapters;
+mod arrived_rows;
 mod sizes;
 mod kept;
 mod state;

@@ -155,9 +155,17 @@ impl StateRule {
 }
 
 /// Returns the bytes of the gradients of the parameters whose paths `is_trained` accepts.
-pub(super) fn gradient_bytes(specs: &[ParameterSpec], is_trained: impl Fn(&str) -> bool) -> u64 {
-    let trained = specs.iter().filter(|spec| is_trained(&spec.path));
-    trained.map(|spec| product(&spec.shape).saturating_mul(ELEMENT)).fold(0, u64::saturating_add)
+///
+/// An expert has a sum for each of the `expert_ranks` replicas whose tokens reach it.
+pub(super) fn gradient_bytes(
+    specs: &[ParameterSpec],
+    expert_ranks: u32,
+    is_trained: impl Fn(&str) -> bool,
+) -> u64 {
+    let sums = |spec: &ParameterSpec| if spec.is_of_routed_expert() { u64::from(expert_ranks) } else { 1 };
+    let bytes =
+        |spec: &ParameterSpec| product(&spec.shape).saturating_mul(ELEMENT).saturating_mul(sums(spec));
+    specs.iter().filter(|spec| is_trained(&spec.path)).map(bytes).fold(0, u64::saturating_add)
 }
 
 /// Returns the number of elements of a shape.

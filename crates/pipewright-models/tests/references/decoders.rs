@@ -63,7 +63,7 @@ fn check_tensor_ranks(name: &str) {
 /// Checks two tensor ranks with whole experts each.
 fn check_whole_experts(name: &str) {
     let reference = Reference::load(name);
-    let config = PipelineConfig { tensor_parallel: 2, expert_parallel: true, ..PipelineConfig::default() };
+    let config = PipelineConfig { tensor_parallel: 2, whole_experts: true, ..PipelineConfig::default() };
     let run = train(&reference, "1f1b", 2, 4, &config);
     reference.assert_close(&run, &reference.expected.steps);
     check_text_on_tensor_ranks(&reference, true);

@@ -376,9 +376,9 @@ fn tensor_ranks_have_the_results_of_the_reference() {
             let reference = Reference::load(model);
             // With shards of the experts, and with whole ones: four or ten, which four ranks share as 3, 3, 2
             // and 2.
-            for expert_parallel in [false, true] {
+            for whole_experts in [false, true] {
                 let config =
-                    PipelineConfig { data_parallel, tensor_parallel, expert_parallel, ..Default::default() };
+                    PipelineConfig { data_parallel, tensor_parallel, whole_experts, ..Default::default() };
                 // One run of each kind of shards goes to the end.
                 let steps =
                     if ranks == 1 && tensor_parallel == 2 { reference.expected.steps } else { FIRST_STEPS };
@@ -387,6 +387,19 @@ fn tensor_ranks_have_the_results_of_the_reference() {
             }
         }
     }
+}
+
+#[test]
+fn replicas_that_hold_experts_together_have_the_results_of_the_reference() {
+    let reference = Reference::load("hybrid-min");
+    let run = |schedule, expert_parallel, steps| {
+        let config = PipelineConfig { data_parallel: 4, expert_parallel, ..Default::default() };
+        reference.train_steps(schedule, 2, 4, &config, steps)
+    };
+    let whole = run("1f1b", 1, FIRST_STEPS);
+    reference.assert_close(&whole, 4, FIRST_STEPS);
+    assert_eq!(run("1f1b", 2, FIRST_STEPS), whole);
+    assert_eq!(run("zb-h1", 4, FIRST_STEPS), whole);
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod head_parts;
 mod nemotron_h;
 mod hybrid;
 mod tensor_parallel;
+mod expert_parallel;
 mod lora;
 mod decoder_config;
 mod reference;

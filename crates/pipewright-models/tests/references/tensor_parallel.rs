@@ -32,7 +32,7 @@ fn check(model: &str, schedule: &str, ranks: u32, microbatches: u32, config: &Pi
 
 /// Like [`config`], but with whole experts on each rank.
 fn whole_experts(data_parallel: u32, tensor_parallel: u32) -> PipelineConfig {
-    PipelineConfig { expert_parallel: true, ..config(data_parallel, tensor_parallel) }
+    PipelineConfig { whole_experts: true, ..config(data_parallel, tensor_parallel) }
 }
 
 /// The models with experts, eight in each mixture.
@@ -136,8 +136,7 @@ fn a_stage_with_shards_is_neither_saved_nor_generates() {
     drop(writer);
     assert!(!dir.exists());
 
-    let split =
-        "the model is split over 2 tensor ranks, and one of them cannot predict a token: save a checkpoint";
+    let split = "the model is split over 2 ranks, and one of them cannot predict a token: save a checkpoint";
     let request = Request { prompt: &[1, 2], tokens: 1, ..Request::default() };
     refused(&generate(&stage, &request, &mut |_| {}).expect_err("it has shards").to_string(), split);
     let whole = model.init_stage(0..layers, 1, &device).expect("a stage");
@@ -234,9 +233,9 @@ fn fewer_whole_experts_than_ranks_are_refused() {
         assert_eq!(
             error.to_string(),
             format!(
-                "`{layer}` cannot be divided among 4 tensor ranks that hold whole experts (`mesh.expert_parallel`): \
+                "`{layer}` cannot be divided among 4 tensor ranks that hold whole experts (`mesh.whole_experts`): \
                  `{layer}.experts.0.{projection}.weight` belongs to one of `{key} = 3`, so some rank would get nothing; use \
-                 another `mesh.tensor_parallel`, or set `mesh.expert_parallel` to false"
+                 another `mesh.tensor_parallel`, or set `mesh.whole_experts` to false"
             )
         );
         assert!(model.outline(1..2, &rank(2)).is_ok(), "three experts on two ranks");

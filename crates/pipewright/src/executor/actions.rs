@@ -16,7 +16,7 @@ use super::compute::{Computation, recompute_early};
 use super::gather::{fetch_parameters, reshard, unshard};
 use super::losses::read_losses;
 use super::machine::Executor;
-use super::reduction::{run_reduce_hook, run_wait_hook};
+use super::reduction::{add_sources, run_reduce_hook, run_wait_hook};
 use super::stages::At;
 use crate::failure::Cause;
 use crate::message::{AwaitedMessage, Direction, Tag};
@@ -164,6 +164,10 @@ impl Executor {
     /// Runs `REDUCE_GRAD`, or lets the hook run it.
     fn reduce(&mut self, action: Action, stage: StageIndex) -> Result<(), Cause> {
         let is_due = self.reduces();
+        if is_due && self.context.hook().is_some() {
+            // The hook finds one gradient for each parameter.
+            add_sources(self.stages.get_mut(stage));
+        }
         if is_due {
             self.checks.note_gradients(self.stages.get(stage));
         }

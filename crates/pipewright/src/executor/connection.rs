@@ -9,15 +9,15 @@ use pipewright_schedule::ClockSkew;
 use serde::de::DeserializeOwned;
 
 use super::context::RankContext;
+use super::group_link::GroupLink;
 use super::shared_endpoint::{SharedEndpoint, wait_for_message};
-use super::tensor_group::TensorGroup;
 use crate::collective::Exchange;
 use crate::device::Devices;
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{Attempt, WorldRank};
 use crate::memory::RankMemory;
 use crate::message::{AwaitedMessage, Message, Payload, Tag};
-use crate::nn::TensorParallel;
+use crate::nn::{ExpertParallel, TensorParallel};
 use crate::progress::{Activity, ProgressBoard};
 use crate::tensor::{OptionalTensors, Value};
 use crate::transport::Endpoint;
@@ -25,7 +25,7 @@ use crate::transport::Endpoint;
 /// A rank's connection to the other ranks.
 pub(crate) struct Connection {
     rank: WorldRank,
-    /// Locked for each call, because the rank's tensor group uses it too.
+    /// Locked for each call, because the links to the rank's groups use it too.
     endpoint: SharedEndpoint,
     abort: Abort,
     /// Whether sent tensors keep their storage. If not, the sender frees it as soon as the message is
@@ -33,7 +33,8 @@ pub(crate) struct Connection {
     moves_storage: bool,
     /// The devices of all ranks of the world.
     devices: Devices,
-    tensor_group: Arc<TensorGroup>,
+    tensor_group: Arc<GroupLink>,
+    expert_group: Arc<GroupLink>,
     board: ProgressBoard,
     deadline: Duration,
     memory: RankMemory,
@@ -52,14 +53,19 @@ impl Connection {
     ) -> Self {
         let (abort, moves_storage) = (endpoint.abort().clone(), !endpoint.is_distributed());
         let endpoint = SharedEndpoint::new(endpoint);
-        let tensor_group = TensorGroup::new(endpoint.clone(), context, board.clone(), memory.clone());
+        let link = |group, tag| {
+            Arc::new(GroupLink::new(endpoint.clone(), context, group, tag, board.clone(), memory.clone()))
+        };
+        let tensor_group = link(context.tensor_group(), |round| Tag::TensorGroup { round });
+        let expert_group = link(context.expert_group(), |round| Tag::ExpertGroup { round });
         Self {
             rank: context.world_rank(),
             endpoint,
             abort,
             moves_storage,
             devices: context.config().devices.clone(),
-            tensor_group: Arc::new(tensor_group),
+            tensor_group,
+            expert_group,
             board,
             deadline: context.config().deadline,
             memory,
@@ -72,19 +78,21 @@ impl Connection {
     pub(super) fn begin(&mut self, attempt: Attempt) {
         self.endpoint.lock().begin_step(attempt);
         self.tensor_group.begin_step();
+        self.expert_group.begin_step();
         (self.sending, self.boundary_bytes) = (Duration::ZERO, 0);
         self.moved(0);
         self.set_activity(Activity::Computes);
     }
 
     /// Returns the exchanges between the ranks that compute stages together with this one.
-    pub(super) fn tensor_group(&self) -> &TensorGroup {
+    pub(super) fn tensor_group(&self) -> &GroupLink {
         &self.tensor_group
     }
 
-    /// Returns the same exchanges for the modules of the stages.
+    /// Returns the exchanges of the rank's groups for the modules of the stages.
     pub(crate) fn tensor_parallel(&self, context: &RankContext) -> TensorParallel {
-        TensorParallel::new(context.tensor_rank(), self.tensor_group.clone())
+        let experts = ExpertParallel::new(context.expert_rank(), self.expert_group.clone());
+        TensorParallel::new(context.tensor_rank(), self.tensor_group.clone()).with_expert_parallel(experts)
     }
 
     pub(super) fn memory(&self) -> &RankMemory {

@@ -11,8 +11,8 @@ use crate::hook::ActionHook;
 use crate::ids::WorldRank;
 use crate::mesh::{Mesh, MeshCoord};
 use crate::message::{AwaitedMessage, Tag};
-use crate::tensor::TensorRank;
 use crate::tensor::shard::RowShard;
+use crate::tensor::{ExpertRank, TensorRank};
 
 /// The facts about a rank that do not change while it runs.
 pub(crate) struct RankContext {
@@ -30,10 +30,14 @@ pub(crate) struct RankContext {
     shard_group: Group,
     /// The same rank in the replicas that hold the same shard, one of each shard group.
     copy_group: Group,
+    /// The same rank in the replicas that hold the experts together.
+    expert_group: Group,
+    /// The same rank in the replicas that hold the same experts, one of each expert group.
+    expert_copy_group: Group,
     /// The ranks that compute stages together with this one.
     tensor_group: Group,
-    replica_ranks_tree: Tree,
-    replica_tree: Tree,
+    model_tree: Tree,
+    copies_tree: Tree,
     world_tree: Tree,
 }
 
@@ -49,6 +53,7 @@ impl RankContext {
         let rank = world.own();
         let expect = |group: Option<Group>| group.expect("the world has the mesh's ranks");
         let data_group = expect(mesh.data_group(rank));
+        let expert_copy_group = expect(mesh.expert_copy_group(rank));
         Self {
             world_rank: rank,
             coord: mesh.coord(rank),
@@ -57,9 +62,11 @@ impl RankContext {
             is_distributed,
             shard_group: expect(mesh.shard_group(rank)),
             copy_group: expect(mesh.copy_group(rank)),
+            expert_group: expect(mesh.expert_group(rank)),
+            copies_tree: Tree::over(&expert_copy_group),
+            expert_copy_group,
             tensor_group: expect(mesh.tensor_group(rank)),
-            replica_ranks_tree: Tree::over(&expect(mesh.replica_group(rank))),
-            replica_tree: Tree::over(&data_group),
+            model_tree: Tree::over(&expect(mesh.model_group(rank))),
             world_tree: Tree::over(world),
             data_group,
             mesh,
@@ -103,6 +110,12 @@ impl RankContext {
         TensorRank { index: self.coord.tensor, of: self.mesh.tensor }
     }
 
+    /// Returns the rank's position among the replicas that hold the experts together.
+    pub(crate) fn expert_rank(&self) -> ExpertRank {
+        let of = self.mesh.experts;
+        ExpertRank { index: self.coord.replica % of, of }
+    }
+
     /// Returns the rows of its stages' parameters that this replica holds; `None` if it holds all.
     pub(crate) fn row_shard(&self) -> Option<RowShard> {
         let of = self.mesh.shards;
@@ -112,7 +125,12 @@ impl RankContext {
     /// Returns whether this replica is in the first of the groups of replicas that hold all parameters. For
     /// the norm and in checkpoints, only that group counts.
     pub(super) fn is_in_first_group(&self) -> bool {
-        self.coord.replica < self.mesh.shards
+        self.coord.replica < self.mesh.shards.max(self.mesh.experts)
+    }
+
+    /// Returns whether this replica is in the first expert group.
+    pub(super) fn is_in_first_expert_group(&self) -> bool {
+        self.coord.replica < self.mesh.experts
     }
 
     /// Returns whether other ranks run in other processes.
@@ -159,14 +177,27 @@ impl RankContext {
         contents
     }
 
-    /// Returns the tree over all ranks of this replica.
-    pub(super) fn replica_ranks_tree(&self) -> &Tree {
-        &self.replica_ranks_tree
+    /// Returns the same rank in the replicas that hold the experts together with this one. The group has one
+    /// member if each replica holds all experts.
+    pub(super) fn expert_group(&self) -> &Group {
+        &self.expert_group
     }
 
-    /// Returns the tree over the same rank in all replicas.
-    pub(super) fn replica_tree(&self) -> &Tree {
-        &self.replica_tree
+    /// Returns the same rank in the replicas that hold the same experts.
+    pub(super) fn expert_copy_group(&self) -> &Group {
+        &self.expert_copy_group
+    }
+
+    /// Returns the tree over all ranks of the replicas that hold all experts together, which is this replica
+    /// if it holds all.
+    pub(super) fn model_tree(&self) -> &Tree {
+        &self.model_tree
+    }
+
+    /// Returns the tree over the same rank in the replicas that hold the same experts, which are all replicas
+    /// if each holds all experts.
+    pub(super) fn copies_tree(&self) -> &Tree {
+        &self.copies_tree
     }
 
     /// Returns the tree over all ranks of the world.

@@ -191,7 +191,7 @@ impl Executor {
     /// Sums the squares of this rank's gradients and waits for the other replicas in its subtree.
     fn gather_replica_squares(&self) -> Phase {
         let own = squares(&self.context, &self.stages, &self.parameters);
-        let children = self.context.replica_tree().children();
+        let children = self.context.copies_tree().children();
         Phase::ReplicaSquares(Exchange::gather(own, replica_tag(&self.context), children))
     }
 
@@ -199,19 +199,19 @@ impl Executor {
     /// for the squares of the other ranks of its pipeline.
     fn gather_squares(&mut self, gathered: &[f64]) -> Result<Phase, MessageError> {
         let context = &self.context;
-        if let Some(parent) = context.replica_tree().parent() {
+        if let Some(parent) = context.copies_tree().parent() {
             self.connection.send(parent, replica_tag(context), Payload::of(&gathered));
             return Ok(Phase::Norm(Exchange::one(parent, Tag::GlobalNorm)));
         }
         let squares = add_replicas(context, &self.stages, &self.parameters, gathered)?;
-        let children = context.replica_ranks_tree().children();
+        let children = context.model_tree().children();
         Ok(Phase::Squares(Exchange::gather(squares, Tag::Squares, children)))
     }
 
     /// Passes on the squares of the ranks in this rank's subtree. The root computes the norm.
     fn compute_norm(&mut self, gathered: &[f64]) -> Result<Phase, Cause> {
         let Self { context, connection, parameters, step, .. } = self;
-        if let Some(parent) = context.replica_ranks_tree().parent() {
+        if let Some(parent) = context.model_tree().parent() {
             connection.send(parent, Tag::Squares, Payload::of(&gathered));
             return Ok(Phase::Norm(Exchange::one(parent, Tag::GlobalNorm)));
         }
@@ -222,11 +222,11 @@ impl Executor {
     /// Passes on the norms. From this point no rank of the subtree waits for this one.
     fn send_norms(&mut self, norms: Norms) -> Phase {
         let (context, bytes) = (&self.context, encoded(&norms));
-        if context.replica() == 0 {
-            let children = context.replica_ranks_tree().children();
+        if context.is_in_first_expert_group() {
+            let children = context.model_tree().children();
             self.connection.send_bytes(children, Tag::GlobalNorm, &bytes);
         }
-        self.connection.send_bytes(context.replica_tree().children(), Tag::GlobalNorm, &bytes);
+        self.connection.send_bytes(context.copies_tree().children(), Tag::GlobalNorm, &bytes);
         Phase::Update { norms }
     }
 
@@ -270,7 +270,7 @@ impl Executor {
 
     /// Passes on the parameter lists of this rank's subtree. The root compares all lists and answers.
     fn compare_parameters(&mut self, listed: &[ListedParameter]) -> Result<Phase, Cause> {
-        if let Some(parent) = self.context.replica_ranks_tree().parent() {
+        if let Some(parent) = self.context.model_tree().parent() {
             self.connection.send(parent, Tag::Parameters, Payload::of(&listed));
             let message = Exchange::one(parent, Tag::SharedParameters);
             return Ok(Phase::SharedParameters { order: NormOrder::new(), message });
@@ -282,7 +282,7 @@ impl Executor {
 
     /// Passes on the list of shared parameters and keeps the entries of this rank.
     fn learn_shared(&mut self, order: NormOrder, message: &Arc<[u8]>) -> Result<Phase, MessageError> {
-        let tree = self.context.replica_ranks_tree();
+        let tree = self.context.model_tree();
         let from = tree.parent().unwrap_or(self.context.world_rank());
         let shared = decoded(from, Tag::SharedParameters, message)?;
         self.connection.send_bytes(tree.children(), Tag::SharedParameters, message);

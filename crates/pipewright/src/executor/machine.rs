@@ -89,7 +89,7 @@ impl Executor {
     pub(crate) fn begin_finding_shared(&mut self, attempt: Attempt) {
         self.begin_between(StepNumber::default(), attempt, Phase::Idle);
         let listed = list_parameters(&self.context, &self.stages);
-        let children = self.context.replica_ranks_tree().children();
+        let children = self.context.model_tree().children();
         self.step.set_phase(Phase::ParameterLists(Exchange::gather(listed, Tag::Parameters, children)));
     }
 

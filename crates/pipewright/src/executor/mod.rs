@@ -1,7 +1,7 @@
 //! One rank's step as a state machine: its next action, or the message that it waits for.
 //!
 //! An [`Executor`] runs its rank's row of a validated program. [`Executor::poll`] runs at most one action,
-//! and blocks only in the exchanges of a tensor group (`tensor_group.rs`). A driver ([`crate::driver`])
+//! and blocks only in the exchanges of a group (`group_link.rs`). A driver ([`crate::driver`])
 //! polls, sleeps while the executor waits, and watches the deadline. After the program the ranks sum the
 //! gradients of replicas and of shared parameters, compute the gradient norm, and update their parameters.
 //! The protocol of these phases is in `README.md` in this folder.
@@ -16,7 +16,7 @@
 //! |---|---|
 //! | `context.rs` | the facts about a rank that do not change |
 //! | `shared_endpoint.rs` | the endpoint that a rank shares with its stages, and how long it waits |
-//! | `tensor_group.rs` | exchanges between the ranks that compute a stage together |
+//! | `group_link.rs` | exchanges in the middle of a stage: between its tensor ranks, and between the replicas of an expert group |
 //! | `connection.rs` | sending messages, and taking messages that have arrived |
 //! | `step_input.rs` | the input of a step |
 //! | `stages.rs` | the stages of a rank, with the tensors between two actions |
@@ -62,6 +62,7 @@ mod edges;
 mod epilogue;
 mod failed_action;
 mod gather;
+mod group_link;
 mod losses;
 mod machine;
 mod norm;
@@ -79,7 +80,6 @@ mod state;
 mod statistics;
 mod step;
 mod step_input;
-mod tensor_group;
 mod tensor_shards;
 mod update;
 

@@ -1,5 +1,8 @@
 //! The global gradient norm; `update.rs` has the update that follows it.
 //!
+//! If replicas hold experts together, each replica of the first expert group has the squares of its experts.
+//! The first replica also has the squares of all other parameters.
+//!
 //! Each parameter's rows are cut into as many parts as there are replicas. The rank that holds a part adds
 //! the squares of its gradient. These sums go up a tree of the replicas, whose root adds the parts in their
 //! order. The results go up the tree of the first replica. Its root adds them in the order of the parameters'
@@ -62,7 +65,8 @@ pub(super) fn squares(context: &RankContext, stages: &LocalStages, known: &Known
     if !context.is_in_first_group() {
         return Vec::new();
     }
-    // A replica that has all rows adds within the same parts as replicas that have one part each.
+    // A replica that has all rows adds within the same parts as replicas that have one part each. The experts
+    // of a replica are cut into the same parts, whichever replicas hold them.
     let parts = context.copy_group().members().len();
     let squares = stages.iter().flat_map(|stage| {
         let squares = stage.runner().gradient_squares(parts as u32).into_iter().enumerate();

@@ -26,7 +26,7 @@ pub(super) struct ListedParameter {
     pub(super) owner: Owner,
     /// Its global path.
     pub(super) path: String,
-    /// Whether the rank's copy counts, out of the copies in its tensor group.
+    /// Whether the rank's copy counts, out of the copies in its tensor group and its expert group.
     pub(super) counts: bool,
     /// Whether it may have a gradient; integer and boolean tensors cannot.
     pub(super) has_gradient: bool,
@@ -66,6 +66,9 @@ pub(super) struct Owner {
     pub(super) rank: Rank,
     /// The rank's index in its tensor group. Each of these ranks has its own shards of parameters.
     pub(super) tensor: u32,
+    /// The replica's index in its expert group. Each of these replicas has its own copies of all parameters
+    /// but experts.
+    pub(super) replica: u32,
 }
 
 /// The owners, in order, of a parameter with at least two copies.
@@ -91,8 +94,8 @@ pub(super) struct KnownParameters {
 impl KnownParameters {
     /// Keeps the entries of this rank in the list of all shared parameters.
     pub(super) fn new(context: &RankContext, order: NormOrder, shared: Vec<Owners>) -> Self {
-        let tensor = context.tensor_rank().index;
-        let is_here = |owner: &Owner| owner.rank == context.rank() && owner.tensor == tensor;
+        let place = (context.rank(), context.tensor_rank().index, context.expert_rank().index);
+        let is_here = |owner: &Owner| (owner.rank, owner.tensor, owner.replica) == place;
         let is_own = |owners: &Owners| owners.iter().any(is_here);
         let shared: Vec<(u32, Owners)> = (0..).zip(shared).filter(|(_, owners)| is_own(owners)).collect();
         let copies = shared.iter().flat_map(|(_, owners)| copies(owners));
@@ -119,7 +122,14 @@ impl KnownParameters {
     pub(super) fn counts(&self, context: &RankContext, stage: &LocalStage, parameter: usize) -> bool {
         !self.copies.contains(&(stage.index(), parameter))
             && stage.shard_of(parameter, context.tensor_rank()).counts()
+            && counts_on_replica(context, stage, parameter)
     }
+}
+
+/// Returns whether a parameter counts on this replica, of the replicas of its expert group: each has its own
+/// experts, and the other parameters count on the first.
+fn counts_on_replica(context: &RankContext, stage: &LocalStage, parameter: usize) -> bool {
+    context.expert_rank().index == 0 || stage.runner().placement(parameter).on_one_replica
 }
 
 /// Lists this rank's parameters.
@@ -143,10 +153,16 @@ fn listed(context: &RankContext, stage: &LocalStage, parameter: usize, held: Hel
     let fingerprint =
         |values: TensorData| Fingerprint { shape: held.shape.clone(), hash: hash_of(values.as_bytes()) };
     ListedParameter {
-        owner: Owner { stage: stage.index(), parameter, rank: context.rank(), tensor: tensor.index },
+        owner: Owner {
+            stage: stage.index(),
+            parameter,
+            rank: context.rank(),
+            tensor: tensor.index,
+            replica: context.expert_rank().index,
+        },
         of_layer: placement.of_layer.map(|index| (index, placement.shards)),
         path: held.path.to_string(),
-        counts: placement.shard_of(tensor).counts(),
+        counts: placement.shard_of(tensor).counts() && counts_on_replica(context, stage, parameter),
         has_gradient: parameter < runner.paths().len(),
         shard,
         shared: held.shared.map(fingerprint),
@@ -173,7 +189,8 @@ fn copies(owners: &Owners) -> impl Iterator<Item = &Owner> {
 fn find_shared(listed: &[ListedParameter]) -> Result<Vec<Owners>, Cause> {
     let mut by_key: BTreeMap<_, Vec<&ListedParameter>> = BTreeMap::new();
     for parameter in listed {
-        let key = (parameter.path.as_str(), parameter.of_layer, parameter.owner.tensor);
+        let owner = parameter.owner;
+        let key = (parameter.path.as_str(), parameter.of_layer, owner.tensor, owner.replica);
         by_key.entry(key).or_default().push(parameter);
     }
     let several = by_key.into_iter().filter(|(_, copies)| copies.len() > 1);
@@ -242,7 +259,8 @@ mod tests {
     use super::*;
 
     fn listed(rank: u32, stage: u32, parameter: usize, path: &str, hash: Option<u64>) -> ListedParameter {
-        let owner = Owner { stage: StageIndex::new(stage), parameter, rank: Rank::new(rank), tensor: 0 };
+        let owner =
+            Owner { stage: StageIndex::new(stage), parameter, rank: Rank::new(rank), tensor: 0, replica: 0 };
         let shared = hash.map(|hash| Fingerprint { shape: vec![2], hash });
         ListedParameter {
             owner,

@@ -19,6 +19,10 @@
 //! Neighbours are added first (`collective/sum.rs`): the sum over groups of 1, 2, 4 or 8 replicas, and then
 //! over the groups, has the bits of the sum over all replicas.
 //!
+//! The gradients of experts that replicas hold together are exchanged by themselves, among the replicas that
+//! hold the same ones. Each of them first adds the gradients of its group's tokens, one sum for each replica of
+//! the group, so groups of 2, 4 or 8 replicas do not change the bits here either.
+//!
 //! Sends do not wait, so no order of replicas can block another. The rank continues to compute meanwhile, and
 //! takes arrived messages whenever it is polled. A parameter without a gradient on some replicas counts as
 //! zero there. One without a gradient on all replicas has no sum.
@@ -44,10 +48,30 @@ pub(super) struct Reductions {
     repetition: u32,
 }
 
-/// The gradients of a stage that are being summed.
+/// Gradients of a stage that are being summed.
 struct Reduction {
     stage: StageIndex,
+    part: StagePart,
     state: State,
+}
+
+/// The parameters of a stage whose gradients the same replicas sum.
+struct StagePart {
+    /// The indices of the parameters.
+    parameters: Vec<usize>,
+    /// Whether they are the experts that only some replicas hold.
+    of_experts: bool,
+}
+
+impl StagePart {
+    /// Returns the replicas that hold the same rows of the parameters.
+    fn copies<'a>(&self, context: &'a RankContext) -> &'a Group {
+        if self.of_experts { context.expert_copy_group() } else { context.copy_group() }
+    }
+
+    fn shard_tag(&self, stage: StageIndex) -> Tag {
+        Tag::GradientShard { stage, of_experts: self.of_experts }
+    }
 }
 
 enum State {
@@ -84,7 +108,8 @@ impl Reductions {
 
     /// Leaves the sum of a stage to a function of a hook.
     pub(super) fn leave_to_hook(&mut self, stage: StageIndex) {
-        self.stages.push(Reduction { stage, state: State::Own });
+        let part = StagePart { parameters: Vec::new(), of_experts: false };
+        self.stages.push(Reduction { stage, part, state: State::Own });
     }
 
     /// Starts to sum a stage's gradients.
@@ -94,18 +119,30 @@ impl Reductions {
         connection: &mut Connection,
         stage: &mut LocalStage,
     ) -> Result<(), Cause> {
-        let is_sharded = context.row_shard().is_some();
-        let group = if is_sharded { context.shard_group() } else { context.copy_group() };
-        let (index, runner) = (stage.index(), stage.runner_mut());
-        let taken = (0..runner.paths().len()).map(|parameter| {
-            let gradient = runner.gradient(parameter);
-            runner.set_gradient(parameter, None);
-            gradient
-        });
-        let exchange = scatter(connection, index, group, cut(taken, group));
-        let state = if is_sharded { State::Sharding(exchange) } else { State::Scattering(exchange) };
-        let state = advance(context, connection, stage, self.repetition, state)?;
-        self.stages.push(Reduction { stage: index, state });
+        add_sources(stage);
+        let index = stage.index();
+        let is_of_experts = |&parameter: &usize| stage.runner().placement(parameter).on_one_replica;
+        let (experts, others): (Vec<usize>, Vec<usize>) =
+            (0..stage.runner().paths().len()).partition(is_of_experts);
+        let others = StagePart { parameters: others, of_experts: false };
+        let experts = StagePart { parameters: experts, of_experts: true };
+        for part in [others, experts] {
+            if part.of_experts && (part.parameters.is_empty() || part.copies(context).members().len() == 1) {
+                continue;
+            }
+            let is_sharded = context.row_shard().is_some();
+            let group = if is_sharded { context.shard_group() } else { part.copies(context) };
+            let runner = stage.runner_mut();
+            let taken = part.parameters.iter().map(|&parameter| {
+                let gradient = runner.gradient(parameter);
+                runner.set_gradient(parameter, None);
+                gradient
+            });
+            let exchange = scatter(connection, part.shard_tag(index), group, cut(taken, group));
+            let state = if is_sharded { State::Sharding(exchange) } else { State::Scattering(exchange) };
+            let state = advance(context, connection, stage, (&part, self.repetition), state)?;
+            self.stages.push(Reduction { stage: index, part, state });
+        }
         Ok(())
     }
 
@@ -116,16 +153,17 @@ impl Reductions {
         connection: &mut Connection,
         stages: &mut LocalStages,
     ) -> Result<(), Cause> {
-        for Reduction { stage, state } in &mut self.stages {
+        for Reduction { stage, part, state } in &mut self.stages {
             let former = std::mem::replace(state, State::Done);
-            *state = advance(context, connection, stages.get_mut(*stage), self.repetition, former)?;
+            let part = (&*part, self.repetition);
+            *state = advance(context, connection, stages.get_mut(*stage), part, former)?;
         }
         Ok(())
     }
 
     /// Returns the message that the stage's sum waits for; `None` if it is done or there is none.
     pub(super) fn awaited(&self, stage: StageIndex) -> Option<AwaitedMessage> {
-        self.stages.iter().find(|reduction| reduction.stage == stage)?.state.missing()
+        self.stages.iter().filter(|reduction| reduction.stage == stage).find_map(|sum| sum.state.missing())
     }
 
     /// Returns the message that the sum of any stage waits for, in the order of the stages; `None` if all are
@@ -172,15 +210,27 @@ fn replica_place(context: &RankContext, action: Action) -> ReplicaPlace {
     ReplicaPlace { place, replicas: context.replica_count(), replica: context.replica() }
 }
 
+/// Adds the gradients of each expert over the replicas whose tokens have reached it. Other parameters do not
+/// change.
+pub(super) fn add_sources(stage: &mut LocalStage) {
+    let runner = stage.runner_mut();
+    for parameter in 0..runner.paths().len() {
+        if runner.placement(parameter).on_one_replica {
+            let sources = runner.take_gradients(parameter);
+            let total = sum(sources.into_iter().map(|gradient| vec![gradient])).pop().flatten();
+            runner.set_gradient(parameter, total);
+        }
+    }
+}
+
 /// Sends each other member of the group its parts, and returns the exchange of this member's.
 fn scatter(
     connection: &mut Connection,
-    stage: StageIndex,
+    tag: Tag,
     group: &Group,
     mut parts: Vec<OptionalTensors>,
 ) -> Exchange<OptionalTensors> {
     let own = std::mem::take(&mut parts[group.index()]);
-    let tag = Tag::GradientShard { stage };
     for (index, to) in group.others() {
         connection.send_tensors(to, tag, std::mem::take(&mut parts[index]));
     }
@@ -192,10 +242,10 @@ fn advance(
     context: &RankContext,
     connection: &mut Connection,
     stage: &mut LocalStage,
-    repetition: u32,
+    (part, repetition): (&StagePart, u32),
     state: State,
 ) -> Result<State, Cause> {
-    let (index, device, copies) = (stage.index(), stage.inner_device(), context.copy_group());
+    let (index, device, copies) = (stage.index(), stage.inner_device(), part.copies(context));
     match state {
         State::Sharding(mut parts) => {
             if connection.receive_tensors(&mut parts, &device)?.is_some() {
@@ -203,46 +253,41 @@ fn advance(
             }
             let sums = sum(context.by_share(parts.into_contents(), repetition));
             if copies.members().len() == 1 {
-                set_gradients(stage, sums);
+                set_gradients(stage, part, sums);
                 return Ok(State::Done);
             }
-            let exchange = scatter(connection, index, copies, cut(sums, copies));
-            advance(context, connection, stage, repetition, State::Scattering(exchange))
+            let exchange = scatter(connection, part.shard_tag(index), copies, cut(sums, copies));
+            advance(context, connection, stage, (part, repetition), State::Scattering(exchange))
         }
         State::Scattering(mut parts) => {
             if connection.receive_tensors(&mut parts, &device)?.is_some() {
                 return Ok(State::Scattering(parts));
             }
+            let tag = Tag::GradientSum { stage: index, of_experts: part.of_experts };
             // Shares move within the group of replicas that hold the parameters together, whose sums these are.
             let repetition_of_parts = if context.row_shard().is_some() { 0 } else { repetition };
             let sums = sum(context.by_share(parts.into_contents(), repetition_of_parts));
-            let tag = Tag::GradientSum { stage: index };
             for (_, to) in copies.others() {
                 connection.send_copies(to, tag, sums.clone());
             }
-            advance(
-                context,
-                connection,
-                stage,
-                repetition,
-                State::Gathering(Exchange::among(copies, tag, sums)),
-            )
+            let gathering = State::Gathering(Exchange::among(copies, tag, sums));
+            advance(context, connection, stage, (part, repetition), gathering)
         }
         State::Gathering(mut sums) => {
             if connection.receive_tensors(&mut sums, &device)?.is_some() {
                 return Ok(State::Gathering(sums));
             }
-            set_gradients(stage, join_rows(sums.into_contents()));
+            set_gradients(stage, part, join_rows(sums.into_contents()));
             Ok(State::Done)
         }
         State::Done | State::Own => Ok(state),
     }
 }
 
-fn set_gradients(stage: &mut LocalStage, gradients: OptionalTensors) {
+fn set_gradients(stage: &mut LocalStage, part: &StagePart, gradients: OptionalTensors) {
     let runner = stage.runner_mut();
-    let gradients = gradients.into_iter().enumerate();
-    gradients.for_each(|(parameter, gradient)| runner.set_gradient(parameter, gradient));
+    let gradients = part.parameters.iter().zip(gradients);
+    gradients.for_each(|(&parameter, gradient)| runner.set_gradient(parameter, gradient));
 }
 
 /// Cuts gradients into one list for each member of the group. A gradient is dropped as soon as its parts have

@@ -89,6 +89,7 @@ mod tests {
                     parameter: index as usize,
                     rank: Rank::new(0),
                     tensor: index,
+                    replica: 0,
                 },
                 path: "up.weight".to_owned(),
                 counts: shard.counts(),

@@ -7,6 +7,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use burn::backend::Flex;
+use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{Device, Tensor};
 
 use super::operation::{CpuTensor, Operation, on_cpu};
@@ -16,12 +18,16 @@ use super::operation::{CpuTensor, Operation, on_cpu};
 pub(super) struct Slots(Arc<Mutex<Vec<Option<CpuTensor>>>>);
 
 impl Slots {
-    pub(super) fn fill(&self, index: usize, gradient: CpuTensor) {
+    /// Adds a gradient to a slot, which is empty before the first one.
+    pub(super) fn add(&self, index: usize, gradient: CpuTensor) {
         let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if slots.len() <= index {
             slots.resize(index + 1, None);
         }
-        slots[index] = Some(gradient);
+        slots[index] = Some(match slots[index].take() {
+            Some(sum) => Flex::float_add(sum, gradient),
+            None => gradient,
+        });
     }
 
     fn take(&self, index: usize) -> Option<CpuTensor> {

@@ -6,8 +6,10 @@ use std::sync::{Arc, Barrier, Mutex};
 
 use burn::tensor::{DType, Device, Tensor, TensorData, Tolerance};
 
-use super::parallel::{TensorLink, TensorParallel};
-use crate::tensor::{TensorRank, Value, Values};
+use super::expert_parallel::ExpertParallel;
+use super::parallel::TensorParallel;
+use super::tensor_link::TensorLink;
+use crate::tensor::{ExpertRank, TensorRank, Value, Values};
 
 /// Returns numbers between `-scale` and `scale` with a long period.
 pub(super) fn numbers<const D: usize>(shape: [usize; D], scale: f32) -> Tensor<D> {
@@ -97,14 +99,24 @@ pub(super) fn on_ranks<T: Send>(of: u32, rank: impl Fn(TensorParallel) -> T + Sy
 
 /// Like [`on_ranks`], but with the bytes that all ranks together have sent to others.
 pub(super) fn counted<T: Send>(of: u32, rank: impl Fn(TensorParallel) -> T + Sync) -> (Vec<T>, usize) {
+    linked(of, |index, link| rank(TensorParallel::new(TensorRank { index, of }, link)))
+}
+
+/// Runs `replica` on each of the replicas that hold the experts together and returns the results.
+pub(super) fn on_replicas<T: Send>(of: u32, replica: impl Fn(ExpertParallel) -> T + Sync) -> Vec<T> {
+    linked(of, |index, link| replica(ExpertParallel::new(ExpertRank { index, of }, link))).0
+}
+
+/// Runs `rank` on each rank of a group with its index and its link. Returns the results, and the bytes that
+/// all ranks together have sent to others.
+fn linked<T: Send>(of: u32, rank: impl Fn(u32, Arc<dyn TensorLink>) -> T + Sync) -> (Vec<T>, usize) {
     let tensors = Mutex::new(vec![Vec::new(); of as usize]);
     let shared = Arc::new(Shared { tensors, sent: AtomicUsize::new(0), barrier: Barrier::new(of as usize) });
     let results = std::thread::scope(|scope| {
         let start = |index| {
             let link = Arc::new(Member { shared: shared.clone(), index: index as usize });
-            let tensor = TensorParallel::new(TensorRank { index, of }, link);
             let rank = &rank;
-            scope.spawn(move || rank(tensor))
+            scope.spawn(move || rank(index, link))
         };
         let threads: Vec<_> = (0..of).map(start).collect();
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()

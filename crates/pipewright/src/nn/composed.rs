@@ -106,7 +106,7 @@ impl Rule for ProductRule {
         });
         if for_weight {
             let (weight, (x, gradient)) = (*id, layout.gradient_factors(x.clone(), gradient));
-            deferred.push(WeightTask::Product { weight, x: Box::new(x), gradient });
+            deferred.push(WeightTask::Product { weight, source: 0, x: Box::new(x), gradient });
         }
         [d_x, None]
     }

@@ -35,8 +35,10 @@ thread_local! {
 /// A weight gradient that has not been computed yet. Its tensors are off the tape.
 #[derive(Debug)]
 pub(crate) enum WeightTask {
-    /// `xᵀ gradient`, for `x [rows, inputs]` and `gradient [rows, outputs]`.
-    Product { weight: ParamId, x: Box<Tensor<2>>, gradient: Tensor<2> },
+    /// `xᵀ gradient`, for `x [rows, inputs]` and `gradient [rows, outputs]`. `source` is the replica of the
+    /// rows, of the replicas that hold the experts together; 0 for other weights. The gradients of each source
+    /// have a sum of their own.
+    Product { weight: ParamId, source: usize, x: Box<Tensor<2>>, gradient: Tensor<2> },
     /// Row `i` of the gradient is added to row `ids[i]` of the table.
     Rows { weight: ParamId, ids: RowIds, gradient: Tensor<2> },
     /// The taps of a depthwise convolution of the CPU back end.

@@ -29,11 +29,14 @@ pub(super) struct Parts<'a, T: ReadElement> {
     held: Vec<Cow<'a, [T]>>,
     /// The number of layers of an expert.
     parts: usize,
+    /// The number of groups of an expert's rows.
+    sources: usize,
 }
 
 impl<'a, T: ReadElement> Parts<'a, T> {
-    pub(super) fn new(held: impl IntoIterator<Item = &'a CpuTensor>, parts: usize) -> Self {
-        Self { held: held.into_iter().map(T::read).collect(), parts }
+    /// Returns matrices whose products are with `sources` consecutive groups of rows for each expert.
+    pub(super) fn new(held: impl IntoIterator<Item = &'a CpuTensor>, parts: usize, sources: usize) -> Self {
+        Self { held: held.into_iter().map(T::read).collect(), parts, sources }
     }
 
     pub(super) fn has_gates(&self) -> bool {
@@ -81,7 +84,8 @@ impl<'a, T: ReadElement> Parts<'a, T> {
             Part::Up => self.parts - 2,
             Part::Down => self.parts - 1,
         };
-        self.held.iter().skip(index).step_by(self.parts).map(AsRef::as_ref)
+        let matrices = self.held.iter().skip(index).step_by(self.parts).map(AsRef::as_ref);
+        matrices.flat_map(|matrix| std::iter::repeat_n(matrix, self.sources))
     }
 }
 
@@ -186,9 +190,12 @@ pub(super) struct KeptMatrix {
 }
 
 impl KeptMatrices {
-    /// Defers or computes the gradient of each matrix, from the inputs and output gradients of the parts.
-    pub(super) fn differentiate(&self, groups: &Groups, parts: &[(CpuTensor, CpuTensor)]) {
-        for (expert, range) in groups.ranges().enumerate() {
+    /// Defers or computes the gradient of each matrix, from the inputs and output gradients of the parts. Each
+    /// expert has `sources` consecutive groups of rows. Deferred gradients are of one source each; on the tape
+    /// they are added.
+    pub(super) fn differentiate(&self, groups: &Groups, sources: usize, parts: &[(CpuTensor, CpuTensor)]) {
+        for (group, range) in groups.ranges().enumerate() {
+            let (expert, source) = (group / sources, group % sources);
             for (part, (x, gradient)) in parts.iter().enumerate() {
                 let index = self.parts * expert + part;
                 let kept = &self.kept[index];
@@ -196,9 +203,9 @@ impl KeptMatrices {
                 match (&kept.gradient, &self.slots) {
                     (Gradient::Later(deferred), _) => {
                         let (x, gradient) = (Box::new(from_cpu(x)), from_cpu(gradient));
-                        deferred.push(WeightTask::Product { weight: kept.id, x, gradient });
+                        deferred.push(WeightTask::Product { weight: kept.id, source, x, gradient });
                     }
-                    (Gradient::OnTape, Some(slots)) => slots.fill(index, weight_gradient(&x, &gradient)),
+                    (Gradient::OnTape, Some(slots)) => slots.add(index, weight_gradient(&x, &gradient)),
                     _ => {}
                 }
             }

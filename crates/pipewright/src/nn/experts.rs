@@ -5,12 +5,16 @@
 //! zero: it is not absent, because an optimizer changes parameters with a zero gradient (momentum, weight
 //! decay) and skips those without one.
 
+use std::borrow::Cow;
+
 use burn::tensor::{Tensor, bf16};
 use pipewright_kernel::grouped::{ExpertElement, Groups};
 
 use super::deferred::recorded_on;
 use super::expert::{Expert, ExpertActivation, composed};
+use super::expert_exchange::{Arrived, Sorted};
 use super::expert_matrices::{KeptMatrices, Matrices, Part, Parts};
+use super::expert_parallel::ExpertParallel;
 use super::operation::{
     CpuTensor, Operation, ReadElement, Tape, are_multiplied_in_bf16, cpu_tensor, elements, on_cpu, tensor_of,
     with_dtype,
@@ -18,6 +22,7 @@ use super::operation::{
 use super::relu_squared;
 use super::routing::Routing;
 use super::swiglu;
+use crate::autodiff::{inner_of, on_tape_of};
 
 /// Returns, for each token, the sum over its chosen experts of `weight * expert(x)`.
 ///
@@ -38,20 +43,38 @@ pub fn mix_experts(x: Tensor<2>, routing: &Routing, experts: &[Expert]) -> Tenso
 /// expert has a shape that differs from the first one's, or an expert without a gate has
 /// [`ExpertActivation::Clamped`].
 pub fn mix_chosen(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &[Expert]) -> Tensor<2> {
-    mix(x, weights, chosen, &experts.iter().map(Some).collect::<Vec<_>>())
+    mix(x, weights, chosen, &experts.iter().map(Some).collect::<Vec<_>>(), &ExpertParallel::default())
 }
 
 /// Like [`mix_chosen`], but for a rank that holds some of the experts; the entries of the others are `None`.
-/// A choice of an expert that the rank does not hold adds nothing. The sum over the ranks of a tensor group
-/// is the mixture ([`TensorParallel::experts`](super::TensorParallel::experts)).
+///
+/// If several replicas hold the experts together, tokens travel to the replicas of their experts and back,
+/// and the result is the mixture. The experts then have neither biases nor bounds, and all tensors are in
+/// single or half precision on the processor.
+///
+/// Otherwise a choice of an expert that the rank does not hold adds nothing, and the sum over the ranks of a
+/// tensor group is the mixture ([`TensorParallel::experts`](super::TensorParallel::experts)).
 ///
 /// # Panics
-/// When the rank holds no expert, or as [`mix_chosen`].
-pub fn mix_held(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &[Option<Expert>]) -> Tensor<2> {
-    mix(x, weights, chosen, &experts.iter().map(Option::as_ref).collect::<Vec<_>>())
+/// When the rank holds no expert, the replicas cannot exchange tokens, a replica of the group fails, or as
+/// [`mix_chosen`].
+pub fn mix_held(
+    x: Tensor<2>,
+    weights: Tensor<2>,
+    chosen: &[usize],
+    experts: &[Option<Expert>],
+    replicas: &ExpertParallel,
+) -> Tensor<2> {
+    mix(x, weights, chosen, &experts.iter().map(Option::as_ref).collect::<Vec<_>>(), replicas)
 }
 
-fn mix(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &[Option<&Expert>]) -> Tensor<2> {
+fn mix(
+    x: Tensor<2>,
+    weights: Tensor<2>,
+    chosen: &[usize],
+    experts: &[Option<&Expert>],
+    replicas: &ExpertParallel,
+) -> Tensor<2> {
     let held: Vec<&Expert> = experts.iter().copied().flatten().collect();
     assert!(!held.is_empty(), "a mixture has experts");
     let [tokens, width] = x.dims();
@@ -59,21 +82,48 @@ fn mix(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &[Option<&Ex
     assert_eq!((routed, chosen.len()), (tokens, tokens * count), "the choices are of these tokens");
     assert!(chosen.iter().all(|&choice| choice < experts.len()), "each choice is of one of the experts");
     let inner = check_experts(&held, width);
-    let groups = groups(chosen, experts, count);
+    let link = replicas.link();
+    let groups = match link {
+        Some(_) => Groups::new(chosen, experts.len(), count),
+        None => groups(chosen, experts, count),
+    };
+    let composed = |x, weights| {
+        assert!(link.is_none(), "experts whose tokens travel have no biases, and are on the processor");
+        composed(x, weights, &held, &groups)
+    };
     if held.iter().any(|expert| expert.is_composed()) {
-        return composed(x, weights, &held, &groups);
+        return composed(x, weights);
     }
-    let Some(matrices) = Matrices::new(&held) else { return composed(x, weights, &held, &groups) };
+    let Some(matrices) = Matrices::new(&held) else { return composed(x, weights) };
     let (token, deferred) = matrices.token(&held);
-    let inputs = [x.clone().into_dispatch(), weights.clone().into_dispatch(), token.into_dispatch()];
-    let Some(([x, weights, _], tape)) = on_cpu(inputs) else { return composed(x, weights, &held, &groups) };
-    let tape = recorded_on(tape, 2, deferred.as_ref());
-
+    let inputs =
+        |x: Tensor<2>| [x.into_dispatch(), weights.clone().into_dispatch(), token.clone().into_dispatch()];
+    let Some(([rows, factors, _], mut tape)) = on_cpu(inputs(x.clone())) else {
+        return composed(x, weights.clone());
+    };
     let sorted: Vec<f32> = {
-        let weights = elements(&weights);
+        let weights = elements(&factors);
         groups.assignments().iter().map(|&index| weights[index]).collect()
     };
-    let mixture = Mixture { sizes: [tokens, width, inner], count, x, weights: sorted, groups };
+    let arrived = link.map(|link| {
+        let is_tracked = x.is_tracked() || weights.is_tracked() || token.is_tracked();
+        let gathered = with_dtype(
+            tensor_of(groups.gather(&elements(&rows), width), [groups.rows(), width]),
+            rows.dtype(),
+        );
+        let own = Sorted { groups: &groups, rows: gathered, weights: &sorted, is_tracked };
+        let arrived = Arrived::exchange(link, replicas, own);
+        if arrived.is_tracked && !is_tracked {
+            // The trained parameters are on other replicas, such as the experts that are not frozen. This
+            // replica takes part in their backward.
+            let leaf = on_tape_of(inner_of(x.clone()), &x).require_grad();
+            let on_tape = on_cpu(inputs(leaf)).expect("the same tensors were on the processor");
+            tape = on_tape.1;
+        }
+        arrived
+    });
+    let tape = recorded_on(tape, 2, deferred.as_ref());
+    let mixture = Mixture { sizes: [tokens, width, inner], count, x: rows, weights: sorted, groups, arrived };
     let operands = matrices.held.iter().map(|held| &held.value).chain([&mixture.x]);
     if are_multiplied_in_bf16(operands) {
         mixture.forward::<bf16>(matrices, tape)
@@ -115,14 +165,34 @@ struct Mixture {
     /// The weight of each sorted row.
     weights: Vec<f32>,
     groups: Groups,
+    /// The rows that this rank computes, if several replicas hold the experts together.
+    arrived: Option<Arrived>,
 }
 
 impl Mixture {
+    /// Returns the groups of the rows that this rank computes, and the number of groups of an expert.
+    fn computed(&self) -> (&Groups, usize) {
+        match &self.arrived {
+            Some(arrived) => (&arrived.groups, arrived.sources()),
+            None => (&self.groups, 1),
+        }
+    }
+
+    /// Returns the inputs of the rows that this rank computes.
+    fn rows<T: ReadElement>(&self) -> Cow<'_, [T]> {
+        match &self.arrived {
+            Some(arrived) => T::read(&arrived.rows),
+            None => self.groups.gather(&T::read(&self.x), self.sizes[1]).into(),
+        }
+    }
+
     /// Computes the mixture, with products of operands of the type `T`.
     fn forward<T: ReadElement + ExpertElement>(self, matrices: Matrices, tape: Tape<3>) -> Tensor<2> {
-        let Self { sizes: [tokens, width, inner], x, weights, groups, .. } = &self;
-        let parts = Parts::<T>::new(matrices.held.iter().map(|held| &held.value), matrices.parts);
-        let rows = groups.gather(&T::read(x), *width);
+        let Self { sizes: [tokens, width, inner], weights, .. } = &self;
+        let (groups, sources) = self.computed();
+        let held = matrices.held.iter().map(|held| &held.value);
+        let parts = Parts::<T>::new(held, matrices.parts, sources);
+        let rows = self.rows::<T>();
         // The tensors that the backward keeps are rounded first, so that it sees the numbers with which the
         // forward continues.
         let enter = |part| {
@@ -136,7 +206,14 @@ impl Mixture {
             None => relu_squared::activated(&up),
         });
         let out = parts.product(groups, &T::read(&activated), (Part::Down, false), [*inner, *width]);
-        let out = groups.scatter(&out, Some(weights), *width);
+        let out = match &self.arrived {
+            Some(arrived) => {
+                let [out] = arrived.to_tokens([(out, *width)]);
+                out
+            }
+            None => out,
+        };
+        let out = self.groups.scatter(&out, Some(weights), *width);
         let shape = [*tokens, *width];
         // Matrices in single precision may be copies.
         drop((parts, rows));
@@ -177,35 +254,55 @@ impl ExpertsBackward {
         [for_x, for_weights, for_matrices]: [bool; 3],
     ) -> [Option<CpuTensor>; 3] {
         let Self { mixture, gate, up, activated, matrices } = self;
-        let Mixture { sizes: [tokens, width, inner], count, x, weights, groups } = mixture;
-        let parts = Parts::<T>::new(held, matrices.parts);
-        let mut d_out = groups.gather(&T::read(gradient), width);
+        let [tokens, width, inner] = mixture.sizes;
+        let (groups, sources) = mixture.computed();
+        let parts = Parts::<T>::new(held, matrices.parts, sources);
+        let d_out = mixture.groups.gather(&T::read(gradient), width);
+        let (mut d_out, weights, for_rows, for_weights) = match &mixture.arrived {
+            // The replicas whose tokens the rows are need the gradients.
+            Some(arrived) => (arrived.to_experts(d_out, width), &arrived.weights, true, true),
+            None => (d_out, &mixture.weights, for_x, for_weights),
+        };
         // The gradient of the activated rows, before the weight of the row.
-        let mut d_activated = parts.product(&groups, &d_out, (Part::Down, true), [width, inner]);
-        let d_weights = for_weights.then(|| {
-            let mut d_weights = vec![0.0; tokens * count];
-            let products = T::row_products(&T::read(&activated), &d_activated, inner);
-            groups.assignments().iter().zip(products).for_each(|(&index, d)| d_weights[index] = d);
-            cpu_tensor(d_weights, [tokens, count])
-        });
-        f32::scale_rows(&mut d_activated, &weights, inner);
+        let mut d_activated = parts.product(groups, &d_out, (Part::Down, true), [width, inner]);
+        let d_weights = for_weights.then(|| T::row_products(&T::read(&activated), &d_activated, inner));
+        f32::scale_rows(&mut d_activated, weights, inner);
         let (d_gate, d_up) = activation_gradients::<T>(gate, up, d_activated);
-        let d_x = for_x.then(|| {
-            let mut d_rows = parts.product(&groups, &d_up, (Part::Up, true), [inner, width]);
+        let d_rows = for_rows.then(|| {
+            let mut d_rows = parts.product(groups, &d_up, (Part::Up, true), [inner, width]);
             if let Some(d_gate) = &d_gate {
-                parts.add_transposed(&mut d_rows, &groups, d_gate, Part::Gate, [inner, width]);
+                parts.add_transposed(&mut d_rows, groups, d_gate, Part::Gate, [inner, width]);
             }
-            cpu_tensor(groups.scatter(&d_rows, None, width), [tokens, width])
+            d_rows
         });
         if for_matrices {
-            T::scale_rows(&mut d_out, &weights, width);
+            T::scale_rows(&mut d_out, weights, width);
+            let dtype = mixture.x.dtype();
             let rounded =
-                |rows, width: usize| with_dtype(tensor_of::<T>(rows, [groups.rows(), width]), x.dtype());
-            let gathered = rounded(groups.gather(&T::read(&x), width), width);
+                |rows, width: usize| with_dtype(tensor_of::<T>(rows, [groups.rows(), width]), dtype);
+            let gathered = match &mixture.arrived {
+                Some(arrived) => arrived.rows.clone(),
+                None => rounded(mixture.rows::<T>().into_owned(), width),
+            };
             let inputs = d_gate.into_iter().chain([d_up]).map(|d| (gathered.clone(), rounded(d, inner)));
             let down = (activated, rounded(d_out, width));
-            matrices.differentiate(&groups, &inputs.chain([down]).collect::<Vec<_>>());
+            matrices.differentiate(groups, sources, &inputs.chain([down]).collect::<Vec<_>>());
         }
+        let (d_rows, d_weights) = match (&mixture.arrived, d_rows, d_weights) {
+            (Some(arrived), Some(d_rows), Some(d_weights)) => {
+                let [d_rows, d_weights] = arrived.to_tokens([(d_rows, width), (d_weights, 1)]);
+                (Some(d_rows).filter(|_| for_x), Some(d_weights))
+            }
+            (_, d_rows, d_weights) => (d_rows, d_weights),
+        };
+        let d_x =
+            d_rows.map(|d_rows| cpu_tensor(mixture.groups.scatter(&d_rows, None, width), [tokens, width]));
+        let d_weights = d_weights.map(|products| {
+            let mut d_weights = vec![0.0; tokens * mixture.count];
+            let assignments = mixture.groups.assignments().iter();
+            assignments.zip(products).for_each(|(&index, d)| d_weights[index] = d);
+            cpu_tensor(d_weights, [tokens, mixture.count])
+        });
         // The token has a gradient, so that the tape continues to the bundle, which takes the gradients out
         // of the slots.
         let d_token = matrices.slots.filter(|_| for_matrices).map(|_| cpu_tensor(vec![0.0], [1]));
@@ -327,8 +424,15 @@ mod tests {
         for (dtype, gated) in [(DType::F32, true), (DType::F32, false), (DType::F64, true)] {
             // No token chooses the last expert, so the last part has no rows.
             let found = run_with((9, 2, gated, dtype), |x, routing, experts| {
-                let part =
-                    |part| mix_held(x.clone(), routing.weights(), routing.chosen(), &held(experts, part));
+                let part = |part| {
+                    mix_held(
+                        x.clone(),
+                        routing.weights(),
+                        routing.chosen(),
+                        &held(experts, part),
+                        &ExpertParallel::default(),
+                    )
+                };
                 part(0..1) + part(1..3) + part(3..4)
             });
             assert_close(&found, &run(9, 2, gated, DType::F64));
@@ -358,7 +462,7 @@ mod tests {
         let expected = &run(9, 2, true, DType::F32)[3..];
         assert_eq!(tasks.len(), expected.len());
         for ((task, expected), (id, _)) in tasks.iter().zip(expected).zip(weights(&experts)) {
-            let WeightTask::Product { weight, x, gradient } = task else { panic!("{task:?}") };
+            let WeightTask::Product { weight, x, gradient, .. } = task else { panic!("{task:?}") };
             assert_eq!(*weight, id);
             let [x, gradient] = [x.as_ref(), gradient].map(|rows| cpu(rows.clone()).expect("on the CPU"));
             let found = Tensor::<2>::from_primitive::<Flex>(weight_gradient(&x, &gradient));

@@ -9,28 +9,17 @@
 //!
 //! Sums are added in the order of the ranks, in single precision, so all ranks have the same bits.
 
-use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use burn::tensor::Tensor;
 
 use super::composed::at_least_single;
+use super::expert_parallel::ExpertParallel;
+use super::tensor_link::{TensorLink, part};
 use crate::autodiff::{Rule, inner_of, on_tape_of, record};
 use crate::random::is_probing;
 use crate::tensor::{Placement, TensorRank, TensorShard, Value, Values};
-
-/// The exchange of tensors between the ranks of a group.
-pub(crate) trait TensorLink: Debug + Send + Sync {
-    /// Sends tensors to each rank of the group, this one included, and returns what each rank has sent to
-    /// this one. Both lists are in the order of the ranks. All ranks of the group must call it.
-    ///
-    /// If a rank of the group fails, the call unwinds with the cause as its payload.
-    fn exchange(&self, to_ranks: Vec<Values>) -> Vec<Values>;
-
-    /// Records that this rank makes progress.
-    fn keep_alive(&self);
-}
 
 /// A rank's place in its tensor group, and its connection to the other ranks.
 ///
@@ -45,6 +34,8 @@ pub struct TensorParallel {
     progress: Option<Weak<dyn TensorLink>>,
     /// Whether each rank holds whole experts of a mixture.
     whole_experts: bool,
+    /// The replica's place among the replicas that hold the experts together.
+    experts: ExpertParallel,
 }
 
 impl Default for TensorParallel {
@@ -63,13 +54,25 @@ impl TensorParallel {
     /// Returns the place of a rank without its connection, to describe what the rank holds. Do not compute
     /// with it: sums contain only this rank's part.
     pub fn unconnected(rank: TensorRank) -> Self {
-        Self { rank, link: None, progress: None, whole_experts: false }
+        let experts = ExpertParallel::default();
+        Self { rank, link: None, progress: None, whole_experts: false, experts }
     }
 
     /// Returns the same rank, which holds whole experts of a mixture if `whole`, and otherwise a shard of
-    /// each expert ([`PipelineConfig::expert_parallel`](crate::pipeline::PipelineConfig::expert_parallel)).
+    /// each expert ([`PipelineConfig::whole_experts`](crate::pipeline::PipelineConfig::whole_experts)).
     pub fn with_whole_experts(self, whole: bool) -> Self {
         Self { whole_experts: whole, ..self }
+    }
+
+    /// Returns the same rank in a replica that has this place among the replicas that hold the experts
+    /// together.
+    pub fn with_expert_parallel(self, experts: ExpertParallel) -> Self {
+        Self { experts, ..self }
+    }
+
+    /// Returns the replica's place among the replicas that hold the experts of each mixture together.
+    pub fn expert_parallel(&self) -> &ExpertParallel {
+        &self.experts
     }
 
     /// Returns the connection to the other ranks, if tensors are exchanged.
@@ -106,10 +109,13 @@ impl TensorParallel {
     }
 
     /// Returns the experts of a mixture of `count` experts that this rank holds: all if it holds a shard of
-    /// each of them. If it holds whole experts, these are neighbours, and the first ranks have one more each
-    /// if the numbers do not divide. With fewer experts than ranks, the last ranks have no expert, which a
-    /// layer should refuse.
+    /// each of them, and the replica holds all. If it holds whole experts, these are neighbours, and the first
+    /// ranks have one more each if the numbers do not divide. With fewer experts than ranks, the last ranks
+    /// have no expert, which a layer should refuse.
     pub fn experts(&self, count: usize) -> Range<usize> {
+        if self.experts.ranks() > 1 {
+            return self.experts.experts(count);
+        }
         let TensorRank { index, of } = self.rank;
         if self.holds_whole_experts() { part(count, index as usize, of as usize) } else { 0..count }
     }
@@ -156,13 +162,6 @@ impl TensorParallel {
                 .collect(),
         }
     }
-}
-
-/// Returns a part of `count` things, of `of` parts whose sizes differ by at most one.
-fn part(count: usize, index: usize, of: usize) -> Range<usize> {
-    let (each, extra) = (count / of, count % of);
-    let start = index * each + index.min(extra);
-    start..start + each + usize::from(index < extra)
 }
 
 /// Sends a tensor to each rank, and returns the tensors that all ranks have sent to this one.

@@ -57,7 +57,7 @@ impl Operation<2> for ProductBackward {
             Some(deferred) => {
                 if for_weight {
                     let (x, gradient) = layout.gradient_factors(from_cpu(x), from_cpu(gradient));
-                    deferred.push(WeightTask::Product { weight: id, x: Box::new(x), gradient });
+                    deferred.push(WeightTask::Product { weight: id, source: 0, x: Box::new(x), gradient });
                 }
                 None
             }

@@ -91,7 +91,7 @@ mod tests {
         assert!(x.grad(&gradients).is_some());
         assert!(table.grad(&gradients).is_none());
         let tasks = deferred.take();
-        let [WeightTask::Product { weight, x, gradient }] = tasks.as_slice() else { panic!("{tasks:?}") };
+        let [WeightTask::Product { weight, x, gradient, .. }] = tasks.as_slice() else { panic!("{tasks:?}") };
         assert_eq!(*weight, id);
         // As the task is defined: `xᵀ gradient`, in the shape of the parameter.
         let found = x.as_ref().clone().transpose().matmul(gradient.clone());

@@ -52,6 +52,29 @@ pub enum PipelineError {
         /// The number of replicas of a group.
         shards: u32,
     },
+    /// The replicas do not form expert groups of this size.
+    #[error(
+        "{} cannot form groups of {experts} that hold the experts together: set `expert_parallel` to a divisor of the \
+         number of replicas",
+        counted(*.replicas, "replica")
+    )]
+    ExpertGroups {
+        /// The number of replicas of the program.
+        replicas: u32,
+        /// The number of replicas of a group.
+        experts: u32,
+    },
+    /// Replicas hold the experts together, and another setting does not work with that.
+    #[error(
+        "{experts} replicas hold the experts together (`expert_parallel`), which does not work with {setting}: leave that \
+         out, or set `expert_parallel` to 1"
+    )]
+    BesideExpertGroups {
+        /// The number of replicas of a group.
+        experts: u32,
+        /// The setting.
+        setting: &'static str,
+    },
     /// A pipeline on one thread cannot compute a stage on several ranks, because these wait for each other.
     #[error(
         "a seeded pipeline has one thread, and {tensor_ranks} tensor ranks need one each: set tensor_parallel to 1"

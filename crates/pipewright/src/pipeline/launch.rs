@@ -46,7 +46,7 @@ impl Pipeline {
     /// ([`PipelineConfig::tensor_parallel`]). `make` is called on each of these ranks and gets its connection
     /// to the others. It makes the module of that rank: with the rank's shards of the parameters, which
     /// [`StageModule::placement`](crate::stage::StageModule::placement) describes. With
-    /// [`PipelineConfig::expert_parallel`], it makes the rank's experts
+    /// [`PipelineConfig::whole_experts`], it makes the rank's experts
     /// ([`TensorParallel::experts`]), whose parameters are
     /// [`Placement::ON_ONE_RANK`](crate::tensor::Placement::ON_ONE_RANK). Parameters that several ranks hold must
     /// start with the same values, so draw them from a seed. Do not share tensors between the modules of two

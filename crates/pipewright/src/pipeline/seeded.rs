@@ -55,6 +55,10 @@ impl SeededPipeline {
         if config.tensor_parallel > 1 {
             return Err(PipelineError::SeededTensorRanks { tensor_ranks: config.tensor_parallel });
         }
+        if config.expert_parallel > 1 {
+            let setting = "a seeded pipeline, which has one thread";
+            return Err(PipelineError::BesideExpertGroups { experts: config.expert_parallel, setting });
+        }
         let (world, in_flight) = World::controlled(program.ranks().saturating_mul(config.data_parallel));
         let (setup, endpoints) = Setup::new(program, world, config)?;
         let build =

@@ -4,6 +4,7 @@
 use std::fmt::Display;
 use std::sync::Arc;
 
+use burn::tensor::Device;
 use pipewright_schedule::lower::forward_part;
 use pipewright_schedule::{Level, Recompute, Slices, StageIndex, ValidatedProgram};
 
@@ -14,7 +15,7 @@ use crate::config::PipelineConfig;
 use crate::device::computes_behind;
 use crate::executor::{Connection, Executor, RankContext};
 use crate::failure::{Abort, Cause, StepError};
-use crate::ids::StepNumber;
+use crate::ids::{StepNumber, WorldRank};
 use crate::loss_scale::LossScale;
 use crate::memory::RankMemory;
 use crate::mesh::Mesh;
@@ -63,6 +64,7 @@ impl Setup {
         if mesh.shard_groups().is_none() {
             return Err(PipelineError::Shards { replicas: mesh.data, shards: mesh.shards });
         }
+        check_experts(&mesh, config)?;
         if mesh.ranks() != Some(ranks) || ranks == 0 {
             let Mesh { pipeline, data, tensor, .. } = mesh;
             let (program, replicas, tensor_ranks) = (pipeline, data, tensor);
@@ -114,7 +116,7 @@ impl Setup {
         let context =
             RankContext::new(&world, is_distributed, self.mesh, placement.clone(), self.config.clone());
         let connection = Connection::new(endpoint, &context, self.board.clone(), memory);
-        let tensor = connection.tensor_parallel(&context).with_whole_experts(self.config.expert_parallel);
+        let tensor = connection.tensor_parallel(&context).with_whole_experts(self.config.whole_experts);
         let clip_groups: Arc<[ClipGroup]> = self.config.clip_groups.clone().into();
         let mut stages = Vec::new();
         for &stage in placement.stages_of(rank) {
@@ -124,6 +126,7 @@ impl Setup {
                 precision: self.config.precision,
                 optimizer: self.config.optimizer.clone(),
                 tensor_ranks: self.mesh.tensor,
+                expert_ranks: self.mesh.experts,
                 optimizer_groups: self.config.optimizer_groups.clone().into(),
                 clip_groups: clip_groups.clone(),
                 row_shard: context.row_shard(),
@@ -208,6 +211,28 @@ impl Setup {
         let is_scaled = self.config.precision == Precision::F16;
         is_scaled.then(|| LossScale::new(self.config.loss_scaling))
     }
+}
+
+/// Returns an error if the replicas do not form expert groups, or another setting does not work with them.
+fn check_experts(mesh: &Mesh, config: &PipelineConfig) -> Result<(), PipelineError> {
+    if mesh.expert_groups().is_none() {
+        return Err(PipelineError::ExpertGroups { replicas: mesh.data, experts: mesh.experts });
+    }
+    let setting = match config {
+        _ if mesh.experts == 1 => return Ok(()),
+        PipelineConfig { tensor_parallel: 2.., .. } => "tensor ranks (`tensor_parallel`)",
+        PipelineConfig { verify, .. } if *verify != Verify::Off => "verified steps (`verify`)",
+        _ if config.is_sharded() => "sharded parameters (`data_parallel_mode`)",
+        _ if !is_on_processor(mesh, config) => "devices other than the processor (`devices`)",
+        _ => return Ok(()),
+    };
+    Err(PipelineError::BesideExpertGroups { experts: mesh.experts, setting })
+}
+
+/// Returns whether the processor computes all stages, as far as the configuration knows the devices.
+fn is_on_processor(mesh: &Mesh, config: &PipelineConfig) -> bool {
+    let mut ranks = (0..mesh.ranks().unwrap_or(0)).map(WorldRank::new);
+    ranks.all(|rank| config.devices.of(rank).is_none_or(|device| *device == Device::flex()))
 }
 
 /// Returns the program of evaluations that the configuration gives, or that `program` itself is; `None` if

@@ -1,6 +1,7 @@
 //! Sums of parameter gradients over the microbatches of a step. The number of a parameter's dimensions is not
 //! in the type.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOps};
@@ -26,6 +27,9 @@ use crate::tensor::{Value, ValueKind, Values};
 pub(crate) struct GradientSums {
     table: Arc<ParameterTable>,
     sums: Vec<Option<DispatchTensor>>,
+    /// The gradients of experts that come from the tokens of further replicas than the first one of the
+    /// group, by the parameter's index and the replica, from 1. They are not in `sums`.
+    of_sources: BTreeMap<(usize, usize), DispatchTensor>,
     /// Whether a backward pass has computed the parameter's gradient at once instead of deferring it.
     undeferred: Vec<bool>,
 }
@@ -34,13 +38,15 @@ impl GradientSums {
     /// Returns empty sums for the parameters of a module.
     pub(super) fn new(table: Arc<ParameterTable>) -> Self {
         let count = table.paths().len();
-        Self { table, sums: vec![None; count], undeferred: vec![false; count] }
+        let (sums, undeferred) = (vec![None; count], vec![false; count]);
+        Self { table, sums, of_sources: BTreeMap::new(), undeferred }
     }
 
     /// Drops the sum of a parameter.
     pub(super) fn drop_sum(&mut self, id: ParamId) {
         if let Some(index) = self.table.index_of(id) {
             self.sums[index] = None;
+            self.of_sources.retain(|(parameter, _), _| *parameter != index);
         }
     }
 
@@ -59,6 +65,18 @@ impl GradientSums {
         if let Some(own) = self.sums.get_mut(index) {
             *own = sum.map(Value::into_dispatch);
         }
+    }
+
+    /// Takes out the gradients of the parameter at `index`, one sum for each replica whose tokens have reached
+    /// it, in the order of the replicas. An expert's gradient is the sum of all of them; other parameters have
+    /// one.
+    pub(crate) fn take_sources(&mut self, index: usize) -> Vec<Option<Value>> {
+        let first = self.sums.get_mut(index).and_then(Option::take);
+        let mut rest = self.of_sources.split_off(&(index, 0));
+        let mut later = rest.split_off(&(index + 1, 0));
+        self.of_sources.append(&mut later);
+        let all = std::iter::once(first).chain(rest.into_values().map(Some));
+        all.map(|sum| sum.map(Value::from_dispatch)).collect()
     }
 
     /// Removes the gradients of `module`'s parameters from `gradients` and adds them to the sums.
@@ -94,20 +112,29 @@ impl GradientSums {
     /// # Errors
     /// When a layer of the user's returns a gradient of another shape than its parameter.
     pub(crate) fn add_deferred(&mut self, task: WeightTask) -> Result<(), StageError> {
-        let weight = match task {
+        let (weight, source) = match task {
             WeightTask::Split(task) => return self.add_split(task),
-            WeightTask::Product { weight, .. } | WeightTask::Rows { weight, .. } => weight,
-            WeightTask::Convolution(ref task) => task.weight,
+            WeightTask::Product { weight, source, .. } => (weight, source),
+            WeightTask::Rows { weight, .. } => (weight, 0),
+            WeightTask::Convolution(ref task) => (task.weight, 0),
         };
         let index = self.index_of(weight);
-        let (sum, shape) = (self.sums[index].take(), self.table.shapes()[index].as_slice());
-        self.sums[index] = Some(match (task, shape) {
+        let shape = self.table.shapes()[index].as_slice();
+        let sum = match source {
+            0 => self.sums[index].take(),
+            _ => self.of_sources.remove(&(index, source)),
+        };
+        let sum = match (task, shape) {
             (WeightTask::Convolution(task), shape) => add_convolution(sum, &task, shape),
             (task, &[rows, columns]) => {
                 add_task(sum.map(Tensor::from_dispatch), task, [rows, columns]).into_dispatch()
             }
             _ => unreachable!("other weights whose gradients are deferred are matrices"),
-        });
+        };
+        match source {
+            0 => self.sums[index] = Some(sum),
+            _ => drop(self.of_sources.insert((index, source), sum)),
+        }
         Ok(())
     }
 
@@ -200,6 +227,7 @@ impl GradientSums {
     /// Drops all sums.
     pub(crate) fn clear(&mut self) {
         self.sums.fill(None);
+        self.of_sources.clear();
     }
 }
 

@@ -148,6 +148,10 @@ pub(crate) trait StageParameters: Send {
     /// Returns the gradient sum of the parameter at `index` of [`StageParameters::paths`].
     fn gradient(&self, index: usize) -> OptionalTensor;
 
+    /// Takes out the gradients of the parameter at `index`: one sum for each replica whose tokens have reached
+    /// an expert, in the order of the replicas; one for any other parameter.
+    fn take_gradients(&mut self, index: usize) -> OptionalTensors;
+
     /// Replaces the gradient sum of the parameter at `index`. After the reduction of a sharded stage, the sum
     /// has only this replica's rows.
     fn set_gradient(&mut self, index: usize, gradient: OptionalTensor);

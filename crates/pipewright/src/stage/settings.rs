@@ -25,6 +25,8 @@ pub(crate) struct StageSettings {
     pub optimizer: Option<ModuleOptimizer>,
     /// The number of ranks that compute the stage together.
     pub tensor_ranks: u32,
+    /// The number of replicas that hold the experts of the stage together.
+    pub expert_ranks: u32,
     /// The groups of parameters with an optimizer of their own.
     pub optimizer_groups: Arc<[OptimizerGroup]>,
     /// The groups of parameters with a largest norm of their own.

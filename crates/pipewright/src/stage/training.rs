@@ -91,7 +91,10 @@ impl<M: StageBody> TrainingStage<M> {
         let trained = Trained::new(body, &prefixes, &settings, HashSet::new())?;
         let Trained { module, table, sums, optimizer } = trained;
         let mut stage = Self {
-            draws: Arc::new(LayerDraws::new(module.device(), settings.tensor_ranks > 1)),
+            draws: Arc::new(LayerDraws::new(
+                module.device(),
+                settings.tensor_ranks > 1 || settings.expert_ranks > 1,
+            )),
             in_flight: InFlightTable::new(settings.slices),
             settings: StageSettings { device: Some(module.device().clone()), ..settings },
             prefixes,

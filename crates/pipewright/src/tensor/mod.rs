@@ -25,6 +25,6 @@ pub(crate) use computed::wait_until_computed;
 pub(crate) use element_type::{Lossy, float_type_of, int_type_of};
 pub use metadata::{CheckMetadata, Dim, Metadata, OnMismatch, TensorSpec};
 pub(crate) use metadata::{Vote, Votes};
-pub use placement::{CopyGradient, Placement, TensorRank, TensorShard};
+pub use placement::{CopyGradient, ExpertRank, Placement, TensorRank, TensorShard};
 pub use precision::Precision;
 pub use value::{OptionalTensor, OptionalTensors, Value, ValueKind, Values};

@@ -18,7 +18,16 @@ pub struct TensorRank {
     pub of: u32,
 }
 
-/// How the ranks of a tensor group hold a parameter.
+/// A replica's place among the replicas that hold the experts of each mixture together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ExpertRank {
+    /// The place, from 0.
+    pub index: u32,
+    /// The number of replicas.
+    pub of: u32,
+}
+
+/// How the ranks of a tensor group hold a parameter, and whether every replica holds it.
 ///
 /// The parameter is cut into shards along one dimension. If there are fewer shards than ranks, neighbouring
 /// ranks hold copies of the same shard. Or one rank holds the whole parameter, and the modules of the others
@@ -34,6 +43,9 @@ pub struct Placement {
     pub gradient: CopyGradient,
     /// Whether one rank holds the whole parameter, and the others nothing of it. Then there is one shard.
     pub on_one_rank: bool,
+    /// Whether one replica of each expert group holds the parameter, and the modules of the others do not have
+    /// it.
+    pub on_one_replica: bool,
     /// The shard that the layer has, if other layers have the others.
     pub of_layer: Option<u32>,
 }
@@ -49,14 +61,23 @@ pub enum CopyGradient {
 
 impl Placement {
     /// Every rank holds the whole parameter and computes its whole gradient.
-    pub const REPLICATED: Self =
-        Self { dimension: 0, shards: 1, gradient: CopyGradient::Equal, on_one_rank: false, of_layer: None };
+    pub const REPLICATED: Self = Self {
+        dimension: 0,
+        shards: 1,
+        gradient: CopyGradient::Equal,
+        on_one_rank: false,
+        on_one_replica: false,
+        of_layer: None,
+    };
 
     /// Every rank holds the whole parameter and computes a part of its gradient.
     pub const REPLICATED_PARTIAL: Self = Self { gradient: CopyGradient::Partial, ..Self::REPLICATED };
 
     /// One rank holds the whole parameter, such as an expert of a mixture, and the others nothing of it.
     pub const ON_ONE_RANK: Self = Self { on_one_rank: true, ..Self::REPLICATED };
+
+    /// One replica of each expert group holds the parameter, such as an expert of a mixture.
+    pub const ON_ONE_REPLICA: Self = Self { on_one_replica: true, ..Self::REPLICATED };
 
     /// Returns the placement of a parameter that is cut into `shards` along `dimension`. Ranks with the same
     /// shard compute parts of its gradient.

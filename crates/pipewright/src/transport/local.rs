@@ -173,7 +173,7 @@ mod tests {
     fn a_message_that_comes_with_a_later_wanted_one_ends_the_next_wait() {
         let mut ends = world(2);
         let (mut sender, mut receiver) = (ends.remove(1), ends.remove(0));
-        let [first, second] = [0, 1].map(|stage| Tag::GradientSum { stage: StageIndex::new(stage) });
+        let [first, second] = [0, 1].map(|stage| Tag::Statistics { stage: StageIndex::new(stage) });
         let from = sender.rank();
         assert!(receiver.try_take(from, first).is_none());
         for tag in [first, second] {

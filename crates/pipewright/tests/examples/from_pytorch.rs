@@ -286,7 +286,7 @@ fn split_over_ranks(up: &Linear, down: &Linear, tensor: TensorParallel, x: Tenso
 }
 
 fn whole_experts() -> PipelineConfig {
-    PipelineConfig { tensor_parallel: 4, expert_parallel: true, ..PipelineConfig::default() }
+    PipelineConfig { tensor_parallel: 4, whole_experts: true, ..PipelineConfig::default() }
 }
 
 /// Removes everything that formatting adds, and copies of values that several lines use.

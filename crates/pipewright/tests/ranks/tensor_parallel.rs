@@ -2,6 +2,7 @@
 //! boundaries, hooks, modules, failures, checkpoints, whole experts.
 
 mod checkpoints;
+mod expert_groups;
 mod experts;
 mod failures;
 mod hooks;

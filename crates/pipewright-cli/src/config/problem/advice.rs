@@ -76,6 +76,9 @@ impl ProblemKind {
             Self::BesideSlices { key } => {
                 format!("leave `{key}` out, or write for example `schedule = \"1f1b\"` in [pipeline]")
             }
+            Self::BesideExperts { key, .. } => {
+                format!("leave `{key}` out, or write `expert_parallel = 1` in [mesh]")
+            }
             Self::NoBoundaries => "name each later stage's first layer, such as `boundaries = [4]`".into(),
             Self::UnusedBoundaries => "write `partition = \"explicit\"`, or remove `boundaries`".into(),
             Self::OtherTokenizer { key, .. } => format!(

@@ -162,6 +162,11 @@ pub(crate) enum ProblemKind {
     /// The key needs whole microbatches, and the schedule cuts them into slices.
     #[error("`{key}` does not work with a schedule that cuts microbatches into slices")]
     BesideSlices { key: &'static str },
+    /// The key does not work if replicas hold the experts together.
+    #[error(
+        "`{key}` does not work with {experts} replicas that hold the experts together (`mesh.expert_parallel`)"
+    )]
+    BesideExperts { key: &'static str, experts: u32 },
     /// The layers cannot be distributed over the stages.
     #[error(transparent)]
     Partition(#[from] PartitionError),

@@ -33,7 +33,7 @@ fn settings_survive_being_written_and_read() {
     let cases: [&[&str]; 18] = [
         &[],
         &["mesh.data_parallel=[2, 2]"],
-        &["mesh.data_parallel=[4, 1]", "mesh.tensor_parallel=2", "mesh.expert_parallel=true"],
+        &["mesh.data_parallel=[4, 1]", "mesh.tensor_parallel=2", "mesh.whole_experts=true"],
         &["mesh.data_parallel=[1, 4]", "mesh.data_parallel_mode=sharded"],
         &["mesh.data_parallel_mode=sharded", "mesh.unshard_lookahead=[1, 2]", "mesh.reduce_wait=deferred"],
         &["mesh.unshard_lookahead=2", "mesh.reduce_wait=at-once"],

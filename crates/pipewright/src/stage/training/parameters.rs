@@ -73,6 +73,10 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         self.sums.get(index)
     }
 
+    fn take_gradients(&mut self, index: usize) -> OptionalTensors {
+        self.sums.take_sources(index)
+    }
+
     fn set_gradient(&mut self, index: usize, gradient: OptionalTensor) {
         self.sums.set(index, gradient);
     }

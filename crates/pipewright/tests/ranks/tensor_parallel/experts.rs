@@ -23,26 +23,27 @@ const INNER: usize = 4;
 
 /// `x + mixture(x)`.
 #[derive(Module, Debug)]
-struct Layer {
+pub(super) struct Layer {
     router: Linear,
     experts: Vec<Option<Expert>>,
 }
 
 #[derive(Module, Debug)]
-struct Mixtures {
-    layers: Vec<Layer>,
+pub(super) struct Mixtures {
+    pub(super) layers: Vec<Layer>,
     #[module(skip)]
-    first: usize,
+    pub(super) first: usize,
     #[module(skip)]
-    tensor: TensorParallel,
+    pub(super) tensor: TensorParallel,
     /// How the ranks hold the experts, as the module says.
     #[module(skip)]
-    placement: Placement,
+    pub(super) placement: Placement,
 }
 
 impl Layer {
-    /// The parameters of an expert depend on its place alone.
-    fn new(layer: usize, experts: std::ops::Range<usize>) -> Self {
+    /// Makes a layer of `count` experts that has the experts of a range. The parameters of an expert depend on
+    /// its place alone.
+    pub(super) fn new(layer: usize, count: usize, experts: std::ops::Range<usize>) -> Self {
         let device = Device::flex().autodiff();
         let linear = |seed: usize, shape: [usize; 2]| Linear {
             weight: Param::from_data(numbers((100 * layer + seed) as u64, shape), &device),
@@ -54,8 +55,8 @@ impl Layer {
             down_proj: linear(3 * index + 2, [INNER, WIDTH]),
             form: pipewright::nn::ExpertForm::default(),
         };
-        let experts = (0..EXPERTS).map(|index| experts.contains(&index).then(|| expert(index)));
-        Self { router: linear(99, [WIDTH, EXPERTS]), experts: experts.collect() }
+        let experts = (0..count).map(|index| experts.contains(&index).then(|| expert(index)));
+        Self { router: linear(99, [WIDTH, count]), experts: experts.collect() }
     }
 }
 
@@ -67,7 +68,13 @@ impl StageModule for Mixtures {
         self.layers.iter().fold(input, |x, layer| {
             let routing = Routing::new(layer.router.forward(x.clone()), 2, true);
             let weights = self.tensor.enter(routing.weights());
-            let mixed = mix_held(self.tensor.enter(x.clone()), weights, routing.chosen(), &layer.experts);
+            let mixed = mix_held(
+                self.tensor.enter(x.clone()),
+                weights,
+                routing.chosen(),
+                &layer.experts,
+                self.tensor.expert_parallel(),
+            );
             x + self.tensor.sum(mixed)
         })
     }
@@ -93,12 +100,13 @@ fn launch_with(
     let program = program(schedule, sizes.pipeline, MICROBATCHES / sizes.data);
     let stages = program.placement().stages();
     let world = World::local(sizes.pipeline * sizes.data * sizes.tensor);
-    let config = PipelineConfig { expert_parallel: true, ..config.clone() };
+    let config = PipelineConfig { whole_experts: true, ..config.clone() };
     Pipeline::launch_split(program, world, &config, move |stage: StageIndex, tensor: &TensorParallel| {
         let count = LAYERS / stages as usize;
         let first = stage.index() * count;
         let (experts, placement) = held(tensor);
-        let layers = (first..first + count).map(|layer| Layer::new(layer, experts.clone())).collect();
+        let layers =
+            (first..first + count).map(|layer| Layer::new(layer, EXPERTS, experts.clone())).collect();
         let module = Mixtures { layers, first, tensor: tensor.clone(), placement };
         Ok::<_, std::convert::Infallible>(if stage.get() + 1 == stages {
             Stage::with_loss(module, loss)

@@ -1,14 +1,15 @@
-//! Exchanges between the ranks that compute a stage together.
+//! Exchanges between ranks in the middle of a stage's forward or backward: the ranks that compute a stage
+//! together, and the replicas that hold the experts of a stage together.
 //!
-//! They happen in the middle of a stage's forward or backward, so they block the rank's thread. Everything
-//! else that a rank waits for is part of its state machine.
+//! They block the rank's thread. Everything else that a rank waits for is part of its state machine.
 //!
 //! # Why it cannot block for ever
 //!
 //! The ranks of a group have the same stages and run the same program, so they make the same exchanges in the
 //! same order. A rank sends its own tensors to all others before it waits for theirs. So the group runs its
-//! program as one rank would, and a validated program ends. A rank that waits has the deadline of any other
-//! wait, and a failure of any rank wakes it.
+//! program as one rank would, and a validated program ends. For replicas, this is one program for the whole
+//! expert group: each of its actions is the same action of all replicas. A rank that waits has the deadline
+//! of any other wait, and a failure of any rank wakes it.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -30,10 +31,12 @@ use crate::progress::{Activity, ProgressBoard};
 use crate::tensor::{OptionalTensors, Value, ValueKind, Values};
 use crate::transport::Endpoint;
 
-/// A rank's connection to the other ranks of its tensor group.
-pub(crate) struct TensorGroup {
+/// A rank's connection to the other ranks of one of its groups.
+pub(crate) struct GroupLink {
     endpoint: SharedEndpoint,
     group: Group,
+    /// The tag of an exchange, from the number of earlier ones in the attempt.
+    tag: fn(u32) -> Tag,
     devices: Devices,
     board: ProgressBoard,
     memory: RankMemory,
@@ -44,22 +47,25 @@ pub(crate) struct TensorGroup {
     thread: OnceLock<ThreadId>,
 }
 
-impl fmt::Debug for TensorGroup {
+impl fmt::Debug for GroupLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TensorGroup").field("group", &self.group).finish_non_exhaustive()
+        f.debug_struct("GroupLink").field("group", &self.group).finish_non_exhaustive()
     }
 }
 
-impl TensorGroup {
+impl GroupLink {
     pub(super) fn new(
         endpoint: SharedEndpoint,
         context: &RankContext,
+        group: &Group,
+        tag: fn(u32) -> Tag,
         board: ProgressBoard,
         memory: RankMemory,
     ) -> Self {
         Self {
             endpoint,
-            group: context.tensor_group().clone(),
+            group: group.clone(),
+            tag,
             devices: context.config().devices.clone(),
             board,
             memory,
@@ -112,7 +118,7 @@ impl TensorGroup {
     /// Sends a list of tensors to each rank, and returns the lists that the ranks have sent to this one, on
     /// the devices of its own list. Both are in the order of the group.
     fn exchange(&self, mut to_ranks: Vec<OptionalTensors>) -> Result<Vec<OptionalTensors>, Cause> {
-        let tag = Tag::TensorGroup { round: self.rounds.fetch_add(1, Ordering::Relaxed) };
+        let tag = (self.tag)(self.rounds.fetch_add(1, Ordering::Relaxed));
         let own = std::mem::take(&mut to_ranks[self.group.index()]);
         let devices: Vec<Option<Device>> = own.iter().map(|tensor| Some(tensor.as_ref()?.device())).collect();
         let mut endpoint = self.endpoint.lock();
@@ -185,13 +191,16 @@ impl TensorGroup {
     }
 }
 
-impl TensorLink for TensorGroup {
+impl TensorLink for GroupLink {
     fn exchange(&self, to_ranks: Vec<Values>) -> Vec<Values> {
         // Another thread would send in the rank's name.
         let is_here = self.thread.get().is_none_or(|&thread| thread == std::thread::current().id());
-        assert!(is_here, "a module of tensor ranks computes on its ranks only: run it in `Pipeline::module`");
+        assert!(
+            is_here,
+            "a module that exchanges tensors computes on its ranks only: run it in `Pipeline::module`"
+        );
         let to_ranks = to_ranks.into_iter().map(|list| list.into_iter().map(Some).collect()).collect();
-        match TensorGroup::exchange(self, to_ranks) {
+        match GroupLink::exchange(self, to_ranks) {
             Ok(lists) => lists.into_iter().map(|list| list.into_iter().flatten().collect()).collect(),
             // A tensor operation returns no error. The driver reports it as the cause of the action's
             // failure.

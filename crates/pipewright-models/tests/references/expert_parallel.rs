@@ -1,0 +1,73 @@
+//! Models whose experts several replicas hold together: the results are within the tolerance of PyTorch, and
+//! have the bits of replicas that hold all experts.
+
+use pipewright::pipeline::PipelineConfig;
+use pipewright::tensor::Precision;
+use pipewright_schedule::Recompute;
+
+use crate::pipelined_run::{FIRST_STEPS, train, train_steps};
+use crate::reference::Reference;
+
+/// The models with experts, the microbatches of their batches, and numbers of replicas that divide their
+/// experts.
+const MIXTURES: [(&str, u32, &[u32]); 4] = [
+    ("qwen3-moe-tiny", 8, &[2, 4]),
+    ("nemotron-h-tiny", 8, &[2, 4]),
+    ("qwen2-moe-tiny", 4, &[4]),
+    ("deepseek-v3-tiny", 4, &[2]),
+];
+
+/// Returns the settings of four replicas; `expert_parallel` of them hold the experts together.
+fn four_replicas(expert_parallel: u32) -> PipelineConfig {
+    PipelineConfig { data_parallel: 4, expert_parallel, ..PipelineConfig::default() }
+}
+
+#[test]
+fn replicas_that_hold_experts_together_have_the_results_of_the_reference() {
+    for (model, microbatches, groups) in MIXTURES {
+        let reference = Reference::load(model);
+        let whole = train(&reference, "1f1b", 2, microbatches, &four_replicas(1));
+        reference.assert_close(&whole, &reference.steps(microbatches));
+        for &experts in groups {
+            let run = train(&reference, "1f1b", 2, microbatches, &four_replicas(experts));
+            assert_eq!(run, whole, "{model}, {experts} replicas hold the experts together");
+        }
+    }
+}
+
+#[test]
+fn groups_of_experts_have_the_same_bits_in_every_order_of_actions() {
+    for model in ["qwen3-moe-tiny", "nemotron-h-tiny"] {
+        let reference = Reference::load(model);
+        // Weight gradients that wait, and a forward and a backward at once.
+        for (schedule, ranks) in [("zb-h1", 2), ("dualpipev", 1)] {
+            let [whole, pairs, all] = [1, 2, 4].map(|experts| {
+                train_steps(&reference, schedule, ranks, 8, &four_replicas(experts), FIRST_STEPS)
+            });
+            assert_eq!([&pairs, &all], [&whole; 2], "{model}, {schedule}");
+        }
+    }
+}
+
+#[test]
+fn recomputed_stages_exchange_tokens_again() {
+    let reference = Reference::load("qwen3-moe-tiny");
+    let run = |experts, recompute| {
+        let config = PipelineConfig { recompute, ..four_replicas(experts) };
+        train_steps(&reference, "1f1b", 2, 8, &config, FIRST_STEPS)
+    };
+    let whole = run(1, Recompute::None);
+    for recompute in [Recompute::Stage, Recompute::Block] {
+        assert_eq!(run(2, recompute), whole);
+    }
+}
+
+#[test]
+fn groups_of_experts_have_the_same_bits_in_half_precision() {
+    let reference = Reference::load("qwen3-moe-tiny");
+    let [whole, pairs] = [1, 2].map(|experts| {
+        let config = PipelineConfig { precision: Precision::Bf16, ..four_replicas(experts) };
+        train_steps(&reference, "1f1b", 2, 8, &config, FIRST_STEPS)
+    });
+    assert_eq!(pairs, whole);
+}

@@ -1,0 +1,174 @@
+//! Replicas that hold the experts of each mixture together: the bits of replicas that hold all experts,
+//! checkpoints, failures, and settings that do not work with them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use pipewright::hook::ActionHook;
+use pipewright::ids::WorldRank;
+use pipewright::mesh::DataParallelMode;
+use pipewright::nn::TensorParallel;
+use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError, SeededPipeline};
+use pipewright::stage::Stage;
+use pipewright::tensor::Placement;
+use pipewright::transport::World;
+use pipewright_schedule::{Action, Recompute, StageIndex};
+
+use super::checkpoints::{save, stored};
+use super::experts::{Layer, Mixtures};
+use super::model::{MICROBATCHES, config_of, sizes, take_step, take_steps};
+use crate::support::{LAYERS, Step, batch, loss, program, split, stage};
+
+/// The experts of a layer.
+const EXPERTS: usize = 4;
+const RANKS: u32 = 2;
+const REPLICAS: u32 = 4;
+
+/// Returns the settings of four replicas; so many of them hold the experts together.
+fn config(expert_parallel: u32) -> PipelineConfig {
+    PipelineConfig { expert_parallel, ..config_of(sizes(RANKS, REPLICAS, 1)) }
+}
+
+fn try_launch(schedule: &str, config: &PipelineConfig) -> Result<Pipeline, PipelineError> {
+    let program = program(schedule, RANKS, MICROBATCHES / REPLICAS);
+    let stages = program.placement().stages();
+    let world = World::local(RANKS * REPLICAS * config.tensor_parallel);
+    Pipeline::launch_split(program, world, config, move |stage: StageIndex, tensor: &TensorParallel| {
+        let count = LAYERS / stages as usize;
+        let first = stage.index() * count;
+        let held = tensor.experts(EXPERTS);
+        let layers = (first..first + count).map(|layer| Layer::new(layer, EXPERTS, held.clone())).collect();
+        let placement = match tensor.expert_parallel().ranks() {
+            1 => Placement::REPLICATED,
+            _ => Placement::ON_ONE_REPLICA,
+        };
+        let module = Mixtures { layers, first, tensor: tensor.clone(), placement };
+        Ok::<_, std::convert::Infallible>(if stage.get() + 1 == stages {
+            Stage::with_loss(module, loss)
+        } else {
+            Stage::new(module)
+        })
+    })
+}
+
+fn launch(schedule: &str, config: &PipelineConfig) -> Pipeline {
+    try_launch(schedule, config).expect("it starts")
+}
+
+/// Returns the parameters of the whole model.
+fn parameters(pipeline: &mut Pipeline, experts: u32) -> Vec<(String, Vec<f32>)> {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    stored(&save(pipeline, RANKS * experts, scratch.path()))
+}
+
+/// Checks that `run` has the same results for groups of 1, 2 and 4 replicas.
+fn check<T: PartialEq + std::fmt::Debug>(what: &str, run: impl Fn(u32) -> T) {
+    let expected = run(1);
+    for experts in [2, 4] {
+        assert_eq!(run(experts), expected, "{what}: {experts} replicas hold the experts together");
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_the_replicas_that_hold_the_experts_together() {
+    for schedule in ["1f1b", "zb-h1"] {
+        check(schedule, |experts| {
+            let mut pipeline = launch(schedule, &config(experts));
+            let steps = take_steps(&mut pipeline, 0..3);
+            let parameters = parameters(&mut pipeline, experts);
+            assert_eq!(parameters.len(), LAYERS * (1 + 3 * EXPERTS), "each parameter is stored once");
+            (steps, parameters)
+        });
+    }
+}
+
+#[test]
+fn accumulated_and_recomputed_batches_have_the_same_bits() {
+    check("accumulated, recomputed", |experts| {
+        let config = PipelineConfig { recompute: Recompute::Stage, ..config(experts) };
+        let mut pipeline = launch("1f1b", &config);
+        let split = |seed| split(batch(seed, MICROBATCHES), MICROBATCHES);
+        let half = pipewright::batch::Batch::new(split(7), split(107));
+        pipeline.accumulate(half).expect("half a step");
+        take_steps(&mut pipeline, 0..2)
+    });
+}
+
+#[test]
+fn an_evaluation_has_the_same_bits() {
+    check("evaluation", |experts| {
+        let split = |seed| split(batch(seed, MICROBATCHES), MICROBATCHES);
+        let batch = pipewright::batch::Batch::new(split(0), split(100));
+        launch("1f1b", &config(experts)).eval_losses(batch).expect("an evaluation").losses
+    });
+}
+
+/// All layers between the trained expert and the last layer are frozen.
+#[test]
+fn one_expert_may_be_trained_while_all_others_are_frozen() {
+    check("frozen", |experts| {
+        let config = PipelineConfig { deadline: Duration::from_secs(20), ..config(experts) };
+        let mut pipeline = launch("1f1b", &config);
+        let is_trained =
+            |path: &str| path.starts_with("layers.1.experts.3.") || path.starts_with("layers.7.");
+        pipeline.freeze(move |path| !is_trained(path)).expect("they are frozen");
+        take_steps(&mut pipeline, 0..2)
+    });
+}
+
+#[test]
+fn a_run_resumes_under_any_number() {
+    let expected: Vec<Step> = take_steps(&mut launch("1f1b", &config(1)), 0..6);
+    for (before, after) in [(4, 1), (4, 2), (1, 4)] {
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        let mut first = launch("1f1b", &config(before));
+        take_steps(&mut first, 0..3);
+        let checkpoint = save(&mut first, RANKS * before, scratch.path());
+        let mut resumed = launch("zb-h1", &config(after));
+        resumed.restore(&checkpoint).expect("it is restored");
+        assert_eq!(take_steps(&mut resumed, 3..6), expected[3..], "{before} to {after}");
+    }
+}
+
+/// Fails once, before the second forward of stage 1 on the second replica.
+struct FailsOnce(AtomicBool);
+
+impl ActionHook for FailsOnce {
+    fn before(&self, rank: WorldRank, action: Action) {
+        let is_here = rank == WorldRank::new(3) && action.to_string() == "1F1";
+        assert!(!is_here || self.0.swap(true, Ordering::SeqCst), "out of cheese");
+    }
+}
+
+#[test]
+fn a_replica_that_fails_ends_the_step_of_all() {
+    let start = Instant::now();
+    let hook = Some(Arc::new(FailsOnce(AtomicBool::new(false))) as Arc<dyn ActionHook>);
+    let mut pipeline = launch("1f1b", &PipelineConfig { hook, ..config(4) });
+    let error = take_step(&mut pipeline, 0).expect_err("a replica fails").to_string();
+    assert!(error.contains("rank 3") && error.contains("out of cheese"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(50), "the other ranks are woken");
+    let expected = take_steps(&mut launch("1f1b", &config(1)), 0..2);
+    assert_eq!(take_steps(&mut pipeline, 0..2), expected, "as if nothing had failed");
+}
+
+#[test]
+fn settings_that_do_not_work_with_expert_groups_are_refused() {
+    let refused = |config: PipelineConfig, expected: &str| {
+        let error = try_launch("1f1b", &config).err().expect("it is refused").to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    refused(
+        config(3),
+        "4 replicas cannot form groups of 3 that hold the experts together: set `expert_parallel` to a divisor",
+    );
+    refused(PipelineConfig { tensor_parallel: 2, ..config(2) }, "which does not work with tensor ranks");
+    refused(
+        PipelineConfig { data_parallel_mode: DataParallelMode::Sharded, ..config(2) },
+        "2 replicas hold the experts together (`expert_parallel`), which does not work with sharded parameters",
+    );
+    let outcome = SeededPipeline::new(program("1f1b", 1, 2), &config(2), 0, |index| stage(index, 1));
+    let error = outcome.err().expect("the ranks would wait for each other").to_string();
+    assert!(error.contains("does not work with a seeded pipeline"), "{error}");
+}
