@@ -75,8 +75,8 @@ pub struct RanksConfig {
     /// The number of ranks that compute each stage together.
     pub tensor_ranks: u32,
     /// Whether each of them holds whole experts of a mixture
-    /// ([`PipelineConfig::expert_parallel`](pipewright::pipeline::PipelineConfig::expert_parallel)).
-    pub expert_parallel: bool,
+    /// ([`PipelineConfig::whole_experts`](pipewright::pipeline::PipelineConfig::whole_experts)).
+    pub whole_experts: bool,
     /// How long to wait for ranks that make no progress. Making a stage is part of it.
     pub deadline: Duration,
 }
@@ -84,7 +84,7 @@ pub struct RanksConfig {
 impl RanksConfig {
     /// Returns ranks that each compute a stage alone.
     pub fn new(stages: Vec<RankStage>, deadline: Duration) -> Self {
-        Self { stages, tensor_ranks: 1, expert_parallel: false, deadline }
+        Self { stages, tensor_ranks: 1, whole_experts: false, deadline }
     }
 }
 
@@ -365,7 +365,7 @@ fn inbox(link: &RankLink, tensor: usize, messages: Option<Receiver<Message>>) ->
 
 fn worker(link: &RankLink, config: &RanksConfig, inbox: Inbox, report: ReportRoute) -> Worker {
     let RankStage { layers, device } = config.stages[link.rank().index()].clone();
-    let tensor = link.tensor().with_whole_experts(config.expert_parallel);
+    let tensor = link.tensor().with_whole_experts(config.whole_experts);
     let stages = config.stages.len() / tensor.ranks() as usize;
     let place = Place { tensor, ..Place::from(device) };
     Worker { link: link.clone(), layers, place, stages, inbox, report }

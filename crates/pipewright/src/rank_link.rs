@@ -30,7 +30,7 @@ use serde::de::DeserializeOwned;
 
 use crate::byte_channel::ByteChannel;
 use crate::collective::Group;
-use crate::executor::{SharedEndpoint, TensorGroup};
+use crate::executor::{GroupLink, SharedEndpoint};
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{StepNumber, WorldRank};
 use crate::message::{Message, Payload, Tag, decoded, encoded};
@@ -53,7 +53,7 @@ struct Linked {
     abort: Abort,
     board: ProgressBoard,
     tensor: TensorRank,
-    tensor_group: Arc<TensorGroup>,
+    tensor_group: Arc<GroupLink>,
     /// The channel to the process of the first rank, if ranks run in several processes.
     bytes: Option<ByteChannel>,
     numbers: Mutex<Numbers>,
@@ -102,7 +102,7 @@ impl RankLink {
         let group = Group::new(members, rank).expect("the rank is one of several consecutive ranks");
         let endpoint = SharedEndpoint::new(endpoint);
         let tensor_group =
-            Arc::new(TensorGroup::without_pipeline(endpoint.clone(), group, board.clone(), deadline));
+            Arc::new(GroupLink::without_pipeline(endpoint.clone(), group, board.clone(), deadline));
         let numbers = Mutex::default();
         Self(Arc::new(Linked { rank, endpoint, abort, board, tensor, tensor_group, bytes, numbers }))
     }

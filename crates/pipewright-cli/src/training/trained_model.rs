@@ -45,7 +45,7 @@ pub(crate) struct RunRanks {
     /// The ranks that compute each stage together.
     pub(crate) tensor: u32,
     /// Whether each of them holds whole experts.
-    pub(crate) expert_parallel: bool,
+    pub(crate) whole_experts: bool,
     /// The devices, as the configuration names them: rank `r` has entry `r` modulo their number.
     pub(crate) devices: Vec<String>,
 }
@@ -174,7 +174,7 @@ fn ranks_of(config: &mut toml::Table) -> Option<RunRanks> {
     let ranks = count(&table_of(config, "pipeline")?, "ranks")?;
     let mesh = table_of(config, "mesh").unwrap_or_default();
     let tensor = count(&mesh, "tensor_parallel").unwrap_or(1);
-    let expert_parallel = mesh.get("expert_parallel").and_then(toml::Value::as_bool).unwrap_or_default();
+    let whole_experts = mesh.get("whole_experts").and_then(toml::Value::as_bool).unwrap_or_default();
     let run = table_of(config, "run").unwrap_or_default();
     let text = |value: &toml::Value| value.as_str().map(str::to_owned);
     let list = run.get("devices").and_then(toml::Value::as_array);
@@ -182,7 +182,7 @@ fn ranks_of(config: &mut toml::Table) -> Option<RunRanks> {
         (Some(list), _) => list.iter().filter_map(text).collect(),
         (None, device) => device.and_then(text).into_iter().collect(),
     };
-    Some(RunRanks { ranks, tensor, expert_parallel, devices })
+    Some(RunRanks { ranks, tensor, whole_experts, devices })
 }
 
 fn named(tokenizer: &str) -> Tokenizer {

@@ -107,7 +107,7 @@ fn tensor_ranks_generate_from_a_run_with_tensor_ranks() {
             "model.architecture=qwen3_moe",
             "model.num_experts=4",
             "mesh.tensor_parallel=2",
-            "mesh.expert_parallel=true",
+            "mesh.whole_experts=true",
             "pipeline.ranks=1",
         ],
         &[

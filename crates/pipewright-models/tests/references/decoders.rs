@@ -105,7 +105,7 @@ fn prompt_of(reference: &Reference) -> Vec<u32> {
 
 /// Checks the most likely tokens on two stages of two tensor ranks each, if the reference has them. Their sums
 /// are not those of one rank to the bit, so only the tokens are compared.
-fn check_text_on_tensor_ranks(reference: &Reference, expert_parallel: bool) {
+fn check_text_on_tensor_ranks(reference: &Reference, whole_experts: bool) {
     let (prompt, greedy) = (&prompt_of(reference)[..], &reference.expected.greedy);
     if greedy.is_empty() {
         return;
@@ -114,7 +114,7 @@ fn check_text_on_tensor_ranks(reference: &Reference, expert_parallel: bool) {
     let stages = cut.ranges().flat_map(|layers| [layers.clone(), layers]);
     let stages = stages.map(|layers| RankStage { layers, device: Device::flex() }).collect();
     let ranks =
-        RanksConfig { tensor_ranks: 2, expert_parallel, ..RanksConfig::new(stages, Duration::from_secs(60)) };
+        RanksConfig { tensor_ranks: 2, whole_experts, ..RanksConfig::new(stages, Duration::from_secs(60)) };
     let (config, dir) = (reference.config.clone(), reference.dir.clone());
     let make =
         move |layers, place: &Place| config.generation_stage(layers, ModelSource::Directory(&dir), place);

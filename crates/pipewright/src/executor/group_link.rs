@@ -75,7 +75,7 @@ impl GroupLink {
         }
     }
 
-    /// Returns the connection of a rank that belongs to no pipeline.
+    /// Returns the connection of a rank that belongs to no pipeline to its tensor group.
     pub(crate) fn without_pipeline(
         endpoint: SharedEndpoint,
         group: Group,
@@ -85,6 +85,7 @@ impl GroupLink {
         Self {
             endpoint,
             group,
+            tag: |round| Tag::TensorGroup { round },
             devices: Devices::default(),
             board,
             memory: RankMemory::new(),

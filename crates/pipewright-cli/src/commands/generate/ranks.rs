@@ -67,7 +67,7 @@ impl FromStr for RankChoice {
 struct Counts {
     pipeline: u32,
     tensor: u32,
-    expert_parallel: bool,
+    whole_experts: bool,
 }
 
 /// The ranks before they have their stages.
@@ -117,7 +117,7 @@ impl RankArguments {
         let config = RanksConfig {
             stages: stages.map(|(rank, layers)| RankStage { layers, device: device(rank) }).collect(),
             tensor_ranks: counts.tensor,
-            expert_parallel: counts.expert_parallel,
+            whole_experts: counts.whole_experts,
             deadline: self.deadline(counts.pipeline * counts.tensor),
         };
         Ok(RankPlan { config, choices })
@@ -126,7 +126,7 @@ impl RankArguments {
     /// Returns the numbers of ranks, with one process for each of them if there are several `processes`.
     fn counts(&self, of_run: Option<&RunRanks>, processes: u32) -> Result<Counts, Failure> {
         let tensor = self.tensor_parallel.or(of_run.map(|run| run.tensor)).unwrap_or(1).max(1);
-        let expert_parallel = of_run.is_some_and(|run| run.expert_parallel);
+        let whole_experts = of_run.is_some_and(|run| run.whole_experts);
         let pipeline = match (self.ranks, of_run) {
             (Some(RankChoice::Count(count)), _) => count,
             (_, Some(run)) => run.ranks,
@@ -140,7 +140,7 @@ impl RankArguments {
                 counted(processes as usize, "process")
             )));
         }
-        Ok(Counts { pipeline, tensor, expert_parallel })
+        Ok(Counts { pipeline, tensor, whole_experts })
     }
 
     /// Returns the time that some ranks may take without progress. Nobody waits for a single one, and reading
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn there_is_one_process_for_each_rank() {
-        let run = RunRanks { ranks: 2, tensor: 2, expert_parallel: true, devices: Vec::new() };
+        let run = RunRanks { ranks: 2, tensor: 2, whole_experts: true, devices: Vec::new() };
         let check = |ranks, tensor, processes, expected: Option<[u32; 2]>| {
             let of_run = (ranks == Some(RankChoice::Run)).then_some(&run);
             let counts = arguments(ranks, tensor).counts(of_run, processes).ok();
@@ -262,7 +262,7 @@ mod tests {
                 expected,
                 "{ranks:?} {tensor:?}"
             );
-            assert!(counts.is_none_or(|counts| counts.expert_parallel == of_run.is_some()));
+            assert!(counts.is_none_or(|counts| counts.whole_experts == of_run.is_some()));
         };
         check(None, None, 1, Some([1, 1]));
         check(None, Some(2), 1, Some([1, 2]));
