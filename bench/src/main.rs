@@ -17,6 +17,7 @@
 //! cargo run --release -p pipewright-bench -- products   # the products of a layer against the rate of the instructions
 //! cargo run --release -p pipewright-bench -- scan       # Mamba-2's scan in chunks against its recurrence
 //! cargo run --release -p pipewright-bench -- shards     # memory of a rank with sharded parameters
+//! cargo run --release -p pipewright-bench -- verification  # steps with the checksums of `run.verify` against steps without
 //! cargo run --release -p pipewright-bench --features mpi -- processes  # two processes against two threads
 //! cargo run --release -p pipewright-bench --features mpi -- ping-pong  # messages over MPI, with and without posted receives
 //! cargo run --release -p pipewright-bench -- hybrid     # a hybrid model on two ranks, cut by its costs
@@ -66,6 +67,7 @@ mod published;
 mod scan;
 mod schedules;
 mod shards;
+mod verification;
 #[cfg(feature = "tokenizers")]
 mod tokenizing;
 
@@ -117,6 +119,8 @@ enum Bench {
     Scan(scan::Options),
     /// The memory of a rank with sharded parameters, against replicated ones.
     Shards(shards::Options),
+    /// Steps with the checksums of `run.verify` against steps without, in turn.
+    Verification(verification::Options),
     /// Two processes over MPI against two threads, in turn.
     Processes(processes::Options),
     /// Messages between two processes over MPI, with and without receives that are posted for them.
@@ -163,6 +167,7 @@ fn main() -> ExitCode {
         Bench::Products(options) => product_rates::run(&options),
         Bench::Scan(options) => scan::run(&options),
         Bench::Shards(options) => shards::run(&options),
+        Bench::Verification(options) => verification::run(&options),
         Bench::Processes(options) => processes::run(&options),
         Bench::PingPong(options) => ping_pong::run(&options),
         Bench::Hybrid(options) => hybrid::run(&options),

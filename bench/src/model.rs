@@ -13,6 +13,7 @@ use pipewright::pipeline::StepSummary;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::tensor::Precision;
 use pipewright::transport::World;
+use pipewright::verification::Verify;
 use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::hf::{self, HfError};
 use pipewright_models::llama::LlamaConfig;
@@ -66,6 +67,8 @@ pub(crate) struct Setup<'a> {
     /// The stages that compute their forward again.
     pub(crate) recompute: &'a Recompute,
     pub(crate) precision: Precision,
+    /// Whether suspicious steps are computed again.
+    pub(crate) verify: Verify,
     /// Whether to lower the schedule for training. Otherwise messages follow whole actions, for one replica.
     pub(crate) send_early: bool,
 }
@@ -84,6 +87,7 @@ impl<'a> Setup<'a> {
             window: UnshardConfig::default().window,
             recompute: &Recompute::None,
             precision: Precision::F32,
+            verify: Verify::Off,
             send_early: true,
         }
     }
@@ -157,6 +161,7 @@ impl Bench {
             data_parallel_mode: setup.mode,
             recompute: setup.recompute.clone(),
             precision: setup.precision,
+            verify: setup.verify,
             ..PipelineConfig::default()
         };
         let pipeline = Pipeline::launch(program, world, &config, make)?;

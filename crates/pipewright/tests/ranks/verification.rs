@@ -320,7 +320,11 @@ struct Larger;
 
 impl ModuleMapper for Larger {
     fn map_float<const D: usize>(&mut self, parameter: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        parameter.map(|tensor| tensor.mul_scalar(1.5))
+        // A new leaf of the tape.
+        parameter.map(|tensor| {
+            let device = tensor.device();
+            Tensor::from_data(tensor.mul_scalar(1.5).into_data(), &device).require_grad()
+        })
     }
 }
 

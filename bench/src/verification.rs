@@ -1,0 +1,48 @@
+//! Measures the cost of the checksums of verified steps (`run.verify`): a step of a pipeline that verifies
+//! suspicious steps over a step of one that does not, in turn. No step is suspicious, so none is repeated.
+
+use std::error::Error;
+
+use pipewright::transport::World;
+use pipewright::verification::Verify;
+
+use crate::model::{Bench, Setup};
+use crate::statistics::Spread;
+
+/// Size of the measurement.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Ranks of a pipeline.
+    #[arg(long, default_value_t = 2)]
+    ranks: u32,
+    /// Microbatches of a step, each of 256 tokens.
+    #[arg(long, default_value_t = 8)]
+    microbatches: u32,
+    /// Pairs of steps that count.
+    #[arg(long, default_value_t = 20)]
+    rounds: usize,
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let &Options { ranks, microbatches, rounds } = options;
+    let start = |verify| {
+        let setup = Setup { verify, ..Setup::new("1f1b", ranks, microbatches) };
+        Bench::over(World::local(ranks), &setup)
+    };
+    let (mut verified, mut plain) = (start(Verify::OnSuspicion)?, start(Verify::Off)?);
+    let (mut ratios, mut milliseconds) = (Vec::new(), Vec::new());
+    // The first pair allocates memory that the later ones reuse.
+    for round in 0..=rounds {
+        let (with, without) = (verified.step()?, plain.step()?);
+        if with.verification.is_some() {
+            return Err("a step was suspicious, and was computed again".into());
+        }
+        if round > 0 {
+            ratios.push(with.wall.as_secs_f64() / without.wall.as_secs_f64());
+            milliseconds.push(without.wall.as_secs_f64() * 1e3);
+        }
+    }
+    println!("steps with checksums over steps without: {}", Spread::new(ratios));
+    println!("a step without: {:.1} ms", Spread::new(milliseconds));
+    Ok(())
+}
