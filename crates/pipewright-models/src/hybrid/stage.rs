@@ -6,7 +6,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor};
 use pipewright::nn::split_cross_entropy;
 use pipewright::stage::{Stage, StageContext, StageModule};
-use pipewright::tensor::Placement;
+use pipewright::tensor::{BoundaryError, Placement, Values, pack, unpack};
 use pipewright::train::data::{SideError, SideRows};
 use pipewright_schedule::ModelDesc;
 
@@ -74,17 +74,42 @@ impl HybridStage {
     /// # Panics
     /// When the input is not of the kind that the stage takes, or an id lies outside its table.
     pub fn run(&self, input: HybridInput, context: &StageContext) -> HybridOutput {
-        let (hidden, ids, tokens) = self.enter(input, context);
+        self.run_layers(&self.layers(), input, context)
+    }
+
+    /// Returns the layers that the stage has, in order.
+    fn layers(&self) -> Vec<HeldLayer<'_>> {
+        let embedding = self.model.embed_tokens.iter().map(|_| HeldLayer::Embedding);
+        let blocks = self.blocks().map(HeldLayer::Block);
+        let predictions = self.mtp.iter().flatten().map(HeldLayer::Prediction);
+        let head = self.head.iter().map(HeldLayer::Head);
+        embedding.chain(blocks).chain(predictions).chain(head).collect()
+    }
+
+    /// Runs consecutive layers of the stage.
+    fn run_layers(
+        &self,
+        layers: &[HeldLayer<'_>],
+        input: HybridInput,
+        context: &StageContext,
+    ) -> HybridOutput {
+        let (hidden, ids, tokens) = match layers.first() {
+            Some(HeldLayer::Embedding) => self.enter(input, context),
+            _ => self.enter_later(input, context),
+        };
         let tensor = &self.split.tensor;
         let ([batch, sequence], [rows, _, width]) = (ids.dims(), hidden.dims());
         let mut hidden = hidden.reshape([rows * sequence, width]);
-        for block in self.blocks() {
-            hidden = block.forward(hidden, &tokens, tensor, context);
+        for layer in layers {
+            hidden = match layer {
+                HeldLayer::Block(block) => block.forward(hidden, &tokens, tensor, context),
+                HeldLayer::Prediction(prediction) => {
+                    prediction.forward(hidden, &ids, &tokens, &self.split, context)
+                }
+                HeldLayer::Embedding | HeldLayer::Head(_) => hidden,
+            };
         }
-        for prediction in self.mtp.iter().flatten() {
-            hidden = prediction.forward(hidden, &ids, &tokens, &self.split, context);
-        }
-        let Some(head) = &self.head else {
+        let Some(HeldLayer::Head(head)) = layers.last() else {
             let rows = hidden.dims()[0] / sequence;
             return HybridOutput::Hidden(hidden.reshape([rows, sequence, width]), ids);
         };
@@ -109,11 +134,7 @@ impl HybridStage {
         context: &StageContext,
     ) -> (Tensor<3>, Tensor<2, Int>, Tokens) {
         let (Some(table), Some(further)) = (&self.model.embed_tokens, &self.model.further) else {
-            let HybridInput::Hidden(hidden, ids) = input else {
-                panic!("a stage without the embeddings takes hidden states, not token ids")
-            };
-            let tokens = Tokens::new(&self.config, &ids, context);
-            return (hidden, ids, tokens);
+            return self.enter_later(input, context);
         };
         let HybridInput::Tokens(ids) = input else {
             panic!("the first stage takes token ids, not hidden states")
@@ -129,6 +150,23 @@ impl HybridStage {
         }
         (further.forward(x, &ids, &tokens, context), ids, tokens)
     }
+
+    /// Does the same behind the embeddings.
+    fn enter_later(&self, input: HybridInput, context: &StageContext) -> (Tensor<3>, Tensor<2, Int>, Tokens) {
+        let HybridInput::Hidden(hidden, ids) = input else {
+            panic!("a stage without the embeddings takes hidden states, not token ids")
+        };
+        let tokens = Tokens::new(&self.config, &ids, context);
+        (hidden, ids, tokens)
+    }
+}
+
+/// A layer that a stage has.
+enum HeldLayer<'a> {
+    Embedding,
+    Block(&'a Block),
+    Prediction(&'a Prediction),
+    Head(&'a OutputHead),
 }
 
 impl StageModule for HybridStage {
@@ -137,6 +175,20 @@ impl StageModule for HybridStage {
 
     fn forward(&self, input: HybridInput, context: &StageContext) -> HybridOutput {
         self.run(input, context)
+    }
+
+    /// Returns the number of parts that can be recomputed one by one: every layer is one.
+    fn blocks(&self) -> usize {
+        self.layers().len()
+    }
+
+    fn forward_block(
+        &self,
+        block: usize,
+        input: Values,
+        context: &StageContext,
+    ) -> Result<Values, BoundaryError> {
+        Ok(pack(self.run_layers(&self.layers()[block..=block], unpack(input)?, context)))
     }
 
     /// Gives parameters the paths of the checkpoint.

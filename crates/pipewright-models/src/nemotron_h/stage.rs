@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use pipewright::nn::CausalAttention;
 use pipewright::stage::{Stage, StageContext, StageModule};
-use pipewright::tensor::Placement;
+use pipewright::tensor::{BoundaryError, Placement, Values, pack, unpack};
 use pipewright_schedule::ModelDesc;
 
 use super::block::Block;
@@ -74,9 +74,21 @@ impl NemotronHStage {
         self.backbone.layers.iter().flatten()
     }
 
-    fn run_in(&self, input: DecoderInput, context: &StageContext) -> Tensor<3> {
+    /// Returns the layers that the stage has, in order.
+    fn layers(&self) -> Vec<Layer> {
+        let embedding = self.backbone.embeddings.iter().map(|_| Layer::Embedding);
+        let blocks = (0..self.backbone.layers.len()).filter(|&index| self.backbone.layers[index].is_some());
+        let head = self.head.iter().map(|_| Layer::Head);
+        embedding.chain(blocks.map(Layer::Block)).chain(head).collect()
+    }
+
+    /// Runs consecutive layers of the stage.
+    fn run_in(&self, layers: &[Layer], input: DecoderInput, context: &StageContext) -> Tensor<3> {
         let tensor = &self.split.tensor;
-        let hidden = self.enter(input);
+        let hidden = match layers.first() {
+            Some(Layer::Embedding) => self.enter(input),
+            _ => input.embed(None, &self.split),
+        };
         let [batch, sequence, width] = hidden.dims();
         let mut attention = CausalAttention::new(sequence, self.head_dim, &hidden.device());
         let scope = given_scope(context, [batch, sequence]);
@@ -85,11 +97,20 @@ impl NemotronHStage {
         }
         let documents = scope.as_ref().map(|scope| &scope.documents);
         let mut hidden = hidden.reshape([batch * sequence, width]);
-        for block in self.blocks() {
-            hidden = block.forward(hidden, &attention, documents, tensor, context);
-        }
-        if let Some(head) = &self.head {
-            hidden = head.forward(hidden, tensor);
+        for layer in layers {
+            match layer {
+                Layer::Embedding => {}
+                Layer::Block(index) => {
+                    if let Some(block) = &self.backbone.layers[*index] {
+                        hidden = block.forward(hidden, &attention, documents, tensor, context);
+                    }
+                }
+                Layer::Head => {
+                    if let Some(head) = &self.head {
+                        hidden = head.forward(hidden, tensor);
+                    }
+                }
+            }
         }
         let width = hidden.dims()[1];
         hidden.reshape([batch, sequence, width])
@@ -101,7 +122,21 @@ impl StageModule for NemotronHStage {
     type Output = Tensor<3>;
 
     fn forward(&self, input: DecoderInput, context: &StageContext) -> Tensor<3> {
-        self.run_in(input, context)
+        self.run_in(&self.layers(), input, context)
+    }
+
+    /// Returns the number of parts that can be recomputed one by one: every layer is one.
+    fn blocks(&self) -> usize {
+        self.layers().len()
+    }
+
+    fn forward_block(
+        &self,
+        block: usize,
+        input: Values,
+        context: &StageContext,
+    ) -> Result<Values, BoundaryError> {
+        Ok(pack(self.run_in(&self.layers()[block..=block], unpack(input)?, context)))
     }
 
     /// Gives parameters the paths of a Hugging Face directory.
