@@ -153,7 +153,7 @@ impl Run {
         let choice = PlanChoice {
             head_parts: Some(model.parts()),
             boundaries: self.boundaries.clone(),
-            recompute: vec![false; self.schedule.placement().stages() as usize],
+            recompute: vec![None; self.schedule.placement().stages() as usize],
             data_parallel: self.replicas,
             ..PlanChoice::default()
         };

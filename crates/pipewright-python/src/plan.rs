@@ -94,6 +94,8 @@ pub(crate) fn plan(
         data_parallel: optional("data_parallel", data_parallel)?,
         tensor_parallel: optional("tensor_parallel", tensor_parallel)?,
         head_parts: head_parts.map(|parts| whole_list("head_parts", parts)).transpose()?.unwrap_or_default(),
+        // PyTorch's runtime recomputes whole stages.
+        partial_recompute: false,
         ..PlanRequest::default()
     };
     check_plan(&request).map_err(|error| error.raised(py))?;
@@ -202,7 +204,7 @@ impl PyPlan {
     #[getter]
     fn recompute(&self) -> Vec<usize> {
         let stages = self.plan().recompute.iter().enumerate();
-        stages.filter(|(_, recomputes)| **recomputes).map(|(stage, _)| stage).collect()
+        stages.filter(|(_, choice)| choice.is_some()).map(|(stage, _)| stage).collect()
     }
 
     /// The predicted time of a step in seconds, with the optimizer.

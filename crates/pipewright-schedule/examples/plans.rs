@@ -159,7 +159,7 @@ fn time(instance: &Instance, name: &str, chunks: u32, method: &Method) -> Option
     let cut = partition(&weights, stages, method).ok()?;
     let choice = PlanChoice {
         boundaries: cut.ranges().skip(1).map(|range| range.start).collect(),
-        recompute: vec![false; stages as usize],
+        recompute: vec![None; stages as usize],
         ..PlanChoice::default()
     };
     predict(&instance.profile, &schedule, &choice).ok().map(|prediction| prediction.step_s())
@@ -191,7 +191,7 @@ fn best_cuts(instance: &Instance) -> f64 {
                 ..ScheduleSpec::default()
             };
             let Ok(schedule) = generate(generator.name, &spec) else { continue };
-            let recompute = vec![false; schedule.placement().stages() as usize];
+            let recompute = vec![None; schedule.placement().stages() as usize];
             let choice = PlanChoice { recompute, ..PlanChoice::default() };
             let Some(boundaries) = best_cut(&instance.profile, &schedule, &choice) else { continue };
             let choice = PlanChoice { boundaries, ..choice };

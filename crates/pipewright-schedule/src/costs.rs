@@ -71,7 +71,8 @@ pub struct StageCosts {
     pub weight_backward: f64,
     /// `B`.
     pub backward: f64,
-    /// A forward that is computed again before its backward; `None` for the time of `F`.
+    /// A forward, or its part that the stage recomputes, that is computed again before its backward; `None`
+    /// for the time of `F`.
     pub recompute: Option<f64>,
     /// `UNSHARD`, for each call.
     pub unshard: f64,
@@ -102,9 +103,10 @@ pub struct StageSizes {
 /// The bytes of a forward that is computed again, for one microbatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RecomputeSizes {
-    /// The inputs that it keeps until its backward ends.
+    /// The inputs that it keeps until its backward ends, and the activations of the layers that are not
+    /// computed again.
     pub kept: u64,
-    /// The activations that its backward holds at once, in addition to the inputs.
+    /// The activations that its backward holds at once, in addition to what is kept.
     pub recomputed: u64,
 }
 
@@ -179,6 +181,15 @@ pub enum CostsError {
         stage: StageIndex,
         /// The number of stages.
         stages: u32,
+    },
+    /// A stage is to recompute a part of its layers, and nothing says how long that takes.
+    #[error(
+        "stage {stage} is to recompute its first layers, and these costs do not say how long that takes; use a profile, which \
+         has the costs of layers, or recompute the whole stage"
+    )]
+    RecomputedLayers {
+        /// The stage.
+        stage: StageIndex,
     },
     /// There are more or fewer entries than stages.
     #[error("{} for the {what} of {}; give one for all, or one each", counted(*.entries, "entry"), counted(*.stages, "stage"))]
@@ -272,6 +283,9 @@ impl Costs {
         }
         if let Some(stage) = self.recompute.largest_stage().filter(|stage| stage.get() >= stages) {
             return Err(CostsError::RecomputedStage { stage, stages });
+        }
+        if let Some(stage) = self.recompute.in_part().find(|&stage| self.stage(stage).recompute.is_none()) {
+            return Err(CostsError::RecomputedLayers { stage });
         }
         let misled = |skip: &&SkipTransfer| skip.from >= skip.to || skip.to.get() >= stages;
         if let Some(&SkipTransfer { from, to, .. }) = self.skips.iter().find(misled) {

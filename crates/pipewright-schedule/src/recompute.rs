@@ -8,22 +8,33 @@
 //! between, is not recomputed: it would cost time and save nothing. So the last stage of 1F1B is never
 //! recomputed.
 //!
+//! A stage may recompute less than everything ([`StageRecompute`]): its first layers only, so that the others
+//! keep their activations, or only the microbatches above a number in flight. Less is computed again, and
+//! more is kept.
+//!
 //! ```
 //! use pipewright_schedule::{Recompute, StageIndex};
-//! let recompute: Recompute = "0,2".parse()?;
+//! let recompute: Recompute = "0,2:layers=3:keep=1".parse()?;
 //! assert!(recompute.applies_to(StageIndex::new(2)) && !recompute.applies_to(StageIndex::new(1)));
+//! assert_eq!(recompute.of(StageIndex::new(2)).map(|stage| stage.keep), Some(1));
 //! # Ok::<(), pipewright_schedule::recompute::RecomputeError>(())
 //! ```
 
-use std::collections::BTreeSet;
+mod in_flight;
+
+use std::collections::BTreeMap;
 use std::fmt;
+use std::num::NonZeroU32;
 use std::str::FromStr;
 
-use serde::{Serialize, Serializer};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Serialize, Serializer};
 use thiserror::Error;
 
 use crate::action::Action;
 use crate::ids::StageIndex;
+
+pub use in_flight::KeptForwards;
 
 /// The stages that compute their forward again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -36,14 +47,42 @@ pub enum Recompute {
     /// Every stage, block by block: a stage keeps the inputs of each of its blocks, and its backward holds
     /// the activations of one block at a time.
     Block,
-    /// These stages, each as a whole.
-    Stages(BTreeSet<StageIndex>),
+    /// These stages, each as its entry says.
+    Stages(BTreeMap<StageIndex, StageRecompute>),
+}
+
+/// The part of a stage's forwards that is computed again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+pub struct StageRecompute {
+    /// The number of its first layers that are computed again, in one piece; `None` for all layers. The other
+    /// layers keep their activations.
+    pub layers: Option<NonZeroU32>,
+    /// The number of microbatches in flight that keep all activations. A forward is computed again if the
+    /// stage already has this many microbatches whose forward has run and kept them, and whose backward has
+    /// not run.
+    pub keep: u32,
+}
+
+impl StageRecompute {
+    /// All layers of all microbatches.
+    pub const WHOLE: Self = Self { layers: None, keep: 0 };
+
+    /// Returns the choice of the first `layers` layers of all microbatches; `None` for no layer.
+    pub fn first(layers: u32) -> Option<Self> {
+        NonZeroU32::new(layers).map(|layers| Self { layers: Some(layers), keep: 0 })
+    }
+
+    /// Returns how many of the `count` layers of the stage are computed again.
+    pub fn layers_of(self, count: usize) -> usize {
+        self.layers.map_or(count, |layers| count.min(layers.get() as usize))
+    }
 }
 
 /// A text that does not say what is recomputed.
 #[derive(Clone, PartialEq, Eq, Error)]
 #[error(
-    "`{text}` is not a choice of what is recomputed; write `none`, `stage`, `block`, or stages such as `0,2`"
+    "`{text}` is not a choice of what is recomputed; write `none`, `stage`, `block`, or stages such as `0,2`, which may name \
+     their first layers or the microbatches that keep their activations: `0,2:layers=3,3:keep=1`"
 )]
 pub struct RecomputeError {
     /// The text.
@@ -53,13 +92,35 @@ pub struct RecomputeError {
 crate::error_text::message_as_debug!(RecomputeError);
 
 impl Recompute {
-    /// Whether `stage` computes its forward again.
-    pub fn applies_to(&self, stage: StageIndex) -> bool {
-        match self {
-            Self::None => false,
-            Self::Stage | Self::Block => true,
-            Self::Stages(stages) => stages.contains(&stage),
+    /// Returns the choice that recomputes these stages as a whole.
+    pub fn whole_stages(stages: impl IntoIterator<Item = StageIndex>) -> Self {
+        Self::Stages(stages.into_iter().map(|stage| (stage, StageRecompute::WHOLE)).collect())
+    }
+
+    /// Returns the choice with an entry for each stage, from the first one on; `None` for a stage that is not
+    /// recomputed.
+    pub fn of_stages(stages: &[Option<StageRecompute>]) -> Self {
+        if !stages.is_empty() && stages.iter().all(|&choice| choice == Some(StageRecompute::WHOLE)) {
+            return Self::Stage;
         }
+        let stages = (0..).map(StageIndex::new).zip(stages);
+        let chosen: BTreeMap<_, _> =
+            stages.filter_map(|(stage, choice)| choice.map(|choice| (stage, choice))).collect();
+        if chosen.is_empty() { Self::None } else { Self::Stages(chosen) }
+    }
+
+    /// Returns the part of the forwards of `stage` that is computed again; `None` if it recomputes nothing.
+    pub fn of(&self, stage: StageIndex) -> Option<StageRecompute> {
+        match self {
+            Self::None => None,
+            Self::Stage | Self::Block => Some(StageRecompute::WHOLE),
+            Self::Stages(stages) => stages.get(&stage).copied(),
+        }
+    }
+
+    /// Whether `stage` computes its forward again, as a whole or in part.
+    pub fn applies_to(&self, stage: StageIndex) -> bool {
+        self.of(stage).is_some()
     }
 
     /// Whether stages are recomputed block by block.
@@ -67,12 +128,32 @@ impl Recompute {
         *self == Self::Block
     }
 
+    /// Returns the stages of a list that recompute a part of their layers.
+    pub fn in_part(&self) -> impl Iterator<Item = StageIndex> {
+        let stages = match self {
+            Self::Stages(stages) => Some(stages),
+            Self::None | Self::Stage | Self::Block => None,
+        };
+        let in_part = |(&stage, choice): (&StageIndex, &StageRecompute)| choice.layers.map(|_| stage);
+        stages.into_iter().flatten().filter_map(in_part)
+    }
+
     /// Returns the largest stage of a list, which must exist.
     pub fn largest_stage(&self) -> Option<StageIndex> {
         match self {
-            Self::Stages(stages) => stages.last().copied(),
+            Self::Stages(stages) => stages.keys().next_back().copied(),
             Self::None | Self::Stage | Self::Block => None,
         }
+    }
+
+    /// Returns the first stage that is to recompute more layers than it has, with both numbers. `count`
+    /// returns the number of layers of a stage.
+    pub fn beyond_layers(&self, count: impl Fn(StageIndex) -> usize) -> Option<(StageIndex, u32, usize)> {
+        let Self::Stages(stages) = self else { return None };
+        stages.iter().find_map(|(&stage, choice)| {
+            let (layers, count) = (choice.layers?.get(), count(stage));
+            (layers as usize > count).then_some((stage, layers, count))
+        })
     }
 }
 
@@ -83,20 +164,61 @@ impl fmt::Display for Recompute {
             Self::Stage => f.write_str("stage"),
             Self::Block => f.write_str("block"),
             Self::Stages(stages) => {
-                let stages: Vec<String> = stages.iter().map(ToString::to_string).collect();
+                let stages: Vec<String> =
+                    stages.iter().map(|(stage, choice)| format!("{stage}{choice}")).collect();
                 f.write_str(&stages.join(","))
             }
         }
     }
 }
 
+impl fmt::Display for StageRecompute {
+    /// Writes what follows the number of the stage; nothing for the whole stage.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(layers) = self.layers {
+            write!(f, ":layers={layers}")?;
+        }
+        if self.keep > 0 {
+            write!(f, ":keep={}", self.keep)?;
+        }
+        Ok(())
+    }
+}
+
 impl Serialize for Recompute {
-    /// A word, or a list of numbers.
+    /// A word, or a list of stages. A stage is a number if it is recomputed as a whole, and otherwise a table
+    /// with the keys `stage`, `layers` and `keep`.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
-            Self::Stages(stages) => serializer.collect_seq(stages),
+            Self::Stages(stages) => {
+                serializer.collect_seq(stages.iter().map(|(&stage, &choice)| Entry { stage, choice }))
+            }
             word => serializer.collect_str(word),
         }
+    }
+}
+
+/// A stage of a list with its choice.
+struct Entry {
+    stage: StageIndex,
+    choice: StageRecompute,
+}
+
+impl Serialize for Entry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { stage, choice } = self;
+        if *choice == StageRecompute::WHOLE {
+            return stage.serialize(serializer);
+        }
+        let mut table = serializer.serialize_map(None)?;
+        table.serialize_entry("stage", stage)?;
+        if let Some(layers) = choice.layers {
+            table.serialize_entry("layers", &layers)?;
+        }
+        if choice.keep > 0 {
+            table.serialize_entry("keep", &choice.keep)?;
+        }
+        table.end()
     }
 }
 
@@ -109,12 +231,24 @@ impl FromStr for Recompute {
             "none" => Ok(Self::None),
             "stage" => Ok(Self::Stage),
             "block" => Ok(Self::Block),
-            list => {
-                let stage = |part: &str| StageIndex::try_from(part.trim().parse::<u32>().ok()?).ok();
-                list.split(',').map(stage).collect::<Option<_>>().map(Self::Stages).ok_or_else(wrong)
-            }
+            list => list.split(',').map(entry).collect::<Option<_>>().map(Self::Stages).ok_or_else(wrong),
         }
     }
+}
+
+/// Reads a stage of a list, such as `2` or `2:layers=3:keep=1`.
+fn entry(text: &str) -> Option<(StageIndex, StageRecompute)> {
+    let mut parts = text.trim().split(':');
+    let stage = StageIndex::try_from(parts.next()?.parse::<u32>().ok()?).ok()?;
+    let mut choice = StageRecompute::WHOLE;
+    for part in parts {
+        match part.split_once('=')? {
+            ("layers", value) if choice.layers.is_none() => choice.layers = Some(value.parse().ok()?),
+            ("keep", value) if choice.keep == 0 => choice.keep = value.parse().ok()?,
+            _ => return None,
+        }
+    }
+    Some((stage, choice))
 }
 
 /// Returns whether the next computation of the rank after the forward at `position` of its row is the
@@ -134,12 +268,35 @@ mod tests {
 
     #[test]
     fn a_choice_is_read_and_written() {
-        for text in ["none", "stage", "block", "0,2,17"] {
+        for text in ["none", "stage", "block", "0,2,17", "0,2:layers=3,5:keep=1,6:layers=2:keep=4"] {
             assert_eq!(text.parse::<Recompute>().map(|recompute| recompute.to_string()).as_deref(), Ok(text));
         }
-        for text in ["", "all", "1,", "-1", "99999999"] {
+        for text in ["", "all", "1,", "-1", "99999999", "1:", "1:layers", "1:layers=0", "1:keep=-1"] {
             assert!(text.parse::<Recompute>().is_err(), "{text}");
         }
+        for text in ["1:first=2", "1:layers=1:layers=2", "layers=2", "stage:layers=2", "1:keep=2:keep=2"] {
+            assert!(text.parse::<Recompute>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_list_has_numbers_and_tables() {
+        let json =
+            |text: &str| serde_json::to_string(&text.parse::<Recompute>().expect("a choice")).expect("JSON");
+        assert_eq!(json("block"), "\"block\"");
+        assert_eq!(json("0,2:layers=3"), r#"[0,{"stage":2,"layers":3}]"#);
+        assert_eq!(
+            json("1:keep=2,2:layers=1:keep=1"),
+            r#"[{"stage":1,"keep":2},{"stage":2,"layers":1,"keep":1}]"#
+        );
+    }
+
+    #[test]
+    fn layers_beyond_the_stage_are_found() {
+        let recompute: Recompute = "0,1:layers=3,2:layers=4".parse().expect("a choice");
+        assert_eq!(recompute.beyond_layers(|_| 4), None);
+        assert_eq!(recompute.beyond_layers(|_| 3), Some((StageIndex::new(2), 4, 3)));
+        assert_eq!(Recompute::Stage.beyond_layers(|_| 0), None);
     }
 
     #[test]

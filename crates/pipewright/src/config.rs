@@ -69,8 +69,10 @@ pub struct PipelineConfig {
     /// The seed of the random numbers that layers draw in training
     /// ([`StageContext::random`](crate::stage::StageContext::random)); the same on all ranks.
     pub seed: u64,
-    /// The stages that keep only their inputs after a forward, and compute it again in their backward; the
-    /// same on all ranks. Losses, gradients and random numbers do not change. A forward that its backward
+    /// The stages that keep only their inputs after a forward, and compute it again in their backward, as a
+    /// whole or in part; the same on all ranks. A part is the first blocks of a stage
+    /// ([`StageModule::blocks`](crate::stage::StageModule::blocks)), or the microbatches above a number in
+    /// flight. Losses, gradients and random numbers do not change. A forward that its backward
     /// follows at once is not recomputed ([`pipewright_schedule::recompute`]).
     ///
     /// A module must depend only on itself, its input and its context. Numbers from a device's own generator

@@ -1,13 +1,17 @@
 //! The `[pipeline]` section: the number of ranks, the schedule, and the partition of the model. `schedule.rs`
 //! checks that the schedule exists in these sizes.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use pipewright_schedule::generate::find;
 use pipewright_schedule::partition::{Layout, Method};
+use pipewright_schedule::recompute::StageRecompute;
 use pipewright_schedule::{ModelDesc, Recompute, StageIndex};
 use serde::{Serialize, Serializer};
+use toml::Value;
 
 use crate::config::document::Document;
 use crate::config::generator::{self, GeneratorSettings};
@@ -48,7 +52,7 @@ pub(crate) struct PipelineSettings {
     pub(crate) transport: TransportChoice,
     /// The number of threads that each rank computes with.
     pub(crate) threads_per_rank: u32,
-    /// The stages that compute their forward again in their backward.
+    /// The stages that compute their forward again in their backward, as a whole or in part.
     pub(crate) recompute: Recompute,
     /// The settings that only some schedules have.
     #[serde(flatten)]
@@ -187,10 +191,29 @@ fn read_schedule(section: &mut Section<'_>) -> ScheduleChoice {
 
 fn read_recompute(section: &mut Section<'_>) -> Recompute {
     let words = [("none", Recompute::None), ("stage", Recompute::Stage), ("block", Recompute::Block)];
-    section.choice_or_list("recompute", Recompute::None, &words, |stages| {
-        let stages = stages.into_iter().map(|stage| StageIndex::try_from(stage).ok());
-        stages.collect::<Option<_>>().map(Recompute::Stages)
+    let expected = "a word, or a list of whole numbers, such as [0, 2], and of tables, such as \
+                    { stage = 1, layers = 3 }, { stage = 1, keep = 2 } or { stage = 1, layers = 3, keep = 2 }, one for a stage";
+    section.choice_or_list("recompute", Recompute::None, &words, expected, |items| {
+        let stages: BTreeMap<_, _> = items.iter().map(recomputed_stage).collect::<Option<_>>()?;
+        (stages.len() == items.len()).then_some(Recompute::Stages(stages))
     })
+}
+
+/// Reads an entry of the list: the number of a stage, or a table with the part of it that is recomputed.
+fn recomputed_stage(item: &Value) -> Option<(StageIndex, StageRecompute)> {
+    let number = |value: &Value| u32::try_from(value.as_integer()?).ok();
+    let stage = |value: &Value| StageIndex::try_from(number(value)?).ok();
+    let Some(table) = item.as_table() else { return Some((stage(item)?, StageRecompute::WHOLE)) };
+    let mut choice = StageRecompute::WHOLE;
+    for (key, value) in table {
+        match key.as_str() {
+            "stage" => {}
+            "layers" => choice.layers = Some(NonZeroU32::new(number(value)?)?),
+            "keep" => choice.keep = number(value)?,
+            _ => return None,
+        }
+    }
+    Some((stage(table.get("stage")?)?, choice))
 }
 
 fn read_transport(section: &mut Section<'_>) -> TransportChoice {

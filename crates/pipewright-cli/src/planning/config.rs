@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use pipewright_schedule::Recompute;
 use pipewright_schedule::csv::print_schedule;
 use pipewright_schedule::plan::{Plan, PlanSettings, SEARCHED};
 use toml::{Table, Value};
@@ -10,7 +11,7 @@ use crate::config::Settings;
 use crate::config::generator;
 use crate::failure::Failure;
 use crate::output;
-use crate::planning::print::{Recompute, stages_per_rank};
+use crate::planning::print::stages_per_rank;
 use crate::schedules::size::depends_on_costs;
 
 /// Writes the configuration of `plan` to `file`: the settings with the choices of the plan, or without
@@ -47,13 +48,8 @@ pub(crate) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) 
     if plan.head_parts > 1 || says_parts {
         pipeline.push(("head_parts", number(plan.head_parts)));
     }
-    let recompute = match Recompute::of(plan) {
-        Recompute::Word(word) => Value::String(word.to_owned()),
-        Recompute::Stages(stages) => {
-            Value::Array(stages.into_iter().map(|stage| Value::Integer(stage as i64)).collect())
-        }
-    };
-    pipeline.push(("recompute", recompute));
+    let recompute = Value::try_from(Recompute::of_stages(&plan.recompute));
+    pipeline.push(("recompute", recompute.expect("words, numbers and tables are values")));
     set(&mut config, "pipeline", pipeline);
     let replicas = settings.map(|settings| settings.mesh.with_replicas(plan.data_parallel));
     let mut mesh = vec![("data_parallel", replicas.unwrap_or_else(|| number(plan.data_parallel)))];

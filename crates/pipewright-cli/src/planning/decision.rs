@@ -2,10 +2,11 @@
 //! settings that it becomes.
 
 use pipewright_models::CutModel;
+use pipewright_schedule::Recompute;
 use pipewright_schedule::csv::{parse_schedule, print_schedule};
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::plan::{Outcome, OutcomeKind, Plan, PlanReport};
-use pipewright_schedule::{Recompute, StageIndex};
+use pipewright_schedule::recompute::StageRecompute;
 use serde::{Deserialize, Serialize};
 
 use crate::config::generator::GeneratorSettings;
@@ -59,8 +60,8 @@ struct Choice {
     microbatches: u32,
     microbatch_size: u32,
     boundaries: Vec<u32>,
-    /// The stages that recompute.
-    recompute: Vec<u32>,
+    /// The part of its forwards that each stage recomputes.
+    recompute: Vec<Option<StageRecompute>>,
     data_parallel: u32,
     /// The parts of the output head.
     head_parts: u32,
@@ -116,11 +117,7 @@ impl Decision {
         // A plan has none of the settings of generators.
         pipeline.generator = GeneratorSettings::default();
         pipeline.head_parts = choice.head_parts;
-        pipeline.recompute = if choice.recompute.is_empty() {
-            Recompute::None
-        } else {
-            Recompute::Stages(choice.recompute.into_iter().map(StageIndex::new).collect())
-        };
+        pipeline.recompute = Recompute::of_stages(&choice.recompute);
         settings.mesh.data_parallel = choice.data_parallel;
         settings.run.planned_step_ms = plan_milliseconds(choice.step_s, Some(&settings));
         let model = model.with_parts(choice.head_parts).map_err(Failure::input)?;
@@ -136,13 +133,7 @@ fn simplest(report: &PlanReport, microbatch_size: u32) -> &Plan {
     let near = report.plans.iter().filter(|plan| plan.step_s <= best.step_s * (1.0 + NEAR));
     let simplest = near.min_by_key(|plan| {
         let is_other_size = plan.microbatch_rows != microbatch_size;
-        (
-            is_other_size,
-            plan.recompute.contains(&true),
-            plan.head_parts,
-            !is_named(plan),
-            plan.boundaries.len(),
-        )
+        (is_other_size, plan.recomputes(), plan.head_parts, !is_named(plan), plan.boundaries.len())
     });
     simplest.unwrap_or(best)
 }
@@ -174,7 +165,6 @@ fn sentences(report: &PlanReport, best: &Plan, source: &str) -> Vec<String> {
 impl Choice {
     fn of(plan: &Plan) -> Self {
         let layer = |&layer: &usize| u32::try_from(layer).unwrap_or(u32::MAX);
-        let recomputing = (0..).zip(&plan.recompute).filter(|(_, recomputes)| **recomputes);
         Self {
             name: is_named(plan).then(|| plan.name.to_owned()),
             csv: print_schedule(&plan.schedule),
@@ -183,7 +173,7 @@ impl Choice {
             microbatches: plan.microbatches(),
             microbatch_size: plan.microbatch_rows,
             boundaries: plan.boundaries.iter().map(layer).collect(),
-            recompute: recomputing.map(|(stage, _)| stage).collect(),
+            recompute: plan.recompute.clone(),
             data_parallel: plan.data_parallel,
             head_parts: plan.head_parts,
             step_s: plan.step_s,
@@ -217,7 +207,7 @@ mod tests {
             microbatches: 2,
             microbatch_size: 4,
             boundaries: vec![5],
-            recompute: vec![0],
+            recompute: vec![Some(StageRecompute::WHOLE), None],
             data_parallel: 1,
             head_parts: 1,
             step_s: 0.25,
@@ -267,7 +257,7 @@ mod tests {
             schedule: parse_schedule("0F0,0B0\n").expect("a schedule"),
             head_parts: 1,
             boundaries: Vec::new(),
-            recompute: vec![false],
+            recompute: vec![None],
             data_parallel: 1,
             tensor_parallel: 1,
             mesh_order: MeshOrder::default(),

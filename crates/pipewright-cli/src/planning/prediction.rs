@@ -9,6 +9,7 @@ use pipewright_schedule::plan::{
     PlanChoice, Prediction, best_cut, choice_costs, predict_program, with_head_parts,
 };
 use pipewright_schedule::profile::Profile;
+use pipewright_schedule::recompute::StageRecompute;
 use pipewright_schedule::simulate::Summary;
 use pipewright_schedule::{
     LowerConfig, PartitionError, Recompute, Schedule, ScheduleSpec, StageIndex, ValidatedProgram, generate,
@@ -115,8 +116,8 @@ struct Choices {
     profile: Profile,
     /// Empty for the best partition.
     boundaries: Vec<usize>,
-    /// Whether each stage recomputes its forward.
-    recompute: Vec<bool>,
+    /// The part of its forwards that each stage recomputes.
+    recompute: Vec<Option<StageRecompute>>,
 }
 
 impl Choices {
@@ -155,8 +156,8 @@ impl Choices {
     }
 }
 
-/// Returns whether each stage recomputes its forward.
-fn recompute_of(recompute: &Recompute, stages: u32) -> Result<Vec<bool>, Failure> {
+/// Returns the part of its forwards that each stage recomputes.
+fn recompute_of(recompute: &Recompute, stages: u32) -> Result<Vec<Option<StageRecompute>>, Failure> {
     if recompute.is_by_block() {
         return Err(Failure::input(
             "--recompute block: a profile has no blocks inside its layers; write stage, or a list of stages",
@@ -167,6 +168,6 @@ fn recompute_of(recompute: &Recompute, stages: u32) -> Result<Vec<bool>, Failure
             "--recompute: there is no stage {stage}; write none, stage, or stages from 0 to {}",
             stages - 1
         ))),
-        _ => Ok((0..stages).map(|stage| recompute.applies_to(StageIndex::new(stage))).collect()),
+        _ => Ok((0..stages).map(|stage| recompute.of(StageIndex::new(stage))).collect()),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use pipewright_schedule::Recompute;
 use pipewright_schedule::picture::TimeUnit;
 use pipewright_schedule::plan::{
     MeshOrder, Outcome, OutcomeKind, Plan, PlanError, PlanMesh, PlanReport, PlanRequest,
@@ -76,29 +77,6 @@ struct CollectivesJson {
     data_parallel_s: f64,
 }
 
-/// The stages that recompute, as the configuration has them.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(untagged)]
-pub(crate) enum Recompute {
-    /// `none`, or `stage` for all stages.
-    Word(&'static str),
-    /// Some stages.
-    Stages(Vec<usize>),
-}
-
-impl Recompute {
-    /// Returns the stages that a plan recomputes.
-    pub(crate) fn of(plan: &Plan) -> Self {
-        let stages = plan.recompute.iter().enumerate().filter(|(_, recomputes)| **recomputes);
-        let stages: Vec<usize> = stages.map(|(stage, _)| stage).collect();
-        match stages.len() {
-            0 => Self::Word("none"),
-            all if all == plan.recompute.len() => Self::Word("stage"),
-            _ => Self::Stages(stages),
-        }
-    }
-}
-
 /// Returns the number of stages of the rank with the most.
 pub(crate) fn stages_per_rank(plan: &Plan) -> u32 {
     let placement = plan.schedule.placement();
@@ -147,7 +125,7 @@ pub(crate) fn plan_json(plan: &Plan) -> PlanJson<'_> {
             tensor_parallel_s: plan.collectives.tensor_s,
             data_parallel_s: plan.collectives.replicas_s,
         }),
-        recompute: Recompute::of(plan),
+        recompute: Recompute::of_stages(&plan.recompute),
         predicted_step_s: plan.step_s,
         bubble_fraction: plan.bubble_fraction,
         peak_bytes: &plan.peak_bytes,
@@ -234,8 +212,8 @@ pub(crate) fn text(
 /// Returns the lines about the best plan.
 fn details(plan: &Plan) -> Vec<String> {
     let mut lines = vec![format!("      boundaries {:?}", plan.boundaries)];
-    if let Recompute::Stages(stages) = Recompute::of(plan) {
-        lines.push(format!("      stages that recompute {stages:?}"));
+    if let recompute @ Recompute::Stages(_) = Recompute::of_stages(&plan.recompute) {
+        lines.push(format!("      stages that recompute {recompute}"));
     }
     lines.push(format!("      memory by rank {}", memory(&plan.peak_bytes)));
     if is_mesh(plan) {
@@ -289,9 +267,9 @@ pub(crate) fn title_of(plan: &Plan) -> String {
         1 => String::new(),
         parts => format!(", head in {parts} parts"),
     };
-    let recompute = match Recompute::of(plan) {
-        Recompute::Word("none") => "",
-        Recompute::Word(_) => ", all stages recompute",
+    let recompute = match Recompute::of_stages(&plan.recompute) {
+        Recompute::None => "",
+        Recompute::Stage | Recompute::Block => ", all stages recompute",
         Recompute::Stages(_) => ", some stages recompute",
     };
     let (name, ranks) = (plan.title(), ranks_of(plan.mesh()));

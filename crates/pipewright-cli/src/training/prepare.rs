@@ -13,7 +13,7 @@ use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering};
 use pipewright_schedule::partition::{Method, Partition, partition};
 use pipewright_schedule::simulate::few_microbatches;
 use pipewright_schedule::words::counted;
-use pipewright_schedule::{Level, LowerConfig, ModelDesc, TrainedStages, ValidatedProgram};
+use pipewright_schedule::{Level, LowerConfig, ModelDesc, Recompute, TrainedStages, ValidatedProgram};
 use serde_json::Value;
 
 use crate::config::mesh::MeshSettings;
@@ -104,6 +104,7 @@ impl CutProgram {
         }
         require_split(&settings.mesh, model, &partition)?;
         require_slices(&program, model)?;
+        require_recomputed_layers(&settings.pipeline.recompute, &partition)?;
         Ok(Self { program, partition, layers, notes })
     }
 }
@@ -300,6 +301,17 @@ fn require_split(mesh: &MeshSettings, model: &CutModel, partition: &Partition) -
         )));
     }
     Ok(())
+}
+
+/// Refuses a stage that is to recompute more layers than it has.
+fn require_recomputed_layers(recompute: &Recompute, partition: &Partition) -> Result<(), Failure> {
+    let beyond = recompute.beyond_layers(|stage| partition.range(stage).len());
+    let Some((stage, layers, count)) = beyond else { return Ok(()) };
+    Err(Failure::input(format!(
+        "`pipeline.recompute` names the first {layers} layers of stage {stage}, which has {}: name at most as many as it has, \
+         or the whole stage",
+        counted(count, "layer")
+    )))
 }
 
 /// Refuses a model that cannot run the slices into which the schedule cuts microbatches.

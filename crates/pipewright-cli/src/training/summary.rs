@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::num::NonZeroU32;
 use std::ops::Range;
 
 use pipewright::train::Validation;
@@ -13,8 +14,9 @@ use pipewright::train::data::{DataSource, MixedRows, TokenRows};
 use pipewright_models::ParameterSpec;
 use pipewright_models::training_memory::{HeldBytes, MemoryPlan};
 use pipewright_schedule::picture::microbatches_in_words;
+use pipewright_schedule::recompute::StageRecompute;
 use pipewright_schedule::words::counted;
-use pipewright_schedule::{LayerDesc, StageBackward, StageIndex};
+use pipewright_schedule::{LayerDesc, Recompute, StageBackward, StageIndex};
 use serde_json::{Map, Value, json};
 
 use crate::config::Settings;
@@ -115,7 +117,9 @@ impl Summary<'_> {
                 StageBackward::Inputs => ", frozen: no weight gradients",
                 StageBackward::None => ", frozen: forward only",
             };
-            let words = format!("on rank {rank}: layers {first} to {last} ({kinds}), {size}{frozen}");
+            let recomputed = recomputed(&self.prepared.settings.pipeline.recompute, stage);
+            let words =
+                format!("on rank {rank}: layers {first} to {last} ({kinds}), {size}{frozen}{recomputed}");
             line(text, &format!("stage {stage}"), &words);
         }
         for (path, stages) in self.shared() {
@@ -150,6 +154,22 @@ impl Summary<'_> {
         });
         holders.into_iter().map(|(path, (stages, _))| (path, stages)).collect()
     }
+}
+
+/// Returns words about what a stage recomputes; none if it recomputes nothing.
+fn recomputed(recompute: &Recompute, stage: StageIndex) -> String {
+    let Some(StageRecompute { layers, keep }) = recompute.of(stage) else { return String::new() };
+    let part = match layers {
+        _ if recompute.is_by_block() => "all layers one by one".to_owned(),
+        None => "all layers".to_owned(),
+        Some(NonZeroU32::MIN) => "its first layer".to_owned(),
+        Some(layers) => format!("its first {layers} layers"),
+    };
+    let microbatches = match keep {
+        0 => String::new(),
+        keep => format!(" of the microbatches after the first {keep} in flight"),
+    };
+    format!(", recomputes {part}{microbatches}")
 }
 
 fn line(text: &mut String, what: &str, words: &str) {
@@ -243,6 +263,7 @@ fn schedule_json(prepared: &Prepared) -> Value {
         "stages_per_rank": pipeline.stages_per_rank,
         "microbatches": program.microbatches() / program.slices().get(),
         "slices": program.slices().get(),
+        "recompute": pipeline.recompute,
     })
 }
 

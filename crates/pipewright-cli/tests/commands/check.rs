@@ -157,6 +157,19 @@ fn memory_follows_from_microbatches_schedule_and_sharding() {
     // output of each layer but the last, 512 bytes, for two microbatches, and the activations of one block.
     assert_eq!(column(&["pipeline.recompute=stage"], 3), "12.8 KiB");
     assert_eq!(column(&["pipeline.recompute=block"], 3), "8.4 KiB");
+    // The second block of two microbatches, and the embedding and the first block of one.
+    assert_eq!(column(&["pipeline.recompute=[{ stage = 0, layers = 2 }]"], 3), "19.2 KiB");
+    // The first two of four microbatches. Later ones are computed again when there is room for them.
+    let kept = ["pipeline.schedule=gpipe", "pipeline.recompute=[{ stage = 0, keep = 2 }]"];
+    assert_eq!(column(&kept, 3), "25.6 KiB");
+    let (_, printed, _) = check(&run, &kept);
+    assert!(
+        printed.contains(", recomputes all layers of the microbatches after the first 2 in flight\n"),
+        "{printed}"
+    );
+    let (code, _, said) = check(&run, &["pipeline.recompute=[{ stage = 0, layers = 4 }]"]);
+    let beyond = "`pipeline.recompute` names the first 4 layers of stage 0, which has 3 layers";
+    assert!(code == Some(2) && said.contains(beyond), "{said}");
     // SGD without momentum has no state, with momentum one number for each parameter. Muon has one for each
     // of the 2176 elements of a block's matrices, and AdamW's two for the others; Adafactor has one for each
     // row and column.

@@ -89,7 +89,8 @@ fn settings(plan: &Value) -> Vec<String> {
     let keys = given.map(|key| (key, key)).into_iter().chain(renamed);
     let plan = keys
         .filter(|(key, _)| !plan[key].is_null())
-        .map(|(key, name)| format!("pipeline.{name}={}", plan[key]));
+        // In TOML, a key and its value have `=` between them.
+        .map(|(key, name)| format!("pipeline.{name}={}", plan[key]).replace("\":", "\"="));
     let model = MODEL.iter().map(|&key| key.to_owned());
     model.chain(["pipeline.partition=explicit".to_owned()]).chain(plan).collect()
 }
@@ -128,17 +129,44 @@ fn check_parts(run: &Run, schedule: &str, stages_per_rank: u32, boundaries: &str
     for profile in ["p.toml", &format!("p{parts}.toml")] {
         let (stages, parts) = (stages_per_rank.to_string(), parts.to_string());
         let choice = ["--boundaries", boundaries, "--stages-per-rank", &stages, "--head-parts", &parts];
-        let size = ["--ranks", "2", "--microbatches", "8", "--format", "json", "--profile", profile];
-        let (code, printed, said) =
-            command(run, &[&["simulate", schedule][..], &choice, &size].concat(), &[]);
-        assert_eq!(code, Some(0), "{said}");
-        let prediction: Value = serde_json::from_str(&printed).expect("JSON");
-        for (found, predicted) in found.iter().zip(peaks(&prediction)) {
-            let ratio = *found as f64 / predicted as f64;
-            let what = format!("{schedule} {boundaries} in {parts} parts, {profile}: {found} of {predicted}");
-            assert!((1.0 - ERROR..=1.0 + ERROR).contains(&ratio), "{ratio}: {what}");
-        }
+        check_simulated(run, schedule, &choice, profile, &found);
     }
+}
+
+/// Checks that the simulation of a choice predicts the measured peaks.
+fn check_simulated(run: &Run, schedule: &str, choice: &[&str], profile: &str, found: &[u64]) {
+    let size = ["--ranks", "2", "--microbatches", "8", "--format", "json", "--profile", profile];
+    let (code, printed, said) = command(run, &[&["simulate", schedule][..], choice, &size].concat(), &[]);
+    assert_eq!(code, Some(0), "{said}");
+    let prediction: Value = serde_json::from_str(&printed).expect("JSON");
+    for (found, predicted) in found.iter().zip(peaks(&prediction)) {
+        let ratio = *found as f64 / predicted as f64;
+        let what = format!("{schedule} {choice:?}, {profile}: {found} of {predicted}");
+        assert!((1.0 - ERROR..=1.0 + ERROR).contains(&ratio), "{ratio}: {what}");
+    }
+}
+
+/// Checks that the memory of a run is predicted whose stages recompute in part: in a configuration, and in an
+/// argument.
+fn check_recompute(run: &Run, schedule: &str, boundaries: &str, configured: &str, argument: &str) {
+    let set = [
+        format!("pipeline.schedule={schedule}"),
+        format!("pipeline.boundaries=[{boundaries}]"),
+        format!("pipeline.recompute={configured}"),
+        "pipeline.partition=explicit".to_owned(),
+    ];
+    let model = MODEL.iter().map(|&key| key.to_owned());
+    let found = measured(run, "small.toml", &model.chain(set).collect::<Vec<_>>());
+    check_simulated(run, schedule, &["--boundaries", boundaries, "--recompute", argument], "p.toml", &found);
+}
+
+#[test]
+fn the_memory_of_stages_that_recompute_in_part_is_predicted() {
+    let run = profiled();
+    check_recompute(&run, "1f1b", "4", "[{ stage = 0, layers = 2 }]", "0:layers=2");
+    check_recompute(&run, "gpipe", "4", "[{ stage = 0, keep = 3 }, 1]", "0:keep=3,1");
+    let both = "[{ stage = 0, layers = 3, keep = 2 }, { stage = 1, layers = 2 }]";
+    check_recompute(&run, "gpipe", "4", both, "0:layers=3:keep=2,1:layers=2");
 }
 
 #[test]

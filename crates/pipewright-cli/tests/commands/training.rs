@@ -362,7 +362,8 @@ fn recomputation_changes_no_figure() {
     // The gradients of two ranks that compute a stage together may arrive before and after the second
     // forward.
     let split = figures(&folder, &[tensor_ranks]);
-    for choice in ["stage", "block", "[0]"] {
+    let in_part = "[{ stage = 0, layers = 2 }, { stage = 1, keep = 1 }]";
+    for choice in ["stage", "block", "[0]", in_part] {
         let recompute = format!("pipeline.recompute={choice}");
         assert_eq!(figures(&folder, &[&recompute]), expected, "{choice}");
         assert_eq!(figures(&folder, &[&recompute, tensor_ranks]), split, "{choice} on tensor ranks");

@@ -1,6 +1,6 @@
 //! The bytes that each stage and each rank of a run holds at most.
 
-use pipewright_schedule::costs::StageSizes;
+use pipewright_schedule::costs::{StageCosts, StageSizes};
 use pipewright_schedule::partition::Partition;
 use pipewright_schedule::sharding::{Sharding, StateBytes};
 use pipewright_schedule::simulate::{SimulateError, memory_curve, peak_memory, timed};
@@ -65,7 +65,7 @@ pub struct TrainingRun<'a> {
     pub tokens: usize,
     /// The rows of a microbatch.
     pub rows: u32,
-    /// The stages that compute their forward again.
+    /// The part of their forwards that the stages compute again.
     pub recompute: &'a Recompute,
     /// The rule for the state of each parameter.
     pub state: StateRule,
@@ -148,7 +148,14 @@ impl TrainingRun<'_> {
             devices,
             expert_ranks,
         };
-        Costs { sizes: kept.sizes(stages), recompute: recompute.clone(), ..Costs::default() }
+        // The times do not matter.
+        let unit = StageCosts { recompute: Some(1.0), ..StageCosts::new(1.0, 1.0, 1.0) };
+        Costs {
+            stages: vec![unit],
+            sizes: kept.sizes(stages),
+            recompute: recompute.clone(),
+            ..Costs::default()
+        }
     }
 
     /// Returns the bytes of a stage without activations. If parameters are sharded, a replica holds its part

@@ -25,7 +25,7 @@ pub struct KeptActivations<'a> {
     pub slices: Slices,
     /// The precision in which the stages compute.
     pub precision: Precision,
-    /// The stages that compute their forward again.
+    /// The part of their forwards that the stages compute again.
     pub recompute: &'a Recompute,
     /// What the stages compute on.
     pub devices: ComputeDevices,
@@ -63,8 +63,8 @@ impl KeptActivations<'_> {
         stages.iter().zip(0..).map(size).collect()
     }
 
-    /// Returns the bytes of a microbatch that a stage keeps if it is recomputed, and the bytes that its
-    /// backward then holds.
+    /// Returns the bytes of a microbatch that a stage keeps if it is recomputed, as far as the stage does so,
+    /// and the bytes that its backward then holds in addition.
     fn recompute_sizes(&self, layers: &ModelDesc, stage: StageIndex) -> RecomputeSizes {
         // The first layer's inputs are token ids, which its activations include.
         let input =
@@ -75,7 +75,9 @@ impl KeptActivations<'_> {
             let largest = own.iter().map(|layer| layer.activation_bytes).max();
             (range.map(input).fold(0, u64::saturating_add), largest.unwrap_or(0))
         } else {
-            (input(range.start), kept_bytes(own))
+            let again = self.recompute.of(stage).map_or(own.len(), |choice| choice.layers_of(own.len()));
+            let others = kept_bytes(&own[again..]);
+            (input(range.start).saturating_add(others), kept_bytes(own).saturating_sub(others))
         };
         let rows = u64::from(self.rows);
         RecomputeSizes { kept: kept.saturating_mul(rows), recomputed: recomputed.saturating_mul(rows) }

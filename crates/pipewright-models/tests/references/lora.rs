@@ -7,7 +7,7 @@ use pipewright::tensor::Precision;
 use pipewright_models::{Adapter, AdapterStart, LoraConfig};
 use pipewright_schedule::Recompute;
 
-use crate::pipelined_run::{FIRST_STEPS, train, train_steps};
+use crate::pipelined_run::{FIRST_STEPS, in_part, train, train_steps};
 use crate::reference::{Reference, Step, Within};
 
 /// The adapters with references.
@@ -54,7 +54,7 @@ fn other_cuts_and_recomputation_have_the_bits_of_one_rank() {
         for (schedule, ranks) in [("zb-h1", 4), ("interleavedzerobubble", 2), ("dualpipev", 2)] {
             assert_eq!(check_first_steps(adapter, schedule, ranks, &plain), one_rank, "{schedule}");
         }
-        for recompute in [Recompute::Stage, Recompute::Block] {
+        for recompute in [Recompute::Stage, Recompute::Block, in_part()] {
             let config = PipelineConfig { recompute, ..PipelineConfig::default() };
             assert_eq!(check_first_steps(adapter, "1f1b", 2, &config), one_rank);
         }
@@ -89,7 +89,8 @@ fn with_new(lora: LoraConfig) -> Reference {
 #[test]
 fn masks_and_first_values_do_not_depend_on_the_cut() {
     let plain = PipelineConfig::default();
-    let recompute = PipelineConfig { recompute: Recompute::Stage, ..PipelineConfig::default() };
+    let recomputing = [Recompute::Stage, in_part()]
+        .map(|recompute| PipelineConfig { recompute, ..PipelineConfig::default() });
     let run = |reference: &Reference, schedule, ranks, config| {
         train_steps(reference, schedule, ranks, 8, config, FIRST_STEPS)
     };
@@ -99,7 +100,9 @@ fn masks_and_first_values_do_not_depend_on_the_cut() {
             with_new(LoraConfig { rank: 4, alpha: 8.0, dropout: 0.3, dora, ..LoraConfig::default() });
         let one_rank = run(&reference, "gpipe", 1, &plain);
         assert_eq!(run(&reference, "zbvzerobubble", 2, &plain), one_rank);
-        assert_eq!(run(&reference, "1f1b", 4, &recompute), one_rank);
+        for config in &recomputing {
+            assert_eq!(run(&reference, "1f1b", 4, config), one_rank);
+        }
         assert_ne!(one_rank[1].grad_norm, without_dropout[1].grad_norm, "nothing is dropped");
         // New adapters add zero, so the first loss is the base's.
         assert!((one_rank[0].loss - without_dropout[0].loss).abs() < 1e-6 * one_rank[0].loss);

@@ -28,6 +28,11 @@ use crate::reference::{Balance, Reference, Step};
 /// changes the gradient norm of the first step, and its update changes all losses after it.
 pub(crate) const FIRST_STEPS: usize = 3;
 
+/// Returns a choice in which the first two stages recompute a part of their layers and of their microbatches.
+pub(crate) fn in_part() -> Recompute {
+    "0:layers=1,1:layers=1:keep=1".parse().expect("a choice")
+}
+
 /// A reference model, and its runs on one rank.
 pub(crate) struct Model {
     name: &'static str,
@@ -82,12 +87,13 @@ impl Model {
         }
     }
 
-    /// Checks that stages and blocks that compute their forward again have the bits of one rank.
+    /// Checks that stages, blocks and parts of stages that compute their forward again have the bits of one
+    /// rank.
     pub(crate) fn check_recomputed(&self, schedule: &str, ranks: u32, microbatches: u32) {
         let reference = self.reference();
         let steps = reference.expected.steps.len().min(FIRST_STEPS);
         let one_rank = &self.one_rank(&reference, microbatches)[..steps];
-        for recompute in [Recompute::Stage, Recompute::Block] {
+        for recompute in [Recompute::Stage, Recompute::Block, in_part()] {
             let config = PipelineConfig { recompute: recompute.clone(), ..PipelineConfig::default() };
             let run = train_steps(&reference, schedule, ranks, microbatches, &config, steps);
             assert_eq!(run, one_rank, "{schedule}, recompute {recompute}");

@@ -16,7 +16,7 @@ use pipewright_models::{CutModel, ModelConfig, ModelFamily, Place, hf, parameter
 use pipewright_schedule::Recompute;
 use pipewright_schedule::generate::catalogue;
 
-use crate::pipelined_run::{FIRST_STEPS, train, train_steps};
+use crate::pipelined_run::{FIRST_STEPS, in_part, train, train_steps};
 use crate::reference::Reference;
 
 fn config(data_parallel: u32, tensor_parallel: u32) -> PipelineConfig {
@@ -71,8 +71,10 @@ fn replicas_of_pipelines_of_tensor_ranks() {
 
 #[test]
 fn recomputed_stages_exchange_again() {
-    let config = PipelineConfig { recompute: Recompute::Block, ..config(1, 2) };
-    check("qwen3-tiny", "zbvzerobubble", 2, 8, &config);
+    for recompute in [Recompute::Block, in_part()] {
+        let config = PipelineConfig { recompute, ..config(1, 2) };
+        check("qwen3-tiny", "zbvzerobubble", 2, 8, &config);
+    }
     let config = PipelineConfig { recompute: Recompute::Block, ..whole_experts(1, 2) };
     check("qwen3-moe-tiny", "zbvzerobubble", 2, 8, &config);
 }

@@ -66,7 +66,7 @@ fn config(plan: &Plan, request: &EmitRequest<'_>, parts: &ModelParts) -> String 
     ends.extend(&plan.boundaries);
     ends.push(parts.layers());
     let most = ends.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(1);
-    let interval = if plan.recompute.contains(&true) { most } else { 0 };
+    let interval = if plan.recomputes() { most } else { 0 };
     let mut config = Map::new();
     let rows = u64::from(plan.microbatch_rows);
     config.insert("train_batch_size".into(), json!(rows * u64::from(plan.microbatches())));
@@ -90,7 +90,7 @@ fn remarks(emission: &mut Emission, plan: &Plan) {
     let text = "`PipelineModule` takes a method and no layers of stages, so `planned_pipeline.py` has a class that takes them \
                 from `pipeline.parts`; DeepSpeed itself does not read that key";
     emission.remark("cut", text);
-    if plan.recompute.contains(&true) {
+    if plan.recomputes() {
         let text = "`activation_checkpoint_interval` is the largest number of layers of a stage, so each stage is recomputed as a \
                     whole, as in the plan";
         emission.remark("recomputation", text);

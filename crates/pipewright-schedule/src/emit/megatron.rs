@@ -41,7 +41,7 @@ fn options(plan: &Plan, request: &EmitRequest<'_>, parts: &ModelParts, stages: &
     }
     option("micro-batch-size", &plan.microbatch_rows);
     option("global-batch-size", &(u64::from(plan.microbatch_rows) * u64::from(plan.microbatches())));
-    if plan.recompute.contains(&true) {
+    if plan.recomputes() {
         let most = stages.iter().map(|stage| stage.blocks.len()).max().unwrap_or(1).max(1);
         option("recompute-granularity", &"full");
         option("recompute-method", &"uniform");
@@ -67,7 +67,7 @@ fn remarks(emission: &mut Emission, plan: &Plan, parts: &ModelParts) {
         );
         emission.remark("layers", text);
     }
-    if plan.recompute.contains(&true) {
+    if plan.recomputes() {
         let text =
             "blocks are recomputed, but neither the embedding nor the head, which the plan recomputes too";
         emission.remark("recomputation", text);

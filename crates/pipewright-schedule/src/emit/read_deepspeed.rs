@@ -9,6 +9,7 @@ use crate::emit::read_plan::{ReadPlan, Sizes, checkpoint_remark, generate_within
 use crate::generate::ScheduleSpec;
 use crate::plan::{MeshOrder, PlanChoice, System, with_head_parts};
 use crate::profile::Profile;
+use crate::recompute::StageRecompute;
 
 const BATCH: &str = "train_batch_size";
 const ROWS: &str = "train_micro_batch_size_per_gpu";
@@ -59,7 +60,7 @@ pub(super) fn read(text: &str, profile: &Profile, ranks: Option<u32>) -> Result<
     let choice = PlanChoice {
         head_parts: Some(1),
         boundaries,
-        recompute: vec![interval > 0; stages as usize],
+        recompute: vec![(interval > 0).then_some(StageRecompute::WHOLE); stages as usize],
         data_parallel: batch.replicas,
         mesh_order: if profile.node.is_some() { MeshOrder::Replicas } else { MeshOrder::default() },
         microbatch_rows: batch.rows,

@@ -8,6 +8,7 @@ use crate::emit::read_plan::{ReadPlan, Sizes, checkpoint_remark, generate_within
 use crate::generate::ScheduleSpec;
 use crate::plan::{MeshOrder, PlanChoice, System};
 use crate::profile::Profile;
+use crate::recompute::StageRecompute;
 use crate::schedule::Schedule;
 use crate::words::counted;
 
@@ -89,7 +90,7 @@ pub(super) fn read(options: &Options, profile: &Profile, ranks: Option<u32>) -> 
     let choice = PlanChoice {
         head_parts: Some(1),
         boundaries,
-        recompute: vec![recomputes; stages.len()],
+        recompute: vec![recomputes.then_some(StageRecompute::WHOLE); stages.len()],
         data_parallel: replicas,
         tensor_parallel: sizes.tensor,
         mesh_order: if is_in_rows { MeshOrder::Pipeline } else { MeshOrder::Replicas },

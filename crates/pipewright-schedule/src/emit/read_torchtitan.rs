@@ -10,6 +10,7 @@ use crate::generate::ScheduleSpec;
 use crate::placement::Placement;
 use crate::plan::{MeshOrder, PlanChoice, System};
 use crate::profile::Profile;
+use crate::recompute::StageRecompute;
 use crate::schedule::Schedule;
 
 const DEGREE: &str = "parallelism.pipeline-parallel-degree";
@@ -117,7 +118,7 @@ pub(super) fn read(
     let choice = PlanChoice {
         head_parts: Some(1),
         boundaries: parts.boundaries(&stages)?,
-        recompute: vec![recomputes; stages.len()],
+        recompute: vec![recomputes.then_some(StageRecompute::WHOLE); stages.len()],
         data_parallel,
         tensor_parallel: sizes.tensor,
         mesh_order: if profile.node.is_some() { MeshOrder::Replicas } else { MeshOrder::default() },

@@ -64,7 +64,7 @@ fn options(plan: &Plan, request: &EmitRequest<'_>, stages: &[StageParts]) -> Str
     }
     let precision = if request.precision == "bf16" { "bfloat16" } else { "float32" };
     option("training.mixed_precision_param", &precision);
-    let checkpointing = if plan.recompute.contains(&true) { "full" } else { "none" };
+    let checkpointing = if plan.recomputes() { "full" } else { "none" };
     writeln!(text, "activation-checkpoint:{checkpointing}").expect("a string takes all text");
     text
 }
@@ -80,7 +80,7 @@ fn remarks(emission: &mut Emission, plan: &Plan, request: &EmitRequest<'_>) {
         )
     };
     emission.remark("schedule", text);
-    if plan.recompute.contains(&true) {
+    if plan.recomputes() {
         let text = "each block is recomputed by itself, and keeps its input; the embedding and the head are not recomputed. \
                     The plan keeps the input of a stage only";
         emission.remark("recomputation", text);

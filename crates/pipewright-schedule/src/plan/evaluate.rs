@@ -6,10 +6,12 @@
 //! depend only on computations that ended before them. The messages of a link are sent in the order of the
 //! sender's row. A computation that a frozen stage drops takes no time, and neither waits nor sends.
 
+use crate::ids::Microbatch;
 use crate::plan::links::{Links, Route};
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::stage_load::StageLoad;
+use crate::recompute::{KeptForwards, StageRecompute};
 use crate::trained::StageBackward;
 
 /// The time from which a link is free is not known.
@@ -384,13 +386,15 @@ fn role_of(roles: &[[Role; 4]], cell: Cell) -> &Role {
     &roles[cell.stage as usize][cell.kind as usize]
 }
 
-/// Returns the time that the cell at `position` of a row takes to compute its forward again; `None` for other
-/// cells, and if that forward is right before it.
-pub(super) fn recomputes(row: &[Cell], loads: &[StageLoad], position: usize) -> Option<f64> {
-    let again = loads[row[position].stage as usize].again?;
-    let is_dropped = |cell: Cell| cell.is_dropped(loads);
-    let is_backward = matches!(row[position].kind, Kind::Input | Kind::Backward);
-    (is_backward && !follows_forward(row, position, is_dropped)).then_some(again)
+/// Notes a cell of a stage that recomputes. Returns whether it is a forward that keeps its activations because
+/// the stage has few of them, or the backward of such a forward. Must be called for all cells of a row in order.
+pub(super) fn keeps(choice: StageRecompute, kept: &mut KeptForwards, cell: Cell) -> bool {
+    let microbatch = Microbatch::new(cell.microbatch);
+    match cell.kind {
+        Kind::Forward => kept.forward(choice.keep, microbatch),
+        Kind::Input | Kind::Backward => kept.backward(microbatch),
+        Kind::Weight => false,
+    }
 }
 
 /// Returns whether the cell at `position` is a backward that follows its own forward, with nothing but

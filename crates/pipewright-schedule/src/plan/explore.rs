@@ -8,11 +8,12 @@ use crate::plan::evaluate::ranks_of_stages;
 use crate::plan::greedy::Rules;
 use crate::plan::named::{climb_named, named, try_named};
 use crate::plan::pool::{Cut, cut_by, pool};
-use crate::plan::recompute::{every_choice, to_hold};
+use crate::plan::recompute::{count_choices, every_choice, first_layers, layers_to_hold, stages_to_hold};
 use crate::plan::report::SEARCHED;
 use crate::plan::search::{Choice, Search};
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::stage_loads;
+use crate::recompute::StageRecompute;
 
 /// Searches the plans of one shape. `bound` is the lower bound of all plans.
 pub(super) fn explore(search: &mut Search<'_>, shapes: &[Shape], at: usize, bound: f64) {
@@ -49,18 +50,23 @@ fn share(search: &Search<'_>, shape: &Shape) -> u64 {
 /// Simulates one plan of a shape, with one stage per rank, and returns its time; infinity if it does not fit.
 pub(super) fn scout(search: &mut Search<'_>, shapes: &[Shape], at: usize) -> f64 {
     let (shape, stages) = (&shapes[at], shapes[at].ranks as usize);
-    let is_limited = search.request.memory.is_some();
     let Some(starts) = cut_by(shape, stages, &Method::Optimal) else {
         return f64::INFINITY;
     };
-    for recomputes in [false, true].into_iter().take(1 + usize::from(is_limited)) {
+    let placement = Class { ranks: shape.ranks, chunks: 1, path: Path::Loop }.placement();
+    let mut choices = vec![vec![None; stages]];
+    if let Some(memory) = search.request.memory {
+        if search.request.recomputes_in_part() {
+            choices.push(to_hold_as_1f1b(shape, &starts, &placement, memory, 1.0));
+        }
+        choices.push(vec![Some(StageRecompute::WHOLE); stages]);
+    }
+    for recompute in choices {
         if !search.goes_on(0) {
             break;
         }
-        let recompute = vec![recomputes; stages];
         let choice = Choice { shape: at, starts: &starts, recompute: &recompute };
         let rules = Rules::all(shape.ranks, shape.ranks)[0];
-        let placement = Class { ranks: shape.ranks, chunks: 1, path: Path::Loop }.placement();
         if let Some(time) = search.search_order(shapes, &placement, choice, rules, f64::INFINITY) {
             return time;
         }
@@ -98,21 +104,42 @@ fn placement(layout: &Layout) -> Placement {
     Placement::explicit(ranks).expect("the first round visits every rank")
 }
 
-/// Returns the stages that may recompute in a searched order.
-fn choices(search: &Search<'_>, shape: &Shape, cut: &Cut) -> Vec<Vec<bool>> {
+/// Returns what may be recomputed in a searched order.
+fn choices(search: &Search<'_>, shape: &Shape, cut: &Cut) -> Vec<Vec<Option<StageRecompute>>> {
     let stages = cut.layout.rank_of.len();
-    let none = vec![false; stages];
+    let (none, all) = (vec![None; stages], vec![Some(StageRecompute::WHOLE); stages]);
     let Some(memory) = search.request.memory else { return vec![none] };
-    if stages <= search.tuning.search.all_choices {
-        return every_choice(stages).collect();
+    let placement = placement(&cut.layout);
+    let mut choices = vec![none];
+    if search.request.recomputes_in_part() {
+        let starts = &cut.layout.starts;
+        let shares = search.tuning.search.in_flight.iter();
+        choices.extend(shares.map(|&share| to_hold_as_1f1b(shape, starts, &placement, memory, share)));
+    } else if count_choices(&vec![1; stages]) <= search.tuning.search.all_choices {
+        return every_choice(&vec![1; stages]).collect();
+    } else {
+        let loads = stage_loads(&shape.layers, &cut.layout.starts, &choices[0]);
+        choices.extend([1, 2].map(|factor| {
+            let wanted = |rank: usize| factor * (shape.ranks as usize - rank) as u64;
+            stages_to_hold(&shape.layers, &loads, &placement, memory, wanted)
+        }));
     }
-    let loads = stage_loads(&shape.layers, &cut.layout.starts, &none);
-    let (ranks, sharding) = (shape.ranks as usize, shape.layers.sharding);
-    let as_1f1b = to_hold(&loads, &cut.layout.rank_of, sharding, memory, |rank| (ranks - rank) as u64);
-    let twice = to_hold(&loads, &cut.layout.rank_of, sharding, memory, |rank| 2 * (ranks - rank) as u64);
-    let mut choices = vec![none, as_1f1b, twice, vec![true; stages]];
+    choices.push(all);
     choices.dedup();
     choices
+}
+
+/// Returns the choice of the fewest layers with which each rank can hold a share of the microbatches that it
+/// holds in 1F1B, rounded up.
+fn to_hold_as_1f1b(
+    shape: &Shape,
+    starts: &[usize],
+    placement: &Placement,
+    memory: u64,
+    share: f64,
+) -> Vec<Option<StageRecompute>> {
+    let wanted = |rank: usize| (share * f64::from(shape.ranks - rank as u32)).ceil() as u64;
+    layers_to_hold(&shape.layers, starts, placement, memory, wanted)
 }
 
 /// Tries all rules on all cuts that may be better than the best plan, while more than `reserve` of the work
@@ -160,7 +187,7 @@ fn anneal(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut], bo
             _ if cut.bound >= search.best_time() => continue,
             _ => {
                 let recompute = choices(search, shape, cut).into_iter().nth(1);
-                let recompute = recompute.unwrap_or_else(|| vec![false; cut.layout.rank_of.len()]);
+                let recompute = recompute.unwrap_or_else(|| vec![None; cut.layout.rank_of.len()]);
                 State { layout: cut.layout.clone(), recompute, rules, time: f64::INFINITY }
             }
         };
@@ -174,7 +201,7 @@ fn anneal(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut], bo
 #[derive(Clone)]
 struct State {
     layout: Layout,
-    recompute: Vec<bool>,
+    recompute: Vec<Option<StageRecompute>>,
     rules: Rules,
     time: f64,
 }
@@ -188,13 +215,22 @@ fn changed(search: &mut Search<'_>, shape: &Shape, now: &State, numbers: &mut Nu
         next.rules.shake(shape.ranks, stages as u32, numbers);
     }
     let memory = search.request.memory;
-    if memory.is_some() && numbers.below(4) == 0 {
+    let recomputes_anew = memory.is_some() && numbers.below(4) == 0;
+    if recomputes_anew {
         let stage = numbers.below(stages);
-        next.recompute[stage] = !next.recompute[stage];
+        let count = next.layout.starts[stage + 1] - next.layout.starts[stage];
+        next.recompute[stage] = match next.recompute[stage] {
+            now if search.request.recomputes_in_part() => drawn_layers(now, count, numbers),
+            Some(_) => None,
+            None => Some(StageRecompute::WHOLE),
+        };
     }
     if numbers.below(2) == 0 {
         for _ in 0..=numbers.below(2) {
             next.layout.shake(ranks, true, numbers);
+        }
+        if !recomputes_anew {
+            refit(search, shape, &mut next, numbers);
         }
         return next;
     }
@@ -213,7 +249,33 @@ fn changed(search: &mut Search<'_>, shape: &Shape, now: &State, numbers: &mut Nu
     };
     next.layout = balanced(walk, next.layout, numbers, &mut changes);
     search.charge_walk(changes, (stages / ranks) as u32);
+    if !recomputes_anew {
+        refit(search, shape, &mut next, numbers);
+    }
     next
+}
+
+/// Returns the layers of a stage of `count` layers that are recomputed after a random change: one more or one
+/// less, all or none, or any number.
+fn drawn_layers(now: Option<StageRecompute>, count: usize, numbers: &mut Numbers) -> Option<StageRecompute> {
+    let layers = now.map_or(0, |choice| choice.layers_of(count));
+    let drawn = match numbers.below(4) {
+        0 => layers.saturating_sub(1),
+        1 => layers + 1,
+        2 => count * usize::from(layers == 0),
+        _ => numbers.below(count + 1),
+    };
+    first_layers(drawn, count)
+}
+
+/// Often lets the stages recompute what they must for the changed layout, for a random number of microbatches
+/// in flight.
+fn refit(search: &Search<'_>, shape: &Shape, next: &mut State, numbers: &mut Numbers) {
+    let Some(memory) = search.request.memory.filter(|_| search.request.recomputes_in_part()) else { return };
+    if numbers.below(2) == 0 {
+        let share = 0.5 + numbers.below(16) as f64 / 10.0;
+        next.recompute = to_hold_as_1f1b(shape, &next.layout.starts, &placement(&next.layout), memory, share);
+    }
 }
 
 /// Runs one episode; returns whether another one may follow.

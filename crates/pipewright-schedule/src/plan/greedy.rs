@@ -246,7 +246,7 @@ impl<'a> Run<'a> {
                 let key = (it.inputs, Reverse(stage));
                 if arrival > now {
                     next_arrival = next_arrival.min(arrival);
-                } else if state.held.saturating_add(growth(&self.task.loads[stage])) > state.limit {
+                } else if state.held.saturating_add(self.task.loads[stage].growth()) > state.limit {
                     // Weight gradients run first, because they free memory.
                     is_full = true;
                 } else if input.is_none_or(|best| key < best) {
@@ -406,7 +406,7 @@ fn rank_limit(task: &Task<'_>, own: &[StageIndex], stages: &mut [StageState]) ->
     let temporary = loads.clone().map(|load| load.temporary).max().unwrap_or(0);
     let always = StageLoad::always(loads.clone(), task.sharding);
     let other = [gradients, always, temporary, waiting(own, task.loads)];
-    let mut room = loads.map(growth).max().unwrap_or(0);
+    let mut room = loads.map(StageLoad::growth).max().unwrap_or(0);
     for stage in own.iter().rev().map(|stage| stage.index()) {
         room = room.saturating_add(task.loads[stage].kept);
         stages[stage].room = room;
@@ -414,9 +414,4 @@ fn rank_limit(task: &Task<'_>, own: &[StageIndex], stages: &mut [StageState]) ->
     let limit =
         task.memory.unwrap_or(u64::MAX).checked_sub(other.into_iter().fold(0, u64::saturating_add))?;
     (room <= limit).then_some(limit)
-}
-
-/// Returns the bytes by which an input backward may exceed what its forward keeps.
-fn growth(load: &StageLoad) -> u64 {
-    load.rebuilt.max(load.stash.saturating_sub(load.kept))
 }

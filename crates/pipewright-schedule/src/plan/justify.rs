@@ -274,13 +274,14 @@ mod tests {
     use crate::plan::greedy::{Rules, Task, greedy};
     use crate::plan::stage_load::stage_loads;
     use crate::plan::tests::model;
+    use crate::recompute::StageRecompute;
 
     /// Checks the justified form of an order with one stage per rank and computations that take 1.
     fn check(text: &str, expected: &str) {
         let order = Order::of(&parse_schedule(text).expect("a schedule"));
         let stages = order.rows.len();
         let layers = equal_layers(stages, stages as u32);
-        let loads = stage_loads(&layers, &even(stages, stages), &vec![false; stages]);
+        let loads = stage_loads(&layers, &even(stages, stages), &vec![None; stages]);
         let mut evaluator = Evaluator::default();
         evaluator.time(&order, &loads, &layers.network).expect("a possible order");
         let found = justified(&order, evaluator.ended(), &loads, &layers.network);
@@ -335,7 +336,9 @@ mod tests {
         let placement = Placement::explicit(layout.rank_of.into_iter().map(Rank::new).collect());
         let placement = placement.expect("the first round visits every rank");
         let is_free = seed.is_multiple_of(2);
-        let recompute: Vec<bool> = (0..stages).map(|_| !is_free && numbers.below(3) == 0).collect();
+        let recompute: Vec<Option<StageRecompute>> = (0..stages)
+            .map(|_| (!is_free && numbers.below(3) == 0).then_some(StageRecompute::WHOLE))
+            .collect();
         let mut loads = stage_loads(&layers, &layout.starts, &recompute);
         for load in loads.iter_mut().filter(|_| is_free) {
             load.output = 0;

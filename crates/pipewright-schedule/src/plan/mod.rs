@@ -52,6 +52,7 @@ mod best_cut;
 mod pool;
 mod named;
 mod explore;
+mod change;
 mod polish;
 mod planner;
 #[cfg(test)]

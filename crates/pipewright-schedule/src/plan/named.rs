@@ -8,10 +8,11 @@ use crate::plan::cuts::count_cuts;
 use crate::plan::families::Family;
 use crate::plan::order::{Order, first_backward};
 use crate::plan::pool::{Cut, usual_cuts};
-use crate::plan::recompute::{every_choice, to_fit};
+use crate::plan::recompute::{count_choices, every_choice, layers_to_fit, stages_to_fit};
 use crate::plan::search::{Choice, Label, Search};
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::{engine_costs, stage_loads};
+use crate::recompute::StageRecompute;
 
 /// A named schedule with its order.
 pub(super) struct Named {
@@ -119,7 +120,7 @@ fn try_cut(
 ) -> Option<f64> {
     let shape = &shapes[at];
     let stages = starts.len() - 1;
-    let none = vec![false; stages];
+    let none = vec![None; stages];
     let label = Label { name: named.family.name, settings: named.family.settings };
     let loads = stage_loads(&shape.layers, starts, &none);
     let order = match &named.order {
@@ -142,14 +143,22 @@ fn try_cut(
     }
     // Recomputation in more stages never takes more memory, so if it does not fit in all of them, nothing
     // does.
-    let all = vec![true; stages];
+    let all = vec![Some(StageRecompute::WHOLE); stages];
     let mut best = search.consider(shapes, label, &order, Choice { shape: at, starts, recompute: &all });
     best?;
-    let choices: Vec<Vec<bool>> = if stages <= search.tuning.search.all_choices {
-        every_choice(stages).skip(1).filter(|choice| *choice != all).collect()
+    let is_partial = search.request.recomputes_in_part();
+    let counts: Vec<usize> = if is_partial {
+        starts.windows(2).map(|range| range[1] - range[0]).collect()
     } else {
-        vec![to_fit(&shape.layers, starts, &order, memory)]
+        vec![1; stages]
     };
+    let choices: Vec<Vec<Option<StageRecompute>>> =
+        if count_choices(&counts) <= search.tuning.search.all_choices {
+            every_choice(&counts).skip(1).filter(|choice| *choice != all).collect()
+        } else {
+            let layers = is_partial.then(|| layers_to_fit(&shape.layers, starts, &order, memory));
+            layers.into_iter().chain([stages_to_fit(&shape.layers, starts, &order, memory)]).collect()
+        };
     for recompute in choices {
         let choice = Choice { shape: at, starts, recompute: &recompute };
         if let Some(time) = search.consider(shapes, label, &order, choice) {

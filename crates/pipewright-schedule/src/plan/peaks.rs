@@ -4,17 +4,27 @@
 //! because a rank computes one thing at a time.
 
 use crate::ids::{Rank, StageIndex};
-use crate::plan::evaluate::{follows_forward, is_followed};
+use crate::plan::evaluate::{follows_forward, is_followed, keeps};
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::stage_load::{StageLoad, beside, waiting};
+use crate::recompute::KeptForwards;
 use crate::sharding::Sharding;
 
 /// Returns the peak bytes of each rank: parameters, optimizer state, gradients and activations, and what is
 /// held only while actions run.
 pub(super) fn peaks(order: &Order, loads: &[StageLoad], sharding: Sharding) -> Vec<u64> {
-    let is_backward = |cell: &Cell| cell.kind != Kind::Forward && !cell.is_dropped(loads);
-    let trains = order.rows.iter().flatten().any(is_backward);
+    let trains = order.rows.iter().any(|row| trains(row, loads));
     (0..order.rows.len()).map(|rank| peak(order, loads, sharding, rank, trains)).collect()
+}
+
+/// Returns the peak bytes of one rank of an order that trains.
+pub(super) fn peak_of_rank(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize) -> u64 {
+    peak(order, loads, sharding, rank, true)
+}
+
+/// Returns whether a row has backwards.
+fn trains(row: &[Cell], loads: &[StageLoad]) -> bool {
+    row.iter().any(|cell| cell.kind != Kind::Forward && !cell.is_dropped(loads))
 }
 
 fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, trains: bool) -> u64 {
@@ -25,14 +35,17 @@ fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, tra
     let mut with_gradient: Vec<u32> = Vec::new();
     let row = &order.rows[rank];
     let own_loads: Vec<StageLoad> = own.iter().map(|&stage| beside(stage, own, loads)).collect();
+    let mut kept = vec![KeptForwards::default(); own.len()];
     let is_dropped = |cell: Cell| cell.is_dropped(loads);
     for (position, cell) in row.iter().enumerate().filter(|&(_, &cell)| !is_dropped(cell)) {
-        let load = &own_loads[order.placement.chunk_of(StageIndex::new(cell.stage)).index()];
+        let chunk = order.placement.chunk_of(StageIndex::new(cell.stage)).index();
+        let load = &own_loads[chunk];
+        let keeps = load.recompute.is_some_and(|choice| keeps(choice, &mut kept[chunk], *cell));
         let (more, less) = match cell.kind {
-            Kind::Forward if trains && !is_followed(row, position, is_dropped) => (load.kept, 0),
+            Kind::Forward if trains && !keeps && !is_followed(row, position, is_dropped) => (load.kept, 0),
             Kind::Forward if trains => (load.activation(), 0),
             Kind::Forward => (load.activation(), load.activation()),
-            Kind::Input | Kind::Backward if follows_forward(row, position, is_dropped) => {
+            Kind::Input | Kind::Backward if keeps || follows_forward(row, position, is_dropped) => {
                 (0, load.activation())
             }
             Kind::Input | Kind::Backward => (load.rebuilt, load.activation()),

@@ -1,7 +1,7 @@
 //! The planner: from a profile and a request to the best plans and the proved bound.
 
 use crate::generate::{Generator, Setting, catalogue};
-use crate::plan::bound::{lower_bound, optimizer_bound, reduction_bound, simple_bound};
+use crate::plan::bound::{lower_bound, memory_bound, optimizer_bound, reduction_bound, simple_bound};
 use crate::plan::explore::{explore, scout};
 use crate::plan::order::Order;
 use crate::plan::polish::polish;
@@ -82,10 +82,11 @@ fn no_shape(profile: &Profile, request: &PlanRequest) -> PlanError {
 /// Returns the bounds of all shapes. A simple bound is enough for shapes that it shows to be worse than
 /// another one.
 fn bounds_of(shapes: &[Shape], search: &mut Search<'_>) -> Vec<f64> {
-    let tuning = &search.tuning.bound;
+    let (tuning, memory) = (&search.tuning.bound, search.request.memory);
     let others = |shape: &Shape, program: f64| {
         let step = shape.step();
-        program.max(reduction_bound(step)) + optimizer_bound(step)
+        let limited = memory.map_or(0.0, |memory| memory_bound(step, memory, tuning));
+        program.max(reduction_bound(step)).max(limited) + optimizer_bound(step)
     };
     let mut bounds: Vec<f64> =
         shapes.iter().map(|shape| others(shape, simple_bound(shape.step(), tuning))).collect();
@@ -180,7 +181,7 @@ fn finished(
         head_parts: Some(shape.head_parts),
         boundaries,
         // The search may choose recomputation for stages that run forward only, where it has no effect.
-        recompute: loads.iter().map(|load| load.again.is_some()).collect(),
+        recompute: loads.iter().map(|load| load.recompute).collect(),
         data_parallel: shape.mesh.replicas,
         tensor_parallel: shape.mesh.tensor,
         mesh_order: shape.mesh.order,

@@ -5,22 +5,27 @@
 //! the faster half, and so on until one plan is left.
 //!
 //! A change moves one computation within a block of the critical path, or the boundaries of a few
-//! neighbouring stages by one layer. The critical path is a chain of computations without a gap that ends
+//! neighbouring stages by one layer. If the memory is limited, it may also let a stage recompute a layer more
+//! or less. The critical path is a chain of computations without a gap that ends
 //! with the step: each starts when the one before it on its rank ends, or when its message arrives. A block
 //! is a part of it on one rank. Only a change that puts another computation first or last in a block can
 //! shorten the path, as in the job shop problem (Nowicki and Smutnicki, "A fast taboo search algorithm for
 //! the job shop problem", 1996). A change may make the plan a little slower. The less work is left in the
 //! round, the less slower it may become.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use crate::plan::balance::Numbers;
+use crate::plan::change::{Change, Recomputed, may_move};
 use crate::plan::evaluate::{Changed, Evaluator};
-use crate::plan::order::{Cell, Kind, Order};
+use crate::plan::order::Order;
+use crate::plan::recompute::first_layers;
 use crate::plan::search::{Candidate, Choice, Search, optimizer_time};
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::{StageLoad, stage_loads};
 use crate::plan::tuning::PolishTuning;
+use crate::recompute::StageRecompute;
 
 /// Part of a critical path: computations of one rank without a gap.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -30,20 +35,11 @@ struct Block {
     last: usize,
 }
 
-/// A change of a plan.
-#[derive(Debug, Clone, Copy)]
-enum Change {
-    /// A computation of a rank moves from one place to another.
-    Move { rank: usize, from: usize, to: usize },
-    /// The first layers of the stages from `first` to `last` move up or down by one.
-    Shift { first: usize, last: usize, is_up: bool },
-}
-
 /// The plan that is changed.
 struct Polished {
     order: Order,
     starts: Vec<usize>,
-    recompute: Vec<bool>,
+    recompute: Vec<Option<StageRecompute>>,
     shape: usize,
     loads: Vec<StageLoad>,
     evaluator: Evaluator,
@@ -52,6 +48,8 @@ struct Polished {
     time: f64,
     /// The shortest time so far.
     least: f64,
+    /// Whether changes let stages recompute parts of their layers.
+    recomputes_in_part: bool,
     blocks: Vec<Block>,
 }
 
@@ -116,7 +114,20 @@ impl Polished {
         let time = evaluator.time(&order, &loads, &layers.network)? + optimizer;
         search.charge_evaluation(evaluator.computations(), recompute.len());
         let blocks = critical(&order, &evaluator);
-        Some(Self { order, starts, recompute, shape, loads, evaluator, optimizer, time, least: time, blocks })
+        let recomputes_in_part = search.request.memory.is_some() && search.request.recomputes_in_part();
+        Some(Self {
+            order,
+            starts,
+            recompute,
+            shape,
+            loads,
+            evaluator,
+            optimizer,
+            time,
+            least: time,
+            recomputes_in_part,
+            blocks,
+        })
     }
 
     /// Changes the plan while more than `reserve` of the work is left.
@@ -166,17 +177,14 @@ impl Polished {
     /// Returns a change at random; `None` if the drawn one cannot be.
     fn draw(&self, tuning: &PolishTuning, numbers: &mut Numbers) -> Option<Change> {
         let stages = self.recompute.len();
-        if stages > 1 && numbers.below(tuning.boundaries) == 0 {
-            let first = 1 + numbers.below(stages - 1);
-            let more = numbers.below((stages - first).min(tuning.most_boundaries));
-            let last = if numbers.below(3) == 0 { first + more } else { first };
-            let is_up = numbers.below(2) == 0;
-            let fits = if is_up {
-                self.starts[last] + 1 < self.starts[last + 1]
-            } else {
-                self.starts[first] - 1 > self.starts[first - 1]
-            };
-            return fits.then_some(Change::Shift { first, last, is_up });
+        if stages > 1 {
+            match numbers.below(tuning.boundaries) {
+                0 => return self.draw_shift(tuning, numbers),
+                1 if self.recomputes_in_part => {
+                    return self.draw_recomputed(0..stages, numbers).map(Change::Recompute);
+                }
+                _ => {}
+            }
         }
         let &Block { rank, first, last } = self.blocks.get(numbers.below(self.blocks.len().max(1)))?;
         if first == last {
@@ -192,12 +200,42 @@ impl Polished {
         may_move(&self.order.rows[rank], from, to).then_some(Change::Move { rank, from, to })
     }
 
+    /// Returns a random change of boundaries. Often one of their stages recomputes a layer more or less.
+    fn draw_shift(&self, tuning: &PolishTuning, numbers: &mut Numbers) -> Option<Change> {
+        let stages = self.recompute.len();
+        let first = 1 + numbers.below(stages - 1);
+        let more = numbers.below((stages - first).min(tuning.most_boundaries));
+        let last = if numbers.below(3) == 0 { first + more } else { first };
+        let is_up = numbers.below(2) == 0;
+        let fits = if is_up {
+            self.starts[last] + 1 < self.starts[last + 1]
+        } else {
+            self.starts[first] - 1 > self.starts[first - 1]
+        };
+        let recomputed = if self.recomputes_in_part && numbers.below(2) == 0 {
+            self.draw_recomputed(first - 1..last + 1, numbers)
+        } else {
+            None
+        };
+        fits.then_some(Change::Shift { first, last, is_up, recomputed })
+    }
+
+    /// Returns a random change of what one of these stages recomputes; `None` if the drawn one cannot be.
+    fn draw_recomputed(&self, stages: Range<usize>, numbers: &mut Numbers) -> Option<Recomputed> {
+        let stage = stages.start + numbers.below(stages.len());
+        let (before, count) = (self.recompute[stage], self.starts[stage + 1] - self.starts[stage]);
+        let layers = before.map_or(0, |choice| choice.layers_of(count));
+        let layers = if numbers.below(2) == 0 { layers.checked_sub(1)? } else { layers + 1 };
+        let after = first_layers(layers, count);
+        (after != before).then_some(Recomputed { stage, before, after })
+    }
+
     /// Makes a change if the time is then below `before` and the plan fits into the memory. Returns whether
     /// it does.
     fn make(&mut self, search: &mut Search<'_>, shapes: &[Shape], change: Change, before: f64) -> bool {
         self.apply(change);
         let (changed, loads) = match change {
-            Change::Shift { .. } => {
+            Change::Shift { .. } | Change::Recompute(_) => {
                 let loads = stage_loads(&shapes[self.shape].layers, &self.starts, &self.recompute);
                 (Changed::Everything, Some(loads))
             }
@@ -221,39 +259,8 @@ impl Polished {
     }
 
     fn apply(&mut self, change: Change) {
-        match change {
-            Change::Move { rank, from, to } if from < to => self.order.rows[rank][from..=to].rotate_left(1),
-            Change::Move { rank, from, to } => self.order.rows[rank][to..=from].rotate_right(1),
-            Change::Shift { first, last, is_up } => {
-                for start in &mut self.starts[first..=last] {
-                    *start = if is_up { *start + 1 } else { *start - 1 };
-                }
-            }
-        }
+        change.apply(&mut self.order, &mut self.starts, &mut self.recompute);
     }
-}
-
-impl Change {
-    /// Returns the change that takes this one back.
-    fn reversed(self) -> Self {
-        match self {
-            Self::Move { rank, from, to } => Self::Move { rank, from: to, to: from },
-            Self::Shift { first, last, is_up } => Self::Shift { first, last, is_up: !is_up },
-        }
-    }
-}
-
-/// Returns whether a computation may move to another place of its row: the computations of a microbatch on a
-/// stage keep their order, and so do equal computations of a stage. If ranks then wait for each other, the
-/// evaluation finds it.
-fn may_move(row: &[Cell], from: usize, to: usize) -> bool {
-    let moved = row[from];
-    let crossed = if from < to { &row[from + 1..=to] } else { &row[to..from] };
-    let sends_gradient = |cell: &Cell| matches!(cell.kind, Kind::Input | Kind::Backward);
-    crossed.iter().all(|cell| {
-        let are_alike = cell.kind == moved.kind || sends_gradient(cell) && sends_gradient(&moved);
-        cell.stage != moved.stage || cell.microbatch != moved.microbatch && !are_alike
-    })
 }
 
 /// Returns the blocks of a critical path of the order that `evaluator` keeps, the last one first.
@@ -284,6 +291,7 @@ mod tests {
     use crate::placement::Placement;
     use crate::plan::balance::even;
     use crate::plan::greedy::{Rules, Task, greedy};
+    use crate::plan::order::{Cell, Kind};
     use crate::plan::predict::{PlanChoice, predict};
     use crate::plan::request::PlanRequest;
     use crate::plan::tuning::Tuning;
@@ -337,7 +345,7 @@ mod tests {
     /// Returns an order of 6 stages by rules, with its cut.
     fn made(shape: &Shape, memory: Option<u64>) -> (Order, Vec<usize>) {
         let starts = even(shape.layers.count(), 6);
-        let loads = stage_loads(&shape.layers, &starts, &[false; 6]);
+        let loads = stage_loads(&shape.layers, &starts, &[None; 6]);
         let placement = Placement::looped(3, 2).expect("a placement");
         let (network, sharding) = (&shape.layers.network, shape.layers.sharding);
         let task = Task { placement: &placement, microbatches: 4, loads: &loads, network, sharding, memory };
@@ -351,7 +359,7 @@ mod tests {
             let profile = profile(seed, 9);
             let (_, shapes) = asked(&profile, None, 0);
             let (order, starts) = made(&shapes[0], None);
-            let loads = stage_loads(&shapes[0].layers, &starts, &[false; 6]);
+            let loads = stage_loads(&shapes[0].layers, &starts, &[None; 6]);
             let mut evaluator = Evaluator::default();
             let time = evaluator.time(&order, &loads, &shapes[0].layers.network).expect("no deadlock");
             let takes = |cell: &Cell| {
@@ -419,7 +427,7 @@ mod tests {
     /// Returns a plan by rules, which the search knows.
     fn start(search: &mut Search<'_>, shapes: &[Shape], memory: Option<u64>) -> Polished {
         let (order, starts) = made(&shapes[0], memory);
-        let recompute = vec![false; 6];
+        let recompute = vec![None; 6];
         let loads = stage_loads(&shapes[0].layers, &starts, &recompute);
         let time = Evaluator::default().time(&order, &loads, &shapes[0].layers.network).expect("no deadlock");
         let choice = Choice { shape: 0, starts: &starts, recompute: &recompute };
@@ -442,13 +450,13 @@ mod tests {
         let mut search = Search::new(&request, &tuning, &mut keep_going);
         let spec = ScheduleSpec { ranks: 3, microbatches: 4, ..ScheduleSpec::default() };
         let order = Order::of(&generate("1f1b", &spec).expect("a schedule")).split(1);
-        let (starts, recompute) = ([0, 2, 4, 5], [false; 3]);
+        let (starts, recompute) = ([0, 2, 4, 5], [None; 3]);
         let loads = stage_loads(&shapes[0].layers, &starts, &recompute);
         let choice = Choice { shape: 0, starts: &starts, recompute: &recompute };
         search.keep_changed(&shapes, &Rc::new(order), &loads, choice, f64::MAX);
         let candidate = search.best.values().next().cloned().expect("a plan");
         let mut plan = Polished::of(&mut search, &shapes, candidate).expect("no deadlock");
-        let change = Change::Shift { first: 1, last: 1, is_up: true };
+        let change = Change::Shift { first: 1, last: 1, is_up: true, recomputed: None };
         assert!(plan.make(&mut search, &shapes, change, f64::INFINITY));
         let choice = PlanChoice {
             boundaries: plan.starts[1..3].to_vec(),

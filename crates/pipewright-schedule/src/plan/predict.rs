@@ -3,10 +3,11 @@
 use thiserror::Error;
 
 use crate::costs::Costs;
+use crate::ids::StageIndex;
 use crate::lower::{LowerError, TrainingLowering, for_training};
 use crate::partition::{Method, PartitionError, partition};
 use crate::placement::Placement;
-use crate::plan::evaluate::recomputes;
+use crate::plan::evaluate::{follows_forward, keeps};
 use crate::plan::head_parts::with_head_parts;
 use crate::plan::layers::Layers;
 use crate::plan::network::{Mesh, MeshOrder, Network};
@@ -17,6 +18,7 @@ use crate::plan::request::TrainingState;
 use crate::plan::search::optimizer_time;
 use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads};
 use crate::profile::{LayerProfile, Profile};
+use crate::recompute::{KeptForwards, Recompute, StageRecompute};
 use crate::schedule::Schedule;
 use crate::simulate::{SimulateError, Summary, TimedRun, logical, timed};
 use crate::slices::Slices;
@@ -32,8 +34,8 @@ pub struct PlanChoice {
     pub head_parts: Option<u32>,
     /// The first layer of each stage except the first.
     pub boundaries: Vec<usize>,
-    /// For each stage, whether it recomputes its forward.
-    pub recompute: Vec<bool>,
+    /// For each stage, what it recomputes of its forwards; `None` for nothing.
+    pub recompute: Vec<Option<StageRecompute>>,
     /// The number of replicas.
     pub data_parallel: u32,
     /// The number of tensor-parallel ranks of each stage.
@@ -52,7 +54,7 @@ impl Default for PlanChoice {
         Self {
             head_parts: None,
             boundaries: Vec::new(),
-            recompute: vec![false],
+            recompute: vec![None],
             data_parallel: 1,
             tensor_parallel: 1,
             mesh_order: MeshOrder::default(),
@@ -121,6 +123,19 @@ pub enum PredictError {
         entries: usize,
         /// The number of stages.
         stages: u32,
+    },
+    /// A stage is to recompute more layers than it has.
+    #[error(
+        "stage {stage} has {}, and its first {layers} are to be recomputed; name at most as many as it has",
+        counted(*.count, "layer")
+    )]
+    RecomputedLayers {
+        /// The stage.
+        stage: StageIndex,
+        /// The layers that it is to recompute.
+        layers: u32,
+        /// The layers that it has.
+        count: usize,
     },
     /// The mesh does not fit the nodes of the profile.
     #[error(
@@ -239,15 +254,21 @@ pub fn choice_costs(
 
 /// Returns the times of the collectives of an order.
 fn collectives(order: &Order, loads: &[StageLoad]) -> Collectives {
-    let sums_of = |row: &[Cell], position: usize| {
-        if row[position].is_dropped(loads) {
+    let is_dropped = |cell: Cell| cell.is_dropped(loads);
+    let mut kept = vec![KeptForwards::default(); loads.len()];
+    let mut sums_of = |row: &[Cell], position: usize| {
+        let cell = row[position];
+        let load = &loads[cell.stage as usize];
+        if is_dropped(cell) {
             return 0.0;
         }
-        let load = &loads[row[position].stage as usize];
-        let again = if recomputes(row, loads, position).is_some() { load.sums } else { 0.0 };
-        match row[position].kind {
+        let keeps = load.recompute.is_some_and(|choice| keeps(choice, &mut kept[cell.stage as usize], cell));
+        match cell.kind {
             Kind::Forward => load.sums,
-            Kind::Input | Kind::Backward => load.input_sums + again,
+            Kind::Input | Kind::Backward if keeps || follows_forward(row, position, is_dropped) => {
+                load.input_sums
+            }
+            Kind::Input | Kind::Backward => load.input_sums + load.sums_again,
             Kind::Weight => 0.0,
         }
     };
@@ -269,5 +290,9 @@ fn loads(layers: &Layers, stages: u32, choice: &PlanChoice) -> Result<Vec<StageL
         return Err(PredictError::Recompute { entries: choice.recompute.len(), stages });
     }
     let starts: Vec<usize> = cut.ranges().map(|range| range.start).chain([layers.count()]).collect();
+    let of_stage = |stage: StageIndex| cut.range(stage).len();
+    if let Some((stage, layers, count)) = Recompute::of_stages(&choice.recompute).beyond_layers(of_stage) {
+        return Err(PredictError::RecomputedLayers { stage, layers, count });
+    }
     Ok(stage_loads(layers, &starts, &choice.recompute))
 }

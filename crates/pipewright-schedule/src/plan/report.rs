@@ -7,6 +7,7 @@ use crate::ids::Rank;
 use crate::plan::network::MeshOrder;
 use crate::plan::system::{Offer, Refusal, System};
 use crate::profile::{Profile, ProfileProblem};
+use crate::recompute::StageRecompute;
 use crate::schedule::Schedule;
 use crate::words::counted;
 
@@ -41,8 +42,8 @@ pub struct Plan {
     pub head_parts: u32,
     /// The first layer of each stage except the first.
     pub boundaries: Vec<usize>,
-    /// For each stage, whether it recomputes its forward.
-    pub recompute: Vec<bool>,
+    /// For each stage, what it recomputes of its forwards; `None` for nothing.
+    pub recompute: Vec<Option<StageRecompute>>,
     /// The number of replicas.
     pub data_parallel: u32,
     /// The number of tensor-parallel ranks of each stage.
@@ -280,6 +281,11 @@ impl Plan {
         }
         let (ranks, stages) = (self.schedule.ranks(), self.schedule.placement().stages());
         format!("{SEARCHED}-{ranks}x{}-{:04x}", stages / ranks.max(1), mark(&print_schedule(&self.schedule)))
+    }
+
+    /// Returns whether a stage recomputes.
+    pub fn recomputes(&self) -> bool {
+        self.recompute.iter().any(Option::is_some)
     }
 
     /// Returns the number of microbatches of a step, over all replicas.

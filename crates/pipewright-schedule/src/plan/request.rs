@@ -54,6 +54,8 @@ pub struct PlanRequest {
     /// The system that is to execute the plan. Only plans that it can run are searched, and heads are not cut
     /// into parts; `None` for all plans.
     pub system: Option<System>,
+    /// Whether a stage may recompute a part of its layers. Otherwise each stage recomputes all or none.
+    pub partial_recompute: bool,
     /// The work of the search. A unit is the time in which rules choose a computation. About fifteen million
     /// take a second. With 0, only named schedules are tried.
     pub effort: u64,
@@ -64,6 +66,11 @@ pub struct PlanRequest {
 impl PlanRequest {
     /// The usual work of a search, in the unit of [`PlanRequest::effort`].
     pub const EFFORT: u64 = 23_000_000;
+
+    /// Returns whether plans may recompute parts of stages: if the request allows them and the system can.
+    pub(super) fn recomputes_in_part(&self) -> bool {
+        self.partial_recompute && self.system.is_none()
+    }
 }
 
 impl Default for PlanRequest {
@@ -80,6 +87,7 @@ impl Default for PlanRequest {
             larger_microbatches: true,
             head_parts: Vec::new(),
             system: None,
+            partial_recompute: true,
             effort: Self::EFFORT,
             plans: 5,
         }

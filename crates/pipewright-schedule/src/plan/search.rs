@@ -20,6 +20,7 @@ use crate::plan::shape::Shape;
 use crate::plan::stage_load::{StageLoad, stage_loads};
 use crate::plan::system::{Offer, System};
 use crate::plan::tuning::Tuning;
+use crate::recompute::StageRecompute;
 use crate::sharding::Sharding;
 use crate::words::counted;
 
@@ -32,7 +33,7 @@ pub(super) struct Candidate {
     /// The rules that made the order, if rules made it.
     pub(super) rules: Option<Rules>,
     pub(super) starts: Vec<usize>,
-    pub(super) recompute: Vec<bool>,
+    pub(super) recompute: Vec<Option<StageRecompute>>,
     /// The index of its shape in the list of shapes.
     pub(super) shape: usize,
     /// The time of a step.
@@ -75,7 +76,7 @@ pub(super) struct Label {
 pub(super) struct Choice<'a> {
     pub(super) shape: usize,
     pub(super) starts: &'a [usize],
-    pub(super) recompute: &'a [bool],
+    pub(super) recompute: &'a [Option<StageRecompute>],
 }
 
 impl<'a> Search<'a> {

@@ -1,19 +1,22 @@
 //! The times and sizes of a stage, from the layers in it.
 //!
-//! A stage that recomputes keeps its input instead of its activations. Before `I` (or `B`) it computes its
-//! forward once more, and its activations exist until the end of `I`. A forward that its own backward follows
-//! at once keeps its activations and is not computed again ([`mod@crate::recompute`]). Each byte of
+//! A stage that recomputes keeps its input instead of the activations of the layers that it computes again.
+//! Before `I` (or `B`) it computes their forward once more, and their activations exist until the end of `I`.
+//! A forward that its own backward follows at once keeps its activations and is not computed again, and
+//! neither are the forwards that the stage keeps ([`mod@crate::recompute`]). Each byte of
 //! parameters needs a byte of gradients, from the first weight gradient of the step, and, always, the
 //! optimizer's state for it. Replicas may hold parameters and optimizer state together ([`crate::sharding`]).
 //! A stage also holds what does not depend on its layers, such as tables of positions.
 //! A stage without trained parameters has no `W`, and one before all trained layers runs forward only
 //! ([`crate::trained`]).
 
+use std::ops::Range;
+
 use crate::costs::{Costs, Link, RecomputeSizes, StageCosts, StageSizes};
 use crate::ids::{Rank, StageIndex};
 use crate::plan::layers::Layers;
 use crate::profile::LinkProfile;
-use crate::recompute::Recompute;
+use crate::recompute::{Recompute, StageRecompute};
 use crate::sharding::{Sharding, StateBytes};
 use crate::trained::StageBackward;
 
@@ -28,13 +31,15 @@ pub(super) struct StageLoad {
     pub(super) weight: f64,
     /// The time that `W` takes in addition if it is apart from its `I`.
     pub(super) apart: f64,
-    /// The time to compute a forward again; `None` if the stage does not recompute.
+    /// The time to compute again what the stage recomputes of a forward; `None` if it does not recompute.
     pub(super) again: Option<f64>,
+    /// The part that it recomputes; `None` if it does not recompute.
+    pub(super) recompute: Option<StageRecompute>,
     pub(super) optimizer: f64,
     /// The time to sum the gradients over the replicas.
     pub(super) reduce: f64,
     pub(super) output: u64,
-    /// The bytes that a forward keeps until `I`, if it is recomputed in a stage that does so.
+    /// The bytes that a forward keeps until `I`, if it is recomputed, as far as its stage does so.
     pub(super) kept: u64,
     /// The bytes that recomputation adds during `I`; 0 in a stage that does not recompute.
     pub(super) rebuilt: u64,
@@ -52,8 +57,10 @@ pub(super) struct StageLoad {
     /// The memory that is held only while an action runs: by the operations of a layer, and the messages of
     /// the action.
     pub(super) temporary: u64,
-    /// The part of `forward`, and of `again`, in which tensor-parallel ranks add their results.
+    /// The part of `forward` in which tensor-parallel ranks add their results.
     pub(super) sums: f64,
+    /// The same part of `again`.
+    pub(super) sums_again: f64,
     /// The same part of `input`.
     pub(super) input_sums: f64,
     /// The time to sum the gradients over the replicas, with the rank's own work for it.
@@ -84,6 +91,11 @@ impl StageLoad {
         self.input + self.weight
     }
 
+    /// Returns the bytes by which an input backward may exceed what its forward keeps.
+    pub(super) fn growth(&self) -> u64 {
+        self.rebuilt.max(self.stash.saturating_sub(self.kept))
+    }
+
     /// Returns what a forward keeps that is not computed again.
     pub(super) fn activation(&self) -> u64 {
         self.kept.saturating_add(self.rebuilt)
@@ -108,16 +120,26 @@ pub(super) fn waiting(own: &[StageIndex], loads: &[StageLoad]) -> u64 {
 }
 
 /// Returns the loads of all stages. `starts` has the first layer of each stage and the number of layers at
-/// the end; `recompute` tells for each stage whether it recomputes.
-pub(super) fn stage_loads(layers: &Layers, starts: &[usize], recompute: &[bool]) -> Vec<StageLoad> {
+/// the end; `recompute` tells for each stage what it recomputes.
+pub(super) fn stage_loads(
+    layers: &Layers,
+    starts: &[usize],
+    recompute: &[Option<StageRecompute>],
+) -> Vec<StageLoad> {
     let stages = starts.windows(2).zip(recompute);
-    stages.map(|(range, &recomputes)| stage_load(layers, range[0], range[1], recomputes)).collect()
+    stages.map(|(range, &recompute)| stage_load(layers, range[0]..range[1], recompute)).collect()
 }
 
-fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> StageLoad {
+/// Returns the load of a stage with a range of layers.
+pub(super) fn stage_load(
+    layers: &Layers,
+    Range { start, end }: Range<usize>,
+    recompute: Option<StageRecompute>,
+) -> StageLoad {
     let computes = layers.backward_of(start..end);
     // A stage that runs forward only computes nothing again.
-    let recomputes = recomputes && computes != StageBackward::None;
+    let recompute = recompute.filter(|_| computes != StageBackward::None);
+    let again = start..start + recompute.map_or(0, |choice| choice.layers_of(end - start));
     let mut load = StageLoad {
         computes,
         forward: 0.0,
@@ -125,6 +147,7 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         weight: 0.0,
         apart: 0.0,
         again: None,
+        recompute,
         optimizer: 0.0,
         reduce: 0.0,
         output: layers.list[end - 1].output,
@@ -138,19 +161,25 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         of_rank: layers.rank_bytes,
         temporary: 0,
         sums: 0.0,
+        sums_again: 0.0,
         input_sums: 0.0,
         replica_sums: 0.0,
     };
-    let mut again = 0.0;
+    // The activations of the layers that are computed again.
+    let mut rebuilt = 0u64;
     for (position, layer) in layers.list[start..end].iter().enumerate() {
         load.forward += layer.forward;
         load.input += layer.input;
         load.weight += layer.weight;
         load.apart += layer.apart;
         load.optimizer += layer.optimizer;
-        again += layer.recompute;
         let shared = if position > 0 { layer.shared } else { 0 };
         load.kept = load.kept.saturating_add(layer.activation.saturating_sub(shared));
+        if again.contains(&(start + position)) {
+            rebuilt = load.kept;
+            load.again = Some(load.again.unwrap_or(0.0) + layer.recompute);
+            load.sums_again += layer.sums;
+        }
         load.stash = load.stash.saturating_add(layer.stash.saturating_sub(shared));
         load.gradient = load.gradient.saturating_add(layer.gradient);
         load.temporary = load.temporary.max(layer.temporary);
@@ -158,18 +187,20 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         load.input_sums += layer.input_sums;
     }
     load.state = Layers::state_of(&layers.list[start..end]);
-    if recomputes {
-        let whole = load.kept;
-        load.again = Some(again);
-        // The input of the stage is part of its activations.
-        load.kept = start.checked_sub(1).map_or(0, |before| layers.list[before].output).min(whole);
-        load.rebuilt = whole - load.kept;
+    if recompute.is_some() {
+        // The input of the stage is part of its activations. The next layer keeps what it shares.
+        let input = start.checked_sub(1).map_or(0, |before| layers.list[before].output);
+        let shared = if again.end < end { layers.list[again.end].shared } else { 0 };
+        load.rebuilt = rebuilt.saturating_sub(input.saturating_add(shared));
+        load.kept -= load.rebuilt;
     }
     if end < layers.count() {
         // A forward holds its output until that is sent, and a backward the gradient of it that has arrived.
-        // If the forward is computed again, there are both.
-        let messages = if recomputes { 2 } else { 1 };
-        load.temporary = load.temporary.saturating_add(load.output.saturating_mul(messages));
+        load.temporary = load.temporary.saturating_add(load.output);
+    }
+    if recompute.is_some() && again.end < layers.count() {
+        // The layers that are computed again return their output once more.
+        load.temporary = load.temporary.saturating_add(layers.list[again.end - 1].output);
     }
     if layers.network.mesh.replicas > 1 && computes == StageBackward::Whole {
         load.reduce = layers.network.replica_sum(load.gradient);
@@ -200,14 +231,13 @@ pub(super) fn engine_costs(layers: &Layers, loads: &[StageLoad]) -> Costs {
     let network = &layers.network;
     let of = |link: LinkProfile| Link { latency: link.latency_s, bandwidth: link.bytes_per_s };
     let near = network.near_pairs().map(|(from, to)| ((Rank::new(from), Rank::new(to)), of(network.near)));
-    let recomputing = (0..).zip(loads).filter(|(_, load)| load.again.is_some());
-    let recomputing = Recompute::Stages(recomputing.map(|(stage, _)| StageIndex::new(stage)).collect());
+    let recompute: Vec<Option<StageRecompute>> = loads.iter().map(|load| load.recompute).collect();
     Costs {
         stages: stages.collect(),
         sizes: sizes.collect(),
         link: of(network.usual_link()),
         links: near.collect(),
-        recompute: recomputing,
+        recompute: Recompute::of_stages(&recompute),
         ..Costs::default()
     }
 }

@@ -15,6 +15,7 @@ use thiserror::Error;
 
 use crate::generate::rounds;
 use crate::placement::Placement;
+use crate::recompute::StageRecompute;
 
 /// A system that executes plans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -46,8 +47,8 @@ pub enum Refusal {
         "Megatron runs microbatches in groups of at least as many as the ranks, and this plan has a smaller group"
     )]
     Group,
-    /// Only some stages recompute.
-    #[error("{system} recomputes in all stages or in none, and this plan in some")]
+    /// Only some stages recompute, or stages recompute a part of their layers.
+    #[error("{system} recomputes all layers of all stages or none, and this plan some")]
     Recompute {
         /// The system.
         system: System,
@@ -82,8 +83,8 @@ pub(super) struct Offer<'a> {
     pub(super) placement: &'a Placement,
     /// The microbatches of a replica.
     pub(super) microbatches: u32,
-    /// For each stage, whether it recomputes its forward.
-    pub(super) recompute: &'a [bool],
+    /// For each stage, what it recomputes of its forwards.
+    pub(super) recompute: &'a [Option<StageRecompute>],
     /// The parts of the head.
     pub(super) head_parts: u32,
     /// Whether the ranks of each of several pipelines have consecutive numbers, and that matters because
@@ -141,7 +142,8 @@ impl System {
                 Self::Megatron | Self::Deepspeed => Refusal::Schedule { system },
             });
         }
-        if recompute.iter().any(|recomputes| *recomputes != recompute[0]) {
+        let is_whole = |choice: &Option<StageRecompute>| choice.is_none_or(|it| it == StageRecompute::WHOLE);
+        if recompute.iter().any(|choice| *choice != recompute[0] || !is_whole(choice)) {
             return Some(Refusal::Recompute { system });
         }
         (offer.has_rows_in_nodes && !self.has_pipeline_order()).then_some(Refusal::Order { system })
@@ -212,7 +214,7 @@ mod tests {
             group_size: None,
             placement: &placement,
             microbatches,
-            recompute: &[false],
+            recompute: &[None],
             head_parts: 1,
             has_rows_in_nodes: false,
         };
@@ -250,14 +252,16 @@ mod tests {
             group_size: None,
             placement: &placement,
             microbatches: 4,
-            recompute: &[true, true],
+            recompute: &[Some(StageRecompute::WHOLE); 2],
             head_parts: 1,
             has_rows_in_nodes: false,
         };
         let system = System::Deepspeed;
         assert_eq!(system.refusal(&plain), None);
-        let some = Offer { recompute: &[true, false], ..plain };
+        let some = Offer { recompute: &[Some(StageRecompute::WHOLE), None], ..plain };
         assert_eq!(system.refusal(&some), Some(Refusal::Recompute { system }));
+        let part = Offer { recompute: &[StageRecompute::first(1); 2], ..plain };
+        assert_eq!(system.refusal(&part), Some(Refusal::Recompute { system }));
         let parts = Offer { head_parts: 2, ..plain };
         assert_eq!(system.refusal(&parts), Some(Refusal::HeadParts { system }));
         let rows = Offer { has_rows_in_nodes: true, ..plain };

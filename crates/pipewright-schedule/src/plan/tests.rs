@@ -6,7 +6,7 @@ use crate::generate::{ScheduleSpec, generate};
 use crate::ids::Rank;
 use crate::lower::{TrainingLowering, for_training};
 use crate::plan::balance::{Layout, Numbers, even};
-use crate::plan::bound::{lower_bound, reduction_bound};
+use crate::plan::bound::{lower_bound, memory_bound, reduction_bound};
 use crate::plan::class::{Class, Path};
 use crate::plan::cuts::for_each_cut;
 use crate::plan::evaluate::Evaluator;
@@ -18,11 +18,12 @@ use crate::plan::order::{Cell, Kind, Order, first_backward};
 use crate::plan::peaks::peaks;
 use crate::plan::predict::{PlanChoice, predict};
 use crate::plan::rank_times::Step;
-use crate::plan::recompute::every_choice;
+use crate::plan::recompute::{every_choice, first_layers};
 use crate::plan::request::TrainingState;
 use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads, waiting};
 use crate::plan::tuning::BoundTuning;
 use crate::profile::{HEAD_PART, LayerProfile, LinkProfile, NodeProfile, Profile};
+use crate::recompute::StageRecompute;
 use crate::sharding::{ShardGroups, Sharding};
 use crate::simulate::{peak_memory, timed};
 use crate::trained::{StageBackward, TrainedStages};
@@ -86,7 +87,12 @@ fn freeze(layers: &mut [LayerProfile], seed: u64) {
 
 /// Checks that the evaluation of an order gives the numbers of the simulator, and that no bound is above
 /// them.
-fn check(layers: &Layers, order: &Order, layout: &Layout, recompute: &[bool]) -> Result<(), TestCaseError> {
+fn check(
+    layers: &Layers,
+    order: &Order,
+    layout: &Layout,
+    recompute: &[Option<StageRecompute>],
+) -> Result<(), TestCaseError> {
     let loads = stage_loads(layers, &layout.starts, recompute);
     let found = Evaluator::default().time(order, &loads, &layers.network);
     let replicas = layers.network.mesh.replicas;
@@ -101,6 +107,11 @@ fn check(layers: &Layers, order: &Order, layout: &Layout, recompute: &[bool]) ->
         let early = Evaluator::default().time_before(order, &loads, &layers.network, before);
         prop_assert_eq!(early, found.filter(|&time| time < before), "before {}", before);
     }
+    let step = Step::of(layers, order.placement.ranks(), order.microbatches);
+    let memory = peaks(order, &loads, layers.sharding).into_iter().max().unwrap_or(0);
+    let (bound, time) =
+        (memory_bound(step, memory, &BoundTuning::default()), run.timeline().makespan() * (1.0 + 1e-9));
+    prop_assert!(bound <= time, "the bound {bound} for {memory} bytes of a step that takes {time}");
     // Gradients are compared in a test of their own: the simulation makes them before what they need is
     // freed. So is what an action needs while it runs: here all need the same.
     let temporary = loads.iter().map(|load| load.temporary).max().unwrap_or(0);
@@ -120,8 +131,6 @@ fn check(layers: &Layers, order: &Order, layout: &Layout, recompute: &[bool]) ->
         .collect();
     prop_assert_eq!(peaks(order, &loads, layers.sharding), expected);
 
-    let step = Step::of(layers, order.placement.ranks(), order.microbatches);
-    let time = run.timeline().makespan() * (1.0 + 1e-9);
     let cut_time = step.cut_time(&layout.rank_of, &layout.starts);
     prop_assert!(cut_time <= time, "the bound {cut_time} of a cut that takes {time}");
     // In every placement of these tests, each round visits every rank, and the first one in order.
@@ -153,7 +162,10 @@ fn every_order(
             };
             (0..microbatches).map(chain)
         };
-        let choices = every_choice(stages.len()).filter(|choice| {
+        let choices = every_choice(&vec![1; stages.len()])
+            .map(|choice| choice.iter().map(Option::is_some).collect::<Vec<bool>>())
+            .collect::<Vec<_>>();
+        let choices = choices.into_iter().filter(|choice| {
             stages.iter().zip(choice).all(|(&stage, &is_whole)| !is_whole || !is_sent(stage))
         });
         let rows = choices.flat_map(|choice| {
@@ -201,7 +213,7 @@ fn no_order_of_a_tiny_model_is_faster_than_the_bound() {
         let placement = crate::placement::Placement::explicit(ranks).expect("both ranks have a stage");
         let mut least = f64::INFINITY;
         for_each_cut(layers.count(), rank_of.len(), &mut |starts| {
-            let loads = stage_loads(&layers, starts, &vec![false; rank_of.len()]);
+            let loads = stage_loads(&layers, starts, &vec![None; rank_of.len()]);
             for rows in every_order([&stages_of[0], &stages_of[1]], first_backward(&loads), microbatches) {
                 let order = Order { placement: placement.clone(), microbatches, rows };
                 let time = Evaluator::default().time(&order, &loads, &layers.network);
@@ -229,7 +241,7 @@ fn check_slow_links(trained: &[bool], ranks: u32, expected: f64) {
     let network = Network::of(&profile, mesh).expect("a network");
     let layers = Layers::of(&profile, 1, network, TrainingState::default());
     let starts: Vec<usize> = (0..=trained.len()).collect();
-    let loads = stage_loads(&layers, &starts, &vec![false; trained.len()]);
+    let loads = stage_loads(&layers, &starts, &vec![None; trained.len()]);
     let class = Class { ranks, chunks: trained.len() as u32 / ranks, path: Path::Loop };
     let placement = class.placement();
     let task = Task {
@@ -327,7 +339,7 @@ fn check_peak_of(layers: Vec<LayerProfile>, stages: usize, row: &str, expected: 
     let network =
         Network::of(&profile, Mesh { tensor: 1, replicas: 1, ranks: 1, order: MeshOrder::Replicas });
     let layers = Layers::of(&profile, 1, network.expect("a network"), TrainingState::default());
-    let loads = stage_loads(&layers, &even(count, stages), &vec![false; stages]);
+    let loads = stage_loads(&layers, &even(count, stages), &vec![None; stages]);
     let whole = Sharding { shards: 1, window: 1 };
     let schedule = crate::csv::parse_schedule(row).expect("a schedule");
     let found = peaks(&Order::of(&schedule), &loads, whole)[0];
@@ -348,6 +360,17 @@ fn what_passes_between_two_stages_of_a_rank_waits_there() {
     check_peak(&layer, 3, "0F0,1F0,2F0,2B0,1B0,0B0\n", 10 + 10 + 10 + 7 + 7);
     // An action of stage 0 also holds the 7 bytes that it sends or has got.
     check_peak(&layer, 2, "0F0,1F0,0F1,1B0,0B0,1F1,1B1,0B1\n", 3 * 10 + 7 + 7);
+}
+
+/// Returns a random choice of what stages recompute: of each third one some of its layers or all.
+fn drawn(starts: &[usize], numbers: &mut Numbers) -> Vec<Option<StageRecompute>> {
+    let stages = starts.windows(2);
+    let choice = |range: &[usize]| {
+        let count = range[1] - range[0];
+        let layers = numbers.below(count + 1);
+        first_layers(layers, count).filter(|_| numbers.below(3) == 0)
+    };
+    stages.map(choice).collect()
 }
 
 /// Returns random boundaries.
@@ -372,11 +395,11 @@ proptest! {
         for family in Family::all(ranks, microbatches, count) {
             let stages = (ranks * family.chunks) as usize;
             let starts = cut(count, stages, &mut numbers);
-            let loads = stage_loads(&layers, &starts, &vec![false; stages]);
+            let loads = stage_loads(&layers, &starts, &vec![None; stages]);
             let Ok(order) = family.order(&engine_costs(&layers, &loads)) else { continue };
             let order = order.split(first_backward(&loads));
             let rank_of = crate::plan::evaluate::ranks_of_stages(&order);
-            let recompute: Vec<bool> = (0..stages).map(|_| numbers.below(3) == 0).collect();
+            let recompute = drawn(&starts, &mut numbers);
             check(&layers, &order, &Layout { starts, rank_of }, &recompute)?;
         }
     }
@@ -391,7 +414,7 @@ proptest! {
         for class in Class::all(ranks, count) {
             let mut layout = Layout { starts: cut(count, class.stages(), &mut numbers), rank_of: class.ranks_of() };
             layout.shake(ranks as usize, true, &mut numbers);
-            let recompute: Vec<bool> = (0..class.stages()).map(|_| numbers.below(3) == 0).collect();
+            let recompute = drawn(&layout.starts, &mut numbers);
             let ranks_of = layout.rank_of.iter().copied().map(Rank::new).collect();
             let placement = crate::placement::Placement::explicit(ranks_of).expect("every rank has a stage");
             let loads: Vec<StageLoad> = stage_loads(&layers, &layout.starts, &recompute);
@@ -427,7 +450,7 @@ fn a_stage_that_becomes_frozen_has_each_backward_once() {
     let network =
         Network::of(&profile, Mesh { tensor: 1, replicas: 1, ranks: 3, order: MeshOrder::Replicas });
     let layers = Layers::of(&profile, 1, network.expect("a network"), TrainingState::default());
-    let loads = stage_loads(&layers, &[0, 1, 2, 3], &[false; 3]);
+    let loads = stage_loads(&layers, &[0, 1, 2, 3], &[None; 3]);
     let rows = "0F0,0B0\n1F0,1B0\n2F0,2B0\n";
     let Order { placement, microbatches, rows } =
         Order::of(&crate::csv::parse_schedule(rows).expect("a schedule"));

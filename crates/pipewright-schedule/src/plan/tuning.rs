@@ -52,8 +52,11 @@ pub(super) struct SearchTuning {
     /// They get at least the work in which rules make this many plans with the most stages, for each
     /// microbatch per rank. Fewer leave models with many stages with too few plans by rules.
     pub(super) plans: u64,
-    /// The largest number of stages for which all choices of recomputation are tried: 64 choices.
-    pub(super) all_choices: usize,
+    /// The largest number of choices of recomputation that are all tried. Six whole stages have that many.
+    pub(super) all_choices: u64,
+    /// The microbatches in flight for which stages recompute as few layers as they can, as shares of the
+    /// microbatches in flight of 1F1B, the most promising first. More shares leave fewer rules for each.
+    pub(super) in_flight: [f64; 4],
 }
 
 /// The work that the search is charged for each operation, in choices of the rules. They are ratios of times
@@ -237,7 +240,8 @@ impl Default for SearchTuning {
             same_bound: 2e-3,
             share: 6,
             plans: 125,
-            all_choices: 6,
+            all_choices: 64,
+            in_flight: [1.0, 2.0, 1.5, 0.6],
         }
     }
 }

@@ -5,8 +5,9 @@
 //! frees when it ends; (3) a stage's weight gradients are allocated when its first weight backward starts,
 //! and stay allocated; (4) the forward of a stage without backwards frees its activation when it ends, and
 //! the input backward of a stage without weight backwards allocates no stash; (5) a forward that is in the
-//! timeline twice is computed again: the first one keeps its inputs only ([`StageSizes::recompute`]), the
-//! second one allocates the activation, and the backward after it frees both. Parameters, optimizer state and
+//! timeline twice is computed again: the first one keeps its inputs and the activations of the layers that are
+//! not computed again ([`StageSizes::recompute`]), the second one allocates the other activations, and the
+//! backward after it frees both. Parameters, optimizer state and
 //! messages are not included.
 //!
 //! If microbatches are cut into slices, a slice has its share of the bytes of its microbatch, rounded up. Two

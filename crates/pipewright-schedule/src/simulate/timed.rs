@@ -10,9 +10,10 @@
 //! with its own tensors, costs and event, and the forward's output leaves when the forward ends; (7) the
 //! messages of skip connections ([`Costs::skips`]) leave when the computation of their tensor ends, before
 //! the sends that follow it, and none carries a gradient to a stage that runs forward only; (8) before a
-//! backward of a stage that is recomputed ([`Costs::recompute`]), the rank computes its forward again, unless
-//! that forward was the rank's last computation: while the gradients are on their way, or, if it is
-//! recomputed block by block, once they have arrived; (9) a slice takes its share of the times and bytes of
+//! backward of a stage that is recomputed ([`Costs::recompute`]), the rank computes its forward again, or the
+//! part of it that the stage recomputes, unless the forward has kept all activations or was the rank's last
+//! computation: while the gradients are on their way, or, if it is recomputed block by block, once they have
+//! arrived; (9) a slice takes its share of the times and bytes of
 //! its microbatch ([`StageCosts::of_slice`](crate::costs::StageCosts::of_slice)). There is one link for each
 //! ordered pair of ranks, and messages are buffered: a send does not wait for its receive.
 //!
@@ -33,6 +34,7 @@ use crate::action::Action;
 use crate::communicator::{Communicator, Streams, judge};
 use crate::costs::Costs;
 use crate::ids::{Rank, StageIndex};
+use crate::recompute::KeptForwards;
 use crate::schedule::Program;
 use crate::simulate::boundary_tensors::{Arrival, Arrivals, BoundaryTensor, Route};
 use crate::simulate::error::SimulateError;
@@ -118,6 +120,8 @@ struct Run<'a> {
     /// The times at which each stage is gathered, and at which it is reduced.
     gathered: Vec<f64>,
     reduced: Vec<f64>,
+    /// The microbatches of each stage that keep their activations while others are recomputed.
+    kept: Vec<KeptForwards>,
     /// The events of each rank.
     events: Vec<Vec<Event>>,
     skips: Vec<SkipEvent>,
@@ -138,6 +142,7 @@ impl<'a> Run<'a> {
             queues,
             gathered: vec![0.0; stages],
             reduced: vec![0.0; stages],
+            kept: vec![KeptForwards::default(); stages],
             events: program.rows().iter().map(|row| Vec::with_capacity(row.len())).collect(),
             skips: Vec::new(),
         }
@@ -279,15 +284,23 @@ impl<'a> Run<'a> {
         Ok(end)
     }
 
-    /// Returns the forward that a backward computes again.
-    fn recomputed_by(&self, rank: Rank, part: Action) -> Option<Action> {
-        let (Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch }) = part
-        else {
-            return None;
-        };
-        let forward = Action::Forward { stage, microbatch };
-        let is_last = self.ranks[rank.index()].computed == Some(forward);
-        (self.costs.recompute.applies_to(stage) && !is_last).then_some(forward)
+    /// Returns the forward that a backward computes again. Must be called once for each computation, in the
+    /// order of the row.
+    fn recomputed_by(&mut self, rank: Rank, part: Action) -> Option<Action> {
+        let choice = self.costs.recompute.of(part.stage())?;
+        let kept = self.kept.get_mut(part.stage().index())?;
+        match part {
+            Action::Forward { microbatch, .. } => {
+                kept.forward(choice.keep, microbatch);
+                None
+            }
+            Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
+                let forward = Action::Forward { stage, microbatch };
+                let is_last = self.ranks[rank.index()].computed == Some(forward);
+                (!kept.backward(microbatch) && !is_last).then_some(forward)
+            }
+            _ => None,
+        }
     }
 
     fn duration(&self, part: Action) -> f64 {

@@ -27,8 +27,9 @@ fn small_plans_of_frozen_layers_are_the_best_of_all() {
         freeze(&mut instance, seed);
         if instance.ranks as usize <= instance.profile.layers.len() {
             let memory = (seed % 3 == 0).then_some(60_000_000);
-            let best = by_trying(&instance, memory, &PlanChoice::default());
-            check_against(best, &instance, &named_only(&instance, memory), seed);
+            let best = by_trying(&instance, memory, &PlanChoice::default(), false);
+            let request = PlanRequest { partial_recompute: false, ..named_only(&instance, memory) };
+            check_against(best, &instance, &request, seed);
         }
     }
 }
@@ -47,9 +48,9 @@ fn check_report(instance: &Instance, report: &PlanReport, memory: Option<u64>) {
 fn check_recompute(profile: &Profile, plan: &Plan) {
     let choice = PlanChoice { boundaries: plan.boundaries.clone(), ..PlanChoice::default() };
     let trained = choice.trained_stages(profile);
-    for (stage, &recomputes) in (0..).map(StageIndex::new).zip(&plan.recompute) {
+    for (stage, recompute) in (0..).map(StageIndex::new).zip(&plan.recompute) {
         let runs_backward = trained.backward_of(stage) != StageBackward::None;
-        assert!(runs_backward || !recomputes, "{} with {:?}", plan.name, plan.recompute);
+        assert!(runs_backward || recompute.is_none(), "{} with {:?}", plan.name, plan.recompute);
     }
 }
 
@@ -69,7 +70,7 @@ fn plans_of_frozen_layers_have_the_time_of_the_simulator() {
         let memory = report.plans[0].peak_bytes.iter().max().map(|peak| peak / 4 * 3);
         let report = plan(&instance.profile, &PlanRequest { memory, ..whole }, &mut || true).expect("a plan");
         check_report(&instance, &report, memory);
-        assert!(report.plans.iter().any(|plan| plan.recompute.contains(&true)), "seed {seed}");
+        assert!(report.plans.iter().any(Plan::recomputes), "seed {seed}");
     }
     assert!(searched > 0, "no searched order");
 }
@@ -97,12 +98,12 @@ fn adapted(count: usize, trained: usize) -> Profile {
 fn the_best_cut_puts_more_frozen_layers_on_a_rank() {
     let spec = ScheduleSpec { ranks: 2, microbatches: 8, ..ScheduleSpec::default() };
     let schedule = generate("1f1b", &spec).expect("a schedule");
-    let choice = PlanChoice { recompute: vec![false; 2], ..PlanChoice::default() };
+    let choice = PlanChoice { recompute: vec![None; 2], ..PlanChoice::default() };
     let cut_of = |profile: &Profile| best_cut(profile, &schedule, &choice).expect("enough layers");
     let whole = Profile { layers: vec![block("layer", 1.0); 12], ..adapted(12, 0) };
     let upper = adapted(12, 8);
     assert_eq!([&whole, &adapted(12, 0), &upper].map(cut_of), [[6], [6], [8]]);
-    let step = |cut| predicted(&upper, &schedule, &[cut], vec![false; 2]).step_s();
+    let step = |cut| predicted(&upper, &schedule, &[cut], vec![None; 2]).step_s();
     assert!(step(8) < 0.9 * step(6), "{} {}", step(8), step(6));
     let instance = Instance { what: "", profile: upper.clone(), ranks: 2, microbatches: 8 };
     let report = plan(&upper, &named_only(&instance, None), &mut || true).expect("a plan");

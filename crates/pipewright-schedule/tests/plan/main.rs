@@ -14,6 +14,7 @@ use pipewright_schedule::plan::{
     plan, predict,
 };
 use pipewright_schedule::profile::{LinkProfile, NodeProfile, Profile};
+use pipewright_schedule::recompute::StageRecompute;
 use pipewright_schedule::{ActionKind, Rank, Schedule, ScheduleSpec, generate};
 
 fn request(instance: &Instance, memory: Option<u64>) -> PlanRequest {
@@ -32,6 +33,27 @@ fn named_only(instance: &Instance, memory: Option<u64>) -> PlanRequest {
     PlanRequest { effort: 0, ..request(instance, memory) }
 }
 
+/// Returns the choice of the first `layers` of the `count` layers of a stage.
+fn first_layers(layers: usize, count: usize) -> Option<StageRecompute> {
+    if layers == count { Some(StageRecompute::WHOLE) } else { StageRecompute::first(layers as u32) }
+}
+
+/// Returns every choice of what the stages of a cut recompute: all or nothing, or with `in_part` any number of
+/// their layers.
+fn every_recompute(boundaries: &[usize], layers: usize, in_part: bool) -> Vec<Vec<Option<StageRecompute>>> {
+    let starts: Vec<usize> = [0].iter().chain(boundaries).chain([&layers]).copied().collect();
+    let mut choices = vec![Vec::new()];
+    for range in starts.windows(2) {
+        let count = if in_part { range[1] - range[0] } else { 1 };
+        let longer = |choice: &Vec<_>| {
+            let choice = choice.clone();
+            (0..=count).map(move |layers| [choice.as_slice(), &[first_layers(layers, count)]].concat())
+        };
+        choices = choices.iter().flat_map(longer).collect();
+    }
+    choices
+}
+
 /// Returns a model of a few layers with random costs.
 fn small(seed: u64) -> Instance {
     let mut numbers = Numbers(seed);
@@ -47,7 +69,7 @@ fn predicted(
     profile: &Profile,
     schedule: &Schedule,
     boundaries: &[usize],
-    recompute: Vec<bool>,
+    recompute: Vec<Option<StageRecompute>>,
 ) -> Prediction {
     let choice = PlanChoice { boundaries: boundaries.to_vec(), recompute, ..PlanChoice::default() };
     predict(profile, schedule, &choice).expect("a sound schedule")
@@ -94,8 +116,8 @@ fn every_spec(instance: &Instance) -> Vec<(&'static str, bool, ScheduleSpec)> {
 
 /// Returns the time of the best named schedule over all cuts and all choices of recomputation. `size` has the
 /// number of replicas, each of which has the ranks and microbatches of `instance`, the rows of a microbatch
-/// and the parts of the head.
-fn by_trying(instance: &Instance, memory: Option<u64>, size: &PlanChoice) -> f64 {
+/// and the parts of the head. With `in_part`, stages may recompute parts of their layers.
+fn by_trying(instance: &Instance, memory: Option<u64>, size: &PlanChoice, in_part: bool) -> f64 {
     let layers = instance.profile.layers.len() - 1 + size.head_parts.unwrap_or(1) as usize;
     let mut best = f64::INFINITY;
     for (name, is_made_to_measure, spec) in every_spec(instance) {
@@ -105,9 +127,10 @@ fn by_trying(instance: &Instance, memory: Option<u64>, size: &PlanChoice) -> f64
         }
         let plain = generate(name, &spec);
         for boundaries in every_cut(layers, stages) {
-            let choices = if memory.is_some() { 1u32 << stages } else { 1 };
+            let mut choices = every_recompute(&boundaries, layers, in_part);
+            choices.truncate(if memory.is_some() { choices.len() } else { 1 });
             let schedule = if is_made_to_measure {
-                let recompute = vec![false; stages];
+                let recompute = vec![None; stages];
                 let choice = PlanChoice { boundaries: boundaries.clone(), recompute, ..size.clone() };
                 let Ok(plain) = &plain else { continue };
                 let costs = choice_costs(&instance.profile, plain.placement(), &choice).expect("a cut");
@@ -116,8 +139,7 @@ fn by_trying(instance: &Instance, memory: Option<u64>, size: &PlanChoice) -> f64
                 plain.clone()
             };
             let Ok(schedule) = schedule else { continue };
-            for bits in 0..choices {
-                let recompute = (0..stages).map(|stage| bits >> stage & 1 == 1).collect();
+            for recompute in choices {
                 let choice = PlanChoice { boundaries: boundaries.clone(), recompute, ..size.clone() };
                 let prediction = predict(&instance.profile, &schedule, &choice).expect("a sound schedule");
                 if memory.is_none_or(|memory| prediction.peak_bytes.iter().all(|&peak| peak <= memory)) {
@@ -144,7 +166,7 @@ fn by_trying_all_sizes(instance: &Instance, memory: Option<u64>) -> (f64, u32) {
                 microbatches: microbatches / (rows * data_parallel),
             };
             let size = PlanChoice { data_parallel, microbatch_rows: rows, ..PlanChoice::default() };
-            let time = by_trying(&replica, memory, &size);
+            let time = by_trying(&replica, memory, &size, false);
             if time < best.0 {
                 best = (time, data_parallel);
             }
@@ -159,8 +181,29 @@ fn check_against_trying(seed: u64, memory: Option<u64>) {
     if instance.ranks as usize > instance.profile.layers.len() {
         return;
     }
-    let best = by_trying(&instance, memory, &PlanChoice::default());
-    check_against(best, &instance, &named_only(&instance, memory), seed);
+    let best = by_trying(&instance, memory, &PlanChoice::default(), false);
+    let request = PlanRequest { partial_recompute: false, ..named_only(&instance, memory) };
+    check_against(best, &instance, &request, seed);
+    // There are many choices of layers.
+    if memory.is_some() && instance.profile.layers.len() < 7 {
+        check_partial(best, &instance, &PlanRequest { partial_recompute: true, ..request }, seed);
+    }
+}
+
+/// Checks that a plan that may recompute parts of stages is not slower than `whole`, the best named schedule
+/// that does not, and hardly slower than the best of all that does. The bound is below all of them.
+fn check_partial(whole: f64, instance: &Instance, request: &PlanRequest, seed: u64) {
+    let best = by_trying(instance, request.memory, &PlanChoice::default(), true);
+    assert!(best <= whole, "seed {seed}: {best} and {whole}");
+    let Ok(report) = plan(&instance.profile, request, &mut || true) else {
+        assert!(best.is_infinite(), "seed {seed}: a plan of {best} fits");
+        return;
+    };
+    let found = report.plans[0].step_s;
+    assert!(found <= whole * (1.0 + 1e-12), "seed {seed}: {found} is slower than {whole}");
+    assert!(found <= best * 1.01, "seed {seed}: {found} instead of {best}");
+    assert!(report.lower_bound_s <= best, "seed {seed}: the bound {} of {best}", report.lower_bound_s);
+    check_plan(instance, &report.plans[0], request.memory);
 }
 
 /// Checks a plan against the time of the best named schedule.
@@ -205,8 +248,12 @@ fn small_plans_of_any_size_are_the_best_of_all() {
         instance.microbatches = [2, 3, 4, 6][seed as usize / 2 % 4];
         let memory = (seed % 5 == 0).then_some(120_000_000);
         let (best, data_parallel) = by_trying_all_sizes(&instance, memory);
-        let of_any_size =
-            PlanRequest { data_parallel: None, larger_microbatches: true, ..named_only(&instance, memory) };
+        let of_any_size = PlanRequest {
+            data_parallel: None,
+            larger_microbatches: true,
+            partial_recompute: false,
+            ..named_only(&instance, memory)
+        };
         check_against(best, &instance, &of_any_size, seed);
         replicated += u32::from(data_parallel > 1);
     }
@@ -334,7 +381,7 @@ fn the_best_cut_of_a_schedule_is_found() {
         let (layers, ranks) = (instance.profile.layers.len(), instance.ranks);
         let spec = ScheduleSpec { ranks, microbatches: instance.microbatches, ..ScheduleSpec::default() };
         let schedule = generate("zb-h1", &spec).expect("a schedule");
-        let recompute = vec![false; ranks as usize];
+        let recompute = vec![None; ranks as usize];
         let choice = PlanChoice { recompute: recompute.clone(), ..PlanChoice::default() };
         let found = best_cut(&instance.profile, &schedule, &choice).expect("enough layers");
         let time = |cut: &[usize]| predicted(&instance.profile, &schedule, cut, recompute.clone()).step_s();
@@ -361,7 +408,7 @@ fn no_named_schedule_with_a_usual_cut_is_faster() {
                     continue;
                 }
                 let boundaries: Vec<usize> = cut.ranges().skip(1).map(|range| range.start).collect();
-                let none = vec![false; stages as usize];
+                let none = vec![None; stages as usize];
                 let time = predicted(&instance.profile, &schedule, &boundaries, none).step_s();
                 assert!(
                     planned <= time * (1.0 + 1e-12),
@@ -379,11 +426,16 @@ fn recomputation_costs_what_it_costs_in_training() {
     let profile = Profile { link: LinkProfile::new(0.0, 1e12), layers, ..Profile::default() };
     let spec = ScheduleSpec { ranks: 2, microbatches: 4, ..ScheduleSpec::default() };
     let schedule = generate("1f1b", &spec).expect("a schedule");
-    let of = |recompute: [bool; 2]| predicted(&profile, &schedule, &[3], recompute.to_vec());
-    let [none, last, all] = [[false, false], [false, true], [true, true]].map(of);
+    let of = |layers: [usize; 2]| {
+        let recompute = layers.map(|layers| first_layers(layers, 3));
+        predicted(&profile, &schedule, &[3], recompute.to_vec())
+    };
+    let [none, last, all, part] = [[0, 0], [0, 3], [3, 3], [2, 0]].map(of);
     assert_eq!((last.step_s(), &last.peak_bytes), (none.step_s(), &none.peak_bytes));
     assert!(all.step_s() > none.step_s() && all.peak_bytes[0] < none.peak_bytes[0], "{:?}", all.peak_bytes);
     assert_eq!(all.peak_bytes[1], none.peak_bytes[1]);
+    assert!(all.step_s() > part.step_s() && part.step_s() > none.step_s(), "{}", part.step_s());
+    assert!(all.peak_bytes[0] < part.peak_bytes[0] && part.peak_bytes[0] < none.peak_bytes[0]);
     let second_forwards = |prediction: &Prediction, rank| {
         let events = prediction.run.timeline().events_of(Rank::new(rank));
         events.iter().filter(|event| event.action.kind() == ActionKind::Forward).count() - 4

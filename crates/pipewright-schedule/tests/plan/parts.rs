@@ -20,7 +20,7 @@ fn with_head(layers: usize, weight: f64, ranks: u32) -> Instance {
 fn of_two(profile: &Profile, head_parts: Option<u32>, layers: usize, last: usize) -> Prediction {
     let spec = ScheduleSpec { ranks: 2, microbatches: 6, ..ScheduleSpec::default() };
     let schedule = generate("1f1b", &spec).expect("a schedule");
-    let (boundaries, recompute) = (vec![layers - last], vec![false; 2]);
+    let (boundaries, recompute) = (vec![layers - last], vec![None; 2]);
     let choice = PlanChoice { head_parts, boundaries, recompute, ..PlanChoice::default() };
     predict(profile, &schedule, &choice).expect("a sound schedule")
 }
@@ -74,7 +74,7 @@ fn small_plans_of_heads_in_parts_are_the_best_of_all() {
         instance.profile.layers[head] = block("head", 4.0);
         let times = [1, 2, 3].map(|parts| {
             let choice = PlanChoice { head_parts: Some(parts), ..PlanChoice::default() };
-            let best = by_trying(&instance, None, &choice);
+            let best = by_trying(&instance, None, &choice, false);
             let request = PlanRequest { head_parts: vec![parts], ..named_only(&instance, None) };
             check_against(best, &instance, &request, seed);
             best

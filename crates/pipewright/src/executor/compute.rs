@@ -99,10 +99,7 @@ impl Computation<'_> {
         let inputs = take_inputs(context, self.stages, input, at)?;
         let (index, slices) = (microbatch.index(), input.program.slices());
         let has_backward = input.program.as_program().trained().runs_backward(stage);
-        // A forward that its backward follows at once has nothing to save.
-        let recompute = has_backward
-            && context.config().recompute.applies_to(stage)
-            && !backward_follows(input.program.row(context.rank()), self.position);
+        let recompute = has_backward && !input.program.is_forward_only() && self.recomputes(at);
         let task = ForwardTask {
             loss_weight: input.loss_weights[index] * input.slice_shares[index] * input.loss_scale,
             auxiliary_weight: input.loss_weights[index] / f64::from(slices.get()) * input.loss_scale,
@@ -126,6 +123,14 @@ impl Computation<'_> {
         } else {
             ForwardState::new(stage_context.with_random(random), inputs, target, Some(task))
         })
+    }
+
+    /// Returns whether a forward keeps its inputs only. A forward that its backward follows at once has nothing
+    /// to save.
+    fn recomputes(&mut self, At { stage, microbatch }: At) -> bool {
+        let Some(choice) = self.context.config().recompute.of(stage) else { return false };
+        let keeps = self.stages.get_mut(stage).kept_forwards.forward(choice.keep, microbatch);
+        !keeps && !backward_follows(self.input.program.row(self.context.rank()), self.position)
     }
 
     /// Returns the key of the random numbers of a microbatch, which is numbered over all replicas and over
@@ -174,6 +179,7 @@ impl Computation<'_> {
             self.stages.get_mut(stage).output_gradients.take(microbatch)
         };
         append_skips(self.stages, Direction::Backward, at, &mut gradients);
+        self.stages.get_mut(stage).kept_forwards.backward(microbatch);
         self.stages.get_mut(stage).runner_mut().begin_backward(microbatch, gradients)
     }
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
+use pipewright_schedule::recompute::KeptForwards;
 use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::context::RankContext;
@@ -84,6 +85,8 @@ pub(super) struct LocalStage {
     pub(super) input_gradients: Slots<OptionalTensors>,
     pub(super) losses: Slots<Tensor<1>>,
     pub(super) auxiliary: Slots<Vec<Auxiliary>>,
+    /// The microbatches that keep their activations while others are recomputed.
+    pub(super) kept_forwards: KeptForwards,
     /// Shapes and types of the tensors at the stage's edges.
     pub(super) boundaries: Boundaries,
     /// The report on the parameters whose gradients `I` computed.
@@ -112,6 +115,7 @@ impl LocalStage {
             input_gradients: Slots::default(),
             losses: Slots::default(),
             auxiliary: Slots::default(),
+            kept_forwards: KeptForwards::default(),
             boundaries,
             undeferred: UndeferredReport::default(),
             is_empty_w_logged: false,
@@ -190,6 +194,7 @@ impl LocalStage {
         self.boundaries.reset();
         self.losses.clear();
         self.auxiliary.clear();
+        self.kept_forwards.clear();
     }
 }
 

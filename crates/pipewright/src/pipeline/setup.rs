@@ -2,10 +2,12 @@
 //! stages.
 
 use std::fmt::Display;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use burn::tensor::Device;
 use pipewright_schedule::lower::forward_part;
+use pipewright_schedule::words::counted;
 use pipewright_schedule::{Level, Recompute, Slices, StageIndex, ValidatedProgram};
 
 use super::error::PipelineError;
@@ -121,6 +123,8 @@ impl Setup {
         let mut stages = Vec::new();
         for &stage in placement.stages_of(rank) {
             let made = make(stage, &tensor).map_err(|error| failure(format!("stage {stage}: {error}")))?;
+            let layers =
+                self.config.recompute.of(stage).and_then(|choice| choice.layers).map(NonZeroU32::get);
             let settings = StageSettings {
                 device: self.config.devices.of(world_rank).cloned(),
                 precision: self.config.precision,
@@ -133,12 +137,20 @@ impl Setup {
                 must_have_loss: stage == placement.last_stage() && !self.program.is_forward_only(),
                 slices: self.program.slices(),
                 by_block: self.config.recompute.is_by_block(),
+                recomputed_layers: layers.map(|layers| layers as usize),
                 backward: self.program.as_program().trained().backward_of(stage),
             };
             let runner =
                 made.prepare(settings).map_err(|error| failure(format!("stage {stage}: {error}")))?;
             if self.config.verify != Verify::Off && computes_behind(runner.device()) {
                 return Err(failure(format!("stage {stage}: {VERIFIED_ON_DEVICE}")));
+            }
+            if let Some(layers) = layers.filter(|&layers| layers as usize > runner.blocks()) {
+                return Err(failure(format!(
+                    "stage {stage} has {} (`StageModule::blocks`), and its first {layers} are to be recomputed; recompute \
+                     at most as many as it has, or the whole stage",
+                    counted(runner.blocks(), "layer")
+                )));
             }
             let Skips { inputs, outputs } = runner.skips();
             let has_skips = !inputs.is_empty() || !outputs.is_empty();

@@ -26,7 +26,8 @@ pub(crate) struct ForwardTask {
     pub auxiliary_weight: f64,
     /// Whether the last stage returns its outputs in addition to its loss.
     pub keep_outputs: bool,
-    /// Whether the stage keeps only its inputs, and its backward computes the forward again.
+    /// Whether the stage keeps only its inputs, and its backward computes the forward again, as far as the
+    /// stage's settings say.
     pub recompute: bool,
     /// Whether a backward of the stage follows. Otherwise nothing is kept for it.
     pub has_backward: bool,
@@ -73,10 +74,9 @@ impl InFlight {
         Self { segments, pass }
     }
 
-    /// Returns whether the forward ran as a whole and kept its inputs only.
-    pub(super) fn is_recomputed_whole(&self) -> bool {
-        let is_whole = |run: &ForwardedSegment| run.segment == Segment::Whole && run.is_recomputed();
-        self.segments.iter().all(is_whole)
+    /// Returns whether one segment has kept its inputs only: the whole forward, or its first blocks together.
+    pub(super) fn is_recomputed_in_one_piece(&self) -> bool {
+        self.segments.iter().filter(|run| run.is_recomputed()).count() == 1
     }
 
     /// Computes the segments that have kept their inputs only again, with `record`.

@@ -72,8 +72,8 @@ pub(crate) trait StageCompute: Send {
     fn finish_forward(&mut self, forward: ForwardState) -> Result<Forwarded, StageError>;
 
     /// Computes the forward of a microbatch again if the stage has kept only its inputs, so that the backward
-    /// does not need to. Returns whether it did. A forward that is recomputed block by block is left to the
-    /// backward.
+    /// does not need to. Returns whether it did. If several blocks are recomputed one by one, they are left to
+    /// the backward.
     fn recompute(&mut self, microbatch: Microbatch) -> Result<bool, StageError>;
 
     /// Begins the backward of a microbatch with the gradients of the outputs.

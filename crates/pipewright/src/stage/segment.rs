@@ -1,4 +1,4 @@
-//! A segment of a stage's module: the whole, or one of its blocks.
+//! A segment of a stage's module: the whole, one of its blocks, or several blocks that follow each other.
 
 use std::any::Any;
 
@@ -11,24 +11,35 @@ use crate::tensor::{Values, pack};
 pub(crate) type Replacement<'a> =
     &'a mut dyn FnMut(&dyn Any, Values, &StageContext) -> Result<Values, StageError>;
 
-/// The whole of a stage's module, or a block of it.
+/// The whole of a stage's module, or consecutive blocks of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Segment {
     Whole,
-    Block { index: usize, of: usize },
+    /// The blocks from `first` to before `end`, out of `of` blocks.
+    Blocks {
+        first: usize,
+        end: usize,
+        of: usize,
+    },
 }
 
 impl Segment {
     /// Returns the block of a module with this number of blocks.
     pub(super) fn block(index: usize, of: usize) -> Self {
-        if of > 1 { Self::Block { index, of } } else { Self::Whole }
+        if of > 1 { Self::Blocks { first: index, end: index + 1, of } } else { Self::Whole }
     }
 
-    /// Returns the index of the block; 0 for the whole module.
+    /// Returns the first `count` of the blocks of a module, and the others; `None` if it has no others.
+    pub(super) fn divided(count: usize, of: usize) -> Option<[Self; 2]> {
+        let parts = [Self::Blocks { first: 0, end: count, of }, Self::Blocks { first: count, end: of, of }];
+        (0 < count && count < of).then_some(parts)
+    }
+
+    /// Returns the index of the first block; 0 for the whole module.
     pub(super) fn index(self) -> usize {
         match self {
             Self::Whole => 0,
-            Self::Block { index, .. } => index,
+            Self::Blocks { first, .. } => first,
         }
     }
 
@@ -36,7 +47,7 @@ impl Segment {
     pub(super) fn next(self) -> Option<usize> {
         match self {
             Self::Whole => None,
-            Self::Block { index, of } => (index + 1 < of).then_some(index + 1),
+            Self::Blocks { end, of, .. } => (end < of).then_some(end),
         }
     }
 
@@ -58,7 +69,9 @@ impl Segment {
                 context.run_layer(&name, || replacement(module.exposed(), inputs, context))?
             }
             (None, Self::Whole) => Ok(pack(module.forward(inputs, context)?)),
-            (None, Self::Block { index, .. }) => module.forward_block(index, inputs, context),
+            (None, Self::Blocks { first, end, .. }) => {
+                (first..end).try_fold(inputs, |values, block| module.forward_block(block, values, context))
+            }
         }
     }
 }

@@ -39,6 +39,8 @@ pub(crate) struct StageSettings {
     pub slices: Slices,
     /// Whether a forward that is recomputed is recomputed block by block instead of as a whole.
     pub by_block: bool,
+    /// The number of the first blocks that a forward that is recomputed computes again; `None` for all.
+    pub recomputed_layers: Option<usize>,
     /// What the backward of the stage computes in the program that trains.
     pub backward: StageBackward,
 }

@@ -124,8 +124,12 @@ fn run(schedule: &str, ranks: u32, config: &PipelineConfig) -> Outcome {
 /// Checks that recomputation of any kind changes no bit.
 fn check(schedule: &str, ranks: u32, config: &PipelineConfig) {
     let expected = run(schedule, ranks, config);
-    let list = Recompute::Stages([StageIndex::new(1)].into());
-    for recompute in [Recompute::Stage, Recompute::Block, list] {
+    let layers = LAYERS as u32 / program(schedule, ranks, MICROBATCHES).placement().stages();
+    let layers = layers.div_ceil(2);
+    let lists =
+        ["1".to_owned(), format!("0:layers={layers}:keep=1,1:layers=1"), "0:keep=2,1:keep=1".to_owned()];
+    let lists = lists.map(|list| list.parse().expect("a choice"));
+    for recompute in [Recompute::Stage, Recompute::Block].into_iter().chain(lists) {
         let found = run(schedule, ranks, &PipelineConfig { recompute: recompute.clone(), ..config.clone() });
         assert!(found == expected, "{schedule}, recompute {recompute}: {:?} {:?}", found.0, expected.0);
     }
@@ -227,7 +231,7 @@ fn a_forward_runs_again_while_its_gradients_are_on_their_way() {
         let stage_of = if stage.get() == 1 { Stage::with_loss(module, loss) } else { Stage::new(module) };
         Ok(stage_of.with_prefix(&format!("layers.{stage}")))
     };
-    let recompute = Recompute::Stages([StageIndex::new(0)].into());
+    let recompute = Recompute::whole_stages([StageIndex::new(0)]);
     let config = PipelineConfig { recompute, ..config() };
     let program = program("gpipe", 2, MICROBATCHES);
     let mut pipeline = Pipeline::launch(program, World::local(2), &config, make).expect("it starts");
@@ -239,7 +243,7 @@ fn a_forward_runs_again_while_its_gradients_are_on_their_way() {
 
 #[test]
 fn a_stage_that_does_not_exist_is_refused() {
-    let config = PipelineConfig { recompute: Recompute::Stages([StageIndex::new(2)].into()), ..config() };
+    let config = PipelineConfig { recompute: Recompute::whole_stages([StageIndex::new(2)]), ..config() };
     let program = program("1f1b", 2, 4);
     let launched = Pipeline::launch(program, World::local(2), &config, |index| support::stage(index, 2));
     let Err(error) = launched else { panic!("there are two stages") };

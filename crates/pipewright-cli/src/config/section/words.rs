@@ -83,15 +83,15 @@ impl Section<'_> {
         }
     }
 
-    /// Reads one of the words in `options`, or a list of whole numbers.
+    /// Reads one of the words in `options`, or a list, which `list` reads and `expected` describes.
     pub(crate) fn choice_or_list<T: Clone>(
         &mut self,
         key: &'static str,
         default: T,
         options: &[(&str, T)],
-        list: impl FnOnce(Vec<u32>) -> Option<T>,
+        expected: &'static str,
+        list: impl FnOnce(&[Value]) -> Option<T>,
     ) -> T {
-        const EXPECTED: &str = "a word, or a list of whole numbers, such as [0, 2]";
         match self.value(key) {
             None => default,
             Some(Value::String(text)) => match options.iter().find(|(name, _)| *name == text) {
@@ -102,10 +102,9 @@ impl Section<'_> {
                 }
             },
             Some(value) => {
-                let number = |item: &Value| u32::try_from(item.as_integer()?).ok();
-                let items = value.as_array().and_then(|items| items.iter().map(number).collect());
-                items.and_then(list).unwrap_or_else(|| {
-                    self.report(key, ProblemKind::wrong_type(key, EXPECTED, &value));
+                let read = value.as_array().and_then(|items| list(items));
+                read.unwrap_or_else(|| {
+                    self.report(key, ProblemKind::wrong_type(key, expected, &value));
                     default
                 })
             }

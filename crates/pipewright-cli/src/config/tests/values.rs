@@ -192,7 +192,14 @@ fn words() {
 fn what_is_recomputed_is_a_word_or_a_list_of_stages() {
     let found = |set: &str| load(None, &[set]).map(|settings| settings.pipeline.recompute.to_string());
     assert_eq!(found("pipeline.ranks=2"), Ok("none".to_owned()));
-    for (set, expected) in [("stage", "stage"), ("\"block\"", "block"), ("[1, 0]", "0,1")] {
+    for (set, expected) in [
+        ("stage", "stage"),
+        ("\"block\"", "block"),
+        ("[1, 0]", "0,1"),
+        ("[0, { stage = 1, layers = 2 }]", "0,1:layers=2"),
+        ("[{ stage = 1, layers = 1, keep = 3 }]", "1:layers=1:keep=3"),
+        ("[{ stage = 0, keep = 1 }]", "0:keep=1"),
+    ] {
         assert_eq!(found(&format!("pipeline.recompute={set}")).as_deref(), Ok(expected));
     }
     for (set, expected) in [
@@ -200,6 +207,11 @@ fn what_is_recomputed_is_a_word_or_a_list_of_stages() {
         ("[-1]", "`recompute`"),
         ("stages", "where none, stage, block is expected"),
         ("true", "a word, or a list of whole numbers"),
+        ("[{ layers = 1 }]", "{ stage = 1, layers = 3 }"),
+        ("[{ stage = 1, layers = 0 }]", "{ stage = 1, layers = 3 }"),
+        ("[{ stage = 1, first = 2 }]", "{ stage = 1, layers = 3 }"),
+        ("[1, { stage = 1, keep = 2 }]", "one for a stage"),
+        ("[{ stage = 7, keep = 2 }]", "`recompute` is 7"),
     ] {
         let error = found(&format!("pipeline.recompute={set}")).expect_err(set);
         assert!(error.contains(expected), "{set}: {error}");

@@ -3,12 +3,14 @@
 //! For a number of ranks and microbatches, each number of stages per rank has its own bound, and the smallest
 //! one counts. `any.rs` is valid for every assignment of layers to ranks; `one.rs` is exact for one stage per
 //! rank; `idle.rs` counts the idle time of all ranks with several stages per rank, and `pairs.rs` searches
-//! for two stages of each rank that fit into its time. Most of them test whether a time is long enough, and
+//! for two stages of each rank that fit into its time. `memory.rs` counts the second forwards that limited
+//! memory forces. Most of them test whether a time is long enough, and
 //! bisection finds the longest time that is proved too short. `idle.rs` raises its bound step by step.
 
 mod any;
 mod bisect;
 mod idle;
+mod memory;
 mod one;
 mod pairs;
 mod sizes;
@@ -55,6 +57,12 @@ pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], tuning: &BoundTunin
 /// Returns a lower bound for all arrangements, which is at most [`lower_bound`] and takes little time.
 pub(super) fn simple_bound(step: Step<'_>, tuning: &BoundTuning) -> f64 {
     any::bound(step, tuning) * (1.0 - ROUNDING)
+}
+
+/// Returns a time that no step is below whose ranks have `memory` bytes each, without the optimizer, whatever
+/// is recomputed.
+pub(super) fn memory_bound(step: Step<'_>, memory: u64, tuning: &BoundTuning) -> f64 {
+    memory::bound(step, memory, tuning) * (1.0 - ROUNDING)
 }
 
 /// Returns the bound on the time of the optimizer: the rank with the most layers to update.

@@ -45,7 +45,10 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
     fn forward(&mut self, forward: &mut ForwardState) -> Result<(), StageError> {
         let is_recomputed = forward.task().is_some_and(|task| task.recompute);
         if forward.next_block() == Some(0) && !(is_recomputed && self.settings.by_block) {
-            return self.forward_segment(forward, Segment::Whole, None);
+            let layers = self.settings.recomputed_layers.filter(|_| is_recomputed);
+            let parts = layers.and_then(|layers| Segment::divided(layers, self.module.get().blocks()));
+            let Some(parts) = parts else { return self.forward_segment(forward, Segment::Whole, None) };
+            return parts.into_iter().try_for_each(|part| self.forward_segment(forward, part, None));
         }
         while forward.next_block().is_some() {
             self.forward_block(forward, None)?;
@@ -71,7 +74,8 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
     }
 
     fn recompute(&mut self, microbatch: Microbatch) -> Result<bool, StageError> {
-        let Some(mut in_flight) = self.in_flight.take_if(microbatch, InFlight::is_recomputed_whole) else {
+        let Some(mut in_flight) = self.in_flight.take_if(microbatch, InFlight::is_recomputed_in_one_piece)
+        else {
             return Ok(false);
         };
         let buffers = self.module.buffers();

@@ -38,7 +38,7 @@ impl<M: StageBody> TrainingStage<M> {
         let forwarded = match task {
             None => self.forward_without_tape(segment, inputs, forward, replacement)?,
             // A function of the caller's cannot be called again.
-            Some(task) if task.recompute && replacement.is_none() => {
+            Some(task) if task.recompute && self.recomputes(segment) && replacement.is_none() => {
                 self.forward_to_recompute(segment, inputs, forward, task.keep_outputs)?
             }
             Some(task) => {

@@ -6,10 +6,12 @@
 //! backward of that tape. It reports no loss a second time, and running statistics return to the values
 //! before it.
 //!
-//! A forward as a whole may run again before the gradients have arrived, while the rank would be idle.
+//! A forward as a whole, or its first blocks, may run again before the gradients have arrived, while the rank would be idle.
 //!
 //! A stage is recomputed as its forward ran: as a whole, or block by block (`StageBody::blocks`). By block,
 //! it keeps the inputs of each block, and a backward records one block at a time, from the last to the first.
+//! If only its first layers are recomputed, these blocks run together, and the others record their backward
+//! in the first forward.
 //!
 //! # Which outputs need a gradient
 //!
@@ -49,6 +51,11 @@ use crate::tensor::{Value, Values};
 pub(super) type GradientPattern = HashMap<(Segment, Vec<bool>), Vec<bool>>;
 
 impl<M: StageBody> TrainingStage<M> {
+    /// Returns whether a segment of a forward that is recomputed is computed again.
+    pub(super) fn recomputes(&self, segment: Segment) -> bool {
+        self.settings.recomputed_layers.is_none_or(|layers| segment.index() < layers)
+    }
+
     /// Runs a segment and keeps its inputs, from which its backward computes it again.
     pub(super) fn forward_to_recompute(
         &mut self,
