@@ -14,6 +14,7 @@ use super::running::Pipeline;
 use crate::driver::Command;
 use crate::executor::Visited;
 use crate::stage::{ChangeModule, ModulePlace, ReadModule, Visit, for_stage};
+use crate::verification::Verify;
 
 /// The type of a module that is not the one that was asked for.
 type OtherType = Arc<Mutex<Option<&'static str>>>;
@@ -140,11 +141,13 @@ impl Pipeline {
     /// parameters, and [`Pipeline::restore`] freezes them again.
     ///
     /// # Errors
-    /// When a rank fails. The pipeline then takes no further step.
+    /// When a rank fails. The pipeline then takes no further step. Nothing is changed if steps are verified and
+    /// accumulated gradients wait for an update.
     pub fn freeze(
         &mut self,
         contains: impl Fn(&str) -> bool + Send + Sync + 'static,
     ) -> Result<usize, PipelineError> {
+        self.require_no_kept_batches()?;
         Ok(self.visit_to_change(Visit::Freeze { contains: Arc::new(contains), freeze: true })?.found)
     }
 
@@ -158,6 +161,7 @@ impl Pipeline {
         &mut self,
         contains: impl Fn(&str) -> bool + Send + Sync + 'static,
     ) -> Result<usize, PipelineError> {
+        self.require_no_kept_batches()?;
         Ok(self.visit_to_change(Visit::Freeze { contains: Arc::new(contains), freeze: false })?.found)
     }
 
@@ -169,9 +173,17 @@ impl Pipeline {
     /// the trained ones are sharded, so nothing is gathered.
     ///
     /// # Errors
-    /// When a rank fails. The pipeline then takes no further step.
+    /// When a rank fails. The pipeline then takes no further step. Nothing is changed if steps are verified and
+    /// accumulated gradients wait for an update.
     pub fn shift(&mut self, by: BTreeMap<Arc<str>, Vec<f32>>) -> Result<usize, PipelineError> {
+        self.require_no_kept_batches()?;
         Ok(self.visit_to_change(Visit::Shift { by: Arc::new(by) })?.found)
+    }
+
+    /// Refuses a change while batches wait for an update that a repetition would compute again with other modules.
+    fn require_no_kept_batches(&self) -> Result<(), PipelineError> {
+        let is_kept = self.accumulation.is_pending() && self.setup.config().verify != Verify::Off;
+        if is_kept { Err(PipelineError::ChangeBeforeUpdate) } else { Ok(()) }
     }
 
     /// Lets all ranks change the modules of their stages. If a rank fails, others may have changed theirs,
