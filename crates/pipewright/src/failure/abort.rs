@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::cause::StepError;
+use super::cause::{Cause, StepError};
 use crate::ids::{Attempt, StepNumber};
 
 /// The flag that stops every rank, with the first cause.
@@ -75,7 +75,11 @@ impl Abort {
 
     fn raise_first(&self, reasons: &mut Reasons, error: StepError) {
         if reasons.first.is_none() {
-            tracing::error!(%error, "a step failed");
+            if matches!(error.cause, Cause::Suspicious { .. }) {
+                tracing::warn!(%error, "a step is suspicious");
+            } else {
+                tracing::error!(%error, "a step failed");
+            }
             self.notify(&error, reasons);
             reasons.first = Some(error);
         }

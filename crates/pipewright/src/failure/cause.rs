@@ -12,7 +12,7 @@ use crate::ids::{StepNumber, WorldRank};
 use crate::message::MessageError;
 use crate::stage::StageError;
 use crate::tensor::MetadataError;
-use crate::verification::{Content, Difference, Suspicion};
+use crate::verification::{Difference, Suspicion};
 
 /// A step that failed: where, and why.
 #[derive(Clone, thiserror::Error)]
@@ -187,12 +187,7 @@ pub enum Cause {
     /// Repetitions of a suspicious step have other bits, and the right ones are not known. The parameters are
     /// those before the step.
     #[error(
-        "{difference}; the parameters are still those before this step: {}",
-        if difference.content == Content::Parameters {
-            "start again from a checkpoint, without the host of the wrong rank"
-        } else {
-            "leave out the host of the wrong rank, and resume from the newest checkpoint"
-        }
+        "{difference}; the parameters are still those before this step: {}", difference.advice()
     )]
     Unconfirmed {
         /// The first result that differs, and the ranks that have computed it.
@@ -405,7 +400,11 @@ impl Cause {
                 loss: *loss,
             },
             Self::GradientNotFinite { parameter } => Suspicion::Gradient { parameter: parameter.to_string() },
+            Self::ParameterNotFinite { parameter, .. } => {
+                Suspicion::Parameter { parameter: parameter.to_string() }
+            }
             Self::Stage(StageError::NotFinite { what }) => Suspicion::Layer { what: what.clone() },
+            Self::Stage(StageError::RecomputedResult) => Suspicion::Recomputed,
             _ => return None,
         })
     }

@@ -50,6 +50,26 @@ impl Difference {
         };
         Some(action.to_string())
     }
+
+    /// Returns what to do if the step cannot continue.
+    pub(crate) fn advice(&self) -> &'static str {
+        match (self.content, self.wrong.is_empty()) {
+            (Content::Parameters, false) => {
+                "start again from a checkpoint, without the host of the wrong rank"
+            }
+            (Content::Parameters, true) => {
+                "start again from a checkpoint, without the hosts of these ranks, or test their memory before"
+            }
+            (_, false) => {
+                "leave out the host of the wrong rank, and resume from the newest checkpoint; if a layer, the loss or \
+                 a hook computes other bits each time, do not verify steps"
+            }
+            (_, true) => {
+                "leave out or test the hosts of these ranks, and resume from the newest checkpoint; if a layer, the \
+                 loss or a hook computes other bits each time, do not verify steps"
+            }
+        }
+    }
 }
 
 impl fmt::Display for Difference {

@@ -39,6 +39,13 @@ pub enum Suspicion {
         /// The first such parameter, by path.
         parameter: String,
     },
+    /// A parameter is infinite or not a number.
+    Parameter {
+        /// The first such parameter of a rank, by path.
+        parameter: String,
+    },
+    /// A forward had other results when a backward computed it again.
+    Recomputed,
     /// The gradient norm is a multiple of the usual one.
     Jump {
         /// The norm.
@@ -60,6 +67,10 @@ impl fmt::Display for Suspicion {
             }
             Self::Layer { what } => write!(f, "{what} is not finite"),
             Self::Gradient { parameter } => write!(f, "the gradient of `{parameter}` is not finite"),
+            Self::Parameter { parameter } => write!(f, "the parameter `{parameter}` is not finite"),
+            Self::Recomputed => {
+                f.write_str("a forward has other results when its backward computes it again")
+            }
             Self::Jump { norm, usual } => {
                 write!(
                     f,
@@ -80,6 +91,6 @@ pub struct Verification {
     /// The first result whose bits differ; `None` if all bits that were compared agree.
     pub difference: Option<Difference>,
     /// Whether the last repetition shows the reason of the suspicion again. If it does not, and no result
-    /// differs, something else was wrong: a sum over replicas or the gradient norm.
+    /// differs, something was wrong that is not compared, such as a sum over replicas or the gradient norm.
     pub is_reproduced: bool,
 }

@@ -32,14 +32,15 @@ impl UsualNorm {
         self.0.clear();
     }
 
-    /// Returns the median of the norms; `None` as long as too few are known.
+    /// Returns the median of the norms; `None` as long as too few are known, and if it is 0:
+    /// every norm would be a jump.
     pub(crate) fn median(&self) -> Option<f64> {
         if self.0.len() < FIRST_NORMS {
             return None;
         }
         let mut norms: Vec<f64> = self.0.iter().copied().collect();
         norms.sort_unstable_by(f64::total_cmp);
-        Some(norms[norms.len() / 2])
+        Some(norms[norms.len() / 2]).filter(|&median| median > 0.0)
     }
 }
 
