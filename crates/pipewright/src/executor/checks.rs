@@ -35,6 +35,8 @@ struct CheckedShare {
     /// The microbatches of the step's earlier batches on this replica.
     earlier: u32,
     tensor: u32,
+    /// The number of slices of a microbatch.
+    slices: u32,
 }
 
 impl Checks {
@@ -48,7 +50,8 @@ impl Checks {
     ) {
         self.difference = None;
         let tensor = context.tensor_rank().index;
-        let batch = CheckedShare { share: input.share, earlier: accumulation.microbatches(), tensor };
+        let (earlier, slices) = (accumulation.microbatches(), input.program.slices().get());
+        let batch = CheckedShare { share: input.share, earlier, tensor, slices };
         self.batch = input.verification.map(|_| batch);
         let Some(verification) = input.verification else { return };
         self.sums.begin(verification.repetition, accumulation.is_empty());
@@ -118,8 +121,8 @@ impl Checks {
 impl CheckedShare {
     /// Returns the key of a result without a microbatch.
     fn key(self, content: Content, stage: StageIndex) -> ResultKey {
-        let Self { share, earlier, tensor } = self;
-        ResultKey { content, stage, earlier, microbatch: Microbatch::new(0), share, tensor }
+        let Self { share, earlier, tensor, slices } = self;
+        ResultKey { content, stage, earlier, microbatch: Microbatch::new(0), slices, share, tensor }
     }
 }
 

@@ -18,6 +18,8 @@ pub(crate) struct ResultKey {
     /// The microbatches of the step's earlier batches on a replica.
     pub(crate) earlier: u32,
     pub(crate) microbatch: Microbatch,
+    /// The number of slices of a microbatch: `microbatch` counts them.
+    pub(crate) slices: u32,
     /// The share of the batch: the index of the replica that gets it in the first computation. Of parameters,
     /// the index of their rows if they are sharded.
     pub(crate) share: u32,
@@ -28,7 +30,7 @@ pub(crate) struct ResultKey {
 impl ResultKey {
     /// Returns the numbers by which results are ordered.
     fn order(&self) -> [u32; 6] {
-        let Self { content, stage, earlier, microbatch, share, tensor } = *self;
+        let Self { content, stage, earlier, microbatch, slices, share, tensor } = *self;
         let (kind, stage) = match content {
             Content::Parameters => (0, stage.get()),
             Content::Forward => (1, stage.get()),
@@ -36,7 +38,13 @@ impl ResultKey {
             Content::Backward | Content::InputBackward => (2, u32::MAX - stage.get()),
             Content::Weights => (3, stage.get()),
         };
-        [kind, stage, earlier, microbatch.get(), share, tensor]
+        let (number, slice) = (microbatch.get(), microbatch.get() % slices);
+        let place = match content {
+            // The backwards of a microbatch run from its last slice to its first.
+            Content::Backward | Content::InputBackward => number - slice + (slices - 1 - slice),
+            _ => number,
+        };
+        [kind, stage, earlier, place, share, tensor]
     }
 
     /// Returns whether both are the same result, of two ranks of a tensor group.

@@ -105,7 +105,15 @@ mod tests {
             _ => Content::Weights,
         };
         let stage = StageIndex::new(stage.parse().expect("a stage"));
-        ResultKey { content, stage, earlier: 0, microbatch: Microbatch::new(0), share: 0, tensor: 0 }
+        ResultKey {
+            content,
+            stage,
+            earlier: 0,
+            microbatch: Microbatch::new(0),
+            slices: 1,
+            share: 0,
+            tensor: 0,
+        }
     }
 
     /// Judges computations, each a list such as `5:F0=1 5:F1=2`: rank 5 has computed the forward of stage 0
@@ -176,6 +184,18 @@ mod tests {
     fn the_first_result_is_the_one_that_others_are_computed_from() {
         check(&["0:B0=1 1:B1=2 0:W0=3", "0:B0=9 1:B1=8 0:W0=7"], "is open: Backward 1, [1] of []");
         check(&["0:F0=1 1:B1=2 0:W0=3", "0:F0=1 1:B1=2 0:W0=7"], "is open: Weights 0, [0] of []");
+    }
+
+    #[test]
+    fn backwards_are_ordered_from_the_last_slice_of_a_microbatch_to_its_first() {
+        let sorted = |result: &str| {
+            let of = |number| ResultKey { microbatch: Microbatch::new(number), slices: 3, ..key(result) };
+            let mut results: Vec<_> = (0..6).map(of).collect();
+            results.sort_unstable();
+            results.into_iter().map(|result| result.microbatch.get()).collect::<Vec<_>>()
+        };
+        assert_eq!(sorted("B0"), [2, 1, 0, 5, 4, 3]);
+        assert_eq!(sorted("F0"), [0, 1, 2, 3, 4, 5]);
     }
 
     #[test]
