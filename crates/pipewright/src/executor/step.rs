@@ -130,10 +130,10 @@ impl Step {
         self.input.as_ref().expect("the phases of a step run only in a step")
     }
 
-    /// Returns whether this is the first computation of a step that is repeated if it is suspicious.
+    /// Returns whether this is the first computation of a batch whose step is repeated if it is suspicious.
     pub(super) fn is_first_of_verified(&self) -> bool {
         let verification = self.input.as_ref().and_then(|input| input.verification);
-        verification.is_some_and(|verification| verification.repetition == 0)
+        verification.is_some_and(|verification| verification.is_first)
     }
 
     /// Drops the side inputs, which no action needs any more.

@@ -14,6 +14,9 @@ use crate::tensor::Values;
 pub(crate) struct StepVerification {
     /// The number of computations of the step before this one.
     pub repetition: u32,
+    /// Whether the batch is computed for the first time. In a step of several batches, earlier ones may have been
+    /// repeated before.
+    pub is_first: bool,
     /// The median of the last gradient norms; `None` if no norm is a jump.
     pub usual_norm: Option<f64>,
 }

@@ -107,6 +107,10 @@ impl Pipeline {
     /// together are one step, with the random numbers of a batch that has all their rows. They may have
     /// different numbers of rows. A step that fails drops them.
     ///
+    /// If suspicious steps are repeated ([`PipelineConfig::verify`](super::PipelineConfig::verify)), this call or a
+    /// later one may compute the batch again: [`StepSummary::repeated`] of the later one then has the summary that
+    /// counts.
+    ///
     /// # Errors
     /// As [`Pipeline::step`].
     pub fn accumulate(&mut self, batch: Batch) -> Result<StepSummary, PipelineError> {
@@ -162,20 +166,29 @@ impl Pipeline {
         let start = Instant::now();
         let mut batch = self.agreed(batch, purpose)?;
         self.verifier.keep(&batch, !self.accumulation.is_pending());
-        let done = self.ranks.step();
+        let (done, mut repeated) = (self.ranks.step(), Vec::new());
         loop {
             batch = match self.compute(batch, start) {
                 Ok(summary) => match self.verifier.next_batch() {
-                    Some(next) => next,
+                    Some(next) => {
+                        repeated.push(summary);
+                        next
+                    }
                     None => {
                         if matches!(purpose, Purpose::Update { .. }) {
                             self.verifier.end_update(summary.gradient_norm);
                         }
-                        return Ok(summary);
+                        return Ok(StepSummary { repeated, ..summary });
                     }
                 },
                 Err(error) => {
-                    let first = self.verifier.repeat(&error).ok_or(error)?;
+                    let Some(first) = self.verifier.repeat(&error) else {
+                        if let Some(failure) = &mut self.failure {
+                            self.verifier.describe(failure);
+                        }
+                        return Err(error);
+                    };
+                    repeated.clear();
                     self.ranks.return_to(done);
                     self.failure = None;
                     first

@@ -11,6 +11,7 @@ use crate::failure::{Cause, StepError};
 use crate::ids::WorldRank;
 use crate::mesh::Mesh;
 use crate::progress::ProgressBoard;
+use crate::verification::Suspicion;
 
 /// A failed step, as [`Pipeline::step_failure`](super::Pipeline::step_failure) returns it. Its text shows the
 /// schedule around the action that failed, and the last actions of each rank:
@@ -37,6 +38,11 @@ pub struct StepFailure {
     /// The actions of this process's ranks until the failure. The last event of the rank that failed is the
     /// action that failed. A rank that had finished the step has no events.
     pub timeline: Timeline,
+    /// Why the step was repeated before it failed
+    /// ([`PipelineConfig::verify`](super::PipelineConfig::verify)); `None` if it was not.
+    pub suspicion: Option<Suspicion>,
+    /// The number of computations of the step after the first one.
+    pub repetitions: u32,
 }
 
 impl StepFailure {
@@ -61,7 +67,8 @@ impl StepFailure {
         let shown = ranks.into_iter().filter(|failed| is_shown(failed.rank));
         let events = shown.flat_map(|failed| failed.events).collect();
         let timeline = Timeline::new(mesh.pipeline * mesh.data, events);
-        Self { grid: grid.unwrap_or_default(), report, timeline, error }
+        let grid = grid.unwrap_or_default();
+        Self { grid, report, timeline, error, suspicion: None, repetitions: 0 }
     }
 }
 

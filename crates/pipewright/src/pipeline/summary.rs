@@ -70,6 +70,10 @@ pub struct StepSummary {
     /// ([`PipelineConfig::verify`](crate::pipeline::PipelineConfig::verify)); `None` if the step was not
     /// repeated. It is the same in every process, except for the reason if several ranks had one.
     pub verification: Option<Verification>,
+    /// If this call has repeated the step: the summaries of the step's earlier batches in the computation that
+    /// counts, in order. They replace those that [`Pipeline::accumulate`](crate::pipeline::Pipeline::accumulate)
+    /// has returned for these batches. Empty otherwise.
+    pub repeated: Vec<StepSummary>,
     /// The actions of each rank with their times, in seconds since the step began in this process. If ranks
     /// are processes, the first one has the events of all, on one clock ([`Timeline::clock_skew`]), and each
     /// other one has its own. Ranks that compute stages together have one row, with the events of the first
@@ -220,6 +224,7 @@ pub(super) fn training(
         loss_scale,
         skipped: !gradient_norm.is_finite(),
         verification: None,
+        repeated: Vec::new(),
         update: reports.iter().map(|report| report.update).collect(),
         exposed_communication: reports.iter().map(|report| report.exposed_communication).collect(),
         peak_bytes: reports.iter().map(|report| report.peak_bytes).collect(),

@@ -4,6 +4,7 @@
 //! gradients. So the pipeline can compute all batches of the step again, in every process alike.
 
 use super::error::PipelineError;
+use super::step_failure::StepFailure;
 use super::step_plan::CheckedBatch;
 use super::summary::StepSummary;
 use crate::executor::StepVerification;
@@ -23,6 +24,12 @@ pub(super) struct Verifier {
     /// The number of computations of the step before this one. The update ends the step: until then the
     /// gradients are on the ranks of this repetition.
     repetition: u32,
+    /// The number of the last repetition that is allowed. A batch that is confirmed raises it: each batch is
+    /// repeated at most [`REPETITIONS`] times before its first summary.
+    last_repetition: u32,
+    /// Whether the batches that are computed have been computed before. After a repetition for an earlier batch,
+    /// the next batch of the step has not.
+    is_repeated: bool,
     /// Why the step is repeated; `None` if it is not, or if a summary has the reason.
     suspicion: Option<Suspicion>,
 }
@@ -30,7 +37,16 @@ pub(super) struct Verifier {
 impl Verifier {
     pub(super) fn new(verify: Verify) -> Self {
         let (usual, batches) = (UsualNorm::default(), Vec::new());
-        Self { verify, usual, batches, begun: 0, repetition: 0, suspicion: None }
+        Self {
+            verify,
+            usual,
+            batches,
+            begun: 0,
+            repetition: 0,
+            last_repetition: REPETITIONS,
+            is_repeated: false,
+            suspicion: None,
+        }
     }
 
     /// Keeps a batch for repetitions. `is_first` says that no gradients of earlier batches wait for an update.
@@ -41,21 +57,23 @@ impl Verifier {
             }
             self.batches.push(batch.clone());
             self.begun = self.batches.len();
+            self.is_repeated = false;
         }
     }
 
     /// Returns how the next computation is verified; `None` if it is not. Repetitions have no largest norm: their
     /// bits are compared.
     pub(super) fn verification(&self) -> Option<StepVerification> {
-        let (usual, repetition) = (self.usual.median(), self.repetition);
-        let usual_norm = usual.filter(|_| repetition == 0);
-        (self.verify == Verify::OnSuspicion).then_some(StepVerification { repetition, usual_norm })
+        let (repetition, is_first) = (self.repetition, !self.is_repeated);
+        let usual_norm = self.usual.median().filter(|_| is_first);
+        let verification = StepVerification { repetition, is_first, usual_norm };
+        (self.verify == Verify::OnSuspicion).then_some(verification)
     }
 
     /// Begins a repetition after this failure, and returns its first batch. Returns `None` if the failure is to be
     /// reported.
     pub(super) fn repeat(&mut self, error: &PipelineError) -> Option<CheckedBatch> {
-        let repeats = self.repetition < REPETITIONS
+        let repeats = self.repetition < self.last_repetition
             && match error {
                 PipelineError::Step(StepError { cause: Cause::Suspicious { suspicion }, .. }) => {
                     self.suspicion.get_or_insert_with(|| suspicion.clone());
@@ -72,7 +90,7 @@ impl Verifier {
             self.begun = self.batches.len();
             return None;
         }
-        (self.repetition, self.begun) = (self.repetition + 1, 0);
+        (self.repetition, self.begun, self.is_repeated) = (self.repetition + 1, 0, true);
         self.next_batch()
     }
 
@@ -86,13 +104,22 @@ impl Verifier {
     /// Puts what the repetitions have found into the summary of a batch. `difference` is the first result that
     /// differs.
     pub(super) fn end_batch(&mut self, difference: Option<Difference>, summary: &mut StepSummary) {
-        let Some(suspicion) = self.suspicion.take_if(|_| self.begun == self.batches.len()) else { return };
+        if self.begun < self.batches.len() {
+            return;
+        }
+        self.last_repetition = self.repetition + REPETITIONS;
+        let Some(suspicion) = self.suspicion.take() else { return };
         let is_reproduced = match suspicion {
             Suspicion::Jump { usual, .. } => summary.gradient_norm > JUMP * usual,
             _ => false,
         };
         let repetitions = self.repetition;
         summary.verification = Some(Verification { suspicion, repetitions, difference, is_reproduced });
+    }
+
+    /// Adds to a failure that is reported why the step was repeated, and how often.
+    pub(super) fn describe(&mut self, failure: &mut StepFailure) {
+        (failure.suspicion, failure.repetitions) = (self.suspicion.take(), self.repetition);
     }
 
     /// Notes an update with this gradient norm.
@@ -111,6 +138,7 @@ impl Verifier {
 
     fn end_step(&mut self) {
         self.batches.clear();
-        (self.begun, self.repetition, self.suspicion) = (0, 0, None);
+        (self.begun, self.repetition, self.last_repetition) = (0, 0, REPETITIONS);
+        (self.is_repeated, self.suspicion) = (false, None);
     }
 }

@@ -22,6 +22,7 @@ pub(super) fn joined(earlier: Vec<StepSummary>, last: StepSummary) -> StepSummar
     if earlier.is_empty() {
         return last;
     }
+    let (earlier, last) = counted(earlier, last);
     let batches = (earlier.len() + 1) as f64;
     let total = earlier.iter().map(|part| part.weight).sum::<f64>() + last.weight;
     // The share of a batch, times the number of batches.
@@ -68,6 +69,24 @@ pub(super) fn joined(earlier: Vec<StepSummary>, last: StepSummary) -> StepSummar
     whole
 }
 
+/// Replaces the summaries of batches that a later call has computed again. The time of each call stays.
+fn counted(earlier: Vec<StepSummary>, mut last: StepSummary) -> (Vec<StepSummary>, StepSummary) {
+    let replaced = |done: Vec<StepSummary>, by: &mut StepSummary| {
+        let repeated = std::mem::take(&mut by.repeated);
+        if repeated.is_empty() {
+            return done;
+        }
+        let pairs = done.into_iter().zip(repeated);
+        pairs.map(|(first, again)| StepSummary { wall: first.wall, ..again }).collect()
+    };
+    let mut done = Vec::new();
+    for mut part in earlier {
+        done = replaced(done, &mut part);
+        done.push(part);
+    }
+    (replaced(done, &mut last), last)
+}
+
 /// Multiplies the weights of the losses of a batch, and its auxiliary losses, by its share.
 fn weighed(mut part: StepSummary, share: impl Fn(&StepSummary) -> f64) -> StepSummary {
     let share = share(&part);
@@ -105,6 +124,7 @@ mod tests {
             loss_scale: None,
             skipped: false,
             verification: None,
+            repeated: Vec::new(),
             timeline: pipewright_schedule::Timeline::new(1, Vec::new()),
             update: Vec::new(),
             exposed_communication: Vec::new(),
@@ -124,6 +144,24 @@ mod tests {
         assert_eq!(whole.auxiliary["balance"], 15.0);
         let parts = &whole.auxiliary_by_layer["balance"];
         assert_eq!((parts["a"], parts["b"]), (5.0, 10.0));
+    }
+
+    #[test]
+    fn a_batch_that_is_computed_again_counts_once_with_its_last_results() {
+        let expected = joined(vec![summary(1.0, 2.0), summary(2.0, 5.0)], summary(3.0, 6.0));
+        let timed = |summary: StepSummary| StepSummary { wall: Duration::from_secs(1), ..summary };
+        let earlier = || vec![timed(summary(1.0, 9e9)), timed(summary(2.0, 8e8))];
+        let check = |earlier, repeated, seconds| {
+            let whole = joined(earlier, StepSummary { repeated, ..timed(summary(3.0, 6.0)) });
+            assert_eq!(whole.losses, expected.losses);
+            assert_eq!(whole.auxiliary, expected.auxiliary);
+            assert_eq!(whole.weighted_auxiliary, expected.weighted_auxiliary);
+            assert_eq!((whole.wall.as_secs(), whole.repeated.len()), (seconds, 0));
+        };
+        check(earlier(), vec![summary(1.0, 2.0), summary(2.0, 5.0)], 3);
+        // The second batch has repeated the first one.
+        let second = StepSummary { repeated: vec![summary(1.0, 2.0)], ..timed(summary(2.0, 5.0)) };
+        check(vec![timed(summary(1.0, 9e9)), second], Vec::new(), 3);
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod model;
 mod modules;
 mod outputs;
 mod precision;
+mod verification;
 
 use burn::module::ParamGroup;
 use burn::optim::MuonConfig;

@@ -1,5 +1,6 @@
 //! Verified steps: a flipped bit is found and corrected, and the rank that has computed it is named.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,7 +18,7 @@ use pipewright::stage::{Stage, StageError, WeightWork};
 use pipewright::tensor::{pack, unpack};
 use pipewright::transport::World;
 use pipewright::verification::{FIRST_NORMS, Suspicion, Verification, Verify};
-use pipewright_schedule::{Action, StageIndex};
+use pipewright_schedule::{Action, Recompute, StageIndex};
 
 use crate::sharded::modules::mixed;
 use crate::support::{Mlp, WIDTH, batch, config, loss, program, split, stage};
@@ -35,10 +36,12 @@ struct Mesh {
     replicas: u32,
     mode: DataParallelMode,
     schedule: &'static str,
+    /// Whether each stage computes its forwards again in its backwards.
+    recomputes: bool,
 }
 
 const fn replicated(replicas: u32) -> Mesh {
-    Mesh { replicas, mode: Replicated, schedule: "1f1b" }
+    Mesh { replicas, mode: Replicated, schedule: "1f1b", recomputes: false }
 }
 
 /// Flips a bit of a result of a rank, in microbatch 1, in the next computations.
@@ -107,13 +110,49 @@ impl ActionHook for Flip {
     }
 }
 
-fn launch(mesh: Mesh, verify: Verify, flip: Option<Arc<Flip>>, make: Make) -> Pipeline {
-    let Mesh { replicas, mode, schedule } = mesh;
+/// Multiplies the outputs of 0F1 of the first replica by factors in some of its computations, which it counts.
+struct Scaled {
+    /// The computations of the action since the hook was armed, from 0, and their factors.
+    factors: &'static [(u32, f64)],
+    /// `u32::MAX` until it is armed.
+    count: AtomicU32,
+}
+
+impl Scaled {
+    fn new(factors: &'static [(u32, f64)]) -> Arc<Self> {
+        Arc::new(Self { factors, count: AtomicU32::new(u32::MAX) })
+    }
+
+    fn arm(&self) {
+        self.count.store(0, Ordering::SeqCst);
+    }
+}
+
+impl ActionHook for Scaled {
+    fn forward(&self, run: &mut ForwardRun<'_>) -> Result<(), StageError> {
+        run.run_all()?;
+        if run.rank().get() > 0 || run.action().to_string() != "0F1" {
+            return Ok(());
+        }
+        let next = |count: u32| count.checked_add(1);
+        let Ok(number) = self.count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next) else {
+            return Ok(());
+        };
+        if let Some((_, factor)) = self.factors.iter().find(|(wrong, _)| *wrong == number) {
+            let values = unpack::<Tensor<2>>(run.values().clone()).expect("one output");
+            run.set_values(&pack(values.mul_scalar(*factor)));
+        }
+        Ok(())
+    }
+}
+
+fn launch(mesh: Mesh, verify: Verify, hook: Option<Arc<dyn ActionHook>>, make: Make) -> Pipeline {
+    let Mesh { replicas, mode, schedule, recomputes } = mesh;
     let program = program(schedule, 2, MICROBATCHES);
     let stages = program.placement().stages();
-    let hook = flip.map(|flip| flip as Arc<dyn ActionHook>);
     let (data_parallel, data_parallel_mode) = (replicas, mode);
-    let config = PipelineConfig { verify, hook, data_parallel, data_parallel_mode, ..config() };
+    let recompute = if recomputes { Recompute::Stage } else { Recompute::None };
+    let config = PipelineConfig { verify, hook, data_parallel, data_parallel_mode, recompute, ..config() };
     Pipeline::launch(program, World::local(2 * replicas), &config, move |index| make(index, stages))
         .expect("the pipeline starts")
 }
@@ -131,9 +170,18 @@ fn step(
     let microbatches = pipeline.microbatches();
     let parts = |seed, factor| split(batch(seed, microbatches).mul_scalar(factor), microbatches);
     let of = |part| Batch::new(parts(10 * number + part, factor), parts(1000 + 10 * number + part, 1.0));
-    let mut summaries =
-        (1..batches).map(|part| pipeline.accumulate(of(part))).collect::<Result<Vec<_>, _>>()?;
-    summaries.push(pipeline.step_batch(of(0), 1e-2)?);
+    let mut summaries = Vec::new();
+    for part in 1..=batches {
+        let is_last = part == batches;
+        let mut summary =
+            if is_last { pipeline.step_batch(of(0), 1e-2)? } else { pipeline.accumulate(of(part))? };
+        let repeated = std::mem::take(&mut summary.repeated);
+        if !repeated.is_empty() {
+            assert_eq!(repeated.len(), summaries.len(), "all earlier batches");
+            summaries = repeated;
+        }
+        summaries.push(summary);
+    }
     Ok(summaries)
 }
 
@@ -196,11 +244,69 @@ fn a_flipped_bit_names_its_rank_and_changes_nothing() {
     check(Mesh { schedule: "zbv", ..replicated(1) }, 'B', 1, 1, ("2I1", 2));
 }
 
+/// Changes results of a step of several batches in some computations. Checks that all summaries that count and the
+/// parameters have the bits of a run without the fault, and how often the action was computed.
+fn check_accumulated(batches: u64, factors: &'static [(u32, f64)], computations: u32) {
+    let (right, _) = train(launch(replicated(1), Verify::Off, None, stage), batches, 1.0, || ());
+    let hook = Scaled::new(factors);
+    let pipeline = launch(replicated(1), Verify::OnSuspicion, Some(hook.clone()), stage);
+    let (found, verified) = train(pipeline, batches, 1.0, || hook.arm());
+    let names: Vec<_> = verified.iter().filter_map(|one| one.difference.as_ref()?.action()).collect();
+    assert!(!names.is_empty() && names.iter().all(|name| name == "0F1"), "{factors:?}: {verified:?}");
+    assert!(found == right, "{factors:?}: other bits than without the fault: {verified:?}");
+    // The step after the suspicious one is computed once.
+    assert_eq!(hook.count.load(Ordering::SeqCst), computations + batches as u32, "{factors:?}");
+}
+
+#[test]
+fn repetitions_replace_the_results_of_all_batches_of_a_step() {
+    // The wrong first batch makes the norm jump at the end of the second one. A repetition stops after the first batch,
+    // because it differs, and two more confirm its results and the sums of the weight gradients.
+    check_accumulated(2, &[(0, 1e4)], 7);
+    // The loss of the second batch is infinite, so the first two are repeated, twice because of the second one.
+    check_accumulated(3, &[(1, 1e30)], 7);
+    // After that, the third one is computed for the first time, and is suspicious too.
+    check_accumulated(3, &[(1, 1e30), (6, 1e4)], 13);
+}
+
+#[test]
+fn modules_do_not_change_while_batches_wait_that_may_be_repeated() {
+    let refused = |verify| {
+        let mut pipeline = launch(replicated(1), verify, None, stage);
+        let microbatches = pipeline.microbatches();
+        let part = |seed| split(batch(seed, microbatches), microbatches);
+        pipeline.accumulate(Batch::new(part(1), part(2))).expect("a batch");
+        let results =
+            [pipeline.freeze(|_| false), pipeline.unfreeze(|_| false), pipeline.shift(BTreeMap::new())];
+        let refused =
+            results.iter().filter(|result| matches!(result, Err(PipelineError::ChangeBeforeUpdate))).count();
+        pipeline.step_batch(Batch::new(part(3), part(4)), 1e-2).expect("the step that updates");
+        pipeline.freeze(|_| false).expect("no batch waits");
+        refused
+    };
+    assert_eq!((refused(Verify::OnSuspicion), refused(Verify::Off)), (3, 0));
+}
+
 #[test]
 fn a_flipped_bit_of_sharded_parameters_names_its_rank() {
     check(Mesh { mode: Sharded, ..replicated(2) }, 'B', 1, 1, ("1B1", 2));
     check(Mesh { mode: Sharded, ..replicated(3) }, 'F', 4, 1, ("0F1", 2));
     check(Mesh { mode: Hybrid { shards: 2 }, ..replicated(4) }, 'W', 5, 1, ("1W", 2));
+}
+
+#[test]
+fn a_flipped_bit_of_a_stage_that_recomputes_names_its_rank() {
+    for action in ['F', 'B', 'W'] {
+        let rank = u32::from(action != 'F');
+        let name = if action == 'F' {
+            "0F1"
+        } else if action == 'B' {
+            "1B1"
+        } else {
+            "1W"
+        };
+        check(Mesh { recomputes: true, ..replicated(2) }, action, rank, 1, (name, 2));
+    }
 }
 
 #[test]
@@ -238,7 +344,8 @@ fn a_genuine_jump_goes_on_with_the_same_bits() {
 
 /// Takes a step without usual norms that fails, and another one. Returns the message of the error.
 fn failed(mesh: Mesh, verify: Verify, flip: Option<Arc<Flip>>, factor: f64) -> String {
-    let mut pipeline = launch(mesh, verify, flip.clone(), stage);
+    let hook = flip.clone().map(|flip| flip as Arc<dyn ActionHook>);
+    let mut pipeline = launch(mesh, verify, hook, stage);
     let error = step(&mut pipeline, 0, 1, factor).expect_err("the step fails");
     if let Some(flip) = flip {
         flip.left.store(0, Ordering::SeqCst);
@@ -248,7 +355,16 @@ fn failed(mesh: Mesh, verify: Verify, flip: Option<Arc<Flip>>, factor: f64) -> S
 }
 
 #[test]
-fn a_genuine_loss_that_is_not_finite_fails_as_without_verification() {
+fn a_genuine_loss_that_is_not_finite_is_computed_twice_and_fails_as_without_verification() {
+    let hook = Scaled::new(&[]);
+    let mut pipeline = launch(replicated(1), Verify::OnSuspicion, Some(hook.clone()), stage);
+    hook.arm();
+    step(&mut pipeline, 0, 1, 1e30).expect_err("the loss is infinite");
+    assert_eq!(hook.count.load(Ordering::SeqCst), 2, "computations");
+    let failure = pipeline.step_failure().expect("the step has failed");
+    assert!(matches!(failure.error.cause, Cause::LossNotFinite { .. }), "{failure:?}");
+    assert!(matches!(failure.suspicion, Some(Suspicion::Loss { .. })), "{failure:?}");
+    assert_eq!(failure.repetitions, 1);
     for replicas in [1, 2] {
         let error = |verify| failed(replicated(replicas), verify, None, 1e30);
         // With verification, losses are read after the program. Replicas fail at the same time, so the
@@ -273,7 +389,8 @@ fn a_step_without_two_equal_computations_fails_and_changes_nothing() {
     assert_eq!(
         message,
         "step 1: rank 0: rank 0 has computed wrong bits in action 0F1; the parameters are still those before this step: \
-         leave out the host of the wrong rank, and resume from the newest checkpoint"
+         leave out the host of the wrong rank, and resume from the newest checkpoint; if a layer, the loss or a hook \
+         computes other bits each time, do not verify steps"
     );
     // If two ranks compute different bits each time, none is named.
     let message = failed(replicated(2), Verify::OnSuspicion, always(false), 1.0);
@@ -347,7 +464,9 @@ fn replicas_with_different_parameters_are_an_error() {
     let end = "the parameters of stage 0; the parameters are still those before this step: start again from a checkpoint, \
                without the host of the wrong rank";
     let of_two = message(2);
-    let expected = "the ranks 0 and 1 have different bits in the parameters of stage 0, and which one is wrong is not known";
+    let expected = "the ranks 0 and 1 have different bits in the parameters of stage 0, and which one is wrong is not known; \
+                    the parameters are still those before this step: start again from a checkpoint, without the hosts of \
+                    these ranks, or test their memory before";
     assert!(of_two.contains(expected), "{of_two}");
     let of_three = message(3);
     assert!(of_three.ends_with(&format!("rank 1 has wrong bits in {end}")), "{of_three}");
