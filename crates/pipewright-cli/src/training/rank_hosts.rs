@@ -29,8 +29,12 @@ impl RankHosts {
     /// Returns the hosts of ranks, each once. All ranks of one process are on its host.
     pub(crate) fn of(&self, ranks: &[u32]) -> Vec<String> {
         let host = |rank: &u32| self.0.get(*rank as usize).or(self.0.first()).filter(|name| !name.is_empty());
-        let mut hosts: Vec<String> = ranks.iter().filter_map(host).cloned().collect();
-        hosts.dedup();
+        let mut hosts: Vec<String> = Vec::new();
+        for name in ranks.iter().filter_map(host) {
+            if !hosts.contains(name) {
+                hosts.push(name.clone());
+            }
+        }
         hosts
     }
 }
@@ -46,6 +50,7 @@ mod tests {
         };
         assert_eq!(hosts(&["a"], &[2, 3]), ["a"]);
         assert_eq!(hosts(&["a", "a", "b"], &[1, 2]), ["a", "b"]);
+        assert_eq!(hosts(&["a", "b", "a"], &[0, 1, 2]), ["a", "b"]);
         assert!(hosts(&[""], &[0]).is_empty() && hosts(&[], &[0]).is_empty());
     }
 }
