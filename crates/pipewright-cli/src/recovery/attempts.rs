@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use pipewright::hook::ActionHook;
+use pipewright::ids::WorldRank;
 
 use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
@@ -64,13 +65,18 @@ impl Attempts {
         &self.interrupt
     }
 
-    /// Returns the hook that injects faults into a world of `ranks`, if there are some.
+    /// Returns the hook that injects faults into a world of `ranks`, if there are some. `sends_gradients` returns
+    /// whether a rank has a stage that sends gradients.
     ///
     /// # Errors
-    /// Fails if a fault is for another rank.
-    pub(crate) fn hook(&self, ranks: u32) -> Result<Option<Arc<dyn ActionHook>>, Failure> {
+    /// Fails if a fault is for another rank, or cannot happen on its rank.
+    pub(crate) fn hook(
+        &self,
+        ranks: u32,
+        sends_gradients: impl Fn(WorldRank) -> bool,
+    ) -> Result<Option<Arc<dyn ActionHook>>, Failure> {
         let Some(injected) = &self.injected else { return Ok(None) };
-        injected.require(ranks)?;
+        injected.require(ranks, sends_gradients)?;
         Ok(Some(injected.clone()))
     }
 

@@ -6,7 +6,7 @@
 //! fault happens once in a process. With the kind `slow`, each computing action of the rank takes [`DELAY`]
 //! longer, from the step on for as many steps as the number of times. With the kind `flip`, the rank
 //! computes a wrong bit in the gradients that it sends for the first microbatch, in as many computations of the step
-//! as the number of times; the first rank of a pipeline sends none.
+//! as the number of times; the first rank of a pipeline sends none, and is refused.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -67,15 +67,28 @@ impl InjectedFaults {
         Ok(Some(Arc::new(Self { faults, step: AtomicU64::new(0) })))
     }
 
-    /// Checks that a run with this many ranks has the ranks of all faults.
-    pub(crate) fn require(&self, ranks: u32) -> Result<(), Failure> {
+    /// Checks that a run with this many ranks has the ranks of all faults, and that a rank sends gradients if a bit of
+    /// them is to be wrong.
+    pub(crate) fn require(
+        &self,
+        ranks: u32,
+        sends_gradients: impl Fn(WorldRank) -> bool,
+    ) -> Result<(), Failure> {
         let missing = self.faults.iter().map(|fault| fault.rank).find(|rank| rank.get() >= ranks);
-        missing.map_or(Ok(()), |rank| {
-            Err(Failure::input(format!(
+        if let Some(rank) = missing {
+            return Err(Failure::input(format!(
                 "{VARIABLE} names rank {rank}, and the run has the ranks 0 to {}",
                 ranks.saturating_sub(1)
-            )))
-        })
+            )));
+        }
+        let mut flips = self.faults.iter().filter(|fault| fault.kind == Kind::Flip);
+        match flips.find(|fault| !sends_gradients(fault.rank)) {
+            Some(InjectedFault { rank, .. }) => Err(Failure::input(format!(
+                "{VARIABLE} flips a bit in the gradients that rank {rank} sends, and it sends none, because it has the first \
+                 stage alone: name a rank with a later stage"
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// Notes the step that runs next.
@@ -188,6 +201,12 @@ mod tests {
         let flip = InjectedFault::read("flip:1:3").expect("a fault");
         assert!(!flip.happens(rank, 3) && !flip.flips(rank, 2), "another kind or step");
         assert_eq!([(); 2].map(|()| flip.flips(rank, 3)), [true, false]);
+        let faults = InjectedFaults {
+            faults: vec![InjectedFault::read("flip:1:3").expect("a fault")],
+            step: AtomicU64::new(0),
+        };
+        assert!(faults.require(2, |rank| rank.get() == 1).is_ok());
+        assert!(faults.require(2, |rank| rank.get() == 0).is_err() && faults.require(1, |_| true).is_err());
         for wrong in
             ["", "panic", "panic:1", "panic:1:x", "panic:1:2:3:4", "sleep:1:2", "panic:1:0", "panic:1:2:0"]
         {

@@ -88,7 +88,11 @@ pub(crate) fn launch(
     }
     let config = pipeline_config(&settings, &model)?;
     let balance = expert_balance(&settings.optimizer, &model)?;
-    let (interrupt, hook) = (Some(attempts.interrupt().flag()), attempts.hook(ranks)?);
+    let sends_gradients = |rank| {
+        let stages = program.placement().stages_of(mesh.coord(rank).rank);
+        stages.iter().any(|stage| stage.get() > 0)
+    };
+    let (interrupt, hook) = (Some(attempts.interrupt().flag()), attempts.hook(ranks, sends_gradients)?);
     let config = PipelineConfig { interrupt, hook, devices, ..config };
     // Each stage is made on the thread of its rank, in the processor's memory, and then moved to the rank's
     // device.
