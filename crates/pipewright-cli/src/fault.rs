@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
-use pipewright::failure::StepError;
+use pipewright::failure::{Cause, StepError};
 use pipewright_schedule::error_text::with_causes as sentence;
 use serde::{Deserialize, Serialize};
 
@@ -45,6 +45,10 @@ pub(crate) struct Fault {
     pub(crate) summary: String,
     /// The bytes that the disk must have before the run continues, if the disk was full.
     pub(crate) space: Option<u64>,
+    /// Whether the run must not be restarted. A restarted run that verifies steps would not know the usual norm,
+    /// and would accept wrong bits.
+    #[serde(default)]
+    pub(crate) is_final: bool,
 }
 
 impl Fault {
@@ -56,6 +60,7 @@ impl Fault {
             cause: first_line(&sentence(&error.cause)),
             summary: first_line(&sentence(error)),
             space: None,
+            is_final: matches!(error.cause, Cause::Unconfirmed { .. }),
         }
     }
 
@@ -72,6 +77,7 @@ impl Fault {
             cause: "the disk is full".to_owned(),
             summary: format!("step {done}: {}", first_line(&sentence(error))),
             space: Some(space()),
+            is_final: false,
         })
     }
 
@@ -146,7 +152,6 @@ mod tests {
     use std::time::Duration;
 
     use pipewright::checkpoint::CheckpointError;
-    use pipewright::failure::Cause;
     use pipewright::ids::{StepNumber, WorldRank};
 
     use super::*;

@@ -341,7 +341,14 @@ impl Launched {
     fn failed_growth(&self, hosts: &[String]) -> Fault {
         let step = self.ended().steps_done() + 1;
         let cause = format!("the run could not resume with the processes on {}", hosts.join(" and "));
-        Fault { step, rank: None, summary: format!("step {step}: {cause}"), cause, space: None }
+        Fault {
+            step,
+            rank: None,
+            summary: format!("step {step}: {cause}"),
+            cause,
+            space: None,
+            is_final: false,
+        }
     }
 
     /// Chooses the hosts, the configuration and the words of the attempt after `before`, and leaves its

@@ -204,6 +204,7 @@ mod tests {
             cause: "it broke".to_owned(),
             summary: "step 7: rank 1: it broke".to_owned(),
             space: None,
+            is_final: false,
         };
         let restart = Restart::after(&fault, 1, 3);
         restart.leave(folder.path()).expect("the folder takes files");

@@ -79,10 +79,12 @@ impl Restarts {
     /// Decides whether the run is restarted.
     ///
     /// # Errors
-    /// Returns the failure if the run ends with it: it is not a fault, it repeats the last fault, or `limit` restarts
-    /// are done. A failure that repeats has the earlier report above its own.
+    /// Returns the failure if the run ends with it: it is not a fault or a final one, it repeats the last fault, or
+    /// `limit` restarts are done. A failure that repeats has the earlier report above its own.
     pub(crate) fn next(&mut self, failure: Failure, limit: u64) -> Result<NextRestart, Failure> {
-        let Some(fault) = failure.fault().cloned().filter(|_| limit > 0) else { return Err(failure) };
+        let Some(fault) = failure.fault().cloned().filter(|fault| limit > 0 && !fault.is_final) else {
+            return Err(failure);
+        };
         let report = failure.full_text();
         match self.last.replace((fault.clone(), report)) {
             Some((earlier, report)) if fault.repeats(&earlier) => {
@@ -134,6 +136,7 @@ mod tests {
             cause: cause.to_owned(),
             summary: format!("step {step}: rank 1: {cause}"),
             space: None,
+            is_final: false,
         };
         Failure::new(Exit::RankFailed, fault.summary.clone()).with_fault(Some(fault))
     }
@@ -184,5 +187,11 @@ mod tests {
         let mut restarts = Restarts::default();
         assert!(restarts.next(Failure::input("a mistake"), 9).is_err());
         assert!(restarts.next(failure(3, "lost"), 0).is_err());
+        let wrong_bits = failure(3, "rank 1 has computed wrong bits");
+        let fault = Fault { is_final: true, ..wrong_bits.fault().expect("a fault").clone() };
+        assert!(
+            restarts.next(wrong_bits.with_fault(Some(fault)), 9).is_err(),
+            "a restart would accept wrong bits"
+        );
     }
 }

@@ -1,7 +1,9 @@
 //! [`VerifiedStep`]: the record of a suspicious step that was computed again.
 
+use pipewright::failure::Cause;
 use pipewright::ids::WorldRank;
-use pipewright::verification::{Difference, REPETITIONS, Verification};
+use pipewright::pipeline::StepFailure;
+use pipewright::verification::{Difference, Suspicion, Verification};
 use pipewright_schedule::words::counted;
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct VerifiedStep {
     pub(crate) event: VerificationEvent,
     pub(crate) step: u64,
-    /// Why the step was computed again; left out if it failed and the reason is not known.
+    /// Why the step was computed again; left out if a rank of another process has failed before this one knew.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) suspicion: Option<String>,
     /// The number of computations after the first one.
@@ -38,7 +40,7 @@ pub(crate) struct VerifiedStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum VerificationEvent {
-    /// All bits agree.
+    /// All bits agree, or the step fails again with a number that is not finite.
     VerifiedStep,
     /// Bits differ.
     WrongBits,
@@ -58,17 +60,41 @@ impl VerifiedStep {
                 Self::new(VerificationEvent::VerifiedStep, step, finding)
             }
             None => {
-                let finding = "the repetition does not show it, and all bits that are compared agree, so a sum over ranks or \
-                               the norm was wrong; the repetition counts";
-                Self::new(VerificationEvent::WrongBits, step, finding.to_owned())
+                let wrong = match suspicion {
+                    Suspicion::Jump { .. } | Suspicion::Gradient { .. } => "a sum over ranks or the norm",
+                    _ => "a number that is not compared",
+                };
+                let finding = format!(
+                    "the repetition does not show it, and all bits that are compared agree, so {wrong} was wrong; the \
+                     repetition counts"
+                );
+                Self::new(VerificationEvent::WrongBits, step, finding)
             }
         };
         Self { suspicion: Some(suspicion.to_string()), repetitions: *repetitions, ..record }
     }
 
-    /// Returns the record of a step that has failed, because its bits are not confirmed.
-    pub(crate) fn failed(step: u64, difference: &Difference, hosts: impl Fn(&[u32]) -> Vec<String>) -> Self {
-        Self { repetitions: REPETITIONS, ..Self::differing(step, difference, hosts) }
+    /// Returns the record of a step that has failed although it was computed again: its bits are not confirmed, or
+    /// the repetition fails too. Returns `None` for a step that was not computed again, and for another failure.
+    pub(crate) fn failed(failed: &StepFailure, hosts: impl Fn(&[u32]) -> Vec<String>) -> Option<Self> {
+        let StepFailure { error, suspicion, repetitions, .. } = failed;
+        if *repetitions == 0 {
+            return None;
+        }
+        let step = error.step.get();
+        let record = match &error.cause {
+            Cause::Unconfirmed { difference } => Self::differing(step, difference, hosts),
+            Cause::LossNotFinite { .. }
+            | Cause::AuxiliaryNotFinite { .. }
+            | Cause::GradientNotFinite { .. }
+            | Cause::ParameterNotFinite { .. } => {
+                let finding = "the repetition shows a number that is not finite again, so the step fails";
+                Self::new(VerificationEvent::VerifiedStep, step, finding.to_owned())
+            }
+            _ => return None,
+        };
+        let suspicion = suspicion.as_ref().map(ToString::to_string);
+        Some(Self { suspicion, repetitions: *repetitions, ..record })
     }
 
     fn differing(step: u64, difference: &Difference, hosts: impl Fn(&[u32]) -> Vec<String>) -> Self {
@@ -162,11 +188,13 @@ mod tests {
             "2 times more: rank 5 has computed wrong bits in action 3F2; the right bits count (on node5)",
             r#""stage":3,"action":"3F2","ranks":[5],"hosts":["node5"],"#,
         );
-        let failed = VerifiedStep::failed(12, &difference(&[], &[1, 5]), |_| Vec::new());
-        assert_eq!(
-            failed.sentence(),
-            "step 12: a result was suspicious, so the step was computed 3 times more: the ranks 1 and 5 have different bits in \
-             action 3F2, and which one is wrong is not known"
-        );
+        let unknown = record(Some(difference(&[], &[1, 5])), false);
+        let end = "2 times more: the ranks 1 and 5 have different bits in action 3F2, and which one is wrong is not known; the \
+                   right bits count (on node1 and node5)";
+        check(unknown, end, r#""undecided":[1,5]"#);
+        let suspicion = Suspicion::Layer { what: "an output".to_owned() };
+        let verification = Verification { suspicion, repetitions: 1, difference: None, is_reproduced: false };
+        let layer = VerifiedStep::of(12, &verification, |_| Vec::new()).sentence();
+        assert!(layer.contains("so a number that is not compared was wrong; "), "{layer}");
     }
 }

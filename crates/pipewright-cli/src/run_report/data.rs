@@ -287,6 +287,7 @@ mod tests {
             cause: "lost".to_owned(),
             summary: "step 3: rank 1: lost".to_owned(),
             space: None,
+            is_final: false,
         };
         let source = RunSource {
             name: "a".to_owned(),

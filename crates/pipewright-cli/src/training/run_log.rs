@@ -1,7 +1,6 @@
 //! What a run shows and writes after each step: the display, the metrics, the timeline, and events for
 //! TensorBoard. Only the leader has a folder and a display; in other processes nothing is written.
 
-use pipewright::failure::Cause;
 use pipewright::pipeline::{PipelineError, StepFailure, StepSummary};
 use pipewright::train::{EventFile, Metrics, StepPrediction};
 use pipewright_schedule::Timeline;
@@ -152,9 +151,7 @@ impl RunLog {
         let Some(failed) = failed else { return failure(error) };
         let mut context = format!("{failed}\n");
         if let Some(folder) = &mut self.folder {
-            if let Cause::Unconfirmed { difference } = &failed.error.cause {
-                let step = failed.error.step.get();
-                let verified = VerifiedStep::failed(step, difference, |ranks| self.hosts.of(ranks));
+            if let Some(verified) = VerifiedStep::failed(failed, |ranks| self.hosts.of(ranks)) {
                 context += &format!("{}\n", verified.sentence());
                 // The failure is reported in any case.
                 let _ = folder.write_verified_step(&verified);

@@ -76,12 +76,29 @@ fn a_genuine_loss_that_is_not_finite_ends_the_run_with_its_error() {
         "{words}"
     );
     assert!(!words.contains("wrong bits"), "{words}");
+    let events = events(&run);
+    let [event] = &events[..] else { panic!("{events:?}: {words}") };
+    assert_eq!((&event["event"], &event["repetitions"]), (&"verified_step".into(), &1.into()), "{event}");
+    assert!(
+        event["suspicion"]
+            .as_str()
+            .is_some_and(|words| words.contains("not finite") || words.contains("loss"))
+    );
+}
+
+#[test]
+fn a_fault_that_cannot_happen_is_refused() {
+    let output = train(&Run::new(), "flip:0:3", &[]);
+    let words = words(&output);
+    assert_eq!(output.status.code(), Some(2), "{words}");
+    assert!(words.contains("rank 0 sends, and it sends none"), "{words}");
 }
 
 #[test]
 fn steps_without_equal_bits_end_the_run() {
     let run = Run::new();
-    let set = ["mesh.data_parallel=2", "run.verify=on-suspicion"];
+    // A restarted run would not know the usual norm, and would accept the wrong bits.
+    let set = ["mesh.data_parallel=2", "run.verify=on-suspicion", "run.restarts=3"];
     let output = train(&run, "flip:1:10:100", &set);
     let words = words(&output);
     assert_eq!(output.status.code(), Some(4), "{words}");
@@ -90,6 +107,8 @@ fn steps_without_equal_bits_end_the_run() {
     let events = events(&run);
     let [event] = &events[..] else { panic!("{events:?}: {words}") };
     assert_eq!((&event["event"], &event["undecided"]), (&"wrong_bits".into(), &serde_json::json!([1, 3])));
+    assert_eq!(event["repetitions"], 3, "{event}");
+    assert!(event["suspicion"].as_str().is_some_and(|words| words.starts_with("the gradient ")), "{event}");
 }
 
 #[test]
