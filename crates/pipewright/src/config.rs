@@ -87,7 +87,9 @@ pub struct PipelineConfig {
     /// batch. Stages that compute a part of the loss need them.
     pub targets_for_all: bool,
     /// Whether suspicious steps are computed again, and their bits compared ([`crate::verification`]); the same on
-    /// all ranks. The ranks must compute on the processor, because other devices may compute other bits each time.
+    /// all ranks. The ranks must compute on the processor, because other devices may compute other bits each time,
+    /// and layers, losses and hooks must compute the same bits each time: otherwise a rank is named that is not
+    /// broken. While accumulated gradients wait for an update, modules cannot be changed or frozen.
     /// In a repeated step, a process with some of the replicas returns outputs and gradients of inputs of the
     /// microbatches that its replicas have computed then.
     pub verify: Verify,

@@ -7,8 +7,22 @@
 //! a step is suspicious ([`Suspicion`]), no rank updates; all ranks compute the step again and compare the
 //! checksums.
 //!
-//! A step is suspicious if a loss or a gradient is not finite, or if the gradient norm is more than
-//! [`JUMP`] times the median of the last [`NORMS`] norms. A pipeline first observes [`FIRST_NORMS`] norms.
+//! A step is suspicious if a loss, a gradient or a parameter is not finite, if a forward has other results when
+//! its backward computes it again, or if the gradient norm is more than [`JUMP`] times the median of the last
+//! [`NORMS`] norms, unless the median is 0. A pipeline first observes [`FIRST_NORMS`] norms. With a loss scale
+//! (f16), a gradient that is not finite skips the update and halves the scale, and the step is not repeated.
+//!
+//! If gradients are accumulated over several batches, a suspicious batch repeats all batches of the step so far.
+//! The next batch is then computed for the first time, and is verified like any other.
+//!
+//! # What must hold
+//!
+//! Layers, losses and hooks must compute the same bits each time, from their parameters, their inputs and the
+//! random numbers of their context. Otherwise a rank is named that is not broken. A hook that adds gradients over
+//! replicas itself knows the numbers of the replicas, not their shares, and may add them in another order in a
+//! repetition. The description of messages that a rank has got from another replica's share stays known after a
+//! repetition: if the shapes differ between replicas, compare them in the first step only
+//! ([`CheckMetadata`](crate::tensor::CheckMetadata)).
 //!
 //! # On other ranks
 //!
@@ -21,7 +35,8 @@
 //!
 //! The outputs and the loss of each forward, the gradients of its inputs that each backward computes, the sum
 //! of each stage's weight gradients before replicas add theirs, and in a repetition the parameters, which all
-//! replicas of a stage must have with the same bits.
+//! replicas of a stage must have with the same bits. Rows of parameters that one rank alone holds, with one replica or
+//! one group of replicas that holds them together, are not compared with anything.
 //!
 //! The last computation counts if each of its results has the bits of an earlier one, on another rank if the
 //! result was computed on several. Otherwise the step is repeated, at most [`REPETITIONS`] times.
@@ -32,7 +47,8 @@
 //! in any case. Otherwise all ranks are reported that have computed the result, and none of them is named. A
 //! message whose bits change between two ranks looks like a wrong result of its receiver.
 //!
-//! The sums over replicas, the gradient norm and the update are not compared.
+//! The sums over replicas, the gradient norm and the update are not compared. A layer that stops at a number that
+//! is not finite stops a repetition before the comparison, and the step fails with the error of its rank.
 
 mod checksum;
 mod difference;
