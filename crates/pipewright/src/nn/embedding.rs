@@ -63,7 +63,7 @@ impl Embedding {
     /// Returns the row of each id in `range`, and zeros for the other ids, if the table has the rows of these
     /// ids alone, out of `ids_in_all`. The sum of all parts is the result of [`Embedding::forward`] for the
     /// whole table, for finite tables, except for the sign of zeros. On the processor, the backward keeps the
-    /// gradients of the rows in `range` only, so all parts together keep as much as a whole table.
+    /// gradients for the ids in `range` only, or one row of zeros if there are none.
     ///
     /// # Panics
     /// As [`Embedding::forward`], for an id outside the whole table.
@@ -126,31 +126,13 @@ fn select_own(
     let deferred = Deferred::current(table, id);
     let ([count, width], ids) = (table.dims(), indices(ids.clone()));
     let own = ids.iter().enumerate().filter(|(_, id)| range.contains(id));
-    let (places, own): (Vec<usize>, Vec<usize>) = own.map(|(place, id)| (place, id - range.start)).unzip();
-    let (shape, range) = ([ids.len(), width], range_of(&weight));
-    let rows = match weight.dtype() {
-        DType::BF16 => tensor_of(placed::<bf16>(&weight.storage()[range], (&own, &places), shape), shape),
-        DType::F16 => tensor_of(placed::<f16>(&weight.storage()[range], (&own, &places), shape), shape),
-        _ => tensor_of(placed::<f32>(&weight.storage()[range], (&own, &places), shape), shape),
-    };
+    let (indices, own): (Vec<usize>, Vec<usize>) = own.map(|(index, id)| (index, id - range.start)).unzip();
+    let rows = rows_of(&weight, &RowChoice { ids: &own, indices: Some(&indices), count: ids.len() }, width);
     let tape = recorded_on(tape, 0, deferred.as_ref());
     Some(tape.record_tensor(rows, |_| OwnRowsBackward {
-        places: places.into(),
+        indices: indices.into(),
         select: SelectBackward { ids: own.into(), count, width, id, deferred },
     }))
-}
-
-/// Returns zeros with rows `ids` of `table` at `places`.
-fn placed<E: Copy + Default>(
-    table: &[E],
-    (ids, places): (&[usize], &[usize]),
-    [count, width]: [usize; 2],
-) -> Vec<E> {
-    let mut rows = vec![E::default(); count * width];
-    for (id, place) in ids.iter().zip(places) {
-        rows[place * width..][..width].copy_from_slice(&table[id * width..][..width]);
-    }
-    rows
 }
 
 /// Returns rows `ids` of `table`; shapes `[ids, width]`, `[rows]`, result `[rows, width]`.
@@ -163,8 +145,7 @@ fn select(table: Tensor<2>, ids: Tensor<1, Int>, id: ParamId) -> Tensor<2> {
     let ids: Arc<[usize]> = indices(ids).into();
     let outside = ids.iter().find(|&&id| id >= count);
     assert!(outside.is_none(), "an id lies outside the table of {count}: got {}", shown_id(outside));
-    let shape = [ids.len(), width];
-    let rows = rows_of(&weight, &ids, shape);
+    let rows = rows_of(&weight, &RowChoice::all(&ids), width);
     let tape = recorded_on(tape, 0, deferred.as_ref());
     tape.record_tensor(rows, |_| SelectBackward { ids, count, width, id, deferred })
 }
@@ -177,22 +158,46 @@ fn shown_id(id: Option<&usize>) -> String {
     }
 }
 
-/// Returns rows of a table. A whole table is too large to be converted for a few of its rows.
-fn rows_of(table: &CpuTensor, ids: &[usize], shape: [usize; 2]) -> CpuTensor {
-    let (range, width) = (range_of(table), shape[1]);
-    match table.dtype() {
-        DType::BF16 => tensor_of(selected::<bf16>(&table.storage()[range], ids, width), shape),
-        DType::F16 => tensor_of(selected::<f16>(&table.storage()[range], ids, width), shape),
-        _ => tensor_of(selected::<f32>(&table.storage()[range], ids, width), shape),
+/// Rows of a table, and where they are among the rows of a result.
+struct RowChoice<'a> {
+    /// The rows of the table.
+    ids: &'a [usize],
+    /// The index of each of them in the result, whose other rows are zeros; `None` if the result has exactly
+    /// these rows, in their order.
+    indices: Option<&'a [usize]>,
+    /// The number of rows of the result.
+    count: usize,
+}
+
+impl<'a> RowChoice<'a> {
+    /// Returns the choice whose result has exactly the rows `ids`.
+    fn all(ids: &'a [usize]) -> Self {
+        Self { ids, indices: None, count: ids.len() }
     }
 }
 
-fn selected<E: Copy>(table: &[E], ids: &[usize], width: usize) -> Vec<E> {
-    let mut rows = Vec::with_capacity(ids.len() * width);
-    for id in ids {
-        rows.extend_from_slice(&table[id * width..][..width]);
+/// Returns rows of a table. A whole table is too large to be converted for a few of its rows.
+fn rows_of(table: &CpuTensor, choice: &RowChoice<'_>, width: usize) -> CpuTensor {
+    let (range, shape) = (range_of(table), [choice.count, width]);
+    match table.dtype() {
+        DType::BF16 => tensor_of(chosen::<bf16>(&table.storage()[range], choice, width), shape),
+        DType::F16 => tensor_of(chosen::<f16>(&table.storage()[range], choice, width), shape),
+        _ => tensor_of(chosen::<f32>(&table.storage()[range], choice, width), shape),
     }
-    rows
+}
+
+fn chosen<E: Copy + Default>(table: &[E], choice: &RowChoice<'_>, width: usize) -> Vec<E> {
+    let rows = choice.ids.iter().map(|id| &table[id * width..][..width]);
+    let Some(indices) = choice.indices else {
+        let mut all = Vec::with_capacity(choice.count * width);
+        rows.for_each(|row| all.extend_from_slice(row));
+        return all;
+    };
+    let mut all = vec![E::default(); choice.count * width];
+    for (row, index) in rows.zip(indices) {
+        all[index * width..][..width].copy_from_slice(row);
+    }
+    all
 }
 
 /// Adds row `i` of `gradient` to row `ids[i]` of `table`.
@@ -231,21 +236,21 @@ impl Operation<1> for SelectBackward {
 /// The backward of a part of a table, which has the rows of some of the ids.
 #[derive(Clone, Debug)]
 struct OwnRowsBackward {
-    /// The places of these ids among all ids.
-    places: Arc<[usize]>,
+    /// The indices of these ids among all ids.
+    indices: Arc<[usize]>,
     select: SelectBackward,
 }
 
 impl Operation<1> for OwnRowsBackward {
     fn backward(self, gradient: CpuTensor, wanted: [bool; 1]) -> [Option<CpuTensor>; 1] {
-        let Self { places, mut select } = self;
+        let Self { indices, mut select } = self;
         let width = select.width;
-        if places.is_empty() {
+        if indices.is_empty() {
             // A table without such an id has a gradient of zeros.
             select.ids = [0].into();
             return select.backward(cpu_tensor(vec![0.0; width], [1, width]), wanted);
         }
-        select.backward(rows_of(&gradient, &places, [places.len(), width]), wanted)
+        select.backward(rows_of(&gradient, &RowChoice::all(&indices), width), wanted)
     }
 }
 
