@@ -181,7 +181,11 @@ fn the_validation_loss_of_each_source_is_reported() {
     let losses = mixed["validation_sources"].as_array().expect("a list");
     assert!(losses.len() == 3 && losses[0]["loss"].is_number() && losses[2]["loss"].is_null(), "{mixed}");
     let page = succeed(&folder, &["report", "out", "-o", "-"]);
-    assert!(page.contains("validation ") && page.contains("text.txt"), "the report has the source");
+    let series = |source: &Value| {
+        let name = format!("validation {}", source["name"].as_str().expect("a name"));
+        page.contains(&format!("{}:", Value::from(name)))
+    };
+    assert_eq!(losses.iter().map(series).collect::<Vec<_>>(), [true, losses[1]["loss"].is_number(), false]);
 }
 
 #[test]

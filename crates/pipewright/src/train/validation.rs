@@ -82,7 +82,8 @@ impl Validation {
 pub struct ValidationLosses {
     /// Of all rows.
     pub loss: f64,
-    /// Of each source of a mixture; none without one.
+    /// Of each source of a mixture; empty without a mixture, and if the rows of a batch cannot be divided
+    /// into microbatches of equal size.
     pub sources: Vec<SourceLoss>,
 }
 
@@ -91,8 +92,8 @@ pub struct ValidationLosses {
 pub struct SourceLoss {
     /// The patterns of its files.
     pub name: String,
-    /// The mean cross entropy per token in nats; `None` if the source has fewer rows in an evaluation than a
-    /// microbatch.
+    /// The mean cross entropy per token in nats, over the microbatches that have rows of the source alone;
+    /// `None` if there are none, or none of their targets counts.
     pub loss: Option<f64>,
 }
 
