@@ -171,6 +171,21 @@ fn a_model_with_dropout_trains_without_it_and_says_so() {
     assert!(output.status.code() == Some(0) && !words.contains("dropout"), "{words}");
 }
 
+/// One warning of training names it, and generation says nothing.
+#[test]
+fn dropout_under_a_name_that_the_family_does_not_have_is_told_once() {
+    let (folder, mut config) = exported();
+    config["hidden_dropout_prob"] = json!(0.1);
+    write(&folder, "m/config.json", config.to_string());
+    let note =
+        "config.json asks for dropout in training (`hidden_dropout_prob`); the model trains without it";
+    let (code, words) = told(&folder, "train", &[FROM]);
+    assert!(code == Some(0) && words.contains(note) && !words.contains("not known"), "{words}");
+    let output = run_in(folder.path(), &["generate", "m", "--prompt", "a", "--tokens", "1"]);
+    let words = text(&output.stderr);
+    assert!(output.status.code() == Some(0) && !words.contains("hidden_dropout_prob"), "{words}");
+}
+
 /// A tokenizer that puts `<s>` before a text.
 const TOKENIZER: &str = r#"{"version": "1.0", "pre_tokenizer": {"type": "Whitespace"},
     "added_tokens": [{"id": 1, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,

@@ -18,11 +18,14 @@ impl KeyTable {
     /// `classifier_dropout`, do not count.
     pub(crate) fn dropout_keys(&self, json: &Value) -> Vec<String> {
         let keys = json.as_object().into_iter().flatten();
-        let dropping = keys.filter(|(key, value)| {
-            let is_share = value.as_f64().is_some_and(|share| share > 0.0 && share < 1.0);
-            is_share && is_dropout(key) && self.use_of(key) != Some(KeyUse::Ignored)
-        });
+        let dropping = keys.filter(|(key, value)| self.drops(key, value));
         dropping.map(|(key, _)| key.clone()).collect()
+    }
+
+    /// Returns whether a key asks for dropout with this value.
+    pub(super) fn drops(&self, key: &str, value: &Value) -> bool {
+        let is_share = value.as_f64().is_some_and(|share| share > 0.0 && share < 1.0);
+        is_share && is_dropout(key) && self.use_of(key) != Some(KeyUse::Ignored)
     }
 
     /// Returns a file without dropout.

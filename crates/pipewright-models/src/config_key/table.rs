@@ -98,12 +98,14 @@ impl KeyTable {
     }
 
     /// Returns the keys of a file that no table lists and whose values may turn something on. Nobody knows
-    /// what they mean.
+    /// what they mean. A key that asks for dropout is known by its name
+    /// ([`dropout_keys`](Self::dropout_keys)).
     pub(crate) fn unknown_keys(&self, json: &Value) -> Vec<String> {
         let keys = json.as_object().into_iter().flatten();
         let unknown = keys.filter(|(key, value)| {
             // Names that begin with an underscore are internal to the library that wrote the file.
-            !is_off(key, value) && !key.starts_with('_') && self.use_of(key).is_none()
+            let is_known = self.use_of(key).is_some() || self.drops(key, value);
+            !is_off(key, value) && !key.starts_with('_') && !is_known
         });
         unknown.map(|(key, _)| key.clone()).collect()
     }

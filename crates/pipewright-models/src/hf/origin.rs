@@ -148,7 +148,8 @@ fn copy(from: &Path, to: &Path, name: &str) -> Result<(), HfError> {
 }
 
 /// Returns `ours`, with the keys of the `config.json` in `origin` that `ours` does not have, and its dropout,
-/// which does not change what the weights mean. `key_names` are other names of keys, each with the name that
+/// which does not change what the weights mean. A model whose file leaves dropout out keeps what other
+/// programs then assume. `key_names` are other names of keys, each with the name that
 /// it stands for.
 pub(super) fn with_original_keys(
     mut ours: Value,
@@ -161,6 +162,10 @@ pub(super) fn with_original_keys(
     }
     let original: Map<String, Value> = read_json(&path)?;
     if let Some(keys) = ours.as_object_mut() {
+        // A file of [`keep_keys`] describes no model, and says nothing about dropout.
+        if ["model_type", "architectures"].iter().any(|key| original.contains_key(*key)) {
+            keys.retain(|key, _| !is_dropout(key) || original.contains_key(key));
+        }
         for (key, value) in original {
             let has_other_name =
                 key_names.iter().any(|(other, name)| *name == key && keys.contains_key(*other));
@@ -223,6 +228,22 @@ impl WeightTypes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Other programs assume dropout for a GPT-2 whose file leaves it out.
+    #[test]
+    fn the_dropout_of_the_original_is_kept_also_where_it_is_left_out() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let check = |original: Value, expected: Value| {
+            fs::write(folder.path().join(CONFIG), original.to_string()).expect("it is writable");
+            let ours = json!({"model_type": "gpt2", "embd_pdrop": 0.0, "attn_pdrop": 0.0});
+            assert_eq!(with_original_keys(ours, folder.path(), &[]).expect("it is read"), expected);
+        };
+        let published = json!({"model_type": "gpt2", "attn_pdrop": 0.2});
+        check(published.clone(), published);
+        // The keys of a model that was not made from a file.
+        let of_fresh = json!({"model_type": "gpt2", "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 3});
+        check(json!({"bos_token_id": 3}), of_fresh);
+    }
 
     #[test]
     fn a_type_is_found_under_every_name_of_files() {
