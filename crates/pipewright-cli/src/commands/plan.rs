@@ -217,16 +217,14 @@ fn refuse_options_without_effect(arguments: &PlanArguments) -> Result<(), Failur
 
 /// Refuses to write a plan for a cluster in the options of another system, and says why.
 fn refuse_files_of_others(arguments: &PlanArguments) -> Result<(), Failure> {
-    if arguments.emit.is_none() {
-        return Ok(());
-    }
-    Err(Failure::input(
-        "--emit: a plan for a cluster also says how many ranks share sequences and experts, what replicas shard, and which \
-         parts of a block are recomputed or fused, and the files of other systems are written from a plan that has none of these: a file \
-         without them would be another plan; write the layout of `--format json` into the system's options yourself, or leave \
-         --cluster out and plan a profile, such as `pipewright plan --profile PROFILE.toml --ranks 16 --microbatches 64 --emit \
-         megatron`",
-    ))
+    let Some(value) = arguments.emit.as_ref().and_then(ValueEnum::to_possible_value) else { return Ok(()) };
+    let system = value.get_name();
+    Err(Failure::input(format!(
+        "--emit {system}: the command does not know the options in which {system} takes a plan for a cluster, such as \
+         parallel sequences, sharded replicas, and the parts of a block that are recomputed. Write the layout of `--format json` \
+         into the options yourself, or leave --cluster out and plan a profile: `pipewright plan --profile PROFILE.toml --ranks 16 \
+         --microbatches 64 --emit {system}`"
+    )))
 }
 
 /// Refuses plans of other systems for a profile with frozen layers: these systems run the backwards that are

@@ -189,9 +189,15 @@ fn options_without_effect_are_refused() {
 
 #[test]
 fn the_files_of_other_systems_are_refused_with_the_reason() {
-    let reason = "--emit: a plan for a cluster also says how many ranks share sequences and experts, what replicas shard, and \
-                  which parts of a block are recomputed or fused";
-    check(&planned(&["--emit", "megatron"]), reason);
+    for system in ["torchtitan", "megatron", "deepspeed"] {
+        let message = format!(
+            "--emit {system}: the command does not know the options in which {system} takes a plan for a cluster, such as \
+             parallel sequences, sharded replicas, and the parts of a block that are recomputed. Write the layout of `--format \
+             json` into the options yourself, or leave --cluster out and plan a profile: `pipewright plan --profile \
+             PROFILE.toml --ranks 16 --microbatches 64 --emit {system}`\n"
+        );
+        check(&planned(&["--emit", system]), &message);
+    }
 }
 
 /// A configuration is read as `train` reads it.
