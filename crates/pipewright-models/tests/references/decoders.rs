@@ -57,7 +57,9 @@ fn check_tensor_ranks(name: &str) {
     let config = PipelineConfig { tensor_parallel: 2, ..PipelineConfig::default() };
     let run = train(&reference, "1f1b", 2, 4, &config);
     reference.assert_close(&run, &reference.expected.steps);
-    check_text_on_tensor_ranks(&reference, false);
+    if !WITHOUT_TEXT.contains(&name) {
+        check_text_on_tensor_ranks(&reference, false);
+    }
 }
 
 /// Checks two tensor ranks with whole experts each.
@@ -66,7 +68,9 @@ fn check_whole_experts(name: &str) {
     let config = PipelineConfig { tensor_parallel: 2, whole_experts: true, ..PipelineConfig::default() };
     let run = train(&reference, "1f1b", 2, 4, &config);
     reference.assert_close(&run, &reference.expected.steps);
-    check_text_on_tensor_ranks(&reference, true);
+    if !WITHOUT_TEXT.contains(&name) {
+        check_text_on_tensor_ranks(&reference, true);
+    }
 }
 
 /// Checks the losses with the balance loss of the routers.
@@ -103,13 +107,15 @@ fn prompt_of(reference: &Reference) -> Vec<u32> {
     row
 }
 
-/// Checks the most likely tokens on two stages of two tensor ranks each, if the reference has them. Their sums
-/// are not those of one rank to the bit, so only the tokens are compared.
+/// References without the most likely tokens after a prompt.
+const WITHOUT_TEXT: [&str; 6] =
+    ["llama-tiny", "llama-tied-tiny", "llama31-tiny", "qwen2-tiny", "qwen3-tiny", "qwen3-moe-tiny"];
+
+/// Checks the most likely tokens on two stages of two tensor ranks each. Their sums are not those of one rank
+/// to the bit, so only the tokens are compared.
 fn check_text_on_tensor_ranks(reference: &Reference, whole_experts: bool) {
     let (prompt, greedy) = (&prompt_of(reference)[..], &reference.expected.greedy);
-    if greedy.is_empty() {
-        return;
-    }
+    assert!(!prompt.is_empty() && !greedy.is_empty());
     let cut = partition(&vec![1; reference.config.layers()], 2, &Method::Even).expect("enough layers");
     let stages = cut.ranges().flat_map(|layers| [layers.clone(), layers]);
     let stages = stages.map(|layers| RankStage { layers, device: Device::flex() }).collect();
