@@ -41,7 +41,6 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 pub use error::{RanksError, RemoteFailure};
-use pipewright::failure::Cause;
 use pipewright::ids::WorldRank;
 use pipewright::rank_link::RankLink;
 use pipewright::transport::World;
@@ -53,9 +52,6 @@ use crate::generation_ranks::worker::{
 use crate::generation_stage::GenerationStage;
 use crate::hf::HfError;
 use crate::split::Place;
-
-/// How long the thread that chooses tokens waits before it checks whether the ranks make progress.
-const LOOK: Duration = Duration::from_millis(100);
 
 /// The stage of a rank.
 #[derive(Clone, Debug)]
@@ -85,6 +81,10 @@ impl RanksConfig {
     /// Returns ranks that each compute a stage alone.
     pub fn new(stages: Vec<RankStage>, deadline: Duration) -> Self {
         Self { stages, tensor_ranks: 1, whole_experts: false, deadline }
+    }
+
+    fn tensor_ranks(&self) -> usize {
+        self.tensor_ranks.max(1) as usize
     }
 }
 
@@ -162,7 +162,7 @@ impl GenerationRanks {
         if found != expected || expected == 0 {
             return Err(RanksError::Count { found, expected });
         }
-        let tensor = config.tensor_ranks.max(1) as usize;
+        let tensor = config.tensor_ranks();
         if !expected.is_multiple_of(tensor) {
             return Err(RanksError::TensorRanks { ranks: expected, tensor });
         }
@@ -183,11 +183,17 @@ impl GenerationRanks {
         config: &RanksConfig,
         make: &Arc<MakeStage>,
     ) -> Result<Self, RanksError> {
-        let tensor = config.tensor_ranks.max(1) as usize;
+        let tensor = config.tensor_ranks();
         let (report, reports) = channel();
         let (first, messages) = channel();
         let mut messages = Some(messages);
         let mut threads = Vec::with_capacity(links.len() + 1);
+        // The ranks that have started, here and in other processes, would wait for the rest.
+        let refused = |link: &RankLink, source| {
+            let error = RanksError::Thread { rank: link.rank().index(), source };
+            give_up(link, &error);
+            error
+        };
         for link in &links {
             let rank = link.rank().index();
             let inbox = inbox(link, tensor, messages.take());
@@ -198,14 +204,14 @@ impl GenerationRanks {
                 let _ = worker.run(&*make);
             };
             let thread = Builder::new().name(format!("rank {rank}")).spawn(run);
-            threads.push(thread.map_err(|source| RanksError::Thread { rank, source })?);
+            threads.push(thread.map_err(|source| refused(link, source))?);
         }
         let (link, ends) = (links[0].clone(), Arc::new(AtomicBool::new(false)));
         if links.len() < config.stages.len() {
-            let (link, rank, ends) = (link.clone(), link.rank().index(), Arc::clone(&ends));
+            let (of_reports, ends) = (link.clone(), Arc::clone(&ends));
             let thread = Builder::new().name("reports".to_owned());
-            let thread = thread.spawn(move || pass_reports(&link, &report, &ends));
-            threads.push(thread.map_err(|source| RanksError::Thread { rank, source })?);
+            let thread = thread.spawn(move || pass_reports(&of_reports, &report, &ends));
+            threads.push(thread.map_err(|source| refused(&link, source))?);
         }
         let mut started = Self {
             first: Some(first),
@@ -235,6 +241,22 @@ impl GenerationRanks {
     /// Returns the number of parameters that each rank has.
     pub fn parameters(&self) -> impl Iterator<Item = usize> {
         self.parameters.iter().copied()
+    }
+
+    /// Returns the failure of a rank or the loss of a process since the last text, if there is one. Call it
+    /// now and then while no text is in work.
+    ///
+    /// # Errors
+    /// The failure, which ends all ranks.
+    pub fn check(&mut self) -> Result<(), RanksError> {
+        if self.has_failed {
+            return Err(RanksError::Ended);
+        }
+        while self.link.failure().is_some() {
+            // The failure is the last report.
+            self.wait()?;
+        }
+        Ok(())
     }
 
     /// Generates a text for each request, and passes each token at once to `each`, with the index of its
@@ -311,9 +333,11 @@ impl GenerationRanks {
 
     /// Waits for a report. A failure ends all ranks.
     fn wait(&mut self) -> Result<RankReport, RanksError> {
+        // The loss of a process says more than that nobody makes progress.
+        let patience = self.deadline.saturating_add(self.link.detection_lag());
         let (mut moves, mut since) = (self.link.moves(), Instant::now());
         let error = loop {
-            match self.reports.recv_timeout(self.deadline.min(LOOK)) {
+            match self.reports.recv_timeout(self.deadline.min(RankLink::LOOK)) {
                 Ok(Ok(report)) => return Ok(report),
                 Ok(Err(error)) => break error,
                 Err(RecvTimeoutError::Disconnected) => break lost(&self.link),
@@ -321,14 +345,14 @@ impl GenerationRanks {
                     let earlier = std::mem::replace(&mut moves, self.link.moves());
                     if earlier != moves {
                         since = Instant::now();
-                    } else if since.elapsed() >= self.deadline {
+                    } else if since.elapsed() >= patience {
                         break RanksError::Silent { deadline: self.deadline, busy: self.busy() };
                     }
                 }
             }
         };
         (self.first, self.has_failed) = (None, true);
-        self.link.give_up(Cause::Build { message: error.to_string() });
+        give_up(&self.link, &error);
         Err(error)
     }
 
@@ -339,8 +363,9 @@ impl GenerationRanks {
 }
 
 impl Drop for GenerationRanks {
-    /// Ends the ranks. After a failure, or while they may be computing, a rank may not respond, so none is
-    /// waited for. Processes end together, so after a failure only.
+    /// Ends the ranks, and waits for the threads of this process unless a rank may not respond: after a
+    /// failure, and within one process also while a text is in work. Other processes must have ended their
+    /// texts before this one leaves them, so with them only a failure ends the wait.
     fn drop(&mut self) {
         self.first = None;
         self.ends.store(true, Ordering::Relaxed);
@@ -351,6 +376,13 @@ impl Drop for GenerationRanks {
             });
         }
     }
+}
+
+/// Tells all ranks that an error ends them. The first failure counts, so the one of a rank that has recorded
+/// it itself stays.
+fn give_up(link: &RankLink, error: &RanksError) {
+    let rank = error.rank().map_or(link.rank(), |rank| WorldRank::new(rank as u32));
+    link.give_up(rank, error.cause());
 }
 
 /// Returns where a rank gets its messages. The first rank of the world takes `messages`.

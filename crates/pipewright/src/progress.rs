@@ -223,9 +223,9 @@ impl ProgressBoard {
         *self.ranks[rank.index()].activity() = activity;
     }
 
-    /// Returns whether `rank` computes or waits in the middle of it.
+    /// Returns whether `rank` computes. A rank that waits for others does not.
     pub(crate) fn is_busy(&self, rank: WorldRank) -> bool {
-        self.ranks.get(rank.index()).is_some_and(|progress| *progress.activity() != Activity::NoStep)
+        self.ranks.get(rank.index()).is_some_and(|progress| *progress.activity() == Activity::Computes)
     }
 
     /// Returns the moves of all ranks together, which changes whenever a rank makes progress.

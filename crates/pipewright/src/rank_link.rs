@@ -39,9 +39,6 @@ use crate::progress::{Activity, ProgressBoard};
 use crate::tensor::{TensorRank, Values};
 use crate::transport::{Endpoint, LONGEST_WAIT, World};
 
-/// How long a rank waits before it checks whether another rank has failed.
-const LOOK: Duration = Duration::from_millis(100);
-
 /// A rank's connection to the other ranks of its world. Clones are the same connection. Only the rank's
 /// thread sends, receives and computes with it; other threads may ask for progress and failures.
 #[derive(Clone)]
@@ -54,6 +51,7 @@ struct Linked {
     board: ProgressBoard,
     tensor: TensorRank,
     tensor_group: Arc<GroupLink>,
+    detection_lag: Duration,
     /// The channel to the process of the first rank, if ranks run in several processes.
     bytes: Option<ByteChannel>,
     numbers: Mutex<Numbers>,
@@ -73,9 +71,13 @@ impl fmt::Debug for RankLink {
 }
 
 impl RankLink {
+    /// How long a wait lasts before it checks whether a rank has failed.
+    pub const LOOK: Duration = Duration::from_millis(100);
+
     /// Returns the links of this process's ranks of a world, in their order. `tensor_ranks` consecutive ranks
-    /// compute their stages together. Exchanges between them fail when no rank of the world makes progress for
-    /// `deadline`, and a process without heartbeats for this long is lost.
+    /// compute their stages together. A process without heartbeats for `deadline` is lost. Exchanges between
+    /// tensor ranks fail when no rank of the world makes progress for twice as long, so that a thread that
+    /// watches the ranks can first report which of them computes.
     pub fn of_world(world: World, tensor_ranks: u32, deadline: Duration) -> Vec<Self> {
         let deadline = deadline.min(LONGEST_WAIT);
         world.set_deadline(deadline);
@@ -100,11 +102,23 @@ impl RankLink {
             (first..first.saturating_add(tensor_ranks).min(endpoint.ranks())).map(WorldRank::new).collect();
         let tensor = TensorRank { index: rank.get() - first, of: members.len() as u32 };
         let group = Group::new(members, rank).expect("the rank is one of several consecutive ranks");
+        let detection_lag = endpoint.detection_lag(deadline);
         let endpoint = SharedEndpoint::new(endpoint);
+        let patience = deadline.saturating_mul(2).min(LONGEST_WAIT);
         let tensor_group =
-            Arc::new(GroupLink::without_pipeline(endpoint.clone(), group, board.clone(), deadline));
+            Arc::new(GroupLink::without_pipeline(endpoint.clone(), group, board.clone(), patience));
         let numbers = Mutex::default();
-        Self(Arc::new(Linked { rank, endpoint, abort, board, tensor, tensor_group, bytes, numbers }))
+        Self(Arc::new(Linked {
+            rank,
+            endpoint,
+            abort,
+            board,
+            tensor,
+            tensor_group,
+            detection_lag,
+            bytes,
+            numbers,
+        }))
     }
 
     /// Returns the rank.
@@ -151,7 +165,7 @@ impl RankLink {
             if let Some(first) = self.failure() {
                 return Err(Cause::Aborted { first: first.rank });
             }
-            endpoint.wait(Instant::now() + LOOK);
+            endpoint.wait(Instant::now() + Self::LOOK);
         }
     }
 
@@ -177,7 +191,7 @@ impl RankLink {
     pub fn next_report<T: DeserializeOwned>(&self) -> Result<Option<T>, Cause> {
         let Some(bytes) = &self.0.bytes else { return Ok(None) };
         let failure = self.failure();
-        let wait = if failure.is_some() { Duration::ZERO } else { LOOK };
+        let wait = if failure.is_some() { Duration::ZERO } else { Self::LOOK };
         match (bytes.incoming().recv_timeout(wait), failure) {
             (Ok((from, bytes)), _) => Ok(Some(decoded(from, Tag::Report, &bytes)?)),
             (Err(_), Some(first)) => Err(Cause::Aborted { first: first.rank }),
@@ -202,6 +216,11 @@ impl RankLink {
         self.0.board.moves()
     }
 
+    /// Returns how much longer than the deadline it may take until a process without heartbeats counts as lost.
+    pub fn detection_lag(&self) -> Duration {
+        self.0.detection_lag
+    }
+
     /// Returns whether a rank computes, as far as this process knows.
     pub fn is_busy(&self, rank: WorldRank) -> bool {
         self.0.board.is_busy(rank)
@@ -209,17 +228,17 @@ impl RankLink {
 
     /// Reports a failure of this rank to all ranks, which ends their waits. The first one counts.
     pub fn fail(&self, cause: Cause) {
-        self.0.endpoint.lock().fail(self.error(cause));
+        self.0.endpoint.lock().fail(Self::error(self.0.rank, cause));
     }
 
-    /// Does what [`RankLink::fail`] does, on another thread than the rank's. Ranks of the same process notice
-    /// it at the end of their waits.
-    pub fn give_up(&self, cause: Cause) {
-        self.0.abort.raise(self.error(cause));
+    /// Does what [`RankLink::fail`] does for any `rank`, on another thread than the rank's. Ranks of the same
+    /// process notice it at the end of their waits.
+    pub fn give_up(&self, rank: WorldRank, cause: Cause) {
+        self.0.abort.raise(Self::error(rank, cause));
     }
 
-    fn error(&self, cause: Cause) -> StepError {
-        StepError { rank: self.0.rank, step: StepNumber::default(), action: None, cause }
+    fn error(rank: WorldRank, cause: Cause) -> StepError {
+        StepError { rank, step: StepNumber::default(), action: None, cause }
     }
 
     /// Returns the first failure of any rank.

@@ -2,6 +2,7 @@
 
 mod ranks;
 mod prompts;
+mod input;
 mod chat;
 mod report;
 
@@ -15,7 +16,8 @@ use pipewright_models::generation::{Generated, Request, Sampling};
 use pipewright_models::generation_ranks::RanksError;
 
 use crate::commands::generate::chat::Chat;
-use crate::commands::generate::prompts::PromptArguments;
+use crate::commands::generate::input::read_once;
+use crate::commands::generate::prompts::{PromptArguments, read_file, read_standard_input};
 use crate::commands::generate::ranks::{RankArguments, RankPlan, Ranks, failure};
 use crate::commands::generate::report::{Outcome, Report, Times};
 use crate::display::say;
@@ -89,8 +91,14 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), Failure> {
 
 fn generate_in(arguments: &GenerateArguments, processes: &mut ProcessGroup) -> Result<(), Failure> {
     let opened = arguments.open(processes);
+    if let Ok((_, plan)) = &opened {
+        processes.set_deadline(plan.deadline());
+    }
     let (found, plan) = processes.agree(opened, |(found, plan)| plan.fields(found))?;
-    let session = if processes.is_leader() { Session::new(arguments, &found).map(Some) } else { Ok(None) };
+    // The other processes wait for the first one with a deadline until the ranks have started.
+    let waits = processes.is_several() && arguments.prompts.are_on_standard_input();
+    let session = || Session::new(arguments, &found, waits);
+    let session = if processes.is_leader() { session().map(Some) } else { Ok(None) };
     let session = processes.all_succeed(session, Exit::WrongInput)?;
     let ranks = plan.start(&found, processes)?;
     match (session, ranks) {
@@ -106,26 +114,46 @@ struct Session<'a> {
     /// The request without its prompt.
     request: Request<'a>,
     chat: Option<Chat<'a>>,
-    prompts: Vec<String>,
+    /// `None` if they are read once the ranks have started.
+    prompts: Option<Prompts>,
+}
+
+struct Prompts {
+    texts: Vec<String>,
     /// The tokens of each prompt.
     encoded: Vec<Vec<u32>>,
 }
 
+impl Prompts {
+    fn new(found: &TrainedModel, chat: Option<&Chat<'_>>, texts: Vec<String>) -> Result<Self, Failure> {
+        Ok(Self { encoded: encode(found, chat, &texts)?, texts })
+    }
+}
+
 impl<'a> Session<'a> {
-    fn new(arguments: &GenerateArguments, found: &'a TrainedModel) -> Result<Self, Failure> {
-        let prompts = arguments.prompts.read()?;
-        if arguments.json && prompts.is_empty() {
+    /// Prepares the requests. With `waits`, the prompts are read later.
+    fn new(arguments: &GenerateArguments, found: &'a TrainedModel, waits: bool) -> Result<Self, Failure> {
+        let texts = if waits { None } else { Some(arguments.prompts.read(read_file)?) };
+        if arguments.json && texts.as_ref().is_some_and(Vec::is_empty) {
             return Err(Failure::input("`--json` is for answers to known messages: give them as `--prompt`"));
         }
         let request = arguments.request(found);
         let chat = arguments.chat.then(|| Chat::new(found, request, arguments.system.as_deref()));
         let chat = chat.transpose()?;
-        let encoded = encode(found, chat.as_ref(), &prompts)?;
-        Ok(Self { found, request, chat, prompts, encoded })
+        let prompts = texts.map(|texts| Prompts::new(found, chat.as_ref(), texts)).transpose()?;
+        Ok(Self { found, request, chat, prompts })
     }
 
     fn run(self, arguments: &GenerateArguments, mut ranks: Ranks) -> Result<(), Failure> {
-        let Self { found, request, mut chat, prompts, encoded } = self;
+        let Self { found, request, mut chat, prompts } = self;
+        let prompts = match prompts {
+            Some(prompts) => prompts,
+            None => {
+                let texts = arguments.prompts.read(|_| read_once(&mut ranks, read_standard_input))?;
+                Prompts::new(found, chat.as_ref(), texts)?
+            }
+        };
+        let Prompts { texts: prompts, encoded } = prompts;
         if prompts.is_empty() {
             return chat.as_mut().map_or(Ok(()), |chat| chat.converse(&mut ranks));
         }

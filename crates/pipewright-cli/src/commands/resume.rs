@@ -22,7 +22,7 @@ use crate::training::copies_link::{Origin, has_copies};
 use crate::training::copy_search::{self, FoundCopy};
 use crate::training::efficiency::Efficiency;
 use crate::training::evaluations::Evaluations;
-use crate::training::identity::{describe, identity, require_same};
+use crate::training::identity::{checkpoint_files, describe, identity, require_same};
 use crate::training::launch::{abandon, launch, launch_from};
 use crate::training::model::read_model;
 use crate::training::overview::overview;
@@ -224,9 +224,8 @@ impl ResumableRun {
     /// Returns the fields that must be equal in all processes.
     fn identity(&self) -> Fields {
         let mut fields = identity(&self.prepared, &self.description);
-        let files = self.checkpoint.iter().flat_map(|checkpoint| &checkpoint.manifest().files);
-        let hashes: Vec<&str> = files.map(|file| file.hash.as_str()).collect();
-        fields.insert("checkpoint".to_owned(), hashes.join(" "));
+        let files = self.checkpoint.as_deref().map(checkpoint_files).unwrap_or_default();
+        fields.insert("checkpoint".to_owned(), files);
         fields
     }
 

@@ -2,6 +2,7 @@
 //! change when the run is resumed. Among the processes of a run, it is everything that must be equal.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use pipewright::checkpoint::Checkpoint;
 use pipewright::transport::Fields;
@@ -33,7 +34,11 @@ pub(crate) fn describe(prepared: &Prepared) -> Result<Map<String, Value>, Failur
 pub(crate) fn identity(prepared: &Prepared, description: &Map<String, Value>) -> Fields {
     let mut fields = shared_settings(&prepared.settings);
     fields.extend(description.iter().map(|(part, content)| (part.clone(), content.to_string())));
-    fields.insert("files of the weights".to_owned(), weights(&prepared.initial));
+    let files = match &prepared.initial {
+        InitialParameters::Directory(folder) => weight_files(folder),
+        _ => String::new(),
+    };
+    fields.insert("files of the weights".to_owned(), files);
     if let Some(adapter) = &prepared.start_of_adapter {
         fields.insert("values of the adapters".to_owned(), adapter.clone());
     }
@@ -66,10 +71,15 @@ pub(crate) fn shared_settings(settings: &Settings) -> Fields {
     fields
 }
 
-/// Returns the names and sizes of the files that contain the initial parameters. Their content is not
+/// Returns the hashes of the files of a checkpoint.
+pub(crate) fn checkpoint_files(checkpoint: &Checkpoint) -> String {
+    let files = checkpoint.manifest().files.iter();
+    files.map(|file| file.hash.as_str()).collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the names and sizes of the files in a folder that contain parameters. Their content is not
 /// compared, because that would mean reading gigabytes.
-fn weights(initial: &InitialParameters) -> String {
-    let InitialParameters::Directory(folder) = initial else { return String::new() };
+pub(crate) fn weight_files(folder: &Path) -> String {
     let files = folder.read_dir().into_iter().flatten().flatten();
     let mut files: Vec<String> = files
         .filter(|file| file.path().extension().is_some_and(|ending| ending == "safetensors"))

@@ -115,7 +115,7 @@ impl ProcessGroup {
         T: Clone + Serialize + for<'de> Deserialize<'de>,
         R: Serialize + for<'de> Deserialize<'de>,
     {
-        let patience = (self.deadline + START).saturating_add(work);
+        let patience = self.deadline.saturating_add(START).saturating_add(work);
         match &mut self.world {
             Some(world) => world.combine(own, combine, patience).map_err(|error| disagreement(&error)),
             None => Ok(combine(&[(FIRST, own.clone())])),
@@ -130,7 +130,7 @@ impl ProcessGroup {
     /// Returns the text of the leader in every process.
     pub(crate) fn share(&mut self, own: String) -> Result<String, Failure> {
         // The leader may have to search before it answers.
-        let patience = self.deadline + START;
+        let patience = self.deadline.saturating_add(START);
         match &mut self.world {
             Some(world) => world.share(own, patience).map_err(|error| disagreement(&error)),
             None => Ok(own),
@@ -194,12 +194,14 @@ impl ProcessGroup {
     /// times.
     pub(crate) fn all_succeed<T>(&mut self, done: Result<T, Failure>, exit: Exit) -> Result<T, Failure> {
         let is_done = done.is_ok();
-        self.agree_within(done, |_| Fields::new(), self.deadline + START).map_err(|mut failure| {
-            if is_done && failure.lost().is_none() {
-                failure.exit = exit;
-            }
-            failure
-        })
+        self.agree_within(done, |_| Fields::new(), self.deadline.saturating_add(START)).map_err(
+            |mut failure| {
+                if is_done && failure.lost().is_none() {
+                    failure.exit = exit;
+                }
+                failure
+            },
+        )
     }
 
     fn agree_within<T>(

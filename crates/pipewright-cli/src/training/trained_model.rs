@@ -6,13 +6,15 @@ use std::path::{Path, PathBuf};
 use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
 use pipewright::checkpoint::{Checkpoint, CheckpointFolder};
 use pipewright::train::data::{ChatTemplate, DataConfig, TokenCodec, Tokenizer};
+use pipewright::transport::Fields;
 use pipewright_models::{AdaptedCheckpoint, LoraConfig, ModelConfig, ModelSource, hf};
+use serde_json::Value;
 
 use crate::config::data::BYTES;
 use crate::failure::{Failure, sentence};
 use crate::run_folder::{CONFIG, checkpoints_of};
-use crate::training::identity::MODEL;
-use crate::training::run_adapter::StoredAdapter;
+use crate::training::identity::{MODEL, checkpoint_files, weight_files};
+use crate::training::run_adapter::{ADAPTER, StoredAdapter};
 use crate::training::{checkpoint_path, origin};
 
 /// The file of a Hugging Face directory that describes the model.
@@ -68,6 +70,25 @@ impl Origin {
                 ModelSource::Adapted(AdaptedCheckpoint { checkpoint, lora, base })
             }
         }
+    }
+
+    /// Returns what must be equal in all processes that read the parameters, by name. Paths may differ.
+    pub(crate) fn identity(&self) -> Fields {
+        let fields = match self {
+            Self::Directory(folder) => vec![("files of the weights", weight_files(folder))],
+            Self::Checkpoint(checkpoint) => vec![("checkpoint", checkpoint_files(checkpoint))],
+            Self::Adapted(adapted) => {
+                let (checkpoint, _, base) = &**adapted;
+                // It says on which weights the adapters were trained, and those of the base are the same.
+                let adapters = checkpoint.manifest().description.get(ADAPTER);
+                vec![
+                    ("checkpoint", checkpoint_files(checkpoint)),
+                    ("adapters", adapters.map(Value::to_string).unwrap_or_default()),
+                    ("files of the base", weight_files(base)),
+                ]
+            }
+        };
+        fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
 }
 

@@ -2,8 +2,9 @@
 //! message when something is wrong.
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -63,6 +64,45 @@ fn processes_generate_what_one_process_generates() {
     check(&["pipeline.ranks=2"], 2, &["--ranks", "run"]);
 }
 
+/// Starts a generation with a pipe for its standard input.
+fn start_with_input(mut command: Command) -> (Child, ChildStdin) {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("it starts");
+    let input = child.stdin.take().expect("a pipe");
+    (child, input)
+}
+
+/// Also those that come when the ranks have started.
+#[test]
+fn prompts_on_standard_input_go_through_the_first_process() {
+    let folder = folder();
+    train(folder.path(), &[]);
+    let arguments = ["--prompts", "-", "--temperature", "0", "--tokens", "4", "--json"];
+    let (child, mut input) = start_with_input(generate_command(folder.path(), 2, &arguments));
+    std::thread::sleep(Duration::from_secs(2));
+    input.write_all(b"the quick \nfox\n").expect("it reads");
+    drop(input);
+    let found = json(&child.wait_with_output().expect("it ends"));
+    let expected = alone(folder.path(), &[&GREEDY[..], &["--tokens", "4", "--json"]].concat());
+    assert_eq!(found["texts"], expected["texts"]);
+}
+
+#[test]
+fn processes_with_other_checkpoints_are_refused() {
+    let folder = folder();
+    train(folder.path(), &[]);
+    train(folder.path(), &["run.seed=7", "run.out=other"]);
+    let mut command = mpirun(folder.path());
+    let arguments = ["--prompt", "a", "--tokens", "1"];
+    for (run, separator) in [("out", Some(":")), ("other", None)] {
+        command.args(["-n", "1"]).arg(pipewright()).args(["generate", run]).args(arguments).args(separator);
+    }
+    let output = command.output().expect("mpirun is installed with MPI");
+    let said = words(&output);
+    assert_eq!((output.status.code(), said.matches("error:").count()), (Some(2), 1), "{said}");
+    assert!(said.contains("checkpoint") && output.stdout.is_empty(), "{said}");
+}
+
 #[test]
 fn tensor_ranks_generate_in_processes_as_in_threads() {
     check(&["mesh.tensor_parallel=2", "pipeline.ranks=2"], 4, &["--ranks", "run"]);
@@ -76,11 +116,9 @@ fn a_chat_goes_through_the_first_process() {
     let lines = "{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}";
     fs::write(folder.path().join("lines.jinja"), lines).expect("a file");
     let chat = ["--chat", "--chat-template", "lines.jinja", "--tokens", "4", "--temperature", "0"];
-    let answers = |mut command: Command| {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("it starts");
-        let mut input = child.stdin.take().expect("a pipe");
-        std::io::Write::write_all(&mut input, b"two\n\nthree\n").expect("it reads");
+    let answers = |command: Command| {
+        let (child, mut input) = start_with_input(command);
+        input.write_all(b"two\n\nthree\n").expect("it reads");
         drop(input);
         let output = child.wait_with_output().expect("it ends");
         assert_eq!(output.status.code(), Some(0), "{}", words(&output));
@@ -114,26 +152,35 @@ fn mistakes_of_a_generation_are_told_once() {
     refused(2, &["--prompt", "a", "--tensor-parallel", "3"], "2 processes were started for 1 x 3 ranks");
 }
 
-#[test]
-fn a_process_that_is_lost_ends_the_generation() {
+/// Stops a rank of a chat after a message, if there is one. Checks that the chat ends with one report, which
+/// names the rank.
+fn check_stopped(message: &[u8]) {
     let folder = folder();
     train(folder.path(), &[]);
     let path = folder.path().canonicalize().expect("it exists");
-    // A chat waits for a line that does not come.
     fs::write(path.join("lines.jinja"), "{{ messages }}").expect("a file");
     let chat = ["--chat", "--chat-template", "lines.jinja", "--deadline", "5", "--tokens", "1000000"];
     let mut command = generate_command(&path, 3, &chat);
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut run = command.spawn().expect("mpirun is installed with MPI");
+    // The chat waits for a line as long as it is open.
     let mut input = run.stdin.take().expect("a pipe");
-    std::io::Write::write_all(&mut input, b"a\n").expect("it reads");
+    input.write_all(message).expect("it reads");
     let process = process_of(2, &path);
     std::thread::sleep(Duration::from_secs(2));
     let start = Instant::now();
-    signal(process, "KILL");
+    signal(process, "STOP");
     let output = run.wait_with_output().expect("mpirun ends");
     drop(input);
-    assert!(start.elapsed() < Duration::from_secs(30), "{}", words(&output));
-    assert_ne!(output.status.code(), Some(0), "{}", words(&output));
+    let said = words(&output);
+    assert!(start.elapsed() < Duration::from_secs(15), "{said}");
+    assert_eq!((output.status.code(), said.matches("error:").count()), (Some(4), 1), "{said}");
+    assert!(said.contains("rank 2 has sent no heartbeat for 5.0 s"), "{said}");
     assert_eq!(left_running(&path), 0, "nothing is left running");
+}
+
+#[test]
+fn a_process_that_is_stopped_ends_the_generation() {
+    check_stopped(b"a\n");
+    check_stopped(b"");
 }

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use pipewright::failure::{Cause, StepError};
+use pipewright::stage::StageError;
 use pipewright::tensor::BoundaryError;
 use pipewright_schedule::error_text::with_causes;
 use pipewright_schedule::words::counted;
@@ -117,6 +118,8 @@ pipewright_schedule::message_as_debug!(RanksError);
 /// The failure of a rank of another process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RemoteFailure {
+    /// The rank; `None` if no rank alone is the reason.
+    pub rank: Option<usize>,
     /// What failed, with the rank and all causes.
     pub message: String,
     /// Whether the stage cannot be made, because the model or its files are wrong.
@@ -125,7 +128,7 @@ pub struct RemoteFailure {
 
 impl From<&RanksError> for RemoteFailure {
     fn from(error: &RanksError) -> Self {
-        Self { message: with_causes(error), is_of_model: error.is_of_model() }
+        Self { rank: error.rank(), message: with_causes(error), is_of_model: error.is_of_model() }
     }
 }
 
@@ -145,6 +148,42 @@ fn busy_ranks(busy: &[usize]) -> String {
 }
 
 impl RanksError {
+    /// Returns the rank that failed; `None` if no rank alone is the reason.
+    pub fn rank(&self) -> Option<usize> {
+        match self {
+            Self::Stage { rank, .. }
+            | Self::NoHead { rank }
+            | Self::Boundary { rank, .. }
+            | Self::Panic { rank, .. }
+            | Self::Exchange { rank, .. }
+            | Self::Thread { rank, .. } => Some(*rank),
+            Self::Elsewhere(failure) => failure.rank,
+            Self::Lost(error) => Some(error.rank.index()),
+            Self::Request { .. }
+            | Self::Silent { .. }
+            | Self::Count { .. }
+            | Self::TensorRanks { .. }
+            | Self::Ended => None,
+        }
+    }
+
+    /// Returns the cause that the other ranks get.
+    pub(super) fn cause(&self) -> Cause {
+        match self {
+            Self::Stage { source, .. } => Cause::Build { message: with_causes(&**source) },
+            Self::Boundary { source, .. } => Cause::Stage(StageError::Input(source.clone())),
+            Self::NoHead { .. } => Cause::Build { message: self.to_string() },
+            Self::Panic { message, .. } => Cause::Panic { message: message.clone() },
+            Self::Exchange { source, .. } => source.clone(),
+            Self::Lost(error) => error.cause.clone(),
+            Self::Silent { deadline, busy } => {
+                Cause::Deadline { waited: *deadline, report: busy_ranks(busy) }
+            }
+            // Its text names the rank and the reason.
+            error => Cause::Remote { message: with_causes(error) },
+        }
+    }
+
     /// Returns whether a stage cannot be made, because the model or its files are wrong.
     pub fn is_of_model(&self) -> bool {
         match self {

@@ -5,6 +5,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use burn::tensor::{Int, Tensor, TensorData};
+use pipewright::failure::Cause;
 use pipewright::tensor::{BoundaryError, Values, pack, unpack};
 
 use super::*;
@@ -141,6 +142,16 @@ fn a_failure_names_its_rank() {
         found.starts_with("rank 1: the stage does not take the result of the previous rank: "),
         "{found}"
     );
+}
+
+#[test]
+fn a_failure_is_recorded_with_its_rank_and_cause() {
+    let panics: Compute = Box::new(|_| panic!("out of tokens"));
+    let mut ranks = start(vec![Some(Box::new(pack)), Some(panics)], LONG).expect("it starts");
+    ranks.generate(&[request(&[1])], &mut |_, _| {}).expect_err("rank 1 panics");
+    let recorded = ranks.link.failure().expect("a failure");
+    assert_eq!(recorded.rank, WorldRank::new(1));
+    assert!(matches!(recorded.cause, Cause::Panic { .. }), "{}", recorded.cause);
 }
 
 #[test]

@@ -135,9 +135,9 @@ impl Worker {
         match failure {
             Ended::Aborted => Err(lost(&self.link)),
             Ended::Failed(error) => {
-                let remote = RemoteFailure::from(&error);
+                let (remote, cause) = (RemoteFailure::from(&error), error.cause());
                 self.report(Err(error));
-                self.link.fail(Cause::Build { message: remote.message.clone() });
+                self.link.fail(cause);
                 Err(RanksError::Elsewhere(remote))
             }
         }

@@ -1,12 +1,14 @@
 //! `pipewright generate --chat`: a model answers messages, which its chat template renders.
 
 use std::io::{BufRead, IsTerminal, Read, Write};
+use std::sync::mpsc::SyncSender;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use pipewright::train::data::{ChatMessage, ChatRenderer, ChatRole, DataConfig, Date};
 use pipewright_models::generation::{Generated, Request};
 use pipewright_schedule::words::counted;
 
+use crate::commands::generate::input::read_aside;
 use crate::commands::generate::ranks::{Ranks, failure};
 use crate::display::say;
 use crate::failure::Failure;
@@ -96,13 +98,14 @@ impl<'a> Chat<'a> {
 
     /// Answers each line of standard input until it ends.
     pub(super) fn converse(&mut self, ranks: &mut Ranks) -> Result<(), Failure> {
-        let mut input = std::io::stdin().lock();
-        let is_terminal = input.is_terminal();
+        let is_terminal = std::io::stdin().is_terminal();
+        let messages = read_aside(send_messages)?;
         loop {
             if is_terminal {
                 ask();
             }
-            let Some(message) = read_message(&mut input)? else { return Ok(()) };
+            let Some(message) = ranks.next_of(&messages)? else { return Ok(()) };
+            let message = message?;
             if message.trim().is_empty() {
                 continue;
             }
@@ -176,6 +179,17 @@ fn ask() {
     let mut screen = std::io::stderr().lock();
     // If the mark cannot be written, the next line is still read.
     let _ = screen.write_all(b"> ").and_then(|()| screen.flush());
+}
+
+/// Sends each line of standard input, and ends after one that cannot be read.
+fn send_messages(messages: &SyncSender<Result<String, Failure>>) {
+    let mut input = std::io::stdin().lock();
+    while let Some(message) = read_message(&mut input).transpose() {
+        let is_last = message.is_err();
+        if messages.send(message).is_err() || is_last {
+            return;
+        }
+    }
 }
 
 /// Reads a line of standard input; `None` at its end.

@@ -26,9 +26,17 @@ impl PromptArguments {
         self.prompts.is_none() && self.prompt.len() < 2
     }
 
-    /// Returns the prompts in their order: the arguments, and then the lines of the file. Lines without text
-    /// do not count. There are none in a chat on standard input.
-    pub(super) fn read(&self) -> Result<Vec<String>, Failure> {
+    /// Returns whether prompts are on standard input, where they may come at any time.
+    pub(super) fn are_on_standard_input(&self) -> bool {
+        self.prompts.as_deref().is_some_and(is_standard_input)
+    }
+
+    /// Returns the prompts in their order: the arguments, and then the lines of the file, which `read` reads.
+    /// Lines without text do not count. There are none in a chat on standard input.
+    pub(super) fn read(
+        &self,
+        read: impl FnOnce(&Path) -> Result<String, Failure>,
+    ) -> Result<Vec<String>, Failure> {
         if self.prompt.iter().any(String::is_empty) {
             return Err(Failure::input("`--prompt` is empty: give at least one character"));
         }
@@ -47,11 +55,21 @@ impl PromptArguments {
     }
 }
 
-fn read(path: &Path) -> Result<String, Failure> {
-    let refused = |reason: String| Failure::input(format!("{}: {reason}", path.display()));
-    if path != Path::new("-") {
-        return read_regular_text(path, SMALL_TEXT).map_err(|error| refused(sentence(&error)));
+fn is_standard_input(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// Returns the text of a file or of standard input.
+pub(super) fn read_file(path: &Path) -> Result<String, Failure> {
+    if is_standard_input(path) {
+        return read_standard_input();
     }
+    read_regular_text(path, SMALL_TEXT)
+        .map_err(|error| Failure::input(format!("{}: {}", path.display(), sentence(&error))))
+}
+
+/// Returns the text of standard input.
+pub(super) fn read_standard_input() -> Result<String, Failure> {
     let mut bytes = Vec::new();
     let read = std::io::stdin().lock().take(SMALL_TEXT + 1).read_to_end(&mut bytes);
     let refused = |reason: &str| Failure::input(format!("standard input: {reason}"));

@@ -3,12 +3,14 @@
 
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use burn::tensor::Device;
 use clap::Args;
 use pipewright::device::{DeviceChoice, Devices};
 use pipewright::ids::WorldRank;
+use pipewright::rank_link::RankLink;
 use pipewright::transport::Fields;
 use pipewright_models::Place;
 use pipewright_models::generation_ranks::{GenerationRanks, RankStage, RanksConfig, RanksError};
@@ -27,7 +29,8 @@ const USUAL_DEADLINE: Duration = Duration::from_secs(600);
 #[derive(Debug, Args)]
 pub(crate) struct RankArguments {
     /// The number of pipeline ranks that the layers of the model are distributed over; `run`: the ranks and
-    /// devices of one replica of the run. Without it 1, or as many as there are processes
+    /// devices of one replica of the run. Without it 1, or with several processes their number divided by that
+    /// of the tensor ranks
     #[arg(long, value_name = "N|run")]
     ranks: Option<RankChoice>,
     /// The number of ranks that compute each stage together; without it 1, or that of the run with
@@ -87,11 +90,19 @@ impl RankArguments {
     /// Distributes the layers of a model over ranks: threads of this process, or all processes.
     pub(super) fn plan(&self, found: &TrainedModel, processes: &ProcessGroup) -> Result<RankPlan, Failure> {
         if is_one_of_several() && !processes.is_several() {
-            return Err(Failure::input(
-                "several processes were started, and this build cannot connect them, so each would generate the same text: \
-                 build with `--features mpi`, or start `pipewright generate` once, without mpirun; `--ranks N` distributes \
-                 the model over the devices of this machine",
-            ));
+            let (reason, advice) = if cfg!(feature = "mpi") {
+                (
+                    "their launcher is not that of the MPI library of this build",
+                    "start them with the mpirun of that library",
+                )
+            } else {
+                ("this build cannot connect them", "build with `--features mpi`")
+            };
+            return Err(Failure::input(format!(
+                "several processes were started, and {reason}, so each would generate the same text: {advice}, or start \
+                 `pipewright generate` once, without mpirun; `--ranks N` distributes the model over the devices of this \
+                 machine"
+            )));
         }
         let of_run = match self.ranks {
             Some(RankChoice::Run) => Some(found.run.as_ref().ok_or_else(|| {
@@ -169,9 +180,16 @@ impl RankPlan {
             ("the model", found.model.to_json().to_string()),
             ("the layers of the ranks", layers.collect::<Vec<_>>().join(" ")),
             ("--tensor-parallel", self.config.tensor_ranks.to_string()),
+            ("whole experts", self.config.whole_experts.to_string()),
             ("--deadline", self.config.deadline.as_secs().to_string()),
         ];
-        fields.map(|(name, value)| (name.to_owned(), value)).into()
+        let fields = fields.map(|(name, value)| (name.to_owned(), value));
+        found.origin.identity().into_iter().chain(fields).collect()
+    }
+
+    /// Returns how long the ranks wait for each other.
+    pub(super) fn deadline(&self) -> Duration {
+        self.config.deadline
     }
 
     /// Starts the ranks, each with the parameters of its own layers. In a process that does not choose the
@@ -196,6 +214,19 @@ impl RankPlan {
 }
 
 impl Ranks {
+    /// Returns the next value of `input`, and `None` at its end. A rank that fails ends the wait.
+    pub(super) fn next_of<T>(&mut self, input: &Receiver<T>) -> Result<Option<T>, Failure> {
+        loop {
+            let next = input.recv_timeout(RankLink::LOOK);
+            self.group.check().map_err(failure)?;
+            match next {
+                Ok(value) => return Ok(Some(value)),
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+
     pub(super) fn count(&self) -> usize {
         self.config.stages.len()
     }
