@@ -216,7 +216,8 @@ impl RankLink {
         self.0.board.moves()
     }
 
-    /// Returns how much longer than the deadline it may take until a process without heartbeats counts as lost.
+    /// Returns how much longer than the deadline it may take until a process without heartbeats counts as
+    /// lost.
     pub fn detection_lag(&self) -> Duration {
         self.0.detection_lag
     }

@@ -220,8 +220,8 @@ fn refuse_files_of_others(arguments: &PlanArguments) -> Result<(), Failure> {
     let Some(value) = arguments.emit.as_ref().and_then(ValueEnum::to_possible_value) else { return Ok(()) };
     let system = value.get_name();
     Err(Failure::input(format!(
-        "--emit {system}: the command does not know the options in which {system} takes a plan for a cluster, such as \
-         parallel sequences, sharded replicas, and the parts of a block that are recomputed. Write the layout of `--format json` \
+        "--emit {system}: the command does not know how {system} takes what only a plan for a cluster has, such as \
+         context parallelism, sharded replicas, and recomputed parts of blocks. Write the layout of `--format json` \
          into the options yourself, or leave --cluster out and plan a profile: `pipewright plan --profile PROFILE.toml --ranks 16 \
          --microbatches 64 --emit {system}`"
     )))

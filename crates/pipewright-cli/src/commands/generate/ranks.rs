@@ -29,8 +29,8 @@ const USUAL_DEADLINE: Duration = Duration::from_secs(600);
 #[derive(Debug, Args)]
 pub(crate) struct RankArguments {
     /// The number of pipeline ranks that the layers of the model are distributed over; `run`: the ranks and
-    /// devices of one replica of the run. Without it 1, or with several processes their number divided by that
-    /// of the tensor ranks
+    /// devices of one replica of the run. Without it 1, or with several processes their number divided by
+    /// that of the tensor ranks
     #[arg(long, value_name = "N|run")]
     ranks: Option<RankChoice>,
     /// The number of ranks that compute each stage together; without it 1, or that of the run with
