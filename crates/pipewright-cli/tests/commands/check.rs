@@ -265,7 +265,9 @@ fn the_report_has_what_the_text_has() {
     assert_eq!(found["shared"], json!([{ "parameter": "model.embed_tokens.weight", "stages": [0, 3] }]));
     assert_eq!(
         found["schedule"],
-        json!({ "name": "interleaved1f1b", "ranks": 2, "stages_per_rank": 2, "microbatches": 4, "slices": 1 })
+        json!({
+            "name": "interleaved1f1b", "ranks": 2, "stages_per_rank": 2, "microbatches": 4, "slices": 1, "recompute": "none"
+        })
     );
     let mesh =
         json!({ "data_parallel": 1, "shards": 1, "tensor_parallel": 1, "expert_parallel": 1, "ranks": 2 });
