@@ -2,18 +2,21 @@
 //! actions of the other ranks do not.
 //!
 //! **The rule.** The times are those of the computing actions in the measured timelines. Waiting for messages
-//! is not part of an action, so a rank that waits for a slow one is not slow. For each rank, stage and kind of
-//! action, the time of a step is the median over the step's actions, and the usual time is the median of the
-//! latest [`WINDOW`] steps in which the rank was not suspicious. The slowdown of a rank is the sum of the times
-//! of its actions over the sum of their usual times. A rank is suspicious in a step if its slowdown is at least
-//! [`FACTOR`] and at least [`FACTOR`] times the median slowdown of the other ranks, which is below [`FACTOR`],
-//! and if its actions take at least [`SHORTEST_DELAY`] longer than usual on average. It is slow after [`STEPS`]
-//! suspicious steps in a row, and no longer slow after as many steps in which its own slowdown or delay is
-//! below these limits, whatever the other ranks do. At first, [`LEAST_STEPS`] steps are only observed.
+//! between stages is not part of an action, so a rank that waits for a slow one is not slow. For each rank,
+//! stage and kind of action, the time of a step is the median over the step's actions, and the usual time is
+//! the median of the latest [`WINDOW`] steps in which the rank was not suspicious. The slowdown of a rank is
+//! the sum of the times of its actions over the sum of their usual times. A rank is suspicious in a step if
+//! its slowdown is at least [`FACTOR`] and at least [`FACTOR`] times the median slowdown of the other ranks,
+//! which is below [`FACTOR`], and if its actions take at least [`SHORTEST_DELAY`] longer than usual on
+//! average. It is slow after [`STEPS`] suspicious steps in a row, and no longer slow after as many steps in
+//! which its own slowdown or delay is below these limits, whatever the other ranks do. At first,
+//! [`LEAST_STEPS`] steps are only observed.
 //!
 //! A machine that slows all ranks makes no rank slow. A single rank has no others to be compared with, so it
 //! is never slow. The ranks that compute stages together have one row in a timeline, and wait for each other
-//! inside their actions, so they are slow together.
+//! inside their actions, so they are slow together. Replicas that hold experts together also wait for each
+//! other inside their actions, and have rows of their own: there, ranks that wait for a slow one may be named
+//! with it.
 //!
 //! **Cost.** The time of a step is proportional to its actions times the kinds of actions of a rank.
 

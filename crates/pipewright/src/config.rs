@@ -51,9 +51,9 @@ pub struct PipelineConfig {
     /// passed on to the stages ([`TensorParallel::experts`](crate::nn::TensorParallel::experts)), and those
     /// without experts do not change.
     pub whole_experts: bool,
-    /// The number of consecutive replicas that hold the experts of each mixture together, a divisor of
-    /// `data_parallel`; 1 if each replica holds all experts. With more, tokens go to the replicas of their
-    /// experts and back, inside the forwards and backwards
+    /// The number of consecutive replicas that hold the experts of each mixture together: a divisor of
+    /// `data_parallel` that is a power of two, or `data_parallel`; 1 if each replica holds all experts. With
+    /// more, tokens go to the replicas of their experts and back, inside the forwards and backwards
     /// ([`ExpertParallel`](crate::nn::ExpertParallel)). All other parameters are on every replica.
     pub expert_parallel: u32,
     /// The part of the parameters that each replica holds. If parameters are sharded, the program must be at

@@ -87,9 +87,12 @@ impl Mesh {
     }
 
     /// Returns the number of expert groups; each group holds all experts. `None` if the replicas do not form
-    /// groups of equal size.
+    /// groups of equal size, or the size is neither a power of two nor the number of all replicas. The sums
+    /// of the replicas of a group are added before those of the groups, which for other sizes is another
+    /// order than without groups.
     pub fn expert_groups(&self) -> Option<u32> {
-        self.groups_of(self.experts)
+        let has_order_of_all = self.experts.is_power_of_two() || self.experts == self.data;
+        self.groups_of(self.experts).filter(|_| has_order_of_all)
     }
 
     fn groups_of(&self, size: u32) -> Option<u32> {
@@ -265,6 +268,8 @@ mod tests {
         let mesh = Mesh { pipeline: 3, data: 4, shards: 1, experts: 2, tensor: 1 };
         assert_eq!(mesh.expert_groups(), Some(2));
         assert_eq!(Mesh { experts: 3, ..mesh }.expert_groups(), None);
+        let of_six = |experts| Mesh { data: 6, experts, ..mesh }.expert_groups();
+        assert_eq!([1, 2, 3, 6].map(of_six), [Some(6), Some(3), None, Some(1)]);
         let world = WorldRank::new(10);
         let members = |group: Option<Group>| -> Vec<u32> {
             group.expect("it is in the mesh").members().iter().map(|member| member.get()).collect()

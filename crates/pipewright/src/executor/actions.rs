@@ -1,6 +1,6 @@
 //! One handler for each kind of action; `compute.rs` has the handlers of the actions that compute. A handler
-//! blocks only in the exchanges of a tensor group. If the tensors of an action have not arrived, the handler
-//! returns the message that it waits for, and the action is tried again.
+//! blocks only in the exchanges of a tensor group and of an expert group. If the tensors of an action have
+//! not arrived, the handler returns the message that it waits for, and the action is tried again.
 //!
 //! A receive does nothing: it marks in the program where the message may arrive. The computation that uses
 //! the message takes it, and waits if it has not arrived. So a rank continues to compute while the message of
@@ -21,6 +21,12 @@ use super::stages::At;
 use crate::failure::Cause;
 use crate::message::{AwaitedMessage, Direction, Tag};
 use crate::progress::{Blocked, Sending};
+use crate::stage::StageError;
+
+/// The error for a hook that sums gradients of experts over replicas that have different ones.
+const SUM_OF_EXPERTS: &str = "the hook computes the sum over the replicas itself (`reduce_grad` without `ReduceRun::run`), and \
+                              replicas hold experts of the stage together, so that their gradients belong to different \
+                              parameters: call `ReduceRun::run`, or set `expert_parallel` to 1";
 
 impl Executor {
     /// Runs the next action of the program, or returns what it waits for.
@@ -130,6 +136,9 @@ impl Executor {
             Action::ReduceGrad { stage } => self.reduce(action, stage)?,
             Action::WaitReduceGrad { stage } => {
                 let is_due = self.reduces();
+                if !is_due && self.context.has_own_experts(self.stages.get(stage)) {
+                    return Ok(None);
+                }
                 run_wait_hook(&self.context, self.stages.get_mut(stage), action, is_due)?;
             }
             Action::Unshard { stage } => {
@@ -164,15 +173,23 @@ impl Executor {
     /// Runs `REDUCE_GRAD`, or lets the hook run it.
     fn reduce(&mut self, action: Action, stage: StageIndex) -> Result<(), Cause> {
         let is_due = self.reduces();
+        let has_own_experts = self.context.has_own_experts(self.stages.get(stage));
+        if !is_due && has_own_experts {
+            // The gradients of an expert are several sums, one for each replica, until they are due.
+            return Ok(());
+        }
         if is_due && self.context.hook().is_some() {
             // The hook finds one gradient for each parameter.
-            add_sources(self.stages.get_mut(stage));
+            add_sources(&self.context, self.stages.get_mut(stage));
         }
         if is_due {
             self.checks.note_gradients(self.stages.get(stage));
         }
         if run_reduce_hook(&self.context, self.stages.get_mut(stage), action, is_due)? {
             return self.start_reduction(stage);
+        }
+        if is_due && has_own_experts {
+            return Err(StageError::function(SUM_OF_EXPERTS).into());
         }
         if is_due {
             self.reductions.leave_to_hook(stage);

@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
-use pipewright_schedule::{Placement, Rank, StageIndex};
+use pipewright_schedule::{Placement as StagePlacement, Rank, StageIndex};
 
+use super::stages::LocalStage;
 use crate::collective::{Group, Tree};
 use crate::config::PipelineConfig;
 use crate::hook::ActionHook;
@@ -12,7 +13,7 @@ use crate::ids::WorldRank;
 use crate::mesh::{Mesh, MeshCoord};
 use crate::message::{AwaitedMessage, Tag};
 use crate::tensor::shard::RowShard;
-use crate::tensor::{ExpertRank, TensorRank};
+use crate::tensor::{ExpertRank, Placement, TensorRank};
 
 /// The facts about a rank that do not change while it runs.
 pub(crate) struct RankContext {
@@ -20,7 +21,7 @@ pub(crate) struct RankContext {
     coord: MeshCoord,
     mesh: Mesh,
     /// The same in every program of the pipeline.
-    placement: Placement,
+    placement: StagePlacement,
     config: Arc<PipelineConfig>,
     /// Whether other ranks run in other processes.
     is_distributed: bool,
@@ -47,7 +48,7 @@ impl RankContext {
         world: &Group,
         is_distributed: bool,
         mesh: Mesh,
-        placement: Placement,
+        placement: StagePlacement,
         config: Arc<PipelineConfig>,
     ) -> Self {
         let rank = world.own();
@@ -81,7 +82,7 @@ impl RankContext {
         self.config.hook.as_deref()
     }
 
-    pub(super) fn placement(&self) -> &Placement {
+    pub(super) fn placement(&self) -> &StagePlacement {
         &self.placement
     }
 
@@ -114,6 +115,19 @@ impl RankContext {
     pub(crate) fn expert_rank(&self) -> ExpertRank {
         let of = self.mesh.experts;
         ExpertRank { index: self.coord.replica % of, of }
+    }
+
+    /// Returns whether one replica of the expert group holds a parameter of this placement, and the others do
+    /// not have it. A replica that holds all experts holds it like every other parameter.
+    pub(super) fn is_on_one_replica(&self, placement: Placement) -> bool {
+        placement.on_one_replica && self.mesh.experts > 1
+    }
+
+    /// Returns whether this replica has parameters of a stage that the others of its expert group do not
+    /// have.
+    pub(super) fn has_own_experts(&self, stage: &LocalStage) -> bool {
+        let runner = stage.runner();
+        (0..runner.paths().len()).any(|parameter| self.is_on_one_replica(runner.placement(parameter)))
     }
 
     /// Returns the rows of its stages' parameters that this replica holds; `None` if it holds all.

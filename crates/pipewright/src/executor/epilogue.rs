@@ -7,6 +7,7 @@ use super::accumulation::Accumulation;
 use super::agreement::{agree_alike, common_digest, decode_agreement, merge_forms};
 use super::collection::Collection;
 use super::copies::add_copies;
+use super::expert_holders::check_holders;
 use super::gather::{receive_rows, start_gather};
 use super::losses::read_losses;
 use super::machine::Executor;
@@ -276,6 +277,7 @@ impl Executor {
             return Ok(Phase::SharedParameters { order: NormOrder::new(), message });
         }
         check_shards(listed)?;
+        check_holders(listed, self.context.expert_rank().of)?;
         let (shared, order) = compare(listed)?;
         Ok(Phase::SharedParameters { order, message: Exchange::complete(encoded(&shared)) })
     }

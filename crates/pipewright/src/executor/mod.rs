@@ -33,6 +33,7 @@
 //! | `statistics.rs` | running statistics, averaged over replicas |
 //! | `copies.rs` | gradients of shards that several ranks of a tensor group hold |
 //! | `parameters.rs` | which parameters are shared, and the order of the norm: computed once |
+//! | `expert_holders.rs` | whether the replicas of an expert group hold the experts that they describe |
 //! | `tensor_shards.rs` | whether the ranks of a tensor group hold the shards that their modules describe |
 //! | `sharing.rs` | gradients of shared parameters |
 //! | `agreement.rs` | the comparison of the processes' batches before a step |
@@ -60,6 +61,7 @@ mod context;
 mod copies;
 mod edges;
 mod epilogue;
+mod expert_holders;
 mod failed_action;
 mod gather;
 mod group_link;

@@ -5,8 +5,9 @@
 //!
 //! Each parameter's rows are cut into as many parts as there are replicas. The rank that holds a part adds
 //! the squares of its gradient. These sums go up a tree of the replicas, whose root adds the parts in their
-//! order. The results go up the tree of the first replica. Its root adds them in the order of the parameters'
-//! paths, so that every cut of the model gives the same bits, and sends the norm down both trees.
+//! order. The results go up the tree of the first replica, or of the first expert group. Its root adds them
+//! in the order of the parameters' paths, so that every cut of the model gives the same bits, and sends the
+//! norm down both trees.
 //!
 //! With a loss scale above the smallest, gradients that are not finite may be too large for f16 only because
 //! of the scale. Then the norm is infinite, and every rank that gets it skips the update.

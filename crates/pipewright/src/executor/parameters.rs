@@ -1,9 +1,10 @@
 //! Which parameters several stages hold, and the order in which squares are added to the gradient norm.
 //!
 //! The ranks compare their parameters at launch, before the first step. Each rank lists its parameters, and
-//! the lists go up the replica's tree. The root returns an error if parameters have the same path but their
-//! stages do not declare it as shared. It compares the copies of shared parameters, and sends the list of
-//! shared parameters down. Steps exchange only numbers.
+//! the lists go up the tree of the replica, or of the expert group if replicas hold experts together. The
+//! root returns an error if parameters have the same path but their stages do not declare it as shared. It
+//! compares the copies of shared parameters, and sends the list of shared parameters down. Steps exchange
+//! only numbers.
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hasher};
@@ -20,7 +21,8 @@ use crate::optimizer::group_of;
 use crate::stage::Held;
 use crate::tensor::{Placement, TensorRank};
 
-/// One parameter of a rank, in the form that is sent to the root of the replica's tree.
+/// One parameter of a rank, in the form that is sent to the root of the tree of its replica or its expert
+/// group.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct ListedParameter {
     pub(super) owner: Owner,
@@ -36,6 +38,8 @@ pub(super) struct ListedParameter {
     pub(super) shard: Option<HeldShard>,
     /// The shard that the layer has, and the number of shards, if other layers have the others.
     pub(super) of_layer: Option<(u32, u32)>,
+    /// Whether one replica of the expert group holds it, and the others do not have it.
+    pub(super) on_one_replica: bool,
 }
 
 /// The shape and the hash of a shared parameter's values, which all its copies have in common.
@@ -129,7 +133,7 @@ impl KnownParameters {
 /// Returns whether a parameter counts on this replica, of the replicas of its expert group: each has its own
 /// experts, and the other parameters count on the first.
 fn counts_on_replica(context: &RankContext, stage: &LocalStage, parameter: usize) -> bool {
-    context.expert_rank().index == 0 || stage.runner().placement(parameter).on_one_replica
+    context.expert_rank().index == 0 || context.is_on_one_replica(stage.runner().placement(parameter))
 }
 
 /// Lists this rank's parameters.
@@ -160,6 +164,7 @@ fn listed(context: &RankContext, stage: &LocalStage, parameter: usize, held: Hel
             tensor: tensor.index,
             replica: context.expert_rank().index,
         },
+        on_one_replica: context.is_on_one_replica(placement),
         of_layer: placement.of_layer.map(|index| (index, placement.shards)),
         path: held.path.to_string(),
         counts: placement.shard_of(tensor).counts() && counts_on_replica(context, stage, parameter),
@@ -270,6 +275,7 @@ mod tests {
             shared,
             shard: None,
             of_layer: None,
+            on_one_replica: false,
         }
     }
 

@@ -19,9 +19,10 @@
 //! Neighbours are added first (`collective/sum.rs`): the sum over groups of 1, 2, 4 or 8 replicas, and then
 //! over the groups, has the bits of the sum over all replicas.
 //!
-//! The gradients of experts that replicas hold together are exchanged by themselves, among the replicas that
-//! hold the same ones. Each of them first adds the gradients of its group's tokens, one sum for each replica of
-//! the group, so groups of 2, 4 or 8 replicas do not change the bits here either.
+//! The gradients of experts that replicas hold together have messages of their own, among the replicas that
+//! hold the same experts. Each of these replicas first adds the gradients of its group's tokens, one sum for
+//! each replica of the group. An expert group has 2, 4, 8 or more replicas, or it has all of them, so it does
+//! not change the bits either ([`crate::mesh::Mesh::expert_groups`]).
 //!
 //! Sends do not wait, so no order of replicas can block another. The rank continues to compute meanwhile, and
 //! takes arrived messages whenever it is polled. A parameter without a gradient on some replicas counts as
@@ -119,9 +120,10 @@ impl Reductions {
         connection: &mut Connection,
         stage: &mut LocalStage,
     ) -> Result<(), Cause> {
-        add_sources(stage);
+        add_sources(context, stage);
         let index = stage.index();
-        let is_of_experts = |&parameter: &usize| stage.runner().placement(parameter).on_one_replica;
+        let is_of_experts =
+            |&parameter: &usize| context.is_on_one_replica(stage.runner().placement(parameter));
         let (experts, others): (Vec<usize>, Vec<usize>) =
             (0..stage.runner().paths().len()).partition(is_of_experts);
         let others = StagePart { parameters: others, of_experts: false };
@@ -140,7 +142,8 @@ impl Reductions {
             });
             let exchange = scatter(connection, part.shard_tag(index), group, cut(taken, group));
             let state = if is_sharded { State::Sharding(exchange) } else { State::Scattering(exchange) };
-            let state = advance(context, connection, stage, (&part, self.repetition), state)?;
+            let state = Sum { context, part: &part, repetition: self.repetition }
+                .advance(connection, stage, state)?;
             self.stages.push(Reduction { stage: index, part, state });
         }
         Ok(())
@@ -155,8 +158,8 @@ impl Reductions {
     ) -> Result<(), Cause> {
         for Reduction { stage, part, state } in &mut self.stages {
             let former = std::mem::replace(state, State::Done);
-            let part = (&*part, self.repetition);
-            *state = advance(context, connection, stages.get_mut(*stage), part, former)?;
+            let sum = Sum { context, part, repetition: self.repetition };
+            *state = sum.advance(connection, stages.get_mut(*stage), former)?;
         }
         Ok(())
     }
@@ -212,10 +215,10 @@ fn replica_place(context: &RankContext, action: Action) -> ReplicaPlace {
 
 /// Adds the gradients of each expert over the replicas whose tokens have reached it. Other parameters do not
 /// change.
-pub(super) fn add_sources(stage: &mut LocalStage) {
+pub(super) fn add_sources(context: &RankContext, stage: &mut LocalStage) {
     let runner = stage.runner_mut();
     for parameter in 0..runner.paths().len() {
-        if runner.placement(parameter).on_one_replica {
+        if context.is_on_one_replica(runner.placement(parameter)) {
             let sources = runner.take_gradients(parameter);
             let total = sum(sources.into_iter().map(|gradient| vec![gradient])).pop().flatten();
             runner.set_gradient(parameter, total);
@@ -237,50 +240,61 @@ fn scatter(
     Exchange::among(group, tag, own)
 }
 
-/// Takes the messages of a sum that have arrived, and continues as far as they allow.
-fn advance(
-    context: &RankContext,
-    connection: &mut Connection,
-    stage: &mut LocalStage,
-    (part, repetition): (&StagePart, u32),
-    state: State,
-) -> Result<State, Cause> {
-    let (index, device, copies) = (stage.index(), stage.inner_device(), part.copies(context));
-    match state {
-        State::Sharding(mut parts) => {
-            if connection.receive_tensors(&mut parts, &device)?.is_some() {
-                return Ok(State::Sharding(parts));
+/// The sum of one part of a stage, in a computation of a step.
+struct Sum<'a> {
+    context: &'a RankContext,
+    part: &'a StagePart,
+    /// The repetition of the step.
+    repetition: u32,
+}
+
+impl Sum<'_> {
+    /// Takes the messages of the sum that have arrived, and continues as far as they allow.
+    fn advance(
+        &self,
+        connection: &mut Connection,
+        stage: &mut LocalStage,
+        state: State,
+    ) -> Result<State, Cause> {
+        let &Self { context, part, repetition } = self;
+        let (index, device, copies) = (stage.index(), stage.inner_device(), part.copies(context));
+        match state {
+            State::Sharding(mut parts) => {
+                if connection.receive_tensors(&mut parts, &device)?.is_some() {
+                    return Ok(State::Sharding(parts));
+                }
+                let sums = sum(context.by_share(parts.into_contents(), repetition));
+                if copies.members().len() == 1 {
+                    set_gradients(stage, part, sums);
+                    return Ok(State::Done);
+                }
+                let exchange = scatter(connection, part.shard_tag(index), copies, cut(sums, copies));
+                self.advance(connection, stage, State::Scattering(exchange))
             }
-            let sums = sum(context.by_share(parts.into_contents(), repetition));
-            if copies.members().len() == 1 {
-                set_gradients(stage, part, sums);
-                return Ok(State::Done);
+            State::Scattering(mut parts) => {
+                if connection.receive_tensors(&mut parts, &device)?.is_some() {
+                    return Ok(State::Scattering(parts));
+                }
+                let tag = Tag::GradientSum { stage: index, of_experts: part.of_experts };
+                // Shares move within the group of replicas that hold the parameters together, whose sums these
+                // are.
+                let repetition_of_parts = if context.row_shard().is_some() { 0 } else { repetition };
+                let sums = sum(context.by_share(parts.into_contents(), repetition_of_parts));
+                for (_, to) in copies.others() {
+                    connection.send_copies(to, tag, sums.clone());
+                }
+                let gathering = State::Gathering(Exchange::among(copies, tag, sums));
+                self.advance(connection, stage, gathering)
             }
-            let exchange = scatter(connection, part.shard_tag(index), copies, cut(sums, copies));
-            advance(context, connection, stage, (part, repetition), State::Scattering(exchange))
+            State::Gathering(mut sums) => {
+                if connection.receive_tensors(&mut sums, &device)?.is_some() {
+                    return Ok(State::Gathering(sums));
+                }
+                set_gradients(stage, part, join_rows(sums.into_contents()));
+                Ok(State::Done)
+            }
+            State::Done | State::Own => Ok(state),
         }
-        State::Scattering(mut parts) => {
-            if connection.receive_tensors(&mut parts, &device)?.is_some() {
-                return Ok(State::Scattering(parts));
-            }
-            let tag = Tag::GradientSum { stage: index, of_experts: part.of_experts };
-            // Shares move within the group of replicas that hold the parameters together, whose sums these are.
-            let repetition_of_parts = if context.row_shard().is_some() { 0 } else { repetition };
-            let sums = sum(context.by_share(parts.into_contents(), repetition_of_parts));
-            for (_, to) in copies.others() {
-                connection.send_copies(to, tag, sums.clone());
-            }
-            let gathering = State::Gathering(Exchange::among(copies, tag, sums));
-            advance(context, connection, stage, (part, repetition), gathering)
-        }
-        State::Gathering(mut sums) => {
-            if connection.receive_tensors(&mut sums, &device)?.is_some() {
-                return Ok(State::Gathering(sums));
-            }
-            set_gradients(stage, part, join_rows(sums.into_contents()));
-            Ok(State::Done)
-        }
-        State::Done | State::Own => Ok(state),
     }
 }
 

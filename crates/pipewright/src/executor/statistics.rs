@@ -12,6 +12,8 @@
 //! like a frozen parameter, and its id does not change when its value does. On the processor, a value that
 //! still has its storage is equal without being read. A value that a forward has replaced by the same bits
 //! counts as unchanged: for three replicas, the mean of equal values may have other bits.
+//!
+//! Experts that replicas hold together do not count: other replicas do not have them.
 
 use pipewright_schedule::StageIndex;
 

@@ -96,6 +96,7 @@ mod tests {
                 has_gradient: true,
                 shared: None,
                 of_layer: None,
+                on_one_replica: false,
                 shard: Some(HeldShard { placement, tensor, shape: shape.to_vec(), hash }),
             }
         });

@@ -265,6 +265,21 @@ pub enum Cause {
         /// The number of ranks that hold it, and the number of ranks that should.
         ranks: (usize, usize),
     },
+    /// More or fewer replicas of an expert group hold a parameter than the placement says.
+    #[error(
+        "`{parameter}` of stage {stage} is on {} that hold the experts together, and should be on {}: build only the experts \
+         of `TensorParallel::experts` on each replica and name `Placement::ON_ONE_REPLICA` for them in \
+         `StageModule::placement`, and build every other parameter on each replica",
+        counted(.replicas.0, "replica"), .replicas.1
+    )]
+    ExpertHolders {
+        /// The stage.
+        stage: StageIndex,
+        /// The parameter's path.
+        parameter: Arc<str>,
+        /// The number of replicas of a group that hold it, and the number of replicas that should.
+        replicas: (usize, usize),
+    },
     /// Ranks of a tensor group should hold the same part of a parameter, and have different values.
     #[error(
         "tensor rank {rank} of stage {stage} has other values of `{parameter}` than the first rank with the same part: start \

@@ -157,6 +157,11 @@ pub trait ActionHook: Send + Sync {
     /// Runs a `REDUCE_GRAD`. By default the sum over the replicas begins. A function may change the gradients
     /// before it, or compute the sum itself. All replicas must decide alike.
     ///
+    /// If replicas hold experts of the stage together (`PipelineConfig::expert_parallel`), the gradient of an
+    /// expert is the sum over the tokens of all these replicas, and a function cannot compute the sum over
+    /// the replicas itself: that is an error. In a step that only accumulates, such a stage calls neither
+    /// this function nor [`ActionHook::wait_reduce_grad`].
+    ///
     /// # Errors
     /// As [`ActionHook::forward`].
     fn reduce_grad(&self, run: &mut ReduceRun<'_>) -> Result<(), StageError> {

@@ -3,8 +3,8 @@
 //!
 //! A replica computes the rows of each replica's tokens as rows of their own, and keeps a sum of weight
 //! gradients for each replica. So a product has the operands that it would have if every replica held all
-//! experts, and the sums over replicas are added in the same order: bits do not depend on the size of the
-//! group.
+//! experts. The sums over replicas are added in the same order, because a group has 2, 4, 8 or more replicas,
+//! or all of them. So bits do not depend on the size of the group.
 
 use std::ops::Range;
 use std::sync::Arc;

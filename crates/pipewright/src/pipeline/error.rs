@@ -52,10 +52,11 @@ pub enum PipelineError {
         /// The number of replicas of a group.
         shards: u32,
     },
-    /// The replicas do not form expert groups of this size.
+    /// The replicas do not form expert groups of this size, or the groups would add gradients in another
+    /// order.
     #[error(
         "{} cannot form groups of {experts} that hold the experts together: set `expert_parallel` to a divisor of the \
-         number of replicas",
+         number of replicas that is a power of two, or to that number",
         counted(*.replicas, "replica")
     )]
     ExpertGroups {

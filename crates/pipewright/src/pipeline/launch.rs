@@ -56,7 +56,8 @@ impl Pipeline {
     /// As [`Pipeline::launch`], and when the shards of the ranks do not make up the parameters, or copies
     /// differ ([`Cause::ShardShape`](crate::failure::Cause::ShardShape),
     /// [`Cause::ShardValues`](crate::failure::Cause::ShardValues),
-    /// [`Cause::ShardHolders`](crate::failure::Cause::ShardHolders)).
+    /// [`Cause::ShardHolders`](crate::failure::Cause::ShardHolders)), or replicas hold other experts than
+    /// their modules say ([`Cause::ExpertHolders`](crate::failure::Cause::ExpertHolders)).
     pub fn launch_split<F, E>(
         program: ValidatedProgram,
         mut world: World,

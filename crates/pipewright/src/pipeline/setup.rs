@@ -37,6 +37,10 @@ const SKIPS_OF_FROZEN: &str = "the program leaves out backwards of frozen stages
 const VERIFIED_ON_DEVICE: &str = "steps are verified, which compares bits, and a device other than the processor may compute \
                                   others each time: use the processor, or do not verify steps (`verify`)";
 
+/// The reason why replicas cannot hold experts together on another device.
+const EXPERTS_ON_DEVICE: &str = "replicas that hold experts together (`expert_parallel`) compute on the processor, and the \
+                                 stage is on another device: make it on the processor, or set `expert_parallel` to 1";
+
 /// The setup that all ranks of a pipeline share, whether the ranks have their own threads or share one.
 #[derive(Clone)]
 pub(super) struct Setup {
@@ -144,6 +148,9 @@ impl Setup {
                 made.prepare(settings).map_err(|error| failure(format!("stage {stage}: {error}")))?;
             if self.config.verify != Verify::Off && computes_behind(runner.device()) {
                 return Err(failure(format!("stage {stage}: {VERIFIED_ON_DEVICE}")));
+            }
+            if self.mesh.experts > 1 && computes_behind(runner.device()) {
+                return Err(failure(format!("stage {stage}: {EXPERTS_ON_DEVICE}")));
             }
             if let Some(layers) = layers.filter(|&layers| layers as usize > runner.blocks()) {
                 return Err(failure(format!(

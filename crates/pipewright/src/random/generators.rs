@@ -128,7 +128,8 @@ fn flagged<R>(flag: &'static std::thread::LocalKey<Cell<bool>>, run: impl FnOnce
 #[derive(Debug)]
 pub(crate) struct LayerDraws {
     generators: Generators,
-    /// Whether several ranks compute the stage together.
+    /// Whether ranks wait for each other inside the stage: tensor ranks, or replicas that hold experts
+    /// together.
     is_split: bool,
     in_training: Known,
     in_evaluation: Known,

@@ -188,14 +188,26 @@ pub enum StageError {
          context; random numbers come from `StageContext::random`, as in `nn::Dropout`"
     )]
     RecomputedResult,
-    /// A layer that several ranks compute together draws from the generator of its device, which they share.
+    /// A layer draws from the generator of its device in a stage whose ranks wait for each other: tensor
+    /// ranks, or replicas that hold experts together.
     #[error(
-        "`{layer}`, or a layer that ran at the same time, draws from the generator of its device, and several ranks compute \
-         the stage together: use `nn::Dropout` instead of Burn's, or the random numbers of `StageContext::random`"
+        "`{layer}`, or a layer that ran at the same time, draws from the generator of its device, and other ranks \
+         wait for this one inside the stage (tensor ranks, or replicas that hold experts together): use `nn::Dropout` \
+         instead of Burn's, or the random numbers of `StageContext::random`"
     )]
     DrawsTogether {
         /// The layer.
         layer: Arc<str>,
+    },
+    /// An expert that one of several replicas holds has double precision.
+    #[error(
+        "the expert parameter `{parameter}` has double precision, and replicas that hold experts together \
+         (`expert_parallel`) exchange rows of at most single precision: make it a parameter of single precision, or set \
+         `expert_parallel` to 1"
+    )]
+    DoublePrecisionExpert {
+        /// The parameter's path.
+        parameter: Arc<str>,
     },
     /// A layer returned a weight gradient of another shape than the weight.
     #[error(

@@ -176,21 +176,26 @@ impl<M: StageBody> HeldModule<M> {
     /// Returns the values of the parameters that are not trained, such as running statistics; `None` for the
     /// others, and an empty list if all are trained.
     pub(super) fn buffers(&self) -> OptionalTensors {
-        self.floats_if(|_, parameter| !parameter.is_trained)
+        self.floats_if(self.table.has_buffers(), |_, parameter| !parameter.is_trained)
     }
 
     /// Returns the parameters that a forward may change, with the last changes; an empty list if there are
-    /// none. Parameters that were frozen after the launch were trained before, and may be sharded.
+    /// none. Parameters that were frozen after the launch were trained before, and may be sharded. An expert
+    /// that other replicas do not have is not averaged with theirs.
     pub(super) fn running_statistics(&self) -> OptionalTensors {
         // Between two steps, the rows of sharded parameters count as not trained.
-        self.floats_if(|index, parameter| {
-            !parameter.is_trained && !self.frozen.contains(&parameter.id) && !self.is_sharded(index)
+        self.floats_if(self.table.has_statistics(), |index, parameter| {
+            !parameter.is_trained
+                && !self.frozen.contains(&parameter.id)
+                && !self.is_sharded(index)
+                && !self.table.is_on_one_replica(index)
         })
     }
 
-    fn floats_if(&self, is_wanted: impl Fn(usize, &NamedTensor) -> bool) -> OptionalTensors {
+    /// Returns the values that are wanted, by index; an empty list if the table says that there are none.
+    fn floats_if(&self, has_any: bool, is_wanted: impl Fn(usize, &NamedTensor) -> bool) -> OptionalTensors {
         // A module of half precision has no running statistics.
-        if self.precision.half().is_some() || !self.table.has_buffers() {
+        if self.precision.half().is_some() || !has_any {
             return OptionalTensors::new();
         }
         let floats = parameters_of(self.settled()).into_iter().enumerate();

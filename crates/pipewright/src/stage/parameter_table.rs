@@ -26,10 +26,14 @@ pub(super) struct ParameterTable {
     float_type: Option<DType>,
     /// Whether some float parameters are not trained, such as running statistics.
     has_buffers: bool,
+    /// Whether some of these are on all replicas, which average what forwards change of them.
+    has_statistics: bool,
     /// The path of each integer and boolean parameter.
     discrete: Vec<Arc<str>>,
     /// The number of ranks that compute the stage together.
     tensor_ranks: u32,
+    /// The number of replicas that hold the experts together.
+    expert_ranks: u32,
 }
 
 impl ParameterTable {
@@ -43,6 +47,7 @@ impl ParameterTable {
         module: &M,
         prefixes: &[String],
         tensor_ranks: u32,
+        expert_ranks: u32,
     ) -> Result<Self, StageError> {
         let shared = module.shared_parameters();
         let global = |local: &str| -> Arc<str> {
@@ -60,7 +65,7 @@ impl ParameterTable {
             let (first, second) = (paths[first].clone(), paths[second].clone());
             return Err(StageError::DuplicateParameter { first, second });
         }
-        let table = Self {
+        let mut table = Self {
             shapes: floats.iter().map(|parameter| parameter.value.shape().to_vec()).collect(),
             ids: Arc::new(indices.keys().copied().collect()),
             placements: floats.iter().map(|parameter| module.placement(&parameter.local)).collect(),
@@ -70,12 +75,21 @@ impl ParameterTable {
                 .collect(),
             float_type: float_type_of(floats.iter().map(|parameter| &parameter.value)),
             has_buffers: floats.iter().any(|parameter| !parameter.is_trained),
+            has_statistics: false,
             discrete: discrete_of(module).iter().map(|parameter| global(&parameter.local)).collect(),
             paths,
             indices,
             tensor_ranks,
+            expert_ranks,
         };
         table.check_placements()?;
+        let is_expert = |index: &usize| table.is_on_one_replica(*index);
+        let is_double = |index: &usize| floats[*index].value.dtype() == DType::F64;
+        if let Some(index) = (0..floats.len()).filter(is_expert).find(is_double) {
+            return Err(StageError::DoublePrecisionExpert { parameter: table.paths[index].clone() });
+        }
+        let is_statistic = |index: usize| !floats[index].is_trained && !table.is_on_one_replica(index);
+        table.has_statistics = (0..floats.len()).any(is_statistic);
         Ok(table)
     }
 
@@ -151,5 +165,16 @@ impl ParameterTable {
 
     pub(super) fn has_buffers(&self) -> bool {
         self.has_buffers
+    }
+
+    /// Returns whether some parameters that are on all replicas are not trained. The answer is the same on
+    /// every replica, even if only some of them hold frozen experts.
+    pub(super) fn has_statistics(&self) -> bool {
+        self.has_statistics
+    }
+
+    /// Returns whether other replicas do not have the parameter, because replicas hold the experts together.
+    pub(super) fn is_on_one_replica(&self, index: usize) -> bool {
+        self.expert_ranks > 1 && self.placement(index).on_one_replica
     }
 }

@@ -198,9 +198,9 @@ impl<M: StageBody> Trained<M> {
         settings: &StageSettings,
         frozen: HashSet<ParamId>,
     ) -> Result<Self, StageError> {
-        let StageSettings { device, precision, slices, tensor_ranks, row_shard, .. } = settings;
+        let StageSettings { device, precision, slices, tensor_ranks, expert_ranks, row_shard, .. } = settings;
         let moved = Moved::new(module, device.as_ref(), *precision)?;
-        let table = Arc::new(ParameterTable::new(&moved.module, prefixes, *tensor_ranks)?);
+        let table = Arc::new(ParameterTable::new(&moved.module, prefixes, *tensor_ranks, *expert_ranks)?);
         if !slices.is_one()
             && let Some(reason) = moved.module.refuses_slices()
         {

@@ -2,17 +2,18 @@
 //! checkpoints, failures, and settings that do not work with them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use pipewright::hook::ActionHook;
+use pipewright::hook::{ActionHook, ReduceRun};
 use pipewright::ids::WorldRank;
 use pipewright::mesh::DataParallelMode;
 use pipewright::nn::TensorParallel;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError, SeededPipeline};
-use pipewright::stage::Stage;
+use pipewright::stage::{Stage, StageError};
 use pipewright::tensor::Placement;
 use pipewright::transport::World;
+use pipewright::verification::Verify;
 use pipewright_schedule::{Action, Recompute, StageIndex};
 
 use super::checkpoints::{save, stored};
@@ -30,20 +31,34 @@ fn config(expert_parallel: u32) -> PipelineConfig {
     PipelineConfig { expert_parallel, ..config_of(sizes(RANKS, REPLICAS, 1)) }
 }
 
+/// Returns the placement of experts of which each replica builds its own.
+fn placement_of(tensor: &TensorParallel) -> Placement {
+    match tensor.expert_parallel().ranks() {
+        1 => Placement::REPLICATED,
+        _ => Placement::ON_ONE_REPLICA,
+    }
+}
+
 fn try_launch(schedule: &str, config: &PipelineConfig) -> Result<Pipeline, PipelineError> {
+    let own = |layer, tensor: &TensorParallel| Layer::new(layer, EXPERTS, tensor.experts(EXPERTS));
+    try_launch_with(schedule, config, own, placement_of)
+}
+
+/// Launches a pipeline with these layers, whose experts have this placement.
+fn try_launch_with(
+    schedule: &str,
+    config: &PipelineConfig,
+    make: impl Fn(usize, &TensorParallel) -> Layer + Send + Sync + 'static,
+    placement: impl Fn(&TensorParallel) -> Placement + Send + Sync + 'static,
+) -> Result<Pipeline, PipelineError> {
     let program = program(schedule, RANKS, MICROBATCHES / REPLICAS);
     let stages = program.placement().stages();
     let world = World::local(RANKS * REPLICAS * config.tensor_parallel);
     Pipeline::launch_split(program, world, config, move |stage: StageIndex, tensor: &TensorParallel| {
         let count = LAYERS / stages as usize;
         let first = stage.index() * count;
-        let held = tensor.experts(EXPERTS);
-        let layers = (first..first + count).map(|layer| Layer::new(layer, EXPERTS, held.clone())).collect();
-        let placement = match tensor.expert_parallel().ranks() {
-            1 => Placement::REPLICATED,
-            _ => Placement::ON_ONE_REPLICA,
-        };
-        let module = Mixtures { layers, first, tensor: tensor.clone(), placement };
+        let layers = (first..first + count).map(|layer| make(layer, tensor)).collect();
+        let module = Mixtures { layers, first, tensor: tensor.clone(), placement: placement(tensor) };
         Ok::<_, std::convert::Infallible>(if stage.get() + 1 == stages {
             Stage::with_loss(module, loss)
         } else {
@@ -113,8 +128,100 @@ fn one_expert_may_be_trained_while_all_others_are_frozen() {
         let is_trained =
             |path: &str| path.starts_with("layers.1.experts.3.") || path.starts_with("layers.7.");
         pipeline.freeze(move |path| !is_trained(path)).expect("they are frozen");
+        let before = parameters(&mut pipeline, experts);
+        let steps = take_steps(&mut pipeline, 0..2);
+        let after = parameters(&mut pipeline, experts);
+        for ((path, before), (_, after)) in before.iter().zip(&after) {
+            if !is_trained(path) {
+                assert_eq!(before, after, "{path} is frozen");
+            } else if path.starts_with("layers.1.") {
+                assert_ne!(before, after, "{path} is trained");
+            }
+        }
+        (steps, after)
+    });
+}
+
+/// Only the replica that holds the frozen expert has a parameter that is not trained.
+#[test]
+fn an_expert_may_be_frozen_before_the_launch() {
+    check("frozen before", |experts| {
+        let config = PipelineConfig { deadline: Duration::from_secs(20), ..config(experts) };
+        let make = |layer, tensor: &TensorParallel| {
+            Layer::new(layer, EXPERTS, tensor.experts(EXPERTS)).with_frozen(3)
+        };
+        let mut pipeline = try_launch_with("1f1b", &config, make, placement_of).expect("it starts");
         take_steps(&mut pipeline, 0..2)
     });
+}
+
+#[test]
+fn the_placement_has_no_effect_if_every_replica_holds_all_experts() {
+    let config = PipelineConfig { data_parallel_mode: DataParallelMode::Sharded, ..config(1) };
+    let run = |placement| {
+        let make = |layer, _: &TensorParallel| Layer::new(layer, EXPERTS, 0..EXPERTS);
+        let mut pipeline = try_launch_with("1f1b", &config, make, move |_| placement).expect("it starts");
+        take_steps(&mut pipeline, 0..2)
+    };
+    assert_eq!(run(Placement::ON_ONE_REPLICA), run(Placement::REPLICATED));
+}
+
+#[test]
+fn replicas_that_hold_other_experts_than_they_say_are_refused() {
+    let refused = |holds_all: bool, placement, expected: &str| {
+        let make = move |layer, tensor: &TensorParallel| {
+            let held = if holds_all { 0..EXPERTS } else { tensor.experts(EXPERTS) };
+            Layer::new(layer, EXPERTS, held)
+        };
+        let launched = try_launch_with("1f1b", &config(2), make, move |_| placement);
+        let error = launched.err().expect("it is refused").to_string();
+        assert!(error.contains(expected) && error.contains("`Placement::ON_ONE_REPLICA`"), "{error}");
+    };
+    let parameter = "`layers.0.experts.0.down_proj.weight` of stage 0";
+    let on = |held: &str| format!("{parameter} is on {held}");
+    refused(
+        false,
+        Placement::REPLICATED,
+        &on("1 replica that hold the experts together, and should be on 2: build only"),
+    );
+    refused(
+        true,
+        Placement::ON_ONE_REPLICA,
+        &on("2 replicas that hold the experts together, and should be on 1: build only"),
+    );
+}
+
+/// Leaves out the sum over the replicas, or only looks on.
+struct Reduces {
+    sums: bool,
+    calls: AtomicUsize,
+}
+
+impl ActionHook for Reduces {
+    fn reduce_grad(&self, run: &mut ReduceRun<'_>) -> Result<(), StageError> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        if self.sums {
+            run.run();
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_hook_may_not_sum_the_gradients_of_experts() {
+    let launched = |sums| {
+        let hook = Arc::new(Reduces { sums, calls: AtomicUsize::new(0) });
+        let config = PipelineConfig { hook: Some(hook.clone()), ..config(2) };
+        (launch("1f1b", &config), hook)
+    };
+    let (mut pipeline, _) = launched(false);
+    let error = take_step(&mut pipeline, 0).expect_err("the experts differ").to_string();
+    assert!(error.contains("call `ReduceRun::run`, or set `expert_parallel` to 1"), "{error}");
+    let (mut pipeline, hook) = launched(true);
+    let split = |seed| split(batch(seed, MICROBATCHES), MICROBATCHES);
+    pipeline.accumulate(pipewright::batch::Batch::new(split(7), split(107))).expect("half a step");
+    assert_eq!(hook.calls.load(Ordering::SeqCst), 0, "nothing is summed yet");
+    take_step(&mut pipeline, 0).expect("a step");
 }
 
 #[test]
@@ -162,6 +269,10 @@ fn settings_that_do_not_work_with_expert_groups_are_refused() {
     refused(
         config(3),
         "4 replicas cannot form groups of 3 that hold the experts together: set `expert_parallel` to a divisor",
+    );
+    refused(
+        PipelineConfig { verify: Verify::OnSuspicion, ..config(2) },
+        "which does not work with verified steps",
     );
     refused(PipelineConfig { tensor_parallel: 2, ..config(2) }, "which does not work with tensor ranks");
     refused(

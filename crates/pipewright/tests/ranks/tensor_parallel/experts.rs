@@ -58,6 +58,12 @@ impl Layer {
         let experts = (0..count).map(|index| experts.contains(&index).then(|| expert(index)));
         Self { router: linear(99, [WIDTH, count]), experts: experts.collect() }
     }
+
+    /// Returns the layer with one of its experts frozen, if it has this expert.
+    pub(super) fn with_frozen(mut self, expert: usize) -> Self {
+        self.experts[expert] = self.experts[expert].take().map(Module::no_grad);
+        self
+    }
 }
 
 impl StageModule for Mixtures {
