@@ -8,7 +8,7 @@ use burn::backend::{DispatchTensor, Flex};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright_kernel::attention::{Dims, Inputs, Rotary};
 
-use super::attention_blocks::{BlockAttention, FurtherInput, queries_of_block};
+use super::attention_blocks::{BlockAttention, BlockSizes, FurtherInput};
 use super::attention_form::AttentionForm;
 use super::attention_passes::AttentionInputs;
 use super::operation::{CpuTensor, Operation, ReadElement, Tape, cpu_tensor, elements, on_cpu, row_major};
@@ -121,16 +121,10 @@ impl CausalAttention {
         let dims = self.dims(&q, &k, &v);
         let shape = [q.dims()[0], dims.heads * dims.value_dim];
         let inputs = [&q, &k, &v].map(|tensor| tensor.clone().into_dispatch());
-        let inputs = self.with_sinks_of(inputs, dims, &q.device());
-        let in_blocks = || {
-            let slices = [&k, &v].map(|x| {
-                let [rows, width] = x.dims();
-                vec![x.clone().reshape([dims.batch, rows / dims.batch, width])]
-            });
-            self.in_blocks(dims, [&q, &k, &v].map(Tensor::clone), slices)
+        let Some(([q, k, v, sinks], tables, tape)) = self.on_cpu(inputs, dims) else {
+            let (attention, sinks) = self.blocks(dims);
+            return attention.forward([q, k, v], sinks);
         };
-        let Some(tables) = self.cpu_tables() else { return in_blocks() };
-        let Some(([q, k, v, sinks], tape)) = on_cpu(inputs) else { return in_blocks() };
         let saved = self.saved(dims, [q, k, v, sinks], tables);
         let results = saved.forward(shape);
         saved.record(tape, results)
@@ -153,18 +147,16 @@ impl CausalAttention {
         let on_their_own = [&keys, &values].map(|slices| each_on_cpu(slices));
         let [k, v] = [&keys, &values].map(|slices| Tensor::cat(slices.clone(), 1));
         let inputs = [&q, &k, &v].map(|tensor| tensor.clone().into_dispatch());
-        let inputs = self.with_sinks_of(inputs, dims, &q.device());
-        let in_blocks = || {
-            let inputs = [&q, &k, &v].map(|x| {
+        let (Some(([q, k, v, sinks], tables, tape)), [Some(keys), Some(values)]) =
+            (self.on_cpu(inputs, dims), on_their_own)
+        else {
+            let inputs = [q, k, v].map(|x| {
                 let [batch, length, width] = x.dims();
-                x.clone().reshape([batch * length, width])
+                x.reshape([batch * length, width])
             });
-            self.in_blocks(dims, inputs, [keys, values]).reshape(shape)
+            let (attention, sinks) = self.blocks(dims);
+            return attention.forward_slices(inputs, sinks, [keys, values]).reshape(shape);
         };
-        let (Some(tables), [Some(keys), Some(values)]) = (self.cpu_tables(), on_their_own) else {
-            return in_blocks();
-        };
-        let Some(([q, k, v, sinks], tape)) = on_cpu(inputs) else { return in_blocks() };
         let saved = self.saved(dims, [q, k, v, sinks], tables);
         let results = saved.forward(shape);
         Saved { k: keys, v: values, ..saved }.record(tape, results)
@@ -173,31 +165,31 @@ impl CausalAttention {
     fn slice_dims(&self, q: &Tensor<3>, keys: &[Tensor<3>], values: &[Tensor<3>]) -> Dims {
         let shapes = |slices: &[Tensor<3>]| slices.iter().map(Tensor::dims).collect::<Vec<_>>();
         let ([batch, length, wide], head_dim) = (q.dims(), self.form.head_dim);
-        let (of_keys, of_values) = (shapes(keys), shapes(values));
-        let [narrow, of_value] =
-            [&of_keys, &of_values].map(|shapes| shapes.last().map_or(0, |shape| shape[2]));
+        let (key_shapes, value_shapes) = (shapes(keys), shapes(values));
+        let [narrow, value_width] =
+            [&key_shapes, &value_shapes].map(|shapes| shapes.last().map_or(0, |shape| shape[2]));
         let are_alike = |(key, value): (&[usize; 3], &[usize; 3])| {
-            key[..2] == value[..2] && key[0] == batch && key[2] == narrow && value[2] == of_value
+            key[..2] == value[..2] && key[0] == batch && key[2] == narrow && value[2] == value_width
         };
-        let fits = of_keys.last().is_some_and(|shape| shape[1] == length)
-            && of_keys.len() == of_values.len()
-            && of_keys.iter().zip(&of_values).all(are_alike)
+        let fits = key_shapes.last().is_some_and(|shape| shape[1] == length)
+            && key_shapes.len() == value_shapes.len()
+            && key_shapes.iter().zip(&value_shapes).all(are_alike)
             && narrow > 0
             && narrow.is_multiple_of(head_dim)
             && wide.is_multiple_of(narrow)
-            && of_value > 0
-            && of_value.is_multiple_of(narrow / head_dim);
-        let all: usize = of_keys.iter().map(|shape| shape[1]).sum();
+            && value_width > 0
+            && value_width.is_multiple_of(narrow / head_dim);
+        let all: usize = key_shapes.iter().map(|shape| shape[1]).sum();
         let is_plain = self.starts.is_none() && self.cos.dims()[0] == self.sequence;
         assert!(
             fits && is_plain && all <= self.sequence,
-            "queries {:?}, keys {of_keys:?} and values {of_values:?} are not slices of sequences of {} with heads of \
+            "queries {:?}, keys {key_shapes:?} and values {value_shapes:?} are not slices of sequences of {} with heads of \
              {head_dim}, or tokens have documents",
             q.dims(),
             self.sequence,
         );
         let (heads, kv_heads) = (wide / head_dim, narrow / head_dim);
-        let value_dim = of_value / kv_heads;
+        let value_dim = value_width / kv_heads;
         Dims { batch, sequence: length, earlier: all - length, heads, kv_heads, head_dim, value_dim }
     }
 
@@ -242,19 +234,24 @@ impl CausalAttention {
         })
     }
 
-    /// Returns the inputs with the sinks, or with zeros that are not on the tape.
-    fn with_sinks_of(
+    /// Returns the sinks, `[heads]`, if heads have some.
+    fn sinks(&self, dims: Dims) -> Option<Tensor<1>> {
+        let sinks = self.sinks.clone()?;
+        assert_eq!(sinks.dims(), [dims.heads], "each head has a sink");
+        Some(sinks)
+    }
+
+    /// Returns what the kernel takes, queries, keys, values and sinks, with the tables and the tape; `None` if
+    /// there is no kernel for the inputs. Sinks that heads do not have are zeros, which are not on the tape.
+    fn on_cpu(
         &self,
         [q, k, v]: [DispatchTensor; 3],
         dims: Dims,
-        device: &Device,
-    ) -> [DispatchTensor; 4] {
-        let sinks = match &self.sinks {
-            Some(sinks) => sinks.clone(),
-            None => Tensor::zeros([dims.heads], &device.clone().inner()),
-        };
-        assert_eq!(sinks.dims(), [dims.heads], "each head has a sink");
-        [q, k, v, sinks.into_dispatch()]
+    ) -> Option<([CpuTensor; 4], [CpuTensor; 2], Tape<4>)> {
+        let tables = self.cpu_tables()?;
+        let sinks = self.sinks(dims).unwrap_or_else(|| Tensor::zeros([dims.heads], &self.cos.device()));
+        let (inputs, tape) = on_cpu([q, k, v, sinks.into_dispatch()])?;
+        Some((inputs, tables, tape))
     }
 
     fn saved(&self, dims: Dims, [q, k, v, sinks]: [CpuTensor; 4], tables: [CpuTensor; 2]) -> Saved {
@@ -269,29 +266,22 @@ impl CausalAttention {
         Some([table(&self.cos)?, table(&self.sin)?])
     }
 
-    /// Returns the result on a device without a kernel for it. `slices` are the keys and values, cut along the
-    /// sequences.
-    fn in_blocks(&self, dims: Dims, [q, k, v]: [Tensor<2>; 3], slices: [Vec<Tensor<3>>; 2]) -> Tensor<2> {
-        let (further, input) = match &self.sinks {
-            Some(sinks) => (FurtherInput::Sinks, sinks.clone().reshape([1, dims.heads])),
-            None => (FurtherInput::Unused, Tensor::zeros([1, dims.heads], &q.device().inner())),
-        };
-        self.blocks(dims, further).forward([q, k, v, input], slices)
-    }
-
-    fn blocks(&self, dims: Dims, further: FurtherInput) -> BlockAttention {
+    /// Returns the attention for a device without a kernel for it, and its sinks, `[1, heads]`.
+    fn blocks(&self, dims: Dims) -> (BlockAttention, Option<Tensor<2>>) {
         let [tokens, pairs] = self.cos.dims();
         let table =
             |table: &Tensor<2>| table.clone().reshape([tokens / self.sequence, 1, self.sequence, pairs]);
-        BlockAttention {
+        let sinks = self.sinks(dims).map(Tensor::unsqueeze);
+        let attention = BlockAttention {
             dims,
             tables: [table(&self.cos), table(&self.sin)],
             scale: self.form.scale,
             cap: self.form.cap,
             starts: self.starts(dims),
-            further,
-            block: queries_of_block(dims),
-        }
+            further: if sinks.is_some() { FurtherInput::Sinks } else { FurtherInput::Unused },
+            sizes: BlockSizes::new(dims, 0),
+        };
+        (attention, sinks)
     }
 }
 
@@ -347,11 +337,11 @@ impl AttentionInputs for Saved {
         let pairs = self.form.positions.frequencies.len();
         // The sequences of slices may be shorter than the tables.
         let keys = if self.has_own_tables { cos.len() } else { (earlier + sequence) * pairs };
-        let (of_keys, of_queries) = (0..keys, earlier * pairs..keys);
+        let (key_range, query_range) = (0..keys, earlier * pairs..keys);
         // The scale of the scores is part of the queries' rotation, so it costs nothing.
         let turn =
             |part: Range<usize>, scale| Rotary { pairs, cos: &cos[part.clone()], sin: &sin[part], scale };
-        let (turn_k, turn_q) = (turn(of_keys, 1.0), turn(of_queries, self.form.scale as f32));
+        let (turn_k, turn_q) = (turn(key_range, 1.0), turn(query_range, self.form.scale as f32));
         let (starts, cap) = (self.starts.as_deref(), self.form.cap.map(|cap| cap as f32));
         let sinks = self.sinks.as_ref().map(elements);
         let (dims, sinks) = (self.dims, sinks.as_deref());

@@ -1,12 +1,14 @@
 //! The passes of an attention on devices for which it has no kernel: composed of Burn's operations, in blocks
-//! of queries.
+//! of rows, key heads and queries.
 //!
-//! The tape keeps the queries, keys and values, the result, and the logarithm of the sum of the exponentials
-//! of each row of scores, as on the CPU back end. The backward pass computes the scores again (Dao et al.,
-//! 2022, <https://arxiv.org/abs/2205.14135>). The scores of one block exist at a time, in both passes. The
-//! blocks depend on the shapes alone, so results have the same bits for every cut of the model.
+//! The tape keeps the queries, keys and values, and the logarithm of the sum of the exponentials of each row
+//! of scores. The backward pass computes the scores again (Dao et al., 2022,
+//! <https://arxiv.org/abs/2205.14135>). The scores of one block exist at a time, in both passes. The blocks
+//! depend on the shapes alone, so results have the same bits for every cut into stages.
 //!
 //! In half precision, products have operands of half precision, and scores have single precision.
+
+mod sizes;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,15 +16,10 @@ use std::sync::Arc;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use pipewright_kernel::attention::Dims;
 
+pub(super) use self::sizes::BlockSizes;
 use super::composed::{at_least_single, in_type_of};
 use super::relations::Relations;
 use crate::autodiff::{Rule, inner_of, record_four};
-
-/// The most scores of a block, of all its heads, unless it has [`QUERIES`] queries. A pass holds up to five
-/// numbers for each score of a block.
-const SCORES: usize = 1 << 22;
-/// The fewest queries of a block, if sequences are not shorter: with fewer of them, products take longer.
-const QUERIES: usize = 64;
 
 /// An attention without its inputs.
 #[derive(Clone, Debug)]
@@ -37,8 +34,7 @@ pub(super) struct BlockAttention {
     /// The first key that each query of each row sees; `None` if all see the first one.
     pub(super) starts: Option<Arc<[u32]>>,
     pub(super) further: FurtherInput,
-    /// Queries of a block.
-    pub(super) block: usize,
+    pub(super) sizes: BlockSizes,
 }
 
 /// The input that an attention may have besides queries, keys and values.
@@ -52,42 +48,82 @@ pub(super) enum FurtherInput {
     Biases(Relations),
 }
 
-/// The queries of a block, and the keys that any of them sees.
+/// Queries whose scores are computed together.
 #[derive(Clone, Debug)]
 struct Block {
+    rows: Range<usize>,
+    kv_heads: Range<usize>,
     queries: Range<usize>,
+    /// The keys that any of the queries sees.
     keys: Range<usize>,
-}
-
-/// Returns the queries of a block of this attention.
-pub(super) fn queries_of_block(dims: Dims) -> usize {
-    let row = dims.batch * dims.heads * (dims.earlier + dims.sequence);
-    (SCORES / row.max(1)).max(QUERIES)
 }
 
 impl BlockAttention {
     /// Returns the result, `[batch * sequence, heads * value_dim]`, on the tape of the inputs: queries, keys,
-    /// values, and the further input. Their rows are those of all sequences. `slices` has keys and values
-    /// again, cut along the sequences as the backward pass keeps them, `[batch, length, width]` each.
-    pub(super) fn forward(self, inputs: [Tensor<2>; 4], slices: [Vec<Tensor<3>>; 2]) -> Tensor<2> {
-        let [q, _, _, further] = inputs.clone().map(inner_of);
-        let [k, v] = slices.map(|slices| slices.into_iter().map(inner_of).collect());
-        let saved = Saved { attention: self, q, k, v, further };
-        let (out, normalisers) = saved.forward();
-        let rule = AttentionRule { saved, out: out.clone(), normalisers };
-        record_four(inputs, out, Arc::new(rule))
+    /// values, and the further input, if it is used. Their rows are those of all sequences.
+    pub(super) fn forward(self, inputs: [Tensor<2>; 3], further: Option<Tensor<2>>) -> Tensor<2> {
+        let batch = self.dims.batch;
+        let [k, v] = [&inputs[1], &inputs[2]].map(|x| {
+            let [rows, width] = x.dims();
+            vec![x.clone().reshape([batch, rows / batch, width])]
+        });
+        self.forward_slices(inputs, further, [k, v])
     }
 
+    /// Like [`BlockAttention::forward`]. `slices` has keys and values again, cut along the sequences as the
+    /// backward pass keeps them, `[batch, length, width]` each.
+    pub(super) fn forward_slices(
+        self,
+        inputs: [Tensor<2>; 3],
+        further: Option<Tensor<2>>,
+        slices: [Vec<Tensor<3>>; 2],
+    ) -> Tensor<2> {
+        let [q, k, v] = inputs;
+        // A rule of four inputs has no gradient for one that is not used, whichever tensor it is.
+        let inputs = [q.clone(), k, v, further.unwrap_or(q)];
+        let [q, whole_k, whole_v, further] = inputs.clone().map(inner_of);
+        let [k, v] = slices.map(|slices| slices.into_iter().map(inner_of).collect());
+        let saved = Saved { attention: self, q, k, v, further };
+        let (out, normalisers) = saved.forward(whole_k, whole_v);
+        record_four(inputs, out, Arc::new(AttentionRule { saved, normalisers }))
+    }
+
+    /// Returns the blocks: those of the same rows and key heads one after another, in order, and then those
+    /// of the next key heads.
     fn blocks(&self) -> impl Iterator<Item = Block> {
-        let Dims { batch, sequence, earlier, .. } = self.dims;
-        (0..sequence).step_by(self.block.max(1)).map(move |start| {
-            let queries = start..(start + self.block.max(1)).min(sequence);
-            let first = self.starts.as_ref().and_then(|starts| {
-                let of_row = |row: usize| starts[row * sequence..][queries.clone()].iter().copied();
-                (0..batch).flat_map(of_row).min()
-            });
-            Block { keys: first.unwrap_or(0) as usize..earlier + queries.end, queries }
+        let Dims { batch, sequence, earlier, kv_heads, .. } = self.dims;
+        let BlockSizes { rows, kv_heads: heads, queries } = self.sizes;
+        cut(batch, rows).flat_map(move |rows| {
+            cut(kv_heads, heads).flat_map(move |kv_heads| {
+                let rows = rows.clone();
+                cut(sequence, queries).map(move |queries| {
+                    let first = rows.clone().flat_map(|row| self.starts_of(row, &queries)).min();
+                    let keys = first.map_or(0, |&first| first as usize)..earlier + queries.end;
+                    Block { rows: rows.clone(), kv_heads: kv_heads.clone(), queries, keys }
+                })
+            })
         })
+    }
+
+    /// Returns what blocks have, `[rows, heads, queries, width]` each, as one tensor.
+    fn join(&self, mut parts: Vec<Tensor<4>>) -> Tensor<4> {
+        let (Dims { sequence, kv_heads, .. }, sizes) = (self.dims, self.sizes);
+        let counts = [(2, sequence.div_ceil(sizes.queries)), (1, kv_heads.div_ceil(sizes.kv_heads))];
+        for (dim, count) in counts {
+            parts = parts.chunks(count).map(|parts| concatenate(parts, dim)).collect();
+        }
+        concatenate(&parts, 0)
+    }
+
+    /// Returns the first keys that queries of a row see; none if all see the first one.
+    fn starts_of(&self, row: usize, queries: &Range<usize>) -> &[u32] {
+        self.starts.as_ref().map_or(&[], |starts| &starts[row * self.dims.sequence..][queries.clone()])
+    }
+
+    /// Returns the query heads that belong to the key heads of a block.
+    fn query_heads(&self, block: &Block) -> Range<usize> {
+        let shared = self.dims.heads / self.dims.kv_heads;
+        block.kv_heads.start * shared..block.kv_heads.end * shared
     }
 
     /// Returns heads with each pair of elements turned by the angle of its position, in at least single
@@ -111,24 +147,29 @@ impl BlockAttention {
         Tensor::cat(parts, 3)
     }
 
-    /// Returns which keys of a block its queries do not see, `[1 or batch, 1, queries, keys]`.
+    /// Returns which keys of a block its queries do not see, `[1 or rows, 1, queries, keys]`.
     fn hidden(&self, block: &Block, device: &Device) -> Tensor<4, Bool> {
-        let Dims { batch, sequence, earlier, .. } = self.dims;
-        let Block { queries, keys } = block;
+        let earlier = self.dims.earlier;
+        let Block { rows, queries, keys, .. } = block;
         let numbers = |numbers: Vec<i64>, shape: [usize; 4]| {
             Tensor::<4, Int>::from_data(TensorData::new(numbers, shape), device)
         };
         let list = |range: Range<usize>| range.map(|index| index as i64).collect();
-        let own = [1, 1, queries.len(), keys.len()];
-        let keys = numbers(list(keys.clone()), [1, 1, 1, keys.len()]);
+        let shape = |rows| [rows, 1, queries.len(), keys.len()];
         let places = list(earlier + queries.start..earlier + queries.end);
         let places = numbers(places, [1, 1, queries.len(), 1]);
-        let later = keys.clone().expand(own).greater(places.expand(own));
-        let Some(starts) = &self.starts else { return later };
-        let first = (0..batch).flat_map(|row| &starts[row * sequence..][queries.clone()]);
-        let first = numbers(first.map(|&start| start.into()).collect(), [batch, 1, queries.len(), 1]);
-        let own = [batch, 1, own[2], own[3]];
-        keys.expand(own).lower(first.expand(own)).bool_or(later.expand(own))
+        let keys = numbers(list(keys.clone()), [1, 1, 1, keys.len()]);
+        let later = keys.clone().expand(shape(1)).greater(places.expand(shape(1)));
+        if self.starts.is_none() {
+            return later;
+        }
+        let first = self.starts_of(rows.start, queries);
+        let are_alike = rows.clone().all(|row| self.starts_of(row, queries) == first);
+        let count = if are_alike { 1 } else { rows.len() };
+        let starts = rows.clone().take(count).flat_map(|row| self.starts_of(row, queries));
+        let starts = numbers(starts.map(|&start| start.into()).collect(), [count, 1, queries.len(), 1]);
+        let shape = shape(count);
+        keys.expand(shape).lower(starts.expand(shape)).bool_or(later.expand(shape))
     }
 
     /// Returns rows `[batch * length, heads * width]` as heads, `[batch, heads, length, width]`.
@@ -143,33 +184,39 @@ impl BlockAttention {
         x.swap_dims(1, 2).reshape([batch * length, heads * width])
     }
 
-    /// Returns the heads of a block's queries, `[batch, heads, queries, width]`, as the matrices that the
-    /// key heads are multiplied with: the queries of all heads that share one.
+    /// Returns heads `[rows, heads, queries, width]` as the matrices that their key heads are multiplied with:
+    /// the queries of all heads that share one.
     fn matrices(&self, x: Tensor<4>) -> Tensor<3> {
-        let Dims { batch, heads, kv_heads, .. } = self.dims;
-        let [_, _, queries, width] = x.dims();
-        x.reshape([batch * kv_heads, heads / kv_heads * queries, width])
+        let Dims { heads, kv_heads, .. } = self.dims;
+        let ([rows, query_heads, queries, width], shared) = (x.dims(), heads / kv_heads);
+        x.reshape([rows * query_heads / shared, shared * queries, width])
     }
 
-    /// The reverse of [`BlockAttention::matrices`].
-    fn of_matrices(&self, x: Tensor<3>) -> Tensor<4> {
-        let Dims { batch, heads, kv_heads, .. } = self.dims;
-        let [_, rows, width] = x.dims();
-        x.reshape([batch, heads, rows / (heads / kv_heads), width])
+    /// Returns the matrices of a block as heads, the reverse of [`BlockAttention::matrices`].
+    fn unstack(&self, x: Tensor<3>, block: &Block) -> Tensor<4> {
+        let [_, _, width] = x.dims();
+        x.reshape([block.rows.len(), self.query_heads(block).len(), block.queries.len(), width])
+    }
+
+    /// Returns the queries of a block, of heads `[batch, heads, sequence, width]`.
+    fn at_queries(&self, x: &Tensor<4>, block: &Block) -> Tensor<4> {
+        part(x, [&block.rows, &self.query_heads(block), &block.queries])
     }
 
     /// Returns 1 for each relation that holds between a query and a key of a block, and 0 for the others,
-    /// `[batch, relations, queries * keys]`.
-    fn relations_of(&self, relations: &Relations, block: &Block, like: &Tensor<4>) -> Tensor<3> {
-        let Dims { batch, sequence, .. } = self.dims;
-        let Block { queries, keys } = block;
-        let mut flags = Vec::with_capacity(batch * relations.count * queries.len() * keys.len());
-        for matrix in relations.mask.chunks_exact(sequence * sequence) {
+    /// `[rows, relations, queries * keys]`.
+    fn flags(&self, relations: &Relations, block: &Block, like: &Tensor<4>) -> Tensor<3> {
+        let Dims { sequence, .. } = self.dims;
+        let Block { rows, queries, keys, .. } = block;
+        let shape = [rows.len(), relations.count, queries.len() * keys.len()];
+        let mut flags = Vec::with_capacity(shape.iter().product());
+        let row = relations.count * sequence * sequence;
+        let mask = &relations.mask[rows.start * row..rows.end * row];
+        for matrix in mask.chunks_exact(sequence * sequence) {
             for query in queries.clone() {
                 flags.extend(matrix[query * sequence..][keys.clone()].iter().map(|&holds| f32::from(holds)));
             }
         }
-        let shape = [batch, relations.count, queries.len() * keys.len()];
         Tensor::<3>::from_data(TensorData::new(flags, shape), &like.device()).cast(like.dtype())
     }
 }
@@ -182,81 +229,77 @@ struct Saved {
     /// Of each slice of the sequences; one if they are whole.
     k: Vec<Tensor<3>>,
     v: Vec<Tensor<3>>,
+    /// Any tensor if the input is not used.
     further: Tensor<2>,
 }
 
 /// The inputs of all products, in the precision of the queries.
 struct Operands {
-    /// Turned and scaled, `[batch, heads, queries, head_dim]`.
+    /// Turned and scaled, `[batch, heads, sequence, head_dim]`.
     q: Tensor<4>,
-    /// Turned, `[batch * kv_heads, keys, head_dim]`.
-    k: Tensor<3>,
-    /// `[batch * kv_heads, keys, value_dim]`.
-    v: Tensor<3>,
+    /// Turned, `[batch, kv_heads, keys, head_dim]`.
+    k: Tensor<4>,
+    /// `[batch, kv_heads, keys, value_dim]`.
+    v: Tensor<4>,
 }
 
 impl Saved {
-    fn operands(&self) -> Operands {
-        let Self { attention, q, k, v, .. } = self;
-        let Dims { batch, earlier, kv_heads, heads, .. } = attention.dims;
-        let rows = |slices: &[Tensor<3>]| {
-            let joined = if let [whole] = slices { whole.clone() } else { Tensor::cat(slices.to_vec(), 1) };
-            let [_, length, width] = joined.dims();
-            joined.reshape([batch * length, width])
-        };
-        let matrices = |x: Tensor<4>| {
-            let [_, _, length, width] = x.dims();
-            x.reshape([batch * kv_heads, length, width])
-        };
+    /// `k` and `v` have the rows of all keys and values.
+    fn operands(&self, k: Tensor<2>, v: Tensor<2>) -> Operands {
+        let Self { attention, q, .. } = self;
+        let Dims { earlier, kv_heads, heads, .. } = attention.dims;
         let turned_q = attention.turned(attention.heads(q.clone(), heads), earlier, attention.scale, false);
-        let turned_k = attention.turned(attention.heads(rows(k), kv_heads), 0, 1.0, false);
-        Operands {
-            q: in_type_of(turned_q, q),
-            k: in_type_of(matrices(turned_k), q),
-            v: matrices(attention.heads(rows(v), kv_heads)),
-        }
+        let turned_k = attention.turned(attention.heads(k, kv_heads), 0, 1.0, false);
+        let (turned_q, turned_k) = (in_type_of(turned_q, q), in_type_of(turned_k, q));
+        Operands { q: turned_q, k: turned_k, v: attention.heads(v, kv_heads) }
     }
 
-    /// Returns the bounded scores of a block with their biases, `[batch, heads, queries, keys]`, in at least
+    /// Returns the bounded scores of a block without biases, `[rows, heads, queries, keys]`, in at least
     /// single precision.
-    fn scores(&self, operands: &Operands, block: &Block) -> Tensor<4> {
-        let Self { attention, further, .. } = self;
-        let q = attention.matrices(part(&operands.q, &block.queries));
-        let product = q.matmul(keys_of(&operands.k, &block.keys).transpose());
-        let mut scores = attention.of_matrices(at_least_single(product));
-        if let Some(cap) = attention.cap {
-            scores = (scores / cap).tanh() * cap;
+    fn bounded_scores(&self, operands: &Operands, block: &Block) -> Tensor<4> {
+        let attention = &self.attention;
+        let q = attention.matrices(attention.at_queries(&operands.q, block));
+        let product = q.matmul(at_keys(&operands.k, block).transpose());
+        let scores = attention.unstack(at_least_single(product), block);
+        match attention.cap {
+            Some(cap) => (scores / cap).tanh() * cap,
+            None => scores,
         }
-        if let FurtherInput::Biases(relations) = &attention.further {
-            let flags = attention.relations_of(relations, block, &scores);
-            let biases = at_least_single(further.clone()).transpose().unsqueeze::<3>();
-            let biases = biases.repeat_dim(0, attention.dims.batch).matmul(flags);
-            scores = scores.clone() + biases.reshape(scores.dims());
-        }
-        scores
     }
 
-    /// Returns scores of a block, minus infinity where a query does not see a key.
-    fn masked(&self, scores: Tensor<4>, block: &Block) -> Tensor<4> {
-        let hidden = self.attention.hidden(block, &scores.device());
+    /// Adds the biases to the scores of a block, if they have some, and makes them minus infinity where a
+    /// query does not see a key.
+    fn bias_and_mask(&self, mut scores: Tensor<4>, block: &Block) -> Tensor<4> {
+        let attention = &self.attention;
+        if let FurtherInput::Biases(relations) = &attention.further {
+            let (flags, heads) = (attention.flags(relations, block, &scores), attention.query_heads(block));
+            let table = at_least_single(self.further.clone()).narrow(1, heads.start, heads.len());
+            let table = table.transpose().unsqueeze::<3>().repeat_dim(0, block.rows.len());
+            let shape = scores.dims();
+            scores = scores + table.matmul(flags).reshape(shape);
+        }
+        let hidden = attention.hidden(block, &scores.device());
         scores.mask_fill(hidden, f32::NEG_INFINITY)
     }
 
-    /// Returns the sinks for rows of this number, `[batch, heads, rows, 1]`, if heads have some.
-    fn sinks(&self, rows: usize) -> Option<Tensor<4>> {
-        let Dims { batch, heads, .. } = self.attention.dims;
+    /// Returns the sinks for the queries of a block, `[rows, heads, queries, 1]`, if heads have some.
+    fn sinks(&self, block: &Block) -> Option<Tensor<4>> {
         let has_sinks = matches!(self.attention.further, FurtherInput::Sinks);
-        let sinks = || at_least_single(self.further.clone()).reshape([1, heads, 1, 1]);
-        has_sinks.then(|| sinks().repeat_dim(0, batch).repeat_dim(2, rows))
+        has_sinks.then(|| {
+            let heads = self.attention.query_heads(block);
+            let sinks = at_least_single(self.further.clone()).narrow(1, heads.start, heads.len());
+            let sinks = sinks.reshape([1, heads.len(), 1, 1]);
+            sinks.repeat_dim(0, block.rows.len()).repeat_dim(2, block.queries.len())
+        })
     }
 
     /// Returns the result, and the normaliser of each row of scores, `[batch, heads, sequence, 1]`.
-    fn forward(&self) -> (Tensor<2>, Tensor<4>) {
-        let operands = self.operands();
+    fn forward(&self, k: Tensor<2>, v: Tensor<2>) -> (Tensor<2>, Tensor<4>) {
+        let (attention, operands) = (&self.attention, self.operands(k, v));
         let (mut outputs, mut normalisers) = (Vec::new(), Vec::new());
-        for block in self.attention.blocks() {
-            let scores = self.masked(self.scores(&operands, &block), &block);
-            let sinks = self.sinks(block.queries.len());
+        for block in attention.blocks() {
+            let scores = self.bias_and_mask(self.bounded_scores(&operands, &block), &block);
+            let sinks = self.sinks(&block);
             let mut largest = scores.clone().max_dim(3);
             if let Some(sinks) = &sinks {
                 largest = largest.max_pair(sinks.clone());
@@ -267,108 +310,140 @@ impl Saved {
                 sum = sum + (sinks - largest.clone()).exp();
             }
             normalisers.push(largest + sum.clone().log());
-            let weights = self.attention.matrices(in_type_of(weights / sum, &self.q));
-            let out = weights.matmul(keys_of(&operands.v, &block.keys));
-            outputs.push(self.attention.of_matrices(out));
+            let weights = attention.matrices(in_type_of(weights / sum, &self.q));
+            outputs.push(attention.unstack(weights.matmul(at_keys(&operands.v, &block)), &block));
         }
-        (BlockAttention::rows(Tensor::cat(outputs, 2)), Tensor::cat(normalisers, 2))
+        (BlockAttention::rows(attention.join(outputs)), attention.join(normalisers))
     }
 }
 
 #[derive(Debug)]
 struct AttentionRule {
     saved: Saved,
-    out: Tensor<2>,
     normalisers: Tensor<4>,
 }
 
 impl Rule<4> for AttentionRule {
     fn backward(&self, gradient: Tensor<2>, wanted: [bool; 4]) -> [Option<Tensor<2>>; 4] {
-        let Self { saved, out, normalisers } = self;
-        let Saved { attention, q, further, .. } = saved;
+        let Self { saved, normalisers } = self;
+        let Saved { attention, q, k, v, further } = saved;
         let Dims { batch, earlier, heads, kv_heads, head_dim, value_dim, sequence } = attention.dims;
-        let operands = saved.operands();
-        let products = at_least_single(gradient.clone()) * at_least_single(out.clone());
-        // The sum over the keys of a row's weights times their gradients, `[batch, heads, sequence, 1]`.
-        let means = attention.heads(products, heads).sum_dim(3);
+        let [for_q, for_k, for_v, for_further] = wanted;
+        let for_scores = for_q || for_k || for_further;
+        let [joined_k, joined_v] = [k, v].map(|slices| {
+            let whole = concatenate(slices, 1);
+            let [_, length, width] = whole.dims();
+            whole.reshape([batch * length, width])
+        });
+        let operands = saved.operands(joined_k, joined_v);
         let gradient = attention.heads(gradient, heads);
 
-        let zeros = |width: usize| {
-            let options = (&normalisers.device(), normalisers.dtype());
-            Tensor::<3>::zeros([batch * kv_heads, earlier + sequence, width], options)
+        let options = (&normalisers.device(), normalisers.dtype());
+        let zeros =
+            |width: usize| Tensor::<4>::zeros([batch, kv_heads, earlier + sequence, width], options.clone());
+        let mut d_k = for_k.then(|| zeros(head_dim));
+        let mut d_v = for_v.then(|| zeros(value_dim));
+        let (mut d_q, mut d_sinks) = (Vec::new(), Vec::new());
+        let mut d_biases: Option<Tensor<2>> = match &attention.further {
+            FurtherInput::Biases(relations) if for_further => {
+                Some(Tensor::zeros([heads, relations.count], options.clone()))
+            }
+            _ => None,
         };
-        let (mut d_q, mut d_k, mut d_v) = (Vec::new(), zeros(head_dim), zeros(value_dim));
-        let mut d_biases: Option<Tensor<2>> = None;
         for block in attention.blocks() {
-            let scores = saved.scores(&operands, &block);
+            let scores = saved.bounded_scores(&operands, &block);
             let slope = attention.cap.map(|cap| (scores.clone() / cap).square().neg() + 1.0);
-            let of_rows = |x: &Tensor<4>| part(x, &block.queries);
-            let weights = (saved.masked(scores, &block) - of_rows(normalisers)).exp();
-            let d_out = attention.matrices(of_rows(&gradient));
-            let own = attention.matrices(in_type_of(weights.clone(), q));
-            d_v = added(d_v, own.transpose().matmul(d_out.clone()), &block.keys);
+            let normalisers = attention.at_queries(normalisers, &block);
+            let weights = (saved.bias_and_mask(scores, &block) - normalisers.clone()).exp();
+            let d_out = attention.matrices(attention.at_queries(&gradient, &block));
+            d_v = d_v.map(|sum| {
+                let rounded = attention.matrices(in_type_of(weights.clone(), q));
+                add_at_keys(sum, rounded.transpose().matmul(d_out.clone()), &block)
+            });
+            if !for_scores {
+                continue;
+            }
 
-            let d_weights = d_out.matmul(keys_of(&operands.v, &block.keys).transpose());
-            let d_weights = attention.of_matrices(at_least_single(d_weights));
-            let mut d_scores = weights * (d_weights - of_rows(&means));
-            if let FurtherInput::Biases(relations) = &attention.further {
-                let flags = attention.relations_of(relations, &block, &d_scores);
+            let d_weights = d_out.matmul(at_keys(&operands.v, &block).transpose());
+            let d_weights = attention.unstack(at_least_single(d_weights), &block);
+            // The means of the same rounded gradients, so that the gradients of a query's scores add up to
+            // zero: what all keys have in common then adds nothing to the gradient of the query.
+            let means = (weights.clone() * d_weights.clone()).sum_dim(3);
+            if let (true, Some(sinks)) = (for_further, saved.sinks(&block)) {
+                d_sinks.push(((sinks - normalisers).exp() * means.clone()).neg());
+            }
+            let mut d_scores = weights * (d_weights - means);
+            if let (FurtherInput::Biases(relations), Some(sum)) = (&attention.further, d_biases.take()) {
+                let flags = attention.flags(relations, &block, &d_scores);
+                let block_heads = attention.query_heads(&block);
                 let pairs = block.queries.len() * block.keys.len();
-                let of_rows = d_scores.clone().reshape([batch, heads, pairs]).matmul(flags.transpose());
-                let own = of_rows.sum_dim(0).reshape([heads, relations.count]).transpose();
-                d_biases = Some(match d_biases {
-                    Some(sum) => sum + own,
-                    None => own,
-                });
+                let shape = [block.rows.len(), block_heads.len(), pairs];
+                let products = d_scores.clone().reshape(shape).matmul(flags.transpose());
+                let products = products.sum_dim(0).reshape([block_heads.len(), relations.count]);
+                d_biases = Some(add(sum, products, [block_heads, 0..relations.count]));
             }
             if let Some(slope) = slope {
                 d_scores = d_scores * slope;
             }
             let d_scores = attention.matrices(in_type_of(d_scores, q));
-            let own = at_least_single(d_scores.clone().matmul(keys_of(&operands.k, &block.keys)));
-            d_q.push(attention.of_matrices(own));
-            let of_queries = attention.matrices(of_rows(&operands.q));
-            d_k = added(d_k, d_scores.transpose().matmul(of_queries), &block.keys);
+            if for_q {
+                let product = d_scores.clone().matmul(at_keys(&operands.k, &block));
+                d_q.push(attention.unstack(at_least_single(product), &block));
+            }
+            d_k = d_k.map(|sum| {
+                let queries = attention.matrices(attention.at_queries(&operands.q, &block));
+                add_at_keys(sum, d_scores.transpose().matmul(queries), &block)
+            });
         }
 
-        let of_keys = |x: Tensor<3>| {
-            let [_, keys, width] = x.dims();
-            x.reshape([batch, kv_heads, keys, width])
-        };
-        let d_q = attention.turned(Tensor::cat(d_q, 2), earlier, attention.scale, true);
-        let d_k = attention.turned(of_keys(d_k), 0, 1.0, true);
+        let d_q = for_q.then(|| attention.turned(attention.join(d_q), earlier, attention.scale, true));
+        let d_k = d_k.map(|d| attention.turned(d, 0, 1.0, true));
         let d_further = match &attention.further {
-            FurtherInput::Unused => None,
-            FurtherInput::Biases(_) => d_biases,
-            FurtherInput::Sinks => saved.sinks(sequence).map(|sinks| {
-                let weights = (sinks - normalisers.clone()).exp();
-                (weights * means).neg().sum_dim(2).sum_dim(0).reshape([1, heads])
-            }),
+            FurtherInput::Sinks if for_further => {
+                Some(attention.join(d_sinks).sum_dim(2).sum_dim(0).reshape([1, heads]))
+            }
+            _ => d_biases.map(Tensor::transpose),
         };
-        [
-            Some(in_type_of(BlockAttention::rows(d_q), q)),
-            Some(in_type_of(BlockAttention::rows(d_k), q)),
-            Some(in_type_of(BlockAttention::rows(of_keys(d_v)), q)),
-            d_further.filter(|_| wanted[3]).map(|d| in_type_of(d, further)),
-        ]
+        let [d_q, d_k, d_v] = [d_q, d_k, d_v].map(|d| d.map(|d| in_type_of(BlockAttention::rows(d), q)));
+        [d_q, d_k, d_v, d_further.map(|d| in_type_of(d, further))]
     }
 }
 
-/// Returns the queries of a block, of heads `[batch, heads, sequence, width]`.
-fn part(x: &Tensor<4>, queries: &Range<usize>) -> Tensor<4> {
-    x.clone().narrow(2, queries.start, queries.len())
+/// Returns `0..count` in ranges of `size` indices; the last range may have fewer.
+fn cut(count: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..count).step_by(size).map(move |start| start..(start + size).min(count))
 }
 
-/// Returns the keys of a block, of matrices `[matrices, keys, width]`.
-fn keys_of(x: &Tensor<3>, keys: &Range<usize>) -> Tensor<3> {
-    x.clone().narrow(1, keys.start, keys.len())
+/// Returns parts as one tensor.
+fn concatenate<const D: usize>(parts: &[Tensor<D>], dim: usize) -> Tensor<D> {
+    if let [whole] = parts { whole.clone() } else { Tensor::cat(parts.to_vec(), dim) }
 }
 
-/// Adds a gradient to the rows `keys` of the matrices `sum`, which have at least single precision.
-fn added(sum: Tensor<3>, gradient: Tensor<3>, keys: &Range<usize>) -> Tensor<3> {
-    let [matrices, _, width] = sum.dims();
-    let own = keys_of(&sum, keys) + at_least_single(gradient);
-    sum.slice_assign([0..matrices, keys.clone(), 0..width], own)
+/// Returns the elements of `[rows, heads, positions, width]` in these ranges.
+fn part(x: &Tensor<4>, ranges: [&Range<usize>; 3]) -> Tensor<4> {
+    ranges.into_iter().enumerate().fold(x.clone(), |x, (dim, range)| x.narrow(dim, range.start, range.len()))
+}
+
+/// Returns the keys of a block, of `[batch, kv_heads, keys, width]`, as a matrix for each row and key head.
+fn at_keys(x: &Tensor<4>, block: &Block) -> Tensor<3> {
+    let Block { rows, kv_heads, keys, .. } = block;
+    let [_, _, _, width] = x.dims();
+    part(x, [rows, kv_heads, keys]).reshape([rows.len() * kv_heads.len(), keys.len(), width])
+}
+
+/// Adds the gradients of a block's keys, a matrix for each row and key head, to the sums
+/// `[batch, kv_heads, keys, width]`.
+fn add_at_keys(sum: Tensor<4>, gradient: Tensor<3>, block: &Block) -> Tensor<4> {
+    let Block { rows, kv_heads, keys, .. } = block;
+    let [_, length, width] = gradient.dims();
+    let gradient = gradient.reshape([rows.len(), kv_heads.len(), length, width]);
+    add(sum, gradient, [rows.clone(), kv_heads.clone(), keys.clone(), 0..width])
+}
+
+/// Adds a gradient to a part of `sum`, which has at least single precision.
+fn add<const D: usize>(sum: Tensor<D>, gradient: Tensor<D>, ranges: [Range<usize>; D]) -> Tensor<D> {
+    let changed = sum.clone().slice(ranges.clone()) + at_least_single(gradient);
+    sum.slice_assign(ranges, changed)
 }
 
 #[cfg(test)]

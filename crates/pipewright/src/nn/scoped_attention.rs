@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor, TensorData};
 use pipewright_kernel::attention::{Bias, Dims, Inputs, Rotary};
 
-use super::attention_blocks::{BlockAttention, FurtherInput, queries_of_block};
+use super::attention_blocks::{BlockAttention, BlockSizes, FurtherInput};
 use super::attention_passes::AttentionInputs;
 use super::operation::{CpuTensor, Operation, ReadElement, cpu_tensor, elements, on_cpu};
 use super::relations::Relations;
@@ -49,20 +49,16 @@ impl ScopedAttention {
                 );
                 let size = dims.batch * relations.count * dims.sequence * dims.sequence;
                 assert_eq!(relations.mask.len(), size, "a flag for each relation and pair of tokens");
-                (Some(relations.clone()), table)
+                (Some(relations.clone()), Some(table))
             }
-            // A constant is not on the tape.
-            None => (None, Tensor::zeros([1, dims.heads], &q.device().inner())),
+            None => (None, None),
         };
         let places = Places::new(self, scope, dims);
-        let inputs = [&q, &k, &v, &table].map(|tensor| tensor.clone().into_dispatch());
+        // A constant is not on the tape.
+        let kernel_table = table.clone().unwrap_or_else(|| Tensor::zeros([1, dims.heads], &Device::flex()));
+        let inputs = [&q, &k, &v, &kernel_table].map(|tensor| tensor.clone().into_dispatch());
         let Some(([q, k, v, table], tape)) = on_cpu(inputs) else {
-            let slices = [&k, &v].map(|x| {
-                let [_, width] = x.dims();
-                vec![x.clone().reshape([dims.batch, dims.sequence, width])]
-            });
-            let attention = places.blocks(dims, relations, &q.device());
-            return attention.forward([q, k, v, table], slices);
+            return places.blocks(dims, relations, &q.device()).forward([q, k, v], table);
         };
         let saved = Saved { dims, q, k, v, table, relations, places };
         let (out, normalisers) = saved.forward(shape);
@@ -133,6 +129,7 @@ impl Places {
         // Constants are not on the tape.
         let device = device.clone().inner();
         let table = |table: &[f32]| Tensor::<4>::from_data(TensorData::new(table.to_vec(), shape), &device);
+        let sizes = BlockSizes::new(dims, relations.as_ref().map_or(0, |relations| relations.count));
         BlockAttention {
             dims,
             tables: [table(&self.cos), table(&self.sin)],
@@ -140,7 +137,7 @@ impl Places {
             cap: None,
             starts: Some(self.starts.clone()),
             further: relations.map_or(FurtherInput::Unused, FurtherInput::Biases),
-            block: queries_of_block(dims),
+            sizes,
         }
     }
 }

@@ -8,16 +8,9 @@ use super::*;
 /// Returns the attention of whole sequences, composed of Burn's operations.
 fn composition(attention: &CausalAttention, [q, k, v]: [Tensor<2>; 3]) -> Tensor<2> {
     let dims = attention.dims(&q, &k, &v);
-    match attention.sinks.clone() {
-        Some(sinks) => {
-            let sinks = sinks.reshape([1, dims.heads]);
-            composed(&attention.blocks(dims, FurtherInput::Sinks), [q, k, v, sinks])
-        }
-        None => {
-            let unused = Tensor::zeros([1, dims.heads], &Device::flex());
-            composed(&attention.blocks(dims, FurtherInput::Unused), [q, k, v, unused])
-        }
-    }
+    let (attention, sinks) = attention.blocks(dims);
+    let unused = || Tensor::zeros([1, dims.heads], &Device::flex());
+    composed(&attention, [q, k, v, sinks.unwrap_or_else(unused)])
 }
 
 fn check(attention: &CausalAttention, batch: usize, heads: usize, kv_heads: usize) {

@@ -1,12 +1,13 @@
 //! Tests of the passes in blocks against the plain composition, for blocks of several sizes.
 
-use burn::tensor::DType;
+use burn::tensor::{DType, Tolerance};
 
 use super::super::attention_composition::{composed, hidden};
 use super::super::check::{check as compare, numbers};
 use super::*;
 
-/// Returns an attention with rotary positions of the first `pairs` pairs of a head, and blocks of one query.
+/// Returns an attention with rotary positions of the first `pairs` pairs of a head, and blocks of one query
+/// of all rows and heads.
 fn attention(dims: Dims, pairs: usize) -> BlockAttention {
     let positions = dims.earlier + dims.sequence;
     let table = |function: fn(f32) -> f32| {
@@ -22,8 +23,13 @@ fn attention(dims: Dims, pairs: usize) -> BlockAttention {
         cap: None,
         starts: None,
         further: FurtherInput::Unused,
-        block: 1,
+        sizes: BlockSizes { queries: 1, ..whole(dims) },
     }
+}
+
+/// Returns one block for all queries.
+fn whole(dims: Dims) -> BlockSizes {
+    BlockSizes { rows: dims.batch, kv_heads: dims.kv_heads, queries: dims.sequence }
 }
 
 const DIMS: Dims =
@@ -31,12 +37,12 @@ const DIMS: Dims =
 
 /// Returns starts of this window.
 fn starts(dims: Dims, window: usize) -> Option<Arc<[u32]>> {
-    let of_row = dims.earlier..dims.earlier + dims.sequence;
-    let starts = (0..dims.batch).flat_map(|_| of_row.clone());
+    let queries = dims.earlier..dims.earlier + dims.sequence;
+    let starts = (0..dims.batch).flat_map(|_| queries.clone());
     Some(starts.map(|query| (query + 1).saturating_sub(window) as u32).collect())
 }
 
-/// Checks the passes with blocks of 1, of 4 and of all queries.
+/// Checks the passes with blocks of several sizes, also of some rows and heads only.
 fn check(attention: &BlockAttention) {
     let dims = attention.dims;
     let Dims { batch, sequence, earlier, heads, kv_heads, head_dim, value_dim } = dims;
@@ -58,21 +64,34 @@ fn check(attention: &BlockAttention) {
     };
     // An unused input has the gradient zero.
     let unused = |further: &Tensor<2>| further.clone().sum().reshape([1, 1]) * 0.0;
-    for block in [1, 4, sequence] {
-        let attention = BlockAttention { block, ..attention.clone() };
+    let whole = whole(dims);
+    let sizes = [
+        BlockSizes { queries: 1, ..whole },
+        BlockSizes { queries: 4, ..whole },
+        whole,
+        BlockSizes { rows: 1, ..whole },
+        BlockSizes { kv_heads: 1, queries: 4, ..whole },
+        BlockSizes { rows: 1, kv_heads: 1, queries: 4 },
+    ];
+    for sizes in sizes {
+        let attention = BlockAttention { sizes, ..attention.clone() };
         let in_blocks = |inputs| {
-            let inputs = shaped(inputs);
-            let unused = unused(&inputs[3]);
-            let slices = [&inputs[1], &inputs[2]].map(|x| {
-                let [_, width] = x.dims();
-                let whole = x.clone().reshape([batch, keys, width]);
+            let [q, k, v, further] = shaped(inputs);
+            let unused = unused(&further);
+            let is_used = !matches!(attention.further, FurtherInput::Unused);
+            let (attention, further) = (attention.clone(), is_used.then_some(further));
+            let out = match earlier {
+                0 => attention.forward([q, k, v], further),
                 // As slices keep them.
-                match earlier {
-                    0 => vec![whole],
-                    _ => vec![whole.clone().narrow(1, 0, earlier), whole.narrow(1, earlier, sequence)],
+                _ => {
+                    let slices = [&k, &v].map(|x| {
+                        let whole = x.clone().reshape([batch, keys, x.dims()[1]]);
+                        vec![whole.clone().narrow(1, 0, earlier), whole.narrow(1, earlier, sequence)]
+                    });
+                    attention.forward_slices([q, k, v], further, slices)
                 }
-            });
-            attention.clone().forward(inputs, slices) + unused
+            };
+            out + unused
         };
         compare(inputs.clone(), in_blocks, |inputs| {
             let inputs = shaped(inputs);
@@ -116,31 +135,27 @@ fn biases_equal_their_composition() {
 fn each_query_sees_the_same_keys_in_blocks() {
     let dims = Dims { earlier: 3, sequence: 7, ..DIMS };
     for window in [1, 3, 6, 9, 20] {
-        for (starts, block) in [(starts(dims, window), 1), (starts(dims, window), 3), (None, 3)] {
-            let attention = BlockAttention { starts, block, ..attention(dims, 1) };
+        let starts = starts(dims, window);
+        for (starts, rows, queries) in [(starts.clone(), 2, 1), (starts, 1, 3), (None, 2, 3)] {
+            let sizes = BlockSizes { rows, queries, ..whole(dims) };
+            let attention = BlockAttention { starts, sizes, ..attention(dims, 1) };
             let device = Device::flex();
             let all = hidden(&attention, &device);
             let count = |x: Tensor<4, Bool>| x.int().sum().into_scalar::<i64>() as usize;
             for block in attention.blocks() {
-                let Block { queries, keys } = block.clone();
-                let own = all.clone().narrow(2, queries.start, queries.len());
-                let expected = own.clone().narrow(3, keys.start, keys.len());
-                let found = attention.hidden(&block, &device).expand(expected.dims());
-                found.into_data().assert_eq(&expected.clone().into_data(), true);
+                let Block { rows, queries, keys, .. } = block.clone();
+                let in_rows = all.clone().narrow(0, rows.start, rows.len());
+                let every_key = in_rows.narrow(2, queries.start, queries.len());
+                let expected = every_key.clone().narrow(3, keys.start, keys.len());
+                let found = attention.hidden(&block, &device);
+                assert_eq!(found.dims()[0], 1, "all rows have the same window");
+                found.expand(expected.dims()).into_data().assert_eq(&expected.clone().into_data(), true);
                 let columns = dims.earlier + dims.sequence - keys.len();
-                let outside = dims.batch * queries.len() * columns;
-                assert_eq!(count(own) - count(expected), outside, "keys outside a block are hidden");
+                let outside = rows.len() * queries.len() * columns;
+                assert_eq!(count(every_key) - count(expected), outside, "keys outside a block are hidden");
             }
         }
     }
-}
-
-#[test]
-fn blocks_have_few_scores_and_enough_queries() {
-    let of = |sequence, heads| queries_of_block(Dims { batch: 1, sequence, heads, ..DIMS });
-    assert_eq!(of(1024, 16), 256);
-    assert_eq!(of(8192, 32), QUERIES);
-    assert!(of(8, 1) > 8);
 }
 
 #[test]
@@ -159,18 +174,81 @@ fn pairs_turn_by_the_position_times_their_frequency() {
     assert!(near, "{turned:?} {expected:?}");
 }
 
-/// The tape of a bfloat16 attention has what its single-precision one has, in half the bytes: the result and
-/// the gradients have the type of the inputs.
+/// Returns numbers that bfloat16 has.
+fn rounded(shape: [usize; 2], scale: f32) -> Tensor<2> {
+    numbers(shape, scale).cast(DType::BF16).cast(DType::F32)
+}
+
+/// Returns the result and the gradients of queries, keys and values of this type, in single precision.
+fn pass(attention: &BlockAttention, inputs: &[Tensor<2>; 3], dtype: DType) -> [Tensor<2>; 4] {
+    let leaves = inputs.clone().map(|x| x.cast(dtype).autodiff().require_grad());
+    let out = attention.clone().forward(leaves.clone(), None);
+    assert_eq!(out.dtype(), dtype);
+    let upstream = rounded(out.dims(), 1.0).autodiff();
+    let gradients = (out.clone().cast(DType::F32) * upstream).sum().backward();
+    let [q, k, v] = leaves.map(|leaf| leaf.grad(&gradients).expect("a leaf"));
+    assert!([&q, &k, &v].iter().all(|gradient| gradient.dtype() == dtype));
+    [out.inner(), q, k, v].map(|x| x.cast(DType::F32))
+}
+
+/// Returns the errors of the bfloat16 passes, relative to the single-precision passes.
+fn errors(attention: &BlockAttention, inputs: &[Tensor<2>; 3]) -> [f32; 4] {
+    let [half, single] = [DType::BF16, DType::F32].map(|dtype| pass(attention, inputs, dtype));
+    let norm = |x: Tensor<2>| x.square().sum().into_scalar::<f32>().sqrt();
+    let mut pairs = half.into_iter().zip(single);
+    [(); 4].map(|()| {
+        let (half, single) = pairs.next().expect("four pairs");
+        norm(half - single.clone()) / norm(single)
+    })
+}
+
+/// The result and the gradients have the type of the inputs, and the values of single precision up to the
+/// roundings.
 #[test]
-fn half_precision_stays_half() {
-    let attention = BlockAttention { block: 4, ..attention(DIMS, 3) };
-    let leaf = |rows, width| numbers([rows, width], 1.0).cast(DType::BF16).autodiff().require_grad();
+fn half_precision_has_the_values_of_single_precision() {
+    let attention = BlockAttention { sizes: BlockSizes { queries: 4, ..whole(DIMS) }, ..attention(DIMS, 3) };
     let rows = DIMS.batch * DIMS.sequence;
-    let (q, k, v) = (leaf(rows, 24), leaf(rows, 12), leaf(rows, 10));
-    let slices = [&k, &v].map(|x| vec![x.clone().reshape([2, 9, x.dims()[1]])]);
-    let unused = Tensor::zeros([1, 4], &Device::flex());
-    let out = attention.forward([q.clone(), k.clone(), v.clone(), unused], slices);
-    assert_eq!(out.dtype(), DType::BF16);
-    let gradients = out.sum().backward();
-    assert!([q, k, v].iter().all(|x| x.grad(&gradients).is_some_and(|d| d.dtype() == DType::BF16)));
+    let inputs = [24, 12, 10].map(|width| rounded([rows, width], 1.0));
+    let errors = errors(&attention, &inputs);
+    assert!(errors.iter().all(|&error| error < 0.01), "{errors:?}");
+}
+
+/// What all keys have in common changes no weights. The gradients of a query's scores add up to zero, or the
+/// gradient of the query would have a multiple of it.
+#[test]
+fn keys_with_a_common_component_lose_no_precision() {
+    let dims = Dims { batch: 1, sequence: 64, heads: 2, kv_heads: 1, head_dim: 16, value_dim: 16, ..DIMS };
+    let usual = attention(dims, 1);
+    // Without positions, so that turns leave the common component as it is.
+    let tables = [Tensor::ones_like(&usual.tables[0]), Tensor::zeros_like(&usual.tables[1])];
+    let attention = BlockAttention { tables, sizes: BlockSizes { queries: 16, ..whole(dims) }, ..usual };
+    let k = (rounded([64, 16], 1.0) + 8.0).cast(DType::BF16).cast(DType::F32);
+    let [_, d_q, ..] = errors(&attention, &[rounded([64, 32], 0.3), k, rounded([64, 16], 1.0)]);
+    assert!(d_q < 0.04, "{d_q}");
+}
+
+#[test]
+fn unwanted_gradients_are_left_out() {
+    let attention = attention(DIMS, 3);
+    let rows = DIMS.batch * DIMS.sequence;
+    let inputs = [24, 12, 10].map(|width| numbers([rows, width], 1.0));
+    let expected = pass(&attention, &inputs, DType::F32);
+    for wanted in 0..3 {
+        let mut index = 0;
+        let inputs = inputs.clone().map(|x| {
+            index += 1;
+            if index - 1 == wanted { x.autodiff().require_grad() } else { x.autodiff() }
+        });
+        let out = attention.clone().forward(inputs.clone(), None);
+        let upstream = rounded(out.dims(), 1.0).autodiff();
+        let gradients = (out * upstream).sum().backward();
+        for (index, input) in inputs.iter().enumerate() {
+            let found = input.grad(&gradients).map(Tensor::into_data);
+            assert_eq!(found.is_some(), index == wanted);
+            if let Some(found) = found {
+                let expected = expected[1 + index].clone().into_data();
+                found.assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-6, 1e-6));
+            }
+        }
+    }
 }
