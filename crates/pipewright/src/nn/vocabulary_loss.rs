@@ -7,9 +7,9 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{IndexingUpdateOp, Int, Tensor};
 
-use super::composed::at_least_single;
+use super::composed::{at_least_single, in_type_of};
 use super::embedding::local_ids;
 use super::parallel::TensorParallel;
 use super::weighted_rows::{WeightedRows, weighted_sum};
@@ -27,8 +27,8 @@ pub(super) fn loss(
     let shares = (weights / whole).unsqueeze_dim::<2>(1);
     let (columns, presence) = local_ids(targets.inner(), vocabulary, tensor.range(vocabulary));
     let (columns, presence) = (columns.unsqueeze_dim::<2>(1), presence.float().unsqueeze_dim::<2>(1));
-    let precision = logits.dtype();
-    let values = at_least_single(inner_of(logits.clone()));
+    let kept = inner_of(logits.clone());
+    let values = at_least_single(kept.clone());
     let presence = presence.cast(values.dtype());
 
     // All logits that this rank has of a row may be masked.
@@ -45,12 +45,13 @@ pub(super) fn loss(
     let losses = normalisers.clone() - target;
     let shares = shares.cast(losses.dtype());
     let loss = weighted_sum(losses, shares.clone()).reshape([1, 1]);
-    let rule = LossRule { logits: values, normalisers, columns, presence, shares, precision };
+    let rule = LossRule { logits: kept, normalisers, columns, presence, shares };
     record([logits.clone(), logits], loss, Arc::new(rule)).reshape([1])
 }
 
 #[derive(Debug)]
 struct LossRule {
+    /// In their own precision.
     logits: Tensor<2>,
     /// The logarithm of the sum of the exponentials of all logits of a row.
     normalisers: Tensor<2>,
@@ -58,16 +59,15 @@ struct LossRule {
     presence: Tensor<2>,
     /// The factors of the rows in the loss.
     shares: Tensor<2>,
-    precision: DType,
 }
 
 impl Rule for LossRule {
     fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
-        let Self { logits, normalisers, columns, presence, shares, precision } = self;
-        let probabilities = (logits.clone() - normalisers.clone()).exp();
+        let Self { logits, normalisers, columns, presence, shares } = self;
+        let probabilities = (at_least_single(logits.clone()) - normalisers.clone()).exp();
         let targets = presence.clone().neg();
         let difference = probabilities.scatter(1, columns.clone(), targets, IndexingUpdateOp::Add);
-        let gradient = difference * gradient.cast(logits.dtype()) * shares.clone();
-        [Some(if *precision == gradient.dtype() { gradient } else { gradient.cast(*precision) }), None]
+        let d_logits = difference * in_type_of(gradient, normalisers) * shares.clone();
+        [Some(in_type_of(d_logits, logits)), None]
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
 use pipewright_kernel::vocabulary_part::{NOTHING, backward, forward};
 
-use super::composed::at_least_single;
+use super::composed::{at_least_single, in_type_of};
 use super::embedding::local_ids;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, indices, on_cpu};
 use super::targets::{IGNORED_TARGET, with_0_for_ignored};
@@ -151,8 +151,8 @@ fn composed(
     earlier: Tensor<2>,
 ) -> Tensor<2> {
     let (columns, presence) = local_ids(targets.inner(), vocabulary, range);
-    let precision = logits.dtype();
-    let values = at_least_single(inner_of(logits.clone()));
+    let kept = inner_of(logits.clone());
+    let values = at_least_single(kept.clone());
     let columns = columns.unsqueeze_dim::<2>(1);
     let presence = presence.unsqueeze_dim::<2>(1).float().cast(values.dtype());
     let before = inner_of(earlier.clone());
@@ -164,13 +164,13 @@ fn composed(
     let of_part = values.clone().gather(1, columns.clone());
     let target = target + of_part.mask_fill(presence.clone().equal_elem(0.0), 0.0);
     let later = Tensor::cat(vec![joined.clone(), target], 1);
-    let rule =
-        StatisticsRule { logits: values, columns, presence, earlier: before, later: joined, precision };
+    let rule = StatisticsRule { logits: kept, columns, presence, earlier: before, later: joined };
     record([logits, earlier], later, Arc::new(rule))
 }
 
 #[derive(Debug)]
 struct StatisticsRule {
+    /// In their own precision.
     logits: Tensor<2>,
     columns: Tensor<2, Int>,
     /// 1 for the rows whose target is in the part, 0 for the others.
@@ -178,23 +178,21 @@ struct StatisticsRule {
     earlier: Tensor<2>,
     /// The normalisers after the part.
     later: Tensor<2>,
-    precision: DType,
 }
 
 impl Rule for StatisticsRule {
     fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
-        let Self { logits, columns, presence, earlier, later, precision } = self;
+        let Self { logits, columns, presence, earlier, later } = self;
         let [share, of_target] = [0, 1].map(|column| gradient.clone().narrow(1, column, 1));
         // Infinities have no difference. A share of 0 says that later parts have the logits that are not
         // masked.
         let later =
             later.clone().mask_where(share.clone().equal_elem(0.0), later.clone().clamp_min(f32::MIN));
-        let scaled = (logits.clone() - later.clone()).exp() * share.clone();
+        let scaled = (at_least_single(logits.clone()) - later.clone()).exp() * share.clone();
         let at_target = of_target.clone() * presence.clone();
         let d_logits = scaled.scatter(1, columns.clone(), at_target, IndexingUpdateOp::Add);
-        let d_logits = if d_logits.dtype() == *precision { d_logits } else { d_logits.cast(*precision) };
         let before = (earlier.clone().narrow(1, 0, 1) - later).exp() * share;
-        [Some(d_logits), Some(Tensor::cat(vec![before, of_target], 1))]
+        [Some(in_type_of(d_logits, logits)), Some(Tensor::cat(vec![before, of_target], 1))]
     }
 }
 

@@ -137,4 +137,21 @@ mod tests {
     fn nothing_valid_is_a_loss_of_0() {
         check(&[-100, 7], &[0.0, 0.0], |logits| logits.sum() * 0.0);
     }
+
+    /// The loss of other devices is the same as that of the processor.
+    #[test]
+    fn the_loss_on_devices_equals_the_composition() {
+        let check = |targets: &[i64], weights: &[f32]| {
+            let rows = targets.len();
+            let on_device = |logits: Tensor<2>| {
+                let weights = Tensor::from_floats(weights, &Device::flex());
+                let rows = WeightedRows::of(rows, ids(targets).inner(), weights);
+                loss(logits, rows, 5, &TensorParallel::default())
+            };
+            compare(rows, on_device, |logits| weighted(logits, targets, weights));
+        };
+        check(&[1, 4, 0], &[0.5, 2.0, 1.0]);
+        check(&[1, -100, 7, 3], &[1.0, 0.0, 0.0, 0.25]);
+        check(&[-100, 7], &[0.0, 0.0]);
+    }
 }
