@@ -32,14 +32,39 @@ impl fmt::Debug for Recomputed {
 }
 
 impl Rule for Recomputed {
-    fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
-        // A tape of its own.
-        let leaves = self.inputs.clone().map(|input| input.autodiff().require_grad());
+    fn backward(&self, gradient: Tensor<2>, wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
+        // Burn computes the gradients of the leaves that require them, on a tape that ends with this pass.
+        let leaves = [0, 1].map(|index| {
+            let leaf = self.inputs[index].clone().autodiff();
+            if wanted[index] { leaf.require_grad() } else { leaf }
+        });
         let result = (self.composition)(leaves.clone());
         let slot = GradientSlot::default();
         let root = gradient_root(&Value::of(result), slot.clone());
         slot.fill(Value::of(gradient));
         let mut gradients = root.backward();
-        leaves.map(|leaf| leaf.grad_remove(&mut gradients))
+        [0, 1].map(|index| wanted[index].then(|| leaves[index].grad_remove(&mut gradients)).flatten())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::numbers;
+    use super::*;
+
+    #[test]
+    fn only_wanted_gradients_are_computed() {
+        for wanted in [[true, true], [true, false], [false, true]] {
+            let values = [numbers([2, 3], 1.0), numbers([2, 3], 2.0) + 0.5];
+            let inputs = [0, 1].map(|index| {
+                let input = values[index].clone().autodiff();
+                if wanted[index] { input.require_grad() } else { input }
+            });
+            let gradients = recomputed(inputs.clone(), Arc::new(|[a, b]| a * b)).sum().backward();
+            for (index, input) in inputs.iter().enumerate() {
+                let expected = wanted[index].then(|| values[1 - index].to_data());
+                assert_eq!(input.grad(&gradients).map(Tensor::into_data), expected, "{index} of {wanted:?}");
+            }
+        }
     }
 }
