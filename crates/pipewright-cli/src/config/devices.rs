@@ -39,16 +39,20 @@ impl DeviceSettings {
 
     /// Returns whether all ranks compute on the processor.
     pub(crate) fn are_processor(&self) -> bool {
-        self.choices().iter().all(|choice| choice.back_end == BackEnd::Flex)
+        self.choices().iter().all(is_processor)
     }
 
-    /// Returns what the ranks compute on, as far as it decides which tensors they keep.
-    pub(crate) fn compute_devices(&self) -> ComputeDevices {
-        let on_processor = |choice: &DeviceChoice| choice.back_end == BackEnd::Flex;
-        match self.choices() {
-            choices if choices.iter().all(on_processor) => ComputeDevices::Processor,
-            choices if choices.iter().any(on_processor) => ComputeDevices::Mixed,
-            _ => ComputeDevices::Others,
+    /// Returns what the ranks of a run of `ranks` ranks compute on, as far as it decides which tensors they
+    /// keep.
+    pub(crate) fn compute_devices(&self, ranks: u32) -> ComputeDevices {
+        let choices = self.choices();
+        let used = &choices[..choices.len().min(ranks as usize)];
+        if used.iter().all(is_processor) {
+            ComputeDevices::Processor
+        } else if used.iter().any(is_processor) {
+            ComputeDevices::Mixed
+        } else {
+            ComputeDevices::Others
         }
     }
 
@@ -83,6 +87,10 @@ impl DeviceSettings {
         let choices = self.choices();
         choices[rank.index() % choices.len()]
     }
+}
+
+fn is_processor(choice: &DeviceChoice) -> bool {
+    choice.back_end == BackEnd::Flex
 }
 
 /// Why the devices of a run cannot be used.
@@ -158,4 +166,23 @@ fn choice(section: &mut Section<'_>, key: &'static str, text: &str) -> Option<De
         Err(error) => section.report(key, error.into()),
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_devices_of_the_ranks_decide_what_is_kept() {
+        let check = |names: &[&str], ranks, expected| {
+            let devices = names.iter().map(|name| name.parse().expect("a device")).collect();
+            let settings = DeviceSettings { device: None, devices, exclusive: false };
+            assert_eq!(settings.compute_devices(ranks), expected, "{names:?}, {ranks} ranks");
+        };
+        check(&["flex"], 4, ComputeDevices::Processor);
+        check(&["cuda"], 4, ComputeDevices::Others);
+        check(&["cuda:0", "cuda:1", "flex"], 2, ComputeDevices::Others);
+        check(&["cuda:0", "cuda:1", "flex"], 3, ComputeDevices::Mixed);
+        check(&["flex", "cuda"], 1, ComputeDevices::Processor);
+    }
 }

@@ -5,7 +5,8 @@ use std::fmt::Write;
 use pipewright::ids::WorldRank;
 use pipewright_models::ParameterSpec;
 use pipewright_models::training_memory::{
-    DeviceLoad, HeldBytes, MemoryPlan, RunShape, Shortage, TrainingMemory, TrainingRun, device_loads,
+    ComputeDevices, DeviceLoad, HeldBytes, MemoryPlan, RunShape, Shortage, TrainingMemory, TrainingRun,
+    device_loads,
 };
 use pipewright_schedule::Placement;
 use pipewright_schedule::sharding::Sharding;
@@ -39,7 +40,7 @@ pub(crate) fn memory_plan(run: RunParts<'_>, stages: &[Vec<ParameterSpec>]) -> R
         recompute: &settings.pipeline.recompute,
         state: state_rule(settings),
         sharding: Sharding { shards: mesh.shards(), window: mesh.unshard_window },
-        devices: settings.run.devices.compute_devices(),
+        devices: compute_devices(settings),
         expert_ranks: mesh.expert_parallel,
     };
     let memory =
@@ -79,6 +80,11 @@ fn share_of_rank(settings: &Settings, is_shared: bool) -> Option<u64> {
 
 fn all_ranks(settings: &Settings) -> impl Iterator<Item = WorldRank> {
     (0..settings.mesh.ranks(settings.pipeline.ranks)).map(WorldRank::new)
+}
+
+/// Returns what the ranks of a run compute on, as far as it decides which tensors they keep.
+pub(crate) fn compute_devices(settings: &Settings) -> ComputeDevices {
+    settings.run.devices.compute_devices(settings.mesh.ranks(settings.pipeline.ranks))
 }
 
 /// Returns the numbers of [`table`] as JSON, for all ranks of a replica.

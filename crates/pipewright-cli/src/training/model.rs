@@ -14,6 +14,7 @@ use crate::config::adapter::{AdapterSettings, AdapterSource};
 use crate::config::data::BYTES;
 use crate::config::model::ModelSettings;
 use crate::failure::Failure;
+use crate::training::memory::compute_devices;
 
 /// The number of different bytes.
 const BYTE_TOKENS: usize = 256;
@@ -95,7 +96,7 @@ fn elements(specs: &[ParameterSpec]) -> u64 {
 
 /// Returns the layers of the model of a run, with their sizes in the precision and on the devices of the run.
 pub(crate) fn described(settings: &Settings, model: &CutModel) -> ModelDesc {
-    let devices = settings.run.devices.compute_devices();
+    let devices = compute_devices(settings);
     layers_in(model, settings.data.seq_len as usize, settings.run.precision, devices)
 }
 

@@ -26,6 +26,7 @@ use crate::run_folder::CONFIG;
 use crate::run_record::{RecordedTimeline, StepMetrics, median_of, metrics, require_run, timelines};
 use crate::schedules::other_sizes::other_sizes;
 use crate::training::arguments::load_settings;
+use crate::training::memory::compute_devices;
 use crate::training::model::{described, read_model};
 use crate::training::prepare::cut;
 
@@ -144,7 +145,7 @@ fn sizes(
         slices: program.slices(),
         precision: settings.run.precision,
         recompute: &settings.pipeline.recompute,
-        devices: settings.run.devices.compute_devices(),
+        devices: compute_devices(settings),
         expert_ranks: settings.mesh.expert_parallel,
     };
     Some(kept.sizes(&stages.ok()?))
