@@ -105,6 +105,11 @@ mod tests {
     use pipewright_schedule::profile::HEAD_PART;
 
     use super::*;
+    use crate::ModelConfig;
+    use crate::decoder::{DecoderConfig, MixtureConfig};
+    use crate::hybrid::{HybridConfig, Pattern};
+    use crate::nemotron_h::{BlockKind as NemotronHBlock, NemotronHConfig};
+    use crate::qwen3_moe::Qwen3MoeConfig;
 
     fn layer(activation_bytes: u64, output_bytes: u64) -> LayerDesc {
         LayerDesc {
@@ -142,6 +147,61 @@ mod tests {
         assert_eq!(kept(None), [40, 40, 40]);
         assert_eq!(kept(Some(90)), [40, 90, 90]);
         assert_eq!(kept(Some(30)), [40, 30, 40]);
+    }
+
+    /// Returns for each layer of a model how many more numbers devices keep of each token.
+    fn more_on_devices(model: &ModelConfig) -> Vec<Option<i64>> {
+        let more = |layer: &LayerDesc| {
+            let bytes = layer.device_activation_bytes? as i64 - layer.activation_bytes as i64;
+            Some(bytes / (8 * 4))
+        };
+        model.describe(8).layers.iter().map(more).collect()
+    }
+
+    #[test]
+    fn mixtures_keep_the_rows_of_their_experts_on_devices() {
+        let mixture = MixtureConfig { num_experts: 4, num_experts_per_tok: 3, ..MixtureConfig::of_width(96) };
+        let sizes = DecoderConfig { hidden_size: 64, num_hidden_layers: 2, ..DecoderConfig::new(256, 4) };
+        let model = ModelConfig::Qwen3Moe(Qwen3MoeConfig { mixture, ..sizes.clone().into() });
+        let rows = Some(2 * 3 * 64);
+        assert_eq!(more_on_devices(&model), [None, rows, rows, None]);
+        assert_eq!(more_on_devices(&ModelConfig::Llama(sizes.into())), [None; 4]);
+    }
+
+    #[test]
+    fn mamba_blocks_do_not_keep_their_scan_on_devices() {
+        let json = include_str!("../../tests/data/nemotron-h-tiny/config.json");
+        let config: NemotronHConfig = serde_json::from_str(json).expect("a configuration");
+        let expected_of = |kind: &NemotronHBlock| match kind {
+            // Heads of 16 numbers, 4 of them, in 2 groups.
+            NemotronHBlock::Mamba => Some(-(4 * 16 + 2)),
+            NemotronHBlock::Experts => Some(2 * 2 * 64),
+            _ => None,
+        };
+        let blocks = config.blocks.iter().map(expected_of);
+        let expected: Vec<_> = [None].into_iter().chain(blocks).chain([None]).collect();
+        assert_eq!(more_on_devices(&ModelConfig::NemotronH(config)), expected);
+    }
+
+    #[test]
+    fn blocks_of_a_hybrid_keep_their_own_numbers_on_devices() {
+        let config = HybridConfig {
+            num_attention_heads: 4,
+            mamba_num_heads: 4,
+            mamba_head_dim: 8,
+            ssm_state_size: 8,
+            n_groups: 2,
+            intermediate_size: 40,
+            num_experts: 4,
+            num_experts_per_tok: 2,
+            moe_intermediate_size: 24,
+            mod_layers: vec![4],
+            mod_capacity_factor: 0.5,
+            ..HybridConfig::new(64, 32, Pattern::new("AMEDM").expect("a pattern"))
+        };
+        let scan = -(4 * 8 + 2);
+        let expected = [None, None, Some(scan), Some(2 * 2 * 32), None, Some(scan / 2), None];
+        assert_eq!(more_on_devices(&ModelConfig::Hybrid(config)), expected);
     }
 
     #[test]

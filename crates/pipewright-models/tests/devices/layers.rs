@@ -4,7 +4,8 @@ use burn::module::Param;
 use burn::optim::Optimizer;
 use burn::tensor::{Device, DeviceKind, Int, Tensor, TensorData, Tolerance};
 use pipewright::nn::{
-    CausalAttention, Dropout, Embedding, Linear, RmsNorm, TiedHead, cross_entropy, rms_norm, swiglu,
+    AttentionForm, CausalAttention, Dropout, Embedding, Linear, RmsNorm, TiedHead, cross_entropy, rms_norm,
+    swiglu,
 };
 use pipewright::optimizer::AdamW;
 use pipewright::random::{RandomStream, StreamKey};
@@ -100,6 +101,35 @@ fn attention() {
     });
     check([([9, 8], 2.0), ([9, 8], 2.0), ([9, 8], 1.0)], |[q, k, v], device| {
         CausalAttention::new(9, 4, device).forward(q, k, v)
+    });
+}
+
+#[test]
+fn attention_with_a_window_bounded_scores_and_sinks() {
+    let form = || AttentionForm {
+        window: Some(3),
+        cap: Some(2.0),
+        scale: 0.7,
+        ..AttentionForm::without_positions(6)
+    };
+    check([([14, 12], 2.0), ([14, 6], 2.0), ([14, 6], 1.0)], |[q, k, v], device| {
+        CausalAttention::of(7, form(), device).forward(q, k, v)
+    });
+    check([([14, 12], 2.0), ([14, 6], 2.0), ([14, 6], 1.0), ([1, 2], 2.0)], |[q, k, v, sinks], device| {
+        CausalAttention::of(7, form(), device).with_sinks(Some(sinks.reshape([2]))).forward(q, k, v)
+    });
+}
+
+/// The scores do not fit one block.
+#[test]
+fn attention_in_several_blocks() {
+    // Of one row each.
+    check([([128, 1200], 2.0), ([128, 1200], 2.0), ([128, 1200], 1.0)], |[q, k, v], device| {
+        CausalAttention::rotary(64, 2, 100.0, device).forward(q, k, v)
+    });
+    // Of some queries of one row.
+    check([([128, 600], 2.0), ([128, 600], 2.0), ([128, 600], 1.0)], |[q, k, v], device| {
+        CausalAttention::rotary(128, 2, 100.0, device).forward(q, k, v)
     });
 }
 
