@@ -341,7 +341,7 @@ def memory(trial: Trial) -> None:
     """Compares peak bytes, with the estimate of `check`, and step time with and without recomputation.
 
     Under `gpipe`: on one rank, 1F1B runs each backward right after its forward and recomputes nothing. The peak has the
-    temporary tensors of a step and what the back end keeps, and the estimate has not.
+    temporary tensors of a step and what the back end keeps, and the estimate does not include them.
     """
     trial.say(f"\n{'recompute':<12}{'peak MiB':>10}{'check MiB':>10}{'ms a step':>12}")
     for recompute in ("none", "stage", "block"):

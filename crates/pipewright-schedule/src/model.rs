@@ -37,7 +37,9 @@ pub struct LayerDesc {
     /// The bytes that the layer's forward keeps for its backward, for a microbatch of one row.
     pub activation_bytes: u64,
     /// The bytes that a device other than the processor keeps instead of `activation_bytes`, if these differ:
-    /// it may compute the layer with other operations.
+    /// it may compute the layer with other operations. Partitions and simulations do not read it: who makes
+    /// the description of a run for them puts the bytes of the run's devices into `activation_bytes`
+    /// (`training_memory::layers_in` of `pipewright-models` does).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_activation_bytes: Option<u64>,
     /// The bytes of the layer's output, for a microbatch of one row.
