@@ -224,7 +224,7 @@ fn keys_with_a_common_component_lose_no_precision() {
     let attention = BlockAttention { tables, sizes: BlockSizes { queries: 16, ..whole(dims) }, ..usual };
     let k = (rounded([64, 16], 1.0) + 8.0).cast(DType::BF16).cast(DType::F32);
     let [_, d_q, ..] = errors(&attention, &[rounded([64, 32], 0.3), k, rounded([64, 16], 1.0)]);
-    assert!(d_q < 0.016, "{d_q}");
+    assert!(d_q < 0.02, "{d_q}");
 }
 
 #[test]
