@@ -60,7 +60,7 @@ struct Block {
 
 impl BlockAttention {
     /// Returns the result, `[batch * sequence, heads * value_dim]`, on the tape of the inputs: queries, keys,
-    /// values, and the further input, if it is used. Their rows are those of all sequences.
+    /// values, and the further input, if it is used. They have the rows of all sequences.
     pub(super) fn forward(self, inputs: [Tensor<2>; 3], further: Option<Tensor<2>>) -> Tensor<2> {
         let batch = self.dims.batch;
         let [k, v] = [&inputs[1], &inputs[2]].map(|x| {
@@ -88,8 +88,7 @@ impl BlockAttention {
         record_four(inputs, out, Arc::new(AttentionRule { saved, normalisers }))
     }
 
-    /// Returns the blocks: those of the same rows and key heads one after another, in order, and then those
-    /// of the next key heads.
+    /// Returns the blocks in order: queries change first, then key heads, then rows.
     fn blocks(&self) -> impl Iterator<Item = Block> {
         let Dims { batch, sequence, earlier, kv_heads, .. } = self.dims;
         let BlockSizes { rows, kv_heads: heads, queries } = self.sizes;

@@ -15,8 +15,8 @@ use super::parallel::TensorParallel;
 use super::weighted_rows::{WeightedRows, weighted_sum};
 use crate::autodiff::{Rule, inner_of, record};
 
-/// Returns the mean of the losses of weighted rows for a vocabulary of this size. The logits, `[rows, part of
-/// the vocabulary]`, are those of this rank.
+/// Returns the mean of the losses of weighted rows for a vocabulary of this size. The rank has the logits
+/// `[rows, part of the vocabulary]`.
 pub(super) fn loss(
     logits: Tensor<2>,
     rows: WeightedRows,

@@ -138,7 +138,7 @@ mod tests {
         check(&[-100, 7], &[0.0, 0.0], |logits| logits.sum() * 0.0);
     }
 
-    /// The loss of other devices is the same as that of the processor.
+    /// Other devices compute the same loss as the processor.
     #[test]
     fn the_loss_on_devices_equals_the_composition() {
         let check = |targets: &[i64], weights: &[f32]| {

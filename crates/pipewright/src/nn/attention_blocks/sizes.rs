@@ -11,16 +11,16 @@ const QUERIES: usize = 64;
 
 /// The most rows, key heads and queries of a block.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::nn) struct BlockSizes {
-    pub(in crate::nn) rows: usize,
-    pub(in crate::nn) kv_heads: usize,
-    pub(in crate::nn) queries: usize,
+pub(crate) struct BlockSizes {
+    pub(crate) rows: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) queries: usize,
 }
 
 impl BlockSizes {
     /// Returns the sizes for an attention whose biases depend on this number of relations. A relation has a
     /// flag for each query and key of a row, which takes as much memory as a score.
-    pub(in crate::nn) fn new(dims: Dims, relations: usize) -> Self {
+    pub(crate) fn new(dims: Dims, relations: usize) -> Self {
         let Dims { batch, sequence, earlier, heads, kv_heads, .. } = dims;
         let keys = earlier + sequence;
         let shared = heads / kv_heads;

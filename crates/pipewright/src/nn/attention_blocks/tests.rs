@@ -213,8 +213,8 @@ fn half_precision_has_the_values_of_single_precision() {
     assert!(errors.iter().all(|&error| error < 0.01), "{errors:?}");
 }
 
-/// What all keys have in common changes no weights. The gradients of a query's scores add up to zero, or the
-/// gradient of the query would have a multiple of it.
+/// A common part of all keys changes no weights. The gradients of a query's scores add up to zero, or the
+/// gradient of the query would have a multiple of that part.
 #[test]
 fn keys_with_a_common_component_lose_no_precision() {
     let dims = Dims { batch: 1, sequence: 64, heads: 2, kv_heads: 1, head_dim: 16, value_dim: 16, ..DIMS };
