@@ -5,8 +5,7 @@ use std::fmt::Write;
 use pipewright::ids::WorldRank;
 use pipewright_models::ParameterSpec;
 use pipewright_models::training_memory::{
-    ComputeDevices, DeviceLoad, HeldBytes, MemoryPlan, RunShape, Shortage, TrainingMemory, TrainingRun,
-    device_loads,
+    DeviceLoad, HeldBytes, MemoryPlan, RunShape, Shortage, TrainingMemory, TrainingRun, device_loads,
 };
 use pipewright_schedule::Placement;
 use pipewright_schedule::sharding::Sharding;
@@ -19,6 +18,7 @@ use crate::config::pipeline::TransportChoice;
 use crate::display::bytes;
 use crate::failure::{Exit, Failure};
 use crate::machine_memory::device_bytes;
+use crate::training::model::compute_devices;
 use crate::training::optimizer::state_rule;
 use crate::training::prepare::RunParts;
 use crate::training::state_copies::copy_bytes;
@@ -80,11 +80,6 @@ fn share_of_rank(settings: &Settings, is_shared: bool) -> Option<u64> {
 
 fn all_ranks(settings: &Settings) -> impl Iterator<Item = WorldRank> {
     (0..settings.mesh.ranks(settings.pipeline.ranks)).map(WorldRank::new)
-}
-
-/// Returns what the ranks of a run compute on, as far as it decides which tensors they keep.
-pub(crate) fn compute_devices(settings: &Settings) -> ComputeDevices {
-    settings.run.devices.compute_devices(settings.mesh.ranks(settings.pipeline.ranks))
 }
 
 /// Returns the numbers of [`table`] as JSON, for all ranks of a replica.

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use pipewright::train::data::TokenRows;
-use pipewright_models::training_memory::layers_in;
+use pipewright_models::training_memory::{ComputeDevices, layers_in};
 use pipewright_models::{Adapter, AdapterStart, CutModel, LoraConfig, ModelConfig, ParameterSpec, hf};
 use pipewright_schedule::ModelDesc;
 use pipewright_schedule::words::counted;
@@ -14,7 +14,6 @@ use crate::config::adapter::{AdapterSettings, AdapterSource};
 use crate::config::data::BYTES;
 use crate::config::model::ModelSettings;
 use crate::failure::Failure;
-use crate::training::memory::compute_devices;
 
 /// The number of different bytes.
 const BYTE_TOKENS: usize = 256;
@@ -92,6 +91,11 @@ pub(crate) fn trained_adapters(model: &CutModel, all: u64) -> Result<Option<(u64
 /// Returns the number of elements of parameters.
 fn elements(specs: &[ParameterSpec]) -> u64 {
     specs.iter().map(|spec| spec.shape.iter().product::<usize>() as u64).sum()
+}
+
+/// Returns what the ranks of a run compute on, as far as it decides which tensors they keep.
+pub(crate) fn compute_devices(settings: &Settings) -> ComputeDevices {
+    settings.run.devices.compute_devices(settings.mesh.ranks(settings.pipeline.ranks))
 }
 
 /// Returns the layers of the model of a run, with their sizes in the precision and on the devices of the run.

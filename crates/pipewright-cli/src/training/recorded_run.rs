@@ -26,8 +26,7 @@ use crate::run_folder::CONFIG;
 use crate::run_record::{RecordedTimeline, StepMetrics, median_of, metrics, require_run, timelines};
 use crate::schedules::other_sizes::other_sizes;
 use crate::training::arguments::load_settings;
-use crate::training::memory::compute_devices;
-use crate::training::model::{described, read_model};
+use crate::training::model::{compute_devices, described, read_model};
 use crate::training::prepare::cut;
 
 /// A run with everything that its page shows.
