@@ -192,8 +192,10 @@ impl CrossChecks<'_> {
         if experts == 1 || !self.is_sound() {
             return;
         }
-        if !replicas.is_multiple_of(experts) {
-            let range = format!("a divisor of {replicas}, the number of replicas (`data_parallel`),");
+        if mesh.mesh(1).expert_groups().is_none() {
+            let range = format!(
+                "{replicas}, the number of replicas (`data_parallel`), or a divisor of it that is a power of two,"
+            );
             let kind = ProblemKind::OutOfRange { key: EXPERTS, value: experts.to_string(), range };
             return self.section("mesh").report(EXPERTS, kind);
         }
@@ -202,6 +204,7 @@ impl CrossChecks<'_> {
             ("mesh", "data_parallel_mode", mesh.is_sharded()),
             ("run", "device", !run.devices.are_processor()),
             ("run", "verify", run.verify != Verify::Off),
+            ("run", "replace_slow", run.replace_slow),
         ];
         for (section, key, _) in others.into_iter().filter(|(_, _, is_set)| *is_set) {
             self.section(section).report(key, ProblemKind::BesideExperts { key, experts });

@@ -23,6 +23,8 @@ const REPLICAS: &str = "data_parallel";
 const MODE: &str = "data_parallel_mode";
 /// The key of the replicas that hold the experts together.
 pub(super) const EXPERTS: &str = "expert_parallel";
+/// The key that says whether tensor ranks hold whole experts.
+const WHOLE_EXPERTS: &str = "whole_experts";
 /// The key of the stages that are fetched ahead.
 pub(super) const LOOKAHEAD: &str = "unshard_lookahead";
 
@@ -112,7 +114,8 @@ impl MeshSettings {
     }
 
     /// Returns the mesh with another number of replicas, in groups of the same size if they form such groups.
-    /// Otherwise as many replicas hold the experts together as both numbers allow.
+    /// Otherwise as many replicas hold the experts together as both numbers and [`Mesh::expert_groups`]
+    /// allow.
     pub(crate) fn of_replicas(self, replicas: u32) -> Self {
         let data_parallel_mode = match self.data_parallel_mode {
             DataParallelMode::Hybrid { shards } if self.shard_groups().shards(replicas) != shards => {
@@ -120,7 +123,10 @@ impl MeshSettings {
             }
             mode => mode,
         };
-        let expert_parallel = greatest_common_divisor(replicas.into(), self.expert_parallel.into()) as u32;
+        let common = greatest_common_divisor(replicas.into(), self.expert_parallel.into()) as u32;
+        // The largest power of two that divides it; groups of other sizes would add in another order.
+        let power = common & common.wrapping_neg();
+        let expert_parallel = if common == replicas { common } else { power };
         Self { data_parallel: replicas, data_parallel_mode, expert_parallel, ..self }
     }
 
@@ -182,11 +188,12 @@ fn word(mode: DataParallelMode) -> &'static str {
 pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> MeshSettings {
     let mut section = Section::new(document, surroundings, "mesh");
     let (data_parallel, data_parallel_mode) = replicas(&mut section);
+    let (whole_experts, expert_parallel) = experts(&mut section);
     MeshSettings {
         data_parallel,
         tensor_parallel: section.count("tensor_parallel", 1),
-        whole_experts: section.flag("whole_experts", false),
-        expert_parallel: section.count(EXPERTS, 1),
+        whole_experts,
+        expert_parallel,
         data_parallel_mode,
         unshard_window: section.count("unshard_window", UnshardConfig::default().window.get()),
         unshard_lookahead: lookahead(&mut section),
@@ -195,6 +202,15 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mesh
             ReduceWait::AtEnd,
             &ReduceWait::ALL.map(|wait| (wait.name(), wait)),
         ),
+    }
+}
+
+/// Reads whether tensor ranks hold whole experts, and the number of replicas that hold the experts together.
+/// In the folders of older runs, the key of the second is a flag that says the first.
+fn experts(section: &mut Section<'_>) -> (bool, u32) {
+    match section.value(EXPERTS).and_then(|value| value.as_bool()) {
+        Some(former) => (section.flag(WHOLE_EXPERTS, former), 1),
+        None => (section.flag(WHOLE_EXPERTS, false), section.count(EXPERTS, 1)),
     }
 }
 

@@ -195,7 +195,9 @@ fn ranks_of(config: &mut toml::Table) -> Option<RunRanks> {
     let ranks = count(&table_of(config, "pipeline")?, "ranks")?;
     let mesh = table_of(config, "mesh").unwrap_or_default();
     let tensor = count(&mesh, "tensor_parallel").unwrap_or(1);
-    let whole_experts = mesh.get("whole_experts").and_then(toml::Value::as_bool).unwrap_or_default();
+    // In the folders of older runs, the flag has the name of the number of replicas.
+    let flag = |key: &str| mesh.get(key).and_then(toml::Value::as_bool);
+    let whole_experts = flag("whole_experts").or_else(|| flag("expert_parallel")).unwrap_or_default();
     let run = table_of(config, "run").unwrap_or_default();
     let text = |value: &toml::Value| value.as_str().map(str::to_owned);
     let list = run.get("devices").and_then(toml::Value::as_array);

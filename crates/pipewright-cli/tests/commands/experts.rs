@@ -273,6 +273,29 @@ fn replicas_that_hold_experts_together_train_as_replicas_with_all_and_resume_as_
     }
 }
 
+/// Before the key was a number, it was the flag that is now `whole_experts`.
+#[test]
+fn folders_with_the_former_flag_resume() {
+    let folder = folder();
+    let two = ["model.num_attention_heads=4", "pipeline.ranks=1", "mesh.tensor_parallel=2", "run.steps=2"];
+    let config = folder.path().join("out/config.toml");
+    for flag in ["true", "false"] {
+        let whole = format!("mesh.whole_experts={flag}");
+        succeed(&folder, &["train", "small.toml"], &[&two[..], &[whole.as_str()]].concat());
+        let written = fs::read_to_string(&config).expect("a configuration");
+        let key = format!("whole_experts = {flag}");
+        assert!(written.contains(&key) && written.contains("expert_parallel = 1"), "{written}");
+        let former =
+            written.replace("expert_parallel = 1", "").replace(&key, &format!("expert_parallel = {flag}"));
+        fs::write(&config, former).expect("it is written");
+        succeed(&folder, &["resume", "out"], &["run.steps=3"]);
+        assert_eq!(parts(&folder).len(), 3);
+        let stored = [0, 1].map(|rank| stored_experts(&folder, rank).join(" "));
+        let expected = if flag == "true" { ["0 1", "2 3"] } else { ["0 1 2 3", "0 1 2 3"] };
+        assert_eq!(stored, expected, "{flag}");
+    }
+}
+
 #[test]
 fn check_counts_the_experts_that_a_replica_holds() {
     let folder = folder();
@@ -292,18 +315,20 @@ fn check_counts_the_experts_that_a_replica_holds() {
 #[test]
 fn experts_that_replicas_cannot_hold_together_are_refused() {
     let folder = folder();
-    let refused = |set: &[&str], expected: &str| {
-        for command in ["check", "train"] {
+    let refused_by = |commands: &[&str], folder: &TempDir, set: &[&str], expected: &str| {
+        for command in commands {
             let set = set.iter().flat_map(|set| ["--set", set]);
-            let output = run(&folder, &[command, "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
+            let output = run(folder, &[*command, "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
             let said =
                 String::from_utf8_lossy(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
-            assert!(output.status.code() == Some(2) && said.contains(expected), "{said}");
+            assert!(output.status.code() == Some(2) && said.contains(expected), "{command}: {said}");
         }
     };
+    let refused = |set: &[&str], expected: &str| refused_by(&["check", "train"], &folder, set, expected);
     refused(
         &["mesh.data_parallel=4", "mesh.expert_parallel=3"],
-        "`expert_parallel` is 3, where a divisor of 4, the number of replicas (`data_parallel`), is expected",
+        "`expert_parallel` is 3, where 4, the number of replicas (`data_parallel`), or a divisor of it that is a power of two, \
+         is expected",
     );
     refused(
         &["mesh.data_parallel=3", "mesh.expert_parallel=3", "pipeline.microbatches=6"],
@@ -323,6 +348,23 @@ fn experts_that_replicas_cannot_hold_together_are_refused() {
         &["mesh.data_parallel=2", "mesh.expert_parallel=2", "mesh.data_parallel_mode=sharded"],
         "`data_parallel_mode` does not work with 2 replicas that hold the experts together",
     );
+    let two = ["mesh.data_parallel=2", "mesh.expert_parallel=2"];
+    refused(
+        &["mesh.data_parallel=6", "mesh.expert_parallel=3", "pipeline.microbatches=6"],
+        "`expert_parallel` is 3, where 6, the number of replicas (`data_parallel`), or a divisor of it that is a power of two, \
+         is expected",
+    );
+    for (set, key) in [("run.verify=on-suspicion", "verify"), ("run.replace_slow=true", "replace_slow")] {
+        let expected = format!("`{key}` does not work with 2 replicas that hold the experts together");
+        refused(&[two[0], two[1], set], &expected);
+    }
+    let measured = "know only layers that one rank computes, and `mesh.expert_parallel` is 2";
+    refused_by(&["train"], &folder, &[two[0], two[1], "pipeline.schedule=auto"], measured);
+    refused_by(&["profile"], &folder, &two, measured);
+    let keys = "architecture = \"gpt_oss\"\nnum_local_experts = 4\nsliding_window = 4\n[data]\n";
+    let with_biases = scratch::folder(&scratch::small(4, 4, 3).replace("[data]\n", keys));
+    let expected = "have biases or a bounded activation, and 2 replicas cannot hold such experts together";
+    refused_by(&["check", "train"], &with_biases, &two, expected);
     assert!(!folder.path().join("out").exists());
 }
 
