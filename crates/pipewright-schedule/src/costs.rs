@@ -104,7 +104,8 @@ pub struct StageSizes {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RecomputeSizes {
     /// The inputs that it keeps until its backward ends, and the activations of the layers that are not
-    /// computed again.
+    /// computed again. If microbatches are cut into slices, keys and values are left out, because they are
+    /// added for all layers.
     pub kept: u64,
     /// The activations that its backward holds at once, in addition to what is kept.
     pub recomputed: u64,

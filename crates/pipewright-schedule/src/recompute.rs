@@ -59,7 +59,7 @@ pub struct StageRecompute {
     pub layers: Option<NonZeroU32>,
     /// The number of microbatches in flight that keep all activations. A forward is computed again if the
     /// stage already has this many microbatches whose forward has run and kept them, and whose backward has
-    /// not run.
+    /// not run. If microbatches are cut into slices, slices are counted.
     pub keep: u32,
 }
 
@@ -70,6 +70,12 @@ impl StageRecompute {
     /// Returns the choice of the first `layers` layers of all microbatches; `None` for no layer.
     pub fn first(layers: u32) -> Option<Self> {
         NonZeroU32::new(layers).map(|layers| Self { layers: Some(layers), keep: 0 })
+    }
+
+    /// Returns the same choice for a stage of `count` layers, which may be fewer than it names: all layers if it
+    /// names at least as many.
+    pub fn within(self, count: usize) -> Self {
+        Self { layers: self.layers.filter(|layers| (layers.get() as usize) < count), ..self }
     }
 
     /// Returns how many of the `count` layers of the stage are computed again.
@@ -95,6 +101,17 @@ impl Recompute {
     /// Returns the choice that recomputes these stages as a whole.
     pub fn whole_stages(stages: impl IntoIterator<Item = StageIndex>) -> Self {
         Self::Stages(stages.into_iter().map(|stage| (stage, StageRecompute::WHOLE)).collect())
+    }
+
+    /// Returns the choice with these entries; `None` if two entries of a stage differ.
+    pub fn of_entries(entries: impl IntoIterator<Item = (StageIndex, StageRecompute)>) -> Option<Self> {
+        let mut stages = BTreeMap::new();
+        for (stage, choice) in entries {
+            if *stages.entry(stage).or_insert(choice) != choice {
+                return None;
+            }
+        }
+        Some(Self::Stages(stages))
     }
 
     /// Returns the choice with an entry for each stage, from the first one on; `None` for a stage that is not
@@ -231,7 +248,10 @@ impl FromStr for Recompute {
             "none" => Ok(Self::None),
             "stage" => Ok(Self::Stage),
             "block" => Ok(Self::Block),
-            list => list.split(',').map(entry).collect::<Option<_>>().map(Self::Stages).ok_or_else(wrong),
+            list => {
+                let entries: Option<Vec<_>> = list.split(',').map(entry).collect();
+                entries.and_then(Self::of_entries).ok_or_else(wrong)
+            }
         }
     }
 }
@@ -277,6 +297,11 @@ mod tests {
         for text in ["1:first=2", "1:layers=1:layers=2", "layers=2", "stage:layers=2", "1:keep=2:keep=2"] {
             assert!(text.parse::<Recompute>().is_err(), "{text}");
         }
+        // A stage that is named twice must have the same choice.
+        assert_eq!("0,0".parse(), Ok(Recompute::whole_stages([StageIndex::new(0)])));
+        for text in ["0,0:layers=2", "1:keep=1,2,1:keep=2"] {
+            assert!(text.parse::<Recompute>().is_err(), "{text}");
+        }
     }
 
     #[test]
@@ -289,6 +314,16 @@ mod tests {
             json("1:keep=2,2:layers=1:keep=1"),
             r#"[{"stage":1,"keep":2},{"stage":2,"layers":1,"keep":1}]"#
         );
+    }
+
+    #[test]
+    fn as_many_layers_as_the_stage_has_are_all() {
+        let choice = StageRecompute { keep: 2, ..StageRecompute::first(3).expect("a layer") };
+        assert_eq!(choice.within(4), choice);
+        for count in [1, 3] {
+            assert_eq!(choice.within(count), StageRecompute { layers: None, keep: 2 });
+        }
+        assert_eq!(StageRecompute::WHOLE.within(1), StageRecompute::WHOLE);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::ids::StageIndex;
 use crate::plan::balance::{Layout, Numbers, WalkTask, balanced, even};
 use crate::plan::cuts::{count_cuts, for_each_cut};
 use crate::plan::evaluate::{Evaluator, ranks_of_stages};
@@ -12,11 +13,13 @@ use crate::plan::search::optimizer_time;
 use crate::plan::stage_load::stage_loads;
 use crate::plan::tuning::Tuning;
 use crate::profile::Profile;
+use crate::recompute::Recompute;
 use crate::schedule::Schedule;
 
 /// Returns the first layer of each stage except the first in the fastest cut that is found for `schedule`;
-/// `None` if there are more stages than layers, or if the mesh does not fit the nodes. The boundaries of
-/// `choice` are ignored, and memory is not limited.
+/// `None` if there are more stages than layers, or if the mesh does not fit the nodes. A cut is preferred in
+/// which each stage has the layers that it is to recompute. The boundaries of `choice` are ignored, and memory
+/// is not limited.
 pub fn best_cut(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> Option<Vec<usize>> {
     let layers = choice.layers(profile, schedule.ranks()).ok()?;
     let whole = Order::of(schedule);
@@ -27,7 +30,12 @@ pub fn best_cut(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> 
     let (tuning, mut evaluator) = (Tuning::default(), Evaluator::default());
     // The order for each first stage that runs backward.
     let mut orders: BTreeMap<u32, Order> = BTreeMap::new();
+    let recompute = Recompute::of_stages(&choice.recompute);
     let mut time = |starts: &[usize]| {
+        let count = |stage: StageIndex| starts[stage.index() + 1] - starts[stage.index()];
+        if recompute.beyond_layers(count).is_some() {
+            return f64::INFINITY;
+        }
         let loads = stage_loads(&layers, starts, &choice.recompute);
         let first = first_backward(&loads);
         let order = orders.entry(first).or_insert_with(|| whole.split(first));

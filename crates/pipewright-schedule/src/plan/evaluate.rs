@@ -56,8 +56,8 @@ struct Role {
     /// Whether the stage drops it.
     is_dropped: bool,
     takes: f64,
-    /// The time of the second forward before it.
-    again: Option<f64>,
+    /// The time of the second forward before it, and which forwards are computed again.
+    again: Option<(f64, StageRecompute)>,
     /// The first of the messages that it receives, one for each microbatch; [`NONE`] if it receives none.
     needs: usize,
     /// The first of the messages that it sends to another stage, one for each microbatch; [`NONE`] if it
@@ -257,7 +257,8 @@ impl Evaluator {
                 arrival = message.arrival;
             }
             let is_dropped = |cell: Cell| role_of(roles, cell).is_dropped;
-            if let Some(again) = role.again.filter(|_| !follows_forward(row, position, is_dropped)) {
+            let again = role.again.filter(|&(_, choice)| is_recomputed_at(choice, row, position, is_dropped));
+            if let Some((again, _)) = again {
                 now += again;
             }
             let sent = now.max(arrival) + role.takes;
@@ -306,7 +307,7 @@ impl Evaluator {
                     let sends = (direction * stages + target) * width;
                     Role { sends, receiver, route: self.links.route(stage, direction), ..Role::NOTHING }
                 });
-            let again = load.again;
+            let again = load.again.zip(load.recompute);
             // In the order of the kinds.
             let mut roles = [
                 Role { takes: load.forward, needs: input, ..forward },
@@ -386,27 +387,55 @@ fn role_of(roles: &[[Role; 4]], cell: Cell) -> &Role {
     &roles[cell.stage as usize][cell.kind as usize]
 }
 
-/// Notes a cell of a stage that recomputes. Returns whether it is a forward that keeps its activations because
-/// the stage has few of them, or the backward of such a forward. Must be called for all cells of a row in order.
-pub(super) fn keeps(choice: StageRecompute, kept: &mut KeptForwards, cell: Cell) -> bool {
-    let microbatch = Microbatch::new(cell.microbatch);
-    match cell.kind {
-        Kind::Forward => kept.forward(choice.keep, microbatch),
-        Kind::Input | Kind::Backward => kept.backward(microbatch),
+/// Returns whether the cell at `position` is a forward that is computed again, or a backward that computes its
+/// forward again: the stage recomputes, as `choice` says, the two do not follow each other, and the forward is
+/// none of those that are kept because the stage has few of them. Must be called for all cells of the stage in
+/// order, with its own `kept`.
+pub(super) fn is_recomputed(
+    choice: Option<StageRecompute>,
+    kept: &mut KeptForwards,
+    row: &[Cell],
+    position: usize,
+    is_dropped: impl Fn(Cell) -> bool,
+) -> bool {
+    let Some(choice) = choice else { return false };
+    let microbatch = Microbatch::new(row[position].microbatch);
+    match row[position].kind {
+        Kind::Forward => !kept.forward(choice.keep, microbatch) && !is_followed(row, position, is_dropped),
+        Kind::Input | Kind::Backward => {
+            !kept.backward(microbatch) && !follows_forward(row, position, is_dropped)
+        }
         Kind::Weight => false,
     }
 }
 
+/// Returns the same for a single cell, whose stage has run the cells before it in the row.
+fn is_recomputed_at(
+    choice: StageRecompute,
+    row: &[Cell],
+    position: usize,
+    is_dropped: impl Fn(Cell) -> bool,
+) -> bool {
+    let mut kept = KeptForwards::default();
+    if choice.keep > 0 {
+        let is_own = |&at: &usize| row[at].stage == row[position].stage && !is_dropped(row[at]);
+        for at in (0..position).filter(is_own) {
+            is_recomputed(Some(choice), &mut kept, row, at, &is_dropped);
+        }
+    }
+    is_recomputed(Some(choice), &mut kept, row, position, is_dropped)
+}
+
 /// Returns whether the cell at `position` is a backward that follows its own forward, with nothing but
 /// computations that are dropped in between.
-pub(super) fn follows_forward(row: &[Cell], position: usize, is_dropped: impl Fn(Cell) -> bool) -> bool {
+fn follows_forward(row: &[Cell], position: usize, is_dropped: impl Fn(Cell) -> bool) -> bool {
     let before = row[..position].iter().rev().find(|&&cell| !is_dropped(cell));
     before.is_some_and(|&before| is_pair(before, row[position]))
 }
 
 /// Returns whether the cell at `position` is a forward that its own backward follows, with nothing but
 /// computations that are dropped in between.
-pub(super) fn is_followed(row: &[Cell], position: usize, is_dropped: impl Fn(Cell) -> bool) -> bool {
+fn is_followed(row: &[Cell], position: usize, is_dropped: impl Fn(Cell) -> bool) -> bool {
     let next = row[position + 1..].iter().find(|&&cell| !is_dropped(cell));
     next.is_some_and(|&next| is_pair(row[position], next))
 }

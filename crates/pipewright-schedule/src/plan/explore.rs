@@ -8,7 +8,10 @@ use crate::plan::evaluate::ranks_of_stages;
 use crate::plan::greedy::Rules;
 use crate::plan::named::{climb_named, named, try_named};
 use crate::plan::pool::{Cut, cut_by, pool};
-use crate::plan::recompute::{count_choices, every_choice, first_layers, layers_to_hold, stages_to_hold};
+use crate::plan::recompute::{
+    count_choices, every_choice, few_whole_choices, first_layers, layers_to_hold, stages_to_hold,
+    without_repetitions,
+};
 use crate::plan::report::SEARCHED;
 use crate::plan::search::{Choice, Search};
 use crate::plan::shape::Shape;
@@ -115,22 +118,26 @@ fn choices(search: &Search<'_>, shape: &Shape, cut: &Cut) -> Vec<Vec<Option<Stag
         let starts = &cut.layout.starts;
         let shares = search.tuning.search.in_flight.iter();
         choices.extend(shares.map(|&share| to_hold_as_1f1b(shape, starts, &placement, memory, share)));
+        choices.push(all);
+        choices.extend(few_whole_choices(stages, search.tuning.search.all_choices));
     } else if count_choices(&vec![1; stages]) <= search.tuning.search.all_choices {
         return every_choice(&vec![1; stages]).collect();
     } else {
         let loads = stage_loads(&shape.layers, &cut.layout.starts, &choices[0]);
         choices.extend([1, 2].map(|factor| {
-            let wanted = |rank: usize| factor * (shape.ranks as usize - rank) as u64;
+            let wanted = |rank: usize| {
+                let in_flight = factor * (shape.ranks as usize - rank) as u64;
+                in_flight.min(u64::from(shape.microbatches))
+            };
             stages_to_hold(&shape.layers, &loads, &placement, memory, wanted)
         }));
+        choices.push(all);
     }
-    choices.push(all);
-    choices.dedup();
-    choices
+    without_repetitions(choices)
 }
 
 /// Returns the choice of the fewest layers with which each rank can hold a share of the microbatches that it
-/// holds in 1F1B, rounded up.
+/// holds in 1F1B, rounded up. It holds at most all microbatches.
 fn to_hold_as_1f1b(
     shape: &Shape,
     starts: &[usize],
@@ -138,7 +145,10 @@ fn to_hold_as_1f1b(
     memory: u64,
     share: f64,
 ) -> Vec<Option<StageRecompute>> {
-    let wanted = |rank: usize| (share * f64::from(shape.ranks - rank as u32)).ceil() as u64;
+    let wanted = |rank: usize| {
+        let in_flight = (share * f64::from(shape.ranks - rank as u32)).ceil() as u64;
+        in_flight.min(u64::from(shape.microbatches))
+    };
     layers_to_hold(&shape.layers, starts, placement, memory, wanted)
 }
 
@@ -153,13 +163,13 @@ fn try_rules(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut],
             if cut.bound >= search.best_time() {
                 break;
             }
+            let Some(&rules) = rules(cut).get(index) else { continue };
             for recompute in choices(search, shape, cut) {
                 if search.is_good_enough(bound) || !search.goes_on(reserve) {
                     return;
                 }
                 let choice = Choice { shape: at, starts: &cut.layout.starts, recompute: &recompute };
                 let before = search.best_time();
-                let Some(&rules) = rules(cut).get(index) else { continue };
                 search.search_order(shapes, &placement(&cut.layout), choice, rules, before);
             }
         }
@@ -208,7 +218,8 @@ struct State {
 
 /// Changes a plan at random: sometimes its rules and its recomputation, and always its layout. Half of the
 /// time, that is a small change; otherwise a larger one, after which a short walk balances the ranks again.
-fn changed(search: &mut Search<'_>, shape: &Shape, now: &State, numbers: &mut Numbers) -> State {
+/// Returns also whether the recomputation was drawn.
+fn changed(search: &mut Search<'_>, shape: &Shape, now: &State, numbers: &mut Numbers) -> (State, bool) {
     let mut next = now.clone();
     let (ranks, stages) = (shape.ranks as usize, now.recompute.len());
     if numbers.below(6) == 0 {
@@ -229,10 +240,7 @@ fn changed(search: &mut Search<'_>, shape: &Shape, now: &State, numbers: &mut Nu
         for _ in 0..=numbers.below(2) {
             next.layout.shake(ranks, true, numbers);
         }
-        if !recomputes_anew {
-            refit(search, shape, &mut next, numbers);
-        }
-        return next;
+        return (next, recomputes_anew);
     }
     let tuning = &search.tuning.annealing;
     let is_free = numbers.below(tuning.free) == 0;
@@ -249,10 +257,7 @@ fn changed(search: &mut Search<'_>, shape: &Shape, now: &State, numbers: &mut Nu
     };
     next.layout = balanced(walk, next.layout, numbers, &mut changes);
     search.charge_walk(changes, (stages / ranks) as u32);
-    if !recomputes_anew {
-        refit(search, shape, &mut next, numbers);
-    }
-    next
+    (next, recomputes_anew)
 }
 
 /// Returns the layers of a stage of `count` layers that are recomputed after a random change: one more or one
@@ -299,9 +304,16 @@ fn run_episode(
         let left = (tries - attempt) as f64 / tries as f64;
         let before = now.time * (1.0 + tuning.worse * left * left);
         let is_first = attempt == 0 && now.time.is_infinite();
-        let mut next = if is_first { now.clone() } else { changed(search, shape, &now, numbers) };
+        let (mut next, recomputes_anew) =
+            if is_first { (now.clone(), true) } else { changed(search, shape, &now, numbers) };
+        if step.cut_time(&next.layout.rank_of, &next.layout.starts) >= before {
+            continue;
+        }
+        if !recomputes_anew {
+            refit(search, shape, &mut next, numbers);
+        }
         let is_same = (&next.layout, &next.recompute, next.rules) == (&now.layout, &now.recompute, now.rules);
-        if is_same && !is_first || step.cut_time(&next.layout.rank_of, &next.layout.starts) >= before {
+        if is_same && !is_first {
             continue;
         }
         let choice = Choice { shape: at, starts: &next.layout.starts, recompute: &next.recompute };

@@ -53,6 +53,7 @@ mod pool;
 mod named;
 mod explore;
 mod change;
+mod critical;
 mod polish;
 mod planner;
 #[cfg(test)]

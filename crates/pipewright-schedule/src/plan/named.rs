@@ -8,7 +8,9 @@ use crate::plan::cuts::count_cuts;
 use crate::plan::families::Family;
 use crate::plan::order::{Order, first_backward};
 use crate::plan::pool::{Cut, usual_cuts};
-use crate::plan::recompute::{count_choices, every_choice, layers_to_fit, stages_to_fit};
+use crate::plan::recompute::{
+    count_choices, every_choice, few_whole_choices, layers_to_fit, stages_to_fit, without_repetitions,
+};
 use crate::plan::search::{Choice, Label, Search};
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::{engine_costs, stage_loads};
@@ -141,31 +143,44 @@ fn try_cut(
     if plain.is_some() {
         return plain;
     }
-    // Recomputation in more stages never takes more memory, so if it does not fit in all of them, nothing
-    // does.
-    let all = vec![Some(StageRecompute::WHOLE); stages];
-    let mut best = search.consider(shapes, label, &order, Choice { shape: at, starts, recompute: &all });
-    best?;
+    let mut best: Option<f64> = None;
+    for recompute in choices_to_fit(search, shape, starts, &order, memory) {
+        let choice = Choice { shape: at, starts, recompute: &recompute };
+        if let Some(time) = search.consider(shapes, label, &order, choice) {
+            best = Some(best.map_or(time, |best| best.min(time)));
+        }
+    }
+    best
+}
+
+/// Returns what may be recomputed if an order does not fit without: all choices if there are few. If all stages
+/// recompute, that need not take the least memory: a second forward returns an output once more, which is more
+/// than it saves if few microbatches are in flight.
+fn choices_to_fit(
+    search: &Search<'_>,
+    shape: &Shape,
+    starts: &[usize],
+    order: &Order,
+    memory: u64,
+) -> Vec<Vec<Option<StageRecompute>>> {
+    let (stages, most) = (starts.len() - 1, search.tuning.search.all_choices);
     let is_partial = search.request.recomputes_in_part();
     let counts: Vec<usize> = if is_partial {
         starts.windows(2).map(|range| range[1] - range[0]).collect()
     } else {
         vec![1; stages]
     };
-    let choices: Vec<Vec<Option<StageRecompute>>> =
-        if count_choices(&counts) <= search.tuning.search.all_choices {
-            every_choice(&counts).skip(1).filter(|choice| *choice != all).collect()
-        } else {
-            let layers = is_partial.then(|| layers_to_fit(&shape.layers, starts, &order, memory));
-            layers.into_iter().chain([stages_to_fit(&shape.layers, starts, &order, memory)]).collect()
-        };
-    for recompute in choices {
-        let choice = Choice { shape: at, starts, recompute: &recompute };
-        if let Some(time) = search.consider(shapes, label, &order, choice) {
-            best = Some(best.map_or(time, |best: f64| best.min(time)));
-        }
+    if count_choices(&counts) <= most {
+        return every_choice(&counts).skip(1).collect();
     }
-    best
+    let mut choices = Vec::new();
+    if is_partial {
+        choices.push(layers_to_fit(&shape.layers, starts, order, memory));
+    }
+    choices.push(stages_to_fit(&shape.layers, starts, order, memory));
+    choices.push(vec![Some(StageRecompute::WHOLE); stages]);
+    choices.extend(few_whole_choices(stages, most).skip(1));
+    without_repetitions(choices)
 }
 
 /// Moves the boundaries of the best named plans, one at a time, as long as that helps and more than

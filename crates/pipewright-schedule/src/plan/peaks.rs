@@ -4,7 +4,7 @@
 //! because a rank computes one thing at a time.
 
 use crate::ids::{Rank, StageIndex};
-use crate::plan::evaluate::{follows_forward, is_followed, keeps};
+use crate::plan::evaluate::is_recomputed;
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::stage_load::{StageLoad, beside, waiting};
 use crate::recompute::KeptForwards;
@@ -40,15 +40,13 @@ fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, tra
     for (position, cell) in row.iter().enumerate().filter(|&(_, &cell)| !is_dropped(cell)) {
         let chunk = order.placement.chunk_of(StageIndex::new(cell.stage)).index();
         let load = &own_loads[chunk];
-        let keeps = load.recompute.is_some_and(|choice| keeps(choice, &mut kept[chunk], *cell));
+        let is_again = is_recomputed(load.recompute, &mut kept[chunk], row, position, is_dropped);
         let (more, less) = match cell.kind {
-            Kind::Forward if trains && !keeps && !is_followed(row, position, is_dropped) => (load.kept, 0),
+            Kind::Forward if trains && is_again => (load.kept, 0),
             Kind::Forward if trains => (load.activation(), 0),
             Kind::Forward => (load.activation(), load.activation()),
-            Kind::Input | Kind::Backward if keeps || follows_forward(row, position, is_dropped) => {
-                (0, load.activation())
-            }
-            Kind::Input | Kind::Backward => (load.rebuilt, load.activation()),
+            Kind::Input | Kind::Backward if is_again => (load.rebuilt, load.activation()),
+            Kind::Input | Kind::Backward => (0, load.activation()),
             Kind::Weight => (0, load.stash),
         };
         held = held.saturating_add(more);

@@ -83,13 +83,15 @@ fn no_shape(profile: &Profile, request: &PlanRequest) -> PlanError {
 /// another one.
 fn bounds_of(shapes: &[Shape], search: &mut Search<'_>) -> Vec<f64> {
     let (tuning, memory) = (&search.tuning.bound, search.request.memory);
-    let others = |shape: &Shape, program: f64| {
+    let parts = |shape: &Shape| {
         let step = shape.step();
         let limited = memory.map_or(0.0, |memory| memory_bound(step, memory, tuning));
-        program.max(reduction_bound(step)).max(limited) + optimizer_bound(step)
+        (reduction_bound(step).max(limited), optimizer_bound(step))
     };
-    let mut bounds: Vec<f64> =
-        shapes.iter().map(|shape| others(shape, simple_bound(shape.step(), tuning))).collect();
+    let parts: Vec<(f64, f64)> = shapes.iter().map(parts).collect();
+    let with_parts = |at: usize, program: f64| program.max(parts[at].0) + parts[at].1;
+    let simple = |at: usize| with_parts(at, simple_bound(shapes[at].step(), tuning));
+    let mut bounds: Vec<f64> = (0..shapes.len()).map(simple).collect();
     let mut order: Vec<usize> = (0..shapes.len()).collect();
     order.sort_by(|&one, &other| bounds[one].total_cmp(&bounds[other]));
     let mut smallest = f64::INFINITY;
@@ -98,7 +100,7 @@ fn bounds_of(shapes: &[Shape], search: &mut Search<'_>) -> Vec<f64> {
             break;
         }
         let shape = &shapes[at];
-        bounds[at] = others(shape, lower_bound(shape.step(), &shape.classes, tuning));
+        bounds[at] = with_parts(at, lower_bound(shape.step(), &shape.classes, tuning));
         smallest = smallest.min(bounds[at]);
     }
     bounds
@@ -180,7 +182,8 @@ fn finished(
     let choice = PlanChoice {
         head_parts: Some(shape.head_parts),
         boundaries,
-        // The search may choose recomputation for stages that run forward only, where it has no effect.
+        // The search may choose recomputation for stages that run forward only, where it has no effect, and
+        // more layers than a stage has.
         recompute: loads.iter().map(|load| load.recompute).collect(),
         data_parallel: shape.mesh.replicas,
         tensor_parallel: shape.mesh.tensor,
@@ -262,4 +265,50 @@ fn outcomes(search: &Search<'_>, shapes: &[Shape]) -> Vec<Outcome> {
     };
     outcomes.sort_by(|one, other| rank(one).partial_cmp(&rank(other)).unwrap_or(std::cmp::Ordering::Equal));
     outcomes
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::generate::{ScheduleSpec, generate};
+    use crate::plan::change::Change;
+    use crate::plan::report::PlanSettings;
+    use crate::profile::{LayerProfile, LinkProfile};
+    use crate::recompute::StageRecompute;
+
+    /// The search moves boundaries without regard to what the stages recompute.
+    #[test]
+    fn a_stage_that_lost_layers_recomputes_those_that_it_has() {
+        let layer = LayerProfile { forward_s: 1.0, activation_bytes: 10, ..LayerProfile::default() };
+        let link = LinkProfile::new(0.0, 1e9);
+        let profile = Profile { link, layers: vec![layer; 6], ..Profile::default() };
+        let request =
+            PlanRequest { ranks: 2, microbatches: 3, data_parallel: Some(1), ..PlanRequest::default() };
+        let shapes = Shape::all(&profile, &request, &Tuning::default());
+        let shape = shapes.iter().find(|shape| shape.microbatches == 3).expect("a shape");
+        let spec = ScheduleSpec { ranks: 2, microbatches: 3, ..ScheduleSpec::default() };
+        let mut order = Order::of(&generate("1f1b", &spec).expect("a schedule")).split(0);
+        let mut starts = vec![0, 4, 6];
+        let mut recompute = vec![StageRecompute::first(3).map(|it| StageRecompute { keep: 1, ..it }), None];
+        let expected = [Some(StageRecompute { keep: 1, ..StageRecompute::WHOLE }), None];
+        let shift = Change::Shift { first: 1, last: 1, is_up: false, recomputed: None };
+        for _ in 0..2 {
+            shift.apply(&mut order, &mut starts, &mut recompute);
+            let candidate = Candidate {
+                name: SEARCHED,
+                settings: PlanSettings::default(),
+                order: Rc::new(order.clone()),
+                rules: None,
+                starts: starts.clone(),
+                recompute: recompute.clone(),
+                shape: 0,
+                time: 0.0,
+                peak: 0,
+            };
+            let plan = finished(&profile, &request, shape, &candidate).expect("a plan");
+            assert_eq!(plan.recompute, expected, "{starts:?}");
+        }
+    }
 }

@@ -18,6 +18,7 @@ use std::rc::Rc;
 
 use crate::plan::balance::Numbers;
 use crate::plan::change::{Change, Recomputed, may_move};
+use crate::plan::critical::{Block, critical};
 use crate::plan::evaluate::{Changed, Evaluator};
 use crate::plan::order::Order;
 use crate::plan::recompute::first_layers;
@@ -26,14 +27,6 @@ use crate::plan::shape::Shape;
 use crate::plan::stage_load::{StageLoad, stage_loads};
 use crate::plan::tuning::PolishTuning;
 use crate::recompute::StageRecompute;
-
-/// Part of a critical path: computations of one rank without a gap.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Block {
-    rank: usize,
-    first: usize,
-    last: usize,
-}
 
 /// The plan that is changed.
 struct Polished {
@@ -177,9 +170,9 @@ impl Polished {
     /// Returns a change at random; `None` if the drawn one cannot be.
     fn draw(&self, tuning: &PolishTuning, numbers: &mut Numbers) -> Option<Change> {
         let stages = self.recompute.len();
-        if stages > 1 {
+        if stages > 1 || self.recomputes_in_part {
             match numbers.below(tuning.boundaries) {
-                0 => return self.draw_shift(tuning, numbers),
+                0 if stages > 1 => return self.draw_shift(tuning, numbers),
                 1 if self.recomputes_in_part => {
                     return self.draw_recomputed(0..stages, numbers).map(Change::Recompute);
                 }
@@ -260,27 +253,6 @@ impl Polished {
 
     fn apply(&mut self, change: Change) {
         change.apply(&mut self.order, &mut self.starts, &mut self.recompute);
-    }
-}
-
-/// Returns the blocks of a critical path of the order that `evaluator` keeps, the last one first.
-fn critical(order: &Order, evaluator: &Evaluator) -> Vec<Block> {
-    let ended = evaluator.ended();
-    let mut blocks = Vec::new();
-    let end_of = |rank: usize| ended[rank].last().map_or(0.0, |ended| ended.at);
-    let latest = (0..ended.len()).max_by(|&one, &other| end_of(one).total_cmp(&end_of(other)));
-    let Some((mut rank, mut last)) = latest.and_then(|rank| Some((rank, ended[rank].len().checked_sub(1)?)))
-    else {
-        return blocks;
-    };
-    loop {
-        let first = (0..=last).rev().find(|&at| ended[rank][at].has_waited).unwrap_or(0);
-        blocks.push(Block { rank, first, last });
-        if !ended[rank][first].has_waited {
-            return blocks;
-        }
-        let Some(sender) = evaluator.sender_of(order.rows[rank][first]) else { return blocks };
-        (rank, last) = sender;
     }
 }
 

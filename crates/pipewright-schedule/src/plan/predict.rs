@@ -7,7 +7,7 @@ use crate::ids::StageIndex;
 use crate::lower::{LowerError, TrainingLowering, for_training};
 use crate::partition::{Method, PartitionError, partition};
 use crate::placement::Placement;
-use crate::plan::evaluate::{follows_forward, keeps};
+use crate::plan::evaluate::is_recomputed;
 use crate::plan::head_parts::with_head_parts;
 use crate::plan::layers::Layers;
 use crate::plan::network::{Mesh, MeshOrder, Network};
@@ -262,13 +262,12 @@ fn collectives(order: &Order, loads: &[StageLoad]) -> Collectives {
         if is_dropped(cell) {
             return 0.0;
         }
-        let keeps = load.recompute.is_some_and(|choice| keeps(choice, &mut kept[cell.stage as usize], cell));
+        let kept = &mut kept[cell.stage as usize];
+        let is_again = is_recomputed(load.recompute, kept, row, position, is_dropped);
         match cell.kind {
             Kind::Forward => load.sums,
-            Kind::Input | Kind::Backward if keeps || follows_forward(row, position, is_dropped) => {
-                load.input_sums
-            }
-            Kind::Input | Kind::Backward => load.input_sums + load.sums_again,
+            Kind::Input | Kind::Backward if is_again => load.input_sums + load.sums_again,
+            Kind::Input | Kind::Backward => load.input_sums,
             Kind::Weight => 0.0,
         }
     };

@@ -21,15 +21,42 @@ pub(super) fn count_choices(counts: &[usize]) -> u64 {
 
 /// Returns all of these choices, from none to all. If all counts are 1, they are all choices of whole stages.
 pub(super) fn every_choice(counts: &[usize]) -> impl Iterator<Item = Vec<Option<StageRecompute>>> {
-    (0..count_choices(counts)).map(move |number| {
-        let mut rest = number;
-        let of_stage = |&count: &usize| {
-            let layers = rest % (count as u64 + 1);
-            rest /= count as u64 + 1;
-            first_layers(layers as usize, count)
-        };
-        counts.iter().map(of_stage).collect()
-    })
+    (0..count_choices(counts)).map(move |number| numbered_choice(counts, number))
+}
+
+/// Returns a choice by its number.
+fn numbered_choice(counts: &[usize], number: u64) -> Vec<Option<StageRecompute>> {
+    let mut rest = number;
+    let of_stage = |&count: &usize| {
+        let layers = rest % (count as u64 + 1);
+        rest /= count as u64 + 1;
+        first_layers(layers as usize, count)
+    };
+    counts.iter().map(of_stage).collect()
+}
+
+/// Returns every choice of whole stages, or none if there are more than `most`.
+pub(super) fn few_whole_choices(
+    stages: usize,
+    most: u64,
+) -> impl Iterator<Item = Vec<Option<StageRecompute>>> {
+    let counts = vec![1; stages];
+    let are_few = count_choices(&counts) <= most;
+    let choices = if are_few { count_choices(&counts) } else { 0 };
+    (0..choices).map(move |number| numbered_choice(&counts, number))
+}
+
+/// Returns the choices without those that come earlier too.
+pub(super) fn without_repetitions(
+    choices: Vec<Vec<Option<StageRecompute>>>,
+) -> Vec<Vec<Option<StageRecompute>>> {
+    let mut different: Vec<Vec<Option<StageRecompute>>> = Vec::new();
+    for choice in choices {
+        if !different.contains(&choice) {
+            different.push(choice);
+        }
+    }
+    different
 }
 
 /// Returns the choice with which these stages recompute all their layers.

@@ -373,8 +373,13 @@ impl<'a> Search<'a> {
             return;
         }
         let recomputes = loads.iter().filter(|load| load.again.is_some()).count();
+        let has_layers = |load: &&StageLoad| load.recompute.is_some_and(|choice| choice.layers.is_some());
+        let in_part = match loads.iter().filter(has_layers).count() {
+            0 => String::new(),
+            count => format!(" ({count} in part)"),
+        };
         let plan = format!(
-            "{name}, {} of {}{}{}, {}, {recomputes} of them recomputing",
+            "{name}, {} of {}{}{}, {}, {recomputes} of them recomputing{in_part}",
             counted(shape.mesh.replicas, "replica"),
             counted(shape.ranks, "rank"),
             match shape.mesh.tensor {

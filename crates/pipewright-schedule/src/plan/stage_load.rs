@@ -33,7 +33,7 @@ pub(super) struct StageLoad {
     pub(super) apart: f64,
     /// The time to compute again what the stage recomputes of a forward; `None` if it does not recompute.
     pub(super) again: Option<f64>,
-    /// The part that it recomputes; `None` if it does not recompute.
+    /// The part that it recomputes, at most the layers that it has; `None` if it does not recompute.
     pub(super) recompute: Option<StageRecompute>,
     pub(super) optimizer: f64,
     /// The time to sum the gradients over the replicas.
@@ -139,6 +139,8 @@ pub(super) fn stage_load(
     let computes = layers.backward_of(start..end);
     // A stage that runs forward only computes nothing again.
     let recompute = recompute.filter(|_| computes != StageBackward::None);
+    // The search moves layers to other stages without regard to what these recompute.
+    let recompute = recompute.map(|choice| choice.within(end - start));
     let again = start..start + recompute.map_or(0, |choice| choice.layers_of(end - start));
     let mut load = StageLoad {
         computes,

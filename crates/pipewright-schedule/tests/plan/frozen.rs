@@ -7,7 +7,7 @@ use pipewright_schedule::profile::{LayerProfile, LinkProfile, NodeProfile, Profi
 use pipewright_schedule::{ScheduleSpec, StageBackward, StageIndex, generate};
 
 use crate::instances::{self, Instance, Numbers, block};
-use crate::{by_trying, check_against, check_plan, named_only, predicted, request, small};
+use crate::{by_trying, check_against, check_partial, check_plan, named_only, predicted, request, small};
 
 /// Freezes layers of an instance: those before a random one, and every third of the others.
 fn freeze(instance: &mut Instance, seed: u64) {
@@ -30,6 +30,9 @@ fn small_plans_of_frozen_layers_are_the_best_of_all() {
             let best = by_trying(&instance, memory, &PlanChoice::default(), false);
             let request = PlanRequest { partial_recompute: false, ..named_only(&instance, memory) };
             check_against(best, &instance, &request, seed);
+            if memory.is_some() {
+                check_partial(best, &instance, memory, seed);
+            }
         }
     }
 }

@@ -30,8 +30,8 @@ struct Item {
     takes: f64,
 }
 
-/// Returns a time that no step is below whose ranks have `memory` bytes each; 0 if they do not have room for
-/// the parameters.
+/// Returns a lower bound on the time of a step whose ranks have `memory` bytes each; 0 if they do not have room
+/// for the parameters.
 pub(super) fn bound(step: Step<'_>, memory: u64, tuning: &BoundTuning) -> f64 {
     let layers = step.layers;
     // Parts that replicas hold together are rounded up by rank, so they are left out.

@@ -59,8 +59,8 @@ pub(super) fn simple_bound(step: Step<'_>, tuning: &BoundTuning) -> f64 {
     any::bound(step, tuning) * (1.0 - ROUNDING)
 }
 
-/// Returns a time that no step is below whose ranks have `memory` bytes each, without the optimizer, whatever
-/// is recomputed.
+/// Returns a lower bound on the time of a step whose ranks have `memory` bytes each, without the optimizer,
+/// whatever is recomputed.
 pub(super) fn memory_bound(step: Step<'_>, memory: u64, tuning: &BoundTuning) -> f64 {
     memory::bound(step, memory, tuning) * (1.0 - ROUNDING)
 }
