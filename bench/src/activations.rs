@@ -37,7 +37,8 @@ pub(crate) struct Options {
         default_value = "gpipe,1f1b,zb-h1,zb-h2,interleaved1f1b,zbvzerobubble,dualpipev,v-half,v-min"
     )]
     schedules: Vec<String>,
-    /// The stages that compute their forward again: none, stage, or a list of stages.
+    /// The stages that compute their forward again: none, stage, or a list of stages without layers, such as
+    /// 0,1:keep=2.
     #[arg(long, default_value = "none")]
     recompute: Recompute,
 }
@@ -60,6 +61,12 @@ struct StageBytes {
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    if let Some(stage) = options.recompute.in_part().next() {
+        let reason = "the bench measures stages as a whole, not their first layers";
+        return Err(
+            format!("--recompute names layers of stage {stage}; {reason}; leave out `:layers`").into()
+        );
+    }
     let mut measured: BTreeMap<u32, Vec<StageBytes>> = BTreeMap::new();
     for schedule in &options.schedules {
         let plain = Setup::new(schedule, options.size.ranks, options.size.microbatches);

@@ -46,7 +46,8 @@ pub(crate) struct SimulateArguments {
     #[command(flatten)]
     profile: ProfileArguments,
     /// The stages that compute their forward again in their backward: none, stage, block, or a list of stages,
-    /// such as 0,1:layers=3,2:keep=4 for the first layers of stage 1, and all but 4 microbatches of stage 2
+    /// such as 0,1:layers=3,2:keep=4: of stage 1 the first 3 layers, of stage 2 the microbatches after the
+    /// first 4 in flight
     #[arg(long, value_name = "none|stage|0,2", default_value = "none", conflicts_with = "logical")]
     recompute: Recompute,
     #[command(flatten)]

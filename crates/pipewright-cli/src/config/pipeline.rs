@@ -1,7 +1,6 @@
 //! The `[pipeline]` section: the number of ranks, the schedule, and the partition of the model. `schedule.rs`
 //! checks that the schedule exists in these sizes.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -194,8 +193,8 @@ fn read_recompute(section: &mut Section<'_>) -> Recompute {
     let expected = "a word, or a list of whole numbers, such as [0, 2], and of tables, such as \
                     { stage = 1, layers = 3 }, { stage = 1, keep = 2 } or { stage = 1, layers = 3, keep = 2 }, one for a stage";
     section.choice_or_list("recompute", Recompute::None, &words, expected, |items| {
-        let stages: BTreeMap<_, _> = items.iter().map(recomputed_stage).collect::<Option<_>>()?;
-        (stages.len() == items.len()).then_some(Recompute::Stages(stages))
+        let entries: Vec<_> = items.iter().map(recomputed_stage).collect::<Option<_>>()?;
+        Recompute::of_entries(entries)
     })
 }
 

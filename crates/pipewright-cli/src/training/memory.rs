@@ -231,7 +231,7 @@ fn machine_shortage(plan: &MemoryPlan, needed: u64, available: u64) -> String {
     let advice = match name {
         "activations" => {
             "use fewer or shorter rows per microbatch, a schedule that holds fewer microbatches, or \
-             pipeline.recompute=stage"
+             pipeline.recompute for more layers or stages"
         }
         _ => {
             "use a smaller model, or spread it over more machines with more pipeline.ranks and \
@@ -260,7 +260,7 @@ fn device_shortage(load: &DeviceLoad, missing: u64) -> String {
     });
     format!(
         "{}, which is {} too little{most}; use more devices with more pipeline.ranks and run.devices, \
-         mesh.data_parallel_mode=sharded, pipeline.recompute=stage, fewer rows per microbatch, or a smaller model",
+         mesh.data_parallel_mode=sharded, pipeline.recompute for more layers or stages, fewer rows per microbatch, or a smaller model",
         device_balance(load),
         bytes(missing)
     )

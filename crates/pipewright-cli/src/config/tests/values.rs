@@ -196,6 +196,7 @@ fn what_is_recomputed_is_a_word_or_a_list_of_stages() {
         ("stage", "stage"),
         ("\"block\"", "block"),
         ("[1, 0]", "0,1"),
+        ("[1, 1]", "1"),
         ("[0, { stage = 1, layers = 2 }]", "0,1:layers=2"),
         ("[{ stage = 1, layers = 1, keep = 3 }]", "1:layers=1:keep=3"),
         ("[{ stage = 0, keep = 1 }]", "0:keep=1"),
