@@ -151,10 +151,10 @@ impl HybridStage {
         (further.forward(x, &ids, &tokens, context), ids, tokens)
     }
 
-    /// Does the same behind the embeddings.
+    /// Does the same in a part of a stage without the embeddings.
     fn enter_later(&self, input: HybridInput, context: &StageContext) -> (Tensor<3>, Tensor<2, Int>, Tokens) {
         let HybridInput::Hidden(hidden, ids) = input else {
-            panic!("a stage without the embeddings takes hidden states, not token ids")
+            panic!("layers after the embeddings take hidden states, not token ids")
         };
         let tokens = Tokens::new(&self.config, &ids, context);
         (hidden, ids, tokens)

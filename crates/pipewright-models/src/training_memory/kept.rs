@@ -8,7 +8,9 @@ use crate::cut_model::CutModel;
 use crate::parameter::ParameterSpec;
 use crate::training_memory::adapters::{adapter_stash, add_adapters, remove_below};
 use crate::training_memory::arrived_rows::{add_arrived_rows, chosen_experts};
-use crate::training_memory::sizes::{ComputeDevices, base_layers_in, kept_bytes, stage_sizes};
+use crate::training_memory::sizes::{
+    ComputeDevices, base_layers_in, kept_bytes, keys_values_bytes, stage_sizes,
+};
 
 /// The parts of a run on which the bytes of its activations depend.
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +79,11 @@ impl KeptActivations<'_> {
         } else {
             let again = self.recompute.of(stage).map_or(own.len(), |choice| choice.layers_of(own.len()));
             let others = kept_bytes(&own[again..]);
-            (input(range.start).saturating_add(others), kept_bytes(own).saturating_sub(others))
+            // A slice that is computed again keeps the keys and values of all layers. Those of the other layers
+            // are part of their activations.
+            let keys_values = if self.slices.is_one() { 0 } else { keys_values_bytes(&own[again..]) };
+            let kept = input(range.start).saturating_add(others).saturating_sub(keys_values);
+            (kept, kept_bytes(own).saturating_sub(others))
         };
         let rows = u64::from(self.rows);
         RecomputeSizes { kept: kept.saturating_mul(rows), recomputed: recomputed.saturating_mul(rows) }

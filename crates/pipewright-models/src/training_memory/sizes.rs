@@ -68,9 +68,13 @@ pub(super) fn base_layers_in(
 /// large as the activations.
 pub(super) fn stage_sizes(layers: &[LayerDesc], rows: u32) -> StageSizes {
     let activation = kept_bytes(layers).saturating_mul(u64::from(rows));
-    let keys_values = layers.iter().map(|layer| layer.keys_values_bytes).fold(0, u64::saturating_add);
-    let keys_values = keys_values.saturating_mul(u64::from(rows));
+    let keys_values = keys_values_bytes(layers).saturating_mul(u64::from(rows));
     StageSizes { activation, stash: activation, keys_values, ..StageSizes::default() }
+}
+
+/// Returns the bytes of the keys and values of these layers, for a row.
+pub(super) fn keys_values_bytes(layers: &[LayerDesc]) -> u64 {
+    layers.iter().map(|layer| layer.keys_values_bytes).fold(0, u64::saturating_add)
 }
 
 /// Returns the bytes that the forward of a stage with these layers keeps for its backward, for a row.

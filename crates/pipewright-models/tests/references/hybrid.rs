@@ -29,6 +29,7 @@ use pipewright_models::{
     CutModel, InitialParameters, ModelConfig, ModelFamily, Place, cross_entropy, parameter_specs,
 };
 use pipewright_schedule::lower::{TrainingLowering, for_training};
+use pipewright_schedule::recompute::StageRecompute;
 use pipewright_schedule::{
     Method, Microbatch, Recompute, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition,
 };
@@ -338,11 +339,21 @@ fn check_parts(name: &str, head_parts: u32, last: &[usize]) {
     boundaries.reverse();
     boundaries.pop();
     let ranks = boundaries.len() as u32 + 1;
+    let in_part = in_part(&boundaries, cut.model().describe(1).layers.len());
     let cut = Reference { method: Method::Explicit { boundaries }, ..cut };
     assert_eq!(train(&cut, "1f1b", ranks, &config, FIRST_STEPS), first_steps, "{name}: a cut by hand");
-    let recomputing = PipelineConfig { recompute: Recompute::Stage, ..config };
-    let run = train(&cut, "zb-h1", ranks, &recomputing, FIRST_STEPS);
-    assert_eq!(run, first_steps, "{name}: recomputed");
+    for recompute in [Recompute::Stage, Recompute::Block, in_part] {
+        let recomputing = PipelineConfig { recompute: recompute.clone(), ..config.clone() };
+        let run = train(&cut, "zb-h1", ranks, &recomputing, FIRST_STEPS);
+        assert_eq!(run, first_steps, "{name}: recompute = {recompute}");
+    }
+}
+
+/// Returns a choice in which every stage of more than one layer recomputes all of them but the last.
+fn in_part(boundaries: &[usize], layers: usize) -> Recompute {
+    let starts: Vec<usize> = [0].iter().chain(boundaries).chain([&layers]).copied().collect();
+    let of_stage = |range: &[usize]| StageRecompute::first((range[1] - range[0]) as u32 - 1);
+    Recompute::of_stages(&starts.windows(2).map(of_stage).collect::<Vec<_>>())
 }
 
 #[test]
