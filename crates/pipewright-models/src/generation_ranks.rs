@@ -88,6 +88,7 @@ impl RanksConfig {
     }
 }
 
+/// Makes the stage of a rank from its layers and its place among the tensor ranks.
 type MakeStage = dyn Fn(Range<usize>, &Place) -> Result<Box<dyn GenerationStage>, HfError> + Send + Sync;
 
 /// Ranks that generate texts together, and the thread that chooses the tokens.
@@ -391,7 +392,7 @@ fn inbox(link: &RankLink, tensor: usize, messages: Option<Receiver<Message>>) ->
     match messages {
         Some(messages) => Inbox::Chooser(messages),
         // The first rank passes messages on to the other ranks of the first stage.
-        None => Inbox::Rank(WorldRank::new(rank.checked_sub(tensor).unwrap_or(0) as u32)),
+        None => Inbox::Rank(WorldRank::new(rank.saturating_sub(tensor) as u32)),
     }
 }
 

@@ -18,9 +18,9 @@ use pipewright::tensor::{BoundaryError, Values};
 use pipewright_schedule::error_text::panic_message;
 use serde::{Deserialize, Serialize};
 
+use super::MakeStage;
 use super::error::{RanksError, RemoteFailure};
 use crate::generation_stage::{GenerationStage, RowPart, StageRow};
-use crate::hf::HfError;
 use crate::split::Place;
 
 /// A message to a rank: a part of the text with this number.
@@ -105,10 +105,7 @@ impl Worker {
     ///
     /// # Errors
     /// When this rank fails, which it has reported then, or another one.
-    pub(super) fn run(
-        self,
-        make: &(dyn Fn(Range<usize>, &Place) -> Result<Box<dyn GenerationStage>, HfError> + Send + Sync),
-    ) -> Result<(), RanksError> {
+    pub(super) fn run(self, make: &MakeStage) -> Result<(), RanksError> {
         let rank = self.rank();
         // `AssertUnwindSafe` holds because nothing of the rank is used after a panic but its connection.
         let ended = catch_unwind(AssertUnwindSafe(|| {

@@ -10,8 +10,9 @@ use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Layers, Pipeline};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::Precision;
-use pipewright_models::decoder::{DecoderConfig, DecoderInput, MixtureConfig};
+use pipewright_models::decoder::{DecoderConfig, DecoderInput, DecoderStage, MixtureConfig};
 use pipewright_models::llama::LlamaConfig;
+use pipewright_models::nemotron_h::NemotronHStage;
 use pipewright_models::qwen3_moe::Qwen3MoeConfig;
 use pipewright_models::training_memory::{ComputeDevices, layers_in};
 use pipewright_models::{CutModel, ModelConfig, ModelFamily};
@@ -153,19 +154,19 @@ fn sizes() -> DecoderConfig {
 #[test]
 fn dense_blocks_keep_what_the_estimate_counts() {
     let config = LlamaConfig::from(sizes());
-    check_kept(&config, ModelConfig::Llama(config.clone()), |stage, input| stage.run(input));
+    check_kept(&config, ModelConfig::Llama(config.clone()), DecoderStage::run);
 }
 
 #[test]
 fn mixtures_keep_what_the_estimate_counts() {
     let mixture = MixtureConfig { num_experts: 4, num_experts_per_tok: 2, ..MixtureConfig::of_width(96) };
     let config = Qwen3MoeConfig { mixture, ..sizes().into() };
-    check_kept(&config, ModelConfig::Qwen3Moe(config.clone()), |stage, input| stage.run(input));
+    check_kept(&config, ModelConfig::Qwen3Moe(config.clone()), DecoderStage::run);
 }
 
 #[test]
 fn mamba_blocks_keep_what_the_estimate_counts() {
     let config = Reference::load("nemotron-h-tiny").config;
     let ModelConfig::NemotronH(family) = config.clone() else { panic!("another family: {config:?}") };
-    check_kept(&family, config, |stage, input| stage.run(input));
+    check_kept(&family, config, NemotronHStage::run);
 }

@@ -338,14 +338,13 @@ impl Rule<4> for AttentionRule {
         let gradient = attention.heads(gradient, heads);
 
         let options = (&normalisers.device(), normalisers.dtype());
-        let zeros =
-            |width: usize| Tensor::<4>::zeros([batch, kv_heads, earlier + sequence, width], options.clone());
+        let zeros = |width: usize| Tensor::<4>::zeros([batch, kv_heads, earlier + sequence, width], options);
         let mut d_k = for_k.then(|| zeros(head_dim));
         let mut d_v = for_v.then(|| zeros(value_dim));
         let (mut d_q, mut d_sinks) = (Vec::new(), Vec::new());
         let mut d_biases: Option<Tensor<2>> = match &attention.further {
             FurtherInput::Biases(relations) if for_further => {
-                Some(Tensor::zeros([heads, relations.count], options.clone()))
+                Some(Tensor::zeros([heads, relations.count], options))
             }
             _ => None,
         };
