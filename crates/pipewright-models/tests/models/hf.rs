@@ -213,7 +213,7 @@ fn a_mixture_that_cannot_be_run_is_refused_at_its_key() {
         "`num_experts_per_tok = 9` is out of range: it must be from 1 to the number of experts",
     );
     check("num_local_experts", "0", "`num_local_experts = 0` is out of range: it must be from 1 to 16384");
-    check("attention_dropout", "0.1", "`attention_dropout = 0.1` is not supported: only 0 is");
+    check("attention_dropout", "1.5", "`attention_dropout = 1.5` is not supported: only 0 is");
     check("decoder_sparse_step", "0", "`decoder_sparse_step = 0` is out of range: it must be at least 1");
     check("norm_topk_prob", "\"all\"", "the value of `norm_topk_prob` cannot be used");
 }

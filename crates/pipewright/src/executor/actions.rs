@@ -136,7 +136,7 @@ impl Executor {
             Action::ReduceGrad { stage } => self.reduce(action, stage)?,
             Action::WaitReduceGrad { stage } => {
                 let is_due = self.reduces();
-                if !is_due && self.context.has_own_experts(self.stages.get(stage)) {
+                if !is_due && self.stages.get(stage).has_own_experts(&self.context) {
                     return Ok(None);
                 }
                 run_wait_hook(&self.context, self.stages.get_mut(stage), action, is_due)?;
@@ -173,7 +173,7 @@ impl Executor {
     /// Runs `REDUCE_GRAD`, or lets the hook run it.
     fn reduce(&mut self, action: Action, stage: StageIndex) -> Result<(), Cause> {
         let is_due = self.reduces();
-        let has_own_experts = self.context.has_own_experts(self.stages.get(stage));
+        let has_own_experts = self.stages.get(stage).has_own_experts(&self.context);
         if !is_due && has_own_experts {
             // The gradients of an expert are several sums, one for each replica, until they are due.
             return Ok(());

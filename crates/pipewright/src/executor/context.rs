@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use pipewright_schedule::{Placement as StagePlacement, Rank, StageIndex};
 
-use super::stages::LocalStage;
 use crate::collective::{Group, Tree};
 use crate::config::PipelineConfig;
 use crate::hook::ActionHook;
@@ -121,13 +120,6 @@ impl RankContext {
     /// not have it. A replica that holds all experts holds it like every other parameter.
     pub(super) fn is_on_one_replica(&self, placement: Placement) -> bool {
         placement.on_one_replica && self.mesh.experts > 1
-    }
-
-    /// Returns whether this replica has parameters of a stage that the others of its expert group do not
-    /// have.
-    pub(super) fn has_own_experts(&self, stage: &LocalStage) -> bool {
-        let runner = stage.runner();
-        (0..runner.paths().len()).any(|parameter| self.is_on_one_replica(runner.placement(parameter)))
     }
 
     /// Returns the rows of its stages' parameters that this replica holds; `None` if it holds all.

@@ -285,6 +285,10 @@ fn split_over_ranks(up: &Linear, down: &Linear, tensor: TensorParallel, x: Tenso
     down.forward_split_inputs(up.forward(tensor.enter(x)), &tensor)
 }
 
+fn experts_of_replicas() -> PipelineConfig {
+    PipelineConfig { data_parallel: 4, expert_parallel: 4, ..PipelineConfig::default() }
+}
+
 fn whole_experts() -> PipelineConfig {
     PipelineConfig { tensor_parallel: 4, whole_experts: true, ..PipelineConfig::default() }
 }
