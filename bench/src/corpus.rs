@@ -91,7 +91,7 @@ fn measure(options: &Options, folder: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Writes the corpus: a text that is linked under several names, all of which `tokenize` reads.
+/// Writes the corpus: a text that is linked under several names. `tokenize` reads it under all of them.
 fn make_corpus(options: &Options, folder: &Path) -> Result<PathBuf, Box<dyn Error>> {
     let text = folder.join("text");
     fs::create_dir_all(&text)?;

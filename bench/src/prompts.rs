@@ -32,7 +32,7 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let &Options { tokens, heads, blocks, rounds } = options;
-    // The widths of a head and of the latents are those of the published models.
+    // The published models have these widths of a head and of the latents.
     let keys = json!({
         "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "q_lora_rank": null,
         "first_k_dense_replace": blocks, "n_routed_experts": 2, "num_experts_per_tok": 1

@@ -134,7 +134,7 @@ pub struct LayerProfile {
     pub input_backward_s: f64,
     /// The time of `W`.
     pub weight_backward_s: f64,
-    /// The time of `B`, the backward as a whole: from the time of `I` to that of `I` and `W` together. `None`
+    /// The time of `B`, the backward as a whole: from the time of `I` to the time of `I` and `W` together. `None`
     /// for that sum. It is shorter where a backward in two halves repeats work.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backward_s: Option<f64>,

@@ -1,7 +1,7 @@
 //! Finds ranks that have become slow in a run: their actions take a multiple of their usual time, and the
 //! actions of the other ranks do not.
 //!
-//! **The rule.** The times are those of the computing actions in the measured timelines. Waiting for messages
+//! **The rule.** It uses the times of the computing actions in the measured timelines. Waiting for messages
 //! between stages is not part of an action, so a rank that waits for a slow one is not slow. For each rank,
 //! stage and kind of action, the time of a step is the median over the step's actions, and the usual time is
 //! the median of the latest [`WINDOW`] steps in which the rank was not suspicious. The slowdown of a rank is

@@ -88,7 +88,7 @@ impl Mesh {
 
     /// Returns the number of expert groups; each group holds all experts. `None` if the replicas do not form
     /// groups of equal size, or the size is neither a power of two nor the number of all replicas. The sums
-    /// of the replicas of a group are added before those of the groups, which for other sizes is another
+    /// of the replicas of a group are added before the sums of the groups, which for other sizes is another
     /// order than without groups.
     pub fn expert_groups(&self) -> Option<u32> {
         let has_order_of_all = self.experts.is_power_of_two() || self.experts == self.data;

@@ -336,7 +336,7 @@ fn request(
     })
 }
 
-/// Returns the parts of the head that a plan for `ranks` tries: the given numbers, or those that the
+/// Returns the parts of the head that a plan for `ranks` tries: the given numbers, or the numbers that the
 /// configuration's model can have.
 fn head_parts(
     arguments: &PlanArguments,

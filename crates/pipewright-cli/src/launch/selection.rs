@@ -1,4 +1,4 @@
-//! [`Selection`]: the hosts on which a run continues, of those that answer.
+//! [`Selection`]: the hosts on which a run continues, a part of the hosts that answer.
 
 use crate::launch::answer::Refusal;
 use crate::launch::hosts::Host;
@@ -35,8 +35,8 @@ pub(super) fn answering(hosts: &[Host], answers: &[Result<(), Refusal>]) -> Vec<
     hosts.iter().zip(answers).filter(|(_, answer)| answer.is_ok()).map(|(host, _)| host.clone()).collect()
 }
 
-/// Returns the slots that a run of so many `processes` may use: those of the hosts that are not `slow` if
-/// they take all processes, and otherwise those of all hosts. So the run does not grow onto a slow host.
+/// Returns the slots that a run of so many `processes` may use: the slots of the hosts that are not `slow` if
+/// they take all processes, and otherwise the slots of all hosts. So the run does not grow onto a slow host.
 pub(super) fn usable_slots(hosts: &[Host], slow: &[String], processes: u32) -> u32 {
     let sum = |slots: u32, host: &Host| slots.saturating_add(host.slots);
     let fast = hosts.iter().filter(|host| !slow.contains(&host.name)).fold(0, sum);

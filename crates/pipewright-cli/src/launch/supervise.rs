@@ -179,7 +179,7 @@ impl Launched {
         });
     }
 
-    /// Returns the hosts that the run uses only if the others do not suffice: those of slow ranks, and those
+    /// Returns the hosts that the run uses only if the others do not suffice: hosts of slow ranks, and hosts
     /// that it has lost several times.
     fn avoided(&self) -> Vec<String> {
         let grows = self.whole.as_ref().is_some_and(WholeRun::grows);

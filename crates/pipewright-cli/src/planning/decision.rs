@@ -114,7 +114,7 @@ impl Decision {
             (PartitionChoice::Explicit, Some(choice.boundaries))
         };
         pipeline.layout = None;
-        // A plan has none of the settings of generators.
+        // A plan does not have the settings of generators.
         pipeline.generator = GeneratorSettings::default();
         pipeline.head_parts = choice.head_parts;
         pipeline.recompute = Recompute::of_stages(&choice.recompute);

@@ -46,7 +46,7 @@ pub(super) fn few_whole_choices(
     (0..choices).map(move |number| numbered_choice(&counts, number))
 }
 
-/// Returns the choices without those that come earlier too.
+/// Returns each different choice once, in the order of their first occurrences.
 pub(super) fn without_repetitions(
     choices: Vec<Vec<Option<StageRecompute>>>,
 ) -> Vec<Vec<Option<StageRecompute>>> {

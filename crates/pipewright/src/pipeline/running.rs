@@ -273,7 +273,7 @@ impl Pipeline {
             let input = inputs.next().expect("one input for each rank");
             Command::Step { input: Box::new(input), reply }
         });
-        // A refused command is no step.
+        // A refused command does not count as a step.
         let replies = replies.inspect_err(|_| self.ranks.return_to(done))?;
         let (mut any_updated, mut failed_ranks) = (false, Vec::<FailedRank>::new());
         let reports = self.ranks.await_ranks(&replies, |StepReply { outcome, has_updated, failed }| {

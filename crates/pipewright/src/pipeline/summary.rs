@@ -71,8 +71,9 @@ pub struct StepSummary {
     /// repeated. It is the same in every process, except for the reason if several ranks had one.
     pub verification: Option<Verification>,
     /// If this call has repeated the step: the summaries of the step's earlier batches in the computation that
-    /// counts, in order. They replace those that [`Pipeline::accumulate`](crate::pipeline::Pipeline::accumulate)
-    /// has returned for these batches. Empty otherwise.
+    /// counts, in order. They replace the summaries that
+    /// [`Pipeline::accumulate`](crate::pipeline::Pipeline::accumulate) has returned for these batches. Empty
+    /// otherwise.
     pub repeated: Vec<StepSummary>,
     /// The actions of each rank with their times, in seconds since the step began in this process. If ranks
     /// are processes, the first one has the events of all, on one clock ([`Timeline::clock_skew`]), and each

@@ -80,7 +80,7 @@ impl Validation {
 /// The mean cross entropy per token of validation data, in nats.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ValidationLosses {
-    /// Of all rows.
+    /// The loss of all rows.
     pub loss: f64,
     /// Of each source of a mixture; empty without a mixture, and if the rows of a batch cannot be divided
     /// into microbatches of equal size.

@@ -4,8 +4,8 @@
 //! format (u32) | head's length (u32) | head (postcard) | pad | elements of tensor 0 | pad | elements of tensor 1 | pad ...
 //! ```
 //!
-//! The format tells frames of this version of the program from those of others, so that no process acts on a
-//! frame that it would misread.
+//! The format tells frames of this version of the program from frames of other versions, so that no process
+//! acts on a frame that it would misread.
 //!
 //! Every part starts at a multiple of [`BLOCK`], and the size of a frame is a multiple of it. MPI counts
 //! blocks instead of bytes, so a frame may exceed 2^31 bytes. Elements are in the machine's byte order: all

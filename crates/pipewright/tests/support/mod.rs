@@ -115,7 +115,7 @@ pub(crate) fn program(schedule: &str, ranks: u32, microbatches: u32) -> Validate
     validate(program, Level::Full).expect("it is sound")
 }
 
-/// Returns a program for training of which the stages with the flag true are trained.
+/// Returns a program that trains the stages whose flag is true.
 pub(crate) fn program_of_trained(schedule: &str, microbatches: u32, trained: &[bool]) -> ValidatedProgram {
     let spec = ScheduleSpec { ranks: trained.len() as u32, microbatches, ..ScheduleSpec::default() };
     let lowering = TrainingLowering { trained: TrainedStages::of(trained), ..TrainingLowering::default() };

@@ -31,7 +31,7 @@ fn config(expert_parallel: u32) -> PipelineConfig {
     PipelineConfig { expert_parallel, ..config_of(sizes(RANKS, REPLICAS, 1)) }
 }
 
-/// Returns the placement of experts of which each replica builds its own.
+/// Returns the placement of experts if each replica builds some of them.
 fn placement_of(tensor: &TensorParallel) -> Placement {
     match tensor.expert_parallel().ranks() {
         1 => Placement::REPLICATED,
