@@ -135,11 +135,18 @@ mod on_a_device {
             return;
         }
         let run = Run::new();
-        // The mask of an attention over such a row has 6.25 GiB.
-        let text = "the quick brown fox jumps over the lazy dog ".repeat(4 * 40960 / 44 + 1);
+        // A result of the first matrix of a feed-forward layer has 8 GiB.
+        let text = "the quick brown fox jumps over the lazy dog ".repeat(4 * 8192 / 44 + 1);
         std::fs::write(run.path("long.txt"), text).expect("the scratch folder takes files");
         let device = format!("run.device={DEVICE}");
-        let set = ["data.path=long.txt", "data.seq_len=40960", "run.steps=1", &device];
+        let set = [
+            "data.path=long.txt",
+            "data.seq_len=8192",
+            "model.hidden_size=4",
+            "model.intermediate_size=262144",
+            "run.steps=1",
+            &device,
+        ];
         let set = set.iter().flat_map(|set| ["--set", set]);
         let output = run.command(&["train", "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
         let words = String::from_utf8_lossy(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");

@@ -47,7 +47,7 @@ use pipewright::transport::World;
 
 use crate::generation::{Generated, GrowingText, Request};
 use crate::generation_ranks::worker::{
-    Content, Inbox, Message, RankReport, RemoteReport, Report, ReportRoute, Worker, lost,
+    Content, Inbox, MakeStage, Message, RankReport, RemoteReport, Report, ReportRoute, Worker, lost,
 };
 use crate::generation_stage::GenerationStage;
 use crate::hf::HfError;
@@ -87,9 +87,6 @@ impl RanksConfig {
         self.tensor_ranks.max(1) as usize
     }
 }
-
-/// Makes the stage of a rank from its layers and its place among the tensor ranks.
-type MakeStage = dyn Fn(Range<usize>, &Place) -> Result<Box<dyn GenerationStage>, HfError> + Send + Sync;
 
 /// Ranks that generate texts together, and the thread that chooses the tokens.
 #[derive(Debug)]

@@ -18,10 +18,14 @@ use pipewright::tensor::{BoundaryError, Values};
 use pipewright_schedule::error_text::panic_message;
 use serde::{Deserialize, Serialize};
 
-use super::MakeStage;
 use super::error::{RanksError, RemoteFailure};
 use crate::generation_stage::{GenerationStage, RowPart, StageRow};
+use crate::hf::HfError;
 use crate::split::Place;
+
+/// Makes the stage of a rank from its layers and its place among the tensor ranks.
+pub(super) type MakeStage =
+    dyn Fn(Range<usize>, &Place) -> Result<Box<dyn GenerationStage>, HfError> + Send + Sync;
 
 /// A message to a rank: a part of the text with this number.
 #[derive(Clone, Debug, Serialize, Deserialize)]
