@@ -136,14 +136,14 @@ mod on_a_device {
         }
         let run = Run::new();
         // A result of the first matrix of a feed-forward layer has 8 GiB.
-        let text = "the quick brown fox jumps over the lazy dog ".repeat(4 * 8192 / 44 + 1);
+        let text = "the quick brown fox jumps over the lazy dog ".repeat(4 * 2048 / 44 + 1);
         std::fs::write(run.path("long.txt"), text).expect("the scratch folder takes files");
         let device = format!("run.device={DEVICE}");
         let set = [
             "data.path=long.txt",
-            "data.seq_len=8192",
+            "data.seq_len=2048",
             "model.hidden_size=4",
-            "model.intermediate_size=262144",
+            "model.intermediate_size=1048576",
             "run.steps=1",
             &device,
         ];

@@ -24,7 +24,7 @@ fn a_device_that_fails_in_one_process_ends_all_with_the_action_that_sends() {
         return;
     }
     let folder = folder();
-    // The mask of an attention over such a row has 6.25 GiB.
+    // A result of the first matrix of a feed-forward layer has 8 GiB.
     let text = "the quick brown fox jumps over the lazy dog ".repeat(16 * 1024);
     fs::write(folder.path().join("long.txt"), text).expect("the scratch folder takes files");
     // A second microbatch would let the rank meet the failure in its forward before the thread that sends
@@ -34,7 +34,9 @@ fn a_device_that_fails_in_one_process_ends_all_with_the_action_that_sends() {
     let overrides = [
         "model.num_hidden_layers=2",
         "data.path=long.txt",
-        "data.seq_len=40960",
+        "data.seq_len=2048",
+        "model.hidden_size=4",
+        "model.intermediate_size=1048576",
         "pipeline.microbatches=1",
         "pipeline.ranks=2",
         "pipeline.schedule=one.csv",
