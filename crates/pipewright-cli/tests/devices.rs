@@ -53,9 +53,11 @@ fn an_argument_replaces_the_other_key_of_the_file() {
 
 #[cfg(feature = "wgpu")]
 mod on_a_device {
+    use std::collections::BTreeMap;
     use std::sync::OnceLock;
 
     use pipewright::device::{DeviceChoice, Devices};
+    use safetensors::SafeTensors;
 
     use super::{Run, refuse};
 
@@ -127,6 +129,39 @@ mod on_a_device {
         let output = moved.command(&["export", "out", "model"]);
         assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
         assert!(moved.path("model/model.safetensors").exists());
+    }
+
+    /// Returns the tensors of a run's checkpoints by step and name.
+    fn stored(run: &Run, steps: u64) -> Vec<BTreeMap<String, Vec<u8>>> {
+        let of_step = |step| {
+            let path = run.path(&format!("out/checkpoints/step-{step:08}/rank-0000.safetensors"));
+            let bytes = std::fs::read(path).expect("a checkpoint of each step");
+            let file = SafeTensors::deserialize(&bytes).expect("tensors");
+            file.tensors().into_iter().map(|(name, view)| (name, view.data().to_vec())).collect()
+        };
+        (1..=steps).map(of_step).collect()
+    }
+
+    #[test]
+    fn a_checkpoint_has_the_parameters_of_its_step() {
+        if !is_there() {
+            return;
+        }
+        let on_device = format!("run.device={DEVICE}");
+        // Each checkpoint is written while the next step computes.
+        let set = ["run.steps=8", "run.checkpoint_every=1", "run.keep_checkpoints=8", &on_device];
+        let stored_by_run = || {
+            let run = Run::new();
+            run.train(&set);
+            stored(&run, 8)
+        };
+        let expected = stored_by_run();
+        for _ in 0..2 {
+            for (step, (found, expected)) in (1..).zip(stored_by_run().iter().zip(&expected)) {
+                let differing: Vec<_> = found.keys().filter(|name| found[*name] != expected[*name]).collect();
+                assert!(differing.is_empty(), "step {step}: {differing:?}");
+            }
+        }
     }
 
     #[test]

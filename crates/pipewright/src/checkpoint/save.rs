@@ -26,7 +26,6 @@ use super::state::{HeldParameter, RankState, StageState};
 use super::tensor_file::{
     self, Accepted, Content, FIELD, FROZEN, INDEX, LOSS_SCALE, Named, SHARDS, STEP, WriteError,
 };
-use crate::device::computes_behind;
 use crate::ids::WorldRank;
 use crate::loss_scale::LossScale;
 use crate::tensor::ValueKind;
@@ -318,8 +317,6 @@ fn add_stage(
             ValueKind::Bool => {
                 Content::Data(parameter.value.into_data().convert_dtype(DType::Bool(BoolStore::Native)))
             }
-            // The thread that writes would read the buffer of a device while the next step may replace it.
-            _ if computes_behind(&parameter.value.device()) => Content::Data(parameter.value.into_data()),
             _ => Content::Live(Box::new(parameter.value)),
         };
         let accepted = if parameter.is_trained { Accepted::Finite } else { Accepted::Infinite };

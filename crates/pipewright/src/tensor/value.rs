@@ -13,6 +13,7 @@ use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor, TensorData, kind::Ba
 use super::layout::Layout;
 use super::placement::{Placement, TensorRank};
 use super::transfer::queueing;
+use crate::device::computes_behind;
 
 /// A float, integer or boolean tensor with any number of dimensions. Cloning shares the storage.
 #[derive(Clone, Debug)]
@@ -180,6 +181,7 @@ impl Value {
             return self;
         }
         let _queueing = queueing(&from, device);
+        let user = self.user_on_device();
         let (constant, layout) = (self.constant, self.layout.clone());
         // The number of dimensions does not matter here; 1 is arbitrary.
         let moved = match self.kind() {
@@ -196,6 +198,10 @@ impl Value {
                 }
             }
         };
+        if user.is_some() {
+            // Reads the elements if they are now the processor's.
+            moved.storage();
+        }
         Self { constant, layout, ..moved }
     }
 
@@ -218,14 +224,26 @@ impl Value {
         Self { constant, ..Self::of(Tensor::<1>::from_dispatch(self.tensor).cast(dtype)) }
     }
 
+    /// Returns another user of the storage, to be kept until the elements are copied from a device. Burn
+    /// copies them when they are first read, maybe on another thread. Until then the copy does not count as a
+    /// user, and an operation of the rank's thread that seems to be the only user writes its result there.
+    fn user_on_device(&self) -> Option<DispatchTensor> {
+        computes_behind(&self.device()).then(|| self.tensor.clone())
+    }
+
     /// Copies the elements from the device.
     pub(crate) fn into_data(self) -> TensorData {
+        let user = self.user_on_device();
         // The number of dimensions does not matter here; 1 is arbitrary.
-        match self.kind() {
+        let data = match self.kind() {
             ValueKind::Float => Tensor::<1>::from_dispatch(self.tensor).into_data(),
             ValueKind::Int => Tensor::<1, Int>::from_dispatch(self.tensor).into_data(),
             ValueKind::Bool => Tensor::<1, Bool>::from_dispatch(self.tensor).into_data(),
+        };
+        if user.is_some() {
+            data.as_bytes();
         }
+        data
     }
 
     /// Returns a tensor with these elements.
