@@ -118,6 +118,12 @@ impl Trial {
         let (restarts, moment) = (self.restarts().len(), self.below(200));
         std::thread::sleep(Duration::from_millis(moment));
         match fault {
+            // A host that answered too late for the last restart has no process that a fault could reach.
+            Fault::KillHost | Fault::LoseHost | Fault::CutLink
+                if self.hosts.processes_of_second().is_empty() =>
+            {
+                self.signal_rank(1, "KILL");
+            }
             Fault::Kill => self.signal_rank(1, "KILL"),
             Fault::KillLeader => self.signal_rank(0, "KILL"),
             Fault::Stop => self.signal_rank(1, "STOP"),
@@ -146,9 +152,6 @@ impl Trial {
                 std::thread::sleep(Duration::from_millis(moment));
                 self.signal_rank(1, "KILL");
             }
-            // A host that answered too late for the last restart has no process that could miss the other
-            // one.
-            Fault::CutLink if self.hosts.processes_of_second().is_empty() => self.signal_rank(1, "KILL"),
             Fault::CutLink => {
                 self.hosts.cut();
                 self.wait_until("a restart", |trial| trial.restarts().len() > restarts);
