@@ -16,6 +16,17 @@ pub(crate) enum Layer {
     Head,
 }
 
+/// Returns the layers that a stage has, in order. `blocks` has an entry for each block of the whole model.
+pub(crate) fn held_layers<Block>(
+    has_embedding: bool,
+    blocks: &[Option<Block>],
+    has_head: bool,
+) -> Vec<Layer> {
+    let embedding = has_embedding.then_some(Layer::Embedding);
+    let held = (0..blocks.len()).filter(|&index| blocks[index].is_some()).map(Layer::Block);
+    embedding.into_iter().chain(held).chain(has_head.then_some(Layer::Head)).collect()
+}
+
 /// Returns the layers of the stage that holds `range` in a model with this number of blocks, in order.
 ///
 /// # Errors

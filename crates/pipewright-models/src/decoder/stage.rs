@@ -17,7 +17,7 @@ use crate::parameter::without_variants;
 use crate::path_names::PathNames;
 use crate::router::is_of_router;
 use crate::split::SplitStage;
-use crate::stage_layers::Layer;
+use crate::stage_layers::{Layer, held_layers};
 use crate::valid_tokens::reach;
 use crate::vocabulary::{OutputHead, TokenTable, vocabulary_path};
 
@@ -80,10 +80,7 @@ impl DecoderStage {
 
     /// Returns the layers that the stage has, in order.
     fn layers(&self) -> Vec<Layer> {
-        let embedding = self.model.embed_tokens.iter().map(|_| Layer::Embedding);
-        let blocks = (0..self.model.layers.len()).filter(|&index| self.model.layers[index].is_some());
-        let head = self.head.iter().map(|_| Layer::Head);
-        embedding.chain(blocks.map(Layer::Block)).chain(head).collect()
+        held_layers(self.model.embed_tokens.is_some(), &self.model.layers, self.head.is_some())
     }
 
     /// Runs a layer. It returns hidden states `[batch, sequence, hidden]`, or logits `[batch, sequence,
@@ -105,20 +102,19 @@ impl DecoderStage {
         match layer {
             Layer::Embedding => {}
             Layer::Block(index) => {
-                if let Some(block) = &self.model.layers[index] {
-                    let attention = self.attentions.of_microbatch(index, attentions, || {
-                        self.attention_of(index, [batch, sequence], &device, context)
-                    });
-                    let attend = |[q, k, v]: [Tensor<2>; 3], sinks: Option<Tensor<1>>| {
-                        let attention = attention.with_sinks(sinks);
-                        if context.slice().1.is_one() {
-                            attention.forward(q, k, v)
-                        } else {
-                            attend_to_slices(&attention, [q, k, v], [batch, sequence], index, context)
-                        }
-                    };
-                    hidden = block.forward(hidden, batch, attend, &self.split.tensor, context);
-                }
+                let block = self.model.layers[index].as_ref().expect("the block is one of this stage's");
+                let attention = self.attentions.of_microbatch(index, attentions, || {
+                    self.attention_of(index, [batch, sequence], &device, context)
+                });
+                let attend = |[q, k, v]: [Tensor<2>; 3], sinks: Option<Tensor<1>>| {
+                    let attention = attention.with_sinks(sinks);
+                    if context.slice().1.is_one() {
+                        attention.forward(q, k, v)
+                    } else {
+                        attend_to_slices(&attention, [q, k, v], [batch, sequence], index, context)
+                    }
+                };
+                hidden = block.forward(hidden, batch, attend, &self.split.tensor, context);
             }
             Layer::Head => hidden = self.logits(hidden),
         }

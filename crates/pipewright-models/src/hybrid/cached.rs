@@ -63,8 +63,10 @@ impl CachedHybrid<'_> {
         let longest = config.ngram_orders.iter().max().copied().unwrap_or(1);
         let start = known.saturating_sub(longest.saturating_sub(1));
         let seen = TensorData::new(self.document[start..].to_vec(), [1, self.document.len() - start]);
-        let seen = HybridInput::Tokens(Tensor::from_data(seen, &device));
-        let (hidden, seen, _) = self.stage.enter(seen, &row_context());
+        let seen = Tensor::<2, Int>::from_data(seen, &device);
+        let context = row_context();
+        let tokens = Tokens::new(config, &seen, &context);
+        let hidden = self.stage.embed(&seen, &tokens, &context);
         (hidden.narrow(1, known - start, ids.len()), seen.narrow(1, known - start, ids.len()))
     }
 }

@@ -1,5 +1,6 @@
 //! A stage of a model: any contiguous range of its layers.
 
+use std::cell::LazyCell;
 use std::ops::Range;
 
 use burn::module::{Module, Param};
@@ -93,9 +94,19 @@ impl HybridStage {
         input: HybridInput,
         context: &StageContext,
     ) -> HybridOutput {
-        let (hidden, ids, tokens) = match layers.first() {
-            Some(HeldLayer::Embedding) => self.enter(input, context),
-            _ => self.enter_later(input, context),
+        let (hidden, ids) = match input {
+            HybridInput::Tokens(ids) => (None, ids),
+            HybridInput::Hidden(hidden, ids) => (Some(hidden), ids),
+        };
+        // The head by itself does not need them.
+        let tokens = LazyCell::new(|| Tokens::new(&self.config, &ids, context));
+        let hidden = match (layers.first(), hidden) {
+            (Some(HeldLayer::Embedding), None) => self.embed(&ids, &tokens, context),
+            (Some(HeldLayer::Embedding), Some(_)) => {
+                panic!("the first stage takes token ids, not hidden states")
+            }
+            (_, Some(hidden)) => hidden,
+            (_, None) => panic!("layers after the embeddings take hidden states, not token ids"),
         };
         let tensor = &self.split.tensor;
         let ([batch, sequence], [rows, _, width]) = (ids.dims(), hidden.dims());
@@ -127,19 +138,14 @@ impl HybridStage {
         self.model.layers.iter().flatten()
     }
 
-    /// Returns the hidden states before the first block of the stage, with the ids and what they say.
-    pub(super) fn enter(
-        &self,
-        input: HybridInput,
-        context: &StageContext,
-    ) -> (Tensor<3>, Tensor<2, Int>, Tokens) {
+    /// Returns the hidden states before the first block.
+    ///
+    /// # Panics
+    /// When the stage does not have the embeddings.
+    pub(super) fn embed(&self, ids: &Tensor<2, Int>, tokens: &Tokens, context: &StageContext) -> Tensor<3> {
         let (Some(table), Some(further)) = (&self.model.embed_tokens, &self.model.further) else {
-            return self.enter_later(input, context);
+            panic!("a stage without the embeddings takes hidden states, not token ids")
         };
-        let HybridInput::Tokens(ids) = input else {
-            panic!("the first stage takes token ids, not hidden states")
-        };
-        let tokens = Tokens::new(&self.config, &ids, context);
         let mut x = table.forward(ids.clone(), &self.split);
         if let Some(table) = &self.model.relation_bias {
             // The attentions have copies of the table, which are all that is read.
@@ -148,16 +154,7 @@ impl HybridStage {
         if self.config.embed_scale {
             x = x.mul_scalar((self.config.hidden_size as f64).sqrt());
         }
-        (further.forward(x, &ids, &tokens, context), ids, tokens)
-    }
-
-    /// Does the same in a part of a stage without the embeddings.
-    fn enter_later(&self, input: HybridInput, context: &StageContext) -> (Tensor<3>, Tensor<2, Int>, Tokens) {
-        let HybridInput::Hidden(hidden, ids) = input else {
-            panic!("layers after the embeddings take hidden states, not token ids")
-        };
-        let tokens = Tokens::new(&self.config, &ids, context);
-        (hidden, ids, tokens)
+        further.forward(x, ids, tokens, context)
     }
 }
 

@@ -1,10 +1,8 @@
 //! The blocks. Fields have the names in a Hugging Face directory, because parameter paths consist of them.
 
-use std::sync::Arc;
-
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::{CausalAttention, Linear, Mamba2, RmsNorm, TensorParallel, relu_squared};
+use pipewright::nn::{Linear, Mamba2, RmsNorm, TensorParallel, relu_squared};
 use pipewright::stage::StageContext;
 
 use super::config::{BlockKind, NemotronHConfig};
@@ -65,40 +63,9 @@ impl Block {
         Ok(Self { norm, mixer, head_dim: config.head_dim })
     }
 
-    /// Maps hidden states `[batch * sequence, hidden]` to hidden states of the same shape. `documents` has
-    /// the document of each token, if rows are divided into documents.
+    /// Maps hidden states `[batch * sequence, hidden]` to hidden states of the same shape. `scan` runs a Mamba-2
+    /// layer, and `attend` an attention whose heads have an even number of channels.
     pub(super) fn forward(
-        &self,
-        hidden: Tensor<2>,
-        attention: &CausalAttention,
-        documents: Option<&Arc<[u32]>>,
-        tensor: &TensorParallel,
-        context: &StageContext,
-    ) -> Tensor<2> {
-        let sequence = attention.sequence();
-        let scan = |mixer: &Mamba2, x| mixer.forward(x, sequence, documents);
-        let attend = |[q, k, v]: [Tensor<2>; 3]| attention.forward(q, k, v);
-        self.forward_with(hidden, sequence, scan, attend, tensor, context)
-    }
-
-    /// Maps the hidden states `[tokens, hidden]` of the next tokens of a row to hidden states of the same
-    /// shape.
-    pub(super) fn extend(
-        &self,
-        hidden: Tensor<2>,
-        cache: &mut BlockCache,
-        tensor: &TensorParallel,
-        context: &StageContext,
-    ) -> Tensor<2> {
-        let (sequence, BlockCache { keys_values, mamba }) = (hidden.dims()[0], cache);
-        let scan = |mixer: &Mamba2, x| mixer.extend(x, mamba);
-        let attend = |[q, k, v]: [Tensor<2>; 3]| keys_values.attend(q, k, v);
-        self.forward_with(hidden, sequence, scan, attend, tensor, context)
-    }
-
-    /// Runs the block. `scan` runs a Mamba-2 layer, and `attend` an attention whose heads have an even number
-    /// of channels.
-    fn forward_with(
         &self,
         hidden: Tensor<2>,
         sequence: usize,
@@ -117,6 +84,21 @@ impl Block {
             Mixer::Experts(mixer) => mixer.forward(x, sequence, tensor, context),
         };
         hidden + mixed
+    }
+
+    /// Maps the hidden states `[tokens, hidden]` of the next tokens of a row to hidden states of the same
+    /// shape.
+    pub(super) fn extend(
+        &self,
+        hidden: Tensor<2>,
+        cache: &mut BlockCache,
+        tensor: &TensorParallel,
+        context: &StageContext,
+    ) -> Tensor<2> {
+        let (sequence, BlockCache { keys_values, mamba }) = (hidden.dims()[0], cache);
+        let scan = |mixer: &Mamba2, x| mixer.extend(x, mamba);
+        let attend = |[q, k, v]: [Tensor<2>; 3]| keys_values.attend(q, k, v);
+        self.forward(hidden, sequence, scan, attend, tensor, context)
     }
 }
 

@@ -1,10 +1,11 @@
 //! A stage of a model: any contiguous range of its layers.
 
+use std::cell::LazyCell;
 use std::ops::Range;
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::CausalAttention;
+use pipewright::nn::{CausalAttention, Mamba2};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::{BoundaryError, Placement, Values, pack, unpack};
 use pipewright_schedule::ModelDesc;
@@ -25,7 +26,7 @@ use crate::parameter::{Builder, ParameterSource, without_variants};
 use crate::path_names::PathNames;
 use crate::router::is_of_router;
 use crate::split::{Place, SplitStage};
-use crate::stage_layers::{Layer, stage_layers};
+use crate::stage_layers::{Layer, held_layers, stage_layers};
 use crate::training_module::{TrainingModule, stage_of_logits};
 use crate::vocabulary::{OutputHead, TokenTable, vocabulary_path};
 
@@ -76,10 +77,7 @@ impl NemotronHStage {
 
     /// Returns the layers that the stage has, in order.
     fn layers(&self) -> Vec<Layer> {
-        let embedding = self.backbone.embeddings.iter().map(|_| Layer::Embedding);
-        let blocks = (0..self.backbone.layers.len()).filter(|&index| self.backbone.layers[index].is_some());
-        let head = self.head.iter().map(|_| Layer::Head);
-        embedding.chain(blocks.map(Layer::Block)).chain(head).collect()
+        held_layers(self.backbone.embeddings.is_some(), &self.backbone.layers, self.head.is_some())
     }
 
     /// Runs consecutive layers of the stage.
@@ -90,25 +88,32 @@ impl NemotronHStage {
             _ => input.embed(None, &self.split),
         };
         let [batch, sequence, width] = hidden.dims();
-        let mut attention = CausalAttention::new(sequence, self.head_dim, &hidden.device());
-        let scope = given_scope(context, [batch, sequence]);
-        if let Some(scope) = &scope {
-            attention = attention.with_scope(scope);
-        }
-        let documents = scope.as_ref().map(|scope| &scope.documents);
+        let device = hidden.device();
+        // Made for the layers that need them: a block that is recomputed by itself may have neither.
+        let scope = LazyCell::new(|| given_scope(context, [batch, sequence]));
+        let attention = LazyCell::new(|| {
+            let attention = CausalAttention::new(sequence, self.head_dim, &device);
+            match &*scope {
+                Some(scope) => attention.with_scope(scope),
+                None => attention,
+            }
+        });
+        let scan = |mixer: &Mamba2, x: Tensor<2>| {
+            mixer.forward(x, sequence, scope.as_ref().map(|scope| &scope.documents))
+        };
+        let attend = |[q, k, v]: [Tensor<2>; 3]| attention.forward(q, k, v);
         let mut hidden = hidden.reshape([batch * sequence, width]);
         for layer in layers {
             match layer {
                 Layer::Embedding => {}
                 Layer::Block(index) => {
-                    if let Some(block) = &self.backbone.layers[*index] {
-                        hidden = block.forward(hidden, &attention, documents, tensor, context);
-                    }
+                    let block =
+                        self.backbone.layers[*index].as_ref().expect("the block is one of this stage's");
+                    hidden = block.forward(hidden, sequence, scan, attend, tensor, context);
                 }
                 Layer::Head => {
-                    if let Some(head) = &self.head {
-                        hidden = head.forward(hidden, tensor);
-                    }
+                    let head = self.head.as_ref().expect("the head is one of this stage's layers");
+                    hidden = head.forward(hidden, tensor);
                 }
             }
         }
