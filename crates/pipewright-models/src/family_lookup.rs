@@ -39,7 +39,7 @@ impl ModelConfig {
     }
 
     /// Reads the configuration of a Hugging Face directory, or of a file `config.json`.
-    /// [`ModelConfig::unknown_keys`] returns the keys of that file that nobody knows, and
+    /// [`ModelConfig::unknown_keys`] returns the unknown keys of that file, and
     /// [`ModelConfig::dropout_keys`] those that ask for dropout, which training does not have.
     ///
     /// # Errors

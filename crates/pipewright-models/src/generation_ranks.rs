@@ -205,10 +205,11 @@ impl GenerationRanks {
             threads.push(thread.map_err(|source| refused(link, source))?);
         }
         let (link, ends) = (links[0].clone(), Arc::new(AtomicBool::new(false)));
-        if links.len() < config.stages.len() {
-            let (of_reports, ends) = (link.clone(), Arc::clone(&ends));
+        let is_distributed = links.len() < config.stages.len();
+        if is_distributed {
+            let (report_link, ends) = (link.clone(), Arc::clone(&ends));
             let thread = Builder::new().name("reports".to_owned());
-            let thread = thread.spawn(move || pass_reports(&of_reports, &report, &ends));
+            let thread = thread.spawn(move || pass_reports(&report_link, &report, &ends));
             threads.push(thread.map_err(|source| refused(&link, source))?);
         }
         let mut started = Self {
@@ -216,7 +217,7 @@ impl GenerationRanks {
             reports,
             threads,
             ends,
-            is_distributed: links.len() < config.stages.len(),
+            is_distributed,
             link,
             parameters: vec![0; config.stages.len()],
             stages: config.stages.len() / tensor,

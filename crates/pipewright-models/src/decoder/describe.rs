@@ -180,12 +180,14 @@ fn expert_parts(config: &DecoderConfig, form: &BlockForm<'_>, mixture: &MixtureC
     let bias = if has_bias { 2 * inner + hidden } else { 0 };
     let router = if has_bias { experts } else { 0 };
     let is_composed = has_bias || activation != ExpertActivation::Usual;
+    // The rows of the experts before and after their layers.
+    let (kept, kept_on_devices) =
+        if is_composed { (chosen * 2 * hidden, 0) } else { (0, cost::mixture_on_devices(chosen, hidden)) };
     Cost {
         parameters: experts * bias + router,
         elements: BIAS_PASSES * (chosen * bias + router),
-        // The rows of the experts before and after their layers.
-        kept: if is_composed { chosen * 2 * hidden } else { 0 },
-        kept_on_devices: if is_composed { 0 } else { cost::mixture_on_devices(chosen, hidden) },
+        kept,
+        kept_on_devices,
         ..Cost::default()
     }
 }
