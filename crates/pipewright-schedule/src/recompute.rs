@@ -147,30 +147,30 @@ impl Recompute {
 
     /// Returns the stages of a list that recompute a part of their layers.
     pub fn in_part(&self) -> impl Iterator<Item = StageIndex> {
-        let stages = match self {
-            Self::Stages(stages) => Some(stages),
-            Self::None | Self::Stage | Self::Block => None,
-        };
-        let in_part = |(&stage, choice): (&StageIndex, &StageRecompute)| choice.layers.map(|_| stage);
-        stages.into_iter().flatten().filter_map(in_part)
+        let stages = self.listed().into_iter().flatten();
+        stages.filter(|(_, choice)| choice.layers.is_some()).map(|(&stage, _)| stage)
     }
 
     /// Returns the largest stage of a list, which must exist.
     pub fn largest_stage(&self) -> Option<StageIndex> {
-        match self {
-            Self::Stages(stages) => stages.keys().next_back().copied(),
-            Self::None | Self::Stage | Self::Block => None,
-        }
+        self.listed()?.keys().next_back().copied()
     }
 
     /// Returns the first stage that is to recompute more layers than it has, with both numbers. `count`
     /// returns the number of layers of a stage.
     pub fn beyond_layers(&self, count: impl Fn(StageIndex) -> usize) -> Option<(StageIndex, u32, usize)> {
-        let Self::Stages(stages) = self else { return None };
-        stages.iter().find_map(|(&stage, choice)| {
+        self.listed()?.iter().find_map(|(&stage, choice)| {
             let (layers, count) = (choice.layers?.get(), count(stage));
             (layers as usize > count).then_some((stage, layers, count))
         })
+    }
+
+    /// Returns the entries of a list.
+    fn listed(&self) -> Option<&BTreeMap<StageIndex, StageRecompute>> {
+        match self {
+            Self::Stages(stages) => Some(stages),
+            Self::None | Self::Stage | Self::Block => None,
+        }
     }
 }
 
@@ -260,15 +260,15 @@ impl FromStr for Recompute {
 fn entry(text: &str) -> Option<(StageIndex, StageRecompute)> {
     let mut parts = text.trim().split(':');
     let stage = StageIndex::try_from(parts.next()?.parse::<u32>().ok()?).ok()?;
-    let mut choice = StageRecompute::WHOLE;
+    let (mut layers, mut keep) = (None, None);
     for part in parts {
         match part.split_once('=')? {
-            ("layers", value) if choice.layers.is_none() => choice.layers = Some(value.parse().ok()?),
-            ("keep", value) if choice.keep == 0 => choice.keep = value.parse().ok()?,
+            ("layers", value) if layers.is_none() => layers = Some(value.parse().ok()?),
+            ("keep", value) if keep.is_none() => keep = Some(value.parse().ok()?),
             _ => return None,
         }
     }
-    Some((stage, choice))
+    Some((stage, StageRecompute { layers, keep: keep.unwrap_or(0) }))
 }
 
 /// Returns whether the next computation of the rank after the forward at `position` of its row is the
@@ -294,7 +294,10 @@ mod tests {
         for text in ["", "all", "1,", "-1", "99999999", "1:", "1:layers", "1:layers=0", "1:keep=-1"] {
             assert!(text.parse::<Recompute>().is_err(), "{text}");
         }
-        for text in ["1:first=2", "1:layers=1:layers=2", "layers=2", "stage:layers=2", "1:keep=2:keep=2"] {
+        for text in ["1:first=2", "1:layers=1:layers=2", "layers=2", "stage:layers=2"] {
+            assert!(text.parse::<Recompute>().is_err(), "{text}");
+        }
+        for text in ["1:keep=2:keep=2", "1:keep=0:keep=2", "1:keep=2:keep=0"] {
             assert!(text.parse::<Recompute>().is_err(), "{text}");
         }
         // A stage that is named twice must have the same choice.
