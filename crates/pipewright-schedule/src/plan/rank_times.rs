@@ -58,6 +58,14 @@ impl<'a> Step<'a> {
         self.layers.forward(0..first) + self.hops(rank)
     }
 
+    /// Returns whether the ranks together, after their fill, have enough of `time` for all microbatches if
+    /// each takes `work`.
+    pub(super) fn has_time(&self, time: f64, work: f64) -> bool {
+        let count = self.layers.count();
+        let left = |rank: usize| (time - self.fill(rank, rank.min(count))).max(0.0);
+        (0..self.ranks as usize).map(left).sum::<f64>() >= self.microbatches * work
+    }
+
     /// Returns the shortest time of the messages between the ranks from the first one to `rank`.
     fn hops(&self, rank: usize) -> f64 {
         let far = rank as u32 / self.layers.network.in_a_row;

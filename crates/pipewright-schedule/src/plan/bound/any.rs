@@ -22,8 +22,9 @@ pub(super) fn bound(step: Step<'_>, tuning: &BoundTuning) -> f64 {
     let slowest = step.layers.list.iter().map(|layer| layer.forward.max(layer.input)).fold(0.0, f64::max);
     let path = step.path() + (step.microbatches - 1.0) * slowest;
     let units = units(items, tuning.parts);
+    let work = step.layers.work(0..step.layers.count());
     bisect(path, tuning.accuracy, |time| {
-        has_time(step, time) && units.iter().all(|unit| has_units(step, unit, time))
+        step.has_time(time, work) && units.iter().all(|unit| has_units(step, unit, time))
     })
 }
 
@@ -57,13 +58,6 @@ fn has_units(step: Step<'_>, unit: &Unit, time: f64) -> bool {
         (left / unit.size + 1e-9).floor().max(0.0)
     };
     (0..step.ranks as usize).map(units_of).sum::<f64>() >= unit.needed
-}
-
-/// Returns whether the ranks together have enough time for the work.
-fn has_time(step: Step<'_>, time: f64) -> bool {
-    let all = 0..step.layers.count();
-    let left = |rank: usize| (time - step.fill(rank, rank.min(all.end))).max(0.0);
-    (0..step.ranks as usize).map(left).sum::<f64>() >= step.microbatches * step.layers.work(all.clone())
 }
 
 #[cfg(test)]

@@ -56,9 +56,10 @@ pub(super) fn bound(step: Step<'_>, memory: u64, tuning: &BoundTuning) -> f64 {
     items.retain(|item| item.saved > 0.0);
     // Products instead of quotients, because a second forward may take no time.
     items.sort_by(|one, other| (one.takes * other.saved).total_cmp(&(other.takes * one.saved)));
+    let work = layers.work(0..end);
     bisect(step.path(), tuning.accuracy, |time| {
         let lacking = held - room * time / step.microbatches;
-        again(&items, lacking).is_some_and(|again| has_time(step, time, again))
+        again(&items, lacking).is_some_and(|again| step.has_time(time, work + again))
     })
 }
 
@@ -74,15 +75,6 @@ fn again(items: &[Item], mut lacking: f64) -> Option<f64> {
         lacking -= item.saved;
     }
     (lacking <= 0.0).then_some(takes)
-}
-
-/// Returns whether the ranks together have enough time, after their fill, for the work of all microbatches
-/// with second forwards that take `again` each.
-fn has_time(step: Step<'_>, time: f64, again: f64) -> bool {
-    let count = step.layers.count();
-    let left = |rank: usize| (time - step.fill(rank, rank.min(count))).max(0.0);
-    let work = step.layers.work(0..count) + again;
-    (0..step.ranks as usize).map(left).sum::<f64>() >= step.microbatches * work
 }
 
 #[cfg(test)]
@@ -105,7 +97,9 @@ mod tests {
         // Each microbatch holds 10 bytes for 2 + 4 units of time, and all of them run one after another.
         check(2, 1, 10, 20, 60.0);
         check(2, 1, 10, 10, 60.0);
-        // In 9 bytes, 10 T / 10 >= 60 - 20 x and T >= 10 (6 + x): x = 6 / 29 of the first layer run again.
+        // In 9 bytes, a step of the time T has room for 9 T / 10 bytes times time per microbatch. If a share x
+        // of the first layer's forwards runs again, a microbatch needs 60 - 20 x of it, and T is 10 (6 + x).
+        // Both are equal at x = 6 / 29.
         check(2, 1, 10, 9, 10.0 * (6.0 + (60.0 - 54.0) / (20.0 + 9.0)));
     }
 
