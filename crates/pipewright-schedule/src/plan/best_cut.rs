@@ -53,7 +53,7 @@ pub fn best_cut(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> 
     }
     let rank_of = ranks_of_stages(&whole);
     // The walk assumes that the first stages are on the ranks of their number.
-    if (0..schedule.ranks()).zip(&rank_of).all(|(rank, &of_stage)| rank == of_stage) {
+    if (0..schedule.ranks()).zip(&rank_of).all(|(rank, &first)| rank == first) {
         let step = Step::of(&layers, schedule.ranks(), schedule.microbatches());
         let layout = Layout { starts: even, rank_of };
         let steps = tuning.best_cut.walk_steps * stages;

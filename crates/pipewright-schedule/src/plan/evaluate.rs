@@ -307,7 +307,7 @@ impl Evaluator {
                     let sends = (direction * stages + target) * width;
                     Role { sends, receiver, route: self.links.route(stage, direction), ..Role::NOTHING }
                 });
-            let again = load.again.zip(load.recompute);
+            let again = load.recompute.map(|choice| (load.again, choice));
             // In the order of the kinds.
             let mut roles = [
                 Role { takes: load.forward, needs: input, ..forward },

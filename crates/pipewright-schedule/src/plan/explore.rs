@@ -1,5 +1,7 @@
 //! The phases of the search for one shape.
 
+use std::cell::OnceCell;
+
 use crate::partition::Method;
 use crate::placement::Placement;
 use crate::plan::balance::{Layout, Numbers, WalkTask, balanced};
@@ -9,8 +11,7 @@ use crate::plan::greedy::Rules;
 use crate::plan::named::{climb_named, named, try_named};
 use crate::plan::pool::{Cut, cut_by, pool};
 use crate::plan::recompute::{
-    count_choices, every_choice, few_whole_choices, first_layers, layers_to_hold, stages_to_hold,
-    without_repetitions,
+    few_whole_choices, first_layers, layers_to_hold, stages_to_hold, without_repetitions,
 };
 use crate::plan::report::SEARCHED;
 use crate::plan::search::{Choice, Search};
@@ -90,15 +91,32 @@ fn first_looks(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut
             continue;
         }
         seen.push(kind);
-        for recompute in choices(search, shape, cut) {
-            for rules in Rules::all(shape.ranks, kind.1 as u32).into_iter().take(2) {
+        let trials = Trials::of(search, shape, cut);
+        for recompute in &trials.choices {
+            for &rules in trials.rules.iter().take(2) {
                 if !search.goes_on(0) {
                     return;
                 }
-                let choice = Choice { shape: at, starts: &cut.layout.starts, recompute: &recompute };
-                search.search_order(shapes, &placement(&cut.layout), choice, rules, f64::INFINITY);
+                let choice = Choice { shape: at, starts: &cut.layout.starts, recompute };
+                search.search_order(shapes, &trials.placement, choice, rules, f64::INFINITY);
             }
         }
+    }
+}
+
+/// The orders that are searched for a cut: each of the rules with each choice of recomputation.
+struct Trials {
+    placement: Placement,
+    rules: Vec<Rules>,
+    choices: Vec<Vec<Option<StageRecompute>>>,
+}
+
+impl Trials {
+    fn of(search: &Search<'_>, shape: &Shape, cut: &Cut) -> Self {
+        let placement = placement(&cut.layout);
+        let choices = choices(search, shape, cut, &placement);
+        let rules = Rules::all(shape.ranks, cut.layout.rank_of.len() as u32);
+        Self { placement, rules, choices }
     }
 }
 
@@ -108,20 +126,25 @@ fn placement(layout: &Layout) -> Placement {
 }
 
 /// Returns what may be recomputed in a searched order.
-fn choices(search: &Search<'_>, shape: &Shape, cut: &Cut) -> Vec<Vec<Option<StageRecompute>>> {
+fn choices(
+    search: &Search<'_>,
+    shape: &Shape,
+    cut: &Cut,
+    placement: &Placement,
+) -> Vec<Vec<Option<StageRecompute>>> {
     let stages = cut.layout.rank_of.len();
     let (none, all) = (vec![None; stages], vec![Some(StageRecompute::WHOLE); stages]);
     let Some(memory) = search.request.memory else { return vec![none] };
-    let placement = placement(&cut.layout);
     let mut choices = vec![none];
+    let few = few_whole_choices(stages, search.tuning.search.all_choices);
     if search.request.recomputes_in_part() {
         let starts = &cut.layout.starts;
         let shares = search.tuning.search.in_flight.iter();
-        choices.extend(shares.map(|&share| to_hold_as_1f1b(shape, starts, &placement, memory, share)));
+        choices.extend(shares.map(|&share| to_hold_as_1f1b(shape, starts, placement, memory, share)));
         choices.push(all);
-        choices.extend(few_whole_choices(stages, search.tuning.search.all_choices));
-    } else if count_choices(&vec![1; stages]) <= search.tuning.search.all_choices {
-        return every_choice(&vec![1; stages]).collect();
+        choices.extend(few);
+    } else if !few.is_empty() {
+        return few;
     } else {
         let loads = stage_loads(&shape.layers, &cut.layout.starts, &choices[0]);
         choices.extend([1, 2].map(|factor| {
@@ -129,7 +152,7 @@ fn choices(search: &Search<'_>, shape: &Shape, cut: &Cut) -> Vec<Vec<Option<Stag
                 let in_flight = factor * (shape.ranks as usize - rank) as u64;
                 in_flight.min(u64::from(shape.microbatches))
             };
-            stages_to_hold(&shape.layers, &loads, &placement, memory, wanted)
+            stages_to_hold(&shape.layers, &loads, placement, memory, wanted)
         }));
         choices.push(all);
     }
@@ -156,21 +179,22 @@ fn to_hold_as_1f1b(
 /// is left.
 fn try_rules(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut], bound: f64, reserve: u64) {
     let shape = &shapes[at];
-    let rules = |cut: &Cut| Rules::all(shape.ranks, cut.layout.rank_of.len() as u32);
-    let most = cuts.iter().map(|cut| rules(cut).len()).max().unwrap_or(0);
-    for index in 0..most {
-        for cut in cuts {
+    let most = cuts.iter().map(|cut| Rules::all(shape.ranks, cut.layout.rank_of.len() as u32).len()).max();
+    let trials: Vec<OnceCell<Trials>> = cuts.iter().map(|_| OnceCell::new()).collect();
+    for index in 0..most.unwrap_or(0) {
+        for (cut, trials) in cuts.iter().zip(&trials) {
             if cut.bound >= search.best_time() {
                 break;
             }
-            let Some(&rules) = rules(cut).get(index) else { continue };
-            for recompute in choices(search, shape, cut) {
+            let trials = trials.get_or_init(|| Trials::of(search, shape, cut));
+            let Some(&rules) = trials.rules.get(index) else { continue };
+            for recompute in &trials.choices {
                 if search.is_good_enough(bound) || !search.goes_on(reserve) {
                     return;
                 }
-                let choice = Choice { shape: at, starts: &cut.layout.starts, recompute: &recompute };
+                let choice = Choice { shape: at, starts: &cut.layout.starts, recompute };
                 let before = search.best_time();
-                search.search_order(shapes, &placement(&cut.layout), choice, rules, before);
+                search.search_order(shapes, &trials.placement, choice, rules, before);
             }
         }
     }
@@ -196,7 +220,8 @@ fn anneal(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut], bo
             },
             _ if cut.bound >= search.best_time() => continue,
             _ => {
-                let recompute = choices(search, shape, cut).into_iter().nth(1);
+                let choices = choices(search, shape, cut, &placement(&cut.layout));
+                let recompute = choices.into_iter().nth(1);
                 let recompute = recompute.unwrap_or_else(|| vec![None; cut.layout.rank_of.len()]);
                 State { layout: cut.layout.clone(), recompute, rules, time: f64::INFINITY }
             }

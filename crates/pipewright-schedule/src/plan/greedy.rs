@@ -32,7 +32,7 @@ use crate::plan::balance::Numbers;
 use crate::plan::links::Links;
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order, first_backward};
-use crate::plan::stage_load::{StageLoad, waiting};
+use crate::plan::stage_load::{StageLoad, besides_microbatches};
 use crate::sharding::Sharding;
 use crate::trained::StageBackward;
 
@@ -219,9 +219,9 @@ impl<'a> Run<'a> {
         });
         let ranks = ranks.collect::<Option<Vec<_>>>()?;
         let kinds = [Kind::Forward, Kind::Input, Kind::Weight];
-        let of_stage =
+        let count_kinds =
             |load: &StageLoad| kinds.into_iter().filter(|kind| !kind.is_dropped(load.computes)).count();
-        let left = task.loads.iter().map(of_stage).sum::<usize>() * task.microbatches as usize;
+        let left = task.loads.iter().map(count_kinds).sum::<usize>() * task.microbatches as usize;
         let wakes = BinaryHeap::from([Reverse((0, 0))]);
         Some(Self { task, rules, stages, ranks, links, wakes, left, first })
     }
@@ -327,7 +327,7 @@ impl<'a> Run<'a> {
                 state.work -= load.input;
                 state.backward_was_last = true;
                 let forward = Cell { kind: Kind::Forward, ..cell };
-                let again = load.again.filter(|_| state.row.last() != Some(&forward)).unwrap_or(0.0);
+                let again = if state.row.last() == Some(&forward) { 0.0 } else { load.again };
                 (arrival, again, load.input)
             }
             Kind::Weight => {
@@ -401,17 +401,13 @@ fn drains(task: &Task<'_>, rank_of: &[u32], first: usize) -> Vec<f64> {
 /// Returns the bytes that a rank has for activations, and sets the room that a forward of each of its stages
 /// needs; `None` if not even one microbatch fits.
 fn rank_limit(task: &Task<'_>, own: &[StageIndex], stages: &mut [StageState]) -> Option<u64> {
-    let loads = own.iter().map(|stage| &task.loads[stage.index()]);
-    let gradients = loads.clone().map(|load| load.gradient).fold(0, u64::saturating_add);
-    let temporary = loads.clone().map(|load| load.temporary).max().unwrap_or(0);
-    let always = StageLoad::always(loads.clone(), task.sharding);
-    let other = [gradients, always, temporary, waiting(own, task.loads)];
-    let mut room = loads.map(StageLoad::growth).max().unwrap_or(0);
+    let other = besides_microbatches(own, task.loads, task.sharding);
+    let growth = own.iter().map(|stage| task.loads[stage.index()].growth());
+    let mut room = growth.max().unwrap_or(0);
     for stage in own.iter().rev().map(|stage| stage.index()) {
         room = room.saturating_add(task.loads[stage].kept);
         stages[stage].room = room;
     }
-    let limit =
-        task.memory.unwrap_or(u64::MAX).checked_sub(other.into_iter().fold(0, u64::saturating_add))?;
+    let limit = task.memory.unwrap_or(u64::MAX).checked_sub(other)?;
     (room <= limit).then_some(limit)
 }

@@ -115,7 +115,7 @@ fn stages(order: &Order, loads: &[StageLoad], network: &Network) -> Vec<Stage> {
     let stage_of = |(stage, (load, &rank)): (usize, (&StageLoad, &u32))| {
         let takes = [load.forward, load.input, load.weight_apart(), load.backward()];
         let messages = [0, 1].map(|direction| links.route(stage, direction).send(&mut 0.0, 0.0));
-        Stage { rank, computes: load.computes, takes, again: load.again.unwrap_or(0.0), messages }
+        Stage { rank, computes: load.computes, takes, again: load.again, messages }
     };
     loads.iter().zip(&rank_of).enumerate().map(stage_of).collect()
 }

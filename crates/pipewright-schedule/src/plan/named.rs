@@ -140,7 +140,7 @@ fn try_cut(
     };
     let plain = search.consider(shapes, label, &order, Choice { shape: at, starts, recompute: &none });
     let Some(memory) = search.request.memory else { return plain };
-    if plain.is_some() {
+    if plain.is_some() || search.never_fits(label.name, &order, &loads, shape.layers.sharding) {
         return plain;
     }
     let mut best: Option<f64> = None;
@@ -179,7 +179,7 @@ fn choices_to_fit(
     }
     choices.push(stages_to_fit(&shape.layers, starts, order, memory));
     choices.push(vec![Some(StageRecompute::WHOLE); stages]);
-    choices.extend(few_whole_choices(stages, most).skip(1));
+    choices.extend(few_whole_choices(stages, most).into_iter().skip(1));
     without_repetitions(choices)
 }
 

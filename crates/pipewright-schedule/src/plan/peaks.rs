@@ -6,7 +6,7 @@
 use crate::ids::{Rank, StageIndex};
 use crate::plan::evaluate::is_recomputed;
 use crate::plan::order::{Cell, Kind, Order};
-use crate::plan::stage_load::{StageLoad, beside, waiting};
+use crate::plan::stage_load::{StageLoad, beside, held_throughout};
 use crate::recompute::KeptForwards;
 use crate::sharding::Sharding;
 
@@ -29,8 +29,7 @@ fn trains(row: &[Cell], loads: &[StageLoad]) -> bool {
 
 fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, trains: bool) -> u64 {
     let own = order.placement.stages_of(Rank::new(rank as u32));
-    let always = StageLoad::always(own.iter().map(|stage| &loads[stage.index()]), sharding);
-    let mut held = always.saturating_add(waiting(own, loads));
+    let mut held = held_throughout(own, loads, sharding);
     let mut peak = held;
     let mut with_gradient: Vec<u32> = Vec::new();
     let row = &order.rows[rank];

@@ -289,8 +289,8 @@ fn loads(layers: &Layers, stages: u32, choice: &PlanChoice) -> Result<Vec<StageL
         return Err(PredictError::Recompute { entries: choice.recompute.len(), stages });
     }
     let starts: Vec<usize> = cut.ranges().map(|range| range.start).chain([layers.count()]).collect();
-    let of_stage = |stage: StageIndex| cut.range(stage).len();
-    if let Some((stage, layers, count)) = Recompute::of_stages(&choice.recompute).beyond_layers(of_stage) {
+    let count = |stage: StageIndex| cut.range(stage).len();
+    if let Some((stage, layers, count)) = Recompute::of_stages(&choice.recompute).beyond_layers(count) {
         return Err(PredictError::RecomputedLayers { stage, layers, count });
     }
     Ok(stage_loads(layers, &starts, &choice.recompute))

@@ -10,7 +10,7 @@ use crate::placement::Placement;
 use crate::plan::layers::Layers;
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::peaks::{peak_of_rank, peaks};
-use crate::plan::stage_load::{StageLoad, stage_load, stage_loads, waiting};
+use crate::plan::stage_load::{StageLoad, besides_microbatches, stage_load, stage_loads};
 use crate::recompute::StageRecompute;
 use crate::trained::StageBackward;
 
@@ -21,29 +21,22 @@ pub(super) fn count_choices(counts: &[usize]) -> u64 {
 
 /// Returns all of these choices, from none to all. If all counts are 1, they are all choices of whole stages.
 pub(super) fn every_choice(counts: &[usize]) -> impl Iterator<Item = Vec<Option<StageRecompute>>> {
-    (0..count_choices(counts)).map(move |number| numbered_choice(counts, number))
+    (0..count_choices(counts)).map(move |number| {
+        // Its digits are the numbers of layers.
+        let mut rest = number;
+        let next_stage = |&count: &usize| {
+            let layers = rest % (count as u64 + 1);
+            rest /= count as u64 + 1;
+            first_layers(layers as usize, count)
+        };
+        counts.iter().map(next_stage).collect()
+    })
 }
 
-/// Returns a choice by its number.
-fn numbered_choice(counts: &[usize], number: u64) -> Vec<Option<StageRecompute>> {
-    let mut rest = number;
-    let of_stage = |&count: &usize| {
-        let layers = rest % (count as u64 + 1);
-        rest /= count as u64 + 1;
-        first_layers(layers as usize, count)
-    };
-    counts.iter().map(of_stage).collect()
-}
-
-/// Returns every choice of whole stages, or none if there are more than `most`.
-pub(super) fn few_whole_choices(
-    stages: usize,
-    most: u64,
-) -> impl Iterator<Item = Vec<Option<StageRecompute>>> {
+/// Returns every choice of whole stages, from none to all; no choice if there are more than `most`.
+pub(super) fn few_whole_choices(stages: usize, most: u64) -> Vec<Vec<Option<StageRecompute>>> {
     let counts = vec![1; stages];
-    let are_few = count_choices(&counts) <= most;
-    let choices = if are_few { count_choices(&counts) } else { 0 };
-    (0..choices).map(move |number| numbered_choice(&counts, number))
+    if count_choices(&counts) <= most { every_choice(&counts).collect() } else { Vec::new() }
 }
 
 /// Returns each different choice once, in the order of their first occurrences.
@@ -66,7 +59,7 @@ pub(super) fn whole_stages(stages: &[bool]) -> Vec<Option<StageRecompute>> {
 
 /// Returns the choice of the first `layers` of the `count` layers of a stage.
 pub(super) fn first_layers(layers: usize, count: usize) -> Option<StageRecompute> {
-    if layers >= count { Some(StageRecompute::WHOLE) } else { StageRecompute::first(layers as u32) }
+    StageRecompute::first(layers as u32).map(|choice| choice.within(count))
 }
 
 /// Returns a choice with which `order` fits into the memory: on each rank that lacks memory, the stages with
@@ -135,16 +128,12 @@ pub(super) fn layers_to_hold(
 
 /// Returns the bytes of a rank that holds `count` microbatches of each of its stages.
 fn held_with(layers: &Layers, loads: &[StageLoad], own: &[StageIndex], count: u64) -> u64 {
-    let of_rank = || own.iter().map(|stage| &loads[stage.index()]);
-    let fixed = [
-        StageLoad::always(of_rank(), layers.sharding),
-        of_rank().map(|load| load.gradient).fold(0, u64::saturating_add),
-        of_rank().map(|load| load.temporary).max().unwrap_or(0),
-        of_rank().map(StageLoad::growth).max().unwrap_or(0),
-        waiting(own, loads),
-    ];
-    let kept = of_rank().map(|load| load.kept).fold(0, u64::saturating_add);
-    fixed.into_iter().fold(kept.saturating_mul(count), u64::saturating_add)
+    let own_loads = own.iter().map(|stage| &loads[stage.index()]);
+    let growth = own_loads.clone().map(StageLoad::growth).max().unwrap_or(0);
+    let kept = own_loads.map(|load| load.kept).fold(0, u64::saturating_add);
+    besides_microbatches(own, loads, layers.sharding)
+        .saturating_add(growth)
+        .saturating_add(kept.saturating_mul(count))
 }
 
 /// Returns the choice that recomputes all stages of the ranks that cannot hold `wanted` microbatches at once
@@ -163,8 +152,8 @@ pub(super) fn stages_to_hold(
         fixed.saturating_add(kept.saturating_mul(wanted(rank.index()))) > memory
     };
     let lacking: Vec<bool> = placement.all_ranks().map(lacks).collect();
-    let of_stage = placement.all_stages().map(|stage| lacking[placement.rank_of(stage).index()]);
-    whole_stages(&of_stage.collect::<Vec<_>>())
+    let recomputed = placement.all_stages().map(|stage| lacking[placement.rank_of(stage).index()]);
+    whole_stages(&recomputed.collect::<Vec<_>>())
 }
 
 /// Returns the most microbatches of a stage that are between their forward and their backward at once.

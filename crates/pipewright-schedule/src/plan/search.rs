@@ -17,7 +17,7 @@ use crate::plan::peaks::peaks;
 use crate::plan::report::{PlanSettings, SEARCHED, Shortage};
 use crate::plan::request::PlanRequest;
 use crate::plan::shape::Shape;
-use crate::plan::stage_load::{StageLoad, stage_loads};
+use crate::plan::stage_load::{StageLoad, held_throughout, stage_loads};
 use crate::plan::system::{Offer, System};
 use crate::plan::tuning::Tuning;
 use crate::recompute::StageRecompute;
@@ -368,11 +368,25 @@ impl<'a> Search<'a> {
         Some(Shortage { rank, needed, fixed, memory })
     }
 
+    /// Returns whether no recomputation makes an order fit or lack less than the other plans of the schedule:
+    /// a rank always holds at least as much as one of them needs, which does not fit.
+    pub(super) fn never_fits(
+        &self,
+        name: &'static str,
+        order: &Order,
+        loads: &[StageLoad],
+        sharding: Sharding,
+    ) -> bool {
+        let Some((known, _)) = self.shortages.get(name) else { return false };
+        let holds = |rank| held_throughout(order.placement.stages_of(rank), loads, sharding);
+        order.placement.all_ranks().any(|rank| holds(rank) >= known.needed)
+    }
+
     fn keep_shortage(&mut self, name: &'static str, shortage: Shortage, shape: &Shape, loads: &[StageLoad]) {
         if self.shortages.get(name).is_some_and(|(known, _)| known.needed <= shortage.needed) {
             return;
         }
-        let recomputes = loads.iter().filter(|load| load.again.is_some()).count();
+        let recomputes = loads.iter().filter(|load| load.recompute.is_some()).count();
         let has_layers = |load: &&StageLoad| load.recompute.is_some_and(|choice| choice.layers.is_some());
         let in_part = match loads.iter().filter(has_layers).count() {
             0 => String::new(),

@@ -31,8 +31,8 @@ pub(super) struct StageLoad {
     pub(super) weight: f64,
     /// The time that `W` takes in addition if it is apart from its `I`.
     pub(super) apart: f64,
-    /// The time to compute again what the stage recomputes of a forward; `None` if it does not recompute.
-    pub(super) again: Option<f64>,
+    /// The time to compute again what the stage recomputes of a forward; 0 if it does not recompute.
+    pub(super) again: f64,
     /// The part that it recomputes, at most the layers that it has; `None` if it does not recompute.
     pub(super) recompute: Option<StageRecompute>,
     pub(super) optimizer: f64,
@@ -119,6 +119,21 @@ pub(super) fn waiting(own: &[StageIndex], loads: &[StageLoad]) -> u64 {
     turns.map(|pair| loads[pair[0].index()].output).fold(0, u64::saturating_add)
 }
 
+/// Returns the bytes that a rank holds during the whole step, whatever its stages recompute.
+pub(super) fn held_throughout(own: &[StageIndex], loads: &[StageLoad], sharding: Sharding) -> u64 {
+    let own_loads = own.iter().map(|stage| &loads[stage.index()]);
+    StageLoad::always(own_loads, sharding).saturating_add(waiting(own, loads))
+}
+
+/// Returns the most bytes that a rank holds besides the activations of its microbatches: during the whole
+/// step, as gradients, and while an action runs.
+pub(super) fn besides_microbatches(own: &[StageIndex], loads: &[StageLoad], sharding: Sharding) -> u64 {
+    let own_loads = own.iter().map(|stage| &loads[stage.index()]);
+    let gradients = own_loads.clone().map(|load| load.gradient).fold(0, u64::saturating_add);
+    let temporary = own_loads.map(|load| load.temporary).max().unwrap_or(0);
+    held_throughout(own, loads, sharding).saturating_add(gradients).saturating_add(temporary)
+}
+
 /// Returns the loads of all stages. `starts` has the first layer of each stage and the number of layers at
 /// the end; `recompute` tells for each stage what it recomputes.
 pub(super) fn stage_loads(
@@ -148,7 +163,7 @@ pub(super) fn stage_load(
         input: 0.0,
         weight: 0.0,
         apart: 0.0,
-        again: None,
+        again: 0.0,
         recompute,
         optimizer: 0.0,
         reduce: 0.0,
@@ -179,7 +194,7 @@ pub(super) fn stage_load(
         load.kept = load.kept.saturating_add(layer.activation.saturating_sub(shared));
         if again.contains(&(start + position)) {
             rebuilt = load.kept;
-            load.again = Some(load.again.unwrap_or(0.0) + layer.recompute);
+            load.again += layer.recompute;
             load.sums_again += layer.sums;
         }
         load.stash = load.stash.saturating_add(layer.stash.saturating_sub(shared));
@@ -218,12 +233,12 @@ pub(super) fn stage_load(
 pub(super) fn engine_costs(layers: &Layers, loads: &[StageLoad]) -> Costs {
     let stages = loads.iter().map(|load| StageCosts {
         reduce_grad: load.reduce,
-        recompute: load.again,
+        recompute: load.recompute.map(|_| load.again),
         backward: load.backward(),
         ..StageCosts::new(load.forward, load.input, load.weight_apart())
     });
     let sizes = loads.iter().map(|load| StageSizes {
-        recompute: load.again.map(|_| RecomputeSizes { kept: load.kept, recomputed: load.rebuilt }),
+        recompute: load.recompute.map(|_| RecomputeSizes { kept: load.kept, recomputed: load.rebuilt }),
         output: load.output,
         activation: load.activation(),
         stash: load.stash,

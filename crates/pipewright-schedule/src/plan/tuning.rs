@@ -54,8 +54,8 @@ pub(super) struct SearchTuning {
     pub(super) plans: u64,
     /// The largest number of choices of recomputation that are all tried. Six whole stages have that many.
     pub(super) all_choices: u64,
-    /// The microbatches in flight for which stages recompute as few layers as they can, as shares of the
-    /// microbatches in flight of 1F1B, the most promising first. More shares leave fewer rules for each.
+    /// Shares of the microbatches that are in flight in 1F1B, the most promising first. For each share, stages
+    /// recompute as few layers as they can to hold so many. More shares leave fewer rules for each.
     pub(super) in_flight: [f64; 4],
 }
 
