@@ -311,7 +311,10 @@ fn the_best_cut_has_the_layers_that_are_recomputed() {
         let mut recompute = vec![None; ranks];
         recompute[0] = Some(first);
         let choice = PlanChoice { recompute: recompute.clone(), ..PlanChoice::default() };
-        let Some(found) = best_cut(&instance.profile, &schedule, &choice) else { continue };
+        let Some(found) = best_cut(&instance.profile, &schedule, &choice) else {
+            assert!(ranks > layers, "seed {seed}: no cut of {layers} layers");
+            continue;
+        };
         let time = |cut: &[usize]| {
             let choice = PlanChoice { boundaries: cut.to_vec(), ..choice.clone() };
             predict(&instance.profile, &schedule, &choice).map_or(f64::INFINITY, |found| found.step_s())
@@ -437,7 +440,8 @@ fn the_best_cut_of_a_schedule_is_found() {
         let schedule = generate("zb-h1", &spec).expect("a schedule");
         let recompute = vec![None; ranks as usize];
         let choice = PlanChoice { recompute: recompute.clone(), ..PlanChoice::default() };
-        let found = best_cut(&instance.profile, &schedule, &choice).expect("enough layers");
+        let found = best_cut(&instance.profile, &schedule, &choice);
+        let found = found.unwrap_or_else(|| panic!("seed {seed}: no cut of {layers} layers"));
         let time = |cut: &[usize]| predicted(&instance.profile, &schedule, cut, recompute.clone()).step_s();
         let best =
             every_cut(layers, ranks as usize).iter().map(|cut| time(cut)).fold(f64::INFINITY, f64::min);
