@@ -352,8 +352,8 @@ fn check_parts(name: &str, head_parts: u32, last: &[usize]) {
 /// Returns a choice in which every stage of more than one layer recomputes all of them but the last.
 fn in_part(boundaries: &[usize], layers: usize) -> Recompute {
     let starts: Vec<usize> = [0].iter().chain(boundaries).chain([&layers]).copied().collect();
-    let of_stage = |range: &[usize]| StageRecompute::first((range[1] - range[0]) as u32 - 1);
-    Recompute::of_stages(&starts.windows(2).map(of_stage).collect::<Vec<_>>())
+    let all_but_last = |range: &[usize]| StageRecompute::first((range[1] - range[0]) as u32 - 1);
+    Recompute::of_stages(&starts.windows(2).map(all_but_last).collect::<Vec<_>>())
 }
 
 #[test]
