@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tries Pipewright on a machine with a GPU and reports what it found, in less than eight minutes.
+"""Tests Pipewright on a machine with a GPU and reports the results, in less than eight minutes.
 
     bench/gpu/trial.py --binary pipewright-cuda --out trial/
 

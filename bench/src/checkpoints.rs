@@ -36,10 +36,11 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
-    let scratch = format!("pipewright-bench-{}", std::process::id());
-    let folder = options.folder.clone().unwrap_or_else(std::env::temp_dir).join(scratch);
-    let outcome = measure(options, &folder);
-    std::fs::remove_dir_all(&folder)?;
+    let parent = options.folder.clone().unwrap_or_else(std::env::temp_dir);
+    std::fs::create_dir_all(&parent)?;
+    let folder = tempfile::tempdir_in(parent)?;
+    let outcome = measure(options, folder.path());
+    folder.close()?;
     outcome
 }
 

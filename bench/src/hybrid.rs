@@ -85,9 +85,9 @@ fn print_cut(model: &ModelDesc, method: &Method) -> Result<(), Box<dyn Error>> {
     let weights = model.weights();
     let all: u64 = weights.iter().sum();
     for range in partition(&weights, RANKS, method)?.ranges() {
-        let of_stage: u64 = weights[range.clone()].iter().sum();
+        let cost: u64 = weights[range.clone()].iter().sum();
         let kinds: Vec<&str> = model.layers[range].iter().map(|layer| layer.kind.as_str()).collect();
-        println!("{:.1}% of the cost: {}", 100.0 * of_stage as f64 / all as f64, kinds.join(" "));
+        println!("{:.1}% of the cost: {}", 100.0 * cost as f64 / all as f64, kinds.join(" "));
     }
     Ok(())
 }

@@ -78,7 +78,7 @@ pub(crate) fn slice_hint(program: &Program) -> Option<String> {
     let are_slices = program.slices().is_one()
         && slices > 1
         && slices < program.microbatches()
-        && backwards.iter().all(|of_stage| is_descending_in_groups(of_stage, slices));
+        && backwards.iter().all(|numbers| is_descending_in_groups(numbers, slices));
     are_slices.then(|| {
         format!(
             "each stage runs its backwards in groups of {slices}, in descending order, as a schedule with slices does; if the actions \
