@@ -136,7 +136,7 @@ impl Executor {
             Action::ReduceGrad { stage } => self.reduce(action, stage)?,
             Action::WaitReduceGrad { stage } => {
                 let is_due = self.reduces();
-                if !is_due && self.stages.get(stage).has_own_experts(&self.context) {
+                if !is_due && self.stages.get(stage).has_own_experts() {
                     return Ok(None);
                 }
                 run_wait_hook(&self.context, self.stages.get_mut(stage), action, is_due)?;
@@ -173,14 +173,14 @@ impl Executor {
     /// Runs `REDUCE_GRAD`, or lets the hook run it.
     fn reduce(&mut self, action: Action, stage: StageIndex) -> Result<(), Cause> {
         let is_due = self.reduces();
-        let has_own_experts = self.stages.get(stage).has_own_experts(&self.context);
+        let has_own_experts = self.stages.get(stage).has_own_experts();
         if !is_due && has_own_experts {
             // The gradients of an expert are several sums, one for each replica, until they are due.
             return Ok(());
         }
         if is_due && self.context.hook().is_some() {
             // The hook finds one gradient for each parameter.
-            add_sources(&self.context, self.stages.get_mut(stage));
+            add_sources(self.stages.get_mut(stage));
         }
         if is_due {
             self.checks.note_gradients(self.stages.get(stage));
@@ -203,12 +203,12 @@ impl Executor {
     }
 
     /// Starts to sum a stage's gradients over the replicas, unless the sum has begun or the step sums none.
+    /// Their checksums must have been noted, because the sums replace them.
     /// Fails if a loss is not finite.
     pub(super) fn start_reduction(&mut self, stage: StageIndex) -> Result<(), Cause> {
         if !self.reduces() || self.reductions.has(stage) {
             return Ok(());
         }
-        self.checks.note_gradients(self.stages.get(stage));
         // The losses of a repetition are read when its bits are confirmed.
         if !self.step.input().is_repetition() {
             read_losses(&mut self.stages, &mut self.recorder, self.step.input())?;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use pipewright_schedule::{Placement as StagePlacement, Rank, StageIndex};
+use pipewright_schedule::{Placement, Rank, StageIndex};
 
 use crate::collective::{Group, Tree};
 use crate::config::PipelineConfig;
@@ -12,7 +12,7 @@ use crate::ids::WorldRank;
 use crate::mesh::{Mesh, MeshCoord};
 use crate::message::{AwaitedMessage, Tag};
 use crate::tensor::shard::RowShard;
-use crate::tensor::{ExpertRank, Placement, TensorRank};
+use crate::tensor::{ExpertRank, TensorRank};
 
 /// The facts about a rank that do not change while it runs.
 pub(crate) struct RankContext {
@@ -20,7 +20,7 @@ pub(crate) struct RankContext {
     coord: MeshCoord,
     mesh: Mesh,
     /// The same in every program of the pipeline.
-    placement: StagePlacement,
+    placement: Placement,
     config: Arc<PipelineConfig>,
     /// Whether other ranks run in other processes.
     is_distributed: bool,
@@ -47,7 +47,7 @@ impl RankContext {
         world: &Group,
         is_distributed: bool,
         mesh: Mesh,
-        placement: StagePlacement,
+        placement: Placement,
         config: Arc<PipelineConfig>,
     ) -> Self {
         let rank = world.own();
@@ -81,7 +81,7 @@ impl RankContext {
         self.config.hook.as_deref()
     }
 
-    pub(super) fn placement(&self) -> &StagePlacement {
+    pub(super) fn placement(&self) -> &Placement {
         &self.placement
     }
 
@@ -114,12 +114,6 @@ impl RankContext {
     pub(crate) fn expert_rank(&self) -> ExpertRank {
         let of = self.mesh.experts;
         ExpertRank { index: self.coord.replica % of, of }
-    }
-
-    /// Returns whether one replica of the expert group holds a parameter of this placement, and the others do
-    /// not have it. A replica that holds all experts holds it like every other parameter.
-    pub(super) fn is_on_one_replica(&self, placement: Placement) -> bool {
-        placement.on_one_replica && self.mesh.experts > 1
     }
 
     /// Returns the rows of its stages' parameters that this replica holds; `None` if it holds all.

@@ -133,7 +133,7 @@ impl KnownParameters {
 /// Returns whether a parameter counts on this replica, of the replicas of its expert group: each has its own
 /// experts, and the other parameters count on the first.
 fn counts_on_replica(context: &RankContext, stage: &LocalStage, parameter: usize) -> bool {
-    context.expert_rank().index == 0 || context.is_on_one_replica(stage.runner().placement(parameter))
+    context.expert_rank().index == 0 || stage.runner().is_on_one_replica(parameter)
 }
 
 /// Lists this rank's parameters.
@@ -164,7 +164,7 @@ fn listed(context: &RankContext, stage: &LocalStage, parameter: usize, held: Hel
             tensor: tensor.index,
             replica: context.expert_rank().index,
         },
-        on_one_replica: context.is_on_one_replica(placement),
+        on_one_replica: runner.is_on_one_replica(parameter),
         of_layer: placement.of_layer.map(|index| (index, placement.shards)),
         path: held.path.to_string(),
         counts: placement.shard_of(tensor).counts() && counts_on_replica(context, stage, parameter),

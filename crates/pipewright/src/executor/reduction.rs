@@ -120,10 +120,9 @@ impl Reductions {
         connection: &mut Connection,
         stage: &mut LocalStage,
     ) -> Result<(), Cause> {
-        add_sources(context, stage);
+        add_sources(stage);
         let index = stage.index();
-        let is_of_experts =
-            |&parameter: &usize| context.is_on_one_replica(stage.runner().placement(parameter));
+        let is_of_experts = |&parameter: &usize| stage.runner().is_on_one_replica(parameter);
         let (experts, others): (Vec<usize>, Vec<usize>) =
             (0..stage.runner().paths().len()).partition(is_of_experts);
         let others = StagePart { parameters: others, of_experts: false };
@@ -215,10 +214,10 @@ fn replica_place(context: &RankContext, action: Action) -> ReplicaPlace {
 
 /// Adds the gradients of each expert over the replicas whose tokens have reached it. Other parameters do not
 /// change.
-pub(super) fn add_sources(context: &RankContext, stage: &mut LocalStage) {
+pub(super) fn add_sources(stage: &mut LocalStage) {
     let runner = stage.runner_mut();
     for parameter in 0..runner.paths().len() {
-        if context.is_on_one_replica(runner.placement(parameter)) {
+        if runner.is_on_one_replica(parameter) {
             let sources = runner.take_gradients(parameter);
             let total = sum(sources.into_iter().map(|gradient| vec![gradient])).pop().flatten();
             runner.set_gradient(parameter, total);

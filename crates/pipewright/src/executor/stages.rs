@@ -126,9 +126,8 @@ impl LocalStage {
 
     /// Returns whether this replica has parameters of the stage that the others of its expert group do not
     /// have.
-    pub(super) fn has_own_experts(&self, context: &RankContext) -> bool {
-        let mut parameters = 0..self.runner.paths().len();
-        parameters.any(|parameter| context.is_on_one_replica(self.runner.placement(parameter)))
+    pub(super) fn has_own_experts(&self) -> bool {
+        (0..self.runner.paths().len()).any(|parameter| self.runner.is_on_one_replica(parameter))
     }
 
     pub(super) fn index(&self) -> StageIndex {

@@ -145,6 +145,11 @@ pub(crate) trait StageParameters: Send {
     /// Returns how the ranks of a tensor group hold the parameter at `index` of [`StageParameters::held`].
     fn placement(&self, index: usize) -> Placement;
 
+    /// Returns whether one replica of the expert group holds the parameter at `index` of
+    /// [`StageParameters::held`], and the others do not have it. A replica that holds all experts holds it like
+    /// every other parameter.
+    fn is_on_one_replica(&self, index: usize) -> bool;
+
     /// Returns the gradient sum of the parameter at `index` of [`StageParameters::paths`].
     fn gradient(&self, index: usize) -> OptionalTensor;
 

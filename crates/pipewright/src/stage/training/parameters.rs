@@ -69,6 +69,10 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         self.table.placement(index)
     }
 
+    fn is_on_one_replica(&self, index: usize) -> bool {
+        self.table.is_on_one_replica(index)
+    }
+
     fn gradient(&self, index: usize) -> OptionalTensor {
         self.sums.get(index)
     }
