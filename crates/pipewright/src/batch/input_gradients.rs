@@ -232,7 +232,7 @@ impl JoinedInput {
             }
             SplitSpec::Replicate => added(microbatches),
         };
-        Ok(Some(if joined.dtype() == self.dtype { joined } else { joined.cast(self.dtype) }))
+        Ok(Some(joined.cast(self.dtype)))
     }
 }
 

@@ -121,7 +121,7 @@ impl CausalAttention {
         let dims = self.dims(&q, &k, &v);
         let shape = [q.dims()[0], dims.heads * dims.value_dim];
         let inputs = [&q, &k, &v].map(|tensor| tensor.clone().into_dispatch());
-        let Some(([q, k, v, sinks], tables, tape)) = self.on_cpu(inputs, dims) else {
+        let Some(([q, k, v, sinks], tables, tape)) = self.kernel_inputs(inputs, dims) else {
             let (attention, sinks) = self.blocks(dims);
             return attention.forward([q, k, v], sinks);
         };
@@ -148,7 +148,7 @@ impl CausalAttention {
         let [k, v] = [&keys, &values].map(|slices| Tensor::cat(slices.clone(), 1));
         let inputs = [&q, &k, &v].map(|tensor| tensor.clone().into_dispatch());
         let (Some(([q, k, v, sinks], tables, tape)), [Some(keys), Some(values)]) =
-            (self.on_cpu(inputs, dims), on_their_own)
+            (self.kernel_inputs(inputs, dims), on_their_own)
         else {
             let inputs = [q, k, v].map(|x| {
                 let [batch, length, width] = x.dims();
@@ -241,9 +241,9 @@ impl CausalAttention {
         Some(sinks)
     }
 
-    /// Returns what the kernel takes, queries, keys, values and sinks, with the tables and the tape; `None` if
-    /// there is no kernel for the inputs. Sinks that heads do not have are zeros, which are not on the tape.
-    fn on_cpu(
+    /// Returns the inputs of the kernel (queries, keys, values and sinks) with the tables and the tape; `None` if
+    /// there is no kernel for them. Heads without sinks have zeros instead, which are not on the tape.
+    fn kernel_inputs(
         &self,
         [q, k, v]: [DispatchTensor; 3],
         dims: Dims,

@@ -1,5 +1,5 @@
-//! The passes of an attention on devices for which it has no kernel: composed of Burn's operations, in blocks
-//! of rows, key heads and queries.
+//! The passes of an attention where there is no kernel for it: composed of Burn's operations, in blocks of rows,
+//! key heads and queries.
 //!
 //! The tape keeps the queries, keys and values, and the logarithm of the sum of the exponentials of each row
 //! of scores. The backward pass computes the scores again (Dao et al., 2022,
@@ -13,11 +13,11 @@ mod sizes;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use burn::tensor::{Bool, Int, Tensor, TensorData};
 use pipewright_kernel::attention::Dims;
 
 pub(super) use self::sizes::BlockSizes;
-use super::composed::{at_least_single, in_type_of};
+use super::composed::at_least_single;
 use super::relations::Relations;
 use crate::autodiff::{Rule, inner_of, record_four};
 
@@ -104,7 +104,7 @@ impl BlockAttention {
         })
     }
 
-    /// Returns what blocks have, `[rows, heads, queries, width]` each, as one tensor.
+    /// Joins the tensors of all blocks, `[rows, heads, queries, width]` each, to one tensor.
     fn join(&self, mut parts: Vec<Tensor<4>>) -> Tensor<4> {
         let (Dims { sequence, kv_heads, .. }, sizes) = (self.dims, self.sizes);
         let counts = [(2, sequence.div_ceil(sizes.queries)), (1, kv_heads.div_ceil(sizes.kv_heads))];
@@ -146,19 +146,16 @@ impl BlockAttention {
         Tensor::cat(parts, 3)
     }
 
-    /// Returns which keys of a block its queries do not see, `[1 or rows, 1, queries, keys]`.
-    fn hidden(&self, block: &Block, device: &Device) -> Tensor<4, Bool> {
+    /// Returns which keys of a block its queries do not see, `[1 or rows, 1, queries, keys]`. `places` has the
+    /// index of each key, `[keys]`.
+    fn hidden(&self, block: &Block, places: &Tensor<1, Int>) -> Tensor<4, Bool> {
         let earlier = self.dims.earlier;
         let Block { rows, queries, keys, .. } = block;
-        let numbers = |numbers: Vec<i64>, shape: [usize; 4]| {
-            Tensor::<4, Int>::from_data(TensorData::new(numbers, shape), device)
-        };
-        let list = |range: Range<usize>| range.map(|index| index as i64).collect();
         let shape = |rows| [rows, 1, queries.len(), keys.len()];
-        let places = list(earlier + queries.start..earlier + queries.end);
-        let places = numbers(places, [1, 1, queries.len(), 1]);
-        let keys = numbers(list(keys.clone()), [1, 1, 1, keys.len()]);
-        let later = keys.clone().expand(shape(1)).greater(places.expand(shape(1)));
+        let own = places.clone().narrow(0, earlier + queries.start, queries.len());
+        let own = own.reshape([1, 1, queries.len(), 1]);
+        let keys = places.clone().narrow(0, keys.start, keys.len()).reshape([1, 1, 1, keys.len()]);
+        let later = keys.clone().expand(shape(1)).greater(own.expand(shape(1)));
         if self.starts.is_none() {
             return later;
         }
@@ -166,7 +163,9 @@ impl BlockAttention {
         let are_alike = rows.clone().all(|row| self.starts_of(row, queries) == first);
         let count = if are_alike { 1 } else { rows.len() };
         let starts = rows.clone().take(count).flat_map(|row| self.starts_of(row, queries));
-        let starts = numbers(starts.map(|&start| start.into()).collect(), [count, 1, queries.len(), 1]);
+        let starts: Vec<i64> = starts.map(|&start| start.into()).collect();
+        let starts = TensorData::new(starts, [count, 1, queries.len(), 1]);
+        let starts = Tensor::<4, Int>::from_data(starts, &places.device());
         let shape = shape(count);
         keys.expand(shape).lower(starts.expand(shape)).bool_or(later.expand(shape))
     }
@@ -232,7 +231,7 @@ struct Saved {
     further: Tensor<2>,
 }
 
-/// The inputs of all products, in the precision of the queries.
+/// The inputs of all products, in the precision of the queries, and the indices of the keys.
 struct Operands {
     /// Turned and scaled, `[batch, heads, sequence, head_dim]`.
     q: Tensor<4>,
@@ -240,17 +239,20 @@ struct Operands {
     k: Tensor<4>,
     /// `[batch, kv_heads, keys, value_dim]`.
     v: Tensor<4>,
+    /// The index of each key, `[keys]`.
+    places: Tensor<1, Int>,
 }
 
 impl Saved {
     /// `k` and `v` have the rows of all keys and values.
     fn operands(&self, k: Tensor<2>, v: Tensor<2>) -> Operands {
         let Self { attention, q, .. } = self;
-        let Dims { earlier, kv_heads, heads, .. } = attention.dims;
+        let Dims { earlier, sequence, kv_heads, heads, .. } = attention.dims;
         let turned_q = attention.turned(attention.heads(q.clone(), heads), earlier, attention.scale, false);
         let turned_k = attention.turned(attention.heads(k, kv_heads), 0, 1.0, false);
-        let (turned_q, turned_k) = (in_type_of(turned_q, q), in_type_of(turned_k, q));
-        Operands { q: turned_q, k: turned_k, v: attention.heads(v, kv_heads) }
+        let [q, k] = [turned_q, turned_k].map(|turned| turned.cast(q.dtype()));
+        let places = Tensor::arange(0..(earlier + sequence) as i64, &q.device());
+        Operands { q, k, v: attention.heads(v, kv_heads), places }
     }
 
     /// Returns the bounded scores of a block without biases, `[rows, heads, queries, keys]`, in at least
@@ -268,7 +270,7 @@ impl Saved {
 
     /// Adds the biases to the scores of a block, if they have some, and makes them minus infinity where a
     /// query does not see a key.
-    fn bias_and_mask(&self, mut scores: Tensor<4>, block: &Block) -> Tensor<4> {
+    fn bias_and_mask(&self, mut scores: Tensor<4>, operands: &Operands, block: &Block) -> Tensor<4> {
         let attention = &self.attention;
         if let FurtherInput::Biases(relations) = &attention.further {
             let (flags, heads) = (attention.flags(relations, block, &scores), attention.query_heads(block));
@@ -277,7 +279,7 @@ impl Saved {
             let shape = scores.dims();
             scores = scores + table.matmul(flags).reshape(shape);
         }
-        let hidden = attention.hidden(block, &scores.device());
+        let hidden = attention.hidden(block, &operands.places);
         scores.mask_fill(hidden, f32::NEG_INFINITY)
     }
 
@@ -297,7 +299,7 @@ impl Saved {
         let (attention, operands) = (&self.attention, self.operands(k, v));
         let (mut outputs, mut normalisers) = (Vec::new(), Vec::new());
         for block in attention.blocks() {
-            let scores = self.bias_and_mask(self.bounded_scores(&operands, &block), &block);
+            let scores = self.bias_and_mask(self.bounded_scores(&operands, &block), &operands, &block);
             let sinks = self.sinks(&block);
             let mut largest = scores.clone().max_dim(3);
             if let Some(sinks) = &sinks {
@@ -309,7 +311,7 @@ impl Saved {
                 sum = sum + (sinks - largest.clone()).exp();
             }
             normalisers.push(largest + sum.clone().log());
-            let weights = attention.matrices(in_type_of(weights / sum, &self.q));
+            let weights = attention.matrices((weights / sum).cast(self.q.dtype()));
             outputs.push(attention.unstack(weights.matmul(at_keys(&operands.v, &block)), &block));
         }
         (BlockAttention::rows(attention.join(outputs)), attention.join(normalisers))
@@ -352,10 +354,10 @@ impl Rule<4> for AttentionRule {
             let scores = saved.bounded_scores(&operands, &block);
             let slope = attention.cap.map(|cap| (scores.clone() / cap).square().neg() + 1.0);
             let normalisers = attention.at_queries(normalisers, &block);
-            let weights = (saved.bias_and_mask(scores, &block) - normalisers.clone()).exp();
+            let weights = (saved.bias_and_mask(scores, &operands, &block) - normalisers.clone()).exp();
             let d_out = attention.matrices(attention.at_queries(&gradient, &block));
             d_v = d_v.map(|sum| {
-                let rounded = attention.matrices(in_type_of(weights.clone(), q));
+                let rounded = attention.matrices(weights.clone().cast(q.dtype()));
                 add_at_keys(sum, rounded.transpose().matmul(d_out.clone()), &block)
             });
             if !for_scores {
@@ -365,7 +367,7 @@ impl Rule<4> for AttentionRule {
             let d_weights = d_out.matmul(at_keys(&operands.v, &block).transpose());
             let d_weights = attention.unstack(at_least_single(d_weights), &block);
             // The means of the same rounded gradients, so that the gradients of a query's scores add up to
-            // zero: what all keys have in common then adds nothing to the gradient of the query.
+            // zero: a component that all keys share then adds nothing to the gradient of the query.
             let means = (weights.clone() * d_weights.clone()).sum_dim(3);
             if let (true, Some(sinks)) = (for_further, saved.sinks(&block)) {
                 d_sinks.push(((sinks - normalisers).exp() * means.clone()).neg());
@@ -383,7 +385,7 @@ impl Rule<4> for AttentionRule {
             if let Some(slope) = slope {
                 d_scores = d_scores * slope;
             }
-            let d_scores = attention.matrices(in_type_of(d_scores, q));
+            let d_scores = attention.matrices(d_scores.cast(q.dtype()));
             if for_q {
                 let product = d_scores.clone().matmul(at_keys(&operands.k, &block));
                 d_q.push(attention.unstack(at_least_single(product), &block));
@@ -402,8 +404,8 @@ impl Rule<4> for AttentionRule {
             }
             _ => d_biases.map(Tensor::transpose),
         };
-        let [d_q, d_k, d_v] = [d_q, d_k, d_v].map(|d| d.map(|d| in_type_of(BlockAttention::rows(d), q)));
-        [d_q, d_k, d_v, d_further.map(|d| in_type_of(d, further))]
+        let [d_q, d_k, d_v] = [d_q, d_k, d_v].map(|d| d.map(|d| BlockAttention::rows(d).cast(q.dtype())));
+        [d_q, d_k, d_v, d_further.map(|d| d.cast(further.dtype()))]
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{Tensor, activation};
 use pipewright_kernel::clamped_gate::{Bounds, backward, forward};
 
-use super::composed::{at_least_single, in_type_of};
+use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 use crate::autodiff::{Rule, inner_of, record};
 
@@ -24,12 +24,11 @@ pub(super) fn clamped_gate(gate: Tensor<2>, up: Tensor<2>, [alpha, limit]: [f64;
     tape.record(y, shape, |_| ClampedBackward { gate, up, bounds, shape })
 }
 
-/// The operation on other devices.
+/// The operation where [`on_cpu`] has none.
 fn on_device(gate: Tensor<2>, up: Tensor<2>, [alpha, limit]: [f64; 2]) -> Tensor<2> {
     let rule = ClampedRule { gate: inner_of(gate.clone()), up: inner_of(up.clone()), alpha, limit };
     let (bounded, share) = rule.gate();
-    let y = (rule.up() + 1.0) * bounded * share;
-    let y = in_type_of(y, &rule.up);
+    let y = ((rule.up() + 1.0) * bounded * share).cast(rule.up.dtype());
     record([gate, up], y, Arc::new(rule))
 }
 
@@ -66,7 +65,7 @@ impl Rule for ClampedRule {
         let outside = at_least_single(up.clone()).abs().greater_elem(*limit);
         let d_gate = (gradient.clone() * (self.up() + 1.0) * slope).mask_fill(above, 0.0);
         let d_up = (gradient * gated).mask_fill(outside, 0.0);
-        [Some(in_type_of(d_gate, gate)), Some(in_type_of(d_up, up))]
+        [Some(d_gate.cast(gate.dtype())), Some(d_up.cast(up.dtype()))]
     }
 }
 

@@ -54,11 +54,6 @@ pub fn at_least_single<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     if is_half(tensor.dtype()) { tensor.cast(DType::F32) } else { tensor }
 }
 
-/// Returns a tensor in the element type of `other`.
-pub(super) fn in_type_of<const D: usize, const E: usize>(tensor: Tensor<D>, other: &Tensor<E>) -> Tensor<D> {
-    if tensor.dtype() == other.dtype() { tensor } else { tensor.cast(other.dtype()) }
-}
-
 fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }

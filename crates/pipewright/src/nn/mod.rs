@@ -11,12 +11,13 @@
 //!
 //! The functions ([`rms_norm`], [`swiglu`], [`relu_squared`], [`CausalAttention`], [`ScopedAttention`],
 //! [`cross_entropy`], [`vocabulary_statistics`], [`Routing`], [`mix_experts`], and [`Mamba2`] without its
-//! projections) are single operations on the CPU back end. Elsewhere they are composed of Burn's operations:
-//! [`Routing`] and [`mix_experts`] leave the backward pass to Burn, and the others have one of their own, so
-//! that the tape keeps about what it keeps on the CPU back end. [`weighted_cross_entropy`] is a composition
-//! everywhere; it has a backward pass of its own on devices other than the CPU back end, unless its weights
-//! are on the tape. [`split_cross_entropy`] and [`split_weighted_cross_entropy`] have the same one over
-//! several ranks on every device.
+//! projections) are single operations on the CPU back end, in single and half precision and on a tape without
+//! gradient checkpointing. In all other cases they are composed of Burn's operations: [`Routing`] and
+//! [`mix_experts`] leave the backward pass to Burn, and the others have one of their own, so that the tape
+//! keeps about as many bytes as on the CPU back end. [`weighted_cross_entropy`] is a composition everywhere;
+//! it has a backward pass of its own on devices other than the CPU back end, unless its weights are on the
+//! tape. [`split_cross_entropy`] and [`split_weighted_cross_entropy`] have the same one over several ranks on
+//! every device.
 
 mod attention;
 mod attention_blocks;

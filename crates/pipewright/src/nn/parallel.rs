@@ -203,7 +203,7 @@ fn added(parts: Vec<Tensor<2>>) -> Tensor<2> {
     let precision = parts[0].dtype();
     let sum = parts.into_iter().map(at_least_single).reduce(|sum, part| sum + part);
     let sum = sum.expect("a group has this rank");
-    if sum.dtype() == precision { sum } else { sum.cast(precision) }
+    sum.cast(precision)
 }
 
 #[derive(Debug)]

@@ -1,5 +1,5 @@
-//! Records an operation whose backward pass computes it again, for devices without a kernel for it: the tape
-//! keeps the inputs, and none of the numbers between them and the result.
+//! Records an operation whose backward pass computes it again, where there is no kernel for it: the tape keeps
+//! the inputs, and none of the numbers between them and the result.
 
 use std::fmt;
 use std::sync::Arc;

@@ -25,7 +25,7 @@ pub(super) fn activated(x: &CpuTensor) -> CpuTensor {
     }
 }
 
-/// The operation on other devices.
+/// The operation where [`on_cpu`] has none.
 fn on_device(x: Tensor<2>) -> Tensor<2> {
     let kept = inner_of(x.clone());
     let y = activation::relu(kept.clone()).square();

@@ -6,7 +6,7 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use pipewright_kernel::rms_norm::{backward, backward_bf16, forward, forward_bf16};
 
-use super::composed::{at_least_single, in_type_of};
+use super::composed::at_least_single;
 use super::operation::{
     CpuTensor, Operation, cpu_tensor, elements, in_bf16, on_cpu, takes_features, tensor_of,
 };
@@ -57,13 +57,13 @@ pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
     tape.record_tensor(y, |_| RmsNormBackward { x, weight, scales })
 }
 
-/// The operation on other devices.
+/// The operation where [`on_cpu`] has none.
 fn on_device(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
     let weight: Tensor<2> = weight.unsqueeze();
     let (kept_x, kept_weight) = (inner_of(x.clone()), inner_of(weight.clone()));
     let wide = at_least_single(kept_x.clone());
     let roots = (wide.clone().square().mean_dim(1) + epsilon).sqrt();
-    let y = in_type_of(wide / roots.clone() * at_least_single(kept_weight.clone()), &kept_x);
+    let y = (wide / roots.clone() * at_least_single(kept_weight.clone())).cast(kept_x.dtype());
     let rule = RmsNormRule { x: kept_x, weight: kept_weight, roots };
     record([x, weight], y, Arc::new(rule))
 }
@@ -88,7 +88,7 @@ impl Rule for RmsNormRule {
             let mean = (d_normalised.clone() * normalised.clone()).mean_dim(1);
             (d_normalised - normalised * mean) / roots.clone()
         });
-        [d_x.map(|d| in_type_of(d, x)), d_weight.map(|d| in_type_of(d, weight))]
+        [d_x.map(|d| d.cast(x.dtype())), d_weight.map(|d| d.cast(weight.dtype()))]
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{Tensor, activation};
 use pipewright_kernel::swiglu::{backward, backward_bf16, forward, forward_bf16};
 
-use super::composed::{at_least_single, in_type_of};
+use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, in_bf16, on_cpu, tensor_of};
 use crate::autodiff::{Rule, inner_of, record};
 
@@ -32,11 +32,11 @@ pub(super) fn activated(gate: &CpuTensor, up: &CpuTensor) -> CpuTensor {
     }
 }
 
-/// The operation on other devices.
+/// The operation where [`on_cpu`] has none.
 fn on_device(gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
     let rule = SwigluRule { gate: inner_of(gate.clone()), up: inner_of(up.clone()) };
     let wide = activation::silu(at_least_single(rule.gate.clone())) * at_least_single(rule.up.clone());
-    let y = in_type_of(wide, &rule.gate);
+    let y = wide.cast(rule.gate.dtype());
     record([gate, up], y, Arc::new(rule))
 }
 
@@ -55,7 +55,7 @@ impl Rule for SwigluRule {
         // The slope of `x sigmoid(x)` is `sigmoid(x) + x sigmoid(x) (1 - sigmoid(x))`.
         let slope = share.clone() + activated.clone() * (share.neg() + 1.0);
         let (d_gate, d_up) = (gradient.clone() * up * slope, gradient * activated);
-        [Some(in_type_of(d_gate, &self.gate)), Some(in_type_of(d_up, &self.up))]
+        [Some(d_gate.cast(self.gate.dtype())), Some(d_up.cast(self.up.dtype()))]
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use burn::tensor::{IndexingUpdateOp, Int, Tensor};
 
-use super::composed::{at_least_single, in_type_of};
+use super::composed::at_least_single;
 use super::embedding::local_ids;
 use super::parallel::TensorParallel;
 use super::weighted_rows::{WeightedRows, weighted_sum};
@@ -67,7 +67,7 @@ impl Rule for LossRule {
         let probabilities = (at_least_single(logits.clone()) - normalisers.clone()).exp();
         let targets = presence.clone().neg();
         let difference = probabilities.scatter(1, columns.clone(), targets, IndexingUpdateOp::Add);
-        let d_logits = difference * in_type_of(gradient, normalisers) * shares.clone();
-        [Some(in_type_of(d_logits, logits)), None]
+        let d_logits = difference * gradient.cast(normalisers.dtype()) * shares.clone();
+        [Some(d_logits.cast(logits.dtype())), None]
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
 use pipewright_kernel::vocabulary_part::{NOTHING, backward, forward};
 
-use super::composed::{at_least_single, in_type_of};
+use super::composed::at_least_single;
 use super::embedding::local_ids;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, indices, on_cpu};
 use super::targets::{IGNORED_TARGET, with_0_for_ignored};
@@ -39,7 +39,7 @@ pub fn vocabulary_statistics(
     earlier: Option<Tensor<2>>,
 ) -> Tensor<2> {
     let [rows, width] = logits.dims();
-    assert_eq!(targets.dims(), [rows], "one target a row");
+    assert_eq!(targets.dims(), [rows], "one target per row");
     assert_eq!(width, range.len(), "one logit for each token id of the part");
     let earlier = earlier.unwrap_or_else(|| nothing(rows, &logits));
     assert_eq!(earlier.dims(), [rows, 2], "two statistics a row");
@@ -74,7 +74,7 @@ pub fn vocabulary_statistics(
 /// When the number of targets differs from the number of rows.
 pub fn statistics_loss(statistics: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     let [rows, _] = statistics.dims();
-    assert_eq!(targets.dims(), [rows], "one target a row");
+    assert_eq!(targets.dims(), [rows], "one target per row");
     let Some(([values], tape)) = on_cpu([statistics.clone().into_dispatch()]) else {
         return composed_loss(statistics, targets);
     };
@@ -192,7 +192,7 @@ impl Rule for StatisticsRule {
         let at_target = of_target.clone() * presence.clone();
         let d_logits = scaled.scatter(1, columns.clone(), at_target, IndexingUpdateOp::Add);
         let before = (earlier.clone().narrow(1, 0, 1) - later).exp() * share;
-        [Some(in_type_of(d_logits, logits)), Some(Tensor::cat(vec![before, of_target], 1))]
+        [Some(d_logits.cast(logits.dtype())), Some(Tensor::cat(vec![before, of_target], 1))]
     }
 }
 

@@ -1,6 +1,6 @@
 //! Tests of the passes in blocks against the plain composition, for blocks of several sizes.
 
-use burn::tensor::{DType, Tolerance};
+use burn::tensor::{DType, Device, Tolerance};
 
 use super::super::attention_composition::{composed, hidden};
 use super::super::check::{check as compare, numbers};
@@ -141,13 +141,14 @@ fn each_query_sees_the_same_keys_in_blocks() {
             let attention = BlockAttention { starts, sizes, ..attention(dims, 1) };
             let device = Device::flex();
             let all = hidden(&attention, &device);
+            let places = Tensor::arange(0..(dims.earlier + dims.sequence) as i64, &device);
             let count = |x: Tensor<4, Bool>| x.int().sum().into_scalar::<i64>() as usize;
             for block in attention.blocks() {
                 let Block { rows, queries, keys, .. } = block.clone();
                 let in_rows = all.clone().narrow(0, rows.start, rows.len());
                 let every_key = in_rows.narrow(2, queries.start, queries.len());
                 let expected = every_key.clone().narrow(3, keys.start, keys.len());
-                let found = attention.hidden(&block, &device);
+                let found = attention.hidden(&block, &places);
                 assert_eq!(found.dims()[0], 1, "all rows have the same window");
                 found.expand(expected.dims()).into_data().assert_eq(&expected.clone().into_data(), true);
                 let columns = dims.earlier + dims.sequence - keys.len();
