@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{DType, Device, Int, Tensor, bf16, f16};
+use burn::tensor::{DType, Int, Tensor, bf16, f16};
 
 use super::composed;
 use super::deferred::{Deferred, RowIds, WeightTask, recorded_on};
@@ -12,6 +12,7 @@ use super::operation::{
     CpuTensor, Operation, cpu_tensor, elements, from_cpu, indices, on_cpu, range_of, tensor_of,
 };
 use super::parallel::TensorParallel;
+use crate::device::computes_behind;
 
 /// Burn's embedding, with the same parameter and record path. Convert one that Burn initialised.
 #[derive(Module, Debug)]
@@ -72,8 +73,7 @@ impl Embedding {
         let weight = self.weight.val();
         let (width, precision) = (weight.dims()[1], weight.dtype());
         let ids = ids.reshape([batch * sequence]);
-        check_ids(&ids, ids_in_all);
-        if let Some(rows) = select_own(&weight, &ids, &range, self.weight.id) {
+        if let Some(rows) = select_own(&weight, &ids, ids_in_all, &range, self.weight.id) {
             return rows.reshape([batch, sequence, width]);
         }
         let (ids, is_here) = local_ids(ids, ids_in_all, range);
@@ -93,7 +93,9 @@ pub(super) fn local_ids(
     vocabulary: usize,
     range: Range<usize>,
 ) -> (Tensor<1, Int>, Tensor<1, Int>) {
-    check_ids(&ids, vocabulary);
+    if !computes_behind(&ids.device()) {
+        check_ids(&indices(ids.clone()), vocabulary);
+    }
     let Range { start, end } = range;
     let last = (end - start).saturating_sub(1);
     let is_here = ids.clone().greater_equal_elem(start as i64).bool_and(ids.clone().lower_elem(end as i64));
@@ -101,30 +103,32 @@ pub(super) fn local_ids(
     (columns, is_here.int())
 }
 
-/// Panics when an id is outside the vocabulary, on the CPU back end.
-fn check_ids(ids: &Tensor<1, Int>, vocabulary: usize) {
-    if ids.device().inner() == Device::flex() {
-        let ids = indices(ids.clone());
-        let outside = ids.iter().find(|&&id| id >= vocabulary);
-        assert!(
-            outside.is_none(),
-            "an id lies outside the vocabulary of {vocabulary}: got {}",
-            shown_id(outside)
-        );
-    }
+/// Panics when an id is outside the vocabulary.
+fn check_ids(ids: &[usize], vocabulary: usize) {
+    let outside = ids.iter().find(|&&id| id >= vocabulary);
+    assert!(
+        outside.is_none(),
+        "an id lies outside the vocabulary of {vocabulary}: got {}",
+        shown_id(outside)
+    );
 }
 
 /// Returns the rows of the ids in `range`, which are all rows of `table`, and zeros for the other ids; `None`
 /// if the CPU back end does not compute it.
+///
+/// # Panics
+/// When an id is outside the vocabulary.
 fn select_own(
     table: &Tensor<2>,
     ids: &Tensor<1, Int>,
+    vocabulary: usize,
     range: &Range<usize>,
     id: ParamId,
 ) -> Option<Tensor<2>> {
     let ([weight], tape) = on_cpu([table.clone().into_dispatch()])?;
     let deferred = Deferred::current(table, id);
     let ([count, width], ids) = (table.dims(), indices(ids.clone()));
+    check_ids(&ids, vocabulary);
     let own = ids.iter().enumerate().filter(|(_, id)| range.contains(id));
     let (indices, own): (Vec<usize>, Vec<usize>) = own.map(|(index, id)| (index, id - range.start)).unzip();
     let rows = rows_of(&weight, &RowChoice { ids: &own, indices: Some(&indices), count: ids.len() }, width);
@@ -159,7 +163,7 @@ fn shown_id(id: Option<&usize>) -> String {
 }
 
 /// Rows of a table, and where they are among the rows of a result.
-struct RowChoice<'a> {
+pub(super) struct RowChoice<'a> {
     /// The rows of the table.
     ids: &'a [usize],
     /// The index of each of them in the result, whose other rows are zeros; `None` if the result has exactly
@@ -171,13 +175,13 @@ struct RowChoice<'a> {
 
 impl<'a> RowChoice<'a> {
     /// Returns the choice whose result has exactly the rows `ids`.
-    fn all(ids: &'a [usize]) -> Self {
+    pub(super) fn all(ids: &'a [usize]) -> Self {
         Self { ids, indices: None, count: ids.len() }
     }
 }
 
 /// Returns rows of a table. A whole table is too large to be converted for a few of its rows.
-fn rows_of(table: &CpuTensor, choice: &RowChoice<'_>, width: usize) -> CpuTensor {
+pub(super) fn rows_of(table: &CpuTensor, choice: &RowChoice<'_>, width: usize) -> CpuTensor {
     let (range, shape) = (range_of(table), [choice.count, width]);
     match table.dtype() {
         DType::BF16 => tensor_of(chosen::<bf16>(&table.storage()[range], choice, width), shape),
@@ -256,6 +260,8 @@ impl Operation<1> for OwnRowsBackward {
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::Device;
+
     use super::super::check::{check, numbers};
     use super::*;
 

@@ -98,10 +98,10 @@ impl Arrived {
     /// Sends rows of the own tokens, in the order of the experts, to the replicas that got these tokens, and
     /// returns the rows that arrive, in the order of the groups.
     pub(super) fn to_experts<T: ReadElement>(&self, rows: Vec<T>, width: usize) -> Vec<T> {
-        let part = |range: &Range<usize>| {
-            let rows = rows[range.start * width..range.end * width].to_vec();
-            vec![Value::of(from_cpu::<2>(tensor_of(rows, [range.len(), width])))]
-        };
+        let count = rows.len() / width;
+        let rows = tensor_of(rows, [count, width]);
+        let part =
+            |range: &Range<usize>| vec![Value::of(from_cpu::<2>(rows.narrow(0, range.start, range.len())))];
         let lists = self.link.exchange(self.sent.iter().map(part).collect());
         let arrived: Vec<CpuTensor> = lists.into_iter().flatten().map(on_host).collect();
         let read: Vec<_> = arrived.iter().map(T::read).collect();

@@ -1,5 +1,5 @@
 //! The replicas that hold the experts of each mixture together: each holds some of the experts, and the tokens
-//! of all of them travel to the replicas of their experts and back.
+//! of all of them are sent to the replicas of their experts and back.
 //!
 //! A replica computes the rows of each replica's tokens as rows of their own, and keeps a sum of weight
 //! gradients for each replica. So a product has the operands that it would have if every replica held all
@@ -64,7 +64,7 @@ impl ExpertParallel {
         part(count, index, self.rank.of as usize)
     }
 
-    /// Returns the connection to the other replicas, if tokens travel.
+    /// Returns the connection to the other replicas, if tokens are sent to them.
     pub(super) fn link(&self) -> Option<&Arc<dyn TensorLink>> {
         self.link.as_ref().filter(|_| !is_probing())
     }

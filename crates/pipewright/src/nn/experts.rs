@@ -11,6 +11,7 @@ use burn::tensor::{Tensor, bf16};
 use pipewright_kernel::grouped::{ExpertElement, Groups};
 
 use super::deferred::recorded_on;
+use super::embedding::{RowChoice, rows_of};
 use super::expert::{Expert, ExpertActivation, composed};
 use super::expert_exchange::{Arrived, Sorted};
 use super::expert_matrices::{KeptMatrices, Matrices, Part, Parts};
@@ -22,7 +23,6 @@ use super::operation::{
 use super::relu_squared;
 use super::routing::Routing;
 use super::swiglu;
-use crate::autodiff::{inner_of, on_tape_of};
 
 /// Returns, for each token, the sum over its chosen experts of `weight * expert(x)`.
 ///
@@ -48,7 +48,7 @@ pub fn mix_chosen(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &
 
 /// Like [`mix_chosen`], but for a rank that holds some of the experts; the entries of the others are `None`.
 ///
-/// If several replicas hold the experts together, tokens travel to the replicas of their experts and back,
+/// If several replicas hold the experts together, tokens are sent to the replicas of their experts and back,
 /// and the result is the mixture. The experts then have neither biases nor bounds, and all tensors are in
 /// single or half precision on the processor.
 ///
@@ -88,7 +88,7 @@ fn mix(
         None => groups(chosen, experts, count),
     };
     let composed = |x, weights| {
-        assert!(link.is_none(), "experts whose tokens travel have no biases, and are on the processor");
+        assert!(link.is_none(), "experts whose tokens are sent have no biases, and are on the processor");
         composed(x, weights, &held, &groups)
     };
     if held.iter().any(|expert| expert.is_composed()) {
@@ -107,16 +107,14 @@ fn mix(
     };
     let arrived = link.map(|link| {
         let is_tracked = x.is_tracked() || weights.is_tracked() || token.is_tracked();
-        let gathered = with_dtype(
-            tensor_of(groups.gather(&elements(&rows), width), [groups.rows(), width]),
-            rows.dtype(),
-        );
+        let tokens: Vec<usize> = groups.tokens().collect();
+        let gathered = rows_of(&rows, &RowChoice::all(&tokens), width);
         let own = Sorted { groups: &groups, rows: gathered, weights: &sorted, is_tracked };
         let arrived = Arrived::exchange(link, replicas, own);
         if arrived.is_tracked && !is_tracked {
             // The trained parameters are on other replicas, such as the experts that are not frozen. This
             // replica takes part in their backward.
-            let leaf = on_tape_of(inner_of(x.clone()), &x).require_grad();
+            let leaf = x.clone().detach().require_grad();
             let on_tape = on_cpu(inputs(leaf)).expect("the same tensors were on the processor");
             tape = on_tape.1;
         }
@@ -258,17 +256,19 @@ impl ExpertsBackward {
         let (groups, sources) = mixture.computed();
         let parts = Parts::<T>::new(held, matrices.parts, sources);
         let d_out = mixture.groups.gather(&T::read(gradient), width);
-        let (mut d_out, weights, for_rows, for_weights) = match &mixture.arrived {
-            // The replicas whose tokens the rows are need the gradients.
-            Some(arrived) => (arrived.to_experts(d_out, width), &arrived.weights, true, true),
-            None => (d_out, &mixture.weights, for_x, for_weights),
+        let (mut d_out, weights) = match &mixture.arrived {
+            Some(arrived) => (arrived.to_experts(d_out, width), &arrived.weights),
+            None => (d_out, &mixture.weights),
         };
+        // The replicas whose tokens the rows are need the gradients.
+        let are_sent = mixture.arrived.is_some();
         // The gradient of the activated rows, before the weight of the row.
         let mut d_activated = parts.product(groups, &d_out, (Part::Down, true), [width, inner]);
-        let d_weights = for_weights.then(|| T::row_products(&T::read(&activated), &d_activated, inner));
+        let d_weights =
+            (for_weights || are_sent).then(|| T::row_products(&T::read(&activated), &d_activated, inner));
         f32::scale_rows(&mut d_activated, weights, inner);
         let (d_gate, d_up) = activation_gradients::<T>(gate, up, d_activated);
-        let d_rows = for_rows.then(|| {
+        let d_rows = (for_x || are_sent).then(|| {
             let mut d_rows = parts.product(groups, &d_up, (Part::Up, true), [inner, width]);
             if let Some(d_gate) = &d_gate {
                 parts.add_transposed(&mut d_rows, groups, d_gate, Part::Gate, [inner, width]);
@@ -291,7 +291,7 @@ impl ExpertsBackward {
         let (d_rows, d_weights) = match (&mixture.arrived, d_rows, d_weights) {
             (Some(arrived), Some(d_rows), Some(d_weights)) => {
                 let [d_rows, d_weights] = arrived.to_tokens([(d_rows, width), (d_weights, 1)]);
-                (Some(d_rows).filter(|_| for_x), Some(d_weights))
+                (for_x.then_some(d_rows), for_weights.then_some(d_weights))
             }
             (_, d_rows, d_weights) => (d_rows, d_weights),
         };
