@@ -184,17 +184,11 @@ impl std::fmt::Display for Tag {
             Self::SharedGradientSum { parameter } => {
                 write!(f, "the sum of the gradients of shared parameter {parameter}")
             }
-            Self::GradientShard { stage, of_experts: false } => {
-                write!(f, "its part of the gradients of stage {stage}")
+            Self::GradientShard { stage, of_experts } => {
+                write!(f, "its part of the gradients of {}stage {stage}", experts_of(*of_experts))
             }
-            Self::GradientShard { stage, of_experts: true } => {
-                write!(f, "its part of the gradients of the experts of stage {stage}")
-            }
-            Self::GradientSum { stage, of_experts: false } => {
-                write!(f, "its sum of gradients of stage {stage}")
-            }
-            Self::GradientSum { stage, of_experts: true } => {
-                write!(f, "its sum of gradients of the experts of stage {stage}")
+            Self::GradientSum { stage, of_experts } => {
+                write!(f, "its sum of gradients of {}stage {stage}", experts_of(*of_experts))
             }
             Self::ParameterShard { stage, round } => {
                 write!(f, "its part of the parameters of stage {stage}, gathering {round}")
@@ -227,6 +221,11 @@ impl std::fmt::Display for Tag {
             Self::Ordered { number } => write!(f, "its message {number}"),
         }
     }
+}
+
+/// Returns the words before a stage whose experts' gradients are meant.
+fn experts_of(of_experts: bool) -> &'static str {
+    if of_experts { "the experts of " } else { "" }
 }
 
 /// A message that a rank waits for.

@@ -54,14 +54,20 @@ struct Linked {
     detection_lag: Duration,
     /// The channel to the process of the first rank, if ranks run in several processes.
     bytes: Option<ByteChannel>,
-    numbers: Mutex<Numbers>,
+    sent: MessageNumbers,
+    received: MessageNumbers,
 }
 
-/// The numbers of the next messages to and from each rank.
+/// The number of the next message to each rank, or from it.
 #[derive(Default)]
-struct Numbers {
-    sent: HashMap<WorldRank, u32>,
-    received: HashMap<WorldRank, u32>,
+struct MessageNumbers(Mutex<HashMap<WorldRank, u32>>);
+
+impl MessageNumbers {
+    fn next(&self, peer: WorldRank) -> u32 {
+        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = numbers.entry(peer).or_default();
+        std::mem::replace(next, next.wrapping_add(1))
+    }
 }
 
 impl fmt::Debug for RankLink {
@@ -107,7 +113,6 @@ impl RankLink {
         let patience = deadline.saturating_mul(2).min(LONGEST_WAIT);
         let tensor_group =
             Arc::new(GroupLink::without_pipeline(endpoint.clone(), group, board.clone(), patience));
-        let numbers = Mutex::default();
         Self(Arc::new(Linked {
             rank,
             endpoint,
@@ -117,7 +122,8 @@ impl RankLink {
             tensor_group,
             detection_lag,
             bytes,
-            numbers,
+            sent: MessageNumbers::default(),
+            received: MessageNumbers::default(),
         }))
     }
 
@@ -139,7 +145,7 @@ impl RankLink {
         let head = Payload::of(&(has_tensors, head));
         let tensors = has_tensors.then(|| Payload::Tensors(tensors.into_iter().map(Some).collect()));
         for payload in std::iter::once(head).chain(tensors) {
-            let number = self.next_number(|numbers| &mut numbers.sent, to);
+            let number = self.0.sent.next(to);
             self.0.endpoint.lock().send(to, Tag::Ordered { number }, payload);
         }
     }
@@ -156,7 +162,7 @@ impl RankLink {
     }
 
     fn next_message(&self, from: WorldRank) -> Result<Message, Cause> {
-        let number = self.next_number(|numbers| &mut numbers.received, from);
+        let number = self.0.received.next(from);
         loop {
             let mut endpoint = self.0.endpoint.lock();
             if let Some(message) = endpoint.try_take(from, Tag::Ordered { number }) {
@@ -167,12 +173,6 @@ impl RankLink {
             }
             endpoint.wait(Instant::now() + Self::LOOK);
         }
-    }
-
-    fn next_number(&self, of: impl Fn(&mut Numbers) -> &mut HashMap<WorldRank, u32>, peer: WorldRank) -> u32 {
-        let mut numbers = self.0.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = of(&mut numbers).entry(peer).or_default();
-        std::mem::replace(next, next.wrapping_add(1))
     }
 
     /// Sends a value to the process of the first rank, for [`RankLink::next_report`]. Within one process it

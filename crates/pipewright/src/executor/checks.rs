@@ -48,12 +48,12 @@ impl Checks {
         input: &StepInput,
         accumulation: Accumulation,
     ) {
-        self.difference = None;
+        (self.difference, self.batch) = (None, None);
+        let Some(verification) = input.verification else { return };
         let tensor = context.tensor_rank().index;
         let (earlier, slices) = (accumulation.microbatches(), input.program.slices().get());
         let batch = CheckedShare { share: input.share, earlier, tensor, slices };
-        self.batch = input.verification.map(|_| batch);
-        let Some(verification) = input.verification else { return };
+        self.batch = Some(batch);
         self.sums.begin(verification.repetition, accumulation.is_empty());
         if verification.repetition > 0 && accumulation.is_empty() {
             let rows = context.row_shard().map_or(0, |shard| shard.index);

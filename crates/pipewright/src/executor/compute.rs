@@ -138,7 +138,7 @@ impl Computation<'_> {
     fn random(&self, At { microbatch, .. }: At) -> StreamKey {
         let Self { context, input, accumulated, .. } = self;
         let earlier = u64::from(*accumulated) * u64::from(context.replica_count());
-        let number = input.share * input.program.microbatches() + microbatch.get();
+        let number = input.first_microbatch() + microbatch.get();
         StreamKey { seed: context.config().seed, step: input.step, microbatch: earlier + u64::from(number) }
     }
 

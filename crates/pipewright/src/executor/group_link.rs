@@ -62,17 +62,9 @@ impl GroupLink {
         board: ProgressBoard,
         memory: RankMemory,
     ) -> Self {
-        Self {
-            endpoint,
-            group: group.clone(),
-            tag,
-            devices: context.config().devices.clone(),
-            board,
-            memory,
-            deadline: context.config().deadline,
-            rounds: AtomicU32::new(0),
-            thread: OnceLock::new(),
-        }
+        let config = context.config();
+        let link = Self::without_pipeline(endpoint, group.clone(), board, config.deadline);
+        Self { tag, devices: config.devices.clone(), memory, ..link }
     }
 
     /// Returns the connection of a rank that belongs to no pipeline to its tensor group.
@@ -210,6 +202,6 @@ impl TensorLink for GroupLink {
     }
 
     fn keep_alive(&self) {
-        self.board.keep_alive(self.endpoint.lock().rank());
+        self.board.keep_alive(self.group.own());
     }
 }

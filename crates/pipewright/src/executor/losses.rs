@@ -21,7 +21,7 @@ pub(super) fn read_losses(
     input: &StepInput,
 ) -> Result<(), Cause> {
     let evaluates = input.program.is_forward_only();
-    let (first, slices) = (first_microbatch(input), input.program.slices());
+    let (first, slices) = (input.first_microbatch(), input.program.slices());
     let (indices, losses): (Vec<_>, Vec<_>) = stages.last_mut().losses.take_all().unzip();
     for (index, loss) in indices.into_iter().zip(read(losses)) {
         let (microbatch, slice) = slices.place(Microbatch::new(first + index as u32));
@@ -35,7 +35,7 @@ pub(super) fn read_losses(
 
 fn read_auxiliary(stages: &mut LocalStages, recorder: &mut Recorder, input: &StepInput) -> Result<(), Cause> {
     let evaluates = input.program.is_forward_only();
-    let (first, slices) = (first_microbatch(input), input.program.slices());
+    let (first, slices) = (input.first_microbatch(), input.program.slices());
     for stage in stages.iter_mut() {
         let lists = stage.auxiliary.take_all();
         let (names, losses): (Vec<_>, Vec<_>) = lists
@@ -57,12 +57,6 @@ fn read_auxiliary(stages: &mut LocalStages, recorder: &mut Recorder, input: &Ste
         }
     }
     Ok(())
-}
-
-/// Returns the first microbatch of this replica, or the number of its first slice. Errors and reports number
-/// microbatches over all replicas.
-fn first_microbatch(input: &StepInput) -> u32 {
-    input.share * input.program.microbatches()
 }
 
 /// Returns the values of scalars (shape `[1]`). They are read together, because each read waits for the

@@ -230,8 +230,8 @@ impl Executor {
         ruined.map_or(cause, |(parameter, found)| Cause::ParameterNotFinite { parameter, found })
     }
 
-    /// Returns the cause that lets a step be repeated, if its first computation has failed because of a number that
-    /// is not finite.
+    /// Returns [`Cause::Suspicious`] if the first computation of a verified step has failed with a suspicious
+    /// cause, and otherwise the cause itself.
     fn suspicious(&self, cause: Cause) -> Cause {
         let repeats = self.step.is_first_of_verified();
         let suspicion = cause.suspicion().filter(|_| repeats);

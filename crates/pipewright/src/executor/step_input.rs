@@ -69,6 +69,12 @@ impl StepInput {
         self.repetition() > 0
     }
 
+    /// Returns the first microbatch of this replica, or the number of its first slice. Errors, reports and random
+    /// numbers number microbatches over all replicas.
+    pub(crate) fn first_microbatch(&self) -> u32 {
+        self.share * self.program.microbatches()
+    }
+
     /// Returns the number of computations of the step before this one.
     pub(crate) fn repetition(&self) -> u32 {
         self.verification.map_or(0, |verification| verification.repetition)

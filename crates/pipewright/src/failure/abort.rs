@@ -75,7 +75,8 @@ impl Abort {
 
     fn raise_first(&self, reasons: &mut Reasons, error: StepError) {
         if reasons.first.is_none() {
-            if matches!(error.cause, Cause::Suspicious { .. }) {
+            // Such a step is usually computed again. If it is not, the pipeline returns the error.
+            if matches!(error.cause, Cause::Suspicious { .. } | Cause::Unconfirmed { .. }) {
                 tracing::warn!(%error, "a step is suspicious");
             } else {
                 tracing::error!(%error, "a step failed");

@@ -1,12 +1,13 @@
 //! The training loss of a language model whose tokens have weights.
 
-use burn::tensor::{Device, Int, Tensor, activation};
+use burn::tensor::{Int, Tensor, activation};
 
 use super::composed::at_least_single;
 use super::parallel::TensorParallel;
 use super::vocabulary_loss::loss;
 use super::weighted_rows::{WeightedRows, weighted_sum};
 use crate::autodiff::inner_of;
+use crate::device::computes_behind;
 
 /// Returns the mean, weighted by `weights`, over all rows of the cross entropy between `softmax(logits)` and
 /// the target ids, in nats; 0 if all weights are 0. Rows of weight 0 do not count, and their targets may be
@@ -37,7 +38,7 @@ use crate::autodiff::inner_of;
 /// When the number of targets or of weights differs from the number of rows.
 pub fn weighted_cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>, weights: Tensor<1>) -> Tensor<1> {
     let [rows, vocabulary] = logits.dims();
-    if logits.device().inner() != Device::flex() && !weights.is_tracked() {
+    if computes_behind(&logits.device()) && !weights.is_tracked() {
         let rows = WeightedRows::of(rows, targets, inner_of(weights));
         return loss(logits, rows, vocabulary, &TensorParallel::default());
     }

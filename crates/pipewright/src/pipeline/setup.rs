@@ -5,7 +5,6 @@ use std::fmt::Display;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use burn::tensor::Device;
 use pipewright_schedule::lower::forward_part;
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{Level, Recompute, Slices, StageIndex, ValidatedProgram};
@@ -237,13 +236,18 @@ fn check_experts(mesh: &Mesh, config: &PipelineConfig) -> Result<(), PipelineErr
     if mesh.expert_groups().is_none() {
         return Err(PipelineError::ExpertGroups { replicas: mesh.data, experts: mesh.experts });
     }
-    let setting = match config {
-        _ if mesh.experts == 1 => return Ok(()),
-        PipelineConfig { tensor_parallel: 2.., .. } => "tensor ranks (`tensor_parallel`)",
-        PipelineConfig { verify, .. } if *verify != Verify::Off => "verified steps (`verify`)",
-        _ if config.is_sharded() => "sharded parameters (`data_parallel_mode`)",
-        _ if !is_on_processor(mesh, config) => "devices other than the processor (`devices`)",
-        _ => return Ok(()),
+    let setting = if mesh.experts == 1 {
+        return Ok(());
+    } else if config.tensor_parallel > 1 {
+        "tensor ranks (`tensor_parallel`)"
+    } else if config.verify != Verify::Off {
+        "verified steps (`verify`)"
+    } else if config.is_sharded() {
+        "sharded parameters (`data_parallel_mode`)"
+    } else if !is_on_processor(mesh, config) {
+        "devices other than the processor (`devices`)"
+    } else {
+        return Ok(());
     };
     Err(PipelineError::BesideExpertGroups { experts: mesh.experts, setting })
 }
@@ -251,7 +255,7 @@ fn check_experts(mesh: &Mesh, config: &PipelineConfig) -> Result<(), PipelineErr
 /// Returns whether the processor computes all stages, as far as the configuration knows the devices.
 fn is_on_processor(mesh: &Mesh, config: &PipelineConfig) -> bool {
     let mut ranks = (0..mesh.ranks().unwrap_or(0)).map(WorldRank::new);
-    ranks.all(|rank| config.devices.of(rank).is_none_or(|device| *device == Device::flex()))
+    ranks.all(|rank| config.devices.of(rank).is_none_or(|device| !computes_behind(device)))
 }
 
 /// Returns the program of evaluations that the configuration gives, or that `program` itself is; `None` if
@@ -284,12 +288,16 @@ fn evaluation_program(
 
 /// Returns an error if a setting needs whole microbatches, and the program cuts them.
 fn check_slices(slices: Slices, config: &PipelineConfig) -> Result<(), PipelineError> {
-    let setting = match config {
-        _ if slices.is_one() => return Ok(()),
-        PipelineConfig { recompute, .. } if *recompute != Recompute::None => "recomputation (`recompute`)",
-        PipelineConfig { tensor_parallel, .. } if *tensor_parallel > 1 => "tensor ranks (`tensor_parallel`)",
-        PipelineConfig { targets_for_all: true, .. } => "targets for all stages (`targets_for_all`)",
-        _ => return Ok(()),
+    let setting = if slices.is_one() {
+        return Ok(());
+    } else if config.recompute != Recompute::None {
+        "recomputation (`recompute`)"
+    } else if config.tensor_parallel > 1 {
+        "tensor ranks (`tensor_parallel`)"
+    } else if config.targets_for_all {
+        "targets for all stages (`targets_for_all`)"
+    } else {
+        return Ok(());
     };
     Err(PipelineError::Slices { slices, setting })
 }

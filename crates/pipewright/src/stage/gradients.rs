@@ -1,19 +1,20 @@
 //! Sums of parameter gradients over the microbatches of a step. The number of a parameter's dimensions is not
 //! in the type.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOps};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor};
+use burn::tensor::{DType, FloatDType, Gradients, Tensor};
 use pipewright_kernel::squares::sum_squares;
 
 use super::error::StageError;
 use super::parameter_table::ParameterTable;
 use super::shards::Catches;
 use crate::autodiff::inner_of;
+use crate::device::computes_behind;
 use crate::nn::{
     ConvolutionTask, CpuTensor, Operand, RowIds, SplitTask, WeightTask, add_product, add_product_on_device,
     add_rows, add_rows_on_device, cpu, cpu_tensor, elements, from_cpu, owned, product_in_single,
@@ -28,8 +29,8 @@ pub(crate) struct GradientSums {
     table: Arc<ParameterTable>,
     sums: Vec<Option<DispatchTensor>>,
     /// The gradients of experts that come from the tokens of further replicas than the first one of the
-    /// group, by the parameter's index and the replica, from 1. They are not in `sums`.
-    of_sources: BTreeMap<(usize, usize), DispatchTensor>,
+    /// group, by the parameter's index, and for each parameter by the replica, from 1. They are not in `sums`.
+    of_sources: HashMap<usize, BTreeMap<usize, DispatchTensor>>,
     /// Whether a backward pass has computed the parameter's gradient at once instead of deferring it.
     undeferred: Vec<bool>,
 }
@@ -39,14 +40,14 @@ impl GradientSums {
     pub(super) fn new(table: Arc<ParameterTable>) -> Self {
         let count = table.paths().len();
         let (sums, undeferred) = (vec![None; count], vec![false; count]);
-        Self { table, sums, of_sources: BTreeMap::new(), undeferred }
+        Self { table, sums, of_sources: HashMap::new(), undeferred }
     }
 
     /// Drops the sum of a parameter.
     pub(super) fn drop_sum(&mut self, id: ParamId) {
         if let Some(index) = self.table.index_of(id) {
             self.sums[index] = None;
-            self.of_sources.retain(|(parameter, _), _| *parameter != index);
+            self.of_sources.remove(&index);
         }
     }
 
@@ -72,9 +73,7 @@ impl GradientSums {
     /// one.
     pub(crate) fn take_sources(&mut self, index: usize) -> Vec<Option<Value>> {
         let first = self.sums.get_mut(index).and_then(Option::take);
-        let mut rest = self.of_sources.split_off(&(index, 0));
-        let mut later = rest.split_off(&(index + 1, 0));
-        self.of_sources.append(&mut later);
+        let rest = self.of_sources.remove(&index).unwrap_or_default();
         let all = std::iter::once(first).chain(rest.into_values().map(Some));
         all.map(|sum| sum.map(Value::from_dispatch)).collect()
     }
@@ -122,7 +121,7 @@ impl GradientSums {
         let shape = self.table.shapes()[index].as_slice();
         let sum = match source {
             0 => self.sums[index].take(),
-            _ => self.of_sources.remove(&(index, source)),
+            _ => self.of_sources.get_mut(&index).and_then(|sources| sources.remove(&source)),
         };
         let sum = match (task, shape) {
             (WeightTask::Convolution(task), shape) => add_convolution(sum, &task, shape),
@@ -133,7 +132,7 @@ impl GradientSums {
         };
         match source {
             0 => self.sums[index] = Some(sum),
-            _ => drop(self.of_sources.insert((index, source), sum)),
+            _ => drop(self.of_sources.entry(index).or_default().insert(source, sum)),
         }
         Ok(())
     }
@@ -295,7 +294,7 @@ enum PartSquares {
 
 impl PartSquares {
     fn of(part: Value, on_device: &mut Vec<Tensor<1>>) -> Self {
-        let is_on_host = part.device() == Device::flex();
+        let is_on_host = !computes_behind(&part.device());
         let elements_of_row = part.shape().last().map_or(1, |&width| width.max(1));
         let rows = part.shape().iter().product::<usize>() / elements_of_row;
         // The number of dimensions does not matter for a sum over all elements; 1 is arbitrary.
@@ -349,7 +348,7 @@ impl<F: Fn(usize) -> f64> ModuleVisitor for Taker<'_, F> {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::TensorData;
+    use burn::tensor::{Device, TensorData};
     use pipewright_kernel::bf16_product::is_available;
 
     use super::*;
