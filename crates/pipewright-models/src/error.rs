@@ -222,7 +222,7 @@ pub enum ConfigError {
         replicas: u32,
     },
     /// Replicas should hold the experts of a mixture together, and the experts have a form whose tokens cannot
-    /// travel.
+    /// be sent.
     #[error(
         "the experts of `{layer}` have biases or a bounded activation, and {replicas} replicas cannot hold such experts \
          together: set `mesh.expert_parallel` to 1, or divide them among tensor ranks (`mesh.tensor_parallel` with \

@@ -49,7 +49,7 @@ number_type! {
 }
 
 number_type! {
-    /// A step of training, counted from 1; 0 stands for the time before the first. A restored checkpoint may
+    /// A step of training, counted from 1; 0 is the time before the first. A restored checkpoint may
     /// decrease it.
     StepNumber: u64
 }

@@ -5,7 +5,7 @@
 //! In the list of layers, layer 0 is all embeddings, one layer for each block and one for each further
 //! prediction follow, and the last layer is the norms with the head.
 //!
-//! # What travels between stages
+//! # The messages between stages
 //!
 //! Hidden states and the token ids of the rows, which add one 32-bit number to the `hidden_size` numbers of a
 //! token. Every stage finds the documents in the ids, and further predictions embed the ids. Behind such a

@@ -2,8 +2,8 @@
 //! device.
 //!
 //! The caller computes the result off the tape. [`record`] and [`record_four`] put it on the tape with a
-//! [`Rule`], which the backward pass asks for the gradients of the inputs. The tape keeps what the rule keeps,
-//! and nothing else.
+//! [`Rule`], which the backward pass asks for the gradients of the inputs. The tape keeps the rule, with the
+//! tensors that it needs, and no other tensor.
 
 use std::fmt::Debug;
 use std::sync::Arc;

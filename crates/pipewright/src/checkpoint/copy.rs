@@ -63,7 +63,7 @@ pub struct CopyFolder {
 }
 
 impl CopyFolder {
-    /// Creates the folder, which nobody but its user can read, unless it exists.
+    /// Creates the folder, unless it exists. Only its user can read it.
     ///
     /// # Errors
     /// When the system reports an error.
@@ -234,7 +234,7 @@ impl CopyFolder {
         remove_folder(path)
     }
 
-    /// Removes the copies that nobody needs any more when this process begins to write the copy of `step`.
+    /// Removes the copies that are not needed when this process begins to write the copy of `step`.
     fn remove_old(&self, step: u64) -> Result<(), CheckpointError> {
         self.identity.require()?;
         let earlier: Vec<u64> = self.steps()?.into_iter().filter(|earlier| *earlier < step).collect();

@@ -219,7 +219,7 @@ fn receive(
         };
         let (place, kept) = match decoded(&message) {
             Some((Head::Stored { place }, _)) => {
-                // If the exchange was dropped, nobody waits for the answer.
+                // If the exchange was dropped, no thread waits for the answer.
                 let _ = answered.send((from, place, Ok(())));
                 continue;
             }

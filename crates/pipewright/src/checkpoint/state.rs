@@ -1,7 +1,8 @@
 //! A training state: tensors that share storage with the running model.
 //!
-//! Taking a state copies nothing. Code that writes to storage copies it first if a state still holds it. So
-//! the next optimizer step copies the tensors that are not on disk by then.
+//! Taking a state copies nothing. An operation writes its result to new storage if a state still holds the
+//! old one, also on a device. So the next optimizer step needs new storage for the tensors that are not on disk
+//! by then. The elements of a device's tensor are copied to the processor when the tensor is written.
 
 use std::sync::Arc;
 

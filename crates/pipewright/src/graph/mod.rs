@@ -50,7 +50,7 @@
 //!
 //! # The route of a value
 //!
-//! A value is made in one stage and used there or in later stages. It travels in the messages between
+//! A value is made in one stage and used there or in later stages. It is sent in the messages between
 //! neighbouring stages if that moves it between ranks no more often than a direct message would (once, or
 //! never if both stages are on one rank). Otherwise it is sent directly, in its own message. If several
 //! stages already hold the value, the sender is chosen so that the total number of moves is smallest. The

@@ -66,8 +66,8 @@ pub(crate) fn on_cpu<const N: usize>(tensors: [DispatchTensor; N]) -> Option<([C
             primitives.push(row_major(tensor.try_into_primitive::<Flex>().ok()?));
         }
     }
-    let primitives: [CpuTensor; N] = primitives.try_into().expect("one primitive a tensor");
-    let nodes = on_tape.then(|| nodes.try_into().expect("one node a tensor on the tape"));
+    let primitives: [CpuTensor; N] = primitives.try_into().expect("one primitive per tensor");
+    let nodes = on_tape.then(|| nodes.try_into().expect("one node per tensor on the tape"));
     let inputs = primitives.each_ref().map(TensorMetadata::dtype);
     Some((primitives, Tape { nodes, inputs, result: inputs[0] }))
 }
@@ -108,7 +108,7 @@ impl<const N: usize> Tape<N> {
     pub(super) fn with_parent(mut self, index: usize, parent: Tensor<1>) -> Self {
         if let Some(nodes) = &mut self.nodes {
             let parent = parent.try_into_primitive::<Autodiff<Flex, NoCheckpointing>>();
-            let parent = parent.expect("the anchor is of the back end of the weights that it stands for");
+            let parent = parent.expect("the anchor is on the back end of its weights");
             nodes[index] = parent.into_parts().1;
         }
         self

@@ -28,8 +28,8 @@ pub(super) struct WeightedRows {
 impl WeightedRows {
     /// Panics if the number of targets or of weights differs from the number of rows.
     pub(super) fn of(rows: usize, targets: Tensor<1, Int>, weights: Tensor<1>) -> Self {
-        assert_eq!(targets.dims(), [rows], "one target a row");
-        assert_eq!(weights.dims(), [rows], "one weight a row");
+        assert_eq!(targets.dims(), [rows], "one target per row");
+        assert_eq!(weights.dims(), [rows], "one weight per row");
         let targets = targets.mask_fill(weights.clone().equal_elem(0.0), 0);
         let weights = at_least_single(weights);
         let whole = sum_in_order(weights.clone());

@@ -101,7 +101,7 @@ impl Verifier {
         next
     }
 
-    /// Puts what the repetitions have found into the summary of a batch. `difference` is the first result that
+    /// Adds the result of the repetitions to the summary of a batch. `difference` is the first result that
     /// differs.
     pub(super) fn end_batch(&mut self, difference: Option<Difference>, summary: &mut StepSummary) {
         if self.begun < self.batches.len() {
@@ -117,7 +117,7 @@ impl Verifier {
         summary.verification = Some(Verification { suspicion, repetitions, difference, is_reproduced });
     }
 
-    /// Adds to a failure that is reported why the step was repeated, and how often.
+    /// Adds the reason and the number of the repetitions to a failure that is reported.
     pub(super) fn describe(&mut self, failure: &mut StepFailure) {
         (failure.suspicion, failure.repetitions) = (self.suspicion.take(), self.repetition);
     }

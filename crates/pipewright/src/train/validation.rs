@@ -17,7 +17,7 @@ pub struct Validation {
 
 impl Validation {
     /// Makes validation data whose evaluations take the first `batches` batches of `batch_rows` rows; `None`
-    /// stands for all whole batches. Rows after the last whole batch are not used.
+    /// means all whole batches. Rows after the last whole batch are not used.
     ///
     /// # Errors
     /// When there are fewer batches.

@@ -1,4 +1,4 @@
-//! [`Checksums`]: checksums of what a rank has computed in each computation of a step.
+//! [`Checksums`]: checksums of a rank's results in each computation of a step.
 
 use std::cmp::Ordering;
 

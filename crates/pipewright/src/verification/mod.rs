@@ -41,9 +41,9 @@
 //! The last computation counts if each of its results has the bits of an earlier one, on another rank if the
 //! result was computed on several. Otherwise the step is repeated, at most [`REPETITIONS`] times.
 //!
-//! The first result that differs, in the order of the computation, tells who was wrong: its inputs had the same
+//! The first result that differs, in the order of the computation, shows which rank was wrong: its inputs had the same
 //! bits in all computations. With bits that two ranks agree on, or that the only rank has computed twice, the
-//! ranks that have computed others are named. A rank that has computed one result with different bits is named
+//! ranks that have computed other bits are named. A rank that has computed one result with different bits is named
 //! in any case. Otherwise all ranks are reported that have computed the result, and none of them is named. A
 //! message whose bits change between two ranks looks like a wrong result of its receiver.
 //!

@@ -1,4 +1,4 @@
-//! [`Suspicion`]: why a step is computed again, and [`Verification`], what the repetitions have found.
+//! [`Suspicion`], the reason why a step is computed again, and [`Verification`], the result of the repetitions.
 
 use std::fmt;
 

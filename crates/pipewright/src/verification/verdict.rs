@@ -64,8 +64,8 @@ fn right_sum(computed: &[Computed]) -> Option<u64> {
     confirmed.all(|sum| sum == first).then_some(first)
 }
 
-/// Returns who has computed a result with which bits. `group` has the computations of each rank of a tensor
-/// group.
+/// Returns the ranks that have computed wrong bits of a result, or if they are not known, all ranks that have
+/// computed it. `group` has the computations of each rank of a tensor group.
 fn difference<'a>(result: &ResultKey, group: impl Iterator<Item = &'a [Computed]>) -> Difference {
     let ResultKey { content, stage, microbatch, .. } = *result;
     let (mut wrong, mut undecided) = (Vec::new(), Vec::new());

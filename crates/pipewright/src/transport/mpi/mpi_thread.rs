@@ -284,7 +284,7 @@ impl MpiThread {
             Ok(Frame::Room { bytes }) => {
                 self.room.insert(from, bytes);
             }
-            // The receiver ends with the endpoint, after which nobody wants the message.
+            // The receiver ends with the endpoint. A later message is not needed.
             Ok(Frame::Bytes(bytes)) => drop(self.bytes.send((from, bytes))),
             Ok(Frame::Failed(notice)) => self.mailboxes.fail_from_remote(notice),
             Ok(Frame::Process(process)) => self.local_processes.add(from, &process),

@@ -84,8 +84,8 @@ impl ProcessClock {
         self.line().reference_time(self.own(at))
     }
 
-    /// Before the first measurement, which no rank's time precedes, this process's clock stands for the
-    /// common one.
+    /// Returns the line from this process's clock to the common one. Before the first measurement, the common clock
+    /// is this process's; no rank reads it that early.
     fn line(&self) -> ClockLine {
         self.offsets().and_then(|offsets| offsets.line()).unwrap_or(ClockLine::of_reference())
     }
