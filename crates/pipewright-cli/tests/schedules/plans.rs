@@ -245,6 +245,17 @@ fn a_plan_replaces_the_choices_of_the_configuration() {
     succeed(&folder, &["check", "best.toml"]);
 }
 
+#[test]
+fn a_plan_has_no_replicas_that_hold_experts_together() {
+    let folder = folder();
+    let sizes = ["--ranks", "4", "--data-parallel", "2", "--time-limit", "1s", "-o", "best.toml"];
+    let set = ["--set", "mesh.data_parallel=4", "--set", "mesh.expert_parallel=4"];
+    succeed(&folder, &[&["plan"], &sizes[..], &set].concat());
+    let config = std::fs::read_to_string(folder.path().join("best.toml")).expect("the configuration");
+    assert!(config.contains("data_parallel = 2") && config.contains("expert_parallel = 1"), "{config}");
+    succeed(&folder, &["check", "best.toml"]);
+}
+
 /// Two replicas of one rank each; rows are short, so that nearly all bytes are parameters and their state.
 #[test]
 fn a_model_that_fits_only_when_replicas_share_it() {
