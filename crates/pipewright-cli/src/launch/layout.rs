@@ -89,6 +89,37 @@ mod tests {
     }
 
     #[test]
+    fn fewer_replicas_hold_the_experts_in_groups_that_add_in_the_same_order() {
+        let check = |[replicas, experts]: [u32; 2], fewer: u32, expected: u32| {
+            let set = [
+                "pipeline.microbatches=72".to_owned(),
+                format!("mesh.data_parallel={replicas}"),
+                format!("mesh.expert_parallel={experts}"),
+            ];
+            let settings = load_settings(None, &set).expect("the sample").settings;
+            let layout = Layout { ranks: 1, replicas: fewer };
+            let expected = [
+                "pipeline.ranks=1".to_owned(),
+                format!("mesh.data_parallel={fewer}"),
+                format!("mesh.expert_parallel={expected}"),
+            ];
+            assert_eq!(layout.arguments(&settings), expected, "{replicas} {experts}");
+            let mesh = settings.mesh.of_replicas(fewer).mesh(1);
+            assert!(mesh.expert_groups().is_some(), "{replicas} {experts}: {mesh:?}");
+        };
+        check([8, 4], 8, 4);
+        check([8, 4], 4, 4);
+        check([8, 4], 6, 2);
+        check([8, 4], 2, 2);
+        check([8, 4], 3, 1);
+        // All replicas form one group, of any size.
+        check([6, 6], 6, 6);
+        check([6, 6], 3, 3);
+        check([6, 6], 4, 2);
+        check([12, 12], 9, 1);
+    }
+
+    #[test]
     fn a_change_is_stated() {
         let layout = |ranks, replicas| Layout { ranks, replicas };
         assert_eq!(layout(4, 1).change_from(layout(4, 2)).as_deref(), Some("with 1 replica instead of 2"));
