@@ -143,8 +143,14 @@ impl RankArguments {
             (_, Some(run)) => run.ranks,
             (_, None) => (processes / tensor).max(1),
         };
-        let ranks = pipeline.checked_mul(tensor);
-        if ranks.is_none_or(|ranks| processes > 1 && ranks != processes) {
+        let ranks = pipeline.checked_mul(tensor).ok_or_else(|| {
+            let most = u32::MAX;
+            Failure::input(format!(
+                "{pipeline} x {tensor} ranks are more than the {most} that can exist: choose smaller numbers for \
+                 `--ranks` and `--tensor-parallel`"
+            ))
+        })?;
+        if processes > 1 && ranks != processes {
             return Err(Failure::input(format!(
                 "{} were started for {pipeline} x {tensor} ranks: start one process for each rank, or change `--ranks` and \
                  `--tensor-parallel`",
@@ -306,5 +312,11 @@ mod tests {
         check(Some(RankChoice::Run), None, 1, Some([2, 2]));
         check(Some(RankChoice::Run), Some(1), 2, Some([2, 1]));
         check(Some(RankChoice::Run), None, 3, None);
+        let refused = |ranks, processes| {
+            let refused = arguments(Some(RankChoice::Count(ranks)), Some(2)).counts(None, processes);
+            refused.expect_err("it is refused").text()
+        };
+        assert!(refused(u32::MAX, 1).starts_with("4294967295 x 2 ranks are more than "));
+        assert!(refused(3, 2).starts_with("2 processes were started for 3 x 2 ranks: "));
     }
 }
