@@ -10,7 +10,7 @@ use pipewright_schedule::divisor::greatest_common_divisor;
 use pipewright_schedule::lower::{ReduceWait, TrainingLowering, UnshardConfig, UnshardLookahead};
 use pipewright_schedule::sharding::ShardGroups;
 use serde::Serialize;
-use toml::Value;
+use toml::{Table, Value};
 
 use crate::config::document::Document;
 use crate::config::paths::Surroundings;
@@ -208,10 +208,21 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mesh
 /// Reads whether tensor ranks hold whole experts, and the number of replicas that hold the experts together.
 /// In the folders of older runs, the key of the second is a flag that says the first.
 fn experts(section: &mut Section<'_>) -> (bool, u32) {
-    match section.value(EXPERTS).and_then(|value| value.as_bool()) {
+    match former_whole_experts(section.value(EXPERTS).as_ref()) {
         Some(former) => (section.flag(WHOLE_EXPERTS, former), 1),
         None => (section.flag(WHOLE_EXPERTS, false), section.count(EXPERTS, 1)),
     }
+}
+
+/// Returns the value of the former flag, if `expert_parallel` has a flag.
+fn former_whole_experts(expert_parallel: Option<&Value>) -> Option<bool> {
+    expert_parallel?.as_bool()
+}
+
+/// Returns whether tensor ranks hold whole experts, according to the section `mesh` of a run's folder.
+pub(crate) fn whole_experts_of_run(mesh: &Table) -> bool {
+    let written = mesh.get(WHOLE_EXPERTS).and_then(Value::as_bool);
+    written.or_else(|| former_whole_experts(mesh.get(EXPERTS))).unwrap_or(false)
 }
 
 /// Reads the lookahead: a word, a number, or a list with a number for each rank.

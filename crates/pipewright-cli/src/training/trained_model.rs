@@ -11,6 +11,7 @@ use pipewright_models::{AdaptedCheckpoint, LoraConfig, ModelConfig, ModelSource,
 use serde_json::Value;
 
 use crate::config::data::BYTES;
+use crate::config::mesh::whole_experts_of_run;
 use crate::failure::{Failure, sentence};
 use crate::run_folder::{CONFIG, checkpoints_of};
 use crate::training::identity::{MODEL, checkpoint_files, weight_files};
@@ -195,9 +196,7 @@ fn ranks_of(config: &mut toml::Table) -> Option<RunRanks> {
     let ranks = count(&table_of(config, "pipeline")?, "ranks")?;
     let mesh = table_of(config, "mesh").unwrap_or_default();
     let tensor = count(&mesh, "tensor_parallel").unwrap_or(1);
-    // In the folders of older runs, the flag has the name of the number of replicas.
-    let flag = |key: &str| mesh.get(key).and_then(toml::Value::as_bool);
-    let whole_experts = flag("whole_experts").or_else(|| flag("expert_parallel")).unwrap_or_default();
+    let whole_experts = whole_experts_of_run(&mesh);
     let run = table_of(config, "run").unwrap_or_default();
     let text = |value: &toml::Value| value.as_str().map(str::to_owned);
     let list = run.get("devices").and_then(toml::Value::as_array);

@@ -2,6 +2,7 @@
 
 use super::{check, check_set, load};
 use crate::config::checkpoints::CheckpointEvery;
+use crate::config::mesh::whole_experts_of_run;
 
 #[test]
 fn wrong_types() {
@@ -342,4 +343,19 @@ fn numbers_of_the_optimizer_hold_in_single_precision() {
         "[optimizer]\nlearning_rate = 3e38\nbetas = [0.9, 0.9999999]\neps = 1e-44\nweight_decay = 1e-300",
         &[],
     );
+}
+
+#[test]
+fn the_former_flag_of_whole_experts_is_read() {
+    let check = |keys: &str, expected: bool| {
+        let settings = load(Some(&format!("[mesh]\n{keys}")), &[]).expect("settings");
+        assert_eq!((settings.mesh.whole_experts, settings.mesh.expert_parallel), (expected, 1), "{keys}");
+        assert_eq!(whole_experts_of_run(&keys.parse().expect("a table")), expected, "{keys}");
+    };
+    check("expert_parallel = true", true);
+    check("expert_parallel = false", false);
+    check("expert_parallel = 1", false);
+    check("whole_experts = true\nexpert_parallel = 1", true);
+    check("whole_experts = false\nexpert_parallel = true", false);
+    check("", false);
 }
