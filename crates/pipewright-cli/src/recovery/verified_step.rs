@@ -154,7 +154,11 @@ mod tests {
         let suspicion = Suspicion::Jump { norm: 123.4, usual: 1.25 };
         let repetitions = if difference.is_some() { 2 } else { 1 };
         let verification = Verification { suspicion, repetitions, difference, is_reproduced };
-        VerifiedStep::of(12, &verification, |ranks| ranks.iter().map(|rank| format!("node{rank}")).collect())
+        VerifiedStep::of(12, &verification, hosts)
+    }
+
+    fn hosts(ranks: &[u32]) -> Vec<String> {
+        ranks.iter().map(|rank| format!("node{rank}")).collect()
     }
 
     #[test]
@@ -188,10 +192,15 @@ mod tests {
             "2 times more: rank 5 has computed wrong bits in action 3F2; the right bits count (on node5)",
             r#""stage":3,"action":"3F2","ranks":[5],"hosts":["node5"],"#,
         );
-        let unknown = record(Some(difference(&[], &[1, 5])), false);
-        let end = "2 times more: the ranks 1 and 5 have different bits in action 3F2, and which one is wrong is not known; the \
-                   right bits count (on node1 and node5)";
-        check(unknown, end, r#""undecided":[1,5]"#);
+        // As in a step that fails.
+        let unknown = VerifiedStep {
+            suspicion: record(None, true).suspicion,
+            repetitions: 3,
+            ..VerifiedStep::differing(12, &difference(&[], &[1, 5]), hosts)
+        };
+        let end = "3 times more: the ranks 1 and 5 have different bits in action 3F2, and which one is wrong is not known \
+                   (on node1 and node5)";
+        check(unknown, end, r#""undecided":[1,5],"hosts":["node1","node5"],"#);
         let suspicion = Suspicion::Layer { what: "an output".to_owned() };
         let verification = Verification { suspicion, repetitions: 1, difference: None, is_reproduced: false };
         let layer = VerifiedStep::of(12, &verification, |_| Vec::new()).sentence();

@@ -69,7 +69,7 @@ fn a_genuine_loss_that_is_not_finite_ends_the_run_with_its_error() {
     let set = ["optimizer.learning_rate=1e30", "optimizer.clip_norm=0", "run.verify=on-suspicion"];
     let output = train(&run, "", &set);
     let words = words(&output);
-    assert_ne!(output.status.code(), Some(0), "{words}");
+    assert_eq!(output.status.code(), Some(4), "{words}");
     assert!(
         words.contains("; the parameters are still those before this step")
             || words.contains("has ruined it"),

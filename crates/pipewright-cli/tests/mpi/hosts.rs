@@ -295,7 +295,6 @@ impl Disturbed {
 /// Checks that a run whose second host is lost grows again when that host answers. `change` is how it
 /// continues on the first host.
 fn check_growth(test: char, set: &[&str], change: &str) {
-    // The first test says so if namespaces are not allowed.
     let run = Disturbed::start(test, set);
     let restart = run.lose_second(1);
     let growth = run.wait_for("growth", 1);
@@ -327,7 +326,6 @@ fn a_run_with_a_plan_is_planned_again_and_grows_back_to_its_plan() {
 #[test]
 #[ignore = "takes three minutes"]
 fn a_run_does_not_grow_at_once_onto_a_host_that_it_has_lost_twice() {
-    // The first test says so if namespaces are not allowed.
     let run = Disturbed::start('i', &[]);
     run.lose_second(1);
     run.wait_for("growth", 1);
@@ -342,7 +340,6 @@ fn a_run_does_not_grow_at_once_onto_a_host_that_it_has_lost_twice() {
 #[test]
 #[ignore = "takes half a minute"]
 fn a_lost_host_costs_at_most_two_steps_with_the_copy_of_its_neighbour() {
-    // The first test says so if namespaces are not allowed.
     let hosts = Hosts::new('d').expect("network namespaces need root and iproute2");
     let folder = folder();
     let path = folder.path().canonicalize().expect("it exists");
@@ -373,7 +370,6 @@ fn a_lost_host_costs_at_most_two_steps_with_the_copy_of_its_neighbour() {
 #[test]
 #[ignore = "takes a quarter of a minute"]
 fn the_host_of_a_slow_rank_is_replaced() {
-    // The first test says so if namespaces are not allowed.
     let hosts = Hosts::new('c').expect("network namespaces need root and iproute2");
     let folder = folder();
     let set = ["pipeline.ranks=2", "pipeline.microbatches=2", "run.steps=24", "run.replace_slow=true"];

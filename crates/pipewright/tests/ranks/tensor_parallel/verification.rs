@@ -39,7 +39,7 @@ fn a_rank_of_a_tensor_group_is_named_and_the_step_has_the_right_bits() {
     let summary = take_step(&mut pipeline, 0).expect("a step");
     let difference = summary.verification.expect("a suspicion").difference.expect("a difference");
     assert_eq!(difference.action().as_deref(), Some("1B1"), "{difference}");
-    assert!(difference.wrong.contains(&WorldRank::new(WRONG)), "{difference}");
+    assert_eq!(difference.wrong, [WorldRank::new(WRONG)], "{difference}");
     let steps = take_steps(&mut pipeline, 1..2);
     let expected = take_steps(&mut launch("1f1b", sizes), 0..2);
     assert_eq!((summary.losses, summary.gradient_norm), expected[0]);

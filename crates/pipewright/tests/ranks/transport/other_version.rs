@@ -102,7 +102,7 @@ fn be_refused([words, end]: [&str; 2], done: &str) {
 fn failure(end: &mut Endpoint) -> String {
     let until = Instant::now() + DEADLINE;
     while end.abort().first().is_none() {
-        assert!(Instant::now() < until, "the longer message is refused");
+        assert!(Instant::now() < until, "no failure within {DEADLINE:?}");
         end.wait(until);
     }
     end.abort().first().expect("it has failed").cause.to_string()
