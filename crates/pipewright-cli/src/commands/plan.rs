@@ -220,10 +220,10 @@ fn refuse_files_of_others(arguments: &PlanArguments) -> Result<(), Failure> {
     let Some(value) = arguments.emit.as_ref().and_then(ValueEnum::to_possible_value) else { return Ok(()) };
     let system = value.get_name();
     Err(Failure::input(format!(
-        "--emit {system}: the command does not know how {system} takes what only a plan for a cluster has, such as \
-         context parallelism, sharded replicas, and recomputed parts of blocks. Write the layout of `--format json` \
-         into the options yourself, or leave --cluster out and plan a profile: `pipewright plan --profile PROFILE.toml --ranks 16 \
-         --microbatches 64 --emit {system}`"
+        "--emit {system} does not work with --cluster: a plan for a cluster may have context parallelism, sharded \
+         replicas and recomputed parts of blocks, and Pipewright does not write the options of {system} for them. Set these \
+         options yourself from the layout of `--format json`, or leave --cluster out and plan from a profile: `pipewright \
+         plan --profile PROFILE.toml --ranks 16 --microbatches 64 --emit {system}`"
     )))
 }
 

@@ -191,10 +191,10 @@ fn options_without_effect_are_refused() {
 fn the_files_of_other_systems_are_refused_with_the_reason() {
     for system in ["torchtitan", "megatron", "deepspeed"] {
         let message = format!(
-            "--emit {system}: the command does not know how {system} takes what only a plan for a cluster has, such as \
-             context parallelism, sharded replicas, and recomputed parts of blocks. Write the layout of `--format \
-             json` into the options yourself, or leave --cluster out and plan a profile: `pipewright plan --profile \
-             PROFILE.toml --ranks 16 --microbatches 64 --emit {system}`\n"
+            "--emit {system} does not work with --cluster: a plan for a cluster may have context parallelism, sharded \
+             replicas and recomputed parts of blocks, and Pipewright does not write the options of {system} for them. \
+             Set these options yourself from the layout of `--format json`, or leave --cluster out and plan from a \
+             profile: `pipewright plan --profile PROFILE.toml --ranks 16 --microbatches 64 --emit {system}`\n"
         );
         check(&planned(&["--emit", system]), &message);
     }
