@@ -51,11 +51,11 @@ Example:
 pub(crate) enum Command {
     /// Train a model across pipeline ranks.
     #[command(after_help = "\
-Without a file, a small model learns from the sample text, on this machine. With --from and --data, \
-a model is fine-tuned: 100 steps of 8 rows of at most 512 tokens, on two ranks, at a learning rate that falls \
-from 2e-5 along a line; --set changes any key. The folder `run.out` receives metrics.jsonl, \
-config.toml, timeline.json and checkpoints, one of them at the end of the run; an earlier run in it is moved aside. Ctrl-C \
-ends the run after the current step, with a checkpoint to resume from; a second Ctrl-C ends it at once.
+Without a file, a small model learns from the sample text, on this machine. With --from and --data, a model is \
+fine-tuned: 100 steps of 8 rows of at most 512 tokens, on two ranks, at a learning rate that falls linearly from 2e-5; --set \
+changes any key. The folder `run.out` receives metrics.jsonl, config.toml, timeline.json and checkpoints, one of them at the \
+end of the run; an earlier run in it is moved aside. Ctrl-C ends the run after the current step, with a checkpoint to resume \
+from; a second Ctrl-C ends it at once.
 
 Example:
   pipewright train --set run.steps=20 --set pipeline.schedule=gpipe")]
@@ -71,10 +71,10 @@ Example:
     Resume(ResumeArguments),
     /// Start the ranks of a run as processes, watch them, and start them again after a fault.
     #[command(after_help = "\
-The processes run on this machine, on the hosts of a file, or in the allocation of Slurm that the command is in. They are started by \
-mpirun or srun. After a fault the run resumes from its newest checkpoint, on the hosts that answer: spare hosts first, then \
-with fewer replicas, then with fewer ranks. A failure that repeats at the same step with the same cause ends the run. Needs \
-a build with the feature mpi.
+The processes run on this machine, on the hosts of a file, or in the Slurm allocation in which the command runs. mpirun or \
+srun starts them. After a fault, the run resumes from its newest checkpoint on the hosts that answer: with spare hosts first, \
+then with fewer replicas, then with fewer ranks. A failure that repeats at the same step with the same cause ends the run. \
+Needs a build with the feature mpi.
 
 Example:
   pipewright launch --ranks 2 -- train --set run.steps=20")]
@@ -92,9 +92,10 @@ Example:
     Export(export::ExportArguments),
     /// Sample text from a trained model.
     #[command(after_help = "\
-The model is computed on the processor by one rank, or by the ranks and devices that --ranks, --tensor-parallel and \
---devices say. With mpirun, each process is a rank (a build with the feature mpi), and the first one prints. The text ends after --tokens tokens, or at the model's own end token (`eos_token_id`). The tokenizer is the one that the \
-run used, or the tokenizer.json of the directory.
+One rank computes the model on the processor, unless --ranks, --tensor-parallel and --devices name other ranks and devices. \
+With mpirun, each process is a rank (in a build with the feature mpi), and the first one prints. The text ends after --tokens \
+tokens, or at the model's own end token (`eos_token_id`). The tokenizer is the one that the run used, or the tokenizer.json \
+of the directory.
 
 Example:
   pipewright generate runs/sample --prompt 'fn main' --temperature 0.7
@@ -150,9 +151,9 @@ Example:
     Lower(lower::LowerArguments),
     /// Prove a schedule sound, or list everything that is wrong with it.
     #[command(after_help = "\
-Prints one line for each violation, and exits with 3 if there is one. Without `--transport`, a program is sound if it is sound \
-on every transport, even if sends wait for their receive. With `--transport`, the verdict is `sound`, `crossed` (a receive \
-gets the tensor of another message) or `may hang`.
+Prints one line for each violation, and exits with 3 if there is one. Without `--transport`, a program must be sound on every \
+transport, even if sends wait for their receive. With `--transport`, the verdict is `sound`, `crossed` (a receive gets the \
+tensor of another message) or `may hang`.
 
 Example:
   pipewright schedule 1f1b --ranks 4 --microbatches 8 -o 1f1b.csv
@@ -205,11 +206,11 @@ Example:
     /// Search the fastest cut, placement, schedule and recomputation, and say how far from the best it can
     /// be.
     #[command(after_help = "\
-Plans are judged by `pipewright simulate --profile`. With a configuration, its ranks, microbatches and model apply, and \
-without a profile its costs are estimated. -o \
-writes a configuration for `train`, and the schedule as a CSV file in the same folder if it has no name. --emit writes the files \
-with which torchtitan, Megatron or DeepSpeed executes the plan, and --check predicts such a file. With --cluster, a model's \
-config.json is planned for GPUs that are not at hand, from their data sheets. Exits with 3 if nothing fits into the memory.
+Plans are compared as `pipewright simulate --profile` predicts them. With a configuration, its ranks, microbatches and model \
+apply, and without a profile its costs are estimated. -o writes a configuration for `train`, and the schedule as a CSV file in \
+the same folder if it has no name. --emit writes the files with which torchtitan, Megatron or DeepSpeed executes the plan, and \
+--check predicts such a file. With --cluster, a model's config.json is planned for GPUs that are not available here, from \
+their data sheets. Exits with 3 if nothing fits into the memory.
 
 Example:
   pipewright plan --profile profile.toml --ranks 4 --microbatches 16
