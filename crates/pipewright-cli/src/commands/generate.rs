@@ -95,9 +95,10 @@ fn generate_in(arguments: &GenerateArguments, processes: &mut ProcessGroup) -> R
         processes.set_deadline(plan.deadline());
     }
     let (found, plan) = processes.agree(opened, |(found, plan)| plan.fields(found))?;
-    // The other processes wait for the first one with a deadline until the ranks have started.
-    let waits = processes.is_several() && arguments.prompts.are_on_standard_input();
-    let session = || Session::new(arguments, &found, waits);
+    // Until the ranks have started, the other processes wait for the first one only up to a deadline. A user may
+    // take longer to write, so standard input is read afterwards.
+    let reads_later = processes.is_several() && arguments.prompts.are_on_standard_input();
+    let session = || Session::new(arguments, &found, reads_later);
     let session = if processes.is_leader() { session().map(Some) } else { Ok(None) };
     let session = processes.all_succeed(session, Exit::WrongInput)?;
     let ranks = plan.start(&found, processes)?;
@@ -114,7 +115,7 @@ struct Session<'a> {
     /// The request without its prompt.
     request: Request<'a>,
     chat: Option<Chat<'a>>,
-    /// `None` if they are read once the ranks have started.
+    /// `None` if they are read after the ranks have started.
     prompts: Option<Prompts>,
 }
 
@@ -131,9 +132,13 @@ impl Prompts {
 }
 
 impl<'a> Session<'a> {
-    /// Prepares the requests. With `waits`, the prompts are read later.
-    fn new(arguments: &GenerateArguments, found: &'a TrainedModel, waits: bool) -> Result<Self, Failure> {
-        let texts = if waits { None } else { Some(arguments.prompts.read(read_file)?) };
+    /// Prepares the requests. If `reads_later`, the prompts are read after the ranks have started.
+    fn new(
+        arguments: &GenerateArguments,
+        found: &'a TrainedModel,
+        reads_later: bool,
+    ) -> Result<Self, Failure> {
+        let texts = if reads_later { None } else { Some(arguments.prompts.read(read_file)?) };
         if arguments.json && texts.as_ref().is_some_and(Vec::is_empty) {
             return Err(Failure::input("`--json` is for answers to known messages: give them as `--prompt`"));
         }

@@ -66,14 +66,16 @@ fn line(metrics: &Metrics, done: u64, steps: u64, elapsed: Duration) -> String {
     )
 }
 
-/// Returns the validation losses of the sources of a mixture in parentheses.
+/// Returns the validation losses of the sources of a mixture in parentheses, with `-` for a source without
+/// one; nothing without a mixture.
 fn source_losses(metrics: &Metrics) -> String {
-    let losses = metrics.validation_sources.iter();
-    let losses = losses.map(|source| source.loss.map_or_else(|| "-".to_owned(), |loss| format!("{loss:.4}")));
-    match losses.collect::<Vec<_>>().join(", ") {
-        none if none.is_empty() => none,
-        losses => format!(" ({losses})"),
+    let sources = &metrics.validation_sources;
+    if sources.is_empty() {
+        return String::new();
     }
+    let loss = |loss: Option<f64>| loss.map_or_else(|| "-".to_owned(), |loss| format!("{loss:.4}"));
+    let losses: Vec<String> = sources.iter().map(|source| loss(source.loss)).collect();
+    format!(" ({})", losses.join(", "))
 }
 
 /// Returns the time of the step, and the planned or predicted time if there is one.

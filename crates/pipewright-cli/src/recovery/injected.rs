@@ -5,8 +5,8 @@
 //! `KIND:RANK:STEP:TIMES`. The kind is `panic`, or `hang`, which never ends. Without a number of times, a
 //! fault happens once in a process. With the kind `slow`, each computing action of the rank takes [`DELAY`]
 //! longer, from the step on for as many steps as the number of times. With the kind `flip`, the rank
-//! computes a wrong bit in the gradients that it sends for the first microbatch, in as many computations of the step
-//! as the number of times; the first rank of a pipeline sends none, and is refused.
+//! computes a wrong bit in the gradients that it sends for the first microbatch, in as many computations of
+//! the step as the number of times. A rank that has the first stage alone sends no gradients and is refused.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -67,8 +67,8 @@ impl InjectedFaults {
         Ok(Some(Arc::new(Self { faults, step: AtomicU64::new(0) })))
     }
 
-    /// Checks that a run with this many ranks has the ranks of all faults, and that a rank sends gradients if a bit of
-    /// them is to be wrong.
+    /// Checks that a run with this many ranks has the ranks of all faults, and that a rank sends gradients if a
+    /// bit of them is to be wrong.
     pub(crate) fn require(
         &self,
         ranks: u32,
@@ -161,10 +161,11 @@ impl ActionHook for InjectedFaults {
         }
         if self.faults.iter().any(|fault| fault.flips(run.rank(), step)) {
             let mut gradients = run.gradients().clone();
-            for gradient in gradients.iter_mut().flatten().take(1) {
-                let hidden = unpack::<Tensor<3>>(vec![gradient.clone()]);
+            // The first one is the gradient of the hidden states, `[batch, sequence, hidden]`.
+            if let Some(first) = gradients.iter_mut().flatten().next() {
+                let hidden = unpack::<Tensor<3>>(vec![first.clone()]);
                 let hidden = hidden.map_err(|error| StageError::function(error.to_string()))?;
-                *gradient = pack(flipped(hidden)).swap_remove(0);
+                *first = pack(flipped(hidden)).swap_remove(0);
             }
             run.set_gradients(gradients);
         }

@@ -104,7 +104,7 @@ impl ProcessGroup {
     }
 
     /// Returns in every process the result of `combine`, which the leader calls with the values of all
-    /// processes. Each process may need `work` to get its value.
+    /// processes. A process may take the time `work` to get its value, in addition to the deadline.
     pub(crate) fn combine<T, R>(
         &mut self,
         own: &T,
@@ -115,9 +115,9 @@ impl ProcessGroup {
         T: Clone + Serialize + for<'de> Deserialize<'de>,
         R: Serialize + for<'de> Deserialize<'de>,
     {
-        let patience = self.deadline.saturating_add(START).saturating_add(work);
+        let deadline = self.deadline.saturating_add(START).saturating_add(work);
         match &mut self.world {
-            Some(world) => world.combine(own, combine, patience).map_err(|error| disagreement(&error)),
+            Some(world) => world.combine(own, combine, deadline).map_err(|error| disagreement(&error)),
             None => Ok(combine(&[(FIRST, own.clone())])),
         }
     }
@@ -129,10 +129,10 @@ impl ProcessGroup {
 
     /// Returns the text of the leader in every process.
     pub(crate) fn share(&mut self, own: String) -> Result<String, Failure> {
-        // The leader may have to search before it answers.
-        let patience = self.deadline.saturating_add(START);
+        // The leader may have to search for a plan before it answers.
+        let deadline = self.deadline.saturating_add(START);
         match &mut self.world {
-            Some(world) => world.share(own, patience).map_err(|error| disagreement(&error)),
+            Some(world) => world.share(own, deadline).map_err(|error| disagreement(&error)),
             None => Ok(own),
         }
     }
@@ -208,11 +208,11 @@ impl ProcessGroup {
         &mut self,
         prepared: Result<T, Failure>,
         fields: impl FnOnce(&T) -> Fields,
-        patience: Duration,
+        deadline: Duration,
     ) -> Result<T, Failure> {
         let Some(world) = &mut self.world else { return prepared };
         let hello = prepared.as_ref().map(fields).map_err(Failure::text);
-        let agreed = world.agree(hello, patience);
+        let agreed = world.agree(hello, deadline);
         match (prepared, agreed) {
             (prepared, Ok(())) => prepared,
             // The process's own error is more detailed than the report that the others receive.
