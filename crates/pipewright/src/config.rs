@@ -140,6 +140,14 @@ impl Default for PipelineConfig {
 }
 
 impl PipelineConfig {
+    /// Returns whether the ranks run the halves of an overlap together, so that the program should keep its
+    /// overlaps whole ([`keep_overlaps`](pipewright_schedule::LowerConfig::keep_overlaps)). A hook says so itself
+    /// ([`ActionHook::runs_overlaps`]). Without one, ranks that exchange tokens with the replicas of their expert
+    /// group run one half while the other waits for an exchange.
+    pub fn runs_overlaps(&self) -> bool {
+        self.hook.as_ref().map_or(self.expert_parallel > 1, |hook| hook.runs_overlaps())
+    }
+
     /// Returns the mesh of a program of this many ranks.
     pub(crate) fn mesh(&self, pipeline: u32) -> Mesh {
         let (data, tensor, experts) = (self.data_parallel, self.tensor_parallel, self.expert_parallel);

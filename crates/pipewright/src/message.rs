@@ -109,7 +109,10 @@ pub enum Tag {
     },
     /// An exchange between the replicas that hold the experts of a stage together.
     ExpertGroup {
-        /// The number of earlier exchanges in this attempt.
+        /// The half of an overlap that exchanges; `None` for an action that runs alone. The halves run by turns, and
+        /// replicas may change turns at different exchanges.
+        half: Option<Direction>,
+        /// The number of earlier exchanges of such halves, or of actions that run alone, in this attempt.
         round: u32,
     },
     /// The sums of squares of the gradients of some ranks, for the gradient norm: up the tree of the replicas
@@ -201,8 +204,13 @@ impl std::fmt::Display for Tag {
             Self::TensorGroup { round } => {
                 write!(f, "its tensors for exchange {round} of the ranks that compute the stage together")
             }
-            Self::ExpertGroup { round } => {
-                write!(f, "its tokens for exchange {round} of the replicas that hold the experts together")
+            Self::ExpertGroup { half, round } => {
+                write!(f, "its tokens for exchange {round} of the replicas that hold the experts together")?;
+                match half {
+                    None => Ok(()),
+                    Some(Direction::Forward) => f.write_str(" in the forwards of overlaps"),
+                    Some(Direction::Backward) => f.write_str(" in the backwards of overlaps"),
+                }
             }
             Self::Squares => f.write_str("its squares of gradients"),
             Self::GlobalNorm => f.write_str("the gradient norm of all ranks"),
@@ -332,12 +340,19 @@ pub struct Message {
     pub(crate) tag: Tag,
     pub(crate) payload: Payload,
     pub(crate) sent: Instant,
+    /// The time of its arrival at the receiver; before it, the time at which it was sent.
+    pub(crate) arrived: Instant,
 }
 
 impl Message {
     /// Returns the time at which the message was sent.
     pub fn sent(&self) -> Instant {
         self.sent
+    }
+
+    /// Returns the time at which the message arrived.
+    pub(crate) fn arrived(&self) -> Instant {
+        self.arrived
     }
 
     /// Returns the content, of either kind.
@@ -383,12 +398,14 @@ mod tests {
     use super::*;
 
     fn message(payload: Payload) -> Message {
+        let now = Instant::now();
         Message {
             from: WorldRank::new(3),
             attempt: Attempt::new(1),
             tag: Tag::Squares,
             payload,
-            sent: Instant::now(),
+            sent: now,
+            arrived: now,
         }
     }
 

@@ -98,6 +98,8 @@ impl MeshSettings {
             unshard_window: self.unshard().map(|config| config.window),
             unshard_lookahead: self.unshard_lookahead.clone(),
             reduce_wait: self.reduce_wait,
+            // A rank computes one half while the other waits for the tokens of its experts.
+            keep_overlaps: self.expert_parallel > 1,
             ..TrainingLowering::default()
         }
     }

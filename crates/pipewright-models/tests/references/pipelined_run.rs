@@ -197,7 +197,9 @@ fn program(schedule: &str, spec: ScheduleSpec, config: &PipelineConfig) -> Valid
     let schedule = generate(schedule, &spec).expect("a schedule");
     let is_sharded = config.data_parallel_mode == DataParallelMode::Sharded;
     let unshard_window = NonZeroU32::new(1).filter(|_| is_sharded);
-    let lowering = TrainingLowering { replicas, unshard_window, ..TrainingLowering::default() };
+    let keep_overlaps = config.runs_overlaps();
+    let lowering =
+        TrainingLowering { replicas, unshard_window, keep_overlaps, ..TrainingLowering::default() };
     for_training(&schedule, &lowering).expect("it is sound")
 }
 

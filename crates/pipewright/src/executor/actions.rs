@@ -12,7 +12,7 @@
 use pipewright_schedule::{Action, StageIndex};
 
 use super::boundary::{fetch_gradients, fetch_inputs, send_backward, send_forward};
-use super::compute::{Computation, recompute_early};
+use super::compute::{Computation, recompute_early, runs_by_turns};
 use super::gather::{fetch_parameters, reshard, unshard};
 use super::losses::read_losses;
 use super::machine::Executor;
@@ -111,7 +111,7 @@ impl Executor {
         if let Some(awaited) = self.fetch(action)? {
             return Ok(Some(awaited));
         }
-        let Self { context, connection, stages, recorder, checks, step, .. } = self;
+        let Self { context, connection, stages, recorder, checks, backward_threads, step, .. } = self;
         match action {
             Action::Forward { .. }
             | Action::Backward { .. }
@@ -120,8 +120,18 @@ impl Executor {
             | Action::Overlap(_) => {
                 let (input, position) = (step.input(), step.position());
                 let accumulated = self.accumulation.microbatches();
-                Computation { context, connection, stages, recorder, checks, input, position, accumulated }
-                    .run(action)?;
+                Computation {
+                    context,
+                    connection,
+                    stages,
+                    recorder,
+                    checks,
+                    backward_threads,
+                    input,
+                    position,
+                    accumulated,
+                }
+                .run(action)?;
             }
             Action::SendForward { stage, microbatch } => {
                 send_forward(context, connection, stages, At { stage, microbatch })?;
@@ -152,6 +162,16 @@ impl Executor {
 
     /// Takes the messages that an action needs, or returns the first missing one.
     fn fetch(&mut self, action: Action) -> Result<Option<AwaitedMessage>, Cause> {
+        let Action::Overlap(overlap) = action else { return self.fetch_for(action, true) };
+        // A backward that runs by turns computes its forward again while the other half waits.
+        let stages = [overlap.forward().0, overlap.backward().0];
+        let recomputes = !runs_by_turns(&self.context, &self.stages, stages);
+        action.parts().find_map(|part| self.fetch_for(part, recomputes).transpose()).transpose()
+    }
+
+    /// Takes the messages that an action needs, which is no overlap. If `recomputes`, a forward whose backward
+    /// is the action is computed again.
+    fn fetch_for(&mut self, action: Action, recomputes: bool) -> Result<Option<AwaitedMessage>, Cause> {
         let Self { context, connection, stages, recorder, .. } = self;
         match action {
             Action::Forward { stage, microbatch } => {
@@ -161,10 +181,11 @@ impl Executor {
                 if let Some(awaited) = fetch_parameters(connection, stages, recorder, stage)? {
                     return Ok(Some(awaited));
                 }
-                recompute_early(context, stages, recorder, At { stage, microbatch })?;
+                if recomputes {
+                    recompute_early(context, stages, recorder, At { stage, microbatch })?;
+                }
                 fetch_gradients(context, connection, stages, recorder, At { stage, microbatch })
             }
-            Action::Overlap(_) => action.parts().find_map(|part| self.fetch(part).transpose()).transpose(),
             Action::WaitReduceGrad { stage } => Ok(self.reductions.awaited(stage)),
             _ => Ok(None),
         }

@@ -15,6 +15,7 @@ use super::recorder::Recorder;
 use super::skip::append_skips;
 use super::stages::{At, LocalStages};
 use super::step_input::StepInput;
+use super::turns::BackwardThreads;
 use crate::failure::Cause;
 use crate::hook::{BackwardRun, ForwardRun, OverlapRun, Place, Stages};
 use crate::message::Direction;
@@ -31,6 +32,7 @@ pub(super) struct Computation<'a> {
     pub(super) stages: &'a mut LocalStages,
     pub(super) recorder: &'a mut Recorder,
     pub(super) checks: &'a mut Checks,
+    pub(super) backward_threads: &'a mut BackwardThreads,
     pub(super) input: &'a StepInput,
     /// The index of the action in the row of the rank.
     pub(super) position: usize,
@@ -40,6 +42,13 @@ pub(super) struct Computation<'a> {
 
 impl Computation<'_> {
     pub(super) fn run(&mut self, action: Action) -> Result<(), Cause> {
+        self.run_now(action)?;
+        let exchanges = self.connection.take_exchange_times();
+        self.recorder.note_exchanges(exchanges, |half| part_of(action, half));
+        Ok(())
+    }
+
+    fn run_now(&mut self, action: Action) -> Result<(), Cause> {
         match action {
             Action::Forward { stage, microbatch } => self.forward(action, At { stage, microbatch }),
             Action::Backward { stage, microbatch } => {
@@ -58,8 +67,12 @@ impl Computation<'_> {
         }
     }
 
-    /// Runs the forward and then the backward, or both as the hook orders them.
+    /// Runs the forward and then the backward, or by turns if they exchange tokens, or both as the hook orders
+    /// them.
     fn overlap(&mut self, overlap: Action, forward_at: At, backward_at: At) -> Result<(), Cause> {
+        if runs_by_turns(self.context, self.stages, [forward_at.stage, backward_at.stage]) {
+            return self.by_turns(overlap, forward_at, backward_at);
+        }
         let Some(hook) = self.context.hook() else {
             return overlap.parts().try_for_each(|part| self.run(part));
         };
@@ -73,8 +86,31 @@ impl Computation<'_> {
         let mut stages = RecordedStages { stages: self.stages, recorder: self.recorder };
         hook.overlap(&mut OverlapRun::new(rank, [first, second], &mut stages, &mut forward, &mut backward))?;
         self.finish_forward(first, forward_at, forward)?;
-        self.finish_backward(second, backward_at, backward, start)?;
+        self.finish_backward(second, backward_at, backward, Some(start))?;
         self.backward_weights(second, backward_at).map(drop)
+    }
+
+    /// Runs both halves of an overlap by turns: one of them computes while the other waits for its exchange.
+    fn by_turns(&mut self, overlap: Action, forward_at: At, backward_at: At) -> Result<(), Cause> {
+        let [first, second] =
+            [Direction::Forward, Direction::Backward].map(|half| part_of(overlap, Some(half)));
+        let mut forward = self.begin_forward(forward_at)?;
+        let mut backward = self.begin_backward(backward_at);
+        let microbatch = backward_at.microbatch;
+        let [of_forward, of_backward] = self.stages.two_mut([forward_at.stage, backward_at.stage]);
+        let (of_forward, of_backward) = (of_forward.runner_mut(), of_backward.runner_mut());
+        let spans = self.backward_threads.run(
+            self.context.world_rank(),
+            self.connection.memory(),
+            || of_forward.forward(&mut forward),
+            || {
+                of_backward.backward(&mut backward)?;
+                of_backward.backward_weights(microbatch, &mut |_| ()).map(drop)
+            },
+        )?;
+        self.recorder.note_halves(spans, |half| part_of(overlap, half));
+        self.finish_forward(first, forward_at, forward)?;
+        self.finish_backward(second, backward_at, backward, None)
     }
 
     fn forward(&mut self, action: Action, at: At) -> Result<(), Cause> {
@@ -169,7 +205,7 @@ impl Computation<'_> {
                 hook.backward(&mut BackwardRun::new(place, &mut stages, &mut backward))?;
             }
         }
-        self.finish_backward(action, at, backward, start)
+        self.finish_backward(action, at, backward, Some(start))
     }
 
     fn begin_backward(&mut self, at @ At { stage, microbatch }: At) -> BackwardState {
@@ -183,19 +219,21 @@ impl Computation<'_> {
         self.stages.get_mut(stage).runner_mut().begin_backward(microbatch, gradients)
     }
 
+    /// Ends a backward. `start` is its beginning, from which a forward that it has computed again is recorded;
+    /// `None` if the forward is not recorded, because another half has computed at the same time.
     fn finish_backward(
         &mut self,
         action: Action,
         at @ At { stage, microbatch }: At,
         backward: BackwardState,
-        start: Instant,
+        start: Option<Instant>,
     ) -> Result<(), Cause> {
         if let Some(block) = backward.next_block() {
             return Err(Cause::BlocksLeft { action, block });
         }
         let InputGradients { gradients, recomputed } = backward.into_input_gradients()?;
         self.checks.note_backward(action, At { stage, microbatch }, &gradients);
-        if !recomputed.is_zero() {
+        if let Some(start) = start.filter(|_| !recomputed.is_zero()) {
             self.recorder.note_recomputed(Action::Forward { stage, microbatch }, start, recomputed);
         }
         let Self { context, connection, stages, recorder, input, .. } = self;
@@ -233,6 +271,30 @@ impl Computation<'_> {
         })?;
         Ok(tasks)
     }
+}
+
+/// Returns whether the halves of an overlap run by turns: a forward of the first stage and a backward of the
+/// second. They do if at least one of them exchanges tokens, in which case the other one can compute meanwhile.
+/// A hook runs both itself. A stage cannot compute two things at once.
+pub(super) fn runs_by_turns(
+    context: &RankContext,
+    stages: &LocalStages,
+    [forward, backward]: [StageIndex; 2],
+) -> bool {
+    let exchanges = |stage| stages.get(stage).has_own_experts(context);
+    let has_groups = context.expert_rank().of > 1 && context.hook().is_none();
+    has_groups && forward != backward && (exchanges(forward) || exchanges(backward))
+}
+
+/// Returns a half of an overlap, or the whole action.
+fn part_of(action: Action, half: Option<Direction>) -> Action {
+    let mut parts = action.parts();
+    let part = match half {
+        None => None,
+        Some(Direction::Forward) => parts.next(),
+        Some(Direction::Backward) => parts.nth(1),
+    };
+    part.unwrap_or(action)
 }
 
 /// Computes a forward again before the gradients for its backward are taken, so that it runs while they are

@@ -9,7 +9,7 @@ use pipewright_schedule::ClockSkew;
 use serde::de::DeserializeOwned;
 
 use super::context::RankContext;
-use super::group_link::GroupLink;
+use super::group_link::{ExchangeTimes, GroupLink};
 use super::shared_endpoint::{SharedEndpoint, wait_for_message};
 use crate::collective::Exchange;
 use crate::device::Devices;
@@ -53,11 +53,11 @@ impl Connection {
     ) -> Self {
         let (abort, moves_storage) = (endpoint.abort().clone(), !endpoint.is_distributed());
         let endpoint = SharedEndpoint::new(endpoint);
-        let link = |group, tag| {
-            Arc::new(GroupLink::new(endpoint.clone(), context, group, tag, board.clone(), memory.clone()))
-        };
-        let tensor_group = link(context.tensor_group(), |round| Tag::TensorGroup { round });
-        let expert_group = link(context.expert_group(), |round| Tag::ExpertGroup { round });
+        let link =
+            |group, tag| GroupLink::new(endpoint.clone(), context, group, tag, board.clone(), memory.clone());
+        let tensor_group = link(context.tensor_group(), |_, round| Tag::TensorGroup { round });
+        let expert_group = link(context.expert_group(), |half, round| Tag::ExpertGroup { half, round });
+        let (tensor_group, expert_group) = (Arc::new(tensor_group), Arc::new(expert_group.with_times()));
         Self {
             rank: context.world_rank(),
             endpoint,
@@ -87,6 +87,11 @@ impl Connection {
     /// Returns the exchanges between the ranks that compute stages together with this one.
     pub(super) fn tensor_group(&self) -> &GroupLink {
         &self.tensor_group
+    }
+
+    /// Takes out the times of the exchanges of tokens since the last call.
+    pub(super) fn take_exchange_times(&self) -> ExchangeTimes {
+        self.expert_group.take_times()
     }
 
     /// Returns the exchanges of the rank's groups for the modules of the stages.

@@ -1,31 +1,34 @@
 //! Exchanges between ranks in the middle of a stage's forward or backward: the ranks that compute a stage
 //! together, and the replicas that hold the experts of a stage together.
 //!
-//! They block the rank's thread. Everything else that a rank waits for is part of its state machine.
+//! They block the thread that computes. Everything else that a rank waits for is part of its state machine.
+//! While one half of an overlap waits for an exchange, the other half may compute (`turns.rs`).
 //!
 //! # Why it cannot block for ever
 //!
 //! The ranks of a group have the same stages and run the same program, so they make the same exchanges in the
 //! same order. A rank sends its own tensors to all others before it waits for theirs. So the group runs its
 //! program as one rank would, and a validated program ends. For replicas, this is one program for the whole
-//! expert group: each of its actions is the same action of all replicas. A rank that waits has the deadline
-//! of any other wait, and a failure of any rank wakes it.
+//! expert group: each of its actions is the same action of all replicas. The halves of an overlap number their
+//! exchanges apart, so that each half exchanges with the same half of the others. A rank that waits has the
+//! deadline of any other wait, and a failure of any rank wakes it.
 
 use std::fmt;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::ThreadId;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 
 use super::context::RankContext;
 use super::shared_endpoint::{SharedEndpoint, wait_for_message};
+use super::turns::{OtherFailed, Turn};
 use crate::collective::{Exchange, Group};
 use crate::device::Devices;
 use crate::failure::Cause;
 use crate::memory::RankMemory;
-use crate::message::{AwaitedMessage, MessageError, Payload, Tag};
+use crate::message::{AwaitedMessage, Direction, MessageError, Payload, Tag};
 use crate::nn::TensorLink;
 use crate::progress::{Activity, ProgressBoard};
 use crate::tensor::{OptionalTensors, Value, ValueKind, Values};
@@ -35,16 +38,36 @@ use crate::transport::Endpoint;
 pub(crate) struct GroupLink {
     endpoint: SharedEndpoint,
     group: Group,
-    /// The tag of an exchange, from the number of earlier ones in the attempt.
-    tag: fn(u32) -> Tag,
+    /// The tag of an exchange, from the half of an overlap that makes it and the number of its earlier ones in
+    /// the attempt.
+    tag: fn(Option<Direction>, u32) -> Tag,
     devices: Devices,
     board: ProgressBoard,
     memory: RankMemory,
     deadline: Duration,
-    /// The number of exchanges in this attempt.
-    rounds: AtomicU32,
+    /// The numbers of exchanges in this attempt: of actions that run alone, and of the halves of overlaps.
+    rounds: [AtomicU32; 3],
     /// The rank's thread, from its first step on.
     thread: OnceLock<ThreadId>,
+    /// The times of the exchanges since they were taken; `None` if nothing takes them.
+    times: Option<Mutex<ExchangeTimes>>,
+}
+
+/// The times of a rank's exchanges in an action.
+#[derive(Debug, Default)]
+pub(super) struct ExchangeTimes {
+    pub(super) exchanges: Vec<ExchangeSpan>,
+    /// The starts and ends of the times in which the rank waited for exchanges and computed nothing.
+    pub(super) waits: Vec<(Instant, Instant)>,
+}
+
+/// The time from the moment at which a rank sent its tensors until the others' had arrived.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ExchangeSpan {
+    /// The half of an overlap that exchanged; `None` in an action that ran alone.
+    pub(super) half: Option<Direction>,
+    pub(super) start: Instant,
+    pub(super) end: Instant,
 }
 
 impl fmt::Debug for GroupLink {
@@ -58,13 +81,18 @@ impl GroupLink {
         endpoint: SharedEndpoint,
         context: &RankContext,
         group: &Group,
-        tag: fn(u32) -> Tag,
+        tag: fn(Option<Direction>, u32) -> Tag,
         board: ProgressBoard,
         memory: RankMemory,
     ) -> Self {
         let config = context.config();
         let link = Self::without_pipeline(endpoint, group.clone(), board, config.deadline);
         Self { tag, devices: config.devices.clone(), memory, ..link }
+    }
+
+    /// Returns the connection, which notes the times of its exchanges for [`GroupLink::take_times`].
+    pub(super) fn with_times(self) -> Self {
+        Self { times: Some(Mutex::default()), ..self }
     }
 
     /// Returns the connection of a rank that belongs to no pipeline to its tensor group.
@@ -77,20 +105,28 @@ impl GroupLink {
         Self {
             endpoint,
             group,
-            tag: |round| Tag::TensorGroup { round },
+            tag: |_, round| Tag::TensorGroup { round },
             devices: Devices::default(),
             board,
             memory: RankMemory::new(),
             deadline,
-            rounds: AtomicU32::new(0),
+            rounds: Default::default(),
             thread: OnceLock::new(),
+            times: None,
         }
     }
 
     /// Starts an attempt at a step: an earlier one may have failed at different places on the ranks.
     pub(super) fn begin_step(&self) {
-        self.rounds.store(0, Ordering::Relaxed);
+        self.rounds.iter().for_each(|rounds| rounds.store(0, Ordering::Relaxed));
         self.thread.get_or_init(|| std::thread::current().id());
+        self.take_times();
+    }
+
+    /// Takes out the times of the exchanges since the last call.
+    pub(super) fn take_times(&self) -> ExchangeTimes {
+        let times = self.times.as_ref();
+        times.map(|times| std::mem::take(&mut *locked(times))).unwrap_or_default()
     }
 
     /// Returns the tensors of all ranks, in the order of the group, on the devices of this rank's tensors.
@@ -111,7 +147,9 @@ impl GroupLink {
     /// Sends a list of tensors to each rank, and returns the lists that the ranks have sent to this one, on
     /// the devices of its own list. Both are in the order of the group.
     fn exchange(&self, mut to_ranks: Vec<OptionalTensors>) -> Result<Vec<OptionalTensors>, Cause> {
-        let tag = (self.tag)(self.rounds.fetch_add(1, Ordering::Relaxed));
+        let (turn, start) = (Turn::current(), Instant::now());
+        let half = turn.as_ref().map(Turn::half);
+        let tag = (self.tag)(half, self.rounds[index(half)].fetch_add(1, Ordering::Relaxed));
         let own = std::mem::take(&mut to_ranks[self.group.index()]);
         let devices: Vec<Option<Device>> = own.iter().map(|tensor| Some(tensor.as_ref()?.device())).collect();
         let mut endpoint = self.endpoint.lock();
@@ -120,11 +158,18 @@ impl GroupLink {
             let copies = self.copies_for(&endpoint, self.devices.of(to), tensors);
             endpoint.send(to, tag, Payload::Tensors(copies));
         }
-        let mut exchange = Exchange::among(&self.group, tag, own);
-        while let Some(awaited) = exchange.poll(|awaited| self.take(&mut endpoint, awaited))? {
-            self.wait(&mut endpoint, awaited)?;
-        }
+        // The other half of an overlap sends and receives while this one waits.
         drop(endpoint);
+        let (mut exchange, mut end) = (Exchange::among(&self.group, tag, own), start);
+        while let Some(awaited) = exchange.poll(|awaited| self.take(awaited, &mut end))? {
+            self.wait(awaited, turn.as_ref())?;
+        }
+        if let Some(turn) = &turn {
+            turn.compute();
+        }
+        if let Some(times) = &self.times {
+            locked(times).exchanges.push(ExchangeSpan { half, start, end });
+        }
         let here = |list: OptionalTensors| {
             let moved = list.into_iter().zip(&devices).map(|(tensor, device)| match device {
                 Some(device) => tensor.map(|tensor| tensor.to_device(device)),
@@ -157,37 +202,69 @@ impl GroupLink {
         copies
     }
 
+    /// Takes a message if it has arrived. `latest` becomes the time of its arrival if that is later.
     fn take(
         &self,
-        endpoint: &mut Endpoint,
         AwaitedMessage { from, tag }: AwaitedMessage,
-    ) -> Result<Option<(std::time::Instant, OptionalTensors)>, MessageError> {
-        let Some(message) = endpoint.try_take(from, tag) else { return Ok(None) };
-        self.board.keep_alive(endpoint.rank());
+        latest: &mut Instant,
+    ) -> Result<Option<(Instant, OptionalTensors)>, MessageError> {
+        let Some(message) = self.endpoint.lock().try_take(from, tag) else { return Ok(None) };
+        self.board.keep_alive(self.group.own());
+        *latest = message.arrived().max(*latest);
         let sent = message.sent();
         let tensors = message.into_tensors()?;
         self.memory.take_over(tensors.iter().flatten());
         Ok(Some((sent, tensors)))
     }
 
-    fn wait(&self, endpoint: &mut Endpoint, awaited: AwaitedMessage) -> Result<(), Cause> {
-        let rank = endpoint.rank();
+    /// Lets the other half of the overlap compute, if it can. Otherwise waits until a message arrives.
+    fn wait(&self, awaited: AwaitedMessage, turn: Option<&Turn>) -> Result<(), Cause> {
+        let rank = self.group.own();
+        match turn.map_or(Ok(false), Turn::give_way) {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            // The error of the other half is reported.
+            Err(OtherFailed) => return Err(Cause::Aborted { first: rank }),
+        }
         self.board.set_activity(rank, Activity::Waits(awaited));
-        let waited = wait_for_message(endpoint, &self.board, self.deadline);
+        let start = Instant::now();
+        let mut endpoint = self.endpoint.lock();
+        let waited = wait_for_message(&mut endpoint, &self.board, self.deadline);
         if endpoint.abort().is_raised() {
             let first = endpoint.abort().first().map_or(rank, |error| error.rank);
             return Err(Cause::Aborted { first });
         }
         waited?;
+        if let Some(times) = &self.times {
+            locked(times).waits.push((start, Instant::now()));
+        }
+        if let Some(turn) = turn {
+            turn.message_arrived();
+        }
         self.board.set_activity(rank, Activity::Computes);
         Ok(())
     }
 }
 
+/// Returns the index of a half's number of exchanges.
+fn index(half: Option<Direction>) -> usize {
+    match half {
+        None => 0,
+        Some(Direction::Forward) => 1,
+        Some(Direction::Backward) => 2,
+    }
+}
+
+fn locked(times: &Mutex<ExchangeTimes>) -> std::sync::MutexGuard<'_, ExchangeTimes> {
+    // Nothing panics under the lock.
+    times.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl TensorLink for GroupLink {
     fn exchange(&self, to_ranks: Vec<Values>) -> Vec<Values> {
-        // Another thread would send in the rank's name.
-        let is_here = self.thread.get().is_none_or(|&thread| thread == std::thread::current().id());
+        // Another thread would send in the rank's name, unless it runs the rank's backward in an overlap.
+        let is_own = |&thread: &ThreadId| thread == std::thread::current().id();
+        let is_here = self.thread.get().is_none_or(is_own) || Turn::current().is_some();
         assert!(
             is_here,
             "a module that exchanges tensors computes on its ranks only: run it in `Pipeline::module`"

@@ -21,6 +21,7 @@ use super::stages::LocalStages;
 use super::state::{restore, ruined_parameter, state};
 use super::step::{Outcome, Phase, Poll, Step};
 use super::step_input::StepInput;
+use super::turns::BackwardThreads;
 use crate::batch::StepForm;
 use crate::checkpoint::{Checkpoint, RankState};
 use crate::collective::Exchange;
@@ -41,6 +42,7 @@ pub(crate) struct Executor {
     pub(super) reductions: Reductions,
     pub(super) recorder: Recorder,
     pub(super) checks: Checks,
+    pub(super) backward_threads: BackwardThreads,
     pub(super) step: Step,
 }
 
@@ -60,6 +62,7 @@ impl Executor {
             reductions: Reductions::default(),
             recorder: Recorder::new(context.timeline_row()),
             checks: Checks::default(),
+            backward_threads: BackwardThreads::default(),
             step: Step::between(StepNumber::default(), Phase::Idle),
             context,
             connection,

@@ -16,6 +16,7 @@
 //! |---|---|
 //! | `context.rs` | the facts about a rank that do not change |
 //! | `shared_endpoint.rs` | the endpoint that a rank shares with its stages, and how long it waits |
+//! | `turns.rs` | the halves of an overlap, of which one computes while the other waits for tokens |
 //! | `group_link.rs` | exchanges in the middle of a stage: between its tensor ranks, and between the replicas of an expert group |
 //! | `connection.rs` | sending messages, and taking messages that have arrived |
 //! | `step_input.rs` | the input of a step |
@@ -83,6 +84,7 @@ mod statistics;
 mod step;
 mod step_input;
 mod tensor_shards;
+mod turns;
 mod update;
 
 pub(crate) use agreement::Agreement;
@@ -93,6 +95,7 @@ pub(crate) use context::RankContext;
 pub(crate) use group_link::GroupLink;
 pub(crate) use machine::Executor;
 pub(crate) use recorder::AuxiliaryPart;
+pub use recorder::ExchangeTime;
 pub use report::UndeferredParameter;
 pub(crate) use report::{RankReport, sums_of};
 pub(crate) use shared_endpoint::SharedEndpoint;

@@ -8,7 +8,7 @@ use pipewright_schedule::{ClockSkew, Event, Scope, SkipEvent, StageIndex};
 
 use super::connection::Connection;
 use super::context::RankContext;
-use super::recorder::{AuxiliaryPart, Recorder, Records};
+use super::recorder::{AuxiliaryPart, ExchangeTime, Recorder, Records};
 use super::stages::LocalStages;
 use crate::device::held_on;
 use crate::ids::WorldRank;
@@ -41,13 +41,15 @@ pub(crate) struct RankReport {
     pub events: Vec<Event>,
     /// The messages of skip connections.
     pub skips: Vec<SkipEvent>,
-    /// The spans that hooks have named.
+    /// The spans that hooks have named, and those of the exchanges of tokens.
     pub scopes: Vec<Scope>,
     /// How well the clocks of the processes agree; `None` within one process. A process sends its own, and
     /// gets the largest of all.
     pub clock_skew: Option<ClockSkew>,
     /// The time in which the rank only waited for a message that had been sent, or sent one.
     pub exposed_communication: Duration,
+    /// The time of the rank's exchanges of tokens; zero if its replica holds all experts.
+    pub expert_exchange: ExchangeTime,
     /// Time of the gradient scaling and the optimizer step.
     pub update: Duration,
     /// Most bytes that the rank held at once in this step; on a device other than the processor, the bytes
@@ -129,7 +131,8 @@ impl RankReport {
         memory.give_away(stage_outputs.iter().flat_map(|(_, outputs)| outputs).flatten());
         memory.give_away(input_gradients.iter().flatten().flatten());
         memory.give_away_list(&undeferred);
-        let Records { events, skips, scopes, losses, auxiliary, loads, waited } = recorder.take(memory);
+        let Records { events, skips, scopes, losses, auxiliary, loads, waited, exchange } =
+            recorder.take(memory);
         let config = context.config();
         let interrupt = config.interrupt.as_ref();
         let report = Self {
@@ -146,6 +149,7 @@ impl RankReport {
             scopes,
             clock_skew: None,
             exposed_communication: connection.sending() + waited,
+            expert_exchange: exchange,
             update: update.time,
             peak_bytes,
             sends_in_flight: connection.sends_in_flight(),

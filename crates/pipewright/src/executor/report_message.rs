@@ -12,7 +12,7 @@ use pipewright_schedule::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::recorder::AuxiliaryPart;
+use super::recorder::{AuxiliaryPart, ExchangeTime};
 use super::report::{RankReport, UndeferredParameter};
 use crate::ids::WorldRank;
 use crate::stage::ExpertLoad;
@@ -27,6 +27,8 @@ pub(super) struct ReportMessage {
     loads: Vec<(String, Vec<u64>)>,
     gradient_norm: Option<f64>,
     exposed_communication: Duration,
+    /// All of it, and the exposed part; `None` without exchanges.
+    expert_exchange: Option<(Duration, Duration)>,
     update: Duration,
     peak_bytes: u64,
     sends_in_flight: u32,
@@ -113,6 +115,14 @@ fn unpacked_undeferred((stage, path, elements): (StageIndex, String, usize)) -> 
     UndeferredParameter { stage, path: path.into(), elements }
 }
 
+fn packed_exchange(ExchangeTime { total, exposed }: ExchangeTime) -> Option<(Duration, Duration)> {
+    (!total.is_zero()).then_some((total, exposed))
+}
+
+fn unpacked_exchange(packed: Option<(Duration, Duration)>) -> ExchangeTime {
+    packed.map(|(total, exposed)| ExchangeTime { total, exposed }).unwrap_or_default()
+}
+
 impl ReportMessage {
     /// Makes the message of a report; `common` converts its times to the common clock.
     pub(super) fn of(report: &RankReport, common: impl Fn(f64) -> f64) -> Self {
@@ -130,6 +140,7 @@ impl ReportMessage {
             loads: report.loads.iter().map(packed_load).collect(),
             gradient_norm: report.gradient_norm,
             exposed_communication: report.exposed_communication,
+            expert_exchange: packed_exchange(report.expert_exchange),
             update: report.update,
             peak_bytes: report.peak_bytes,
             sends_in_flight: report.sends_in_flight,
@@ -178,6 +189,7 @@ impl ReportMessage {
             scopes: scopes.into_iter().map(scope).collect(),
             clock_skew: skew.map(unpacked_skew),
             exposed_communication: self.exposed_communication,
+            expert_exchange: unpacked_exchange(self.expert_exchange),
             update: self.update,
             peak_bytes: self.peak_bytes,
             sends_in_flight: self.sends_in_flight,
@@ -228,6 +240,7 @@ mod tests {
             scopes: Vec::new(),
             clock_skew: Some(ClockSkew { uncertainty: 2e-5, change: 1e-6 }),
             exposed_communication: Duration::from_nanos(7),
+            expert_exchange: ExchangeTime::default(),
             update: Duration::from_nanos(8),
             peak_bytes: 9,
             sends_in_flight: 3,
@@ -255,7 +268,15 @@ mod tests {
         let skips = [SkipAction::Send(message), SkipAction::Receive(message)];
         let skips = skips.map(|action| SkipEvent { rank: row, action, start: 0.25, end: 0.5 });
         let scopes = vec![Scope { rank: row, name: "exchange".into(), start: 0.5, end: 0.625 }];
-        let report = RankReport { events: events.to_vec(), skips: skips.to_vec(), scopes, ..report() };
+        let expert_exchange =
+            ExchangeTime { total: Duration::from_nanos(30), exposed: Duration::from_nanos(10) };
+        let report = RankReport {
+            events: events.to_vec(),
+            skips: skips.to_vec(),
+            scopes,
+            expert_exchange,
+            ..report()
+        };
         // The step began at 100 s on the common clock here, and at 99 s in the process that merges.
         let bytes = encoded(&ReportMessage::of(&report, |seconds| 100.0 + seconds));
         let found: ReportMessage = decoded(report.rank, Tag::Report, &bytes).expect("a report");
@@ -267,7 +288,7 @@ mod tests {
         let later = |scope: Scope| Scope { start: scope.start + 1.0, end: scope.end + 1.0, ..scope };
         assert_eq!(found.scopes, report.scopes.into_iter().map(later).collect::<Vec<_>>());
         assert_eq!((found.losses, found.auxiliary), (report.losses, report.auxiliary));
-        assert_eq!(found.loads, report.loads);
+        assert_eq!((found.loads, found.expert_exchange), (report.loads, expert_exchange));
         assert_eq!(found.undeferred, report.undeferred);
         assert_eq!((found.clock_skew, found.sends_in_flight), (report.clock_skew, 3));
         assert_eq!((found.interrupted, found.announced), (true, 300));

@@ -329,6 +329,12 @@ impl LocalStages {
         &mut self.stages[index]
     }
 
+    /// Returns two different stages.
+    pub(super) fn two_mut(&mut self, stages: [StageIndex; 2]) -> [&mut LocalStage; 2] {
+        let indices = stages.map(|stage| self.local_index(stage));
+        self.stages.get_disjoint_mut(indices).expect("the stages differ")
+    }
+
     fn local_index(&self, stage: StageIndex) -> usize {
         self.local[stage.index()].expect("the row of a rank has the rank's stages only")
     }

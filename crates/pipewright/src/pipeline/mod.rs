@@ -28,7 +28,7 @@ mod builder_settings;
 mod seeded;
 
 pub use crate::config::PipelineConfig;
-pub use crate::executor::{NamedParameter, UndeferredParameter};
+pub use crate::executor::{ExchangeTime, NamedParameter, UndeferredParameter};
 pub use build_error::BuildError;
 pub use builder::PipelineBuilder;
 pub use error::PipelineError;

@@ -126,7 +126,7 @@ impl ProgramRequest {
         let training = || TrainingLowering {
             replicas: config.data_parallel,
             unshard_window: config.is_sharded().then(|| UnshardConfig::default().window),
-            keep_overlaps: config.hook.as_ref().is_some_and(|hook| hook.runs_overlaps()),
+            keep_overlaps: config.runs_overlaps(),
             ..TrainingLowering::default()
         };
         self.lower.clone().unwrap_or_else(|| LowerConfig::from(training()))

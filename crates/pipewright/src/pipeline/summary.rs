@@ -10,7 +10,7 @@ use pipewright_schedule::{ClockSkew, StageIndex, Timeline};
 use super::setup::Setup;
 use super::step_plan::StepPlan;
 use crate::batch::{LossFactors, ReplicaGradients, SplitError, joined_slices};
-use crate::executor::{AuxiliaryPart, RankReport, UndeferredParameter, sums_of};
+use crate::executor::{AuxiliaryPart, ExchangeTime, RankReport, UndeferredParameter, sums_of};
 use crate::ids::StepNumber;
 use crate::stage::ExpertLoad;
 use crate::tensor::{BoundaryError, OptionalTensors, Values, unpack};
@@ -84,6 +84,10 @@ pub struct StepSummary {
     pub update: Vec<Duration>,
     /// The time in which each rank only waited for a message that had been sent, or sent one.
     pub exposed_communication: Vec<Duration>,
+    /// The time in which each rank exchanged tokens with the replicas that hold the experts together with it
+    /// ([`PipelineConfig::expert_parallel`](crate::pipeline::PipelineConfig::expert_parallel)); zero without
+    /// such replicas.
+    pub expert_exchange: Vec<ExchangeTime>,
     /// The most bytes that each rank held at once; 0 without [`crate::memory::TrackingAllocator`].
     pub peak_bytes: Vec<u64>,
     /// The largest number of boundary messages that each rank had in flight at once: sent, with a buffer that
@@ -228,6 +232,7 @@ pub(super) fn training(
         repeated: Vec::new(),
         update: reports.iter().map(|report| report.update).collect(),
         exposed_communication: reports.iter().map(|report| report.exposed_communication).collect(),
+        expert_exchange: reports.iter().map(|report| report.expert_exchange).collect(),
         peak_bytes: reports.iter().map(|report| report.peak_bytes).collect(),
         sends_in_flight: reports.iter().map(|report| report.sends_in_flight).collect(),
         boundary_bytes: reports.iter().map(|report| report.boundary_bytes).collect(),

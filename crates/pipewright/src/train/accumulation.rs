@@ -57,6 +57,8 @@ pub(super) fn joined(earlier: Vec<StepSummary>, last: StepSummary) -> StepSummar
         sends.for_each(|(most, sends)| *most = (*most).max(sends));
         let bytes = whole.boundary_bytes.iter_mut().zip(part.boundary_bytes);
         bytes.for_each(|(sum, bytes)| *sum += bytes);
+        let exchanges = whole.expert_exchange.iter_mut().zip(part.expert_exchange);
+        exchanges.for_each(|(sum, exchange)| *sum += exchange);
     }
     whole.losses.extend(losses);
     whole.loss_weights.extend(weights);
@@ -128,6 +130,7 @@ mod tests {
             timeline: pipewright_schedule::Timeline::new(1, Vec::new()),
             update: Vec::new(),
             exposed_communication: Vec::new(),
+            expert_exchange: Vec::new(),
             peak_bytes: Vec::new(),
             sends_in_flight: Vec::new(),
             boundary_bytes: Vec::new(),

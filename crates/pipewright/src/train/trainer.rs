@@ -13,7 +13,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::batch::Batch;
 use crate::checkpoint::{Checkpoint, TrainingState};
-use crate::pipeline::{Pipeline, PipelineError, StepSummary};
+use crate::pipeline::{ExchangeTime, Pipeline, PipelineError, StepSummary};
 use crate::train::accumulation::{batches_at, joined};
 use crate::train::expert_balance::ExpertBalance;
 use crate::train::rate_schedule::RateSchedule;
@@ -92,6 +92,13 @@ pub struct Metrics {
     pub bubble_fraction: f64,
     /// Share of the ranks' time in which they only communicated.
     pub exposed_comm_fraction: f64,
+    /// The milliseconds in which each rank exchanged tokens with the replicas that hold the experts together with it
+    /// ([`ExchangeTime`](crate::pipeline::ExchangeTime)); left out if each replica holds all experts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub expert_exchange_ms: Vec<f64>,
+    /// The part of `expert_exchange_ms` in which each rank waited and computed nothing; left out like it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub exposed_expert_exchange_ms: Vec<f64>,
     /// Auxiliary losses by name, each the mean over the batch without its weight; left out if there is none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub auxiliary: BTreeMap<String, f64>,
@@ -362,6 +369,8 @@ impl Metrics {
             source_rows: Vec::new(),
             bubble_fraction: report.timeline.bubble_fraction(),
             exposed_comm_fraction: report.exposed_communication_fraction(),
+            expert_exchange_ms: exchange_ms(report, |exchange| exchange.total),
+            exposed_expert_exchange_ms: exchange_ms(report, |exchange| exchange.exposed),
             auxiliary: by_text(&report.auxiliary),
             auxiliary_by_layer: report
                 .auxiliary_by_layer
@@ -385,6 +394,15 @@ impl Metrics {
             checkpoint_cost_ms: None,
         }
     }
+}
+
+/// Returns a time of the exchanges of each rank, in milliseconds; none if no rank exchanges tokens.
+fn exchange_ms(report: &StepSummary, time: impl Fn(&ExchangeTime) -> Duration) -> Vec<f64> {
+    let exchanges = &report.expert_exchange;
+    if exchanges.iter().all(|exchange| exchange.total.is_zero()) {
+        return Vec::new();
+    }
+    exchanges.iter().map(|exchange| time(exchange).as_secs_f64() * 1e3).collect()
 }
 
 /// Returns the losses with names that can be serialised.

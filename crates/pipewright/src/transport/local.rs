@@ -25,7 +25,8 @@ impl Mailboxes {
     }
 
     /// Adds a message to a rank's mailbox and wakes the rank.
-    pub(crate) fn deliver(&self, to: WorldRank, message: Message) {
+    pub(crate) fn deliver(&self, to: WorldRank, mut message: Message) {
+        message.arrived = Instant::now();
         self.boxes[to.index()].deliver(message);
     }
 
@@ -125,7 +126,8 @@ impl LocalEndpoint {
     }
 
     pub(crate) fn envelope(&self, tag: Tag, payload: Payload) -> Message {
-        Message { from: self.rank, attempt: self.attempt, tag, payload, sent: Instant::now() }
+        let now = Instant::now();
+        Message { from: self.rank, attempt: self.attempt, tag, payload, sent: now, arrived: now }
     }
 
     pub(crate) fn try_take(&mut self, from: WorldRank, tag: Tag) -> Option<Message> {

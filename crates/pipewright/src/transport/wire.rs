@@ -251,7 +251,8 @@ pub(crate) fn decode(from: WorldRank, bytes: &[u8], now: Moment) -> Result<Frame
                 }
                 PayloadHead::Bytes(bytes) => Payload::Bytes(bytes.into()),
             };
-            Frame::Message(Message { from, attempt, tag, payload, sent: now.instant_of(sent) })
+            let sent = now.instant_of(sent);
+            Frame::Message(Message { from, attempt, tag, payload, sent, arrived: sent })
         }
     })
 }

@@ -20,7 +20,8 @@ fn message(payload: Payload) -> Frame {
 }
 
 fn tagged(tag: Tag, payload: Payload) -> Frame {
-    Frame::Message(Message { from: FROM, attempt: Attempt::new(7), tag, payload, sent: Instant::now() })
+    let now = Instant::now();
+    Frame::Message(Message { from: FROM, attempt: Attempt::new(7), tag, payload, sent: now, arrived: now })
 }
 
 /// Returns the next kind of tag, so that each is visited once. A kind that is missing here does not compile.
@@ -47,7 +48,10 @@ fn next(tag: Tag) -> Option<Tag> {
         Tag::Statistics { .. } => Tag::ReplicaSquares,
         Tag::ReplicaSquares => Tag::Collective { communicator: 8, round: 9 },
         Tag::Collective { .. } => Tag::TensorGroup { round: 10 },
-        Tag::TensorGroup { .. } => Tag::ExpertGroup { round: 11 },
+        Tag::TensorGroup { .. } => Tag::ExpertGroup { half: None, round: 11 },
+        Tag::ExpertGroup { half: None, .. } => {
+            Tag::ExpertGroup { half: Some(Direction::Backward), round: 12 }
+        }
         Tag::ExpertGroup { .. } => Tag::Squares,
         Tag::Squares => Tag::Ready,
         Tag::Ready => Tag::GlobalNorm,
