@@ -13,6 +13,7 @@
 //! cargo run --release -p pipewright-bench -- schedules  # each schedule against one rank, and against its simulation
 //! cargo run --release -p pipewright-bench -- predict    # predictions of a profile against runs that it has not seen
 //! cargo run --release -p pipewright-bench -- experts    # a mixture of experts against a dense layer of the same work
+//! cargo run --release -p pipewright-bench --features mpi -- exchange  # the hidden part of the exchange of experts
 //! cargo run --release -p pipewright-bench -- prompts    # prompts of latent attention in heads and in latents
 //! cargo run --release -p pipewright-bench -- products   # the products of a layer against the rate of the instructions
 //! cargo run --release -p pipewright-bench -- scan       # Mamba-2's scan in chunks against its recurrence
@@ -53,6 +54,7 @@ mod engine;
 mod epilogue;
 mod experts;
 mod family_models;
+mod exchange;
 mod families;
 mod hybrid;
 mod memory;
@@ -111,6 +113,8 @@ enum Bench {
     Predict(predict::Options),
     /// A mixture of experts against the dense layer with the same operations.
     Experts(experts::Options),
+    /// The exchange of experts under DualPipeV in two processes, with overlaps by turns and taken apart.
+    Exchange(exchange::Options),
     /// A prompt of a model with latent attention, with the keys and values of all heads and in the latents.
     Prompts(prompts::Options),
     /// The matrix products of a layer, against the highest rate of their instructions.
@@ -163,6 +167,7 @@ fn main() -> ExitCode {
         Bench::Schedules(options) => schedules::run(&options),
         Bench::Predict(options) => predict::run(&options),
         Bench::Experts(options) => experts::run(&options),
+        Bench::Exchange(options) => exchange::run(&options),
         Bench::Prompts(options) => prompts::run(&options),
         Bench::Products(options) => product_rates::run(&options),
         Bench::Scan(options) => scan::run(&options),

@@ -42,6 +42,10 @@ pub(crate) struct StepMetrics {
     pub(crate) bubble_fraction: Option<f64>,
     pub(crate) exposed_comm_fraction: Option<f64>,
     #[serde(default)]
+    pub(crate) expert_exchange_ms: Vec<Option<f64>>,
+    #[serde(default)]
+    pub(crate) exposed_expert_exchange_ms: Vec<Option<f64>>,
+    #[serde(default)]
     pub(crate) samples: Vec<Sample>,
     #[serde(default)]
     pub(crate) auxiliary: BTreeMap<String, Option<f64>>,

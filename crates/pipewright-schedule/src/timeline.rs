@@ -24,8 +24,8 @@ pub struct Event {
     pub end: f64,
 }
 
-/// A span of time that the user's code has named, such as the time in which an exchange of its own was in
-/// transit. Spans of a rank may overlap each other and the rank's actions.
+/// A named span of time: the time in which an exchange of tokens was in transit, or any that the user's code has
+/// named. Spans of a rank may overlap each other and the rank's actions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scope {
     /// The rank.
@@ -118,7 +118,7 @@ impl Timeline {
         self
     }
 
-    /// Returns the timeline with spans that the user's code has named. Spans are left out as in
+    /// Returns the timeline with named spans. Spans are left out as in
     /// [`Timeline::new`].
     #[must_use]
     pub fn with_scopes(mut self, mut scopes: Vec<Scope>) -> Self {
@@ -193,8 +193,7 @@ impl Timeline {
         &self.skips[start..end]
     }
 
-    /// The spans that the user's code has named, by rank and then by start. No figure of a timeline counts
-    /// them.
+    /// The named spans, by rank and then by start. No figure of a timeline counts them.
     pub fn scopes(&self) -> &[Scope] {
         &self.scopes
     }

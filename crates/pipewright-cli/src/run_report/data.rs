@@ -97,6 +97,10 @@ struct Figures {
     /// The share of the time in which ranks do not compute, a mean over the ranks.
     bubble: Option<f64>,
     exposed: Option<f64>,
+    /// The milliseconds of a step in which ranks exchange the tokens of experts, and the part of it in which they
+    /// compute nothing: means over the ranks.
+    expert_exchange_ms: Option<f64>,
+    exposed_expert_exchange_ms: Option<f64>,
     /// The share of the time in which each rank computes: the median over the run, or the share in the last
     /// step.
     utilisation: Vec<f64>,
@@ -233,10 +237,18 @@ impl Figures {
             bubble: median_of(|step| step.bubble_fraction)
                 .or_else(|| Some(run.timeline.as_ref()?.bubble_fraction())),
             exposed: median_of(|step| step.exposed_comm_fraction),
+            expert_exchange_ms: median_of(|step| mean_of_ranks(&step.expert_exchange_ms)),
+            exposed_expert_exchange_ms: median_of(|step| mean_of_ranks(&step.exposed_expert_exchange_ms)),
             utilisation: utilisation(run),
             peak_bytes: peaks(steps),
         }
     }
+}
+
+/// Returns the mean of a value of the ranks; `None` without ranks.
+fn mean_of_ranks(values: &[Option<f64>]) -> Option<f64> {
+    let known: Vec<f64> = values.iter().copied().flatten().collect();
+    (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
 }
 
 fn utilisation(run: &RunSource) -> Vec<f64> {
@@ -278,7 +290,7 @@ mod tests {
                 "{\"step\":2,\"loss\":2.0,\"step_ms\":30,\"samples\":[{\"prompt\":\"a\",\"text\":\"b\"}],\"validation_loss\":3.0,\"validation_sources\":[{\"name\":\"a.txt\",\"loss\":2.5},{\"name\":\"b\",\"loss\":null}],\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
             ),
             line(
-                "{\"step\":3,\"loss\":3.0,\"step_ms\":31,\"auxiliary\":{\"moe_z\":0.5},\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
+                "{\"step\":3,\"loss\":3.0,\"step_ms\":31,\"expert_exchange_ms\":[4,2],\"exposed_expert_exchange_ms\":[1,0],\"auxiliary\":{\"moe_z\":0.5},\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
             ),
         ];
         let fault = Fault {
@@ -305,6 +317,8 @@ mod tests {
             (Some(31.0), Some(3.0))
         );
         assert_eq!(run["figures"]["best_validation_loss"], serde_json::json!([3.0, 2]));
+        let exchange = [&run["figures"]["expert_exchange_ms"], &run["figures"]["exposed_expert_exchange_ms"]];
+        assert_eq!(exchange.map(serde_json::Value::as_f64), [Some(3.0), Some(0.5)]);
         assert_eq!(run["figures"]["utilisation"], serde_json::json!([0.75, 0.5]));
         assert_eq!(run["figures"]["peak_bytes"], serde_json::json!([2.0, 9.0]));
         assert_eq!(run["series"]["auxiliary moe_z"]["mean"], serde_json::json!([null, null, 0.5]));

@@ -367,8 +367,13 @@ fn tensor_ranks_train_in_processes_as_in_threads_to_the_bit() {
 fn replicas_that_hold_experts_together_train_in_processes_as_in_threads_to_the_bit() {
     let folder = folder();
     let experts = ["model.architecture=qwen3_moe", "model.num_experts=4", "mesh.data_parallel=2"];
-    for (count, ranks) in [(2, "pipeline.ranks=1"), (4, "pipeline.ranks=2")] {
-        let whole = [&experts[..], &[ranks]].concat();
+    for (count, ranks, schedule) in [
+        (2, "pipeline.ranks=1", "pipeline.schedule=1f1b"),
+        (4, "pipeline.ranks=2", "pipeline.schedule=1f1b"),
+        // A forward computes while a backward exchanges tokens, and the other way round.
+        (2, "pipeline.ranks=1", "pipeline.schedule=dualpipev"),
+    ] {
+        let whole = [&experts[..], &[ranks, schedule]].concat();
         let mut alone = Command::new(pipewright());
         with_overrides(alone.current_dir(folder.path()), &whole);
         let output = alone.output().expect("it starts");
@@ -376,7 +381,7 @@ fn replicas_that_hold_experts_together_train_in_processes_as_in_threads_to_the_b
         let expected = figures(folder.path());
         let output = processes(folder.path(), count, &[&whole[..], &["mesh.expert_parallel=2"]].concat());
         assert_eq!(output.status.code(), Some(0), "{}", words(&output));
-        assert_eq!(figures(folder.path()), expected, "{ranks}");
+        assert_eq!(figures(folder.path()), expected, "{ranks}, {schedule}");
     }
 }
 

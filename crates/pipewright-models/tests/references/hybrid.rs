@@ -205,8 +205,10 @@ fn program(schedule: &str, ranks: u32, microbatches: u32, config: &PipelineConfi
     let schedule = generate(schedule, &spec).expect("a schedule");
     let is_sharded = config.data_parallel_mode == DataParallelMode::Sharded;
     let unshard_window = NonZeroU32::new(1).filter(|_| is_sharded);
-    for_training(&schedule, &TrainingLowering { replicas, unshard_window, ..TrainingLowering::default() })
-        .expect("it is sound")
+    let keep_overlaps = config.runs_overlaps();
+    let lowering =
+        TrainingLowering { replicas, unshard_window, keep_overlaps, ..TrainingLowering::default() };
+    for_training(&schedule, &lowering).expect("it is sound")
 }
 
 /// A reference with its runs on one rank, by the logarithm of the number of microbatches.
@@ -411,6 +413,16 @@ fn replicas_that_hold_experts_together_have_the_results_of_the_reference() {
     reference.assert_close(&whole, 4, FIRST_STEPS);
     assert_eq!(run("1f1b", 2, FIRST_STEPS), whole);
     assert_eq!(run("zb-h1", 4, FIRST_STEPS), whole);
+}
+
+#[test]
+fn overlaps_with_exchanges_have_the_same_bits() {
+    let reference = Reference::load("hybrid-min");
+    let [whole, pairs, all] = [1, 2, 4].map(|expert_parallel| {
+        let config = PipelineConfig { data_parallel: 4, expert_parallel, ..Default::default() };
+        reference.train_steps("dualpipev", 1, 8, &config, FIRST_STEPS)
+    });
+    assert_eq!([&pairs, &all], [&whole; 2]);
 }
 
 #[test]

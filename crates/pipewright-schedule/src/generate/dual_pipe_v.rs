@@ -48,10 +48,11 @@ pub(super) const GENERATOR: Generator = Generator {
         order: "There are two stages on each rank, placed in a V: rank `r` has stages `r` and `2 p - 1 - \
                 r`. In the steady state a rank runs the forward of one stage and the backward of the other \
                 as one action.",
-        choice: "Choose it for layers that communicate inside a stage, such as experts on several ranks. A \
-                 function of your own (`ActionHook::overlap`) then runs the exchanges of one microbatch \
-                 while the other one computes. Without such a function, `zbvzerobubble` has the same \
-                 bubble. It needs at least `2 p` microbatches.",
+        choice: "Choose it for experts that several replicas hold together (`mesh.expert_parallel`): while \
+                 one microbatch waits for its tokens, the rank computes the other one. For other layers that \
+                 communicate inside a stage, a function of your own (`ActionHook::overlap`) runs the \
+                 exchanges of one microbatch while the other one computes. Without exchanges, \
+                 `zbvzerobubble` has the same bubble. It needs at least `2 p` microbatches.",
         bubble: &[Formula::always("(p - 1) / (6 m + p - 1)")],
         peak: &[Formula::with("p >= 2", "2 p + 1")],
     },

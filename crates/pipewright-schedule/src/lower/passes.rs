@@ -28,7 +28,7 @@ pub struct LowerConfig {
     pub reduce_grad: Option<ReduceWait>,
     /// Split computations if another rank waits for the result of a part, so that the result leaves early.
     pub send_early: bool,
-    /// With `send_early`, leave overlaps whole: for ranks on which a hook runs both halves together.
+    /// With `send_early`, leave overlaps whole: for ranks that run both halves together.
     pub keep_overlaps: bool,
     /// Send and receive between ranks; `None` for computation only.
     pub communicate: Option<Messages>,

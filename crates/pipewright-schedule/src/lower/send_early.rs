@@ -9,7 +9,7 @@
 //!
 //! The computations of a rank, their order, their results and the memory stay the same. The bubble of 1F1B
 //! shrinks from `(p - 1) (F + I + W)` to `(p - 1) (F + I)`. The reference sends after whole actions, so its
-//! levels do not use this pass. With [`Overlaps::Keep`], overlaps stay whole, for hooks that run both halves
+//! levels do not use this pass. With [`Overlaps::Keep`], overlaps stay whole, for ranks that run both halves
 //! together.
 //!
 //! The pass is the inverse of `merge-bw` for such stages. Time: linear in the row.

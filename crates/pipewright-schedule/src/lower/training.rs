@@ -42,9 +42,10 @@ pub struct TrainingLowering {
     pub unshard_lookahead: UnshardLookahead,
     /// Where a rank waits for the reduction of a stage's gradients. Ignored with one replica.
     pub reduce_wait: ReduceWait,
-    /// Whether an overlap stays one action. Set it if a hook runs both halves together. Without such a hook a
-    /// rank runs the halves one after the other, so an overlap becomes its forward and its backward, and the
-    /// forward's output leaves before the backward begins.
+    /// Whether an overlap stays one action. Set it if a hook runs both halves together, or if the rank runs one
+    /// half while the other waits for an exchange inside of its stage. Otherwise a rank runs the halves one
+    /// after the other, so an overlap becomes its forward and its backward, and the forward's output leaves
+    /// before the backward begins.
     pub keep_overlaps: bool,
     /// The stages that are trained.
     pub trained: TrainedStages,

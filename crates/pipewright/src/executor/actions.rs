@@ -1,6 +1,6 @@
 //! One handler for each kind of action; `compute.rs` has the handlers of the actions that compute. A handler
-//! blocks only in the exchanges of a tensor group and of an expert group. If the tensors of an action have
-//! not arrived, the handler returns the message that it waits for, and the action is tried again.
+//! blocks only in the exchanges of a tensor group and of an expert group; in an overlap, one half may compute
+//! while the other is blocked (`turns.rs`). If the tensors of an action have not arrived, the handler returns the message that it waits for, and the action is tried again.
 //!
 //! A receive does nothing: it marks in the program where the message may arrive. The computation that uses
 //! the message takes it, and waits if it has not arrived. So a rank continues to compute while the message of

@@ -281,7 +281,7 @@ pub(super) fn runs_by_turns(
     stages: &LocalStages,
     [forward, backward]: [StageIndex; 2],
 ) -> bool {
-    let exchanges = |stage| stages.get(stage).has_own_experts(context);
+    let exchanges = |stage| stages.get(stage).has_own_experts();
     let has_groups = context.expert_rank().of > 1 && context.hook().is_none();
     has_groups && forward != backward && (exchanges(forward) || exchanges(backward))
 }

@@ -10,8 +10,9 @@ use crate::transport::{Endpoint, Waited};
 /// How long a rank waits before it checks whether other ranks make progress.
 const SHORT_WAIT: Duration = Duration::from_millis(10);
 
-/// A rank's endpoint, which its executor and its stages share. Only the rank's thread uses it, unless a
-/// module of several tensor ranks is taken out of its pipeline and run elsewhere.
+/// A rank's endpoint, which its executor and its stages share. One thread of the rank uses it at a time: its own,
+/// or the thread that runs the backward of an overlap, if it has the turn. A module of several tensor ranks that is
+/// taken out of its pipeline may use it elsewhere.
 #[derive(Clone)]
 pub(crate) struct SharedEndpoint(Arc<Mutex<Endpoint>>);
 

@@ -111,13 +111,14 @@ pub trait ActionHook: Send + Sync {
     /// the stage computes the rest.
     fn weights(&self, _rank: WorldRank, _action: Action, _work: &mut WeightWork<'_>) {}
 
-    /// Runs an `OVERLAP_F_B`: a forward and a backward. The tensors of both have arrived. Only a hook can run
-    /// the two together; without one, a rank runs the forward and then the backward.
+    /// Runs an `OVERLAP_F_B`: a forward and a backward. The tensors of both have arrived. Without a hook, a rank
+    /// runs the forward and then the backward, or one of them while the other waits for an exchange, if replicas
+    /// hold the experts of a stage together.
     ///
     /// A program has overlaps only if its lowering keeps them
     /// ([`keep_overlaps`](pipewright_schedule::LowerConfig::keep_overlaps)); see
-    /// [`ActionHook::runs_overlaps`]. The command `pipewright train` has no hook and takes every overlap
-    /// apart.
+    /// [`ActionHook::runs_overlaps`]. The command `pipewright train` has no hook. It takes every overlap apart
+    /// unless `mesh.expert_parallel` is above 1.
     ///
     /// # Errors
     /// As [`ActionHook::forward`].

@@ -111,6 +111,13 @@ fn scalars(metrics: &Metrics) -> Vec<(String, f64)> {
     scalars.extend(metrics.auxiliary.iter().map(|(name, loss)| (format!("auxiliary/{name}"), *loss)));
     let ranks = (0..).zip(&metrics.bubble_per_rank);
     scalars.extend(ranks.map(|(rank, bubble): (u32, _)| (format!("bubble/rank_{rank}"), *bubble)));
+    for (name, times) in [
+        ("expert_exchange_ms", &metrics.expert_exchange_ms),
+        ("exposed_expert_exchange_ms", &metrics.exposed_expert_exchange_ms),
+    ] {
+        let ranks = (0..).zip(times);
+        scalars.extend(ranks.map(|(rank, time): (u32, _)| (format!("{name}/rank_{rank}"), *time)));
+    }
     let ranks = (0..).zip(&metrics.peak_bytes);
     scalars.extend(ranks.map(|(rank, bytes): (u32, _)| (format!("peak_bytes/rank_{rank}"), *bytes as f64)));
     scalars

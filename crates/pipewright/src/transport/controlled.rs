@@ -59,6 +59,20 @@ impl InFlight {
         }
     }
 
+    /// Delivers the messages for which `is_due` returns true, which gets their senders, receivers and tags.
+    pub fn release_if(&self, mut is_due: impl FnMut(WorldRank, WorldRank, Tag) -> bool) {
+        let due = {
+            let messages = &mut self.lock().messages;
+            let due = |(to, message): &mut (WorldRank, Message)| is_due(message.from, *to, message.tag);
+            messages.extract_if(.., due).collect::<Vec<_>>()
+        };
+        for (to, message) in due {
+            // The sender may wait until the message is sent.
+            self.mailboxes.nudge(message.from);
+            self.mailboxes.deliver(to, message);
+        }
+    }
+
     /// Drops the message at `index % len` and returns its tag.
     pub fn lose(&self, index: usize) -> Option<Tag> {
         self.remove(index).map(|(_, message)| message.tag)

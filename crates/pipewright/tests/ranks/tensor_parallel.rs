@@ -3,6 +3,7 @@
 
 mod checkpoints;
 mod expert_groups;
+mod expert_overlaps;
 mod experts;
 mod failures;
 mod hooks;
