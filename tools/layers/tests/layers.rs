@@ -16,6 +16,7 @@ const CRATES: &[(&str, &[&str])] = &[
     // `failure` has the errors of the folders that return it.
     ("crates/pipewright-cli", &[""]),
     ("tools/book", &[]),
+    ("tools/features", &[]),
     ("tools/layers", &[]),
     ("tools/prose", &[]),
     ("bench", &[]),
