@@ -20,6 +20,9 @@ use crate::training::shared_folder::{Token, is_seen, unwritable};
 /// The time between two looks at the answers.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// The answers of some hosts: for each, whether it can take part.
+pub(crate) type Answers = Vec<Result<(), Refusal>>;
+
 /// The answer of a host.
 #[derive(Debug, Deserialize, Serialize)]
 struct Answer {
@@ -82,7 +85,7 @@ pub(crate) fn ask(
     folder: &Path,
     patience: Duration,
     stop: &Stop,
-) -> Result<Vec<Result<(), Refusal>>, Failure> {
+) -> Result<Answers, Failure> {
     let unwritable = |error: std::io::Error| unwritable(folder, &error);
     let token = Token::create(folder).map_err(unwritable)?;
     let own = build().map_err(Failure::input)?;
@@ -100,6 +103,24 @@ pub(crate) fn ask(
         return Err(Failure::new(Exit::Interrupted, "stopped by a signal while the hosts were asked"));
     }
     Ok(answers)
+}
+
+/// Asks again while all hosts are silent and `is_over` is false: a machine or a network that is busy for a moment
+/// does not end a run.
+///
+/// # Errors
+/// Fails if a question fails.
+pub(crate) fn ask_until_one_answers(
+    mut ask: impl FnMut() -> Result<Answers, Failure>,
+    is_over: impl Fn() -> bool,
+) -> Result<Answers, Failure> {
+    loop {
+        let answers = ask()?;
+        if is_over() || answers.iter().any(|answer| *answer != Err(Refusal::Silent)) {
+            return Ok(answers);
+        }
+        std::thread::sleep(PAUSE);
+    }
 }
 
 /// Waits for the end of a question, and returns what it printed. If `is_over` is true first, the question is
@@ -144,9 +165,32 @@ pub(crate) fn require(hosts: &[Host], answers: &[Result<(), Refusal>], folder: &
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::process::Command;
 
     use super::*;
+
+    #[test]
+    fn silent_hosts_are_asked_again() {
+        let check = |later: &[Answers], limit: usize, asked: usize| {
+            let count = Cell::new(0);
+            let silent = vec![Err(Refusal::Silent); 2];
+            let ask = || {
+                count.set(count.get() + 1);
+                Ok(later.get(count.get() - 1).unwrap_or(&silent).clone())
+            };
+            let answers = ask_until_one_answers(ask, || count.get() >= limit).expect("no question fails");
+            assert_eq!(count.get(), asked);
+            assert_eq!(answers, *later.get(asked - 1).unwrap_or(&silent));
+        };
+        let silent = vec![Err(Refusal::Silent); 2];
+        let one = vec![Err(Refusal::Silent), Ok(())];
+        let refused = vec![Err(Refusal::OtherBuild), Err(Refusal::Silent)];
+        check(std::slice::from_ref(&one), 9, 1);
+        check(&[silent.clone(), silent.clone(), one], 9, 3);
+        check(&[silent, refused], 9, 2);
+        check(&[], 4, 4);
+    }
 
     #[test]
     fn an_answer_is_judged() {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::display::say;
 use crate::failure::{Exit, Failure};
 use crate::fault::Fault;
-use crate::launch::answer::{Refusal, ask, require};
+use crate::launch::answer::{Answers, ask, ask_until_one_answers, require};
 use crate::launch::attempt::{self, Stop};
 use crate::launch::ended::{Ended, stopped, stopped_by_signal};
 use crate::launch::growth::{Growing, Growth, cause_of};
@@ -26,6 +26,9 @@ use crate::run_folder::config_of;
 /// The time that a host may take to answer: the deadline of the run, within these limits.
 const SHORTEST_PATIENCE: Duration = Duration::from_secs(5);
 const LONGEST_PATIENCE: Duration = Duration::from_secs(20);
+
+/// The time in which hosts are asked again after a failure while none answers.
+const LONGEST_SILENCE: Duration = Duration::from_secs(60);
 
 /// The time between two questions to the hosts that a smaller run does not use: the deadline of the run,
 /// within these limits.
@@ -231,7 +234,7 @@ impl Launched {
     }
 
     /// Asks all hosts whether they can take part.
-    fn ask(&self, hosts: &[Host], stop: &Stop) -> Result<Vec<Result<(), Refusal>>, Failure> {
+    fn ask(&self, hosts: &[Host], stop: &Stop) -> Result<Answers, Failure> {
         ask(&self.launch.starter, hosts, self.folder(), self.patience(), stop)
     }
 
@@ -407,7 +410,9 @@ impl Launched {
             let layout = self.layout;
             return Ok(Selection { hosts: Vec::new(), slots: u32::MAX, layout, distribution: None });
         }
-        let answers = self.ask(hosts, stop)?;
+        let since = Instant::now();
+        let is_over = || since.elapsed() > LONGEST_SILENCE;
+        let answers = ask_until_one_answers(|| self.ask(hosts, stop), is_over)?;
         let mut answering = answering(hosts, &answers);
         // The processes on the further hosts of a run may have failed before it has resumed.
         let has_resumed = !Restart::is_left(self.folder());
