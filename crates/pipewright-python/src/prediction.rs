@@ -188,7 +188,8 @@ fn at_profile(
         None => best_cut(&profile, &schedule, &choice).unwrap_or_default(),
     };
     let trained = choice.trained_stages(&profile);
-    let lowering = TrainingLowering { trained, ..TrainingLowering::default() };
+    let keep_overlaps = profile.keeps_overlaps();
+    let lowering = TrainingLowering { keep_overlaps, trained, ..TrainingLowering::default() };
     let program = source.program(&LowerConfig::from(lowering))?;
     of_prediction(name, predict_program(&profile, &schedule, program, &choice)?)
 }

@@ -78,7 +78,35 @@ pub struct StageCosts {
     pub unshard: f64,
     /// `REDUCE_GRAD`, for each call.
     pub reduce_grad: f64,
+    /// The exchanges inside the actions, which the times above do not include.
+    pub exchanges: StageExchanges,
 }
+
+/// The exchanges in the actions of a stage: the tokens of a microbatch travel to the ranks of their experts
+/// and back.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct StageExchanges {
+    /// The exchanges in `F`.
+    pub forward: Exchanges,
+    /// The exchanges in `I`, and in `B`. `W` has none, because the rank of an expert keeps what it needs.
+    pub backward: Exchanges,
+    /// The exchanges in a forward, or its part that the stage recomputes, that is computed again; `None` for
+    /// the exchanges in `F`.
+    pub recompute: Option<Exchanges>,
+}
+
+/// The exchanges in an action. They divide its computation into `count + 1` parts of equal length, and each
+/// exchange takes `seconds / count`. A part begins when the exchange before it has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Exchanges {
+    /// The number of exchanges, at most [`MAX_EXCHANGES`].
+    pub count: u32,
+    /// The time of all of them together, in seconds.
+    pub seconds: f64,
+}
+
+/// The largest number of exchanges in an action.
+pub const MAX_EXCHANGES: u32 = 100_000;
 
 /// The bytes that a stage holds or sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -157,6 +185,12 @@ pub enum CostsError {
         /// The share, as text.
         value: String,
     },
+    /// An action has too many exchanges.
+    #[error("an action has {count} exchanges; use at most {MAX_EXCHANGES}")]
+    Exchanges {
+        /// The number of exchanges.
+        count: u32,
+    },
     /// A bandwidth below 1 byte per second.
     #[error("a link's bandwidth is {value}; use at least 1 byte a second")]
     Bandwidth {
@@ -219,15 +253,17 @@ impl StageCosts {
             recompute: None,
             unshard: 0.0,
             reduce_grad: 0.0,
+            exchanges: StageExchanges::default(),
         }
     }
 
-    /// Returns the time of a forward that is computed again.
+    /// Returns the time of a forward that is computed again, without its exchanges.
     pub(crate) fn again(&self) -> f64 {
         self.recompute.unwrap_or(self.forward)
     }
 
-    fn named(&self) -> [(&'static str, f64); 7] {
+    fn named(&self) -> [(&'static str, f64); 10] {
+        let [forward, backward, again] = self.exchanges.all().map(|exchanges| exchanges.seconds);
         [
             ("F", self.forward),
             ("I", self.input_backward),
@@ -236,7 +272,64 @@ impl StageCosts {
             ("recompute", self.again()),
             ("UNSHARD", self.unshard),
             ("REDUCE_GRAD", self.reduce_grad),
+            ("exchange", forward),
+            ("exchange", backward),
+            ("exchange", again),
         ]
+    }
+}
+
+impl StageExchanges {
+    /// Returns the exchanges of a stage whose forward and whose backward have these exchanges.
+    pub fn both(exchanges: Exchanges) -> Self {
+        Self { forward: exchanges, backward: exchanges, recompute: None }
+    }
+
+    /// Returns the exchanges of each of `stages` equal stages that together have these.
+    #[must_use]
+    pub fn shared(self, stages: u32) -> Self {
+        let stages = stages.max(1);
+        let part = |exchanges: Exchanges| Exchanges {
+            count: exchanges.count.div_ceil(stages),
+            seconds: exchanges.seconds / f64::from(stages),
+        };
+        Self {
+            forward: part(self.forward),
+            backward: part(self.backward),
+            recompute: self.recompute.map(part),
+        }
+    }
+
+    /// Returns the exchanges in a forward that is computed again.
+    pub(crate) fn again(&self) -> Exchanges {
+        self.recompute.unwrap_or(self.forward)
+    }
+
+    /// Returns whether any action has an exchange that takes time.
+    pub(crate) fn take_time(&self) -> bool {
+        self.all().iter().any(Exchanges::take_time)
+    }
+
+    fn all(&self) -> [Exchanges; 3] {
+        [self.forward, self.backward, self.again()]
+    }
+}
+
+impl Exchanges {
+    /// Returns the time of all exchanges; 0 if there are none.
+    pub fn total(&self) -> f64 {
+        if self.count == 0 { 0.0 } else { self.seconds }
+    }
+
+    /// Returns these exchanges and others of the same action.
+    #[must_use]
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self { count: self.count.saturating_add(other.count), seconds: self.total() + other.total() }
+    }
+
+    /// Returns whether there are exchanges that take time.
+    pub(crate) fn take_time(&self) -> bool {
+        self.total() > 0.0
     }
 }
 
@@ -259,6 +352,12 @@ impl Costs {
     /// The costs of `stage`.
     pub(crate) fn stage(&self, stage: StageIndex) -> &StageCosts {
         &self.stages[stage.index().min(self.stages.len() - 1)]
+    }
+
+    /// Returns whether actions have exchanges that take time. Then an overlap takes less time than its halves
+    /// one after the other.
+    pub fn has_exchanges(&self) -> bool {
+        self.stages.iter().any(|stage| stage.exchanges.take_time())
     }
 
     /// Returns the bytes of the output of `stage` for one microbatch; 0 if they are not known.
@@ -296,6 +395,10 @@ impl Costs {
         let latencies = links.clone().map(|link| ("hop", link.latency));
         let mut all = self.stages.iter().flat_map(StageCosts::named).chain(latencies);
         all.try_for_each(|(name, value)| check_range(name, value))?;
+        let mut counts = self.stages.iter().flat_map(|stage| stage.exchanges.all());
+        if let Some(Exchanges { count, .. }) = counts.find(|exchanges| exchanges.count > MAX_EXCHANGES) {
+            return Err(CostsError::Exchanges { count });
+        }
         if !(0.0..=1.0).contains(&self.attention) {
             return Err(CostsError::Attention { value: self.attention.to_string() });
         }
@@ -314,10 +417,13 @@ impl FromStr for Costs {
     /// half of it each, or one of them is what the other leaves, because a lowered program may have both in
     /// place of `B`. `F=1:1:2` gives each stage a time of its own; the number of entries is compared with the
     /// number of stages when the costs are used. `attention=0.3` is [`Costs::attention`], by default 0.
+    /// `exchange=0.5` is the time of the exchanges in `F`, and of those in the backward, by default 0, and
+    /// `exchanges=8` is their number in each of the two, by default 2.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut costs = Self::default();
         let [mut forward, mut input, mut weight] = [const { Vec::new() }; 3];
         let mut backward = Vec::new();
+        let (mut exchange, mut count) = (Vec::new(), 2);
         let mut given = BTreeSet::new();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let no_cost = || CostsError::NotACost { part: part.chars().take(64).collect() };
@@ -333,13 +439,17 @@ impl FromStr for Costs {
                 ("i", _) => input = values,
                 ("w", _) => weight = values,
                 ("b", _) => backward = values,
+                ("exchange", _) => exchange = values,
+                ("exchanges", &[number]) if number.fract() == 0.0 && (1.0..=1e9).contains(&number) => {
+                    count = number as u32;
+                }
                 ("hop", &[latency]) => costs.link.latency = latency,
                 ("attention", &[share]) => costs.attention = share,
                 _ => return Err(no_cost()),
             }
             given.insert(name);
         }
-        let lists = [&forward, &input, &weight, &backward];
+        let lists = [&forward, &input, &weight, &backward, &exchange];
         let stages = lists.iter().map(|list| list.len()).max().unwrap_or(1).max(1);
         if let Some(list) = lists.iter().find(|list| list.len() > 1 && list.len() != stages) {
             return Err(CostsError::Entries { what: "costs", entries: list.len(), stages: stages as u32 });
@@ -354,7 +464,10 @@ impl FromStr for Costs {
                     [&forward, &input, &weight, &backward].map(|list| of_stage(list, stage));
                 let (input, weight) = halves(input, weight, backward);
                 let costs = StageCosts::new(forward.unwrap_or(1.0), input, weight);
-                StageCosts { backward: backward.unwrap_or(costs.backward), ..costs }
+                let seconds = of_stage(&exchange, stage).unwrap_or(0.0);
+                let count = if seconds == 0.0 { 0 } else { count };
+                let exchanges = StageExchanges::both(Exchanges { count, seconds });
+                StageCosts { backward: backward.unwrap_or(costs.backward), exchanges, ..costs }
             })
             .collect();
         costs.check(stages as u32)?;

@@ -141,6 +141,10 @@ pub struct LayerProfile {
     /// The time to recompute the forward before a backward; `None` for the time of `F`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recompute_s: Option<f64>,
+    /// The time in which tokens travel to the ranks of their experts and back, in `F` and in a forward that is
+    /// recomputed, and again in `I` and in `B`: two exchanges each. The other times do not include it.
+    #[serde(default, skip_serializing_if = "is_no_time")]
+    pub exchange_s: f64,
     /// The time of the optimizer, once per step.
     #[serde(default)]
     pub optimizer_s: f64,
@@ -217,6 +221,10 @@ fn one() -> u32 {
     1
 }
 
+fn is_no_time(seconds: &f64) -> bool {
+    *seconds == 0.0
+}
+
 impl Default for Profile {
     /// A profile for microbatches of one row, without layers.
     fn default() -> Self {
@@ -245,6 +253,7 @@ impl Default for LayerProfile {
             weight_backward_s: 0.0,
             backward_s: None,
             recompute_s: None,
+            exchange_s: 0.0,
             optimizer_s: 0.0,
             output_bytes: 0,
             parameter_bytes: 0,
@@ -304,6 +313,13 @@ impl Profile {
     /// Returns every layer in the order of the model, with repetitions.
     pub fn each_layer(&self) -> impl Iterator<Item = &LayerProfile> {
         self.layers.iter().flat_map(|layer| std::iter::repeat_n(layer, layer.count as usize))
+    }
+
+    /// Returns whether schedules for this profile run the halves of an overlap together: tokens travel to their
+    /// experts in some layer. If there are frozen layers, the halves run one after the other.
+    pub fn keeps_overlaps(&self) -> bool {
+        self.layers.iter().any(|layer| layer.exchange_s > 0.0)
+            && self.layers.iter().all(LayerProfile::is_trained)
     }
 
     /// Returns the memory of each of `ranks` ranks in bytes, if the profile has it. A profile that was
@@ -421,6 +437,7 @@ fn check_layer(found: &mut Vec<ProfileProblem>, part: ProfilePart, layer: &Layer
         ("input_backward_s", Some(layer.input_backward_s)),
         ("weight_backward_s", Some(layer.weight_backward_s)),
         ("recompute_s", layer.recompute_s),
+        ("exchange_s", Some(layer.exchange_s)),
         ("optimizer_s", Some(layer.optimizer_s)),
     ];
     for (key, seconds) in times {

@@ -24,7 +24,7 @@ impl StateBytes {
     }
 
     /// Returns the sum for two groups of parameters.
-    pub(crate) fn plus(self, other: Self) -> Self {
+    pub fn plus(self, other: Self) -> Self {
         Self {
             parameters: self.parameters.saturating_add(other.parameters),
             copy: self.copy.saturating_add(other.copy),
@@ -33,7 +33,7 @@ impl StateBytes {
     }
 
     /// Returns each number changed by `change`.
-    pub(crate) fn map(self, change: impl Fn(u64) -> u64) -> Self {
+    pub fn map(self, change: impl Fn(u64) -> u64) -> Self {
         let [parameters, copy, optimizer] = [self.parameters, self.copy, self.optimizer].map(change);
         Self { parameters, copy, optimizer }
     }

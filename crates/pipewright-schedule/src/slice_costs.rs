@@ -6,7 +6,7 @@
 //! keys of their own slice. So slice `s` has the share `(2 s + 1) / k^2` of the attention of a causal model.
 
 use crate::action::Action;
-use crate::costs::{Costs, RecomputeSizes, StageCosts, StageSizes};
+use crate::costs::{Costs, Exchanges, RecomputeSizes, StageCosts, StageExchanges, StageSizes};
 use crate::ids::Slice;
 use crate::slices::Slices;
 
@@ -43,7 +43,23 @@ impl StageCosts {
             weight_backward,
             backward: self.backward * of_backward,
             recompute: self.recompute.map(|seconds| seconds * factor),
+            exchanges: self.exchanges.of_slice(slices),
             ..self
+        }
+    }
+}
+
+impl StageExchanges {
+    /// Returns the exchanges of one of `slices` slices: as many, with an equal share of the tokens.
+    fn of_slice(self, slices: Slices) -> Self {
+        let sliced = |exchanges: Exchanges| Exchanges {
+            seconds: exchanges.seconds / f64::from(slices.get()),
+            ..exchanges
+        };
+        Self {
+            forward: sliced(self.forward),
+            backward: sliced(self.backward),
+            recompute: self.recompute.map(sliced),
         }
     }
 }
@@ -81,12 +97,20 @@ mod tests {
         recompute: Some(4.0),
         unshard: 3.0,
         reduce_grad: 5.0,
+        exchanges: StageExchanges {
+            forward: Exchanges { count: 2, seconds: 2.0 },
+            backward: Exchanges { count: 4, seconds: 8.0 },
+            recompute: None,
+        },
     };
 
     fn of_slice(slice: u32, attention: f64) -> [f64; 5] {
         let slices = Slices::new(4).expect("4 is not 0");
         let costs = STAGE.of_slice(slices, Slice::new(slice), attention);
         assert_eq!((costs.unshard, costs.reduce_grad), (3.0, 5.0));
+        let StageExchanges { forward, backward, recompute } = costs.exchanges;
+        assert_eq!((forward.count, forward.seconds, backward.count, backward.seconds), (2, 0.5, 4, 2.0));
+        assert_eq!(recompute, None);
         [
             costs.forward,
             costs.input_backward,

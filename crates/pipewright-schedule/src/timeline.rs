@@ -24,6 +24,9 @@ pub struct Event {
     pub end: f64,
 }
 
+/// The name of the [`Scope`]s in which the tokens of experts are exchanged.
+pub const EXCHANGE: &str = "exchange";
+
 /// A named span of time: the time in which an exchange of tokens was in transit, or any that the user's code has
 /// named. Spans of a rank may overlap each other and the rank's actions.
 #[derive(Debug, Clone, PartialEq)]
@@ -198,6 +201,13 @@ impl Timeline {
         &self.scopes
     }
 
+    /// The spans of one rank that have names, by start.
+    pub fn scopes_of(&self, rank: Rank) -> &[Scope] {
+        let start = self.scopes.partition_point(|scope| scope.rank < rank);
+        let end = self.scopes.partition_point(|scope| scope.rank <= rank);
+        &self.scopes[start..end]
+    }
+
     /// The communicator on which the step was simulated. Measured steps have the default one.
     pub fn communicator(&self) -> &Communicator {
         &self.communicator
@@ -225,11 +235,17 @@ impl Timeline {
         self.events.iter().map(|event| event.end).reduce(f64::max).map_or(0.0, |end| end - self.start())
     }
 
-    /// Returns how long `rank` computes, in seconds. Communication does not count.
+    /// Returns how long `rank` runs actions that compute, in seconds. Time in which two of them run counts
+    /// once. Communication does not count, except the exchanges inside the actions.
     pub fn busy(&self, rank: Rank) -> f64 {
         let compute = self.events_of(rank).iter().filter(|event| event.action.is_compute());
+        let own_time = compute.scan(f64::NEG_INFINITY, |busy_until, event| {
+            let start = event.start.max(*busy_until);
+            *busy_until = busy_until.max(event.end);
+            Some((event.end - start).max(0.0))
+        });
         // `+ 0.0`, because an empty sum of floats is -0.
-        compute.map(|event| event.end - event.start).sum::<f64>() + 0.0
+        own_time.sum::<f64>() + 0.0
     }
 
     /// Returns the share of the makespan in which each rank does not compute, from barrier to barrier:
@@ -299,6 +315,12 @@ mod tests {
         assert_eq!(timeline.bubble_fraction(), 0.625);
         // Rank 0 spans 1.5 s and computes 1 s of it; rank 1 spans 2 s and computes 0.5 s.
         assert!((timeline.span_bubble_fraction() - (1.0 / 3.0 + 0.75) / 2.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn time_of_two_actions_counts_once() {
+        let halves = [(0, "0F1", 0.0, 4.0), (0, "0B0", 1.0, 3.0), (0, "0F2", 3.0, 5.0), (0, "0B1", 7.0, 8.0)];
+        assert_eq!(timeline(1, &halves).busy(Rank::new(0)), 6.0);
     }
 
     #[test]

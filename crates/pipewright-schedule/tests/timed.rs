@@ -1,13 +1,14 @@
 //! The timed simulation: timelines computed by hand, the closed forms of the papers, and properties of any
 //! program.
 
-use pipewright_schedule::costs::{Link, SkipTransfer, StageCosts, StageSizes};
+use pipewright_schedule::costs::{Exchanges, Link, SkipTransfer, StageCosts, StageExchanges, StageSizes};
 use pipewright_schedule::csv::parse_program;
 use pipewright_schedule::lower::{ProgramSource, ReduceWait, TrainingLowering};
 use pipewright_schedule::simulate::{logical, summarize, timed};
+use pipewright_schedule::timeline::EXCHANGE;
 use pipewright_schedule::{
-    ActionKind, Costs, Level, LowerConfig, Program, Rank, ScheduleSpec, Slices, StageIndex, generate, lower,
-    validate,
+    ActionKind, Costs, Level, LowerConfig, Program, Rank, Recompute, ScheduleSpec, Slices, StageIndex,
+    generate, lower, validate,
 };
 
 fn program(rows: &str) -> Program {
@@ -419,4 +420,102 @@ fn training_sends_before_it_computes_weight_gradients() {
     };
     assert!((makespan(TrainingLowering::default().into()) - 30.6).abs() < 1e-9);
     assert!((makespan(Level::Comms.into()) - 34.6).abs() < 1e-9);
+}
+
+/// Checks the exchanges of each rank: all, and those for which it waits.
+fn check_exchanges(rows: &str, costs: &str, expected: &[(f64, f64)]) -> f64 {
+    let run = timed(&program(rows), &costs.parse().expect("costs")).expect("it runs");
+    let found: Vec<_> = run.exchanges().iter().map(|rank| (rank.seconds, rank.exposed)).collect();
+    assert_eq!(found, expected, "{costs}");
+    let spans = run.timeline().scopes().iter().filter(|scope| &*scope.name == EXCHANGE);
+    let all: f64 = spans.map(|scope| scope.end - scope.start).sum();
+    assert!((all - expected.iter().map(|rank| rank.0).sum::<f64>()).abs() < 1e-9, "{costs}");
+    run.timeline().makespan()
+}
+
+#[test]
+fn exchanges_of_an_action_alone_are_exposed() {
+    // `F` takes 2 and an exchange of 3, `I` the same, and `W` has no exchange.
+    let costs = "F=2,I=2,W=1,exchange=3";
+    assert_eq!(check_exchanges("0F0,0I0,0W0\n", costs, &[(6.0, 6.0)]), 11.0);
+    assert_eq!(check_exchanges("0F0,0B0\n", costs, &[(6.0, 6.0)]), 11.0);
+    check(&costs.parse().expect("costs"), "0F0,0I0,0W0\n", "0F0@0-5 0I0@5-10 0W0@10-11");
+}
+
+#[test]
+fn an_overlap_hides_the_exchanges_of_its_halves() {
+    let rows = "0F0,(0F1;0B0)OVERLAP_F_B,0B1\n";
+    // Two parts of 2 around an exchange of 1, in each half.
+    let costs = "F=4,B=4,exchange=1,exchanges=1";
+    check(&costs.parse().expect("costs"), rows, "0F0@0-5 0F1@5-11 0B0@7-13 0B1@13-18");
+    // Of six parts in all, the ones of the overlap hide their exchanges.
+    assert_eq!(check_exchanges(rows, costs, &[(4.0, 2.0)]), 18.0);
+    // Exchanges that are longer than the computation are hidden in part: 5 of 10.
+    let long = "F=4,B=4,exchange=5,exchanges=1";
+    check(&long.parse().expect("costs"), rows, "0F0@0-9 0F1@9-18 0B0@11-23 0B1@23-32");
+    assert_eq!(check_exchanges(rows, long, &[(20.0, 16.0)]), 32.0);
+}
+
+#[test]
+fn the_output_of_a_half_leaves_when_the_half_ends() {
+    // The forward has more exchanges than the backward, which therefore ends first.
+    let rows = "0F0,0SEND_F0,0F1,0SEND_F1,0F2,0SEND_F2,0RECV_B0,0B0,0RECV_B1,0B1,0RECV_B2,0B2\n\
+                1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1RECV_F2,(1F2;1B1)OVERLAP_F_B,1SEND_B1,1B2,1SEND_B2\n";
+    let exchange = |count, seconds| Exchanges { count, seconds };
+    let stage = StageCosts {
+        exchanges: StageExchanges { forward: exchange(2, 8.0), ..StageExchanges::default() },
+        ..StageCosts::new(3.0, 1.0, 1.0)
+    };
+    let plain = StageCosts::new(3.0, 1.0, 1.0);
+    let costs = Costs { stages: vec![plain, stage], ..Costs::default() };
+    let run = timed(&program(rows), &costs).expect("it runs");
+    let event = |text: &str| {
+        let events = run.timeline().events();
+        *events.iter().find(|event| event.action.to_string() == text).expect(text)
+    };
+    assert_eq!((event("1F2").start, event("1F2").end), (27.0, 38.0));
+    assert_eq!((event("1B1").start, event("1B1").end), (28.0, 30.0));
+    assert_eq!((event("1SEND_B1").start, event("0B1").start), (30.0, 30.0));
+}
+
+#[test]
+fn an_overlap_computes_a_forward_again() {
+    let rows = "0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2\n";
+    let costs = Costs { recompute: Recompute::Stage, ..costs_of("F=2,B=2,exchange=1,exchanges=1") };
+    // The overlap runs 1 1 1 of `0F2` against 1 1 1 of `0F0` again, and 1 1 1 of `0B0`.
+    check(&costs, rows, "0F0@0-3 0F1@3-6 0F2@6-9 0F0@7-10 0B0@10-13 0F1@13-16 0B1@16-19 0F2@19-22 0B2@22-25");
+}
+
+fn costs_of(text: &str) -> Costs {
+    text.parse().expect(text)
+}
+
+#[test]
+fn exchanges_of_no_time_change_nothing() {
+    for schedule in ["dualpipev", "1f1b", "zbvzerobubble"] {
+        let spec = ScheduleSpec { ranks: 4, microbatches: 12, ..ScheduleSpec::default() };
+        let schedule = generate(schedule, &spec).expect("a schedule");
+        let lowering = TrainingLowering { keep_overlaps: true, ..TrainingLowering::default() };
+        let program =
+            ProgramSource::Schedule(schedule).program(&lowering.into()).expect("sound").into_program();
+        let plain = timed(&program, &costs_of("hop=0.1")).expect("it runs");
+        let empty = Exchanges { count: 4, seconds: 0.0 };
+        let mut costs = costs_of("hop=0.1");
+        costs.stages[0].exchanges = StageExchanges::both(empty);
+        assert_eq!(timed(&program, &costs), Ok(plain));
+    }
+}
+
+#[test]
+fn overlaps_make_dual_pipe_v_faster_than_schedules_without() {
+    let makespan = |schedule: &str, costs: &str| {
+        let spec = ScheduleSpec { ranks: 4, microbatches: 16, ..ScheduleSpec::default() };
+        let lowering = TrainingLowering { keep_overlaps: true, ..TrainingLowering::default() };
+        let schedule = ProgramSource::Schedule(generate(schedule, &spec).expect("a schedule"));
+        let program = schedule.program(&lowering.into()).expect("sound").into_program();
+        timed(&program, &costs_of(costs)).expect("it runs").timeline().makespan()
+    };
+    let costs = "F=1,I=1,W=1,exchange=0.8,exchanges=8";
+    assert!(makespan("dualpipev", costs) < 0.85 * makespan("zbvzerobubble", costs));
+    assert!(makespan("dualpipev", "") >= makespan("zbvzerobubble", ""));
 }

@@ -24,7 +24,7 @@ use crate::planning::prediction::ProfileArguments;
 use crate::schedules::comparison::{Compared, Figures, json, page, text};
 use crate::schedules::drawing::check_cells;
 use crate::schedules::size::{ScheduleSize, depends_on_costs, is_file_name};
-use crate::schedules::timed_program::{EngineTimes, Source, refused, training};
+use crate::schedules::timed_program::{EngineTimes, Source, refused, training_at};
 
 /// The arguments of `pipewright compare`.
 #[derive(Debug, Args)]
@@ -149,7 +149,7 @@ fn costed(name: &str, spec: ScheduleSpec, costs: Costs) -> Result<Figures, Failu
         plain
     };
     let source = ProgramSource::Schedule(schedule.clone());
-    let program = EngineTimes::default().prove(name, source, &training())?.into_program();
+    let program = EngineTimes::default().prove(name, source, &training_at(&costs))?.into_program();
     let run = timed(&program, &costs).map_err(refused)?;
     let steps = logical(&program).map_err(|error| Failure::new(Exit::Bug, error))?.steps();
     Ok(figures(Summary::of(&run, steps, &costs), &program, &schedule, run.timeline()))
@@ -164,6 +164,7 @@ fn shared(costs: Costs, stages: u32) -> Costs {
         input_backward: part(costs.input_backward),
         weight_backward: part(costs.weight_backward),
         backward: part(costs.backward),
+        exchanges: costs.exchanges.shared(stages),
         ..*costs
     };
     match costs.stages.as_slice() {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use pipewright::mesh::DataParallelMode;
 use pipewright_models::CutModel;
+use pipewright_models::training_memory::ExpertShare;
 use pipewright_schedule::analytic::estimate;
 use pipewright_schedule::bytes::parse_bytes;
 use pipewright_schedule::plan::{PlanRequest, TrainingState, plan};
@@ -285,7 +286,13 @@ struct PlannedRun {
 
 impl PlannedRun {
     fn load(arguments: &PlanArguments) -> Result<Self, Failure> {
-        let settings = load_settings(arguments.config.as_deref(), &arguments.set)?.settings;
+        let mut settings = load_settings(arguments.config.as_deref(), &arguments.set)?.settings;
+        let mesh = &mut settings.mesh;
+        let has_replicas = arguments.data_parallel.is_none_or(|given| given == mesh.data_parallel);
+        if !has_replicas || arguments.tensor_parallel.is_some_and(|given| given > 1) {
+            // Replicas hold experts together only as the configuration says.
+            mesh.expert_parallel = 1;
+        }
         let model = read_model(&settings)?;
         model_notes(&settings)?.iter().for_each(|note| say(note));
         Ok(Self { settings, model })
@@ -301,7 +308,14 @@ impl PlannedRun {
             None => estimate(&workload, assumed_rates(settings), assumed_link(settings)),
             Some(file) => config::profile::read_for(file, &profiled_run(settings, workload))?,
         };
-        state_rule(settings).add_to(&mut profile, model).map_err(Failure::input)?;
+        let rule = state_rule(settings);
+        rule.add_to(&mut profile, model).map_err(Failure::input)?;
+        let experts = ExpertShare {
+            ranks: settings.mesh.expert_parallel,
+            tokens: settings.data.seq_len,
+            link: profile.link,
+        };
+        experts.add_to(&mut profile, &rule, model).map_err(Failure::input)?;
         Ok(profile)
     }
 }
@@ -323,14 +337,17 @@ fn request(
     let microbatches = arguments.microbatches.or(pipeline.map(|pipeline| pipeline.microbatches));
     let memory = arguments.memory.or(profile.memory_of_rank(ranks));
     let state = training_state_of(run)?;
+    // The times of exchanges are for the replicas of the configuration.
+    let with_experts = settings.filter(|settings| settings.mesh.expert_parallel > 1);
+    let replicas = with_experts.map(|settings| settings.mesh.data_parallel);
     Ok(PlanRequest {
         ranks,
         microbatches: microbatches.ok_or_else(|| missing("--microbatches"))?,
         microbatch_rows: pipeline.map_or(profile.rows, |pipeline| pipeline.microbatch_size),
         memory,
         state,
-        data_parallel: arguments.data_parallel,
-        tensor_parallel: arguments.tensor_parallel,
+        data_parallel: arguments.data_parallel.or(replicas),
+        tensor_parallel: arguments.tensor_parallel.or(replicas.map(|_| 1)),
         head_parts: head_parts(arguments, profile, run, ranks),
         ..PlanRequest::default()
     })

@@ -8,7 +8,7 @@ use pipewright_schedule::communicator::{Communicator, judge};
 use pipewright_schedule::footprint::Use;
 use pipewright_schedule::generate::find;
 use pipewright_schedule::lower::ProgramSource;
-use pipewright_schedule::picture::{PictureSettings, View, view};
+use pipewright_schedule::picture::{PictureSettings, View, view, with_whole_overlaps};
 use pipewright_schedule::simulate::{SimulateError, TimedRun, timed, timed_on};
 use pipewright_schedule::{Costs, GenerateError, GenerateErrorKind, Program, ScheduleSpec, ValidatedProgram};
 
@@ -19,7 +19,7 @@ use crate::run_folder::VIEW;
 use crate::schedules::drawing::check_size;
 use crate::schedules::other_sizes::other_sizes;
 use crate::schedules::size::{ScheduleSize, is_file_name};
-use crate::schedules::timed_program::{EngineTimes, Source, TimedProgram, training};
+use crate::schedules::timed_program::{EngineTimes, Source, TimedProgram, training_at};
 use crate::schedules::transport::TransportArguments;
 use crate::training::recorded_run::RecordedRun;
 
@@ -89,17 +89,18 @@ fn run_page(arguments: &ViewArguments) -> Result<String, Failure> {
 /// Makes the page of a schedule, which has not run.
 fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
     let communicator = arguments.transport.single("a page")?;
+    let costs = arguments.cost.clone().unwrap_or_default();
+    let passes = training_at(&costs);
     let source = source(arguments)?;
     let timed_program = match communicator {
-        None => TimedProgram::of(source, &training())?,
+        None => TimedProgram::of(source, &passes)?,
         Some(_) => {
             let (name, mut times) = (source.name(), EngineTimes::default());
             let source = source.read(Use::Simulate, &mut times)?;
-            TimedProgram::unproved(name, source, &training(), times)?
+            TimedProgram::unproved(name, source, &passes, times)?
         }
     };
     check_size(&timed_program.program)?;
-    let costs = arguments.cost.clone().unwrap_or_default();
     let predicted = simulated(&timed_program.name, &timed_program.program, &costs, communicator.as_ref())?;
     let other_programs = match arguments.target.to_str().filter(|name| !is_file_name(name)) {
         Some(name) => {
@@ -107,12 +108,18 @@ fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
             other_sizes(&timed_program.program, |microbatches| {
                 let spec = ScheduleSpec { microbatches, ..spec.clone() };
                 let source = ProgramSource::Named(name.to_owned(), Box::new(spec));
-                source.program(&training()).ok().map(ValidatedProgram::into_program)
+                source.program(&passes).ok().map(ValidatedProgram::into_program)
             })
         }
         None => Vec::new(),
     };
     let other_programs = sound_on(communicator.as_ref(), other_programs);
+    // Halves that alternate are one cell.
+    let timeline = if costs.has_exchanges() {
+        with_whole_overlaps(predicted.timeline(), &timed_program.program)
+    } else {
+        predicted.timeline().clone()
+    };
     Ok(view(&View {
         settings: PictureSettings {
             title: &timed_program.title(),
@@ -120,7 +127,7 @@ fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
             unit: timed_program.unit,
             ..PictureSettings::default()
         },
-        predicted: predicted.timeline(),
+        predicted: &timeline,
         program: &timed_program.program,
         costs: &costs,
         steps: &[],

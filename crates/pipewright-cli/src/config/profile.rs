@@ -228,6 +228,7 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
             weight_backward_s: keys.number("weight_backward_s"),
             backward_s: keys.optional_number("backward_s"),
             recompute_s: keys.optional_number("recompute_s"),
+            exchange_s: keys.optional_number("exchange_s").unwrap_or(0.0),
             optimizer_s: keys.optional_number("optimizer_s").unwrap_or(0.0),
             output_bytes: keys.whole("output_bytes"),
             parameter_bytes: keys.whole("parameter_bytes"),

@@ -30,6 +30,7 @@ pub(super) const SECTIONS: [(&str, &[&str]); 5] = [
             "weight_backward_s",
             "backward_s",
             "recompute_s",
+            "exchange_s",
             "optimizer_s",
             "output_bytes",
             "parameter_bytes",

@@ -56,10 +56,6 @@ pub(crate) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) 
     if plan.tensor_parallel > 1 || settings.is_some() {
         mesh.push(("tensor_parallel", number(plan.tensor_parallel)));
     }
-    if settings.is_some() {
-        // In every plan, each replica holds all experts.
-        mesh.push(("expert_parallel", number(1)));
-    }
     set(&mut config, "mesh", mesh);
     let planned = plan_milliseconds(plan.step_s, settings);
     set(

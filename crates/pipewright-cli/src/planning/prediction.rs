@@ -135,7 +135,7 @@ impl Choices {
     /// Returns the passes that make the program of a cut, with the stages that it trains.
     fn passes(&self, boundaries: &[usize]) -> LowerConfig {
         let trained = self.choice(boundaries.to_vec()).trained_stages(&self.profile);
-        LowerConfig { trained, ..training() }
+        LowerConfig { trained, keep_overlaps: self.profile.keeps_overlaps(), ..training() }
     }
 
     fn predict(

@@ -76,6 +76,7 @@ fn layer_text(layer: &LayerProfile, kind: Option<&KindFigures>) -> String {
         ("weight_backward_s", Some(layer.weight_backward_s), kind.map(|kind| kind.weight_backward)),
         ("backward_s", layer.backward_s, None),
         ("recompute_s", layer.recompute_s, kind.and_then(|kind| kind.recompute)),
+        ("exchange_s", Some(layer.exchange_s).filter(|seconds| *seconds > 0.0), None),
         ("optimizer_s", Some(layer.optimizer_s), None),
     ];
     for (key, time, spread) in times {
@@ -174,6 +175,7 @@ mod tests {
             weight_backward_s: 0.0015,
             backward_s: None,
             recompute_s: Some(0.0015),
+            exchange_s: 0.0005,
             optimizer_s: 0.25,
             output_bytes: 4,
             parameter_bytes: 20,

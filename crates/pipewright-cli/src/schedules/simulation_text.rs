@@ -98,6 +98,12 @@ pub(crate) fn text(
     line("bubble", format!("{barrier} barrier to barrier, {span} from a rank's first action to its last"));
     line("by rank", list(summary.bubble_per_rank.iter().map(|&fraction| percent(fraction)), " "));
     line("exposed", format!("{} of the time in messages", percent(summary.exposed_comm_fraction)));
+    if let (Some(exchanges), Some(share)) = (&summary.exchanges, summary.exposed_exchange_fraction()) {
+        let ranks =
+            exchanges.iter().map(|rank| format!("{} of {}", rounded(rank.exposed), rounded(rank.seconds)));
+        let words = format!("{} exposed, by rank: {}", percent(share), list(ranks, ", "));
+        line("exchanges", words + if timed_program.unit == TimeUnit::Seconds { " s" } else { "" });
+    }
     let held = match summary.slices {
         None => " activations at most, by rank".to_owned(),
         Some(slices) => format!(" activations of slices at most, by rank; {slices} slices make a microbatch"),

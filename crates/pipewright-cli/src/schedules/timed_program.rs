@@ -10,7 +10,7 @@ use pipewright_schedule::picture::{TimeUnit, title};
 use pipewright_schedule::plan::Prediction;
 use pipewright_schedule::simulate::{SimulateError, timed};
 use pipewright_schedule::{
-    LowerConfig, LowerError, Program, ScheduleSpec, Slices, ValidatedProgram, generate,
+    Costs, LowerConfig, LowerError, Program, ScheduleSpec, Slices, ValidatedProgram, generate,
 };
 use pipewright_system::schedule_memory::{check_named, check_text};
 use serde::{Serialize, Serializer};
@@ -181,6 +181,12 @@ fn unsound(name: &str, exit: Exit, error: &SourceError) -> Failure {
 /// Returns the passes of the program that `train` runs on one replica.
 pub(crate) fn training() -> LowerConfig {
     LowerConfig::from(TrainingLowering::default())
+}
+
+/// Returns the same passes for a simulation at `costs`. Replicas that exchange tokens run the halves of an
+/// overlap together, so overlaps stay whole if there are exchanges.
+pub(crate) fn training_at(costs: &Costs) -> LowerConfig {
+    LowerConfig { keep_overlaps: costs.has_exchanges(), ..training() }
 }
 
 /// Returns the failure for an error of the simulation. Only costs for another number of stages are a user's

@@ -5,7 +5,8 @@ use std::fmt::Write;
 use pipewright::ids::WorldRank;
 use pipewright_models::ParameterSpec;
 use pipewright_models::training_memory::{
-    DeviceLoad, HeldBytes, MemoryPlan, RunShape, Shortage, TrainingMemory, TrainingRun, device_loads,
+    DeviceLoad, ExpertLoad, HeldBytes, MemoryPlan, RunShape, Shortage, TrainingMemory, TrainingRun,
+    device_loads,
 };
 use pipewright_schedule::Placement;
 use pipewright_schedule::sharding::Sharding;
@@ -42,15 +43,28 @@ pub(crate) fn memory_plan(run: RunParts<'_>, stages: &[Vec<ParameterSpec>]) -> R
         sharding: Sharding { shards: mesh.shards(), window: mesh.unshard_window },
         devices: compute_devices(settings),
         expert_ranks: mesh.expert_parallel,
+        expert_load: ExpertLoad::Mean,
     };
-    let memory =
-        TrainingMemory::estimate(&training, stages).map_err(|error| Failure::new(Exit::Bug, error))?;
+    let estimate = |training: &TrainingRun<'_>| {
+        TrainingMemory::estimate(training, stages).map_err(|error| Failure::new(Exit::Bug, error))
+    };
+    let memory = estimate(&training)?;
+    let one_replica = if mesh.expert_parallel > 1 {
+        let expert_load = ExpertLoad::OneReplica { replicas: mesh.expert_parallel };
+        Some(estimate(&TrainingRun { expert_load, ..training })?)
+    } else {
+        None
+    };
     let shape = RunShape {
         replicas: mesh.data_parallel,
         tensor_ranks: mesh.tensor_parallel,
         is_local: settings.pipeline.transport == TransportChoice::Local,
     };
     let plan = MemoryPlan::new(memory, shape, machine_bytes()).with_copies(copy_bytes(run));
+    let plan = match &one_replica {
+        Some(memory) => plan.with_one_replica(memory),
+        None => plan,
+    };
     let devices = &settings.run.devices;
     if devices.are_processor() {
         return Ok(plan);
@@ -91,14 +105,18 @@ pub(crate) fn memory_json(plan: &MemoryPlan) -> Value {
         json
     });
     let device = |load: &DeviceLoad| json!({ "device": load.device.to_string(), "memory": load.memory, "needed": load.needed() });
-    json!({
+    let mut json = json!({
         "ranks": ranks.collect::<Vec<_>>(),
         "copies": plan.copies(),
         "needed": plan.needed(),
         "machine": plan.machine(),
         "devices": plan.devices().iter().map(device).collect::<Vec<_>>(),
         "fits": plan.shortage().is_none(),
-    })
+    });
+    if let Some(needed) = plan.one_replica() {
+        json["one_replica"] = json!(needed);
+    }
+    json
 }
 
 /// Returns the bytes of a rank or a stage as JSON.
@@ -141,6 +159,10 @@ pub(crate) fn table(plan: &MemoryPlan) -> String {
         line(&mut text, "", &format!("these {ROWS} of {} ranks need the most", ranks.len()));
     }
     line(&mut text, "", "temporary tensors and messages of a step are not included");
+    if let Some(needed) = plan.one_replica() {
+        let words = "if all tokens choose experts of one replica, a rank of it needs at most";
+        line(&mut text, "experts", &format!("{words} {}", bytes(needed)));
+    }
     if plan.copies() > 0 {
         let subject = if plan.shape().is_local { "take" } else { "take, for each process," };
         line(

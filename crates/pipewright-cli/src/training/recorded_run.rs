@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use pipewright_models::CutModel;
-use pipewright_models::training_memory::KeptActivations;
+use pipewright_models::training_memory::{ExpertLoad, KeptActivations};
 use pipewright_schedule::costs::StageSizes;
 use pipewright_schedule::lower::{ProgramSource, TrainingLowering};
 use pipewright_schedule::measured::{costs_of, join_replicas, on_one_clock, program_of, replicas};
@@ -146,6 +146,7 @@ fn sizes(
         recompute: &settings.pipeline.recompute,
         devices: compute_devices(settings),
         expert_ranks: settings.mesh.expert_parallel,
+        expert_load: ExpertLoad::Mean,
     };
     Some(kept.sizes(&stages.ok()?))
 }

@@ -313,6 +313,45 @@ fn check_counts_the_experts_that_a_replica_holds() {
 }
 
 #[test]
+fn check_says_what_a_replica_needs_whose_experts_all_tokens_choose() {
+    let folder = folder();
+    let check = |set: &[&str], format: &str| {
+        let set = [&["pipeline.ranks=2", "mesh.data_parallel=4"], set].concat();
+        succeed(&folder, &["check", "small.toml", "--format", format], &set).0
+    };
+    let needed = |set: &[&str]| {
+        let json: Value = serde_json::from_str(&check(set, "json")).expect("it is JSON");
+        let ranks = json["memory"]["ranks"].as_array().expect("ranks");
+        let most = ranks.iter().filter_map(|rank| rank["total"].as_u64()).max();
+        (most.expect("a rank"), json["memory"]["one_replica"].as_u64())
+    };
+    assert_eq!(needed(&[]).1, None);
+    let (two, four) = (needed(&["mesh.expert_parallel=2"]), needed(&["mesh.expert_parallel=4"]));
+    let more = |(mean, one): (u64, Option<u64>)| one.expect("experts are shared") - mean;
+    // Of each microbatch, the rows of three replicas more arrive instead of those of one.
+    assert_eq!(more(four), 3 * more(two), "{two:?} {four:?}");
+    let text = check(&["mesh.expert_parallel=4"], "text");
+    assert!(
+        text.contains("experts   if all tokens choose experts of one replica, a rank of it needs at most "),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_plan_counts_the_exchanges_of_experts() {
+    let folder = folder();
+    let step = |set: &[&str]| {
+        let set = [&["pipeline.ranks=2", "mesh.data_parallel=2", "pipeline.microbatches=8"], set].concat();
+        let arguments = ["plan", "small.toml", "--format", "json", "--data-parallel", "2"];
+        let (printed, _) = succeed(&folder, &arguments, &set);
+        let json: Value = serde_json::from_str(&printed).expect("it is JSON");
+        json["plans"][0]["predicted_step_s"].as_f64().expect("seconds")
+    };
+    let (alone, together) = (step(&[]), step(&["mesh.expert_parallel=2"]));
+    assert!(together > alone, "{together} {alone}");
+}
+
+#[test]
 fn experts_that_replicas_cannot_hold_together_are_refused() {
     let folder = folder();
     let refused_by = |commands: &[&str], folder: &TempDir, set: &[&str], expected: &str| {

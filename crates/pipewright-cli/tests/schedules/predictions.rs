@@ -71,6 +71,23 @@ fn the_keys_of_the_contract_are_there() {
 }
 
 #[test]
+fn exchanges_are_exposed_unless_an_overlap_hides_them() {
+    let exposed = |name: &str| {
+        let size = ["--ranks", "2", "--microbatches", "8"];
+        let found = simulated(&[&[name], &size[..], &["--cost", "exchange=0.8,exchanges=8"]].concat());
+        let ranks = found["exchanges"].as_array().expect("ranks").clone();
+        let sum = |key: &str| ranks.iter().filter_map(|rank| rank[key].as_f64()).sum::<f64>();
+        sum("exposed") / sum("seconds")
+    };
+    assert!((exposed("zbvzerobubble") - 1.0).abs() < 1e-9);
+    assert!(exposed("dualpipev") < 0.5, "{}", exposed("dualpipev"));
+    let arguments = ["simulate", "1f1b", "--ranks", "2", "--microbatches", "2", "--cost", "exchange=0.5"];
+    let text = succeed(&folder(), &arguments);
+    assert!(text.contains("\nexchanges  100.0% exposed, by rank: 2 of 2, 2 of 2\n"), "{text}");
+    assert_eq!(simulated(&["1f1b", "--ranks", "2", "--microbatches", "2"])["exchanges"], Value::Null);
+}
+
+#[test]
 fn ticks_are_counted() {
     let size = ["1f1b", "--ranks", "2", "--microbatches", "2"];
     let found = simulated(&[&size[..], &["--logical"]].concat());

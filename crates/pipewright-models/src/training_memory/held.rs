@@ -8,6 +8,7 @@ use pipewright_schedule::{Costs, Placement, Rank, Recompute, StageIndex, Timelin
 
 use crate::cut_model::CutModel;
 use crate::parameter::ParameterSpec;
+use crate::training_memory::arrived_rows::ExpertLoad;
 use crate::training_memory::kept::KeptActivations;
 use crate::training_memory::sizes::ComputeDevices;
 use crate::training_memory::state::{StateRule, gradient_bytes};
@@ -75,6 +76,8 @@ pub struct TrainingRun<'a> {
     pub devices: ComputeDevices,
     /// The number of replicas that hold the experts of each mixture together; 1 if each holds all.
     pub expert_ranks: u32,
+    /// The tokens that choose the experts of a replica, if several hold them together.
+    pub expert_load: ExpertLoad,
 }
 
 /// The most bytes that each stage and each rank of a replica holds. All replicas need the same.
@@ -135,7 +138,8 @@ impl TrainingRun<'_> {
     /// Returns costs with the sizes of the run, whose stages have these parameters. A rank runs its actions
     /// in the order of its row for any costs, so unit costs give the same peaks.
     fn costs(&self, stages: &[Vec<ParameterSpec>]) -> Costs {
-        let &Self { model, partition, tokens, rows, recompute, devices, expert_ranks, .. } = self;
+        let &Self { model, partition, tokens, rows, recompute, devices, expert_ranks, expert_load, .. } =
+            self;
         let (slices, precision) = (self.program.slices(), self.state.precision);
         let kept = KeptActivations {
             model,
@@ -147,6 +151,7 @@ impl TrainingRun<'_> {
             recompute,
             devices,
             expert_ranks,
+            expert_load,
         };
         // The times do not matter.
         let unit = StageCosts { recompute: Some(1.0), ..StageCosts::new(1.0, 1.0, 1.0) };

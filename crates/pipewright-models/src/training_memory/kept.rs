@@ -7,7 +7,7 @@ use pipewright_schedule::{ModelDesc, Partition, Recompute, Slices, StageIndex};
 use crate::cut_model::CutModel;
 use crate::parameter::ParameterSpec;
 use crate::training_memory::adapters::{adapter_stash, add_adapters, remove_below};
-use crate::training_memory::arrived_rows::{add_arrived_rows, chosen_experts};
+use crate::training_memory::arrived_rows::{ExpertLoad, add_arrived_rows, chosen_experts};
 use crate::training_memory::sizes::{
     ComputeDevices, base_layers_in, kept_bytes, keys_values_bytes, stage_sizes,
 };
@@ -33,6 +33,8 @@ pub struct KeptActivations<'a> {
     pub devices: ComputeDevices,
     /// The number of replicas that hold the experts of each mixture together; 1 if each holds all.
     pub expert_ranks: u32,
+    /// The tokens that choose the experts of a replica, if several hold them together.
+    pub expert_load: ExpertLoad,
 }
 
 impl KeptActivations<'_> {
@@ -42,7 +44,14 @@ impl KeptActivations<'_> {
         if self.expert_ranks > 1 {
             let chosen = chosen_experts(self.model.model());
             let specs = stages.iter().flatten();
-            add_arrived_rows(&mut layers.layers, chosen, specs, self.tokens, self.precision);
+            add_arrived_rows(
+                &mut layers.layers,
+                chosen,
+                specs,
+                self.tokens,
+                self.precision,
+                self.expert_load,
+            );
         }
         if let Some(adapter) = self.model.adapter() {
             let specs = stages.iter().flatten();

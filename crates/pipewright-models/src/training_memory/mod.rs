@@ -5,7 +5,7 @@
 //! program's simulation, with the sizes in bytes that the model's description has. If the activations have
 //! their peak before the first gradient exists, as in GPipe, the sum is a little more than a rank ever holds.
 //! Rows that arrive from other replicas, which hold the experts together, are counted as if all experts were
-//! chosen equally often.
+//! chosen equally often, or as if all tokens chose experts of one replica ([`ExpertLoad`]).
 //! Activations of ranks that compute a stage together are counted as if each rank computed all of them. The
 //! temporary tensors of an operation, messages in transit, data, and a checkpoint that is being written are
 //! not counted.
@@ -17,10 +17,13 @@ mod arrived_rows;
 mod sizes;
 mod kept;
 mod state;
+mod expert_share;
 
 mod held;
 mod plan;
 
+pub use arrived_rows::ExpertLoad;
+pub use expert_share::ExpertShare;
 pub use held::{HeldBytes, TrainingMemory, TrainingRun};
 pub use kept::KeptActivations;
 pub use plan::{DeviceLoad, MemoryPlan, RunShape, Shortage, device_loads};

@@ -25,6 +25,8 @@ pub struct MemoryPlan {
     machine: Option<u64>,
     /// The bytes of the copies of the state.
     copies: u64,
+    /// The most bytes of a rank if all tokens choose experts of one replica.
+    one_replica: Option<u64>,
 }
 
 /// A device, and what its ranks need.
@@ -68,13 +70,24 @@ impl MemoryPlan {
     /// Plans the memory of a run. `machine` is the memory of this machine in bytes; `None` if it is not
     /// known.
     pub fn new(memory: TrainingMemory, shape: RunShape, machine: Option<u64>) -> Self {
-        Self { memory, shape, devices: Vec::new(), machine, copies: 0 }
+        Self { memory, shape, devices: Vec::new(), machine, copies: 0, one_replica: None }
     }
 
     /// Adds copies of the state in the memory of the machine, with these bytes: of all ranks, or of one rank
     /// if each is a process.
     pub fn with_copies(self, copies: u64) -> Self {
         Self { copies, ..self }
+    }
+
+    /// Adds the memory of the ranks for the case that the tokens of all replicas that hold experts together choose
+    /// experts of one of them.
+    pub fn with_one_replica(self, memory: &TrainingMemory) -> Self {
+        Self { one_replica: memory.ranks().iter().map(HeldBytes::total).max(), ..self }
+    }
+
+    /// Returns the most bytes of a rank for that case; `None` if each replica holds all experts.
+    pub fn one_replica(&self) -> Option<u64> {
+        self.one_replica
     }
 
     /// Compares with the memory of devices instead of the machine. `choices` are the devices of all ranks, in

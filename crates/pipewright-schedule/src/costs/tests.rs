@@ -48,6 +48,21 @@ fn attention_is_a_share() {
 }
 
 #[test]
+fn exchanges_are_in_forwards_and_backwards() {
+    let exchanges = |text: &str| {
+        text.parse::<Costs>().expect(text).stages.iter().map(|stage| stage.exchanges).collect::<Vec<_>>()
+    };
+    let both = |count, seconds| StageExchanges::both(Exchanges { count, seconds });
+    assert_eq!(exchanges("F=2"), [StageExchanges::default()]);
+    assert_eq!(exchanges("exchange=0.5"), [both(2, 0.5)]);
+    assert_eq!(exchanges("exchange=0:0.5,exchanges=8"), [StageExchanges::default(), both(8, 0.5)]);
+    check_error("exchange=-1", "the cost `exchange` is -1; use a number of seconds from 0 to 1e12");
+    check_error("exchange=1,exchanges=200000", "an action has 200000 exchanges; use at most 100000");
+    let usage = "write `F=1,I=1,W=1,B=2,hop=0.1`, and leave out what is not needed";
+    check_error("exchanges=1.5", &format!("`exchanges=1.5` is not a cost; {usage}"));
+}
+
+#[test]
 fn mistakes_are_named() {
     let usage = "write `F=1,I=1,W=1,B=2,hop=0.1`, and leave out what is not needed";
     check_error("F=1,X=2", &format!("`X=2` is not a cost; {usage}"));

@@ -23,14 +23,17 @@ pub fn computation_of(schedule: &Schedule, timeline: &Timeline) -> Timeline {
             let mut parts: Vec<Event> = Vec::new();
             for event in action.parts().flat_map(|part| run_of(part, &mut compute)) {
                 match parts.last_mut() {
-                    Some(last) if touches(last, &event) => *last = Event { action, end: event.end, ..*last },
+                    Some(last) if touches(last, &event) => {
+                        *last = Event { action, end: last.end.max(event.end), ..*last };
+                    }
                     _ => parts.push(event),
                 }
             }
             events.append(&mut parts);
         }
     }
-    Timeline::new(timeline.ranks(), events).with_slices(timeline.slices())
+    let computation = Timeline::new(timeline.ranks(), events).with_slices(timeline.slices());
+    computation.with_scopes(timeline.scopes().to_vec())
 }
 
 /// Takes the events of `part` from the run: its own, or the events of both halves of a backward. Other events

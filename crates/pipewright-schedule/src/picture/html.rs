@@ -15,7 +15,7 @@ use crate::picture::page_data::page_data;
 use crate::picture::palette::{DARK, LIGHT, Sort, Theme, occurring};
 use crate::picture::settings::{PictureSettings, escaped};
 use crate::simulate::peak_memory;
-use crate::timeline::{Event, Timeline};
+use crate::timeline::{EXCHANGE, Event, Timeline};
 
 /// The scripts, in the order in which they use each other.
 pub(super) const SCRIPTS: [&str; 8] = [
@@ -43,7 +43,10 @@ pub fn html(timeline: &Timeline, settings: &PictureSettings<'_>) -> String {
     // script has no title.
     include_str!("page/page.html")
         .replace("{{style}}", &style)
-        .replace("{{legend}}", &(legend(&occurring(timeline), &chunks) + &bubble(timeline)))
+        .replace(
+            "{{legend}}",
+            &(legend(&occurring(timeline), &chunks) + &bubble(timeline) + exchange(timeline)),
+        )
         .replace("{{table}}", &table(timeline, &chunks, settings))
         .replace("{{title}}", &escaped(settings.title).replace('{', "&#123;"))
         .replace("{{script}}", &script)
@@ -67,6 +70,12 @@ pub(super) fn variables(theme: &Theme, chunks: usize) -> String {
         shades.map(move |(chunk, fill)| format!("--fill-{}-{chunk}:{fill};", sort as u8))
     });
     named + &fills.collect::<String>()
+}
+
+/// Returns the meaning of the bars of exchanges, as an item of the legend; nothing without exchanges.
+fn exchange(timeline: &Timeline) -> &'static str {
+    let has_exchanges = timeline.scopes().iter().any(|scope| &*scope.name == EXCHANGE);
+    if has_exchanges { "<li>hatched bars above: exchange of tokens</li>" } else { "" }
 }
 
 /// Returns the share of bubbles, as an item of the legend.

@@ -1,4 +1,4 @@
-//! Joins the halves of overlaps, which the timed simulation and the executor report one after the other.
+//! Joins the halves of overlaps, which the timed simulation and the executor report as two events.
 
 use std::collections::HashMap;
 
@@ -23,7 +23,9 @@ pub fn with_whole_overlaps(timeline: &Timeline, program: &Program) -> Timeline {
             let second = compute
                 .next_if(|second| overlap.is_some_and(|(_, backward)| follows(second, &first, *backward)));
             events.push(match (overlap, second) {
-                (Some(&(action, _)), Some(second)) => Event { action, end: second.end, ..first },
+                (Some(&(action, _)), Some(second)) => {
+                    Event { action, end: first.end.max(second.end), ..first }
+                }
                 _ => first,
             });
         }
@@ -73,6 +75,12 @@ mod tests {
     fn halves_that_touch_are_joined() {
         let times = [[0.0, 1.0], [1.0, 2.0], [2.0, 4.0], [4.0, 6.0]];
         check(times, &[("0F0", 0.0, 1.0), ("(0F1;0B0)OVERLAP_F_B", 1.0, 4.0), ("0B1", 4.0, 6.0)]);
+    }
+
+    #[test]
+    fn halves_that_alternate_are_joined() {
+        let times = [[0.0, 1.0], [1.0, 5.0], [2.0, 4.0], [5.0, 6.0]];
+        check(times, &[("0F0", 0.0, 1.0), ("(0F1;0B0)OVERLAP_F_B", 1.0, 5.0), ("0B1", 5.0, 6.0)]);
     }
 
     #[test]

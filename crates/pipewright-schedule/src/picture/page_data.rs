@@ -14,7 +14,7 @@ use crate::picture::palette::{Sort, ink_on};
 use crate::picture::settings::{PictureSettings, TimeUnit};
 use crate::simulate::memory_curve;
 use crate::skip_event::{SkipAction, SkipEvent};
-use crate::timeline::{Event, Timeline};
+use crate::timeline::{EXCHANGE, Event, Timeline};
 
 /// The precision of times, as a share of the makespan.
 const RESOLUTION: f64 = 1e-9;
@@ -70,6 +70,9 @@ pub(super) struct RankData {
     backwards: Vec<(usize, i64)>,
     /// The other end of each message of a skip connection.
     peers: Vec<String>,
+    /// The exchanges of tokens: the start since the start of the previous one, and the length.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    exchanges: Vec<(u64, u64)>,
     /// The changes of the rank's memory: the time since the previous change, and the amount.
     memory: Vec<(u64, u64)>,
 }
@@ -138,6 +141,10 @@ fn rank_data(
     let memory = memory_curve(timeline, rank, settings.counted_sizes());
     let changes: Vec<u64> = memory.iter().map(|step| clock.quanta(step.time)).collect();
     let held = memory.iter().map(|step| step.held);
+    let exchanges = timeline.scopes_of(rank).iter().filter(|scope| &*scope.name == EXCHANGE);
+    let exchanges: Vec<[u64; 2]> =
+        exchanges.map(|scope| [clock.quanta(scope.start), clock.quanta(scope.end)]).collect();
+    let exchange_starts: Vec<u64> = exchanges.iter().map(|[start, _]| *start).collect();
     RankData {
         stages: chunks.stages_of(rank).iter().map(|stage| stage.get()).collect(),
         kinds: drawn.iter().map(|event| char::from(b'A' + event.kind as u8)).collect(),
@@ -149,6 +156,10 @@ fn rank_data(
         microbatches: drawn.iter().map(|event| event.place.1).collect(),
         backwards: drawn.iter().filter_map(|event| event.backward).collect(),
         peers: drawn.iter().filter_map(|event| event.peer.clone()).collect(),
+        exchanges: differences(&exchange_starts)
+            .into_iter()
+            .zip(exchanges.iter().map(|[start, end]| end - start))
+            .collect(),
         memory: differences(&changes).into_iter().zip(held).collect(),
         starts: differences(&starts),
     }

@@ -150,6 +150,9 @@ struct CostsData {
     links: std::collections::BTreeMap<String, LinkData>,
     /// The share of attention, which grows from slice to slice.
     attention: f64,
+    /// Whether tokens are exchanged inside actions. The page does not simulate that, so nothing can be changed.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    exchanges: bool,
 }
 
 #[derive(Serialize)]
@@ -291,6 +294,7 @@ fn costs_data(costs: &Costs) -> CostsData {
         link: link(&costs.link),
         skips: costs.skips.iter().map(|skip| (skip.from.get(), skip.to.get(), skip.bytes)).collect(),
         attention: costs.attention,
+        exchanges: costs.has_exchanges(),
         links: costs.links.iter().map(|((from, to), other)| (format!("{from} {to}"), link(other))).collect(),
     }
 }

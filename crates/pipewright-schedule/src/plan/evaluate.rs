@@ -4,14 +4,17 @@
 //! The arithmetic follows the timed simulation operation by operation. After a change of an order, only
 //! computations that end at or after the first possible effect of the change are computed again. Earlier ones
 //! depend only on computations that ended before them. The messages of a link are sent in the order of the
-//! sender's row. A computation that a frozen stage drops takes no time, and neither waits nor sends.
+//! sender's row. The halves of an overlap end together here, so such an order is only evaluated as a whole.
+//! A computation that a frozen stage drops takes no time, and neither waits nor sends.
 
+use crate::costs::Exchanges;
 use crate::ids::Microbatch;
 use crate::plan::links::{Links, Route};
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::stage_load::StageLoad;
 use crate::recompute::{KeptForwards, StageRecompute};
+use crate::simulate::alternation::{Work, alternate};
 use crate::trained::StageBackward;
 
 /// The time from which a link is free is not known.
@@ -55,7 +58,12 @@ pub(super) struct Evaluator {
 struct Role {
     /// Whether the stage drops it.
     is_dropped: bool,
+    /// The time with exchanges.
     takes: f64,
+    /// The computation and the exchanges in it.
+    work: Work,
+    /// The second forward before it, as in `work`.
+    work_again: Work,
     /// The time of the second forward before it, and which forwards are computed again.
     again: Option<(f64, StageRecompute)>,
     /// The first of the messages that it receives, one for each microbatch; [`NONE`] if it receives none.
@@ -244,47 +252,85 @@ impl Evaluator {
         let start = || Ended { at: 0.0, rest: self.work[rank], has_waited: false };
         let mut ended = before.unwrap_or_else(start);
         while let Some(&cell) = row.get(position) {
-            let (role, microbatch) = (role_of(roles, cell), cell.microbatch as usize);
-            let mut now = ended.at;
-            let mut arrival = now;
-            if role.needs != NONE {
-                let needs = role.needs + microbatch;
-                let message = &messages[needs];
-                if message.evaluation != *evaluation && message.sent >= *since {
-                    waits[rank] = Some(needs);
+            let role = role_of(roles, cell);
+            // Returns when the message that a cell needs arrives, or the message if that is not known.
+            let arrival_of = |cell: Cell, now: f64| {
+                let needs = role_of(roles, cell).needs;
+                if needs == NONE {
+                    return Ok(now);
+                }
+                let message = &messages[needs + cell.microbatch as usize];
+                let is_unknown = message.evaluation != *evaluation && message.sent >= *since;
+                if is_unknown { Err(needs + cell.microbatch as usize) } else { Ok(message.arrival) }
+            };
+            let is_dropped = |cell: Cell| role_of(roles, cell).is_dropped;
+            let is_again = |position: usize, role: &Role| {
+                role.again.filter(|&(_, choice)| is_recomputed_at(choice, row, position, is_dropped))
+            };
+            let now = ended.at;
+            let partner = row.get(position + 1).copied().filter(|_| cell.overlaps);
+            let arrivals = partner.map_or(Ok(now), |partner| arrival_of(partner, now));
+            let arrivals = arrival_of(cell, now).and_then(|first| Ok([first, arrivals?]));
+            let arrivals = match arrivals {
+                Ok(arrivals) => arrivals,
+                Err(message) => {
+                    waits[rank] = Some(message);
                     break;
                 }
-                arrival = message.arrival;
+            };
+            // The cells that end, and when each of them sends.
+            let mut sending = [Some((cell, 0.0)), None];
+            match partner {
+                None => {
+                    let now = now + is_again(position, role).map_or(0.0, |(again, _)| again);
+                    let sent = now.max(arrivals[0]) + role.takes;
+                    ended = Ended {
+                        at: sent,
+                        rest: ended.rest - role.work.compute,
+                        has_waited: arrivals[0] > now,
+                    };
+                    changed.push(ended);
+                    sending[0] = Some((cell, sent));
+                }
+                Some(partner) => {
+                    let other = role_of(roles, partner);
+                    let first = Work { arrival: arrivals[0], ..role.work };
+                    let second = Work { arrival: arrivals[1], ..other.work };
+                    let again = is_again(position + 1, other).map(|_| other.work_again);
+                    let both = [again.unwrap_or(second), second];
+                    let second = if again.is_some() { &both[..] } else { &both[1..] };
+                    let mut ends = [now; 2];
+                    let at = alternate(now, [&[first], second], |piece| ends[piece.half] = piece.end);
+                    let rest = ended.rest - role.work.compute - other.work.compute;
+                    ended = Ended { at, rest, has_waited: arrivals[0] > now };
+                    changed.extend([ended; 2]);
+                    sending = [Some((cell, ends[0])), Some((partner, ends[1]))];
+                }
             }
-            let is_dropped = |cell: Cell| role_of(roles, cell).is_dropped;
-            let again = role.again.filter(|&(_, choice)| is_recomputed_at(choice, row, position, is_dropped));
-            if let Some((again, _)) = again {
-                now += again;
-            }
-            let sent = now.max(arrival) + role.takes;
-            ended = Ended { at: sent, rest: ended.rest - role.takes, has_waited: arrival > now };
-            changed.push(ended);
-            if role.sends != NONE {
-                let target = role.sends + microbatch;
-                let (mut free, mut arrival) = (0.0, sent);
-                let link = role.route.link;
-                if let Some(of_link) = links.free.get_mut(link as usize) {
-                    if *of_link == UNKNOWN {
-                        *of_link = freed(roles, messages, &row[..self.kept[rank]], link);
+            for (cell, sent) in sending.into_iter().flatten() {
+                let role = role_of(roles, cell);
+                if role.sends != NONE {
+                    let target = role.sends + cell.microbatch as usize;
+                    let (mut free, mut arrival) = (0.0, sent);
+                    let link = role.route.link;
+                    if let Some(of_link) = links.free.get_mut(link as usize) {
+                        if *of_link == UNKNOWN {
+                            *of_link = freed(roles, messages, &row[..self.kept[rank]], link);
+                        }
+                        arrival = role.route.send(of_link, sent);
+                        free = *of_link;
                     }
-                    arrival = role.route.send(of_link, sent);
-                    free = *of_link;
+                    let message =
+                        Message { sent, arrival, free, evaluation: *evaluation, position: position as u32 };
+                    replaced.push((target, std::mem::replace(&mut messages[target], message)));
+                    let receiver = role.receiver as usize;
+                    if waits[receiver] == Some(target) {
+                        waits[receiver] = None;
+                        ready.push(role.receiver);
+                    }
                 }
-                let message =
-                    Message { sent, arrival, free, evaluation: *evaluation, position: position as u32 };
-                replaced.push((target, std::mem::replace(&mut messages[target], message)));
-                let receiver = role.receiver as usize;
-                if waits[receiver] == Some(target) {
-                    waits[receiver] = None;
-                    ready.push(role.receiver);
-                }
+                position += 1;
             }
-            position += 1;
         }
         ended
     }
@@ -307,15 +353,30 @@ impl Evaluator {
                     let sends = (direction * stages + target) * width;
                     Role { sends, receiver, route: self.links.route(stage, direction), ..Role::NOTHING }
                 });
-            let again = load.recompute.map(|choice| (load.again, choice));
+            let again = load.recompute.map(|choice| (load.again_takes(), choice));
+            let work = |compute, exchanges| Work { arrival: 0.0, compute, exchanges };
+            let work_again = work(load.again, load.exchanges.again());
             // In the order of the kinds.
             let mut roles = [
-                Role { takes: load.forward, needs: input, ..forward },
-                Role { takes: load.input, again, needs: gradient, ..backward },
-                Role { takes: load.weight_apart(), ..Role::NOTHING },
-                Role { takes: load.backward(), again, needs: gradient, ..backward },
+                Role { work: work(load.forward, load.exchanges.forward), needs: input, ..forward },
+                Role {
+                    work: work(load.input, load.exchanges.backward),
+                    again,
+                    work_again,
+                    needs: gradient,
+                    ..backward
+                },
+                Role { work: work(load.weight_apart(), Exchanges::default()), ..Role::NOTHING },
+                Role {
+                    work: work(load.backward(), load.exchanges.backward),
+                    again,
+                    work_again,
+                    needs: gradient,
+                    ..backward
+                },
             ];
             for (kind, role) in Kind::ALL.into_iter().zip(&mut roles) {
+                role.takes = role.work.total();
                 if kind.is_dropped(load.computes) {
                     *role = Role { is_dropped: true, ..Role::NOTHING };
                 }
@@ -366,6 +427,8 @@ impl Role {
     const NOTHING: Self = Self {
         is_dropped: false,
         takes: 0.0,
+        work: Work { arrival: 0.0, compute: 0.0, exchanges: Exchanges { count: 0, seconds: 0.0 } },
+        work_again: Work { arrival: 0.0, compute: 0.0, exchanges: Exchanges { count: 0, seconds: 0.0 } },
         again: None,
         needs: NONE,
         sends: NONE,

@@ -36,8 +36,8 @@ impl Family {
         families
     }
 
-    /// Returns the order of the family at these costs.
-    pub(super) fn order(&self, costs: &Costs) -> Result<Order, GenerateError> {
+    /// Returns the order of the family at these costs. If `keeps_overlaps`, the halves of overlaps run together.
+    pub(super) fn order(&self, costs: &Costs, keeps_overlaps: bool) -> Result<Order, GenerateError> {
         let spec = ScheduleSpec {
             ranks: self.ranks,
             stages_per_rank: Some(self.chunks),
@@ -48,7 +48,7 @@ impl Family {
             memory_limit: self.settings.memory_limit.map(PerStage::Same),
             slices: None,
         };
-        generate(self.name, &spec).map(|schedule| Order::of(&schedule))
+        generate(self.name, &spec).map(|schedule| Order::with_overlaps(&schedule, keeps_overlaps))
     }
 }
 

@@ -200,7 +200,7 @@ impl<'a> Run<'a> {
             let limit = rank_limit(task, placement.stages_of(rank), &mut stages)?;
             let row = Vec::with_capacity(3 * own.len() * task.microbatches as usize);
             let loads = own.iter().map(|&stage| &task.loads[stage]);
-            let critical = loads.clone().map(|load| load.forward + load.input).sum::<f64>();
+            let critical = loads.clone().map(|load| load.forward_takes() + load.input_takes()).sum::<f64>();
             let weight = loads.map(StageLoad::weight_apart).sum::<f64>();
             let microbatches = f64::from(task.microbatches);
             Some(RankState {
@@ -293,7 +293,7 @@ impl<'a> Run<'a> {
     fn cell(&self, kind: Kind, stage: usize) -> Cell {
         let it = &self.stages[stage];
         let microbatch = if kind == Kind::Forward { it.forwards } else { it.inputs };
-        Cell { kind, stage: stage as u32, microbatch }
+        Cell { kind, stage: stage as u32, microbatch, overlaps: false }
     }
 
     /// Runs a computation and returns its end.
@@ -311,10 +311,10 @@ impl<'a> Run<'a> {
                 let arrival = stage.input_at.get(stage.forwards as usize).copied();
                 stage.forwards += 1;
                 state.held = state.held.saturating_add(load.kept);
-                state.critical -= load.forward;
-                state.work -= load.forward;
+                state.critical -= load.forward_takes();
+                state.work -= load.forward_takes();
                 state.backward_was_last = false;
-                (arrival, 0.0, load.forward)
+                (arrival, 0.0, load.forward_takes())
             }
             Kind::Input | Kind::Backward => {
                 let arrival = stage.gradient_at.get(stage.inputs as usize).copied();
@@ -323,12 +323,12 @@ impl<'a> Run<'a> {
                 if load.computes == StageBackward::Whole {
                     state.pending.push_back(Cell { kind: Kind::Weight, ..cell });
                 }
-                state.critical -= load.input;
-                state.work -= load.input;
+                state.critical -= load.input_takes();
+                state.work -= load.input_takes();
                 state.backward_was_last = true;
                 let forward = Cell { kind: Kind::Forward, ..cell };
-                let again = if state.row.last() == Some(&forward) { 0.0 } else { load.again };
-                (arrival, again, load.input)
+                let again = if state.row.last() == Some(&forward) { 0.0 } else { load.again_takes() };
+                (arrival, again, load.input_takes())
             }
             Kind::Weight => {
                 state.pending.pop_front();
@@ -393,7 +393,7 @@ fn drains(task: &Task<'_>, rank_of: &[u32], first: usize) -> Vec<f64> {
         let before = &task.loads[stage - 1];
         let link = task.network.link(from, to);
         let hop = if from == to { 0.0 } else { link.latency_s + before.output as f64 / link.bytes_per_s };
-        drains.push(drains[stage - 1] + hop + before.input);
+        drains.push(drains[stage - 1] + hop + before.input_takes());
     }
     drains
 }

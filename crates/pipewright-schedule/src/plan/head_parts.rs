@@ -132,6 +132,7 @@ impl Common {
                 .any(|part| part.backward_s.is_some())
                 .then(|| seconds(&LayerProfile::whole_backward_s)),
             recompute_s: Some(seconds(&|part| part.recompute_s.unwrap_or(part.forward_s))),
+            exchange_s: seconds(&|part| part.exchange_s),
             optimizer_s: seconds(&|part| part.optimizer_s),
             output_bytes: parts.last().map_or(0, |part| part.output_bytes),
             parameter_bytes: bytes(&|part| part.parameter_bytes),
@@ -172,6 +173,7 @@ impl Common {
             weight_backward_s: head.weight_backward_s * share,
             backward_s: head.backward_s.map(|seconds| seconds * share),
             recompute_s: head.recompute_s.map(|seconds| seconds * share),
+            exchange_s: 0.0,
             optimizer_s: head.optimizer_s * share,
             output_bytes: head.output_bytes,
             parameter_bytes: head.parameter_bytes.div_ceil(divisor),

@@ -113,9 +113,9 @@ fn stages(order: &Order, loads: &[StageLoad], network: &Network) -> Vec<Stage> {
     links.set(&rank_of, network);
     links.set_sizes(loads);
     let stage_of = |(stage, (load, &rank)): (usize, (&StageLoad, &u32))| {
-        let takes = [load.forward, load.input, load.weight_apart(), load.backward()];
+        let takes = [load.forward_takes(), load.input_takes(), load.weight_apart(), load.backward_takes()];
         let messages = [0, 1].map(|direction| links.route(stage, direction).send(&mut 0.0, 0.0));
-        Stage { rank, computes: load.computes, takes, again: load.again, messages }
+        Stage { rank, computes: load.computes, takes, again: load.again_takes(), messages }
     };
     loads.iter().zip(&rank_of).enumerate().map(stage_of).collect()
 }

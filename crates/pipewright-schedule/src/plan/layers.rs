@@ -8,9 +8,13 @@
 //!
 //! **Frozen layers.** A layer without trained parameters has no `W`. The layers before the first trained one
 //! have no `I` either and keep nothing, in whatever stage they are.
+//!
+//! **Exchanges.** The time in which tokens travel to their experts is apart from the computation, because an
+//! overlap may hide it. The sums over layers, from which the bounds are made, do not have it.
 
 use std::ops::Range;
 
+use crate::costs::Exchanges;
 use crate::plan::head_parts::shared_bytes;
 use crate::plan::network::Network;
 use crate::plan::request::TrainingState;
@@ -28,6 +32,10 @@ pub(super) struct Layer {
     /// The time that `W` takes in addition if it is apart from its `I`.
     pub(super) apart: f64,
     pub(super) recompute: f64,
+    /// The exchanges of tokens in `F`, and in a forward that is computed again.
+    pub(super) exchanges: Exchanges,
+    /// The exchanges of tokens in `I` and in `B`.
+    pub(super) input_exchanges: Exchanges,
     pub(super) optimizer: f64,
     pub(super) output: u64,
     /// The gradients of the trained parameters.
@@ -56,6 +64,8 @@ pub(super) struct Layers {
     pub(super) stage_bytes: u64,
     /// The memory that a rank always holds besides its stages.
     pub(super) rank_bytes: u64,
+    /// Whether the halves of overlaps run together.
+    pub(super) keeps_overlaps: bool,
     /// The first layer with trained parameters.
     pub(super) first_trained: usize,
     /// For each layer, whether it has trained parameters.
@@ -83,6 +93,8 @@ impl Layers {
             apart: (layer.input_backward_s + layer.weight_backward_s - layer.whole_backward_s()).max(0.0)
                 * scale,
             recompute: layer.recompute_s.unwrap_or(layer.forward_s) * scale,
+            exchanges: exchanges(layer.exchange_s * scale),
+            input_exchanges: exchanges(layer.exchange_s * scale),
             optimizer: layer.optimizer_s,
             output: bytes(layer.output_bytes),
             gradient: layer.gradient_bytes(),
@@ -129,6 +141,7 @@ impl Layers {
             sharding,
             stage_bytes,
             rank_bytes,
+            keeps_overlaps: profile.keeps_overlaps(),
             first_trained,
             trained,
             forward,
@@ -202,8 +215,14 @@ impl Layers {
 fn freeze(layer: &mut Layer, is_below: bool) {
     *layer = Layer { weight: 0.0, apart: 0.0, optimizer: 0.0, stash: 0, ..*layer };
     if is_below {
-        *layer = Layer { input: 0.0, input_sums: 0.0, activation: 0, shared: 0, ..*layer };
+        let input_exchanges = Exchanges::default();
+        *layer = Layer { input: 0.0, input_exchanges, input_sums: 0.0, activation: 0, shared: 0, ..*layer };
     }
+}
+
+/// Returns the exchanges of a layer: to the ranks of the experts and back.
+fn exchanges(seconds: f64) -> Exchanges {
+    if seconds > 0.0 { Exchanges { count: 2, seconds } } else { Exchanges::default() }
 }
 
 /// Divides a layer among the tensor-parallel ranks. `input` is the size of its input.

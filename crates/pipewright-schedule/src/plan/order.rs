@@ -1,7 +1,7 @@
 //! The computations of all ranks in order, as the search evaluates them: small cells in flat rows.
 //!
 //! The cells agree with the program that trains ([`mod@crate::lower`], `training.rs`): an overlap is its
-//! forward and its backward, and a backward is split if another rank waits for its gradient
+//! forward and its backward, which run together if the layers exchange tokens ([`Order::with_overlaps`]), and a backward is split if another rank waits for its gradient
 //! ([`Order::split`]). Messages follow from the placement.
 //!
 //! An order has the backwards of all stages, so that it stays whole when the cut changes. The program that
@@ -10,6 +10,7 @@
 
 use crate::action::Action;
 use crate::ids::{Microbatch, StageIndex};
+use crate::overlap::Overlap;
 use crate::placement::Placement;
 use crate::plan::stage_load::StageLoad;
 use crate::schedule::Schedule;
@@ -45,6 +46,8 @@ pub(super) struct Cell {
     pub(super) kind: Kind,
     pub(super) stage: u32,
     pub(super) microbatch: u32,
+    /// Whether it is a forward that runs together with the whole backward after it in its row.
+    pub(super) overlaps: bool,
 }
 
 impl Cell {
@@ -63,13 +66,25 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// Returns the order of a schedule, with whole backwards where the schedule has them.
+    /// Returns the order of a schedule, with whole backwards where the schedule has them. The halves of overlaps
+    /// run one after the other.
+    #[cfg(test)]
     pub(super) fn of(schedule: &Schedule) -> Self {
+        Self::with_overlaps(schedule, false)
+    }
+
+    /// Returns the order of a schedule, with whole backwards where the schedule has them. If `keeps_overlaps`,
+    /// the halves of overlaps run together, and otherwise one after the other.
+    pub(super) fn with_overlaps(schedule: &Schedule, keeps_overlaps: bool) -> Self {
         let placement = schedule.placement().clone();
         let row = |row: &Vec<Option<Action>>| {
             let mut cells = Vec::with_capacity(row.len() * 3 / 2);
-            for part in row.iter().flatten().flat_map(|action| action.parts()) {
-                push(part, &mut cells);
+            for &action in row.iter().flatten() {
+                let first = cells.len();
+                action.parts().for_each(|part| push(part, &mut cells));
+                if let (Action::Overlap(_), Some(forward)) = (action, cells.get_mut(first)) {
+                    forward.overlaps = keeps_overlaps;
+                }
             }
             cells
         };
@@ -77,8 +92,16 @@ impl Order {
         Self { placement, microbatches: schedule.microbatches(), rows }
     }
 
-    /// Returns the order in which backwards are split if another rank waits for their gradient. Stages before
-    /// `first` run forward only, so nothing waits for the gradient of `first`.
+    /// Returns the order in which the halves of overlaps run one after the other.
+    pub(super) fn apart(&self) -> Self {
+        let mut order = self.clone();
+        order.rows.iter_mut().flatten().for_each(|cell| cell.overlaps = false);
+        order
+    }
+
+    /// Returns the order in which backwards are split if another rank waits for their gradient, except those
+    /// that run together with a forward. Stages before `first` run forward only, so nothing waits for the
+    /// gradient of `first`.
     pub(super) fn split(&self, first: u32) -> Self {
         let Self { placement, microbatches, rows } = self;
         let is_sent = |cell: &Cell| {
@@ -89,7 +112,8 @@ impl Order {
         let row = |row: &Vec<Cell>| {
             let mut cells = Vec::with_capacity(row.len() * 3 / 2);
             for &cell in row {
-                if cell.kind == Kind::Backward && is_sent(&cell) {
+                let overlaps = cells.last().is_some_and(|before: &Cell| before.overlaps);
+                if cell.kind == Kind::Backward && is_sent(&cell) && !overlaps {
                     cells.extend([Kind::Input, Kind::Weight].map(|kind| Cell { kind, ..cell }));
                 } else {
                     cells.push(cell);
@@ -126,8 +150,12 @@ impl Order {
         }
         for microbatch in 0..microbatches {
             for &stage in frozen.iter().rev() {
-                let cells =
-                    [Kind::Input, Kind::Weight].map(|kind| Cell { kind, stage: stage.get(), microbatch });
+                let cells = [Kind::Input, Kind::Weight].map(|kind| Cell {
+                    kind,
+                    stage: stage.get(),
+                    microbatch,
+                    overlaps: false,
+                });
                 let row = &mut rows[placement.rank_of(stage).index()];
                 row.extend(cells.into_iter().filter(|cell| cell.is_dropped(loads)));
             }
@@ -142,10 +170,28 @@ impl Order {
 
     /// Returns the schedule of the order.
     pub(super) fn schedule(&self) -> Schedule {
-        let row = |row: &Vec<Cell>| row.iter().map(|&cell| Some(action(cell))).collect();
+        let row = |row: &Vec<Cell>| {
+            let mut cells = row.iter().peekable();
+            let mut actions = Vec::with_capacity(row.len());
+            while let Some(&cell) = cells.next() {
+                let backward = cells.peek().filter(|_| cell.overlaps).map(|&&backward| backward);
+                let overlap = backward.and_then(|backward| overlap(cell, backward));
+                if overlap.is_some() {
+                    cells.next();
+                }
+                actions.push(Some(overlap.unwrap_or_else(|| action(cell))));
+            }
+            actions
+        };
         let rows = self.rows.iter().map(row).collect();
         Schedule::generated(self.placement.clone(), self.microbatches, rows)
     }
+}
+
+/// Returns the overlap of a forward and a backward.
+fn overlap(forward: Cell, backward: Cell) -> Option<Action> {
+    let at = |cell: Cell| (StageIndex::new(cell.stage), Microbatch::new(cell.microbatch));
+    Overlap::new(at(forward), at(backward)).map(Action::Overlap)
 }
 
 /// Returns the first stage that runs backward.
@@ -155,7 +201,8 @@ pub(super) fn first_backward(loads: &[StageLoad]) -> u32 {
 
 fn push(part: Action, cells: &mut Vec<Cell>) {
     let Some(microbatch) = part.microbatch() else { return };
-    let mut add = |kind| cells.push(Cell { kind, stage: part.stage().get(), microbatch: microbatch.get() });
+    let (stage, microbatch) = (part.stage().get(), microbatch.get());
+    let mut add = |kind| cells.push(Cell { kind, stage, microbatch, overlaps: false });
     match part {
         Action::Forward { .. } => add(Kind::Forward),
         Action::InputBackward { .. } => add(Kind::Input),

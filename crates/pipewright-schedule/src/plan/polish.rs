@@ -101,7 +101,8 @@ impl Polished {
         let layers = &shapes[shape].layers;
         let loads = stage_loads(layers, &starts, &recompute);
         // A change of the cut may give any stage a gradient to send.
-        let order = plan.order.split(0);
+        // Single computations are moved, so overlaps are taken apart.
+        let order = plan.order.apart().split(0);
         let mut evaluator = Evaluator::default();
         let optimizer = optimizer_time(&order, &loads);
         let time = evaluator.time(&order, &loads, &layers.network)? + optimizer;

@@ -210,13 +210,18 @@ pub fn predict(
     choice: &PlanChoice,
 ) -> Result<Prediction, PredictError> {
     let trained = choice.trained_stages(profile);
-    let lowering =
-        TrainingLowering { replicas: choice.data_parallel, trained, ..TrainingLowering::default() };
+    let lowering = TrainingLowering {
+        replicas: choice.data_parallel,
+        keep_overlaps: profile.keeps_overlaps(),
+        trained,
+        ..TrainingLowering::default()
+    };
     predict_program(profile, schedule, for_training(schedule, &lowering)?, choice)
 }
 
 /// Does the same for a program that is already lowered, for the stages that the choice trains
-/// ([`PlanChoice::trained_stages`]). `schedule` is its computation, by which memory is counted.
+/// ([`PlanChoice::trained_stages`]), with whole overlaps if the profile keeps them
+/// ([`Profile::keeps_overlaps`]). `schedule` is its computation, by which memory is counted.
 ///
 /// # Errors
 /// When the choice does not fit the schedule, or the schedule cuts microbatches into slices.
@@ -233,7 +238,7 @@ pub fn predict_program(
     let loads = loads(&layers, schedule.placement().stages(), choice)?;
     let costs = engine_costs(&layers, &loads);
     let run = timed(program.as_program(), &costs)?;
-    let order = Order::of(schedule).split(first_backward(&loads));
+    let order = Order::with_overlaps(schedule, layers.keeps_overlaps).split(first_backward(&loads));
     let (optimizer_s, peak_bytes) = (optimizer_time(&order, &loads), peaks(&order, &loads, layers.sharding));
     let collectives = collectives(&order, &loads);
     Ok(Prediction { program, costs, run, optimizer_s, peak_bytes, collectives })

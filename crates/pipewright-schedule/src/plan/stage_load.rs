@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use crate::costs::{Costs, Link, RecomputeSizes, StageCosts, StageSizes};
+use crate::costs::{Costs, Link, RecomputeSizes, StageCosts, StageExchanges, StageSizes};
 use crate::ids::{Rank, StageIndex};
 use crate::plan::layers::Layers;
 use crate::profile::LinkProfile;
@@ -25,16 +25,20 @@ use crate::trained::StageBackward;
 pub(super) struct StageLoad {
     /// The gradients that its backward computes.
     pub(super) computes: StageBackward,
+    /// The times of `F` and `I`, without exchanges.
     pub(super) forward: f64,
     pub(super) input: f64,
     /// The time that `W` adds to `I` in `B`.
     pub(super) weight: f64,
     /// The time that `W` takes in addition if it is apart from its `I`.
     pub(super) apart: f64,
-    /// The time to compute again what the stage recomputes of a forward; 0 if it does not recompute.
+    /// The time to compute again what the stage recomputes of a forward, without exchanges; 0 if it does not
+    /// recompute.
     pub(super) again: f64,
     /// The part that it recomputes, at most the layers that it has; `None` if it does not recompute.
     pub(super) recompute: Option<StageRecompute>,
+    /// The exchanges of tokens in its actions.
+    pub(super) exchanges: StageExchanges,
     pub(super) optimizer: f64,
     /// The time to sum the gradients over the replicas.
     pub(super) reduce: f64,
@@ -86,7 +90,27 @@ impl StageLoad {
         self.weight + self.apart
     }
 
-    /// Returns the time of `B`.
+    /// Returns the time of `F` with its exchanges.
+    pub(super) fn forward_takes(&self) -> f64 {
+        self.forward + self.exchanges.forward.total()
+    }
+
+    /// Returns the time of `I` with its exchanges.
+    pub(super) fn input_takes(&self) -> f64 {
+        self.input + self.exchanges.backward.total()
+    }
+
+    /// Returns the time of `B` with its exchanges.
+    pub(super) fn backward_takes(&self) -> f64 {
+        self.backward() + self.exchanges.backward.total()
+    }
+
+    /// Returns the time of a second forward with its exchanges; 0 if the stage does not recompute.
+    pub(super) fn again_takes(&self) -> f64 {
+        if self.recompute.is_some() { self.again + self.exchanges.again().total() } else { 0.0 }
+    }
+
+    /// Returns the time of `B` without exchanges.
     pub(super) fn backward(&self) -> f64 {
         self.input + self.weight
     }
@@ -165,6 +189,7 @@ pub(super) fn stage_load(
         apart: 0.0,
         again: 0.0,
         recompute,
+        exchanges: StageExchanges::default(),
         optimizer: 0.0,
         reduce: 0.0,
         output: layers.list[end - 1].output,
@@ -190,11 +215,15 @@ pub(super) fn stage_load(
         load.weight += layer.weight;
         load.apart += layer.apart;
         load.optimizer += layer.optimizer;
+        load.exchanges.forward = load.exchanges.forward.plus(layer.exchanges);
+        load.exchanges.backward = load.exchanges.backward.plus(layer.input_exchanges);
         let shared = if position > 0 { layer.shared } else { 0 };
         load.kept = load.kept.saturating_add(layer.activation.saturating_sub(shared));
         if again.contains(&(start + position)) {
             rebuilt = load.kept;
             load.again += layer.recompute;
+            let exchanges = load.exchanges.recompute.unwrap_or_default();
+            load.exchanges.recompute = Some(exchanges.plus(layer.exchanges));
             load.sums_again += layer.sums;
         }
         load.stash = load.stash.saturating_add(layer.stash.saturating_sub(shared));
@@ -235,6 +264,7 @@ pub(super) fn engine_costs(layers: &Layers, loads: &[StageLoad]) -> Costs {
         reduce_grad: load.reduce,
         recompute: load.recompute.map(|_| load.again),
         backward: load.backward(),
+        exchanges: load.exchanges,
         ..StageCosts::new(load.forward, load.input, load.weight_apart())
     });
     let sizes = loads.iter().map(|load| StageSizes {

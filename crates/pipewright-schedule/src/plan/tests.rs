@@ -31,6 +31,25 @@ use crate::trained::{StageBackward, TrainedStages};
 /// Returns random layers for a mesh with so many ranks of a pipeline; the ranks may be on nodes, and have
 /// tensor-parallel ranks there.
 pub(super) fn model(seed: u64, count: usize, ranks: u32, replicas: u32) -> Layers {
+    layers_of(seed, [count, ranks as usize, replicas as usize], |_| {})
+}
+
+/// Returns the same layers. In every other model, tokens travel to their experts.
+fn model_with_exchanges(seed: u64, count: usize, ranks: u32, replicas: u32) -> Layers {
+    layers_of(seed, [count, ranks as usize, replicas as usize], |layers| {
+        let mut numbers = Numbers(seed ^ 0xe);
+        let most = 24 * numbers.below(2);
+        layers.iter_mut().for_each(|layer| layer.exchange_s = numbers.below(most + 1) as f64 / 8.0);
+    })
+}
+
+/// Returns random layers, changed by `change`, for a pipeline with these numbers of layers, ranks and replicas.
+fn layers_of(
+    seed: u64,
+    [count, ranks, replicas]: [usize; 3],
+    change: impl FnOnce(&mut [LayerProfile]),
+) -> Layers {
+    let (ranks, replicas) = (ranks as u32, replicas as u32);
     let mut numbers = Numbers(seed);
     let mut number = |most: usize| numbers.below(most + 1) as f64;
     let layers = (0..count).map(|_| LayerProfile {
@@ -49,6 +68,7 @@ pub(super) fn model(seed: u64, count: usize, ranks: u32, replicas: u32) -> Layer
     if seed.is_multiple_of(3) {
         freeze(&mut layers, seed);
     }
+    change(&mut layers);
     for layer in layers.iter_mut().step_by(2) {
         layer.backward_s = Some(layer.input_backward_s + layer.weight_backward_s / 2.0);
     }
@@ -98,7 +118,8 @@ fn check(
     let replicas = layers.network.mesh.replicas;
     let trained: Vec<bool> = loads.iter().map(|load| load.computes == StageBackward::Whole).collect();
     let trained = TrainedStages::of(&trained);
-    let lowering = TrainingLowering { replicas, trained, ..TrainingLowering::default() };
+    let keep_overlaps = layers.keeps_overlaps;
+    let lowering = TrainingLowering { replicas, keep_overlaps, trained, ..TrainingLowering::default() };
     let program = for_training(&order.schedule(), &lowering).expect("a sound order");
     let run = timed(program.as_program(), &engine_costs(layers, &loads)).expect("no deadlock");
     prop_assert_eq!(found, Some(run.timeline().makespan()));
@@ -158,7 +179,10 @@ fn every_order(
                 &[Kind::Forward, Kind::Input, Kind::Weight]
             };
             let chain = move |microbatch| {
-                kinds.iter().map(|&kind| Cell { kind, stage, microbatch }).collect::<Vec<_>>()
+                kinds
+                    .iter()
+                    .map(|&kind| Cell { kind, stage, microbatch, overlaps: false })
+                    .collect::<Vec<_>>()
             };
             (0..microbatches).map(chain)
         };
@@ -390,13 +414,13 @@ proptest! {
         seed in any::<u64>(), ranks in 1..5u32, microbatches in 1..9u32, count in 4..24usize, replicas in 1..3u32,
     ) {
         prop_assume!(ranks as usize <= count);
-        let layers = model(seed, count, ranks, replicas);
+        let layers = model_with_exchanges(seed, count, ranks, replicas);
         let mut numbers = Numbers(seed);
         for family in Family::all(ranks, microbatches, count) {
             let stages = (ranks * family.chunks) as usize;
             let starts = cut(count, stages, &mut numbers);
             let loads = stage_loads(&layers, &starts, &vec![None; stages]);
-            let Ok(order) = family.order(&engine_costs(&layers, &loads)) else { continue };
+            let Ok(order) = family.order(&engine_costs(&layers, &loads), layers.keeps_overlaps) else { continue };
             let order = order.split(first_backward(&loads));
             let rank_of = crate::plan::evaluate::ranks_of_stages(&order);
             let mut recompute = drawn(&starts, &mut numbers);
@@ -412,7 +436,7 @@ proptest! {
         seed in any::<u64>(), ranks in 1..5u32, microbatches in 1..9u32, count in 4..24usize, room in 0..3000u64,
     ) {
         prop_assume!(ranks as usize <= count);
-        let layers = model(seed, count, ranks, 1);
+        let layers = model_with_exchanges(seed, count, ranks, 1);
         let mut numbers = Numbers(seed);
         for class in Class::all(ranks, count) {
             let mut layout = Layout { starts: cut(count, class.stages(), &mut numbers), rank_of: class.ranks_of() };

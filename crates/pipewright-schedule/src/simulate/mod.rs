@@ -17,6 +17,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub(crate) mod alternation;
 mod boundary_tensors;
 mod error;
 mod few_microbatches;
@@ -37,4 +38,4 @@ pub use logical::{LogicalRun, logical};
 pub use memory::{MemoryStep, UNIT, memory_curve, peak_memory};
 pub use summary::{Summary, summarize};
 pub use timed::{timed, timed_on};
-pub use timed_run::TimedRun;
+pub use timed_run::{ExchangeTime, TimedRun};

@@ -8,7 +8,7 @@ use crate::simulate::error::SimulateError;
 use crate::simulate::logical::{LogicalRun, logical};
 use crate::simulate::memory::{UNIT, peak_memory};
 use crate::simulate::timed::timed;
-use crate::simulate::timed_run::TimedRun;
+use crate::simulate::timed_run::{ExchangeTime, TimedRun};
 use crate::slices::Slices;
 use crate::timeline::Timeline;
 
@@ -28,6 +28,9 @@ pub struct Summary {
     pub span_bubble_fraction: f64,
     /// The mean share of the makespan in which ranks wait for messages in flight.
     pub exposed_comm_fraction: f64,
+    /// How long each rank exchanges the tokens of experts, and waits for that, if the costs have exchanges.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exchanges: Option<Vec<ExchangeTime>>,
     /// The peak number of stage activations of one microbatch, or of one slice, for each rank.
     pub peak_activations: Vec<u64>,
     /// The number of slices of each microbatch, if microbatches are cut.
@@ -61,10 +64,19 @@ impl Summary {
             bubble_per_rank: timeline.bubble_per_rank(),
             span_bubble_fraction: timeline.span_bubble_fraction(),
             exposed_comm_fraction: if ticks > 0.0 { messages as f64 / ticks } else { 0.0 },
+            exchanges: None,
             peak_activations: peak_memory(&timeline, &[UNIT]),
             slices: cut_into(&timeline),
             peak_bytes: None,
         }
+    }
+
+    /// Returns the share of the exchanges in which ranks wait, over all ranks; `None` without exchanges.
+    pub fn exposed_exchange_fraction(&self) -> Option<f64> {
+        let exchanges = self.exchanges.as_ref()?;
+        let all: f64 = exchanges.iter().map(|rank| rank.seconds).sum();
+        let exposed: f64 = exchanges.iter().map(|rank| rank.exposed).sum();
+        (all > 0.0).then(|| exposed / all)
     }
 
     /// Returns the figures of `run`, which was made at `costs`. `steps` is the number of ticks of the logical
@@ -78,6 +90,7 @@ impl Summary {
             bubble_per_rank: timeline.bubble_per_rank(),
             span_bubble_fraction: timeline.span_bubble_fraction(),
             exposed_comm_fraction: run.exposed_fraction(),
+            exchanges: costs.has_exchanges().then(|| run.exchanges().to_vec()),
             peak_activations: peak_memory(timeline, &[UNIT]),
             slices: cut_into(timeline),
             peak_bytes: (!costs.sizes.is_empty()).then(|| peak_memory(timeline, &costs.sizes)),

@@ -7,14 +7,17 @@
 //! the arrival; (5) `UNSHARD` and `REDUCE_GRAD` run one after another on a channel of the rank for
 //! collectives, in parallel with the computation; a stage computes once it is gathered, and
 //! `WAIT_REDUCE_GRAD` waits for the reduction; (6) an overlap runs its forward and then its backward, each
-//! with its own tensors, costs and event, and the forward's output leaves when the forward ends; (7) the
+//! with its own tensors, costs and event, and the forward's output leaves when the forward ends; if their stages
+//! exchange tokens, the halves alternate ([`super::alternation`]), and each output leaves when its half ends; (7) the
 //! messages of skip connections ([`Costs::skips`]) leave when the computation of their tensor ends, before
 //! the sends that follow it, and none carries a gradient to a stage that runs forward only; (8) before a
 //! backward of a stage that is recomputed ([`Costs::recompute`]), the rank computes its forward again, or the
 //! part of it that the stage recomputes, unless the forward has kept all activations or was the rank's last
 //! computation: while the gradients are on their way, or, if it is recomputed block by block, once they have
 //! arrived; (9) a slice takes its share of the times and bytes of
-//! its microbatch ([`StageCosts::of_slice`](crate::costs::StageCosts::of_slice)). There is one link for each
+//! its microbatch ([`StageCosts::of_slice`](crate::costs::StageCosts::of_slice)); (10) an action that is not in
+//! an overlap takes the time of its computation and of its exchanges ([`StageExchanges`](crate::costs::StageExchanges)),
+//! in which the rank waits. There is one link for each
 //! ordered pair of ranks, and messages are buffered: a send does not wait for its receive.
 //!
 //! [`timed_on`] replaces rules 2 and 3 by the rules of another communicator ([`super::queues`]), for programs that
@@ -32,18 +35,19 @@
 
 use crate::action::Action;
 use crate::communicator::{Communicator, Streams, judge};
-use crate::costs::Costs;
+use crate::costs::{Costs, Exchanges};
 use crate::ids::{Rank, StageIndex};
 use crate::recompute::KeptForwards;
 use crate::schedule::Program;
+use crate::simulate::alternation::{Work, is_exchange};
 use crate::simulate::boundary_tensors::{Arrival, Arrivals, BoundaryTensor, Route};
 use crate::simulate::error::SimulateError;
 use crate::simulate::links::{Links, Transit};
 use crate::simulate::queues::{Ended, Operation, Queues};
-use crate::simulate::rank_clock::RankClock;
+use crate::simulate::rank_clock::{Computation, RankClock};
 use crate::simulate::timed_run::TimedRun;
 use crate::skip_event::{SkipAction, SkipEvent, SkipMessage};
-use crate::timeline::{Event, Timeline};
+use crate::timeline::{EXCHANGE, Event, Scope, Timeline};
 use crate::transfer::Transfer;
 use crate::validate::BlockedRank;
 
@@ -102,8 +106,9 @@ struct RankState {
     waits_for: Option<BoundaryTensor>,
     /// Its last computation.
     computed: Option<Action>,
-    /// The output of the last overlap's forward, and the end of the forward.
-    first_half: Option<(BoundaryTensor, f64)>,
+    /// The outputs of the halves of its last overlap, and the ends of the halves, as far as they end before the
+    /// overlap may.
+    halves: [Option<(BoundaryTensor, f64)>; 2],
 }
 
 struct Run<'a> {
@@ -125,6 +130,8 @@ struct Run<'a> {
     /// The events of each rank.
     events: Vec<Vec<Event>>,
     skips: Vec<SkipEvent>,
+    /// The exchanges of tokens.
+    exchanges: Vec<Scope>,
 }
 
 impl<'a> Run<'a> {
@@ -145,6 +152,7 @@ impl<'a> Run<'a> {
             kept: vec![KeptForwards::default(); stages],
             events: program.rows().iter().map(|row| Vec::with_capacity(row.len())).collect(),
             skips: Vec::new(),
+            exchanges: Vec::new(),
         }
     }
 
@@ -252,6 +260,11 @@ impl<'a> Run<'a> {
         for part in action.parts() {
             self.arrival_for(part)?;
         }
+        if let Action::Overlap(_) = action
+            && action.parts().any(|part| self.exchanges_of(part).take_time())
+        {
+            return self.compute_together(rank, action);
+        }
         let mut first_half = None;
         for part in action.parts() {
             let end = self.compute_part(rank, part)?;
@@ -260,7 +273,52 @@ impl<'a> Run<'a> {
                 first_half = first_half.or(made.map(|tensor| (tensor, end)));
             }
         }
-        self.ranks[rank.index()].first_half = first_half;
+        self.ranks[rank.index()].halves = [first_half, None];
+        Ok(())
+    }
+
+    /// Computes the halves of `overlap` together: one computes while the other exchanges tokens.
+    fn compute_together(&mut self, rank: Rank, overlap: Action) -> Result<(), BoundaryTensor> {
+        let mut halves = [Vec::with_capacity(2), Vec::with_capacity(2)];
+        let mut actions = [Vec::with_capacity(2), Vec::with_capacity(2)];
+        for (half, part) in overlap.parts().enumerate() {
+            let (tensors, parameters) = (self.arrival_for(part)?, self.gathered_for(part));
+            if let Some(forward) = self.recomputed_by(rank, part) {
+                let tensors = tensors.filter(|_| self.costs.recompute.is_by_block());
+                halves[half].push(Computation::after([parameters, tensors], self.again(forward)));
+                actions[half].push(forward);
+            }
+            halves[half].push(Computation::after([parameters, tensors], self.work(part)));
+            actions[half].push(part);
+            self.ranks[rank.index()].computed = Some(part);
+        }
+        let clock = &mut self.ranks[rank.index()].clock;
+        let pieces = clock.alternate([&halves[0], &halves[1]]);
+        let mut ends = [0.0; 2];
+        for (half, actions) in actions.iter().enumerate() {
+            for (work, &action) in actions.iter().enumerate() {
+                let mut own = pieces.iter().filter(|piece| (piece.half, piece.work) == (half, work));
+                let Some((start, first_end)) = own.next().map(|piece| (piece.start, piece.end)) else {
+                    continue;
+                };
+                let end = own.next_back().map_or(first_end, |piece| piece.end);
+                self.events[rank.index()].push(Event { rank, action, start, end });
+                ends[half] = end;
+            }
+        }
+        let exchanges = pieces.iter().filter(|piece| is_exchange(piece.position));
+        self.exchanges.extend(exchanges.map(|piece| exchange(rank, piece.start, piece.end)));
+        let parts: Vec<(Action, f64)> = overlap.parts().zip(ends).collect();
+        let made = |&(part, end): &(Action, f64)| {
+            Some((BoundaryTensor::made_by(self.program.placement(), part)?, end))
+        };
+        self.ranks[rank.index()].halves = [parts.first().and_then(made), parts.last().and_then(made)];
+        // Messages of skip connections take their links in the order in which they leave.
+        let is_reversed = ends[1] < ends[0];
+        for index in if is_reversed { [1, 0] } else { [0, 1] } {
+            let (part, end) = parts[index];
+            self.deliver(rank, part, end);
+        }
         Ok(())
     }
 
@@ -270,18 +328,33 @@ impl<'a> Run<'a> {
         let again = self.recomputed_by(rank, part);
         let is_early = !self.costs.recompute.is_by_block();
         if let Some(forward) = again {
-            let again = self.costs.of_part(forward, self.program.slices()).again();
-            let clock = &mut self.ranks[rank.index()].clock;
-            let (start, end) = clock.compute([parameters, tensors.filter(|_| !is_early)], again);
-            self.events[rank.index()].push(Event { rank, action: forward, start, end });
+            let again = self.again(forward);
+            self.compute_alone(rank, forward, [parameters, tensors.filter(|_| !is_early)], again);
         }
-        let duration = self.duration(part);
-        let state = &mut self.ranks[rank.index()];
-        let (start, end) = state.clock.compute([parameters, tensors], duration);
-        state.computed = Some(part);
+        let end = self.compute_alone(rank, part, [parameters, tensors], self.work(part));
+        self.ranks[rank.index()].computed = Some(part);
         self.deliver(rank, part, end);
-        self.events[rank.index()].push(Event { rank, action: part, start, end });
         Ok(end)
+    }
+
+    /// Computes `part` after the last of `arrivals`, and waits for each of its exchanges. Returns its end.
+    fn compute_alone(&mut self, rank: Rank, part: Action, arrivals: [Option<Arrival>; 2], work: Work) -> f64 {
+        let clock = &mut self.ranks[rank.index()].clock;
+        let (start, end) = clock.compute(arrivals, work.total());
+        clock.note_exposed_exchange(work.exchanges.total());
+        if work.exchanges.take_time() {
+            let pieces = 2 * work.exchanges.count + 1;
+            let mut from = start;
+            for position in 0..pieces {
+                let until = from + work.seconds(position);
+                if is_exchange(position) {
+                    self.exchanges.push(exchange(rank, from, until));
+                }
+                from = until;
+            }
+        }
+        self.events[rank.index()].push(Event { rank, action: part, start, end });
+        end
     }
 
     /// Returns the forward that a backward computes again. Must be called once for each computation, in the
@@ -303,13 +376,30 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn duration(&self, part: Action) -> f64 {
+    /// Returns the computation and the exchanges of `part`.
+    fn work(&self, part: Action) -> Work {
         let costs = self.costs.of_part(part, self.program.slices());
-        match part {
+        let compute = match part {
             Action::Forward { .. } => costs.forward,
             Action::InputBackward { .. } => costs.input_backward,
             Action::WeightBackward { .. } => costs.weight_backward,
             _ => costs.backward,
+        };
+        Work { arrival: 0.0, compute, exchanges: self.exchanges_of(part) }
+    }
+
+    /// Returns the same for `forward` if it is computed again.
+    fn again(&self, forward: Action) -> Work {
+        let costs = self.costs.of_part(forward, self.program.slices());
+        Work { arrival: 0.0, compute: costs.again(), exchanges: costs.exchanges.again() }
+    }
+
+    fn exchanges_of(&self, part: Action) -> Exchanges {
+        let exchanges = self.costs.of_part(part, self.program.slices()).exchanges;
+        match part {
+            Action::Forward { .. } => exchanges.forward,
+            Action::WeightBackward { .. } => Exchanges::default(),
+            _ => exchanges.backward,
         }
     }
 
@@ -383,12 +473,12 @@ impl<'a> Run<'a> {
         self.transmit(transfer.sender, transfer.receiver, tensor, self.message_bytes(send), now)
     }
 
-    /// Returns when the first half of the overlap that `rank` has just computed has made the tensor of a
-    /// message; `None` if another action has made it.
+    /// Returns when a half of the overlap that `rank` has just computed has made the tensor of a message; `None`
+    /// if another action has made it.
     fn made_at(&self, rank: Rank, transfer: Transfer) -> Option<f64> {
         let tensor = BoundaryTensor::received_by(transfer.receive)?;
-        let (made, end) = self.ranks[rank.index()].first_half?;
-        (made == tensor).then_some(end)
+        let mut halves = self.ranks[rank.index()].halves.iter().flatten();
+        halves.find(|(made, _)| *made == tensor).map(|&(_, end)| end)
     }
 
     /// Returns the bytes of the message of `send`. A gradient has the size of its output.
@@ -449,13 +539,15 @@ impl<'a> Run<'a> {
             events.iter_mut().for_each(|event| self.set_times_of_receive(event));
         }
         let exposed = self.ranks.iter().map(|state| state.clock.exposed()).collect();
+        let exchanges = self.ranks.iter().map(|state| state.clock.exchange()).collect();
         let timeline = Timeline::new(self.program.ranks(), events).with_skips(self.skips);
+        let timeline = timeline.with_scopes(self.exchanges);
         let timeline = timeline.with_slices(self.program.slices());
         let timeline = match self.queues {
             Some(queues) => timeline.with_communicator(queues.communicator().clone(), queues.into_waits()),
             None => timeline,
         };
-        Ok(TimedRun { timeline, exposed })
+        Ok(TimedRun { timeline, exposed, exchanges })
     }
 
     /// Sets the start and the end of a receive. Its message may be sent later than the receive is simulated,
@@ -479,6 +571,11 @@ impl<'a> Run<'a> {
         };
         self.program.placement().all_ranks().filter_map(of).collect()
     }
+}
+
+/// Returns the span of an exchange.
+fn exchange(rank: Rank, start: f64, end: f64) -> Scope {
+    Scope { rank, name: EXCHANGE.into(), start, end }
 }
 
 /// Sets the time of a stage.

@@ -128,6 +128,7 @@ pub(crate) fn block(kind: &str, weight: f64) -> LayerProfile {
         weight_backward_s: 0.9e-3 * weight,
         backward_s: None,
         recompute_s: None,
+        exchange_s: 0.0,
         optimizer_s: 1e-4 * weight,
         output_bytes: 524_288,
         parameter_bytes: (4e6 * weight) as u64,

@@ -2,6 +2,7 @@
 
 #[expect(dead_code, reason = "the report of the planner uses the other instances")]
 mod instances;
+mod exchanges;
 mod frozen;
 mod memory;
 mod parts;

@@ -49,6 +49,18 @@ function readMemory(steps, scale) {
   return memory;
 }
 
+// Reads the exchanges of tokens; most timelines have none.
+function readExchanges(exchanges, scale) {
+  const read = { start: [], end: [] };
+  let start = 0;
+  for (const [since, length] of exchanges) {
+    start += since;
+    read.start.push(start * scale);
+    read.end.push((start + length) * scale);
+  }
+  return read;
+}
+
 // Adds to a lane what drawing and searching need.
 function completeLane(lane) {
   const longestOf = ({ start, end }) => start.reduce((most, start, at) => Math.max(most, end[at] - start), 0);
@@ -109,7 +121,7 @@ function findSends(lanes) {
 
 function readRank(rank, index, scale) {
   const cells = readEvents(rank, isCompute, scale), bars = readEvents(rank, (kind) => !isCompute(kind), scale);
-  return completeLane({ name: "rank " + index, stages: rank.stages, cells, bars, memory: readMemory(rank.memory, scale) });
+  return completeLane({ name: "rank " + index, stages: rank.stages, cells, bars, memory: readMemory(rank.memory, scale), exchanges: readExchanges(rank.exchanges ?? [], scale) });
 }
 
 // The lanes of the picture, from top to bottom. Most pages have one lane for each rank.

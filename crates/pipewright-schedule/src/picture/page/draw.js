@@ -43,6 +43,37 @@ function drawLanes(ratio, indices) {
   paint.putImageData(surface.image, Math.round(gutter * ratio), Math.round(axisHeight * ratio));
 }
 
+// Draws the exchanges of tokens as hatched bars along the upper edge of their lanes. Exchanges that are closer to each other
+// than a pixel are one bar.
+function drawExchanges(indices) {
+  const scale = plotWidth() / span();
+  for (const index of indices) {
+    const { exchanges } = ranks[index], { top, bottom } = rowOf(index), height = Math.min((bottom - top) / 5, 6);
+    if (!exchanges?.start.length || height < 1) continue;
+    let right = -Infinity;
+    for (let at = Math.max(firstFrom(exchanges.start, view.left) - 1, 0); at < exchanges.start.length && exchanges.start[at] < view.left + span(); at++) {
+      const from = Math.max((exchanges.start[at] - view.left) * scale, right, 0), to = Math.min((exchanges.end[at] - view.left) * scale, plotWidth());
+      if (to - from < 0.5) continue;
+      right = to;
+      paint.fillStyle = theme.colours.page;
+      paint.fillRect(gutter + from, axisHeight + top, to - from, height);
+      paint.strokeStyle = theme.colours.ink;
+      paint.lineWidth = 1;
+      paint.save();
+      paint.beginPath();
+      paint.rect(gutter + from, axisHeight + top, to - from, height);
+      paint.clip();
+      paint.beginPath();
+      for (let x = Math.floor((from - height) / 4) * 4; x < to; x += 4) {
+        paint.moveTo(gutter + x, axisHeight + top + height);
+        paint.lineTo(gutter + x + height, axisHeight + top);
+      }
+      paint.stroke();
+      paint.restore();
+    }
+  }
+}
+
 // Draws times at round numbers, with a line through the lanes. Marks are far enough apart for their texts.
 function drawAxis() {
   const most = Math.max(plotWidth() / 90, 1), power = 10 ** Math.floor(Math.log10(span() * data.quantum / most));
@@ -96,6 +127,7 @@ function draw() {
   const indices = indicesInSight(), ratio = resize(plot, paint);
   paint.textBaseline = "middle";
   drawLanes(ratio, indices);
+  drawExchanges(indices);
   drawLabels(paint, indices, (index) => {
     const { top, bottom } = rowOf(index);
     return { top: axisHeight + top, bottom: axisHeight + bottom };

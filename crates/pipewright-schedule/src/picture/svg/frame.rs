@@ -6,6 +6,7 @@ use crate::ids::Rank;
 use crate::picture::palette::{LIGHT, occurring};
 use crate::picture::settings::escaped;
 
+use super::exchanges::{MEANING, PATTERN, has_exchanges};
 use super::layout::{Drawing, LABEL, Layout, text_width};
 
 pub(super) fn push_title(picture: &mut String, layout: &Layout, title: &str) {
@@ -84,6 +85,10 @@ pub(super) fn push_legend(picture: &mut String, drawing: &Drawing<'_>) {
     let bubble = format!("bubble, {:.1} % of all ranks' time", drawing.timeline.bubble_fraction() * 100.0);
     push_entry(picture, [x, y, 13.0], &["url(#bubble)".to_owned()], &bubble);
     x += 36.0 + text_width(&bubble, 11.0);
+    if has_exchanges(drawing.timeline) {
+        push_entry(picture, [x - 18.0, y, 13.0], &[PATTERN.to_owned()], MEANING);
+        x += 18.0 + text_width(MEANING, 11.0);
+    }
     if chunks > 1 {
         let text = format!("shades: chunks 0 to {} of a rank", chunks - 1);
         push_entry(picture, [x - 18.0, y, 0.0], &[], &text);

@@ -2,7 +2,7 @@
 //!
 //! Each rank has one lane. Computation fills its lane, and an overlap has its two halves above each other.
 //! Messages and collectives are thin bars along the lower edge, so that the computation behind them stays
-//! visible. The rest of a lane is a bubble and is hatched. [`super::html()`] can zoom.
+//! visible. Exchanges of tokens are hatched bars along the upper edge. The rest of a lane is a bubble and is hatched. [`super::html()`] can zoom.
 //!
 //! If there are few actions, they are drawn one by one, each with a label and a title, which a browser shows
 //! on hovering. If there are many, they are drawn as one path per lane and fill, without titles, so that the
@@ -11,6 +11,7 @@
 mod layout;
 mod cells;
 mod strokes;
+mod exchanges;
 mod memory_lane;
 mod frame;
 
@@ -21,6 +22,7 @@ use crate::picture::settings::{PictureSettings, escaped};
 use crate::timeline::Timeline;
 
 use cells::push_cells;
+use exchanges::{has_exchanges, push_exchanges, push_pattern};
 use frame::{push_axis, push_lane, push_legend, push_title};
 use layout::{Drawing, Layout};
 use memory_lane::{HighestPeak, push_memory};
@@ -38,6 +40,9 @@ pub fn svg(timeline: &Timeline, settings: &PictureSettings<'_>) -> String {
         is_detailed: timeline.events().len() <= MOST_DETAILED,
     };
     let mut picture = opening(&drawing.layout, settings.title);
+    if has_exchanges(timeline) {
+        push_pattern(&mut picture);
+    }
     push_title(&mut picture, &drawing.layout, settings.title);
     push_axis(&mut picture, &drawing.layout);
     let highest = settings.memory_lane.then(|| HighestPeak::of(timeline, settings));
@@ -48,6 +53,7 @@ pub fn svg(timeline: &Timeline, settings: &PictureSettings<'_>) -> String {
         } else {
             push_strokes(&mut picture, &drawing, rank);
         }
+        push_exchanges(&mut picture, &drawing, rank);
         if let Some(highest) = highest {
             push_memory(&mut picture, &drawing, rank, settings, highest);
         }

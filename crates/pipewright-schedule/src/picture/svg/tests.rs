@@ -114,6 +114,18 @@ fn labels_hold_large_microbatches() {
 }
 
 #[test]
+fn exchanges_are_hatched_bars() {
+    let with = svg(&predicted("dualpipev", 2, 8, "exchange=0.5"), &PictureSettings::default());
+    assert_eq!(with.matches("<path stroke=\"url(#exchange)\"").count(), 2, "one for each rank");
+    assert!(with.contains("exchange of tokens"));
+    check_is_closed(&with);
+    let without = svg(&predicted("dualpipev", 2, 8, ""), &PictureSettings::default());
+    assert!(!without.contains("exchange"));
+    let many = svg(&predicted("1f1b", 64, 256, "exchange=0.5,exchanges=40"), &PictureSettings::default());
+    assert!(many.len() <= 1_000_000, "{} bytes", many.len());
+}
+
+#[test]
 fn the_memory_lane_is_an_option() {
     let settings = PictureSettings { memory_lane: true, ..PictureSettings::default() };
     let (with, without) = (drawn_with("0F0,0F1,0B0,0B1\n", &settings), drawn("0F0,0F1,0B0,0B1\n"));

@@ -44,6 +44,8 @@ for (const name of ["predicted", "measured", "what-if"]) {
   box.addEventListener("change", () => { shown[key] = box.checked; changeSources(); });
 }
 document.getElementById("show-what-if").disabled = true;
+// The simulation of the page has no exchanges of tokens.
+document.getElementById("whatif").hidden = !!data.view.costs.exchanges;
 document.getElementById("choose-measured").hidden = recorded.length === 0;
 for (const id of ["steps", "help-steps"]) document.getElementById(id).hidden = recorded.length < 2;
 stepBox.max = recorded.length - 1;

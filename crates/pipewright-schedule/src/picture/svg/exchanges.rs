@@ -1,0 +1,59 @@
+//! The exchanges of tokens, as hatched bars along the upper edge of a lane, on top of the cells of their actions.
+
+use std::fmt::Write;
+
+use crate::ids::Rank;
+use crate::picture::palette::LIGHT;
+use crate::timeline::{EXCHANGE, Timeline};
+
+use super::layout::Drawing;
+
+/// The meaning of the bars.
+pub(super) const MEANING: &str = "exchange of tokens";
+/// The pattern of the bars.
+pub(super) const PATTERN: &str = "url(#exchange)";
+/// Bars that are closer to each other than this, in units of the picture, are drawn as one.
+const GAP: f64 = 0.5;
+
+/// Returns whether a timeline has exchanges.
+pub(super) fn has_exchanges(timeline: &Timeline) -> bool {
+    timeline.scopes().iter().any(|scope| &*scope.name == EXCHANGE)
+}
+
+/// Draws the pattern of the bars.
+pub(super) fn push_pattern(picture: &mut String) {
+    writeln!(
+        picture,
+        "<defs><pattern id=\"exchange\" width=\"4\" height=\"4\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">\
+         <rect width=\"4\" height=\"4\" fill=\"{}\"/><rect width=\"1.6\" height=\"4\" fill=\"{}\"/></pattern></defs>",
+        LIGHT.page, LIGHT.ink
+    )
+    .expect("writing to a string does not fail");
+}
+
+/// Draws the exchanges of one rank.
+pub(super) fn push_exchanges(picture: &mut String, drawing: &Drawing<'_>, rank: Rank) {
+    let layout = &drawing.layout;
+    let own = drawing.timeline.scopes_of(rank).iter().filter(|scope| &*scope.name == EXCHANGE);
+    let mut bars: Vec<[f64; 2]> = Vec::new();
+    for [start, end] in own.map(|scope| [layout.x(scope.start), layout.x(scope.end)]) {
+        match bars.last_mut() {
+            Some(last) if start - last[1] < GAP => last[1] = last[1].max(end),
+            _ => bars.push([start, end]),
+        }
+    }
+    if bars.is_empty() {
+        return;
+    }
+    let height = layout.bar_height();
+    write!(
+        picture,
+        "<path stroke=\"{PATTERN}\" stroke-width=\"{height:.2}\" fill=\"none\" pointer-events=\"none\" d=\""
+    )
+    .expect("writing to a string does not fail");
+    let y = layout.top(rank) + height / 2.0;
+    for [start, end] in bars {
+        write!(picture, "M{start:.1} {y:.2}H{end:.1}").expect("writing to a string does not fail");
+    }
+    picture.push_str("\"/>\n");
+}
