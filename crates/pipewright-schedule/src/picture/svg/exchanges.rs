@@ -45,7 +45,8 @@ pub(super) fn push_exchanges(picture: &mut String, drawing: &Drawing<'_>, rank: 
     if bars.is_empty() {
         return;
     }
-    let height = layout.bar_height();
+    // Low enough for the labels of overlaps.
+    let height = layout.bar_height() * 0.6;
     write!(
         picture,
         "<path stroke=\"{PATTERN}\" stroke-width=\"{height:.2}\" fill=\"none\" pointer-events=\"none\" d=\""
