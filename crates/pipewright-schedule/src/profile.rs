@@ -141,8 +141,8 @@ pub struct LayerProfile {
     /// The time to recompute the forward before a backward; `None` for the time of `F`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recompute_s: Option<f64>,
-    /// The time in which tokens travel to the ranks of their experts and back, in `F` and in a forward that is
-    /// recomputed, and again in `I` and in `B`: two exchanges each. The other times do not include it.
+    /// The time in which tokens travel to the ranks of their experts and back, in `F` and in a forward that
+    /// is recomputed, and again in `I` and in `B`: two exchanges each. The other times do not include it.
     #[serde(default, skip_serializing_if = "is_no_time")]
     pub exchange_s: f64,
     /// The time of the optimizer, once per step.
@@ -315,8 +315,8 @@ impl Profile {
         self.layers.iter().flat_map(|layer| std::iter::repeat_n(layer, layer.count as usize))
     }
 
-    /// Returns whether schedules for this profile run the halves of an overlap together: tokens travel to their
-    /// experts in some layer. If there are frozen layers, the halves run one after the other.
+    /// Returns whether schedules for this profile run the halves of an overlap together: tokens travel to
+    /// their experts in some layer. If there are frozen layers, the halves run one after the other.
     pub fn keeps_overlaps(&self) -> bool {
         self.layers.iter().any(|layer| layer.exchange_s > 0.0)
             && self.layers.iter().all(LayerProfile::is_trained)

@@ -40,8 +40,8 @@ pub(crate) struct SimulateArguments {
     level: Option<SimulatedLevel>,
     /// The costs of actions, in any one unit; the default is 1, but I + W for B (and halves of B for I and W
     /// if it is given) and 0 for a hop; F=1:1:2 gives each stage its own cost; attention=0.3 is the share of
-    /// F and I that grows from slice to slice, for seq1f1b; exchange=0.5 is the time in which the tokens of F,
-    /// and of B or I, travel to their experts and back, in exchanges=2 exchanges
+    /// F and I that grows from slice to slice, for seq1f1b; exchange=0.5 is the time in which the tokens of
+    /// F, and of B or I, travel to their experts and back, in exchanges=2 exchanges
     #[arg(long, value_name = "F=1,I=1,W=1,hop=0.1")]
     cost: Option<Costs>,
     #[command(flatten)]

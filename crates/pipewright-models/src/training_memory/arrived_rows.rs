@@ -23,9 +23,9 @@ pub(super) fn chosen_experts(model: &ModelConfig) -> u64 {
     model.to_json().get("num_experts_per_tok").and_then(serde_json::Value::as_u64).unwrap_or(0)
 }
 
-/// Returns the bytes of the rows that the tokens of `tokens` send to the experts among the parameters of a layer,
-/// in single precision: a row for each of the `chosen` experts of a token; `None` if no parameter is an
-/// expert's.
+/// Returns the bytes of the rows that the tokens of `tokens` send to the experts among the parameters of a
+/// layer, in single precision: a row for each of the `chosen` experts of a token; `None` if no parameter is
+/// an expert's.
 pub(super) fn sent_bytes(specs: &[ParameterSpec], chosen: u64, tokens: u64) -> Option<u64> {
     // The first matrix of an expert has the rows of tokens as its inputs.
     let matrix = specs.iter().find(|spec| spec.is_of_routed_expert())?;
@@ -38,8 +38,8 @@ pub(super) fn sent_bytes(specs: &[ParameterSpec], chosen: u64, tokens: u64) -> O
 /// experts among the parameters `specs` keep for their backward: a row for each of the `chosen` experts of a
 /// token. A replica that holds all experts keeps the inputs of the layer alone. This is the mean over the
 /// replicas of a group: a replica keeps as many rows as tokens choose its experts. If the tokens of all
-/// replicas choose experts of one of them ([`ExpertLoad::OneReplica`]), that replica also keeps the inputs and
-/// the outputs of each matrix, and of a gated expert their product, for the tokens of the others.
+/// replicas choose experts of one of them ([`ExpertLoad::OneReplica`]), that replica also keeps the inputs
+/// and the outputs of each matrix, and of a gated expert their product, for the tokens of the others.
 pub(super) fn add_arrived_rows<'a>(
     layers: &mut [LayerDesc],
     chosen: u64,
@@ -68,8 +68,8 @@ pub(super) fn add_arrived_rows<'a>(
     }
 }
 
-/// Returns the numbers that an expert, one of whose matrices is `first`, keeps of a row besides its input: the
-/// outputs of all matrices but the last one, and what the last one multiplies.
+/// Returns the numbers that an expert, one of whose matrices is `first`, keeps of a row besides its input:
+/// the outputs of all matrices but the last one, and what the last one multiplies.
 fn kept_numbers(matrices: &[&ParameterSpec], first: &ParameterSpec) -> u64 {
     let expert = |spec: &ParameterSpec| {
         let mut names = spec.path.rsplitn(3, '.');

@@ -1,5 +1,5 @@
-//! The profile of a run whose replicas hold the experts of each mixture together: the exchanges of its layers,
-//! and the memory of a replica.
+//! The profile of a run whose replicas hold the experts of each mixture together: the exchanges of its
+//! layers, and the memory of a replica.
 
 use pipewright::nn::TensorParallel;
 use pipewright_schedule::profile::{LinkProfile, Profile};
@@ -30,9 +30,9 @@ impl ExpertShare {
     /// layers does not change.
     ///
     /// All experts are chosen equally often, so of `n` replicas each keeps a share of `1 / n` of its rows and
-    /// sends the others, one after another over its link: an exchange of `b` bytes takes `latency + b (n - 1) /
-    /// n / bandwidth`. Rows travel in single precision, which in half precision is more than some of them need.
-    /// The computation does not change: as many rows arrive as leave.
+    /// sends the others, one after another over its link: an exchange of `b` bytes takes `latency + b (n - 1)
+    /// / n / bandwidth`. Rows travel in single precision, which in half precision is more than some of them
+    /// need. The computation does not change: as many rows arrive as leave.
     ///
     /// # Errors
     /// When the model does not know the parameters of one of its layers.

@@ -79,8 +79,8 @@ impl MemoryPlan {
         Self { copies, ..self }
     }
 
-    /// Adds the memory of the ranks for the case that the tokens of all replicas that hold experts together choose
-    /// experts of one of them.
+    /// Adds the memory of the ranks for the case that the tokens of all replicas that hold experts together
+    /// choose experts of one of them.
     pub fn with_one_replica(self, memory: &TrainingMemory) -> Self {
         Self { one_replica: memory.ranks().iter().map(HeldBytes::total).max(), ..self }
     }

@@ -150,7 +150,8 @@ struct CostsData {
     links: std::collections::BTreeMap<String, LinkData>,
     /// The share of attention, which grows from slice to slice.
     attention: f64,
-    /// Whether tokens are exchanged inside actions. The page does not simulate that, so nothing can be changed.
+    /// Whether tokens are exchanged inside actions. The page does not simulate that, so nothing can be
+    /// changed.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     exchanges: bool,
 }

@@ -36,7 +36,8 @@ impl Family {
         families
     }
 
-    /// Returns the order of the family at these costs. If `keeps_overlaps`, the halves of overlaps run together.
+    /// Returns the order of the family at these costs. If `keeps_overlaps`, the halves of overlaps run
+    /// together.
     pub(super) fn order(&self, costs: &Costs, keeps_overlaps: bool) -> Result<Order, GenerateError> {
         let spec = ScheduleSpec {
             ranks: self.ranks,

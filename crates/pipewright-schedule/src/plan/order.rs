@@ -1,8 +1,9 @@
 //! The computations of all ranks in order, as the search evaluates them: small cells in flat rows.
 //!
 //! The cells agree with the program that trains ([`mod@crate::lower`], `training.rs`): an overlap is its
-//! forward and its backward, which run together if the layers exchange tokens ([`Order::with_overlaps`]), and a backward is split if another rank waits for its gradient
-//! ([`Order::split`]). Messages follow from the placement.
+//! forward and its backward, which run together if the layers exchange tokens ([`Order::with_overlaps`]), and
+//! a backward is split if another rank waits for its gradient ([`Order::split`]). Messages follow from the
+//! placement.
 //!
 //! An order has the backwards of all stages, so that it stays whole when the cut changes. The program that
 //! trains does not have the cells that frozen stages drop ([`Cell::is_dropped`]): they take no time, wait for
@@ -66,15 +67,15 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// Returns the order of a schedule, with whole backwards where the schedule has them. The halves of overlaps
-    /// run one after the other.
+    /// Returns the order of a schedule, with whole backwards where the schedule has them. The halves of
+    /// overlaps run one after the other.
     #[cfg(test)]
     pub(super) fn of(schedule: &Schedule) -> Self {
         Self::with_overlaps(schedule, false)
     }
 
-    /// Returns the order of a schedule, with whole backwards where the schedule has them. If `keeps_overlaps`,
-    /// the halves of overlaps run together, and otherwise one after the other.
+    /// Returns the order of a schedule, with whole backwards where the schedule has them. If
+    /// `keeps_overlaps`, the halves of overlaps run together, and otherwise one after the other.
     pub(super) fn with_overlaps(schedule: &Schedule, keeps_overlaps: bool) -> Self {
         let placement = schedule.placement().clone();
         let row = |row: &Vec<Option<Action>>| {

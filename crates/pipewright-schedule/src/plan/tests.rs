@@ -43,7 +43,8 @@ fn model_with_exchanges(seed: u64, count: usize, ranks: u32, replicas: u32) -> L
     })
 }
 
-/// Returns random layers, changed by `change`, for a pipeline with these numbers of layers, ranks and replicas.
+/// Returns random layers, changed by `change`, for a pipeline with these numbers of layers, ranks and
+/// replicas.
 fn layers_of(
     seed: u64,
     [count, ranks, replicas]: [usize; 3],

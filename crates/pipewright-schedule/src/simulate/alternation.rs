@@ -1,11 +1,11 @@
 //! Two sequences of work that a rank runs together: the halves of an overlap whose stages exchange tokens.
 //!
-//! A half alternates between computations and exchanges ([`Exchanges`]). Computations take one resource of the
-//! rank, and exchanges the other; each resource takes one piece at a time, and a piece that has begun is not
-//! interrupted. The next piece of a half begins as soon as the piece before it has ended, its tensors have
-//! arrived and its resource is free. So one half computes while the other one exchanges. If both could begin
-//! at the same time, the first half does, and the second half never begins before the first one. Without
-//! exchanges, the halves therefore run one after the other.
+//! A half alternates between computations and exchanges ([`Exchanges`]). Computations take one resource of
+//! the rank, and exchanges the other; each resource takes one piece at a time, and a piece that has begun is
+//! not interrupted. The next piece of a half begins as soon as the piece before it has ended, its tensors
+//! have arrived and its resource is free. So one half computes while the other one exchanges. If both could
+//! begin at the same time, the first half does, and the second half never begins before the first one.
+//! Without exchanges, the halves therefore run one after the other.
 
 use crate::costs::Exchanges;
 
@@ -157,9 +157,11 @@ mod tests {
         assert_eq!(run(0.0, late).1, [1.0, 11.0]);
     }
 
-    /// Runs both halves in steps of one unit of time, without looking ahead: the checker. All times are whole.
+    /// Runs both halves in steps of one unit of time, without looking ahead: the checker. All times are
+    /// whole.
     fn in_unit_steps(now: u32, halves: [&[Work]; 2]) -> [f64; 2] {
-        // The pieces of each half: whether it is an exchange, the earliest start, and the units that are left.
+        // The pieces of each half: whether it is an exchange, the earliest start, and the units that are
+        // left.
         let mut left: [Vec<(bool, u32, u32)>; 2] = halves.map(|works| {
             let pieces = works.iter().flat_map(|work| {
                 (0..work.pieces()).map(move |at| {
@@ -249,7 +251,8 @@ mod tests {
             let of = |half: usize| work(arrivals[half].into(), seconds[half].into(), 0, 0.0);
             let first = f64::from(now).max(arrivals[0].into()) + f64::from(seconds[0]);
             let second = first.max(arrivals[1].into()) + f64::from(seconds[1]);
-            // If the gradient of the second half arrives first, that half waits for the first one all the same.
+            // If the gradient of the second half arrives first, that half waits for the first one all the
+            // same.
             prop_assert_eq!(run(now.into(), [&[of(0)], &[of(1)]]).1, [first, second]);
         }
     }

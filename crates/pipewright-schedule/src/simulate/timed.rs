@@ -7,18 +7,18 @@
 //! the arrival; (5) `UNSHARD` and `REDUCE_GRAD` run one after another on a channel of the rank for
 //! collectives, in parallel with the computation; a stage computes once it is gathered, and
 //! `WAIT_REDUCE_GRAD` waits for the reduction; (6) an overlap runs its forward and then its backward, each
-//! with its own tensors, costs and event, and the forward's output leaves when the forward ends; if their stages
-//! exchange tokens, the halves alternate ([`super::alternation`]), and each output leaves when its half ends; (7) the
-//! messages of skip connections ([`Costs::skips`]) leave when the computation of their tensor ends, before
-//! the sends that follow it, and none carries a gradient to a stage that runs forward only; (8) before a
-//! backward of a stage that is recomputed ([`Costs::recompute`]), the rank computes its forward again, or the
-//! part of it that the stage recomputes, unless the forward has kept all activations or was the rank's last
-//! computation: while the gradients are on their way, or, if it is recomputed block by block, once they have
-//! arrived; (9) a slice takes its share of the times and bytes of
-//! its microbatch ([`StageCosts::of_slice`](crate::costs::StageCosts::of_slice)); (10) an action that is not in
-//! an overlap takes the time of its computation and of its exchanges ([`StageExchanges`](crate::costs::StageExchanges)),
-//! in which the rank waits. There is one link for each
-//! ordered pair of ranks, and messages are buffered: a send does not wait for its receive.
+//! with its own tensors, costs and event, and the forward's output leaves when the forward ends; if their
+//! stages exchange tokens, the halves alternate ([`super::alternation`]), and each output leaves when its
+//! half ends; (7) the messages of skip connections ([`Costs::skips`]) leave when the computation of their
+//! tensor ends, before the sends that follow it, and none carries a gradient to a stage that runs forward
+//! only; (8) before a backward of a stage that is recomputed ([`Costs::recompute`]), the rank computes its
+//! forward again, or the part of it that the stage recomputes, unless the forward has kept all activations or
+//! was the rank's last computation: while the gradients are on their way, or, if it is recomputed block by
+//! block, once they have arrived; (9) a slice takes its share of the times and bytes of its microbatch
+//! ([`StageCosts::of_slice`](crate::costs::StageCosts::of_slice)); (10) an action that is not in an overlap
+//! takes the time of its computation and of its exchanges ([`StageExchanges`](crate::costs::StageExchanges)),
+//! in which the rank waits. There is one link for each ordered pair of ranks, and messages are buffered: a
+//! send does not wait for its receive.
 //!
 //! [`timed_on`] replaces rules 2 and 3 by the rules of another communicator ([`super::queues`]), for programs that
 //! are sound on it. Messages of skip connections are not actions of a row: they stay buffered, and have links of
@@ -106,8 +106,8 @@ struct RankState {
     waits_for: Option<BoundaryTensor>,
     /// Its last computation.
     computed: Option<Action>,
-    /// The outputs of the halves of its last overlap, and the ends of the halves, as far as they end before the
-    /// overlap may.
+    /// The outputs of the halves of its last overlap, and the ends of the halves, as far as they end before
+    /// the overlap may.
     halves: [Option<(BoundaryTensor, f64)>; 2],
 }
 
@@ -473,8 +473,8 @@ impl<'a> Run<'a> {
         self.transmit(transfer.sender, transfer.receiver, tensor, self.message_bytes(send), now)
     }
 
-    /// Returns when a half of the overlap that `rank` has just computed has made the tensor of a message; `None`
-    /// if another action has made it.
+    /// Returns when a half of the overlap that `rank` has just computed has made the tensor of a message;
+    /// `None` if another action has made it.
     fn made_at(&self, rank: Rank, transfer: Transfer) -> Option<f64> {
         let tensor = BoundaryTensor::received_by(transfer.receive)?;
         let mut halves = self.ranks[rank.index()].halves.iter().flatten();

@@ -1,4 +1,5 @@
-//! The exchanges of tokens, as hatched bars along the upper edge of a lane, on top of the cells of their actions.
+//! The exchanges of tokens, as hatched bars along the upper edge of a lane, on top of the cells of their
+//! actions.
 
 use std::fmt::Write;
 

@@ -2,7 +2,8 @@
 //!
 //! Each rank has one lane. Computation fills its lane, and an overlap has its two halves above each other.
 //! Messages and collectives are thin bars along the lower edge, so that the computation behind them stays
-//! visible. Exchanges of tokens are hatched bars along the upper edge. The rest of a lane is a bubble and is hatched. [`super::html()`] can zoom.
+//! visible. Exchanges of tokens are hatched bars along the upper edge. The rest of a lane is a bubble and is
+//! hatched. [`super::html()`] can zoom.
 //!
 //! If there are few actions, they are drawn one by one, each with a label and a title, which a browser shows
 //! on hovering. If there are many, they are drawn as one path per lane and fill, without titles, so that the
