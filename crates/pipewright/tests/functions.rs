@@ -534,7 +534,7 @@ fn wrong_weight_gradients_are_named_with_their_parameter() {
     impl ActionHook for Adds {
         fn weights(&self, rank: WorldRank, _action: Action, work: &mut WeightWork<'_>) {
             // Rank 0 could fail too before rank 1 has.
-            if rank == WorldRank(1) {
+            if rank == WorldRank::new(1) {
                 let gradient = Tensor::<1>::ones([self.1], &Device::flex());
                 assert!(work.add(self.0, gradient).is_err());
             }
