@@ -109,9 +109,10 @@ pub(crate) fn ask(
 /// does not end a run.
 ///
 /// # Errors
-/// Fails if a question fails.
+/// Fails if `ask` fails.
 pub(crate) fn ask_until_one_answers(
     mut ask: impl FnMut() -> Result<Answers, Failure>,
+    pause: Duration,
     is_over: impl Fn() -> bool,
 ) -> Result<Answers, Failure> {
     loop {
@@ -119,7 +120,8 @@ pub(crate) fn ask_until_one_answers(
         if is_over() || answers.iter().any(|answer| *answer != Err(Refusal::Silent)) {
             return Ok(answers);
         }
-        std::thread::sleep(PAUSE);
+        // Hosts that refuse at once are silent too.
+        std::thread::sleep(pause);
     }
 }
 
@@ -179,7 +181,8 @@ mod tests {
                 count.set(count.get() + 1);
                 Ok(later.get(count.get() - 1).unwrap_or(&silent).clone())
             };
-            let answers = ask_until_one_answers(ask, || count.get() >= limit).expect("no question fails");
+            let answers = ask_until_one_answers(ask, Duration::ZERO, || count.get() >= limit)
+                .expect("no question fails");
             assert_eq!(count.get(), asked);
             assert_eq!(answers, *later.get(asked - 1).unwrap_or(&silent));
         };

@@ -27,8 +27,10 @@ use crate::run_folder::config_of;
 const SHORTEST_PATIENCE: Duration = Duration::from_secs(5);
 const LONGEST_PATIENCE: Duration = Duration::from_secs(20);
 
-/// The time in which hosts are asked again after a failure while none answers.
+/// The time in which hosts are asked again after a failure while none answers, and the pause between two
+/// questions.
 const LONGEST_SILENCE: Duration = Duration::from_secs(60);
+const SILENCE_PAUSE: Duration = Duration::from_secs(2);
 
 /// The time between two questions to the hosts that a smaller run does not use: the deadline of the run,
 /// within these limits.
@@ -412,7 +414,7 @@ impl Launched {
         }
         let since = Instant::now();
         let is_over = || since.elapsed() > LONGEST_SILENCE;
-        let answers = ask_until_one_answers(|| self.ask(hosts, stop), is_over)?;
+        let answers = ask_until_one_answers(|| self.ask(hosts, stop), SILENCE_PAUSE, is_over)?;
         let mut answering = answering(hosts, &answers);
         // The processes on the further hosts of a run may have failed before it has resumed.
         let has_resumed = !Restart::is_left(self.folder());
