@@ -242,7 +242,7 @@ impl CausalAttention {
     }
 
     /// Returns the inputs of the kernel (queries, keys, values and sinks) with the tables and the tape; `None` if
-    /// there is no kernel for them. Heads without sinks have zeros instead, which are not on the tape.
+    /// no kernel takes them. Heads without sinks get zeros as sinks, which are not on the tape.
     fn kernel_inputs(
         &self,
         [q, k, v]: [DispatchTensor; 3],

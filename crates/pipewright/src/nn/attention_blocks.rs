@@ -1,5 +1,5 @@
-//! The passes of an attention where there is no kernel for it: composed of Burn's operations, in blocks of rows,
-//! key heads and queries.
+//! The passes of an attention that has no kernel. They are composed of Burn's operations, in blocks of rows, key
+//! heads and queries.
 //!
 //! The tape keeps the queries, keys and values, and the logarithm of the sum of the exponentials of each row
 //! of scores. The backward pass computes the scores again (Dao et al., 2022,

@@ -24,7 +24,7 @@ pub(super) fn clamped_gate(gate: Tensor<2>, up: Tensor<2>, [alpha, limit]: [f64;
     tape.record(y, shape, |_| ClampedBackward { gate, up, bounds, shape })
 }
 
-/// The operation where [`on_cpu`] has none.
+/// The operation for tensors that [`on_cpu`] does not take.
 fn on_device(gate: Tensor<2>, up: Tensor<2>, [alpha, limit]: [f64; 2]) -> Tensor<2> {
     let rule = ClampedRule { gate: inner_of(gate.clone()), up: inner_of(up.clone()), alpha, limit };
     let (bounded, share) = rule.gate();

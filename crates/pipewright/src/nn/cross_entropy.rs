@@ -35,7 +35,7 @@ pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     tape.in_single().record(vec![loss], [1], |_| CrossEntropyBackward { logits, targets, normalisers })
 }
 
-/// The operation where [`on_cpu`] has none.
+/// The operation for tensors that [`on_cpu`] does not take.
 fn on_device(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     let [rows, vocabulary] = logits.dims();
     let weights = inner_of(weights_of_valid(targets.clone(), IGNORED_TARGET));

@@ -1,5 +1,5 @@
-//! Records an operation whose backward pass computes it again, where there is no kernel for it: the tape keeps
-//! the inputs, and none of the numbers between them and the result.
+//! Records an operation that has no kernel. Its backward pass computes it again, so the tape keeps the inputs,
+//! and none of the numbers between them and the result.
 
 use std::fmt;
 use std::sync::Arc;

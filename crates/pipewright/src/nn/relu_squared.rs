@@ -25,7 +25,7 @@ pub(super) fn activated(x: &CpuTensor) -> CpuTensor {
     }
 }
 
-/// The operation where [`on_cpu`] has none.
+/// The operation for tensors that [`on_cpu`] does not take.
 fn on_device(x: Tensor<2>) -> Tensor<2> {
     let kept = inner_of(x.clone());
     let y = activation::relu(kept.clone()).square();

@@ -57,7 +57,7 @@ pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
     tape.record_tensor(y, |_| RmsNormBackward { x, weight, scales })
 }
 
-/// The operation where [`on_cpu`] has none.
+/// The operation for tensors that [`on_cpu`] does not take.
 fn on_device(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
     let weight: Tensor<2> = weight.unsqueeze();
     let (kept_x, kept_weight) = (inner_of(x.clone()), inner_of(weight.clone()));

@@ -32,7 +32,7 @@ pub(super) fn activated(gate: &CpuTensor, up: &CpuTensor) -> CpuTensor {
     }
 }
 
-/// The operation where [`on_cpu`] has none.
+/// The operation for tensors that [`on_cpu`] does not take.
 fn on_device(gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
     let rule = SwigluRule { gate: inner_of(gate.clone()), up: inner_of(up.clone()) };
     let wide = activation::silu(at_least_single(rule.gate.clone())) * at_least_single(rule.up.clone());
