@@ -305,6 +305,14 @@ pub enum ConfigError {
         /// The positions of the model.
         positions: usize,
     },
+    /// A profile has the layers of another model.
+    #[error("the profile has {} and the model {expected}: give a profile of this model", pipewright_schedule::words::counted(*.found, "layer"))]
+    ProfileLayers {
+        /// The number of layers of the profile, with repetitions.
+        found: u64,
+        /// The number of layers of the model.
+        expected: usize,
+    },
     /// The range of layers is not a stage of the model.
     #[error("layers {start}..{end} are not a stage of a model of {layers} layers")]
     LayerRange {
@@ -395,6 +403,7 @@ impl ConfigError {
             }
             Self::EmptyStage { .. } => Some("pattern".to_owned()),
             Self::LayerRange { .. }
+            | Self::ProfileLayers { .. }
             | Self::LongRows { .. }
             | Self::Split { .. }
             | Self::FewExperts { .. }

@@ -23,15 +23,12 @@ pub(super) fn chosen_experts(model: &ModelConfig) -> u64 {
     model.to_json().get("num_experts_per_tok").and_then(serde_json::Value::as_u64).unwrap_or(0)
 }
 
-/// Returns the bytes of the rows that the tokens of `tokens` send to the experts among the parameters of a
-/// layer, in single precision: a row for each of the `chosen` experts of a token; `None` if no parameter is
-/// an expert's.
-pub(super) fn sent_bytes(specs: &[ParameterSpec], chosen: u64, tokens: u64) -> Option<u64> {
+/// Returns the bytes of the rows that go to experts, one of whose first matrices is `matrix`: one in `precision`
+/// for each of the `chosen` experts of `tokens` tokens.
+pub(super) fn row_bytes(matrix: &ParameterSpec, chosen: u64, tokens: u64, precision: Precision) -> u64 {
     // The first matrix of an expert has the rows of tokens as its inputs.
-    let matrix = specs.iter().find(|spec| spec.is_of_routed_expert())?;
     let width = matrix.shape.first().copied().unwrap_or_default() as u64;
-    let numbers = chosen.saturating_mul(width).saturating_mul(tokens);
-    Some(numbers.saturating_mul(Precision::F32.bytes()))
+    chosen.saturating_mul(width).saturating_mul(tokens).saturating_mul(precision.bytes())
 }
 
 /// Adds to `layers`, which have the sizes for rows of `tokens` tokens in `precision`, the inputs that the
@@ -48,20 +45,18 @@ pub(super) fn add_arrived_rows<'a>(
     precision: Precision,
     load: ExpertLoad,
 ) {
-    // The first matrix of an expert has the rows of tokens as its inputs.
     let matrices: Vec<&ParameterSpec> = specs.filter(|spec| spec.is_of_routed_expert()).collect();
     for layer in layers {
         let Some(matrix) = matrices.iter().find(|spec| spec.is_in(&layer.path)) else { continue };
-        let width = matrix.shape.first().copied().unwrap_or_default() as u64;
-        let numbers = chosen.saturating_mul(width).saturating_mul(tokens as u64);
+        let rows = row_bytes(matrix, chosen, tokens as u64, precision);
         let bytes = match load {
-            ExpertLoad::Mean => numbers.saturating_mul(precision.bytes()),
+            ExpertLoad::Mean => rows,
             ExpertLoad::OneReplica { replicas } => {
                 let replicas = u64::from(replicas);
                 let kept =
                     chosen.saturating_mul(kept_numbers(&matrices, matrix)).saturating_mul(tokens as u64);
-                let more = kept.saturating_mul(replicas.saturating_sub(1));
-                numbers.saturating_mul(replicas).saturating_add(more).saturating_mul(precision.bytes())
+                let more = kept.saturating_mul(replicas.saturating_sub(1)).saturating_mul(precision.bytes());
+                rows.saturating_mul(replicas).saturating_add(more)
             }
         };
         layer.activation_bytes = layer.activation_bytes.saturating_add(bytes);

@@ -2,13 +2,14 @@
 //! layers, and the memory of a replica.
 
 use pipewright::nn::TensorParallel;
+use pipewright::tensor::Precision;
 use pipewright_schedule::profile::{LinkProfile, Profile};
 use pipewright_schedule::sharding::StateBytes;
 
 use crate::cut_model::CutModel;
 use crate::error::ConfigError;
 use crate::parameter::ParameterSpec;
-use crate::training_memory::arrived_rows::{chosen_experts, sent_bytes};
+use crate::training_memory::arrived_rows::{chosen_experts, row_bytes};
 use crate::training_memory::state::StateRule;
 
 /// The number of exchanges of a mixture in a forward, and in a backward: to the experts and back.
@@ -26,25 +27,30 @@ pub struct ExpertShare {
 }
 
 impl ExpertShare {
-    /// Writes into a profile of `model` what a replica exchanges and holds. A profile with another number of
-    /// layers does not change.
+    /// Writes into a profile of `model` what a replica exchanges and holds. With one replica, the profile does
+    /// not change.
     ///
     /// All experts are chosen equally often, so of `n` replicas each keeps a share of `1 / n` of its rows and
     /// sends the others, one after another over its link: an exchange of `b` bytes takes `latency + b (n - 1)
     /// / n / bandwidth`. Rows travel in single precision, which in half precision is more than some of them
-    /// need. The computation does not change: as many rows arrive as leave.
+    /// need. A replica keeps the rows that arrive in the precision of `rule`. The computation does not change:
+    /// as many rows arrive as leave.
     ///
     /// # Errors
-    /// When the model does not know the parameters of one of its layers.
+    /// When the profile has another number of layers than the model, or the model does not know the parameters
+    /// of one of its layers.
     pub fn add_to(
         &self,
         profile: &mut Profile,
         rule: &StateRule,
         model: &CutModel,
     ) -> Result<(), ConfigError> {
-        let layers = model.describe(1).layers.len();
-        if self.ranks < 2 || profile.layer_count() != layers as u64 {
+        if self.ranks < 2 {
             return Ok(());
+        }
+        let (found, expected) = (profile.layer_count(), model.describe(1).layers.len());
+        if found != expected as u64 {
+            return Err(ConfigError::ProfileLayers { found, expected });
         }
         let chosen = chosen_experts(model.model());
         let tokens = u64::from(self.tokens) * u64::from(profile.rows);
@@ -52,9 +58,10 @@ impl ExpertShare {
         for layer in &mut profile.layers {
             let specs = model.outline(first..first + 1, &TensorParallel::default())?;
             first += layer.count as usize;
-            let Some(rows) = sent_bytes(&specs, chosen, tokens) else { continue };
-            layer.exchange_s = EXCHANGES * self.exchange_seconds(rows);
-            layer.activation_bytes = layer.activation_bytes.saturating_add(rows);
+            let Some(matrix) = specs.iter().find(|spec| spec.is_of_routed_expert()) else { continue };
+            let bytes_in = |precision| row_bytes(matrix, chosen, tokens, precision);
+            layer.exchange_s = EXCHANGES * self.exchange_seconds(bytes_in(Precision::F32));
+            layer.activation_bytes = layer.activation_bytes.saturating_add(bytes_in(rule.precision));
             let held = self.held(&specs, rule, model);
             layer.optimizer_bytes = Some(held.optimizer);
             layer.held_bytes = Some(held.parameters.saturating_add(held.copy));
@@ -62,10 +69,10 @@ impl ExpertShare {
         Ok(())
     }
 
-    /// Returns the time of one exchange of rows.
-    fn exchange_seconds(&self, rows: u64) -> f64 {
+    /// Returns the time of one exchange of rows of so many bytes together.
+    fn exchange_seconds(&self, bytes: u64) -> f64 {
         let ranks = f64::from(self.ranks);
-        self.link.latency_s + rows as f64 * (ranks - 1.0) / ranks / self.link.bytes_per_s
+        self.link.latency_s + bytes as f64 * (ranks - 1.0) / ranks / self.link.bytes_per_s
     }
 
     /// Returns the parameters of a layer and the optimizer's state that a replica holds.
@@ -74,5 +81,101 @@ impl ExpertShare {
             specs.iter().cloned().partition(ParameterSpec::is_of_routed_expert);
         let [experts, others] = [experts, others].map(|specs| rule.of(&specs, |path| model.is_trained(path)));
         others.plus(experts.map(|bytes| bytes.div_ceil(u64::from(self.ranks))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pipewright_schedule::profile::LayerProfile;
+
+    use super::*;
+    use crate::ModelConfig;
+    use crate::decoder::DecoderConfig;
+    use crate::training_memory::state::OptimizerState;
+
+    const TOKENS: u32 = 10;
+    const ROWS: u32 = 3;
+
+    /// Returns a model whose second block of two has experts.
+    fn model() -> CutModel {
+        let keys = [("mlp_only_layers".to_owned(), serde_json::json!([0]))].into_iter().collect();
+        let model = ModelConfig::of_sizes("qwen3_moe", DecoderConfig::new(256, 4), keys);
+        CutModel::new(model.expect("sizes of a model"), 1).expect("a whole head")
+    }
+
+    fn rule(precision: Precision) -> StateRule {
+        StateRule { optimizer: OptimizerState::TwoMoments, precision }
+    }
+
+    fn profile(layers: u64) -> Profile {
+        let layer = LayerProfile { activation_bytes: 1, ..LayerProfile::default() };
+        Profile { rows: ROWS, layers: vec![layer; layers as usize], ..Profile::default() }
+    }
+
+    /// Returns the layers of a profile for `ranks` replicas with a link of 2 s and 1000 bytes per second.
+    fn layers(ranks: u32, precision: Precision) -> Vec<LayerProfile> {
+        let mut profile = profile(4);
+        let share = ExpertShare { ranks, tokens: TOKENS, link: LinkProfile::new(2.0, 1e3) };
+        share.add_to(&mut profile, &rule(precision), &model()).expect("the model's layers");
+        profile.layers
+    }
+
+    #[test]
+    fn exchanges_take_the_latency_and_the_bytes_that_leave() {
+        // Two experts for each token, and rows of 64 numbers in single precision.
+        let bytes = f64::from(2 * 64 * TOKENS * ROWS * 4);
+        for precision in [Precision::F32, Precision::Bf16] {
+            for (ranks, share) in [(2, 0.5), (4, 0.75)] {
+                let exchanges: Vec<f64> =
+                    layers(ranks, precision).iter().map(|layer| layer.exchange_s).collect();
+                let expected = 2.0 * (2.0 + bytes * share / 1e3);
+                assert_eq!(exchanges, [0.0, 0.0, expected, 0.0], "{ranks} {precision}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_kept_in_the_precision_of_the_run() {
+        for precision in [Precision::F32, Precision::Bf16] {
+            let kept: Vec<u64> =
+                layers(2, precision).iter().map(|layer| layer.activation_bytes - 1).collect();
+            let expected = u64::from(2 * 64 * TOKENS * ROWS) * precision.bytes();
+            assert_eq!(kept, [0, 0, expected, 0], "{precision}");
+        }
+    }
+
+    #[test]
+    fn a_replica_holds_its_share_of_the_experts() {
+        let specs = model().outline(2..3, &TensorParallel::default()).expect("a layer");
+        let numbers = |is_expert: bool| -> u64 {
+            let own = specs.iter().filter(|spec| spec.is_of_routed_expert() == is_expert);
+            own.map(|spec| spec.shape.iter().product::<usize>() as u64).sum()
+        };
+        let (experts, others) = (numbers(true), numbers(false));
+        assert!(experts > 0 && others > 0);
+        for ranks in [2, 4] {
+            let numbers = others + experts / u64::from(ranks);
+            let single = &layers(ranks, Precision::F32)[2];
+            assert_eq!((single.held_bytes, single.optimizer_bytes), (Some(4 * numbers), Some(8 * numbers)));
+            let half = &layers(ranks, Precision::Bf16)[2];
+            assert_eq!((half.held_bytes, half.optimizer_bytes), (Some(6 * numbers), Some(8 * numbers)));
+        }
+        assert!(layers(2, Precision::F32)[1].held_bytes.is_none());
+    }
+
+    #[test]
+    fn a_profile_of_another_model_is_refused() {
+        let added = |ranks, count| {
+            let mut profile = profile(count);
+            let before = profile.clone();
+            let share = ExpertShare { ranks, tokens: TOKENS, link: LinkProfile::new(0.0, 1e9) };
+            let added = share.add_to(&mut profile, &rule(Precision::F32), &model());
+            added.map(|()| profile == before).map_err(|error| error.to_string())
+        };
+        let expected = "the profile has 5 layers and the model 4: give a profile of this model";
+        assert_eq!(added(2, 5), Err(expected.to_owned()));
+        assert_eq!(added(1, 5), Ok(true));
+        assert_eq!(added(1, 4), Ok(true));
+        assert_eq!(added(2, 4), Ok(false));
     }
 }
