@@ -17,6 +17,7 @@ use pipewright_system::schedule_memory::check_plan;
 use crate::clusters::arguments::ClusterArguments;
 use crate::clusters::request::PlanOptions;
 use crate::clusters::{plan as cluster_plan, plan_json, plan_text};
+use crate::config::mesh::MeshSettings;
 use crate::config::{self, Settings};
 use crate::display::say;
 use crate::failure::Failure;
@@ -98,6 +99,22 @@ impl PlanArguments {
     /// Returns the longest search.
     fn time_limit(&self) -> Duration {
         self.time_limit.unwrap_or(TIME_LIMIT)
+    }
+
+    /// Returns why no replicas of a plan hold the experts together, although the configuration has such a
+    /// `mesh`; `None` if they do, or if the configuration has none.
+    fn replicas_with_all_experts(&self, mesh: &MeshSettings) -> Option<String> {
+        let tensor = self.tensor_parallel.filter(|ranks| *ranks > 1);
+        let tensor =
+            tensor.map(|ranks| format!("tensor ranks (--tensor-parallel {ranks}) do not work with it"));
+        let replicas = self.data_parallel.filter(|replicas| *replicas != mesh.data_parallel);
+        let replicas = replicas.map(|replicas| {
+            format!(
+                "--data-parallel {replicas} is not the number of replicas that the configuration has, {}",
+                mesh.data_parallel
+            )
+        });
+        tensor.or(replicas).filter(|_| mesh.expert_parallel > 1)
     }
 }
 
@@ -287,11 +304,12 @@ struct PlannedRun {
 impl PlannedRun {
     fn load(arguments: &PlanArguments) -> Result<Self, Failure> {
         let mut settings = load_settings(arguments.config.as_deref(), &arguments.set)?.settings;
-        let mesh = &mut settings.mesh;
-        let has_replicas = arguments.data_parallel.is_none_or(|given| given == mesh.data_parallel);
-        if !has_replicas || arguments.tensor_parallel.is_some_and(|given| given > 1) {
-            // Replicas hold experts together only as the configuration says.
-            mesh.expert_parallel = 1;
+        if let Some(reason) = arguments.replicas_with_all_experts(&settings.mesh) {
+            say(&format!(
+                "note: each replica of the plan holds all experts, and `mesh.expert_parallel` is 1 instead of {}: {reason}",
+                settings.mesh.expert_parallel
+            ));
+            settings.mesh.expert_parallel = 1;
         }
         let model = read_model(&settings)?;
         model_notes(&settings)?.iter().for_each(|note| say(note));

@@ -313,7 +313,7 @@ fn check_counts_the_experts_that_a_replica_holds() {
 }
 
 #[test]
-fn check_says_what_a_replica_needs_whose_experts_all_tokens_choose() {
+fn check_says_the_memory_of_a_replica_with_all_chosen_experts() {
     let folder = folder();
     let check = |set: &[&str], format: &str| {
         let set = [&["pipeline.ranks=2", "mesh.data_parallel=4"], set].concat();
@@ -337,18 +337,100 @@ fn check_says_what_a_replica_needs_whose_experts_all_tokens_choose() {
     );
 }
 
+/// A link, and the layers of [`folder`]. Their figures are estimated.
+const PROFILE: &str = "\
+tokens = 8
+[link]
+latency_s = 0.25
+bytes_per_s = 1e6
+[[layers]]
+kind = \"embedding\"
+[[layers]]
+kind = \"decoder\"
+[[layers]]
+kind = \"mixture\"
+[[layers]]
+kind = \"decoder\"
+[[layers]]
+kind = \"mixture\"
+[[layers]]
+kind = \"head\"
+";
+
 #[test]
 fn a_plan_counts_the_exchanges_of_experts() {
     let folder = folder();
-    let step = |set: &[&str]| {
-        let set = [&["pipeline.ranks=2", "mesh.data_parallel=2", "pipeline.microbatches=8"], set].concat();
-        let arguments = ["plan", "small.toml", "--format", "json", "--data-parallel", "2"];
-        let (printed, _) = succeed(&folder, &arguments, &set);
+    fs::write(folder.path().join("p.toml"), PROFILE).expect("the scratch folder takes files");
+    let step = |replicas: u32, experts: u32| {
+        let set = [
+            // A rank for each layer. The messages between them take longer than the sums over the replicas, so
+            // the sum of the first rank ends last.
+            "pipeline.ranks=6".to_owned(),
+            format!("mesh.data_parallel={replicas}"),
+            // One for each replica.
+            format!("pipeline.microbatches={replicas}"),
+            format!("mesh.expert_parallel={experts}"),
+        ];
+        let set: Vec<&str> = set.iter().map(String::as_str).collect();
+        let replicas = replicas.to_string();
+        let arguments = ["plan", "small.toml", "--profile", "p.toml", "--format", "json"];
+        let arguments = [&arguments[..], &["--data-parallel", &replicas]].concat();
+        let (printed, said) = succeed(&folder, &arguments, &set);
+        assert!(!said.contains("expert_parallel"), "{said}");
         let json: Value = serde_json::from_str(&printed).expect("it is JSON");
         json["plans"][0]["predicted_step_s"].as_f64().expect("seconds")
     };
-    let (alone, together) = (step(&[]), step(&["mesh.expert_parallel=2"]));
-    assert!(together > alone, "{together} {alone}");
+    for replicas in [2, 4] {
+        // A row of 16 numbers for each of two experts, of 8 tokens.
+        let bytes = f64::from(2 * 16 * 8 * 4);
+        let share = f64::from(replicas - 1) / f64::from(replicas);
+        let exchange = 0.25 + bytes * share / 1e6;
+        // Two blocks, each with two exchanges in a forward and two in a backward.
+        let expected = 2.0 * 4.0 * exchange;
+        let exchanges = step(replicas, replicas) - step(replicas, 1);
+        assert!((exchanges / expected - 1.0).abs() < 1e-9, "{replicas}: {exchanges} {expected}");
+    }
+}
+
+#[test]
+fn a_plan_says_that_each_replica_holds_all_experts() {
+    let folder = folder();
+    let node = "[node]\nranks = 4\nlatency_s = 1e-6\nbytes_per_s = 1e9\n";
+    fs::write(folder.path().join("p.toml"), PROFILE.to_owned() + node).expect("it is written");
+    let planned = |arguments: &[&str]| {
+        let set = ["pipeline.ranks=1", "mesh.data_parallel=4", "mesh.expert_parallel=2"];
+        let arguments = [&["plan", "small.toml", "-o", "best.toml"], arguments].concat();
+        let (_, said) = succeed(&folder, &arguments, &set);
+        let written = fs::read_to_string(folder.path().join("best.toml")).expect("a configuration");
+        let written: toml::Table = written.parse().expect("TOML");
+        let mesh = ["data_parallel", "tensor_parallel", "expert_parallel"];
+        (said, mesh.map(|key| written["mesh"][key].as_integer().expect("a number")))
+    };
+    let note =
+        "note: each replica of the plan holds all experts, and `mesh.expert_parallel` is 1 instead of 2: ";
+    for (arguments, reason, mesh) in [
+        (&[][..], None, [4, 1, 2]),
+        (&["--data-parallel", "4"], None, [4, 1, 2]),
+        (&["--tensor-parallel", "1"], None, [4, 1, 2]),
+        (
+            &["--data-parallel", "2"],
+            Some("--data-parallel 2 is not the number of replicas that the configuration has, 4"),
+            [2, 1, 1],
+        ),
+        (
+            &["--profile", "p.toml", "--data-parallel", "2", "--tensor-parallel", "2"],
+            Some("tensor ranks (--tensor-parallel 2) do not work with it"),
+            [2, 2, 1],
+        ),
+    ] {
+        let (said, written) = planned(arguments);
+        assert_eq!(written, mesh, "{arguments:?}");
+        assert_eq!(said.contains("expert_parallel"), reason.is_some(), "{arguments:?}: {said}");
+        if let Some(reason) = reason {
+            let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(said.contains(&format!("{note}{reason}")), "{said}");
+        }
+    }
 }
 
 #[test]
