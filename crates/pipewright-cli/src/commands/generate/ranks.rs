@@ -10,15 +10,17 @@ use burn::tensor::Device;
 use clap::Args;
 use pipewright::device::{DeviceChoice, Devices};
 use pipewright::ids::WorldRank;
+use pipewright::nn::TensorParallel;
 use pipewright::rank_link::RankLink;
+use pipewright::tensor::TensorRank;
 use pipewright::transport::Fields;
-use pipewright_models::Place;
 use pipewright_models::generation_ranks::{GenerationRanks, RankStage, RanksConfig, RanksError};
-use pipewright_schedule::partition::{Method, partition};
+use pipewright_models::{CutModel, Place};
+use pipewright_schedule::partition::{Method, Partition, partition};
 use pipewright_schedule::words::counted;
 use serde_json::{Value, json};
 
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, sentence};
 use crate::training::process_group::{ProcessGroup, is_one_of_several, lost};
 use crate::training::trained_model::{RunRanks, TrainedModel};
 
@@ -111,9 +113,11 @@ impl RankArguments {
             _ => None,
         };
         let counts = self.counts(of_run, processes.count())?;
-        let layers = found.model.for_generation().describe(found.trained_length.unwrap_or(1));
+        let model = CutModel::from(found.model.for_generation());
+        let layers = model.describe(found.trained_length.unwrap_or(1));
         let partition = partition(&layers.weights(), counts.pipeline, &Method::Optimal);
         let partition = partition.map_err(|error| Failure::input(format!("--ranks: {error}")))?;
+        counts.require_split(&model, &partition)?;
         let choices = self.devices_of(of_run)?;
         let devices = if processes.is_several() {
             // The devices of other processes may be on other machines, and are not used here.
@@ -173,6 +177,18 @@ impl RankArguments {
         let of_run = names.map(|name| name.parse()).collect::<Result<Vec<_>, _>>().map_err(Failure::input)?;
         let given = [&self.devices, &of_run].into_iter().find(|devices| !devices.is_empty());
         Ok(given.cloned().unwrap_or_else(|| vec![DeviceChoice::FLEX]))
+    }
+}
+
+impl Counts {
+    /// Refuses a number of tensor ranks that cannot split the layers, before there is anything for each rank.
+    fn require_split(self, model: &CutModel, partition: &Partition) -> Result<(), Failure> {
+        let first = TensorParallel::unconnected(TensorRank { index: 0, of: self.tensor });
+        let first = first.with_whole_experts(self.whole_experts);
+        partition.ranges().enumerate().try_for_each(|(stage, layers)| {
+            let outline = model.outline(layers, &first).map(drop);
+            outline.map_err(|error| Failure::input(format!("stage {stage}: {}", sentence(&error))))
+        })
     }
 }
 
