@@ -74,6 +74,6 @@ pub use recompute::Recompute;
 pub use schedule::{Program, Schedule, ScheduleError};
 pub use skip_event::{SkipAction, SkipEvent, SkipMessage};
 pub use slices::Slices;
-pub use timeline::{ClockSkew, Event, QueueWait, Scope, Timeline};
+pub use timeline::{ClockSkew, Event, QueueWait, Scope, ScopeKind, Timeline};
 pub use trained::{StageBackward, TrainedStages};
 pub use validate::{ValidatedProgram, Violation, ViolationKind, Violations, validate};

@@ -3,6 +3,7 @@
 //! Simulations and the executor emit the same [`Event`]s, so that measures and pictures work for both.
 //! Nothing here reads a clock.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::action::Action;
@@ -24,21 +25,45 @@ pub struct Event {
     pub end: f64,
 }
 
-/// The name of the [`Scope`]s in which the tokens of experts are exchanged.
-pub const EXCHANGE: &str = "exchange";
-
-/// A named span of time: the time in which an exchange of tokens was in transit, or any that the user's code has
-/// named. Spans of a rank may overlap each other and the rank's actions.
+/// A span of time inside actions. Spans of a rank may overlap each other and the rank's actions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scope {
     /// The rank.
     pub rank: Rank,
-    /// The name.
-    pub name: Arc<str>,
+    /// What happens in this time.
+    pub kind: ScopeKind,
     /// The start, in seconds.
     pub start: f64,
     /// The end, in seconds; not before `start`.
     pub end: f64,
+}
+
+/// What happens in the time of a [`Scope`]. The text is the name of the span, such as `exchange of 0F1`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ScopeKind {
+    /// A span that the user's code has named.
+    User(Arc<str>),
+    /// An exchange of the tokens of experts is in transit. In an overlap, the action is the half that exchanges.
+    Exchange(Action),
+    /// A half of an overlap computes. The other half waits for an exchange, has ended, or has not begun.
+    Computation(Action),
+}
+
+impl fmt::Display for ScopeKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::User(name) => f.write_str(name),
+            Self::Exchange(action) => write!(f, "exchange of {action}"),
+            Self::Computation(action) => write!(f, "computation of {action}"),
+        }
+    }
+}
+
+impl Scope {
+    /// Returns whether the tokens of experts are exchanged in this time.
+    pub fn is_exchange(&self) -> bool {
+        matches!(self.kind, ScopeKind::Exchange(_))
+    }
 }
 
 /// A send or a receive that was given to the communicator, and did not run at once because an operation
@@ -121,8 +146,7 @@ impl Timeline {
         self
     }
 
-    /// Returns the timeline with named spans. Spans are left out as in
-    /// [`Timeline::new`].
+    /// Returns the timeline with spans inside actions. Spans are left out as in [`Timeline::new`].
     #[must_use]
     pub fn with_scopes(mut self, mut scopes: Vec<Scope>) -> Self {
         scopes.retain(|scope| {
@@ -196,12 +220,12 @@ impl Timeline {
         &self.skips[start..end]
     }
 
-    /// The named spans, by rank and then by start. No figure of a timeline counts them.
+    /// The spans inside actions, by rank and then by start. No figure of a timeline counts them.
     pub fn scopes(&self) -> &[Scope] {
         &self.scopes
     }
 
-    /// The spans of one rank that have names, by start.
+    /// The spans inside actions of one rank, by start.
     pub fn scopes_of(&self, rank: Rank) -> &[Scope] {
         let start = self.scopes.partition_point(|scope| scope.rank < rank);
         let end = self.scopes.partition_point(|scope| scope.rank <= rank);
@@ -360,8 +384,10 @@ mod tests {
 
     #[test]
     fn scopes_are_sorted_and_counted_apart() {
-        let scope =
-            |rank: u32, name: &str, start, end| Scope { rank: rank.into(), name: name.into(), start, end };
+        let scope = |rank: u32, name: &str, start, end| {
+            let kind = ScopeKind::User(name.into());
+            Scope { rank: rank.into(), kind, start, end }
+        };
         let (late, early) = (scope(1, "exchange", 5.0, 9.0), scope(0, "exchange", 4.0, 5.0));
         let misplaced = [scope(7, "elsewhere", 0.0, 1.0), scope(0, "reversed", 1.0, 0.0)];
         let timeline = timeline(2, &[(0, "0F1", 0.0, 1.0)]);
@@ -369,6 +395,14 @@ mod tests {
             timeline.clone().with_scopes([vec![late.clone(), early.clone()], misplaced.to_vec()].concat());
         assert_eq!(with_scopes.scopes(), [early, late]);
         assert_eq!(with_scopes.makespan(), timeline.makespan());
+    }
+
+    #[test]
+    fn spans_have_names() {
+        let action: Action = "0F1".parse().expect("an action");
+        assert_eq!(ScopeKind::User("exchange".into()).to_string(), "exchange");
+        assert_eq!(ScopeKind::Exchange(action).to_string(), "exchange of 0F1");
+        assert_eq!(ScopeKind::Computation(action).to_string(), "computation of 0F1");
     }
 
     #[test]

@@ -308,7 +308,7 @@ fn skip_slice(skip: &SkipEvent, thread: Numbered) -> TraceEvent {
 }
 
 fn scope_slice(scope: &Scope, thread: Numbered) -> TraceEvent {
-    let (name, dur) = (Cow::Owned(scope.name.to_string()), Some((scope.end - scope.start) * 1e6));
+    let (name, dur) = (Cow::Owned(scope.kind.to_string()), Some((scope.end - scope.start) * 1e6));
     TraceEvent { name, dur, ..entry("", "scope", "X", thread, scope.start) }
 }
 

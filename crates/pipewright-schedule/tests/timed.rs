@@ -5,7 +5,6 @@ use pipewright_schedule::costs::{Exchanges, Link, SkipTransfer, StageCosts, Stag
 use pipewright_schedule::csv::parse_program;
 use pipewright_schedule::lower::{ProgramSource, ReduceWait, TrainingLowering};
 use pipewright_schedule::simulate::{logical, summarize, timed};
-use pipewright_schedule::timeline::EXCHANGE;
 use pipewright_schedule::{
     ActionKind, Costs, Level, LowerConfig, Program, Rank, Recompute, ScheduleSpec, Slices, StageIndex,
     generate, lower, validate,
@@ -427,7 +426,7 @@ fn check_exchanges(rows: &str, costs: &str, expected: &[(f64, f64)]) -> f64 {
     let run = timed(&program(rows), &costs.parse().expect("costs")).expect("it runs");
     let found: Vec<_> = run.exchanges().iter().map(|rank| (rank.seconds, rank.exposed)).collect();
     assert_eq!(found, expected, "{costs}");
-    let spans = run.timeline().scopes().iter().filter(|scope| &*scope.name == EXCHANGE);
+    let spans = run.timeline().scopes().iter().filter(|scope| scope.is_exchange());
     let all: f64 = spans.map(|scope| scope.end - scope.start).sum();
     assert!((all - expected.iter().map(|rank| rank.0).sum::<f64>()).abs() < 1e-9, "{costs}");
     run.timeline().makespan()

@@ -33,6 +33,7 @@ use pipewright::ids::WorldRank;
 use pipewright::pipeline::{Layers, Pipeline, StepSummary};
 use pipewright::stage::{StageContext, StageError, StageModule};
 use pipewright::tensor::{Boundary, Values, pack, unpack};
+use pipewright_schedule::Scope;
 
 /// Ranks of a pipeline; there are as many replicas as experts.
 const RANKS: usize = 2;
@@ -287,10 +288,10 @@ pub(crate) fn train(hook: Option<Arc<ExpertParallel>>) -> Result<Vec<StepSummary
 pub(crate) fn hidden_share(step: &StepSummary) -> f64 {
     let (mut hidden, mut all) = (0.0, 0.0);
     let scopes = step.timeline.scopes();
-    for exchange in scopes.iter().filter(|scope| scope.name.starts_with("exchange")) {
+    let begins = |scope: &Scope, text| scope.kind.to_string().starts_with(text);
+    for exchange in scopes.iter().filter(|scope| begins(scope, "exchange")) {
         all += exchange.end - exchange.start;
-        let computes =
-            scopes.iter().filter(|scope| scope.rank == exchange.rank && scope.name.starts_with("comp"));
+        let computes = scopes.iter().filter(|scope| scope.rank == exchange.rank && begins(scope, "comp"));
         let both = computes.map(|scope| scope.end.min(exchange.end) - scope.start.max(exchange.start));
         hidden += both.filter(|both| *both > 0.0).sum::<f64>();
     }

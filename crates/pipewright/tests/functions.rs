@@ -416,7 +416,8 @@ fn named_spans_are_in_the_timeline() {
     let timeline = pipeline.step_batch(brought(0), 1e-2).expect("a step").timeline;
     assert_eq!(timeline.scopes().len(), 2 * MICROBATCHES as usize);
     for scope in timeline.scopes() {
-        let action = scope.name.strip_prefix("inside ").expect("the name");
+        let name = scope.kind.to_string();
+        let action = name.strip_prefix("inside ").expect("the name");
         let event = timeline.events_of(scope.rank).iter().find(|event| event.action.to_string() == action);
         let event = event.expect("the forward has an event");
         assert!(event.start <= scope.start && scope.end <= event.end, "{scope:?} {event:?}");

@@ -15,7 +15,7 @@ use crate::picture::page_data::page_data;
 use crate::picture::palette::{DARK, LIGHT, Sort, Theme, occurring};
 use crate::picture::settings::{PictureSettings, escaped};
 use crate::simulate::peak_memory;
-use crate::timeline::{EXCHANGE, Event, Timeline};
+use crate::timeline::{Event, Scope, Timeline};
 
 /// The scripts, in the order in which they use each other.
 pub(super) const SCRIPTS: [&str; 8] = [
@@ -74,7 +74,7 @@ pub(super) fn variables(theme: &Theme, chunks: usize) -> String {
 
 /// Returns the meaning of the bars of exchanges, as an item of the legend; nothing without exchanges.
 fn exchange(timeline: &Timeline) -> &'static str {
-    let has_exchanges = timeline.scopes().iter().any(|scope| &*scope.name == EXCHANGE);
+    let has_exchanges = timeline.scopes().iter().any(Scope::is_exchange);
     if has_exchanges { "<li>hatched bars above: exchange of tokens</li>" } else { "" }
 }
 

@@ -14,7 +14,7 @@ use crate::picture::palette::{Sort, ink_on};
 use crate::picture::settings::{PictureSettings, TimeUnit};
 use crate::simulate::memory_curve;
 use crate::skip_event::{SkipAction, SkipEvent};
-use crate::timeline::{EXCHANGE, Event, Timeline};
+use crate::timeline::{Event, Timeline};
 
 /// The precision of times, as a share of the makespan.
 const RESOLUTION: f64 = 1e-9;
@@ -141,7 +141,7 @@ fn rank_data(
     let memory = memory_curve(timeline, rank, settings.counted_sizes());
     let changes: Vec<u64> = memory.iter().map(|step| clock.quanta(step.time)).collect();
     let held = memory.iter().map(|step| step.held);
-    let exchanges = timeline.scopes_of(rank).iter().filter(|scope| &*scope.name == EXCHANGE);
+    let exchanges = timeline.scopes_of(rank).iter().filter(|scope| scope.is_exchange());
     let exchanges: Vec<[u64; 2]> =
         exchanges.map(|scope| [clock.quanta(scope.start), clock.quanta(scope.end)]).collect();
     let exchange_starts: Vec<u64> = exchanges.iter().map(|[start, _]| *start).collect();

@@ -47,7 +47,7 @@ use crate::simulate::queues::{Ended, Operation, Queues};
 use crate::simulate::rank_clock::{Computation, RankClock};
 use crate::simulate::timed_run::TimedRun;
 use crate::skip_event::{SkipAction, SkipEvent, SkipMessage};
-use crate::timeline::{EXCHANGE, Event, Scope, Timeline};
+use crate::timeline::{Event, Scope, ScopeKind, Timeline};
 use crate::transfer::Transfer;
 use crate::validate::BlockedRank;
 
@@ -307,7 +307,12 @@ impl<'a> Run<'a> {
             }
         }
         let exchanges = pieces.iter().filter(|piece| is_exchange(piece.position));
-        self.exchanges.extend(exchanges.map(|piece| exchange(rank, piece.start, piece.end)));
+        self.exchanges.extend(exchanges.map(|piece| Scope {
+            rank,
+            kind: ScopeKind::Exchange(actions[piece.half][piece.work]),
+            start: piece.start,
+            end: piece.end,
+        }));
         let parts: Vec<(Action, f64)> = overlap.parts().zip(ends).collect();
         let made = |&(part, end): &(Action, f64)| {
             Some((BoundaryTensor::made_by(self.program.placement(), part)?, end))
@@ -348,7 +353,8 @@ impl<'a> Run<'a> {
             for position in 0..pieces {
                 let until = from + work.seconds(position);
                 if is_exchange(position) {
-                    self.exchanges.push(exchange(rank, from, until));
+                    let kind = ScopeKind::Exchange(part);
+                    self.exchanges.push(Scope { rank, kind, start: from, end: until });
                 }
                 from = until;
             }
@@ -571,11 +577,6 @@ impl<'a> Run<'a> {
         };
         self.program.placement().all_ranks().filter_map(of).collect()
     }
-}
-
-/// Returns the span of an exchange.
-fn exchange(rank: Rank, start: f64, end: f64) -> Scope {
-    Scope { rank, name: EXCHANGE.into(), start, end }
 }
 
 /// Sets the time of a stage.

@@ -24,7 +24,7 @@ pub struct ExchangeTime {
 impl TimedRun {
     /// Returns all events. An overlap has two events, one for each half; if their stages have exchanges, the
     /// two overlap. An event of an action lasts until its last computation ends, with its exchanges, which
-    /// are also spans with the name [`EXCHANGE`](crate::timeline::EXCHANGE) in [`Timeline::scopes`]. A
+    /// also have spans of their own in [`Timeline::scopes`]. A
     /// backward that computes its forward again has the event of the forward before its own. The event of a
     /// send lasts while the message occupies its link, a receive's until the arrival, and a collective's
     /// until it is complete. They may overlap with computation of the rank. [`Timeline::skips`] has the

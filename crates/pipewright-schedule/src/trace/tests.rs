@@ -8,7 +8,7 @@ use crate::csv::parse_program;
 use crate::ids::StageIndex;
 use crate::schedule::Program;
 use crate::simulate::{logical, timed};
-use crate::timeline::ClockSkew;
+use crate::timeline::{ClockSkew, ScopeKind};
 
 /// Returns the entries of a trace.
 fn entries(timeline: &Timeline) -> Vec<Value> {
@@ -71,16 +71,20 @@ fn skip_connections_have_a_category_and_threads() {
 #[test]
 fn named_spans_have_threads_after_all_others() {
     let program = parse_program("0F0,0B0\n").expect("a program");
-    let scope = |name: &str, start, end| Scope { rank: Rank::new(0), name: name.into(), start, end };
-    let scopes =
-        vec![scope("exchange 1", 0.5, 1.5), scope("exchange 2", 1.0, 2.0), scope("exchange 3", 2.0, 2.5)];
+    let scope = |kind, start, end| Scope { rank: Rank::new(0), kind, start, end };
+    let exchange = ScopeKind::Exchange("0F0".parse().expect("an action"));
+    let scopes = vec![
+        scope(ScopeKind::User("first".into()), 0.5, 1.5),
+        scope(exchange, 1.0, 2.0),
+        scope(ScopeKind::User("third".into()), 2.0, 2.5),
+    ];
     let timeline = timed(&program, &Costs::default()).expect("no deadlock").timeline().clone();
     let entries = entries(&timeline.with_scopes(scopes));
     let found: Vec<&Value> = entries.iter().filter(|entry| entry["cat"] == "scope").collect();
     // The second span begins during the first one, and the third after it.
     assert_eq!([0, 1, 2].map(|index| &found[index]["tid"]), [&json!(2), &json!(3), &json!(2)]);
     let expected = json!({
-        "name": "exchange 2", "cat": "scope", "ph": "X", "ts": 1e6, "dur": 1e6, "pid": 1, "tid": 3,
+        "name": "exchange of 0F0", "cat": "scope", "ph": "X", "ts": 1e6, "dur": 1e6, "pid": 1, "tid": 3,
     });
     assert_eq!(*found[1], expected);
     let names = |entry: &&Value| entry["args"]["name"] == "rank 0, scopes";

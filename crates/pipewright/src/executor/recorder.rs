@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pipewright_schedule::{Action, Event, Microbatch, Rank, Scope, SkipAction, SkipEvent, StageIndex};
+use pipewright_schedule::{
+    Action, Event, Microbatch, Rank, Scope, ScopeKind, SkipAction, SkipEvent, StageIndex,
+};
 
 use super::group_link::{ExchangeSpan, ExchangeTimes};
 use super::turns::ComputingSpan;
@@ -51,7 +53,7 @@ pub(super) struct Records {
     pub(super) events: Vec<Event>,
     /// The messages of skip connections.
     pub(super) skips: Vec<SkipEvent>,
-    /// The spans that hooks have named, and those of the exchanges of tokens.
+    /// The spans that hooks have named, and the spans of exchanges of tokens and of halves of overlaps.
     pub(super) scopes: Vec<Scope>,
     /// The loss of each microbatch.
     pub(super) losses: Vec<f64>,
@@ -150,8 +152,12 @@ impl Recorder {
 
     /// Adds a span that a hook names.
     pub(super) fn note_scope(&mut self, name: &str, start: Instant, end: Instant) {
+        self.add_scope(ScopeKind::User(Arc::from(name)), start, end);
+    }
+
+    fn add_scope(&mut self, kind: ScopeKind, start: Instant, end: Instant) {
         let (start, end) = (self.seconds(start), self.seconds(end));
-        self.records.scopes.push(Scope { rank: self.row, name: Arc::from(name), start, end });
+        self.records.scopes.push(Scope { rank: self.row, kind, start, end });
     }
 
     /// Adds the spans of the exchanges of an action, and counts their time. `action_of` returns the action of an
@@ -163,7 +169,7 @@ impl Recorder {
     ) {
         let mut spans = Vec::with_capacity(exchanges.len() + waits.len());
         for ExchangeSpan { half, start, end } in exchanges {
-            self.note_scope(&format!("exchange of {}", action_of(half)), start, end);
+            self.add_scope(ScopeKind::Exchange(action_of(half)), start, end);
             spans.push((start, end));
         }
         for (start, end) in waits {
@@ -181,7 +187,7 @@ impl Recorder {
         action_of: impl Fn(Option<Direction>) -> Action,
     ) {
         for ComputingSpan { half, start, end } in spans {
-            self.note_scope(&format!("computation of {}", action_of(Some(half))), start, end);
+            self.add_scope(ScopeKind::Computation(action_of(Some(half))), start, end);
         }
     }
 

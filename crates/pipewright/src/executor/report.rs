@@ -41,7 +41,7 @@ pub(crate) struct RankReport {
     pub events: Vec<Event>,
     /// The messages of skip connections.
     pub skips: Vec<SkipEvent>,
-    /// The spans that hooks have named, and those of the exchanges of tokens.
+    /// The spans that hooks have named, and the spans of exchanges of tokens and of halves of overlaps.
     pub scopes: Vec<Scope>,
     /// How well the clocks of the processes agree; `None` within one process. A process sends its own, and
     /// gets the largest of all.

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pipewright_schedule::{
-    Action, ClockSkew, Event, Microbatch, Rank, Scope, SkipAction, SkipEvent, SkipMessage, StageIndex,
+    Action, ClockSkew, Event, Microbatch, Rank, Scope, ScopeKind, SkipAction, SkipEvent, SkipMessage,
+    StageIndex,
 };
 use serde::{Deserialize, Serialize};
 
@@ -47,7 +48,7 @@ pub(super) struct Times {
     /// Each with its start and its end.
     events: Vec<(PackedAction, f64, f64)>,
     skips: Vec<(PackedSkip, f64, f64)>,
-    scopes: Vec<(String, f64, f64)>,
+    scopes: Vec<(PackedScope, f64, f64)>,
 }
 
 /// The uncertainty and the change of [`ClockSkew`].
@@ -57,6 +58,14 @@ pub(super) type PackedSkew = (f64, f64);
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "u64", into = "u64")]
 struct PackedAction(Action);
+
+/// A [`ScopeKind`].
+#[derive(Serialize, Deserialize)]
+enum PackedScope {
+    User(String),
+    Exchange(PackedAction),
+    Computation(PackedAction),
+}
 
 /// Name, layer, stage, microbatch, weight and loss of an auxiliary loss.
 type PackedAuxiliary = (String, Option<String>, u32, u32, f64, f64);
@@ -86,6 +95,22 @@ fn packed_skip(action: SkipAction) -> PackedSkip {
 fn unpacked_skip((is_send, from, to, microbatch): PackedSkip) -> SkipAction {
     let message = SkipMessage { from, to, microbatch };
     if is_send { SkipAction::Send(message) } else { SkipAction::Receive(message) }
+}
+
+fn packed_scope(kind: &ScopeKind) -> PackedScope {
+    match kind {
+        ScopeKind::User(name) => PackedScope::User(name.to_string()),
+        ScopeKind::Exchange(action) => PackedScope::Exchange(PackedAction(*action)),
+        ScopeKind::Computation(action) => PackedScope::Computation(PackedAction(*action)),
+    }
+}
+
+fn unpacked_scope(packed: PackedScope) -> ScopeKind {
+    match packed {
+        PackedScope::User(name) => ScopeKind::User(name.into()),
+        PackedScope::Exchange(PackedAction(action)) => ScopeKind::Exchange(action),
+        PackedScope::Computation(PackedAction(action)) => ScopeKind::Computation(action),
+    }
 }
 
 fn packed_auxiliary(part: &AuxiliaryPart) -> PackedAuxiliary {
@@ -131,7 +156,7 @@ impl ReportMessage {
         let skips = report.skips.iter();
         let skips = skips.map(|skip| (packed_skip(skip.action), common(skip.start), common(skip.end)));
         let scopes = report.scopes.iter();
-        let scopes = scopes.map(|scope| (scope.name.to_string(), common(scope.start), common(scope.end)));
+        let scopes = scopes.map(|scope| (packed_scope(&scope.kind), common(scope.start), common(scope.end)));
         let skew = report.clock_skew.map(|skew| (skew.uncertainty, skew.change));
         Self {
             rank: report.rank,
@@ -169,9 +194,9 @@ impl ReportMessage {
             start: start - origin,
             end: end - origin,
         };
-        let scope = |(name, start, end): (String, f64, f64)| Scope {
+        let scope = |(kind, start, end): (PackedScope, f64, f64)| Scope {
             rank: row,
-            name: name.into(),
+            kind: unpacked_scope(kind),
             start: start - origin,
             end: end - origin,
         };
@@ -267,7 +292,9 @@ mod tests {
         let message = SkipMessage { from: StageIndex::new(4), to: StageIndex::new(1), microbatch: 3.into() };
         let skips = [SkipAction::Send(message), SkipAction::Receive(message)];
         let skips = skips.map(|action| SkipEvent { rank: row, action, start: 0.25, end: 0.5 });
-        let scopes = vec![Scope { rank: row, name: "exchange".into(), start: 0.5, end: 0.625 }];
+        let half = texts[0].parse().expect("an action");
+        let kinds = [ScopeKind::User("name".into()), ScopeKind::Exchange(half), ScopeKind::Computation(half)];
+        let scopes = kinds.map(|kind| Scope { rank: row, kind, start: 0.5, end: 0.625 }).to_vec();
         let expert_exchange =
             ExchangeTime { total: Duration::from_nanos(30), exposed: Duration::from_nanos(10) };
         let report = RankReport {
@@ -292,7 +319,7 @@ mod tests {
         assert_eq!(found.undeferred, report.undeferred);
         assert_eq!((found.clock_skew, found.sends_in_flight), (report.clock_skew, 3));
         assert_eq!((found.interrupted, found.announced), (true, 300));
-        assert!(bytes.len() < 220 + texts.len() * 26, "{} bytes", bytes.len());
+        assert!(bytes.len() < 195 + (texts.len() + 3) * 26, "{} bytes", bytes.len());
     }
 
     /// Every process gets this part of every rank's report.

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use crate::ids::Rank;
 use crate::picture::palette::LIGHT;
-use crate::timeline::{EXCHANGE, Timeline};
+use crate::timeline::{Scope, Timeline};
 
 use super::layout::Drawing;
 
@@ -18,7 +18,7 @@ const GAP: f64 = 0.5;
 
 /// Returns whether a timeline has exchanges.
 pub(super) fn has_exchanges(timeline: &Timeline) -> bool {
-    timeline.scopes().iter().any(|scope| &*scope.name == EXCHANGE)
+    timeline.scopes().iter().any(Scope::is_exchange)
 }
 
 /// Draws the pattern of the bars.
@@ -35,7 +35,7 @@ pub(super) fn push_pattern(picture: &mut String) {
 /// Draws the exchanges of one rank.
 pub(super) fn push_exchanges(picture: &mut String, drawing: &Drawing<'_>, rank: Rank) {
     let layout = &drawing.layout;
-    let own = drawing.timeline.scopes_of(rank).iter().filter(|scope| &*scope.name == EXCHANGE);
+    let own = drawing.timeline.scopes_of(rank).iter().filter(|scope| scope.is_exchange());
     let mut bars: Vec<[f64; 2]> = Vec::new();
     for [start, end] in own.map(|scope| [layout.x(scope.start), layout.x(scope.end)]) {
         match bars.last_mut() {

@@ -17,7 +17,7 @@ use pipewright::tensor::Placement;
 use pipewright::transport::World;
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::{
-    Action, Event, Rank, Recompute, ScheduleSpec, Scope, StageIndex, ValidatedProgram, generate,
+    Action, Event, Rank, Recompute, ScheduleSpec, Scope, ScopeKind, StageIndex, ValidatedProgram, generate,
 };
 
 use super::experts::{Layer, Mixtures};
@@ -234,14 +234,15 @@ fn a_backward_computes_while_the_tokens_of_the_forward_travel() {
     assert_eq!(expected, [(summary.losses.clone(), summary.gradient_norm)]);
     let scopes = summary.timeline.scopes();
     for rank in (0..sizes.data).map(Rank::new) {
-        let named = |name: String| -> Vec<&Scope> {
-            scopes.iter().filter(|scope| scope.rank == rank && *scope.name == *name).collect()
+        let first = |kind: ScopeKind| -> &Scope {
+            let found = scopes.iter().find(|scope| scope.rank == rank && scope.kind == kind);
+            found.expect("a span")
         };
         let overlaps = overlaps(&program(sizes, &config), 0);
         assert!(!overlaps.is_empty());
         for [forward, backward] in overlaps {
-            let exchange = named(format!("exchange of {forward}"))[0];
-            let computation = named(format!("computation of {backward}"))[0];
+            let exchange = first(ScopeKind::Exchange(forward));
+            let computation = first(ScopeKind::Computation(backward));
             assert!(
                 exchange.start <= computation.start && computation.start < exchange.end,
                 "{forward} and {backward}: {exchange:?} {computation:?}"
