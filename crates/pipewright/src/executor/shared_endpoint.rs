@@ -27,7 +27,9 @@ impl SharedEndpoint {
     }
 }
 
-/// Sleeps until a message arrives or a rank fails; the caller checks for a failure next.
+/// Sleeps until a message arrives or a rank fails; the caller checks for a failure next. Returns at once if a
+/// message other than the wanted one was taken since the last wait. The halves of an overlap need that: the half
+/// that waits may have taken a message of the other half (`turns.rs`).
 ///
 /// # Errors
 /// When no rank of the world has made progress for the whole deadline.

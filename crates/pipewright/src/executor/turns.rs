@@ -11,10 +11,19 @@
 //!
 //! # Why it cannot block for ever
 //!
-//! The half that has the turn computes, or waits for a message. It waits only if the other half has ended, or
-//! has looked for its own messages in vain. So a message for either half ends the wait, and then both look
-//! again. The wait has the deadline of any other wait. A half waits only for messages that the same half sends
-//! on the other replicas, which send theirs before they wait. So each half ends as it would end alone.
+//! The half that has the turn computes, or waits for a message. It waits only if the other half has ended, or if
+//! both halves have missed messages since one of them computed. A message for either half ends the wait, and then
+//! both look again. A message may also arrive between the looks of the two halves, and the half that looks last
+//! takes it for the other one: then the wait ends at once ([`wait_for_message`]). The wait has the deadline of any
+//! other wait. A half waits only for messages that the same half sends on the other replicas, which send theirs
+//! before they wait. So each half ends as it would end alone.
+//!
+//! A half that computes takes no lock that the other half holds while it waits for its turn. Burn's autodiff locks
+//! a graph for the whole backward, and tensors that descend from one leaf belong to one graph. So the two halves
+//! must not have a leaf in common: each stage has leaves of its own (`Moved::new`), and the halves of an overlap
+//! of a stage with itself run one after the other.
+//!
+//! [`wait_for_message`]: super::shared_endpoint::wait_for_message
 //!
 //! If a half fails, the other one fails at its next exchange, or does not begin.
 
@@ -55,7 +64,8 @@ impl BackwardThreads {
     /// Runs two halves by turns, the forward first. Returns the spans in which each of them computed.
     ///
     /// # Errors
-    /// The error of the half that failed first. If it panicked, the panic continues.
+    /// The error of the half that failed first. If it panicked, the panic continues. The failure of the other
+    /// half, which follows from it, is dropped.
     pub(super) fn run(
         &mut self,
         rank: WorldRank,
@@ -66,17 +76,17 @@ impl BackwardThreads {
         let pool = self.get(rank, memory)?;
         let turns = Arc::new(Turns::default());
         let turn = |half| Turn { turns: turns.clone(), half };
-        let (first, second) = (turn(Direction::Forward), turn(Direction::Backward));
-        let (mut of_forward, mut of_backward) = (None, None);
+        let (forward_turn, backward_turn) = (turn(Direction::Forward), turn(Direction::Backward));
+        let (mut forward_outcome, mut backward_outcome) = (None, None);
         pool.in_place_scope(|scope| {
-            scope.spawn(|_| of_backward = second.run(backward));
-            of_forward = first.run(forward);
+            scope.spawn(|_| backward_outcome = backward_turn.run(backward));
+            forward_outcome = forward_turn.run(forward);
         });
         let mut state = turns.lock();
         let failed = match state.failed {
             None => return Ok(std::mem::take(&mut state.computed)),
-            Some(Direction::Forward) => of_forward,
-            Some(Direction::Backward) => of_backward,
+            Some(Direction::Forward) => forward_outcome,
+            Some(Direction::Backward) => backward_outcome,
         };
         drop(state);
         match failed.expect("the half that failed first has run") {
@@ -121,8 +131,8 @@ struct State {
     running: Direction,
     /// The halves that have ended, by index.
     ended: [bool; 2],
-    /// The halves that have looked for their messages in vain since the last message arrived.
-    in_vain: [bool; 2],
+    /// The halves that have looked for their messages, and missed some, since a half computed or a wait ended.
+    has_missed: [bool; 2],
     /// The half that failed first.
     failed: Option<Direction>,
     /// The time since which the running half computes; `None` while it waits.
@@ -135,7 +145,7 @@ impl Default for State {
         Self {
             running: Direction::Forward,
             ended: [false; 2],
-            in_vain: [false; 2],
+            has_missed: [false; 2],
             failed: None,
             computes_since: None,
             computed: Vec::new(),
@@ -161,14 +171,14 @@ impl Turn {
     }
 
     /// Gives the turn to the other half, because messages that this half needs have not arrived, and returns
-    /// true when it gets the turn back. Returns false at once if the other half has ended or has looked in vain
+    /// true when it gets the turn back. Returns false at once if the other half has ended or has missed messages
     /// too: then this half waits for a message, and calls [`Turn::message_arrived`] after it.
     pub(super) fn give_way(&self) -> Result<bool, OtherFailed> {
         let mut state = self.turns.lock();
         state.end_span(self.half);
         let [own, other] = [self.half, opposite(self.half)].map(index);
-        state.in_vain[own] = true;
-        if state.ended[other] || state.in_vain[other] {
+        state.has_missed[own] = true;
+        if state.ended[other] || state.has_missed[other] {
             return Ok(false);
         }
         self.hand_over(&mut state);
@@ -177,20 +187,18 @@ impl Turn {
 
     /// Notes that a message has arrived, which either half may wait for.
     pub(super) fn message_arrived(&self) {
-        self.turns.lock().in_vain = [false; 2];
+        self.turns.lock().has_missed = [false; 2];
     }
 
     /// Notes that the messages that this half needs have arrived, and that it computes again.
     pub(super) fn compute(&self) {
-        let mut state = self.turns.lock();
-        state.in_vain = [false; 2];
-        state.computes_since.get_or_insert_with(Instant::now);
+        self.turns.lock().compute();
     }
 
     /// Runs this half when it gets the turn. Returns `None` if the other half has failed before.
     fn run<T, E>(self, run: impl FnOnce() -> Result<T, E>) -> Option<std::thread::Result<Result<T, E>>> {
         match self.await_turn(self.turns.lock()) {
-            Ok(mut state) => state.computes_since = Some(Instant::now()),
+            Ok(mut state) => state.compute(),
             Err(OtherFailed) => return None,
         }
         CURRENT.set(Some(self.clone()));
@@ -220,6 +228,13 @@ impl Turn {
 }
 
 impl State {
+    /// Begins or continues the span in which the running half computes. Messages may arrive meanwhile, so both
+    /// halves look for theirs before one of them waits.
+    fn compute(&mut self) {
+        self.has_missed = [false; 2];
+        self.computes_since.get_or_insert_with(Instant::now);
+    }
+
     /// Ends the span in which `half` computed.
     fn end_span(&mut self, half: Direction) {
         if let Some(start) = self.computes_since.take() {
@@ -244,7 +259,12 @@ fn index(half: Direction) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::executor::shared_endpoint::SharedEndpoint;
+    use crate::message::{Payload, Tag};
+    use crate::transport::{Waited, World};
 
     /// Waits until `has_arrived`, as an exchange does. `wait` waits for a message.
     fn exchange(has_arrived: impl Fn() -> bool, wait: impl Fn()) -> Result<(), OtherFailed> {
@@ -313,6 +333,92 @@ mod tests {
         assert_eq!(spans, Ok(vec![Forward, Backward, Forward, Backward]));
     }
 
+    /// The messages of the two halves, which a test sends while the halves look for them.
+    struct Messages {
+        receiver: SharedEndpoint,
+        sender: SharedEndpoint,
+    }
+
+    impl Messages {
+        fn new() -> Self {
+            let mut endpoints = World::local(2).into_parts().0.into_iter().map(SharedEndpoint::new);
+            let mut next = || endpoints.next().expect("two ranks");
+            Self { receiver: next(), sender: next() }
+        }
+
+        fn tag(half: Direction) -> Tag {
+            Tag::ExpertGroup { half: Some(half), round: 0 }
+        }
+
+        fn send(&self, half: Direction) {
+            let payload = Payload::Bytes(Vec::new().into());
+            self.sender.lock().send(WorldRank::new(0), Self::tag(half), payload);
+        }
+
+        fn has_arrived(&self, half: Direction) -> bool {
+            self.receiver.lock().try_take(WorldRank::new(1), Self::tag(half)).is_some()
+        }
+
+        fn wait(&self) {
+            let until = Instant::now() + Duration::from_secs(10);
+            assert_eq!(self.receiver.lock().wait(until), Waited::Arrived);
+        }
+    }
+
+    #[test]
+    fn a_message_that_arrives_while_the_other_half_computes_ends_no_wait() {
+        use Direction::{Backward, Forward};
+        let messages = Messages::new();
+        let no_wait = || unreachable!("the message of the forward has arrived");
+        let spans = check(
+            |log| {
+                exchange(|| messages.has_arrived(Forward), no_wait).expect("no failure");
+                note(log, "forward goes on");
+                messages.send(Backward);
+                Ok(())
+            },
+            |log| {
+                note(log, "backward");
+                messages.send(Forward);
+                exchange(|| messages.has_arrived(Backward), no_wait).expect("no failure");
+                Ok(())
+            },
+            &["backward", "forward goes on"],
+        );
+        assert_eq!(spans, Ok(vec![Forward, Backward, Forward, Backward]));
+    }
+
+    /// The message of the backward arrives between its own look and the look of the forward.
+    #[test]
+    fn a_message_that_the_other_half_takes_ends_the_wait() {
+        use Direction::{Backward, Forward};
+        let messages = Messages::new();
+        let looks = Mutex::new(0);
+        let spans = check(
+            |log| {
+                let has_arrived = || {
+                    let mut looks = looks.lock().expect("no panic");
+                    *looks += 1;
+                    if *looks == 2 {
+                        messages.send(Backward);
+                    }
+                    messages.has_arrived(Forward)
+                };
+                exchange(has_arrived, || messages.wait()).expect("no failure");
+                note(log, "forward goes on");
+                Ok(())
+            },
+            |log| {
+                exchange(|| messages.has_arrived(Backward), || messages.wait()).expect("no failure");
+                note(log, "backward goes on");
+                messages.send(Forward);
+                Ok(())
+            },
+            &["backward goes on", "forward goes on"],
+        );
+        assert_eq!(spans, Ok(vec![Forward, Backward, Backward, Forward]));
+    }
+
     #[test]
     fn halves_that_never_wait_run_one_after_the_other() {
         let half = |text| {
@@ -344,17 +450,17 @@ mod tests {
         assert!(found.contains("out of cheese"), "{found}");
         let waits = |log: &Log| {
             let has_arrived = || log.lock().expect("no panic").len() > 1;
-            exchange(has_arrived, || note(log, "arrived for the forward")).map_err(|OtherFailed| {
+            exchange(has_arrived, || note(log, "arrived for the backward")).map_err(|OtherFailed| {
                 note(log, "ended");
                 StageError::function("the other half has failed")
             })
         };
         let fails_later = |log: &Log| {
             let has_arrived = || !log.lock().expect("no panic").is_empty();
-            exchange(has_arrived, || unreachable!("the backward waits")).expect("no failure");
+            exchange(has_arrived, || unreachable!("the forward waits")).expect("no failure");
             Err(StageError::function("out of cheese"))
         };
-        let found = check(fails_later, waits, &["arrived for the forward", "ended"]).expect_err("it fails");
+        let found = check(waits, fails_later, &["arrived for the backward", "ended"]).expect_err("it fails");
         assert!(found.contains("out of cheese"), "{found}");
     }
 }

@@ -165,14 +165,7 @@ impl<L: StageModule + ModuleDisplay> From<Vec<L>> for Layers {
         let count = layers.len();
         // A module may be sent to another thread, but not shared.
         let layers = Mutex::new(layers);
-        Self::new(count, move |place| {
-            let layer = layers.lock().unwrap_or_else(PoisonError::into_inner)[place].clone();
-            match layer.devices().first() {
-                // The copy has its own parameters, which share no tape with the parameters of other replicas.
-                Some(device) => layer.fork(device),
-                None => layer,
-            }
-        })
+        Self::new(count, move |place| layers.lock().unwrap_or_else(PoisonError::into_inner)[place].clone())
     }
 }
 

@@ -1,23 +1,28 @@
 //! Overlaps whose halves run by turns: the forward of one microbatch computes while the backward of another
 //! waits for the tokens of its experts, and the other way round.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
+use pipewright::hook::ActionHook;
+use pipewright::ids::WorldRank;
 use pipewright::message::{Direction, Tag};
 use pipewright::nn::{SplitBackward, TensorParallel};
 use pipewright::pipeline::{Pipeline, PipelineConfig, StepSummary};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::Placement;
 use pipewright::transport::World;
+use pipewright_schedule::csv::parse_schedule;
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::{
-    Action, Event, Rank, Recompute, ScheduleSpec, Scope, ScopeKind, StageIndex, ValidatedProgram, generate,
+    Action, Event, Rank, Recompute, Schedule, ScheduleSpec, Scope, ScopeKind, StageIndex, ValidatedProgram,
+    generate,
 };
 
 use super::experts::{Layer, Mixtures};
@@ -116,12 +121,16 @@ fn config(sizes: Sizes, expert_parallel: u32) -> PipelineConfig {
 fn program(sizes: Sizes, config: &PipelineConfig) -> ValidatedProgram {
     let microbatches = MICROBATCHES / sizes.data;
     let spec = ScheduleSpec { ranks: sizes.pipeline, microbatches, ..ScheduleSpec::default() };
+    lowered(&generate("dualpipev", &spec).expect("a schedule"), sizes, config)
+}
+
+fn lowered(schedule: &Schedule, sizes: Sizes, config: &PipelineConfig) -> ValidatedProgram {
     let lowering = TrainingLowering {
         replicas: sizes.data,
         keep_overlaps: config.runs_overlaps(),
         ..TrainingLowering::default()
     };
-    for_training(&generate("dualpipev", &spec).expect("a schedule"), &lowering).expect("it is sound")
+    for_training(schedule, &lowering).expect("it is sound")
 }
 
 fn launch(
@@ -130,7 +139,21 @@ fn launch(
     config: &PipelineConfig,
     fault: impl Fn(Moment) + Send + Sync + 'static,
 ) -> Pipeline {
-    let program = program(sizes, config);
+    launch_with(program(sizes, config), world, config, |first, _| bias(first as u64), fault)
+}
+
+fn bias(seed: u64) -> Param<Tensor<1>> {
+    Param::from_data(numbers(seed, [WIDTH]), &Device::flex().autodiff())
+}
+
+/// Launches a program. `bias_of` returns the bias of a stage from its first layer and the replica.
+fn launch_with(
+    program: ValidatedProgram,
+    world: World,
+    config: &PipelineConfig,
+    bias_of: impl Fn(usize, u32) -> Param<Tensor<1>> + Send + Sync + 'static,
+    fault: impl Fn(Moment) + Send + Sync + 'static,
+) -> Pipeline {
     let (stages, fault) = (program.placement().stages(), Fault(Arc::new(fault)));
     let launched = Pipeline::launch_split(program, world, config, move |stage: StageIndex, tensor| {
         let tensor: &TensorParallel = tensor;
@@ -143,7 +166,7 @@ fn launch(
             _ => Placement::ON_ONE_REPLICA,
         };
         let mixtures = Mixtures { layers, first, tensor: tensor.clone(), placement };
-        let bias = Param::from_data(numbers(first as u64, [WIDTH]), &Device::flex().autodiff());
+        let bias = bias_of(first, tensor.expert_parallel().rank().index);
         let module = Watched { mixtures, bias, fault: fault.clone() };
         Ok::<_, Infallible>(if stage.get() + 1 == stages {
             Stage::with_loss(module, loss)
@@ -156,6 +179,32 @@ fn launch(
 
 fn launch_local(sizes: Sizes, config: &PipelineConfig) -> Pipeline {
     launch(World::local(sizes.pipeline * sizes.data), sizes, config, |_| ())
+}
+
+/// Takes a step in a world that delivers a message when `is_due` returns true, which gets the sender, the
+/// receiver and the tag.
+fn take_delivered_step(
+    sizes: Sizes,
+    config: &PipelineConfig,
+    mut is_due: impl FnMut(WorldRank, WorldRank, Tag) -> bool + Send + 'static,
+) -> StepSummary {
+    let (world, in_flight) = World::controlled(sizes.pipeline * sizes.data);
+    let is_done = Arc::new(AtomicBool::new(false));
+    let deliveries = {
+        let is_done = is_done.clone();
+        thread::spawn(move || {
+            while !is_done.load(Ordering::SeqCst) {
+                in_flight.release_if(&mut is_due);
+                thread::sleep(Duration::from_micros(50));
+            }
+        })
+    };
+    let mut pipeline = launch(world, sizes, config, |_| ());
+    let summary = take_step(&mut pipeline, 0);
+    drop(pipeline);
+    is_done.store(true, Ordering::SeqCst);
+    deliveries.join().expect("no panic");
+    summary.expect("all messages are delivered in the end")
 }
 
 /// Returns the halves of the overlaps of a rank, in order.
@@ -203,32 +252,16 @@ fn a_backward_that_runs_by_turns_may_compute_its_forward_again() {
 fn a_backward_computes_while_the_tokens_of_the_forward_travel() {
     let sizes = sizes(1, 2, 1);
     let config = config(sizes, 2);
-    let (world, in_flight) = World::controlled(sizes.data);
-    let is_done = Arc::new(AtomicBool::new(false));
-    let deliveries = {
-        let is_done = is_done.clone();
-        thread::spawn(move || {
-            // The exchanges that the backwards of each rank have begun.
-            let mut begun = vec![0; sizes.data as usize];
-            while !is_done.load(Ordering::SeqCst) {
-                in_flight.release_if(|from, to, tag| match tag {
-                    Tag::ExpertGroup { half: Some(Direction::Backward), round } => {
-                        begun[from.index()] = round + 1;
-                        true
-                    }
-                    Tag::ExpertGroup { half: Some(Direction::Forward), round } => begun[to.index()] > round,
-                    _ => true,
-                });
-                thread::sleep(Duration::from_micros(50));
-            }
-        })
-    };
-    let mut pipeline = launch(world, sizes, &config, |_| ());
-    let summary = take_step(&mut pipeline, 0);
-    drop(pipeline);
-    is_done.store(true, Ordering::SeqCst);
-    deliveries.join().expect("no panic");
-    let summary = summary.expect("a rank that only waits would wait for ever");
+    // The exchanges that the backwards of each rank have begun. A rank that only waits would wait for ever.
+    let mut begun = vec![0; sizes.data as usize];
+    let summary = take_delivered_step(sizes, &config, move |from, to, tag| match tag {
+        Tag::ExpertGroup { half: Some(Direction::Backward), round } => {
+            begun[from.index()] = round + 1;
+            true
+        }
+        Tag::ExpertGroup { half: Some(Direction::Forward), round } => begun[to.index()] > round,
+        _ => true,
+    });
 
     let expected = take_steps(&mut launch_local(sizes, &config), 0..1);
     assert_eq!(expected, [(summary.losses.clone(), summary.gradient_norm)]);
@@ -249,6 +282,127 @@ fn a_backward_computes_while_the_tokens_of_the_forward_travel() {
             );
         }
     }
+}
+
+/// Returns the receive that a half of an overlap needs, and the send of its result.
+fn receive_and_send(half: Action) -> [Action; 2] {
+    match half {
+        Action::Forward { stage, microbatch } => {
+            [Action::RecvForward { stage, microbatch }, Action::SendForward { stage, microbatch }]
+        }
+        Action::Backward { stage, microbatch } => {
+            [Action::RecvBackward { stage, microbatch }, Action::SendBackward { stage, microbatch }]
+        }
+        _ => unreachable!("an overlap has a forward and a backward"),
+    }
+}
+
+/// Gradients arrive late, so the forward of an overlap could begin before the messages of its backward arrive.
+#[test]
+fn an_overlap_begins_after_its_messages_and_sends_after_both_halves() {
+    let sizes = sizes(2, 2, 1);
+    let config = config(sizes, 2);
+    let mut seen: HashMap<(WorldRank, WorldRank, Tag), Instant> = HashMap::new();
+    let summary = take_delivered_step(sizes, &config, move |from, to, tag| {
+        let since = *seen.entry((from, to, tag)).or_insert_with(Instant::now);
+        let is_gradient = matches!(tag, Tag::Boundary { direction: Direction::Backward, .. });
+        !is_gradient || since.elapsed() > Duration::from_millis(2)
+    });
+    let (mut received, mut sent) = (0, 0);
+    for rank in (0..sizes.pipeline * sizes.data).map(Rank::new) {
+        let events = summary.timeline.events_of(rank);
+        let event_of = |action: Action| events.iter().find(|event| event.action == action);
+        for overlap in events.iter().filter(|event| matches!(event.action, Action::Overlap(_))) {
+            let halves: Vec<Action> = overlap.action.parts().collect();
+            let is_of_half = |scope: &&Scope| match scope.kind {
+                ScopeKind::Computation(half) => halves.contains(&half),
+                _ => false,
+            };
+            let computed = summary.timeline.scopes_of(rank).iter().filter(is_of_half);
+            let (start, end) = computed.fold((f64::MAX, f64::MIN), |(start, end), scope| {
+                (scope.start.min(start), scope.end.max(end))
+            });
+            assert!(start < end, "{} computes", overlap.action);
+            for [receive, send] in halves.iter().copied().map(receive_and_send) {
+                if let Some(event) = event_of(receive) {
+                    assert!(event.end <= start, "{event:?} and {start}");
+                    received += 1;
+                }
+                if let Some(event) = event_of(send) {
+                    assert!(end <= event.start, "{event:?} and {end}");
+                    sent += 1;
+                }
+            }
+        }
+    }
+    assert!(received > 0 && sent > 0, "{received} and {sent}");
+}
+
+/// Checks that a step has exchanges, and that no halves have run by turns.
+fn check_no_turns(summary: &StepSummary) {
+    let scopes = summary.timeline.scopes();
+    assert!(!scopes.is_empty() && scopes.iter().all(Scope::is_exchange), "{scopes:?}");
+}
+
+#[test]
+fn a_stage_that_overlaps_with_itself_runs_one_half_after_the_other() {
+    let sizes = sizes(1, 2, 1);
+    let schedule = "0F0,(0F1;0B0)OVERLAP_F_B,(0F2;0B1)OVERLAP_F_B,(0F3;0B2)OVERLAP_F_B,0B3\n";
+    let schedule = parse_schedule(schedule).expect("a schedule");
+    let config = config(sizes, 2);
+    let program = lowered(&schedule, sizes, &config);
+    assert_eq!(overlaps(&program, 0).len(), 3);
+    let launch = |config: &PipelineConfig| {
+        launch_with(program.clone(), World::local(sizes.data), config, |_, _| bias(0), |_| ())
+    };
+    let summary = take_step(&mut launch(&config), 0).expect("a step");
+    check_no_turns(&summary);
+    let alone = PipelineConfig { expert_parallel: 1, ..config };
+    let expected = take_steps(&mut launch(&alone), 0..1);
+    assert_eq!([(summary.losses, summary.gradient_norm)], expected[..]);
+}
+
+/// A hook that runs everything as it runs by default.
+struct Plain {
+    runs_overlaps: bool,
+}
+
+impl ActionHook for Plain {
+    fn runs_overlaps(&self) -> bool {
+        self.runs_overlaps
+    }
+}
+
+#[test]
+fn a_hook_runs_one_half_after_the_other() {
+    let sizes = sizes(1, 2, 1);
+    let expected = take_steps(&mut launch_local(sizes, &config(sizes, 2)), 0..1);
+    for runs_overlaps in [false, true] {
+        let hook: Arc<dyn ActionHook> = Arc::new(Plain { runs_overlaps });
+        let config = PipelineConfig { hook: Some(hook), ..config(sizes, 2) };
+        assert_eq!(!overlaps(&program(sizes, &config), 0).is_empty(), runs_overlaps);
+        let summary = take_step(&mut launch_local(sizes, &config), 0).expect("a step");
+        check_no_turns(&summary);
+        assert_eq!([(summary.losses, summary.gradient_norm)], expected[..], "{runs_overlaps}");
+    }
+}
+
+/// The backward of one stage must not lock the copy that the forward of the other one needs.
+#[test]
+fn stages_of_a_rank_may_hold_copies_of_one_parameter() {
+    let sizes = sizes(1, 2, 1);
+    let steps = move |bias_of: Box<dyn Fn(usize, u32) -> Param<Tensor<1>> + Send + Sync>| {
+        let (config, world) = (config(sizes, 2), World::local(sizes.data));
+        let mut pipeline = launch_with(program(sizes, &config), world, &config, bias_of, |_| ());
+        take_steps(&mut pipeline, 0..2)
+    };
+    let expected = steps(Box::new(|_, _| bias(0)));
+    let biases: Vec<_> = (0..sizes.data).map(|_| Mutex::new(bias(0))).collect();
+    let copy = move |_, replica: u32| biases[replica as usize].lock().expect("no panic").clone();
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || sender.send(steps(Box::new(copy))));
+    let found = receiver.recv_timeout(Duration::from_secs(60)).expect("neither half waits for ever");
+    assert_eq!(found, expected);
 }
 
 #[test]
