@@ -1,6 +1,7 @@
 //! One handler for each kind of action; `compute.rs` has the handlers of the actions that compute. A handler
 //! blocks only in the exchanges of a tensor group and of an expert group; in an overlap, one half may compute
-//! while the other is blocked (`turns.rs`). If the tensors of an action have not arrived, the handler returns the message that it waits for, and the action is tried again.
+//! while the other is blocked (`turns.rs`). If the tensors of an action have not arrived, the handler returns
+//! the message that it waits for, and the action is tried again.
 //!
 //! A receive does nothing: it marks in the program where the message may arrive. The computation that uses
 //! the message takes it, and waits if it has not arrived. So a rank continues to compute while the message of
@@ -169,8 +170,8 @@ impl Executor {
         action.parts().find_map(|part| self.fetch_for(part, recomputes).transpose()).transpose()
     }
 
-    /// Takes the messages that an action needs, which is no overlap. If `recomputes`, a forward whose backward
-    /// is the action is computed again.
+    /// Takes the messages that an action needs. The action is not an overlap. If `recomputes` and the action is a
+    /// backward, its forward is computed again.
     fn fetch_for(&mut self, action: Action, recomputes: bool) -> Result<Option<AwaitedMessage>, Cause> {
         let Self { context, connection, stages, recorder, .. } = self;
         match action {

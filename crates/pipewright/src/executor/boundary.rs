@@ -76,7 +76,7 @@ pub(super) fn fetch_inputs(
         return Ok(Some(awaited));
     }
     let Some(source) = context.placement().previous(stage) else { return Ok(None) };
-    if !context.is_here(source) && !stages.get(stage).inputs.has(microbatch) {
+    if !context.is_local(source) && !stages.get(stage).inputs.has(microbatch) {
         let message = BoundaryMessage { from: source, to: stage, microbatch };
         match receive(context, connection, stages, recorder, Direction::Forward, message)? {
             Received::All(tensors) => {
@@ -98,7 +98,7 @@ pub(super) fn fetch_gradients(
     at @ At { stage, microbatch }: At,
 ) -> Result<Option<AwaitedMessage>, Cause> {
     let Some(source) = context.placement().next(stage) else { return Ok(None) };
-    if !context.is_here(source) && !stages.get(stage).output_gradients.has(microbatch) {
+    if !context.is_local(source) && !stages.get(stage).output_gradients.has(microbatch) {
         let message = BoundaryMessage { from: source, to: stage, microbatch };
         match receive(context, connection, stages, recorder, Direction::Backward, message)? {
             Received::All(gradients) => stages.get_mut(stage).output_gradients.put(microbatch, gradients),

@@ -13,7 +13,7 @@ use super::context::RankContext;
 use super::edges::{pass_gradients, pass_outputs, take_inputs};
 use super::recorder::Recorder;
 use super::skip::append_skips;
-use super::stages::{At, LocalStages};
+use super::stages::{At, LocalStage, LocalStages};
 use super::step_input::StepInput;
 use super::turns::BackwardThreads;
 use crate::failure::Cause;
@@ -42,13 +42,13 @@ pub(super) struct Computation<'a> {
 
 impl Computation<'_> {
     pub(super) fn run(&mut self, action: Action) -> Result<(), Cause> {
-        self.run_now(action)?;
+        self.run_action(action)?;
         let exchanges = self.connection.take_exchange_times();
         self.recorder.note_exchanges(exchanges, |half| part_of(action, half));
         Ok(())
     }
 
-    fn run_now(&mut self, action: Action) -> Result<(), Cause> {
+    fn run_action(&mut self, action: Action) -> Result<(), Cause> {
         match action {
             Action::Forward { stage, microbatch } => self.forward(action, At { stage, microbatch }),
             Action::Backward { stage, microbatch } => {
@@ -97,15 +97,15 @@ impl Computation<'_> {
         let mut forward = self.begin_forward(forward_at)?;
         let mut backward = self.begin_backward(backward_at);
         let microbatch = backward_at.microbatch;
-        let [of_forward, of_backward] = self.stages.two_mut([forward_at.stage, backward_at.stage]);
-        let (of_forward, of_backward) = (of_forward.runner_mut(), of_backward.runner_mut());
+        let stages = self.stages.two_mut([forward_at.stage, backward_at.stage]);
+        let [forward_runner, backward_runner] = stages.map(LocalStage::runner_mut);
         let spans = self.backward_threads.run(
             self.context.world_rank(),
             self.connection.memory(),
-            || of_forward.forward(&mut forward),
+            || forward_runner.forward(&mut forward),
             || {
-                of_backward.backward(&mut backward)?;
-                of_backward.backward_weights(microbatch, &mut |_| ()).map(drop)
+                backward_runner.backward(&mut backward)?;
+                backward_runner.backward_weights(microbatch, &mut |_| ()).map(drop)
             },
         )?;
         self.recorder.note_halves(spans, |half| part_of(overlap, half));
@@ -219,8 +219,8 @@ impl Computation<'_> {
         self.stages.get_mut(stage).runner_mut().begin_backward(microbatch, gradients)
     }
 
-    /// Ends a backward. `start` is its beginning, from which a forward that it has computed again is recorded;
-    /// `None` if the forward is not recorded, because another half has computed at the same time.
+    /// Ends a backward. `start` is its beginning, from which a forward that it has computed again is recorded. It
+    /// is `None` in an overlap whose halves run by turns: the forward of the other half runs in the same time.
     fn finish_backward(
         &mut self,
         action: Action,

@@ -221,7 +221,7 @@ impl RankContext {
     }
 
     /// Returns whether `stage` is on this rank.
-    pub(super) fn is_here(&self, stage: StageIndex) -> bool {
+    pub(super) fn is_local(&self, stage: StageIndex) -> bool {
         self.placement.rank_of(stage) == self.coord.rank
     }
 

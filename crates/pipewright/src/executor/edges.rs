@@ -75,7 +75,7 @@ pub(super) fn pass_outputs(
     let checked = stages.get_mut(stage).boundaries.check_outputs(&outputs);
     let message = BoundaryMessage { from: stage, to: next, microbatch };
     report_mismatch(checked, context, stages.get_mut(stage), Flow::Outputs, message)?;
-    if context.is_here(next) {
+    if context.is_local(next) {
         stages.get_mut(next).inputs.put(microbatch, outputs);
     } else {
         stages.get_mut(stage).outputs.put(microbatch, outputs);
@@ -144,7 +144,7 @@ pub(super) fn pass_gradients(
     match previous {
         // A stage that runs forward only needs no gradient.
         Some(previous) if !trained.runs_backward(previous) => {}
-        Some(previous) if context.is_here(previous) => {
+        Some(previous) if context.is_local(previous) => {
             stages.get_mut(previous).output_gradients.put(microbatch, gradients);
         }
         // The model's input data needs no gradient unless the step returns it.

@@ -170,14 +170,14 @@ impl GroupLink {
         if let Some(times) = &self.times {
             locked(times).exchanges.push(ExchangeSpan { half, start, end });
         }
-        let here = |list: OptionalTensors| {
+        let on_own_devices = |list: OptionalTensors| {
             let moved = list.into_iter().zip(&devices).map(|(tensor, device)| match device {
                 Some(device) => tensor.map(|tensor| tensor.to_device(device)),
                 None => tensor,
             });
             moved.collect()
         };
-        Ok(exchange.into_contents().map(here).collect())
+        Ok(exchange.into_contents().map(on_own_devices).collect())
     }
 
     /// Returns copies for the receiver, on its device, which this rank no longer counts. No copy is made if
@@ -223,7 +223,7 @@ impl GroupLink {
         match turn.map_or(Ok(false), Turn::give_way) {
             Ok(true) => return Ok(()),
             Ok(false) => {}
-            // The error of the other half is reported.
+            // `BackwardThreads::run` drops this error, and returns the error of the other half.
             Err(OtherFailed) => return Err(Cause::Aborted { first: rank }),
         }
         self.board.set_activity(rank, Activity::Waits(awaited));
@@ -264,9 +264,9 @@ impl TensorLink for GroupLink {
     fn exchange(&self, to_ranks: Vec<Values>) -> Vec<Values> {
         // Another thread would send in the rank's name, unless it runs the rank's backward in an overlap.
         let is_own = |&thread: &ThreadId| thread == std::thread::current().id();
-        let is_here = self.thread.get().is_none_or(is_own) || Turn::current().is_some();
+        let is_on_rank = self.thread.get().is_none_or(is_own) || Turn::current().is_some();
         assert!(
-            is_here,
+            is_on_rank,
             "a module that exchanges tensors computes on its ranks only: run it in `Pipeline::module`"
         );
         let to_ranks = to_ranks.into_iter().map(|list| list.into_iter().map(Some).collect()).collect();

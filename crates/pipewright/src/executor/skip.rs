@@ -38,7 +38,7 @@ pub(super) fn send_skips(
     let skips = stages.get(source).skips();
     for &Skip { stage, tensors: count } in sent(&skips, direction).iter().rev() {
         let tensors = tensors.split_off(tensors.len().saturating_sub(count));
-        if context.is_here(stage) {
+        if context.is_local(stage) {
             stages.get_mut(stage).put_skip((direction, source, microbatch), tensors);
             continue;
         }
@@ -63,7 +63,7 @@ pub(super) fn fetch_skips(
     let skips = local_stage.skips();
     for &Skip { stage: source, .. } in sent(&skips, opposite(direction)) {
         let key = (direction, source, microbatch);
-        if context.is_here(source) || local_stage.has_skip(&key) {
+        if context.is_local(source) || local_stage.has_skip(&key) {
             continue;
         }
         let tag = Tag::Skip { direction, source, stage, microbatch };

@@ -127,7 +127,7 @@ impl LocalStage {
     /// Returns whether this replica has parameters of the stage that the others of its expert group do not
     /// have.
     pub(super) fn has_own_experts(&self) -> bool {
-        (0..self.runner.paths().len()).any(|parameter| self.runner.is_on_one_replica(parameter))
+        self.runner.has_own_experts()
     }
 
     pub(super) fn index(&self) -> StageIndex {

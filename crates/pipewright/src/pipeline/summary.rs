@@ -78,7 +78,9 @@ pub struct StepSummary {
     /// The actions of each rank with their times, in seconds since the step began in this process. If ranks
     /// are processes, the first one has the events of all, on one clock ([`Timeline::clock_skew`]), and each
     /// other one has its own. Ranks that compute stages together have one row, with the events of the first
-    /// of them.
+    /// of them. A forward that a backward computes again has an event before the backward's. If the halves of
+    /// an overlap run by turns, the overlap is one event, and the recomputation is a part of it; scopes have
+    /// the times in which each half computed and exchanged.
     pub timeline: Timeline,
     /// The time of each rank's optimizer step.
     pub update: Vec<Duration>,

@@ -28,6 +28,8 @@ pub(super) struct ParameterTable {
     has_buffers: bool,
     /// Whether some of these are on all replicas, which average what forwards change of them.
     has_statistics: bool,
+    /// Whether other replicas do not have some of the float parameters.
+    has_own_experts: bool,
     /// The path of each integer and boolean parameter.
     discrete: Vec<Arc<str>>,
     /// The number of ranks that compute the stage together.
@@ -76,6 +78,7 @@ impl ParameterTable {
             float_type: float_type_of(floats.iter().map(|parameter| &parameter.value)),
             has_buffers: floats.iter().any(|parameter| !parameter.is_trained),
             has_statistics: false,
+            has_own_experts: false,
             discrete: discrete_of(module).iter().map(|parameter| global(&parameter.local)).collect(),
             paths,
             indices,
@@ -90,6 +93,7 @@ impl ParameterTable {
         }
         let is_statistic = |index: usize| !floats[index].is_trained && !table.is_on_one_replica(index);
         table.has_statistics = (0..floats.len()).any(is_statistic);
+        table.has_own_experts = (0..floats.len()).any(|index| table.is_on_one_replica(index));
         Ok(table)
     }
 
@@ -176,5 +180,10 @@ impl ParameterTable {
     /// Returns whether other replicas do not have the parameter, because replicas hold the experts together.
     pub(super) fn is_on_one_replica(&self, index: usize) -> bool {
         self.expert_ranks > 1 && self.placement(index).on_one_replica
+    }
+
+    /// Returns whether other replicas do not have some of the float parameters.
+    pub(super) fn has_own_experts(&self) -> bool {
+        self.has_own_experts
     }
 }

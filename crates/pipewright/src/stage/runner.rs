@@ -150,6 +150,10 @@ pub(crate) trait StageParameters: Send {
     /// every other parameter.
     fn is_on_one_replica(&self, index: usize) -> bool;
 
+    /// Returns whether one replica of the expert group holds some of the parameters, and the others do not have
+    /// them.
+    fn has_own_experts(&self) -> bool;
+
     /// Returns the gradient sum of the parameter at `index` of [`StageParameters::paths`].
     fn gradient(&self, index: usize) -> OptionalTensor;
 

@@ -73,6 +73,10 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         self.table.is_on_one_replica(index)
     }
 
+    fn has_own_experts(&self) -> bool {
+        self.table.has_own_experts()
+    }
+
     fn gradient(&self, index: usize) -> OptionalTensor {
         self.sums.get(index)
     }
