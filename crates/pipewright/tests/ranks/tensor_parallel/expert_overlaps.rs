@@ -53,6 +53,8 @@ impl std::fmt::Debug for Fault {
 struct Watched {
     mixtures: Mixtures,
     bias: Param<Tensor<1>>,
+    /// A parameter that the first microbatch does not use.
+    offset: Param<Tensor<1>>,
     #[module(skip)]
     fault: Fault,
 }
@@ -95,6 +97,7 @@ impl StageModule for Watched {
     fn forward(&self, input: Tensor<2>, context: &StageContext) -> Tensor<2> {
         let (stage, microbatch) = (context.stage(), context.microbatch());
         let replica = self.mixtures.tensor.expert_parallel().rank().index;
+        let input = if microbatch.get() > 0 { input + self.offset.val().unsqueeze() } else { input };
         let output = self.mixtures.forward(input, context);
         (self.fault.0)(Moment { action: Action::Forward { stage, microbatch }, replica });
         let moment = Moment { action: Action::Backward { stage, microbatch }, replica };
@@ -139,19 +142,19 @@ fn launch(
     config: &PipelineConfig,
     fault: impl Fn(Moment) + Send + Sync + 'static,
 ) -> Pipeline {
-    launch_with(program(sizes, config), world, config, |first, _| bias(first as u64), fault)
+    launch_with(program(sizes, config), world, config, |first, _| vector(first as u64), fault)
 }
 
-fn bias(seed: u64) -> Param<Tensor<1>> {
+fn vector(seed: u64) -> Param<Tensor<1>> {
     Param::from_data(numbers(seed, [WIDTH]), &Device::flex().autodiff())
 }
 
-/// Launches a program. `bias_of` returns the bias of a stage from its first layer and the replica.
+/// Launches a program. `offset_of` returns the offset of a stage from its first layer and the replica.
 fn launch_with(
     program: ValidatedProgram,
     world: World,
     config: &PipelineConfig,
-    bias_of: impl Fn(usize, u32) -> Param<Tensor<1>> + Send + Sync + 'static,
+    offset_of: impl Fn(usize, u32) -> Param<Tensor<1>> + Send + Sync + 'static,
     fault: impl Fn(Moment) + Send + Sync + 'static,
 ) -> Pipeline {
     let (stages, fault) = (program.placement().stages(), Fault(Arc::new(fault)));
@@ -166,8 +169,9 @@ fn launch_with(
             _ => Placement::ON_ONE_REPLICA,
         };
         let mixtures = Mixtures { layers, first, tensor: tensor.clone(), placement };
-        let bias = bias_of(first, tensor.expert_parallel().rank().index);
-        let module = Watched { mixtures, bias, fault: fault.clone() };
+        let bias = vector(first as u64);
+        let offset = offset_of(first, tensor.expert_parallel().rank().index);
+        let module = Watched { mixtures, bias, offset, fault: fault.clone() };
         Ok::<_, Infallible>(if stage.get() + 1 == stages {
             Stage::with_loss(module, loss)
         } else {
@@ -181,14 +185,14 @@ fn launch_local(sizes: Sizes, config: &PipelineConfig) -> Pipeline {
     launch(World::local(sizes.pipeline * sizes.data), sizes, config, |_| ())
 }
 
-/// Takes a step in a world that delivers a message when `is_due` returns true, which gets the sender, the
+/// Calls `run` with a world that delivers a message when `is_due` returns true, which gets the sender, the
 /// receiver and the tag.
-fn take_delivered_step(
-    sizes: Sizes,
-    config: &PipelineConfig,
+fn with_deliveries<R>(
+    ranks: u32,
     mut is_due: impl FnMut(WorldRank, WorldRank, Tag) -> bool + Send + 'static,
-) -> StepSummary {
-    let (world, in_flight) = World::controlled(sizes.pipeline * sizes.data);
+    run: impl FnOnce(World) -> R,
+) -> R {
+    let (world, in_flight) = World::controlled(ranks);
     let is_done = Arc::new(AtomicBool::new(false));
     let deliveries = {
         let is_done = is_done.clone();
@@ -199,12 +203,29 @@ fn take_delivered_step(
             }
         })
     };
-    let mut pipeline = launch(world, sizes, config, |_| ());
-    let summary = take_step(&mut pipeline, 0);
-    drop(pipeline);
+    let result = run(world);
     is_done.store(true, Ordering::SeqCst);
     deliveries.join().expect("no panic");
-    summary.expect("all messages are delivered in the end")
+    result
+}
+
+/// Takes a step with such a world.
+fn take_delivered_step(
+    sizes: Sizes,
+    config: &PipelineConfig,
+    is_due: impl FnMut(WorldRank, WorldRank, Tag) -> bool + Send + 'static,
+) -> StepSummary {
+    let run = |world| take_step(&mut launch(world, sizes, config, |_| ()), 0);
+    with_deliveries(sizes.pipeline * sizes.data, is_due, run).expect("all messages are delivered in the end")
+}
+
+/// Returns a function that is true at once for most messages of a step, and after 2 ms if `is_late` returns true.
+fn delays(is_late: impl Fn(Tag) -> bool) -> impl FnMut(WorldRank, WorldRank, Tag) -> bool {
+    let mut sent: HashMap<(WorldRank, WorldRank, Tag), Instant> = HashMap::new();
+    move |from, to, tag| {
+        let since = *sent.entry((from, to, tag)).or_insert_with(Instant::now);
+        !is_late(tag) || since.elapsed() > Duration::from_millis(2)
+    }
 }
 
 /// Returns the halves of the overlaps of a rank, in order.
@@ -302,12 +323,8 @@ fn receive_and_send(half: Action) -> [Action; 2] {
 fn an_overlap_begins_after_its_messages_and_sends_after_both_halves() {
     let sizes = sizes(2, 2, 1);
     let config = config(sizes, 2);
-    let mut seen: HashMap<(WorldRank, WorldRank, Tag), Instant> = HashMap::new();
-    let summary = take_delivered_step(sizes, &config, move |from, to, tag| {
-        let since = *seen.entry((from, to, tag)).or_insert_with(Instant::now);
-        let is_gradient = matches!(tag, Tag::Boundary { direction: Direction::Backward, .. });
-        !is_gradient || since.elapsed() > Duration::from_millis(2)
-    });
+    let is_gradient = |tag| matches!(tag, Tag::Boundary { direction: Direction::Backward, .. });
+    let summary = take_delivered_step(sizes, &config, delays(is_gradient));
     let (mut received, mut sent) = (0, 0);
     for rank in (0..sizes.pipeline * sizes.data).map(Rank::new) {
         let events = summary.timeline.events_of(rank);
@@ -353,7 +370,7 @@ fn a_stage_that_overlaps_with_itself_runs_one_half_after_the_other() {
     let program = lowered(&schedule, sizes, &config);
     assert_eq!(overlaps(&program, 0).len(), 3);
     let launch = |config: &PipelineConfig| {
-        launch_with(program.clone(), World::local(sizes.data), config, |_, _| bias(0), |_| ())
+        launch_with(program.clone(), World::local(sizes.data), config, |_, _| vector(0), |_| ())
     };
     let summary = take_step(&mut launch(&config), 0).expect("a step");
     check_no_turns(&summary);
@@ -387,18 +404,28 @@ fn a_hook_runs_one_half_after_the_other() {
     }
 }
 
-/// The backward of one stage must not lock the copy that the forward of the other one needs.
+/// The forward of one stage computes while the backward of another one waits for its tokens. The backward must
+/// not lock the copy of the parameter that the forward needs.
 #[test]
 fn stages_of_a_rank_may_hold_copies_of_one_parameter() {
     let sizes = sizes(1, 2, 1);
-    let steps = move |bias_of: Box<dyn Fn(usize, u32) -> Param<Tensor<1>> + Send + Sync>| {
-        let (config, world) = (config(sizes, 2), World::local(sizes.data));
-        let mut pipeline = launch_with(program(sizes, &config), world, &config, bias_of, |_| ());
-        take_steps(&mut pipeline, 0..2)
+    // The first backward of the second microbatch is a half of an overlap. Burn separates the graphs of a leaf
+    // when a backward of the leaf ends, and the first forward of a stage runs such a backward.
+    let overlaps = "0F0,1F0,1B0,0F1,1F1,(0F2;1B1)OVERLAP_F_B,(1F2;0B0)OVERLAP_F_B,\
+                    (0F3;1B2)OVERLAP_F_B,(1F3;0B1)OVERLAP_F_B,1B3,0B2,0B3\n";
+    let schedule = parse_schedule(overlaps).expect("a schedule");
+    let steps = move |offset_of: Box<dyn Fn(usize, u32) -> Param<Tensor<1>> + Send + Sync>| {
+        let config = config(sizes, 2);
+        let tokens_are_late = delays(|tag| matches!(tag, Tag::ExpertGroup { half: Some(_), .. }));
+        with_deliveries(sizes.data, tokens_are_late, |world| {
+            let program = lowered(&schedule, sizes, &config);
+            let mut pipeline = launch_with(program, world, &config, offset_of, |_| ());
+            take_steps(&mut pipeline, 0..2)
+        })
     };
-    let expected = steps(Box::new(|_, _| bias(0)));
-    let biases: Vec<_> = (0..sizes.data).map(|_| Mutex::new(bias(0))).collect();
-    let copy = move |_, replica: u32| biases[replica as usize].lock().expect("no panic").clone();
+    let expected = steps(Box::new(|_, _| vector(0)));
+    let offsets: Vec<_> = (0..sizes.data).map(|_| Mutex::new(vector(0))).collect();
+    let copy = move |_, replica: u32| offsets[replica as usize].lock().expect("no panic").clone();
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || sender.send(steps(Box::new(copy))));
     let found = receiver.recv_timeout(Duration::from_secs(60)).expect("neither half waits for ever");
