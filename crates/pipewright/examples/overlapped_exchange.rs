@@ -1,18 +1,19 @@
-//! Expert parallelism whose all-to-all exchanges run while another microbatch computes: functions that run actions in
-//! place of the runtime, under DualPipeV.
+//! Expert parallelism whose all-to-all exchanges run while another microbatch computes: functions that run
+//! actions in place of the runtime, under DualPipeV.
 //!
-//! Two replicas of the pipeline each compute one of two experts. Rows for expert 0 go to replica 0 and come back, rows for
-//! expert 1 to replica 1. So each microbatch is exchanged twice in the forward of a stage and twice in its backward. The
-//! functions of the hook do this before and after the block with the experts. In an overlap, a forward and a backward
-//! alternate: while the rows of one are in transit, the other computes.
+//! Two replicas of the pipeline each compute one of two experts. Rows for expert 0 go to replica 0 and come
+//! back, rows for expert 1 to replica 1. So each microbatch is exchanged twice in the forward of a stage and
+//! twice in its backward. The functions of the hook do this before and after the block with the experts. In
+//! an overlap, a forward and a backward alternate: while the rows of one are in transit, the other computes.
 //!
 //! ```text
 //! forward    ~ exchange ~  | experts |  ~ exchange ~   | dense |
 //! backward    | dense' |  ~ exchange ~  | experts' |  ~ exchange ~
 //! ```
 //!
-//! Ranks are threads. A channel between threads takes no time, so the example lets each exchange take 2 ms. It writes the
-//! timelines of its two runs to the files that are its arguments, for <https://ui.perfetto.dev>.
+//! Ranks are threads. A channel between threads takes no time, so the example lets each exchange take 2 ms.
+//! It writes the timelines of its two runs to the files that are its arguments, for
+//! <https://ui.perfetto.dev>.
 //!
 //! ```text
 //! cargo run -p pipewright --example overlapped_exchange -- exchanged.json overlapped.json
@@ -91,7 +92,8 @@ struct Link {
     receiver: Receiver<Parcel>,
 }
 
-/// Which replica computes an expert does not change a result, so without this hook each replica computes both.
+/// Which replica computes an expert does not change a result, so without this hook each replica computes
+/// both.
 pub(crate) struct ExpertParallel {
     /// By replica and rank.
     links: Vec<Mutex<Link>>,
@@ -140,8 +142,8 @@ impl ExpertParallel {
         self.send(rank, if replica(rank) == 0 { [first, second] } else { [second, first] })
     }
 
-    /// Returns the rows at the end of an exchange, of both replicas for one expert or of both experts for this replica, and
-    /// the time in which both halves were in transit.
+    /// Returns the rows at the end of an exchange, of both replicas for one expert or of both experts for
+    /// this replica, and the time in which both halves were in transit.
     fn end(&self, rank: WorldRank, begun: InTransit, gathers: bool) -> Result<(Tensor<3>, Span), StageError> {
         let (other, arrival) = self.receive(rank)?;
         let both = if replica(rank) == 0 { vec![begun.kept, other] } else { vec![other, begun.kept] };

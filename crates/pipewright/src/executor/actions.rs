@@ -170,8 +170,8 @@ impl Executor {
         action.parts().find_map(|part| self.fetch_for(part, recomputes).transpose()).transpose()
     }
 
-    /// Takes the messages that an action needs. The action is not an overlap. If `recomputes` and the action is a
-    /// backward, its forward is computed again.
+    /// Takes the messages that an action needs. The action is not an overlap. If `recomputes` and the action
+    /// is a backward, its forward is computed again.
     fn fetch_for(&mut self, action: Action, recomputes: bool) -> Result<Option<AwaitedMessage>, Cause> {
         let Self { context, connection, stages, recorder, .. } = self;
         match action {

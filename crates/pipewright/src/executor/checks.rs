@@ -1,10 +1,10 @@
 //! The checksums of a rank's results, for the comparison with a repetition of the step
 //! ([`crate::verification`]).
 //!
-//! A repetition compares them at the end of the program: the checksums of all its computations go up the tree of
-//! all ranks ([`Tag::Checksums`]). The root compares them, and sends down the first result that differs
-//! ([`Tag::Verdict`]). If the repetition does not count, the root fails instead. No rank reads its losses before,
-//! so a loss that is not finite fails only in a repetition whose bits are confirmed.
+//! A repetition compares them at the end of the program: the checksums of all its computations go up the tree
+//! of all ranks ([`Tag::Checksums`]). The root compares them, and sends down the first result that differs
+//! ([`Tag::Verdict`]). If the repetition does not count, the root fails instead. No rank reads its losses
+//! before, so a loss that is not finite fails only in a repetition whose bits are confirmed.
 
 use pipewright_schedule::{Action, Microbatch, StageIndex};
 

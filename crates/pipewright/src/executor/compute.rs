@@ -67,8 +67,8 @@ impl Computation<'_> {
         }
     }
 
-    /// Runs the forward and then the backward, or by turns if they exchange tokens, or both as the hook orders
-    /// them.
+    /// Runs the forward and then the backward, or by turns if they exchange tokens, or both as the hook
+    /// orders them.
     fn overlap(&mut self, overlap: Action, forward_at: At, backward_at: At) -> Result<(), Cause> {
         if runs_by_turns(self.context, self.stages, [forward_at.stage, backward_at.stage]) {
             return self.by_turns(overlap, forward_at, backward_at);
@@ -161,8 +161,8 @@ impl Computation<'_> {
         })
     }
 
-    /// Returns whether a forward keeps its inputs only. A forward that its backward follows at once has nothing
-    /// to save.
+    /// Returns whether a forward keeps its inputs only. A forward that its backward follows at once has
+    /// nothing to save.
     fn recomputes(&mut self, At { stage, microbatch }: At) -> bool {
         let Some(choice) = self.context.config().recompute.of(stage) else { return false };
         let keeps = self.stages.get_mut(stage).kept_forwards.forward(choice.keep, microbatch);
@@ -219,8 +219,9 @@ impl Computation<'_> {
         self.stages.get_mut(stage).runner_mut().begin_backward(microbatch, gradients)
     }
 
-    /// Ends a backward. `start` is its beginning, from which a forward that it has computed again is recorded. It
-    /// is `None` in an overlap whose halves run by turns: the forward of the other half runs in the same time.
+    /// Ends a backward. `start` is its beginning, from which a forward that it has computed again is
+    /// recorded. It is `None` in an overlap whose halves run by turns: the forward of the other half runs in
+    /// the same time.
     fn finish_backward(
         &mut self,
         action: Action,
@@ -274,8 +275,8 @@ impl Computation<'_> {
 }
 
 /// Returns whether the halves of an overlap run by turns: a forward of the first stage and a backward of the
-/// second. They do if at least one of them exchanges tokens, in which case the other one can compute meanwhile.
-/// A hook runs both itself. A stage cannot compute two things at once.
+/// second. They do if at least one of them exchanges tokens, in which case the other one can compute
+/// meanwhile. A hook runs both itself. A stage cannot compute two things at once.
 pub(super) fn runs_by_turns(
     context: &RankContext,
     stages: &LocalStages,

@@ -169,8 +169,8 @@ impl RankContext {
         &self.tensor_group
     }
 
-    /// Orders the contents of this rank in all replicas, or in the replicas of its shard group, by their shares of
-    /// the batch in a repetition of a step.
+    /// Orders the contents of this rank in all replicas, or in the replicas of its shard group, by their
+    /// shares of the batch in a repetition of a step.
     pub(super) fn by_share<T>(&self, contents: impl Iterator<Item = T>, repetition: u32) -> Vec<T> {
         let mut contents: Vec<T> = contents.collect();
         self.mesh.order_by_share(&mut contents, repetition);

@@ -9,9 +9,9 @@
 //! The ranks of a group have the same stages and run the same program, so they make the same exchanges in the
 //! same order. A rank sends its own tensors to all others before it waits for theirs. So the group runs its
 //! program as one rank would, and a validated program ends. For replicas, this is one program for the whole
-//! expert group: each of its actions is the same action of all replicas. The halves of an overlap number their
-//! exchanges apart, so that each half exchanges with the same half of the others. A rank that waits has the
-//! deadline of any other wait, and a failure of any rank wakes it.
+//! expert group: each of its actions is the same action of all replicas. The halves of an overlap number
+//! their exchanges apart, so that each half exchanges with the same half of the others. A rank that waits has
+//! the deadline of any other wait, and a failure of any rank wakes it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -38,8 +38,8 @@ use crate::transport::Endpoint;
 pub(crate) struct GroupLink {
     endpoint: SharedEndpoint,
     group: Group,
-    /// The tag of an exchange, from the half of an overlap that makes it and the number of its earlier ones in
-    /// the attempt.
+    /// The tag of an exchange, from the half of an overlap that makes it and the number of its earlier ones
+    /// in the attempt.
     tag: fn(Option<Direction>, u32) -> Tag,
     devices: Devices,
     board: ProgressBoard,

@@ -160,8 +160,8 @@ impl Recorder {
         self.records.scopes.push(Scope { rank: self.row, kind, start, end });
     }
 
-    /// Adds the spans of the exchanges of an action, and counts their time. `action_of` returns the action of an
-    /// exchange, which may be a half of an overlap.
+    /// Adds the spans of the exchanges of an action, and counts their time. `action_of` returns the action of
+    /// an exchange, which may be a half of an overlap.
     pub(super) fn note_exchanges(
         &mut self,
         ExchangeTimes { exchanges, waits }: ExchangeTimes,

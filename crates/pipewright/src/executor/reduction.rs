@@ -13,8 +13,8 @@
 //! the same bits. A group with one member exchanges nothing. So with one shard group only the first
 //! reduce-scatter remains, and without sharding only the other two exchanges.
 //!
-//! In a repetition of a step, replicas have other shares of the batch ([`crate::verification`]). The parts are then
-//! added in the order of the shares, so that the sums have the same bits.
+//! In a repetition of a step, replicas have other shares of the batch ([`crate::verification`]). The parts
+//! are then added in the order of the shares, so that the sums have the same bits.
 //!
 //! Neighbours are added first (`collective/sum.rs`): the sum over groups of 1, 2, 4 or 8 replicas, and then
 //! over the groups, has the bits of the sum over all replicas.
@@ -275,8 +275,8 @@ impl Sum<'_> {
                     return Ok(State::Scattering(parts));
                 }
                 let tag = Tag::GradientSum { stage: index, of_experts: part.of_experts };
-                // Shares move within the group of replicas that hold the parameters together, whose sums these
-                // are.
+                // Shares move within the group of replicas that hold the parameters together, whose sums
+                // these are.
                 let repetition_of_parts = if context.row_shard().is_some() { 0 } else { repetition };
                 let sums = sum(context.by_share(parts.into_contents(), repetition_of_parts));
                 for (_, to) in copies.others() {

@@ -10,9 +10,9 @@ use crate::transport::{Endpoint, Waited};
 /// How long a rank waits before it checks whether other ranks make progress.
 const SHORT_WAIT: Duration = Duration::from_millis(10);
 
-/// A rank's endpoint, which its executor and its stages share. One thread of the rank uses it at a time: its own,
-/// or the thread that runs the backward of an overlap, if it has the turn. A module of several tensor ranks that is
-/// taken out of its pipeline may use it elsewhere.
+/// A rank's endpoint, which its executor and its stages share. One thread of the rank uses it at a time: its
+/// own, or the thread that runs the backward of an overlap, if it has the turn. A module of several tensor
+/// ranks that is taken out of its pipeline may use it elsewhere.
 #[derive(Clone)]
 pub(crate) struct SharedEndpoint(Arc<Mutex<Endpoint>>);
 
@@ -28,8 +28,8 @@ impl SharedEndpoint {
 }
 
 /// Sleeps until a message arrives or a rank fails; the caller checks for a failure next. Returns at once if a
-/// message other than the wanted one was taken since the last wait. The halves of an overlap need that: the half
-/// that waits may have taken a message of the other half (`turns.rs`).
+/// message other than the wanted one was taken since the last wait. The halves of an overlap need that: the
+/// half that waits may have taken a message of the other half (`turns.rs`).
 ///
 /// # Errors
 /// When no rank of the world has made progress for the whole deadline.

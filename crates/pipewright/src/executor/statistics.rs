@@ -62,8 +62,8 @@ pub(super) fn receive_statistics(
     Ok(missing)
 }
 
-/// Gives the stages the means. They are added in the order of the shares of the batch, which replicas change in
-/// a repetition of a step.
+/// Gives the stages the means. They are added in the order of the shares of the batch, which replicas change
+/// in a repetition of a step.
 pub(super) fn set_statistics(
     context: &RankContext,
     stages: &mut LocalStages,

@@ -14,8 +14,8 @@ use crate::tensor::Values;
 pub(crate) struct StepVerification {
     /// The number of computations of the step before this one.
     pub repetition: u32,
-    /// Whether the batch is computed for the first time. In a step of several batches, earlier ones may have been
-    /// repeated before.
+    /// Whether the batch is computed for the first time. In a step of several batches, earlier ones may have
+    /// been repeated before.
     pub is_first: bool,
     /// The median of the last gradient norms; `None` if no norm is a jump.
     pub usual_norm: Option<f64>,
@@ -69,8 +69,8 @@ impl StepInput {
         self.repetition() > 0
     }
 
-    /// Returns the first microbatch of this replica, or the number of its first slice. Errors, reports and random
-    /// numbers number microbatches over all replicas.
+    /// Returns the first microbatch of this replica, or the number of its first slice. Errors, reports and
+    /// random numbers number microbatches over all replicas.
     pub(crate) fn first_microbatch(&self) -> u32 {
         self.share * self.program.microbatches()
     }

@@ -1,29 +1,27 @@
-//! The two halves of an overlap, which run by turns: while one of them waits for the tokens of its experts, the
-//! other computes.
+//! The two halves of an overlap, which run by turns: while one of them waits for the tokens of its experts,
+//! the other computes.
 //!
 //! The forward runs on the rank's thread, and the backward on a thread of its own. A half runs only while it
 //! has the turn. It gives the turn to the other half if messages that it needs have not arrived, and when it
 //! ends. So the rank computes one thing at a time, with as many threads as without an overlap, and each half
 //! does what it would do alone, in the same order. The bits of the results are the same.
 //!
-//! The messages of a half arrive while the other one computes. Nothing watches for them: a half looks for them
-//! when it gets the turn.
+//! The messages of a half arrive while the other one computes. Nothing watches for them: a half looks for
+//! them when it gets the turn.
 //!
 //! # Why it cannot block for ever
 //!
-//! The half that has the turn computes, or waits for a message. It waits only if the other half has ended, or if
-//! both halves have missed messages since one of them computed. A message for either half ends the wait, and then
-//! both look again. A message may also arrive between the looks of the two halves, and the half that looks last
-//! takes it for the other one: then the wait ends at once ([`wait_for_message`]). The wait has the deadline of any
-//! other wait. A half waits only for messages that the same half sends on the other replicas, which send theirs
-//! before they wait. So each half ends as it would end alone.
+//! The half that has the turn computes, or waits for a message. It waits only if the other half has ended, or
+//! if both halves have missed messages since one of them computed. A message for either half ends the wait,
+//! and then both look again. A message may also arrive between the looks of the two halves, and the half that
+//! looks last takes it for the other one: then the wait ends at once (`wait_for_message`). The wait has the
+//! deadline of any other wait. A half waits only for messages that the same half sends on the other replicas,
+//! which send theirs before they wait. So each half ends as it would end alone.
 //!
-//! A half that computes takes no lock that the other half holds while it waits for its turn. Burn's autodiff locks
-//! a graph for the whole backward, and tensors that descend from one leaf belong to one graph. So the two halves
-//! must not have a leaf in common: each stage has leaves of its own (`Moved::new`), and the halves of an overlap
-//! of a stage with itself run one after the other.
-//!
-//! [`wait_for_message`]: super::shared_endpoint::wait_for_message
+//! A half that computes takes no lock that the other half holds while it waits for its turn. Burn's autodiff
+//! locks a graph for the whole backward, and tensors that descend from one leaf belong to one graph. So the
+//! two halves must not have a leaf in common: each stage has leaves of its own (`Moved::new`), and the halves
+//! of an overlap of a stage with itself run one after the other.
 //!
 //! If a half fails, the other one fails at its next exchange, or does not begin.
 
@@ -45,7 +43,8 @@ use crate::stage::StageError;
 pub(super) struct BackwardThreads(Option<ThreadPool>);
 
 impl BackwardThreads {
-    /// Returns the threads, as many as the rank's own thread computes with. They count the memory of the rank.
+    /// Returns the threads, as many as the rank's own thread computes with. They count the memory of the
+    /// rank.
     fn get(&mut self, rank: WorldRank, memory: &RankMemory) -> Result<&ThreadPool, StageError> {
         let pool = match self.0.take() {
             Some(pool) => pool,
@@ -131,7 +130,8 @@ struct State {
     running: Direction,
     /// The halves that have ended, by index.
     ended: [bool; 2],
-    /// The halves that have looked for their messages, and missed some, since a half computed or a wait ended.
+    /// The halves that have looked for their messages, and missed some, since a half computed or a wait
+    /// ended.
     has_missed: [bool; 2],
     /// The half that failed first.
     failed: Option<Direction>,
@@ -171,8 +171,8 @@ impl Turn {
     }
 
     /// Gives the turn to the other half, because messages that this half needs have not arrived, and returns
-    /// true when it gets the turn back. Returns false at once if the other half has ended or has missed messages
-    /// too: then this half waits for a message, and calls [`Turn::message_arrived`] after it.
+    /// true when it gets the turn back. Returns false at once if the other half has ended or has missed
+    /// messages too: then this half waits for a message, and calls [`Turn::message_arrived`] after it.
     pub(super) fn give_way(&self) -> Result<bool, OtherFailed> {
         let mut state = self.turns.lock();
         state.end_span(self.half);
@@ -228,8 +228,8 @@ impl Turn {
 }
 
 impl State {
-    /// Begins or continues the span in which the running half computes. Messages may arrive meanwhile, so both
-    /// halves look for theirs before one of them waits.
+    /// Begins or continues the span in which the running half computes. Messages may arrive meanwhile, so
+    /// both halves look for theirs before one of them waits.
     fn compute(&mut self) {
         self.has_missed = [false; 2];
         self.computes_since.get_or_insert_with(Instant::now);
@@ -310,7 +310,8 @@ mod tests {
 
     #[test]
     fn a_half_computes_while_the_other_waits() {
-        // The message of the forward arrives with the first wait, and the one of the backward with the second.
+        // The message of the forward arrives with the first wait, and the one of the backward with the
+        // second.
         let waits = Mutex::new(0);
         let (count, more) = (|| *waits.lock().expect("no panic"), || *waits.lock().expect("no panic") += 1);
         let (count, more) = (&count, &more);

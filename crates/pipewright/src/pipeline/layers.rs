@@ -1,8 +1,8 @@
 //! The model that a [`PipelineBuilder`](super::PipelineBuilder) cuts into stages: a list of layers, or a
 //! graph of them.
 //!
-//! [`Layers`] holds the number of layers and the function that makes each. Each rank makes the layers of its own
-//! stages, so no process ever holds the whole model.
+//! [`Layers`] holds the number of layers and the function that makes each. Each rank makes the layers of its
+//! own stages, so no process ever holds the whole model.
 
 use std::convert::Infallible;
 use std::fmt::Display;
@@ -20,8 +20,8 @@ use crate::tensor::Values;
 
 /// The layers of a model, before they are cut into stages.
 ///
-/// [`Layers::new`] makes layers of one type, [`LayerList`] layers of different types, and [`Layers::graph`] the nodes of a
-/// graph.
+/// [`Layers::new`] makes layers of one type, [`LayerList`] layers of different types, and [`Layers::graph`]
+/// the nodes of a graph.
 ///
 /// Layers are numbered from 0 in the order of the data flow. The parameter that layer 3 calls `linear.weight`
 /// has the path `layers.3.linear.weight` under every cut, so a run can resume from a checkpoint under any

@@ -70,8 +70,8 @@ pub struct StepSummary {
     /// ([`PipelineConfig::verify`](crate::pipeline::PipelineConfig::verify)); `None` if the step was not
     /// repeated. It is the same in every process, except for the reason if several ranks had one.
     pub verification: Option<Verification>,
-    /// If this call has repeated the step: the summaries of the step's earlier batches in the computation that
-    /// counts, in order. They replace the summaries that
+    /// If this call has repeated the step: the summaries of the step's earlier batches in the computation
+    /// that counts, in order. They replace the summaries that
     /// [`Pipeline::accumulate`](crate::pipeline::Pipeline::accumulate) has returned for these batches. Empty
     /// otherwise.
     pub repeated: Vec<StepSummary>,
@@ -109,8 +109,8 @@ pub struct StepSummary {
     /// rank at the end of the step. It is the same in every process.
     pub interrupted: bool,
     /// The number that the first rank's process had announced at the end of the step
-    /// ([`Pipeline::announce`](crate::pipeline::Pipeline::announce)); 0 if it announced none. It is the same in
-    /// every process.
+    /// ([`Pipeline::announce`](crate::pipeline::Pipeline::announce)); 0 if it announced none. It is the same
+    /// in every process.
     pub announced: u64,
     /// Time from the call to its return.
     pub wall: Duration,

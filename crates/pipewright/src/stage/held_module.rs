@@ -260,8 +260,8 @@ pub(super) struct Moved<M> {
 }
 
 impl<M: StageBody> Moved<M> {
-    /// Moves `module` to `device` and onto a tape of its own. Without a device it stays where its first parameter
-    /// is.
+    /// Moves `module` to `device` and onto a tape of its own. Without a device it stays where its first
+    /// parameter is.
     ///
     /// # Errors
     /// When the module or the device does not compute in the precision.
@@ -269,9 +269,9 @@ impl<M: StageBody> Moved<M> {
         let own = device_of(&module);
         let module = if own.is_autodiff() { module } else { module.train() };
         let device = device.unwrap_or(&own).clone().autodiff();
-        // Also on the same device: the module may be a copy that has the leaves of another stage's parameters.
-        // Burn locks the graph of a leaf for a whole backward, in which the other stage may compute
-        // (`executor/turns.rs`).
+        // Also on the same device: the module may be a copy that has the leaves of another stage's
+        // parameters. Burn locks the graph of a leaf for a whole backward, in which the other stage may
+        // compute (`executor/turns.rs`).
         let module = module.fork(&device);
         if let Some(layer) = precision.half().and_then(|_| running_statistics_of(&module)) {
             return Err(StageError::RunningStatistics { layer: layer.into(), precision });

@@ -72,8 +72,8 @@ pub(crate) trait StageCompute: Send {
     fn finish_forward(&mut self, forward: ForwardState) -> Result<Forwarded, StageError>;
 
     /// Computes the forward of a microbatch again if the stage has kept only its inputs, so that the backward
-    /// does not need to. Returns whether it did. If several blocks are recomputed one by one, they are left to
-    /// the backward.
+    /// does not need to. Returns whether it did. If several blocks are recomputed one by one, they are left
+    /// to the backward.
     fn recompute(&mut self, microbatch: Microbatch) -> Result<bool, StageError>;
 
     /// Begins the backward of a microbatch with the gradients of the outputs.
@@ -146,19 +146,19 @@ pub(crate) trait StageParameters: Send {
     fn placement(&self, index: usize) -> Placement;
 
     /// Returns whether one replica of the expert group holds the parameter at `index` of
-    /// [`StageParameters::held`], and the others do not have it. A replica that holds all experts holds it like
-    /// every other parameter.
+    /// [`StageParameters::held`], and the others do not have it. A replica that holds all experts holds it
+    /// like every other parameter.
     fn is_on_one_replica(&self, index: usize) -> bool;
 
-    /// Returns whether one replica of the expert group holds some of the parameters, and the others do not have
-    /// them.
+    /// Returns whether one replica of the expert group holds some of the parameters, and the others do not
+    /// have them.
     fn has_own_experts(&self) -> bool;
 
     /// Returns the gradient sum of the parameter at `index` of [`StageParameters::paths`].
     fn gradient(&self, index: usize) -> OptionalTensor;
 
-    /// Takes out the gradients of the parameter at `index`: one sum for each replica whose tokens have reached
-    /// an expert, in the order of the replicas; one for any other parameter.
+    /// Takes out the gradients of the parameter at `index`: one sum for each replica whose tokens have
+    /// reached an expert, in the order of the replicas; one for any other parameter.
     fn take_gradients(&mut self, index: usize) -> OptionalTensors;
 
     /// Replaces the gradient sum of the parameter at `index`. After the reduction of a sharded stage, the sum
@@ -185,8 +185,8 @@ pub(crate) trait StageParameters: Send {
     fn note_statistics(&mut self);
 
     /// Returns the parameters that are not trained and that forwards have changed since
-    /// [`StageParameters::note_statistics`], in the order of [`StageParameters::paths`]; the others are absent. `None` if the
-    /// stage has no parameter that a forward may change.
+    /// [`StageParameters::note_statistics`], in the order of [`StageParameters::paths`]; the others are
+    /// absent. `None` if the stage has no parameter that a forward may change.
     fn changed_statistics(&mut self) -> Option<OptionalTensors>;
 
     /// Replaces the values of parameters that are not trained. Absent values do not change.

@@ -219,7 +219,8 @@ fn take_delivered_step(
     with_deliveries(sizes.pipeline * sizes.data, is_due, run).expect("all messages are delivered in the end")
 }
 
-/// Returns a function that is true at once for most messages of a step, and after 2 ms if `is_late` returns true.
+/// Returns a function that is true at once for most messages of a step, and after 2 ms if `is_late` returns
+/// true.
 fn delays(is_late: impl Fn(Tag) -> bool) -> impl FnMut(WorldRank, WorldRank, Tag) -> bool {
     let mut sent: HashMap<(WorldRank, WorldRank, Tag), Instant> = HashMap::new();
     move |from, to, tag| {
@@ -318,7 +319,8 @@ fn receive_and_send(half: Action) -> [Action; 2] {
     }
 }
 
-/// Gradients arrive late, so the forward of an overlap could begin before the messages of its backward arrive.
+/// Gradients arrive late, so the forward of an overlap could begin before the messages of its backward
+/// arrive.
 #[test]
 fn an_overlap_begins_after_its_messages_and_sends_after_both_halves() {
     let sizes = sizes(2, 2, 1);
@@ -404,13 +406,13 @@ fn a_hook_runs_one_half_after_the_other() {
     }
 }
 
-/// The forward of one stage computes while the backward of another one waits for its tokens. The backward must
-/// not lock the copy of the parameter that the forward needs.
+/// The forward of one stage computes while the backward of another one waits for its tokens. The backward
+/// must not lock the copy of the parameter that the forward needs.
 #[test]
 fn stages_of_a_rank_may_hold_copies_of_one_parameter() {
     let sizes = sizes(1, 2, 1);
-    // The first backward of the second microbatch is a half of an overlap. Burn separates the graphs of a leaf
-    // when a backward of the leaf ends, and the first forward of a stage runs such a backward.
+    // The first backward of the second microbatch is a half of an overlap. Burn separates the graphs of a
+    // leaf when a backward of the leaf ends, and the first forward of a stage runs such a backward.
     let overlaps = "0F0,1F0,1B0,0F1,1F1,(0F2;1B1)OVERLAP_F_B,(1F2;0B0)OVERLAP_F_B,\
                     (0F3;1B2)OVERLAP_F_B,(1F3;0B1)OVERLAP_F_B,1B3,0B2,0B3\n";
     let schedule = parse_schedule(overlaps).expect("a schedule");
