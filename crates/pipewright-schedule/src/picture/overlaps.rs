@@ -7,7 +7,8 @@ use crate::ids::Rank;
 use crate::schedule::Program;
 use crate::timeline::{Event, Timeline};
 
-/// Returns the timeline of `program` with one event per overlap, so that a picture shows it as one cell.
+/// Returns the timeline of `program` with one event per overlap, so that a picture shows it as one cell. If the
+/// backward computes its forward again while the other half exchanges tokens, that is a part of the cell.
 ///
 /// Halves with idle time between them do not change: one cell would hide the wait.
 pub fn with_whole_overlaps(timeline: &Timeline, program: &Program) -> Timeline {
@@ -19,15 +20,17 @@ pub fn with_whole_overlaps(timeline: &Timeline, program: &Program) -> Timeline {
         events.extend(other);
         let mut compute = compute.into_iter().peekable();
         while let Some(first) = compute.next() {
-            let overlap = overlaps.get(&first.action);
-            let second = compute
-                .next_if(|second| overlap.is_some_and(|(_, backward)| follows(second, &first, *backward)));
-            events.push(match (overlap, second) {
-                (Some(&(action, _)), Some(second)) => {
-                    Event { action, end: first.end.max(second.end), ..first }
-                }
-                _ => first,
-            });
+            let Some(&(action, backward)) = overlaps.get(&first.action) else {
+                events.push(first);
+                continue;
+            };
+            let again = compute.next_if(|event| recomputes(event, backward) && event.start < first.end);
+            let end = again.map_or(first.end, |again| first.end.max(again.end));
+            let whole = Event { action, end, ..first };
+            match compute.next_if(|second| follows(second, &whole, backward)) {
+                Some(second) => events.push(Event { end: end.max(second.end), ..whole }),
+                None => events.extend([Some(first), again].into_iter().flatten()),
+            }
         }
     }
     timeline.with_events(events)
@@ -42,6 +45,13 @@ fn overlaps_of(row: &[Action]) -> HashMap<Action, (Action, Action)> {
     row.iter().filter_map(halves).collect()
 }
 
+/// Returns whether `event` is the forward of `backward`.
+fn recomputes(event: &Event, backward: Action) -> bool {
+    let is_forward = matches!(event.action, Action::Forward { .. });
+    let at = |action: Action| (action.stage(), action.microbatch());
+    is_forward && at(event.action) == at(backward)
+}
+
 /// Returns whether `second` runs `backward`, and begins as soon as `first` ends.
 fn follows(second: &Event, first: &Event, backward: Action) -> bool {
     let tolerance = (second.end - first.start) * 1e-6;
@@ -51,6 +61,7 @@ fn follows(second: &Event, first: &Event, backward: Action) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::costs::Costs;
     use crate::csv::parse_program;
     use crate::simulate::timed;
 
@@ -87,6 +98,35 @@ mod tests {
     fn a_wait_between_halves_stays_in_sight() {
         let times = [[0.0, 1.0], [1.0, 2.0], [3.0, 5.0], [5.0, 7.0]];
         check(times, &[("0F0", 0.0, 1.0), ("0F1", 1.0, 2.0), ("0B0", 3.0, 5.0), ("0B1", 5.0, 7.0)]);
+    }
+
+    const ROWS: &str = "0F0,1F0,1B0,0F1,(1F1;0B0)OVERLAP_F_B,1B1,0B1\n";
+
+    #[test]
+    fn a_forward_that_is_computed_again_is_a_part_of_its_overlap() {
+        let program = parse_program(ROWS).expect("a program");
+        let costs: Costs = "F=2,B=2,exchange=1,exchanges=1".parse().expect("costs");
+        let cells = |recompute: &str| {
+            let costs = Costs { recompute: recompute.parse().expect("a choice"), ..costs.clone() };
+            let run = timed(&program, &costs).expect("no deadlock");
+            let whole = with_whole_overlaps(run.timeline(), &program);
+            let of_overlap = |event: &&Event| event.action.parts().count() > 1;
+            let overlap = *whole.events().iter().find(of_overlap).expect("an overlap");
+            // The cells of a rank do not lie on top of each other.
+            assert!(whole.events().is_sorted_by(|one, other| one.end <= other.start), "{:?}", whole.events());
+            (overlap.start, overlap.end, whole.events().len())
+        };
+        assert_eq!(cells("none"), (12.0, 16.0, 7));
+        // The second forwards of `1B1` and `0B1` have cells of their own.
+        assert_eq!(cells("stage"), (12.0, 19.0, 9));
+    }
+
+    #[test]
+    fn a_second_forward_after_the_first_half_stays_in_sight() {
+        let program = parse_program(ROWS).expect("a program");
+        let costs = Costs { recompute: "stage".parse().expect("a choice"), ..Costs::default() };
+        let run = timed(&program, &costs).expect("no deadlock");
+        assert_eq!(&with_whole_overlaps(run.timeline(), &program), run.timeline());
     }
 
     #[test]
