@@ -126,7 +126,7 @@ pub(crate) fn at_costs(
     costs: Costs,
     communicator: Option<&Communicator>,
 ) -> Result<Predicted, PredictionError> {
-    let passes = LowerConfig::from(TrainingLowering::default());
+    let passes = LowerConfig::training_at(&costs);
     let (program, run, steps) = match communicator {
         Some(communicator) => {
             // The communicator decides whether the program is sound. A receive holds its rank in the logical
@@ -188,8 +188,8 @@ fn at_profile(
         None => best_cut(&profile, &schedule, &choice).unwrap_or_default(),
     };
     let trained = choice.trained_stages(&profile);
-    let keep_overlaps = profile.keeps_overlaps();
-    let lowering = TrainingLowering { keep_overlaps, trained, ..TrainingLowering::default() };
+    let lowering = TrainingLowering { trained, ..TrainingLowering::default() };
+    let lowering = lowering.with_exchanges(profile.has_exchanges());
     let program = source.program(&LowerConfig::from(lowering))?;
     of_prediction(name, predict_program(&profile, &schedule, program, &choice)?)
 }

@@ -10,13 +10,19 @@
 //! # Ok::<(), pipewright_schedule::costs::CostsError>(())
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::str::FromStr;
+mod exchanges;
+mod text;
+
+use std::collections::BTreeMap;
 
 use thiserror::Error;
 
+pub use exchanges::{Exchanges, MAX_EXCHANGES, MAX_PROGRAM_EXCHANGES, StageExchanges};
+
+use crate::action::Action;
 use crate::ids::{Rank, StageIndex};
 use crate::recompute::Recompute;
+use crate::schedule::Program;
 use crate::words::counted;
 
 /// The largest cost in seconds. It is far above the time of any action, and small enough that sums of costs
@@ -41,7 +47,7 @@ pub struct Costs {
     pub recompute: Recompute,
     /// The share of `F` and `I` in which tokens attend to keys, from 0 to 1. If microbatches are cut into
     /// slices of equal length, this share of the time grows from slice to slice, because a slice attends to
-    /// the keys of the slices before it ([`StageCosts::of_slice`]). With 0, all slices take equally long.
+    /// the keys of the slices before it ([`StageCosts::for_slice`]). With 0, all slices take equally long.
     pub attention: f64,
 }
 
@@ -81,32 +87,6 @@ pub struct StageCosts {
     /// The exchanges inside the actions, which the times above do not include.
     pub exchanges: StageExchanges,
 }
-
-/// The exchanges in the actions of a stage: the tokens of a microbatch travel to the ranks of their experts
-/// and back.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct StageExchanges {
-    /// The exchanges in `F`.
-    pub forward: Exchanges,
-    /// The exchanges in `I`, and in `B`. `W` has none, because the rank of an expert keeps what it needs.
-    pub backward: Exchanges,
-    /// The exchanges in a forward, or its part that the stage recomputes, that is computed again; `None` for
-    /// the exchanges in `F`.
-    pub recompute: Option<Exchanges>,
-}
-
-/// The exchanges in an action. They divide its computation into `count + 1` parts of equal length, and each
-/// exchange takes `seconds / count`. A part begins when the exchange before it has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Exchanges {
-    /// The number of exchanges, at most [`MAX_EXCHANGES`].
-    pub count: u32,
-    /// The time of all of them together, in seconds.
-    pub seconds: f64,
-}
-
-/// The largest number of exchanges in an action.
-pub const MAX_EXCHANGES: u32 = 100_000;
 
 /// The bytes that a stage holds or sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -160,7 +140,10 @@ pub struct Link {
 #[derive(Clone, PartialEq, Eq, Error)]
 pub enum CostsError {
     /// A part of the text is not `NAME=NUMBER`.
-    #[error("`{part}` is not a cost; write `F=1,I=1,W=1,B=2,hop=0.1`, and leave out what is not needed")]
+    #[error(
+        "`{part}` is not a cost; write `F=1,I=1,W=1,B=2,hop=0.1,exchange=0.5,exchanges=8`, and leave out what is not \
+         needed"
+    )]
     NotACost {
         /// The part, shortened if it is very long.
         part: String,
@@ -185,12 +168,27 @@ pub enum CostsError {
         /// The share, as text.
         value: String,
     },
-    /// An action has too many exchanges.
-    #[error("an action has {count} exchanges; use at most {MAX_EXCHANGES}")]
+    /// The number of exchanges in an action is not a whole number, or too large.
+    #[error("an action has {count} exchanges; use a whole number from 1 to {MAX_EXCHANGES}")]
     Exchanges {
-        /// The number of exchanges.
-        count: u32,
+        /// The number of exchanges, as text.
+        count: String,
     },
+    /// The actions of a program have too many exchanges.
+    #[error(
+        "the actions of the program have {exchanges} exchanges, and at most {MAX_PROGRAM_EXCHANGES} are simulated; use fewer \
+         microbatches, or fewer exchanges in each action"
+    )]
+    ProgramExchanges {
+        /// The number of exchanges in all actions.
+        exchanges: u64,
+    },
+    /// There is a number of exchanges, and no time for them.
+    #[error(
+        "`exchanges` is the number of exchanges in an action, and nothing says how long they take; add their time, such as \
+         `exchange=0.5`, or leave `exchanges` out"
+    )]
+    NoExchangeTime,
     /// A bandwidth below 1 byte per second.
     #[error("a link's bandwidth is {value}; use at least 1 byte a second")]
     Bandwidth {
@@ -263,7 +261,7 @@ impl StageCosts {
     }
 
     fn named(&self) -> [(&'static str, f64); 10] {
-        let [forward, backward, again] = self.exchanges.all().map(|exchanges| exchanges.seconds);
+        let [forward, backward, again] = self.exchanges.all().map(|exchanges| exchanges.seconds());
         [
             ("F", self.forward),
             ("I", self.input_backward),
@@ -276,60 +274,6 @@ impl StageCosts {
             ("exchange", backward),
             ("exchange", again),
         ]
-    }
-}
-
-impl StageExchanges {
-    /// Returns the exchanges of a stage whose forward and whose backward have these exchanges.
-    pub fn both(exchanges: Exchanges) -> Self {
-        Self { forward: exchanges, backward: exchanges, recompute: None }
-    }
-
-    /// Returns the exchanges of each of `stages` equal stages that together have these.
-    #[must_use]
-    pub fn shared(self, stages: u32) -> Self {
-        let stages = stages.max(1);
-        let part = |exchanges: Exchanges| Exchanges {
-            count: exchanges.count.div_ceil(stages),
-            seconds: exchanges.seconds / f64::from(stages),
-        };
-        Self {
-            forward: part(self.forward),
-            backward: part(self.backward),
-            recompute: self.recompute.map(part),
-        }
-    }
-
-    /// Returns the exchanges in a forward that is computed again.
-    pub(crate) fn again(&self) -> Exchanges {
-        self.recompute.unwrap_or(self.forward)
-    }
-
-    /// Returns whether any action has an exchange that takes time.
-    pub(crate) fn take_time(&self) -> bool {
-        self.all().iter().any(Exchanges::take_time)
-    }
-
-    fn all(&self) -> [Exchanges; 3] {
-        [self.forward, self.backward, self.again()]
-    }
-}
-
-impl Exchanges {
-    /// Returns the time of all exchanges; 0 if there are none.
-    pub fn total(&self) -> f64 {
-        if self.count == 0 { 0.0 } else { self.seconds }
-    }
-
-    /// Returns these exchanges and others of the same action.
-    #[must_use]
-    pub(crate) fn plus(self, other: Self) -> Self {
-        Self { count: self.count.saturating_add(other.count), seconds: self.total() + other.total() }
-    }
-
-    /// Returns whether there are exchanges that take time.
-    pub(crate) fn take_time(&self) -> bool {
-        self.total() > 0.0
     }
 }
 
@@ -354,10 +298,10 @@ impl Costs {
         &self.stages[stage.index().min(self.stages.len() - 1)]
     }
 
-    /// Returns whether actions have exchanges that take time. Then an overlap takes less time than its halves
-    /// one after the other.
+    /// Returns whether actions have exchanges. Then the halves of an overlap run together
+    /// ([`TrainingLowering::with_exchanges`](crate::lower::TrainingLowering::with_exchanges)).
     pub fn has_exchanges(&self) -> bool {
-        self.stages.iter().any(|stage| stage.exchanges.take_time())
+        self.stages.iter().any(|stage| stage.exchanges.are_any())
     }
 
     /// Returns the bytes of the output of `stage` for one microbatch; 0 if they are not known.
@@ -370,6 +314,27 @@ impl Costs {
     pub(crate) fn transfer(&self, from: Rank, to: Rank, bytes: u64) -> (f64, f64) {
         let link = self.links.get(&(from, to)).unwrap_or(&self.link);
         (bytes as f64 / link.bandwidth, link.latency)
+    }
+
+    /// Checks that the costs fit a program and are in range.
+    pub(crate) fn check_program(&self, program: &Program) -> Result<(), CostsError> {
+        self.check(program.placement().stages())?;
+        if !self.has_exchanges() {
+            return Ok(());
+        }
+        let count_of = |part: Action| {
+            let exchanges = &self.stage(part.stage()).exchanges;
+            let runs_again =
+                matches!(part, Action::Forward { .. }) && self.recompute.applies_to(part.stage());
+            let again = if runs_again { exchanges.again().count() } else { 0 };
+            u64::from(exchanges.of(part).count()) + u64::from(again)
+        };
+        let parts = program.rows().iter().flatten().flat_map(|action| action.parts());
+        let exchanges = parts.map(count_of).sum();
+        if exchanges > MAX_PROGRAM_EXCHANGES {
+            return Err(CostsError::ProgramExchanges { exchanges });
+        }
+        Ok(())
     }
 
     /// Checks that the costs fit `stages` stages and are in range.
@@ -396,8 +361,8 @@ impl Costs {
         let mut all = self.stages.iter().flat_map(StageCosts::named).chain(latencies);
         all.try_for_each(|(name, value)| check_range(name, value))?;
         let mut counts = self.stages.iter().flat_map(|stage| stage.exchanges.all());
-        if let Some(Exchanges { count, .. }) = counts.find(|exchanges| exchanges.count > MAX_EXCHANGES) {
-            return Err(CostsError::Exchanges { count });
+        if let Some(exchanges) = counts.find(|exchanges| exchanges.count() > MAX_EXCHANGES) {
+            return Err(CostsError::Exchanges { count: exchanges.count().to_string() });
         }
         if !(0.0..=1.0).contains(&self.attention) {
             return Err(CostsError::Attention { value: self.attention.to_string() });
@@ -409,72 +374,6 @@ impl Costs {
     }
 }
 
-impl FromStr for Costs {
-    type Err = CostsError;
-
-    /// Reads `F=1,I=1,W=1,B=2,hop=0.1`, in any order and without regard to case. Defaults: `F`, `I` and `W`
-    /// are 1, `B` is `I + W`, and `hop`, the latency of every link, is 0. If `B` is given, `I` and `W` are
-    /// half of it each, or one of them is what the other leaves, because a lowered program may have both in
-    /// place of `B`. `F=1:1:2` gives each stage a time of its own; the number of entries is compared with the
-    /// number of stages when the costs are used. `attention=0.3` is [`Costs::attention`], by default 0.
-    /// `exchange=0.5` is the time of the exchanges in `F`, and of those in the backward, by default 0, and
-    /// `exchanges=8` is their number in each of the two, by default 2.
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let mut costs = Self::default();
-        let [mut forward, mut input, mut weight] = [const { Vec::new() }; 3];
-        let mut backward = Vec::new();
-        let (mut exchange, mut count) = (Vec::new(), 2);
-        let mut given = BTreeSet::new();
-        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-            let no_cost = || CostsError::NotACost { part: part.chars().take(64).collect() };
-            let (name, values) = part.split_once('=').ok_or_else(no_cost)?;
-            let values = values.split(':').map(|value| value.trim().parse());
-            let values = values.collect::<Result<Vec<f64>, _>>().map_err(|_not_a_number| no_cost())?;
-            let name = name.trim().to_ascii_lowercase();
-            if given.contains(&name) {
-                return Err(CostsError::Twice { name });
-            }
-            match (name.as_str(), values.as_slice()) {
-                ("f", _) => forward = values,
-                ("i", _) => input = values,
-                ("w", _) => weight = values,
-                ("b", _) => backward = values,
-                ("exchange", _) => exchange = values,
-                ("exchanges", &[number]) if number.fract() == 0.0 && (1.0..=1e9).contains(&number) => {
-                    count = number as u32;
-                }
-                ("hop", &[latency]) => costs.link.latency = latency,
-                ("attention", &[share]) => costs.attention = share,
-                _ => return Err(no_cost()),
-            }
-            given.insert(name);
-        }
-        let lists = [&forward, &input, &weight, &backward, &exchange];
-        let stages = lists.iter().map(|list| list.len()).max().unwrap_or(1).max(1);
-        if let Some(list) = lists.iter().find(|list| list.len() > 1 && list.len() != stages) {
-            return Err(CostsError::Entries { what: "costs", entries: list.len(), stages: stages as u32 });
-        }
-        // Before others follow from them.
-        backward.iter().try_for_each(|&value| check_range("B", value))?;
-        let of_stage =
-            |list: &[f64], stage: usize| list.get(stage.min(list.len().saturating_sub(1))).copied();
-        costs.stages = (0..stages)
-            .map(|stage| {
-                let [forward, input, weight, backward] =
-                    [&forward, &input, &weight, &backward].map(|list| of_stage(list, stage));
-                let (input, weight) = halves(input, weight, backward);
-                let costs = StageCosts::new(forward.unwrap_or(1.0), input, weight);
-                let seconds = of_stage(&exchange, stage).unwrap_or(0.0);
-                let count = if seconds == 0.0 { 0 } else { count };
-                let exchanges = StageExchanges::both(Exchanges { count, seconds });
-                StageCosts { backward: backward.unwrap_or(costs.backward), exchanges, ..costs }
-            })
-            .collect();
-        costs.check(stages as u32)?;
-        Ok(costs)
-    }
-}
-
 /// Refuses a time that is out of range.
 fn check_range(name: &'static str, value: f64) -> Result<(), CostsError> {
     if (0.0..=MAX_SECONDS).contains(&value) {
@@ -483,19 +382,6 @@ fn check_range(name: &'static str, value: f64) -> Result<(), CostsError> {
     // Large numbers are printed with an exponent.
     let value = if value.abs() < 1e15 { value.to_string() } else { format!("{value:e}") };
     Err(CostsError::OutOfRange { name, value })
-}
-
-/// Returns the times of `I` and `W`, from the given ones.
-fn halves(input: Option<f64>, weight: Option<f64>, backward: Option<f64>) -> (f64, f64) {
-    let rest = |half: f64| backward.map_or(1.0, |backward| (backward - half).max(0.0));
-    match (input, weight) {
-        (Some(input), weight) => (input, weight.unwrap_or_else(|| rest(input))),
-        (None, Some(weight)) => (rest(weight), weight),
-        (None, None) => {
-            let half = backward.map_or(1.0, |backward| backward / 2.0);
-            (half, half)
-        }
-    }
 }
 
 #[cfg(test)]

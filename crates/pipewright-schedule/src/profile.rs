@@ -11,9 +11,11 @@
 //! assert!(profile.problems().is_empty());
 //! ```
 
-use std::fmt;
+mod problems;
 
 use serde::{Deserialize, Serialize};
+
+pub use problems::{ProfilePart, ProfileProblem};
 
 use crate::model::is_zero;
 
@@ -142,7 +144,9 @@ pub struct LayerProfile {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recompute_s: Option<f64>,
     /// The time in which tokens travel to the ranks of their experts and back, in `F` and in a forward that
-    /// is recomputed, and again in `I` and in `B`: two exchanges each. The other times do not include it.
+    /// is recomputed, and again in `I` and in `B`: two exchanges each. The other times do not include it. A
+    /// plan with larger microbatches scales the whole time in proportion to the rows, also the latency in it.
+    /// So a step with such a plan may take less time than predicted.
     #[serde(default, skip_serializing_if = "is_no_time")]
     pub exchange_s: f64,
     /// The time of the optimizer, once per step.
@@ -188,34 +192,6 @@ pub const TENSOR_SUMS: u32 = 2;
 pub const MAX_TENSOR_SUMS: u32 = 1_000;
 /// The largest number of ranks of a node.
 pub const MAX_NODE_RANKS: u32 = 65_536;
-
-/// The part of a profile that a problem is in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ProfilePart {
-    /// The keys before the first section.
-    Top,
-    /// The section `[device]`.
-    Device,
-    /// The section `[link]`.
-    Link,
-    /// The section `[node]`.
-    Node,
-    /// The section `[[layers]]` with this index, counted from 0.
-    Layer(usize),
-}
-
-/// A value that is not possible in a profile.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ProfileProblem {
-    /// The part of the profile.
-    pub part: ProfilePart,
-    /// The key.
-    pub key: &'static str,
-    /// The value, as text.
-    pub value: String,
-    /// The values that are possible, in words.
-    pub expected: String,
-}
 
 fn one() -> u32 {
     1
@@ -315,11 +291,10 @@ impl Profile {
         self.layers.iter().flat_map(|layer| std::iter::repeat_n(layer, layer.count as usize))
     }
 
-    /// Returns whether schedules for this profile run the halves of an overlap together: tokens travel to
-    /// their experts in some layer. If there are frozen layers, the halves run one after the other.
-    pub fn keeps_overlaps(&self) -> bool {
+    /// Returns whether tokens travel to their experts in some layer. Then the halves of an overlap run together
+    /// ([`TrainingLowering::with_exchanges`](crate::lower::TrainingLowering::with_exchanges)).
+    pub fn has_exchanges(&self) -> bool {
         self.layers.iter().any(|layer| layer.exchange_s > 0.0)
-            && self.layers.iter().all(LayerProfile::is_trained)
     }
 
     /// Returns the memory of each of `ranks` ranks in bytes, if the profile has it. A profile that was
@@ -333,175 +308,6 @@ impl Profile {
             Some(measured) => Some(memory.saturating_mul(measured.into()) / u64::from(ranks.max(1))),
             None => Some(memory),
         }
-    }
-
-    /// Returns all values that a profile cannot have; nothing if it can be used.
-    pub fn problems(&self) -> Vec<ProfileProblem> {
-        let mut found = Vec::new();
-        if self.layers.is_empty() {
-            let expected = "at least one [[layers]] section";
-            found.push(problem(ProfilePart::Top, "layers", "empty", expected));
-        }
-        self.check_count(&mut found);
-        self.check_trained(&mut found);
-        let counts =
-            [("rows", Some(self.rows), MAX_PROFILE_ROWS), ("tokens", self.tokens, MAX_PROFILE_TOKENS)];
-        for (key, count, most) in counts {
-            if let Some(count) = count.filter(|count| !(1..=most).contains(count)) {
-                found.push(problem(ProfilePart::Top, key, count, format!("a number from 1 to {most}")));
-            }
-        }
-        for (key, bytes) in [("stage_bytes", self.stage_bytes), ("rank_bytes", self.rank_bytes)] {
-            check_bytes(&mut found, ProfilePart::Top, key, bytes);
-        }
-        let device = self.device.as_ref();
-        let counts = [
-            ("ranks", device.and_then(|device| device.ranks)),
-            ("threads_per_rank", device.and_then(|device| device.threads_per_rank)),
-        ];
-        for (key, count) in counts {
-            if let Some(count) = count.filter(|count| !(1..=MAX_NODE_RANKS).contains(count)) {
-                let expected = format!("a number from 1 to {MAX_NODE_RANKS}");
-                found.push(problem(ProfilePart::Device, key, count, expected));
-            }
-        }
-        if let Some(memory) = device.and_then(|device| device.memory_bytes) {
-            if memory == 0 {
-                let expected = format!("a number of bytes from 1 to {MAX_PROFILE_BYTES}");
-                found.push(problem(ProfilePart::Device, "memory_bytes", memory, expected));
-            }
-            check_bytes(&mut found, ProfilePart::Device, "memory_bytes", memory);
-        }
-        check_link(&mut found, ProfilePart::Link, &self.link);
-        if let Some(node) = &self.node {
-            check_link(&mut found, ProfilePart::Node, &node.link());
-            if !(1..=MAX_NODE_RANKS).contains(&node.ranks) {
-                let expected = format!("a number from 1 to {MAX_NODE_RANKS}");
-                found.push(problem(ProfilePart::Node, "ranks", node.ranks, expected));
-            }
-        }
-        for (index, layer) in self.layers.iter().enumerate() {
-            check_layer(&mut found, ProfilePart::Layer(index), layer);
-        }
-        found
-    }
-
-    /// Reports a model without trained layers, and layers whose trained parameters are more than all.
-    fn check_trained(&self, found: &mut Vec<ProfileProblem>) {
-        if !self.layers.is_empty() && !self.layers.iter().any(LayerProfile::is_trained) {
-            let expected = "at least one layer with trained parameters";
-            found.push(problem(ProfilePart::Layer(0), "trained_bytes", 0, expected));
-        }
-        for (index, layer) in self.layers.iter().enumerate() {
-            let all = layer.parameter_bytes;
-            // A size of 0 may be one that is estimated later.
-            if let Some(trained) = layer.trained_bytes.filter(|&trained| all > 0 && trained > all) {
-                let expected = format!("a number of bytes from 0 to {all} (`parameter_bytes`)");
-                found.push(problem(ProfilePart::Layer(index), "trained_bytes", trained, expected));
-            }
-        }
-    }
-
-    /// Reports the layer with which there are too many.
-    fn check_count(&self, found: &mut Vec<ProfileProblem>) {
-        let mut layers = 0;
-        for (index, layer) in self.layers.iter().enumerate() {
-            layers += u64::from(layer.count);
-            if layers > MAX_LAYERS {
-                let expected = format!("at most {MAX_LAYERS} layers in all");
-                found.push(problem(ProfilePart::Layer(index), "count", layer.count, expected));
-                return;
-            }
-        }
-    }
-}
-
-fn check_link(found: &mut Vec<ProfileProblem>, part: ProfilePart, link: &LinkProfile) {
-    check_seconds(found, part, "latency_s", link.latency_s);
-    let bandwidths =
-        [("bytes_per_s", Some(link.bytes_per_s)), ("reduce_bytes_per_s", link.reduce_bytes_per_s)];
-    for (key, bandwidth) in bandwidths {
-        if let Some(value) = bandwidth.filter(|value| !(1.0..=MAX_BYTES_PER_SECOND).contains(value)) {
-            let expected = format!("a number from 1 to {MAX_BYTES_PER_SECOND:e}");
-            found.push(problem(part, key, value, expected));
-        }
-    }
-}
-
-fn check_layer(found: &mut Vec<ProfileProblem>, part: ProfilePart, layer: &LayerProfile) {
-    if layer.count == 0 {
-        found.push(problem(part, "count", layer.count, "at least 1"));
-    }
-    let times = [
-        ("forward_s", Some(layer.forward_s)),
-        ("input_backward_s", Some(layer.input_backward_s)),
-        ("weight_backward_s", Some(layer.weight_backward_s)),
-        ("recompute_s", layer.recompute_s),
-        ("exchange_s", Some(layer.exchange_s)),
-        ("optimizer_s", Some(layer.optimizer_s)),
-    ];
-    for (key, seconds) in times {
-        check_seconds(found, part, key, seconds.unwrap_or(0.0));
-    }
-    let (least, most) = (layer.input_backward_s, layer.input_backward_s + layer.weight_backward_s);
-    if let Some(whole) = layer.backward_s.filter(|whole| !(least..=most).contains(whole)) {
-        let expected = format!("a number of seconds from {least} (`I`) to {most} (`I` and `W` together)");
-        found.push(problem(part, "backward_s", whole, expected));
-    }
-    let sizes = [
-        ("output_bytes", Some(layer.output_bytes)),
-        ("parameter_bytes", Some(layer.parameter_bytes)),
-        ("activation_bytes", Some(layer.activation_bytes)),
-        ("weight_activation_bytes", layer.weight_activation_bytes),
-        ("temporary_bytes", Some(layer.temporary_bytes)),
-    ];
-    for (key, bytes) in sizes {
-        check_bytes(found, part, key, bytes.unwrap_or(0));
-    }
-    if let Some(sums) = layer.tensor_sums.filter(|&sums| sums > MAX_TENSOR_SUMS) {
-        found.push(problem(part, "tensor_sums", sums, format!("a number from 0 to {MAX_TENSOR_SUMS}")));
-    }
-}
-
-fn check_seconds(found: &mut Vec<ProfileProblem>, part: ProfilePart, key: &'static str, seconds: f64) {
-    if !(0.0..=MAX_PROFILE_SECONDS).contains(&seconds) {
-        let expected = format!("a number of seconds from 0 to {MAX_PROFILE_SECONDS:e}");
-        found.push(problem(part, key, seconds, expected));
-    }
-}
-
-fn check_bytes(found: &mut Vec<ProfileProblem>, part: ProfilePart, key: &'static str, bytes: u64) {
-    if bytes > MAX_PROFILE_BYTES {
-        let expected = format!("a number of bytes from 0 to {MAX_PROFILE_BYTES}");
-        found.push(problem(part, key, bytes, expected));
-    }
-}
-
-fn problem(
-    part: ProfilePart,
-    key: &'static str,
-    value: impl fmt::Display,
-    expected: impl Into<String>,
-) -> ProfileProblem {
-    ProfileProblem { part, key, value: value.to_string(), expected: expected.into() }
-}
-
-impl fmt::Display for ProfilePart {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Top => f.write_str("the profile"),
-            Self::Device => f.write_str("[device]"),
-            Self::Link => f.write_str("[link]"),
-            Self::Node => f.write_str("[node]"),
-            Self::Layer(index) => write!(f, "[[layers]] number {}", index + 1),
-        }
-    }
-}
-
-impl fmt::Display for ProfileProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { part, key, value, expected } = self;
-        write!(f, "`{key}` of {part} is {value}, where {expected} is expected")
     }
 }
 

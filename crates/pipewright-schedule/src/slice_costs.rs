@@ -6,7 +6,7 @@
 //! keys of their own slice. So slice `s` has the share `(2 s + 1) / k^2` of the attention of a causal model.
 
 use crate::action::Action;
-use crate::costs::{Costs, Exchanges, RecomputeSizes, StageCosts, StageExchanges, StageSizes};
+use crate::costs::{Costs, RecomputeSizes, StageCosts, StageSizes};
 use crate::ids::Slice;
 use crate::slices::Slices;
 
@@ -16,7 +16,7 @@ impl Costs {
         let costs = *self.stage(part.stage());
         match part.microbatch() {
             Some(number) if !slices.is_one() => {
-                costs.of_slice(slices, slices.place(number).1, self.attention)
+                costs.for_slice(slices, slices.place(number).1, self.attention)
             }
             _ => costs,
         }
@@ -27,7 +27,7 @@ impl StageCosts {
     /// Returns the times of one of `slices` slices of equal length. `attention` is the share of `F` and `I`
     /// in which tokens attend to keys. `B` takes its share of `I` and `W` together, and collectives do not
     /// change.
-    pub fn of_slice(self, slices: Slices, slice: Slice, attention: f64) -> Self {
+    pub fn for_slice(self, slices: Slices, slice: Slice, attention: f64) -> Self {
         if slices.is_one() {
             return self;
         }
@@ -43,30 +43,15 @@ impl StageCosts {
             weight_backward,
             backward: self.backward * of_backward,
             recompute: self.recompute.map(|seconds| seconds * factor),
-            exchanges: self.exchanges.of_slice(slices),
+            exchanges: self.exchanges.map(|exchanges| exchanges.share(slices.get())),
             ..self
-        }
-    }
-}
-
-impl StageExchanges {
-    /// Returns the exchanges of one of `slices` slices: as many, with an equal share of the tokens.
-    fn of_slice(self, slices: Slices) -> Self {
-        let sliced = |exchanges: Exchanges| Exchanges {
-            seconds: exchanges.seconds / f64::from(slices.get()),
-            ..exchanges
-        };
-        Self {
-            forward: sliced(self.forward),
-            backward: sliced(self.backward),
-            recompute: self.recompute.map(sliced),
         }
     }
 }
 
 impl StageSizes {
     /// Returns the bytes of one of `slices` slices, rounded up. The gradients of the weights do not change.
-    pub(crate) fn of_slice(self, slices: Slices) -> Self {
+    pub(crate) fn for_slice(self, slices: Slices) -> Self {
         if slices.is_one() {
             return Self { keys_values: 0, ..self };
         }
@@ -88,6 +73,7 @@ impl StageSizes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::costs::{Exchanges, StageExchanges};
 
     const STAGE: StageCosts = StageCosts {
         forward: 8.0,
@@ -98,18 +84,18 @@ mod tests {
         unshard: 3.0,
         reduce_grad: 5.0,
         exchanges: StageExchanges {
-            forward: Exchanges { count: 2, seconds: 2.0 },
-            backward: Exchanges { count: 4, seconds: 8.0 },
+            forward: Exchanges::new(2, 2.0),
+            backward: Exchanges::new(4, 8.0),
             recompute: None,
         },
     };
 
-    fn of_slice(slice: u32, attention: f64) -> [f64; 5] {
+    fn for_slice(slice: u32, attention: f64) -> [f64; 5] {
         let slices = Slices::new(4).expect("4 is not 0");
-        let costs = STAGE.of_slice(slices, Slice::new(slice), attention);
+        let costs = STAGE.for_slice(slices, Slice::new(slice), attention);
         assert_eq!((costs.unshard, costs.reduce_grad), (3.0, 5.0));
         let StageExchanges { forward, backward, recompute } = costs.exchanges;
-        assert_eq!((forward.count, forward.seconds, backward.count, backward.seconds), (2, 0.5, 4, 2.0));
+        assert_eq!([forward, backward], [Exchanges::new(2, 0.5), Exchanges::new(4, 2.0)]);
         assert_eq!(recompute, None);
         [
             costs.forward,
@@ -122,18 +108,18 @@ mod tests {
 
     #[test]
     fn attention_grows_with_the_keys() {
-        assert_eq!(of_slice(3, 0.0), [2.0, 3.0, 1.0, 4.0, 1.0]);
+        assert_eq!(for_slice(3, 0.0), [2.0, 3.0, 1.0, 4.0, 1.0]);
         // The first slice has a sixteenth of the attention, and the last one seven sixteenths.
-        assert_eq!(of_slice(0, 1.0), [0.5, 0.75, 1.0, 1.75, 0.25]);
-        assert_eq!(of_slice(3, 1.0), [3.5, 5.25, 1.0, 6.25, 1.75]);
-        assert_eq!(of_slice(3, 0.5), [2.75, 4.125, 1.0, 5.125, 1.375]);
+        assert_eq!(for_slice(0, 1.0), [0.5, 0.75, 1.0, 1.75, 0.25]);
+        assert_eq!(for_slice(3, 1.0), [3.5, 5.25, 1.0, 6.25, 1.75]);
+        assert_eq!(for_slice(3, 0.5), [2.75, 4.125, 1.0, 5.125, 1.375]);
     }
 
     #[test]
     fn slices_have_the_costs_of_their_microbatch() {
         for attention in [0.0, 0.25, 1.0] {
             let sums = (0..4)
-                .map(|slice| of_slice(slice, attention))
+                .map(|slice| for_slice(slice, attention))
                 .fold([0.0; 5], |sums, costs| [0, 1, 2, 3, 4].map(|at| sums[at] + costs[at]));
             assert_eq!(sums, [8.0, 12.0, 4.0, 16.0, 4.0]);
         }
@@ -143,8 +129,8 @@ mod tests {
     fn a_backward_may_differ_from_its_halves() {
         let slices = Slices::new(2).expect("2 is not 0");
         let other = StageCosts { backward: 8.0, ..STAGE };
-        assert_eq!(other.of_slice(slices, Slice::new(1), 1.0).backward, 8.0 * 11.0 / 16.0);
+        assert_eq!(other.for_slice(slices, Slice::new(1), 1.0).backward, 8.0 * 11.0 / 16.0);
         let free = StageCosts { backward: 8.0, ..StageCosts::new(0.0, 0.0, 0.0) };
-        assert_eq!(free.of_slice(slices, Slice::new(1), 0.0).backward, 4.0);
+        assert_eq!(free.for_slice(slices, Slice::new(1), 0.0).backward, 4.0);
     }
 }

@@ -142,8 +142,8 @@ impl Default for PipelineConfig {
 impl PipelineConfig {
     /// Returns whether the ranks run the halves of an overlap together, so that the program should keep its
     /// overlaps whole ([`keep_overlaps`](pipewright_schedule::LowerConfig::keep_overlaps)). A hook says so itself
-    /// ([`ActionHook::runs_overlaps`]). Without one, ranks that exchange tokens with the replicas of their expert
-    /// group run one half while the other waits for an exchange.
+    /// ([`ActionHook::runs_overlaps`]). Without one, they do if replicas exchange tokens
+    /// ([`TrainingLowering::with_exchanges`](pipewright_schedule::lower::TrainingLowering::with_exchanges)).
     pub fn runs_overlaps(&self) -> bool {
         self.hook.as_ref().map_or(self.expert_parallel > 1, |hook| hook.runs_overlaps())
     }

@@ -14,7 +14,9 @@ use pipewright_schedule::generate::{Generator, Setting, find};
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::picture::{TimeUnit, computation_of};
 use pipewright_schedule::simulate::{Summary, logical, timed};
-use pipewright_schedule::{Action, Costs, Program, Recompute, Schedule, ScheduleSpec, Timeline, generate};
+use pipewright_schedule::{
+    Action, Costs, LowerConfig, Program, Recompute, Schedule, ScheduleSpec, Timeline, generate,
+};
 use pipewright_system::schedule_memory::check_named;
 
 use crate::config;
@@ -24,7 +26,7 @@ use crate::planning::prediction::ProfileArguments;
 use crate::schedules::comparison::{Compared, Figures, json, page, text};
 use crate::schedules::drawing::check_cells;
 use crate::schedules::size::{ScheduleSize, depends_on_costs, is_file_name};
-use crate::schedules::timed_program::{EngineTimes, Source, refused, training_at};
+use crate::schedules::timed_program::{EngineTimes, Source, refused};
 
 /// The arguments of `pipewright compare`.
 #[derive(Debug, Args)]
@@ -149,7 +151,8 @@ fn costed(name: &str, spec: ScheduleSpec, costs: Costs) -> Result<Figures, Failu
         plain
     };
     let source = ProgramSource::Schedule(schedule.clone());
-    let program = EngineTimes::default().prove(name, source, &training_at(&costs))?.into_program();
+    let program =
+        EngineTimes::default().prove(name, source, &LowerConfig::training_at(&costs))?.into_program();
     let run = timed(&program, &costs).map_err(refused)?;
     let steps = logical(&program).map_err(|error| Failure::new(Exit::Bug, error))?.steps();
     Ok(figures(Summary::of(&run, steps, &costs), &program, &schedule, run.timeline()))

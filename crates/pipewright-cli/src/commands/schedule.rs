@@ -19,7 +19,7 @@ use crate::failure::{Exit, Failure};
 use crate::output::{self, PageOutput, page_of};
 use crate::schedules::drawing::{Picture, PictureArguments, check_cells, check_size, json_rows};
 use crate::schedules::size::{ScheduleSize, depends_on_costs, is_file_name, own_name, say_few_microbatches};
-use crate::schedules::timed_program::{refused, training_at};
+use crate::schedules::timed_program::refused;
 
 /// The arguments of `pipewright schedule`.
 #[derive(Debug, Args)]
@@ -205,7 +205,7 @@ fn predicted(
     let program = match level {
         Level::Compute => {
             let lowered = ProgramSource::Schedule(schedule.clone())
-                .program(&training_at(costs.unwrap_or(&Costs::default())));
+                .program(&LowerConfig::training_at(costs.unwrap_or(&Costs::default())));
             lowered.map_err(|error| Failure::new(Exit::Bug, error))?.into_program()
         }
         level => program(schedule, level)?,

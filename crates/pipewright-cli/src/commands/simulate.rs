@@ -16,7 +16,7 @@ use crate::planning::prediction::{Predicted, ProfileArguments};
 use crate::schedules::drawing::{Picture, PictureArguments, check_cells, check_size};
 use crate::schedules::simulation_text::{events, json, text};
 use crate::schedules::size::{ScheduleSize, is_file_name, own_name};
-use crate::schedules::timed_program::{EngineTimes, Source, TimedProgram, refused, training_at};
+use crate::schedules::timed_program::{EngineTimes, Source, TimedProgram, refused};
 use crate::schedules::transport::TransportArguments;
 use crate::schedules::transport_price::{Price, Priced};
 
@@ -276,7 +276,7 @@ fn passes(arguments: &SimulateArguments) -> LowerConfig {
     match arguments.level {
         Some(level) => LowerConfig::from(Level::from(level)),
         None if arguments.logical => LowerConfig::from(Level::Comms),
-        None => training_at(&costs_of(arguments)),
+        None => LowerConfig::training_at(&costs_of(arguments)),
     }
 }
 

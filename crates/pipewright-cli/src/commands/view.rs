@@ -10,7 +10,9 @@ use pipewright_schedule::generate::find;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::picture::{PictureSettings, View, view, with_whole_overlaps};
 use pipewright_schedule::simulate::{SimulateError, TimedRun, timed, timed_on};
-use pipewright_schedule::{Costs, GenerateError, GenerateErrorKind, Program, ScheduleSpec, ValidatedProgram};
+use pipewright_schedule::{
+    Costs, GenerateError, GenerateErrorKind, LowerConfig, Program, ScheduleSpec, ValidatedProgram,
+};
 
 use crate::config::nearest;
 use crate::failure::{Exit, Failure};
@@ -19,7 +21,7 @@ use crate::run_folder::VIEW;
 use crate::schedules::drawing::check_size;
 use crate::schedules::other_sizes::other_sizes;
 use crate::schedules::size::{ScheduleSize, is_file_name};
-use crate::schedules::timed_program::{EngineTimes, Source, TimedProgram, training_at};
+use crate::schedules::timed_program::{EngineTimes, Source, TimedProgram};
 use crate::schedules::transport::TransportArguments;
 use crate::training::recorded_run::RecordedRun;
 
@@ -90,7 +92,7 @@ fn run_page(arguments: &ViewArguments) -> Result<String, Failure> {
 fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
     let communicator = arguments.transport.single("a page")?;
     let costs = arguments.cost.clone().unwrap_or_default();
-    let passes = training_at(&costs);
+    let passes = LowerConfig::training_at(&costs);
     let source = source(arguments)?;
     let timed_program = match communicator {
         None => TimedProgram::of(source, &passes)?,

@@ -93,15 +93,14 @@ impl MeshSettings {
 
     /// Returns how a schedule is lowered for training on this mesh.
     pub(crate) fn lowering(&self) -> TrainingLowering {
-        TrainingLowering {
+        let lowering = TrainingLowering {
             replicas: self.data_parallel,
             unshard_window: self.unshard().map(|config| config.window),
             unshard_lookahead: self.unshard_lookahead.clone(),
             reduce_wait: self.reduce_wait,
-            // A rank computes one half while the other waits for the tokens of its experts.
-            keep_overlaps: self.expert_parallel > 1,
             ..TrainingLowering::default()
-        }
+        };
+        lowering.with_exchanges(self.expert_parallel > 1)
     }
 
     /// Returns how parameters are gathered; `None` if each replica holds all.

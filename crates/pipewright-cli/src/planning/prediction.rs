@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use pipewright_schedule::footprint::Use;
-use pipewright_schedule::lower::ProgramSource;
+use pipewright_schedule::lower::{ProgramSource, TrainingLowering};
 use pipewright_schedule::plan::{
     PlanChoice, Prediction, best_cut, choice_costs, predict_program, with_head_parts,
 };
@@ -19,7 +19,7 @@ use pipewright_system::schedule_memory::check_named;
 use crate::config;
 use crate::failure::{Exit, Failure};
 use crate::schedules::size::{depends_on_costs, say_few_microbatches};
-use crate::schedules::timed_program::{EngineTimes, Source, training};
+use crate::schedules::timed_program::{EngineTimes, Source};
 
 /// A profile, and the choices for it.
 #[derive(Debug, Args)]
@@ -135,7 +135,8 @@ impl Choices {
     /// Returns the passes that make the program of a cut, with the stages that it trains.
     fn passes(&self, boundaries: &[usize]) -> LowerConfig {
         let trained = self.choice(boundaries.to_vec()).trained_stages(&self.profile);
-        LowerConfig { trained, keep_overlaps: self.profile.keeps_overlaps(), ..training() }
+        let lowering = TrainingLowering { trained, ..TrainingLowering::default() };
+        lowering.with_exchanges(self.profile.has_exchanges()).into()
     }
 
     fn predict(

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use pipewright_schedule::csv::parse_program;
 use pipewright_schedule::footprint::Use;
-use pipewright_schedule::lower::{Lowered, ProgramSource, SourceError, TrainingLowering};
+use pipewright_schedule::lower::{Lowered, ProgramSource, SourceError};
 use pipewright_schedule::picture::{TimeUnit, title};
 use pipewright_schedule::plan::Prediction;
 use pipewright_schedule::simulate::{SimulateError, timed};
 use pipewright_schedule::{
-    Costs, LowerConfig, LowerError, Program, ScheduleSpec, Slices, ValidatedProgram, generate,
+    LowerConfig, LowerError, Program, ScheduleSpec, Slices, ValidatedProgram, generate,
 };
 use pipewright_system::schedule_memory::{check_named, check_text};
 use serde::{Serialize, Serializer};
@@ -176,17 +176,6 @@ fn exit_of(source: &ProgramSource) -> Exit {
 
 fn unsound(name: &str, exit: Exit, error: &SourceError) -> Failure {
     Failure::new(exit, format!("{name}: {}", sentence(error)))
-}
-
-/// Returns the passes of the program that `train` runs on one replica.
-pub(crate) fn training() -> LowerConfig {
-    LowerConfig::from(TrainingLowering::default())
-}
-
-/// Returns the same passes for a simulation at `costs`. Replicas that exchange tokens run the halves of an
-/// overlap together, so overlaps stay whole if there are exchanges.
-pub(crate) fn training_at(costs: &Costs) -> LowerConfig {
-    LowerConfig { keep_overlaps: costs.has_exchanges(), ..training() }
 }
 
 /// Returns the failure for an error of the simulation. Only costs for another number of stages are a user's

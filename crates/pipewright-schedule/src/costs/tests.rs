@@ -52,19 +52,29 @@ fn exchanges_are_in_forwards_and_backwards() {
     let exchanges = |text: &str| {
         text.parse::<Costs>().expect(text).stages.iter().map(|stage| stage.exchanges).collect::<Vec<_>>()
     };
-    let both = |count, seconds| StageExchanges::both(Exchanges { count, seconds });
+    let both = |count, seconds| StageExchanges::both(Exchanges::new(count, seconds));
     assert_eq!(exchanges("F=2"), [StageExchanges::default()]);
     assert_eq!(exchanges("exchange=0.5"), [both(2, 0.5)]);
     assert_eq!(exchanges("exchange=0:0.5,exchanges=8"), [StageExchanges::default(), both(8, 0.5)]);
     check_error("exchange=-1", "the cost `exchange` is -1; use a number of seconds from 0 to 1e12");
-    check_error("exchange=1,exchanges=200000", "an action has 200000 exchanges; use at most 100000");
-    let usage = "write `F=1,I=1,W=1,B=2,hop=0.1`, and leave out what is not needed";
-    check_error("exchanges=1.5", &format!("`exchanges=1.5` is not a cost; {usage}"));
+    for count in ["501", "1.5", "0", "-1", "NaN"] {
+        let message = format!("an action has {count} exchanges; use a whole number from 1 to 500");
+        check_error(&format!("exchange=1,exchanges={count}"), &message);
+    }
+    assert_eq!(exchanges("exchange=1,exchanges=500"), [both(500, 1.0)]);
+    check_error(
+        "exchanges=8",
+        "`exchanges` is the number of exchanges in an action, and nothing says how long they take; add their time, such as \
+         `exchange=0.5`, or leave `exchanges` out",
+    );
+    let many = StageCosts { exchanges: both(501, 1.0), ..StageCosts::new(1.0, 1.0, 1.0) };
+    let costs = Costs { stages: vec![many], ..Costs::default() };
+    assert_eq!(costs.check(1), Err(CostsError::Exchanges { count: "501".to_owned() }));
 }
 
 #[test]
 fn mistakes_are_named() {
-    let usage = "write `F=1,I=1,W=1,B=2,hop=0.1`, and leave out what is not needed";
+    let usage = "write `F=1,I=1,W=1,B=2,hop=0.1,exchange=0.5,exchanges=8`, and leave out what is not needed";
     check_error("F=1,X=2", &format!("`X=2` is not a cost; {usage}"));
     check_error("F", &format!("`F` is not a cost; {usage}"));
     check_error("F=1,F=2", "the cost `f` is given twice; leave one out");

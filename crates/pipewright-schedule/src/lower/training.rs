@@ -10,6 +10,7 @@
 
 use std::num::NonZeroU32;
 
+use crate::costs::Costs;
 use crate::level::Level;
 use crate::lower::error::LowerError;
 use crate::lower::passes::{LowerConfig, lower};
@@ -42,10 +43,10 @@ pub struct TrainingLowering {
     pub unshard_lookahead: UnshardLookahead,
     /// Where a rank waits for the reduction of a stage's gradients. Ignored with one replica.
     pub reduce_wait: ReduceWait,
-    /// Whether an overlap stays one action. Set it if a hook runs both halves together, or if the rank runs one
-    /// half while the other waits for an exchange inside of its stage. Otherwise a rank runs the halves one
-    /// after the other, so an overlap becomes its forward and its backward, and the forward's output leaves
-    /// before the backward begins.
+    /// Whether an overlap stays one action. Set it if a hook runs both halves together;
+    /// [`TrainingLowering::with_exchanges`] sets it for exchanges. Otherwise a rank runs the halves one after
+    /// the other, so an overlap becomes its forward and its backward, and the forward's output leaves before
+    /// the backward begins.
     pub keep_overlaps: bool,
     /// The stages that are trained.
     pub trained: TrainedStages,
@@ -65,6 +66,22 @@ impl Default for TrainingLowering {
     }
 }
 
+impl TrainingLowering {
+    /// Returns these settings for ranks that exchange tokens inside of their stages, or do not.
+    ///
+    /// Runs, predictions and plans decide here which overlaps stay whole. If ranks exchange tokens, a rank
+    /// computes one half of an overlap while the other half waits for its exchange, so all overlaps stay whole,
+    /// also those of stages without exchanges. Otherwise none does. In either case, an overlap is taken apart
+    /// if the stage of its backward has no trained parameters ([`drop_frozen`](super::drop_frozen())).
+    ///
+    /// A run exchanges tokens if several replicas hold its experts together. [`Costs::has_exchanges`] and
+    /// [`Profile::has_exchanges`](crate::profile::Profile::has_exchanges) say it for predictions.
+    #[must_use]
+    pub fn with_exchanges(self, has_exchanges: bool) -> Self {
+        Self { keep_overlaps: has_exchanges, ..self }
+    }
+}
+
 /// Lowers `schedule` to the program that each replica runs in training, and proves it sound.
 ///
 /// The level of the program is [`Level::Full`] if parameters are sharded, otherwise [`Level::Comms`].
@@ -74,6 +91,13 @@ impl Default for TrainingLowering {
 pub fn for_training(schedule: &Schedule, config: &TrainingLowering) -> Result<ValidatedProgram, LowerError> {
     let passes = LowerConfig::from(config.clone());
     Ok(Lowered::by(&passes, lower(schedule, &passes)?).validated()?)
+}
+
+impl LowerConfig {
+    /// Returns the passes of the program that one replica runs in training at `costs`.
+    pub fn training_at(costs: &Costs) -> Self {
+        TrainingLowering::default().with_exchanges(costs.has_exchanges()).into()
+    }
 }
 
 impl From<TrainingLowering> for LowerConfig {

@@ -233,7 +233,7 @@ fn data(view: &View<'_>, chunks: &Chunks) -> ViewData {
         microbatches: program.microbatches() / program.slices().get(),
         program: print_program(program),
     };
-    let sizes = view.settings.counted_sizes().iter().map(|sizes| sizes.of_slice(view.predicted.slices()));
+    let sizes = view.settings.counted_sizes().iter().map(|sizes| sizes.for_slice(view.predicted.slices()));
     let mut page = page(&Timeline::new(0, Vec::new()), chunks, &view.settings);
     (page.quantum, page.slices) = (predicted.quantum, view.predicted.slices().get());
     ViewData {

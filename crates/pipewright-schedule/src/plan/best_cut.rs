@@ -22,7 +22,7 @@ use crate::schedule::Schedule;
 /// is not limited.
 pub fn best_cut(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> Option<Vec<usize>> {
     let layers = choice.layers(profile, schedule.ranks()).ok()?;
-    let whole = Order::with_overlaps(schedule, layers.keeps_overlaps);
+    let whole = Order::with_overlaps(schedule, layers.has_exchanges);
     let stages = choice.recompute.len();
     if stages > layers.count() || stages != schedule.placement().stages() as usize {
         return None;

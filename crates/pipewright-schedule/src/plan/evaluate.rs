@@ -4,17 +4,16 @@
 //! The arithmetic follows the timed simulation operation by operation. After a change of an order, only
 //! computations that end at or after the first possible effect of the change are computed again. Earlier ones
 //! depend only on computations that ended before them. The messages of a link are sent in the order of the
-//! sender's row. The halves of an overlap end together here, so such an order is only evaluated as a whole.
-//! A computation that a frozen stage drops takes no time, and neither waits nor sends.
+//! sender's row. An order with overlaps is only evaluated as a whole. A computation that a frozen stage drops takes no time, and neither waits nor sends.
 
 use crate::costs::Exchanges;
-use crate::ids::Microbatch;
 use crate::plan::links::{Links, Route};
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
+use crate::plan::second_forwards::is_recomputed_at;
 use crate::plan::stage_load::StageLoad;
-use crate::recompute::{KeptForwards, StageRecompute};
-use crate::simulate::alternation::{Work, alternate};
+use crate::recompute::StageRecompute;
+use crate::simulate::alternation::{Halves, Work, alternate};
 use crate::trained::StageBackward;
 
 /// The time from which a link is free is not known.
@@ -58,6 +57,8 @@ pub(super) struct Evaluator {
 struct Role {
     /// Whether the stage drops it.
     is_dropped: bool,
+    /// Whether the stage is trained. An overlap with its backward stays whole.
+    is_whole: bool,
     /// The time with exchanges.
     takes: f64,
     /// The computation and the exchanges in it.
@@ -268,46 +269,46 @@ impl Evaluator {
                 role.again.filter(|&(_, choice)| is_recomputed_at(choice, row, position, is_dropped))
             };
             let now = ended.at;
-            let partner = row.get(position + 1).copied().filter(|_| cell.overlaps);
-            let arrivals = partner.map_or(Ok(now), |partner| arrival_of(partner, now));
-            let arrivals = arrival_of(cell, now).and_then(|first| Ok([first, arrivals?]));
-            let arrivals = match arrivals {
-                Ok(arrivals) => arrivals,
+            // An overlap is taken apart if its backward has no weight gradients.
+            let partner = row.get(position + 1).copied();
+            let partner = partner.filter(|&partner| cell.overlaps && role_of(roles, partner).is_whole);
+            let of_both = [Some(cell), partner].into_iter().flatten();
+            let arrival =
+                of_both.clone().try_fold(now, |latest, cell| Ok(latest.max(arrival_of(cell, now)?)));
+            let arrival = match arrival {
+                Ok(arrival) => arrival,
                 Err(message) => {
                     waits[rank] = Some(message);
                     break;
                 }
             };
-            // The cells that end, and when each of them sends.
-            let mut sending = [Some((cell, 0.0)), None];
             match partner {
                 None => {
                     let now = now + is_again(position, role).map_or(0.0, |(again, _)| again);
-                    let sent = now.max(arrivals[0]) + role.takes;
                     ended = Ended {
-                        at: sent,
+                        at: now.max(arrival) + role.takes,
                         rest: ended.rest - role.work.compute,
-                        has_waited: arrivals[0] > now,
+                        has_waited: arrival > now,
                     };
                     changed.push(ended);
-                    sending[0] = Some((cell, sent));
                 }
                 Some(partner) => {
                     let other = role_of(roles, partner);
-                    let first = Work { arrival: arrivals[0], ..role.work };
-                    let second = Work { arrival: arrivals[1], ..other.work };
                     let again = is_again(position + 1, other).map(|_| other.work_again);
-                    let both = [again.unwrap_or(second), second];
+                    let both = [again.unwrap_or(other.work), other.work];
                     let second = if again.is_some() { &both[..] } else { &both[1..] };
-                    let mut ends = [now; 2];
-                    let at = alternate(now, [&[first], second], |piece| ends[piece.half] = piece.end);
-                    let rest = ended.rest - role.work.compute - other.work.compute;
-                    ended = Ended { at, rest, has_waited: arrivals[0] > now };
+                    let are_of_one_stage = cell.stage == partner.stage;
+                    let halves = Halves { works: [&[role.work], second], are_of_one_stage };
+                    ended = Ended {
+                        at: alternate(now.max(arrival), halves, |_| {}),
+                        rest: ended.rest - role.work.compute - other.work.compute,
+                        has_waited: arrival > now,
+                    };
                     changed.extend([ended; 2]);
-                    sending = [Some((cell, ends[0])), Some((partner, ends[1]))];
                 }
             }
-            for (cell, sent) in sending.into_iter().flatten() {
+            let sent = ended.at;
+            for cell in of_both {
                 let role = role_of(roles, cell);
                 if role.sends != NONE {
                     let target = role.sends + cell.microbatch as usize;
@@ -354,7 +355,7 @@ impl Evaluator {
                     Role { sends, receiver, route: self.links.route(stage, direction), ..Role::NOTHING }
                 });
             let again = load.recompute.map(|choice| (load.again_takes(), choice));
-            let work = |compute, exchanges| Work { arrival: 0.0, compute, exchanges };
+            let work = |compute, exchanges| Work { compute, exchanges };
             let work_again = work(load.again, load.exchanges.again());
             // In the order of the kinds.
             let mut roles = [
@@ -377,6 +378,7 @@ impl Evaluator {
             ];
             for (kind, role) in Kind::ALL.into_iter().zip(&mut roles) {
                 role.takes = role.work.total();
+                role.is_whole = load.computes == StageBackward::Whole;
                 if kind.is_dropped(load.computes) {
                     *role = Role { is_dropped: true, ..Role::NOTHING };
                 }
@@ -426,9 +428,10 @@ impl Role {
     /// The role of a computation that takes no time, and neither receives nor sends anything.
     const NOTHING: Self = Self {
         is_dropped: false,
+        is_whole: false,
         takes: 0.0,
-        work: Work { arrival: 0.0, compute: 0.0, exchanges: Exchanges { count: 0, seconds: 0.0 } },
-        work_again: Work { arrival: 0.0, compute: 0.0, exchanges: Exchanges { count: 0, seconds: 0.0 } },
+        work: Work { compute: 0.0, exchanges: Exchanges::new(0, 0.0) },
+        work_again: Work { compute: 0.0, exchanges: Exchanges::new(0, 0.0) },
         again: None,
         needs: NONE,
         sends: NONE,
@@ -448,64 +451,4 @@ fn freed(roles: &[[Role; 4]], messages: &[Message], kept: &[Cell], link: u32) ->
 /// Returns the role of a computation.
 fn role_of(roles: &[[Role; 4]], cell: Cell) -> &Role {
     &roles[cell.stage as usize][cell.kind as usize]
-}
-
-/// Returns whether the cell at `position` is a forward that is computed again, or a backward that computes its
-/// forward again: the stage recomputes, as `choice` says, the two do not follow each other, and the forward is
-/// none of those that are kept because the stage has few of them. Must be called for all cells of the stage in
-/// order, with its own `kept`.
-pub(super) fn is_recomputed(
-    choice: Option<StageRecompute>,
-    kept: &mut KeptForwards,
-    row: &[Cell],
-    position: usize,
-    is_dropped: impl Fn(Cell) -> bool,
-) -> bool {
-    let Some(choice) = choice else { return false };
-    let microbatch = Microbatch::new(row[position].microbatch);
-    match row[position].kind {
-        Kind::Forward => !kept.forward(choice.keep, microbatch) && !is_followed(row, position, is_dropped),
-        Kind::Input | Kind::Backward => {
-            !kept.backward(microbatch) && !follows_forward(row, position, is_dropped)
-        }
-        Kind::Weight => false,
-    }
-}
-
-/// Returns the same for a single cell, whose stage has run the cells before it in the row.
-fn is_recomputed_at(
-    choice: StageRecompute,
-    row: &[Cell],
-    position: usize,
-    is_dropped: impl Fn(Cell) -> bool,
-) -> bool {
-    let mut kept = KeptForwards::default();
-    if choice.keep > 0 {
-        let is_own = |&at: &usize| row[at].stage == row[position].stage && !is_dropped(row[at]);
-        for at in (0..position).filter(is_own) {
-            is_recomputed(Some(choice), &mut kept, row, at, &is_dropped);
-        }
-    }
-    is_recomputed(Some(choice), &mut kept, row, position, is_dropped)
-}
-
-/// Returns whether the cell at `position` is a backward that follows its own forward, with nothing but
-/// computations that are dropped in between.
-fn follows_forward(row: &[Cell], position: usize, is_dropped: impl Fn(Cell) -> bool) -> bool {
-    let before = row[..position].iter().rev().find(|&&cell| !is_dropped(cell));
-    before.is_some_and(|&before| is_pair(before, row[position]))
-}
-
-/// Returns whether the cell at `position` is a forward that its own backward follows, with nothing but
-/// computations that are dropped in between.
-fn is_followed(row: &[Cell], position: usize, is_dropped: impl Fn(Cell) -> bool) -> bool {
-    let next = row[position + 1..].iter().find(|&&cell| !is_dropped(cell));
-    next.is_some_and(|&next| is_pair(row[position], next))
-}
-
-/// Returns whether two cells are a forward and its own backward.
-fn is_pair(forward: Cell, backward: Cell) -> bool {
-    forward.kind == Kind::Forward
-        && matches!(backward.kind, Kind::Input | Kind::Backward)
-        && (backward.stage, backward.microbatch) == (forward.stage, forward.microbatch)
 }

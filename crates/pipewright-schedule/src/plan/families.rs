@@ -36,9 +36,9 @@ impl Family {
         families
     }
 
-    /// Returns the order of the family at these costs. If `keeps_overlaps`, the halves of overlaps run
+    /// Returns the order of the family at these costs. If `has_exchanges`, the halves of overlaps run
     /// together.
-    pub(super) fn order(&self, costs: &Costs, keeps_overlaps: bool) -> Result<Order, GenerateError> {
+    pub(super) fn order(&self, costs: &Costs, has_exchanges: bool) -> Result<Order, GenerateError> {
         let spec = ScheduleSpec {
             ranks: self.ranks,
             stages_per_rank: Some(self.chunks),
@@ -49,7 +49,7 @@ impl Family {
             memory_limit: self.settings.memory_limit.map(PerStage::Same),
             slices: None,
         };
-        generate(self.name, &spec).map(|schedule| Order::with_overlaps(&schedule, keeps_overlaps))
+        generate(self.name, &spec).map(|schedule| Order::with_overlaps(&schedule, has_exchanges))
     }
 }
 

@@ -64,8 +64,8 @@ pub(super) struct Layers {
     pub(super) stage_bytes: u64,
     /// The memory that a rank always holds besides its stages.
     pub(super) rank_bytes: u64,
-    /// Whether the halves of overlaps run together.
-    pub(super) keeps_overlaps: bool,
+    /// Whether tokens travel to their experts in some layer, so that the halves of overlaps run together.
+    pub(super) has_exchanges: bool,
     /// The first layer with trained parameters.
     pub(super) first_trained: usize,
     /// For each layer, whether it has trained parameters.
@@ -141,7 +141,7 @@ impl Layers {
             sharding,
             stage_bytes,
             rank_bytes,
-            keeps_overlaps: profile.keeps_overlaps(),
+            has_exchanges: profile.has_exchanges(),
             first_trained,
             trained,
             forward,
@@ -222,7 +222,7 @@ fn freeze(layer: &mut Layer, is_below: bool) {
 
 /// Returns the exchanges of a layer: to the ranks of the experts and back.
 fn exchanges(seconds: f64) -> Exchanges {
-    if seconds > 0.0 { Exchanges { count: 2, seconds } } else { Exchanges::default() }
+    Exchanges::new(2, seconds)
 }
 
 /// Divides a layer among the tensor-parallel ranks. `input` is the size of its input.

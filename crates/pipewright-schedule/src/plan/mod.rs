@@ -39,6 +39,7 @@ mod balance;
 mod recut;
 mod order;
 mod links;
+mod second_forwards;
 mod evaluate;
 mod peaks;
 mod greedy;

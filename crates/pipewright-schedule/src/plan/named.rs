@@ -56,7 +56,7 @@ pub(super) fn named(search: &mut Search<'_>, shape: &Shape) -> Vec<Named> {
         let is_made_to_measure = family.is_made_to_measure;
         let sample =
             Family { microbatches: if is_made_to_measure { 1 } else { family.microbatches }, ..family };
-        match sample.order(&crate::costs::Costs::default(), shape.layers.keeps_overlaps) {
+        match sample.order(&crate::costs::Costs::default(), shape.layers.has_exchanges) {
             Ok(order) => {
                 let class = Class::of(&order.placement);
                 let stages = order.placement.stages() as usize;
@@ -127,7 +127,7 @@ fn try_cut(
     let loads = stage_loads(&shape.layers, starts, &none);
     let order = match &named.order {
         Some(order) => order.split(first_backward(&loads)),
-        None => match named.family.order(&engine_costs(&shape.layers, &loads), shape.layers.keeps_overlaps) {
+        None => match named.family.order(&engine_costs(&shape.layers, &loads), shape.layers.has_exchanges) {
             Ok(order) => {
                 search.charge_made(&order);
                 Rc::new(order.split(first_backward(&loads)))

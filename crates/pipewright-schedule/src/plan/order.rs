@@ -1,7 +1,8 @@
 //! The computations of all ranks in order, as the search evaluates them: small cells in flat rows.
 //!
 //! The cells agree with the program that trains ([`mod@crate::lower`], `training.rs`): an overlap is its
-//! forward and its backward, which run together if the layers exchange tokens ([`Order::with_overlaps`]), and
+//! forward and its backward, which run together if the layers exchange tokens ([`Order::with_overlaps`]) and
+//! the stage of the backward is trained, and
 //! a backward is split if another rank waits for its gradient ([`Order::split`]). Messages follow from the
 //! placement.
 //!
@@ -47,7 +48,8 @@ pub(super) struct Cell {
     pub(super) kind: Kind,
     pub(super) stage: u32,
     pub(super) microbatch: u32,
-    /// Whether it is a forward that runs together with the whole backward after it in its row.
+    /// Whether it is a forward that runs together with the backward after it in its row. If the stage of the
+    /// backward is frozen, they run one after the other.
     pub(super) overlaps: bool,
 }
 
@@ -75,8 +77,8 @@ impl Order {
     }
 
     /// Returns the order of a schedule, with whole backwards where the schedule has them. If
-    /// `keeps_overlaps`, the halves of overlaps run together, and otherwise one after the other.
-    pub(super) fn with_overlaps(schedule: &Schedule, keeps_overlaps: bool) -> Self {
+    /// `has_exchanges`, the halves of overlaps run together, and otherwise one after the other.
+    pub(super) fn with_overlaps(schedule: &Schedule, has_exchanges: bool) -> Self {
         let placement = schedule.placement().clone();
         let row = |row: &Vec<Option<Action>>| {
             let mut cells = Vec::with_capacity(row.len() * 3 / 2);
@@ -84,7 +86,7 @@ impl Order {
                 let first = cells.len();
                 action.parts().for_each(|part| push(part, &mut cells));
                 if let (Action::Overlap(_), Some(forward)) = (action, cells.get_mut(first)) {
-                    forward.overlaps = keeps_overlaps;
+                    forward.overlaps = has_exchanges;
                 }
             }
             cells

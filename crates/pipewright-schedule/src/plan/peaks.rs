@@ -4,8 +4,8 @@
 //! because a rank computes one thing at a time.
 
 use crate::ids::{Rank, StageIndex};
-use crate::plan::evaluate::is_recomputed;
 use crate::plan::order::{Cell, Kind, Order};
+use crate::plan::second_forwards::is_recomputed;
 use crate::plan::stage_load::{StageLoad, beside, held_throughout};
 use crate::recompute::KeptForwards;
 use crate::sharding::Sharding;

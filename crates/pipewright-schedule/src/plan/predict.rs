@@ -7,7 +7,6 @@ use crate::ids::StageIndex;
 use crate::lower::{LowerError, TrainingLowering, for_training};
 use crate::partition::{Method, PartitionError, partition};
 use crate::placement::Placement;
-use crate::plan::evaluate::is_recomputed;
 use crate::plan::head_parts::with_head_parts;
 use crate::plan::layers::Layers;
 use crate::plan::network::{Mesh, MeshOrder, Network};
@@ -16,6 +15,7 @@ use crate::plan::peaks::peaks;
 use crate::plan::report::Collectives;
 use crate::plan::request::TrainingState;
 use crate::plan::search::optimizer_time;
+use crate::plan::second_forwards::is_recomputed;
 use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads};
 use crate::profile::{LayerProfile, Profile};
 use crate::recompute::{KeptForwards, Recompute, StageRecompute};
@@ -210,18 +210,15 @@ pub fn predict(
     choice: &PlanChoice,
 ) -> Result<Prediction, PredictError> {
     let trained = choice.trained_stages(profile);
-    let lowering = TrainingLowering {
-        replicas: choice.data_parallel,
-        keep_overlaps: profile.keeps_overlaps(),
-        trained,
-        ..TrainingLowering::default()
-    };
+    let lowering =
+        TrainingLowering { replicas: choice.data_parallel, trained, ..TrainingLowering::default() };
+    let lowering = lowering.with_exchanges(profile.has_exchanges());
     predict_program(profile, schedule, for_training(schedule, &lowering)?, choice)
 }
 
 /// Does the same for a program that is already lowered, for the stages that the choice trains
-/// ([`PlanChoice::trained_stages`]), with whole overlaps if the profile keeps them
-/// ([`Profile::keeps_overlaps`]). `schedule` is its computation, by which memory is counted.
+/// ([`PlanChoice::trained_stages`]), with the exchanges of the profile
+/// ([`TrainingLowering::with_exchanges`]). `schedule` is its computation, by which memory is counted.
 ///
 /// # Errors
 /// When the choice does not fit the schedule, or the schedule cuts microbatches into slices.
@@ -238,7 +235,7 @@ pub fn predict_program(
     let loads = loads(&layers, schedule.placement().stages(), choice)?;
     let costs = engine_costs(&layers, &loads);
     let run = timed(program.as_program(), &costs)?;
-    let order = Order::with_overlaps(schedule, layers.keeps_overlaps).split(first_backward(&loads));
+    let order = Order::with_overlaps(schedule, layers.has_exchanges).split(first_backward(&loads));
     let (optimizer_s, peak_bytes) = (optimizer_time(&order, &loads), peaks(&order, &loads, layers.sharding));
     let collectives = collectives(&order, &loads);
     Ok(Prediction { program, costs, run, optimizer_s, peak_bytes, collectives })

@@ -92,22 +92,22 @@ impl StageLoad {
 
     /// Returns the time of `F` with its exchanges.
     pub(super) fn forward_takes(&self) -> f64 {
-        self.forward + self.exchanges.forward.total()
+        self.forward + self.exchanges.forward.seconds()
     }
 
     /// Returns the time of `I` with its exchanges.
     pub(super) fn input_takes(&self) -> f64 {
-        self.input + self.exchanges.backward.total()
+        self.input + self.exchanges.backward.seconds()
     }
 
     /// Returns the time of `B` with its exchanges.
     pub(super) fn backward_takes(&self) -> f64 {
-        self.backward() + self.exchanges.backward.total()
+        self.backward() + self.exchanges.backward.seconds()
     }
 
     /// Returns the time of a second forward with its exchanges; 0 if the stage does not recompute.
     pub(super) fn again_takes(&self) -> f64 {
-        if self.recompute.is_some() { self.again + self.exchanges.again().total() } else { 0.0 }
+        if self.recompute.is_some() { self.again + self.exchanges.again().seconds() } else { 0.0 }
     }
 
     /// Returns the time of `B` without exchanges.

@@ -119,8 +119,8 @@ fn check(
     let replicas = layers.network.mesh.replicas;
     let trained: Vec<bool> = loads.iter().map(|load| load.computes == StageBackward::Whole).collect();
     let trained = TrainedStages::of(&trained);
-    let keep_overlaps = layers.keeps_overlaps;
-    let lowering = TrainingLowering { replicas, keep_overlaps, trained, ..TrainingLowering::default() };
+    let lowering = TrainingLowering { replicas, trained, ..TrainingLowering::default() };
+    let lowering = lowering.with_exchanges(layers.has_exchanges);
     let program = for_training(&order.schedule(), &lowering).expect("a sound order");
     let run = timed(program.as_program(), &engine_costs(layers, &loads)).expect("no deadlock");
     prop_assert_eq!(found, Some(run.timeline().makespan()));
@@ -421,7 +421,7 @@ proptest! {
             let stages = (ranks * family.chunks) as usize;
             let starts = cut(count, stages, &mut numbers);
             let loads = stage_loads(&layers, &starts, &vec![None; stages]);
-            let Ok(order) = family.order(&engine_costs(&layers, &loads), layers.keeps_overlaps) else { continue };
+            let Ok(order) = family.order(&engine_costs(&layers, &loads), layers.has_exchanges) else { continue };
             let order = order.split(first_backward(&loads));
             let rank_of = crate::plan::evaluate::ranks_of_stages(&order);
             let mut recompute = drawn(&starts, &mut numbers);

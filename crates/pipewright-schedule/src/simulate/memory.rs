@@ -188,7 +188,7 @@ impl Held<'_> {
 
     fn sizes_of(&self, part: Action) -> StageSizes {
         let at = part.stage().index().min(self.sizes.len().saturating_sub(1));
-        self.sizes.get(at).copied().unwrap_or_default().of_slice(self.slices)
+        self.sizes.get(at).copied().unwrap_or_default().for_slice(self.slices)
     }
 
     fn change(&mut self, time: f64, more: u64, less: u64) {

@@ -38,4 +38,4 @@ pub use logical::{LogicalRun, logical};
 pub use memory::{MemoryStep, UNIT, memory_curve, peak_memory};
 pub use summary::{Summary, summarize};
 pub use timed::{timed, timed_on};
-pub use timed_run::{ExchangeTime, TimedRun};
+pub use timed_run::{PredictedExchange, TimedRun};

@@ -1,8 +1,8 @@
 //! The time of one rank in the timed simulation: its computations, its waits and its collectives.
 
-use crate::simulate::alternation::{Piece, Work, alternate, is_exchange};
+use crate::simulate::alternation::{Halves, Piece, alternate, is_exchange};
 use crate::simulate::boundary_tensors::Arrival;
-use crate::simulate::timed_run::ExchangeTime;
+use crate::simulate::timed_run::PredictedExchange;
 
 /// The clock of a rank.
 #[derive(Debug, Clone, Default)]
@@ -12,24 +12,7 @@ pub(super) struct RankClock {
     /// The time at which its collectives have ended.
     collectives: f64,
     exposed: f64,
-    exchange: ExchangeTime,
-}
-
-/// An action with exchanges that a rank runs.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Computation {
-    /// What it waits for last.
-    pub(super) arrival: Option<Arrival>,
-    pub(super) work: Work,
-}
-
-impl Computation {
-    /// Returns an action that takes the time of `work` after the last of `arrivals`.
-    pub(super) fn after(arrivals: [Option<Arrival>; 2], work: Work) -> Self {
-        let arrival =
-            arrivals.into_iter().flatten().reduce(|one, other| if other.at > one.at { other } else { one });
-        Self { arrival, work: Work { arrival: arrival.map_or(0.0, |arrival| arrival.at), ..work } }
-    }
+    exchange: PredictedExchange,
 }
 
 impl RankClock {
@@ -44,7 +27,7 @@ impl RankClock {
     }
 
     /// Returns how long the rank has exchanged tokens, and waited for that.
-    pub(super) fn exchange(&self) -> ExchangeTime {
+    pub(super) fn exchange(&self) -> PredictedExchange {
         self.exchange
     }
 
@@ -54,37 +37,49 @@ impl RankClock {
         self.exchange.exposed += seconds;
     }
 
-    /// Runs two halves together, each a list of actions, and returns their pieces in the order in which they
-    /// begin.
-    pub(super) fn alternate(&mut self, halves: [&[Computation]; 2]) -> Vec<Piece> {
-        let works = halves.map(|half| half.iter().map(|computation| computation.work).collect::<Vec<Work>>());
+    /// Runs the halves of an overlap after the last of `arrivals`, and returns their pieces in the order in
+    /// which they begin.
+    pub(super) fn alternate(
+        &mut self,
+        arrivals: impl IntoIterator<Item = Arrival>,
+        halves: Halves<'_>,
+    ) -> Vec<Piece> {
+        let start = self.wait_for(arrivals);
         let mut pieces = Vec::new();
-        self.now = alternate(self.now, [&works[0], &works[1]], |piece| pieces.push(piece));
+        self.now = alternate(start, halves, |piece| pieces.push(piece));
         for piece in &pieces {
             if is_exchange(piece.position) {
                 self.exchange.seconds += piece.end - piece.start;
-            } else if piece.position > 0 {
+            } else {
                 self.exchange.exposed += piece.idle;
-            } else if let Some(arrival) = halves[piece.half][piece.work].arrival {
-                // Only the time in which the message is in flight counts.
-                self.exposed += (piece.start - arrival.issued).min(piece.idle).max(0.0);
             }
         }
         pieces
     }
 
-    /// Computes for `duration` after the last of `arrivals`, and returns the start and the end. The wait for a
-    /// message counts as exposed from the time at which the message is in flight.
-    pub(super) fn compute(&mut self, arrivals: [Option<Arrival>; 2], duration: f64) -> (f64, f64) {
+    /// Computes for `duration` after the last of `arrivals`, and returns the start and the end.
+    pub(super) fn compute(
+        &mut self,
+        arrivals: impl IntoIterator<Item = Arrival>,
+        duration: f64,
+    ) -> (f64, f64) {
+        let start = self.wait_for(arrivals);
+        self.now = start + duration;
+        (start, self.now)
+    }
+
+    /// Waits for the last of `arrivals`, and returns its time. The wait counts as exposed from the time at
+    /// which the message is in flight.
+    fn wait_for(&mut self, arrivals: impl IntoIterator<Item = Arrival>) -> f64 {
         let mut latest = Arrival { issued: self.now, at: self.now };
-        for arrival in arrivals.into_iter().flatten() {
+        for arrival in arrivals {
             if arrival.at > latest.at {
                 latest = arrival;
             }
         }
         self.exposed += latest.at - latest.issued.max(self.now);
-        self.now = latest.at + duration;
-        (latest.at, self.now)
+        self.now = latest.at;
+        self.now
     }
 
     /// Waits until `until` for communication, and returns the start and the end of the wait.

@@ -8,7 +8,7 @@ use crate::simulate::error::SimulateError;
 use crate::simulate::logical::{LogicalRun, logical};
 use crate::simulate::memory::{UNIT, peak_memory};
 use crate::simulate::timed::timed;
-use crate::simulate::timed_run::{ExchangeTime, TimedRun};
+use crate::simulate::timed_run::{PredictedExchange, TimedRun};
 use crate::slices::Slices;
 use crate::timeline::Timeline;
 
@@ -30,7 +30,7 @@ pub struct Summary {
     pub exposed_comm_fraction: f64,
     /// How long each rank exchanges the tokens of experts, and waits for that, if the costs have exchanges.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub exchanges: Option<Vec<ExchangeTime>>,
+    pub exchanges: Option<Vec<PredictedExchange>>,
     /// The peak number of stage activations of one microbatch, or of one slice, for each rank.
     pub peak_activations: Vec<u64>,
     /// The number of slices of each microbatch, if microbatches are cut.

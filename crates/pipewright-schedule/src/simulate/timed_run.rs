@@ -9,12 +9,12 @@ use crate::timeline::Timeline;
 pub struct TimedRun {
     pub(super) timeline: Timeline,
     pub(super) exposed: Vec<f64>,
-    pub(super) exchanges: Vec<ExchangeTime>,
+    pub(super) exchanges: Vec<PredictedExchange>,
 }
 
 /// How long a rank exchanges the tokens of experts.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
-pub struct ExchangeTime {
+pub struct PredictedExchange {
     /// The time of all exchanges, in seconds.
     pub seconds: f64,
     /// The part of it in which the rank does not compute because it waits for an exchange, in seconds.
@@ -42,7 +42,7 @@ impl TimedRun {
     }
 
     /// Returns how long each rank exchanges the tokens of experts, and waits for that.
-    pub fn exchanges(&self) -> &[ExchangeTime] {
+    pub fn exchanges(&self) -> &[PredictedExchange] {
         &self.exchanges
     }
 

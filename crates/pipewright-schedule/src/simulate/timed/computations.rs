@@ -1,0 +1,164 @@
+//! The computations of a timed simulation: what they wait for, how long they take, and their events.
+
+use super::state::Run;
+use crate::action::Action;
+use crate::ids::Rank;
+use crate::simulate::alternation::{Halves, Work, is_exchange};
+use crate::simulate::boundary_tensors::{Arrival, BoundaryTensor};
+use crate::timeline::{Event, Scope, ScopeKind};
+
+impl Run<'_> {
+    /// Computes `action`, its halves one after the other, if the arrivals of all its tensors are known.
+    pub(super) fn compute(&mut self, rank: Rank, action: Action) -> Result<(), BoundaryTensor> {
+        for part in action.parts() {
+            self.arrival_for(part)?;
+        }
+        if matches!(action, Action::Overlap(_)) && self.has_exchanges {
+            return self.compute_together(rank, action);
+        }
+        let mut first_half = None;
+        for part in action.parts() {
+            let end = self.compute_part(rank, part)?;
+            if part != action {
+                let made = BoundaryTensor::made_by(self.program.placement(), part);
+                first_half = first_half.or(made.map(|tensor| (tensor, end)));
+            }
+        }
+        self.ranks[rank.index()].first_half = first_half;
+        Ok(())
+    }
+
+    /// Computes the halves of `overlap` together: one computes while the other exchanges tokens.
+    fn compute_together(&mut self, rank: Rank, overlap: Action) -> Result<(), BoundaryTensor> {
+        let mut arrivals = Vec::with_capacity(4);
+        let mut works = [Vec::with_capacity(2), Vec::with_capacity(2)];
+        let mut actions = [Vec::with_capacity(2), Vec::with_capacity(2)];
+        for (half, part) in overlap.parts().enumerate() {
+            arrivals.extend(self.gathered_for(part).into_iter().chain(self.arrival_for(part)?));
+            if let Some(forward) = self.recomputed_by(rank, part) {
+                works[half].push(self.again(forward));
+                actions[half].push(forward);
+            }
+            works[half].push(self.work(part));
+            actions[half].push(part);
+            self.ranks[rank.index()].computed = Some(part);
+        }
+        let mut stages = overlap.parts().map(|part| part.stage());
+        let are_of_one_stage = stages.next() == stages.next();
+        let state = &mut self.ranks[rank.index()];
+        let halves = Halves { works: [&works[0], &works[1]], are_of_one_stage };
+        let pieces = state.clock.alternate(arrivals, halves);
+        let end = state.clock.now();
+        state.first_half = None;
+        for (half, actions) in actions.iter().enumerate() {
+            for (work, &action) in actions.iter().enumerate() {
+                let mut own = pieces.iter().filter(|piece| (piece.half, piece.work) == (half, work));
+                let Some((start, first_end)) = own.next().map(|piece| (piece.start, piece.end)) else {
+                    continue;
+                };
+                let end = own.next_back().map_or(first_end, |piece| piece.end);
+                self.events[rank.index()].push(Event { rank, action, start, end });
+            }
+        }
+        for piece in pieces.iter().filter(|piece| is_exchange(piece.position)) {
+            self.add_exchange(rank, actions[piece.half][piece.work], piece.start, piece.end);
+        }
+        overlap.parts().for_each(|part| self.deliver(rank, part, end));
+        Ok(())
+    }
+
+    /// Starts `part` when its tensors have arrived, delivers its output, and returns its end.
+    fn compute_part(&mut self, rank: Rank, part: Action) -> Result<f64, BoundaryTensor> {
+        let (tensors, parameters) = (self.arrival_for(part)?, self.gathered_for(part));
+        let again = self.recomputed_by(rank, part);
+        let is_early = !self.costs.recompute.is_by_block();
+        if let Some(forward) = again {
+            let again = self.again(forward);
+            self.compute_alone(rank, forward, [parameters, tensors.filter(|_| !is_early)], again);
+        }
+        let end = self.compute_alone(rank, part, [parameters, tensors], self.work(part));
+        self.ranks[rank.index()].computed = Some(part);
+        self.deliver(rank, part, end);
+        Ok(end)
+    }
+
+    /// Computes `part` after the last of `arrivals`, and waits for each of its exchanges. Returns its end.
+    fn compute_alone(&mut self, rank: Rank, part: Action, arrivals: [Option<Arrival>; 2], work: Work) -> f64 {
+        let clock = &mut self.ranks[rank.index()].clock;
+        let (start, end) = clock.compute(arrivals.into_iter().flatten(), work.total());
+        clock.note_exposed_exchange(work.exchanges.seconds());
+        let mut from = start;
+        for position in 0..work.pieces() {
+            let until = from + work.seconds(position);
+            if is_exchange(position) {
+                self.add_exchange(rank, part, from, until);
+            }
+            from = until;
+        }
+        self.events[rank.index()].push(Event { rank, action: part, start, end });
+        end
+    }
+
+    /// Returns the forward that a backward computes again. Must be called once for each computation, in the
+    /// order of the row.
+    fn recomputed_by(&mut self, rank: Rank, part: Action) -> Option<Action> {
+        let choice = self.costs.recompute.of(part.stage())?;
+        let kept = self.kept.get_mut(part.stage().index())?;
+        match part {
+            Action::Forward { microbatch, .. } => {
+                kept.forward(choice.keep, microbatch);
+                None
+            }
+            Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
+                let forward = Action::Forward { stage, microbatch };
+                let is_last = self.ranks[rank.index()].computed == Some(forward);
+                (!kept.backward(microbatch) && !is_last).then_some(forward)
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the computation and the exchanges of `part`.
+    fn work(&self, part: Action) -> Work {
+        let costs = self.costs.of_part(part, self.program.slices());
+        let compute = match part {
+            Action::Forward { .. } => costs.forward,
+            Action::InputBackward { .. } => costs.input_backward,
+            Action::WeightBackward { .. } => costs.weight_backward,
+            _ => costs.backward,
+        };
+        Work { compute, exchanges: costs.exchanges.of(part) }
+    }
+
+    /// Returns the same for `forward` if it is computed again.
+    fn again(&self, forward: Action) -> Work {
+        let costs = self.costs.of_part(forward, self.program.slices());
+        Work { compute: costs.again(), exchanges: costs.exchanges.again() }
+    }
+
+    /// When the last tensor that `part` needs from other stages arrives; `None` if it needs none. An error
+    /// names a tensor whose arrival is not known yet.
+    fn arrival_for(&self, part: Action) -> Result<Option<Arrival>, BoundaryTensor> {
+        let from_neighbour = BoundaryTensor::needed_by(self.program.placement(), part);
+        let from_skips = BoundaryTensor::skips_needed_by(&self.costs.skips, part);
+        let mut last: Option<Arrival> = None;
+        for tensor in from_neighbour.into_iter().chain(from_skips) {
+            let arrival = self.arrivals.get(tensor).ok_or(tensor)?;
+            if last.is_none_or(|last| arrival.at > last.at) {
+                last = Some(arrival);
+            }
+        }
+        Ok(last)
+    }
+
+    fn gathered_for(&self, part: Action) -> Option<Arrival> {
+        let &at = self.gathered.get(part.stage().index())?;
+        // Its messages are in flight all the time.
+        Some(Arrival { issued: 0.0, at })
+    }
+
+    /// Adds the span of an exchange of `action`.
+    fn add_exchange(&mut self, rank: Rank, action: Action, start: f64, end: f64) {
+        self.exchanges.push(Scope { rank, kind: ScopeKind::Exchange(action), start, end });
+    }
+}

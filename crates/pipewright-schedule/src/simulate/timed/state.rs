@@ -1,0 +1,77 @@
+//! The state of a timed simulation, which `computations.rs` and `messages.rs` change.
+
+use crate::action::Action;
+use crate::costs::Costs;
+use crate::ids::Rank;
+use crate::recompute::KeptForwards;
+use crate::schedule::Program;
+use crate::simulate::boundary_tensors::{Arrivals, BoundaryTensor};
+use crate::simulate::links::Links;
+use crate::simulate::queues::Queues;
+use crate::simulate::rank_clock::RankClock;
+use crate::skip_event::SkipEvent;
+use crate::timeline::{Event, Scope};
+
+/// The state of a rank.
+#[derive(Clone, Default)]
+pub(super) struct RankState {
+    pub(super) next: usize,
+    pub(super) clock: RankClock,
+    pub(super) waits_for: Option<BoundaryTensor>,
+    /// Its last computation.
+    pub(super) computed: Option<Action>,
+    /// The output of the first half of its last overlap, and the end of that half, if the halves have run one
+    /// after the other.
+    pub(super) first_half: Option<(BoundaryTensor, f64)>,
+}
+
+/// A simulation. The methods that compute are in `computations.rs`, and those of messages in `messages.rs`.
+pub(super) struct Run<'a> {
+    pub(super) program: &'a Program,
+    pub(super) costs: &'a Costs,
+    pub(super) ranks: Vec<RankState>,
+    pub(super) ready: Vec<Rank>,
+    pub(super) arrivals: Arrivals,
+    pub(super) links: Links,
+    /// The queues of sends and receives; `None` if messages are buffered.
+    pub(super) queues: Option<Queues<'a>>,
+    /// The arrivals of sent messages, if there are queues: a message may arrive before its receive ends.
+    pub(super) sent: Option<Arrivals>,
+    /// The times at which each stage is gathered, and at which it is reduced.
+    pub(super) gathered: Vec<f64>,
+    pub(super) reduced: Vec<f64>,
+    /// The microbatches of each stage that keep their activations while others are recomputed.
+    pub(super) kept: Vec<KeptForwards>,
+    /// The events of each rank.
+    pub(super) events: Vec<Vec<Event>>,
+    pub(super) skips: Vec<SkipEvent>,
+    /// Whether actions have exchanges.
+    pub(super) has_exchanges: bool,
+    /// The exchanges of tokens.
+    pub(super) exchanges: Vec<Scope>,
+}
+
+impl<'a> Run<'a> {
+    /// Returns the simulation before its first action.
+    pub(super) fn of(program: &'a Program, costs: &'a Costs, queues: Option<Queues<'a>>) -> Self {
+        let placement = program.placement();
+        let stages = placement.stages() as usize;
+        Self {
+            program,
+            costs,
+            ranks: vec![RankState::default(); program.ranks() as usize],
+            ready: placement.all_ranks().rev().collect(),
+            arrivals: Arrivals::none(program, &costs.skips),
+            links: Links::default(),
+            sent: queues.as_ref().map(|_| Arrivals::none(program, &[])),
+            queues,
+            gathered: vec![0.0; stages],
+            reduced: vec![0.0; stages],
+            kept: vec![KeptForwards::default(); stages],
+            events: program.rows().iter().map(|row| Vec::with_capacity(row.len())).collect(),
+            skips: Vec::new(),
+            has_exchanges: costs.has_exchanges(),
+            exchanges: Vec::new(),
+        }
+    }
+}
