@@ -1,7 +1,7 @@
 //! The choice of passes, and lists of passes over rows.
 
-use pipewright_schedule::lower::{Pass, PassInput, TrainingLowering, apply, check_messages, check_order};
-use pipewright_schedule::{Level, LowerConfig, LowerError, Placement, Program, Slices};
+use pipewright_schedule::lower::{Pass, PassInput, apply, check_messages, check_order};
+use pipewright_schedule::{Costs, Level, LowerConfig, LowerError, Placement, Program, Slices};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -45,11 +45,12 @@ impl Unlowered {
     }
 }
 
-/// Returns the passes of a level, or without a level the passes of the program that Pipewright trains with.
-pub(crate) fn passes_to(py: Python<'_>, level: Option<&str>) -> PyResult<LowerConfig> {
+/// Returns the passes of a level, or without a level the passes of the program that Pipewright trains with at
+/// `costs`.
+pub(crate) fn passes_to(py: Python<'_>, level: Option<&str>, costs: &Costs) -> PyResult<LowerConfig> {
     match level {
         Some(level) => Ok(LowerConfig::from(named::<Level>(py, level)?)),
-        None => Ok(LowerConfig::from(TrainingLowering::default())),
+        None => Ok(LowerConfig::training_at(costs)),
     }
 }
 

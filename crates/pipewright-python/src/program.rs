@@ -6,7 +6,7 @@ use pipewright_schedule::csv::{print_program, print_rows};
 use pipewright_schedule::footprint::Use;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::picture::title;
-use pipewright_schedule::{Level, Program, Slices};
+use pipewright_schedule::{Costs, Level, Program, Slices};
 use pipewright_system::schedule_memory::check_program;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -217,7 +217,7 @@ impl PyProgram {
                 ));
             }
             None => {
-                let (config, program) = (passes_to(py, level)?, Arc::clone(&self.program));
+                let (config, program) = (passes_to(py, level, &Costs::default())?, Arc::clone(&self.program));
                 check_program(&program, Use::Lower).map_err(|error| error.raised(py))?;
                 let lowered = interruptible(py, move |_| {
                     ProgramSource::Rows(program.as_ref().clone()).lowered(&config)

@@ -59,8 +59,8 @@ impl PySchedule {
 ///     memory_limit: The number of activations that a stage may hold, one for all stages or a list with one
 ///         for each, for `zb-greedy` and `vocab1f1b`.
 ///     slices: The number of slices into which each microbatch is cut along its sequence, for `seq1f1b`.
-///     costs: The costs of actions, as `Costs` or as a text, for `zb-greedy` and `vocab1f1b`, and for the
-///         picture.
+///     costs: The costs of actions, as `Costs` or as a text, for `zb-greedy` and `vocab1f1b`, for the
+///         picture, and for `lower`: with exchanges, overlaps stay whole.
 ///
 /// Raises:
 ///     ScheduleError: If the name is unknown, or the schedule cannot have this size or setting.
@@ -187,7 +187,8 @@ impl PySchedule {
     ///
     /// Args:
     ///     passes: Names of passes in their order, such as `["unshard=3", "send-recv"]`, like `pipewright
-    ///         lower`. Without them, the program is the one that Pipewright trains with.
+    ///         lower`. Without them, the program is the one that Pipewright trains with. If the costs of the
+    ///         schedule have exchanges, overlaps stay whole.
     ///     level: Instead of passes, a level to lower to, as PyTorch does: `compute`, `comms` or `full`.
     ///
     /// Raises:
@@ -200,7 +201,7 @@ impl PySchedule {
         level: Option<&str>,
     ) -> PyResult<PyProgram> {
         check_choice(passes.is_some(), level.is_some())?;
-        let (source, config) = (self.source(), passes_to(py, level)?);
+        let (source, config) = (self.source(), passes_to(py, level, &self.costs)?);
         check_schedule(&self.schedule, Use::Lower).map_err(|error| error.raised(py))?;
         let program = match passes {
             Some(passes) => {

@@ -43,6 +43,19 @@ def test_passes_by_name(program):
     assert program.lower() == program
 
 
+def test_overlaps_stay_whole_if_tokens_are_exchanged():
+    costs = pw.Costs.parse("exchange=0.8,exchanges=8")
+    program = pw.schedule("dualpipev", ranks=2, microbatches=8, costs=costs).lower()
+    assert "OVERLAP_F_B" in program.csv()
+    schedule = pw.schedule("dualpipev", ranks=2, microbatches=8)
+    apart = schedule.lower()
+    assert "OVERLAP_F_B" not in apart.csv()
+    makespan = program.simulate(costs).makespan
+    assert makespan < 0.9 * apart.simulate(costs).makespan
+    # Rows without messages are lowered for the costs.
+    assert pw.read_csv(schedule.csv()).simulate(costs).makespan == makespan
+
+
 def test_names_and_settings_of_schedules():
     assert pw.schedule("ZBV", ranks=4, microbatches=8).name == "zbvzerobubble"
     sliced = pw.schedule("seq1f1b", ranks=4, microbatches=8, slices=4)

@@ -8,12 +8,13 @@
 //! collectives, in parallel with the computation; a stage computes once it is gathered, and
 //! `WAIT_REDUCE_GRAD` waits for the reduction; (6) an overlap runs its forward and then its backward, each
 //! with its own tensors, costs and event, and the forward's output leaves when the forward ends; if there are
-//! exchanges ([`Costs::has_exchanges`]), both halves run together by the rules of `alternation.rs`; (7) the messages of skip connections ([`Costs::skips`]) leave when the computation of their
-//! tensor ends, before the sends that follow it, and none carries a gradient to a stage that runs forward
-//! only; (8) before a backward of a stage that is recomputed ([`Costs::recompute`]), the rank computes its
-//! forward again, or the part of it that the stage recomputes, unless the forward has kept all activations or
-//! was the rank's last computation: while the gradients are on their way, or, if it is recomputed block by
-//! block, once they have arrived; (9) a slice takes its share of the times and bytes of its microbatch
+//! exchanges ([`Costs::has_exchanges`]), both halves run together by the rules of `alternation.rs`; (7) the
+//! messages of skip connections ([`Costs::skips`]) leave when the action of their tensor ends, before the
+//! sends that follow it, and none carries a gradient to a stage that runs forward only; (8) before a backward
+//! of a stage that is recomputed ([`Costs::recompute`]), the rank computes its forward again, or the part of
+//! it that the stage recomputes, unless the forward has kept all activations or was the rank's last
+//! computation: while the gradients are on their way, or, if it is recomputed block by block, once they have
+//! arrived; (9) a slice takes its share of the times and bytes of its microbatch
 //! ([`StageCosts::for_slice`](crate::costs::StageCosts::for_slice)); (10) an action that is not in an overlap
 //! takes the time of its computation and of its exchanges ([`StageExchanges`](crate::costs::StageExchanges)),
 //! in which the rank waits. There is one link for each ordered pair of ranks, and messages are buffered: a
@@ -23,10 +24,10 @@
 //! are sound on it. Messages of skip connections are not actions of a row: they stay buffered, and have links of
 //! their own.
 //!
-//! Rule 6 assumes that a rank computes one thing at a time. Without exchanges, an overlap then saves time because
-//! the messages of each half travel while the other half computes. With this rule the bubble of DualPipeV at
-//! `F = I = W = 1` is `p - 1`, the published figure. If an output left only after the whole overlap, it would
-//! be `2 (p - 1)`, because the critical path passes the ranks through forwards.
+//! Rule 6 assumes that a rank computes one thing at a time. Without exchanges, an overlap then saves time
+//! because the messages of each half travel while the other half computes. With this rule the bubble of
+//! DualPipeV at `F = I = W = 1` is `p - 1`, the published figure. If an output left only after the whole
+//! overlap, it would be `2 (p - 1)`, because the critical path passes the ranks through forwards.
 //!
 //! Each event depends only on earlier ones, so ranks run one at a time, each as far as it can; a message
 //! wakes the rank that waits for it. Time: linear in the program, and for each computation linear in the

@@ -1,5 +1,6 @@
 //! Plans for layers whose tokens travel to the ranks of their experts.
 
+use pipewright_schedule::csv::print_program;
 use pipewright_schedule::lower::TrainingLowering;
 use pipewright_schedule::lower::for_training;
 use pipewright_schedule::plan::{PlanChoice, PlanReport, PlanRequest, plan, predict};
@@ -83,6 +84,28 @@ fn without_exchanges_overlaps_are_taken_apart() {
     let apart = for_training(&schedule, &TrainingLowering::default()).expect("sound");
     assert_eq!(predicted.program.as_program(), apart.as_program());
     assert_ne!(planned(&profile(0.0)).plans[0].name, "dualpipev");
+}
+
+#[test]
+fn overlaps_stay_whole_where_the_stage_of_the_backward_is_trained() {
+    let spec = ScheduleSpec { ranks: 4, microbatches: 16, ..ScheduleSpec::default() };
+    let schedule = generate("dualpipev", &spec).expect("a schedule");
+    let mut profile = profile(0.8e-3);
+    let block = LayerProfile { count: 1, parameter_bytes: 1 << 20, ..profile.layers[0].clone() };
+    // The layers of stage 3 are frozen.
+    let layer = |index: usize| {
+        let is_frozen = (6..8).contains(&index);
+        LayerProfile { trained_bytes: is_frozen.then_some(0), ..block.clone() }
+    };
+    profile.layers = (0..16).map(layer).collect();
+    let choice = even(8);
+    let predicted = predict(&profile, &schedule, &choice).expect("a prediction");
+    let rows = print_program(predicted.program.as_program());
+    assert!(rows.contains(";5B1)OVERLAP_F_B") && !rows.contains("3B"), "{rows}");
+    // It is the program of a run whose replicas hold the experts together.
+    let trained = choice.trained_stages(&profile);
+    let lowering = TrainingLowering { trained, ..TrainingLowering::default() }.with_exchanges(true);
+    assert_eq!(for_training(&schedule, &lowering).expect("sound"), predicted.program);
 }
 
 #[test]
