@@ -11,7 +11,6 @@
 //! ```
 
 mod exchanges;
-mod text;
 
 use std::collections::BTreeMap;
 
@@ -375,7 +374,7 @@ impl Costs {
 }
 
 /// Refuses a time that is out of range.
-fn check_range(name: &'static str, value: f64) -> Result<(), CostsError> {
+pub(crate) fn check_range(name: &'static str, value: f64) -> Result<(), CostsError> {
     if (0.0..=MAX_SECONDS).contains(&value) {
         return Ok(());
     }

@@ -35,6 +35,7 @@ pub mod schedule;
 pub mod csv;
 pub mod recompute;
 pub mod costs;
+mod cost_text;
 mod slice_costs;
 pub mod generate;
 pub mod footprint;

@@ -2,10 +2,24 @@
 
 use std::fmt;
 
-use super::{
-    LayerProfile, LinkProfile, MAX_BYTES_PER_SECOND, MAX_LAYERS, MAX_NODE_RANKS, MAX_PROFILE_BYTES,
-    MAX_PROFILE_ROWS, MAX_PROFILE_SECONDS, MAX_PROFILE_TOKENS, MAX_TENSOR_SUMS, Profile,
-};
+use super::figures::{LayerProfile, LinkProfile, Profile};
+
+/// The largest number of layers, with repetitions.
+pub const MAX_LAYERS: u64 = 10_000;
+/// The longest time of a layer or a message, in seconds. Any longer time is a mistake in the unit.
+pub const MAX_PROFILE_SECONDS: f64 = 1e6;
+/// The largest size in bytes. Sums over the largest model fit 64 bits.
+pub const MAX_PROFILE_BYTES: u64 = 1_000_000_000_000_000;
+/// The largest numbers of rows in a microbatch and of tokens in a row.
+pub const MAX_PROFILE_ROWS: u32 = 1_000_000;
+/// See [`MAX_PROFILE_ROWS`].
+pub const MAX_PROFILE_TOKENS: u32 = 1_000_000_000;
+/// The largest bandwidth in bytes per second.
+pub const MAX_BYTES_PER_SECOND: f64 = 1e18;
+/// The largest number of sums over tensor-parallel ranks in a layer.
+pub const MAX_TENSOR_SUMS: u32 = 1_000;
+/// The largest number of ranks of a node.
+pub const MAX_NODE_RANKS: u32 = 65_536;
 
 /// The part of a profile that a problem is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

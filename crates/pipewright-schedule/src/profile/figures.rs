@@ -1,40 +1,11 @@
-//! A profile: the measured costs of a model's layers and of the link between ranks, in seconds and bytes.
-//!
-//! A profile is measured on a device or written by hand. It is plain data, and [`Profile::problems`] lists
-//! its mistakes. [`mod@crate::plan`] searches for the best run at these costs.
-//!
-//! ```
-//! use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
-//! let layer = LayerProfile { kind: "block".into(), count: 8, forward_s: 1e-3, ..LayerProfile::default() };
-//! let profile = Profile { layers: vec![layer], link: LinkProfile::new(0.0, 1e10), ..Profile::default() };
-//! assert_eq!(profile.layer_count(), 8);
-//! assert!(profile.problems().is_empty());
-//! ```
-
-mod problems;
+//! The figures of a profile: its layers, its links and its device, as files have them.
 
 use serde::{Deserialize, Serialize};
 
-pub use problems::{ProfilePart, ProfileProblem};
-
 use crate::model::is_zero;
 
-/// The largest number of layers, with repetitions.
-pub const MAX_LAYERS: u64 = 10_000;
-/// The longest time of a layer or a message, in seconds. Any longer time is a mistake in the unit.
-pub const MAX_PROFILE_SECONDS: f64 = 1e6;
-/// The largest size in bytes. Sums over the largest model fit 64 bits.
-pub const MAX_PROFILE_BYTES: u64 = 1_000_000_000_000_000;
-/// The largest numbers of rows in a microbatch and of tokens in a row.
-pub const MAX_PROFILE_ROWS: u32 = 1_000_000;
-/// See [`MAX_PROFILE_ROWS`].
-pub const MAX_PROFILE_TOKENS: u32 = 1_000_000_000;
 /// The name of the processor in [`DeviceProfile::device`]. All ranks share its memory.
 pub const PROCESSOR: &str = "flex";
-/// The largest bandwidth in bytes per second.
-pub const MAX_BYTES_PER_SECOND: f64 = 1e18;
-
-pub use crate::model::HEAD_PART;
 
 /// The costs of a model on a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -188,10 +159,6 @@ pub struct LayerProfile {
 /// The number of sums over tensor-parallel ranks in `F` of a layer: one after attention and one after the
 /// feed-forward part (Shoeybi et al., "Megatron-LM", 2019).
 pub const TENSOR_SUMS: u32 = 2;
-/// The largest number of such sums.
-pub const MAX_TENSOR_SUMS: u32 = 1_000;
-/// The largest number of ranks of a node.
-pub const MAX_NODE_RANKS: u32 = 65_536;
 
 fn one() -> u32 {
     1
@@ -310,6 +277,3 @@ impl Profile {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 use std::str::FromStr;
 
-use super::exchanges::{Exchanges, MAX_EXCHANGES, StageExchanges};
-use super::{Costs, CostsError, StageCosts, check_range};
+use crate::costs::{Costs, CostsError, Exchanges, MAX_EXCHANGES, StageCosts, StageExchanges, check_range};
 
 impl FromStr for Costs {
     type Err = CostsError;
