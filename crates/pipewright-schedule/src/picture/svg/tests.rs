@@ -5,9 +5,11 @@ use super::*;
 use crate::costs::Costs;
 use crate::csv::parse_program;
 use crate::generate::{ScheduleSpec, generate};
+use crate::ids::Rank;
 use crate::level::Level;
 use crate::lower::{LowerConfig, lower};
 use crate::simulate::{logical, timed};
+use crate::timeline::{Scope, ScopeKind};
 
 fn drawn_with(rows: &str, settings: &PictureSettings<'_>) -> String {
     let program = parse_program(rows).expect("a program");
@@ -121,6 +123,16 @@ fn exchanges_are_hatched_bars() {
     check_is_closed(&with);
     let without = svg(&predicted("dualpipev", 2, 8, ""), &PictureSettings::default());
     assert!(!without.contains("exchange"));
+    // The user's code may name a span like anything.
+    let scope = |kind| Scope { rank: Rank::new(0), kind, start: 1.0, end: 2.0 };
+    let drawn_of = |kind| {
+        let timeline = predicted("dualpipev", 2, 8, "").with_scopes(vec![scope(kind)]);
+        svg(&timeline, &PictureSettings::default()).contains("exchange of tokens")
+    };
+    let action = "0F0".parse().expect("an action");
+    assert!(drawn_of(ScopeKind::Exchange(action)));
+    assert!(!drawn_of(ScopeKind::Computation(action)));
+    assert!(!drawn_of(ScopeKind::User("exchange".into())));
     let many = svg(&predicted("1f1b", 64, 256, "exchange=0.5,exchanges=40"), &PictureSettings::default());
     assert!(many.len() <= 1_000_000, "{} bytes", many.len());
 }
