@@ -32,16 +32,16 @@ impl StageCosts {
             return self;
         }
         let count = f64::from(slices.get());
-        let of_attention = (2.0 * f64::from(slice.get()) + 1.0) / count;
-        let factor = (1.0 - attention + attention * of_attention) / count;
+        let attention_share = (2.0 * f64::from(slice.get()) + 1.0) / count;
+        let factor = (1.0 - attention + attention * attention_share) / count;
         let (input_backward, weight_backward) = (self.input_backward * factor, self.weight_backward / count);
         let halves = self.input_backward + self.weight_backward;
-        let of_backward = if halves > 0.0 { (input_backward + weight_backward) / halves } else { factor };
+        let backward_share = if halves > 0.0 { (input_backward + weight_backward) / halves } else { factor };
         Self {
             forward: self.forward * factor,
             input_backward,
             weight_backward,
-            backward: self.backward * of_backward,
+            backward: self.backward * backward_share,
             recompute: self.recompute.map(|seconds| seconds * factor),
             exchanges: self.exchanges.map(|exchanges| exchanges.share(slices.get())),
             ..self

@@ -13,7 +13,7 @@ use pipewright_schedule::{Costs, Level, LowerConfig, Recompute, Timeline, pictur
 use crate::failure::{Exit, Failure};
 use crate::output::{PageOutput, page_of};
 use crate::planning::prediction::{Predicted, ProfileArguments};
-use crate::schedules::drawing::{Picture, PictureArguments, check_cells, check_size};
+use crate::schedules::drawing::{Picture, PictureArguments, check_cells, check_exchanges, check_size};
 use crate::schedules::simulation_text::{events, json, text};
 use crate::schedules::size::{ScheduleSize, is_file_name, own_name};
 use crate::schedules::timed_program::{EngineTimes, Source, TimedProgram, refused};
@@ -144,7 +144,7 @@ pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
         let run = timed_program.times.simulate(|| timed(program, &costs)).map_err(refused)?;
         let steps = logical(program).map_err(bug)?.steps();
         let summary = || Summary::of(&run, steps, &costs);
-        print(summary, run.timeline(), &timed_program, None, arguments)
+        print(summary, run.timeline(), &timed_program, None, arguments)?
     };
     write(arguments, &printed)
 }
@@ -199,7 +199,7 @@ fn run_on_transport(arguments: &SimulateArguments) -> Result<(), Failure> {
             None => summary,
         }
     };
-    write(arguments, &print(summary, run.timeline(), &timed_program, Some(&price), arguments))
+    write(arguments, &print(summary, run.timeline(), &timed_program, Some(&price), arguments)?)
 }
 
 /// Returns the costs that the arguments give.
@@ -248,7 +248,7 @@ fn run_profile(arguments: &SimulateArguments) -> Result<(), Failure> {
     if !matches!(arguments.format, Format::Text | Format::Json | Format::Csv) {
         check_size(&timed_program.program)?;
     }
-    write(arguments, &print(|| summary.clone(), prediction.run.timeline(), &timed_program, None, arguments))
+    write(arguments, &print(|| summary.clone(), prediction.run.timeline(), &timed_program, None, arguments)?)
 }
 
 /// Makes the program that is simulated.
@@ -319,7 +319,7 @@ fn print_logical(
         return Ok(picture::grid(rows, &[]));
     }
     let timeline = run.timeline(1.0);
-    Ok(print(|| Summary::of_logical(run), &timeline, timed_program, None, arguments))
+    print(|| Summary::of_logical(run), &timeline, timed_program, None, arguments)
 }
 
 fn print(
@@ -328,14 +328,15 @@ fn print(
     timed_program: &TimedProgram,
     price: Option<&Price>,
     arguments: &SimulateArguments,
-) -> String {
-    match (arguments.format, arguments.format.picture()) {
+) -> Result<String, Failure> {
+    Ok(match (arguments.format, arguments.format.picture()) {
         (_, Some(picture)) => {
+            check_exchanges(timeline)?;
             let title = timed_program.title();
             picture.draw(timeline, &timed_program.program, &title, timed_program.unit, &arguments.picture)
         }
         (Format::Text, None) => text(&summary(), timed_program, price, arguments.logical),
         (Format::Json, None) => json(&summary(), timed_program, price),
         (_, None) => events(timeline),
-    }
+    })
 }

@@ -18,7 +18,7 @@ use crate::config::nearest;
 use crate::failure::{Exit, Failure};
 use crate::output::{PageOutput, page_of};
 use crate::run_folder::VIEW;
-use crate::schedules::drawing::check_size;
+use crate::schedules::drawing::{check_exchanges, check_size};
 use crate::schedules::other_sizes::other_sizes;
 use crate::schedules::size::{ScheduleSize, is_file_name};
 use crate::schedules::timed_program::{EngineTimes, Source, TimedProgram};
@@ -104,6 +104,7 @@ fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
     };
     check_size(&timed_program.program)?;
     let predicted = simulated(&timed_program.name, &timed_program.program, &costs, communicator.as_ref())?;
+    check_exchanges(predicted.timeline())?;
     let other_programs = match arguments.target.to_str().filter(|name| !is_file_name(name)) {
         Some(name) => {
             let spec = arguments.size.spec(name, arguments.cost.as_ref())?;

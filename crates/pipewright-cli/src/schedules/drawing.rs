@@ -88,6 +88,18 @@ pub(crate) fn check_cells(cells: u64) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Refuses pictures with too many exchanges of tokens.
+pub(crate) fn check_exchanges(timeline: &Timeline) -> Result<(), Failure> {
+    let exchanges = timeline.scopes().iter().filter(|scope| scope.is_exchange()).count();
+    if exchanges as u64 > MAX_CELLS {
+        return Err(Failure::input(format!(
+            "a picture of {exchanges} exchanges is too large to draw; use --format csv, fewer exchanges in each action, or \
+             fewer microbatches, with at most {MAX_CELLS}"
+        )));
+    }
+    Ok(())
+}
+
 /// Returns rows of cells as JSON strings. An empty cell is null.
 pub(crate) fn json_rows<Row: IntoIterator<Item = Option<Action>>>(
     rows: impl IntoIterator<Item = Row>,

@@ -71,6 +71,15 @@ fn the_keys_of_the_contract_are_there() {
 }
 
 #[test]
+fn pictures_of_too_many_exchanges_are_refused() {
+    let size = ["--ranks", "4", "--microbatches", "512", "--cost", "exchange=1,exchanges=300"];
+    for command in [&["simulate", "1f1b", "--format", "html"][..], &["view", "1f1b"]] {
+        let words = "error: a picture of 1228800 exchanges is too large to draw";
+        refuse(&folder(), &[command, &size[..]].concat(), 2, words);
+    }
+}
+
+#[test]
 fn exchanges_are_exposed_unless_an_overlap_hides_them() {
     let exposed = |name: &str| {
         let size = ["--ranks", "2", "--microbatches", "8"];

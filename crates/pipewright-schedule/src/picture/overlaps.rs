@@ -110,8 +110,8 @@ mod tests {
             let costs = Costs { recompute: recompute.parse().expect("a choice"), ..costs.clone() };
             let run = timed(&program, &costs).expect("no deadlock");
             let whole = with_whole_overlaps(run.timeline(), &program);
-            let of_overlap = |event: &&Event| event.action.parts().count() > 1;
-            let overlap = *whole.events().iter().find(of_overlap).expect("an overlap");
+            let is_overlap = |event: &&Event| event.action.parts().count() > 1;
+            let overlap = *whole.events().iter().find(is_overlap).expect("an overlap");
             // The cells of a rank do not lie on top of each other.
             assert!(whole.events().is_sorted_by(|one, other| one.end <= other.start), "{:?}", whole.events());
             (overlap.start, overlap.end, whole.events().len())

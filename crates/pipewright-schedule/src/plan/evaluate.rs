@@ -4,7 +4,8 @@
 //! The arithmetic follows the timed simulation operation by operation. After a change of an order, only
 //! computations that end at or after the first possible effect of the change are computed again. Earlier ones
 //! depend only on computations that ended before them. The messages of a link are sent in the order of the
-//! sender's row. An order with overlaps is only evaluated as a whole. A computation that a frozen stage drops takes no time, and neither waits nor sends.
+//! sender's row. An order with overlaps is only evaluated as a whole. A computation that a frozen stage drops
+//! takes no time, and neither waits nor sends.
 
 use crate::costs::Exchanges;
 use crate::plan::links::{Links, Route};
@@ -272,9 +273,8 @@ impl Evaluator {
             // An overlap is taken apart if its backward has no weight gradients.
             let partner = row.get(position + 1).copied();
             let partner = partner.filter(|&partner| cell.overlaps && role_of(roles, partner).is_whole);
-            let of_both = [Some(cell), partner].into_iter().flatten();
-            let arrival =
-                of_both.clone().try_fold(now, |latest, cell| Ok(latest.max(arrival_of(cell, now)?)));
+            let cells = [Some(cell), partner].into_iter().flatten();
+            let arrival = cells.clone().try_fold(now, |latest, cell| Ok(latest.max(arrival_of(cell, now)?)));
             let arrival = match arrival {
                 Ok(arrival) => arrival,
                 Err(message) => {
@@ -308,18 +308,18 @@ impl Evaluator {
                 }
             }
             let sent = ended.at;
-            for cell in of_both {
+            for cell in cells {
                 let role = role_of(roles, cell);
                 if role.sends != NONE {
                     let target = role.sends + cell.microbatch as usize;
                     let (mut free, mut arrival) = (0.0, sent);
                     let link = role.route.link;
-                    if let Some(of_link) = links.free.get_mut(link as usize) {
-                        if *of_link == UNKNOWN {
-                            *of_link = freed(roles, messages, &row[..self.kept[rank]], link);
+                    if let Some(link_free) = links.free.get_mut(link as usize) {
+                        if *link_free == UNKNOWN {
+                            *link_free = freed(roles, messages, &row[..self.kept[rank]], link);
                         }
-                        arrival = role.route.send(of_link, sent);
-                        free = *of_link;
+                        arrival = role.route.send(link_free, sent);
+                        free = *link_free;
                     }
                     let message =
                         Message { sent, arrival, free, evaluation: *evaluation, position: position as u32 };

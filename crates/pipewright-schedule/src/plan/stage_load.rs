@@ -276,13 +276,14 @@ pub(super) fn engine_costs(layers: &Layers, loads: &[StageLoad]) -> Costs {
         ..StageSizes::default()
     });
     let network = &layers.network;
-    let of = |link: LinkProfile| Link { latency: link.latency_s, bandwidth: link.bytes_per_s };
-    let near = network.near_pairs().map(|(from, to)| ((Rank::new(from), Rank::new(to)), of(network.near)));
+    let engine_link = |link: LinkProfile| Link { latency: link.latency_s, bandwidth: link.bytes_per_s };
+    let near =
+        network.near_pairs().map(|(from, to)| ((Rank::new(from), Rank::new(to)), engine_link(network.near)));
     let recompute: Vec<Option<StageRecompute>> = loads.iter().map(|load| load.recompute).collect();
     Costs {
         stages: stages.collect(),
         sizes: sizes.collect(),
-        link: of(network.usual_link()),
+        link: engine_link(network.usual_link()),
         links: near.collect(),
         recompute: Recompute::of_stages(&recompute),
         ..Costs::default()

@@ -173,7 +173,7 @@ fn every_order(
 ) -> impl Iterator<Item = Vec<Vec<Cell>>> {
     let rows = stages_of.map(|stages| {
         let is_sent = |stage: u32| stage > first && !stages.contains(&(stage - 1));
-        let of_stage = |&stage: &u32, is_whole: bool| {
+        let choices_of = |&stage: &u32, is_whole: bool| {
             let kinds: &[Kind] = if is_whole {
                 &[Kind::Forward, Kind::Backward]
             } else {
@@ -194,7 +194,7 @@ fn every_order(
             stages.iter().zip(choice).all(|(&stage, &is_whole)| !is_whole || !is_sent(stage))
         });
         let rows = choices.flat_map(|choice| {
-            let chains = stages.iter().zip(choice).flat_map(|(stage, is_whole)| of_stage(stage, is_whole));
+            let chains = stages.iter().zip(choice).flat_map(|(stage, is_whole)| choices_of(stage, is_whole));
             merged(&chains.collect::<Vec<_>>(), &mut vec![0; stages.len() * microbatches as usize])
         });
         rows.collect::<Vec<_>>()

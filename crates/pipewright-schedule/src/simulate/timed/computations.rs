@@ -43,7 +43,7 @@ impl Run<'_> {
             actions[half].push(part);
             self.ranks[rank.index()].computed = Some(part);
         }
-        let mut stages = overlap.parts().map(|part| part.stage());
+        let mut stages = overlap.parts().map(Action::stage);
         let are_of_one_stage = stages.next() == stages.next();
         let state = &mut self.ranks[rank.index()];
         let halves = Halves { works: [&works[0], &works[1]], are_of_one_stage };
