@@ -49,6 +49,13 @@ def test_predictions(name):
     assert plain.simulate(logical=True).summary == golden["logical"]
 
 
+def test_predictions_with_exchanges():
+    costs = pw.Costs.parse(GOLDEN["exchange_costs"])
+    schedule = pw.schedule("dualpipev", ranks=4, microbatches=8, costs=costs)
+    assert schedule.lower().simulate(costs).summary == GOLDEN["exchanges"]
+    assert pw.read_csv(schedule.csv()).simulate(costs).summary == GOLDEN["exchanges"]
+
+
 def test_predictions_at_a_profile():
     program = pw.schedule("1f1b", ranks=4, microbatches=8).lower()
     assert program.simulate(profile=PROFILE).summary == GOLDEN["profile"]

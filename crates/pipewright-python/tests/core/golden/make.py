@@ -13,6 +13,7 @@ import sys
 FOLDER = pathlib.Path(__file__).parent
 PROFILE = str(FOLDER / "profile.toml")
 COSTS = "F=1,I=1.5,W=0.5,hop=0.1"
+EXCHANGES = "hop=0.1,exchange=0.8,exchanges=8"
 # Settings of the engine's own times and of its plan's search, which differ from run to run.
 TIMES = ("engine_ms", "search_s", "activation_buffers", "simulated")
 
@@ -39,6 +40,8 @@ def main(binary: str) -> None:
             }
             for name in names
         },
+        "exchange_costs": EXCHANGES,
+        "exchanges": figures("simulate", "dualpipev", *size, "--cost", EXCHANGES),
         "profile": figures("simulate", "1f1b", *size, "--profile", PROFILE),
         "profile_recompute": figures(
             "simulate", "1f1b", *size, "--profile", PROFILE, "--boundaries", "4,8,12", "--recompute", "0,1"
