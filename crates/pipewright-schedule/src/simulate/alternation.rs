@@ -8,7 +8,8 @@
 //!    not interrupted. The next piece of a half begins as soon as the piece before it has ended and its
 //!    resource is free. So one half computes while the other one exchanges. If both could begin at the same
 //!    time, the first half does.
-//! 3. If the backward computes its forward again, it does so in its half.
+//! 3. If the backward computes its forward again, it does so in its half. In a run, a rank does it before both
+//!    halves, while it waits for tensors, if the halves are of one stage or neither stage exchanges tokens.
 //! 4. If both halves are of one stage, they run one after the other, because a stage computes one thing at a
 //!    time.
 //! 5. The outputs of both halves leave when both have ended.
