@@ -2,9 +2,10 @@
 //!
 //! Each rank is a process with a counter of its memory. Its first thread computes. Messages and collectives
 //! that run during the computation are on further threads, because slices of a thread may not overlap. The
-//! messages of skip connections, with the category `skip`, have threads of their own, and so do the spans
-//! that the user's code has named, with the category `scope`. Slices have the name of their sort (`forward`,
-//! `send`), by which viewers group and colour them; the action, its stage and its microbatch are arguments.
+//! messages of skip connections, with the category `skip`, have threads of their own. So do the spans inside
+//! of actions: the user's code has named those of the category `scope`, and the others have the category
+//! `exchange` or `computation`. Slices have the name of their sort (`forward`, `send`), by which viewers group
+//! and colour them; the action, its stage and its microbatch are arguments.
 //! An arrow leads from each send to its receive. If the events come from several processes, the trace's
 //! `otherData` says how well their clocks agree. If the actions number slices of microbatches, `otherData`
 //! has the number of slices of each microbatch. The pictures that need no viewer are in [`crate::picture`].
@@ -19,7 +20,7 @@ use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, Rank};
 use crate::simulate::{UNIT, memory_curve};
 use crate::skip_event::{SkipAction, SkipEvent, SkipMessage};
-use crate::timeline::{Event, Scope, Timeline};
+use crate::timeline::{Event, Scope, ScopeKind, Timeline};
 use crate::transfer::Transfer;
 
 /// Viewers read process, thread and sort numbers as signed 32-bit numbers.
@@ -308,8 +309,13 @@ fn skip_slice(skip: &SkipEvent, thread: Numbered) -> TraceEvent {
 }
 
 fn scope_slice(scope: &Scope, thread: Numbered) -> TraceEvent {
+    let category = match scope.kind {
+        ScopeKind::User(_) => "scope",
+        ScopeKind::Exchange(_) => "exchange",
+        ScopeKind::Computation(_) => "computation",
+    };
     let (name, dur) = (Cow::Owned(scope.kind.to_string()), Some((scope.end - scope.start) * 1e6));
-    TraceEvent { name, dur, ..entry("", "scope", "X", thread, scope.start) }
+    TraceEvent { name, dur, ..entry("", category, "X", thread, scope.start) }
 }
 
 /// Returns the category and the name of a slice.

@@ -221,6 +221,32 @@ fn halves_of_an_overlap_are_separate_actions() {
 }
 
 #[test]
+fn exchanges_are_hatched_and_cannot_be_simulated() {
+    // The first forward computes for 2 s, exchanges for 2 s, and computes for 2 s.
+    let costs = "F=4,B=8,exchange=2,exchanges=1";
+    let Some((_made, mut browser)) = open(&format!("1f1b --ranks 2 --microbatches 4 --cost {costs}"), 1400)
+    else {
+        return;
+    };
+    let colours = "(from, to) => { hovered = null; draw();
+        const { top, bottom } = rowOf(0), y = Math.floor(axisHeight + top + Math.min((bottom - top) / 5, 6) / 2);
+        const at = (seconds) => Math.round(gutter + xOf(seconds / data.quantum));
+        const pixels = Array.from({ length: at(to) - at(from) }, (_, x) => [...paint.getImageData(at(from) + x, y, 1, 1).data].join());
+        return [pixels.length, new Set(pixels).size]; }";
+    let mut colours = |from: f64, to: f64| browser.value(&format!("({colours})({from}, {to})"));
+    let [computed, exchanged] = [colours(0.3, 1.7), colours(2.3, 3.7)];
+    assert!(computed[0].as_u64() > Some(8), "{computed}");
+    assert_eq!(computed[1], 1, "a computation has one colour");
+    assert!(exchanged[1].as_u64() > Some(1), "an exchange is hatched: {exchanged}");
+    assert!(browser.text("#legend").contains("exchange of tokens"), "{}", browser.text("#legend"));
+    let display = "getComputedStyle(document.getElementById('whatif')).display";
+    assert_eq!(browser.value(display), "none");
+    let Some((_made, mut without)) = open(SMALL, 1400) else { return };
+    assert_ne!(without.value(display), "none");
+    assert!(!without.text("#legend").contains("exchange"), "{}", without.text("#legend"));
+}
+
+#[test]
 fn screen_readers_get_names_and_the_table() {
     let Some((_made, mut browser)) = open(SMALL, 1000) else { return };
     let nodes = browser.accessible();

@@ -129,6 +129,35 @@ fn slices_of_a_run_have_names_and_gradients_of_keys() {
 }
 
 #[test]
+fn the_exchanges_of_a_run_are_costs_of_their_own() {
+    let folder = trained(&[
+        "model.architecture=qwen3_moe",
+        "model.num_experts=4",
+        "model.num_experts_per_tok=2",
+        // A block for each stage.
+        "model.num_hidden_layers=6",
+        "pipeline.partition=even",
+        "pipeline.schedule=dualpipev",
+        "pipeline.ranks=2",
+        "pipeline.microbatches=12",
+        "mesh.data_parallel=2",
+        "mesh.expert_parallel=2",
+    ]);
+    let output = pipewright(folder.path(), &["view", "out", "-o", "view.html"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let page = fs::read_to_string(folder.path().join("view.html")).expect("a page");
+    assert!(page.contains("OVERLAP_F_B") && page.contains("\"exchanges\":true"), "the costs have exchanges");
+    let Some(mut browser) = Browser::open(&folder.path().join("view.html"), 1400, 900) else { return };
+    for source in ["measuredSource()", "predictedSource"] {
+        assert!(
+            browser.holds(&format!("{source}.lanes.every(({{ exchanges }}) => exchanges.start.length > 0)")),
+            "{source}"
+        );
+    }
+    assert_eq!(browser.value("getComputedStyle(document.getElementById('whatif')).display"), "none");
+}
+
+#[test]
 fn replicas_share_the_prediction() {
     let folder = trained(&["mesh.data_parallel=2"]);
     let output = pipewright(folder.path(), &["view", "out", "-o", "view.html"]);

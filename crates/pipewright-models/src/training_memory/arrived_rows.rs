@@ -23,8 +23,8 @@ pub(super) fn chosen_experts(model: &ModelConfig) -> u64 {
     model.to_json().get("num_experts_per_tok").and_then(serde_json::Value::as_u64).unwrap_or(0)
 }
 
-/// Returns the bytes of the rows that go to experts, one of whose first matrices is `matrix`: one in `precision`
-/// for each of the `chosen` experts of `tokens` tokens.
+/// Returns the bytes of the rows of `tokens` tokens that go to experts, in `precision`: one row for each of the
+/// `chosen` experts of a token. `matrix` is the first matrix of one of the experts.
 pub(super) fn row_bytes(matrix: &ParameterSpec, chosen: u64, tokens: u64, precision: Precision) -> u64 {
     // The first matrix of an expert has the rows of tokens as its inputs.
     let width = matrix.shape.first().copied().unwrap_or_default() as u64;

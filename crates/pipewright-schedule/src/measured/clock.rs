@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use crate::action::Action;
 use crate::ids::Rank;
 use crate::skip_event::SkipEvent;
-use crate::timeline::{Event, Timeline};
+use crate::timeline::{Event, Scope, Timeline};
 use crate::transfer::Transfer;
 
 /// The ends of a message: its sender with the start of the send, and its receiver with the end of the
@@ -53,8 +53,13 @@ pub fn on_one_clock(timeline: &Timeline) -> Timeline {
         let delay = delays[skip.rank.index()];
         SkipEvent { start: skip.start + delay, end: skip.end + delay, ..*skip }
     });
+    let scopes = timeline.scopes().iter().map(|scope| {
+        let delay = delays[scope.rank.index()];
+        Scope { start: scope.start + delay, end: scope.end + delay, ..scope.clone() }
+    });
     let moved = Timeline::new(timeline.ranks(), moved.collect());
-    moved.with_skips(skips.collect()).with_clock_skew(timeline.clock_skew()).with_slices(timeline.slices())
+    let moved = moved.with_skips(skips.collect()).with_scopes(scopes.collect());
+    moved.with_clock_skew(timeline.clock_skew()).with_slices(timeline.slices())
 }
 
 fn messages(timeline: &Timeline) -> Vec<Message> {
@@ -78,6 +83,7 @@ fn messages(timeline: &Timeline) -> Vec<Message> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::timeline::ScopeKind;
 
     fn timeline(events: &[(u32, &str, f64, f64)]) -> Timeline {
         let event = |&(rank, action, start, end): &(u32, &str, f64, f64)| Event {
@@ -100,6 +106,9 @@ mod tests {
             (2, "2RECV_F0", 0.0, 3.0),
             (2, "2F0", 3.0, 4.0),
         ]);
+        let kind = ScopeKind::Exchange("1F0".parse().expect("an action"));
+        let behind =
+            behind.with_scopes(vec![Scope { rank: Rank::new(1), kind: kind.clone(), start: 2.0, end: 2.5 }]);
         let starts = |timeline: &Timeline| -> Vec<(String, f64)> {
             let compute = timeline.events().iter().filter(|event| event.action.is_compute());
             compute.map(|event| (event.action.to_string(), event.start)).collect()
@@ -107,6 +116,7 @@ mod tests {
         let expected = [("0F0", 0.0), ("1F0", 2.0), ("2F0", 3.5)].map(|(name, at)| (name.to_owned(), at));
         let moved = on_one_clock(&behind);
         assert_eq!(starts(&moved), expected);
+        assert_eq!(moved.scopes(), [Scope { rank: Rank::new(1), kind, start: 2.5, end: 3.0 }]);
         assert_eq!(on_one_clock(&moved), moved, "a timeline on one clock does not change");
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use crate::action::{Action, ActionKind};
-use crate::costs::{Costs, Link, SkipTransfer, StageCosts};
+use crate::costs::{Costs, Exchanges, Link, MAX_EXCHANGES, SkipTransfer, StageCosts, StageExchanges};
 use crate::ids::Slice;
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
@@ -16,10 +16,15 @@ use crate::transfer::Transfer;
 /// of messages are not measured. The messages of skip connections take as long. An action that did not occur
 /// takes no time, but a missing `B` takes as long as `I` and `W`.
 ///
+/// A rank waits for each exchange of tokens in an action that is not in an overlap. So these exchanges count
+/// apart from the computation ([`StageCosts::exchanges`]). Overlaps are not read. The exchanges in `I` and in
+/// `B` are the same ones. An exchange lasts until the last replica has sent its tokens, so it contains the
+/// wait for slower replicas.
+///
 /// If microbatches are cut into slices, the time of a microbatch is the sum of the medians of its slices. The
 /// share of attention is not measured, so all slices take equally long in a simulation.
 pub fn costs_of(replicas: &[Timeline]) -> Costs {
-    let mut times: HashMap<(u32, ActionKind, Slice), Vec<f64>> = HashMap::new();
+    let mut times: HashMap<(u32, ActionKind, Slice), Times> = HashMap::new();
     let mut transits = Vec::new();
     let mut stages = 1;
     let mut skips = BTreeSet::new();
@@ -33,14 +38,25 @@ pub fn costs_of(replicas: &[Timeline]) -> Costs {
             let place = event.action.microbatch().map(|number| timeline.slices().place(number));
             let slice = place.map_or(Slice::new(0), |(_, slice)| slice);
             let key = (event.action.stage().get(), event.action.kind(), slice);
-            times.entry(key).or_default().push(event.end - event.start);
+            times.entry(key).or_default().push(event, timeline);
         }
         transits.extend(transits_of(timeline));
     }
     let slices = replicas.iter().map(Timeline::slices).max().unwrap_or_default();
-    let mut median_of = |stage, kind| -> f64 {
-        let time_of = |slice| times.get_mut(&(stage, kind, Slice::new(slice))).map(|times| median(times));
-        (0..slices.get()).filter_map(time_of).sum()
+    let each_slice = || (0..slices.get()).map(Slice::new);
+    let median_of = |stage, kind| -> f64 {
+        let times_of = |slice| times.get(&(stage, kind, slice));
+        each_slice().filter_map(times_of).map(|times| median(times.computations.clone())).sum()
+    };
+    let exchanges_of = |stage, kinds: &[ActionKind]| {
+        let (mut count, mut seconds) = (0.0_f64, 0.0);
+        for slice in each_slice() {
+            let own = || kinds.iter().filter_map(|&kind| times.get(&(stage, kind, slice)));
+            // Each slice has as many exchanges as a whole microbatch.
+            count = count.max(median(own().flat_map(|times| times.counts.iter().copied()).collect()));
+            seconds += median(own().flat_map(|times| times.exchanges.iter().copied()).collect());
+        }
+        Exchanges::new((count as u32).min(MAX_EXCHANGES), seconds)
     };
     let stage_costs = |stage| {
         let [forward, input, weight, backward, unshard, reduce] = [
@@ -54,13 +70,47 @@ pub fn costs_of(replicas: &[Timeline]) -> Costs {
         .map(|kind| median_of(stage, kind));
         let costs = StageCosts::new(forward, input, weight);
         let backward = if backward > 0.0 { backward } else { costs.backward };
-        StageCosts { backward, unshard, reduce_grad: reduce, ..costs }
+        let exchanges = StageExchanges {
+            forward: exchanges_of(stage, &[ActionKind::Forward]),
+            backward: exchanges_of(stage, &[ActionKind::InputBackward, ActionKind::Backward]),
+            recompute: None,
+        };
+        StageCosts { backward, unshard, reduce_grad: reduce, exchanges, ..costs }
     };
     Costs {
         stages: (0..stages).map(stage_costs).collect(),
-        link: Link { latency: median(&mut transits), bandwidth: f64::INFINITY },
+        link: Link { latency: median(transits), bandwidth: f64::INFINITY },
         skips: skips.into_iter().map(|(from, to)| SkipTransfer { from, to, bytes: 0 }).collect(),
         ..Costs::default()
+    }
+}
+
+/// The times of the events of one kind.
+#[derive(Default)]
+struct Times {
+    /// The times without the exchanges.
+    computations: Vec<f64>,
+    /// The time of all exchanges of each event.
+    exchanges: Vec<f64>,
+    /// The number of exchanges of each event.
+    counts: Vec<f64>,
+}
+
+impl Times {
+    /// Adds the times of an event that is not an overlap. While it lasts, its rank exchanges tokens only for
+    /// it.
+    fn push(&mut self, event: &Event, timeline: &Timeline) {
+        let scopes = timeline.scopes_of(event.rank);
+        let first = scopes.partition_point(|scope| scope.start < event.start);
+        let inside = scopes[first..].iter().take_while(|scope| scope.start < event.end);
+        let (mut count, mut exchanged) = (0.0, 0.0);
+        for scope in inside.filter(|scope| scope.is_exchange()) {
+            count += 1.0;
+            exchanged += scope.end.min(event.end) - scope.start;
+        }
+        self.computations.push((event.end - event.start - exchanged).max(0.0));
+        self.exchanges.push(exchanged);
+        self.counts.push(count);
     }
 }
 
@@ -80,7 +130,7 @@ fn transits_of(timeline: &Timeline) -> Vec<f64> {
 }
 
 /// Returns the median, the upper of two; 0 for no values.
-fn median(values: &mut [f64]) -> f64 {
+fn median(mut values: Vec<f64>) -> f64 {
     let middle = values.len() / 2;
     if values.is_empty() { 0.0 } else { *values.select_nth_unstable_by(middle, f64::total_cmp).1 }
 }
@@ -89,11 +139,14 @@ fn median(values: &mut [f64]) -> f64 {
 mod tests {
     use super::*;
     use crate::generate::{ScheduleSpec, generate};
+    use crate::ids::Rank;
     use crate::lower::{TrainingLowering, for_training};
     use crate::measured::program_of;
     use crate::recompute::Recompute;
+    use crate::schedule::Program;
     use crate::simulate::timed;
     use crate::slices::Slices;
+    use crate::timeline::{Scope, ScopeKind};
 
     #[test]
     fn the_costs_of_a_simulated_run_predict_it() {
@@ -126,10 +179,96 @@ mod tests {
         }
     }
 
+    /// Returns the timeline of a simulation as the executor records it: an overlap is one event.
+    fn recorded(program: &Program, run: &Timeline) -> Timeline {
+        let mut events = run.events().to_vec();
+        let overlaps = program.rows().iter().zip(0..).flat_map(|(row, rank)| {
+            row.iter()
+                .filter(|action| matches!(action, Action::Overlap(_)))
+                .map(move |&action| (rank, action))
+        });
+        for (rank, overlap) in overlaps {
+            let parts: Vec<Action> = overlap.parts().collect();
+            let is_half = |event: &Event| event.rank.get() == rank && parts.contains(&event.action);
+            let halves: Vec<Event> = events.iter().copied().filter(is_half).collect();
+            events.retain(|event| !is_half(event));
+            events.push(Event {
+                rank: Rank::new(rank),
+                action: overlap,
+                start: halves.iter().map(|half| half.start).fold(f64::INFINITY, f64::min),
+                end: halves.iter().map(|half| half.end).fold(0.0, f64::max),
+            });
+        }
+        Timeline::new(run.ranks(), events).with_scopes(run.scopes().to_vec())
+    }
+
+    #[test]
+    fn overlaps_hide_the_exchanges_of_a_recorded_run() {
+        for name in ["dualpipev", "1f1b", "zbvzerobubble"] {
+            let spec = ScheduleSpec { ranks: 2, microbatches: 8, ..ScheduleSpec::default() };
+            let schedule = generate(name, &spec).expect("a schedule");
+            let lowering = TrainingLowering { keep_overlaps: true, ..TrainingLowering::default() };
+            let program = for_training(&schedule, &lowering).expect("a sound program").into_program();
+            let costs: Costs = "F=2,I=3,W=1,hop=0.25,exchange=1.5,exchanges=3".parse().expect("costs");
+            let run = timed(&program, &costs).expect("no deadlock");
+            let recorded = recorded(&program, run.timeline());
+            let again = program_of(&recorded).expect("its program");
+            let has_overlaps =
+                again.rows().iter().flatten().any(|action| matches!(action, Action::Overlap(_)));
+            assert_eq!(has_overlaps, name == "dualpipev", "{name}");
+            let found = costs_of(&[recorded]);
+            for stage in &found.stages {
+                assert!((stage.forward - 2.0).abs() < 1e-9, "{name}: {stage:?}");
+                assert!((stage.backward - 4.0).abs() < 1e-9, "{name}: {stage:?}");
+                for exchanges in [stage.exchanges.forward, stage.exchanges.backward] {
+                    assert_eq!(exchanges.count(), 3, "{name}");
+                    assert!((exchanges.seconds() - 1.5).abs() < 1e-9, "{name}: {exchanges:?}");
+                }
+            }
+            let predicted = timed(&again, &found).expect("no deadlock").timeline().makespan();
+            assert!((predicted / run.timeline().makespan() - 1.0).abs() < 1e-9, "{name}: {predicted}");
+        }
+    }
+
+    #[test]
+    fn slices_and_repeated_forwards_have_exchanges_of_their_own() {
+        let exchange = |start, end| Scope {
+            rank: Rank::new(0),
+            kind: ScopeKind::Exchange("0B0".parse().expect("an action")),
+            start,
+            end,
+        };
+        let event = |action: &str, start, end| Event {
+            rank: Rank::new(0),
+            action: action.parse().expect("an action"),
+            start,
+            end,
+        };
+        // Two slices. The backwards compute the forwards again, whose exchanges have the backwards' names.
+        let events = vec![
+            event("0F0", 0.0, 4.0),
+            event("0F1", 4.0, 9.0),
+            event("0F1", 9.0, 14.0),
+            event("0B1", 14.0, 24.0),
+            event("0F0", 24.0, 28.0),
+            event("0B0", 28.0, 38.0),
+        ];
+        let exchanges = [(1.0, 2.0), (5.0, 7.0), (10.0, 12.0), (15.0, 18.0), (25.0, 26.0), (29.0, 33.0)];
+        let scopes = exchanges.map(|(start, end)| exchange(start, end)).to_vec();
+        let slices = Slices::new(2).expect("not 0");
+        let timeline = Timeline::new(1, events).with_scopes(scopes).with_slices(slices);
+        let found = costs_of(&[timeline]).stages[0];
+        assert_eq!((found.forward, found.backward), (3.0 + 3.0, 7.0 + 6.0));
+        let StageExchanges { forward, backward, recompute } = found.exchanges;
+        assert_eq!((forward.count(), forward.seconds()), (1, 1.0 + 2.0));
+        assert_eq!((backward.count(), backward.seconds()), (1, 3.0 + 4.0));
+        assert_eq!(recompute, None);
+    }
+
     #[test]
     fn one_slow_action_does_not_change_the_median() {
         let event = |action: &str, start, end| Event {
-            rank: crate::Rank::new(0),
+            rank: Rank::new(0),
             action: action.parse().expect("an action"),
             start,
             end,

@@ -1,7 +1,7 @@
 //! Reads the trace format that [`Timeline::chrome_trace`] writes.
 //!
-//! Only slices with an action, the accuracy of the clocks and the number of slices of each microbatch are
-//! read. Counters, names and arrows follow from them.
+//! Only slices with an action, spans inside of actions, the accuracy of the clocks and the number of slices
+//! of each microbatch are read. Counters, names and arrows follow from them.
 
 use std::num::NonZeroU32;
 
@@ -12,7 +12,7 @@ use crate::action::Action;
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::skip_event::{SkipAction, SkipEvent, SkipMessage};
 use crate::slices::Slices;
-use crate::timeline::{ClockSkew, Event, Timeline};
+use crate::timeline::{ClockSkew, Event, Scope, ScopeKind, Timeline};
 
 /// The largest number of ranks. A larger process number is a mistake, and a timeline has room for every rank.
 const MOST_RANKS: u32 = 1 << 20;
@@ -90,19 +90,22 @@ struct Arguments {
 
 /// Reads the timeline of a trace.
 ///
-/// Spans that the user's code has named are not read.
-///
 /// # Errors
 /// When the text is not JSON, is not a trace, or contains no action.
 pub fn read_trace(text: &str) -> Result<Timeline, TraceError> {
     let trace: Trace = serde_json::from_str(text)?;
-    let (mut events, mut skips, mut ranks) = (Vec::new(), Vec::new(), 0);
+    let (mut events, mut skips, mut scopes, mut ranks) = (Vec::new(), Vec::new(), Vec::new(), 0);
     for (index, entry) in trace.events.into_iter().enumerate().filter(|(_, entry)| entry.ph == "X") {
-        let Some(arguments) = entry.args else { continue };
+        let kind = scope_kind(&entry);
+        if kind.is_none() && entry.args.is_none() {
+            continue;
+        }
         let rank = entry.pid.checked_sub(1).filter(|rank| *rank < MOST_RANKS);
         let rank = rank.ok_or(TraceError::Process { index, process: entry.pid })?;
         ranks = ranks.max(rank + 1);
         let (rank, start, end) = (Rank::new(rank), entry.ts / 1e6, (entry.ts + entry.dur) / 1e6);
+        scopes.extend(kind.map(|kind| Scope { rank, kind, start, end }));
+        let Some(arguments) = entry.args else { continue };
         if entry.cat == "skip" {
             skips.extend(skip(&entry.name, &arguments).map(|action| SkipEvent { rank, action, start, end }));
             continue;
@@ -121,7 +124,19 @@ pub fn read_trace(text: &str) -> Result<Timeline, TraceError> {
         let (uncertainty, change) = (other.clock_uncertainty_us?, other.clock_change_us?);
         Some(ClockSkew { uncertainty: uncertainty / 1e6, change: change / 1e6 })
     });
-    Ok(Timeline::new(ranks, events).with_skips(skips).with_clock_skew(skew).with_slices(slices))
+    let timeline = Timeline::new(ranks, events).with_skips(skips).with_scopes(scopes);
+    Ok(timeline.with_clock_skew(skew).with_slices(slices))
+}
+
+/// Returns what happens in a span inside of actions; nothing if the entry is not such a span.
+fn scope_kind(entry: &Entry) -> Option<ScopeKind> {
+    let action = |before: &str| entry.name.strip_prefix(before)?.parse().ok();
+    match entry.cat.as_str() {
+        "scope" => Some(ScopeKind::User(entry.name.as_str().into())),
+        "exchange" => action("exchange of ").map(ScopeKind::Exchange),
+        "computation" => action("computation of ").map(ScopeKind::Computation),
+        _ => None,
+    }
 }
 
 /// Returns what a rank does with a message of a skip connection; nothing if an argument is missing.
@@ -165,6 +180,24 @@ mod tests {
         let skips = vec![skip(0, SkipAction::Send(message)), skip(2, SkipAction::Receive(message))];
         let skew = ClockSkew { uncertainty: 0.25, change: 0.5 };
         let timeline = Timeline::new(3, vec![event]).with_skips(skips).with_clock_skew(Some(skew));
+        assert_eq!(read_trace(&timeline.chrome_trace()).expect("its own trace"), timeline);
+    }
+
+    #[test]
+    fn spans_inside_of_actions_are_read() {
+        let action: Action = "0F3".parse().expect("an action");
+        let event = Event { rank: Rank::new(0), action, start: 0.0, end: 4.0 };
+        let kinds = [
+            ScopeKind::User("exchange of 0F3".into()),
+            ScopeKind::Exchange(action),
+            ScopeKind::Computation(action),
+        ];
+        let scopes = (0u8..).zip(kinds).map(|(at, kind)| {
+            let start = f64::from(at);
+            Scope { rank: Rank::new(0), kind, start, end: start + 1.5 }
+        });
+        let timeline = Timeline::new(1, vec![event]).with_scopes(scopes.collect());
+        assert_eq!(timeline.scopes().len(), 3);
         assert_eq!(read_trace(&timeline.chrome_trace()).expect("its own trace"), timeline);
     }
 

@@ -8,7 +8,7 @@ use crate::action::Action;
 use crate::ids::Rank;
 use crate::schedule::{Program, ScheduleError};
 use crate::skip_event::SkipEvent;
-use crate::timeline::{Event, Timeline};
+use crate::timeline::{Event, Scope, Timeline};
 
 /// Why the replicas or the program of a timeline cannot be found.
 #[derive(Clone, PartialEq, Eq, Error)]
@@ -49,7 +49,10 @@ pub fn replicas(timeline: &Timeline) -> Result<Vec<Timeline>, MeasuredError> {
         let renumbered = own.map(|event| Event { rank: place(event.rank), ..*event });
         let skips = (index * size..(index + 1) * size).flat_map(|rank| timeline.skips_of(Rank::new(rank)));
         let skips = skips.map(|skip| SkipEvent { rank: place(skip.rank), ..*skip });
+        let scopes = (index * size..(index + 1) * size).flat_map(|rank| timeline.scopes_of(Rank::new(rank)));
+        let scopes = scopes.map(|scope| Scope { rank: place(scope.rank), ..scope.clone() });
         let replica = Timeline::new(size, renumbered.collect()).with_skips(skips.collect());
+        let replica = replica.with_scopes(scopes.collect());
         replica.with_clock_skew(timeline.clock_skew()).with_slices(timeline.slices())
     };
     Ok((0..replicas).map(replica).collect())
@@ -66,7 +69,12 @@ pub fn join_replicas(replicas: &[Timeline]) -> Timeline {
     let skips = all().flat_map(|(index, replica)| {
         replica.skips().iter().map(move |skip| SkipEvent { rank: place(index, skip.rank), ..*skip })
     });
+    let scopes = all().flat_map(|(index, replica)| {
+        let scopes = replica.scopes().iter();
+        scopes.map(move |scope| Scope { rank: place(index, scope.rank), ..scope.clone() })
+    });
     let joined = Timeline::new(size * replicas.len() as u32, events.collect()).with_skips(skips.collect());
+    let joined = joined.with_scopes(scopes.collect());
     let slices = replicas.first().map(Timeline::slices).unwrap_or_default();
     joined.with_clock_skew(replicas.iter().find_map(Timeline::clock_skew)).with_slices(slices)
 }
@@ -85,14 +93,22 @@ mod tests {
     use super::*;
     use crate::csv::{parse_program, print_program};
     use crate::simulate::logical;
+    use crate::timeline::ScopeKind;
 
     #[test]
     fn each_replica_has_its_own_ranks_and_the_same_program() {
         let rows = "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n";
         let one = logical(&parse_program(rows).expect("a program")).expect("no deadlock").timeline(1.0);
+        let scope = |rank: u32| Scope {
+            rank: rank.into(),
+            kind: ScopeKind::Exchange("1F0".parse().expect("an action")),
+            start: 0.5,
+            end: 1.0,
+        };
+        let one = one.with_scopes(vec![scope(1)]);
         let other = |event: &Event| Event { rank: Rank::new(event.rank.get() + 2), ..*event };
         let events = one.events().iter().copied().chain(one.events().iter().map(other));
-        let both = Timeline::new(4, events.collect());
+        let both = Timeline::new(4, events.collect()).with_scopes(vec![scope(1), scope(3)]);
         let found = replicas(&both).expect("two replicas");
         assert_eq!(found, [one.clone(), one]);
         assert_eq!(join_replicas(&found), both);

@@ -73,7 +73,7 @@ pub(super) fn variables(theme: &Theme, chunks: usize) -> String {
 }
 
 /// Returns the meaning of the bars of exchanges, as an item of the legend; nothing without exchanges.
-fn exchange(timeline: &Timeline) -> &'static str {
+pub(super) fn exchange(timeline: &Timeline) -> &'static str {
     let has_exchanges = timeline.scopes().iter().any(Scope::is_exchange);
     if has_exchanges { "<li>hatched bars above: exchange of tokens</li>" } else { "" }
 }

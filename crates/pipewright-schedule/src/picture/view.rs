@@ -188,12 +188,14 @@ pub fn view(view: &View<'_>) -> String {
     let script = (html::SCRIPTS.concat() + &SCRIPTS.concat()).replace("\"{{data}}\"", &data);
     let measured = view.steps.last().map_or(view.predicted, |step| &step.timeline);
     let bubble = "<li><i class=\"bubble\"></i>bubble</li>";
+    // The prediction of a run has the exchanges that the run has.
+    let exchange = html::exchange(view.predicted);
     let shown = view.steps.iter().map(|step| &step.timeline).chain([view.predicted]);
     // The simulation in the page may have messages that take time even if the shown timelines have none.
     let sorts = shown.flat_map(occurring).chain([Sort::Message]).collect();
     include_str!("view_page/view.html")
         .replace("{{style}}", &style)
-        .replace("{{legend}}", &(legend(&sorts, &chunks) + bubble))
+        .replace("{{legend}}", &(legend(&sorts, &chunks) + bubble + exchange))
         .replace("{{note}}", &(note(view) + &transport_note(view)))
         .replace("{{buffers}}", &buffers(view.program))
         .replace("{{table}}", &table(measured, &Chunks::of(measured), &view.settings))

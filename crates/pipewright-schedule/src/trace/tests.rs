@@ -80,11 +80,14 @@ fn named_spans_have_threads_after_all_others() {
     ];
     let timeline = timed(&program, &Costs::default()).expect("no deadlock").timeline().clone();
     let entries = entries(&timeline.with_scopes(scopes));
-    let found: Vec<&Value> = entries.iter().filter(|entry| entry["cat"] == "scope").collect();
+    let found: Vec<&Value> = entries
+        .iter()
+        .filter(|entry| ["scope", "exchange"].iter().any(|category| entry["cat"] == *category))
+        .collect();
     // The second span begins during the first one, and the third after it.
     assert_eq!([0, 1, 2].map(|index| &found[index]["tid"]), [&json!(2), &json!(3), &json!(2)]);
     let expected = json!({
-        "name": "exchange of 0F0", "cat": "scope", "ph": "X", "ts": 1e6, "dur": 1e6, "pid": 1, "tid": 3,
+        "name": "exchange of 0F0", "cat": "exchange", "ph": "X", "ts": 1e6, "dur": 1e6, "pid": 1, "tid": 3,
     });
     assert_eq!(*found[1], expected);
     let names = |entry: &&Value| entry["args"]["name"] == "rank 0, scopes";

@@ -14,8 +14,8 @@ use crate::train::trainer::Metrics;
 const WARM_UP: usize = 1;
 /// The number of steps whose costs are measured.
 const MEASURED: usize = 5;
-/// The largest number of events of a step that is predicted. Larger steps would delay the training
-/// noticeably.
+/// The largest number of events and exchanges of a step that is predicted. Larger steps would delay the
+/// training noticeably.
 const MOST_EVENTS: usize = 200_000;
 
 /// The prediction of the steps that this process takes.
@@ -38,7 +38,8 @@ impl StepPrediction {
     fn observe_timeline(&mut self, metrics: &mut Metrics, timeline: &Timeline) {
         if self.steps < WARM_UP + MEASURED {
             self.steps += 1;
-            if self.steps > WARM_UP && timeline.events().len() <= MOST_EVENTS {
+            let size = timeline.events().len() + timeline.scopes().len();
+            if self.steps > WARM_UP && size <= MOST_EVENTS {
                 self.outside.push(metrics.step_ms - timeline.makespan() * 1e3);
                 let replica = replicas(timeline).ok().and_then(|replicas| replicas.into_iter().next());
                 self.timelines.extend(replica.map(|replica| on_one_clock(&replica)));
