@@ -273,6 +273,40 @@ fn replicas_that_hold_experts_together_train_as_replicas_with_all_and_resume_as_
     }
 }
 
+/// The experts of a base are frozen, and so are whole stages below the first adapter.
+#[test]
+fn replicas_hold_the_experts_of_a_base_together() {
+    let folder = folder();
+    succeed(&folder, &["train", "small.toml"], &["run.steps=1"]);
+    succeed(&folder, &["export", "out", "m"], &[]);
+    let adapted = [
+        "model.from=m",
+        "adapter.kind=lora",
+        "pipeline.ranks=2",
+        "pipeline.schedule=dualpipev",
+        "pipeline.microbatches=16",
+        "mesh.data_parallel=2",
+    ];
+    let train = |experts: &str| {
+        succeed(&folder, &["train", "small.toml"], &[&adapted[..], &[experts]].concat());
+        parts(&folder)
+    };
+    let alone = train("mesh.expert_parallel=1");
+    assert!(
+        alone.len() == 3 && alone.iter().all(|parts| parts[3] > 0.0),
+        "the adapters are trained: {alone:?}"
+    );
+    assert_eq!(train("mesh.expert_parallel=2"), alone);
+    let exchanged = |line: &str| {
+        let step: Value = serde_json::from_str(line).expect("a line is an object");
+        // The first rank has no experts.
+        let ranks = step["expert_exchange_ms"].as_array().expect("a time for each rank");
+        ranks.iter().any(|rank| rank.as_f64().is_some_and(|time| time > 0.0))
+    };
+    let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("metrics");
+    assert!(metrics.lines().all(exchanged), "{metrics}");
+}
+
 /// Before the key was a number, it was the flag that is now `whole_experts`.
 #[test]
 fn folders_with_the_former_flag_resume() {
