@@ -5,6 +5,7 @@ use std::sync::Arc;
 use pipewright_schedule::communicator::Communicator;
 use pipewright_schedule::costs::CostsError;
 use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering};
+use pipewright_schedule::partition::{Method, partition};
 use pipewright_schedule::picture::TimeUnit;
 use pipewright_schedule::plan::{PlanChoice, PredictError, Prediction, best_cut, predict_program};
 use pipewright_schedule::profile::Profile;
@@ -185,13 +186,20 @@ fn at_profile(
     };
     choice.boundaries = match boundaries {
         Some(boundaries) => boundaries,
-        None => best_cut(&profile, &schedule, &choice).unwrap_or_default(),
+        None => best_cut(&profile, &schedule, &choice).map_or_else(|| no_cut(&profile, stages), Ok)?,
     };
     let trained = choice.trained_stages(&profile);
     let lowering = TrainingLowering { trained, ..TrainingLowering::default() };
     let lowering = lowering.with_exchanges(profile.has_exchanges());
     let program = source.program(&LowerConfig::from(lowering))?;
     of_prediction(name, predict_program(&profile, &schedule, program, &choice)?)
+}
+
+/// Returns why there is no cut of the layers into stages. If there are enough layers, the ranks do not fit the
+/// nodes of the profile, and the prediction fails without boundaries.
+fn no_cut(profile: &Profile, stages: u32) -> Result<Vec<usize>, PredictError> {
+    partition(&vec![1; profile.layer_count() as usize], stages, &Method::Even)?;
+    Ok(Vec::new())
 }
 
 /// Returns the prediction of a schedule that is called `name` at the costs of a profile.

@@ -173,6 +173,8 @@ def test_plans():
     assert small.rank in (0, 1)
     made = pw.schedule("1f1b", ranks=2, microbatches=2).lower()
     check(pw.PlanError, lambda: made.simulate(profile=PROFILE, boundaries=[3, 5]), "boundaries")
+    many = pw.schedule("1f1b", ranks=99, microbatches=2).lower()
+    check(pw.PlanError, lambda: many.simulate(profile=PROFILE), "layers cannot fill 99 stages; use at most")
     check(pw.PlanError, lambda: pw.plan(PROFILE, ranks=4, data_parallel=3), "do not divide")
     check(ValueError, lambda: pw.plan(PROFILE, ranks=4, memory="many"), "16GiB")
     check(ValueError, lambda: pw.plan(PROFILE, ranks=4, time_limit=-1), "time_limit")
