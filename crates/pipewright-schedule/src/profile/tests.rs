@@ -1,4 +1,4 @@
-//! Tests of `profile.rs`.
+//! Tests of profiles and of the values that they cannot have.
 
 use super::*;
 
