@@ -250,7 +250,12 @@ fn a_plan_has_no_replicas_that_hold_experts_together() {
     let folder = folder();
     let sizes = ["--ranks", "4", "--data-parallel", "2", "--time-limit", "1s", "-o", "best.toml"];
     let set = ["--set", "mesh.data_parallel=4", "--set", "mesh.expert_parallel=4"];
-    succeed(&folder, &[&["plan"], &sizes[..], &set].concat());
+    let output = run(&folder, &[&["plan"], &sizes[..], &set].concat());
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    let note =
+        "note: each replica of the plan holds all experts, and `mesh.expert_parallel` is 1 instead of 4: ";
+    assert!(stderr.starts_with(note), "{stderr}");
     let config = std::fs::read_to_string(folder.path().join("best.toml")).expect("the configuration");
     assert!(config.contains("data_parallel = 2") && config.contains("expert_parallel = 1"), "{config}");
     succeed(&folder, &["check", "best.toml"]);
