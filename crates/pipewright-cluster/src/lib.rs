@@ -5,6 +5,7 @@
 //! Model, Layout, Machine --stage_time--> seconds of stages --pipeline--> simulated run --predict--> Prediction
 //! file of measurements --measured--> Machine with measured rates and times that replace predicted ones
 //! Request --search--> the fastest layouts that fit into memory, with their predictions
+//! plan --emit--> options of torchtitan, Megatron or DeepSpeed
 //! file of published runs --published--> runs --comparison--> predictions next to measurements
 //! ```
 //!
@@ -48,9 +49,11 @@ pub mod predict;
 pub mod goodput;
 mod remarks;
 pub mod run_error;
+pub mod systems;
 mod published_model;
 pub mod published;
 pub mod calibrate;
 pub mod search;
+pub mod emit;
 mod chosen;
 pub mod comparison;

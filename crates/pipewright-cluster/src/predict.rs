@@ -44,6 +44,15 @@ pub struct Prediction {
 }
 
 impl Prediction {
+    /// Returns the first block of each stage but the first.
+    pub fn boundaries(&self) -> Vec<usize> {
+        let ends = self.blocks.iter().scan(0, |end, blocks| {
+            *end += blocks;
+            Some(*end)
+        });
+        ends.take(self.blocks.len().saturating_sub(1)).collect()
+    }
+
     /// Returns the bytes of the rank that needs most.
     pub fn peak_memory(&self) -> f64 {
         self.largest_rank().1.total()

@@ -10,6 +10,7 @@ mod model;
 pub(crate) mod request;
 mod layout_text;
 mod refusal;
+mod emitted;
 pub(crate) mod plan;
 pub(crate) mod plan_text;
 pub(crate) mod plan_json;

@@ -10,6 +10,7 @@ use pipewright_cluster::model::Model;
 use pipewright_cluster::search::{Change, ClusterPlan, Found, Gain, Request, Upgrade, search, upgrades};
 use pipewright_cluster::setting::Setting;
 
+use crate::clusters::emitted::ClusterEmitted;
 use crate::clusters::failures::ExpectedFaults;
 use crate::clusters::machine::machine;
 use crate::clusters::model::{self, PlannedModel};
@@ -27,6 +28,8 @@ pub(crate) struct Planned {
     pub(crate) found: Found,
     /// The gain from more hardware.
     pub(crate) upgrades: Vec<UpgradeResult>,
+    /// The plan that another system executes, with its files, if they are asked for.
+    pub(crate) emitted: Option<ClusterEmitted>,
     /// The failures of the GPUs, if their rate is known.
     pub(crate) faults: Option<ExpectedFaults>,
     /// Seconds of the search, with that for more hardware.
@@ -75,12 +78,17 @@ pub(crate) fn plan(options: &PlanOptions<'_>) -> Result<Planned, Failure> {
     let words = Words { options, request: &request };
     let found = search(&request).map_err(|error| words.refused(error))?;
     measured.extend(found.plans.first().map_or_else(Vec::new, |best| unused(&request, best)));
+    let emitted = options
+        .target
+        .zip(found.plans.first())
+        .map(|(target, best)| ClusterEmitted::of(&request, best, target, |error| words.refused(error)));
+    let emitted = emitted.transpose()?;
     let upgrades = found.plans.first().map_or_else(Vec::new, |best| upgrades(&request, best));
     let result =
         |Upgrade { change, gain }| UpgradeResult { change, gain: gain.map_err(|error| words.reason(&error)) };
     let upgrades = upgrades.into_iter().map(result).collect();
     let seconds = start.elapsed().as_secs_f64();
-    Ok(Planned { request, found, upgrades, faults, seconds, ignored, assumed, measured })
+    Ok(Planned { request, found, upgrades, emitted, faults, seconds, ignored, assumed, measured })
 }
 
 /// Says which measured products the best plan does not use.

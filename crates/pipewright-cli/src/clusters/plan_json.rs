@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::clusters::failures::{ExpectedFaults, PlanGoodput};
 use crate::clusters::plan::{Planned, UpgradeResult};
+use crate::planning::emitted::EmittedJson;
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -26,6 +27,9 @@ struct Report<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     faults: Option<&'a ExpectedFaults>,
     upgrades: Vec<UpgradeJson<'a>>,
+    /// The files for another system.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    emit: Option<EmittedJson<'a, PlanJson<'a>>>,
     /// The parts of the prediction that are measured.
     measured: &'a [String],
     /// The keys of the model's file that change nothing in the prediction.
@@ -170,6 +174,7 @@ pub(crate) fn json(planned: &Planned) -> String {
         memory_limit_bytes: found.memory_limit as u64,
         faults: planned.faults.as_ref(),
         upgrades: planned.upgrades.iter().map(|upgrade| upgrade_json(upgrade, model)).collect(),
+        emit: planned.emitted.as_ref().map(|emitted| emitted.files.json(plan_json(&emitted.plan, model))),
         measured: &planned.measured,
         ignored: &planned.ignored,
         assumed: &planned.assumed,
@@ -179,16 +184,6 @@ pub(crate) fn json(planned: &Planned) -> String {
 
 fn plan_json<'a>(plan: &'a ClusterPlan, model: &Model) -> PlanJson<'a> {
     let (layout, prediction) = (&plan.layout, &plan.prediction);
-    let mut blocks = 0;
-    let mut boundaries: Vec<usize> = prediction
-        .blocks
-        .iter()
-        .map(|stage| {
-            blocks += stage;
-            blocks
-        })
-        .collect();
-    boundaries.pop();
     let memory: Vec<u64> = prediction.memory.iter().map(|rank| rank.total() as u64).collect();
     PlanJson {
         schedule: layout.schedule_name(),
@@ -196,7 +191,7 @@ fn plan_json<'a>(plan: &'a ClusterPlan, model: &Model) -> PlanJson<'a> {
         stages_per_rank: layout.chunks,
         microbatches: layout.microbatches(),
         microbatch_size: layout.microbatch,
-        boundaries,
+        boundaries: prediction.boundaries(),
         data_parallel: layout.data(),
         tensor_parallel: layout.tensor,
         context_parallel: layout.context,

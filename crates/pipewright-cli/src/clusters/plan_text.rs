@@ -7,6 +7,7 @@ use pipewright_cluster::model::Model;
 use pipewright_cluster::search::{ClusterPlan, Gain, Goal};
 use pipewright_schedule::words::counted;
 
+use crate::clusters::emitted::ClusterEmitted;
 use crate::clusters::failures::{ExpectedFaults, PlanGoodput};
 use crate::clusters::layout_text::{layout, memory_parts};
 use crate::clusters::plan::{Planned, UpgradeResult};
@@ -45,10 +46,13 @@ pub(crate) fn text(planned: &Planned) -> String {
         ("in the model's file, and not in the prediction", &planned.ignored),
         ("assumed", &planned.assumed),
     ];
+    let notes = notes.into_iter().filter(|(_, items)| !items.is_empty());
     for (what, items) in notes {
-        if !items.is_empty() {
-            line(format!("{what}: {}", items.join("; ")));
-        }
+        line(format!("{what}: {}", items.join("; ")));
+    }
+    if let Some(ClusterEmitted { plan, files }) = &planned.emitted {
+        let title = layout(&plan.layout, &planned.request.model);
+        text.push_str(&files.text(&title, plan.prediction.seconds, &plan.prediction.boundaries()));
     }
     text
 }

@@ -8,6 +8,7 @@ use pipewright_cluster::search::Fixed;
 
 use crate::clusters::arguments::ClusterArguments;
 use crate::failure::Failure;
+use crate::planning::emitted::Target;
 use crate::text::{quoted, set_flags};
 
 /// The options of `plan --cluster`.
@@ -29,6 +30,8 @@ pub(crate) struct PlanOptions<'a> {
     pub(crate) data_parallel: Option<u32>,
     /// The ranks of a tensor group.
     pub(crate) tensor_parallel: Option<u32>,
+    /// The system whose files are written, and where.
+    pub(crate) target: Option<&'a Target<'a>>,
 }
 
 /// The numbers that every search needs.

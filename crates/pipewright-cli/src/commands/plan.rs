@@ -148,12 +148,8 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
     }
     let request = request(arguments, &profile, run.as_ref())?;
     check_plan(&request)?;
-    let target = arguments.emit.map(|system| Target {
-        system: system.into(),
-        folder: arguments.emit_dir.as_deref(),
-        precision: settings.map(|settings| settings.run.precision.to_string()),
-    });
-    target.as_ref().map_or(Ok(()), Target::check)?;
+    let precision = settings.map(|settings| settings.run.precision.to_string());
+    let target = target(arguments, precision)?;
     let start = Instant::now();
     let mut keep_going = || start.elapsed() < arguments.time_limit();
     let report = plan(&profile, &request, &mut keep_going).map_err(refused)?;
@@ -186,10 +182,18 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
     output::write(None, &printed)
 }
 
+/// Returns where the files of another system are written, if they are asked for. `precision` is that of the run.
+fn target(arguments: &PlanArguments, precision: Option<String>) -> Result<Option<Target<'_>>, Failure> {
+    let Some(system) = arguments.emit else { return Ok(None) };
+    let target = Target { system: system.into(), folder: arguments.emit_dir.as_deref(), precision };
+    target.check()?;
+    Ok(Some(target))
+}
+
 /// Plans a model for a cluster that is not at hand.
 fn plan_for_cluster(arguments: &PlanArguments, cluster: &str) -> Result<(), Failure> {
     refuse_options_without_effect(arguments)?;
-    refuse_files_of_others(arguments)?;
+    let target = target(arguments, None)?;
     let planned = cluster_plan::plan(&PlanOptions {
         machine: cluster,
         cluster: &arguments.cluster,
@@ -199,7 +203,11 @@ fn plan_for_cluster(arguments: &PlanArguments, cluster: &str) -> Result<(), Fail
         memory: arguments.memory,
         data_parallel: arguments.data_parallel,
         tensor_parallel: arguments.tensor_parallel,
+        target: target.as_ref(),
     })?;
+    if let Some(emitted) = &planned.emitted {
+        emitted.files.write()?;
+    }
     match arguments.format {
         Format::Text => output::show(&plan_text::text(&planned)),
         Format::Json => output::write(None, &plan_json::json(&planned)),
@@ -231,18 +239,6 @@ fn refuse_options_without_effect(arguments: &PlanArguments) -> Result<(), Failur
         }
         None => Ok(()),
     }
-}
-
-/// Refuses to write a plan for a cluster in the options of another system, and says why.
-fn refuse_files_of_others(arguments: &PlanArguments) -> Result<(), Failure> {
-    let Some(value) = arguments.emit.as_ref().and_then(ValueEnum::to_possible_value) else { return Ok(()) };
-    let system = value.get_name();
-    Err(Failure::input(format!(
-        "--emit {system} does not work with --cluster: a plan for a cluster may have context parallelism, sharded \
-         replicas and recomputed parts of blocks, and Pipewright does not write the options of {system} for them. Set these \
-         options yourself from the layout of `--format json`, or leave --cluster out and plan from a profile: `pipewright \
-         plan --profile PROFILE.toml --ranks 16 --microbatches 64 --emit {system}`"
-    )))
 }
 
 /// Refuses plans of other systems for a profile with frozen layers: these systems run the backwards that are

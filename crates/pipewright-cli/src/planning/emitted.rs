@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use pipewright_schedule::emit::{Emission, EmitRequest, emit};
-use pipewright_schedule::plan::{Plan, PlanReport, PlanRequest, Refusal, System, plan};
+use pipewright_schedule::plan::{Plan, PlanReport, PlanRequest, System, plan};
 use pipewright_schedule::profile::Profile;
 use serde::Serialize;
 
@@ -37,6 +37,7 @@ impl From<SystemName> for System {
 }
 
 /// Where and how files are written.
+#[derive(Debug, Clone)]
 pub(crate) struct Target<'a> {
     pub(crate) system: System,
     /// The folder; `None` for one with the name of the system.
@@ -59,7 +60,7 @@ impl Target<'_> {
         )))
     }
 
-    fn folder(&self) -> &Path {
+    pub(crate) fn folder(&self) -> &Path {
         self.folder.unwrap_or_else(|| Path::new(self.system.name()))
     }
 }
@@ -67,23 +68,29 @@ impl Target<'_> {
 /// The plan that a system executes, with its files.
 pub(crate) struct Emitted {
     plan: Plan,
-    emission: Emission,
-    /// Why the system cannot run the best plan of all.
-    refusal: Option<Refusal>,
-    /// How much longer the plan takes than the best plan, as a share.
-    longer: f64,
-    files: Vec<PathBuf>,
+    files: EmittedFiles,
 }
 
-/// The part of the output of `--format json` about the files.
+/// The files of a plan for a system, and how the plan differs from the best one.
+#[derive(Debug)]
+pub(crate) struct EmittedFiles {
+    emission: Emission,
+    /// Why the system cannot run the best plan of all.
+    refusal: Option<String>,
+    /// How much longer the plan takes than the best plan, as a share.
+    longer: f64,
+    paths: Vec<PathBuf>,
+}
+
+/// The part of the output of `--format json` about the files. `P` is the plan.
 #[derive(Serialize)]
-pub(crate) struct EmittedJson<'a> {
+pub(crate) struct EmittedJson<'a, P> {
     system: &'a str,
     files: Vec<Cow<'a, str>>,
-    plan: PlanJson<'a>,
+    plan: P,
     /// Why the best plan cannot be run; left out if it can.
     #[serde(skip_serializing_if = "Option::is_none")]
-    refusal: Option<String>,
+    refusal: Option<&'a str>,
     longer: f64,
     remarks: Vec<RemarkJson<'a>>,
 }
@@ -121,13 +128,37 @@ impl Emitted {
         };
         let emission = emit(system, &plan, &emit_request).map_err(|error| Failure::new(Exit::Bug, error))?;
         let longer = plan.step_s / best.step_s - 1.0;
-        let files = emission.files.iter().map(|file| folder.join(file.name)).collect();
-        Ok(Self { plan, emission, refusal, longer, files })
+        let refusal = refusal.map(|refusal| refusal.to_string());
+        Ok(Self { plan, files: EmittedFiles::new(emission, folder, refusal, longer) })
     }
 
     /// Writes the files.
     pub(crate) fn write(&self) -> Result<(), Failure> {
-        for (path, file) in self.files.iter().zip(&self.emission.files) {
+        self.files.write()
+    }
+
+    /// Returns what is written, as text.
+    pub(crate) fn text(&self) -> String {
+        let Self { plan, files } = self;
+        files.text(&title_of(plan), plan.step_s, &plan.boundaries)
+    }
+
+    /// Returns the same for JSON.
+    pub(crate) fn json(&self) -> EmittedJson<'_, PlanJson<'_>> {
+        self.files.json(plan_json(&self.plan))
+    }
+}
+
+impl EmittedFiles {
+    /// Returns the files of an emission in a folder. `refusal` and `longer` compare its plan with the best one.
+    pub(crate) fn new(emission: Emission, folder: &Path, refusal: Option<String>, longer: f64) -> Self {
+        let paths = emission.files.iter().map(|file| folder.join(file.name)).collect();
+        Self { emission, refusal, longer, paths }
+    }
+
+    /// Writes the files.
+    pub(crate) fn write(&self) -> Result<(), Failure> {
+        for (path, file) in self.paths.iter().zip(&self.emission.files) {
             if let Some(folder) = path.parent() {
                 std::fs::create_dir_all(folder).map_err(|error| {
                     Failure::input(format!(
@@ -142,12 +173,12 @@ impl Emitted {
         Ok(())
     }
 
-    /// Returns what is written, as text.
-    pub(crate) fn text(&self) -> String {
+    /// Returns what is written, as text, for a plan with this title, seconds of a step, and starts of its stages.
+    pub(crate) fn text(&self, title: &str, step_s: f64, boundaries: &[usize]) -> String {
         let system = self.emission.system;
         let mut text = String::new();
         let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all text");
-        let (title, step) = (title_of(&self.plan), time(self.plan.step_s));
+        let step = time(step_s);
         match &self.refusal {
             None => line(format!("{system} runs the best plan: {title}: {step} per step")),
             Some(refusal) => {
@@ -156,7 +187,7 @@ impl Emitted {
                     "the best that {system} runs takes {}: {title}: {step} per step",
                     longer(self.longer)
                 ));
-                line(format!("      boundaries {:?}", self.plan.boundaries));
+                line(format!("      boundaries {boundaries:?}"));
             }
         }
         let remarks = &self.emission.remarks;
@@ -173,13 +204,13 @@ impl Emitted {
     }
 
     /// Returns the same for JSON.
-    pub(crate) fn json(&self) -> EmittedJson<'_> {
+    pub(crate) fn json<P>(&self, plan: P) -> EmittedJson<'_, P> {
         let remarks = self.emission.remarks.iter();
         EmittedJson {
             system: self.emission.system.name(),
-            files: self.files.iter().map(|path| path.to_string_lossy()).collect(),
-            plan: plan_json(&self.plan),
-            refusal: self.refusal.map(|refusal| refusal.to_string()),
+            files: self.paths.iter().map(|path| path.to_string_lossy()).collect(),
+            plan,
+            refusal: self.refusal.as_deref(),
             longer: self.longer,
             remarks: remarks.map(|it| RemarkJson { subject: it.subject, text: &it.text }).collect(),
         }

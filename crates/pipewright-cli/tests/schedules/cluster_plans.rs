@@ -399,9 +399,68 @@ fn adapters_of_a_configuration_are_planned() {
         2,
         "error: `adapter.targets`: `query` is not a linear layer of the model",
     );
+    refuse(
+        &folder,
+        &[&plan[..], &["--emit", "megatron"]].concat(),
+        2,
+        "error: --emit megatron: the configuration has an [adapter], and a plan leaves out the weight gradients",
+    );
     // One GPU cannot train the whole model.
     let whole =
         ["plan", "config.json", "--cluster", "h100", "--ranks", "1", "--batch", "8", "--seq-len", "512"];
     let whole = run(&folder, &whole);
     assert_eq!(whole.status.code(), Some(3));
+}
+
+/// Plans Llama 3 8B for two nodes and `system`, and returns the output as JSON with the file of options.
+fn emitted(system: &str, file: &str, more: &[&str]) -> (Value, String) {
+    let folder = with_model();
+    let report = json(&folder, &planned(&[more, &["--emit", system]].concat()));
+    let files = report["emit"]["files"].as_array().expect("files");
+    assert!(files.iter().all(|path| folder.path().join(path.as_str().expect("a path")).exists()));
+    let mapping = fs::read_to_string(folder.path().join(system).join("mapping.md")).expect("the mapping");
+    assert!(
+        mapping.contains(&format!("| stage | rank | layers of the profile | {} |", name_of(system))),
+        "{mapping}"
+    );
+    (report, fs::read_to_string(folder.path().join(system).join(file)).expect("the options"))
+}
+
+fn name_of(system: &str) -> &str {
+    match system {
+        "megatron" => "Megatron",
+        "deepspeed" => "DeepSpeed",
+        other => other,
+    }
+}
+
+#[test]
+fn a_plan_is_written_for_other_systems() {
+    let pipeline = ["--pipeline-parallel", "4", "--tensor-parallel", "2"];
+    let (report, options) = emitted("megatron", "megatron.args", &pipeline);
+    let plan = &report["emit"]["plan"];
+    assert_eq!((&plan["ranks"], &plan["tensor_parallel"]), (&4.into(), &2.into()), "{plan}");
+    assert!(options.contains("--pipeline-model-parallel-size 4\n"), "{options}");
+    assert!(
+        options.contains("--num-layers 32\n--seq-length 8192\n") && options.contains("--bf16\n"),
+        "{options}"
+    );
+    let longer = number(&report["emit"]["longer"]);
+    let best = number(&report["plans"][0]["predicted_step_s"]);
+    assert!((number(&plan["predicted_step_s"]) / best - 1.0 - longer).abs() < 1e-9, "{longer}");
+    assert_eq!(report["emit"]["refusal"].is_null(), longer == 0.0, "{report}");
+    let (_, options) = emitted("torchtitan", "torchtitan.args", &pipeline);
+    assert!(options.contains("--parallelism.fsdp_reshard_after_forward "), "{options}");
+    assert!(
+        options.lines().last().is_some_and(|line| line.starts_with("activation-checkpoint:")),
+        "{options}"
+    );
+    let (_, options) = emitted("deepspeed", "deepspeed.json", &[]);
+    assert!(options.contains("\"zero_optimization\""), "{options}");
+    let said = succeed(&with_model(), &planned(&["--emit", "deepspeed"]));
+    assert!(
+        said.contains("\nDeepSpeed cannot run the best plan: DeepSpeed has no such replicas, which divide"),
+        "{said}"
+    );
+    assert!(said.contains("\nthe best that DeepSpeed runs takes "), "{said}");
 }

@@ -188,16 +188,20 @@ fn options_without_effect_are_refused() {
 }
 
 #[test]
-fn the_files_of_other_systems_are_refused_with_the_reason() {
-    for system in ["torchtitan", "megatron", "deepspeed"] {
-        let message = format!(
-            "--emit {system} does not work with --cluster: a plan for a cluster may have context parallelism, sharded \
-             replicas and recomputed parts of blocks, and Pipewright does not write the options of {system} for them. \
-             Set these options yourself from the layout of `--format json`, or leave --cluster out and plan from a \
-             profile: `pipewright plan --profile PROFILE.toml --ranks 16 --microbatches 64 --emit {system}`\n"
-        );
-        check(&planned(&["--emit", system]), &message);
-    }
+fn given_parts_that_a_system_does_not_run_are_refused_with_the_reason() {
+    let given =
+        ["--data-parallel", "8", "--pipeline-parallel", "2", "--sharding", "gradients", "--emit", "megatron"];
+    let arguments = planned(&given);
+    let message = "Megatron cannot run the best plan: Megatron does not run this schedule; it runs 1F1B with one stage per rank, \
+                   and interleaved 1F1B with several\namong the plans that Megatron runs:\nerror: no plan of this kind runs: \
+                   Megatron has no such replicas, which divide gradients and the state of the optimizer; it has replicas that \
+                   divide nothing or the state of the optimizer, and without a pipeline also gradients and parameters; change a \
+                   given part of the layout, or take another system\n";
+    refuse(&with_model(), &arguments, 2, message);
+    check(
+        &planned(&["--emit", "torchtitan", "--emit-dir", "a b"]),
+        "--emit-dir a b: options are separated by blanks; name a folder without them\n",
+    );
 }
 
 /// A configuration is read as `train` reads it.

@@ -8,6 +8,7 @@ use thiserror::Error;
 use crate::layout::{Layout, LayoutError};
 use crate::memory::RankMemory;
 use crate::pipeline::PipelineError;
+use crate::systems::LayoutRefusal;
 
 /// The errors of the search.
 #[derive(Clone, PartialEq, Error)]
@@ -60,6 +61,12 @@ pub enum SearchError {
         blocks: usize,
         /// The given parts of the layout, such as `dp = 32`.
         given: Vec<String>,
+    },
+    /// The system of the request runs no layout with the given parts.
+    #[error("no plan of this kind runs: {reason}; change a given part of the layout, or take another system")]
+    System {
+        /// Why the system does not run one of the layouts.
+        reason: LayoutRefusal,
     },
     /// The experts of a model without experts are to be divided.
     #[error("ep is {expert}, and the model has no experts; leave it out")]

@@ -185,9 +185,14 @@ impl<'a> Exploration<'a> {
             return;
         }
         let is_quick = self.pruning == Pruning::Quick;
-        let shardings = self.shardings(&layout);
         for Shared { recompute, units, total } in recomputes {
             layout.recompute = *recompute;
+            let shardings = self.shardings(&layout);
+            if shardings.is_empty() {
+                continue;
+            }
+            // Without divisions of the optimizer's state, the one that needs most memory is not the fastest.
+            let is_ordered = shardings.len() == 1 || shardings[0] != Sharding::Replicated;
             let work = f64::from(layout.microbatches()) * total.time.total() / f64::from(layout.pipeline);
             if work > self.slowest_kept() {
                 return;
@@ -202,7 +207,7 @@ impl<'a> Exploration<'a> {
                     layout.cut = cut.clone();
                     let fits = self.estimate(&layout, units, pipeline);
                     // A later recomputation or sharding needs less memory and more time.
-                    if is_quick && fits && index == 0 && schedules::is_exact(&layout) {
+                    if is_quick && fits && index == 0 && is_ordered && schedules::is_exact(&layout) {
                         return;
                     }
                 }
@@ -215,12 +220,22 @@ impl<'a> Exploration<'a> {
         self.tried.failed.get_or_insert_with(|| (layout.schedule_name().to_owned(), error));
     }
 
+    /// Returns the tensors that replicas may divide, from the fastest and largest division to the slowest and
+    /// smallest. Replicas that divide nothing are slower than those that divide the state of the optimizer, and
+    /// are tried only for a system that has no such replicas.
     fn shardings(&self, layout: &Layout) -> Vec<Sharding> {
-        match self.request.fixed.sharding {
+        let mut all = match self.request.fixed.sharding {
             Some(given) => vec![given],
             None if layout.replicas() == 1 => vec![Sharding::Replicated],
-            None => vec![Sharding::Optimizer, Sharding::Gradients, Sharding::Parameters],
+            None => {
+                vec![Sharding::Replicated, Sharding::Optimizer, Sharding::Gradients, Sharding::Parameters]
+            }
+        };
+        all.retain(|&sharding| self.request.is_run(&Layout { sharding, ..layout.clone() }));
+        if all.contains(&Sharding::Optimizer) && self.request.fixed.sharding.is_none() {
+            all.retain(|&sharding| sharding != Sharding::Replicated);
         }
+        all
     }
 
     /// Returns the cuts of a layout that are estimated, and its pipeline with each: the even cut, and in the

@@ -1,6 +1,6 @@
 //! The search: a quick exploration of the layouts, and a complete one if the first finds no plan.
 
-use crate::layout::Layout;
+use crate::layout::{Layout, Sharding};
 use crate::pipeline::Programs;
 use crate::predict::predict;
 use crate::search::bound::lower_bound;
@@ -10,6 +10,7 @@ use crate::search::found::{ClusterPlan, Found};
 use crate::search::request::Request;
 use crate::search::{schedules, space};
 use crate::setting::Setting;
+use crate::systems::{LayoutRefusal, refusal};
 
 /// Finds the fastest layouts that fit into memory.
 ///
@@ -31,7 +32,9 @@ pub fn search(request: &Request) -> Result<Found, SearchError> {
 pub fn search_from(request: &Request, known: &Layout) -> Result<Found, SearchError> {
     request.check()?;
     let request = &request.with_generator_name()?;
-    let fits = |plan: &ClusterPlan| plan.prediction.peak_memory() <= request.memory_limit();
+    let fits = |plan: &ClusterPlan| {
+        plan.prediction.peak_memory() <= request.memory_limit() && request.is_run(&plan.layout)
+    };
     find_plans(request, plan_of(request, known).filter(fits))
 }
 
@@ -60,10 +63,24 @@ fn find_plans(request: &Request, known: Option<ClusterPlan>) -> Result<Found, Se
     })
 }
 
+/// Returns why the system of a request runs none of its meshes; `None` without a system or a mesh.
+fn refusal_of_all(request: &Request, shapes: &[Layout]) -> Option<LayoutRefusal> {
+    let system = request.system?;
+    let sharding = request.fixed.sharding.unwrap_or(Sharding::Replicated);
+    let layouts = shapes.iter().flat_map(|shape| {
+        let pipelines = space::pipelines(request, shape).into_iter();
+        pipelines.map(|pipeline| Layout { pipeline, sharding, ..shape.clone() })
+    });
+    layouts.into_iter().find_map(|layout| refusal(system, &layout, &request.model))
+}
+
 /// Returns why a request has no layout.
 fn nothing_to_estimate(request: &Request, shapes: &[Layout]) -> SearchError {
     if let Err(error) = request.check_given() {
         return error.into();
+    }
+    if let Some(reason) = refusal_of_all(request, shapes) {
+        return SearchError::System { reason };
     }
     let has_mesh = shapes.iter().any(|shape| !space::pipelines(request, shape).is_empty());
     match &request.fixed.schedule {

@@ -1,6 +1,7 @@
 //! A request to the search.
 
 use pipewright_schedule::generate::find;
+use pipewright_schedule::plan::System;
 
 use crate::layout::{Cut, Kernels, Layout, LayoutError, Precision, Recompute, Scores, Sharding};
 use crate::machine::Machine;
@@ -8,6 +9,7 @@ use crate::model::Model;
 use crate::published::Run;
 use crate::quantity::GIB;
 use crate::search::error::SearchError;
+use crate::systems;
 
 /// Bytes of a GPU's memory that the driver's context, libraries and the buffers of collectives take: about
 /// 0.5 GiB for the context of CUDA 12, and as much for NCCL's channels.
@@ -37,6 +39,8 @@ pub struct Request {
     pub kernels: Kernels,
     /// The parts of the layout that are given. The search chooses the others.
     pub fixed: Fixed,
+    /// The system that is to run the plans; `None` for layouts of any kind.
+    pub system: Option<System>,
     /// The most bytes that a rank may need; `None` for the machine's memory without the reserve of
     /// [`Request::memory_limit`].
     pub memory: Option<f64>,
@@ -98,6 +102,7 @@ impl Request {
             scores: Scores::Fused,
             kernels: Kernels::Fused,
             fixed: Fixed::default(),
+            system: None,
             memory: None,
             goal_tokens: None,
             plans: 5,
@@ -117,6 +122,11 @@ impl Request {
     /// an allocator loses to fragments.
     pub fn memory_limit(&self) -> f64 {
         self.memory.unwrap_or((self.machine.memory * (1.0 - FRAGMENTS) - CONTEXT).max(0.0))
+    }
+
+    /// Returns whether the system of the request, if it has one, runs a layout.
+    pub(crate) fn is_run(&self, layout: &Layout) -> bool {
+        self.system.is_none_or(|system| systems::refusal(system, layout, &self.model).is_none())
     }
 
     /// Checks that all numbers are above 0, that the given parts of the layout divide the model, that a model

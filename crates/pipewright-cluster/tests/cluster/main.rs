@@ -5,6 +5,7 @@ mod data;
 mod adapters;
 mod bad_input;
 mod configs;
+mod emitted;
 mod goodput_table;
 mod measured;
 mod memory;

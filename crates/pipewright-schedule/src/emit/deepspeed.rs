@@ -7,8 +7,10 @@ use serde_json::{Map, Value, json};
 use crate::emit::emission::{Emission, EmitRequest, EmittedFile};
 use crate::emit::layout::print_layout;
 use crate::emit::mapping::Mapping;
+use crate::emit::mesh_options::{DividedState, MeshOptions, RecomputedPart};
 use crate::emit::model_parts::{ModelParts, StageParts};
 use crate::plan::{MeshOrder, Plan, System};
+use crate::words::counted;
 
 /// The file of the configuration.
 const CONFIG: &str = "deepspeed.json";
@@ -54,6 +56,9 @@ pub(super) fn deepspeed(plan: &Plan, request: &EmitRequest<'_>) -> Emission {
     ];
     let mut emission = Emission::new(System::Deepspeed, files);
     remarks(&mut emission, plan);
+    if let Some(mesh) = &request.mesh {
+        mesh_remarks(&mut emission, plan, mesh);
+    }
     let names = |stage: &StageParts| {
         let words = print_layout(from_ref(stage));
         format!("{} entries of `layers` (`{words}`)", words.len())
@@ -66,7 +71,11 @@ fn config(plan: &Plan, request: &EmitRequest<'_>, parts: &ModelParts) -> String 
     ends.extend(&plan.boundaries);
     ends.push(parts.layers());
     let most = ends.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(1);
-    let interval = if plan.recomputes() { most } else { 0 };
+    let interval = match &request.mesh {
+        None if plan.recomputes() => most,
+        Some(MeshOptions { recompute: RecomputedPart::Block, .. }) => 1,
+        _ => 0,
+    };
     let mut config = Map::new();
     let rows = u64::from(plan.microbatch_rows);
     config.insert("train_batch_size".into(), json!(rows * u64::from(plan.microbatches())));
@@ -77,6 +86,9 @@ fn config(plan: &Plan, request: &EmitRequest<'_>, parts: &ModelParts) -> String 
         "f16" => drop(config.insert("fp16".into(), json!({ "enabled": true }))),
         _ => {}
     }
+    if request.mesh.is_some_and(|mesh| mesh.divided == DividedState::Optimizer) {
+        config.insert("zero_optimization".into(), json!({ "stage": 1 }));
+    }
     let pipeline = json!({
         "stages": plan.schedule.ranks(),
         "parts": ends,
@@ -84,6 +96,31 @@ fn config(plan: &Plan, request: &EmitRequest<'_>, parts: &ModelParts) -> String 
     });
     config.insert("pipeline".into(), pipeline);
     format!("{:#}\n", Value::Object(config))
+}
+
+fn mesh_remarks(emission: &mut Emission, plan: &Plan, mesh: &MeshOptions) {
+    if mesh.sequence_parallel && plan.tensor_parallel > 1 {
+        let text = "the tensor-parallel ranks of the plan also divide the sequence between their products; the model that you \
+                    bring does that";
+        emission.remark("sequence parallelism", text);
+    }
+    if mesh.expert > 1 {
+        let text = format!(
+            "`ep_size` of the model's `MoE` layers is {}; the configuration has no key for it",
+            mesh.expert
+        );
+        emission.remark("experts", text);
+    }
+    if mesh.predictors > 0 {
+        let text = format!(
+            "the last entry of `layers` has the head and the {} that predict further tokens",
+            counted(mesh.predictors, "block")
+        );
+        emission.remark("predictors", text);
+    }
+    if mesh.fp8 {
+        emission.remark("precision", "FP8 is a matter of the model's layers, not of the configuration");
+    }
 }
 
 fn remarks(emission: &mut Emission, plan: &Plan) {

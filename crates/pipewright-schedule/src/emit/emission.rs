@@ -1,6 +1,7 @@
 //! The files that a plan becomes for another system, and what they do not say.
 
 use crate::emit::mapping::{Mapping, Remark};
+use crate::emit::mesh_options::MeshOptions;
 use crate::emit::model_parts::ModelParts;
 use crate::plan::{Plan, System};
 use crate::profile::Profile;
@@ -14,6 +15,9 @@ pub struct EmitRequest<'a> {
     pub precision: &'a str,
     /// The number of replicas that hold parameters and optimizer state together; 1 if each holds all.
     pub shards: u32,
+    /// What a plan for a cluster has besides its pipeline; `None` for a plan for a profile. Its state of replicas
+    /// counts instead of `shards`, and its recomputation instead of the plan's.
+    pub mesh: Option<MeshOptions>,
     /// The folder of the files, which options name; empty for the current one.
     pub folder: &'a str,
 }
@@ -39,10 +43,11 @@ pub struct EmittedFile {
 }
 
 impl<'a> EmitRequest<'a> {
-    /// Returns a request for files in the current folder, in the precision of the profile, without shards.
+    /// Returns a request for files in the current folder, in the precision of the profile, without shards,
+    /// for a plan for a profile.
     pub fn new(profile: &'a Profile) -> Self {
         let precision = profile.device.as_ref().and_then(|device| device.precision.as_deref());
-        Self { profile, precision: precision.unwrap_or("f32"), shards: 1, folder: "" }
+        Self { profile, precision: precision.unwrap_or("f32"), shards: 1, mesh: None, folder: "" }
     }
 }
 

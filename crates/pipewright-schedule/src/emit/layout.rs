@@ -5,7 +5,8 @@
 //! ```
 //!
 //! `E` is the embedding, `t` a block, `L` the head with the loss; a bar ends a stage. `t*3` repeats a
-//! character, `(tt|)*2` a group without groups inside, and commas do not matter. Stage `s` is on rank
+//! character, `(tt|)*2` a group without groups inside, and commas do not matter. In the last stage, `m` before `L` is
+//! a block that predicts further tokens; it is skipped, because a profile has no such layer. Stage `s` is on rank
 //! `s mod p` (`megatron/core/transformer/pipeline_parallel_layer_layout.py`).
 
 use crate::emit::model_parts::StageParts;
@@ -111,6 +112,7 @@ fn stages(letters: &[Letter]) -> Result<Vec<StageParts>, ReadErrorKind> {
     let mut stages = vec![StageParts { embedding: false, blocks: 0..0, head: false }];
     let last_layer = letters.iter().rposition(|letter| letter.letter != '|');
     let first_layer = letters.iter().position(|letter| letter.letter != '|');
+    let is_in_last_stage = |at: usize| letters[at..].iter().all(|letter| letter.letter != '|');
     for (at, &Letter { letter, column }) in letters.iter().enumerate() {
         let stage = stages.len() - 1;
         let wrong = |what: &str| Err(ReadErrorKind::Order { stage, what: what.to_owned() });
@@ -131,6 +133,7 @@ fn stages(letters: &[Letter]) -> Result<Vec<StageParts>, ReadErrorKind> {
                 blocks += 1;
                 stages[stage].blocks.end = blocks;
             }
+            'm' if is_in_last_stage(at) => {}
             '|' => stages.push(StageParts { embedding: false, blocks: blocks..blocks, head: false }),
             letter => return Err(ReadErrorKind::Letter { letter, column }),
         }
@@ -168,6 +171,7 @@ mod tests {
         check("E(t|)*3tL", "Et|t|t|tL");
         check("E|(t*2|)*2L", "E|tt|tt|L");
         check("Et||tL", "Et||tL");
+        check("Et|tm*2L", "Et|tL");
     }
 
     #[test]

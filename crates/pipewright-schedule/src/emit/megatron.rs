@@ -5,6 +5,7 @@ use std::fmt::Write;
 use crate::emit::emission::{Emission, EmitRequest, EmittedFile};
 use crate::emit::layout::print_layout;
 use crate::emit::mapping::Mapping;
+use crate::emit::mesh_options::{DividedState, MeshOptions, RecomputedPart};
 use crate::emit::model_parts::{ModelParts, StageParts};
 use crate::plan::{MeshOrder, Plan, System, group_size};
 
@@ -17,7 +18,11 @@ pub(super) fn megatron(plan: &Plan, request: &EmitRequest<'_>) -> Emission {
     let stages = parts.stages(&plan.boundaries);
     let file = EmittedFile { name: OPTIONS, text: options(plan, request, &parts, &stages) };
     let mut emission = Emission::new(System::Megatron, vec![file]);
-    remarks(&mut emission, plan, &parts);
+    let context = request.mesh.map_or(1, |mesh| mesh.context);
+    remarks(&mut emission, plan, context, &parts);
+    if let Some(mesh) = &request.mesh {
+        mesh_remarks(&mut emission, mesh);
+    }
     let names = |stage: &StageParts| format!("`{}`", print_layout(std::slice::from_ref(stage)));
     emission.finish(plan, request, &Mapping { system: System::Megatron, names })
 }
@@ -34,7 +39,7 @@ fn options(plan: &Plan, request: &EmitRequest<'_>, parts: &ModelParts, stages: &
     }
     option("tensor-model-parallel-size", &plan.tensor_parallel);
     option("pipeline-model-parallel-size", &ranks);
-    option("pipeline-model-parallel-layout", &print_layout(stages));
+    option("pipeline-model-parallel-layout", &layout(stages, request.mesh.as_ref()));
     let group = group_size(plan.settings.group_size, ranks, microbatches);
     if stages.len() > ranks as usize && group != ranks {
         option("microbatch-group-size-per-virtual-pipeline-stage", &group);
@@ -47,6 +52,9 @@ fn options(plan: &Plan, request: &EmitRequest<'_>, parts: &ModelParts, stages: &
         option("recompute-method", &"uniform");
         option("recompute-num-layers", &most);
     }
+    if let Some(mesh) = &request.mesh {
+        text.push_str(&mesh_options(mesh));
+    }
     match request.precision {
         "bf16" => text.push_str("--bf16\n"),
         "f16" => text.push_str("--fp16\n"),
@@ -58,7 +66,72 @@ fn options(plan: &Plan, request: &EmitRequest<'_>, parts: &ModelParts, stages: &
     text
 }
 
-fn remarks(emission: &mut Emission, plan: &Plan, parts: &ModelParts) {
+/// Returns the layout of the stages. Blocks that predict further tokens are before the loss (`m`).
+fn layout(stages: &[StageParts], mesh: Option<&MeshOptions>) -> String {
+    let layout = print_layout(stages);
+    let predictors = mesh.map_or(0, |mesh| mesh.predictors) as usize;
+    match layout.strip_suffix('L') {
+        Some(blocks) => format!("{blocks}{}L", "m".repeat(predictors)),
+        None => layout,
+    }
+}
+
+/// Returns the options that a plan for a cluster has besides its pipeline.
+fn mesh_options(mesh: &MeshOptions) -> String {
+    let mut lines = Vec::new();
+    if mesh.context > 1 {
+        lines.push(format!("--context-parallel-size {}", mesh.context));
+    }
+    if mesh.expert > 0 {
+        lines.push(format!("--expert-model-parallel-size {}", mesh.expert));
+        lines.push(format!("--expert-tensor-parallel-size {}", mesh.expert_tensor));
+    }
+    if mesh.sequence_parallel {
+        lines.push("--sequence-parallel".to_owned());
+    }
+    if mesh.predictors > 0 {
+        lines.push(format!("--mtp-num-layers {}", mesh.predictors));
+    }
+    let with_fsdp = |strategy: &str| {
+        format!(
+            "--use-megatron-fsdp\n--use-distributed-optimizer\n--data-parallel-sharding-strategy {strategy}\n--ckpt-format fsdp_dtensor"
+        )
+    };
+    match mesh.divided {
+        DividedState::Nothing => lines.push("--overlap-grad-reduce".to_owned()),
+        DividedState::Optimizer => {
+            lines.push(
+                "--use-distributed-optimizer\n--overlap-grad-reduce\n--overlap-param-gather".to_owned(),
+            );
+        }
+        DividedState::Gradients => lines.push(with_fsdp("optim_grads")),
+        DividedState::Parameters => lines.push(with_fsdp("optim_grads_params")),
+    }
+    match mesh.recompute {
+        RecomputedPart::Nothing | RecomputedPart::Elementwise => {}
+        RecomputedPart::Scores => lines.push("--recompute-granularity selective".to_owned()),
+        RecomputedPart::Block => lines.push(
+            "--recompute-granularity full\n--recompute-method uniform\n--recompute-num-layers 1".to_owned(),
+        ),
+    }
+    if mesh.fp8 {
+        lines.push("--fp8-format hybrid".to_owned());
+    }
+    lines.into_iter().map(|line| line + "\n").collect()
+}
+
+fn mesh_remarks(emission: &mut Emission, mesh: &MeshOptions) {
+    if matches!(mesh.divided, DividedState::Gradients | DividedState::Parameters) {
+        let text = "Megatron's FSDP needs an environment in which `CUDA_DEVICE_MAX_CONNECTIONS` is not 1";
+        emission.remark("replicas", text);
+    }
+    if mesh.expert > 0 {
+        let text = "the numbers of experts, and of experts of a token, are options of the model, and yours";
+        emission.remark("experts", text);
+    }
+}
+
+fn remarks(emission: &mut Emission, plan: &Plan, context: u32, parts: &ModelParts) {
     if let Some(other) = parts.blocks().iter().find(|kind| **kind != parts.blocks()[0]) {
         let first = &parts.blocks()[0];
         let text = format!(
@@ -79,6 +152,7 @@ fn remarks(emission: &mut Emission, plan: &Plan, parts: &ModelParts) {
             u64::from(plan.schedule.ranks())
                 * u64::from(plan.data_parallel)
                 * u64::from(plan.tensor_parallel)
+                * u64::from(context)
         );
         emission.remark("replicas", text);
     }

@@ -31,10 +31,11 @@ const METHOD: &str = "recompute-method";
 const RECOMPUTED: &str = "recompute-num-layers";
 const CONTEXT: &str = "context-parallel-size";
 const EXPERT: &str = "expert-model-parallel-size";
+const PREDICTORS: &str = "mtp-num-layers";
 const PIPELINE_ORDER: &str = "use-tp-pp-dp-mapping";
 
 /// The keys that are read. A key that is nearly one of them is a mistake.
-const KNOWN: [&str; 20] = [
+const KNOWN: [&str; 21] = [
     PIPELINE,
     TENSOR,
     LAYOUT,
@@ -54,6 +55,7 @@ const KNOWN: [&str; 20] = [
     RECOMPUTED,
     CONTEXT,
     EXPERT,
+    PREDICTORS,
     PIPELINE_ORDER,
 ];
 
@@ -285,6 +287,11 @@ fn other_parallelism(options: &Options, sizes: Sizes) -> Result<Vec<String>, Rea
     if let Some(size) = options.number(EXPERT, 1)?.filter(|&size| size > 1) {
         remarks.push(format!(
             "`--{EXPERT} {size}` is not predicted; the costs of the profile are taken as they are"
+        ));
+    }
+    if let Some(blocks) = options.number(PREDICTORS, 0)?.filter(|&blocks| blocks > 0) {
+        remarks.push(format!(
+            "`--{PREDICTORS} {blocks}`: the head of the profile is taken to have the costs of these blocks"
         ));
     }
     Ok(remarks)

@@ -88,7 +88,7 @@ pub(super) fn read(
     };
     let microbatch_rows = options.number(ROWS, 1)?.unwrap_or(1);
     let batch = options.number(LOCAL_BATCH, 1)?.unwrap_or(DEFAULT_BATCH);
-    if !batch.is_multiple_of(microbatch_rows) {
+    if degree > 1 && !batch.is_multiple_of(microbatch_rows) {
         let expected = format!("a multiple of the rows of a microbatch, {microbatch_rows}");
         return Err(wrong(LOCAL_BATCH, batch.to_string(), &expected).into());
     }
@@ -100,21 +100,27 @@ pub(super) fn read(
         wrong(SCHEDULE, name.to_owned(), &format!("one of {}{nearest}", names.join(", "))).at(line)
     })?;
     let stages = stages(options, &parts, own, degree)?;
+    let data_parallel = replicas(options, sizes, ranks)?;
+    let runs = runs(options, batch, data_parallel)?;
+    // Without a pipeline, torchtitan runs one local batch after another, which is the order of the microbatches.
+    let (microbatches, microbatch_rows, runs) = match degree {
+        1 => (runs, batch, 1),
+        _ => (batch / microbatch_rows, microbatch_rows, runs),
+    };
     let schedule = match table {
-        Some(table) => read_table(table, own, stages.len(), batch / microbatch_rows, degree)?,
+        Some(table) => read_table(table, own, stages.len(), microbatches, degree)?,
         None => {
             let spec = ScheduleSpec {
                 ranks: degree,
                 stages_per_rank: Some(stages.len() as u32 / degree),
-                microbatches: batch / microbatch_rows,
+                microbatches,
                 ..ScheduleSpec::default()
             };
             generate_within(own, &spec)?
         }
     };
-    let data_parallel = replicas(options, sizes, ranks)?;
     let (recomputes, mut remarks) = remarks(options, sizes, &stages)?;
-    remarks.extend(accumulation(options, batch, data_parallel)?);
+    remarks.extend(accumulation(runs));
     let choice = PlanChoice {
         head_parts: Some(1),
         boundaries: parts.boundaries(&stages)?,
@@ -146,11 +152,11 @@ fn replicas(options: &Options, sizes: Sizes, ranks: Option<u32>) -> Result<u32, 
     Ok(replicas)
 }
 
-/// Returns the remark about a global batch for which a step runs the pipeline several times. `batch` is the
-/// number of rows of a replica in one run.
-fn accumulation(options: &Options, batch: u32, replicas: u32) -> Result<Option<String>, ReadError> {
+/// Returns how often a step runs the pipeline, by the global batch. `batch` is the number of rows of a replica
+/// in one run.
+fn runs(options: &Options, batch: u32, replicas: u32) -> Result<u32, ReadError> {
     let Some((value, line)) = options.word(GLOBAL_BATCH)?.filter(|(rows, _)| *rows != "-1") else {
-        return Ok(None);
+        return Ok(1);
     };
     let each = u64::from(batch) * u64::from(replicas);
     let rows = u64::from(options.number(GLOBAL_BATCH, 1)?.unwrap_or(1));
@@ -158,12 +164,17 @@ fn accumulation(options: &Options, batch: u32, replicas: u32) -> Result<Option<S
         let expected = format!("-1, or a multiple of {each}, the rows of a batch of all replicas");
         return Err(wrong(GLOBAL_BATCH, value.to_owned(), &expected).at(line));
     }
-    let runs = rows / each;
-    Ok((runs > 1).then(|| {
+    // A number of rows is at most a million.
+    Ok((rows / each) as u32)
+}
+
+/// Returns the remark about steps that run the pipeline several times.
+fn accumulation(runs: u32) -> Option<String> {
+    (runs > 1).then(|| {
         format!(
             "a step accumulates the gradients of {runs} runs of the pipeline, and the prediction is for one"
         )
-    }))
+    })
 }
 
 fn stages(

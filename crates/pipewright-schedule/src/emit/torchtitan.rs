@@ -5,9 +5,11 @@ use std::fmt::Write;
 use crate::csv::print_schedule;
 use crate::emit::emission::{Emission, EmitRequest, EmittedFile};
 use crate::emit::mapping::{Mapping, torchtitan_names};
+use crate::emit::mesh_options::{DividedState, MeshOptions, RecomputedPart};
 use crate::emit::model_parts::{ModelParts, StageParts};
 use crate::emit::modules::PYTORCH;
 use crate::plan::{MeshOrder, Plan, PlanSettings, System, is_loop};
+use crate::words::counted;
 
 /// The file of the options.
 const OPTIONS: &str = "torchtitan.args";
@@ -23,6 +25,9 @@ pub(super) fn torchtitan(plan: &Plan, request: &EmitRequest<'_>) -> Emission {
     ];
     let mut emission = Emission::new(System::Torchtitan, files);
     remarks(&mut emission, plan, request);
+    if let Some(mesh) = &request.mesh {
+        mesh_remarks(&mut emission, mesh);
+    }
     let names = |stage: &StageParts| torchtitan_names(stage).join(", ");
     emission.finish(plan, request, &Mapping { system: System::Torchtitan, names })
 }
@@ -53,20 +58,87 @@ fn options(plan: &Plan, request: &EmitRequest<'_>, stages: &[StageParts]) -> Str
     option("parallelism.pipeline_parallel_schedule_csv", &format!("{}{slash}{TABLE}", request.folder));
     option("parallelism.pipeline_parallel_microbatch_size", &plan.microbatch_rows);
     option("parallelism.module_fqns_per_model_part", &modules.join(" "));
-    let shards = request.shards.min(plan.data_parallel).max(1);
+    let shards = shards(plan, request);
     option("parallelism.data_parallel_replicate_degree", &(plan.data_parallel / shards));
     option("parallelism.data_parallel_shard_degree", &shards);
     option("parallelism.tensor_parallel_degree", &plan.tensor_parallel);
-    option("training.local_batch_size", &(rows * u64::from(plan.schedule.microbatches())));
+    // Without a pipeline, a local batch is one microbatch, and a step accumulates several.
+    let microbatches = if plan.schedule.ranks() > 1 { plan.schedule.microbatches() } else { 1 };
+    option("training.local_batch_size", &(rows * u64::from(microbatches)));
     option("training.global_batch_size", &(rows * u64::from(plan.microbatches())));
     if let Some(tokens) = request.profile.tokens {
         option("training.seq_len", &tokens);
     }
     let precision = if request.precision == "bf16" { "bfloat16" } else { "float32" };
     option("training.mixed_precision_param", &precision);
-    let checkpointing = if plan.recomputes() { "full" } else { "none" };
+    let checkpointing = match &request.mesh {
+        None if plan.recomputes() => "full",
+        None => "none",
+        Some(mesh) => {
+            text.push_str(&mesh_options(mesh, plan.tensor_parallel));
+            checkpointing(mesh)
+        }
+    };
     writeln!(text, "activation-checkpoint:{checkpointing}").expect("a string takes all text");
     text
+}
+
+/// Returns the replicas that hold the parameters of a stage together.
+fn shards(plan: &Plan, request: &EmitRequest<'_>) -> u32 {
+    match &request.mesh {
+        Some(mesh) => mesh.divided.shards(plan.data_parallel),
+        None => request.shards.min(plan.data_parallel).max(1),
+    }
+}
+
+/// Returns the options that a plan for a cluster has besides its pipeline and its replicas.
+fn mesh_options(mesh: &MeshOptions, tensor: u32) -> String {
+    let mut lines = Vec::new();
+    if mesh.context > 1 {
+        lines.push(format!("--parallelism.context_parallel_degree {}", mesh.context));
+    }
+    if mesh.expert > 0 {
+        lines.push(format!("--parallelism.expert_parallel_degree {}", mesh.expert));
+    }
+    if tensor > 1 && !mesh.sequence_parallel {
+        lines.push("--parallelism.no_enable_sequence_parallel".to_owned());
+    }
+    // Also for pipelines, where the default is another than without.
+    match mesh.divided {
+        DividedState::Nothing | DividedState::Optimizer => {}
+        DividedState::Gradients => lines.push("--parallelism.fsdp_reshard_after_forward never".to_owned()),
+        DividedState::Parameters => lines.push("--parallelism.fsdp_reshard_after_forward always".to_owned()),
+    }
+    lines.into_iter().map(|line| line + "\n").collect()
+}
+
+fn checkpointing(mesh: &MeshOptions) -> &'static str {
+    match mesh.recompute {
+        RecomputedPart::Nothing => "none",
+        RecomputedPart::Scores | RecomputedPart::Elementwise => "selective",
+        RecomputedPart::Block => "full",
+    }
+}
+
+fn mesh_remarks(emission: &mut Emission, mesh: &MeshOptions) {
+    if mesh.predictors > 0 {
+        let text = format!(
+            "`module_fqns_per_model_part` does not name the {} that predict further tokens, which the plan has in the last \
+             stage; add the names of your model to it",
+            counted(mesh.predictors, "block")
+        );
+        emission.remark("predictors", text);
+    }
+    if mesh.fp8 {
+        let text =
+            "FP8 is a choice of the model's configuration, not an option; products are in bf16 without it";
+        emission.remark("precision", text);
+    }
+    if mesh.divided == DividedState::Gradients {
+        let text = "`never` gathers the parameters once a step and keeps them, as the plan does; between steps they are divided, \
+                    which the plan does not need";
+        emission.remark("replicas", text);
+    }
 }
 
 fn remarks(emission: &mut Emission, plan: &Plan, request: &EmitRequest<'_>) {
@@ -88,7 +160,8 @@ fn remarks(emission: &mut Emission, plan: &Plan, request: &EmitRequest<'_>) {
     if request.precision == "f16" {
         emission.remark("precision", "there is no f16; the options have float32");
     }
-    let is_whole = request.shards <= 1 || plan.data_parallel <= 1;
+    let context = request.mesh.map_or(1, |mesh| mesh.context);
+    let is_whole = shards(plan, request) <= 1 && context <= 1;
     if request.precision == "bf16" && is_whole {
         let text = "`mixed_precision_param` counts only if replicas share the parameters; without that, \
                     `--training.dtype bfloat16` computes in bf16, and keeps parameters and optimizer state in it too";

@@ -1,0 +1,65 @@
+//! The files of a plan for a cluster in the options of another system.
+
+use std::path::Path;
+
+use pipewright_cluster::emit::emit;
+use pipewright_cluster::search::{ClusterPlan, Request, SearchError, search};
+use pipewright_cluster::systems::refusal;
+use pipewright_schedule::plan::System;
+
+use crate::failure::{Exit, Failure};
+use crate::planning::emitted::{EmittedFiles, Target};
+
+/// The plan that a system executes, with its files.
+#[derive(Debug)]
+pub(crate) struct ClusterEmitted {
+    /// The plan.
+    pub(crate) plan: ClusterPlan,
+    /// The files.
+    pub(crate) files: EmittedFiles,
+}
+
+impl ClusterEmitted {
+    /// Makes the files for the best plan of a search. If the system cannot run it, searches the best one that
+    /// it can run. `refused` says what an error of the search means.
+    pub(crate) fn of(
+        request: &Request,
+        best: &ClusterPlan,
+        target: &Target<'_>,
+        refused: impl FnOnce(SearchError) -> Failure,
+    ) -> Result<Self, Failure> {
+        let system = target.system;
+        refuse_frozen_blocks(system, request)?;
+        let refusal = refusal(system, &best.layout, &request.model).map(|refusal| refusal.to_string());
+        let plan = match &refusal {
+            None => best.clone(),
+            Some(refusal) => {
+                let request = Request { system: Some(system), plans: 1, ..request.clone() };
+                let context = || {
+                    format!(
+                        "{system} cannot run the best plan: {refusal}\namong the plans that {system} runs:\n"
+                    )
+                };
+                let found = search(&request).map_err(|error| refused(error).below(context()))?;
+                found.plans.into_iter().next().ok_or_else(|| Failure::input("there is no plan to write"))?
+            }
+        };
+        let folder: &Path = target.folder();
+        let emission = emit(system, request, &plan, &folder.to_string_lossy())
+            .map_err(|error| Failure::new(Exit::Bug, error))?;
+        let longer = plan.prediction.seconds / best.prediction.seconds - 1.0;
+        Ok(Self { plan, files: EmittedFiles::new(emission, folder, refusal, longer) })
+    }
+}
+
+/// Refuses plans for models with frozen blocks: other systems run the backwards that are left out here.
+fn refuse_frozen_blocks(system: System, request: &Request) -> Result<(), Failure> {
+    if !request.model.is_adapted() {
+        return Ok(());
+    }
+    Err(Failure::input(format!(
+        "--emit {}: the configuration has an [adapter], and a plan leaves out the weight gradients of frozen layers, \
+         which {system} computes: leave --emit out, or set adapter.kind = \"none\"",
+        system.name()
+    )))
+}

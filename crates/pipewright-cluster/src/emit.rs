@@ -1,0 +1,142 @@
+//! Writes a plan for a cluster in the options of another system.
+//!
+//! The pipeline becomes a [`Plan`] of the schedule crate, which has the writers; [`MeshOptions`] have the rest.
+
+use pipewright_schedule::emit::{
+    DividedState, Emission, EmitRequest, MeshOptions, RecomputedPart, emit as emit_plan,
+};
+use pipewright_schedule::generate::{ScheduleSpec, find};
+use pipewright_schedule::plan::{Collectives, MeshOrder, Plan, PlanSettings, Refusal, System};
+use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
+use pipewright_schedule::{GenerateError, generate};
+use thiserror::Error;
+
+use crate::layout::{Layout, Precision, Recompute, Scores, Sharding};
+use crate::model::{Block, FeedForward, Mixer, Model};
+use crate::search::{ClusterPlan, Request};
+use crate::systems::{LayoutRefusal, refusal};
+
+/// The errors of writing a plan for a cluster.
+#[derive(Clone, PartialEq, Error)]
+pub enum EmitError {
+    /// The system cannot run the plan.
+    #[error(transparent)]
+    Refused(#[from] LayoutRefusal),
+    /// The schedule does not exist in the plan's size.
+    #[error(transparent)]
+    Schedule(#[from] GenerateError),
+}
+
+pipewright_schedule::message_as_debug!(EmitError);
+
+/// Returns the files of a plan for `system`. `folder` is where they are, which options name.
+///
+/// # Errors
+/// When the system cannot run the plan, or its schedule does not exist in its size.
+pub fn emit(
+    system: System,
+    request: &Request,
+    plan: &ClusterPlan,
+    folder: &str,
+) -> Result<Emission, EmitError> {
+    if let Some(refusal) = refusal(system, &plan.layout, &request.model) {
+        return Err(refusal.into());
+    }
+    let profile = profile_of(&request.model, plan.layout.sequence);
+    let emit_request = EmitRequest {
+        profile: &profile,
+        precision: "bf16",
+        shards: 1,
+        mesh: Some(mesh_options(&plan.layout, &request.model)),
+        folder,
+    };
+    let refused = |refusal: Refusal| EmitError::Refused(refusal.into());
+    emit_plan(system, &pipeline_of(plan)?, &emit_request).map_err(refused)
+}
+
+/// Returns the layers of a model by their kinds. Nothing is said about their costs, which files do not have.
+fn profile_of(model: &Model, sequence: u32) -> Profile {
+    let layer = |kind: String| LayerProfile { kind, count: 1, ..LayerProfile::default() };
+    let blocks = model.blocks.iter().map(|block| kind_of(model, block));
+    let kinds = ["embedding".to_owned()].into_iter().chain(blocks).chain(["head".to_owned()]);
+    Profile {
+        tokens: Some(sequence),
+        link: LinkProfile::new(0.0, 1.0),
+        layers: kinds.map(layer).collect(),
+        ..Profile::default()
+    }
+}
+
+/// Returns the kind of a block: `block`, unless the blocks of the model differ in it.
+fn kind_of(model: &Model, block: &Block) -> String {
+    let names = |block: &Block| {
+        let mixer = match block.mixer {
+            Mixer::Attention(_) => Some("attention"),
+            Mixer::Latent(_) => Some("latent attention"),
+            Mixer::Mamba2(_) => Some("Mamba-2"),
+            Mixer::None => None,
+        };
+        let feed_forward = match block.feed_forward {
+            FeedForward::Dense(_) => Some("a dense feed-forward part"),
+            FeedForward::Experts(_) => Some("experts"),
+            FeedForward::None => None,
+        };
+        [mixer, feed_forward].into_iter().flatten().collect::<Vec<_>>().join(" and ")
+    };
+    let own = names(block);
+    if model.blocks.iter().all(|other| names(other) == own) { "block".to_owned() } else { own }
+}
+
+/// Returns a plan's pipeline: its schedule, its cut and its replicas.
+fn pipeline_of(plan: &ClusterPlan) -> Result<Plan, GenerateError> {
+    let layout = &plan.layout;
+    let name = layout.schedule_name();
+    let spec = ScheduleSpec {
+        ranks: layout.pipeline,
+        stages_per_rank: Some(layout.chunks),
+        microbatches: layout.microbatches(),
+        ..ScheduleSpec::default()
+    };
+    // The embedding is the first layer.
+    let boundaries: Vec<usize> = plan.prediction.boundaries().into_iter().map(|block| block + 1).collect();
+    Ok(Plan {
+        name: find(name)?.name,
+        settings: PlanSettings::default(),
+        schedule: generate(name, &spec)?,
+        head_parts: 1,
+        recompute: vec![None; boundaries.len() + 1],
+        boundaries,
+        data_parallel: layout.data(),
+        tensor_parallel: layout.tensor,
+        mesh_order: MeshOrder::Replicas,
+        collectives: Collectives::default(),
+        microbatch_rows: layout.microbatch,
+        step_s: plan.prediction.seconds,
+        bubble_fraction: plan.shares.bubble,
+        peak_bytes: plan.prediction.memory.iter().map(|memory| memory.total() as u64).collect(),
+    })
+}
+
+fn mesh_options(layout: &Layout, model: &Model) -> MeshOptions {
+    MeshOptions {
+        context: layout.context,
+        expert: if model.has_experts() { layout.expert } else { 0 },
+        expert_tensor: layout.expert_tensor,
+        sequence_parallel: layout.sequence_parallel,
+        divided: match layout.sharding {
+            _ if layout.replicas() == 1 => DividedState::Nothing,
+            Sharding::Replicated => DividedState::Nothing,
+            Sharding::Optimizer => DividedState::Optimizer,
+            Sharding::Gradients => DividedState::Gradients,
+            Sharding::Parameters => DividedState::Parameters,
+        },
+        recompute: match (layout.recompute, layout.scores) {
+            (Recompute::None, _) => RecomputedPart::Nothing,
+            (Recompute::Selective, Scores::Unfused) => RecomputedPart::Scores,
+            (Recompute::Selective, Scores::Fused) => RecomputedPart::Elementwise,
+            (Recompute::Full, _) => RecomputedPart::Block,
+        },
+        predictors: model.predictors,
+        fp8: layout.precision == Precision::Fp8,
+    }
+}

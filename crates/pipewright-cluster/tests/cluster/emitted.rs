@@ -1,0 +1,179 @@
+//! Plans for clusters in the options of other systems: each system runs what is searched for it, what is written is
+//! read back as the plan, and what a system cannot run is refused with the reason.
+
+use pipewright_cluster::catalogue::by_name;
+use pipewright_cluster::emit::emit;
+use pipewright_cluster::hf_config;
+use pipewright_cluster::layout::{Layout, Precision, Recompute, Scores, Sharding};
+use pipewright_cluster::model::Model;
+use pipewright_cluster::search::{ClusterPlan, Fixed, Request, search};
+use pipewright_cluster::systems::refusal;
+use pipewright_schedule::emit::{Emission, ReadPlan, SystemFile};
+use pipewright_schedule::plan::System;
+use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
+
+const DENSE: &str = include_str!("llama_405b.json");
+const EXPERTS: &str = include_str!("deepseek_v3.json");
+
+fn model(config: &str) -> Model {
+    hf_config::read(config).expect("a model").model
+}
+
+fn request(config: &str, gpus: u32, system: System) -> Request {
+    let machine = by_name("h100").expect("a machine");
+    let request = Request::new(model(config), machine, gpus, 128, 8192, Precision::Half);
+    Request { system: Some(system), plans: 1, simulations: 4, ..request }
+}
+
+fn best(request: &Request) -> ClusterPlan {
+    search(request).expect("a plan").plans.remove(0)
+}
+
+/// Reads the files of a plan back, for a model with as many blocks.
+fn read(emission: &Emission, request: &Request) -> ReadPlan {
+    let layer = |kind: &str, count: usize| LayerProfile {
+        kind: kind.to_owned(),
+        count: count as u32,
+        forward_s: 1.0,
+        ..LayerProfile::default()
+    };
+    let layers = vec![layer("embedding", 1), layer("block", request.model.blocks.len()), layer("head", 1)];
+    let profile = Profile { layers, link: LinkProfile::new(0.0, 1.0), ..Profile::default() };
+    let file = SystemFile::parse(&emission.files[0].text).expect("a file of the system");
+    assert_eq!(file.system(), emission.system);
+    let table = file.table().map(|_| emission.files[1].text.as_str());
+    // A configuration of DeepSpeed says no tensor-parallel ranks.
+    let ranks = (emission.system != System::Deepspeed).then_some(request.gpus);
+    file.plan(&profile, table, ranks).expect("the plan can be read")
+}
+
+/// Checks that the best plan for a system is read back as it is.
+fn check(request: &Request) -> (ClusterPlan, Emission) {
+    let system = request.system.expect("a system");
+    let plan = best(request);
+    let layout = &plan.layout;
+    assert_eq!(refusal(system, layout, &request.model), None, "{layout:?}");
+    let emission = emit(system, request, &plan, "out").expect("files");
+    let back = read(&emission, request);
+    let boundaries: Vec<usize> = plan.prediction.boundaries().iter().map(|block| block + 1).collect();
+    assert_eq!(back.choice.boundaries, boundaries, "{system}: {layout:?}");
+    assert_eq!(back.choice.microbatch_rows, layout.microbatch, "{system}: {layout:?}");
+    assert_eq!(back.schedule.microbatches(), layout.microbatches(), "{system}: {layout:?}");
+    if system != System::Deepspeed {
+        assert_eq!(back.choice.data_parallel, layout.data(), "{system}: {layout:?}");
+        assert_eq!(back.choice.tensor_parallel, layout.tensor, "{system}: {layout:?}");
+    }
+    let recomputes = back.choice.recompute.iter().all(Option::is_some);
+    assert_eq!(recomputes, layout.recompute == Recompute::Full, "{system}: {layout:?}");
+    (plan, emission)
+}
+
+#[test]
+fn what_is_searched_for_a_system_is_read_back() {
+    for system in System::ALL {
+        for (config, bytes) in [(DENSE, 640e9), (DENSE, 240e9), (EXPERTS, 400e9)] {
+            check(&Request { memory: Some(bytes), ..request(config, 64, system) });
+        }
+    }
+}
+
+#[test]
+fn given_parts_are_in_the_options() {
+    let dense = |fixed| (DENSE, Fixed { pipeline: Some(8), tensor: Some(8), ..fixed });
+    let experts = |fixed| (EXPERTS, Fixed { pipeline: Some(8), ..fixed });
+    let none = Fixed::default();
+    let context = Fixed { context: Some(2), ..none.clone() };
+    let full = Fixed { recompute: Some(Recompute::Full), ..none.clone() };
+    let whole =
+        Fixed { sharding: Some(Sharding::Replicated), tensor: Some(8), pipeline: Some(16), ..none.clone() };
+    let expert = Fixed { expert: Some(8), tensor: Some(1), ..none.clone() };
+    let one = Fixed { pipeline: Some(1), sharding: Some(Sharding::Parameters), ..none.clone() };
+    let cases = [
+        (System::Megatron, dense(context.clone()), "--context-parallel-size 2\n"),
+        (System::Megatron, dense(full.clone()), "--recompute-method uniform\n--recompute-num-layers 1\n"),
+        (System::Megatron, dense(none.clone()), "--use-distributed-optimizer\n--overlap-grad-reduce\n"),
+        (
+            System::Megatron,
+            experts(expert.clone()),
+            "--expert-model-parallel-size 8\n--expert-tensor-parallel-size 1\n",
+        ),
+        (System::Megatron, experts(expert.clone()), "mL\n"),
+        (System::Megatron, (DENSE, one), "--data-parallel-sharding-strategy optim_grads_params\n"),
+        (System::Torchtitan, dense(context), "--parallelism.context_parallel_degree 2\n"),
+        (System::Torchtitan, dense(full.clone()), "activation-checkpoint:full\n"),
+        (System::Torchtitan, experts(expert), "--parallelism.expert_parallel_degree 8\n"),
+        (System::Deepspeed, dense(full), "\"activation_checkpoint_interval\": 1"),
+        (System::Deepspeed, dense(none), "\"zero_optimization\": {\n    \"stage\": 1\n  }"),
+        (System::Deepspeed, (DENSE, whole), "\"train_batch_size\": 128"),
+    ];
+    for (system, (config, fixed), option) in cases {
+        let request = Request { fixed, memory: Some(1e15), ..request(config, 128, system) };
+        let (plan, emission) = check(&request);
+        let text = &emission.files[0].text;
+        assert!(text.contains(option), "{system}: {:?}: {option} is not in\n{text}", plan.layout);
+    }
+}
+
+/// Checks why a system does not run a layout that is changed from one that it runs.
+fn check_refused(system: System, config: &str, change: impl FnOnce(&mut Layout), words: &str) {
+    let model = model(config);
+    let machine = by_name("h100").expect("a machine");
+    let request = Request::new(model.clone(), machine, 128, 128, 8192, Precision::Half);
+    let fixed = Fixed { pipeline: Some(8), sharding: Some(Sharding::Replicated), ..Fixed::default() };
+    let request = Request { fixed, system: Some(system), simulations: 1, memory: Some(1e15), ..request };
+    let mut layout = best(&request).layout;
+    assert_eq!(refusal(system, &layout, &model), None, "{layout:?}");
+    change(&mut layout);
+    let refused = refusal(system, &layout, &model).map(|refusal| refusal.to_string()).unwrap_or_default();
+    assert!(refused.contains(words), "{system}: {layout:?}: {refused:?}");
+}
+
+#[test]
+fn what_a_system_does_not_run_is_refused() {
+    use System::{Deepspeed, Megatron, Torchtitan};
+    let named = |name: &'static str| move |layout: &mut Layout| layout.schedule = Some(name.to_owned());
+    check_refused(Megatron, DENSE, named("zb-h1"), "Megatron does not run this schedule");
+    check_refused(Deepspeed, DENSE, |layout| layout.chunks = 2, "DeepSpeed does not run this schedule");
+    check_refused(
+        Torchtitan,
+        DENSE,
+        |layout| layout.sharding = Sharding::Optimizer,
+        "only the state of the optimizer",
+    );
+    check_refused(
+        Megatron,
+        DENSE,
+        |layout| layout.sharding = Sharding::Parameters,
+        "has no such replicas, which divide parameters",
+    );
+    check_refused(
+        Deepspeed,
+        DENSE,
+        |layout| layout.sharding = Sharding::Gradients,
+        "has no such replicas, which divide gradients",
+    );
+    check_refused(Deepspeed, DENSE, |layout| layout.context = 2, "do not divide sequences");
+    check_refused(Torchtitan, DENSE, |layout| layout.context = 2, "each has all of them");
+    let odd = |layout: &mut Layout| (layout.context, layout.sequence) = (2, 8194);
+    check_refused(Megatron, DENSE, odd, "4 pieces do not divide 8194 tokens");
+    let selective = |layout: &mut Layout| layout.recompute = Recompute::Selective;
+    check_refused(Megatron, DENSE, selective, "does not recompute the elementwise operations");
+    check_refused(Deepspeed, DENSE, selective, "does not recompute the elementwise operations");
+    let plain =
+        |layout: &mut Layout| (layout.expert, layout.tensor, layout.sequence_parallel) = (8, 2, false);
+    check_refused(Megatron, EXPERTS, plain, "Megatron needs sequence parallelism");
+    let halves = |layout: &mut Layout| (layout.expert, layout.tensor, layout.expert_tensor) = (8, 2, 2);
+    check_refused(Torchtitan, EXPERTS, halves, "divides experts among all ranks of a stage");
+    let unfused =
+        |layout: &mut Layout| (layout.scores, layout.recompute) = (Scores::Unfused, Recompute::Selective);
+    let mut model = model(DENSE);
+    let layout = Layout { pipeline: 2, ..best(&request(DENSE, 128, Torchtitan)).layout };
+    model.tied = true;
+    assert!(
+        refusal(Torchtitan, &layout, &model)
+            .is_some_and(|why| why.to_string().contains("table of the embedding"))
+    );
+    let mut layout = best(&request(DENSE, 128, Megatron)).layout;
+    unfused(&mut layout);
+    assert_eq!(refusal(Megatron, &layout, &model), None);
+}
