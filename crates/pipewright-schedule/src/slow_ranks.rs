@@ -15,14 +15,14 @@
 //! A machine that slows all ranks makes no rank slow. A single rank has no others to be compared with, so it
 //! is never slow. The ranks that compute stages together have one row in a timeline, and wait for each other
 //! inside their actions, so they are slow together. Replicas that hold experts together also wait for each
-//! other inside their actions, and have rows of their own: there, ranks that wait for a slow one may be named
-//! with it.
+//! other inside their actions, and have rows of their own. The time in which they wait for tokens does not
+//! count: an exchange is under way, and neither half of an overlap computes ([`ScopeKind`]).
 //!
 //! **Cost.** The time of a step is proportional to its actions times the kinds of actions of a rank.
 
 use crate::action::ActionKind;
 use crate::ids::{Rank, StageIndex};
-use crate::timeline::{Event, Timeline};
+use crate::timeline::{Event, Scope, ScopeKind, Timeline};
 
 /// The most steps whose times make up the usual time.
 pub const WINDOW: usize = 32;
@@ -96,7 +96,7 @@ impl SlowRanks {
         }
         let Self { rows, scratch, sorted } = self;
         for (rank, row) in (0..).map(Rank::new).zip(rows.iter_mut()) {
-            row.read(timeline.events_of(rank));
+            row.read(timeline.events_of(rank), timeline.scopes_of(rank));
             row.pace = row.measure(scratch);
         }
         sorted.clear();
@@ -108,8 +108,8 @@ impl SlowRanks {
 }
 
 impl Row {
-    /// Reads the times of a step.
-    fn read(&mut self, events: &[Event]) {
+    /// Reads the times of a step. The spans inside the actions say when the rank waits for tokens.
+    fn read(&mut self, events: &[Event], scopes: &[Scope]) {
         self.kinds.iter_mut().for_each(|times| times.step.clear());
         for event in events.iter().filter(|event| event.action.is_compute()) {
             let (stage, kind) = (event.action.stage(), event.action.kind());
@@ -118,7 +118,7 @@ impl Row {
                 self.kinds.push(Times { stage, kind, step: Vec::new(), past: Vec::new(), oldest: 0 });
                 self.kinds.len() - 1
             });
-            self.kinds[index].step.push(event.end - event.start);
+            self.kinds[index].step.push(event.end - event.start - waiting_for_tokens(event, scopes));
         }
     }
 
@@ -170,6 +170,27 @@ impl Times {
     }
 }
 
+/// Returns the seconds of an action in which its rank only waits for the tokens of experts. The spans of the
+/// rank are in the order of their starts.
+fn waiting_for_tokens(event: &Event, scopes: &[Scope]) -> f64 {
+    let first = scopes.partition_point(|scope| scope.start < event.start);
+    let inside = || scopes[first..].iter().take_while(|scope| scope.start < event.end);
+    let is_computation = |scope: &Scope| matches!(scope.kind, ScopeKind::Computation(_));
+    let known = length_of_union(event, inside().filter(|scope| scope.is_exchange() || is_computation(scope)));
+    known - length_of_union(event, inside().filter(|scope| is_computation(scope)))
+}
+
+/// Returns the seconds of an action that spans cover, which are in the order of their starts.
+fn length_of_union<'a>(event: &Event, scopes: impl Iterator<Item = &'a Scope>) -> f64 {
+    let (mut until, mut seconds) = (event.start, 0.0);
+    for scope in scopes {
+        let end = scope.end.min(event.end);
+        seconds += (end - scope.start.max(until)).max(0.0);
+        until = until.max(end);
+    }
+    seconds
+}
+
 /// Returns the median, the lower of two; `None` without values.
 fn median(values: &[f64], scratch: &mut Vec<f64>) -> Option<f64> {
     let middle = values.len().checked_sub(1)? / 2;
@@ -188,6 +209,7 @@ fn median_of_others(sorted: &[f64], own: f64) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::action::Action;
 
     /// Returns a step in which each rank has two forwards and two backwards of these milliseconds, after a
     /// receive that lasts a second.
@@ -255,6 +277,48 @@ mod tests {
         check(&[slow[0], slow[1], (2, all_slow), (STEPS, &[10.0; 4])], &[(15, 1, true), (22, 1, false)]);
         // After eleven steps, the usual time has followed.
         check(&[slow[0], slow[1], (40, all_slow)], &[(15, 1, true), (15 + 11 + STEPS, 1, false)]);
+    }
+
+    /// Returns a step of replicas that hold experts together: each computes for so many milliseconds,
+    /// exchanges tokens until the slowest one has computed as long, and computes 1 ms more. In an overlap,
+    /// the halves take turns: one computes in the first part, and the other in a third of the exchange.
+    fn step_with_exchange(milliseconds: &[f64], action: &str) -> Timeline {
+        let slowest = milliseconds.iter().copied().fold(0.0, f64::max);
+        let (mut events, mut scopes) = (Vec::new(), Vec::new());
+        for (rank, &time) in (0_u32..).map(Rank::new).zip(milliseconds) {
+            let action: Action = action.parse().expect("an action");
+            let at = |milliseconds: f64| milliseconds * 1e-3;
+            let mut span =
+                |kind, start, end| scopes.push(Scope { rank, kind, start: at(start), end: at(end) });
+            let end = slowest + 4.0;
+            match action.parts().collect::<Vec<_>>()[..] {
+                [forward, backward] => {
+                    span(ScopeKind::Computation(forward), 0.0, time);
+                    span(ScopeKind::Exchange(forward), time, end);
+                    span(ScopeKind::Computation(backward), time, time + 1.0);
+                    span(ScopeKind::User("exchange".into()), 0.0, end);
+                    span(ScopeKind::Computation(forward), end, end + 1.0);
+                }
+                _ => span(ScopeKind::Exchange(action), time, end),
+            }
+            events.push(Event { rank, action, start: 0.0, end: at(end + 1.0) });
+        }
+        Timeline::new(milliseconds.len() as u32, events).with_scopes(scopes)
+    }
+
+    /// All actions of a step end when the slowest replica has sent its tokens.
+    #[test]
+    fn a_replica_that_waits_for_the_tokens_of_a_slow_one_is_not_slow() {
+        for action in ["0F1", "0B1", "(0F1;1B0)OVERLAP_F_B"] {
+            let mut ranks = SlowRanks::default();
+            let mut observe = |milliseconds: &[f64]| {
+                let changes = ranks.observe(&step_with_exchange(milliseconds, action));
+                changes.into_iter().map(|change| (change.rank.get(), change.is_slow)).collect::<Vec<_>>()
+            };
+            assert!((0..10).all(|_| observe(&[10.0, 12.0, 10.0]).is_empty()));
+            let changes: Vec<_> = (0..STEPS).flat_map(|_| observe(&[10.0, 50.0, 10.0])).collect();
+            assert_eq!(changes, [(1, true)], "{action}");
+        }
     }
 
     #[test]
