@@ -9,7 +9,7 @@
 //! shard. Each shard group holds all parameters.
 //!
 //! `experts` consecutive replicas form an expert group: together they hold the experts of each mixture once, each
-//! replica some of them. Every replica holds all other parameters.
+//! replica some of them. The other parameters are on every replica, or sharded.
 
 use pipewright_schedule::Rank;
 use serde::{Deserialize, Serialize};
@@ -95,6 +95,14 @@ impl Mesh {
         self.groups_of(self.experts).filter(|_| has_order_of_all)
     }
 
+    /// Returns whether shard groups and expert groups fit each other: one of the sizes divides the other, and
+    /// a sum over an expert group has the order of the sums in shard groups.
+    pub fn groups_fit(&self) -> bool {
+        let Self { data, shards, experts, .. } = *self;
+        let divides = shards.is_multiple_of(experts) || experts.is_multiple_of(shards);
+        divides && (experts.is_power_of_two() || shards.is_power_of_two() || shards == data)
+    }
+
     fn groups_of(&self, size: u32) -> Option<u32> {
         let is_even = size > 0 && self.data.is_multiple_of(size);
         is_even.then(|| self.data / size)
@@ -139,6 +147,22 @@ impl Mesh {
     /// group; `None` for a rank outside the mesh.
     pub fn expert_copy_group(&self, world: WorldRank) -> Option<Group> {
         self.one_of_each(world, self.experts)
+    }
+
+    /// Returns those ranks of [`Mesh::shard_group`] that hold the same experts as the rank: each holds other
+    /// rows of them. `None` for a rank outside the mesh.
+    pub fn expert_shard_group(&self, world: WorldRank) -> Option<Group> {
+        let own = self.contains(world).then(|| self.coord(world))?;
+        let index = own.replica.checked_rem(self.experts)?;
+        let shards = self.shard_group(world)?;
+        let coords = shards.members().iter().map(|&member| self.coord(member));
+        self.group(coords.filter(|coord| coord.replica % self.experts == index), world)
+    }
+
+    /// Returns those ranks of [`Mesh::data_group`] that hold the same rows of the same experts as the rank;
+    /// `None` for a rank outside the mesh.
+    pub fn expert_row_group(&self, world: WorldRank) -> Option<Group> {
+        self.one_of_each(world, self.shards.max(self.experts))
     }
 
     /// Returns the ranks of [`Mesh::data_group`] in the rank's group of `size` consecutive replicas.
@@ -278,5 +302,29 @@ mod tests {
         assert_eq!(members(mesh.expert_copy_group(world)), [4, 10]);
         assert_eq!(members(mesh.model_group(world)), [6, 7, 8, 9, 10, 11]);
         assert_eq!(members(mesh.model_group(WorldRank::new(0))), [0, 1, 2, 3, 4, 5]);
+    }
+
+    /// Two replicas hold the experts together. Eight replicas form shard groups.
+    #[test]
+    fn replicas_of_a_shard_group_share_the_rows_of_their_experts() {
+        let check = |shards, experts, replica, sharing: &[u32], copies: &[u32]| {
+            let mesh = Mesh { pipeline: 1, data: 8, shards, experts, tensor: 1 };
+            assert!(mesh.groups_fit(), "{mesh:?}");
+            let members = |group: Option<Group>| -> Vec<u32> {
+                group.expect("it is in the mesh").members().iter().map(|member| member.get()).collect()
+            };
+            let world = WorldRank::new(replica);
+            assert_eq!(members(mesh.expert_shard_group(world)), sharing, "{mesh:?}");
+            assert_eq!(members(mesh.expert_row_group(world)), copies, "{mesh:?}");
+        };
+        check(4, 2, 7, &[5, 7], &[3, 7]);
+        check(8, 2, 3, &[1, 3, 5, 7], &[3]);
+        check(2, 2, 3, &[3], &[1, 3, 5, 7]);
+        check(2, 4, 3, &[3], &[3, 7]);
+        check(1, 4, 3, &[3], &[3, 7]);
+        check(4, 1, 5, &[4, 5, 6, 7], &[1, 5]);
+        let fit = |data, shards, experts| Mesh { pipeline: 1, data, shards, experts, tensor: 1 }.groups_fit();
+        assert!(fit(6, 6, 6) && fit(6, 2, 6) && fit(12, 6, 2) && fit(6, 1, 6));
+        assert!(!fit(6, 3, 6) && !fit(6, 3, 2) && !fit(12, 6, 4));
     }
 }

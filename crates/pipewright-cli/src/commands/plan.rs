@@ -328,6 +328,7 @@ impl PlannedRun {
             ranks: settings.mesh.expert_parallel,
             tokens: settings.data.seq_len,
             link: profile.link,
+            shards: settings.mesh.shards(),
         };
         experts.add_to(&mut profile, &rule, model).map_err(Failure::input)?;
         Ok(profile)

@@ -199,12 +199,18 @@ impl CrossChecks<'_> {
             let kind = ProblemKind::OutOfRange { key: EXPERTS, value: experts.to_string(), range };
             return self.section("mesh").report(EXPERTS, kind);
         }
+        if !mesh.mesh(1).groups_fit() {
+            let shards = mesh.shards();
+            let range = format!(
+                "a power of two that divides {shards}, the replicas of a group (`data_parallel`), or that {shards} divides,"
+            );
+            let kind = ProblemKind::OutOfRange { key: EXPERTS, value: experts.to_string(), range };
+            return self.section("mesh").report(EXPERTS, kind);
+        }
         let others = [
             ("mesh", "tensor_parallel", mesh.tensor_parallel > 1),
-            ("mesh", "data_parallel_mode", mesh.is_sharded()),
             ("run", "device", !run.devices.are_processor()),
             ("run", "verify", run.verify != Verify::Off),
-            ("run", "replace_slow", run.replace_slow),
         ];
         for (section, key, _) in others.into_iter().filter(|(_, _, is_set)| *is_set) {
             self.section(section).report(key, ProblemKind::BesideExperts { key, experts });

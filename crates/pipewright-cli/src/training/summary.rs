@@ -189,6 +189,11 @@ fn write_mesh(text: &mut String, prepared: &Prepared) {
         let holds = match (shards, mesh.expert_parallel) {
             (1, 1) => "each holds all parameters".to_owned(),
             (1, experts) => format!("each holds 1/{experts} of the experts and all other parameters"),
+            (shards, experts) if experts > shards => {
+                format!(
+                    "each holds 1/{experts} of the experts and 1/{shards} of the other parameters, with the optimizer's state"
+                )
+            }
             _ => format!("each holds 1/{shards} of the parameters and of the optimizer's state"),
         };
         let groups = match replicas / shards.max(1) {

@@ -273,6 +273,48 @@ fn replicas_that_hold_experts_together_train_as_replicas_with_all_and_resume_as_
     }
 }
 
+/// Two of four replicas hold each expert if two hold them together.
+#[test]
+fn replicas_with_sharded_parameters_may_hold_experts_together() {
+    let folder = folder();
+    let train = |steps: &str, set: &[&str]| {
+        let two = ["pipeline.ranks=2", steps];
+        succeed(&folder, &["train", "small.toml"], &[&two[..], set].concat())
+    };
+    train("run.steps=4", &["mesh.data_parallel=4"]);
+    let expected = trained(&folder);
+    let sharded = ["mesh.data_parallel=4", "mesh.data_parallel_mode=sharded"];
+    let groups = ["mesh.data_parallel=[2, 2]"];
+    for (mode, experts, stored) in [
+        (&sharded[..], 2, ["0 1", "2 3", "0 1", "2 3"]),
+        (&sharded, 4, ["0", "1", "2", "3"]),
+        (&groups, 4, ["0", "1", "2", "3"]),
+    ] {
+        let experts = format!("mesh.expert_parallel={experts}");
+        train("run.steps=2", &[mode, &[&experts, "run.replace_slow=true"]].concat());
+        // The ranks of the stage that has the second block.
+        let found = [0, 2, 4, 6].map(|rank| stored_experts_of(&folder, 2, rank).join(" "));
+        assert_eq!(found, stored, "{mode:?} {experts}");
+        succeed(&folder, &["resume", "out"], &["run.steps=4"]);
+        assert!(trained(&folder) == expected, "{mode:?} {experts}");
+        succeed(
+            &folder,
+            &["resume", "out"],
+            &["run.steps=5", "mesh.expert_parallel=1", "mesh.data_parallel=2"],
+        );
+        assert_eq!(parts(&folder).len(), 5);
+    }
+    let holds = |mode: &[&str], experts: &str| {
+        let (printed, _) = succeed(&folder, &["check", "small.toml"], &[mode, &[experts]].concat());
+        let line = printed.lines().find(|line| line.starts_with("mesh")).expect("a line about the mesh");
+        line.split_once("; each holds ").expect("what a replica holds").1.to_owned()
+    };
+    let all = "1/4 of the parameters and of the optimizer's state";
+    assert_eq!(holds(&sharded, "mesh.expert_parallel=2"), all);
+    let larger = "1/4 of the experts and 1/2 of the other parameters, with the optimizer's state";
+    assert_eq!(holds(&groups, "mesh.expert_parallel=4"), larger);
+}
+
 /// The experts of a base are frozen, and so are whole stages below the first adapter.
 #[test]
 fn replicas_hold_the_experts_of_a_base_together() {
@@ -344,6 +386,13 @@ fn check_counts_the_experts_that_a_replica_holds() {
     assert!(quarter[0] < whole[0] && quarter[2] < whole[2], "{quarter:?} {whole:?}");
     assert_eq!(quarter[1], whole[1], "a sum of gradients for each replica whose tokens arrive");
     assert!(quarter[3] > whole[3], "the rows that arrive");
+    // With sharded parameters, the optimizer has the state of the same rows, and fewer experts are gathered.
+    let sharded = |experts| memory(&["mesh.data_parallel_mode=sharded", experts]);
+    let [all, two, four] =
+        ["mesh.expert_parallel=1", "mesh.expert_parallel=2", "mesh.expert_parallel=4"].map(sharded);
+    assert_eq!([two[2], four[2]], [all[2]; 2]);
+    let experts = 4 * (whole[0] - quarter[0]) / 3;
+    assert_eq!([all[0] - two[0], all[0] - four[0]], [experts / 2, experts], "{all:?} {two:?} {four:?}");
 }
 
 #[test]
@@ -500,8 +549,9 @@ fn experts_that_replicas_cannot_hold_together_are_refused() {
          help: leave `tensor_parallel` out, or write `expert_parallel = 1` in [mesh]",
     );
     refused(
-        &["mesh.data_parallel=2", "mesh.expert_parallel=2", "mesh.data_parallel_mode=sharded"],
-        "`data_parallel_mode` does not work with 2 replicas that hold the experts together",
+        &["mesh.data_parallel=[2, 3]", "mesh.expert_parallel=2", "pipeline.microbatches=6"],
+        "`expert_parallel` is 2, where a power of two that divides 3, the replicas of a group (`data_parallel`), or that 3 \
+         divides, is expected",
     );
     let two = ["mesh.data_parallel=2", "mesh.expert_parallel=2"];
     refused(
@@ -509,10 +559,10 @@ fn experts_that_replicas_cannot_hold_together_are_refused() {
         "`expert_parallel` is 3, where 6, the number of replicas (`data_parallel`), or a divisor of it that is a power of two, \
          is expected",
     );
-    for (set, key) in [("run.verify=on-suspicion", "verify"), ("run.replace_slow=true", "replace_slow")] {
-        let expected = format!("`{key}` does not work with 2 replicas that hold the experts together");
-        refused(&[two[0], two[1], set], &expected);
-    }
+    refused(
+        &[two[0], two[1], "run.verify=on-suspicion"],
+        "`verify` does not work with 2 replicas that hold the experts together",
+    );
     let measured = "know only layers that one rank computes, and `mesh.expert_parallel` is 2";
     refused_by(&["train"], &folder, &[two[0], two[1], "pipeline.schedule=auto"], measured);
     refused_by(&["profile"], &folder, &two, measured);

@@ -4,7 +4,7 @@
 use pipewright::nn::TensorParallel;
 use pipewright::tensor::Precision;
 use pipewright_schedule::profile::{LinkProfile, Profile};
-use pipewright_schedule::sharding::StateBytes;
+use pipewright_schedule::sharding::{StageBytes, StateBytes};
 
 use crate::cut_model::CutModel;
 use crate::error::ConfigError;
@@ -24,6 +24,8 @@ pub struct ExpertShare {
     pub tokens: u32,
     /// The link between two of them.
     pub link: LinkProfile,
+    /// The number of replicas that hold the other parameters together; 1 if each holds all.
+    pub shards: u32,
 }
 
 impl ExpertShare {
@@ -75,18 +77,31 @@ impl ExpertShare {
         self.link.latency_s + bytes as f64 * (ranks - 1.0) / ranks / self.link.bytes_per_s
     }
 
-    /// Returns the parameters of a layer and the optimizer's state that a replica holds.
+    /// Returns the parameters of a layer and the optimizer's state that a replica computes with.
+    ///
+    /// A plan divides both by the number of replicas that hold the parameters together, and adds the
+    /// parameters that are gathered. Fewer replicas share an expert. So the optimizer's state, which is never
+    /// gathered, has what they hold in addition. An expert that one replica holds is not gathered, and is
+    /// always whole.
     fn held(&self, specs: &[ParameterSpec], rule: &StateRule, model: &CutModel) -> StateBytes {
-        let (experts, others): (Vec<ParameterSpec>, Vec<ParameterSpec>) =
-            specs.iter().cloned().partition(ParameterSpec::is_of_routed_expert);
-        let [experts, others] = [experts, others].map(|specs| rule.of(&specs, |path| model.is_trained(path)));
-        others.plus(experts.map(|bytes| bytes.div_ceil(u64::from(self.ranks))))
+        let StageBytes { experts, others } = rule.of_stage(specs, |path| model.is_trained(path));
+        let experts = experts.map(|bytes| bytes.div_ceil(u64::from(self.ranks)));
+        if self.shards <= 1 {
+            return others.plus(experts);
+        }
+        let sharers = self.ranks.min(self.shards);
+        let is_gathered = self.shards > self.ranks;
+        let gathered = if is_gathered { experts.parameters } else { 0 };
+        let in_addition = experts.parameters.saturating_mul(sharers.into()).saturating_sub(gathered);
+        let optimizer = experts.optimizer.saturating_mul(sharers.into()).saturating_add(in_addition);
+        others.plus(StateBytes { parameters: gathered, optimizer, ..experts })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use pipewright_schedule::profile::LayerProfile;
+    use pipewright_schedule::sharding::Sharding;
 
     use super::*;
     use crate::ModelConfig;
@@ -115,7 +130,7 @@ mod tests {
     /// Returns the layers of a profile for `ranks` replicas with a link of 2 s and 1000 bytes per second.
     fn layers(ranks: u32, precision: Precision) -> Vec<LayerProfile> {
         let mut profile = profile(4);
-        let share = ExpertShare { ranks, tokens: TOKENS, link: LinkProfile::new(2.0, 1e3) };
+        let share = ExpertShare { ranks, tokens: TOKENS, link: LinkProfile::new(2.0, 1e3), shards: 1 };
         share.add_to(&mut profile, &rule(precision), &model()).expect("the model's layers");
         profile.layers
     }
@@ -163,12 +178,30 @@ mod tests {
         assert!(layers(2, Precision::F32)[1].held_bytes.is_none());
     }
 
+    /// A plan has the bytes of the estimate of a run.
+    #[test]
+    fn a_replica_with_sharded_parameters_holds_its_rows_of_the_experts() {
+        let specs = model().outline(2..3, &TensorParallel::default()).expect("a layer");
+        let rule = rule(Precision::F32);
+        for (ranks, shards) in [(2, 2), (2, 4), (4, 2), (4, 8), (2, 8)] {
+            let share = ExpertShare { ranks, tokens: TOKENS, link: LinkProfile::new(0.0, 1e9), shards };
+            let stage = rule.of_stage(&specs, |_| true);
+            let own = stage.experts.map(|bytes| bytes.div_ceil(ranks.into()));
+            for window in [0, 1] {
+                let sharding = Sharding { shards, window };
+                let run = sharding.held_with_experts([StageBytes { experts: own, ..stage }], ranks);
+                let plan = sharding.held([share.held(&specs, &rule, &model())]);
+                assert_eq!(plan.total(), run.total(), "{ranks} {shards} {window}");
+            }
+        }
+    }
+
     #[test]
     fn a_profile_of_another_model_is_refused() {
         let added = |ranks, count| {
             let mut profile = profile(count);
             let before = profile.clone();
-            let share = ExpertShare { ranks, tokens: TOKENS, link: LinkProfile::new(0.0, 1e9) };
+            let share = ExpertShare { ranks, tokens: TOKENS, link: LinkProfile::new(0.0, 1e9), shards: 1 };
             let added = share.add_to(&mut profile, &rule(Precision::F32), &model());
             added.map(|()| profile == before).map_err(|error| error.to_string())
         };

@@ -2,7 +2,7 @@
 
 use pipewright_schedule::costs::{StageCosts, StageSizes};
 use pipewright_schedule::partition::Partition;
-use pipewright_schedule::sharding::{Sharding, StateBytes};
+use pipewright_schedule::sharding::{Sharding, StageBytes};
 use pipewright_schedule::simulate::{SimulateError, memory_curve, peak_memory, timed};
 use pipewright_schedule::{Costs, Placement, Rank, Recompute, StageIndex, Timeline, ValidatedProgram};
 
@@ -35,8 +35,8 @@ impl HeldBytes {
 
     /// Returns the memory of a rank with these stages, without activations. Gradients are whole until a
     /// stage's last microbatch, so sharding does not lower their peak.
-    fn without_activations(stages: &[StageState], sharding: Sharding) -> Self {
-        let held = sharding.held(stages.iter().map(|stage| stage.bytes));
+    fn without_activations(stages: &[StageState], sharding: Sharding, expert_ranks: u32) -> Self {
+        let held = sharding.held_with_experts(stages.iter().map(|stage| stage.bytes), expert_ranks);
         Self {
             parameters: held.parameters.saturating_add(held.copy),
             gradients: stages.iter().map(|stage| stage.gradients).fold(0, u64::saturating_add),
@@ -49,7 +49,7 @@ impl HeldBytes {
 /// The bytes of a stage's parameters with the optimizer's state, and of the gradients.
 #[derive(Clone, Copy, Debug)]
 struct StageState {
-    bytes: StateBytes,
+    bytes: StageBytes,
     gradients: u64,
 }
 
@@ -104,14 +104,14 @@ impl TrainingMemory {
         let timeline = simulation.timeline();
         let is_trained = |path: &str| run.model.is_trained(path);
         let state = |specs: &Vec<ParameterSpec>| StageState {
-            bytes: run.state.of(specs, is_trained),
+            bytes: run.state.of_stage(specs, is_trained),
             gradients: gradient_bytes(specs, run.expert_ranks, is_trained),
         };
         let states: Vec<StageState> = stages.iter().map(state).collect();
         let rank_bytes = |(rank, activations): (Rank, u64)| {
             let own = placement.stages_of(rank).iter().map(|stage| states[stage.index()]);
             let own: Vec<StageState> = own.collect();
-            HeldBytes { activations, ..HeldBytes::without_activations(&own, run.sharding) }
+            HeldBytes { activations, ..HeldBytes::without_activations(&own, run.sharding, run.expert_ranks) }
         };
         let peaks = peak_memory(timeline, &costs.sizes);
         let stage_bytes = |(stage, state): (StageIndex, &StageState)| HeldBytes {
@@ -165,12 +165,12 @@ impl TrainingRun<'_> {
 
     /// Returns the bytes of a stage without activations. If parameters are sharded, a replica holds its part
     /// of them and of the optimizer's state; the parameters of a stage that computes are whole.
-    fn stage_state(&self, StageState { bytes: state, gradients }: StageState) -> HeldBytes {
-        let shards = u64::from(self.sharding.shards);
+    fn stage_state(&self, StageState { bytes, gradients }: StageState) -> HeldBytes {
+        let part = self.sharding.part(bytes, self.expert_ranks);
         HeldBytes {
-            parameters: state.parameters.div_ceil(shards).saturating_add(state.copy),
+            parameters: part.parameters.saturating_add(part.copy),
             gradients,
-            optimizer: state.optimizer.div_ceil(shards),
+            optimizer: part.optimizer,
             activations: 0,
         }
     }
@@ -209,11 +209,11 @@ mod tests {
                 let (path, kind) = (String::new(), ParameterKind::Matrix);
                 let specs = [ParameterSpec::new(path, vec![elements], kind)];
                 StageState {
-                    bytes: rule.of(&specs, |_| true),
+                    bytes: rule.of_stage(&specs, |_| true),
                     gradients: gradient_bytes(&specs, 1, |_| true),
                 }
             };
-            HeldBytes::without_activations(&[10, 30, 20].map(stage), Sharding { shards, window })
+            HeldBytes::without_activations(&[10, 30, 20].map(stage), Sharding { shards, window }, 1)
         };
         let held = |shards, window| held_in(shards, window, Precision::F32);
         assert_eq!(held(1, 1), whole);

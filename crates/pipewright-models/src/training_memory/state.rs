@@ -4,7 +4,7 @@ use pipewright::nn::TensorParallel;
 use pipewright::tensor::Precision;
 use pipewright_schedule::plan::TrainingState;
 use pipewright_schedule::profile::Profile;
-use pipewright_schedule::sharding::{ShardGroups, StateBytes};
+use pipewright_schedule::sharding::{ShardGroups, StageBytes, StateBytes};
 
 use crate::cut_model::CutModel;
 use crate::error::ConfigError;
@@ -98,6 +98,19 @@ impl StateRule {
             },
             optimizer,
         }
+    }
+
+    /// Like [`StateRule::of`], but apart for the routed experts of mixtures.
+    pub fn of_stage(&self, specs: &[ParameterSpec], is_trained: impl Fn(&str) -> bool) -> StageBytes {
+        let (experts, others): (Vec<ParameterSpec>, Vec<ParameterSpec>) =
+            specs.iter().cloned().partition(ParameterSpec::is_of_routed_expert);
+        // There is no copy of a stage that has the base of adapters.
+        let has_copy = self.of(specs, &is_trained).copy > 0;
+        let of = |specs: &[ParameterSpec]| {
+            let state = self.of(specs, &is_trained);
+            StateBytes { copy: if has_copy { state.copy } else { 0 }, ..state }
+        };
+        StageBytes { experts: of(&experts), others: of(&others) }
     }
 
     /// Returns the bytes for the parameters of each layer.

@@ -1,6 +1,7 @@
 //! Models whose experts several replicas hold together: the results are within the tolerance of PyTorch, and
 //! have the bits of replicas that hold all experts.
 
+use pipewright::mesh::DataParallelMode;
 use pipewright::pipeline::PipelineConfig;
 use pipewright::tensor::Precision;
 use pipewright_schedule::Recompute;
@@ -45,6 +46,26 @@ fn groups_of_experts_have_the_same_bits_in_every_order_of_actions() {
                 train_steps(&reference, schedule, ranks, 8, &four_replicas(experts), FIRST_STEPS)
             });
             assert_eq!([&pairs, &all], [&whole; 2], "{model}, {schedule}");
+        }
+    }
+}
+
+#[test]
+fn groups_of_experts_have_the_same_bits_if_parameters_are_sharded() {
+    for (model, schedule, ranks, mode) in [
+        ("qwen3-moe-tiny", "1f1b", 2, DataParallelMode::Sharded),
+        ("qwen3-moe-tiny", "zb-h1", 2, DataParallelMode::Hybrid { shards: 2 }),
+        ("nemotron-h-tiny", "1f1b", 2, DataParallelMode::Sharded),
+        ("nemotron-h-tiny", "dualpipev", 1, DataParallelMode::Hybrid { shards: 2 }),
+    ] {
+        let reference = Reference::load(model);
+        let run = |experts, data_parallel_mode| {
+            let config = PipelineConfig { data_parallel_mode, ..four_replicas(experts) };
+            train_steps(&reference, schedule, ranks, 8, &config, FIRST_STEPS)
+        };
+        let whole = run(1, DataParallelMode::Replicated);
+        for experts in [1, 2, 4] {
+            assert_eq!(run(experts, mode), whole, "{model}, {schedule}, {mode:?}, {experts}");
         }
     }
 }

@@ -203,7 +203,7 @@ fn program(schedule: &str, ranks: u32, microbatches: u32, config: &PipelineConfi
     let replicas = config.data_parallel;
     let spec = ScheduleSpec { ranks, microbatches: microbatches / replicas, ..ScheduleSpec::default() };
     let schedule = generate(schedule, &spec).expect("a schedule");
-    let is_sharded = config.data_parallel_mode == DataParallelMode::Sharded;
+    let is_sharded = config.data_parallel_mode != DataParallelMode::Replicated;
     let unshard_window = NonZeroU32::new(1).filter(|_| is_sharded);
     let keep_overlaps = config.runs_overlaps();
     let lowering =
@@ -413,6 +413,14 @@ fn replicas_that_hold_experts_together_have_the_results_of_the_reference() {
     reference.assert_close(&whole, 4, FIRST_STEPS);
     assert_eq!(run("1f1b", 2, FIRST_STEPS), whole);
     assert_eq!(run("zb-h1", 4, FIRST_STEPS), whole);
+    for (expert_parallel, data_parallel_mode) in
+        [(2, DataParallelMode::Sharded), (4, DataParallelMode::Hybrid { shards: 2 })]
+    {
+        let config =
+            PipelineConfig { data_parallel: 4, expert_parallel, data_parallel_mode, ..Default::default() };
+        let found = reference.train_steps("1f1b", 2, 4, &config, FIRST_STEPS);
+        assert_eq!(found, whole, "{expert_parallel}, {data_parallel_mode:?}");
+    }
 }
 
 #[test]

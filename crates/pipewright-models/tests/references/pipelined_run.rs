@@ -195,7 +195,7 @@ fn program(schedule: &str, spec: ScheduleSpec, config: &PipelineConfig) -> Valid
     let replicas = config.data_parallel;
     let spec = ScheduleSpec { microbatches: spec.microbatches / replicas, ..spec };
     let schedule = generate(schedule, &spec).expect("a schedule");
-    let is_sharded = config.data_parallel_mode == DataParallelMode::Sharded;
+    let is_sharded = config.data_parallel_mode != DataParallelMode::Replicated;
     let unshard_window = NonZeroU32::new(1).filter(|_| is_sharded);
     let keep_overlaps = config.runs_overlaps();
     let lowering =

@@ -133,7 +133,7 @@ impl Location {
         self.slabs.iter().map(move |(&index, slab)| {
             let mut bounds = whole(&self.shape);
             if of > 1 {
-                bounds[dimension] = RowShard { index, of }.rows(self.shape[dimension]);
+                bounds[dimension] = RowShard::one(index, of).rows(self.shape[dimension]);
             }
             (bounds, slab)
         })
@@ -171,15 +171,20 @@ impl Slab {
     fn join(&mut self) -> Result<(), Torn> {
         self.pieces.sort_unstable_by_key(|piece| piece.part.index);
         let rows = self.pieces.iter().map(|piece| piece.rows).sum();
-        let RowShard { index, of } = self.pieces[0].part;
+        let RowShard { index, of, .. } = self.pieces[0].part;
         // A tensor that every replica has whole is stored by the first replica only.
         if index == 0 && self.pieces.len() == 1 {
             return Ok(());
         }
-        let expected =
-            RowShard::all(of).map(|part| (part, part.rows(rows).len())).filter(|(_, rows)| *rows > 0);
-        let found = self.pieces.iter().map(|piece| (piece.part, piece.rows)).filter(|(_, rows)| *rows > 0);
-        if !expected.eq(found) {
+        // The parts from one index up to another one, which no file has.
+        let is_empty = |index: u32, end: u32| {
+            end.checked_sub(index).is_some_and(|count| RowShard { index, count, of }.rows(rows).is_empty())
+        };
+        let end = self.pieces.iter().try_fold(0, |end, piece| {
+            let fits = piece.part.of == of && piece.part.rows(rows).len() == piece.rows;
+            (fits && is_empty(end, piece.part.index)).then_some(piece.part.end())
+        });
+        if !end.is_some_and(|end| is_empty(end, of)) {
             return Err(Torn);
         }
         if let Some(first) = self.shape.first_mut() {

@@ -25,8 +25,11 @@ const IN_PARTS: u32 = 2;
 /// The format of checkpoints whose tensors are stored in shards.
 const IN_SHARDS: u32 = 3;
 
-/// The newest format that this crate reads, of checkpoints with several shards of a tensor in one file.
+/// The format of checkpoints with several shards of a tensor in one file.
 const SEVERAL_SHARDS: u32 = 4;
+
+/// The newest format that this crate reads, of checkpoints whose files name the rows of some parameters.
+const OTHER_ROWS: u32 = 5;
 
 /// The text between the manifest's content and its hash, and the text after the hash.
 const BEFORE_HASH: &str = ",\n  \"hash\": \"";
@@ -65,6 +68,9 @@ pub struct StateFile {
     /// Whether the file has several shards of one tensor. Their names have the indices of the shards.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) has_several: bool,
+    /// Whether the file has other rows of some parameters than `part` says. Its header says which.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) has_rows: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -75,7 +81,9 @@ fn is_false(value: &bool) -> bool {
 impl Manifest {
     /// Makes a manifest in the oldest format that can hold these files.
     pub fn new(step: u64, cursor: Cursor, description: Map<String, Json>, files: Vec<StateFile>) -> Self {
-        let format = if files.iter().any(|file| file.has_several) {
+        let format = if files.iter().any(|file| file.has_rows) {
+            OTHER_ROWS
+        } else if files.iter().any(|file| file.has_several) {
             SEVERAL_SHARDS
         } else if files.iter().any(|file| file.has_shards) {
             IN_SHARDS
@@ -106,7 +114,7 @@ impl Manifest {
             Err(source) => return Err(CheckpointError::Io { action: "read", path, source }),
         };
         Self::parse(&bytes).map_err(|flaw| match flaw {
-            Flaw::TooNew(found) => CheckpointError::TooNew { path, found, known: SEVERAL_SHARDS },
+            Flaw::TooNew(found) => CheckpointError::TooNew { path, found, known: OTHER_ROWS },
             Flaw::Damaged(reason) => CheckpointError::DamagedManifest { path, reason },
         })
     }
@@ -130,7 +138,7 @@ impl Manifest {
             serde_json::from_str(&format!("{body}\n}}")).map_err(|error| damaged(&error.to_string()))?;
         // A later format may have other members, so the number is checked first.
         match json.get("format").and_then(Json::as_u64).and_then(|format| u32::try_from(format).ok()) {
-            Some(found) if found > SEVERAL_SHARDS => return Err(Flaw::TooNew(found)),
+            Some(found) if found > OTHER_ROWS => return Err(Flaw::TooNew(found)),
             _ => {}
         }
         let manifest: Self = serde_json::from_value(json).map_err(|error| damaged(&error.to_string()))?;
@@ -161,6 +169,7 @@ mod tests {
             part: None,
             has_shards: false,
             has_several: false,
+            has_rows: false,
         };
         let description = Map::from_iter([("epsilon".to_owned(), Json::from(1e-5))]);
         Manifest::new(40, Cursor { epoch: 1, index: 7 }, description, vec![file])
@@ -178,7 +187,7 @@ mod tests {
     fn parts_have_a_format_of_their_own() {
         let mut files = manifest().files;
         assert_eq!(manifest().format, WHOLE);
-        files[0].part = Some(RowShard { index: 1, of: 2 });
+        files[0].part = Some(RowShard::one(1, 2));
         let manifest = Manifest::new(40, Cursor { epoch: 1, index: 7 }, Map::new(), files);
         assert_eq!(manifest.format, IN_PARTS);
         assert_eq!(Manifest::parse(manifest.to_text().as_bytes()), Ok(manifest));
@@ -202,8 +211,8 @@ mod tests {
 
     #[test]
     fn a_later_format_is_not_damage() {
-        let later = Manifest { format: SEVERAL_SHARDS + 1, ..manifest() };
-        assert_eq!(Manifest::parse(later.to_text().as_bytes()), Err(Flaw::TooNew(SEVERAL_SHARDS + 1)));
+        let later = Manifest { format: OTHER_ROWS + 1, ..manifest() };
+        assert_eq!(Manifest::parse(later.to_text().as_bytes()), Err(Flaw::TooNew(OTHER_ROWS + 1)));
     }
 
     #[test]

@@ -34,6 +34,8 @@ pub(crate) struct Target<'a> {
     pub(crate) path: &'a Arc<str>,
     /// The shard that the stage holds.
     pub(crate) shard: TensorShard,
+    /// The rows of the shard that the replica holds.
+    pub(crate) rows: RowShard,
     /// The path inside the stage's module, which Burn uses to choose among several optimizers.
     pub(crate) local: &'a str,
 }
@@ -67,18 +69,17 @@ fn by_path(name: &str, paths: &HashMap<ParamId, Arc<str>>) -> Option<String> {
     Some(format!("{path}{FIELD}{field}"))
 }
 
-/// Replaces the state of `optimizer` with the checkpoint's state for a part of these parameters.
+/// Replaces the state of `optimizer` with the checkpoint's state for these parameters.
 pub(crate) fn put_together(
     optimizer: ModuleOptimizer,
     targets: &[Target<'_>],
-    part: RowShard,
     checkpoint: &Checkpoint,
 ) -> Result<ModuleOptimizer, CheckpointError> {
     let unfit = |reason: String| CheckpointError::Optimizer { path: checkpoint.path().to_owned(), reason };
     let mut tensors = Vec::new();
     let mut scalars = Vec::new();
     let mut locals = Vec::new();
-    for Target { id, path, shard, local } in targets {
+    for Target { id, path, shard, rows, local } in targets {
         let id = id.val();
         for (field, text) in checkpoint.scalars_of(path) {
             let scalar =
@@ -86,7 +87,7 @@ pub(crate) fn put_together(
             scalars.push((format!("{id}.{field}"), scalar));
         }
         for (field, name) in checkpoint.state_of(path) {
-            let (bytes, shape, dtype) = checkpoint.read(name, *shard, part)?.into_parts();
+            let (bytes, shape, dtype) = checkpoint.read(name, *shard, *rows)?.into_parts();
             tensors.push(burn_pack::Tensor::new(format!("{id}.{field}"), dtype, shape, Some(id), bytes));
         }
         locals.push((id.to_string(), *local));

@@ -8,13 +8,15 @@ use std::sync::Arc;
 
 use burn::tensor::{Bytes, DType, Shape, TensorData};
 use pipewright_system::bounded_file::open_regular;
+use serde::de::DeserializeOwned;
 
 use super::error::CheckpointError;
 use super::finite::NotFinite;
 use super::location::{Location, Piece, Slab, StoredShard, Torn, Unfit, common, copy};
 use super::manifest::{Manifest, StateFile};
 use super::tensor_file::{
-    FIELD, FROZEN, Header, INDEX, LOSS_SCALE, SHARDS, STEP, from_stored, hash, hash_tensors, read_header,
+    FIELD, FROZEN, Header, INDEX, LOSS_SCALE, ROWS, SHARDS, STEP, from_stored, hash, hash_tensors,
+    read_header,
 };
 use crate::loss_scale::LossScale;
 use crate::tensor::TensorShard;
@@ -58,8 +60,9 @@ impl Checkpoint {
         for (index, file) in manifest.files.iter().enumerate() {
             let (header, flaws) = verify(path, file, manifest.step)?;
             let part = file.part.unwrap_or(RowShard::WHOLE);
-            let shards = shards_of(&path.join(&file.name), &header)?;
-            frozen.extend(frozen_of(&path.join(&file.name), &header)?);
+            let shards: BTreeMap<String, StoredShard> = listed(&path.join(&file.name), &header, SHARDS)?;
+            let other_rows: BTreeMap<String, RowShard> = listed(&path.join(&file.name), &header, ROWS)?;
+            frozen.extend(listed::<Vec<String>>(&path.join(&file.name), &header, FROZEN)?);
             for (name, found) in flaws.into_iter().filter(|(name, _)| !name.contains(FIELD)) {
                 let name = if file.has_several { without_index(&name, &shards) } else { name };
                 not_finite.entry(name).or_default().add(found);
@@ -69,9 +72,10 @@ impl Checkpoint {
                     || CheckpointError::ElementType { tensor: name.clone(), dtype: info.dtype.to_string() };
                 let dtype = from_stored(info.dtype).ok_or_else(unknown)?;
                 let rows = info.shape.first().copied().unwrap_or(1);
+                let parameter = name.split_once(FIELD).map_or(name.as_str(), |(parameter, _)| parameter);
+                let part = other_rows.get(parameter).copied().unwrap_or(part);
                 let piece =
                     Piece { part, rows, file: index, start: header.data + info.data_offsets.0 as u64 };
-                let parameter = name.split_once(FIELD).map_or(name.as_str(), |(parameter, _)| parameter);
                 let shard = shards.get(parameter).copied().unwrap_or(StoredShard::WHOLE);
                 let name = if file.has_several { without_index(&name, &shards) } else { name };
                 let torn = || CheckpointError::Torn { path: path.to_owned(), tensor: name.clone() };
@@ -261,16 +265,13 @@ impl Checkpoint {
     }
 }
 
-/// Returns the shards of parameters that a file has; other parameters in it are whole.
-fn shards_of(path: &Path, header: &Header) -> Result<BTreeMap<String, StoredShard>, CheckpointError> {
-    let Some(text) = header.texts.get(SHARDS) else { return Ok(BTreeMap::new()) };
-    let understood = serde_json::from_str(text).map_err(std::io::Error::from);
-    understood.map_err(CheckpointError::io("understand", path))
-}
-
-/// Returns the paths of the frozen parameters in a file.
-fn frozen_of(path: &Path, header: &Header) -> Result<Vec<String>, CheckpointError> {
-    let Some(text) = header.texts.get(FROZEN) else { return Ok(Vec::new()) };
+/// Returns what a text of a file's header lists; nothing if the header has no such text.
+fn listed<T: Default + DeserializeOwned>(
+    path: &Path,
+    header: &Header,
+    name: &str,
+) -> Result<T, CheckpointError> {
+    let Some(text) = header.texts.get(name) else { return Ok(T::default()) };
     let understood = serde_json::from_str(text).map_err(std::io::Error::from);
     understood.map_err(CheckpointError::io("understand", path))
 }

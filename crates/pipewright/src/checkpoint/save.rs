@@ -24,11 +24,12 @@ use super::manifest::{MANIFEST, Manifest, StateFile};
 use super::optimizer::take_apart;
 use super::state::{HeldParameter, RankState, StageState};
 use super::tensor_file::{
-    self, Accepted, Content, FIELD, FROZEN, INDEX, LOSS_SCALE, Named, SHARDS, STEP, WriteError,
+    self, Accepted, Content, FIELD, FROZEN, INDEX, LOSS_SCALE, Named, ROWS, SHARDS, STEP, WriteError,
 };
 use crate::ids::WorldRank;
 use crate::loss_scale::LossScale;
 use crate::tensor::ValueKind;
+use crate::tensor::shard::RowShard;
 
 /// A checkpoint that is being written. If it is dropped before [`Saving::commit`], the process that began it
 /// removes the files.
@@ -94,9 +95,13 @@ impl Saving {
         if let Some(LossScale { factor, updates }) = loss_scale {
             texts.insert(LOSS_SCALE.to_owned(), format!("{factor} {updates}"));
         }
-        // All stages of a rank are sharded alike.
+        // All stages of a rank are sharded alike, and so are all their parameters but experts.
         let part = stages.iter().find_map(|stage| stage.row_shard);
         let names = Names::of(&stages);
+        let rows = names.rows(&stages);
+        if !rows.is_empty() {
+            texts.insert(ROWS.to_owned(), serde_json::to_string(&rows).expect("row shards are plain data"));
+        }
         let shards = names.shards(&stages);
         if !shards.is_empty() {
             texts.insert(SHARDS.to_owned(), serde_json::to_string(&shards).expect("shards are plain data"));
@@ -118,8 +123,9 @@ impl Saving {
                 WriteError::Other(error) => error,
             })?;
         let hash = hash.to_hex().to_string();
-        let (has_shards, has_several) = (!shards.is_empty(), !names.several.is_empty());
-        Ok(StateFile { name, bytes, hash, part, has_shards, has_several })
+        let (has_shards, has_several, has_rows) =
+            (!shards.is_empty(), !names.several.is_empty(), !rows.is_empty());
+        Ok(StateFile { name, bytes, hash, part, has_shards, has_several, has_rows })
     }
 
     /// Writes a rank's part, and a note for the process that commits: the file is on disk, or a parameter of
@@ -242,9 +248,9 @@ impl Drop for Saving {
 pub(super) fn check_paths(ranks: &[RankState]) -> Result<(), CheckpointError> {
     let mut known = HashSet::new();
     for stage in ranks.iter().flat_map(|rank| &rank.stages) {
-        for HeldParameter { path, shard, .. } in &stage.parameters {
+        for HeldParameter { path, shard, rows, .. } in &stage.parameters {
             // Each tensor rank has its own shard, and each sharded replica its own part.
-            if !known.insert((path, shard.index, stage.row_shard.map(|rows| rows.index))) {
+            if !known.insert((path, shard.index, rows.index)) {
                 return Err(CheckpointError::EqualPaths { parameter: path.clone() });
             }
         }
@@ -279,6 +285,14 @@ impl Names {
     fn path_of<'a>(&self, name: &'a str) -> &'a str {
         let path = name.rsplit_once(INDEX).map_or(name, |(path, _)| path);
         if self.several.contains(path) { path } else { name }
+    }
+
+    /// Returns the rows of parameters that are sharded over other replicas than most parameters are, by name.
+    fn rows(&self, stages: &[StageState]) -> BTreeMap<String, RowShard> {
+        let held =
+            stages.iter().flat_map(|stage| stage.parameters.iter().map(|held| (held, stage.row_shard)));
+        let others = held.filter_map(|(held, part)| Some((held, held.other_rows(part)?)));
+        others.map(|(held, rows)| (self.of_parameter(held).to_string(), rows)).collect()
     }
 
     /// Returns the shards of the parameters that these stages do not have whole, by name.

@@ -45,7 +45,8 @@ pub struct RankState {
 pub(crate) struct StageState {
     pub(crate) parameters: Vec<HeldParameter>,
     pub(crate) optimizer: Option<ModuleOptimizer>,
-    /// The rows of each parameter that the stage holds, if parameters are sharded over replicas.
+    /// The rows of the parameters that the stage holds, if parameters are sharded over replicas, unless the
+    /// parameter itself names other rows ([`HeldParameter::rows`]).
     pub(crate) row_shard: Option<RowShard>,
 }
 
@@ -57,6 +58,8 @@ pub(crate) struct HeldParameter {
     pub(crate) id: ParamId,
     /// The shard that the stage holds, or the rows of it that the replica holds.
     pub(crate) shard: TensorShard,
+    /// The rows of the shard that the replica holds.
+    pub(crate) rows: RowShard,
     /// Whether it was frozen while the pipeline ran.
     pub(crate) is_frozen: bool,
     pub(crate) value: Value,
@@ -65,12 +68,17 @@ pub(crate) struct HeldParameter {
 }
 
 impl HeldParameter {
+    /// Returns the rows that a file has, if they differ from `part`, the rows of the parameters in the file.
+    /// The first replica stores parameters that every replica has whole with the others.
+    pub(super) fn other_rows(&self, part: Option<RowShard>) -> Option<RowShard> {
+        let part = part?;
+        let is_like_others = self.rows == part || (self.rows.has_all() && part.index == 0);
+        (!is_like_others).then_some(self.rows)
+    }
+
     /// Returns which shard of the parameter a file has.
     pub(super) fn stored_shard(&self) -> StoredShard {
-        StoredShard {
-            dimension: self.shard.dimension,
-            part: RowShard { index: self.shard.index, of: self.shard.of },
-        }
+        StoredShard { dimension: self.shard.dimension, part: RowShard::one(self.shard.index, self.shard.of) }
     }
 }
 

@@ -30,6 +30,9 @@ pub(super) const FROZEN: &str = "frozen";
 /// The header text with the shards of the parameters that the file does not have whole, by name.
 pub(super) const SHARDS: &str = "slices";
 
+/// The header text with the rows of some parameters, by name, if the file has other rows of most parameters.
+pub(super) const ROWS: &str = "rows";
+
 /// Separates a parameter's path from the field of its optimizer state.
 pub(super) const FIELD: char = '@';
 

@@ -66,7 +66,7 @@ impl Executor {
             Action::RecvForward { .. } | Action::RecvBackward { .. } => true,
             Action::Unshard { stage } => {
                 let is_gathering = self.stages.get(stage).gathering.is_in_progress();
-                self.context.row_shard().is_some() && (self.context.hook().is_none() || is_gathering)
+                self.context.is_sharded() && (self.context.hook().is_none() || is_gathering)
             }
             _ => false,
         }

@@ -56,7 +56,7 @@ impl Checks {
         self.batch = Some(batch);
         self.sums.begin(verification.repetition, accumulation.is_empty());
         if verification.repetition > 0 && accumulation.is_empty() {
-            let rows = context.row_shard().map_or(0, |shard| shard.index);
+            let rows = context.row_shards().map_or(0, |shards| shards.others.index);
             for stage in stages.iter() {
                 let values = stage.runner().parameters();
                 let key = ResultKey { share: rows, ..batch.key(Content::Parameters, stage.index()) };

@@ -11,7 +11,7 @@ use crate::hook::ActionHook;
 use crate::ids::WorldRank;
 use crate::mesh::{Mesh, MeshCoord};
 use crate::message::{AwaitedMessage, Tag};
-use crate::tensor::shard::RowShard;
+use crate::tensor::shard::{RowShard, RowShards};
 use crate::tensor::{ExpertRank, TensorRank};
 
 /// The facts about a rank that do not change while it runs.
@@ -32,8 +32,10 @@ pub(crate) struct RankContext {
     copy_group: Group,
     /// The same rank in the replicas that hold the experts together.
     expert_group: Group,
-    /// The same rank in the replicas that hold the same experts, one of each expert group.
-    expert_copy_group: Group,
+    /// The same rank in the replicas of its shard group that hold the same experts.
+    expert_shard_group: Group,
+    /// The same rank in the replicas that hold the same rows of the same experts.
+    expert_row_group: Group,
     /// The ranks that compute stages together with this one.
     tensor_group: Group,
     model_tree: Tree,
@@ -53,7 +55,6 @@ impl RankContext {
         let rank = world.own();
         let expect = |group: Option<Group>| group.expect("the world has the mesh's ranks");
         let data_group = expect(mesh.data_group(rank));
-        let expert_copy_group = expect(mesh.expert_copy_group(rank));
         Self {
             world_rank: rank,
             coord: mesh.coord(rank),
@@ -63,8 +64,9 @@ impl RankContext {
             shard_group: expect(mesh.shard_group(rank)),
             copy_group: expect(mesh.copy_group(rank)),
             expert_group: expect(mesh.expert_group(rank)),
-            copies_tree: Tree::over(&expert_copy_group),
-            expert_copy_group,
+            copies_tree: Tree::over(&expect(mesh.expert_copy_group(rank))),
+            expert_shard_group: expect(mesh.expert_shard_group(rank)),
+            expert_row_group: expect(mesh.expert_row_group(rank)),
             tensor_group: expect(mesh.tensor_group(rank)),
             model_tree: Tree::over(&expect(mesh.model_group(rank))),
             world_tree: Tree::over(world),
@@ -117,9 +119,30 @@ impl RankContext {
     }
 
     /// Returns the rows of its stages' parameters that this replica holds; `None` if it holds all.
-    pub(crate) fn row_shard(&self) -> Option<RowShard> {
-        let of = self.mesh.shards;
-        (of > 1).then(|| RowShard { index: self.coord.replica % of, of })
+    pub(crate) fn row_shards(&self) -> Option<RowShards> {
+        let Mesh { shards: of, experts, .. } = self.mesh;
+        let index = self.coord.replica % of;
+        // Only one of so many replicas holds an expert.
+        let count = of.min(experts);
+        let experts = RowShard { index: index - index % count, count, of };
+        (of > 1).then(|| RowShards { experts, others: RowShard::one(index, of) })
+    }
+
+    /// Returns whether each replica holds only some rows of the parameters.
+    pub(crate) fn is_sharded(&self) -> bool {
+        self.mesh.shards > 1
+    }
+
+    /// Returns the number of replicas of an expert group that hold different rows of a parameter that is not
+    /// an expert. They are the first ones of the group.
+    pub(super) fn row_holders(&self) -> u32 {
+        self.mesh.shards.min(self.mesh.experts)
+    }
+
+    /// Returns the number of replicas that hold the same experts, in a group that holds all parameters
+    /// together.
+    pub(super) fn expert_holders(&self) -> usize {
+        (self.mesh.shards / self.mesh.experts).max(1) as usize
     }
 
     /// Returns whether this replica is in the first of the groups of replicas that hold all parameters. For
@@ -183,9 +206,15 @@ impl RankContext {
         &self.expert_group
     }
 
-    /// Returns the same rank in the replicas that hold the same experts.
-    pub(super) fn expert_copy_group(&self) -> &Group {
-        &self.expert_copy_group
+    /// Returns the same rank in the replicas of its shard group that hold the same experts, each other rows
+    /// of them. The group has one member if no other replica of the shard group holds these experts.
+    pub(super) fn expert_shard_group(&self) -> &Group {
+        &self.expert_shard_group
+    }
+
+    /// Returns the same rank in the replicas that hold the same rows of the same experts.
+    pub(super) fn expert_row_group(&self) -> &Group {
+        &self.expert_row_group
     }
 
     /// Returns the tree over all ranks of the replicas that hold all experts together, which is this replica

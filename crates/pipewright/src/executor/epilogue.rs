@@ -303,7 +303,7 @@ impl Executor {
     /// Begins to gather the parameters of the next stage, if they are sharded and needed. All replicas do so
     /// together.
     pub(super) fn collect_next(&mut self, collection: Collection) -> Phase {
-        let is_sharded = self.context.row_shard().is_some();
+        let is_sharded = self.context.is_sharded();
         if let Some(stage) = collection.next(&self.stages) {
             if is_sharded && collection.needs_trained() {
                 start_gather(&self.context, &mut self.connection, self.stages.get_mut(stage));

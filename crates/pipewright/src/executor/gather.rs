@@ -4,10 +4,12 @@
 //! # Protocol
 //!
 //! At `UNSHARD` a replica sends its rows of the stage's parameters to every other replica of its shard group
-//! ([`Tag::ParameterShard`]) and continues. The first computation that needs the parameters takes the rows of
-//! the others and joins all rows to whole parameters; it waits for missing rows. At `RESHARD` the replica
-//! drops all rows except its own. All replicas run the same program: each sends its rows at the same place of
-//! the program, and before it waits for the rows of the others. So no replica can block another.
+//! ([`Tag::ParameterShard`]) and continues. If replicas hold experts together, only
+//! replicas with the same experts get its rows of experts. The first computation that needs the parameters
+//! takes the rows of the others and joins all rows to whole parameters; it waits for missing rows. At
+//! `RESHARD` the replica drops all rows except its own. All replicas run the same program: each sends its
+//! rows at the same place of the program, and before it waits for the rows of the others. So no replica can
+//! block another.
 //!
 //! After the program a stage has only its own rows, which the optimizer updates.
 
@@ -22,6 +24,7 @@ use crate::collective::Exchange;
 use crate::failure::Cause;
 use crate::hook::{Place, ReplicaPlace, ReshardRun, UnshardRun};
 use crate::message::{AwaitedMessage, Tag};
+use crate::tensor::OptionalTensor;
 
 /// Runs `UNSHARD`, or lets the hook run it; `rest` is the rest of the rank's row. Weight gradients need no
 /// parameters, so all replicas skip a gathering that only weight gradients follow.
@@ -40,7 +43,7 @@ pub(super) fn unshard(
             run.is_asked()
         }
     };
-    let is_needed = context.row_shard().is_some() && is_computed(stage.index(), rest.iter());
+    let is_needed = context.is_sharded() && is_computed(stage.index(), rest.iter());
     if is_needed && is_asked && !stage.gathering.is_in_progress() {
         start_gather(context, connection, stage);
     }
@@ -72,8 +75,15 @@ pub(super) fn start_gather(context: &RankContext, connection: &mut Connection, s
     let replicas = context.shard_group();
     let rows = stage.runner().rows();
     let tag = Tag::ParameterShard { stage: stage.index(), round: stage.gathering.next_round() };
+    // The replicas of an expert group have as many experts each, so parameters have the same indices.
+    let is_expert = |index| stage.runner().is_on_one_replica(index);
+    let without_experts = || {
+        let of_others = |(index, rows): (usize, &OptionalTensor)| rows.clone().filter(|_| !is_expert(index));
+        rows.iter().enumerate().map(of_others).collect()
+    };
     for (_, to) in replicas.others() {
-        connection.send_copies(to, tag, rows.clone());
+        let has_experts = context.expert_shard_group().members().contains(&to);
+        connection.send_copies(to, tag, if has_experts { rows.clone() } else { without_experts() });
     }
     stage.gathering.begin(Exchange::among(replicas, tag, rows));
 }

@@ -16,7 +16,7 @@
 //! |---|---|
 //! | `context.rs` | the facts about a rank that do not change |
 //! | `shared_endpoint.rs` | the endpoint that a rank shares with its stages, and how long it waits |
-//! | `turns.rs` | the halves of an overlap, of which one computes while the other waits for tokens |
+//! | `turns.rs` | the halves of an overlap: one computes while the other waits for tokens |
 //! | `group_link.rs` | exchanges in the middle of a stage: between its tensor ranks, and between the replicas of an expert group |
 //! | `connection.rs` | sending messages, and taking messages that have arrived |
 //! | `step_input.rs` | the input of a step |
@@ -78,6 +78,7 @@ mod report_message;
 mod shared_endpoint;
 mod sharing;
 mod skip;
+mod square_parts;
 mod stages;
 mod state;
 mod statistics;

@@ -9,6 +9,10 @@
 //! in the order of the parameters' paths, so that every cut of the model gives the same bits, and sends the
 //! norm down both trees.
 //!
+//! The replicas in a tree hold the same experts. If parameters are sharded too, these replicas
+//! have only some parts of the other parameters. Their root then passes on the parts without adding them, and
+//! the root of the other tree adds them (`square_parts.rs`).
+//!
 //! With a loss scale above the smallest, gradients that are not finite may be too large for f16 only because
 //! of the scale. Then the norm is infinite, and every rank that gets it skips the update.
 //!
@@ -20,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use super::accumulation::Accumulation;
 use super::context::RankContext;
 use super::parameters::KnownParameters;
+use super::square_parts::Gathered;
 use super::stages::LocalStages;
 use super::step_input::StepInput;
 use crate::failure::Cause;
@@ -56,27 +61,27 @@ pub(super) fn change_gradients(
 
 /// Returns the tag of the messages between replicas before the norm.
 pub(super) fn replica_tag(context: &RankContext) -> Tag {
-    if context.row_shard().is_some() { Tag::ReplicaSquares } else { Tag::Ready }
+    if context.is_sharded() { Tag::ReplicaSquares } else { Tag::Ready }
 }
 
-/// Returns the sums of squares of the gradient sums of this rank that count: for each part of their rows, in
-/// order, one sum for each parameter, in the order of the rank's list of parameters. All shard groups have
-/// the same gradients: only the squares of the first group count, and the other replicas return no squares.
+/// Returns the sums of squares of the gradient sums of this rank that count: for each parameter, in the order
+/// of the rank's list of parameters, one sum for each part of its rows, in order. All shard groups have the
+/// same gradients: only the squares of the first group count, and the other replicas return no squares.
 pub(super) fn squares(context: &RankContext, stages: &LocalStages, known: &KnownParameters) -> Vec<f64> {
     if !context.is_in_first_group() {
         return Vec::new();
     }
-    // A replica that has all rows adds within the same parts as replicas that have one part each. The experts
-    // of a replica are cut into the same parts, whichever replicas hold them.
-    let parts = context.copy_group().members().len();
+    let copies = context.copy_group().members().len() as u32;
     let squares = stages.iter().flat_map(|stage| {
-        let squares = stage.runner().gradient_squares(parts as u32).into_iter().enumerate();
+        let squares = stage.runner().gradient_squares(copies).into_iter().enumerate();
         let counted = squares.filter(|(parameter, _)| known.counts(context, stage, *parameter));
-        counted.map(|(_, squares)| squares)
+        counted.map(|(parameter, mut squares)| {
+            // A parameter without a gradient has no squares.
+            squares.resize(Gathered::of(context, stage.runner().is_on_one_replica(parameter)).parts, 0.0);
+            squares
+        })
     });
-    let squares: Vec<Vec<f64>> = squares.collect();
-    let in_part = |part| squares.iter().map(move |squares| squares.get(part).copied().unwrap_or(0.0));
-    (0..parts).flat_map(in_part).collect()
+    squares.flatten().collect()
 }
 
 /// Adds the squares that the replicas have gathered, for each parameter of this rank that counts for the
@@ -87,11 +92,13 @@ pub(super) fn add_replicas(
     known: &KnownParameters,
     gathered: &[f64],
 ) -> Result<Vec<f64>, MessageError> {
-    let counted = stages.iter().map(|stage| {
+    let counted = stages.iter().flat_map(|stage| {
         let parameters = 0..stage.runner().paths().len();
-        parameters.filter(|&parameter| known.counts(context, stage, parameter)).count()
+        let counted = parameters.filter(|&parameter| known.counts(context, stage, parameter));
+        counted.map(|parameter| Gathered::of(context, stage.runner().is_on_one_replica(parameter)))
     });
-    add_parts(gathered, context.replica_count() as usize, counted.sum(), replica_tag(context))
+    let parameters: Vec<Gathered> = counted.collect();
+    add_parts(gathered, context.expert_holders(), &parameters, replica_tag(context))
 }
 
 /// Computes the norms of the mean gradient from the squares of all ranks.
@@ -103,11 +110,14 @@ pub(super) fn norms(
     gathered: &[f64],
 ) -> Result<Norms, Cause> {
     let order = known.order();
-    if order.len() != gathered.len() {
-        let (found, expected) = (gathered.len(), order.len());
+    let (found, expected) = (gathered.len(), order.clone().map(|(_, indices, _)| indices.len()).sum());
+    if found != expected {
         return Err(MessageError::Count { tag: Tag::Squares, found, expected }.into());
     }
-    if let Some((path, ..)) = order.clone().find(|(_, index, _)| !gathered[*index].is_finite()) {
+    let squares: Vec<f64> =
+        order.clone().map(|(_, indices, _)| indices.iter().map(|&index| gathered[index]).sum()).collect();
+    let order = order.zip(squares).map(|((path, _, group), square)| (path, square, group));
+    if let Some((path, ..)) = order.clone().find(|(_, square, _)| !square.is_finite()) {
         return if input.loss_scale > LossScaling::SMALLEST {
             Ok(Norms { whole: f64::INFINITY, parts: Vec::new() })
         } else {
@@ -115,7 +125,7 @@ pub(super) fn norms(
         };
     }
     let norm = |sum: f64| sum.sqrt() / divisor(input, accumulation) / input.loss_scale;
-    let whole = norm(order.clone().map(|(_, index, _)| gathered[index]).sum());
+    let whole = norm(order.clone().map(|(_, square, _)| square).sum());
     if let Some(usual) = input.verification.and_then(|verification| verification.usual_norm)
         && whole > JUMP * usual
     {
@@ -125,8 +135,8 @@ pub(super) fn norms(
     // the list is empty.
     let groups = context.config().clip_groups.len();
     let mut parts = vec![0.0; if groups == 0 { 0 } else { groups + 1 }];
-    for (_, index, group) in order.filter(|_| groups > 0) {
-        parts[group.map_or(0, |group| group + 1)] += gathered[index];
+    for (_, square, group) in order.filter(|_| groups > 0) {
+        parts[group.map_or(0, |group| group + 1)] += square;
     }
     Ok(Norms { whole, parts: parts.into_iter().map(norm).collect() })
 }
@@ -137,14 +147,31 @@ pub(super) fn divisor(input: &StepInput, accumulation: Accumulation) -> f64 {
     if input.is_sum { 1.0 } else { accumulation.divisor_with(input.divisor) }
 }
 
-/// Adds the squares of each parameter over the `parts` of its rows, in their order. `gathered` has the
-/// squares of all parameters for each part.
-fn add_parts(gathered: &[f64], parts: usize, parameters: usize, tag: Tag) -> Result<Vec<f64>, MessageError> {
-    if gathered.len() != parameters * parts {
-        return Err(MessageError::Count { tag, found: gathered.len(), expected: parameters * parts });
+/// Adds the squares of each parameter over the parts of its rows, in their order. `gathered` has the squares
+/// of all parameters for each replica. Parts that are not all parts of a parameter are not added.
+fn add_parts(
+    gathered: &[f64],
+    replicas: usize,
+    parameters: &[Gathered],
+    tag: Tag,
+) -> Result<Vec<f64>, MessageError> {
+    let of_replica: usize = parameters.iter().map(|parameter| parameter.parts).sum();
+    let (found, expected) = (gathered.len(), of_replica * replicas);
+    if found != expected {
+        return Err(MessageError::Count { tag, found, expected });
     }
-    let sum = |parameter| gathered.iter().skip(parameter).step_by(parameters).sum();
-    Ok((0..parameters).map(sum).collect())
+    let (mut first, mut squares) = (0, Vec::new());
+    for &Gathered { parts, are_all } in parameters {
+        let of_replicas = (0..replicas).map(|replica| &gathered[replica * of_replica + first..][..parts]);
+        let of_parts = of_replicas.flatten().copied();
+        if are_all {
+            squares.push(of_parts.sum());
+        } else {
+            squares.extend(of_parts);
+        }
+        first += parts;
+    }
+    Ok(squares)
 }
 
 #[cfg(test)]
@@ -155,11 +182,22 @@ mod tests {
     fn squares_of_parts_are_added_in_their_order() {
         let (a, b) = ([1e16, 1.0, 1.0], [0.1, 0.2, 0.3]);
         let gathered = [a[0], b[0], a[1], b[1], a[2], b[2]];
-        let sums = add_parts(&gathered, 3, 2, Tag::ReplicaSquares).expect("as many as there should be");
-        assert_eq!(sums, [(1e16 + 1.0) + 1.0, (0.1 + 0.2) + 0.3]);
-        assert_eq!(add_parts(&[], 3, 0, Tag::ReplicaSquares), Ok(Vec::new()));
-        let error =
-            add_parts(&gathered[1..], 3, 2, Tag::ReplicaSquares).expect_err("one is missing").to_string();
+        let one = Gathered { parts: 1, are_all: true };
+        let add = |gathered: &[f64], replicas, parameters: &[Gathered]| {
+            add_parts(gathered, replicas, parameters, Tag::ReplicaSquares)
+        };
+        let sums = [(1e16 + 1.0) + 1.0, (0.1 + 0.2) + 0.3];
+        assert_eq!(add(&gathered, 3, &[one, one]), Ok(sums.to_vec()));
+        // One replica has all parts of both.
+        let all = Gathered { parts: 3, are_all: true };
+        assert_eq!(add(&[a, b].concat(), 1, &[all, all]), Ok(sums.to_vec()));
+        // Two replicas have two parts of the first parameter each, and one of the second.
+        let [first, second] = [[a[0], a[1], b[0]], [a[2], 4.0, b[1]]];
+        let some = Gathered { parts: 1, are_all: false };
+        let expected = vec![((1e16 + 1.0) + 1.0) + 4.0, 0.1, 0.2];
+        assert_eq!(add(&[first, second].concat(), 2, &[Gathered { parts: 2, ..one }, some]), Ok(expected));
+        assert_eq!(add(&[], 3, &[]), Ok(Vec::new()));
+        let error = add(&gathered[1..], 3, &[one, one]).expect_err("one is missing").to_string();
         assert!(error.contains("has 5 numbers for 6 parameters"), "{error}");
     }
 }

@@ -15,6 +15,7 @@ use pipewright_schedule::{Rank, StageIndex};
 use serde::{Deserialize, Serialize};
 
 use super::context::RankContext;
+use super::square_parts::Squares;
 use super::stages::{LocalStage, LocalStages};
 use crate::failure::Cause;
 use crate::optimizer::group_of;
@@ -40,6 +41,8 @@ pub(super) struct ListedParameter {
     pub(super) of_layer: Option<(u32, u32)>,
     /// Whether one replica of the expert group holds it, and the others do not have it.
     pub(super) on_one_replica: bool,
+    /// The squares that the rank sends for it, if it counts and has a gradient.
+    pub(super) squares: Squares,
 }
 
 /// The shape and the hash of a shared parameter's values, which all its copies have in common.
@@ -79,8 +82,9 @@ pub(super) struct Owner {
 pub(super) type Owners = Vec<Owner>;
 
 /// The order in which the root adds squares: the path of each parameter that counts, in the order of the
-/// paths, and its index among the gathered squares. Empty on ranks that add nothing.
-pub(super) type NormOrder = Vec<(Arc<str>, usize)>;
+/// paths, and the indices of the squares of its parts among the gathered squares, in the order of the parts.
+/// Empty on ranks that add nothing.
+pub(super) type NormOrder = Vec<(Arc<str>, Vec<usize>)>;
 
 /// The information about the pipeline's parameters that a rank has; nothing before the ranks have compared
 /// theirs.
@@ -116,9 +120,9 @@ impl KnownParameters {
 
     /// Returns the order in which the root adds squares, each with the group by whose norm the parameter is
     /// clipped.
-    pub(super) fn order(&self) -> impl ExactSizeIterator<Item = (&Arc<str>, usize, Option<usize>)> + Clone {
+    pub(super) fn order(&self) -> impl Iterator<Item = (&Arc<str>, &[usize], Option<usize>)> + Clone {
         let entries = self.order.iter().zip(&self.clipped_with);
-        entries.map(|((path, index), group)| (path, *index, *group))
+        entries.map(|((path, indices), group)| (path, indices.as_slice(), *group))
     }
 
     /// Returns whether this rank's copy of a parameter is the one that counts for the norm and in
@@ -131,9 +135,9 @@ impl KnownParameters {
 }
 
 /// Returns whether a parameter counts on this replica, of the replicas of its expert group: each has its own
-/// experts, and the other parameters count on the first.
+/// experts, and the other parameters count on the first, or on the first that hold different rows of them.
 fn counts_on_replica(context: &RankContext, stage: &LocalStage, parameter: usize) -> bool {
-    context.expert_rank().index == 0 || stage.runner().is_on_one_replica(parameter)
+    context.expert_rank().index < context.row_holders() || stage.runner().is_on_one_replica(parameter)
 }
 
 /// Lists this rank's parameters.
@@ -165,6 +169,7 @@ fn listed(context: &RankContext, stage: &LocalStage, parameter: usize, held: Hel
             replica: context.expert_rank().index,
         },
         on_one_replica: runner.is_on_one_replica(parameter),
+        squares: Squares::of(context, runner.is_on_one_replica(parameter)),
         of_layer: placement.of_layer.map(|index| (index, placement.shards)),
         path: held.path.to_string(),
         counts: placement.shard_of(tensor).counts() && counts_on_replica(context, stage, parameter),
@@ -242,14 +247,33 @@ fn equal_copies(path: &str, mut copies: Vec<&ListedParameter>) -> Result<Owners,
 
 /// Returns the order of the norm: by path, and then by the shards of layers and of ranks. Each rank sends the
 /// squares of its parameters that count in the order of its list, and they are gathered in the order of the
-/// ranks.
+/// ranks. If several replicas send squares of a parameter, each has every so many of its parts.
 fn norm_order(listed: &[ListedParameter], shared: &[Owners]) -> NormOrder {
     let copies: HashSet<Owner> = shared.iter().flat_map(copies).copied().collect();
     let is_copy = |listed: &ListedParameter| copies.contains(&listed.owner);
     let counted = listed.iter().filter(|listed| listed.has_gradient && listed.counts && !is_copy(listed));
-    let mut order: Vec<_> = counted.map(|listed| (listed.path.as_str(), listed.of_layer)).zip(0..).collect();
-    order.sort_by_key(|(key, _)| *key);
-    order.into_iter().map(|((path, _), index)| (path.into(), index)).collect()
+    let mut first = 0;
+    let mut by_key: BTreeMap<_, Vec<(usize, Squares)>> = BTreeMap::new();
+    for ListedParameter { path, of_layer, owner, squares, .. } in counted {
+        by_key.entry((path.as_str(), *of_layer, owner.tensor)).or_default().push((first, *squares));
+        first += squares.count();
+    }
+    by_key
+        .into_iter()
+        .map(|((path, ..), of_replicas)| (path.into(), in_order_of_parts(&of_replicas)))
+        .collect()
+}
+
+/// Returns the indices of the squares of a parameter in the order of its parts, from the first index and the
+/// squares of each replica that sends some.
+fn in_order_of_parts(of_replicas: &[(usize, Squares)]) -> Vec<usize> {
+    let runs = of_replicas.iter().map(|(_, squares)| squares.runs).max().unwrap_or(0);
+    let run_of = |run, &(first, Squares { runs, length }): &(usize, Squares)| {
+        let start = first + run * length;
+        (run < runs).then_some(start..start + length)
+    };
+    let runs = (0..runs).flat_map(|run| of_replicas.iter().filter_map(move |squares| run_of(run, squares)));
+    runs.flatten().collect()
 }
 
 /// Returns a hash that is the same for the same bytes in every process of one build.
@@ -276,7 +300,38 @@ mod tests {
             shard: None,
             of_layer: None,
             on_one_replica: false,
+            squares: Squares::SUM,
         }
+    }
+
+    /// Returns the order of parameters with one sum each.
+    fn indices(order: &NormOrder) -> Vec<(&str, usize)> {
+        let single = |indices: &[usize]| <[usize; 1]>::try_from(indices).expect("one sum");
+        order.iter().map(|(path, indices)| (&**path, single(indices)[0])).collect()
+    }
+
+    /// Eight replicas hold the rows of a parameter in two shard groups of four, and two of them hold the
+    /// experts together. So the first one has the parts 0, 1, 4 and 5, and the second one the parts 2, 3, 6
+    /// and 7.
+    #[test]
+    fn parts_of_several_replicas_are_in_the_order_of_the_rows() {
+        let on = |replica, listed: ListedParameter| ListedParameter {
+            owner: Owner { replica, ..listed.owner },
+            squares: if listed.path == "norm" { Squares { runs: 2, length: 2 } } else { Squares::SUM },
+            ..listed
+        };
+        let listed = [
+            on(0, listed(0, 0, 0, "experts.0", None)),
+            on(0, listed(0, 0, 1, "norm", None)),
+            on(1, listed(0, 0, 0, "experts.1", None)),
+            on(1, listed(0, 0, 1, "norm", None)),
+        ];
+        let expected: [(Arc<str>, Vec<usize>); 3] = [
+            ("experts.0".into(), vec![0]),
+            ("experts.1".into(), vec![5]),
+            ("norm".into(), vec![1, 2, 6, 7, 3, 4, 8, 9]),
+        ];
+        assert_eq!(norm_order(&listed, &[]), expected);
     }
 
     #[test]
@@ -293,8 +348,7 @@ mod tests {
         let stages = shared.iter().map(|owners| owners.iter().map(|owner| owner.stage.get()).collect());
         assert_eq!(stages.collect::<Vec<Vec<u32>>>(), [[0, 3]]);
         let order = norm_order(&listed, &shared);
-        let order: Vec<(&str, usize)> = order.iter().map(|(path, index)| (&**path, *index)).collect();
-        assert_eq!(order, [("a", 3), ("b", 2), ("norm", 1), ("table", 0)]);
+        assert_eq!(indices(&order), [("a", 3), ("b", 2), ("norm", 1), ("table", 0)]);
     }
 
     #[test]
@@ -314,8 +368,7 @@ mod tests {
         let shared = find_shared(&listed).expect("each rank has its own");
         assert!(shared.is_empty());
         let order = norm_order(&listed, &shared);
-        let order: Vec<(&str, usize)> = order.iter().map(|(path, index)| (&**path, *index)).collect();
-        assert_eq!(order, [("split", 1), ("split", 2), ("whole", 0)]);
+        assert_eq!(indices(&order), [("split", 1), ("split", 2), ("whole", 0)]);
     }
 
     #[test]
@@ -327,8 +380,7 @@ mod tests {
         let all = [parameter_of(0, 2, 1, 3), parameter_of(1, 1, 0, 3), parameter_of(1, 3, 2, 3)];
         assert!(find_shared(&all).expect("each is a shard of its own").is_empty());
         check_layers(&all).expect("three shards each");
-        let indices: Vec<usize> = norm_order(&all, &[]).into_iter().map(|(_, index)| index).collect();
-        assert_eq!(indices, [1, 0, 2]);
+        assert_eq!(indices(&norm_order(&all, &[])), [("head", 1), ("head", 0), ("head", 2)]);
         let refused = |second: ListedParameter, shards: &str| {
             let error =
                 check_layers(&[parameter_of(0, 0, 0, 2), second]).expect_err("another cut").to_string();

@@ -22,7 +22,9 @@
 //! The gradients of experts that replicas hold together have messages of their own, among the replicas that
 //! hold the same experts. Each of these replicas first adds the gradients of its group's tokens, one sum for
 //! each replica of the group. An expert group has 2, 4, 8 or more replicas, or it has all of them, so it does
-//! not change the bits either ([`crate::mesh::Mesh::expert_groups`]).
+//! not change the bits either ([`crate::mesh::Mesh::expert_groups`]). If parameters are sharded, fewer
+//! replicas of a shard group hold an expert, and each of them holds more of its rows; in a shard group that
+//! is not larger than an expert group, one replica holds all rows ([`crate::mesh::Mesh::groups_fit`]).
 //!
 //! Sends do not wait, so no order of replicas can block another. The rank continues to compute meanwhile, and
 //! takes arrived messages whenever it is polled. A parameter without a gradient on some replicas counts as
@@ -37,7 +39,7 @@ use crate::collective::{Exchange, Group, sum};
 use crate::failure::Cause;
 use crate::hook::{Place, ReduceRun, ReplicaPlace};
 use crate::message::{AwaitedMessage, Tag};
-use crate::tensor::shard::{RowShard, join};
+use crate::tensor::shard::{RowShard, RowShards, join};
 use crate::tensor::{OptionalTensor, OptionalTensors, Value};
 
 /// The gradients of a step that are being summed over the replicas. The sums may start before the program
@@ -67,7 +69,17 @@ struct StagePart {
 impl StagePart {
     /// Returns the replicas that hold the same rows of the parameters.
     fn copies<'a>(&self, context: &'a RankContext) -> &'a Group {
-        if self.of_experts { context.expert_copy_group() } else { context.copy_group() }
+        if self.of_experts { context.expert_row_group() } else { context.copy_group() }
+    }
+
+    /// Returns the replicas of a shard group that hold the parameters together.
+    fn sharers<'a>(&self, context: &'a RankContext) -> &'a Group {
+        if self.of_experts { context.expert_shard_group() } else { context.shard_group() }
+    }
+
+    /// Returns the rows that this replica holds if parameters are sharded.
+    fn row_shard(&self, RowShards { experts, others }: RowShards) -> RowShard {
+        if self.of_experts { experts } else { others }
     }
 
     fn shard_tag(&self, stage: StageIndex) -> Tag {
@@ -128,19 +140,28 @@ impl Reductions {
         let others = StagePart { parameters: others, of_experts: false };
         let experts = StagePart { parameters: experts, of_experts: true };
         for part in [others, experts] {
-            if part.of_experts && (part.parameters.is_empty() || part.copies(context).members().len() == 1) {
+            let is_alone =
+                [part.sharers(context), part.copies(context)].iter().all(|group| group.members().len() == 1);
+            if part.of_experts && (part.parameters.is_empty() || is_alone) {
                 continue;
             }
-            let is_sharded = context.row_shard().is_some();
-            let group = if is_sharded { context.shard_group() } else { part.copies(context) };
             let runner = stage.runner_mut();
             let taken = part.parameters.iter().map(|&parameter| {
                 let gradient = runner.gradient(parameter);
                 runner.set_gradient(parameter, None);
                 gradient
             });
-            let exchange = scatter(connection, part.shard_tag(index), group, cut(taken, group));
-            let state = if is_sharded { State::Sharding(exchange) } else { State::Scattering(exchange) };
+            let tag = part.shard_tag(index);
+            let state = match context.row_shards() {
+                Some(shards) => {
+                    let parts = cut(taken, part.row_shard(shards).all_alike());
+                    State::Sharding(scatter(connection, tag, part.sharers(context), parts))
+                }
+                None => {
+                    let copies = part.copies(context);
+                    State::Scattering(scatter(connection, tag, copies, cut_for(taken, copies)))
+                }
+            };
             let state = Sum { context, part: &part, repetition: self.repetition }
                 .advance(connection, stage, state)?;
             self.stages.push(Reduction { stage: index, part, state });
@@ -267,7 +288,7 @@ impl Sum<'_> {
                     set_gradients(stage, part, sums);
                     return Ok(State::Done);
                 }
-                let exchange = scatter(connection, part.shard_tag(index), copies, cut(sums, copies));
+                let exchange = scatter(connection, part.shard_tag(index), copies, cut_for(sums, copies));
                 self.advance(connection, stage, State::Scattering(exchange))
             }
             State::Scattering(mut parts) => {
@@ -277,7 +298,7 @@ impl Sum<'_> {
                 let tag = Tag::GradientSum { stage: index, of_experts: part.of_experts };
                 // Shares move within the group of replicas that hold the parameters together, whose sums
                 // these are.
-                let repetition_of_parts = if context.row_shard().is_some() { 0 } else { repetition };
+                let repetition_of_parts = if context.is_sharded() { 0 } else { repetition };
                 let sums = sum(context.by_share(parts.into_contents(), repetition_of_parts));
                 for (_, to) in copies.others() {
                     connection.send_copies(to, tag, sums.clone());
@@ -303,17 +324,25 @@ fn set_gradients(stage: &mut LocalStage, part: &StagePart, gradients: OptionalTe
     gradients.for_each(|(&parameter, gradient)| runner.set_gradient(parameter, gradient));
 }
 
-/// Cuts gradients into one list for each member of the group. A gradient is dropped as soon as its parts have
-/// their own storage, so that the parts need no more memory than the gradients did.
-fn cut(gradients: impl IntoIterator<Item = OptionalTensor>, group: &Group) -> Vec<OptionalTensors> {
-    let members = group.members().len();
-    let mut lists = vec![OptionalTensors::new(); members];
+/// Cuts gradients into one list for each member of the group, of equal parts.
+fn cut_for(gradients: impl IntoIterator<Item = OptionalTensor>, group: &Group) -> Vec<OptionalTensors> {
+    cut(gradients, RowShard::all(group.members().len() as u32))
+}
+
+/// Cuts gradients into one list for each shard. A gradient is dropped as soon as its parts have their own
+/// storage, so that the parts need no more memory than the gradients did.
+fn cut(
+    gradients: impl IntoIterator<Item = OptionalTensor>,
+    shards: impl Iterator<Item = RowShard>,
+) -> Vec<OptionalTensors> {
+    let mut lists: Vec<(RowShard, OptionalTensors)> =
+        shards.map(|shard| (shard, OptionalTensors::new())).collect();
     for gradient in gradients {
-        for (list, part) in lists.iter_mut().zip(RowShard::all(members as u32)) {
-            list.push(gradient.as_ref().and_then(|whole| part.cut(whole)).map(Value::copied));
+        for (shard, list) in &mut lists {
+            list.push(gradient.as_ref().and_then(|whole| shard.cut(whole)).map(Value::copied));
         }
     }
-    lists
+    lists.into_iter().map(|(_, list)| list).collect()
 }
 
 /// Joins the parts of each replica to whole tensors. A tensor is absent if no replica has a part of it.

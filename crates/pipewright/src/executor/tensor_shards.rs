@@ -68,6 +68,7 @@ mod tests {
     use pipewright_schedule::Rank;
 
     use super::super::parameters::Owner;
+    use super::super::square_parts::Squares;
     use super::*;
     use crate::tensor::{Placement, TensorRank};
 
@@ -97,6 +98,7 @@ mod tests {
                 shared: None,
                 of_layer: None,
                 on_one_replica: false,
+                squares: Squares::SUM,
                 shard: Some(HeldShard { placement, tensor, shape: shape.to_vec(), hash }),
             }
         });

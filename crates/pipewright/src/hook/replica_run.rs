@@ -91,10 +91,17 @@ impl<'a> UnshardRun<'a> {
     /// of all replicas.
     ///
     /// # Errors
-    /// When a tensor is missing or has another shape than its parameter, or parameters are not sharded.
+    /// When a tensor is missing or has another shape than its parameter, parameters are not sharded, or
+    /// replicas hold experts of the stage together, so that they have different parameters.
     pub fn set_parameters(&mut self, whole: OptionalTensors) -> Result<(), StageError> {
         if !self.at.is_sharded(self.parameters) {
             return Err(StageError::function("parameters are not sharded, so none are gathered"));
+        }
+        if self.parameters.has_own_experts() {
+            return Err(StageError::function(
+                "replicas hold experts of the stage together, so their rows belong to different parameters: call \
+                 `UnshardRun::run`, or set `expert_parallel` to 1",
+            ));
         }
         check(&whole, self.parameters, |index, shape| {
             let is_cut = self.parameters.row_shard(index) != RowShard::WHOLE;

@@ -65,6 +65,17 @@ pub enum PipelineError {
         /// The number of replicas of a group.
         experts: u32,
     },
+    /// Expert groups do not fit the groups of replicas that hold the parameters together.
+    #[error(
+        "groups of {experts} replicas that hold the experts together do not fit groups of {shards} that hold the other \
+         parameters together: set `expert_parallel` to a power of two that divides {shards}, or that {shards} divides"
+    )]
+    ExpertShards {
+        /// The number of replicas of a shard group.
+        shards: u32,
+        /// The number of replicas of an expert group.
+        experts: u32,
+    },
     /// Replicas hold the experts together, and another setting does not work with that.
     #[error(
         "{experts} replicas hold the experts together (`expert_parallel`), which does not work with {setting}: leave that \

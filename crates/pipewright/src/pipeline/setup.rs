@@ -136,7 +136,7 @@ impl Setup {
                 expert_ranks: self.mesh.experts,
                 optimizer_groups: self.config.optimizer_groups.clone().into(),
                 clip_groups: clip_groups.clone(),
-                row_shard: context.row_shard(),
+                row_shards: context.row_shards(),
                 must_have_loss: stage == placement.last_stage() && !self.program.is_forward_only(),
                 slices: self.program.slices(),
                 by_block: self.config.recompute.is_by_block(),
@@ -236,14 +236,15 @@ fn check_experts(mesh: &Mesh, config: &PipelineConfig) -> Result<(), PipelineErr
     if mesh.expert_groups().is_none() {
         return Err(PipelineError::ExpertGroups { replicas: mesh.data, experts: mesh.experts });
     }
+    if !mesh.groups_fit() {
+        return Err(PipelineError::ExpertShards { shards: mesh.shards, experts: mesh.experts });
+    }
     let setting = if mesh.experts == 1 {
         return Ok(());
     } else if config.tensor_parallel > 1 {
         "tensor ranks (`tensor_parallel`)"
     } else if config.verify != Verify::Off {
         "verified steps (`verify`)"
-    } else if config.is_sharded() {
-        "sharded parameters (`data_parallel_mode`)"
     } else if !is_on_processor(mesh, config) {
         "devices other than the processor (`devices`)"
     } else {

@@ -2,6 +2,7 @@
 //! in the type.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOps};
@@ -184,24 +185,31 @@ impl GradientSums {
         Ok(())
     }
 
-    /// Returns the sum of squares of each of `parts` parts of each gradient sum, without the parts that have
-    /// no rows. A sum depends on the parameter alone, and not on the other parameters of its rank.
+    /// Cuts each part of the rows of each gradient sum into `copies` parts, and returns the sum of squares of
+    /// each of them: zero without rows, and no sums for a parameter without a gradient. `row_shard` returns
+    /// the rows of the parameter at an index that its sum has. A sum depends on the parameter alone, and not
+    /// on the other parameters of its rank.
     ///
     /// The CPU back end adds the squares of a part in f64, in storage order. Another device adds them in f32,
     /// in an order that depends only on the number of elements; its sums are read in one go.
-    pub(crate) fn squares(&self, parts: u32) -> Vec<Vec<f64>> {
+    pub(crate) fn squares(&self, copies: u32, row_shard: impl Fn(usize) -> RowShard) -> Vec<Vec<f64>> {
         let mut on_device = Vec::new();
-        let mut squares_of = |sum: &DispatchTensor| -> Vec<PartSquares> {
-            let sum = Value::from_dispatch(sum.clone());
-            if parts == 1 {
+        let mut squares_of = |(index, sum): (usize, &Option<DispatchTensor>)| -> Vec<PartSquares> {
+            let Some(sum) = sum.clone().map(Value::from_dispatch) else { return Vec::new() };
+            let shard = row_shard(index);
+            if copies == 1 && shard.count == 1 {
                 // A slice of the whole would be a copy on some devices.
                 return vec![PartSquares::of(sum, &mut on_device)];
             }
-            let parts = RowShard::all(parts).filter_map(|part| part.cut(&sum));
-            parts.map(|part| PartSquares::of(part, &mut on_device)).collect()
+            let parts = shard.parts().flat_map(|part| self.rows_of_part(index, shard, part, copies));
+            let parts = parts.map(|rows| (!rows.is_empty()).then(|| sum.narrow(0, rows.start, rows.end)));
+            let square = |part: Option<Value>| match part {
+                Some(part) => PartSquares::of(part, &mut on_device),
+                None => PartSquares::Added(0.0),
+            };
+            parts.map(square).collect()
         };
-        let sums: Vec<Vec<PartSquares>> =
-            self.sums.iter().map(|sum| sum.as_ref().map(&mut squares_of).unwrap_or_default()).collect();
+        let sums: Vec<Vec<PartSquares>> = self.sums.iter().enumerate().map(&mut squares_of).collect();
         let read: Vec<f64> = if on_device.is_empty() {
             Vec::new()
         } else {
@@ -212,6 +220,24 @@ impl GradientSums {
             PartSquares::OnDevice(index) => read[index],
         };
         sums.into_iter().map(|parts| parts.into_iter().map(square).collect()).collect()
+    }
+
+    /// Cuts a part of the rows of a parameter into `copies` parts. Returns the ranges of their rows in the
+    /// rows of
+    /// `shard`, which contains the part.
+    fn rows_of_part(
+        &self,
+        index: usize,
+        shard: RowShard,
+        part: RowShard,
+        copies: u32,
+    ) -> impl Iterator<Item = Range<usize>> + use<> {
+        let whole = self.table.shapes()[index][0];
+        let (first, rows) = (shard.rows(whole).start, part.rows(whole));
+        RowShard::all(copies).map(move |copy| {
+            let own = copy.rows(rows.len());
+            rows.start - first + own.start..rows.start - first + own.end
+        })
     }
 
     /// Takes the sums out, each multiplied by the factor of its index, keyed for Burn's optimizers. The sums

@@ -18,7 +18,7 @@ use super::module_parameters::{
 use super::parameter_table::ParameterTable;
 use super::shards::{Catches, Shards};
 use crate::nn::Deferred;
-use crate::tensor::shard::RowShard;
+use crate::tensor::shard::{RowShard, RowShards};
 use crate::tensor::{OptionalTensors, Precision};
 
 /// The module of a stage, on the stage's device.
@@ -45,18 +45,21 @@ pub(super) struct Recording<'a, M: Clone> {
 }
 
 impl<M: StageBody> HeldModule<M> {
-    /// Holds `module`, which has the parameters of `table`. `row_shard` is this replica's rows of the
+    /// Holds `module`, which has the parameters of `table`. `row_shards` are this replica's rows of the
     /// parameters, if replicas share them, including the parameters in `frozen`.
     pub(super) fn new(
         Moved { module, device, precision }: Moved<M>,
         table: Arc<ParameterTable>,
         frozen: HashSet<ParamId>,
-        row_shard: Option<RowShard>,
+        row_shards: Option<RowShards>,
     ) -> Self {
-        let (module, shards) = match row_shard {
+        let (module, shards) = match row_shards {
             None => (module, None),
-            Some(row_shard) => {
-                let (module, shards) = Shards::cut(module, row_shard, &frozen);
+            Some(row_shards) => {
+                let row_shard_of = |index| {
+                    if table.is_on_one_replica(index) { row_shards.experts } else { row_shards.others }
+                };
+                let (module, shards) = Shards::cut(module, row_shard_of, &frozen);
                 (module, Some(shards))
             }
         };
@@ -152,7 +155,7 @@ impl<M: StageBody> HeldModule<M> {
         self.shards.as_ref().map_or(RowShard::WHOLE, |shards| shards.row_shard(index))
     }
 
-    /// Returns whether the replica holds only some rows of a parameter.
+    /// Returns whether a parameter is gathered before the stage computes with it.
     pub(super) fn is_sharded(&self, index: usize) -> bool {
         self.row_shard(index) != RowShard::WHOLE
     }

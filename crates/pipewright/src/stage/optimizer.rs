@@ -43,7 +43,7 @@ impl StageOptimizer {
         };
         let add = |whole, (index, group): (usize, &OptimizerGroup)| group.add_to(whole, members_of(index));
         let optimizer = settings.optimizer.clone().map(|whole| groups.iter().enumerate().fold(whole, add));
-        let is_cut = |index| settings.row_shard.is_some() || table.is_cut(index);
+        let is_cut = |index| settings.row_shards.is_some() || table.is_cut(index);
         if let Some(optimizer) = optimizer.as_ref().filter(|_| (0..paths.len()).any(is_cut))
             && let Some(index) = mixes_rows(optimizer, module, is_cut)
         {

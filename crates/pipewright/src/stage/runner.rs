@@ -165,10 +165,11 @@ pub(crate) trait StageParameters: Send {
     /// has only this replica's rows.
     fn set_gradient(&mut self, index: usize, gradient: OptionalTensor);
 
-    /// Cuts the rows of each gradient sum that the stage holds into `parts` parts and returns the sum of
-    /// squares of each part, in the order of [`StageParameters::paths`]. Parts without rows are left out. So
-    /// replicas get the same bits whether each has all parts or some.
-    fn gradient_squares(&self, parts: u32) -> Vec<Vec<f64>>;
+    /// Cuts each part of a parameter's rows that the stage holds ([`StageParameters::row_shard`]) into
+    /// `copies` parts, and returns the sum of squares of each of them, in the order of
+    /// [`StageParameters::paths`]. Replicas get the same bits whether each has all parts or some. Parts
+    /// without rows have the sum zero, and a parameter without a gradient has no sums.
+    fn gradient_squares(&self, copies: u32) -> Vec<Vec<f64>>;
 
     /// Returns the rows of each parameter that a sharded stage holds; `None` if it holds no rows or the whole
     /// parameter.

@@ -11,7 +11,7 @@ use super::error::StageError;
 use super::module::StageContext;
 use super::weight_work::WeightRunner;
 use crate::optimizer::{ClipGroup, OptimizerGroup};
-use crate::tensor::shard::RowShard;
+use crate::tensor::shard::RowShards;
 use crate::tensor::{Precision, Values};
 
 /// The settings with which a pipeline prepares a stage.
@@ -31,8 +31,8 @@ pub(crate) struct StageSettings {
     pub optimizer_groups: Arc<[OptimizerGroup]>,
     /// The groups of parameters with a largest norm of their own.
     pub clip_groups: Arc<[ClipGroup]>,
-    /// The rows of each trained parameter that this replica holds; `None` if it holds all.
-    pub row_shard: Option<RowShard>,
+    /// The rows of the trained parameters that this replica holds; `None` if it holds all.
+    pub row_shards: Option<RowShards>,
     /// Whether the stage must end in a loss.
     pub must_have_loss: bool,
     /// The number of slices into which microbatches are cut.

@@ -28,7 +28,8 @@ use crate::tensor::{OptionalTensors, Value};
 /// The state of a stage with sharded parameters, in addition to its module.
 #[derive(Debug)]
 pub(super) struct Shards {
-    row_shard: RowShard,
+    /// The rows of each parameter that the replica has.
+    row_shards: Vec<RowShard>,
     /// Whether each parameter is sharded.
     spread: Vec<bool>,
     /// The module's own rows while it has the whole parameters; `None` for parameters that are not sharded.
@@ -40,21 +41,28 @@ pub(super) struct Shards {
 pub(super) type Catches = Vec<(usize, Caught)>;
 
 impl Shards {
-    /// Reduces the parameters of `module` to the rows of `row_shard`. Parameters in `frozen` were trained
-    /// before, and count as trained.
-    pub(super) fn cut<M: Module>(module: M, row_shard: RowShard, frozen: &HashSet<ParamId>) -> (M, Self) {
+    /// Reduces each parameter of `module` to the rows that `row_shard` returns for its index. Parameters in
+    /// `frozen` were trained before, and count as trained.
+    pub(super) fn cut<M: Module>(
+        module: M,
+        row_shard: impl Fn(usize) -> RowShard,
+        frozen: &HashSet<ParamId>,
+    ) -> (M, Self) {
         let found = parameters_of(&module);
+        let row_shards: Vec<RowShard> = (0..found.len()).map(row_shard).collect();
         let is_spread = |found: &NamedTensor| found.is_trained || frozen.contains(&found.id);
-        let own = |found: &NamedTensor| is_spread(found).then(|| own_rows(row_shard, &found.value));
-        let rows = found.iter().map(own).collect();
+        let own = |(found, row_shard): (&NamedTensor, &RowShard)| {
+            is_spread(found).then(|| own_rows(*row_shard, &found.value))
+        };
+        let rows = found.iter().zip(&row_shards).map(own).collect();
         let spread = found.iter().map(is_spread).collect();
         drop(found);
-        (with_values(module, rows), Self { row_shard, spread, rows: None, store: WeightStore::default() })
+        (with_values(module, rows), Self { row_shards, spread, rows: None, store: WeightStore::default() })
     }
 
-    /// Returns the rows of a parameter that the replica has; all rows if the parameter is not sharded.
+    /// Returns the rows of a parameter that the replica has; the whole parameter if it is not sharded.
     pub(super) fn row_shard(&self, index: usize) -> RowShard {
-        if self.is_spread(index) { self.row_shard } else { RowShard::WHOLE }
+        if self.is_spread(index) { self.row_shards[index] } else { RowShard::WHOLE }
     }
 
     /// Returns whether the module has the whole parameters.
@@ -69,10 +77,11 @@ impl Shards {
     }
 
     /// Returns whether this replica contributes its parameter at `index` to the state of all replicas. Every
-    /// replica contributes its rows of sharded parameters; only the first one contributes the parameters that
-    /// every replica has whole.
-    pub(super) fn counts(&self, index: usize) -> bool {
-        self.is_spread(index) || self.row_shard.index == 0
+    /// replica contributes its rows of sharded parameters. Of the replicas that have the same parameter
+    /// whole, the first one contributes it. Integer and boolean parameters are on all replicas, like
+    /// `others`.
+    pub(super) fn counts(&self, index: usize, others: RowShard) -> bool {
+        self.is_spread(index) || self.row_shards.get(index).unwrap_or(&others).index == 0
     }
 
     /// Returns the replica's rows of each parameter; `None` if it has no rows or the parameter is not

@@ -198,7 +198,8 @@ impl<M: StageBody> Trained<M> {
         settings: &StageSettings,
         frozen: HashSet<ParamId>,
     ) -> Result<Self, StageError> {
-        let StageSettings { device, precision, slices, tensor_ranks, expert_ranks, row_shard, .. } = settings;
+        let StageSettings { device, precision, slices, tensor_ranks, expert_ranks, row_shards, .. } =
+            settings;
         let moved = Moved::new(module, device.as_ref(), *precision)?;
         let table = Arc::new(ParameterTable::new(&moved.module, prefixes, *tensor_ranks, *expert_ranks)?);
         if !slices.is_one()
@@ -207,7 +208,7 @@ impl<M: StageBody> Trained<M> {
             return Err(StageError::Slices { slices: *slices, reason });
         }
         let optimizer = StageOptimizer::new(settings, &moved.module, &table)?;
-        let module = HeldModule::new(moved, table.clone(), frozen, *row_shard);
+        let module = HeldModule::new(moved, table.clone(), frozen, *row_shards);
         Ok(Self { module, sums: GradientSums::new(table.clone()), table, optimizer })
     }
 }

@@ -14,28 +14,57 @@ use serde::{Deserialize, Serialize};
 use super::placement::range_of_shard;
 use super::value::Value;
 
-/// One of the shards into which every parameter is cut; `2/4` is the third of four.
+/// Consecutive parts of the equal parts into which the rows of a parameter are cut; `2/4` is the third of
+/// four, and `2-3/4` the third and the fourth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub(crate) struct RowShard {
-    /// The shard's index, from 0.
+    /// The index of the first part, from 0.
     pub index: u32,
-    /// The number of shards.
+    /// The number of parts that the shard has.
+    pub count: u32,
+    /// The number of all parts.
     pub of: u32,
 }
 
 impl RowShard {
     /// The whole parameter.
-    pub(crate) const WHOLE: Self = Self { index: 0, of: 1 };
+    pub(crate) const WHOLE: Self = Self::one(0, 1);
 
-    /// Returns all shards in order.
+    /// Returns the shard that has one of `of` parts.
+    pub(crate) const fn one(index: u32, of: u32) -> Self {
+        Self { index, count: 1, of }
+    }
+
+    /// Returns all shards of one part, in order.
     pub(crate) fn all(of: u32) -> impl Iterator<Item = Self> + Clone {
-        (0..of).map(move |index| Self { index, of })
+        (0..of).map(move |index| Self::one(index, of))
+    }
+
+    /// Returns the parts of the shard, in order.
+    pub(crate) fn parts(self) -> impl Iterator<Item = Self> {
+        (self.index..self.end()).map(move |index| Self::one(index, self.of))
+    }
+
+    /// Returns the shards that have as many parts as this one each, in order.
+    pub(crate) fn all_alike(self) -> impl Iterator<Item = Self> {
+        (0..self.of).step_by(self.count as usize).map(move |index| Self { index, ..self })
+    }
+
+    /// Returns the index of the first part after the shard.
+    pub(crate) fn end(self) -> u32 {
+        self.index + self.count
+    }
+
+    /// Returns whether the shard has all parts.
+    pub(crate) fn has_all(self) -> bool {
+        self.count == self.of
     }
 
     /// Returns the shard's range of a parameter's `rows`.
     pub(crate) fn rows(self, rows: usize) -> Range<usize> {
-        range_of_shard(self.index, self.of, rows)
+        let start = |index| range_of_shard(index, self.of, rows).start;
+        start(self.index)..start(self.end())
     }
 
     /// Returns the shard of a float tensor, or `None` if it has no rows. Shares the storage if the back end
@@ -48,7 +77,10 @@ impl RowShard {
 
 impl std::fmt::Display for RowShard {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.index, self.of)
+        match self.count {
+            1 => write!(f, "{}/{}", self.index, self.of),
+            _ => write!(f, "{}-{}/{}", self.index, self.end() - 1, self.of),
+        }
     }
 }
 
@@ -56,12 +88,12 @@ impl FromStr for RowShard {
     type Err = InvalidRowShard;
 
     fn from_str(text: &str) -> Result<Self, InvalidRowShard> {
-        let (index, of) = text.split_once('/').ok_or(InvalidRowShard)?;
-        let part = Self {
-            index: index.parse().map_err(|_| InvalidRowShard)?,
-            of: of.parse().map_err(|_| InvalidRowShard)?,
-        };
-        if part.index < part.of { Ok(part) } else { Err(InvalidRowShard) }
+        let number = |text: &str| text.parse::<u32>().map_err(|_| InvalidRowShard);
+        let (parts, of) = text.split_once('/').ok_or(InvalidRowShard)?;
+        let (first, last) = parts.split_once('-').unwrap_or((parts, parts));
+        let (first, last, of) = (number(first)?, number(last)?, number(of)?);
+        let is_valid = first <= last && last < of;
+        is_valid.then(|| Self { index: first, count: last - first + 1, of }).ok_or(InvalidRowShard)
     }
 }
 
@@ -81,10 +113,22 @@ impl TryFrom<String> for RowShard {
 
 /// The text is not a shard.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("expected a shard such as `2/4`: its index, from 0, and the number of shards")]
+#[error(
+    "expected a shard such as `2/4` or `2-3/4`: the indices of its parts, from 0, and the number of all parts"
+)]
 pub(crate) struct InvalidRowShard;
 
 pipewright_schedule::message_as_debug!(InvalidRowShard);
+
+/// The rows of the trained parameters of a stage that a replica holds, if parameters are sharded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowShards {
+    /// The rows of the experts that only some replicas hold. Fewer replicas share them, so a replica holds
+    /// several parts, or all.
+    pub experts: RowShard,
+    /// The rows of all other parameters: one part.
+    pub others: RowShard,
+}
 
 /// Concatenates the shards of a float tensor; `None` if there are no rows.
 pub(crate) fn join(parts: impl IntoIterator<Item = Value>) -> Option<Value> {
@@ -109,11 +153,29 @@ mod tests {
         }
     }
 
+    /// A part of a part has the same rows whether a replica holds one part or several.
+    #[test]
+    fn a_shard_of_several_parts_has_their_rows() {
+        for (rows, count, of) in [(10, 2, 4), (10, 4, 4), (3, 2, 4), (7, 3, 6)] {
+            let shards: Vec<_> = RowShard { index: 0, count, of }.all_alike().collect();
+            assert_eq!(shards.len() as u32, of / count);
+            for shard in &shards {
+                let of_parts: Vec<usize> = shard.parts().flat_map(|part| part.rows(rows)).collect();
+                assert_eq!(shard.rows(rows).collect::<Vec<_>>(), of_parts, "{shard} of {rows}");
+            }
+            let all: Vec<usize> = shards.iter().flat_map(|shard| shard.rows(rows)).collect();
+            assert_eq!(all, (0..rows).collect::<Vec<_>>());
+        }
+        assert!(RowShard { index: 0, count: 4, of: 4 }.has_all() && !RowShard::one(0, 4).has_all());
+    }
+
     #[test]
     fn a_shard_has_a_text_form() {
-        let part = RowShard { index: 2, of: 4 };
-        assert_eq!(part.to_string().parse(), Ok(part));
-        for text in ["", "2", "4/4", "a/2", "1/-2"] {
+        for (part, text) in [(RowShard::one(2, 4), "2/4"), (RowShard { index: 1, count: 3, of: 4 }, "1-3/4")]
+        {
+            assert_eq!((part.to_string().as_str(), text.parse()), (text, Ok(part)));
+        }
+        for text in ["", "2", "4/4", "a/2", "1/-2", "2-4/4", "3-2/4", "1-/4"] {
             assert_eq!(text.parse::<RowShard>(), Err(InvalidRowShard), "{text}");
         }
     }

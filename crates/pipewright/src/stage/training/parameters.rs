@@ -89,8 +89,8 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         self.sums.set(index, gradient);
     }
 
-    fn gradient_squares(&self, parts: u32) -> Vec<Vec<f64>> {
-        self.sums.squares(parts)
+    fn gradient_squares(&self, copies: u32) -> Vec<Vec<f64>> {
+        self.sums.squares(copies, |index| self.module.row_shard(index))
     }
 
     fn rows(&self) -> OptionalTensors {
@@ -181,7 +181,11 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
     fn state(&self, rank: TensorRank) -> StageState {
         let floats = parameters_of(self.module.settled()).into_iter().zip(self.table.paths());
         let discrete = discrete_of(self.module.get()).into_iter().zip(self.table.discrete());
-        let counts = |index| self.module.shards().is_none_or(|shards| shards.counts(index));
+        let row_shard = self.settings.row_shards.map(|shards| shards.others);
+        let counts = |index| {
+            let shards = self.module.shards().zip(row_shard);
+            shards.is_none_or(|(shards, others)| shards.counts(index, others))
+        };
         let found = floats.chain(discrete).enumerate();
         let found = found.filter(|(index, (_, path))| counts(*index) && !self.is_base(path));
         let parameters = found.map(|(index, (found, path))| {
@@ -190,9 +194,9 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
             // The rows of a sharded parameter have no gradient of their own.
             let is_trained = is_trained || self.module.is_sharded(index);
             let is_frozen = self.module.frozen().contains(&id);
-            HeldParameter { index, path: path.clone(), id, shard, is_frozen, value, is_trained }
+            let rows = self.module.row_shard(index);
+            HeldParameter { index, path: path.clone(), id, shard, rows, is_frozen, value, is_trained }
         });
-        let row_shard = self.settings.row_shard;
         StageState { parameters: parameters.collect(), optimizer: self.optimizer.get().cloned(), row_shard }
     }
 
@@ -293,11 +297,9 @@ impl<M: StageBody> TrainingStage<M> {
         let held = held.filter(|(_, (found, _))| found.value.shape()[0] > 0);
         let targets = held.map(|(index, (NamedTensor { id, local, .. }, path))| {
             let shard = self.table.placement(index).shard_of(rank);
-            Target { id: *id, path, shard, local }
+            Target { id: *id, path, shard, rows: self.module.row_shard(index), local }
         });
-        // A parameter that is not sharded is not trained either, so it has no optimizer state.
-        let row_shard = self.settings.row_shard.unwrap_or(RowShard::WHOLE);
-        let restored = put_together(optimizer, &targets.collect::<Vec<_>>(), row_shard, checkpoint)?;
+        let restored = put_together(optimizer, &targets.collect::<Vec<_>>(), checkpoint)?;
         drop(found);
         self.optimizer.set(restored);
         Ok(())

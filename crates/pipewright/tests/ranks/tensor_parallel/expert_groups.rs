@@ -51,9 +51,9 @@ fn try_launch_with(
     make: impl Fn(usize, &TensorParallel) -> Layer + Send + Sync + 'static,
     placement: impl Fn(&TensorParallel) -> Placement + Send + Sync + 'static,
 ) -> Result<Pipeline, PipelineError> {
-    let program = program(schedule, RANKS, MICROBATCHES / REPLICAS);
+    let program = program(schedule, RANKS, MICROBATCHES / config.data_parallel);
     let stages = program.placement().stages();
-    let world = World::local(RANKS * REPLICAS * config.tensor_parallel);
+    let world = World::local(RANKS * config.data_parallel * config.tensor_parallel);
     Pipeline::launch_split(program, world, config, move |stage: StageIndex, tensor: &TensorParallel| {
         let count = LAYERS / stages as usize;
         let first = stage.index() * count;
@@ -77,6 +77,16 @@ fn parameters(pipeline: &mut Pipeline, experts: u32) -> Vec<(String, Vec<f32>)> 
     stored(&save(pipeline, RANKS * experts, scratch.path()))
 }
 
+/// Returns the settings of replicas that hold the other parameters together in `mode`.
+fn sharded(replicas: u32, data_parallel_mode: DataParallelMode, expert_parallel: u32) -> PipelineConfig {
+    PipelineConfig { data_parallel_mode, data_parallel: replicas, ..config(expert_parallel) }
+}
+
+/// Returns the number of files in which ranks with these settings store their state.
+fn files(config: &PipelineConfig) -> u32 {
+    RANKS * config.data_parallel_mode.shards(config.data_parallel).max(config.expert_parallel)
+}
+
 /// Checks that `run` has the same results for groups of 1, 2 and 4 replicas.
 fn check<T: PartialEq + std::fmt::Debug>(what: &str, run: impl Fn(u32) -> T) {
     let expected = run(1);
@@ -94,6 +104,60 @@ fn bits_do_not_depend_on_the_replicas_that_hold_the_experts_together() {
             let parameters = parameters(&mut pipeline, experts);
             assert_eq!(parameters.len(), LAYERS * (1 + 3 * EXPERTS), "each parameter is stored once");
             (steps, parameters)
+        });
+    }
+}
+
+/// Matrices have 6 or 4 rows, so shares of rows differ, and some replicas have no rows of a matrix.
+#[test]
+fn bits_of_sharded_parameters_do_not_depend_on_the_replicas_that_hold_the_experts() {
+    let modes = [
+        ("1f1b", 4, DataParallelMode::Sharded),
+        ("zb-h1", 4, DataParallelMode::Hybrid { shards: 2 }),
+        ("1f1b", 8, DataParallelMode::Hybrid { shards: 4 }),
+    ];
+    for (schedule, replicas, mode) in modes {
+        check(&format!("{schedule}, {replicas} replicas, {mode:?}"), |experts| {
+            let config = sharded(replicas, mode, experts);
+            let mut pipeline = launch(schedule, &config);
+            let steps = take_steps(&mut pipeline, 0..3);
+            let scratch = tempfile::tempdir().expect("a scratch folder");
+            let parameters = stored(&save(&mut pipeline, files(&config), scratch.path()));
+            assert_eq!(parameters.len(), LAYERS * (1 + 3 * EXPERTS), "each parameter is stored once");
+            (steps, parameters)
+        });
+    }
+}
+
+#[test]
+fn accumulated_batches_of_sharded_parameters_have_the_same_bits() {
+    check("sharded, accumulated, recomputed", |experts| {
+        let config = sharded(REPLICAS, DataParallelMode::Sharded, experts);
+        let mut pipeline = launch("1f1b", &PipelineConfig { recompute: Recompute::Stage, ..config });
+        let split = |seed| split(batch(seed, MICROBATCHES), MICROBATCHES);
+        let half = pipewright::batch::Batch::new(split(7), split(107));
+        pipeline.accumulate(half).expect("half a step");
+        let steps = take_steps(&mut pipeline, 0..2);
+        let batch = pipewright::batch::Batch::new(split(0), split(100));
+        (steps, pipeline.eval_losses(batch).expect("an evaluation").losses)
+    });
+}
+
+/// Frozen experts are whole on several replicas, and the first of these replicas stores them.
+#[test]
+fn some_experts_of_sharded_parameters_may_be_frozen() {
+    for mode in [DataParallelMode::Sharded, DataParallelMode::Hybrid { shards: 2 }] {
+        check(&format!("frozen, {mode:?}"), |experts| {
+            let config = sharded(REPLICAS, mode, experts);
+            let make = |layer, tensor: &TensorParallel| {
+                Layer::new(layer, EXPERTS, tensor.experts(EXPERTS)).with_frozen(3)
+            };
+            let mut pipeline = try_launch_with("1f1b", &config, make, placement_of).expect("it starts");
+            let mut steps = take_steps(&mut pipeline, 0..2);
+            pipeline.freeze(|path| path.contains(".experts.1.")).expect("they are frozen");
+            steps.extend(take_steps(&mut pipeline, 2..4));
+            let scratch = tempfile::tempdir().expect("a scratch folder");
+            (steps, stored(&save(&mut pipeline, files(&config), scratch.path())))
         });
     }
 }
@@ -238,6 +302,47 @@ fn a_run_resumes_under_any_number() {
     }
 }
 
+/// All of them have the same bits, because no two parts of rows are added to the norm in another order.
+#[test]
+fn a_run_with_sharded_parameters_resumes_under_any_number_and_mode() {
+    use DataParallelMode::{Replicated, Sharded};
+    let expected: Vec<Step> = take_steps(&mut launch("1f1b", &config(1)), 0..6);
+    for ((mode, before), (mode_after, after)) in [
+        ((Sharded, 2), (Replicated, 1)),
+        ((Sharded, 2), (Sharded, 4)),
+        ((Sharded, 4), (Sharded, 1)),
+        ((Sharded, 1), (Sharded, 2)),
+        ((Replicated, 4), (Sharded, 2)),
+    ] {
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        let before = sharded(REPLICAS, mode, before);
+        let mut first = launch("1f1b", &before);
+        take_steps(&mut first, 0..3);
+        let checkpoint = save(&mut first, files(&before), scratch.path());
+        let mut resumed = launch("zb-h1", &sharded(REPLICAS, mode_after, after));
+        resumed.restore(&checkpoint).expect("it is restored");
+        let found = take_steps(&mut resumed, 3..6);
+        assert_eq!(found, expected[3..], "{mode:?} to {mode_after:?}, {after}");
+    }
+}
+
+/// Groups of two and four replicas store other rows of the same experts.
+#[test]
+fn a_run_in_shard_groups_resumes_in_others() {
+    let all = |replicas, shards, experts| sharded(replicas, DataParallelMode::Hybrid { shards }, experts);
+    let mut first = launch("1f1b", &all(8, 4, 2));
+    take_steps(&mut first, 0..2);
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let checkpoint = save(&mut first, files(&all(8, 4, 2)), scratch.path());
+    for config in [all(4, 2, 4), all(4, 2, 2), all(8, 4, 1), sharded(2, DataParallelMode::Sharded, 2)] {
+        let mut resumed = launch("1f1b", &config);
+        resumed.restore(&checkpoint).expect("it is restored");
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        let again = save(&mut resumed, files(&config), scratch.path());
+        assert_eq!(stored(&again), stored(&checkpoint), "{:?}", config.data_parallel_mode);
+    }
+}
+
 /// Fails once, before the second forward of stage 1 on the second replica.
 struct FailsOnce(AtomicBool);
 
@@ -276,8 +381,8 @@ fn settings_that_do_not_work_with_expert_groups_are_refused() {
     );
     refused(PipelineConfig { tensor_parallel: 2, ..config(2) }, "which does not work with tensor ranks");
     refused(
-        PipelineConfig { data_parallel_mode: DataParallelMode::Sharded, ..config(2) },
-        "2 replicas hold the experts together (`expert_parallel`), which does not work with sharded parameters",
+        sharded(6, DataParallelMode::Hybrid { shards: 3 }, 2),
+        "groups of 2 replicas that hold the experts together do not fit groups of 3 that hold the other",
     );
     let outcome = SeededPipeline::new(program("1f1b", 1, 2), &config(2), 0, |index| stage(index, 1));
     let error = outcome.err().expect("the ranks would wait for each other").to_string();
