@@ -3,7 +3,8 @@
     emitted_plans.py --pipewright PATH     emits plans of several sizes with that binary, and checks each file
 
 For each plan it compares what the system reads with the plan in JSON: the layers of every stage, the ranks of the stages,
-the order of the computations of every rank, and the batch. It needs no GPU. `setup.sh --systems` installs the systems.
+the order of the computations of every rank, and the batch. For plans for a cluster it compares the ranks that divide
+sequences, experts and the state of replicas. It needs no GPU. `setup.sh --systems` installs the systems.
 
 torchtitan: its options go through its own parser (tyro, `ParallelismConfig`), the table through PyTorch's runtime
     (`_load_csv`), and the modules through `_split_module`.
@@ -66,6 +67,28 @@ LAYERS = BLOCKS + 2
 SIZES = [(2, 8, None), (4, 8, None), (4, 10, None)]
 # The memory with which all stages of the plan recompute. For one stage per rank, as in DeepSpeed, no plan needs that here.
 TIGHT = {"torchtitan": [(4, 16, "110MiB")], "megatron": [(4, 16, "110MiB")]}
+
+
+# A model with experts, and for each system the given parts of plans for a cluster.
+EXPERTS = """{"model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8,
+    "num_experts_per_tok": 2, "tie_word_embeddings": false}"""
+MESHES = [
+    ["--pipeline-parallel", "4"],
+    ["--pipeline-parallel", "4", "--tensor-parallel", "2", "--expert-parallel", "4"],
+    ["--pipeline-parallel", "2", "--recompute", "full"],
+]
+WITH_CONTEXT = ["--pipeline-parallel", "4", "--context-parallel", "2", "--expert-parallel", "2"]
+
+
+def emit_for_cluster(binary, folder, system, mesh):
+    """Emits a plan for a cluster, and returns it as JSON."""
+    command = [binary, "plan", "config.json", "--cluster", "h100", "--nodes", "8", "--global-batch", "256"]
+    command += ["--seq-len", "8192", *mesh, "--emit", system, "--format", "json"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if result.returncode != 0:
+        sys.exit(f"{' '.join(command)}: {result.stderr}")
+    return json.loads(result.stdout)["emit"]["plan"]
 
 
 def emit(binary, folder, system, size):
@@ -284,6 +307,83 @@ def make_deepspeed_stage(rank, folder, expected):
         sys.exit(f"rank {rank}: DeepSpeed has the layers {found}, and the plan {expected[rank]}")
 
 
+def check_cluster_torchtitan(folder, plan):
+    from torchtitan.distributed.parallel_dims import ParallelDims
+
+    config = parse_torchtitan((folder / "torchtitan" / "torchtitan.args").read_text().split())
+    parallelism = config.parallelism
+    dims = ParallelDims.from_config(parallelism, 64)
+    sharded = plan["sharding"] in ("gradients", "parameters")
+    expect("stages", len(parallelism.module_fqns_per_model_part), len(plan["boundaries"]) + 1)
+    expect("replicas", dims.dp_shard * dims.dp_replicate, plan["data_parallel"])
+    expect("shards", dims.dp_shard, plan["data_parallel"] if sharded else 1)
+    expect("context", dims.cp, plan["context_parallel"])
+    expect("tensor", dims.tp, plan["tensor_parallel"])
+    expect("experts", dims.ep, plan["expert_parallel"])
+    if plan["tensor_parallel"] > 1:
+        expect("sequence parallelism", parallelism.enable_sequence_parallel, plan["sequence_parallel"])
+    policies = {"gradients": "never", "parameters": "always"}
+    expect("policy", parallelism.fsdp_reshard_after_forward, policies.get(plan["sharding"], "default"))
+    kinds = {"none": "NoneType", "selective": "SelectiveAC", "full": "FullAC"}
+    found = type(config.activation_checkpoint).__qualname__.split(".")[0]
+    expect("recomputation", found, kinds[plan["recompute"]])
+
+
+def check_cluster_megatron(folder, plan):
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    options = {}
+    for line in (folder / "megatron" / "megatron.args").read_text().splitlines():
+        key, _, value = line.removeprefix("--").partition(" ")
+        options[key] = value
+    size = lambda key: int(options.get(key, 1))
+    config = TransformerConfig(
+        num_layers=int(options["num-layers"]),
+        hidden_size=32,
+        num_attention_heads=32,
+        num_moe_experts=8,
+        pipeline_dtype=torch.float32,
+        tensor_model_parallel_size=size("tensor-model-parallel-size"),
+        pipeline_model_parallel_size=size("pipeline-model-parallel-size"),
+        pipeline_model_parallel_layout=options["pipeline-model-parallel-layout"],
+        context_parallel_size=size("context-parallel-size"),
+        expert_model_parallel_size=size("expert-model-parallel-size"),
+        expert_tensor_parallel_size=size("expert-tensor-parallel-size"),
+        sequence_parallel="sequence-parallel" in options,
+        recompute_granularity=options.get("recompute-granularity"),
+        recompute_method=options.get("recompute-method"),
+        recompute_num_layers=int(options["recompute-num-layers"]) if "recompute-num-layers" in options else None,
+    )
+    expect("context", config.context_parallel_size, plan["context_parallel"])
+    expect("tensor", config.tensor_model_parallel_size, plan["tensor_parallel"])
+    expect("experts", config.expert_model_parallel_size, plan["expert_parallel"])
+    expect("ranks of an expert", config.expert_tensor_parallel_size, plan["expert_tensor_parallel"])
+    expect("sequence parallelism", config.sequence_parallel, plan["sequence_parallel"])
+    expect("recomputation", config.recompute_granularity or "none", plan["recompute"])
+    divided = "optimizer" if "use-distributed-optimizer" in options else "none"
+    expect("state of replicas", divided, plan["sharding"])
+    layout = config.pipeline_model_parallel_layout
+    expect("stages", len(layout.layout) * len(layout.layout[0]), len(plan["boundaries"]) + 1)
+
+
+def check_cluster_deepspeed(folder, plan):
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    path = folder / "deepspeed" / "deepspeed.json"
+    mesh = SimpleNamespace(get_data_parallel_world_size=lambda: plan["data_parallel"])
+    read = DeepSpeedConfig(str(path), mpu=mesh)
+    expect("microbatches", read.gradient_accumulation_steps, plan["microbatches"])
+    expect("rows", read.train_micro_batch_size_per_gpu, plan["microbatch_size"])
+    expect("stages", read.pipeline["stages"], plan["ranks"])
+    expect("state of replicas", read.zero_config.stage, {"none": 0, "optimizer": 1}[plan["sharding"]])
+    expect("recomputation", read.pipeline["activation_checkpoint_interval"], int(plan["recompute"] == "full"))
+
+
+CLUSTER_CHECKS = {
+    "torchtitan": check_cluster_torchtitan,
+    "megatron": check_cluster_megatron,
+    "deepspeed": check_cluster_deepspeed,
+}
 CHECKS = {"torchtitan": check_torchtitan, "megatron": check_megatron, "deepspeed": check_deepspeed}
 
 
@@ -304,6 +404,15 @@ def main():
                 detail = CHECKS[system](folder, plan)
                 stages = len(plan["boundaries"]) + 1
                 print(f"{system:10}  {size}  {plan['schedule']}, {stages} stages, recompute {plan['recompute']}: {detail}")
+
+        for mesh in MESHES + ([] if system == "deepspeed" else [WITH_CONTEXT]):
+            with tempfile.TemporaryDirectory() as name:
+                folder = Path(name)
+                (folder / "config.json").write_text(EXPERTS)
+                plan = emit_for_cluster(str(binary), folder, system, mesh)
+                CLUSTER_CHECKS[system](folder, plan)
+                mesh = " ".join(mesh)
+                print(f"{system:10}  {mesh}: {plan['schedule']}, recompute {plan['recompute']}, shard {plan['sharding']}")
 
 
 if __name__ == "__main__":

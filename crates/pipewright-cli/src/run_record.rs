@@ -38,6 +38,7 @@ pub(crate) struct StepMetrics {
     pub(crate) planned_step_ms: Option<f64>,
     pub(crate) predicted_step_ms: Option<f64>,
     pub(crate) elapsed_s: Option<f64>,
+    pub(crate) unix_s: Option<f64>,
     pub(crate) tokens: Option<f64>,
     pub(crate) bubble_fraction: Option<f64>,
     pub(crate) exposed_comm_fraction: Option<f64>,

@@ -8,6 +8,7 @@ use pipewright_schedule::Timeline;
 use serde::Serialize;
 
 use crate::run_record::{RunEvent, StepMetrics, median, median_of};
+use crate::run_report::goodput::Goodput;
 use crate::run_report::groups::{Series, groups, series};
 
 /// The most evaluations whose samples the page has.
@@ -87,6 +88,7 @@ struct Figures {
     best_validation_loss: Option<(f64, u64)>,
     tokens: Option<f64>,
     seconds: Option<f64>,
+    goodput: Option<Goodput>,
     /// Medians.
     tokens_per_second: Option<f64>,
     model_tflops: Option<f64>,
@@ -228,6 +230,7 @@ impl Figures {
             best_validation_loss: validation.min_by(|one, other| one.0.total_cmp(&other.0)),
             tokens: last_of(|step| step.tokens),
             seconds: last_of(|step| step.elapsed_s),
+            goodput: Goodput::of(steps, &run.events),
             tokens_per_second: median_of(|step| step.tokens_per_second),
             model_tflops: median_of(|step| step.model_tflops),
             mfu: median_of(|step| step.mfu),

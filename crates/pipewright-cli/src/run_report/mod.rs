@@ -6,6 +6,7 @@
 //! folder `page`.
 
 mod data;
+mod goodput;
 mod groups;
 
 use std::time::Duration;

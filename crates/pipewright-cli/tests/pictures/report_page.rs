@@ -83,6 +83,7 @@ fn a_trained_run_has_its_charts_tables_and_links() {
     for words in [
         "steps\n12",
         "last loss",
+        "goodput (share of steps that count)",
         "tokens per second",
         "step, predicted",
         "utilisation",
@@ -307,6 +308,8 @@ fn events_are_listed_and_marked() {
     let fast = "step 15: rank 1 is no longer slow";
     let rows = ["a".to_owned(), first.to_owned(), format!("step 12\t{sentence}"), format!("step 15\t{fast}")];
     assert_eq!(browser.value(list), serde_json::json!(rows));
+    let figures = browser.text("#figures");
+    assert!(figures.contains("100.0\u{a0}%, 2 restarts took 0 s"), "{figures:?}");
     // Nothing is at step 0, so the first restart has no mark.
     let marks = "charts.map(({ picture }) => [...picture.querySelectorAll('.event')].map((mark) => [Number(mark.getAttribute('x1')), mark.textContent]))";
     let places = [10, 15].map(|step| browser.number(&format!("charts[0].x({step})")));

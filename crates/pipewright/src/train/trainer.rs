@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
@@ -78,6 +78,9 @@ pub struct Metrics {
     pub step_ms: f64,
     /// Seconds since the run's first step began, without the time between a stop and the resumption.
     pub elapsed_s: f64,
+    /// When the step ended, in seconds since 1970 by the clock of the machine; left out if that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unix_s: Option<f64>,
     /// Input tokens of all the run's steps.
     pub tokens: u64,
     /// The number of passes over the data, with the fraction of the current epoch; left out if it is not
@@ -364,6 +367,7 @@ impl Metrics {
             mfu: None,
             step_ms: seconds * 1e3,
             elapsed_s: seconds,
+            unix_s: SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|time| time.as_secs_f64()),
             tokens,
             epoch: None,
             source_rows: Vec::new(),
