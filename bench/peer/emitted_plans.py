@@ -342,6 +342,7 @@ def check_cluster_megatron(folder, plan):
         hidden_size=32,
         num_attention_heads=32,
         num_moe_experts=8,
+        add_bias_linear=False,
         pipeline_dtype=torch.float32,
         tensor_model_parallel_size=size("tensor-model-parallel-size"),
         pipeline_model_parallel_size=size("pipeline-model-parallel-size"),
@@ -369,9 +370,12 @@ def check_cluster_megatron(folder, plan):
 def check_cluster_deepspeed(folder, plan):
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    path = folder / "deepspeed" / "deepspeed.json"
-    mesh = SimpleNamespace(get_data_parallel_world_size=lambda: plan["data_parallel"])
-    read = DeepSpeedConfig(str(path), mpu=mesh)
+    config = json.loads((folder / "deepspeed" / "deepspeed.json").read_text())
+    rows = plan["microbatch_size"] * plan["microbatches"]
+    expect("batch", config["train_batch_size"], rows * plan["data_parallel"])
+    # Without processes there is one replica.
+    config["train_batch_size"] = rows
+    read = DeepSpeedConfig(config, mpu=SimpleNamespace(get_data_parallel_world_size=lambda: 1))
     expect("microbatches", read.gradient_accumulation_steps, plan["microbatches"])
     expect("rows", read.train_micro_batch_size_per_gpu, plan["microbatch_size"])
     expect("stages", read.pipeline["stages"], plan["ranks"])
