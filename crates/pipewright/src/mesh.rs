@@ -200,18 +200,36 @@ impl Mesh {
 
     /// Returns the share of the batch that a replica gets in a repetition of a step: the share of the
     /// `rotation`-th next replica, among the replicas that hold the parameters together if they are sharded. So
-    /// the reduction of gradients to shards adds the same shares.
+    /// the reduction of gradients to shards adds the same shares. If replicas hold experts together, the
+    /// shares of an expert group move together, to the `rotation`-th next group, so that each expert gets the
+    /// same tokens from the same places of its group. They do not move if there is no other group.
     pub(crate) fn share_of(&self, replica: u32, rotation: u32) -> u32 {
         let size = self.rotating();
         let first = replica - replica % size;
-        first + (replica - first + rotation % size) % size
+        first + (replica - first + self.distance(rotation)) % size
     }
 
     /// Orders the contents of several replicas by their shares of the batch. They are of all replicas, or of a
     /// group of replicas that hold the parameters together.
     pub(crate) fn order_by_share<T>(&self, contents: &mut [T], rotation: u32) {
+        let distance = self.distance(rotation) as usize;
+        contents.chunks_mut(self.rotating() as usize).for_each(|group| group.rotate_right(distance));
+    }
+
+    /// Orders the contents of replicas that hold the same experts by their shares of the batch. They are of
+    /// one replica of each expert group among which shares move.
+    pub(crate) fn order_experts_by_share<T>(&self, contents: &mut [T], rotation: u32) {
+        let distance = self.distance(rotation) / self.experts;
+        if distance > 0 {
+            contents.rotate_right(distance as usize);
+        }
+    }
+
+    /// Returns the number of replicas by which shares move in a repetition.
+    fn distance(&self, rotation: u32) -> u32 {
         let size = self.rotating();
-        contents.chunks_mut(size as usize).for_each(|group| group.rotate_right((rotation % size) as usize));
+        let groups = (size / self.experts).max(1);
+        rotation % groups * self.experts % size
     }
 
     /// Returns the number of replicas among which shares move.
@@ -252,6 +270,30 @@ mod tests {
                 assert_eq!(shares[0], rotation % if shards > 1 { shards } else { data });
                 mesh.order_by_share(&mut shares, rotation);
                 assert_eq!(shares, (0..data).collect::<Vec<_>>(), "{mesh:?}, {rotation}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_shares_of_an_expert_group_move_together() {
+        for (data, shards, experts, groups) in
+            [(4, 1, 2, 2), (6, 1, 2, 3), (4, 1, 4, 1), (8, 4, 2, 2), (8, 2, 4, 1), (8, 8, 2, 4), (8, 2, 2, 1)]
+        {
+            let mesh = Mesh { pipeline: 1, data, shards, experts, tensor: 1 };
+            for rotation in 0..5 {
+                let shares: Vec<u32> = (0..data).map(|replica| mesh.share_of(replica, rotation)).collect();
+                let moved = (rotation % groups) * experts;
+                assert_eq!(shares[0], moved, "{mesh:?}, {rotation}");
+                assert!((0..data).zip(&shares).all(|(replica, share)| replica % experts == share % experts));
+                let mut all = shares.clone();
+                mesh.order_by_share(&mut all, rotation);
+                assert_eq!(all, (0..data).collect::<Vec<_>>(), "{mesh:?}, {rotation}");
+                // The replicas with the same experts among which shares move.
+                let size = if shards > 1 { shards } else { data };
+                let mut same: Vec<u32> =
+                    shares[..size as usize].iter().copied().step_by(experts as usize).collect();
+                mesh.order_experts_by_share(&mut same, rotation);
+                assert!(same.is_sorted(), "{mesh:?}, {rotation}: {same:?}");
             }
         }
     }

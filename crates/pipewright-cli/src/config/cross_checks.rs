@@ -210,7 +210,6 @@ impl CrossChecks<'_> {
         let others = [
             ("mesh", "tensor_parallel", mesh.tensor_parallel > 1),
             ("run", "device", !run.devices.are_processor()),
-            ("run", "verify", run.verify != Verify::Off),
         ];
         for (section, key, _) in others.into_iter().filter(|(_, _, is_set)| *is_set) {
             self.section(section).report(key, ProblemKind::BesideExperts { key, experts });

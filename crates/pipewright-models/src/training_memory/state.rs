@@ -75,8 +75,8 @@ pub struct StateRule {
 }
 
 impl StateRule {
-    /// Returns the bytes for these parameters, without their gradients. The optimizer has a state for those
-    /// whose paths `is_trained` accepts.
+    /// Returns the bytes for these parameters, without their gradients. The optimizer has a state for
+    /// parameters whose paths `is_trained` accepts.
     pub fn of(&self, specs: &[ParameterSpec], is_trained: impl Fn(&str) -> bool) -> StateBytes {
         let (trained, frozen): (Vec<_>, Vec<_>) = specs.iter().partition(|spec| is_trained(&spec.path));
         let elements = |specs: &[&ParameterSpec]| {

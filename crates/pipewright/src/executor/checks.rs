@@ -6,14 +6,17 @@
 //! ([`Tag::Verdict`]). If the repetition does not count, the root fails instead. No rank reads its losses
 //! before, so a loss that is not finite fails only in a repetition whose bits are confirmed.
 
+use std::collections::BTreeMap;
+
 use pipewright_schedule::{Action, Microbatch, StageIndex};
 
 use super::accumulation::Accumulation;
 use super::context::RankContext;
+use super::group_link::ExchangeSum;
 use super::stages::{At, LocalStage, LocalStages};
 use super::step_input::StepInput;
 use crate::collective::Exchange;
-use crate::message::Tag;
+use crate::message::{Direction, Tag};
 use crate::stage::Forwarded;
 use crate::tensor::{OptionalTensors, Value};
 use crate::verification::{Checksums, Content, Difference, RankChecksums, ResultKey, checksum};
@@ -56,12 +59,51 @@ impl Checks {
         self.batch = Some(batch);
         self.sums.begin(verification.repetition, accumulation.is_empty());
         if verification.repetition > 0 && accumulation.is_empty() {
-            let rows = context.row_shards().map_or(0, |shards| shards.others.index);
             for stage in stages.iter() {
-                let values = stage.runner().parameters();
-                let key = ResultKey { share: rows, ..batch.key(Content::Parameters, stage.index()) };
-                self.sums.note(key, checksum(values.into_iter().map(Some)));
+                self.note_parameters(context, batch.key(Content::Parameters, stage.index()), stage);
             }
+        }
+    }
+
+    /// Notes the parameters of a stage: the experts that other replicas of the expert group do not have, and
+    /// all others.
+    fn note_parameters(&mut self, context: &RankContext, key: ResultKey, stage: &LocalStage) {
+        let runner = stage.runner();
+        let is_expert = |index: usize| runner.is_on_one_replica(index);
+        let (experts, others): (Vec<_>, Vec<_>) =
+            runner.parameters().into_iter().enumerate().partition(|(index, _)| is_expert(*index));
+        let (rows, parts) =
+            context.row_shards().map_or((0, 1), |shards| (shards.others.index, shards.others.of));
+        for (share, values) in [(rows, others), (parts + context.part(), experts)] {
+            if !values.is_empty() {
+                let sum = checksum(values.into_iter().map(|(_, values)| Some(values)));
+                self.sums.note(ResultKey { share, ..key }, sum);
+            }
+        }
+    }
+
+    /// Notes the tensors that the rank has sent to the replicas of its expert group in a forward or a
+    /// backward.
+    pub(super) fn note_exchanges(
+        &mut self,
+        sums: Vec<ExchangeSum>,
+        action_of: impl Fn(Option<Direction>) -> Action,
+    ) {
+        let Some(batch) = self.batch else { return };
+        let mut counts = BTreeMap::new();
+        for ExchangeSum { half, sum } in sums {
+            // A hook may run both halves of an overlap alternately.
+            let Some(action) = action_of(half).parts().next() else { continue };
+            let (content, microbatch) = match action {
+                Action::Forward { microbatch, .. } => (Content::Forward, microbatch),
+                Action::Backward { microbatch, .. } => (Content::Backward, microbatch),
+                Action::InputBackward { microbatch, .. } => (Content::InputBackward, microbatch),
+                _ => continue,
+            };
+            let count: &mut u32 = counts.entry((action.stage(), content)).or_default();
+            let exchange = Some(*count);
+            *count += 1;
+            self.sums.note(ResultKey { microbatch, exchange, ..batch.key(content, action.stage()) }, sum);
         }
     }
 
@@ -91,7 +133,7 @@ impl Checks {
         let Some(batch) = self.batch else { return };
         let (key, runner) = (batch.key(Content::Weights, stage.index()), stage.runner());
         if !self.sums.has(&key) {
-            self.sums.note(key, sum_of((0..runner.paths().len()).map(|index| runner.gradient(index))));
+            self.sums.note(key, sum_of((0..runner.paths().len()).flat_map(|index| runner.gradients(index))));
         }
     }
 
@@ -122,7 +164,8 @@ impl CheckedShare {
     /// Returns the key of a result without a microbatch.
     fn key(self, content: Content, stage: StageIndex) -> ResultKey {
         let Self { share, earlier, tensor, slices } = self;
-        ResultKey { content, stage, earlier, microbatch: Microbatch::new(0), slices, share, tensor }
+        let (microbatch, exchange) = (Microbatch::new(0), None);
+        ResultKey { content, stage, earlier, microbatch, slices, exchange, share, tensor }
     }
 }
 

@@ -42,7 +42,10 @@ pub(super) struct Computation<'a> {
 
 impl Computation<'_> {
     pub(super) fn run(&mut self, action: Action) -> Result<(), Cause> {
-        self.run_action(action)?;
+        let outcome = self.run_action(action);
+        // An action that fails has exchanges too.
+        self.checks.note_exchanges(self.connection.take_exchange_sums(), |half| part_of(action, half));
+        outcome?;
         let exchanges = self.connection.take_exchange_times();
         self.recorder.note_exchanges(exchanges, |half| part_of(action, half));
         Ok(())

@@ -9,7 +9,7 @@ use pipewright_schedule::ClockSkew;
 use serde::de::DeserializeOwned;
 
 use super::context::RankContext;
-use super::group_link::{ExchangeTimes, GroupLink};
+use super::group_link::{ExchangeSum, ExchangeTimes, GroupLink};
 use super::shared_endpoint::{SharedEndpoint, wait_for_message};
 use crate::collective::Exchange;
 use crate::device::Devices;
@@ -21,6 +21,7 @@ use crate::nn::{ExpertParallel, TensorParallel};
 use crate::progress::{Activity, ProgressBoard};
 use crate::tensor::{OptionalTensors, Value};
 use crate::transport::Endpoint;
+use crate::verification::Verify;
 
 /// A rank's connection to the other ranks.
 pub(crate) struct Connection {
@@ -57,7 +58,11 @@ impl Connection {
             |group, tag| GroupLink::new(endpoint.clone(), context, group, tag, board.clone(), memory.clone());
         let tensor_group = link(context.tensor_group(), |_, round| Tag::TensorGroup { round });
         let expert_group = link(context.expert_group(), |half, round| Tag::ExpertGroup { half, round });
-        let (tensor_group, expert_group) = (Arc::new(tensor_group), Arc::new(expert_group.with_times()));
+        let expert_group = match context.config().verify {
+            Verify::Off => expert_group.with_times(),
+            Verify::OnSuspicion => expert_group.with_times().with_sums(),
+        };
+        let (tensor_group, expert_group) = (Arc::new(tensor_group), Arc::new(expert_group));
         Self {
             rank: context.world_rank(),
             endpoint,
@@ -92,6 +97,12 @@ impl Connection {
     /// Takes out the times of the exchanges of tokens since the last call.
     pub(super) fn take_exchange_times(&self) -> ExchangeTimes {
         self.expert_group.take_times()
+    }
+
+    /// Takes out the checksums of the tokens that the rank has sent since the last call; none if steps are
+    /// not verified.
+    pub(super) fn take_exchange_sums(&self) -> Vec<ExchangeSum> {
+        self.expert_group.take_sums()
     }
 
     /// Returns the exchanges of the rank's groups for the modules of the stages.

@@ -128,6 +128,12 @@ impl RankContext {
         (of > 1).then(|| RowShards { experts, others: RowShard::one(index, of) })
     }
 
+    /// Returns the index of this replica in its group of replicas that hold all parameters together. Replicas
+    /// with the same index hold the same experts, and the same rows of them.
+    pub(super) fn part(&self) -> u32 {
+        self.coord.replica % self.mesh.shards.max(self.mesh.experts)
+    }
+
     /// Returns whether each replica holds only some rows of the parameters.
     pub(crate) fn is_sharded(&self) -> bool {
         self.mesh.shards > 1
@@ -197,6 +203,14 @@ impl RankContext {
     pub(super) fn by_share<T>(&self, contents: impl Iterator<Item = T>, repetition: u32) -> Vec<T> {
         let mut contents: Vec<T> = contents.collect();
         self.mesh.order_by_share(&mut contents, repetition);
+        contents
+    }
+
+    /// Orders the contents of this rank in the replicas with the same experts, of all replicas or of its shard
+    /// group, by their shares of the batch in a repetition of a step.
+    pub(super) fn experts_by_share<T>(&self, contents: impl Iterator<Item = T>, repetition: u32) -> Vec<T> {
+        let mut contents: Vec<T> = contents.collect();
+        self.mesh.order_experts_by_share(&mut contents, repetition);
         contents
     }
 

@@ -33,6 +33,7 @@ use crate::nn::TensorLink;
 use crate::progress::{Activity, ProgressBoard};
 use crate::tensor::{OptionalTensors, Value, ValueKind, Values};
 use crate::transport::Endpoint;
+use crate::verification::checksum;
 
 /// A rank's connection to the other ranks of one of its groups.
 pub(crate) struct GroupLink {
@@ -51,6 +52,16 @@ pub(crate) struct GroupLink {
     thread: OnceLock<ThreadId>,
     /// The times of the exchanges since they were taken; `None` if nothing takes them.
     times: Option<Mutex<ExchangeTimes>>,
+    /// The checksums of what the rank has sent since they were taken; `None` if nothing takes them.
+    sums: Option<Mutex<Vec<ExchangeSum>>>,
+}
+
+/// The checksum of what a rank has sent in an exchange.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ExchangeSum {
+    /// The half of an overlap that exchanged; `None` in an action that ran alone.
+    pub(super) half: Option<Direction>,
+    pub(super) sum: u64,
 }
 
 /// The times of a rank's exchanges in an action.
@@ -113,7 +124,13 @@ impl GroupLink {
             rounds: Default::default(),
             thread: OnceLock::new(),
             times: None,
+            sums: None,
         }
+    }
+
+    /// Returns the connection, which notes checksums of what the rank sends for [`GroupLink::take_sums`].
+    pub(super) fn with_sums(self) -> Self {
+        Self { sums: Some(Mutex::default()), ..self }
     }
 
     /// Starts an attempt at a step: an earlier one may have failed at different places on the ranks.
@@ -121,12 +138,18 @@ impl GroupLink {
         self.rounds.iter().for_each(|rounds| rounds.store(0, Ordering::Relaxed));
         self.thread.get_or_init(|| std::thread::current().id());
         self.take_times();
+        self.take_sums();
     }
 
     /// Takes out the times of the exchanges since the last call.
     pub(super) fn take_times(&self) -> ExchangeTimes {
         let times = self.times.as_ref();
         times.map(|times| std::mem::take(&mut *locked(times))).unwrap_or_default()
+    }
+
+    /// Takes out the checksums of what the rank has sent since the last call.
+    pub(super) fn take_sums(&self) -> Vec<ExchangeSum> {
+        self.sums.as_ref().map(|sums| std::mem::take(&mut *locked(sums))).unwrap_or_default()
     }
 
     /// Returns the tensors of all ranks, in the order of the group, on the devices of this rank's tensors.
@@ -150,6 +173,12 @@ impl GroupLink {
         let (turn, start) = (Turn::current(), Instant::now());
         let half = turn.as_ref().map(Turn::half);
         let tag = (self.tag)(half, self.rounds[index(half)].fetch_add(1, Ordering::Relaxed));
+        if let Some(sums) = &self.sums {
+            // Also what the rank keeps: an expert computes the rows of its own replica too.
+            let sent = to_ranks.iter().flatten().cloned();
+            let sum = checksum(sent.map(|tensor| tensor.map(Value::into_data)));
+            locked(sums).push(ExchangeSum { half, sum });
+        }
         let own = std::mem::take(&mut to_ranks[self.group.index()]);
         let devices: Vec<Option<Device>> = own.iter().map(|tensor| Some(tensor.as_ref()?.device())).collect();
         let mut endpoint = self.endpoint.lock();
@@ -255,9 +284,9 @@ fn index(half: Option<Direction>) -> usize {
     }
 }
 
-fn locked(times: &Mutex<ExchangeTimes>) -> std::sync::MutexGuard<'_, ExchangeTimes> {
+fn locked<T>(notes: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     // Nothing panics under the lock.
-    times.lock().unwrap_or_else(PoisonError::into_inner)
+    notes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl TensorLink for GroupLink {

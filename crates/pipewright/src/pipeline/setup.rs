@@ -243,8 +243,6 @@ fn check_experts(mesh: &Mesh, config: &PipelineConfig) -> Result<(), PipelineErr
         return Ok(());
     } else if config.tensor_parallel > 1 {
         "tensor ranks (`tensor_parallel`)"
-    } else if config.verify != Verify::Off {
-        "verified steps (`verify`)"
     } else if !is_on_processor(mesh, config) {
         "devices other than the processor (`devices`)"
     } else {

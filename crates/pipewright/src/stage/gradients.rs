@@ -69,6 +69,13 @@ impl GradientSums {
         }
     }
 
+    /// Returns the gradients of the parameter at `index`, in the order of [`GradientSums::take_sources`].
+    pub(crate) fn sources(&self, index: usize) -> Vec<Option<Value>> {
+        let rest = self.of_sources.get(&index).into_iter().flat_map(BTreeMap::values);
+        let rest = rest.map(|sum| Some(Value::from_dispatch(sum.clone())));
+        std::iter::once(self.get(index)).chain(rest).collect()
+    }
+
     /// Takes out the gradients of the parameter at `index`, one sum for each replica whose tokens have reached
     /// it, in the order of the replicas. An expert's gradient is the sum of all of them; other parameters have
     /// one.

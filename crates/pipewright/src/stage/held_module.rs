@@ -238,8 +238,8 @@ impl<M: StageBody> HeldModule<M> {
     }
 }
 
-/// Returns `module` with the parameters rounded whose paths `contains` accepts, except those that stay in
-/// single precision.
+/// Returns `module` with the parameters rounded whose paths `contains` accepts, except the parameters
+/// that stay in single precision.
 fn rounded<M: StageBody>(
     module: M,
     half: DType,

@@ -157,6 +157,10 @@ pub(crate) trait StageParameters: Send {
     /// Returns the gradient sum of the parameter at `index` of [`StageParameters::paths`].
     fn gradient(&self, index: usize) -> OptionalTensor;
 
+    /// Returns the gradients of the parameter at `index` as [`StageParameters::take_gradients`] does, which
+    /// takes them out.
+    fn gradients(&self, index: usize) -> OptionalTensors;
+
     /// Takes out the gradients of the parameter at `index`: one sum for each replica whose tokens have
     /// reached an expert, in the order of the replicas; one for any other parameter.
     fn take_gradients(&mut self, index: usize) -> OptionalTensors;

@@ -20,8 +20,12 @@ pub(crate) struct ResultKey {
     pub(crate) microbatch: Microbatch,
     /// The number of slices of a microbatch: `microbatch` counts them.
     pub(crate) slices: u32,
+    /// The number of an exchange of tokens in the action: the result is what the rank has sent. `None` for
+    /// the result of the action, which follows all exchanges.
+    pub(crate) exchange: Option<u32>,
     /// The share of the batch: the index of the replica that gets it in the first computation. Of parameters,
-    /// the index of their rows if they are sharded.
+    /// the index of their rows if they are sharded; the numbers after these are for the experts of replicas
+    /// that hold them together.
     pub(crate) share: u32,
     /// The index in the tensor group.
     pub(crate) tensor: u32,
@@ -29,8 +33,8 @@ pub(crate) struct ResultKey {
 
 impl ResultKey {
     /// Returns the numbers by which results are ordered.
-    fn order(&self) -> [u32; 6] {
-        let Self { content, stage, earlier, microbatch, slices, share, tensor } = *self;
+    fn order(&self) -> [u32; 7] {
+        let Self { content, stage, earlier, microbatch, slices, exchange, share, tensor } = *self;
         let (kind, stage) = match content {
             Content::Parameters => (0, stage.get()),
             Content::Forward => (1, stage.get()),
@@ -44,7 +48,7 @@ impl ResultKey {
             Content::Backward | Content::InputBackward => number - slice + (slices - 1 - slice),
             _ => number,
         };
-        [kind, stage, earlier, place, share, tensor]
+        [kind, stage, earlier, place, exchange.unwrap_or(u32::MAX), share, tensor]
     }
 
     /// Returns whether both are the same result, of two ranks of a tensor group.

@@ -111,6 +111,7 @@ mod tests {
             earlier: 0,
             microbatch: Microbatch::new(0),
             slices: 1,
+            exchange: None,
             share: 0,
             tensor: 0,
         }

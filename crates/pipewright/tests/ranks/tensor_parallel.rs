@@ -4,6 +4,7 @@
 mod checkpoints;
 mod expert_groups;
 mod expert_overlaps;
+mod expert_verification;
 mod experts;
 mod failures;
 mod hooks;

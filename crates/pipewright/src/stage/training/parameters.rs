@@ -81,6 +81,10 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         self.sums.get(index)
     }
 
+    fn gradients(&self, index: usize) -> OptionalTensors {
+        self.sums.sources(index)
+    }
+
     fn take_gradients(&mut self, index: usize) -> OptionalTensors {
         self.sums.take_sources(index)
     }

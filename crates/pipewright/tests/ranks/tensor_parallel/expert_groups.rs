@@ -13,7 +13,6 @@ use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError, SeededPipeli
 use pipewright::stage::{Stage, StageError};
 use pipewright::tensor::Placement;
 use pipewright::transport::World;
-use pipewright::verification::Verify;
 use pipewright_schedule::{Action, Recompute, StageIndex};
 
 use super::checkpoints::{save, stored};
@@ -374,10 +373,6 @@ fn settings_that_do_not_work_with_expert_groups_are_refused() {
     refused(
         config(3),
         "4 replicas cannot form groups of 3 that hold the experts together: set `expert_parallel` to a divisor",
-    );
-    refused(
-        PipelineConfig { verify: Verify::OnSuspicion, ..config(2) },
-        "which does not work with verified steps",
     );
     refused(PipelineConfig { tensor_parallel: 2, ..config(2) }, "which does not work with tensor ranks");
     refused(

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use burn::module::{Module, Param};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor};
 use pipewright::mesh::DataParallelMode;
 use pipewright::nn::{Expert, Linear, Routing, TensorParallel, mix_held};
@@ -19,13 +19,25 @@ use crate::support::{LAYERS, WIDTH, loss, numbers, program};
 
 /// The experts of a layer, which three tensor ranks share as 2, 2 and 1.
 const EXPERTS: usize = 5;
-const INNER: usize = 4;
+pub(super) const INNER: usize = 4;
 
 /// `x + mixture(x)`.
 #[derive(Module, Debug)]
 pub(super) struct Layer {
     router: Linear,
     experts: Vec<Option<Expert>>,
+}
+
+/// Multiplies parameters.
+struct Times(f64);
+
+impl ModuleMapper for Times {
+    fn map_float<const D: usize>(&mut self, parameter: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        parameter.map(|tensor| {
+            let device = tensor.device();
+            Tensor::from_data(tensor.mul_scalar(self.0).into_data(), &device).require_grad()
+        })
+    }
 }
 
 #[derive(Module, Debug)]
@@ -57,6 +69,12 @@ impl Layer {
         };
         let experts = (0..count).map(|index| experts.contains(&index).then(|| expert(index)));
         Self { router: linear(99, [WIDTH, count]), experts: experts.collect() }
+    }
+
+    /// Returns the layer with all parameters of its experts times a factor, as new leaves of the tape.
+    pub(super) fn with_experts_times(mut self, factor: f64) -> Self {
+        self.experts = self.experts.into_iter().map(|expert| Some(expert?.map(&mut Times(factor)))).collect();
+        self
     }
 
     /// Returns the layer with one of its experts frozen, if it has this expert.
