@@ -185,7 +185,7 @@ pub(crate) fn computations(layout: &Layout) -> u64 {
 
 /// The run of 1F1B, interleaved if there are several chunks, without a simulation: the work of the busiest
 /// rank, the way of the first microbatch to the last rank and back, and the messages of that way (arXiv
-/// 2104.04473, section 2.2). The activations are those of the simulation.
+/// 2104.04473, section 2.2). The activations are the simulated ones.
 pub fn closed_form(layout: &Layout, costs: &PipelineCosts) -> PipelineRun {
     let (ranks, chunks) = (layout.pipeline as usize, layout.chunks as usize);
     let microbatches = f64::from(layout.microbatches());

@@ -59,7 +59,7 @@ impl<S: ParameterSource> Builder<'_, S> {
             return Err(ConfigError::FewExperts { layer, parameter, key, count, ranks }.into());
         }
         let split = if replicas > 1 {
-            [SplitLinear::OneReplica; 2]
+            [SplitLinear::OutputsOnReplica { shards: ranks }, SplitLinear::InputsOnReplica]
         } else if is_whole {
             [SplitLinear::OneRank; 2]
         } else {

@@ -164,8 +164,10 @@ pub(crate) enum SplitLinear {
     Whole,
     /// One rank has the whole layer, and the others nothing of it.
     OneRank,
-    /// One replica of an expert group has the whole layer, and the others nothing of it.
-    OneReplica,
+    /// Like `Outputs`, on one replica of an expert group; the others have nothing of it.
+    OutputsOnReplica { shards: u32 },
+    /// Like `InputsOfSum`, on one replica of an expert group; the others have nothing of it.
+    InputsOnReplica,
 }
 
 impl<'a, S: ParameterSource> Builder<'a, S> {
@@ -250,7 +252,13 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
             }
             SplitLinear::Whole => (Placement::REPLICATED, Placement::REPLICATED),
             SplitLinear::OneRank => (Placement::ON_ONE_RANK, Placement::ON_ONE_RANK),
-            SplitLinear::OneReplica => (Placement::ON_ONE_REPLICA, Placement::ON_ONE_REPLICA),
+            SplitLinear::OutputsOnReplica { shards } => {
+                (Placement::split(1, shards).on_one_replica(), Placement::split(0, shards).on_one_replica())
+            }
+            SplitLinear::InputsOnReplica => (
+                Placement::split(0, self.tensor_ranks()).on_one_replica(),
+                Placement::REPLICATED_PARTIAL.on_one_replica(),
+            ),
         };
         let shape = [inputs, outputs];
         let weight = self.stored(path, "weight", shape, (ParameterKind::Matrix, layout("weight")), weight)?;

@@ -112,7 +112,10 @@ impl<S: ParameterSource> Builder<'_, S> {
             }
             SplitLinear::Whole => [Placement::REPLICATED; 3],
             SplitLinear::OneRank => [Placement::ON_ONE_RANK; 3],
-            SplitLinear::OneReplica => [Placement::ON_ONE_REPLICA; 3],
+            // Experts have no adapters.
+            SplitLinear::OutputsOnReplica { .. } | SplitLinear::InputsOnReplica => {
+                [Placement::ON_ONE_REPLICA; 3]
+            }
         };
         let mut matrix = |name: &str, shape, parts, placement| {
             let layer = format!("{path}.{name}");

@@ -104,7 +104,9 @@ pub enum Tag {
     },
     /// An exchange between the ranks that compute a stage together.
     TensorGroup {
-        /// The number of earlier exchanges in this attempt.
+        /// The half of an overlap that exchanges; `None` for everything else.
+        half: Option<Direction>,
+        /// The number of earlier exchanges of such halves, or of everything else, in this attempt.
         round: u32,
     },
     /// An exchange between the replicas that hold the experts of a stage together.
@@ -201,16 +203,13 @@ impl std::fmt::Display for Tag {
             Self::Collective { communicator, round } => {
                 write!(f, "round {round} of communicator {communicator}")
             }
-            Self::TensorGroup { round } => {
-                write!(f, "its tensors for exchange {round} of the ranks that compute the stage together")
+            Self::TensorGroup { half, round } => {
+                write!(f, "its tensors for exchange {round} of the ranks that compute the stage together")?;
+                f.write_str(of_half(*half))
             }
             Self::ExpertGroup { half, round } => {
                 write!(f, "its tokens for exchange {round} of the replicas that hold the experts together")?;
-                match half {
-                    None => Ok(()),
-                    Some(Direction::Forward) => f.write_str(" in the forwards of overlaps"),
-                    Some(Direction::Backward) => f.write_str(" in the backwards of overlaps"),
-                }
+                f.write_str(of_half(*half))
             }
             Self::Squares => f.write_str("its squares of gradients"),
             Self::GlobalNorm => f.write_str("the gradient norm of all ranks"),
@@ -243,6 +242,15 @@ pub(crate) struct AwaitedMessage {
     pub from: WorldRank,
     /// The purpose of the message.
     pub tag: Tag,
+}
+
+/// Returns the words for the half of an overlap that exchanges.
+fn of_half(half: Option<Direction>) -> &'static str {
+    match half {
+        None => "",
+        Some(Direction::Forward) => " in the forwards of overlaps",
+        Some(Direction::Backward) => " in the backwards of overlaps",
+    }
 }
 
 impl std::fmt::Display for AwaitedMessage {

@@ -182,7 +182,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
     output::write(None, &printed)
 }
 
-/// Returns where the files of another system are written, if they are asked for. `precision` is that of the run.
+/// Returns where the files of another system are written, if they are asked for. `precision` is the precision of the run.
 fn target(arguments: &PlanArguments, precision: Option<String>) -> Result<Option<Target<'_>>, Failure> {
     let Some(system) = arguments.emit else { return Ok(None) };
     let target = Target { system: system.into(), folder: arguments.emit_dir.as_deref(), precision };

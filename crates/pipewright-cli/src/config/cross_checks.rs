@@ -208,7 +208,7 @@ impl CrossChecks<'_> {
             return self.section("mesh").report(EXPERTS, kind);
         }
         let others = [
-            ("mesh", "tensor_parallel", mesh.tensor_parallel > 1),
+            ("mesh", "whole_experts", mesh.whole_experts && mesh.tensor_parallel > 1),
             ("run", "device", !run.devices.are_processor()),
         ];
         for (section, key, _) in others.into_iter().filter(|(_, _, is_set)| *is_set) {

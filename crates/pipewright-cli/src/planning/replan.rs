@@ -29,7 +29,7 @@ use crate::training::prepare::require_whole_layers;
 const SEARCH: Duration = Duration::from_secs(2);
 
 /// Returns whether the planner chooses how a run continues on other ranks: the run has a profile in its
-/// folder, or its settings are those of a plan, or they state a schedule or a cut that exists for one number
+/// folder, or its settings come from a plan, or they state a schedule or a cut that exists for one number
 /// of ranks only. If the schedule of the run adds gradients in another order, a plan would change the bits.
 pub(crate) fn is_replanned(settings: &Settings, source: &ProgramSource, model: &CutModel) -> bool {
     let pipeline = &settings.pipeline;

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::run_record::{RunEvent, StepMetrics};
 
-/// What a run's time was spent on.
+/// The uses of a run's time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Goodput {
     /// The share of the time that was spent on steps that count, from 0 to 1.

@@ -316,6 +316,27 @@ fn replicas_with_sharded_parameters_may_hold_experts_together() {
     assert_eq!(holds(&groups, "mesh.expert_parallel=4"), larger);
 }
 
+#[test]
+fn tensor_ranks_of_replicas_that_hold_experts_together_train_as_those_with_all() {
+    let folder = folder();
+    let split = ["model.num_attention_heads=4", "mesh.tensor_parallel=2", "mesh.data_parallel=2"];
+    let train = |set: &[&str]| {
+        let set = [&split[..], &["run.steps=4"], set].concat();
+        succeed(&folder, &["train", "small.toml"], &set);
+        trained(&folder)
+    };
+    let expected = train(&["mesh.expert_parallel=1"]);
+    assert!(train(&["mesh.expert_parallel=2"]) == expected, "whole parameters");
+    assert!(train(&["mesh.expert_parallel=2", "mesh.data_parallel_mode=sharded"]) == expected, "sharded");
+    succeed(
+        &folder,
+        &["train", "small.toml"],
+        &[&split[..], &["run.steps=2", "mesh.expert_parallel=2"]].concat(),
+    );
+    succeed(&folder, &["resume", "out"], &["run.steps=4", "mesh.expert_parallel=1"]);
+    assert!(trained(&folder) == expected, "resumed without groups");
+}
+
 /// The experts of a base are frozen, and so are whole stages below the first adapter.
 #[test]
 fn replicas_hold_the_experts_of_a_base_together() {
@@ -545,9 +566,14 @@ fn experts_that_replicas_cannot_hold_together_are_refused() {
         "the model has no experts that 2 replicas could hold together: set mesh.expert_parallel=1",
     );
     refused(
-        &["mesh.data_parallel=2", "mesh.expert_parallel=2", "mesh.tensor_parallel=2"],
-        "`tensor_parallel` does not work with 2 replicas that hold the experts together (`mesh.expert_parallel`) \
-         help: leave `tensor_parallel` out, or write `expert_parallel = 1` in [mesh]",
+        &[
+            "mesh.data_parallel=2",
+            "mesh.expert_parallel=2",
+            "mesh.tensor_parallel=2",
+            "mesh.whole_experts=true",
+        ],
+        "`whole_experts` does not work with 2 replicas that hold the experts together (`mesh.expert_parallel`) \
+         help: leave `whole_experts` out, or write `expert_parallel = 1` in [mesh]",
     );
     refused(
         &["mesh.data_parallel=[2, 3]", "mesh.expert_parallel=2", "pipeline.microbatches=6"],

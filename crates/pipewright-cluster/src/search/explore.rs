@@ -1,4 +1,4 @@
-//! Estimates layouts, and keeps those that fit.
+//! Estimates layouts, and keeps the layouts that fit.
 
 use std::collections::HashSet;
 use std::ops::Range;

@@ -72,7 +72,7 @@ pub struct TrainingRun<'a> {
     pub state: StateRule,
     /// The distribution of parameters and optimizer state over replicas.
     pub sharding: Sharding,
-    /// What the ranks compute on.
+    /// The devices on which the ranks compute.
     pub devices: ComputeDevices,
     /// The number of replicas that hold the experts of each mixture together; 1 if each holds all.
     pub expert_ranks: u32,

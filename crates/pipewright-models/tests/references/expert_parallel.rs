@@ -71,6 +71,28 @@ fn groups_of_experts_have_the_same_bits_if_parameters_are_sharded() {
 }
 
 #[test]
+fn tensor_ranks_of_groups_have_the_bits_of_tensor_ranks_with_all_experts() {
+    for (model, schedule, ranks, mode) in [
+        ("qwen3-moe-tiny", "1f1b", 2, DataParallelMode::Replicated),
+        ("nemotron-h-tiny", "1f1b", 1, DataParallelMode::Sharded),
+        ("qwen3-moe-tiny", "dualpipev", 1, DataParallelMode::Replicated),
+    ] {
+        let reference = Reference::load(model);
+        let run = |expert_parallel| {
+            let config = PipelineConfig {
+                data_parallel: 2,
+                tensor_parallel: 2,
+                data_parallel_mode: mode,
+                expert_parallel,
+                ..PipelineConfig::default()
+            };
+            train_steps(&reference, schedule, ranks, 8, &config, FIRST_STEPS)
+        };
+        assert_eq!(run(2), run(1), "{model}, {schedule}, {mode:?}");
+    }
+}
+
+#[test]
 fn recomputed_stages_exchange_tokens_again() {
     let reference = Reference::load("qwen3-moe-tiny");
     let run = |experts, recompute| {

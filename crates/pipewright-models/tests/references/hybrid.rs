@@ -413,6 +413,12 @@ fn replicas_that_hold_experts_together_have_the_results_of_the_reference() {
     reference.assert_close(&whole, 4, FIRST_STEPS);
     assert_eq!(run("1f1b", 2, FIRST_STEPS), whole);
     assert_eq!(run("zb-h1", 4, FIRST_STEPS), whole);
+    let with_tensor_ranks = [1, 2].map(|expert_parallel| {
+        let config =
+            PipelineConfig { data_parallel: 2, tensor_parallel: 2, expert_parallel, ..Default::default() };
+        reference.train_steps("1f1b", 1, 4, &config, FIRST_STEPS)
+    });
+    assert_eq!(with_tensor_ranks[1], with_tensor_ranks[0], "tensor ranks");
     for (expert_parallel, data_parallel_mode) in
         [(2, DataParallelMode::Sharded), (4, DataParallelMode::Hybrid { shards: 2 })]
     {

@@ -56,7 +56,7 @@ impl Connection {
         let endpoint = SharedEndpoint::new(endpoint);
         let link =
             |group, tag| GroupLink::new(endpoint.clone(), context, group, tag, board.clone(), memory.clone());
-        let tensor_group = link(context.tensor_group(), |_, round| Tag::TensorGroup { round });
+        let tensor_group = link(context.tensor_group(), |half, round| Tag::TensorGroup { half, round });
         let expert_group = link(context.expert_group(), |half, round| Tag::ExpertGroup { half, round });
         let expert_group = match context.config().verify {
             Verify::Off => expert_group.with_times(),

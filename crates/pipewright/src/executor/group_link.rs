@@ -116,7 +116,7 @@ impl GroupLink {
         Self {
             endpoint,
             group,
-            tag: |_, round| Tag::TensorGroup { round },
+            tag: |half, round| Tag::TensorGroup { half, round },
             devices: Devices::default(),
             board,
             memory: RankMemory::new(),

@@ -241,8 +241,8 @@ fn check_experts(mesh: &Mesh, config: &PipelineConfig) -> Result<(), PipelineErr
     }
     let setting = if mesh.experts == 1 {
         return Ok(());
-    } else if config.tensor_parallel > 1 {
-        "tensor ranks (`tensor_parallel`)"
+    } else if config.tensor_parallel > 1 && config.whole_experts {
+        "whole experts of tensor ranks (`whole_experts`)"
     } else if !is_on_processor(mesh, config) {
         "devices other than the processor (`devices`)"
     } else {

@@ -41,7 +41,7 @@ pub(crate) struct StageSettings {
     pub by_block: bool,
     /// The number of the first blocks that a forward that is recomputed computes again; `None` for all.
     pub recomputed_layers: Option<usize>,
-    /// What the backward of the stage computes in the program that trains.
+    /// The gradients that the backward of the stage computes in the program that trains.
     pub backward: StageBackward,
 }
 

@@ -77,7 +77,7 @@ impl Shards {
     }
 
     /// Returns whether this replica contributes its parameter at `index` to the state of all replicas. Every
-    /// replica contributes its rows of sharded parameters. Of the replicas that have the same parameter
+    /// replica contributes its rows of sharded parameters. If several replicas have the same parameter
     /// whole, the first one contributes it. Integer and boolean parameters are on all replicas, like
     /// `others`.
     pub(super) fn counts(&self, index: usize, others: RowShard) -> bool {

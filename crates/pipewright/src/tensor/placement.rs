@@ -85,6 +85,12 @@ impl Placement {
         Self { dimension, shards, ..Self::REPLICATED_PARTIAL }
     }
 
+    /// Returns the same placement on one replica of each expert group, as for a shard of an expert.
+    #[must_use]
+    pub const fn on_one_replica(self) -> Self {
+        Self { on_one_replica: true, ..self }
+    }
+
     /// Returns the placement of the shard `index` of a parameter that is cut into `shards` along `dimension`,
     /// if other layers have the other shards. All of them give the parameter the same path, on the same stage
     /// or on others. One rank computes each of their stages.

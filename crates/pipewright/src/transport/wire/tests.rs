@@ -47,7 +47,8 @@ fn next(tag: Tag) -> Option<Tag> {
         Tag::ParameterShard { .. } => Tag::Statistics { stage },
         Tag::Statistics { .. } => Tag::ReplicaSquares,
         Tag::ReplicaSquares => Tag::Collective { communicator: 8, round: 9 },
-        Tag::Collective { .. } => Tag::TensorGroup { round: 10 },
+        Tag::Collective { .. } => Tag::TensorGroup { half: None, round: 10 },
+        Tag::TensorGroup { half: None, .. } => Tag::TensorGroup { half: Some(Direction::Forward), round: 10 },
         Tag::TensorGroup { .. } => Tag::ExpertGroup { half: None, round: 11 },
         Tag::ExpertGroup { half: None, .. } => {
             Tag::ExpertGroup { half: Some(Direction::Backward), round: 12 }

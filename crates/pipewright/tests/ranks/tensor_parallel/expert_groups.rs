@@ -374,7 +374,8 @@ fn settings_that_do_not_work_with_expert_groups_are_refused() {
         config(3),
         "4 replicas cannot form groups of 3 that hold the experts together: set `expert_parallel` to a divisor",
     );
-    refused(PipelineConfig { tensor_parallel: 2, ..config(2) }, "which does not work with tensor ranks");
+    let whole = PipelineConfig { tensor_parallel: 2, whole_experts: true, ..config(2) };
+    refused(whole, "which does not work with whole experts of tensor ranks");
     refused(
         sharded(6, DataParallelMode::Hybrid { shards: 3 }, 2),
         "groups of 2 replicas that hold the experts together do not fit groups of 3 that hold the other",
