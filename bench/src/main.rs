@@ -7,6 +7,7 @@
 //! cargo run --release -p pipewright-bench -- activations  # measured peaks of activations against the simulation
 //! cargo run --release -p pipewright-bench -- overhead   # time per action with stages that do nothing
 //! cargo run --release -p pipewright-bench -- epilogue   # time after the program, on 2 to 128 ranks that do nothing
+//! cargo run --release -p pipewright-bench -- gaps       # the time between two steps, with its parts
 //! cargo run --release -p pipewright-bench -- checkpoints # the cost of saving, against a step
 //! cargo run --release -p pipewright-bench --features mpi -- copies  # steps with copies in memory against steps without
 //! cargo run --release -p pipewright-bench -- engine     # the schedule engine's time per action
@@ -56,6 +57,7 @@ mod experts;
 mod family_models;
 mod exchange;
 mod families;
+mod gaps;
 mod hybrid;
 mod memory;
 mod overhead;
@@ -101,6 +103,8 @@ enum Bench {
     Overhead(overhead::Options),
     /// Time after the program, on ranks that do nothing.
     Epilogue(epilogue::Options),
+    /// The time between two steps, with its parts.
+    Gaps(gaps::Options),
     /// The cost of saving a checkpoint, against a step.
     Checkpoints(checkpoints::Options),
     /// Steps with copies of the state in memory against steps without, in turn.
@@ -161,6 +165,7 @@ fn main() -> ExitCode {
         Bench::Activations(options) => activations::run(&options),
         Bench::Overhead(options) => overhead::run(&options),
         Bench::Epilogue(options) => epilogue::run(&options),
+        Bench::Gaps(options) => gaps::run(&options),
         Bench::Checkpoints(options) => checkpoints::run(&options),
         Bench::Copies(options) => copies::run(&options),
         Bench::Engine(options) => engine::run(&options),

@@ -42,6 +42,9 @@ pub(crate) struct StepMetrics {
     pub(crate) tokens: Option<f64>,
     pub(crate) bubble_fraction: Option<f64>,
     pub(crate) exposed_comm_fraction: Option<f64>,
+    pub(crate) gap_ms: Option<f64>,
+    pub(crate) gap_sums_ms: Option<f64>,
+    pub(crate) gap_update_ms: Option<f64>,
     #[serde(default)]
     pub(crate) expert_exchange_ms: Vec<Option<f64>>,
     #[serde(default)]

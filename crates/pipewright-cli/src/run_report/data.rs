@@ -103,6 +103,8 @@ struct Figures {
     /// compute nothing: means over the ranks.
     expert_exchange_ms: Option<f64>,
     exposed_expert_exchange_ms: Option<f64>,
+    /// The gap between two steps, in milliseconds.
+    gap_ms: Option<f64>,
     /// The share of the time in which each rank computes: the median over the run, or the share in the last
     /// step.
     utilisation: Vec<f64>,
@@ -180,7 +182,7 @@ impl EventData {
 /// Returns every value that occurs in the steps, by its name.
 fn all_series(steps: &[StepMetrics], groups: &[(usize, usize)]) -> BTreeMap<String, Series> {
     type Value = fn(&StepMetrics) -> Option<f64>;
-    let named: [(&str, Value); 11] = [
+    let named: [(&str, Value); 13] = [
         ("loss", |step| step.loss),
         ("total", |step| step.total),
         ("validation_loss", |step| step.validation_loss),
@@ -192,6 +194,8 @@ fn all_series(steps: &[StepMetrics], groups: &[(usize, usize)]) -> BTreeMap<Stri
         ("predicted_step_ms", |step| step.predicted_step_ms),
         ("bubble_fraction", |step| step.bubble_fraction),
         ("exposed_comm_fraction", |step| step.exposed_comm_fraction),
+        ("gap_ms", |step| step.gap_ms),
+        ("gap_sums_and_update_ms", |step| Some(step.gap_sums_ms? + step.gap_update_ms?)),
     ];
     let named = named.map(|(name, value)| (name.to_owned(), series(groups, |step| value(&steps[step]))));
     let names: BTreeSet<&String> = steps.iter().flat_map(|step| step.auxiliary.keys()).collect();
@@ -242,6 +246,7 @@ impl Figures {
             exposed: median_of(|step| step.exposed_comm_fraction),
             expert_exchange_ms: median_of(|step| mean_of_ranks(&step.expert_exchange_ms)),
             exposed_expert_exchange_ms: median_of(|step| mean_of_ranks(&step.exposed_expert_exchange_ms)),
+            gap_ms: median_of(|step| step.gap_ms),
             utilisation: utilisation(run),
             peak_bytes: peaks(steps),
         }

@@ -75,7 +75,15 @@ fn a_trained_run_has_its_charts_tables_and_links() {
         .value("[...document.querySelectorAll('figcaption')].map((title) => title.firstChild.textContent)");
     assert_eq!(
         titles,
-        serde_json::json!(["Loss", "Gradient norm", "Throughput", "Step time", "Bubble", "Learning rate"])
+        serde_json::json!([
+            "Loss",
+            "Gradient norm",
+            "Throughput",
+            "Step time",
+            "Bubble",
+            "Gap between steps",
+            "Learning rate"
+        ])
     );
     let drawn = "[...document.querySelectorAll('figure svg')].every((picture) => picture.querySelector('path')?.getAttribute('d').length > 20)";
     assert!(browser.holds(drawn));

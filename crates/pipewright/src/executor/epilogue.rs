@@ -113,7 +113,8 @@ impl Executor {
 
     /// Ends the program. A repetition of a step is compared with its earlier computations first.
     fn end_program(&mut self) -> Result<Phase, Cause> {
-        let Self { context, stages, checks, step, .. } = self;
+        let Self { context, stages, recorder, checks, step, .. } = self;
+        recorder.end_program();
         stages.release_all();
         if step.input().update {
             stages.iter().for_each(|stage| checks.note_gradients(stage));
@@ -235,7 +236,8 @@ impl Executor {
         let start = Instant::now();
         let norm = update(&self.context, &mut self.stages, &mut self.step, self.accumulation, norms)?;
         self.accumulation = Accumulation::default();
-        Ok(self.report(Update { gradient_norm: Some(norm), time: start.elapsed() }))
+        let (sums, time) = (self.recorder.since_program(start), start.elapsed());
+        Ok(self.report(Update { gradient_norm: Some(norm), sums, time }))
     }
 
     /// Ends the rank's part of a step with its report.

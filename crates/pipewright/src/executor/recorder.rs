@@ -73,23 +73,36 @@ pub(super) struct Recorder {
     origin: Instant,
     /// The time at which the current action was first tried; a waiting action is tried again.
     entered: Option<Instant>,
+    /// The time at which the program ended; `None` before its end.
+    program_end: Option<Instant>,
     records: Records,
 }
 
 impl Recorder {
     pub(super) fn new(row: Rank) -> Self {
-        Self { row, origin: Instant::now(), entered: None, records: Records::default() }
+        Self { row, origin: Instant::now(), entered: None, program_end: None, records: Records::default() }
     }
 
     /// Starts the records of a step that has about this many events.
     pub(super) fn begin(&mut self, origin: Instant, events: usize) {
         (self.origin, self.entered, self.records) = (origin, None, Records::default());
+        self.program_end = None;
         self.records.events.reserve(events);
     }
 
     /// Returns the time at which the timeline starts.
     pub(super) fn origin(&self) -> Instant {
         self.origin
+    }
+
+    /// Notes that the program has ended.
+    pub(super) fn end_program(&mut self) {
+        self.program_end = Some(Instant::now());
+    }
+
+    /// Returns the time from the end of the program until `at`.
+    pub(super) fn since_program(&self, at: Instant) -> Duration {
+        self.program_end.map_or(Duration::ZERO, |end| at.saturating_duration_since(end))
     }
 
     /// Notes that an action is tried. Returns whether it is the first time.

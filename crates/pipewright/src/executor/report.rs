@@ -50,6 +50,8 @@ pub(crate) struct RankReport {
     pub exposed_communication: Duration,
     /// The time of the rank's exchanges of tokens; zero if its replica holds all experts.
     pub expert_exchange: ExchangeTime,
+    /// Time between the program and the update: gradients are summed, and the gradient norm is computed.
+    pub sums: Duration,
     /// Time of the gradient scaling and the optimizer step.
     pub update: Duration,
     /// Most bytes that the rank held at once in this step; on a device other than the processor, the bytes
@@ -101,6 +103,8 @@ pub(crate) fn sums_of(loads: impl IntoIterator<Item = ExpertLoad>) -> Vec<Expert
 pub(super) struct Update {
     /// See [`RankReport::gradient_norm`].
     pub(super) gradient_norm: Option<f64>,
+    /// Time between the program and the update.
+    pub(super) sums: Duration,
     /// Time of the gradient scaling and the optimizer step.
     pub(super) time: Duration,
 }
@@ -150,6 +154,7 @@ impl RankReport {
             clock_skew: None,
             exposed_communication: connection.sending() + waited,
             expert_exchange: exchange,
+            sums: update.sums,
             update: update.time,
             peak_bytes,
             sends_in_flight: connection.sends_in_flight(),

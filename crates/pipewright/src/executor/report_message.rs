@@ -30,6 +30,7 @@ pub(super) struct ReportMessage {
     exposed_communication: Duration,
     /// All of it, and the exposed part; `None` without exchanges.
     expert_exchange: Option<(Duration, Duration)>,
+    sums: Duration,
     update: Duration,
     peak_bytes: u64,
     sends_in_flight: u32,
@@ -166,6 +167,7 @@ impl ReportMessage {
             gradient_norm: report.gradient_norm,
             exposed_communication: report.exposed_communication,
             expert_exchange: packed_exchange(report.expert_exchange),
+            sums: report.sums,
             update: report.update,
             peak_bytes: report.peak_bytes,
             sends_in_flight: report.sends_in_flight,
@@ -215,6 +217,7 @@ impl ReportMessage {
             clock_skew: skew.map(unpacked_skew),
             exposed_communication: self.exposed_communication,
             expert_exchange: unpacked_exchange(self.expert_exchange),
+            sums: self.sums,
             update: self.update,
             peak_bytes: self.peak_bytes,
             sends_in_flight: self.sends_in_flight,
@@ -266,6 +269,7 @@ mod tests {
             clock_skew: Some(ClockSkew { uncertainty: 2e-5, change: 1e-6 }),
             exposed_communication: Duration::from_nanos(7),
             expert_exchange: ExchangeTime::default(),
+            sums: Duration::from_nanos(6),
             update: Duration::from_nanos(8),
             peak_bytes: 9,
             sends_in_flight: 3,
@@ -319,7 +323,8 @@ mod tests {
         assert_eq!(found.undeferred, report.undeferred);
         assert_eq!((found.clock_skew, found.sends_in_flight), (report.clock_skew, 3));
         assert_eq!((found.interrupted, found.announced), (true, 300));
-        assert!(bytes.len() < 195 + (texts.len() + 3) * 26, "{} bytes", bytes.len());
+        assert_eq!((found.sums, found.update), (report.sums, report.update));
+        assert!(bytes.len() < 220 + (texts.len() + 3) * 26, "{} bytes", bytes.len());
     }
 
     /// Every process gets this part of every rank's report.

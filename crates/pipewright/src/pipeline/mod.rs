@@ -8,6 +8,7 @@
 mod error;
 mod setup;
 mod step_plan;
+mod step_gap;
 mod summary;
 mod verified_step;
 mod step_failure;
@@ -40,4 +41,5 @@ pub use schedule_source::ScheduleSource;
 #[cfg(feature = "testing")]
 pub use seeded::SeededPipeline;
 pub use step_failure::StepFailure;
+pub use step_gap::StepGap;
 pub use summary::{EvalSummary, StepSummary, Unmatched};

@@ -12,6 +12,7 @@ use super::error::PipelineError;
 use super::ranks::Ranks;
 use super::setup::Setup;
 use super::step_failure::StepFailure;
+use super::step_gap::{AfterProgram, StepEnd};
 use super::step_plan::{CheckedBatch, StepPlan};
 use super::summary::{EvalSummary, StepSummary, evaluation, training};
 use super::verified_step::Verifier;
@@ -30,6 +31,8 @@ pub struct Pipeline {
     pub(super) verifier: Verifier,
     /// The last step, if it failed.
     failure: Option<StepFailure>,
+    /// The end of the last command in which all ranks ran a program, if it was a training step.
+    pub(super) last_end: Option<StepEnd>,
 }
 
 impl Pipeline {
@@ -37,7 +40,7 @@ impl Pipeline {
     pub(super) fn new(setup: Setup, ranks: Ranks) -> Result<Self, PipelineError> {
         let accumulation = Accumulation::new(setup.loss_scale());
         let verifier = Verifier::new(setup.config().verify);
-        let mut pipeline = Self { setup, ranks, accumulation, verifier, failure: None };
+        let mut pipeline = Self { setup, ranks, accumulation, verifier, failure: None, last_end: None };
         pipeline.find_shared()?;
         Ok(pipeline)
     }
@@ -204,12 +207,14 @@ impl Pipeline {
         let (at, loss_scale) = (self.ranks.next_step(), self.accumulation.loss_scale());
         let plan = StepPlan::training(at, &batch, unit, loss_scale, self.verifier.verification());
         let updates = plan.updates();
-        let mut reports = self.run(&plan, batch)?;
+        let origin = Instant::now();
+        let mut reports = self.run(&plan, batch, origin)?;
         let difference = reports.iter_mut().find_map(|report| report.difference.take());
         // The ranks have the gradients, also if their reports do not fit together.
         self.accumulation.end_batch((!updates).then_some(unit));
         let summary = training(&self.setup, plan, reports, start.elapsed());
         let mut summary = summary.map_err(|source| PipelineError::Cut { source })?;
+        self.note_gap(origin, &mut summary);
         if updates {
             self.accumulation.update(self.setup.config().loss_scaling, &mut summary);
         } else {
@@ -219,12 +224,22 @@ impl Pipeline {
         Ok(summary)
     }
 
+    /// Adds the gap before this step to its summary, and notes the end of the step.
+    fn note_gap(&mut self, origin: Instant, summary: &mut StepSummary) {
+        let StepSummary { timeline, sums, update, .. } = &*summary;
+        let after = AfterProgram { sums, update };
+        let end = StepEnd::new(origin, timeline, &after, self.setup.mesh().tensor);
+        let last = self.last_end.replace(end);
+        summary.gap = last.and_then(|last| last.gap_before(origin, &summary.timeline));
+    }
+
     /// Runs the program of evaluations.
     fn evaluate(&mut self, batch: Result<Batch, PipelineError>) -> Result<EvalSummary, PipelineError> {
         self.setup.prepare_evaluation()?;
         let batch = self.agreed(batch, Purpose::Evaluate)?;
         let plan = StepPlan::evaluation(self.ranks.next_step(), &batch);
-        let reports = self.run(&plan, batch)?;
+        let reports = self.run(&plan, batch, Instant::now())?;
+        self.last_end = None;
         evaluation(&self.setup, plan, reports).map_err(|source| PipelineError::Cut { source })
     }
 
@@ -263,9 +278,13 @@ impl Pipeline {
         Ok(batch)
     }
 
-    /// Lets all ranks take a step, and returns their reports.
-    fn run(&mut self, plan: &StepPlan, batch: CheckedBatch) -> Result<Vec<RankReport>, PipelineError> {
-        let origin = Instant::now();
+    /// Lets all ranks take a step whose timeline starts at `origin`, and returns their reports.
+    fn run(
+        &mut self,
+        plan: &StepPlan,
+        batch: CheckedBatch,
+        origin: Instant,
+    ) -> Result<Vec<RankReport>, PipelineError> {
         let mut inputs = plan.inputs_of(&self.setup, self.ranks.ids(), batch, origin).into_iter();
         let done = self.ranks.step();
         self.ranks.begin(plan.at());
@@ -299,6 +318,7 @@ impl Pipeline {
     /// the step.
     pub(super) fn fail(&mut self, error: StepError, any_updated: bool) -> PipelineError {
         self.accumulation.drop_gradients();
+        self.last_end = None;
         self.ranks.fail(error, any_updated)
     }
 

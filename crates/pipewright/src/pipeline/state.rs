@@ -96,6 +96,7 @@ impl Pipeline {
         // A run in another precision has no scale, and one from before a restore belongs to other parameters.
         let scale = self.setup.loss_scale();
         self.verifier.forget();
+        self.last_end = None;
         self.accumulation.restore(scale.map(|initial| checkpoint.loss_scale().unwrap_or(initial)));
         Ok(restored)
     }

@@ -8,6 +8,7 @@ use burn::tensor::Tensor;
 use pipewright_schedule::{ClockSkew, StageIndex, Timeline};
 
 use super::setup::Setup;
+use super::step_gap::StepGap;
 use super::step_plan::StepPlan;
 use crate::batch::{LossFactors, ReplicaGradients, SplitError, joined_slices};
 use crate::executor::{AuxiliaryPart, ExchangeTime, RankReport, UndeferredParameter, sums_of};
@@ -82,8 +83,14 @@ pub struct StepSummary {
     /// an overlap run by turns, the overlap is one event, and the recomputation is a part of it; scopes have
     /// the times in which each half computed and exchanged.
     pub timeline: Timeline,
+    /// The time of each rank between its program and its update: it sums gradients over replicas and waits for
+    /// the gradient norm. 0 without an update.
+    pub sums: Vec<Duration>,
     /// The time of each rank's optimizer step.
     pub update: Vec<Duration>,
+    /// The gap between the step before and this one. `None` in the first step, and if an evaluation, a step that
+    /// failed or a restore was in between.
+    pub gap: Option<StepGap>,
     /// The time in which each rank only waited for a message that had been sent, or sent one.
     pub exposed_communication: Vec<Duration>,
     /// The time in which each rank exchanged tokens with the replicas that hold the experts together with it
@@ -232,7 +239,9 @@ pub(super) fn training(
         skipped: !gradient_norm.is_finite(),
         verification: None,
         repeated: Vec::new(),
+        sums: reports.iter().map(|report| report.sums).collect(),
         update: reports.iter().map(|report| report.update).collect(),
+        gap: None,
         exposed_communication: reports.iter().map(|report| report.exposed_communication).collect(),
         expert_exchange: reports.iter().map(|report| report.expert_exchange).collect(),
         peak_bytes: reports.iter().map(|report| report.peak_bytes).collect(),

@@ -16,8 +16,8 @@ pub(super) fn batches_at(done: u64, batches: NonZeroU32, rampup_steps: u64) -> u
 }
 
 /// Joins the results of the batches of one step. The last one has the update. The result has the losses of
-/// all batches, means of the auxiliary losses, and the timeline of the last batch. A batch counts by its rows
-/// or its tokens.
+/// all batches, means of the auxiliary losses, the timeline of the last batch, and the gap before the first
+/// one. A batch counts by its rows or its tokens.
 pub(super) fn joined(earlier: Vec<StepSummary>, last: StepSummary) -> StepSummary {
     if earlier.is_empty() {
         return last;
@@ -27,7 +27,8 @@ pub(super) fn joined(earlier: Vec<StepSummary>, last: StepSummary) -> StepSummar
     let total = earlier.iter().map(|part| part.weight).sum::<f64>() + last.weight;
     // The share of a batch, times the number of batches.
     let share = |part: &StepSummary| part.weight * batches / total;
-    let mut whole = weighed(last, share);
+    let gap = earlier.first().and_then(|first| first.gap.clone());
+    let mut whole = StepSummary { gap, ..weighed(last, share) };
     let (losses, weights) = (std::mem::take(&mut whole.losses), std::mem::take(&mut whole.loss_weights));
     let outputs = std::mem::take(&mut whole.outputs);
     for part in earlier {
@@ -128,7 +129,9 @@ mod tests {
             verification: None,
             repeated: Vec::new(),
             timeline: pipewright_schedule::Timeline::new(1, Vec::new()),
+            sums: Vec::new(),
             update: Vec::new(),
+            gap: None,
             exposed_communication: Vec::new(),
             expert_exchange: Vec::new(),
             peak_bytes: Vec::new(),

@@ -102,6 +102,23 @@ pub struct Metrics {
     /// The part of `expert_exchange_ms` in which each rank waited and computed nothing; left out like it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub exposed_expert_exchange_ms: Vec<f64>,
+    /// The gap before this step ([`StepGap::critical`](crate::pipeline::StepGap::critical)), in milliseconds.
+    /// This and its parts are left out in the first step of a process, and in a step that follows an evaluation
+    /// or a failed step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gap_ms: Option<f64>,
+    /// The part of the gap in which gradients are summed and the gradient norm is computed, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gap_sums_ms: Option<f64>,
+    /// The update's part of the gap, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gap_update_ms: Option<f64>,
+    /// The part of the gap between the update and the first action, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gap_between_ms: Option<f64>,
+    /// The gap of each rank, from the end of its last action to its next one, in milliseconds.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gap_per_rank_ms: Vec<f64>,
     /// Auxiliary losses by name, each the mean over the batch without its weight; left out if there is none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub auxiliary: BTreeMap<String, f64>,
@@ -355,6 +372,7 @@ impl Metrics {
     /// of its batch.
     pub fn of(report: &StepSummary, learning_rate: f64, tokens: u64) -> Self {
         let seconds = report.wall.as_secs_f64();
+        let gap = report.gap.as_ref();
         Self {
             step: report.step.get(),
             loss: report.loss(),
@@ -375,6 +393,12 @@ impl Metrics {
             exposed_comm_fraction: report.exposed_communication_fraction(),
             expert_exchange_ms: exchange_ms(report, |exchange| exchange.total),
             exposed_expert_exchange_ms: exchange_ms(report, |exchange| exchange.exposed),
+            gap_ms: gap.map(|gap| milliseconds(gap.critical)),
+            gap_sums_ms: gap.map(|gap| milliseconds(gap.sums)),
+            gap_update_ms: gap.map(|gap| milliseconds(gap.update)),
+            gap_between_ms: gap.map(|gap| milliseconds(gap.between)),
+            gap_per_rank_ms: gap
+                .map_or_else(Vec::new, |gap| gap.per_rank.iter().copied().map(milliseconds).collect()),
             auxiliary: by_text(&report.auxiliary),
             auxiliary_by_layer: report
                 .auxiliary_by_layer
@@ -407,6 +431,10 @@ fn exchange_ms(report: &StepSummary, time: impl Fn(&ExchangeTime) -> Duration) -
         return Vec::new();
     }
     exchanges.iter().map(|exchange| time(exchange).as_secs_f64() * 1e3).collect()
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }
 
 /// Returns the losses with names that can be serialised.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use burn::tensor::Tensor;
 use pipewright::batch::Batch;
@@ -97,6 +98,36 @@ fn only_an_update_ends_a_step() {
     assert_eq!(numbers.map(|summary| summary.step.get()), [1, 1]);
     pipeline.eval(batch(7, 4), Some(batch(8, 4))).expect("an evaluation");
     assert_eq!(pipeline.step(batch(0, 4), batch(100, 4), 1e-2).expect("a step").step.get(), 2);
+}
+
+/// The gap before a step, with its parts, is within the time between the ends of the two steps.
+#[test]
+fn a_step_that_follows_another_one_has_the_gap_between_them() {
+    for (schedule, ranks) in [("1f1b", 2), ("zb-h1", 4), ("zbvzerobubble", 2)] {
+        let mut pipeline = launch(schedule, ranks, 4, &config());
+        let mut step = || {
+            let begun = Instant::now();
+            let [first, second] = halves(0);
+            let parts = [pipeline.accumulate(first), pipeline.step_batch(second, 1e-2)];
+            (parts.map(|part| part.expect("a step").gap), begun.elapsed())
+        };
+        let ([none, within], _) = step();
+        assert_eq!(none, None, "{schedule}: it is the first one");
+        assert_eq!(within.map(|gap| gap.update), Some(Duration::ZERO), "{schedule}: no update is before it");
+        let pause = Duration::from_millis(20);
+        std::thread::sleep(pause);
+        let ([between, _], wall) = step();
+        let gap = between.expect("a step was before");
+        assert_eq!(gap.critical, gap.sums + gap.update + gap.between, "{schedule}");
+        assert!(gap.between >= pause && gap.update > Duration::ZERO, "{schedule}: {gap:?}");
+        assert!(gap.critical < pause + wall + Duration::from_secs(1), "{schedule}: {gap:?}");
+        assert_eq!(gap.per_rank.len(), ranks as usize);
+        assert!(gap.per_rank.iter().all(|own| *own >= pause), "{schedule}: {gap:?}");
+        pipeline.eval(batch(0, 4), Some(batch(100, 4))).expect("an evaluation");
+        let [first, _] = halves(0);
+        let after = pipeline.accumulate(first).expect("a step").gap;
+        assert_eq!(after, None, "{schedule}: the ranks have computed in between");
+    }
 }
 
 #[test]

@@ -13,6 +13,8 @@ const specs = [
     lines: [line("measured", "step_ms"), line("predicted from the first steps", "predicted_step_ms", "7 4"), line("planned", "planned_step_ms", "2 3")] },
   { title: "Bubble", note: "mean of ranks; dashed: only communication", format: percent, isFromZero: true,
     lines: [line("bubble", "bubble_fraction"), line("only communication", "exposed_comm_fraction", "7 4")] },
+  { title: "Gap between steps", note: "before each step; dashed: sums and update", format: milliseconds, isFromZero: true,
+    lines: [line("gap", "gap_ms"), line("sums and update", "gap_sums_and_update_ms", "7 4")] },
   { title: "Learning rate", format: (value) => value > 0 && value < 0.001 ? value.toExponential(1) : significant(value, 3), isFromZero: true, lines: [line("learning rate", "learning_rate")] },
   ...sources.map((key) => ({ title: key.replace("validation ", "Validation loss of "), note: "nats per token", format: short, canBeLog: true, lines: [line(key, key)] })),
   ...auxiliary.map((key) => ({ title: key.replace("auxiliary ", "Auxiliary loss "), format: short, lines: [line(key, key)] })),

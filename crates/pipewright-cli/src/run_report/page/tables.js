@@ -57,6 +57,7 @@ function figureRows() {
     ["only communication, median", ({ exposed }) => format(exposed, percent)],
     ["exchange of experts, median", ({ expert_exchange_ms }) => format(expert_exchange_ms, milliseconds)],
     ["exchange of experts, not hidden", ({ exposed_expert_exchange_ms }) => format(exposed_expert_exchange_ms, milliseconds)],
+    ["gap between two steps, median", ({ gap_ms }) => format(gap_ms, milliseconds)],
     ["utilisation (without the bubble)", ({ bubble }) => format(bubble, (share) => percent(1 - share))],
     ["memory, largest rank", ({ peak_bytes }) => peak_bytes.some((held) => held > 0) ? bytes(Math.max(...peak_bytes)) : null],
   ];
