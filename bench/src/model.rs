@@ -12,6 +12,8 @@ use pipewright::optimizer::AdamW;
 use pipewright::pipeline::StepSummary;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::tensor::Precision;
+use pipewright::train::Trainer;
+use pipewright::train::data::TokenRows;
 use pipewright::transport::World;
 use pipewright::verification::Verify;
 use pipewright_models::decoder::DecoderConfig;
@@ -189,6 +191,12 @@ impl Bench {
     /// Trains with another learning rate.
     pub(crate) fn with_rate(self, rate: f64) -> Self {
         Self { rate, ..self }
+    }
+
+    /// Returns a trainer of the model on these rows.
+    pub(crate) fn into_trainer(self, rows: TokenRows) -> Trainer {
+        let (batch_rows, rate) = (self.tokens / rows.seq_len(), self.rate);
+        Trainer::new(self.pipeline, rows, batch_rows, move |_: u64| rate)
     }
 
     /// Returns the program of the ranks.

@@ -72,6 +72,8 @@ pub(crate) struct StepReply {
 /// The data of one rank about a failed step.
 pub(crate) struct FailedRank {
     pub rank: WorldRank,
+    /// The number of its actions that the rank had done.
+    pub position: usize,
     /// The progress of all ranks when this rank failed; `None` if it stopped because another had failed.
     pub report: Option<String>,
     /// The actions of the rank until the failure.
@@ -82,7 +84,8 @@ impl FailedRank {
     fn new(executor: &mut Executor, error: &StepError) -> Self {
         let is_own = !matches!(error.cause, Cause::Aborted { .. });
         let report = is_own.then(|| executor.progress_report());
-        Self { rank: executor.world_rank(), report, events: executor.failed_events(is_own) }
+        let (rank, position) = (executor.world_rank(), executor.position());
+        Self { rank, position, report, events: executor.failed_events(is_own) }
     }
 }
 

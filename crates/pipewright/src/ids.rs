@@ -73,6 +73,11 @@ impl StepNumber {
     pub(crate) const fn next(self) -> Self {
         Self(self.0 + 1)
     }
+
+    /// Returns the number of the step before; 0 if it is the first one.
+    pub(crate) const fn previous(self) -> Self {
+        Self(self.0.saturating_sub(1))
+    }
 }
 
 impl Attempt {

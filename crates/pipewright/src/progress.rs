@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pipewright_schedule::{Action, Rank, ValidatedProgram};
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{StepNumber, WorldRank};
+use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankPosition;
 use crate::message::{AwaitedMessage, Tag};
 
@@ -21,8 +21,8 @@ const SHOWN: usize = 32;
 #[derive(Clone, Debug)]
 pub(crate) struct ProgressBoard {
     ranks: Arc<[RankProgress]>,
-    /// The program that the ranks run, and the step.
-    program: Arc<Mutex<(Option<Arc<ValidatedProgram>>, StepNumber)>>,
+    /// The program that the ranks run.
+    program: Arc<Mutex<Option<Arc<ValidatedProgram>>>>,
     /// The ranks that compute each stage together, and run the same row of the program.
     tensor_ranks: Arc<AtomicU32>,
 }
@@ -33,6 +33,10 @@ pub(crate) struct ProgressBoard {
 struct RankProgress {
     /// Actions that the rank has done in this step.
     position: AtomicU64,
+    /// The step that the rank runs or ran last; 0 before the first.
+    step: AtomicU64,
+    /// The attempt that the rank of this process runs or ran last; 0 for a rank of another process.
+    attempt: AtomicU64,
     /// Moves since the start; it never decreases.
     moves: AtomicU64,
     /// Only the rank itself takes the lock, apart from reports and heartbeats.
@@ -143,9 +147,27 @@ impl ProgressBoard {
         Rank::new(rank.get() / self.tensor_ranks.load(Ordering::Relaxed) % program.ranks())
     }
 
-    /// Records the program and the step, for reports.
-    pub(crate) fn set_program(&self, program: &Arc<ValidatedProgram>, step: StepNumber) {
-        *self.program.lock().unwrap_or_else(PoisonError::into_inner) = (Some(program.clone()), step);
+    /// Records the program, for reports.
+    pub(crate) fn set_program(&self, program: &Arc<ValidatedProgram>) {
+        *self.lock_program() = Some(program.clone());
+    }
+
+    fn lock_program(&self) -> MutexGuard<'_, Option<Arc<ValidatedProgram>>> {
+        self.program.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records the attempt that `rank` begins.
+    pub(crate) fn set_attempt(&self, rank: WorldRank, attempt: Attempt) {
+        self.ranks[rank.index()].attempt.store(attempt.get(), Ordering::Relaxed);
+    }
+
+    /// Records the step that `rank` begins.
+    pub(crate) fn set_step(&self, rank: WorldRank, step: StepNumber) {
+        self.ranks[rank.index()].step.store(step.get(), Ordering::Relaxed);
+    }
+
+    fn step_of(&self, rank: WorldRank) -> StepNumber {
+        StepNumber::new(self.ranks[rank.index()].step.load(Ordering::Relaxed))
     }
 
     /// Returns the position of a rank without allocating, for a rank that is out of memory. The step is 0
@@ -153,27 +175,29 @@ impl ProgressBoard {
     pub(crate) fn locate(&self, rank: WorldRank) -> RankPosition {
         let nowhere = RankPosition { rank, step: StepNumber::default(), action: None };
         let Ok(running) = self.program.try_lock() else { return nowhere };
-        let (Some(program), step) = &*running else { return nowhere };
-        if *step == StepNumber::default() {
+        let Some(program) = &*running else { return nowhere };
+        let step = self.step_of(rank);
+        if step == StepNumber::default() {
             // The rank makes its stages, and runs no action.
             return nowhere;
         }
         let row = program.row(self.row_of(rank, program));
         let position = self.ranks[rank.index()].position.load(Ordering::Relaxed) as usize;
-        RankPosition { rank, step: *step, action: row.get(position).copied() }
+        RankPosition { rank, step, action: row.get(position).copied() }
     }
 
     /// Returns the program that the ranks run, and the number of its actions that `rank` has done.
     pub(crate) fn position_of(&self, rank: WorldRank) -> Option<(Arc<ValidatedProgram>, usize)> {
-        let (program, _) = self.program.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let program = self.lock_program().clone();
         let position = self.ranks.get(rank.index())?.position.load(Ordering::Relaxed);
         Some((program?, position as usize))
     }
 
-    /// Returns the current step; 0 before the first.
+    /// Returns the last step that a rank of this process has begun; 0 before the first.
     #[cfg(feature = "mpi")]
     pub(crate) fn step(&self) -> StepNumber {
-        self.program.lock().unwrap_or_else(PoisonError::into_inner).1
+        let steps = (0..self.ranks.len() as u32).map(|rank| self.step_of(WorldRank::new(rank)));
+        steps.max().unwrap_or_default()
     }
 
     /// Returns the progress of a rank.
@@ -233,13 +257,21 @@ impl ProgressBoard {
         self.ranks.iter().map(|progress| progress.moves.load(Ordering::Relaxed)).sum()
     }
 
-    /// Returns one line per rank: its last actions, its current action, and what it waits for.
+    /// Returns one line per rank: its last actions, its current action, and what it waits for. A rank that is
+    /// in the batch after the one that others are in has a note.
     pub(crate) fn report(&self) -> String {
-        let (program, _) = self.program.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let program = self.lock_program().clone();
         program.map(|program| self.report_on(&program)).unwrap_or_default()
     }
 
+    /// Returns the first attempt that a rank of this process is in.
+    fn first_attempt(&self) -> Option<u64> {
+        let runs = self.ranks.iter().filter(|progress| *progress.activity() != Activity::NoStep);
+        runs.map(|progress| progress.attempt.load(Ordering::Relaxed)).filter(|attempt| *attempt > 0).min()
+    }
+
     fn report_on(&self, program: &ValidatedProgram) -> String {
+        let first = self.first_attempt();
         let lines = (0..self.ranks.len() as u32).map(WorldRank::new).map(|rank| {
             let row = program.row(self.row_of(rank, program));
             let progress = &self.ranks[rank.index()];
@@ -257,7 +289,9 @@ impl ProgressBoard {
                 Some(action) => format!("{at} of {} done ({done}), is at {action}", row.len()),
                 None => format!("all {} actions done ({done})", row.len()),
             };
-            format!("  rank {rank}{silent}: {done}, {activity}")
+            let is_ahead = first.is_some_and(|first| progress.attempt.load(Ordering::Relaxed) > first);
+            let ahead = if is_ahead { ", in the batch that follows" } else { "" };
+            format!("  rank {rank}{silent}: {done}, {activity}{ahead}")
         });
         lines.collect::<Vec<_>>().join("\n")
     }
@@ -280,10 +314,7 @@ mod tests {
         let schedule = generate("gpipe", &spec).expect("a schedule");
         let program = lower(&schedule, &LowerConfig::from(Level::Comms)).expect("it lowers");
         let board = ProgressBoard::new(4);
-        board.set_program(
-            &Arc::new(validate(program, Level::Comms).expect("it is sound")),
-            StepNumber::new(1),
-        );
+        board.set_program(&Arc::new(validate(program, Level::Comms).expect("it is sound")));
         board
     }
 
@@ -332,6 +363,22 @@ mod tests {
         ] {
             check(3, 8, waits(tag), &format!("{all}, waits for {what} from rank 1"));
         }
+    }
+
+    #[test]
+    fn a_report_says_which_ranks_are_in_the_batch_that_follows() {
+        let board = board(2);
+        let begins = |rank, attempt, activity| {
+            board.set_attempt(WorldRank::new(rank), Attempt::new(attempt));
+            board.set_activity(WorldRank::new(rank), activity);
+        };
+        begins(0, 4, Activity::Computes);
+        begins(1, 5, Activity::Computes);
+        begins(2, 3, Activity::NoStep);
+        // Rank 3 is in another process.
+        let ahead: Vec<bool> =
+            board.report().lines().map(|line| line.ends_with(", in the batch that follows")).collect();
+        assert_eq!(ahead, [false, true, false, false]);
     }
 
     #[test]

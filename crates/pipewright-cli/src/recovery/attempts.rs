@@ -80,13 +80,6 @@ impl Attempts {
         Ok(Some(injected.clone()))
     }
 
-    /// Notes the step that runs next.
-    pub(crate) fn begin_step(&self, step: u64) {
-        if let Some(injected) = &self.injected {
-            injected.begin(step);
-        }
-    }
-
     /// Prepares the run to continue after a failure. Returns the folder of the run.
     ///
     /// # Errors

@@ -8,13 +8,14 @@
 //! computes a wrong bit in the gradients that it sends for the first microbatch, in as many computations of
 //! the step as the number of times. A rank that has the first stage alone sends no gradients and is refused.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use burn::tensor::{Tensor, TensorData};
 use pipewright::hook::{ActionHook, BackwardRun};
-use pipewright::ids::WorldRank;
+use pipewright::ids::{StepNumber, WorldRank};
 use pipewright::stage::StageError;
 use pipewright::tensor::{pack, unpack};
 use pipewright_schedule::Action;
@@ -27,12 +28,12 @@ const VARIABLE: &str = "PIPEWRIGHT_FAULT";
 /// The time by which an action of a slow rank takes longer.
 const DELAY: Duration = Duration::from_millis(20);
 
-/// The faults that are still to happen, and the step that runs.
+/// The faults that are still to happen, and the step of each rank.
 #[derive(Debug)]
 pub(crate) struct InjectedFaults {
     faults: Vec<InjectedFault>,
-    /// The step that runs, from 1.
-    step: AtomicU64,
+    /// The step that each rank runs, from 1. Ranks may be in two steps at the same time.
+    steps: Mutex<BTreeMap<WorldRank, u64>>,
 }
 
 #[derive(Debug)]
@@ -64,7 +65,7 @@ impl InjectedFaults {
                  such as panic:1:3, and a step and a number of times from 1"
             ))
         })?;
-        Ok(Some(Arc::new(Self { faults, step: AtomicU64::new(0) })))
+        Ok(Some(Arc::new(Self { faults, steps: Mutex::default() })))
     }
 
     /// Checks that a run with this many ranks has the ranks of all faults, and that a rank sends gradients if a
@@ -91,9 +92,10 @@ impl InjectedFaults {
         }
     }
 
-    /// Notes the step that runs next.
-    pub(crate) fn begin(&self, step: u64) {
-        self.step.store(step, Ordering::SeqCst);
+    /// Returns the step that a rank runs; 0 before its first one.
+    fn step_of(&self, rank: WorldRank) -> u64 {
+        let steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        steps.get(&rank).copied().unwrap_or_default()
     }
 }
 
@@ -139,8 +141,12 @@ impl InjectedFault {
 }
 
 impl ActionHook for InjectedFaults {
+    fn begin_step(&self, rank: WorldRank, step: StepNumber) {
+        self.steps.lock().unwrap_or_else(PoisonError::into_inner).insert(rank, step.get());
+    }
+
     fn around(&self, rank: WorldRank, action: Action, run: &mut dyn FnMut()) {
-        let step = self.step.load(Ordering::SeqCst);
+        let step = self.step_of(rank);
         if action.is_compute() && self.faults.iter().any(|fault| fault.slows(rank, step)) {
             std::thread::sleep(DELAY);
         }
@@ -155,7 +161,7 @@ impl ActionHook for InjectedFaults {
 
     fn backward(&self, run: &mut BackwardRun<'_>) -> Result<(), StageError> {
         run.run_all()?;
-        let step = self.step.load(Ordering::SeqCst);
+        let step = self.step_of(run.rank());
         if run.microbatch().get() > 0 || !run.gradients().iter().any(Option::is_some) {
             return Ok(());
         }
@@ -190,6 +196,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn each_rank_has_a_step_of_its_own() {
+        let faults = InjectedFaults { faults: Vec::new(), steps: Mutex::default() };
+        let [first, second] = [0, 1].map(WorldRank::new);
+        faults.begin_step(second, StepNumber::new(4));
+        assert_eq!([first, second].map(|rank| faults.step_of(rank)), [0, 4]);
+        faults.begin_step(first, StepNumber::new(3));
+        assert_eq!([first, second].map(|rank| faults.step_of(rank)), [3, 4]);
+    }
+
+    #[test]
     fn a_fault_has_a_kind_a_rank_a_step_and_a_number_of_times() {
         let fault = InjectedFault::read("hang:1:3:2").expect("a fault");
         let rank = WorldRank::new(1);
@@ -204,7 +220,7 @@ mod tests {
         assert_eq!([(); 2].map(|()| flip.flips(rank, 3)), [true, false]);
         let faults = InjectedFaults {
             faults: vec![InjectedFault::read("flip:1:3").expect("a fault")],
-            step: AtomicU64::new(0),
+            steps: Mutex::default(),
         };
         assert!(faults.require(2, |rank| rank.get() == 1).is_ok());
         assert!(faults.require(2, |rank| rank.get() == 0).is_err() && faults.require(1, |_| true).is_err());

@@ -1,7 +1,8 @@
 //! When a run saves checkpoints: after a fixed number of steps, or after a number that it chooses.
 //!
 //! Each process measures its own steps. The first rank's process announces its choice with the report of the
-//! next step, and all processes follow the number in that report, so they save after the same steps.
+//! next step, or of the one after it if the next one has begun already. All processes follow the number in that
+//! report from the step after it on, so they save after the same steps.
 
 use std::time::Duration;
 
@@ -27,6 +28,8 @@ pub(crate) struct Auto {
     pace: CheckpointPace,
     /// The steps between two checkpoints that all processes have agreed on; 0 before the first step.
     agreed: u64,
+    /// The number that counted for the last step: it was agreed before that step, except for the first one.
+    used: u64,
     /// The choice that was shown last.
     shown: Option<CheckpointChoice>,
 }
@@ -41,7 +44,12 @@ impl CheckpointTiming {
                 let mesh = settings.mesh.mesh(settings.pipeline.ranks);
                 let assumed = || FailureEvery::assumed(mesh.ranks().unwrap_or(u32::MAX));
                 let between = run.failure_every.map_or_else(assumed, FailureEvery::time);
-                Self::Auto(Box::new(Auto { pace: CheckpointPace::new(between), agreed: 0, shown: None }))
+                Self::Auto(Box::new(Auto {
+                    pace: CheckpointPace::new(between),
+                    agreed: 0,
+                    used: 0,
+                    shown: None,
+                }))
             }
         }
     }
@@ -60,7 +68,8 @@ impl CheckpointTiming {
         matches!(self, Self::Fixed(0))
     }
 
-    /// Announces this process's choice to all processes, from the next step on.
+    /// Announces this process's choice to all processes: with the report of the next step, unless the ranks
+    /// have already updated in it, and then with the report of the step after it.
     pub(crate) fn announce(&self, trainer: &mut Trainer) {
         if let Self::Auto(auto) = self {
             trainer.pipeline().announce(auto.pace.interval());
@@ -70,6 +79,7 @@ impl CheckpointTiming {
     /// Records a finished step.
     pub(crate) fn step(&mut self, report: &StepSummary) {
         if let Self::Auto(auto) = self {
+            auto.used = if auto.agreed > 0 { auto.agreed } else { report.announced };
             auto.agreed = report.announced;
             auto.pace.step(report.wall);
         }
@@ -93,7 +103,7 @@ impl CheckpointTiming {
     pub(crate) fn describe(&mut self, metrics: &mut Metrics) -> Option<String> {
         let Self::Auto(auto) = self else { return None };
         let choice = auto.pace.choice();
-        metrics.checkpoint_interval = (auto.agreed > 0).then_some(auto.agreed);
+        metrics.checkpoint_interval = (auto.used > 0).then_some(auto.used);
         metrics.checkpoint_cost_ms = choice.map(|choice| choice.cost.as_secs_f64() * 1e3);
         if choice == auto.shown {
             return None;
@@ -146,7 +156,7 @@ mod tests {
     fn all_processes_follow_the_announced_number() {
         let timing = |agreed| {
             let pace = CheckpointPace::new(Duration::from_secs(60));
-            CheckpointTiming::Auto(Box::new(Auto { pace, agreed, shown: None }))
+            CheckpointTiming::Auto(Box::new(Auto { pace, agreed, used: 0, shown: None }))
         };
         assert!(!timing(0).is_due(100, 0));
         assert!(!timing(4).is_due(3, 0) && timing(4).is_due(4, 0));

@@ -42,6 +42,12 @@ impl Evaluations {
         Self { every, patience, best, data, prompts }
     }
 
+    /// Returns whether an evaluation is due after a step.
+    pub(crate) fn are_due(&self, step: u64) -> bool {
+        // Steps are counted from 1, so no step is a multiple of 0.
+        step.is_multiple_of(self.every)
+    }
+
     /// Evaluates after a step if it is due, and puts the loss and the samples into the metrics. Returns
     /// whether the loss is the lowest so far.
     pub(crate) fn after_step(
@@ -49,8 +55,7 @@ impl Evaluations {
         trainer: &mut Trainer,
         metrics: &mut Metrics,
     ) -> Result<bool, PipelineError> {
-        // Steps are counted from 1, so no step is a multiple of 0.
-        if !metrics.step.is_multiple_of(self.every) {
+        if !self.are_due(metrics.step) {
             return Ok(false);
         }
         if let Some(losses) = trainer.evaluate_sources()? {

@@ -30,6 +30,7 @@ pub(crate) mod copy_hosts;
 pub(crate) mod copy_search;
 pub(crate) mod state_copies;
 pub(crate) mod timeline_recorder;
+mod next_step;
 mod run_checkpoints;
 mod run_log;
 pub(crate) mod trained_model;

@@ -32,9 +32,18 @@ pub(super) struct Checkpoints {
     saved: u64,
     /// The run's folder.
     run: PathBuf,
-    /// Whether the process reports its own failures, because another process reports those of the run.
+    /// Whether the process reports its own failures, because another process reports the failures of the run.
     reports: bool,
     space: CheckpointSpace,
+}
+
+/// Why a checkpoint is saved after a step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CheckpointReason {
+    /// Enough steps have passed.
+    pub(super) is_due: bool,
+    /// The step has the lowest validation loss.
+    pub(super) is_best: bool,
 }
 
 impl Checkpoints {
@@ -78,13 +87,21 @@ impl Checkpoints {
 
     /// Returns whether a checkpoint is due after step `done`, or no step has one but the last.
     pub(super) fn saves_or_never_does(&self, done: u64) -> bool {
-        self.timing.is_only_at_end() || self.timing.is_due(done, self.requested.unwrap_or(0))
+        self.timing.is_only_at_end() || self.is_due(done)
     }
 
-    /// Saves a checkpoint if one is due (`run.checkpoint_every`), and after a step with the lowest validation
-    /// loss.
-    pub(super) fn after_step(&mut self, trainer: &mut Trainer, is_best: bool) -> Result<(), Failure> {
-        let is_due = self.timing.is_due(trainer.steps_done(), self.requested.unwrap_or(0));
+    /// Returns whether a checkpoint is due after step `done` (`run.checkpoint_every`). It is asked before the
+    /// step, so a choice of the interval counts from the step after the one whose report has it.
+    pub(super) fn is_due(&self, done: u64) -> bool {
+        self.timing.is_due(done, self.requested.unwrap_or(0))
+    }
+
+    /// Saves a checkpoint if one is due, and after a step with the lowest validation loss.
+    pub(super) fn after_step(
+        &mut self,
+        trainer: &mut Trainer,
+        CheckpointReason { is_due, is_best }: CheckpointReason,
+    ) -> Result<(), Failure> {
         if is_best || is_due {
             self.save(trainer, is_best)?;
         }

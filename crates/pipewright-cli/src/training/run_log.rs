@@ -1,4 +1,4 @@
-//! What a run shows and writes after each step: the display, the metrics, the timeline, and events for
+//! The output of a run after each step: the display, the metrics, the timeline, and events for
 //! TensorBoard. Only the leader has a folder and a display; in other processes nothing is written.
 
 use pipewright::pipeline::{PipelineError, StepFailure, StepSummary};
@@ -82,8 +82,13 @@ impl RunLog {
     /// Returns whether `launch` asks for the end of the run after a checkpoint, so that it can grow. Only the
     /// leader knows.
     pub(super) fn is_growth_requested(&self) -> bool {
+        self.can_grow() && self.folder.as_ref().is_some_and(|folder| is_growth_requested(folder.path()))
+    }
+
+    /// Returns whether `launch` may ask for the end of the run so that it can grow. It is the same in all
+    /// processes.
+    pub(super) fn can_grow(&self) -> bool {
         launched_start().is_some()
-            && self.folder.as_ref().is_some_and(|folder| is_growth_requested(folder.path()))
     }
 
     /// Checks that the run's folder is still at its path, if this process writes to it.

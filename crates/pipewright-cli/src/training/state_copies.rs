@@ -36,7 +36,7 @@ use crate::training::process_group::ProcessGroup;
 /// The time between two looks at the last checkpoint.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Returns the bytes that the copies of a run take on this machine: the copies of all ranks, or those of a
+/// Returns the bytes that the copies of a run take on this machine: the copies of all ranks, or the copies of a
 /// host with one process if each rank is a process, because processes may be on several machines.
 pub(crate) fn copy_bytes(run: RunParts<'_>) -> u64 {
     let settings = run.settings;
@@ -240,6 +240,11 @@ impl StateCopies {
             Some(Err(error)) => self.give_up(&error),
             None | Some(Ok(_)) => {}
         }
+    }
+
+    /// Returns whether a copy is due after a step, in some process.
+    pub(crate) fn are_due(&self, step: u64) -> bool {
+        step.is_multiple_of(self.every)
     }
 
     /// Begins a copy if one is due. It is written while the next step computes.

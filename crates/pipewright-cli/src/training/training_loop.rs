@@ -18,9 +18,10 @@ use crate::training::checkpoint_space::CheckpointSpace;
 use crate::training::efficiency::Efficiency;
 use crate::training::evaluations::Evaluations;
 use crate::training::launch::{abandon, failure};
+use crate::training::next_step::AfterStep;
 use crate::training::process_group::ProcessGroup;
 use crate::training::rank_hosts::RankHosts;
-use crate::training::run_checkpoints::Checkpoints;
+use crate::training::run_checkpoints::{CheckpointReason, Checkpoints};
 use crate::training::run_log::RunLog;
 use crate::training::state_copies::StateCopies;
 
@@ -29,7 +30,7 @@ pub(crate) struct TrainingLoop<'a> {
     pub(crate) settings: &'a Settings,
     /// The overview of the run for its display.
     pub(crate) overview: Overview,
-    /// What the run computes per token, and the peak of its devices.
+    /// The operations of the run per token, and the peak of its devices.
     pub(crate) efficiency: Efficiency,
     /// The description of the run for its checkpoints.
     pub(crate) description: Map<String, Value>,
@@ -47,7 +48,7 @@ pub(crate) struct TrainingLoop<'a> {
     pub(crate) saved: u64,
     /// The processes of the run.
     pub(crate) processes: &'a mut ProcessGroup,
-    /// The attempts at the run, of which this is one.
+    /// The attempts at the run. This is one of them.
     pub(crate) attempts: &'a Attempts,
 }
 
@@ -135,7 +136,7 @@ impl Stop {
     }
 }
 
-/// What saves the state of a run.
+/// The parts that save the state of a run.
 struct Saves<'a> {
     checkpoints: &'a mut Checkpoints,
     copies: Option<&'a mut StateCopies>,
@@ -151,15 +152,28 @@ fn steps(
     Saves { checkpoints, copies }: &mut Saves<'_>,
     log: &mut RunLog,
 ) -> Result<bool, Stop> {
-    let mut grows = false;
+    let (mut grows, mut interrupted) = (false, false);
     while trainer.steps_done() < steps {
-        attempts.begin_step(trainer.steps_done() + 1);
-        if checkpoints.saves_or_never_does(trainer.steps_done() + 1) && log.is_growth_requested() {
+        let number = trainer.steps_done() + 1;
+        if checkpoints.saves_or_never_does(number) && log.is_growth_requested() {
             attempts.interrupt().request();
             grows = true;
         }
-        let (mut metrics, report) = trainer.step().map_err(Stop::of_step)?;
-        let interrupted = report.interrupted;
+        let is_due = checkpoints.is_due(number);
+        let after = AfterStep {
+            is_last: number == steps,
+            is_interrupted: interrupted,
+            is_checkpoint_due: is_due,
+            is_evaluation_due: evaluations.are_due(number),
+            is_copy_due: copies.as_ref().is_some_and(|copies| copies.are_due(number)),
+            // `launch` ends the run after any step to replace the host of a slow rank. To let it grow, this
+            // process asks for the end before the step with the checkpoint begins.
+            may_end: log.replaces_slow || log.can_grow() && checkpoints.is_due(number + 1),
+        };
+        let begins_next = trainer.goes_ahead() && after.may_begin_next();
+        let step = if begins_next { trainer.step_ahead() } else { trainer.step() };
+        let (mut metrics, report) = step.map_err(Stop::of_step)?;
+        interrupted |= report.interrupted;
         let is_best = evaluations.after_step(trainer, &mut metrics).map_err(Stop::of_step)?;
         copies.iter_mut().for_each(|copies| copies.settle());
         log.require_folder().map_err(|error| Stop::Other(checkpoints.lost(&error)))?;
@@ -172,12 +186,14 @@ fn steps(
         for Sample { prompt, text } in metrics.samples {
             log.note(Some(format!("step {step}: {prompt:?} continues {text:?}")));
         }
-        let ends = interrupted || evaluations.are_exhausted() || trainer.steps_done() == steps;
+        // A step that has begun is finished.
+        let ends =
+            (interrupted && !begins_next) || evaluations.are_exhausted() || trainer.steps_done() == steps;
         // The last state is saved on the disk at once.
         if let Some(copies) = copies.as_mut().filter(|_| !ends) {
             copies.begin_copy(trainer, &checkpoints.description).map_err(Stop::Other)?;
         }
-        checkpoints.after_step(trainer, is_best).map_err(Stop::Other)?;
+        checkpoints.after_step(trainer, CheckpointReason { is_due, is_best }).map_err(Stop::Other)?;
         if ends {
             break;
         }

@@ -44,7 +44,7 @@ fn restarts(run: &Run) -> Vec<(u64, u64)> {
         .collect()
 }
 
-/// Trains with faults, and compares the results with those of an undisturbed run.
+/// Trains with faults, and compares the results with the results of an undisturbed run.
 fn check(faults: &str, set: &[&str], expected: &[(u64, u64)]) -> String {
     let (undisturbed, run) = (Run::new(), Run::new());
     undisturbed.train(&[&SETTINGS[..], set].concat());
@@ -71,6 +71,16 @@ fn a_rank_that_panics_costs_the_steps_since_the_checkpoint() {
         !words.contains("error:") && !words.contains("resuming from") && !words.contains("moved"),
         "{words}"
     );
+}
+
+/// The steps 3, 5, 6 and 7 begin during the one before, and the step after each of 5 and 6 has begun when it
+/// fails.
+#[test]
+fn a_step_that_fails_drops_the_one_that_has_begun_behind_it() {
+    let every = ["run.checkpoint_every=4"];
+    check("panic:1:6", &every, &[(6, 4)]);
+    check("panic:0:5,panic:1:7", &every, &[(5, 4), (7, 4)]);
+    check("hang:0:6", &every, &[(6, 4)]);
 }
 
 #[test]

@@ -209,3 +209,23 @@ fn copies_that_do_not_fit_are_refused() {
     assert_eq!(check("run.copy_every=0"), 0);
     assert!(check("run.copy_every=1") > 0);
 }
+
+/// Steps begin during the one before, unless a checkpoint, an evaluation or a copy follows it. None of them
+/// changes the results.
+#[test]
+fn what_happens_between_steps_changes_no_bits() {
+    let trained = |set: &[&str]| {
+        let run = new_run();
+        run.train(&[&["pipeline.ranks=2", "run.steps=14", "data.validation_share=0.25"], set].concat());
+        run
+    };
+    let copies = ["run.copy_folder=memory", "run.copy_every=5"];
+    let never = trained(&["run.checkpoint_every=0"]);
+    let mixed = trained(&[&["run.checkpoint_every=3", "run.eval_every=4"][..], &copies].concat());
+    let always = trained(&["run.checkpoint_every=1"]);
+    for run in [&mixed, &always] {
+        assert_eq!(run.figures(), never.figures());
+        let last = |run: &Run| tensors(&run.path("out/checkpoints/step-00000014"));
+        assert!(last(run) == last(&never), "the parameters and the optimizer's state");
+    }
+}

@@ -47,7 +47,7 @@ fn check_sound(schedule: &Schedule) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Checks that both judges accept the program of `schedule` for a model of which some stages are trained, and
+/// Checks that both judges accept the program of `schedule` for a model with some stages that are trained, and
 /// that they refuse the program of the whole training for such a model.
 fn check_frozen(schedule: &Schedule, trained: &[bool]) -> Result<(), TestCaseError> {
     let stages = schedule.placement().stages() as usize;

@@ -39,6 +39,9 @@ impl Executor {
         if self.recorder.enter()
             && let Some(hook) = self.context.hook()
         {
+            if self.step.position() == 0 && !self.step.program().is_forward_only() {
+                hook.begin_step(world_rank, self.step.number());
+            }
             hook.before(world_rank, action);
         }
         if let Some(sending) = self.unsent(action) {

@@ -7,6 +7,10 @@
 //! sends the result down ([`Tag::AgreedStep`]). So all processes take the step, or all return the same error.
 //! Processes that pass only the parts of a batch that they need always differ, and pay for both exchanges.
 //!
+//! No message is needed if a process has the next batch before a step ends. The reports of the step then have
+//! the hashes of the next batches ([`NextBatch`](super::NextBatch)), and the summary says whether all are
+//! equal.
+//!
 //! # Why it precedes the step
 //!
 //! No message of the step itself can carry the hash. Processes whose batches differ may run different
@@ -24,8 +28,14 @@ use crate::message::{MessageError, Tag, decoded, encoded};
 /// The batch on which all processes agree, or why they do not.
 pub(crate) type Agreement = Result<AgreedBatch, BatchDisagreement>;
 
+/// Returns what the processes agree on if the reports have shown that all of them have this next batch.
+/// `common` is the digest that all of them have.
+pub(crate) fn agreed_before(common: Option<u64>, form: StepForm) -> Option<Agreement> {
+    (common == Some(digest(&form))).then(|| agree_alike(form))
+}
+
 /// Returns a hash that is the same for equal forms in every process of one build.
-pub(super) fn digest(form: &StepForm) -> u64 {
+pub(crate) fn digest(form: &StepForm) -> u64 {
     hash_of(&encoded(form))
 }
 
@@ -64,6 +74,14 @@ mod tests {
         let rows = Tensor::<2>::zeros([rows, 2], &Device::flex());
         let batch = Batch::split(rows.clone(), rows, SplitRule::balanced(6)).expect("it splits");
         batch.form(Purpose::Update { learning_rate: 0.5 })
+    }
+
+    #[test]
+    fn a_batch_that_all_reports_announce_is_agreed() {
+        let common = Some(digest(&form(13)));
+        assert_eq!(agreed_before(common, form(13)), Some(agree_alike(form(13))));
+        assert_eq!(agreed_before(common, form(12)), None);
+        assert_eq!(agreed_before(None, form(13)), None);
     }
 
     /// Returns the common digest of a rank with this form and children with these digests.

@@ -14,7 +14,7 @@ use super::shared_endpoint::{SharedEndpoint, wait_for_message};
 use crate::collective::Exchange;
 use crate::device::Devices;
 use crate::failure::{Abort, Cause, StepError};
-use crate::ids::{Attempt, WorldRank};
+use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
 use crate::message::{AwaitedMessage, Message, Payload, Tag};
 use crate::nn::{ExpertParallel, TensorParallel};
@@ -29,6 +29,8 @@ pub(crate) struct Connection {
     /// Locked for each call, because the links to the rank's groups use it too.
     endpoint: SharedEndpoint,
     abort: Abort,
+    /// The attempt that runs, or that ran last.
+    attempt: Attempt,
     /// Whether sent tensors keep their storage. If not, the sender frees it as soon as the message is
     /// encoded.
     moves_storage: bool,
@@ -67,6 +69,7 @@ impl Connection {
             rank: context.world_rank(),
             endpoint,
             abort,
+            attempt: Attempt::default(),
             moves_storage,
             devices: context.config().devices.clone(),
             tensor_group,
@@ -81,6 +84,8 @@ impl Connection {
 
     /// Starts an attempt at a step or at another exchange of all ranks.
     pub(super) fn begin(&mut self, attempt: Attempt) {
+        self.attempt = attempt;
+        self.board.set_attempt(self.rank, attempt);
         self.endpoint.lock().begin_step(attempt);
         self.tensor_group.begin_step();
         self.expert_group.begin_step();
@@ -115,11 +120,15 @@ impl Connection {
         &self.memory
     }
 
-    pub(super) fn abort(&self) -> &Abort {
-        &self.abort
+    /// Returns the rank whose failure stops this one, if a rank has failed in its attempt or before.
+    pub(super) fn stopped_by(&self) -> Option<WorldRank> {
+        if !self.abort.is_raised_in(self.attempt) {
+            return None;
+        }
+        Some(self.abort.first_in(self.attempt).map_or(self.rank, |error| error.rank))
     }
 
-    /// Raises the abort flag and wakes every waiting rank.
+    /// Raises the abort flag in this attempt and in later ones, and wakes every waiting rank.
     pub(super) fn fail(&self, error: StepError) {
         self.endpoint.lock().fail(error);
     }
@@ -128,6 +137,11 @@ impl Connection {
     /// ranks.
     pub(super) fn moved(&self, position: usize) {
         self.board.moved(self.rank, position);
+    }
+
+    /// Records the step that the rank begins.
+    pub(super) fn set_step(&self, step: StepNumber) {
+        self.board.set_step(self.rank, step);
     }
 
     /// Records what the rank is doing.

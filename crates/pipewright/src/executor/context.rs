@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use pipewright_schedule::{Placement, Rank, StageIndex};
 
+use super::next_batch::NextBatch;
 use crate::collective::{Group, Tree};
 use crate::config::PipelineConfig;
 use crate::hook::ActionHook;
@@ -24,6 +25,7 @@ pub(crate) struct RankContext {
     config: Arc<PipelineConfig>,
     /// Whether other ranks run in other processes.
     is_distributed: bool,
+    next_batch: NextBatch,
     /// The same rank in all replicas.
     data_group: Group,
     /// The same rank in the replicas that hold the parameters together.
@@ -51,6 +53,7 @@ impl RankContext {
         mesh: Mesh,
         placement: Placement,
         config: Arc<PipelineConfig>,
+        next_batch: NextBatch,
     ) -> Self {
         let rank = world.own();
         let expect = |group: Option<Group>| group.expect("the world has the mesh's ranks");
@@ -61,6 +64,7 @@ impl RankContext {
             placement,
             config,
             is_distributed,
+            next_batch,
             shard_group: expect(mesh.shard_group(rank)),
             copy_group: expect(mesh.copy_group(rank)),
             expert_group: expect(mesh.expert_group(rank)),
@@ -165,6 +169,12 @@ impl RankContext {
     /// Returns whether other ranks run in other processes.
     pub(super) fn is_distributed(&self) -> bool {
         self.is_distributed
+    }
+
+    /// Returns the digest of the batch that this process has begun after the one that runs; `None` if it has
+    /// begun none, or if all ranks are in this process.
+    pub(super) fn next_batch(&self) -> Option<u64> {
+        self.next_batch.digest().filter(|_| self.is_distributed)
     }
 
     /// Returns the row of this rank in a step's timeline, which has a row for each tensor group.

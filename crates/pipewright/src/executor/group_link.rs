@@ -259,9 +259,8 @@ impl GroupLink {
         let start = Instant::now();
         let mut endpoint = self.endpoint.lock();
         let waited = wait_for_message(&mut endpoint, &self.board, self.deadline);
-        if endpoint.abort().is_raised() {
-            let first = endpoint.abort().first().map_or(rank, |error| error.rank);
-            return Err(Cause::Aborted { first });
+        if let Some(first) = endpoint.failure() {
+            return Err(Cause::Aborted { first: first.rank });
         }
         waited?;
         if let Some(times) = &self.times {

@@ -72,8 +72,9 @@ impl Executor {
     /// Starts a step.
     pub(crate) fn begin(&mut self, mut input: StepInput) {
         self.connection.begin(input.attempt);
+        self.connection.set_step(input.step);
         self.connection.memory().restart_peak();
-        self.recorder.begin(input.origin, input.program.row(self.context.rank()).len());
+        self.recorder.begin(input.origin.time(), input.program.row(self.context.rank()).len());
         self.reductions.begin(input.repetition());
         let has_replicas = self.context.replica_count() > 1;
         self.stages.begin_step(&mut input, self.accumulation.is_empty(), has_replicas);
@@ -119,9 +120,8 @@ impl Executor {
     }
 
     fn advance(&mut self) -> Result<Poll, Cause> {
-        if self.connection.abort().is_raised() {
-            let first = self.connection.abort().first();
-            return Err(Cause::Aborted { first: first.map_or(self.world_rank(), |error| error.rank) });
+        if let Some(first) = self.connection.stopped_by() {
+            return Err(Cause::Aborted { first });
         }
         // A waiting executor is not polled, so its status on the board stays valid until a message arrives.
         if self.step.set_waits(false) {
@@ -193,6 +193,11 @@ impl Executor {
             self.recorder.note(action);
         }
         self.recorder.take(self.connection.memory()).events
+    }
+
+    /// Returns the number of actions of the step that are done.
+    pub(crate) fn position(&self) -> usize {
+        self.step.position()
     }
 
     /// Returns the progress of all ranks, one line for each.

@@ -38,6 +38,7 @@
 //! | `tensor_shards.rs` | whether the ranks of a tensor group hold the shards that their modules describe |
 //! | `sharing.rs` | gradients of shared parameters |
 //! | `agreement.rs` | the comparison of the processes' batches before a step |
+//! | `next_batch.rs` | the batch that a process has begun while another one runs |
 //! | `collection.rs` | whole parameters, or a visit to modules, between two steps |
 //! | `report.rs` | a rank's report |
 //! | `report_message.rs`, `report_exchange.rs` | a report as a message, and the exchange of reports between processes |
@@ -68,6 +69,7 @@ mod gather;
 mod group_link;
 mod losses;
 mod machine;
+mod next_batch;
 mod norm;
 mod parameters;
 mod recorder;
@@ -88,17 +90,18 @@ mod tensor_shards;
 mod turns;
 mod update;
 
-pub(crate) use agreement::Agreement;
+pub(crate) use agreement::{Agreement, agreed_before, digest};
 pub use collection::NamedParameter;
 pub(crate) use collection::Visited;
 pub(crate) use connection::Connection;
 pub(crate) use context::RankContext;
 pub(crate) use group_link::GroupLink;
 pub(crate) use machine::Executor;
+pub(crate) use next_batch::NextBatch;
 pub(crate) use recorder::AuxiliaryPart;
 pub use recorder::ExchangeTime;
 pub use report::UndeferredParameter;
 pub(crate) use report::{RankReport, sums_of};
 pub(crate) use shared_endpoint::SharedEndpoint;
-pub(crate) use step::Poll;
-pub(crate) use step_input::{StepInput, StepVerification};
+pub(crate) use step::{Outcome, Poll};
+pub(crate) use step_input::{StepInput, StepOrigin, StepVerification};

@@ -65,6 +65,9 @@ pub(crate) struct RankReport {
     pub undeferred: Vec<UndeferredParameter>,
     /// In a repetition: the first result that has other bits in another computation of the step.
     pub difference: Option<Difference>,
+    /// In several processes, the digest of the next batch, if all of them have begun it. Only a rank's own
+    /// report has it.
+    pub next_batch: Option<u64>,
     /// Whether the interrupt flag was raised in this rank's process.
     pub interrupted: bool,
     /// The number that this rank's process announces.
@@ -161,6 +164,7 @@ impl RankReport {
             boundary_bytes: connection.boundary_bytes(),
             undeferred,
             difference: None,
+            next_batch: context.next_batch(),
             interrupted: interrupt.is_some_and(|flag| flag.load(Ordering::Relaxed)),
             announced: config.announcement.load(Ordering::Relaxed),
         };

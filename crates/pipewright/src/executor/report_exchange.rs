@@ -3,7 +3,7 @@
 //! Within one process the caller collects the reports. Across processes they go up a tree of all ranks
 //! ([`Tag::Report`]). Its root, the first rank, sends all of them, without their events, down the tree
 //! ([`Tag::Summary`]). So no process ends a step before all ranks have finished it, and losses and figures
-//! are the same everywhere.
+//! are the same everywhere. The summary also says whether all processes have begun the same next batch.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use pipewright_schedule::ClockSkew;
 use super::connection::Connection;
 use super::context::RankContext;
 use super::report::RankReport;
-use super::report_message::{PackedSkew, ReportMessage, Times, largest_skew, unpacked_skew};
+use super::report_message::{PackedSkew, ReportMessage, Times, common_batch, largest_skew, unpacked_skew};
 use crate::message::{MessageError, Tag, decoded, encoded};
 
 /// Returns this rank's reports as messages. `origin` is the start of the step in this process.
@@ -41,10 +41,11 @@ pub(super) fn send_summary(
     mut messages: Vec<ReportMessage>,
 ) {
     let times: Vec<Times> = messages.iter_mut().map(|message| std::mem::take(&mut message.times)).collect();
-    let skew = largest_skew(&times);
-    connection.send_bytes(context.world_tree().children(), Tag::Summary, &encoded(&(&messages, skew)));
+    let (skew, next_batch) = (largest_skew(&times), common_batch(&times));
+    let summary = encoded(&(&messages, skew, next_batch));
+    connection.send_bytes(context.world_tree().children(), Tag::Summary, &summary);
     messages.iter_mut().zip(times).for_each(|(message, times)| message.times = times);
-    add_reports(context, connection, origin, reports, (messages, skew));
+    add_reports(context, connection, origin, reports, (messages, skew, next_batch));
 }
 
 /// Passes on the summary, and adds the other ranks' reports to this rank's own.
@@ -70,10 +71,11 @@ fn add_reports(
     connection: &Connection,
     origin: Instant,
     reports: &mut Vec<RankReport>,
-    (messages, skew): (Vec<ReportMessage>, Option<PackedSkew>),
+    (messages, skew, next_batch): (Vec<ReportMessage>, Option<PackedSkew>, Option<u64>),
 ) {
     for own in reports.iter_mut() {
         own.clock_skew = skew.map(unpacked_skew);
+        own.next_batch = next_batch;
     }
     let origin = connection.common_seconds(origin);
     let others = messages.into_iter().filter(|message| message.rank != context.world_rank());

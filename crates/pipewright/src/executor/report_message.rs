@@ -42,7 +42,7 @@ pub(super) struct ReportMessage {
     pub(super) times: Times,
 }
 
-/// The part of a report that only the process needs that merges the timeline.
+/// The part of a report that only the process needs that merges the reports.
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Times {
     skew: Option<PackedSkew>,
@@ -50,6 +50,8 @@ pub(super) struct Times {
     events: Vec<(PackedAction, f64, f64)>,
     skips: Vec<(PackedSkip, f64, f64)>,
     scopes: Vec<(PackedScope, f64, f64)>,
+    /// The digest of the next batch of the rank's process.
+    next_batch: Option<u64>,
 }
 
 /// The uncertainty and the change of [`ClockSkew`].
@@ -175,7 +177,13 @@ impl ReportMessage {
             undeferred: report.undeferred.iter().map(packed_undeferred).collect(),
             interrupted: report.interrupted,
             announced: report.announced,
-            times: Times { skew, events: events.collect(), skips: skips.collect(), scopes: scopes.collect() },
+            times: Times {
+                skew,
+                events: events.collect(),
+                skips: skips.collect(),
+                scopes: scopes.collect(),
+                next_batch: report.next_batch,
+            },
         }
     }
 
@@ -183,7 +191,7 @@ impl ReportMessage {
     /// the common clock.
     pub(super) fn into_report(self, row: Rank, origin: f64) -> RankReport {
         let rank = self.rank;
-        let Times { skew, events, skips, scopes } = self.times;
+        let Times { skew, events, skips, scopes, .. } = self.times;
         let event = |(PackedAction(action), start, end)| Event {
             rank: row,
             action,
@@ -225,6 +233,7 @@ impl ReportMessage {
             undeferred: self.undeferred.into_iter().map(unpacked_undeferred).collect(),
             // Every process has it from its own ranks.
             difference: None,
+            next_batch: None,
             interrupted: self.interrupted,
             announced: self.announced,
         }
@@ -235,6 +244,12 @@ impl ReportMessage {
 pub(super) fn largest_skew<'a>(times: impl IntoIterator<Item = &'a Times>) -> Option<PackedSkew> {
     let skews = times.into_iter().filter_map(|times| times.skew.map(unpacked_skew));
     skews.reduce(ClockSkew::max).map(|skew| (skew.uncertainty, skew.change))
+}
+
+/// Returns the digest of the next batch that all ranks have; `None` if they differ.
+pub(super) fn common_batch(times: &[Times]) -> Option<u64> {
+    let first = times.first()?.next_batch?;
+    times.iter().all(|times| times.next_batch == Some(first)).then_some(first)
 }
 
 pub(super) fn unpacked_skew((uncertainty, change): PackedSkew) -> ClockSkew {
@@ -280,6 +295,7 @@ mod tests {
                 elements: 64,
             }],
             difference: None,
+            next_batch: Some(5),
             interrupted: true,
             announced: 300,
         }
@@ -325,6 +341,18 @@ mod tests {
         assert_eq!((found.interrupted, found.announced), (true, 300));
         assert_eq!((found.sums, found.update), (report.sums, report.update));
         assert!(bytes.len() < 220 + (texts.len() + 3) * 26, "{} bytes", bytes.len());
+    }
+
+    #[test]
+    fn processes_that_have_begun_the_same_batch_have_its_digest() {
+        let common = |batches: &[Option<u64>]| {
+            let times = batches.iter().map(|&next_batch| Times { next_batch, ..Times::default() });
+            common_batch(&times.collect::<Vec<_>>())
+        };
+        assert_eq!(common(&[Some(5), Some(5)]), Some(5));
+        for different in [&[Some(5), Some(6)][..], &[Some(5), None], &[None, Some(5)], &[None, None]] {
+            assert_eq!(common(different), None, "{different:?}");
+        }
     }
 
     /// Every process gets this part of every rank's report.

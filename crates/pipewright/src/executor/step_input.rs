@@ -1,6 +1,6 @@
 //! The input of a rank's step: its share of the batch, the program that it runs, and how it updates.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use pipewright_schedule::{StageIndex, ValidatedProgram};
@@ -19,6 +19,18 @@ pub(crate) struct StepVerification {
     pub is_first: bool,
     /// The median of the last gradient norms; `None` if no norm is a jump.
     pub usual_norm: Option<f64>,
+}
+
+/// The time at which the timeline of a step starts, the same for all ranks of a process: when the first of
+/// them begins the step. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StepOrigin(Arc<OnceLock<Instant>>);
+
+impl StepOrigin {
+    /// Returns the time. It is the time of the first call.
+    pub(crate) fn time(&self) -> Instant {
+        *self.0.get_or_init(Instant::now)
+    }
 }
 
 /// The input of a rank's step.
@@ -60,7 +72,7 @@ pub(crate) struct StepInput {
     /// The pipeline's program, or its program of evaluations.
     pub program: Arc<ValidatedProgram>,
     /// The time at which the timeline starts.
-    pub origin: Instant,
+    pub origin: StepOrigin,
 }
 
 impl StepInput {

@@ -1,6 +1,11 @@
 //! The flag that stops all ranks of a process, with the first cause, and the notices for other processes.
+//!
+//! The ranks of a process may be in two consecutive attempts at the same time. A failure of an attempt stops
+//! the ranks that are in it or in a later one. Ranks that are in an earlier attempt continue: nothing in it has
+//! failed. A failure of the whole process, such as a lost connection, stops all ranks. It is the cause for
+//! the ranks whose attempt has not failed itself.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::cause::{Cause, StepError};
@@ -14,7 +19,8 @@ pub struct Abort {
 
 #[derive(Default)]
 struct AbortState {
-    raised: AtomicBool,
+    /// 0 if nothing has failed; otherwise 1 more than the first attempt that is stopped.
+    raised: AtomicU64,
     reasons: Mutex<Reasons>,
     /// Sends notices to the other processes.
     notify: OnceLock<Notify>,
@@ -37,7 +43,10 @@ pub(crate) struct FailureNotice {
 /// process reports may belong to an attempt that has ended in this process, or to one that has not begun.
 #[derive(Debug, Default)]
 struct Reasons {
-    first: Option<StepError>,
+    /// The first failure of the first attempt that failed, with the attempt.
+    first: Option<(StepError, Attempt)>,
+    /// The first failure of the whole process.
+    whole: Option<StepError>,
     /// The current attempt at a step. Attempts never decrease, unlike step numbers, which a restore may
     /// reset.
     attempt: Attempt,
@@ -57,34 +66,77 @@ impl std::fmt::Debug for AbortState {
     }
 }
 
-impl Abort {
-    /// Raises the flag; the first error raised is kept, later ones are dropped.
-    pub fn raise(&self, error: StepError) {
-        self.raise_first(&mut self.lock(), error);
+impl Reasons {
+    /// Keeps a failure of an attempt if nothing has stopped the attempt before. Returns whether that is so.
+    /// Ranks that stop because of an earlier failure fail too.
+    fn keep_first(&mut self, attempt: Attempt, error: &StepError) -> bool {
+        let is_first = self.cause_in(attempt).is_none();
+        if is_first {
+            self.first = Some((error.clone(), attempt));
+        }
+        is_first
     }
 
-    /// Like [`Abort::raise`], but only if `attempt` is not over. Work that a failed step has left behind may
-    /// fail later, which does not concern the next one.
+    /// Returns the cause for which ranks in `attempt` stop.
+    fn cause_in(&self, attempt: Attempt) -> Option<&StepError> {
+        let own = self.first.as_ref().filter(|(_, first)| *first <= attempt).map(|(error, _)| error);
+        own.or(self.whole.as_ref())
+    }
+}
+
+impl Abort {
+    /// Raises the flag in all attempts. The first error is kept, later ones are dropped.
+    pub fn raise(&self, error: StepError) {
+        let mut reasons = self.lock();
+        if reasons.whole.is_none() {
+            let is_first = reasons.first.is_none();
+            reasons.whole = Some(error.clone());
+            if is_first {
+                let attempt = reasons.attempt;
+                self.announce(&error, attempt, &reasons);
+            }
+        }
+        self.show(&reasons);
+    }
+
+    /// Raises the flag in `attempt` and in later ones. The first error of the first attempt that fails is kept.
+    pub(crate) fn raise_from(&self, attempt: Attempt, error: StepError) {
+        self.raise_first(&mut self.lock(), attempt, &error);
+    }
+
+    /// Like [`Abort::raise_from`], but only if `attempt` is not over. Work that a failed step has left behind
+    /// may fail later, which does not concern the next one.
     #[cfg(any(feature = "mpi", test))]
-    pub(crate) fn raise_in(&self, attempt: Attempt, error: StepError) {
+    pub(crate) fn raise_in(&self, attempt: Attempt, error: &StepError) {
         let mut reasons = self.lock();
         if attempt >= reasons.attempt && reasons.over.is_none_or(|over| attempt > over) {
-            self.raise_first(&mut reasons, error);
+            self.raise_first(&mut reasons, attempt, error);
         }
     }
 
-    fn raise_first(&self, reasons: &mut Reasons, error: StepError) {
-        if reasons.first.is_none() {
-            // Such a step is usually computed again. If it is not, the pipeline returns the error.
-            if matches!(error.cause, Cause::Suspicious { .. } | Cause::Unconfirmed { .. }) {
-                tracing::warn!(%error, "a step is suspicious");
-            } else {
-                tracing::error!(%error, "a step failed");
-            }
-            self.notify(&error, reasons);
-            reasons.first = Some(error);
+    fn raise_first(&self, reasons: &mut Reasons, attempt: Attempt, error: &StepError) {
+        if reasons.keep_first(attempt, error) {
+            self.announce(error, attempt, reasons);
         }
-        self.state.raised.store(true, Ordering::Release);
+        self.show(reasons);
+    }
+
+    /// Logs a failure, and notifies the other processes.
+    fn announce(&self, error: &StepError, attempt: Attempt, reasons: &Reasons) {
+        // Such a step is usually computed again. If it is not, the pipeline returns the error.
+        if matches!(error.cause, Cause::Suspicious { .. } | Cause::Unconfirmed { .. }) {
+            tracing::warn!(%error, "a step is suspicious");
+        } else {
+            tracing::error!(%error, "a step failed");
+        }
+        self.notify(error, attempt, reasons);
+    }
+
+    /// Raises or lowers the flag as the reasons say.
+    fn show(&self, reasons: &Reasons) {
+        let first = reasons.first.as_ref().map(|(_, attempt)| *attempt);
+        let stopped = reasons.whole.as_ref().map(|_| Attempt::default()).or(first);
+        self.state.raised.store(stopped.map_or(0, |attempt| attempt.next().get()), Ordering::Release);
     }
 
     /// Records that `step` failed with `error` after a rank of this process had begun to update, and notifies
@@ -92,16 +144,12 @@ impl Abort {
     pub(crate) fn diverge(&self, step: StepNumber, error: &StepError) {
         let mut reasons = self.lock();
         reasons.diverged.get_or_insert(step);
-        self.notify(error, &reasons);
+        self.notify(error, reasons.attempt, &reasons);
     }
 
-    fn notify(&self, error: &StepError, reasons: &Reasons) {
+    fn notify(&self, error: &StepError, attempt: Attempt, reasons: &Reasons) {
         if let Some(notify) = self.state.notify.get() {
-            notify(FailureNotice {
-                error: error.clone(),
-                attempt: reasons.attempt,
-                diverged: reasons.diverged,
-            });
+            notify(FailureNotice { error: error.clone(), attempt, diverged: reasons.diverged });
         }
     }
 
@@ -136,8 +184,8 @@ impl Abort {
             reasons.early.get_or_insert((error, attempt));
             return false;
         }
-        reasons.first.get_or_insert(error);
-        self.state.raised.store(true, Ordering::Release);
+        reasons.keep_first(attempt, &error);
+        self.show(&reasons);
         true
     }
 
@@ -147,14 +195,15 @@ impl Abort {
         let _ = self.state.notify.set(Box::new(notify));
     }
 
-    /// Begins an attempt at a step. Raises the flag if another process has already failed in it.
+    /// Begins an attempt at a step on a rank. Raises the flag if another process has already failed in it.
     pub(crate) fn begin_step(&self, attempt: Attempt) {
         let mut reasons = self.lock();
-        reasons.attempt = attempt;
+        // Another rank may be ahead.
+        reasons.attempt = reasons.attempt.max(attempt);
         match reasons.early.take() {
             Some((error, early)) if early == attempt => {
-                reasons.first.get_or_insert(error);
-                self.state.raised.store(true, Ordering::Release);
+                reasons.keep_first(early, &error);
+                self.show(&reasons);
             }
             early => reasons.early = early.filter(|(_, early)| *early > attempt),
         }
@@ -164,23 +213,41 @@ impl Abort {
         self.state.reasons.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether a rank has failed. Costs one atomic load.
+    /// Returns whether a rank has failed, in any attempt. Costs one atomic load.
     pub fn is_raised(&self) -> bool {
-        self.state.raised.load(Ordering::Acquire)
+        self.is_raised_in(Attempt::new(u64::MAX))
+    }
+
+    /// Returns whether a rank has failed in `attempt` or before. Costs one atomic load.
+    pub(crate) fn is_raised_in(&self, attempt: Attempt) -> bool {
+        let raised = self.state.raised.load(Ordering::Acquire);
+        raised.checked_sub(1).is_some_and(|first| first <= attempt.get())
     }
 
     /// Returns the first error, if a rank has failed.
     pub fn first(&self) -> Option<StepError> {
-        self.lock().first.clone()
+        self.first_in(Attempt::new(u64::MAX))
+    }
+
+    /// Returns the first error, if a rank has failed in `attempt` or before.
+    pub(crate) fn first_in(&self, attempt: Attempt) -> Option<StepError> {
+        self.lock().cause_in(attempt).cloned()
     }
 
     /// Lowers the flag, for the next step.
+    #[cfg(any(feature = "testing", test))]
     pub(crate) fn clear(&self) {
+        self.clear_in(Attempt::new(u64::MAX));
+    }
+
+    /// Lowers the flag if a rank has failed in `attempt` or before. All attempts that have begun are over then.
+    pub(crate) fn clear_in(&self, attempt: Attempt) {
         let mut reasons = self.lock();
-        if reasons.first.take().is_some() {
+        if reasons.cause_in(attempt).is_some() {
+            (reasons.first, reasons.whole) = (None, None);
             reasons.over = Some(reasons.attempt);
         }
-        self.state.raised.store(false, Ordering::Release);
+        self.show(&reasons);
     }
 }
 
@@ -210,6 +277,66 @@ mod tests {
     }
 
     #[test]
+    fn a_failure_stops_its_attempt_and_later_ones() {
+        let abort = Abort::default();
+        let (earlier, later) = (Attempt::new(4), Attempt::new(5));
+        abort.begin_step(earlier);
+        abort.begin_step(later);
+        abort.raise_from(later, error(0));
+        assert!(abort.is_raised() && abort.is_raised_in(later) && !abort.is_raised_in(earlier));
+        assert!(abort.first_in(earlier).is_none());
+        abort.clear_in(earlier);
+        assert!(abort.is_raised_in(later), "the earlier attempt has not failed");
+        // The earlier one fails too.
+        abort.raise_from(earlier, error(1));
+        abort.raise_from(later, error(2));
+        assert!(abort.is_raised_in(earlier));
+        assert_eq!(abort.first().map(|first| first.rank), Some(WorldRank::new(1)));
+        abort.begin_step(earlier);
+        abort.clear_in(earlier);
+        assert!(!abort.is_raised());
+        let notice = FailureNotice { error: error(1), attempt: later, diverged: None };
+        assert!(!abort.raise_from_remote(notice), "it has begun, and is over");
+    }
+
+    #[test]
+    fn a_failure_of_the_process_is_the_cause_in_attempts_that_have_not_failed() {
+        let abort = Abort::default();
+        let causes = || [4, 5].map(|attempt| abort.first_in(Attempt::new(attempt)).map(|first| first.rank));
+        abort.raise_from(Attempt::new(5), error(0));
+        assert_eq!(causes(), [None, Some(WorldRank::new(0))]);
+        abort.raise(error(1));
+        abort.raise(error(2));
+        assert!(abort.is_raised_in(Attempt::new(0)));
+        // A rank stops because of it.
+        abort.raise_from(Attempt::new(4), error(3));
+        assert_eq!(causes(), [Some(WorldRank::new(1)), Some(WorldRank::new(0))]);
+        abort.clear_in(Attempt::new(4));
+        assert!(!abort.is_raised());
+    }
+
+    /// Whether a failure is this process's own or another's makes no difference to which one is kept.
+    #[test]
+    fn the_failure_of_the_earlier_attempt_wins_whoever_reports_it() {
+        for (is_first_own, is_second_own) in [(false, false), (false, true), (true, false), (true, true)] {
+            let abort = Abort::default();
+            [4, 5].into_iter().for_each(|attempt| abort.begin_step(Attempt::new(attempt)));
+            let raise = |attempt, rank, is_own: bool| {
+                let attempt = Attempt::new(attempt);
+                if is_own {
+                    abort.raise_from(attempt, error(rank));
+                } else {
+                    let notice = FailureNotice { error: error(rank), attempt, diverged: None };
+                    assert!(abort.raise_from_remote(notice));
+                }
+            };
+            raise(5, 0, is_first_own);
+            raise(4, 1, is_second_own);
+            assert_eq!(abort.first_in(Attempt::new(4)).map(|first| first.rank), Some(WorldRank::new(1)));
+        }
+    }
+
+    #[test]
     fn a_reported_failure_counts_for_its_own_attempt() {
         let notice = |step| FailureNotice {
             error: StepError { step: StepNumber::new(step), ..error(1) },
@@ -231,13 +358,13 @@ mod tests {
     fn work_of_an_attempt_that_is_over_raises_nothing() {
         let abort = Abort::default();
         abort.begin_step(Attempt::new(2));
-        abort.raise_in(Attempt::new(2), error(1));
+        abort.raise_in(Attempt::new(2), &error(1));
         assert!(abort.is_raised());
         abort.clear();
-        abort.raise_in(Attempt::new(2), error(1));
+        abort.raise_in(Attempt::new(2), &error(1));
         assert!(!abort.is_raised(), "its failure was handled");
         abort.begin_step(Attempt::new(4));
-        abort.raise_in(Attempt::new(3), error(1));
+        abort.raise_in(Attempt::new(3), &error(1));
         assert!(!abort.is_raised(), "a later attempt has begun");
     }
 

@@ -1,5 +1,5 @@
-//! [`ActionHook`]: user code that runs around the actions of a step, such as profiler scopes, counters and logs, or in
-//! their place.
+//! [`ActionHook`]: user code that runs around the actions of a step, such as profiler scopes, counters and
+//! logs, or in their place.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -75,13 +75,18 @@ pub(crate) use action_run::{Place, Stages};
 pub use replica_run::{ReduceRun, ReshardRun, UnshardRun};
 pub(crate) use replica_run::{ReplicaPlace, check_sums};
 
-use crate::ids::WorldRank;
+use crate::ids::{StepNumber, WorldRank};
 use crate::stage::{StageError, WeightWork};
 use crate::tensor::OptionalTensors;
 
 /// Every rank calls it for each action, on its own thread. A panic in a hook fails the step like a panic in a
 /// stage, and so does an error of a function.
 pub trait ActionHook: Send + Sync {
+    /// Called before the first action of a batch that trains, with the number of its step. Ranks may be in
+    /// two consecutive steps at the same time ([`Pipeline::begin`](crate::pipeline::Pipeline::begin)), so a
+    /// hook that needs the step keeps it for each rank.
+    fn begin_step(&self, _rank: WorldRank, _step: StepNumber) {}
+
     /// Called when the tensors of an action have arrived; for a receive, at once. It must call `run`, which
     /// runs the action. Use it for scopes that end with the action.
     fn around(&self, _rank: WorldRank, _action: Action, run: &mut dyn FnMut()) {
@@ -111,9 +116,9 @@ pub trait ActionHook: Send + Sync {
     /// the stage computes the rest.
     fn weights(&self, _rank: WorldRank, _action: Action, _work: &mut WeightWork<'_>) {}
 
-    /// Runs an `OVERLAP_F_B`: a forward and a backward. The tensors of both have arrived. Without a hook, a rank
-    /// runs the forward and then the backward, or one of them while the other waits for an exchange, if replicas
-    /// hold the experts of a stage together.
+    /// Runs an `OVERLAP_F_B`: a forward and a backward. The tensors of both have arrived. Without a hook, a
+    /// rank runs the forward and then the backward, or one of them while the other waits for an exchange, if
+    /// replicas hold the experts of a stage together.
     ///
     /// A program has overlaps only if its lowering keeps them
     /// ([`keep_overlaps`](pipewright_schedule::LowerConfig::keep_overlaps)); see

@@ -41,9 +41,9 @@ impl Accumulation {
         }
     }
 
-    /// Notes the end of a batch. `pending` is the unit of the batches whose gradients wait; `None` after an
-    /// update.
-    pub(super) fn end_batch(&mut self, pending: Option<ReductionUnit>) {
+    /// Notes that the ranks have a batch. `pending` is the unit of the batches whose gradients wait after it;
+    /// `None` after an update.
+    pub(super) fn begin_batch(&mut self, pending: Option<ReductionUnit>) {
         self.pending = pending;
     }
 

@@ -95,6 +95,23 @@ pub enum PipelineError {
         /// The number of ranks that compute each stage together.
         tensor_ranks: u32,
     },
+    /// A training step was begun ([`Pipeline::begin`](super::Pipeline::begin)), and the call needs the state
+    /// between two steps.
+    #[error("a step has begun and is not finished: call `finish` first")]
+    StepBegun,
+    /// One training step runs and the next one was begun, so no other can begin.
+    #[error("two steps have begun and are not finished: call `finish` before another one begins")]
+    StepsBegun,
+    /// The step that a trainer has begun was finished by a call of
+    /// [`Pipeline::finish`](super::Pipeline::finish).
+    #[error(
+        "the step that the trainer has begun was finished without it, so its metrics and its position in the data are lost: \
+         after `step_ahead`, call `step` or `step_ahead` instead of `finish`"
+    )]
+    FinishedElsewhere,
+    /// No training step was begun.
+    #[error("no step has begun, so none can be finished: call `begin` first")]
+    NoStepBegun,
     /// A training step was asked of a pipeline that cannot train.
     #[error("the program is forward-only: call `eval`, or launch the pipeline with a program that trains")]
     ForwardOnly,

@@ -66,6 +66,7 @@ impl Pipeline {
         place: impl Into<ModulePlace>,
         read: impl Fn(&M) -> R + Send + Sync + 'static,
     ) -> Result<Option<R>, PipelineError> {
+        self.require_none_begun()?;
         let place = place.into();
         let result = Arc::new(Mutex::new(None));
         let (other, kept) = (OtherType::default(), result.clone());
@@ -100,13 +101,14 @@ impl Pipeline {
     /// parameter, the ranks that compute the stage together cannot hold a parameter as it says, a layer does
     /// not compute in the pipeline's precision or cannot run the schedule's slices, or accumulated gradients
     /// wait for an update; nothing is
-    /// changed then, and with several processes only those that have the module report it. When the
+    /// changed then, and with several processes only the ones that have the module report it. When the
     /// parameters that stages share no longer agree, or `change` panics, the pipeline takes no further step.
     pub fn change_module<M: Module + 'static>(
         &mut self,
         place: impl Into<ModulePlace>,
         change: impl Fn(M) -> M + Send + Sync + 'static,
     ) -> Result<(), PipelineError> {
+        self.require_none_begun()?;
         if self.accumulation.is_pending() {
             return Err(PipelineError::ChangeBeforeUpdate);
         }
@@ -180,8 +182,10 @@ impl Pipeline {
         Ok(self.visit_to_change(Visit::Shift { by: Arc::new(by) })?.found)
     }
 
-    /// Refuses a change while batches wait for an update that a repetition would compute again with other modules.
+    /// Refuses a change while a step runs, and while batches wait for an update that a repetition would compute
+    /// again with other modules.
     fn require_no_kept_batches(&self) -> Result<(), PipelineError> {
+        self.require_none_begun()?;
         let is_kept = self.accumulation.is_pending() && self.setup.config().verify != Verify::Off;
         if is_kept { Err(PipelineError::ChangeBeforeUpdate) } else { Ok(()) }
     }
@@ -204,7 +208,7 @@ impl Pipeline {
         let attempt = self.ranks.begin_exchange();
         let replies = self.ranks.command(|reply| Command::Visit { attempt, visit: visit.clone(), reply })?;
         let by_rank = self.ranks.await_ranks(&replies, |visited| visited);
-        let by_rank = by_rank.map_err(|error| self.fail(error, false))?;
+        let by_rank = by_rank.map_err(|error| self.fail(self.ranks.step(), error, false))?;
         let mut all = Visited::default();
         for Visited { found, error } in by_rank {
             all.found += found;

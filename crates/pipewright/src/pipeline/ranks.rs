@@ -76,7 +76,7 @@ impl Ranks {
         StepAttempt { step: self.at.step.next(), attempt: self.at.attempt.next() }
     }
 
-    /// Begins a step with these numbers, which errors and messages name.
+    /// Begins a step with these numbers.
     pub(super) fn begin(&mut self, at: StepAttempt) {
         self.at = at;
     }
@@ -90,6 +90,11 @@ impl Ranks {
     /// Goes back to an earlier step, which the next one follows.
     pub(super) fn return_to(&mut self, step: StepNumber) {
         self.at.step = step;
+    }
+
+    /// Returns whether the ranks accept no further command.
+    pub(super) fn has_ended(&self) -> bool {
+        self.end.is_some()
     }
 
     /// Accepts no further command, unless the reason is known already.
@@ -125,16 +130,34 @@ impl Ranks {
     }
 
     fn lost_peer(&self, peer: WorldRank) -> StepError {
-        StepError { rank: peer, step: self.at.step, action: None, cause: Cause::LostPeer { peer } }
+        Self::lost_in(self.at.step, peer)
     }
 
-    /// Waits for the answers of all ranks to one command and returns their results in rank order. If any rank
-    /// failed, returns the first cause. All ranks have answered then, and the abort flag is reset.
+    fn lost_in(step: StepNumber, peer: WorldRank) -> StepError {
+        StepError { rank: peer, step, action: None, cause: Cause::LostPeer { peer } }
+    }
+
+    /// Waits for the answers of all ranks to the last command and returns their results in rank order. If any
+    /// rank failed, returns the first cause. All ranks have answered then, and the abort flag is reset.
     pub(super) fn await_ranks<R, T>(
         &mut self,
         replies: &Receiver<(WorldRank, R)>,
-        mut result: impl FnMut(R) -> Result<T, StepError>,
+        result: impl FnMut(R) -> Result<T, StepError>,
     ) -> Result<Vec<T>, StepError> {
+        let answers = self.collect(self.at, replies, result);
+        let answers = answers.map_err(|own| self.first_cause(self.at, own))?;
+        self.conclude(self.at, answers)
+    }
+
+    /// Waits for the answers of all ranks to the command with the numbers `at`, and returns them in rank
+    /// order. If a rank does not answer, returns that as an error, which may follow from an earlier one
+    /// ([`Ranks::first_cause`]).
+    pub(super) fn collect<R, T>(
+        &mut self,
+        at: StepAttempt,
+        replies: &Receiver<(WorldRank, R)>,
+        mut result: impl FnMut(R) -> Result<T, StepError>,
+    ) -> Result<Vec<Result<T, StepError>>, StepError> {
         let mut answers: Vec<Option<Result<T, StepError>>> = self.threads.iter().map(|_| None).collect();
         let (mut moves, mut since) = (self.board.moves(), Instant::now());
         while let Some(silent) = answers.iter().position(Option::is_none) {
@@ -147,13 +170,34 @@ impl Ranks {
                     (moves, since) = (self.board.moves(), Instant::now());
                 }
                 Err(RecvTimeoutError::Timeout) if since.elapsed() < self.patience => {}
-                Err(RecvTimeoutError::Timeout) => return Err(self.give_up(self.threads[silent].rank)),
-                Err(RecvTimeoutError::Disconnected) => return Err(self.lose(self.threads[silent].rank)),
+                Err(RecvTimeoutError::Timeout) => return Err(self.give_up(at, self.threads[silent].rank)),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.lose(at, self.threads[silent].rank)),
             }
         }
-        let first = self.abort.first();
-        self.abort.clear();
-        let answers: Result<Vec<T>, StepError> = answers.into_iter().flatten().collect();
+        Ok(answers.into_iter().flatten().collect())
+    }
+
+    /// Returns whether a rank has failed in the command with the numbers `at`.
+    pub(super) fn has_failed<T>(
+        &self,
+        at: StepAttempt,
+        answers: &Result<Vec<Result<T, StepError>>, StepError>,
+    ) -> bool {
+        let is_failed = answers.as_ref().map_or(true, |answers| answers.iter().any(Result::is_err));
+        is_failed || self.abort.is_raised_in(at.attempt)
+    }
+
+    /// Returns the results of all ranks, or the first cause if a rank has failed in the command with the
+    /// numbers `at`. The abort flag is reset then. All ranks must have answered, also ranks that were given a
+    /// later command.
+    pub(super) fn conclude<T>(
+        &mut self,
+        at: StepAttempt,
+        answers: Vec<Result<T, StepError>>,
+    ) -> Result<Vec<T>, StepError> {
+        let first = self.abort.first_in(at.attempt);
+        self.abort.clear_in(at.attempt);
+        let answers: Result<Vec<T>, StepError> = answers.into_iter().collect();
         // Another process may have failed after all ranks of this one had answered.
         let answers = match &first {
             Some(first) => answers.and(Err(first.clone())),
@@ -170,20 +214,27 @@ impl Ranks {
 
     /// Treats a rank as failed that has neither made progress nor answered before the deadline. The other
     /// ranks are stopped. The thread of this rank cannot be stopped and is left running.
-    fn give_up(&mut self, silent: WorldRank) -> StepError {
-        self.end = Some(End::Lost(silent));
+    fn give_up(&mut self, at: StepAttempt, silent: WorldRank) -> StepError {
         let report = self.board.report();
         let cause = Cause::Deadline { waited: self.deadline, report };
-        self.abort.raise(StepError { rank: silent, step: self.at.step, action: None, cause });
-        self.abort.first().unwrap_or_else(|| self.lost_peer(silent))
+        self.end_with(at, StepError { rank: silent, step: at.step, action: None, cause })
     }
 
     /// Treats a rank as failed whose thread has ended without an answer.
-    fn lose(&mut self, lost: WorldRank) -> StepError {
-        self.end = Some(End::Lost(lost));
-        let error = self.lost_peer(lost);
-        self.abort.raise(error.clone());
-        self.abort.first().unwrap_or(error)
+    fn lose(&mut self, at: StepAttempt, lost: WorldRank) -> StepError {
+        self.end_with(at, Self::lost_in(at.step, lost))
+    }
+
+    /// Stops the other ranks in the command with the numbers `at`, because one was lost with this error.
+    fn end_with(&mut self, at: StepAttempt, error: StepError) -> StepError {
+        self.end = Some(End::Lost(error.rank));
+        self.abort.raise_from(at.attempt, error.clone());
+        error
+    }
+
+    /// Returns the first error in the command with the numbers `at`, in which a rank was lost with `own`.
+    pub(super) fn first_cause(&self, at: StepAttempt, own: StepError) -> StepError {
+        self.abort.first_in(at.attempt).unwrap_or(own)
     }
 
     /// Returns the error of a pipeline whose parameters have diverged since `step`. If the other processes
@@ -199,16 +250,16 @@ impl Ranks {
         }
     }
 
-    /// Prepares the ranks for the next step after a failed one, if they can take one. Returns the error of
-    /// the failed step.
-    pub(super) fn fail(&mut self, error: StepError, any_updated: bool) -> PipelineError {
+    /// Prepares the ranks for the next step after the failed step `at`, if they can take one. Returns the error
+    /// of the failed step.
+    pub(super) fn fail(&mut self, at: StepNumber, error: StepError, any_updated: bool) -> PipelineError {
         if any_updated {
-            self.abort.diverge(self.at.step, &error);
+            self.abort.diverge(at, &error);
         }
         match self.abort.diverged() {
             // In an earlier step ranks of another process had updated; this process was notified after that
             // step.
-            Some(step) if step != self.at.step => return self.diverged(step),
+            Some(step) if step != at => return self.diverged(step),
             Some(_) => {}
             None => {
                 // Ranks that finished may hold gradients of this step; the others have dropped the gradients
@@ -233,9 +284,17 @@ impl Ranks {
 
     /// Notifies the ranks of other processes that this process cannot continue.
     pub(super) fn abandon(&self, reason: &str) {
+        self.abort.raise(self.abandoned(self.at.step, reason));
+    }
+
+    /// Stops all ranks in the command with the numbers `at` and in later ones.
+    pub(super) fn stop(&self, at: StepAttempt, reason: &str) {
+        self.abort.raise_from(at.attempt, self.abandoned(at.step, reason));
+    }
+
+    fn abandoned(&self, step: StepNumber, reason: &str) -> StepError {
         let rank = self.ids().next().unwrap_or(WorldRank::new(0));
-        let cause = Cause::Abandoned { message: reason.to_owned() };
-        self.abort.raise(StepError { rank, step: self.at.step, action: None, cause });
+        StepError { rank, step, action: None, cause: Cause::Abandoned { message: reason.to_owned() } }
     }
 }
 

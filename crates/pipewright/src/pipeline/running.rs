@@ -1,36 +1,63 @@
 //! A running pipeline, and the road of a step or an evaluation through it: split the batch, check it, agree
 //! on it with the other processes, plan the step, send each rank its input, and merge the reports.
+//! `training_step.rs` has the two ends of a training step, between which the caller may continue.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use crossbeam_channel::Receiver;
 use pipewright_schedule::{Slices, ValidatedProgram};
 
 use super::accumulation::Accumulation;
+use super::begun::{Running, Waiting};
 use super::error::PipelineError;
 use super::ranks::Ranks;
 use super::setup::Setup;
 use super::step_failure::StepFailure;
 use super::step_gap::{AfterProgram, StepEnd};
-use super::step_plan::{CheckedBatch, StepPlan};
-use super::summary::{EvalSummary, StepSummary, evaluation, training};
+use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
+use super::summary::{EvalSummary, StepSummary, evaluation};
 use super::verified_step::Verifier;
 use crate::batch::{Batch, Purpose, StepForm, UnsplitPart};
 use crate::driver::{Command, FailedRank, StepReply};
-use crate::executor::RankReport;
+use crate::executor::{RankReport, StepOrigin, agreed_before};
 use crate::failure::StepError;
+use crate::ids::{StepNumber, WorldRank};
 use crate::mesh::Mesh;
 use crate::tensor::{Boundary, pack};
 
-/// Running ranks, each with its stages. Dropping the pipeline ends them.
+/// The answers of all ranks to a step.
+pub(super) struct StepAnswers {
+    /// An error if a rank does not answer; otherwise each rank's reports.
+    pub(super) results: Result<Vec<Result<Vec<RankReport>, StepError>>, StepError>,
+    pub(super) any_updated: bool,
+    failed_ranks: Vec<FailedRank>,
+    /// The error of a rank that did not stop in the next step, which the ranks got before this one failed.
+    pub(super) lost: Option<StepError>,
+}
+
+/// Running ranks, each with its stages. Dropping the pipeline ends them. It stops a step that has begun and is
+/// not finished, and waits for its ranks until the deadline.
 pub struct Pipeline {
     pub(super) setup: Setup,
     pub(super) ranks: Ranks,
     pub(super) accumulation: Accumulation,
     pub(super) verifier: Verifier,
+    /// The training batches that the ranks have and that are not finished, in order; an error if the ranks
+    /// could not get the batch. At most two with the one that waits.
+    pub(super) begun: VecDeque<Result<Running, PipelineError>>,
+    /// The batch that the ranks get after the one that runs.
+    pub(super) waiting: Option<Waiting>,
+    /// How often the processes have compared batches with messages of their own.
+    pub(super) comparisons: u64,
+    /// The number of training batches that [`Pipeline::finish`] has ended.
+    pub(super) finished_batches: u64,
+    /// The end of the last training batch that is finished.
+    pub(super) finished: Option<Instant>,
     /// The last step, if it failed.
-    failure: Option<StepFailure>,
+    pub(super) failure: Option<StepFailure>,
     /// The end of the last command in which all ranks ran a program, if it was a training step.
     pub(super) last_end: Option<StepEnd>,
 }
@@ -40,7 +67,19 @@ impl Pipeline {
     pub(super) fn new(setup: Setup, ranks: Ranks) -> Result<Self, PipelineError> {
         let accumulation = Accumulation::new(setup.loss_scale());
         let verifier = Verifier::new(setup.config().verify);
-        let mut pipeline = Self { setup, ranks, accumulation, verifier, failure: None, last_end: None };
+        let mut pipeline = Self {
+            setup,
+            ranks,
+            accumulation,
+            verifier,
+            begun: VecDeque::new(),
+            waiting: None,
+            comparisons: 0,
+            finished_batches: 0,
+            finished: None,
+            failure: None,
+            last_end: None,
+        };
         pipeline.find_shared()?;
         Ok(pipeline)
     }
@@ -51,6 +90,12 @@ impl Pipeline {
         let replies = self.ranks.command(|reply| Command::FindShared { attempt, reply })?;
         self.ranks.await_ranks(&replies, |result| result)?;
         Ok(())
+    }
+
+    /// Returns how often the processes have compared batches with messages of their own, for tests.
+    #[cfg(feature = "testing")]
+    pub fn comparisons(&self) -> u64 {
+        self.comparisons
     }
 
     /// Returns the program that the pipeline runs.
@@ -85,7 +130,8 @@ impl Pipeline {
     /// When the batch cannot be split, or a rank fails. A failed step changes no parameter, and the pipeline
     /// can take the next step. If this is not possible, the next step returns an error
     /// ([`PipelineError::Diverged`],
-    /// [`Cause::LostPeer`](crate::failure::Cause::LostPeer)).
+    /// [`Cause::LostPeer`](crate::failure::Cause::LostPeer)). When a step was begun and is not finished
+    /// ([`Pipeline::begin`]).
     pub fn step(
         &mut self,
         inputs: impl Boundary,
@@ -110,9 +156,9 @@ impl Pipeline {
     /// together are one step, with the random numbers of a batch that has all their rows. They may have
     /// different numbers of rows. A step that fails drops them.
     ///
-    /// If suspicious steps are repeated ([`PipelineConfig::verify`](super::PipelineConfig::verify)), this call or a
-    /// later one may compute the batch again: [`StepSummary::repeated`] of the later one then has the summary that
-    /// counts.
+    /// If suspicious steps are repeated ([`PipelineConfig::verify`](super::PipelineConfig::verify)), this
+    /// call or a later one may compute the batch again: [`StepSummary::repeated`] of the later one then has
+    /// the summary that counts.
     ///
     /// # Errors
     /// As [`Pipeline::step`].
@@ -157,75 +203,8 @@ impl Pipeline {
         self.evaluate(Ok(batch))
     }
 
-    /// Takes a training step. A suspicious one is repeated with all its batches, if the configuration says so.
-    fn train(
-        &mut self,
-        batch: Result<Batch, PipelineError>,
-        purpose: Purpose,
-    ) -> Result<StepSummary, PipelineError> {
-        if self.setup.program().is_forward_only() {
-            return Err(PipelineError::ForwardOnly);
-        }
-        let start = Instant::now();
-        let mut batch = self.agreed(batch, purpose)?;
-        self.verifier.keep(&batch, !self.accumulation.is_pending());
-        let (done, mut repeated) = (self.ranks.step(), Vec::new());
-        loop {
-            batch = match self.compute(batch, start) {
-                Ok(summary) => match self.verifier.next_batch() {
-                    Some(next) => {
-                        repeated.push(summary);
-                        next
-                    }
-                    None => {
-                        if matches!(purpose, Purpose::Update { .. }) {
-                            self.verifier.end_update(summary.gradient_norm);
-                        }
-                        return Ok(StepSummary { repeated, ..summary });
-                    }
-                },
-                Err(error) => {
-                    let Some(first) = self.verifier.repeat(&error) else {
-                        if let Some(failure) = &mut self.failure {
-                            self.verifier.describe(failure);
-                        }
-                        return Err(error);
-                    };
-                    repeated.clear();
-                    self.ranks.return_to(done);
-                    self.failure = None;
-                    first
-                }
-            }
-        }
-    }
-
-    /// Lets all ranks compute a batch, and update if it is the last one of its step. `start` is the time of the
-    /// call.
-    fn compute(&mut self, batch: CheckedBatch, start: Instant) -> Result<StepSummary, PipelineError> {
-        let unit = self.accumulation.unit(batch.unit())?;
-        let (at, loss_scale) = (self.ranks.next_step(), self.accumulation.loss_scale());
-        let plan = StepPlan::training(at, &batch, unit, loss_scale, self.verifier.verification());
-        let updates = plan.updates();
-        let origin = Instant::now();
-        let mut reports = self.run(&plan, batch, origin)?;
-        let difference = reports.iter_mut().find_map(|report| report.difference.take());
-        // The ranks have the gradients, also if their reports do not fit together.
-        self.accumulation.end_batch((!updates).then_some(unit));
-        let summary = training(&self.setup, plan, reports, start.elapsed());
-        let mut summary = summary.map_err(|source| PipelineError::Cut { source })?;
-        self.note_gap(origin, &mut summary);
-        if updates {
-            self.accumulation.update(self.setup.config().loss_scaling, &mut summary);
-        } else {
-            self.accumulation.add(&mut summary);
-        }
-        self.verifier.end_batch(difference, &mut summary);
-        Ok(summary)
-    }
-
     /// Adds the gap before this step to its summary, and notes the end of the step.
-    fn note_gap(&mut self, origin: Instant, summary: &mut StepSummary) {
+    pub(super) fn note_gap(&mut self, origin: Instant, summary: &mut StepSummary) {
         let StepSummary { timeline, sums, update, .. } = &*summary;
         let after = AfterProgram { sums, update };
         let end = StepEnd::new(origin, timeline, &after, self.setup.mesh().tensor);
@@ -235,30 +214,49 @@ impl Pipeline {
 
     /// Runs the program of evaluations.
     fn evaluate(&mut self, batch: Result<Batch, PipelineError>) -> Result<EvalSummary, PipelineError> {
+        self.require_none_begun()?;
         self.setup.prepare_evaluation()?;
-        let batch = self.agreed(batch, Purpose::Evaluate)?;
+        let batch = self.checked(batch, Purpose::Evaluate);
+        let batch = self.agreed(Waiting { batch, purpose: Purpose::Evaluate, common: None })?;
         let plan = StepPlan::evaluation(self.ranks.next_step(), &batch);
-        let reports = self.run(&plan, batch, Instant::now())?;
+        let reports = self.run(&plan, batch)?;
         self.last_end = None;
         evaluation(&self.setup, plan, reports).map_err(|source| PipelineError::Cut { source })
     }
 
-    /// Checks a batch, and compares it with the other processes' batches. A batch that one process cannot use
-    /// is an error in all of them, so that none waits.
-    fn agreed(
-        &mut self,
+    /// Checks a batch.
+    pub(super) fn checked(
+        &self,
         batch: Result<Batch, PipelineError>,
         purpose: Purpose,
     ) -> Result<CheckedBatch, PipelineError> {
+        CheckedBatch::new(&self.setup, self.ranks.ids(), batch?, purpose)
+    }
+
+    /// Returns whether all ranks of the world are in this process.
+    pub(super) fn is_whole_world(&self) -> bool {
+        self.setup.is_whole_world(self.ranks.ids().count())
+    }
+
+    /// Compares a batch with the other processes' batches. A batch that one process cannot use is an error in
+    /// all of them, so that none waits.
+    pub(super) fn agreed(&mut self, waiting: Waiting) -> Result<CheckedBatch, PipelineError> {
+        let Waiting { batch, purpose, common } = waiting;
         self.failure = None;
-        let batch = batch.and_then(|batch| CheckedBatch::new(&self.setup, self.ranks.ids(), batch, purpose));
-        if self.setup.is_whole_world(self.ranks.ids().count()) {
+        if self.is_whole_world() {
             return batch;
         }
-        let form = Arc::new(match &batch {
+        let form = match &batch {
             Ok(batch) => batch.form(),
             Err(error) => StepForm::refused(purpose, error.to_string()),
-        });
+        };
+        if let Some(agreed) = agreed_before(common, form.clone()) {
+            let mut batch = batch?;
+            batch.adopt(&self.setup, agreed?);
+            return Ok(batch);
+        }
+        self.comparisons += 1;
+        let form = Arc::new(form);
         let (done, next) = (self.ranks.step(), self.ranks.next_step());
         self.ranks.begin(next);
         let replies = self.ranks.command(|reply| Command::Agree {
@@ -268,7 +266,8 @@ impl Pipeline {
             reply,
         });
         let agreed = replies.and_then(|replies| {
-            self.ranks.await_ranks(&replies, |agreed| agreed).map_err(|error| self.fail(error, false))
+            let agreed = self.ranks.await_ranks(&replies, |agreed| agreed);
+            agreed.map_err(|error| self.fail(next.step, error, false))
         });
         self.ranks.return_to(done);
         let mut batch = batch?;
@@ -278,48 +277,70 @@ impl Pipeline {
         Ok(batch)
     }
 
-    /// Lets all ranks take a step whose timeline starts at `origin`, and returns their reports.
-    fn run(
+    /// Lets all ranks evaluate, and returns their reports.
+    fn run(&mut self, plan: &StepPlan, batch: CheckedBatch) -> Result<Vec<RankReport>, PipelineError> {
+        let replies = self.send_inputs(plan, batch, &StepOrigin::default())?;
+        let answers = self.collect(plan.at(), &replies);
+        self.conclude(plan.at(), answers)
+    }
+
+    /// Sends every rank its input of a step, and returns the channel of their answers.
+    pub(super) fn send_inputs(
         &mut self,
         plan: &StepPlan,
         batch: CheckedBatch,
-        origin: Instant,
-    ) -> Result<Vec<RankReport>, PipelineError> {
+        origin: &StepOrigin,
+    ) -> Result<Receiver<(WorldRank, StepReply)>, PipelineError> {
         let mut inputs = plan.inputs_of(&self.setup, self.ranks.ids(), batch, origin).into_iter();
-        let done = self.ranks.step();
         self.ranks.begin(plan.at());
         let replies = self.ranks.command(|reply| {
             let input = inputs.next().expect("one input for each rank");
             Command::Step { input: Box::new(input), reply }
         });
         // A refused command does not count as a step.
-        let replies = replies.inspect_err(|_| self.ranks.return_to(done))?;
+        self.ranks.return_to(if replies.is_ok() { plan.last_step() } else { plan.done() });
+        replies
+    }
+
+    /// Waits for the answers of all ranks to the step `at`.
+    pub(super) fn collect(
+        &mut self,
+        at: StepAttempt,
+        replies: &Receiver<(WorldRank, StepReply)>,
+    ) -> StepAnswers {
         let (mut any_updated, mut failed_ranks) = (false, Vec::<FailedRank>::new());
-        let reports = self.ranks.await_ranks(&replies, |StepReply { outcome, has_updated, failed }| {
+        let results = self.ranks.collect(at, replies, |StepReply { outcome, has_updated, failed }| {
             any_updated |= has_updated;
             failed_ranks.extend(failed);
             outcome
         });
+        StepAnswers { results, any_updated, failed_ranks, lost: None }
+    }
+
+    /// Returns the reports of all ranks on the step `at`, or the first failure, which ends the step.
+    pub(super) fn conclude(
+        &mut self,
+        at: StepAttempt,
+        answers: StepAnswers,
+    ) -> Result<Vec<RankReport>, PipelineError> {
+        let StepAnswers { results, any_updated, failed_ranks, lost } = answers;
+        let results = results.map_err(|own| self.ranks.first_cause(at, own));
+        let reports = results.and_then(|results| self.ranks.conclude(at, results));
         let reports = reports.map_err(|error| {
-            let failure =
-                StepFailure::new(error.clone(), failed_ranks, self.setup.board(), self.setup.mesh());
-            self.failure = Some(failure);
-            self.fail(error, any_updated)
+            let (board, mesh) = (self.setup.board(), self.setup.mesh());
+            let failure = StepFailure::new(error.clone(), failed_ranks, board, mesh);
+            self.failure = Some(StepFailure { lost, ..failure });
+            self.fail(at.step, error, any_updated)
         });
-        if !plan.updates() {
-            // Only an update ends a step. Random numbers depend on the step, and a resumed run must draw the
-            // same ones.
-            self.ranks.return_to(done);
-        }
         Ok(reports?.into_iter().flatten().collect())
     }
 
-    /// Drops all gradients after a failed step, and prepares the ranks for the next one. Returns the error of
-    /// the step.
-    pub(super) fn fail(&mut self, error: StepError, any_updated: bool) -> PipelineError {
+    /// Drops all gradients after the failed step `at`, and prepares the ranks for the next one. Returns the
+    /// error of the step.
+    pub(super) fn fail(&mut self, at: StepNumber, error: StepError, any_updated: bool) -> PipelineError {
         self.accumulation.drop_gradients();
         self.last_end = None;
-        self.ranks.fail(error, any_updated)
+        self.ranks.fail(at, error, any_updated)
     }
 
     /// Returns where the last step or evaluation failed, in the schedule and on each rank; `None` if it did
@@ -329,8 +350,9 @@ impl Pipeline {
     }
 
     /// Announces a number to all processes. The summary of a step has the number of the process of the first
-    /// rank ([`StepSummary::announced`]), so the processes of a run can follow one decision, such as the number of
-    /// steps between two checkpoints.
+    /// rank ([`StepSummary::announced`]), so the processes of a run can follow one decision, such as the
+    /// number of steps between two checkpoints. A rank reads the number when it has updated, so the summary
+    /// of a step that has begun already may have this number or the one before; the later summaries have it.
     pub fn announce(&self, number: u64) {
         self.setup.config().announcement.store(number, Ordering::Relaxed);
     }

@@ -4,6 +4,7 @@
 //! Each seed gives one interleaving, which can be repeated. There is no clock: when every rank waits and no
 //! message is in transit, the step fails at once.
 
+use std::collections::VecDeque;
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
@@ -15,11 +16,11 @@ use super::accumulation::Accumulation;
 use super::error::PipelineError;
 use super::setup::Setup;
 use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
-use super::summary::{StepSummary, training};
+use super::summary::{StepSummary, input_gradients, training};
 use crate::batch::{Batch, Purpose};
 use crate::config::PipelineConfig;
 use crate::driver::caught;
-use crate::executor::{Executor, Poll};
+use crate::executor::{Executor, Outcome, Poll, StepInput, StepOrigin};
 use crate::failure::{Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
@@ -36,6 +37,7 @@ pub struct SeededPipeline {
     in_flight: InFlight,
     rng: ChaCha8Rng,
     step: StepNumber,
+    attempt: Attempt,
     accumulation: Accumulation,
     lose: Option<usize>,
     lost: Option<Tag>,
@@ -71,14 +73,18 @@ impl SeededPipeline {
             in_flight,
             rng: ChaCha8Rng::seed_from_u64(seed),
             step: StepNumber::default(),
+            attempt: Attempt::default(),
             accumulation,
             lose: None,
             lost: None,
         };
         let begin = |executor: &mut Executor| executor.begin_finding_shared(Attempt::default());
         pipeline.executors.iter_mut().for_each(begin);
-        pipeline.drive()?;
-        Ok(pipeline)
+        pipeline.drive(Vec::new());
+        match pipeline.setup.abort().first() {
+            Some(error) => Err(error.into()),
+            None => Ok(pipeline),
+        }
     }
 
     /// Loses the `nth` message of the next step, counted from 0 in the order of this seed's arrivals.
@@ -101,61 +107,128 @@ impl SeededPipeline {
     /// # Errors
     /// When a rank fails, or when every rank waits for a message that does not arrive.
     pub fn step_batch(&mut self, batch: Batch, learning_rate: f64) -> Result<StepSummary, PipelineError> {
+        let mut summaries = self.steps(vec![batch], learning_rate)?;
+        summaries.pop().unwrap_or(Err(PipelineError::NoStepBegun))
+    }
+
+    /// Takes two training steps. Each rank begins the second one as soon as its part of the first one has
+    /// ended, like the ranks of a pipeline after two calls of [`crate::pipeline::Pipeline::begin`]. Returns
+    /// the results of both; only the first one if it fails. Losses are not scaled.
+    ///
+    /// # Errors
+    /// When a batch cannot be used, or parameters have diverged.
+    pub fn step_both(
+        &mut self,
+        batches: [Batch; 2],
+        learning_rate: f64,
+    ) -> Result<Vec<Result<StepSummary, PipelineError>>, PipelineError> {
+        self.steps(batches.into(), learning_rate)
+    }
+
+    /// Takes steps. A rank begins the next one as soon as its part of the one before has ended.
+    /// Returns their results until the first one that fails.
+    fn steps(
+        &mut self,
+        batches: Vec<Batch>,
+        learning_rate: f64,
+    ) -> Result<Vec<Result<StepSummary, PipelineError>>, PipelineError> {
         if let Some(step) = self.setup.abort().diverged() {
             return Err(PipelineError::Diverged { step });
         }
         let start = Instant::now();
-        self.step = self.step.next();
         let ranks = || (0..self.executors.len() as u32).map(WorldRank::new);
-        let batch = CheckedBatch::new(&self.setup, ranks(), batch, Purpose::Update { learning_rate })?;
-        let at = StepAttempt { step: self.step, attempt: Attempt::new(self.step.get()) };
-        let plan = StepPlan::training(at, &batch, batch.unit(), self.accumulation.loss_scale(), None);
-        let inputs = plan.inputs_of(&self.setup, ranks(), batch, start);
-        self.executors.iter_mut().zip(inputs).for_each(|(executor, input)| executor.begin(input));
-        let outcome = self.drive();
-        self.lose = None;
-        if let Err(error) = outcome {
-            self.setup.abort().raise(error.clone());
-            if self.executors.iter().any(Executor::has_updated) {
-                self.setup.abort().diverge(self.step, &error);
-            }
-            self.executors.iter_mut().for_each(Executor::reset);
-            while !self.in_flight.is_empty() {
-                self.in_flight.lose(0);
-            }
-            self.setup.abort().clear();
-            return Err(error.into());
+        let mut plans = Vec::new();
+        let mut inputs: Vec<VecDeque<_>> = self.executors.iter().map(|_| VecDeque::new()).collect();
+        let mut at = StepAttempt { step: self.step, attempt: self.attempt };
+        for batch in batches {
+            at = StepAttempt { step: at.step.next(), attempt: at.attempt.next() };
+            let batch = CheckedBatch::new(&self.setup, ranks(), batch, Purpose::Update { learning_rate })?;
+            let plan = StepPlan::training(at, &batch, batch.unit(), self.accumulation.loss_scale(), None);
+            let of_ranks = plan.inputs_of(&self.setup, ranks(), batch, &StepOrigin::default());
+            inputs.iter_mut().zip(of_ranks).for_each(|(queue, input)| queue.push_back(Box::new(input)));
+            plans.push(plan);
         }
-        let reports =
-            self.executors.iter_mut().flat_map(|executor| executor.take_outcome().reports).collect();
-        let summary = training(&self.setup, plan, reports, start.elapsed());
-        let mut summary = summary.map_err(|source| PipelineError::Cut { source })?;
-        self.accumulation.update(self.setup.config().loss_scaling, &mut summary);
-        Ok(summary)
+        self.attempt = at.attempt;
+        for (executor, queue) in self.executors.iter_mut().zip(&mut inputs) {
+            if let Some(input) = queue.pop_front() {
+                executor.begin(*input);
+            }
+        }
+        let mut done = self.drive(inputs);
+        self.lose = None;
+        let mut results = Vec::new();
+        for plan in plans {
+            let at = plan.at();
+            self.step = at.step;
+            if let Some(error) = self.setup.abort().first_in(at.attempt) {
+                results.push(Err(self.fail(at.step, error, &done)));
+                break;
+            }
+            let mut reports: Vec<_> = done.iter_mut().flat_map(|steps| steps.remove(0).reports).collect();
+            let gradients = input_gradients(&self.setup, &plan, &mut reports);
+            let gradients = gradients.map_err(|source| PipelineError::Cut { source })?;
+            let mut summary = training(&self.setup, plan, reports, gradients, start.elapsed());
+            self.accumulation.update(self.setup.config().loss_scaling, &mut summary);
+            results.push(Ok(summary));
+        }
+        Ok(results)
     }
 
-    /// Polls a random rank or delivers a random message, until all ranks are done.
-    fn drive(&mut self) -> Result<(), StepError> {
+    /// Ends a step that has failed. `done` has the results of each rank in this step and later ones.
+    fn fail(&mut self, step: StepNumber, error: StepError, done: &[Vec<Outcome>]) -> PipelineError {
+        let has_ended = done.iter().any(|steps| !steps.is_empty());
+        if has_ended || self.executors.iter().any(Executor::has_updated) {
+            self.setup.abort().diverge(step, &error);
+        }
+        self.executors.iter_mut().for_each(Executor::reset);
+        while !self.in_flight.is_empty() {
+            self.in_flight.lose(0);
+        }
+        self.setup.abort().clear();
+        error.into()
+    }
+
+    /// Polls a random rank or delivers a random message, until all ranks are done or stop. A rank that is done
+    /// begins its next step, if it has one. Returns the results of each rank.
+    fn drive(&mut self, mut inputs: Vec<VecDeque<Box<StepInput>>>) -> Vec<Vec<Outcome>> {
         // Ranks that may be able to continue. A message that arrives may unblock any of the others.
         let mut ready: Vec<usize> = (0..self.executors.len()).collect();
         let mut blocked: Vec<usize> = Vec::new();
+        let mut done: Vec<Vec<Outcome>> = self.executors.iter().map(|_| Vec::new()).collect();
         let mut arrivals = 0;
         loop {
             let held = self.in_flight.len();
             if ready.is_empty() && held == 0 {
-                return match blocked.first() {
-                    None => Ok(()),
-                    Some(&stuck) => Err(self.stuck(stuck)),
-                };
+                // A rank in the first step of all is stuck there; one in a later step may wait for it.
+                let Some(&stuck) = blocked.iter().min_by_key(|rank| done[**rank].len()) else { return done };
+                let error = self.stuck(stuck);
+                self.executors[stuck].fail(error);
+                ready.append(&mut blocked);
+                continue;
             }
             let choice = self.rng.random_range(0..ready.len() + held.min(ready.len() + 1));
             if choice < ready.len() {
                 let rank = ready[choice];
                 let executor = &mut self.executors[rank];
-                let poll = caught(|| executor.poll()).unwrap_or_else(|cause| Err(executor.error(cause)))?;
-                if poll != Poll::Progress {
-                    ready.swap_remove(choice);
-                    blocked.extend((poll == Poll::Pending).then_some(rank));
+                match caught(|| executor.poll()).unwrap_or_else(|cause| Err(executor.error(cause))) {
+                    Ok(Poll::Progress) => {}
+                    Ok(Poll::Pending) => {
+                        ready.swap_remove(choice);
+                        blocked.push(rank);
+                    }
+                    Ok(Poll::Done) => {
+                        done[rank].push(executor.take_outcome());
+                        match inputs.get_mut(rank).and_then(VecDeque::pop_front) {
+                            Some(input) => executor.begin(*input),
+                            None => drop(ready.swap_remove(choice)),
+                        }
+                    }
+                    Err(error) => {
+                        executor.fail(error);
+                        ready.swap_remove(choice);
+                        // The others may be in its step.
+                        ready.append(&mut blocked);
+                    }
                 }
             } else {
                 let index = self.rng.random_range(0..held);

@@ -14,7 +14,7 @@ use crate::batch::Purpose;
 use crate::collective::Group;
 use crate::config::PipelineConfig;
 use crate::device::computes_behind;
-use crate::executor::{Connection, Executor, RankContext};
+use crate::executor::{Connection, Executor, NextBatch, RankContext};
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{StepNumber, WorldRank};
 use crate::loss_scale::LossScale;
@@ -50,6 +50,7 @@ pub(super) struct Setup {
     config: Arc<PipelineConfig>,
     board: ProgressBoard,
     abort: Abort,
+    next_batch: NextBatch,
 }
 
 impl Setup {
@@ -93,9 +94,10 @@ impl Setup {
         let abort = endpoints.first().map(|endpoint| endpoint.abort().clone()).unwrap_or_default();
         let program = Arc::new(program);
         board.set_tensor_ranks(mesh.tensor);
-        board.set_program(&program, StepNumber::default());
+        board.set_program(&program);
         let evaluation = evaluation_program(&program, config)?;
-        Ok((Self { program, mesh, evaluation, config: Arc::new(config.clone()), board, abort }, endpoints))
+        let (config, next_batch) = (Arc::new(config.clone()), NextBatch::default());
+        Ok((Self { program, mesh, evaluation, config, board, abort, next_batch }, endpoints))
     }
 
     /// Builds a rank's stages and its executor. `make` is the caller's function from
@@ -118,8 +120,9 @@ impl Setup {
         };
         let placement = self.program.placement();
         let (world, is_distributed) = (Group::of_world(&endpoint), endpoint.is_distributed());
+        let (config, next_batch) = (self.config.clone(), self.next_batch.clone());
         let context =
-            RankContext::new(&world, is_distributed, self.mesh, placement.clone(), self.config.clone());
+            RankContext::new(&world, is_distributed, self.mesh, placement.clone(), config, next_batch);
         let connection = Connection::new(endpoint, &context, self.board.clone(), memory);
         let tensor = connection.tensor_parallel(&context).with_whole_experts(self.config.whole_experts);
         let clip_groups: Arc<[ClipGroup]> = self.config.clip_groups.clone().into();
@@ -210,6 +213,11 @@ impl Setup {
     /// Returns whether a process with this number of ranks has all ranks of the world.
     pub(super) fn is_whole_world(&self, ranks: usize) -> bool {
         self.mesh.ranks() == Some(ranks as u32)
+    }
+
+    /// Returns the batch that this process has begun after the one that runs.
+    pub(super) fn next_batch(&self) -> &NextBatch {
+        &self.next_batch
     }
 
     pub(super) fn config(&self) -> &PipelineConfig {

@@ -20,11 +20,12 @@ impl Pipeline {
     /// # Errors
     /// When a rank fails or no longer answers. Accumulated gradients are dropped then.
     pub fn parameters(&mut self) -> Result<Vec<NamedParameter>, PipelineError> {
+        self.require_none_begun()?;
         let is_sharded = self.setup.config().is_sharded();
         let attempt = if is_sharded { self.ranks.begin_exchange() } else { self.ranks.attempt() };
         let replies = self.ranks.command(|reply| Command::Parameters { attempt, reply })?;
         let by_rank = self.ranks.await_ranks(&replies, |parameters| parameters);
-        let by_rank = by_rank.map_err(|error| self.fail(error, false))?;
+        let by_rank = by_rank.map_err(|error| self.fail(self.ranks.step(), error, false))?;
         Ok(by_rank.into_iter().flatten().collect())
     }
 
@@ -36,6 +37,7 @@ impl Pipeline {
     /// # Errors
     /// When gradients wait for an update, a rank fails, or a rank no longer answers.
     pub fn state(&mut self) -> Result<Vec<RankState>, PipelineError> {
+        self.require_none_begun()?;
         if self.accumulation.is_pending() {
             return Err(PipelineError::GradientsPending);
         }
@@ -82,6 +84,7 @@ impl Pipeline {
         checkpoint: &Arc<Checkpoint>,
         may_miss: bool,
     ) -> Result<Vec<RestoredPaths>, PipelineError> {
+        self.require_none_begun()?;
         let replies = self.ranks.command(|reply| Command::Restore {
             checkpoint: checkpoint.clone(),
             may_miss,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use pipewright_schedule::error_text::with_causes;
 use pipewright_schedule::picture::grid_around;
 use pipewright_schedule::simulate::logical;
 use pipewright_schedule::{Rank, Timeline, ValidatedProgram};
@@ -43,6 +44,9 @@ pub struct StepFailure {
     pub suspicion: Option<Suspicion>,
     /// The number of computations of the step after the first one.
     pub repetitions: u32,
+    /// The error of a rank that did not stop in the next step, which had begun already. The pipeline takes no
+    /// further step then. `None` if all ranks have stopped.
+    pub lost: Option<StepError>,
 }
 
 impl StepFailure {
@@ -53,9 +57,11 @@ impl StepFailure {
         mesh: &Mesh,
     ) -> Self {
         let report = ranks.iter_mut().find_map(|rank| rank.report.take()).unwrap_or_else(|| board.report());
-        let grid = board
-            .position_of(error.rank)
-            .map(|(program, done)| grid_of(&program, board.row_of(error.rank, &program), &error, done));
+        // On the board the rank may be in the next step. Ranks of other processes are only there.
+        let own = ranks.iter().find(|rank| rank.rank == error.rank).map(|rank| rank.position);
+        let grid = board.position_of(error.rank).map(|(program, done)| {
+            grid_of(&program, board.row_of(error.rank, &program), &error, own.unwrap_or(done))
+        });
         // A tensor group has one row, for the rank that failed or for its first rank.
         let is_shown = |rank: WorldRank| {
             if mesh.timeline_row(rank) == mesh.timeline_row(error.rank) {
@@ -68,7 +74,7 @@ impl StepFailure {
         let events = shown.flat_map(|failed| failed.events).collect();
         let timeline = Timeline::new(mesh.pipeline * mesh.data, events);
         let grid = grid.unwrap_or_default();
-        Self { grid, report, timeline, error, suspicion: None, repetitions: 0 }
+        Self { grid, report, timeline, error, suspicion: None, repetitions: 0, lost: None }
     }
 }
 
@@ -100,6 +106,13 @@ impl fmt::Display for StepFailure {
         // The message of these causes has the report.
         if !matches!(self.error.cause, Cause::Deadline { .. } | Cause::SilentPeer { .. }) {
             write!(f, "\nthe last actions of each rank:\n{}", self.report)?;
+        }
+        if let Some(lost) = &self.lost {
+            let error = with_causes(lost);
+            write!(
+                f,
+                "\na rank did not stop in the next step, so the pipeline takes no further one: {error}"
+            )?;
         }
         Ok(())
     }

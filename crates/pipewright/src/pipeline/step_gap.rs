@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 use pipewright_schedule::{Event, Rank, Timeline};
 
-/// The time between the programs of two consecutive training steps. What the ranks do in it is not part of
-/// a schedule: they sum gradients, compute the gradient norm, update, and wait for the next batch.
+/// The time between the programs of two consecutive training steps. The work of the ranks in it is not
+/// part of a schedule: they sum gradients, compute the gradient norm, update, and wait for the next batch.
 ///
 /// The rank that starts the next step is the one that computes first. `sums`, `update` and `between` are the
-/// parts of `critical` on that rank, and add up to it. The times are those of the timelines
-/// ([`StepSummary::timeline`](super::StepSummary::timeline)), so in several processes the first one has the gaps of
-/// all ranks, and each other one has those of its own.
+/// parts of `critical` on that rank, and add up to it. They are measured on the timelines
+/// ([`StepSummary::timeline`](super::StepSummary::timeline)), so in several processes the first one has the
+/// gaps of all ranks, and each other one has the gaps of its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepGap {
     /// From the end of the last action of any rank to the first action of the rank that starts the next

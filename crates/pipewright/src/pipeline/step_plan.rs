@@ -2,7 +2,6 @@
 //! losses are computed ([`StepPlan`]), and each rank gets its share ([`StepInput`]).
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::error::PipelineError;
 use super::setup::Setup;
@@ -10,7 +9,7 @@ use crate::batch::{
     AgreedBatch, Batch, BatchTensors, InputGradientError, InputGradients, KeptOutputs, LossFactors, Purpose,
     ReductionUnit, StepForm,
 };
-use crate::executor::{StepInput, StepVerification};
+use crate::executor::{StepInput, StepOrigin, StepVerification};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::loss_scale::LossScale;
 use crate::mesh::MeshCoord;
@@ -106,9 +105,25 @@ impl StepPlan {
         self.at
     }
 
+    /// Returns the last step before this one.
+    pub(super) fn done(&self) -> StepNumber {
+        self.at.step.previous()
+    }
+
+    /// Returns the last step after this one, whether it fails or not. Only an update ends a step: random
+    /// numbers depend on the step, and a resumed run must draw the same ones.
+    pub(super) fn last_step(&self) -> StepNumber {
+        if self.updates() { self.at.step } else { self.done() }
+    }
+
     /// Returns whether the step ends with an update.
     pub(super) fn updates(&self) -> bool {
         matches!(self.purpose, Purpose::Update { .. })
+    }
+
+    /// Returns whether the results have gradients of inputs.
+    pub(super) fn returns_gradients(&self) -> bool {
+        self.input_gradients.wanted().contains(&true)
     }
 
     pub(super) fn loss_scale(&self) -> Option<LossScale> {
@@ -138,10 +153,10 @@ impl StepPlan {
         setup: &Setup,
         ranks: impl Iterator<Item = WorldRank>,
         batch: CheckedBatch,
-        origin: Instant,
+        origin: &StepOrigin,
     ) -> Vec<StepInput> {
         let program = setup.program_for(self.purpose);
-        setup.board().set_program(program, self.at.step);
+        setup.board().set_program(program);
         let LossFactors { losses, divisor, is_sum, .. } = &self.factors;
         let slices = program.slices().get() as usize;
         let (slice_shares, kept) = (batch.batch.slice_shares(program.slices()), batch.batch.kept().clone());
@@ -181,7 +196,7 @@ impl StepPlan {
                 learning_rate,
                 update: self.updates(),
                 program: program.clone(),
-                origin,
+                origin: origin.clone(),
             }
         };
         ranks.map(input).collect()

@@ -76,20 +76,22 @@ pub struct StepSummary {
     /// [`Pipeline::accumulate`](crate::pipeline::Pipeline::accumulate) has returned for these batches. Empty
     /// otherwise.
     pub repeated: Vec<StepSummary>,
-    /// The actions of each rank with their times, in seconds since the step began in this process. If ranks
-    /// are processes, the first one has the events of all, on one clock ([`Timeline::clock_skew`]), and each
-    /// other one has its own. Ranks that compute stages together have one row, with the events of the first
-    /// of them. A forward that a backward computes again has an event before the backward's. If the halves of
-    /// an overlap run by turns, the overlap is one event, and the recomputation is a part of it; scopes have
-    /// the times in which each half computed and exchanged.
+    /// The actions of each rank with their times, in seconds since the first rank of this process began the
+    /// step. A rank that begins later, because it still ends the step before
+    /// ([`Pipeline::begin`](super::Pipeline::begin)), is idle until then. If ranks are processes, the first
+    /// one has the events of all, on one clock ([`Timeline::clock_skew`]), and each other one has its own.
+    /// Ranks that compute stages together have one row, with the events of the first of them. A forward that
+    /// a backward computes again has an event before the backward's. If the halves of an overlap run by
+    /// turns, the overlap is one event, and the recomputation is a part of it; scopes have the times in which
+    /// each half computed and exchanged.
     pub timeline: Timeline,
     /// The time of each rank between its program and its update: it sums gradients over replicas and waits for
     /// the gradient norm. 0 without an update.
     pub sums: Vec<Duration>,
     /// The time of each rank's optimizer step.
     pub update: Vec<Duration>,
-    /// The gap between the step before and this one. `None` in the first step, and if an evaluation, a step that
-    /// failed or a restore was in between.
+    /// The gap between the step before and this one. `None` in the first step, and if an evaluation, a step
+    /// that failed or a restore was in between.
     pub gap: Option<StepGap>,
     /// The time in which each rank only waited for a message that had been sent, or sent one.
     pub exposed_communication: Vec<Duration>,
@@ -119,7 +121,8 @@ pub struct StepSummary {
     /// ([`Pipeline::announce`](crate::pipeline::Pipeline::announce)); 0 if it announced none. It is the same
     /// in every process.
     pub announced: u64,
-    /// Time from the call to its return.
+    /// Time from the call to its return. If the batch was begun while another one ran
+    /// ([`Pipeline::begin`](super::Pipeline::begin)), from the end of that one.
     pub wall: Duration,
 }
 
@@ -200,29 +203,27 @@ fn mean(losses: &[f64], weights: &[f64]) -> f64 {
     counted.sum::<f64>() / losses.len() as f64
 }
 
-/// Merges the reports of all ranks into the results of a training step.
-///
-/// # Errors
-/// When the gradients of the inputs do not make up a whole.
+/// Merges the reports of all ranks into the results of a training step. `input_gradients` was taken out of
+/// them.
 pub(super) fn training(
     setup: &Setup,
     plan: StepPlan,
     mut reports: Vec<RankReport>,
+    input_gradients: OptionalTensors,
     wall: Duration,
-) -> Result<StepSummary, SplitError> {
+) -> StepSummary {
     // Microbatches are in the order of the shares, which other replicas have in a repetition of the step.
     reports.sort_unstable_by_key(|report| (share_of(setup, &plan, report), report.rank));
     let losses = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect();
     let outputs = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect();
     let stage_outputs = stage_outputs(&mut reports);
-    let input_gradients = join_input_gradients(setup, &plan, &mut reports)?;
     reports.sort_unstable_by_key(|report| report.rank);
     let Auxiliaries { sums: auxiliary, by_layer: auxiliary_by_layer, weighted: weighted_auxiliary } =
         auxiliary(&mut reports);
     let gradient_norm = reports.iter().find_map(|report| report.gradient_norm).unwrap_or(0.0);
     let (step, loss_scale) = (plan.at().step, plan.loss_scale().map(|scale| scale.factor));
     let LossFactors { shares: loss_weights, weight, .. } = plan.into_factors();
-    Ok(StepSummary {
+    StepSummary {
         step,
         losses,
         loss_weights,
@@ -252,7 +253,7 @@ pub(super) fn training(
         announced: reports.first().map_or(0, |report| report.announced),
         timeline: timeline(setup, &mut reports),
         wall,
-    })
+    }
 }
 
 /// Merges the reports of all ranks into the results of an evaluation. The outputs of the slices of a
@@ -284,9 +285,12 @@ pub(super) fn evaluation(
     })
 }
 
-/// Joins the gradients of the inputs. The ranks of a tensor group have the same gradients, so the first one
-/// of this process counts.
-fn join_input_gradients(
+/// Takes the gradients of the inputs out of the reports of a training step and joins them. The ranks of a
+/// tensor group have the same gradients, so the first one of this process counts.
+///
+/// # Errors
+/// When the gradients do not make up a whole. Without gradients of inputs, it does not fail.
+pub(super) fn input_gradients(
     setup: &Setup,
     plan: &StepPlan,
     reports: &mut [RankReport],

@@ -85,13 +85,17 @@ impl Verifier {
                 _ => false,
             };
         if !repeats {
-            // A batch that was refused leaves the gradients of earlier ones.
-            self.batches.pop();
-            self.begun = self.batches.len();
+            self.refuse();
             return None;
         }
         (self.repetition, self.begun, self.is_repeated) = (self.repetition + 1, 0, true);
         self.next_batch()
+    }
+
+    /// Drops the last batch, which was refused or has failed. It leaves the gradients of earlier ones.
+    pub(super) fn refuse(&mut self) {
+        self.batches.pop();
+        self.begun = self.batches.len();
     }
 
     /// Returns the next batch of a repetition; `None` if all have run.

@@ -3,7 +3,7 @@
 //! A [`Trainer`] holds a running [`Pipeline`], the data and the learning rate. The caller asks for one step
 //! at a time and decides what to show and when to stop.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
-use crate::batch::Batch;
+use crate::batch::{Batch, Purpose};
 use crate::checkpoint::{Checkpoint, TrainingState};
 use crate::pipeline::{ExchangeTime, Pipeline, PipelineError, StepSummary};
 use crate::train::accumulation::{batches_at, joined};
@@ -20,7 +20,7 @@ use crate::train::rate_schedule::RateSchedule;
 use crate::train::sample::{Limits, Sample, continue_texts};
 use crate::train::token_batch::split;
 use crate::train::validation::{SourceLoss, Validation, ValidationLosses};
-use pipewright_data::{DataError, TokenRows};
+use pipewright_data::{Cursor, DataError, TokenRows};
 
 /// The member of a checkpoint's description that holds the elapsed seconds.
 const ELAPSED: &str = "elapsed_s";
@@ -38,11 +38,43 @@ pub struct Trainer {
     rampup_steps: u64,
     expert_balance: Option<ExpertBalance>,
     validation: Option<Validation>,
+    /// The next step, if its first batch was begun during the last one.
+    ahead: Option<NextStep>,
     steps_done: u64,
     /// The time that the run took before it was stopped; 0 if it was not.
     earlier: Duration,
     /// The time at which this trainer began its first step.
     began: Option<Instant>,
+}
+
+/// A step whose batches are read and whose first batch was begun. If they could not be read, the first batch is
+/// the error.
+struct NextStep {
+    learning_rate: f64,
+    /// The batches that were not begun, and the one that ends the step, which is the last of them.
+    rest: VecDeque<Batch>,
+    /// The input tokens of all batches.
+    tokens: usize,
+    /// The number of the first batch, counted over all batches of the pipeline.
+    number: u64,
+    /// The position in the data before the step.
+    start: Cursor,
+    /// The position in the data after the step.
+    end: DataPosition,
+}
+
+/// A position in the training data, as the metrics show it.
+struct DataPosition {
+    tokens: u64,
+    epoch: f64,
+    source_rows: Vec<u64>,
+}
+
+impl DataPosition {
+    fn of(rows: &TokenRows) -> Self {
+        let (tokens, epoch, source_rows) = (rows.tokens_seen(), rows.epochs_seen(), rows.given_rows());
+        Self { tokens, epoch, source_rows }
+    }
 }
 
 /// The metrics of one step, named as in `metrics.jsonl`.
@@ -74,7 +106,8 @@ pub struct Metrics {
     /// peak is not known. The caller sets it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
-    /// Wall time in milliseconds.
+    /// Wall time in milliseconds; of a step that begins during the one before ([`Trainer::step_ahead`]), from
+    /// the end of that one.
     pub step_ms: f64,
     /// Seconds since the run's first step began, without the time between a stop and the resumption.
     pub elapsed_s: f64,
@@ -91,12 +124,14 @@ pub struct Metrics {
     /// sources; left out without a mixture.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub source_rows: Vec<u64>,
-    /// Share of the ranks' time in which they did not compute, from the first action to the last.
+    /// Share of the ranks' time in which they did not compute, from the first action to the last. If a rank
+    /// begins the step while another one still updates ([`Trainer::step_ahead`]), the rest of that update
+    /// counts.
     pub bubble_fraction: f64,
     /// Share of the ranks' time in which they only communicated.
     pub exposed_comm_fraction: f64,
-    /// The milliseconds in which each rank exchanged tokens with the replicas that hold the experts together with it
-    /// ([`ExchangeTime`](crate::pipeline::ExchangeTime)); left out if each replica holds all experts.
+    /// The milliseconds in which each rank exchanged tokens with the replicas that hold the experts together
+    /// with it ([`ExchangeTime`](crate::pipeline::ExchangeTime)); left out if each replica holds all experts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub expert_exchange_ms: Vec<f64>,
     /// The part of `expert_exchange_ms` in which each rank waited and computed nothing; left out like it.
@@ -197,6 +232,7 @@ impl Trainer {
             rampup_steps: 0,
             expert_balance: None,
             validation: None,
+            ahead: None,
             steps_done: 0,
             earlier: Duration::ZERO,
             began: None,
@@ -209,7 +245,7 @@ impl Trainer {
         Self { batches, ..self }
     }
 
-    /// Raises the number of batches of a step from 1 to that of [`Trainer::accumulating`], evenly over the
+    /// Raises the number of batches of a step from 1 to the number of [`Trainer::accumulating`], evenly over the
     /// first `steps` steps of the run.
     pub fn with_rampup(self, steps: u64) -> Self {
         Self { rampup_steps: steps, ..self }
@@ -231,38 +267,112 @@ impl Trainer {
     /// # Errors
     /// As [`Pipeline::step`].
     pub fn step(&mut self) -> Result<(Metrics, StepSummary), PipelineError> {
+        self.take_step(false)
+    }
+
+    /// Like [`Trainer::step`], but the ranks also begin the next step ([`Pipeline::begin`]), each as soon as
+    /// its own part of this one has ended. Losses and parameters have the same bits. The next call must be a
+    /// step again: until then, everything that needs the state between two steps is an error
+    /// ([`PipelineError::StepBegun`]), such as an evaluation or [`Trainer::state`].
+    ///
+    /// The next step does not begin if routers are corrected after each step
+    /// ([`Trainer::with_expert_balance`]). If its data cannot be read, its own call reports that; the other
+    /// processes then learn of it with the results of this step.
+    ///
+    /// # Errors
+    /// As [`Pipeline::step`]. The next step has no effect then.
+    pub fn step_ahead(&mut self) -> Result<(Metrics, StepSummary), PipelineError> {
+        self.take_step(self.goes_ahead())
+    }
+
+    /// Returns whether [`Trainer::step_ahead`] begins the next step. It is the same in all processes.
+    pub fn goes_ahead(&self) -> bool {
+        self.expert_balance.is_none()
+    }
+
+    /// Takes a step, and begins the next one during it if `continues`.
+    fn take_step(&mut self, continues: bool) -> Result<(Metrics, StepSummary), PipelineError> {
         self.began.get_or_insert_with(Instant::now);
-        let rate = self.learning_rate.at(self.steps_done);
-        let (before, batch) = self.next_batches()?;
-        let tokens = (before.len() + 1) * self.batch_rows * self.rows.seq_len();
-        let mut earlier = Vec::new();
-        for batch in before {
-            earlier.push(self.pipeline.accumulate(batch)?);
+        let step = match self.ahead.take() {
+            Some(begun) if begun.number != self.pipeline.next_to_finish() => {
+                return Err(PipelineError::FinishedElsewhere);
+            }
+            Some(begun) => begun,
+            None => self.begin(self.steps_done)?,
+        };
+        let NextStep { learning_rate, rest, tokens, end, .. } = step;
+        let report = self.finish(rest, learning_rate, continues);
+        if report.is_err()
+            && let Some(dropped) = self.ahead.take()
+        {
+            // The step after this one was dropped. The cursor was here, so the row exists.
+            let _ = self.rows.seek(dropped.start);
         }
-        let report = joined(earlier, self.pipeline.step_batch(batch, rate)?);
+        let report = report?;
         if let Some(balance) = self.expert_balance.as_ref().filter(|_| !report.skipped) {
             self.pipeline.shift(balance.shifts(&report.expert_loads))?;
         }
         self.steps_done += 1;
-        Ok((self.metrics(&report, rate, tokens), report))
+        Ok((self.metrics(&report, learning_rate, tokens, end), report))
     }
 
-    /// Reads all batches of a step before any is computed: the last one, and those before it. If one cannot
-    /// be read, the next step begins with the same rows.
-    fn next_batches(&mut self) -> Result<(Vec<Batch>, Batch), PipelineError> {
+    /// Reads the batches of the step after `done` steps, and begins the first of them, or the error if one
+    /// cannot be read.
+    fn begin(&mut self, done: u64) -> Result<NextStep, PipelineError> {
+        let (start, learning_rate) = (self.rows.cursor(), self.learning_rate.at(done));
+        let (mut rest, mut first) = (VecDeque::new(), None);
+        match self.next_batches(done) {
+            Ok(batches) => rest = batches,
+            Err(error) => first = Some(error),
+        }
+        let tokens = rest.len() * self.batch_rows * self.rows.seq_len();
+        let number = self.pipeline.next_to_begin();
+        match first {
+            None => self.begin_next(&mut rest, learning_rate)?,
+            Some(error) => self.pipeline.begin_for(Err(error), Purpose::Update { learning_rate })?,
+        }
+        Ok(NextStep { learning_rate, rest, tokens, number, start, end: DataPosition::of(&self.rows) })
+    }
+
+    /// Begins the next batch of a step, which ends it if it is the last one.
+    fn begin_next(&mut self, rest: &mut VecDeque<Batch>, learning_rate: f64) -> Result<(), PipelineError> {
+        match rest.pop_front() {
+            Some(batch) if rest.is_empty() => self.pipeline.begin(batch, learning_rate),
+            Some(batch) => self.pipeline.begin_accumulating(batch),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for the results of a step whose first batch was begun. Each of the others begins during the one
+    /// before it.
+    fn finish(
+        &mut self,
+        mut rest: VecDeque<Batch>,
+        learning_rate: f64,
+        continues: bool,
+    ) -> Result<StepSummary, PipelineError> {
+        let mut earlier = Vec::new();
+        while !rest.is_empty() {
+            self.begin_next(&mut rest, learning_rate)?;
+            earlier.push(self.pipeline.finish()?);
+        }
+        if continues {
+            self.ahead = Some(self.begin(self.steps_done + 1)?);
+        }
+        Ok(joined(earlier, self.pipeline.finish()?))
+    }
+
+    /// Reads all batches of the step after `done` steps before any is computed. If one cannot be read, the next
+    /// step begins with the same rows.
+    fn next_batches(&mut self, done: u64) -> Result<VecDeque<Batch>, PipelineError> {
         let start = self.rows.cursor();
-        let read = self.read_batches();
-        if read.is_err() {
+        let batches = batches_at(done, self.batches, self.rampup_steps);
+        let read = (0..batches).map(|_| self.next_batch()).collect();
+        if Result::is_err(&read) {
             // The cursor was here, so the row exists.
             let _ = self.rows.seek(start);
         }
         read
-    }
-
-    fn read_batches(&mut self) -> Result<(Vec<Batch>, Batch), PipelineError> {
-        let batches = batches_at(self.steps_done, self.batches, self.rampup_steps);
-        let before = (1..batches).map(|_| self.next_batch()).collect::<Result<_, _>>()?;
-        Ok((before, self.next_batch()?))
     }
 
     fn next_batch(&mut self) -> Result<Batch, PipelineError> {
@@ -341,6 +451,9 @@ impl Trainer {
     /// # Errors
     /// When the data has no such row, or as [`Pipeline::restore`].
     pub fn resume(&mut self, checkpoint: &Arc<Checkpoint>) -> Result<(), ResumeError> {
+        if self.ahead.is_some() {
+            return Err(PipelineError::StepBegun.into());
+        }
         self.rows.seek(checkpoint.manifest().cursor)?;
         self.pipeline.restore(checkpoint)?;
         self.steps_done = checkpoint.step();
@@ -350,18 +463,20 @@ impl Trainer {
         Ok(())
     }
 
-    /// Returns the pipeline, for example for evaluations.
+    /// Returns the pipeline, for example for evaluations. After [`Trainer::step_ahead`] it runs the next
+    /// step, which only the trainer may finish: after a call of [`Pipeline::finish`], the next step is an
+    /// error ([`PipelineError::FinishedElsewhere`]).
     pub fn pipeline(&mut self) -> &mut Pipeline {
         &mut self.pipeline
     }
 
-    fn metrics(&self, report: &StepSummary, learning_rate: f64, tokens: usize) -> Metrics {
+    fn metrics(&self, report: &StepSummary, learning_rate: f64, tokens: usize, end: DataPosition) -> Metrics {
         Metrics {
             step: self.steps_done,
             elapsed_s: self.elapsed().as_secs_f64(),
-            tokens: self.rows.tokens_seen(),
-            epoch: Some(self.rows.epochs_seen()),
-            source_rows: self.rows.given_rows(),
+            tokens: end.tokens,
+            epoch: Some(end.epoch),
+            source_rows: end.source_rows,
             ..Metrics::of(report, learning_rate, tokens as u64)
         }
     }

@@ -122,6 +122,10 @@ impl ControlledEndpoint {
         self.inner.abort()
     }
 
+    pub(crate) fn attempt(&self) -> Attempt {
+        self.inner.attempt()
+    }
+
     pub(crate) fn begin_step(&mut self, attempt: Attempt) {
         self.inner.begin_step(attempt);
     }

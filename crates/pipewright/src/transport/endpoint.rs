@@ -76,6 +76,17 @@ impl Endpoint {
         }
     }
 
+    /// Returns the first error if a rank has failed in this rank's attempt or before.
+    pub(crate) fn failure(&self) -> Option<StepError> {
+        let (abort, attempt) = match self {
+            Self::Local(endpoint) => (endpoint.abort(), endpoint.attempt()),
+            Self::Controlled(endpoint) => (endpoint.abort(), endpoint.attempt()),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => (endpoint.abort(), endpoint.attempt()),
+        };
+        if abort.is_raised_in(attempt) { abort.first_in(attempt) } else { None }
+    }
+
     /// Returns the channel for messages between processes that belong to no step; `None` within one process.
     pub(crate) fn byte_channel(&self) -> Option<ByteChannel> {
         match self {
@@ -182,7 +193,7 @@ impl Endpoint {
         }
     }
 
-    /// Raises the abort flag and wakes every waiting rank.
+    /// Raises the abort flag in this rank's attempt and in later ones, and wakes every waiting rank.
     pub fn fail(&self, error: StepError) {
         match self {
             Self::Local(endpoint) => endpoint.fail(error),

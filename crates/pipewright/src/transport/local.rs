@@ -39,19 +39,27 @@ impl Mailboxes {
         &self.abort
     }
 
+    /// Fails in all attempts.
+    #[cfg(feature = "mpi")]
     pub(crate) fn fail(&self, error: StepError) {
         self.abort.raise(error);
         self.wake_all();
     }
 
-    /// Like [`Mailboxes::fail`], but only if `attempt` is not over.
-    #[cfg(feature = "mpi")]
-    pub(crate) fn fail_in(&self, attempt: Attempt, error: StepError) {
-        self.abort.raise_in(attempt, error);
+    /// Fails in `attempt` and in later ones.
+    fn fail_from(&self, attempt: Attempt, error: StepError) {
+        self.abort.raise_from(attempt, error);
         self.wake_all();
     }
 
-    /// Like [`Mailboxes::fail`], but for a failure that another process reports.
+    /// Like [`Mailboxes::fail_from`], but only if `attempt` is not over.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn fail_in(&self, attempt: Attempt, error: StepError) {
+        self.abort.raise_in(attempt, &error);
+        self.wake_all();
+    }
+
+    /// Like [`Mailboxes::fail_from`], but for a failure that another process reports.
     #[cfg(feature = "mpi")]
     pub(crate) fn fail_from_remote(&self, notice: FailureNotice) {
         if self.abort.raise_from_remote(notice) {
@@ -147,11 +155,12 @@ impl LocalEndpoint {
     }
 
     pub(crate) fn wait(&mut self, until: Instant) -> Waited {
-        if std::mem::take(&mut self.took_others) && !self.mailboxes.abort.is_raised() {
+        let must_stop = || self.mailboxes.abort.is_raised_in(self.attempt);
+        if std::mem::take(&mut self.took_others) && !must_stop() {
             return Waited::Arrived;
         }
         let mailbox = &self.mailboxes.boxes[self.rank.index()];
-        match mailbox.wait(until, || self.mailboxes.abort.is_raised()) {
+        match mailbox.wait(until, must_stop) {
             Woken::Arrived => Waited::Arrived,
             Woken::TimedOut => Waited::TimedOut,
             Woken::Stopped => Waited::Aborted,
@@ -159,7 +168,7 @@ impl LocalEndpoint {
     }
 
     pub(crate) fn fail(&self, error: StepError) {
-        self.mailboxes.fail(error);
+        self.mailboxes.fail_from(self.attempt, error);
     }
 }
 

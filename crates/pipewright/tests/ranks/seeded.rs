@@ -8,7 +8,7 @@ use pipewright::failure::{Cause, StepError};
 use pipewright::hook::ActionHook;
 use pipewright::ids::WorldRank;
 use pipewright::mesh::DataParallelMode;
-use pipewright::pipeline::{PipelineConfig, PipelineError, SeededPipeline};
+use pipewright::pipeline::{PipelineConfig, PipelineError, SeededPipeline, StepSummary};
 use pipewright::stage::Stage;
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::{Action, Rank, StageIndex, ValidatedProgram};
@@ -218,4 +218,95 @@ fn any_number_of_ranks_adds_squares_in_the_order_of_their_paths() {
     for ranks in 2..=9 {
         assert_eq!(run(ranks), expected, "{ranks} ranks");
     }
+}
+
+fn numbered(number: u64, microbatches: u32) -> Batch {
+    let part = |seed| split(batch(seed, microbatches), microbatches);
+    Batch::new(part(number), part(100 + number))
+}
+
+/// Takes two steps, the second one begun during the first. Returns the results until the first failure.
+fn both(pipeline: &mut SeededPipeline) -> Vec<Result<Step, PipelineError>> {
+    let results = pipeline.step_both([0, 1].map(|number| numbered(number, 4)), 1e-2).expect("they begin");
+    let result = |result: Result<StepSummary, _>| result.map(|one| (one.losses, one.gradient_norm));
+    results.into_iter().map(result).collect()
+}
+
+/// The bits of two steps that each begin after the one before.
+fn one_by_one(schedule: &str, config: &PipelineConfig) -> [Step; 2] {
+    let mut pipeline = seeded(schedule, config, 0);
+    [0, 1].map(|number| step(&mut pipeline, number, 4).expect("a step"))
+}
+
+fn seeded(schedule: &str, config: &PipelineConfig, seed: u64) -> SeededPipeline {
+    let program = program(schedule, 2, 4);
+    let stages = program.placement().stages();
+    SeededPipeline::new(program, config, seed, |index| stage(index, stages)).expect("it starts")
+}
+
+#[test]
+fn every_interleaving_of_two_steps_gives_the_same_bits() {
+    for schedule in ["gpipe", "1f1b", "zb-h1", "zbvzerobubble", "dualpipev"] {
+        let expected = one_by_one(schedule, &config());
+        for seed in 0..50 {
+            let results = both(&mut seeded(schedule, &config(), seed));
+            let results: Vec<Step> = results.into_iter().map(|one| one.expect("a step")).collect();
+            assert_eq!(results, expected, "{schedule}, seed {seed}");
+        }
+    }
+}
+
+/// A fault at any action of two steps, in any order of the ranks, belongs to the step of its action. The step
+/// before it has its results, and the next step is clean.
+#[test]
+fn a_fault_in_either_of_two_steps_leaves_the_one_before() {
+    for schedule in ["1f1b", "zbvzerobubble"] {
+        let expected = one_by_one(schedule, &config());
+        let program = program(schedule, 2, 4);
+        let actions: usize = [0, 1].map(|rank| program.row(Rank::new(rank)).len()).iter().sum();
+        let mut failed = [0, 0];
+        for place in 0..2 * actions {
+            let hook: Arc<dyn ActionHook> = Arc::new(PanicsAt { place, seen: AtomicUsize::new(0) });
+            let mut pipeline =
+                seeded(schedule, &PipelineConfig { hook: Some(hook), ..config() }, place as u64);
+            let mut results = both(&mut pipeline);
+            let error = results.pop().expect("a result").expect_err("the fault strikes").to_string();
+            let done = results.len();
+            failed[done] += 1;
+            assert!(
+                error.starts_with(&format!("step {}: ", done + 1)),
+                "{schedule}, action {place}: {error}"
+            );
+            for (result, expected) in results.into_iter().zip(&expected) {
+                assert_eq!(&result.expect("a step"), expected, "{schedule}, action {place}");
+            }
+            let again = step(&mut pipeline, done as u64, 4).expect("it is over");
+            assert_eq!(again, expected[done], "{schedule}, action {place}");
+        }
+        assert!(failed.iter().all(|&count| count > 0), "{schedule}: {failed:?}");
+    }
+}
+
+/// A message that is lost ends the step that it belongs to. A rank may have updated without its peer.
+#[test]
+fn a_message_that_is_lost_in_either_of_two_steps_ends_that_step() {
+    let expected = one_by_one("1f1b", &config());
+    let mut failed = [0, 0];
+    for lost in 0..20 {
+        for seed in 0..10 {
+            let mut pipeline = seeded("1f1b", &config(), seed);
+            pipeline.lose_message(lost);
+            let mut results = both(&mut pipeline);
+            let error = results.pop().expect("a result").expect_err("a message is missing").to_string();
+            let done = results.len();
+            failed[done] += 1;
+            assert!(error.starts_with(&format!("step {}: ", done + 1)), "message {lost}: {error}");
+            match step(&mut pipeline, done as u64, 4) {
+                Ok(result) => assert_eq!(result, expected[done], "message {lost}"),
+                Err(PipelineError::Diverged { step }) => assert_eq!(step.get(), done as u64 + 1),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+    assert!(failed.iter().all(|&count| count > 0), "{failed:?}");
 }

@@ -3,6 +3,7 @@
 mod element_types;
 mod training;
 mod steps;
+mod ahead;
 mod batches;
 mod batch_forms;
 mod boundaries;

@@ -2,16 +2,22 @@
 //! next epoch.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use burn::module::Module;
 use burn::nn::{EmbeddingConfig, LinearConfig};
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use pipewright::checkpoint::{CheckpointFolder, CheckpointWriter};
 use pipewright::nn::{Embedding, Linear, cross_entropy};
-use pipewright::pipeline::{Layers, Pipeline};
+use pipewright::optimizer::{GradientHook, ParameterGradient};
+use pipewright::pipeline::{Layers, Pipeline, PipelineError};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::train::data::{DataConfig, TokenRows, Tokenizer};
-use pipewright::train::{LearningRate, Trainer};
+use pipewright::train::{LearningRate, Metrics, ResumeError, Trainer};
+use serde_json::Map;
 
 const VOCABULARY: usize = 128;
 const SEQUENCE: usize = 4;
@@ -37,6 +43,10 @@ impl StageModule for Bigrams {
 }
 
 fn launch() -> Pipeline {
+    launch_with(|_: &mut ParameterGradient<'_>| {})
+}
+
+fn launch_with(hook: impl GradientHook + 'static) -> Pipeline {
     let layers = Layers::new(1, |_| {
         let device = Device::flex().autodiff();
         Bigrams {
@@ -50,6 +60,7 @@ fn launch() -> Pipeline {
             cross_entropy(logits.flatten(0, 1), next.flatten(0, 1))
         })
         .optimizer(AdamWConfig::new().init())
+        .gradient_hook(hook)
         .launch()
         .expect("it starts")
 }
@@ -107,4 +118,86 @@ fn accumulated_batches_at_the_end_of_an_epoch_are_one_step() {
     assert_eq!((metrics.epoch, metrics.tokens), (Some(2.0), 48));
     assert_eq!(summary.losses.len(), 6);
     assert!((metrics.loss - expected.loss()).abs() < 1e-6, "{} {}", metrics.loss, expected.loss());
+}
+
+/// The steps of a trainer, each begun during the one before or alone. Both have the same metrics, and the
+/// same state after the last step.
+fn check_ahead(configured: impl Fn(Trainer) -> Trainer) {
+    const STEPS: usize = 7;
+    let run = |ahead: bool| {
+        let mut trainer = configured(trainer());
+        let mut steps = Vec::new();
+        for step in 1..=STEPS {
+            let continues = ahead && step < STEPS;
+            let taken = if continues { trainer.step_ahead() } else { trainer.step() };
+            let (Metrics { step, loss, grad_norm, learning_rate, tokens, epoch, .. }, summary) =
+                taken.expect("a step");
+            steps.push((step, loss, grad_norm, learning_rate, tokens, epoch, summary.losses));
+            if continues {
+                let error = trainer.state(Map::new()).expect_err("the next step has begun");
+                assert!(matches!(error, PipelineError::StepBegun), "{error}");
+            }
+        }
+        let state = trainer.state(Map::new()).expect("no step has begun");
+        let parameters = trainer.pipeline().parameters().expect("every rank answers").into_iter();
+        let parameters: Vec<_> =
+            parameters.map(|found| (found.path, found.data.iter().collect::<Vec<f32>>())).collect();
+        (steps, (state.step, state.cursor), parameters)
+    };
+    assert_eq!(run(true), run(false));
+}
+
+#[test]
+fn steps_that_begin_during_the_one_before_are_the_same() {
+    check_ahead(|trainer| trainer);
+    let batches = NonZeroU32::new(3).expect("not 0");
+    check_ahead(|trainer| trainer.accumulating(batches));
+    check_ahead(|trainer| trainer.accumulating(batches).with_rampup(4));
+}
+
+/// A step that fails drops the one after it, whose rows are read again.
+#[test]
+fn a_failed_step_drops_the_rows_of_the_next_one() {
+    let run = |ahead: bool| {
+        // The model has three parameters, so the hook fails in the second step.
+        let calls = AtomicU32::new(0);
+        let hook = move |_: &mut ParameterGradient<'_>| {
+            assert!(calls.fetch_add(1, Ordering::SeqCst) != 3, "it has to fail");
+        };
+        let rate = LearningRate::constant(RATE);
+        let mut trainer = Trainer::new(launch_with(hook), rows(), BATCH_ROWS, rate);
+        let mut steps = Vec::new();
+        for _ in 0..4 {
+            let taken = if ahead { trainer.step_ahead() } else { trainer.step() };
+            let taken = taken.map(|(metrics, _)| (metrics.loss, metrics.epoch));
+            steps.push(taken.map_err(|error| error.to_string()));
+        }
+        steps
+    };
+    let alone = run(false);
+    assert_eq!(alone.iter().filter(|step| step.is_err()).count(), 1, "{alone:?}");
+    assert_eq!(run(true), alone);
+}
+
+/// Only the trainer knows the metrics of the step that it has begun.
+#[test]
+fn a_step_that_was_finished_without_the_trainer_is_an_error() {
+    let mut trainer = trainer();
+    trainer.step_ahead().expect("a step");
+    let restored = |trainer: &mut Trainer| {
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        let own = CheckpointFolder::own(scratch.path()).expect("no other process owns it");
+        let mut writer = CheckpointWriter::start(own, 1, 1, Duration::from_secs(20)).expect("a thread");
+        let mut other = self::trainer();
+        writer.save(other.state(Map::new()).expect("a state")).expect("it is saved");
+        writer.wait().expect("it is complete");
+        trainer.resume(&Arc::new(CheckpointFolder::newest(scratch.path()).expect("a checkpoint")))
+    };
+    let error = restored(&mut trainer).expect_err("a step has begun");
+    assert!(matches!(error, ResumeError::Pipeline(PipelineError::StepBegun)), "{error}");
+    trainer.pipeline().finish().expect("it has begun");
+    let error = trainer.step().expect_err("its results are gone");
+    assert!(matches!(error, PipelineError::FinishedElsewhere), "{error}");
+    restored(&mut trainer).expect("no step has begun");
+    assert_eq!(trainer.step().expect("a step").0.step, 1);
 }

@@ -155,6 +155,10 @@ impl MpiEndpoint {
         ByteChannel::new(self.rank(), send, self.bytes.clone(), move || !abort.is_raised())
     }
 
+    pub(crate) fn attempt(&self) -> Attempt {
+        self.inner.attempt()
+    }
+
     pub(crate) fn begin_step(&mut self, attempt: Attempt) {
         self.inner.begin_step(attempt);
         self.shared.sends.begin_attempt();

@@ -1,0 +1,337 @@
+//! The two ends of a training step: [`Pipeline::begin`] gives the ranks its batch, and [`Pipeline::finish`]
+//! waits for the results. In between, the next batch can be begun. The ranks then go from one step to the next
+//! by themselves, each as soon as its own part of the step has ended.
+//!
+//! When the ranks get the next batch:
+//!
+//! - Within one process, at once. It is behind the batch that runs.
+//! - If the batch depends on the results of the one that runs, when that one has ended. A suspicious step is
+//!   repeated, the loss scale follows from the gradients, and gradients of inputs may not fit together, which
+//!   is an error.
+//! - In several processes, when the batch that runs has ended and the processes have compared the next one. If
+//!   all of them have begun it by then, the reports of the ranks compare it, without a further message.
+//!
+//! In each case the ranks begin before the caller reads the results.
+//!
+//! A failure of a batch drops the next one. Ranks that are in the next batch stop there, because a failure
+//! stops its own attempt and later ones ([`Abort`](crate::failure::Abort)). Ranks that are still in the batch
+//! before the one that failed complete it.
+
+use std::time::Instant;
+
+use super::begun::{Running, Waiting};
+use super::error::PipelineError;
+use super::running::Pipeline;
+use super::step_plan::{CheckedBatch, StepPlan};
+use super::summary::{StepSummary, input_gradients, training};
+use crate::batch::{Batch, Purpose};
+use crate::executor::{StepOrigin, digest};
+use crate::failure::StepError;
+use crate::verification::Verify;
+
+/// How many batches can be begun at once: one that runs, and the next one.
+const MOST_BEGUN: usize = 2;
+
+impl Pipeline {
+    /// Begins a training step, like [`Pipeline::step_batch`], without waiting for its results, which
+    /// [`Pipeline::finish`] returns. While it runs, the next batch can be begun: each rank begins it as soon as
+    /// its own part of this step has ended, with its own update, while other ranks still update and while the
+    /// caller reads the results. The results have the same bits as the results of [`Pipeline::step_batch`].
+    ///
+    /// At most two batches can be begun at once. Until they are finished, the pipeline refuses everything that
+    /// needs its state between two steps, such as evaluations, [`Pipeline::state`] and
+    /// [`Pipeline::parameters`] ([`PipelineError::StepBegun`]). Dropping the pipeline stops the ranks in these
+    /// batches.
+    ///
+    /// In several processes, a batch that begins while none runs is compared with the other processes'
+    /// batches, so the call waits until all of them begin it. A batch that begins while another one runs is
+    /// compared when that one ends, by [`Pipeline::finish`]. Otherwise the call returns at once.
+    ///
+    /// ```
+    /// # use burn::module::Module;
+    /// # use burn::nn::{Linear, LinearConfig};
+    /// # use burn::optim::AdamWConfig;
+    /// # use burn::tensor::{Device, Tensor};
+    /// # use pipewright::batch::Batch;
+    /// # use pipewright::pipeline::{Layers, Pipeline};
+    /// # use pipewright::stage::{StageContext, StageModule};
+    /// # use pipewright::tensor::pack;
+    /// # #[derive(Module, Debug)]
+    /// # struct Block {
+    /// #     linear: Linear,
+    /// # }
+    /// # impl StageModule for Block {
+    /// #     type Input = Tensor<2>;
+    /// #     type Output = Tensor<2>;
+    /// #     fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
+    /// #         self.linear.forward(input)
+    /// #     }
+    /// # }
+    /// # let block = |_layer| Block { linear: LinearConfig::new(8, 8).init(&Device::flex().autodiff()) };
+    /// # let loss = |output: Tensor<2>, target: Tensor<2>| (output - target).square().mean();
+    /// # let (layers, optimizer) = (Layers::new(4, block), AdamWConfig::new().init());
+    /// # let mut pipeline =
+    /// #     Pipeline::builder(layers).ranks(2).microbatches(2).loss(loss).optimizer(optimizer).launch()?;
+    /// # let batches: Vec<Batch> = (0..3)
+    /// #     .map(|_| {
+    /// #         let microbatches = || vec![pack(Tensor::<2>::ones([2, 8], &Device::flex())); 2];
+    /// #         Batch::new(microbatches(), microbatches())
+    /// #     })
+    /// #     .collect();
+    /// let mut batches = batches.into_iter();
+    /// if let Some(first) = batches.next() {
+    ///     pipeline.begin(first, 1e-2)?;
+    /// }
+    /// while pipeline.has_begun() {
+    ///     if let Some(next) = batches.next() {
+    ///         pipeline.begin(next, 1e-2)?;
+    ///     }
+    ///     // The ranks begin the next step while this one's results are read.
+    ///     assert!(pipeline.finish()?.loss().is_finite());
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When two batches have begun. A batch that cannot be used, or that the processes do not agree on, is an
+    /// error of the call of [`Pipeline::finish`] that would return its results. A step that runs is not
+    /// affected.
+    pub fn begin(&mut self, batch: Batch, learning_rate: f64) -> Result<(), PipelineError> {
+        self.begin_for(Ok(batch), Purpose::Update { learning_rate })
+    }
+
+    /// Begins a batch without an update, like [`Pipeline::accumulate`], without waiting for its results, like
+    /// [`Pipeline::begin`].
+    ///
+    /// # Errors
+    /// As [`Pipeline::begin`].
+    pub fn begin_accumulating(&mut self, batch: Batch) -> Result<(), PipelineError> {
+        self.begin_for(Ok(batch), Purpose::Accumulate)
+    }
+
+    /// Returns whether a batch was begun that is not finished.
+    pub fn has_begun(&self) -> bool {
+        !self.begun.is_empty()
+    }
+
+    /// Waits for the results of the first batch that was begun and is not finished. In several processes, it
+    /// also waits until all of them have compared the next batch, if this process has begun it.
+    ///
+    /// # Errors
+    /// As [`Pipeline::step`]. A batch that was begun after this one is dropped then, without any effect. When
+    /// no batch was begun.
+    pub fn finish(&mut self) -> Result<StepSummary, PipelineError> {
+        let running = self.begun.pop_front().ok_or(PipelineError::NoStepBegun)?;
+        self.finished_batches += 1;
+        let summary = running.and_then(|running| self.complete_with_repeats(running));
+        self.finished = Some(Instant::now());
+        if summary.is_err() {
+            debug_assert!(self.begun.iter().all(Result::is_err), "they were dropped when a rank failed");
+            self.begun.clear();
+            self.waiting = None;
+            self.setup.next_batch().set(None);
+        }
+        self.send_waiting();
+        summary
+    }
+
+    /// Returns the number of the next batch that [`Pipeline::finish`] ends.
+    pub(crate) fn next_to_finish(&self) -> u64 {
+        self.finished_batches
+    }
+
+    /// Returns the number of the next batch that begins, if no batch before it is dropped.
+    pub(crate) fn next_to_begin(&self) -> u64 {
+        self.finished_batches + self.begun.len() as u64 + u64::from(self.waiting.is_some())
+    }
+
+    /// Returns an error if a batch was begun that is not finished.
+    pub(super) fn require_none_begun(&self) -> Result<(), PipelineError> {
+        if self.has_begun() { Err(PipelineError::StepBegun) } else { Ok(()) }
+    }
+
+    /// Begins a batch and waits for its results.
+    pub(super) fn train(
+        &mut self,
+        batch: Result<Batch, PipelineError>,
+        purpose: Purpose,
+    ) -> Result<StepSummary, PipelineError> {
+        self.require_none_begun()?;
+        self.begin_for(batch, purpose)?;
+        self.finish()
+    }
+
+    /// Begins a batch. The reason why a batch cannot be used reaches the other processes, which do not wait for
+    /// it then.
+    pub(crate) fn begin_for(
+        &mut self,
+        batch: Result<Batch, PipelineError>,
+        purpose: Purpose,
+    ) -> Result<(), PipelineError> {
+        if self.begun.len() + usize::from(self.waiting.is_some()) == MOST_BEGUN {
+            return Err(PipelineError::StepsBegun);
+        }
+        let start = Instant::now();
+        let batch = self.checked(batch, purpose);
+        let is_alone = self.is_whole_world();
+        let is_sent_now = match self.begun.back() {
+            Some(Ok(before)) => is_alone && self.may_follow(&before.plan),
+            Some(Err(_)) => false,
+            None => true,
+        };
+        let waiting = Waiting { batch, purpose, common: None };
+        if is_sent_now {
+            let running = self.agree_and_send(waiting, start);
+            self.begun.push_back(running);
+        } else {
+            let digest = waiting.batch.as_ref().ok().map(|batch| digest(&batch.form()));
+            self.setup.next_batch().set(digest.filter(|_| !is_alone));
+            self.waiting = Some(waiting);
+        }
+        Ok(())
+    }
+
+    /// Returns whether the ranks may get the next batch before the results of a batch with this plan are known.
+    fn may_follow(&self, before: &StepPlan) -> bool {
+        let needs_results =
+            self.setup.config().verify != Verify::Off || self.accumulation.loss_scale().is_some();
+        !needs_results && !before.returns_gradients()
+    }
+
+    /// Gives the ranks the next batch if it waits for the end of the one before. A failure belongs to that
+    /// batch.
+    fn send_waiting(&mut self) {
+        if let Some(waiting) = self.waiting.take() {
+            self.setup.next_batch().set(None);
+            let running = self.agree_and_send(waiting, Instant::now());
+            self.begun.push_back(running);
+        }
+    }
+
+    /// Compares a batch with the other processes' batches, and gives it to the ranks. `start` is the time of
+    /// the call.
+    fn agree_and_send(&mut self, waiting: Waiting, start: Instant) -> Result<Running, PipelineError> {
+        if self.setup.program().is_forward_only() {
+            return Err(PipelineError::ForwardOnly);
+        }
+        let batch = self.agreed(waiting)?;
+        self.verifier.keep(&batch, !self.accumulation.is_pending());
+        let sent = self.send_batch(batch, start);
+        if sent.is_err() {
+            self.verifier.refuse();
+        }
+        sent
+    }
+
+    /// Gives the ranks a batch.
+    fn send_batch(&mut self, batch: CheckedBatch, start: Instant) -> Result<Running, PipelineError> {
+        let unit = self.accumulation.unit(batch.unit())?;
+        let (at, loss_scale) = (self.ranks.next_step(), self.accumulation.loss_scale());
+        let plan = StepPlan::training(at, &batch, unit, loss_scale, self.verifier.verification());
+        let origin = StepOrigin::default();
+        let replies = self.send_inputs(&plan, batch, &origin)?;
+        self.accumulation.begin_batch((!plan.updates()).then_some(unit));
+        Ok(Running { plan, origin, replies, start })
+    }
+
+    /// Waits for the results of a batch. A suspicious step is repeated with all its batches.
+    fn complete_with_repeats(&mut self, running: Running) -> Result<StepSummary, PipelineError> {
+        let (updates, done) = (running.plan.updates(), running.plan.done());
+        let (mut next, mut repeated) = (Ok(running), Vec::new());
+        loop {
+            let start = next.as_ref().map_or_else(|_| Instant::now(), |running| running.start);
+            let batch = match next.and_then(|running| self.await_results(running)) {
+                Ok(summary) => match self.verifier.next_batch() {
+                    Some(next) => {
+                        repeated.push(summary);
+                        next
+                    }
+                    None => {
+                        if updates {
+                            self.verifier.end_update(summary.gradient_norm);
+                        }
+                        return Ok(StepSummary { repeated, ..summary });
+                    }
+                },
+                Err(error) => {
+                    let Some(first) = self.verifier.repeat(&error) else {
+                        if let Some(failure) = &mut self.failure {
+                            self.verifier.describe(failure);
+                        }
+                        return Err(error);
+                    };
+                    repeated.clear();
+                    self.ranks.return_to(done);
+                    self.failure = None;
+                    first
+                }
+            };
+            next = self.send_batch(batch, start);
+        }
+    }
+
+    /// Waits for the end of a batch on all ranks, and merges their reports.
+    fn await_results(&mut self, running: Running) -> Result<StepSummary, PipelineError> {
+        let Running { plan, origin, replies, start } = running;
+        let at = plan.at();
+        let mut answers = self.collect(at, &replies);
+        if self.ranks.has_failed(at, &answers.results) {
+            answers.lost = self.drop_running();
+        }
+        let reports = self.conclude(at, answers);
+        if reports.is_err() {
+            // The next step follows this one, also if the ranks were given a later one.
+            self.ranks.return_to(plan.last_step());
+        }
+        let mut reports = reports?;
+        // Fails only if no batch may follow before the end of this one, so nothing runs then.
+        let gradients = input_gradients(&self.setup, &plan, &mut reports);
+        let gradients = gradients.map_err(|source| PipelineError::Cut { source })?;
+        if let Some(waiting) = &mut self.waiting {
+            waiting.common = reports.iter().find_map(|report| report.next_batch);
+        }
+        if self.may_follow(&plan) {
+            self.send_waiting();
+        }
+        let is_refused = self.begun.front().is_some_and(Result::is_err);
+        let (updates, origin) = (plan.updates(), origin.time());
+        let difference = reports.iter_mut().find_map(|report| report.difference.take());
+        let start = self.finished.map_or(start, |finished| start.max(finished));
+        let mut summary = training(&self.setup, plan, reports, gradients, start.elapsed());
+        self.note_gap(origin, &mut summary);
+        if is_refused {
+            // The step after the refused one does not follow this one.
+            self.last_end = None;
+        }
+        if updates {
+            self.accumulation.update(self.setup.config().loss_scaling, &mut summary);
+        } else {
+            self.accumulation.add(&mut summary);
+        }
+        self.verifier.end_batch(difference, &mut summary);
+        Ok(summary)
+    }
+
+    /// Waits until the ranks have stopped in the batches that they got after one that has failed, and drops
+    /// these. A batch that waits follows if the step is repeated. Returns an error if a rank does not stop.
+    fn drop_running(&mut self) -> Option<StepError> {
+        let mut lost = None;
+        for running in std::mem::take(&mut self.begun).into_iter().flatten() {
+            if !self.ranks.has_ended() {
+                lost = self.collect(running.plan.at(), &running.replies).results.err();
+            }
+        }
+        lost
+    }
+}
+
+impl Drop for Pipeline {
+    /// Stops the ranks in the batches that were begun and are not finished, and waits for them. A rank that
+    /// does not stop before the deadline is left running.
+    fn drop(&mut self) {
+        if let Some(first) = self.begun.iter().flatten().next() {
+            self.ranks.stop(first.plan.at(), "its pipeline was dropped");
+            self.drop_running();
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Steps that begin early between processes: this program starts itself under `mpirun`. Results are compared
+//! with the results of threads, to the bit, and the messages that compare batches are counted.
+
+#[path = "ahead/batches.rs"]
+mod batches;
+#[path = "../mpirun/mod.rs"]
+mod mpirun;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use pipewright::hook::ActionHook;
+use pipewright::ids::{StepNumber, WorldRank};
+use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
+use pipewright::transport::World;
+use pipewright_schedule::Action;
+
+use batches::{MICROBATCHES, RATE, StepResult, begin, numbered, parameters, result_of};
+use support::{config, program, stage};
+
+const STEPS: u64 = 6;
+
+const TASKS: [(u32, &str); 6] =
+    [(2, "ahead"), (2, "replicas"), (2, "different"), (2, "fails"), (2, "next fails"), (2, "dropped")];
+
+fn main() -> ExitCode {
+    mpirun::run(&TASKS, |task| match task {
+        "ahead" => ahead(1),
+        "replicas" => ahead(2),
+        "different" => different(),
+        "fails" => fails(1),
+        "next fails" => fails(2),
+        _ => dropped(),
+    })
+}
+
+/// Lets a rank begin its part of a step only when its process has begun the next one, so that all processes
+/// have begun it before any report is sent. Panics in a step of rank 1.
+#[derive(Default)]
+struct Watch {
+    /// The number of batches that this process has begun.
+    begun: AtomicU64,
+    /// The last batch.
+    last: u64,
+    /// The number of batches that the rank has begun.
+    runs: AtomicU64,
+    /// The batch in which rank 1 panics, from 1; 0 for none.
+    panics: u64,
+}
+
+impl ActionHook for Watch {
+    fn begin_step(&self, rank: WorldRank, _step: StepNumber) {
+        let batch = self.runs.fetch_add(1, Ordering::SeqCst) + 1;
+        wait_until(|| self.begun.load(Ordering::SeqCst) > batch.min(self.last - 1));
+        assert!((rank.get(), batch) != (1, self.panics), "it has to fail");
+    }
+
+    fn before(&self, _rank: WorldRank, _action: Action) {}
+}
+
+fn wait_until(condition: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(15);
+    while !condition() {
+        assert!(Instant::now() < until, "it does not happen");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The pipeline of this process, whose batches are counted.
+struct Process {
+    pipeline: Pipeline,
+    config: PipelineConfig,
+    watch: Arc<Watch>,
+    rank: u32,
+}
+
+impl Process {
+    fn launch(replicas: u32, last: u64, panics: u64) -> Self {
+        let world = World::mpi(Duration::from_secs(20)).expect("mpirun started this process");
+        let rank = world.own_ranks().next().expect("a process has a rank").get();
+        let watch = Arc::new(Watch { last, panics, ..Watch::default() });
+        let config = PipelineConfig { data_parallel: replicas, ..config() };
+        let with_hook = PipelineConfig { hook: Some(watch.clone()), ..config.clone() };
+        let pipeline = launch(world, 2 / replicas, &with_hook);
+        Self { pipeline, config, watch, rank }
+    }
+
+    fn begin(&mut self, number: u64) {
+        begin(&mut self.pipeline, number, 1, &self.config);
+        self.watch.begun.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn finish(&mut self) -> Result<StepResult, PipelineError> {
+        self.pipeline.finish().map(|summary| result_of(&summary))
+    }
+
+    fn report(&self, done: &str) {
+        if self.rank == 0 {
+            mpirun::report(done);
+        }
+    }
+}
+
+fn launch(world: World, ranks: u32, config: &PipelineConfig) -> Pipeline {
+    let program = program("1f1b", ranks, MICROBATCHES);
+    let stages = program.placement().stages();
+    Pipeline::launch(program, world, config, move |index| stage(index, stages)).expect("it starts")
+}
+
+/// The results of threads that take each step alone, and the pipeline.
+fn of_threads(config: &PipelineConfig, steps: u64) -> (Vec<StepResult>, Pipeline) {
+    let mut threads = launch(World::local(2), 2 / config.data_parallel, config);
+    let results = (0..steps).map(|number| {
+        let summary = threads.step_batch(numbered(number, config), RATE).expect("a step");
+        result_of(&summary)
+    });
+    (results.collect(), threads)
+}
+
+/// The processes have the bits of threads. They compare the first batch only: the reports compare the others.
+fn ahead(replicas: u32) {
+    let mut process = Process::launch(replicas, STEPS, 0);
+    let mut results = Vec::new();
+    process.begin(0);
+    for number in 1..=STEPS {
+        if number < STEPS {
+            process.begin(number);
+        }
+        results.push(process.finish().expect("a step"));
+    }
+    assert_eq!(process.pipeline.comparisons(), 1, "messages before the first step only");
+    let (mut expected, mut threads) = of_threads(&process.config, STEPS);
+    let all = parameters(&mut threads);
+    let own = parameters(&mut process.pipeline);
+    assert!(!own.is_empty() && own.iter().all(|one| all.contains(one)), "rank {} differs", process.rank);
+    if process.rank == 1 && replicas == 1 {
+        // It has the last stage, and every process has the losses.
+        expected.truncate(STEPS as usize);
+    }
+    assert_eq!(results, expected, "rank {}", process.rank);
+    process.report(&format!("steps that begin early, {replicas} replicas"));
+}
+
+/// Processes whose next batches differ learn it when the step before has ended, which has its results.
+fn different() {
+    let mut process = Process::launch(1, 3, 0);
+    process.begin(0);
+    let rate = if process.rank == 0 { RATE } else { 2.0 * RATE };
+    process.pipeline.begin(numbered(1, &process.config), rate).expect("one has begun");
+    process.watch.begun.fetch_add(2, Ordering::SeqCst);
+    let (expected, _) = of_threads(&process.config, 2);
+    assert_eq!(process.finish().expect("a step"), expected[0]);
+    assert_eq!(process.pipeline.comparisons(), 2, "the digests differ");
+    let error = process.finish().expect_err("the rates differ");
+    assert!(matches!(error, PipelineError::Disagreement(_)), "{error}");
+    // Both can take the step together.
+    process.begin(1);
+    assert_eq!(process.finish().expect("a step"), expected[1]);
+    process.report("next batches that differ");
+}
+
+/// Rank 1 fails in a batch, with the next one begun in both processes. The one before has its results, and the
+/// processes take the step again.
+fn fails(batch: u64) {
+    let mut process = Process::launch(1, 4, batch);
+    let (expected, _) = of_threads(&process.config, 3);
+    process.begin(0);
+    process.begin(1);
+    if batch == 2 {
+        assert_eq!(process.finish().expect("it has not failed"), expected[0]);
+        process.begin(2);
+    }
+    let error = process.finish().expect_err("rank 1 panics").to_string();
+    assert!(
+        error.starts_with(&format!("step {batch}: rank 1")) && error.contains("it has to fail"),
+        "{error}"
+    );
+    assert!(!process.pipeline.has_begun(), "the next one is dropped");
+    process.watch.begun.fetch_add(100, Ordering::SeqCst);
+    for number in batch - 1..3 {
+        let summary = process.pipeline.step_batch(numbered(number, &process.config), RATE).expect("a step");
+        let (_, losses, norm, ..) = result_of(&summary);
+        let (_, expected_losses, expected_norm, ..) = &expected[number as usize];
+        assert_eq!(
+            (&losses, &norm),
+            (expected_losses, expected_norm),
+            "rank {}, batch {number}",
+            process.rank
+        );
+    }
+    process.report(&format!("a failure of batch {batch} with the next one begun"));
+}
+
+/// A process drops its pipeline in a step. The other one gets an error instead of waiting for it.
+fn dropped() {
+    let mut process = Process::launch(1, 2, 0);
+    process.begin(0);
+    if process.rank == 1 {
+        // Its rank waits for the second batch, which it never begins.
+        let start = Instant::now();
+        process.watch.begun.fetch_add(1, Ordering::SeqCst);
+        drop(process.pipeline);
+        assert!(start.elapsed() < Duration::from_secs(10));
+        return;
+    }
+    process.watch.begun.fetch_add(1, Ordering::SeqCst);
+    let outcome = process.finish();
+    assert!(outcome.is_ok() || outcome.is_err_and(|error| error.to_string().contains("dropped")));
+    process.report("a pipeline that is dropped in a step");
+}
