@@ -40,6 +40,11 @@ pub(crate) struct Cost {
     /// Numbers that are kept per token until the backward. An operation keeps its inputs, and tensors that
     /// several operations keep are stored once. The input of a part of a block is counted with its norm.
     pub(crate) kept: u64,
+    /// The results of normalisations among the numbers in `kept` that only matrix products keep, so that a
+    /// backward may compute them again.
+    pub(crate) norms: u64,
+    /// The same for the activation of the feed-forward layer.
+    pub(crate) feed_forward: u64,
     /// How many more numbers devices other than the processor keep per token; negative if they keep fewer.
     pub(crate) kept_on_devices: i64,
 }
@@ -54,6 +59,8 @@ impl Add for Cost {
             mixing: self.mixing + other.mixing,
             elements: self.elements + other.elements,
             kept: self.kept + other.kept,
+            norms: self.norms + other.norms,
+            feed_forward: self.feed_forward + other.feed_forward,
             kept_on_devices: self.kept_on_devices + other.kept_on_devices,
         }
     }
@@ -68,6 +75,8 @@ impl Cost {
             mixing: count * self.mixing,
             elements: count * self.elements,
             kept: count * self.kept,
+            norms: count * self.norms,
+            feed_forward: count * self.feed_forward,
             kept_on_devices: count as i64 * self.kept_on_devices,
         }
     }
@@ -84,6 +93,8 @@ impl Cost {
                 .then(|| tokens * FLOAT * self.kept.saturating_add_signed(self.kept_on_devices)),
             output_bytes: tokens * FLOAT * outputs,
             keys_values_bytes: 0,
+            norms_bytes: tokens * FLOAT * self.norms,
+            feed_forward_bytes: tokens * FLOAT * self.feed_forward,
             products: tokens * self.products,
             mixing: tokens * self.mixing,
             copied: 0,
@@ -188,6 +199,11 @@ pub(crate) fn norm(width: u64) -> Cost {
     Cost { parameters: width, elements: NORM_PASSES * width, kept: 2 * width + 1, ..Cost::default() }
 }
 
+/// Returns the cost of a norm whose result is the input of matrix products, and of nothing else.
+pub(crate) fn norm_of_products(width: u64) -> Cost {
+    Cost { norms: width, ..norm(width) }
+}
+
 /// Returns the cost of a norm of this form in addition to [`norm`]: a layer normalisation has a bias, and
 /// also keeps the elements less their mean.
 pub(crate) fn centring(width: u64, form: NormForm) -> Cost {
@@ -209,8 +225,8 @@ pub(crate) fn ungated(hidden: u64, inner: u64) -> Cost {
     }
 }
 
-/// Returns the cost of a feed-forward layer with a gate. It keeps the gate, the up projection and their
-/// product.
+/// Returns the cost of a feed-forward layer with a gate, whose activation is SwiGLU. It keeps the gate, the up
+/// projection and the result of the activation.
 pub(crate) fn gated(hidden: u64, inner: u64) -> Cost {
     let matrices = 3 * hidden * inner;
     Cost {
@@ -219,6 +235,7 @@ pub(crate) fn gated(hidden: u64, inner: u64) -> Cost {
         mixing: 0,
         elements: GATE_PASSES * inner,
         kept: 3 * inner,
+        feed_forward: inner,
         ..Cost::default()
     }
 }

@@ -189,6 +189,8 @@ mod tests {
             activation_bytes: 0,
             output_bytes: 0,
             keys_values_bytes: 0,
+            norms_bytes: 0,
+            feed_forward_bytes: 0,
             products: 0,
             mixing: 0,
             copied: 0,

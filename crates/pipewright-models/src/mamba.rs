@@ -123,6 +123,7 @@ pub(crate) fn cost(sizes: &MambaSizes, hidden: usize, conv_bias: bool) -> Cost {
         kept: (sizes.projected() + 2 * sizes.width() + sizes.groups) as u64,
         // Other devices compute the scan again.
         kept_on_devices: -((sizes.width() + sizes.groups) as i64),
+        ..Cost::default()
     }
 }
 

@@ -180,7 +180,7 @@ fn at_profile(
         return Err(SimulateError::from(CostsError::RecomputedStage { stage, stages }).into());
     }
     let mut choice = PlanChoice {
-        recompute: schedule.placement().all_stages().map(|stage| recompute.of(stage)).collect(),
+        recompute: schedule.placement().all_stages().map(|stage| recompute.choice_of(stage)).collect(),
         microbatch_rows: profile.rows,
         ..PlanChoice::default()
     };

@@ -26,6 +26,8 @@
 //!     activation_bytes: 0,
 //!     output_bytes: 0,
 //!     keys_values_bytes: 0,
+//!     norms_bytes: 0,
+//!     feed_forward_bytes: 0,
 //!     products: 0,
 //!     mixing: 0,
 //!     copied: 0,
@@ -42,7 +44,7 @@
 mod rates;
 
 use crate::model::{LayerDesc, ModelDesc};
-use crate::profile::{LayerProfile, LinkProfile, Profile};
+use crate::profile::{LayerProfile, LinkProfile, PartProfile, Profile};
 
 pub use rates::{Connection, PeakRates};
 
@@ -135,6 +137,34 @@ impl Figure {
 /// A figure that a profile lacks: the index of the `[[layers]]` section, and the figure.
 pub type Missing = (usize, Figure);
 
+/// The passes over the result of a part of a layer: the part reads one or two tensors of its size and writes it.
+const PART_PASSES: f64 = 3.0;
+
+/// Adds the costs of the parts of layers that a backward may compute again: their sizes as the model describes
+/// them, and the time in which the memory moves them. They are listed as assumed.
+pub fn add_parts(profile: &mut Profile, workload: &Workload<'_>, rates: PeakRates) {
+    let mut first = 0;
+    for layer in &mut profile.layers {
+        let Some(described) = workload.model.layers.get(first) else { return };
+        first += layer.count as usize;
+        let mut left = layer.activation_bytes;
+        let mut part = |bytes: u64| {
+            let bytes = bytes.saturating_mul(u64::from(workload.rows)).min(left);
+            left -= bytes;
+            let recompute_s = PART_PASSES * bytes as f64 / rates.bytes_per_s;
+            (bytes > 0).then_some(PartProfile { activation_bytes: bytes, recompute_s })
+        };
+        (layer.norms, layer.feed_forward) = (part(described.norms_bytes), part(described.feed_forward_bytes));
+        let parts = [(layer.norms, "norms_s"), (layer.feed_forward, "feed_forward_s")];
+        for (_, key) in parts.into_iter().filter(|(part, _)| part.is_some()) {
+            let name = format!("{}.{key}", layer.kind);
+            if !profile.assumed.contains(&name) {
+                profile.assumed.push(name);
+            }
+        }
+    }
+}
+
 /// Returns a profile in which everything is estimated.
 pub fn estimate(workload: &Workload<'_>, rates: PeakRates, link: LinkProfile) -> Profile {
     let layers = workload.model.runs().into_iter().map(|run| LayerProfile {
@@ -152,6 +182,7 @@ pub fn estimate(workload: &Workload<'_>, rates: PeakRates, link: LinkProfile) ->
     for index in 0..profile.layers.len() {
         Figure::ALL.into_iter().for_each(|figure| assume(&mut profile, index, figure));
     }
+    add_parts(&mut profile, workload, rates);
     profile
 }
 
@@ -284,6 +315,8 @@ mod tests {
             activation_bytes: 4_000,
             output_bytes: 1_000,
             keys_values_bytes: 0,
+            norms_bytes: 0,
+            feed_forward_bytes: 0,
             products: 0,
             mixing: 0,
             copied: 0,

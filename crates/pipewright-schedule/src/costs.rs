@@ -105,6 +105,9 @@ pub struct StageSizes {
     /// are cut into slices: then there are also their gradients
     /// ([`memory_curve`](crate::simulate::memory_curve)).
     pub keys_values: u64,
+    /// The results that each `B` and `I` computes again because `activation` does not have them
+    /// ([`LayerParts`](crate::recompute::LayerParts)), for one microbatch. They are held until it ends.
+    pub parts: u64,
 }
 
 /// The bytes of a forward that is computed again, for one microbatch.

@@ -48,6 +48,13 @@ pub struct LayerDesc {
     /// microbatch of one row: a part of `activation_bytes`. 0 for other layers.
     #[serde(default)]
     pub keys_values_bytes: u64,
+    /// The bytes of the results of normalisations that a backward may compute again, for a microbatch of one
+    /// row: a part of `activation_bytes`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub norms_bytes: u64,
+    /// The same for the activation of the feed-forward layer.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub feed_forward_bytes: u64,
     /// The floating-point operations of the layer's matrix products, forward and backward, for a microbatch
     /// of one row; 0 if they are not known.
     #[serde(default)]
@@ -131,6 +138,8 @@ mod tests {
             device_activation_bytes: None,
             output_bytes: 4,
             keys_values_bytes: 0,
+            norms_bytes: 0,
+            feed_forward_bytes: 0,
             products: 0,
             mixing: 0,
             copied: 0,

@@ -12,19 +12,25 @@
 //! keep their activations, or only the microbatches above a number in flight. Less is computed again, and
 //! more is kept.
 //!
+//! Some results inside a layer take much memory and little time. A stage may compute these parts of its layers
+//! again ([`LayerParts`]), and keep the rest. There is no second forward then: each backward computes a part
+//! where it needs it.
+//!
 //! ```
 //! use pipewright_schedule::{Recompute, StageIndex};
 //! let recompute: Recompute = "0,2:layers=3:keep=1".parse()?;
 //! assert!(recompute.applies_to(StageIndex::new(2)) && !recompute.applies_to(StageIndex::new(1)));
 //! assert_eq!(recompute.of(StageIndex::new(2)).map(|stage| stage.keep), Some(1));
+//! let parts: Recompute = "0:parts=norms+feed-forward".parse()?;
+//! assert!(!parts.applies_to(StageIndex::new(0)) && !parts.parts_of(StageIndex::new(0)).is_empty());
 //! # Ok::<(), pipewright_schedule::recompute::RecomputeError>(())
 //! ```
 
 mod in_flight;
+mod parts;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::num::NonZeroU32;
 use std::str::FromStr;
 
 use serde::ser::SerializeMap;
@@ -35,8 +41,9 @@ use crate::action::Action;
 use crate::ids::StageIndex;
 
 pub use in_flight::KeptForwards;
+pub use parts::{LayerPart, LayerParts};
 
-/// The stages that compute their forward again.
+/// The forwards and the parts of layers that stages compute again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Recompute {
     /// No stage.
@@ -47,40 +54,55 @@ pub enum Recompute {
     /// Every stage, block by block: a stage keeps the inputs of each of its blocks, and its backward holds
     /// the activations of one block at a time.
     Block,
+    /// The parts of the layers of every stage. No forward is computed again.
+    Parts,
     /// These stages, each as its entry says.
     Stages(BTreeMap<StageIndex, StageRecompute>),
 }
 
-/// The part of a stage's forwards that is computed again.
+/// The forwards and the parts of its layers that a stage computes again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct StageRecompute {
-    /// The number of its first layers that are computed again, in one piece; `None` for all layers. The other
-    /// layers keep their activations.
-    pub layers: Option<NonZeroU32>,
+    /// The number of its first layers that are computed again, in one piece; `None` for all layers, and 0 if
+    /// no forward is computed again, but only parts of layers. The other layers keep their activations.
+    pub layers: Option<u32>,
     /// The number of microbatches in flight that keep all activations. A forward is computed again if the
     /// stage already has this many microbatches whose forward has run and kept them, and whose backward has
     /// not run. If microbatches are cut into slices, slices are counted.
     pub keep: u32,
+    /// The parts of all its layers that every backward computes again.
+    #[serde(default)]
+    pub parts: LayerParts,
 }
 
 impl StageRecompute {
     /// All layers of all microbatches.
-    pub const WHOLE: Self = Self { layers: None, keep: 0 };
+    pub const WHOLE: Self = Self { layers: None, keep: 0, parts: LayerParts::NONE };
 
     /// Returns the choice of the first `layers` layers of all microbatches; `None` for no layer.
     pub fn first(layers: u32) -> Option<Self> {
-        NonZeroU32::new(layers).map(|layers| Self { layers: Some(layers), keep: 0 })
+        (layers > 0).then_some(Self { layers: Some(layers), ..Self::WHOLE })
+    }
+
+    /// Returns the choice of parts of all layers, without second forwards; `None` for no part.
+    pub fn of_parts(parts: LayerParts) -> Option<Self> {
+        (!parts.is_empty()).then_some(Self { layers: Some(0), keep: 0, parts })
     }
 
     /// Returns the same choice for a stage of `count` layers, which may be fewer than it names: all layers if it
     /// names at least as many.
     pub fn within(self, count: usize) -> Self {
-        Self { layers: self.layers.filter(|layers| (layers.get() as usize) < count), ..self }
+        Self { layers: self.layers.filter(|&layers| (layers as usize) < count), ..self }
     }
 
     /// Returns how many of the `count` layers of the stage are computed again.
     pub fn layers_of(self, count: usize) -> usize {
-        self.layers.map_or(count, |layers| count.min(layers.get() as usize))
+        self.layers.map_or(count, |layers| count.min(layers as usize))
+    }
+
+    /// Returns whether forwards are computed again, as a whole or their first layers.
+    pub fn has_second_forwards(self) -> bool {
+        self.layers != Some(0)
     }
 }
 
@@ -88,7 +110,8 @@ impl StageRecompute {
 #[derive(Clone, PartialEq, Eq, Error)]
 #[error(
     "`{text}` is not a choice of what is recomputed; write `none`, `stage`, `block`, or stages such as `0,2`, which may name \
-     their first layers or the microbatches that keep their activations: `0,2:layers=3,3:keep=1`"
+     their first layers, the microbatches that keep their activations, or parts of layers: `0,2:layers=3,3:keep=1`, \
+     `1:parts=norms+feed-forward`, or `parts` for all parts of all stages"
 )]
 pub struct RecomputeError {
     /// The text.
@@ -117,8 +140,12 @@ impl Recompute {
     /// Returns the choice with an entry for each stage, from the first one on; `None` for a stage that is not
     /// recomputed.
     pub fn of_stages(stages: &[Option<StageRecompute>]) -> Self {
-        if !stages.is_empty() && stages.iter().all(|&choice| choice == Some(StageRecompute::WHOLE)) {
+        let are_all = |choice| !stages.is_empty() && stages.iter().all(|&own| own == choice);
+        if are_all(Some(StageRecompute::WHOLE)) {
             return Self::Stage;
+        }
+        if are_all(StageRecompute::of_parts(LayerParts::ALL)) {
+            return Self::Parts;
         }
         let stages = (0..).map(StageIndex::new).zip(stages);
         let chosen: BTreeMap<_, _> =
@@ -126,18 +153,48 @@ impl Recompute {
         if chosen.is_empty() { Self::None } else { Self::Stages(chosen) }
     }
 
-    /// Returns the part of the forwards of `stage` that is computed again; `None` if it recomputes nothing.
-    pub fn of(&self, stage: StageIndex) -> Option<StageRecompute> {
+    /// Returns the entry of `stage`; `None` if it computes nothing again.
+    pub fn choice_of(&self, stage: StageIndex) -> Option<StageRecompute> {
         match self {
             Self::None => None,
             Self::Stage | Self::Block => Some(StageRecompute::WHOLE),
+            Self::Parts => StageRecompute::of_parts(LayerParts::ALL),
             Self::Stages(stages) => stages.get(&stage).copied(),
         }
+    }
+
+    /// Returns the part of the forwards of `stage` that is computed again; `None` if there are no second
+    /// forwards.
+    pub fn of(&self, stage: StageIndex) -> Option<StageRecompute> {
+        self.choice_of(stage).filter(|choice| choice.has_second_forwards())
+    }
+
+    /// Returns the parts of the layers of `stage` that are computed again.
+    pub fn parts_of(&self, stage: StageIndex) -> LayerParts {
+        self.choice_of(stage).map_or(LayerParts::NONE, |choice| choice.parts)
     }
 
     /// Whether `stage` computes its forward again, as a whole or in part.
     pub fn applies_to(&self, stage: StageIndex) -> bool {
         self.of(stage).is_some()
+    }
+
+    /// Whether any stage computes parts of its layers again.
+    pub fn has_parts(&self) -> bool {
+        match self {
+            Self::None | Self::Stage | Self::Block => false,
+            Self::Parts => true,
+            Self::Stages(stages) => stages.values().any(|choice| !choice.parts.is_empty()),
+        }
+    }
+
+    /// Whether any stage computes a forward again, as a whole or in part.
+    pub fn has_second_forwards(&self) -> bool {
+        match self {
+            Self::None | Self::Parts => false,
+            Self::Stage | Self::Block => true,
+            Self::Stages(stages) => stages.values().any(|choice| choice.has_second_forwards()),
+        }
     }
 
     /// Whether stages are recomputed block by block.
@@ -148,7 +205,7 @@ impl Recompute {
     /// Returns the stages of a list that recompute a part of their layers.
     pub fn in_part(&self) -> impl Iterator<Item = StageIndex> {
         let stages = self.listed().into_iter().flatten();
-        stages.filter(|(_, choice)| choice.layers.is_some()).map(|(&stage, _)| stage)
+        stages.filter(|(_, choice)| choice.layers.is_some_and(|layers| layers > 0)).map(|(&stage, _)| stage)
     }
 
     /// Returns the largest stage of a list, which must exist.
@@ -160,7 +217,7 @@ impl Recompute {
     /// returns the number of layers of a stage.
     pub fn beyond_layers(&self, count: impl Fn(StageIndex) -> usize) -> Option<(StageIndex, u32, usize)> {
         self.listed()?.iter().find_map(|(&stage, choice)| {
-            let (layers, count) = (choice.layers?.get(), count(stage));
+            let (layers, count) = (choice.layers?, count(stage));
             (layers as usize > count).then_some((stage, layers, count))
         })
     }
@@ -169,7 +226,7 @@ impl Recompute {
     fn listed(&self) -> Option<&BTreeMap<StageIndex, StageRecompute>> {
         match self {
             Self::Stages(stages) => Some(stages),
-            Self::None | Self::Stage | Self::Block => None,
+            Self::None | Self::Stage | Self::Block | Self::Parts => None,
         }
     }
 }
@@ -180,6 +237,7 @@ impl fmt::Display for Recompute {
             Self::None => f.write_str("none"),
             Self::Stage => f.write_str("stage"),
             Self::Block => f.write_str("block"),
+            Self::Parts => f.write_str("parts"),
             Self::Stages(stages) => {
                 let stages: Vec<String> =
                     stages.iter().map(|(stage, choice)| format!("{stage}{choice}")).collect();
@@ -192,19 +250,24 @@ impl fmt::Display for Recompute {
 impl fmt::Display for StageRecompute {
     /// Writes what follows the number of the stage; nothing for the whole stage.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(layers) = self.layers {
+        if let Some(layers) = self.layers.filter(|&layers| layers > 0) {
             write!(f, ":layers={layers}")?;
         }
         if self.keep > 0 {
             write!(f, ":keep={}", self.keep)?;
         }
-        Ok(())
+        match self.layers {
+            // Parts without a number of layers have no second forwards.
+            None if !self.parts.is_empty() => write!(f, ":layers=all:parts={}", self.parts),
+            _ if !self.parts.is_empty() => write!(f, ":parts={}", self.parts),
+            _ => Ok(()),
+        }
     }
 }
 
 impl Serialize for Recompute {
     /// A word, or a list of stages. A stage is a number if it is recomputed as a whole, and otherwise a table
-    /// with the keys `stage`, `layers` and `keep`.
+    /// with the keys `stage`, `layers`, `keep` and `parts`.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Stages(stages) => {
@@ -229,11 +292,17 @@ impl Serialize for Entry {
         }
         let mut table = serializer.serialize_map(None)?;
         table.serialize_entry("stage", stage)?;
-        if let Some(layers) = choice.layers {
-            table.serialize_entry("layers", &layers)?;
+        match choice.layers {
+            // Parts without a number of layers have no second forwards.
+            None if !choice.parts.is_empty() => table.serialize_entry("layers", "all")?,
+            Some(layers @ 1..) => table.serialize_entry("layers", &layers)?,
+            _ => {}
         }
         if choice.keep > 0 {
             table.serialize_entry("keep", &choice.keep)?;
+        }
+        if !choice.parts.is_empty() {
+            table.serialize_entry("parts", &choice.parts)?;
         }
         table.end()
     }
@@ -248,6 +317,7 @@ impl FromStr for Recompute {
             "none" => Ok(Self::None),
             "stage" => Ok(Self::Stage),
             "block" => Ok(Self::Block),
+            "parts" => Ok(Self::Parts),
             list => {
                 let entries: Option<Vec<_>> = list.split(',').map(entry).collect();
                 entries.and_then(Self::of_entries).ok_or_else(wrong)
@@ -256,19 +326,51 @@ impl FromStr for Recompute {
     }
 }
 
-/// Reads a stage of a list, such as `2` or `2:layers=3:keep=1`.
+/// Reads a stage of a list, such as `2`, `2:layers=3:keep=1` or `2:parts=norms`.
 fn entry(text: &str) -> Option<(StageIndex, StageRecompute)> {
-    let mut parts = text.trim().split(':');
-    let stage = StageIndex::try_from(parts.next()?.parse::<u32>().ok()?).ok()?;
-    let (mut layers, mut keep) = (None, None);
-    for part in parts {
-        match part.split_once('=')? {
-            ("layers", value) if layers.is_none() => layers = Some(value.parse().ok()?),
-            ("keep", value) if keep.is_none() => keep = Some(value.parse().ok()?),
+    let mut keys = text.trim().split(':');
+    let stage = StageIndex::try_from(keys.next()?.parse::<u32>().ok()?).ok()?;
+    let mut given = GivenChoice::default();
+    for key in keys {
+        match key.split_once('=')? {
+            ("layers", "all") if given.layers.is_none() => given.layers = Some(None),
+            ("layers", value) if given.layers.is_none() => given.layers = Some(Some(value.parse().ok()?)),
+            ("keep", value) if given.keep.is_none() => given.keep = Some(value.parse().ok()?),
+            ("parts", value) if given.parts.is_none() => given.parts = Some(value.parse().ok()?),
             _ => return None,
         }
     }
-    Some((stage, StageRecompute { layers, keep: keep.unwrap_or(0) }))
+    Some((stage, given.choice()?))
+}
+
+/// The keys of an entry of a list, as a text or a configuration has them.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct GivenChoice {
+    /// The number of first layers; `Some(None)` for all.
+    pub layers: Option<Option<u32>>,
+    /// The microbatches in flight that keep their activations.
+    pub keep: Option<u32>,
+    /// The parts of layers.
+    pub parts: Option<LayerParts>,
+}
+
+impl GivenChoice {
+    /// Returns the choice. Without a number of layers it is all of them, or none if there are parts. `None` if
+    /// the keys do not fit each other: 0 layers, no part, or microbatches that keep their activations where no
+    /// forward is computed again.
+    pub fn choice(self) -> Option<StageRecompute> {
+        let Self { layers, keep, parts } = self;
+        let none = parts.is_some().then_some(0);
+        let choice = StageRecompute {
+            layers: layers.unwrap_or(none),
+            keep: keep.unwrap_or(0),
+            parts: parts.unwrap_or_default(),
+        };
+        let is_sound = layers != Some(Some(0))
+            && parts.is_none_or(|parts| !parts.is_empty())
+            && (choice.has_second_forwards() || keep.is_none());
+        is_sound.then_some(choice)
+    }
 }
 
 /// Returns whether the next computation of the rank after the forward at `position` of its row is the
@@ -288,8 +390,19 @@ mod tests {
 
     #[test]
     fn a_choice_is_read_and_written() {
-        for text in ["none", "stage", "block", "0,2,17", "0,2:layers=3,5:keep=1,6:layers=2:keep=4"] {
+        for text in [
+            "none",
+            "stage",
+            "block",
+            "parts",
+            "0,2,17",
+            "0,2:layers=3,5:keep=1,6:layers=2:keep=4",
+            "0:parts=norms,1:layers=2:keep=4:parts=norms+feed-forward,2:layers=all:parts=feed-forward",
+        ] {
             assert_eq!(text.parse::<Recompute>().map(|recompute| recompute.to_string()).as_deref(), Ok(text));
+        }
+        for text in ["1:parts=", "1:parts=scores", "1:parts=norms:parts=norms", "1:keep=1:parts=norms"] {
+            assert!(text.parse::<Recompute>().is_err(), "{text}");
         }
         for text in ["", "all", "1,", "-1", "99999999", "1:", "1:layers", "1:layers=0", "1:keep=-1"] {
             assert!(text.parse::<Recompute>().is_err(), "{text}");
@@ -317,6 +430,22 @@ mod tests {
             json("1:keep=2,2:layers=1:keep=1"),
             r#"[{"stage":1,"keep":2},{"stage":2,"layers":1,"keep":1}]"#
         );
+        assert_eq!(
+            json("1:parts=norms,2:layers=all:parts=norms+feed-forward"),
+            r#"[{"stage":1,"parts":["norms"]},{"stage":2,"layers":"all","parts":["norms","feed-forward"]}]"#
+        );
+    }
+
+    #[test]
+    fn parts_alone_have_no_second_forwards() {
+        let recompute: Recompute = "0:parts=norms,1:layers=2:parts=norms,2".parse().expect("a choice");
+        let second = [0, 1, 2, 3].map(|stage| recompute.applies_to(StageIndex::new(stage)));
+        assert_eq!(second, [false, true, true, false]);
+        let parts = [0, 1, 2, 3].map(|stage| recompute.parts_of(StageIndex::new(stage)).to_string());
+        assert_eq!(parts, ["norms", "norms", "", ""]);
+        assert_eq!(recompute.in_part().collect::<Vec<_>>(), [StageIndex::new(1)]);
+        assert!(recompute.has_second_forwards() && !Recompute::Parts.has_second_forwards());
+        assert_eq!(Recompute::of_stages(&[StageRecompute::of_parts(LayerParts::ALL); 2]), Recompute::Parts);
     }
 
     #[test]
@@ -324,7 +453,7 @@ mod tests {
         let choice = StageRecompute { keep: 2, ..StageRecompute::first(3).expect("a layer") };
         assert_eq!(choice.within(4), choice);
         for count in [1, 3] {
-            assert_eq!(choice.within(count), StageRecompute { layers: None, keep: 2 });
+            assert_eq!(choice.within(count), StageRecompute { keep: 2, ..StageRecompute::WHOLE });
         }
         assert_eq!(StageRecompute::WHOLE.within(1), StageRecompute::WHOLE);
     }

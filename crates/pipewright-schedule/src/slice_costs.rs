@@ -65,6 +65,7 @@ impl StageSizes {
             stash: slices.share(self.stash),
             recompute: self.recompute.map(sliced),
             keys_values: slices.share(self.keys_values),
+            parts: slices.share(self.parts),
             ..self
         }
     }

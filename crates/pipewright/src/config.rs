@@ -71,7 +71,9 @@ pub struct PipelineConfig {
     /// ([`StageContext::random`](crate::stage::StageContext::random)); the same on all ranks.
     pub seed: u64,
     /// The stages that keep only their inputs after a forward, and compute it again in their backward, as a
-    /// whole or in part; the same on all ranks. A part is the first blocks of a stage
+    /// whole or in part; or the parts of layers that backwards compute again
+    /// ([`LayerParts`](pipewright_schedule::recompute::LayerParts)). It is the same on all ranks. A part of a
+    /// forward is the first blocks of a stage
     /// ([`StageModule::blocks`](crate::stage::StageModule::blocks)), or the microbatches above a number in
     /// flight. Random numbers do not change, and losses and gradients keep their bits, with two exceptions.
     /// [`Recompute::Block`] and a choice of layers cut a stage into parts: in half precision, the values between

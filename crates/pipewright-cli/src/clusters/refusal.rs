@@ -18,7 +18,7 @@ use crate::failure::{Exit, Failure, sentence};
 struct Refusal {
     /// The reason why no plan exists.
     reason: String,
-    /// What to do; empty if the reason says it.
+    /// The advice; empty if the reason says what to do.
     advice: String,
 }
 

@@ -48,7 +48,7 @@ pub(crate) struct SimulateArguments {
     profile: ProfileArguments,
     /// The stages that compute their forward again in their backward: none, stage, block, or a list of stages,
     /// such as 0,1:layers=3,2:keep=4: of stage 1 the first 3 layers, of stage 2 the microbatches after the
-    /// first 4 in flight
+    /// first 4 in flight; or parts of layers: 0:parts=norms+feed-forward, and parts for all parts of all stages
     #[arg(long, value_name = "none|stage|0,2", default_value = "none", conflicts_with = "logical")]
     recompute: Recompute,
     #[command(flatten)]
@@ -123,6 +123,11 @@ pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
         return Err(Failure::input(no_grid(arguments)));
     }
     arguments.picture.check(arguments.format.picture(), &arguments.output)?;
+    if arguments.recompute.has_parts() && arguments.profile.profile.is_none() {
+        return Err(Failure::input(
+            "--recompute names parts of layers, whose sizes and times are in a profile; add --profile, or name layers or stages",
+        ));
+    }
     if arguments.transport.is_given() {
         return run_on_transport(arguments);
     }

@@ -2,12 +2,11 @@
 //! checks that the schedule exists in these sizes.
 
 use std::fmt;
-use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use pipewright_schedule::generate::find;
 use pipewright_schedule::partition::{Layout, Method};
-use pipewright_schedule::recompute::StageRecompute;
+use pipewright_schedule::recompute::{GivenChoice, LayerPart, LayerParts, StageRecompute};
 use pipewright_schedule::{ModelDesc, Recompute, StageIndex};
 use serde::{Serialize, Serializer};
 use toml::Value;
@@ -189,9 +188,15 @@ fn read_schedule(section: &mut Section<'_>) -> ScheduleChoice {
 }
 
 fn read_recompute(section: &mut Section<'_>) -> Recompute {
-    let words = [("none", Recompute::None), ("stage", Recompute::Stage), ("block", Recompute::Block)];
+    let words = [
+        ("none", Recompute::None),
+        ("stage", Recompute::Stage),
+        ("block", Recompute::Block),
+        ("parts", Recompute::Parts),
+    ];
     let expected = "a word, or a list of whole numbers, such as [0, 2], and of tables, such as \
-                    { stage = 1, layers = 3 }, { stage = 1, keep = 2 } or { stage = 1, layers = 3, keep = 2 }, one for a stage";
+                    { stage = 1, layers = 3 }, { stage = 1, layers = 3, keep = 2 } or \
+                    { stage = 1, parts = [\"norms\", \"feed-forward\"] }, one for a stage";
     section.choice_or_list("recompute", Recompute::None, &words, expected, |items| {
         let entries: Vec<_> = items.iter().map(recomputed_stage).collect::<Option<_>>()?;
         Recompute::of_entries(entries)
@@ -203,16 +208,23 @@ fn recomputed_stage(item: &Value) -> Option<(StageIndex, StageRecompute)> {
     let number = |value: &Value| u32::try_from(value.as_integer()?).ok();
     let stage = |value: &Value| StageIndex::try_from(number(value)?).ok();
     let Some(table) = item.as_table() else { return Some((stage(item)?, StageRecompute::WHOLE)) };
-    let mut choice = StageRecompute::WHOLE;
+    let mut given = GivenChoice::default();
     for (key, value) in table {
         match key.as_str() {
             "stage" => {}
-            "layers" => choice.layers = Some(NonZeroU32::new(number(value)?)?),
-            "keep" => choice.keep = number(value)?,
+            "layers" if value.as_str() == Some("all") => given.layers = Some(None),
+            "layers" => given.layers = Some(Some(number(value)?)),
+            "keep" => given.keep = Some(number(value)?),
+            "parts" => given.parts = Some(recomputed_parts(value.as_array()?)?),
             _ => return None,
         }
     }
-    Some((stage(table.get("stage")?)?, choice))
+    Some((stage(table.get("stage")?)?, given.choice()?))
+}
+
+/// Reads the names of parts of layers.
+fn recomputed_parts(names: &[Value]) -> Option<LayerParts> {
+    names.iter().map(|name| LayerPart::of_name(name.as_str()?)).collect()
 }
 
 fn read_transport(section: &mut Section<'_>) -> TransportChoice {

@@ -15,7 +15,8 @@ use pipewright_schedule::ModelDesc;
 use pipewright_schedule::analytic::{Figure, Missing, PeakRates, Workload, fill};
 use pipewright_schedule::plan::with_head_parts;
 use pipewright_schedule::profile::{
-    DeviceProfile, HEAD_PART, LayerProfile, LinkProfile, MAX_LAYERS, NodeProfile, Profile, ProfilePart,
+    DeviceProfile, HEAD_PART, LayerProfile, LinkProfile, MAX_LAYERS, NodeProfile, PartProfile, Profile,
+    ProfilePart,
 };
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -46,6 +47,12 @@ fn kinds_of(devices: &str) -> BTreeSet<String> {
         Err(_) => name.to_owned(),
     };
     devices.split(',').map(|name| kind(name.trim())).collect()
+}
+
+/// Returns the costs of a part of a layer; `None` if its size is not written.
+fn part(keys: &mut Keys<'_>, bytes: &'static str, seconds: &'static str) -> Option<PartProfile> {
+    let (bytes, seconds) = (keys.optional(bytes), keys.optional_number(seconds));
+    Some(PartProfile { activation_bytes: bytes?, recompute_s: seconds.unwrap_or(0.0) })
 }
 
 /// A profile as it was read.
@@ -235,6 +242,8 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
             trained_bytes: keys.optional("trained_bytes"),
             activation_bytes: keys.whole("activation_bytes"),
             weight_activation_bytes: keys.optional("weight_activation_bytes"),
+            norms: part(&mut keys, "norms_bytes", "norms_s"),
+            feed_forward: part(&mut keys, "feed_forward_bytes", "feed_forward_s"),
             temporary_bytes: keys.optional("temporary_bytes").unwrap_or(0),
             tensor_sums: keys.optional("tensor_sums"),
             optimizer_bytes: None,

@@ -17,7 +17,7 @@ pub(crate) struct Target {
     pub(crate) settings: Settings,
     /// Whether it resumes a run.
     pub(crate) resumes: bool,
-    /// Whether its words, or those of the launch, have `--quiet`.
+    /// Whether its words, or the words of the launch, have `--quiet`.
     is_quiet: bool,
 }
 

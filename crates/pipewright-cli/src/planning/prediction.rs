@@ -157,7 +157,7 @@ impl Choices {
     }
 }
 
-/// Returns the part of its forwards that each stage recomputes.
+/// Returns what each stage recomputes.
 fn recompute_of(recompute: &Recompute, stages: u32) -> Result<Vec<Option<StageRecompute>>, Failure> {
     if recompute.is_by_block() {
         return Err(Failure::input(
@@ -169,6 +169,6 @@ fn recompute_of(recompute: &Recompute, stages: u32) -> Result<Vec<Option<StageRe
             "--recompute: there is no stage {stage}; write none, stage, or stages from 0 to {}",
             stages - 1
         ))),
-        _ => Ok((0..stages).map(|stage| recompute.of(StageIndex::new(stage))).collect()),
+        _ => Ok((0..stages).map(|stage| recompute.choice_of(StageIndex::new(stage))).collect()),
     }
 }

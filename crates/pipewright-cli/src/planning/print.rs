@@ -270,6 +270,7 @@ pub(crate) fn title_of(plan: &Plan) -> String {
     let recompute = match Recompute::of_stages(&plan.recompute) {
         Recompute::None => "",
         Recompute::Stage | Recompute::Block => ", all stages recompute",
+        Recompute::Parts => ", all stages recompute parts of layers",
         Recompute::Stages(_) => ", some stages recompute",
     };
     let (name, ranks) = (plan.title(), ranks_of(plan.mesh()));

@@ -31,7 +31,7 @@ pub(crate) struct RunArguments {
 }
 
 impl RunArguments {
-    /// Loads the settings: those of the file, of the built-in sample, or for the model and the data that the
+    /// Loads the settings: of the file, of the built-in sample, or for the model and the data that the
     /// arguments name. `--set` arguments override them.
     pub(crate) fn load(&self) -> Result<Loaded, Failure> {
         let Some(model) = &self.from else { return load_settings(self.config.as_deref(), &self.set) };

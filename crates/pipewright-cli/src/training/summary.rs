@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::num::NonZeroU32;
 use std::ops::Range;
 
 use pipewright::train::Validation;
@@ -14,7 +13,7 @@ use pipewright::train::data::{DataSource, MixedRows, TokenRows};
 use pipewright_models::ParameterSpec;
 use pipewright_models::training_memory::{HeldBytes, MemoryPlan};
 use pipewright_schedule::picture::microbatches_in_words;
-use pipewright_schedule::recompute::StageRecompute;
+use pipewright_schedule::recompute::{LayerPart, StageRecompute};
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{LayerDesc, Recompute, StageBackward, StageIndex};
 use serde_json::{Map, Value, json};
@@ -158,18 +157,27 @@ impl Summary<'_> {
 
 /// Returns words about what a stage recomputes; none if it recomputes nothing.
 fn recomputed(recompute: &Recompute, stage: StageIndex) -> String {
-    let Some(StageRecompute { layers, keep }) = recompute.of(stage) else { return String::new() };
+    let Some(StageRecompute { layers, keep, parts }) = recompute.choice_of(stage) else {
+        return String::new();
+    };
+    let of_layers: Vec<&str> = parts.iter().map(LayerPart::name).collect();
+    let of_layers = match &of_layers[..] {
+        [] => String::new(),
+        names => format!("{} of its layers", names.join(" and ")),
+    };
     let part = match layers {
         _ if recompute.is_by_block() => "all layers one by one".to_owned(),
         None => "all layers".to_owned(),
-        Some(NonZeroU32::MIN) => "its first layer".to_owned(),
+        Some(0) => return format!(", recomputes {of_layers}"),
+        Some(1) => "its first layer".to_owned(),
         Some(layers) => format!("its first {layers} layers"),
     };
+    let of_layers = if of_layers.is_empty() { of_layers } else { format!(", and {of_layers}") };
     let microbatches = match keep {
         0 => String::new(),
         keep => format!(" of the microbatches after the first {keep} in flight"),
     };
-    format!(", recomputes {part}{microbatches}")
+    format!(", recomputes {part}{microbatches}{of_layers}")
 }
 
 fn line(text: &mut String, what: &str, words: &str) {

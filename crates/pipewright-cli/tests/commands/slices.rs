@@ -143,6 +143,19 @@ fn the_estimate_of_memory_is_as_close_for_slices_as_for_whole_microbatches() {
     assert!(worst(sliced) <= worst(whole), "{sliced:?} {whole:?}");
 }
 
+/// Norms and feed-forward layers are a large part of what these layers keep. The estimate lacks temporary
+/// tensors, whatever is computed again.
+#[test]
+fn the_estimate_of_memory_counts_the_parts_that_are_computed_again() {
+    let wide = "model.intermediate_size=256";
+    let whole = measured_share(&[wide]);
+    for recompute in ["parts", "[{ stage = 0, layers = 4, parts = [\"norms\"] }]"] {
+        let shares = measured_share(&[wide, &format!("pipeline.recompute={recompute}")]);
+        let are_close = shares.iter().zip(whole).all(|(share, whole)| (share - whole).abs() <= 0.02);
+        assert!(are_close, "{recompute}: {shares:?}, and {whole:?} if everything is kept");
+    }
+}
+
 /// Checks that `train` refuses these settings with this message.
 fn refuse(folder: &TempDir, set: &[&str], expected: &str) {
     let mut command = assert_cmd::Command::cargo_bin("pipewright").expect("the binary is built");

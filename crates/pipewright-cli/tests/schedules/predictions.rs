@@ -219,6 +219,9 @@ fn a_backward_that_computes_its_forward_again_takes_longer_and_holds_less() {
         refuse(&folder(), &[&["simulate"], &size[..], &["--recompute", choice]].concat(), 2, message);
     };
     refused("2", "error: stage 2 of 2 is to be recomputed; name stages that exist");
+    for parts in ["parts", "0:parts=norms"] {
+        refused(parts, "error: --recompute names parts of layers, whose sizes and times are in a profile");
+    }
 }
 
 #[test]

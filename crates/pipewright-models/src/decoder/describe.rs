@@ -20,6 +20,9 @@ impl DecoderConfig {
         let norm = cost::norm(hidden) + centring;
         let pair = norm + norm;
         let norms = if form.norms == NormPlaces::Both { pair + pair } else { pair };
+        // The norms before an attention and before a dense feed-forward layer. A layer normalisation, and a norm
+        // before a mixture, whose experts keep rows of its result, are not computed again.
+        let before = if form.norms == NormPlaces::After || self.norm(form).centres { 0 } else { hidden };
         let block = |index| {
             let (kind, feed_forward) = match form.mixture_of(index) {
                 Some(mixture) => {
@@ -34,7 +37,9 @@ impl DecoderConfig {
                 Some(latent) => latent_attention(self, latent, form, seen),
                 None => attention(self, form, seen),
             };
-            let cost = attention + feed_forward + norms;
+            let count = if form.mixture_of(index).is_some() { 1 } else { 2 };
+            let again = Cost { norms: count * before, ..Cost::default() };
+            let cost = attention + feed_forward + norms + again;
             let path = form.names.of(&format!("model.layers.{index}"));
             let layer = sizes.block(path, kind, cost);
             let keys_values = match form.latent {
@@ -146,7 +151,11 @@ fn dense(config: &DecoderConfig, form: &BlockForm<'_>) -> Cost {
     };
     let biases = if form.mlp_bias { outputs + hidden } else { 0 };
     // The composition of GELU keeps the tanh, the sum with 1, and the result.
-    let kept = if form.activation == Activation::GeluTanh { 2 * inner + result } else { 0 };
+    let is_gelu = form.activation == Activation::GeluTanh;
+    let kept = if is_gelu { 2 * inner + result } else { 0 };
+    // Only SwiGLU is computed again.
+    let feed_forward = if is_gelu { 0 } else { layer.feed_forward };
+    let layer = Cost { feed_forward, ..layer };
     layer + Cost { parameters: biases, elements: BIAS_PASSES * biases, kept, ..Cost::default() }
 }
 

@@ -76,6 +76,8 @@ impl HybridConfig {
             mixing: share(whole.mixing),
             elements: share(whole.elements) + 8 * hidden,
             kept: share(whole.kept) + 2 * hidden,
+            norms: share(whole.norms),
+            feed_forward: share(whole.feed_forward),
             kept_on_devices: (whole.kept_on_devices as f64 * self.mod_capacity_factor) as i64,
         }
     }
@@ -93,7 +95,9 @@ impl HybridConfig {
             BlockKind::Dense => cost::gated(hidden, self.intermediate_size as u64),
             BlockKind::Experts => self.experts_cost(),
         };
-        mixer + cost::norm(hidden)
+        // Experts keep rows of the normalised states.
+        let is_kept = kind == BlockKind::Experts;
+        mixer + if is_kept { cost::norm(hidden) } else { cost::norm_of_products(hidden) }
     }
 
     /// Returns the cost of a block of experts. A token pays for the experts that are chosen for it, for the
@@ -112,7 +116,9 @@ impl HybridConfig {
             mixing: 0,
             elements: chosen * (expert.elements + 6 * hidden) + shared.elements + experts * LOSS_PASSES,
             kept: chosen * (expert.kept + 3) + shared.kept + 4 * experts,
+            feed_forward: shared.feed_forward,
             kept_on_devices: cost::mixture_on_devices(chosen, hidden),
+            ..Cost::default()
         }
     }
 

@@ -15,7 +15,10 @@ impl NemotronHConfig {
         let vocabulary = self.vocab_size as u64;
         let sizes = ModelSizes { hidden, vocabulary, is_tied: self.tie_word_embeddings, tokens };
         let block = |(index, &kind): (usize, &BlockKind)| {
-            let cost = self.mixer_cost(kind, tokens) + cost::norm(hidden);
+            // Experts keep rows of the normalised states.
+            let is_kept = kind == BlockKind::Experts;
+            let norm = if is_kept { cost::norm(hidden) } else { cost::norm_of_products(hidden) };
+            let cost = self.mixer_cost(kind, tokens) + norm;
             sizes.block(format!("backbone.layers.{index}"), kind.label(), cost)
         };
         let mut layers = vec![sizes.embedding("backbone.embeddings")];
@@ -53,6 +56,7 @@ impl NemotronHConfig {
             mixing: 0,
             elements: RECTIFIER_PASSES * inner + BIAS_PASSES * biases,
             kept: 2 * inner,
+            feed_forward: inner,
             ..Cost::default()
         }
     }
@@ -78,6 +82,7 @@ impl Experts {
             elements,
             kept: 2 * (chosen * inner + shared + latent) + 2 * experts + 3 * chosen,
             kept_on_devices: cost::mixture_on_devices(chosen, width),
+            ..Cost::default()
         }
     }
 }

@@ -104,6 +104,8 @@ mod tests {
             activation_bytes,
             output_bytes: 0,
             keys_values_bytes,
+            norms_bytes: 0,
+            feed_forward_bytes: 0,
             products: 0,
             mixing: 0,
             copied: 0,

@@ -9,7 +9,7 @@ use crate::parameter::ParameterSpec;
 use crate::training_memory::adapters::{adapter_stash, add_adapters, remove_below};
 use crate::training_memory::arrived_rows::{ExpertLoad, add_arrived_rows, chosen_experts};
 use crate::training_memory::sizes::{
-    ComputeDevices, base_layers_in, kept_bytes, keys_values_bytes, stage_sizes,
+    ComputeDevices, base_layers_in, kept_bytes, keys_values_bytes, stage_sizes, without_parts,
 };
 
 /// The parts of a run on which the bytes of its activations depend.
@@ -62,16 +62,32 @@ impl KeptActivations<'_> {
                 trained.iter().any(|spec| spec.is_in(&layer.path))
             });
         }
+        let (kept, parts) = self.without_parts(&layers);
         let size = |(specs, stage): (&Vec<ParameterSpec>, u32)| {
             let stage = StageIndex::new(stage);
-            let sizes = stage_sizes(&layers.layers[self.partition.range(stage)], self.rows);
-            let stash = self.model.adapter().map_or(sizes.stash, |adapter| {
+            let range = self.partition.range(stage);
+            let whole = stage_sizes(&layers.layers[range.clone()], self.rows);
+            let sizes = stage_sizes(&kept.layers[range.clone()], self.rows);
+            // `I` keeps the inputs of all products for `W`, also the inputs that it has computed again.
+            let stash = self.model.adapter().map_or(whole.stash, |adapter| {
                 let stash = adapter_stash(&adapter.lora, specs.iter(), self.tokens);
                 stash.saturating_mul(u64::from(self.rows))
             });
-            StageSizes { recompute: Some(self.recompute_sizes(&layers, stage)), stash, ..sizes }
+            let parts = parts[range].iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
+            let parts = parts.saturating_mul(u64::from(self.rows));
+            StageSizes { recompute: Some(self.recompute_sizes(&kept, stage)), stash, parts, ..sizes }
         };
         stages.iter().zip(0..).map(size).collect()
+    }
+
+    /// Returns the layers with what they keep if their stages compute parts of them again, and for each layer
+    /// the bytes of these parts.
+    fn without_parts(&self, layers: &ModelDesc) -> (ModelDesc, Vec<u64>) {
+        let stages = (0..self.partition.stages()).map(StageIndex::new);
+        let parts_of = |stage| self.partition.range(stage).map(move |_| self.recompute.parts_of(stage));
+        let layers = layers.layers.iter().zip(stages.flat_map(parts_of));
+        let (layers, parts) = layers.map(|(layer, parts)| without_parts(layer, parts)).unzip();
+        (ModelDesc { layers }, parts)
     }
 
     /// Returns the bytes of a microbatch that a stage keeps if it is recomputed, as far as the stage does so,

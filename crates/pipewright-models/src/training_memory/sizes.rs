@@ -3,6 +3,7 @@
 
 use pipewright::tensor::Precision;
 use pipewright_schedule::costs::StageSizes;
+use pipewright_schedule::recompute::{LayerPart, LayerParts};
 use pipewright_schedule::{LayerDesc, ModelDesc};
 
 use crate::cut_model::CutModel;
@@ -72,6 +73,17 @@ pub(super) fn stage_sizes(layers: &[LayerDesc], rows: u32) -> StageSizes {
     StageSizes { activation, stash: activation, keys_values, ..StageSizes::default() }
 }
 
+/// Returns a layer that computes these parts again, and what its backward holds of them. The layer does not
+/// keep them.
+pub(super) fn without_parts(layer: &LayerDesc, parts: LayerParts) -> (LayerDesc, u64) {
+    let bytes_of = |part: LayerPart| match part {
+        LayerPart::Norms => layer.norms_bytes,
+        LayerPart::FeedForward => layer.feed_forward_bytes,
+    };
+    let bytes = parts.iter().map(bytes_of).fold(0, u64::saturating_add).min(layer.activation_bytes);
+    (LayerDesc { activation_bytes: layer.activation_bytes - bytes, ..layer.clone() }, bytes)
+}
+
 /// Returns the bytes of the keys and values of these layers, for a row.
 pub(super) fn keys_values_bytes(layers: &[LayerDesc]) -> u64 {
     layers.iter().map(|layer| layer.keys_values_bytes).fold(0, u64::saturating_add)
@@ -98,6 +110,8 @@ fn in_precision(model: &ModelDesc, precision: Precision) -> ModelDesc {
             activation_bytes: scaled(layer.activation_bytes - stays).saturating_add(stays),
             output_bytes: scaled(layer.output_bytes),
             keys_values_bytes: scaled(layer.keys_values_bytes),
+            norms_bytes: scaled(layer.norms_bytes),
+            feed_forward_bytes: scaled(layer.feed_forward_bytes),
             ..layer.clone()
         }
     };
@@ -124,6 +138,8 @@ mod tests {
             activation_bytes,
             output_bytes,
             keys_values_bytes: output_bytes,
+            norms_bytes: 0,
+            feed_forward_bytes: 0,
             products: 0,
             mixing: 0,
             copied: 0,

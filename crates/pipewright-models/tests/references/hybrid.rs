@@ -344,7 +344,7 @@ fn check_parts(name: &str, head_parts: u32, last: &[usize]) {
     let in_part = in_part(&boundaries, cut.model().describe(1).layers.len());
     let cut = Reference { method: Method::Explicit { boundaries }, ..cut };
     assert_eq!(train(&cut, "1f1b", ranks, &config, FIRST_STEPS), first_steps, "{name}: a cut by hand");
-    for recompute in [Recompute::Stage, Recompute::Block, in_part] {
+    for recompute in [Recompute::Stage, Recompute::Block, in_part, Recompute::Parts] {
         let recomputing = PipelineConfig { recompute: recompute.clone(), ..config.clone() };
         let run = train(&cut, "zb-h1", ranks, &recomputing, FIRST_STEPS);
         assert_eq!(run, first_steps, "{name}: recompute = {recompute}");

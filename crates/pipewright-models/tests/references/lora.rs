@@ -54,7 +54,7 @@ fn other_cuts_and_recomputation_have_the_bits_of_one_rank() {
         for (schedule, ranks) in [("zb-h1", 4), ("interleavedzerobubble", 2), ("dualpipev", 2)] {
             assert_eq!(check_first_steps(adapter, schedule, ranks, &plain), one_rank, "{schedule}");
         }
-        for recompute in [Recompute::Stage, Recompute::Block, in_part()] {
+        for recompute in [Recompute::Stage, Recompute::Block, in_part(), Recompute::Parts] {
             let config = PipelineConfig { recompute, ..PipelineConfig::default() };
             assert_eq!(check_first_steps(adapter, "1f1b", 2, &config), one_rank);
         }

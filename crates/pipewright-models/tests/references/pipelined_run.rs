@@ -36,6 +36,11 @@ pub(crate) fn in_part() -> Recompute {
     "0:layers=1,1:layers=1:keep=1".parse().expect("a choice")
 }
 
+/// Returns a choice of parts of layers, with and without second forwards.
+pub(crate) fn parts() -> Recompute {
+    "0:layers=1:keep=1:parts=norms,1:parts=norms+feed-forward".parse().expect("a choice")
+}
+
 /// A reference model, and its runs on one rank.
 pub(crate) struct Model {
     name: &'static str,
@@ -96,7 +101,7 @@ impl Model {
         let reference = self.reference();
         let steps = reference.expected.steps.len().min(FIRST_STEPS);
         let one_rank = &self.one_rank(&reference, microbatches)[..steps];
-        for recompute in [Recompute::Stage, Recompute::Block, in_part()] {
+        for recompute in [Recompute::Stage, Recompute::Block, in_part(), Recompute::Parts, parts()] {
             let config = PipelineConfig { recompute: recompute.clone(), ..PipelineConfig::default() };
             let run = train_steps(&reference, schedule, ranks, microbatches, &config, steps);
             assert_eq!(run, one_rank, "{schedule}, recompute {recompute}");

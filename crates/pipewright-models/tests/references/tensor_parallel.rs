@@ -71,7 +71,7 @@ fn replicas_of_pipelines_of_tensor_ranks() {
 
 #[test]
 fn recomputed_stages_exchange_again() {
-    for recompute in [Recompute::Block, in_part()] {
+    for recompute in [Recompute::Block, in_part(), Recompute::Parts] {
         let config = PipelineConfig { recompute, ..config(1, 2) };
         check("qwen3-tiny", "zbvzerobubble", 2, 8, &config);
     }

@@ -8,12 +8,13 @@
 //! takes no time, and neither waits nor sends.
 
 use crate::costs::Exchanges;
+use crate::ids::{Rank, StageIndex};
 use crate::plan::links::{Links, Route};
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
-use crate::plan::second_forwards::is_recomputed_at;
+use crate::plan::second_forwards::{is_recomputed, is_recomputed_at};
 use crate::plan::stage_load::StageLoad;
-use crate::recompute::StageRecompute;
+use crate::recompute::KeptForwards;
 use crate::simulate::alternation::{Halves, Work, alternate};
 use crate::trained::StageBackward;
 
@@ -51,6 +52,11 @@ pub(super) struct Evaluator {
     waits: Vec<Option<usize>>,
     /// Whether the roles and the work belong to an order that is not kept.
     has_other_loads: bool,
+    /// For each computation of a rank, whether it is recomputed or computes its forward again. Empty if no
+    /// stage of the rank keeps microbatches in flight: then a look at the neighbours in the row shows it.
+    again: Vec<Vec<bool>>,
+    /// The rank whose row the last evaluation changed.
+    changed_row: Option<usize>,
 }
 
 /// The data that all computations of one kind on one stage share.
@@ -66,8 +72,8 @@ struct Role {
     work: Work,
     /// The second forward before it, as in `work`.
     work_again: Work,
-    /// The time of the second forward before it, and which forwards are computed again.
-    again: Option<(f64, StageRecompute)>,
+    /// The time of the second forward before it, if the stage computes forwards again.
+    again: Option<f64>,
     /// The first of the messages that it receives, one for each microbatch; [`NONE`] if it receives none.
     needs: usize,
     /// The first of the messages that it sends to another stage, one for each microbatch; [`NONE`] if it
@@ -157,6 +163,7 @@ impl Evaluator {
             self.set_work(order, loads);
         }
         self.has_other_loads = is_whole;
+        self.set_again(order, loads, changed);
         self.restart(order, changed);
         let mut makespan = 0.0f64;
         while let Some(rank) = self.ready.pop() {
@@ -247,7 +254,8 @@ impl Evaluator {
 
     /// Runs a rank as far as it can, and returns its last computation.
     fn advance(&mut self, row: &[Cell], rank: usize) -> Ended {
-        let Self { roles, messages, replaced, links, waits, ready, since, evaluation, .. } = self;
+        let Self { roles, messages, replaced, links, waits, ready, since, evaluation, again, .. } = self;
+        let again = &again[rank];
         let changed = &mut self.changed[rank];
         let mut position = self.kept[rank] + changed.len();
         let before = changed.last().or_else(|| self.ended[rank][..self.kept[rank]].last()).copied();
@@ -267,7 +275,10 @@ impl Evaluator {
             };
             let is_dropped = |cell: Cell| role_of(roles, cell).is_dropped;
             let is_again = |position: usize, role: &Role| {
-                role.again.filter(|&(_, choice)| is_recomputed_at(choice, row, position, is_dropped))
+                role.again.filter(|_| match again.get(position) {
+                    Some(&is_again) => is_again,
+                    None => is_recomputed_at(row, position, is_dropped),
+                })
             };
             let now = ended.at;
             // An overlap is taken apart if its backward has no weight gradients.
@@ -284,7 +295,7 @@ impl Evaluator {
             };
             match partner {
                 None => {
-                    let now = now + is_again(position, role).map_or(0.0, |(again, _)| again);
+                    let now = now + is_again(position, role).unwrap_or(0.0);
                     ended = Ended {
                         at: now.max(arrival) + role.takes,
                         rest: ended.rest - role.work.compute,
@@ -336,6 +347,37 @@ impl Evaluator {
         ended
     }
 
+    /// Sets which computations of the rows that have changed are recomputed.
+    fn set_again(&mut self, order: &Order, loads: &[StageLoad], changed: Changed) {
+        let keeps =
+            |&stage: &StageIndex| loads[stage.index()].recompute.is_some_and(|choice| choice.keep > 0);
+        let before = self.changed_row.take();
+        let rows: Vec<usize> = match changed {
+            Changed::Everything => (0..order.rows.len()).collect(),
+            // The change before may have been taken back.
+            Changed::Row { rank, .. } => {
+                self.changed_row = Some(rank);
+                before.into_iter().filter(|&other| other != rank).chain([rank]).collect()
+            }
+        };
+        self.again.resize(order.rows.len(), Vec::new());
+        for rank in rows {
+            let again = &mut self.again[rank];
+            again.clear();
+            if !order.placement.stages_of(Rank::new(rank as u32)).iter().any(keeps) {
+                continue;
+            }
+            let mut kept = vec![KeptForwards::default(); loads.len()];
+            let row = &order.rows[rank];
+            let is_dropped = |cell: Cell| cell.is_dropped(loads);
+            again.extend(row.iter().enumerate().map(|(position, &cell)| {
+                let stage = cell.stage as usize;
+                !is_dropped(cell)
+                    && is_recomputed(loads[stage].recompute, &mut kept[stage], row, position, is_dropped)
+            }));
+        }
+    }
+
     /// Sets the roles of all stages.
     fn set_roles(&mut self, order: &Order, loads: &[StageLoad]) {
         self.links.set_sizes(loads);
@@ -354,7 +396,7 @@ impl Evaluator {
                     let sends = (direction * stages + target) * width;
                     Role { sends, receiver, route: self.links.route(stage, direction), ..Role::NOTHING }
                 });
-            let again = load.recompute.map(|choice| (load.again_takes(), choice));
+            let again = load.recompute.map(|_| load.again_takes());
             let work = |compute, exchanges| Work { compute, exchanges };
             let work_again = work(load.again, load.exchanges.again());
             // In the order of the kinds.

@@ -11,13 +11,13 @@ use crate::plan::greedy::Rules;
 use crate::plan::named::{climb_named, named, try_named};
 use crate::plan::pool::{Cut, cut_by, pool};
 use crate::plan::recompute::{
-    few_whole_choices, first_layers, layers_to_hold, stages_to_hold, without_repetitions,
+    chosen, drawn_parts, few_whole_choices, layers_to_hold, stages_to_hold, without_repetitions,
 };
 use crate::plan::report::SEARCHED;
 use crate::plan::search::{Choice, Search};
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::stage_loads;
-use crate::recompute::StageRecompute;
+use crate::recompute::{LayerParts, StageRecompute};
 
 /// Searches the plans of one shape. `bound` is the lower bound of all plans.
 pub(super) fn explore(search: &mut Search<'_>, shapes: &[Shape], at: usize, bound: f64) {
@@ -256,7 +256,7 @@ fn changed(search: &mut Search<'_>, shape: &Shape, now: &State, numbers: &mut Nu
         let stage = numbers.below(stages);
         let count = next.layout.starts[stage + 1] - next.layout.starts[stage];
         next.recompute[stage] = match next.recompute[stage] {
-            now if search.request.recomputes_in_part() => drawn_layers(now, count, numbers),
+            now if search.request.recomputes_in_part() => drawn_choice(shape, now, count, numbers),
             Some(_) => None,
             None => Some(StageRecompute::WHOLE),
         };
@@ -285,9 +285,18 @@ fn changed(search: &mut Search<'_>, shape: &Shape, now: &State, numbers: &mut Nu
     (next, recomputes_anew)
 }
 
-/// Returns the layers of a stage of `count` layers that are recomputed after a random change: one more or one
-/// less, all or none, or any number.
-fn drawn_layers(now: Option<StageRecompute>, count: usize, numbers: &mut Numbers) -> Option<StageRecompute> {
+/// Returns what a stage of `count` layers recomputes after a random change: one layer more or less, all or none,
+/// or any number; or a part of the layers more or less.
+fn drawn_choice(
+    shape: &Shape,
+    now: Option<StageRecompute>,
+    count: usize,
+    numbers: &mut Numbers,
+) -> Option<StageRecompute> {
+    let parts = now.map_or(LayerParts::NONE, |choice| choice.parts);
+    if let Some(changed) = drawn_parts(shape.layers.parts(), parts, numbers) {
+        return chosen(now.map_or(0, |choice| choice.layers_of(count)), count, changed);
+    }
     let layers = now.map_or(0, |choice| choice.layers_of(count));
     let drawn = match numbers.below(4) {
         0 => layers.saturating_sub(1),
@@ -295,7 +304,7 @@ fn drawn_layers(now: Option<StageRecompute>, count: usize, numbers: &mut Numbers
         2 => count * usize::from(layers == 0),
         _ => numbers.below(count + 1),
     };
-    first_layers(drawn, count)
+    chosen(drawn, count, parts)
 }
 
 /// Often lets the stages recompute what they must for the changed layout, for a random number of microbatches

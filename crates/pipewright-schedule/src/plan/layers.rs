@@ -4,7 +4,7 @@
 //! **Tensor parallelism.** `t` tensor-parallel ranks each have a share of `1 / t` of the computations, the
 //! parameters and the activations of a layer. Only the inputs of its parts stay whole: one for each sum over
 //! these ranks, of the size of the layer's input. The sums take place in `F`, in `I`, and in a forward that
-//! is computed again. This model is assumed, not measured.
+//! is computed again. Each rank normalises whole rows. This model is assumed, not measured.
 //!
 //! **Frozen layers.** A layer without trained parameters has no `W`. The layers before the first trained one
 //! have no `I` either and keep nothing, in whatever stage they are.
@@ -19,6 +19,7 @@ use crate::plan::head_parts::shared_bytes;
 use crate::plan::network::Network;
 use crate::plan::request::TrainingState;
 use crate::profile::{LayerProfile, Profile, TENSOR_SUMS};
+use crate::recompute::{LayerPart, LayerParts};
 use crate::sharding::{Sharding, StateBytes};
 use crate::trained::StageBackward;
 
@@ -48,10 +49,35 @@ pub(super) struct Layer {
     /// one stage.
     pub(super) shared: u64,
     pub(super) temporary: u64,
+    /// The parts that a backward may compute again, in the order of [`LayerPart::ALL`].
+    parts: [PartCost; LayerPart::ALL.len()],
     /// The part of `forward`, and of `recompute`, in which tensor-parallel ranks add their results.
     pub(super) sums: f64,
     /// The same part of `input`.
     pub(super) input_sums: f64,
+}
+
+/// The costs of parts of a layer that a backward computes again.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct PartCost {
+    /// The bytes of `activation` that are not kept.
+    pub(super) bytes: u64,
+    /// The time by which the backward takes longer.
+    pub(super) takes: f64,
+}
+
+impl Layer {
+    /// Returns the costs of some parts together.
+    pub(super) fn cost_of(&self, parts: LayerParts) -> PartCost {
+        parts.iter().fold(PartCost::default(), |sum, part| sum.plus(self.parts[part as usize]))
+    }
+}
+
+impl PartCost {
+    /// Returns the sum of the costs of two parts.
+    pub(super) fn plus(self, other: Self) -> Self {
+        Self { bytes: self.bytes.saturating_add(other.bytes), takes: self.takes + other.takes }
+    }
 }
 
 /// All layers of a model, for one size of microbatch.
@@ -109,6 +135,10 @@ impl Layers {
             stash: bytes(layer.stash_bytes()),
             shared: bytes(shared),
             temporary: bytes(layer.temporary_bytes),
+            parts: LayerPart::ALL.map(|part| {
+                let costs = layer.part(part);
+                PartCost { bytes: bytes(costs.activation_bytes), takes: costs.recompute_s * scale }
+            }),
             sums: 0.0,
             input_sums: 0.0,
         };
@@ -183,6 +213,12 @@ impl Layers {
         layer.gradient.saturating_add(part).saturating_add(gathered)
     }
 
+    /// Returns the parts that some layer may compute again to save memory.
+    pub(super) fn parts(&self) -> LayerParts {
+        let saves = |&part: &LayerPart| self.list.iter().any(|layer| layer.parts[part as usize].bytes > 0);
+        LayerPart::ALL.into_iter().filter(saves).collect()
+    }
+
     /// Returns the number of layers.
     pub(super) fn count(&self) -> usize {
         self.list.len()
@@ -217,6 +253,7 @@ fn freeze(layer: &mut Layer, is_below: bool) {
     if is_below {
         let input_exchanges = Exchanges::default();
         *layer = Layer { input: 0.0, input_exchanges, input_sums: 0.0, activation: 0, shared: 0, ..*layer };
+        layer.parts = Default::default();
     }
 }
 
@@ -247,6 +284,14 @@ fn divide(layer: &mut Layer, input: u64, sums: u32, network: &Network) {
     layer.activation = divided(layer.activation);
     layer.stash = divided(layer.stash);
     layer.temporary = layer.temporary.div_ceil(ranks);
+    // Each rank normalises whole rows.
+    let feed_forward = &mut layer.parts[LayerPart::FeedForward as usize];
+    *feed_forward = PartCost { bytes: feed_forward.bytes / ranks, takes: feed_forward.takes * share };
+    let mut left = layer.activation;
+    for part in &mut layer.parts {
+        part.bytes = part.bytes.min(left);
+        left -= part.bytes;
+    }
 }
 
 /// Returns a share of the bytes of parameters, rounded up.

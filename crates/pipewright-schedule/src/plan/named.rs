@@ -170,10 +170,13 @@ fn choices_to_fit(
     } else {
         vec![1; stages]
     };
-    if count_choices(&counts) <= most {
-        return every_choice(&counts).skip(1).collect();
-    }
     let mut choices = Vec::new();
+    if count_choices(&counts) <= most {
+        choices.extend(every_choice(&counts).skip(1));
+        if !is_partial || shape.layers.parts().is_empty() {
+            return choices;
+        }
+    }
     if is_partial {
         choices.push(layers_to_fit(&shape.layers, starts, order, memory));
     }

@@ -40,7 +40,7 @@ fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, tra
         let chunk = order.placement.chunk_of(StageIndex::new(cell.stage)).index();
         let load = &own_loads[chunk];
         let is_again = is_recomputed(load.recompute, &mut kept[chunk], row, position, is_dropped);
-        let (more, less) = match cell.kind {
+        let (mut more, mut less) = match cell.kind {
             Kind::Forward if trains && is_again => (load.kept, 0),
             Kind::Forward if trains => (load.activation(), 0),
             Kind::Forward => (load.activation(), load.activation()),
@@ -48,6 +48,10 @@ fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, tra
             Kind::Input | Kind::Backward => (0, load.activation()),
             Kind::Weight => (0, load.stash),
         };
+        if matches!(cell.kind, Kind::Input | Kind::Backward) {
+            more = more.saturating_add(load.remade);
+            less = less.saturating_add(load.remade);
+        }
         held = held.saturating_add(more);
         peak = peak.max(held.saturating_add(load.temporary));
         let mut made = if cell.kind == Kind::Input { load.stash } else { 0 };

@@ -184,7 +184,7 @@ fn finished(
         boundaries,
         // The search may choose recomputation for stages that run forward only, where it has no effect, and
         // more layers than a stage has.
-        recompute: loads.iter().map(|load| load.recompute).collect(),
+        recompute: loads.iter().map(StageLoad::choice).collect(),
         data_parallel: shape.mesh.replicas,
         tensor_parallel: shape.mesh.tensor,
         mesh_order: shape.mesh.order,

@@ -6,7 +6,7 @@
 //!
 //! A change moves one computation within a block of the critical path, or the boundaries of a few
 //! neighbouring stages by one layer. If the memory is limited, it may also let a stage recompute a layer more
-//! or less. The critical path is a chain of computations without a gap that ends
+//! or less, or a part of its layers. The critical path is a chain of computations without a gap that ends
 //! with the step: each starts when the one before it on its rank ends, or when its message arrives. A block
 //! is a part of it on one rank. Only a change that puts another computation first or last in a block can
 //! shorten the path, as in the job shop problem (Nowicki and Smutnicki, "A fast taboo search algorithm for
@@ -21,12 +21,12 @@ use crate::plan::change::{Change, Recomputed, may_move};
 use crate::plan::critical::{Block, critical};
 use crate::plan::evaluate::{Changed, Evaluator};
 use crate::plan::order::Order;
-use crate::plan::recompute::first_layers;
+use crate::plan::recompute::{chosen, drawn_parts};
 use crate::plan::search::{Candidate, Choice, Search, optimizer_time};
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::{StageLoad, stage_loads};
 use crate::plan::tuning::PolishTuning;
-use crate::recompute::StageRecompute;
+use crate::recompute::{LayerParts, StageRecompute};
 
 /// The plan that is changed.
 struct Polished {
@@ -43,6 +43,8 @@ struct Polished {
     least: f64,
     /// Whether changes let stages recompute parts of their layers.
     recomputes_in_part: bool,
+    /// The parts of layers that save memory.
+    parts: LayerParts,
     blocks: Vec<Block>,
 }
 
@@ -108,6 +110,7 @@ impl Polished {
         let time = evaluator.time(&order, &loads, &layers.network)? + optimizer;
         search.charge_evaluation(evaluator.computations(), recompute.len());
         let blocks = critical(&order, &evaluator);
+        let parts = layers.parts();
         let recomputes_in_part = search.request.memory.is_some() && search.request.recomputes_in_part();
         Some(Self {
             order,
@@ -120,6 +123,7 @@ impl Polished {
             time,
             least: time,
             recomputes_in_part,
+            parts,
             blocks,
         })
     }
@@ -219,8 +223,14 @@ impl Polished {
         let stage = stages.start + numbers.below(stages.len());
         let (before, count) = (self.recompute[stage], self.starts[stage + 1] - self.starts[stage]);
         let layers = before.map_or(0, |choice| choice.layers_of(count));
-        let layers = if numbers.below(2) == 0 { layers.checked_sub(1)? } else { layers + 1 };
-        let after = first_layers(layers, count);
+        let parts = before.map_or(LayerParts::NONE, |choice| choice.parts);
+        let after = match drawn_parts(self.parts, parts, numbers) {
+            Some(parts) => chosen(layers, count, parts),
+            None => {
+                let layers = if numbers.below(2) == 0 { layers.checked_sub(1)? } else { layers + 1 };
+                chosen(layers, count, parts)
+            }
+        };
         (after != before).then_some(Recomputed { stage, before, after })
     }
 

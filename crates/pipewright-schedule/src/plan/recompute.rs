@@ -1,17 +1,18 @@
 //! The layers that stages recompute, to fit into the memory.
 //!
-//! A rank recomputes no more than it must: layer after layer is added, the ones that save the most for the
-//! time of their second forward first, until the rank fits. A stage recomputes its first layers, because its
-//! input is kept in any case; so the layers of each stage are added in their order. If a request does not
-//! allow parts of stages, whole stages are added.
+//! A rank recomputes no more than it must: layer after layer, or a part of all layers of a stage, is added, the
+//! ones that save the most for their time first, until the rank fits. A stage recomputes its first layers,
+//! because its input is kept in any case; so the layers of each stage are added in their order. If a request
+//! does not allow parts of stages, whole stages are added.
 
 use crate::ids::{Rank, StageIndex};
 use crate::placement::Placement;
-use crate::plan::layers::Layers;
+use crate::plan::balance::Numbers;
+use crate::plan::layers::{Layers, PartCost};
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::peaks::{peak_of_rank, peaks};
 use crate::plan::stage_load::{StageLoad, besides_microbatches, stage_load, stage_loads};
-use crate::recompute::StageRecompute;
+use crate::recompute::{LayerPart, LayerParts, StageRecompute};
 use crate::trained::StageBackward;
 
 /// Returns the number of choices of the first layers of stages with so many layers.
@@ -27,7 +28,7 @@ pub(super) fn every_choice(counts: &[usize]) -> impl Iterator<Item = Vec<Option<
         let next_stage = |&count: &usize| {
             let layers = rest % (count as u64 + 1);
             rest /= count as u64 + 1;
-            first_layers(layers as usize, count)
+            chosen(layers as usize, count, LayerParts::NONE)
         };
         counts.iter().map(next_stage).collect()
     })
@@ -57,9 +58,22 @@ pub(super) fn whole_stages(stages: &[bool]) -> Vec<Option<StageRecompute>> {
     stages.iter().map(|&recomputes| recomputes.then_some(StageRecompute::WHOLE)).collect()
 }
 
-/// Returns the choice of the first `layers` of the `count` layers of a stage.
-pub(super) fn first_layers(layers: usize, count: usize) -> Option<StageRecompute> {
-    StageRecompute::first(layers as u32).map(|choice| choice.within(count))
+/// Returns the choice of the first `layers` of the `count` layers of a stage, and of parts of all its layers.
+pub(super) fn chosen(layers: usize, count: usize, parts: LayerParts) -> Option<StageRecompute> {
+    let first = StageRecompute::first(layers as u32);
+    let first = first.map(|choice| StageRecompute { parts, ..choice.within(count) });
+    first.or_else(|| StageRecompute::of_parts(parts))
+}
+
+/// Often draws a change of the parts that a stage recomputes: one more or one less of the parts that save memory.
+/// Nothing is drawn if no part does.
+pub(super) fn drawn_parts(all: LayerParts, now: LayerParts, numbers: &mut Numbers) -> Option<LayerParts> {
+    let all: Vec<LayerPart> = all.iter().collect();
+    if all.is_empty() || numbers.below(3) > 0 {
+        return None;
+    }
+    let part = all[numbers.below(all.len())];
+    Some(if now.contains(part) { now.without(part) } else { now.with(part) })
 }
 
 /// Returns a choice with which `order` fits into the memory: on each rank that lacks memory, the stages with
@@ -89,8 +103,9 @@ pub(super) fn stages_to_fit(
     }
 }
 
-/// Returns the choice of the fewest layers with which `order` fits into the memory. A rank that never fits
-/// recomputes all layers.
+/// Returns the choice of the fewest layers with which `order` fits into the memory. Of the microbatches in
+/// flight, each stage keeps the activations of as many as still fit. A rank that never fits recomputes all
+/// layers.
 pub(super) fn layers_to_fit(
     layers: &Layers,
     starts: &[usize],
@@ -102,7 +117,9 @@ pub(super) fn layers_to_fit(
         let own = order.placement.stages_of(rank);
         let in_flight = |stage: StageIndex| most_in_flight(&order.rows[rank.index()], stage);
         let peak = |loads: &[StageLoad]| peak_of_rank(order, loads, layers.sharding, rank.index());
-        fitting.fit(own, in_flight, |loads| peak(loads) <= memory);
+        let fits = |loads: &[StageLoad]| peak(loads) <= memory;
+        fitting.fit(own, in_flight, fits);
+        fitting.keep_most(own, in_flight, fits);
     }
     fitting.choice
 }
@@ -171,6 +188,13 @@ fn most_in_flight(row: &[Cell], stage: StageIndex) -> u64 {
     counts.max().unwrap_or(0)
 }
 
+/// An addition to a choice: the next layer of a stage, or a part of all its layers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Added {
+    Layer(StageIndex),
+    Part(StageIndex, LayerPart),
+}
+
 /// A choice in the making, rank by rank.
 struct Fitting<'a> {
     layers: &'a Layers,
@@ -187,8 +211,8 @@ impl<'a> Fitting<'a> {
         Self { layers, starts, loads: stage_loads(layers, starts, &choice), choice }
     }
 
-    /// Adds layers of the stages of a rank until the rank fits, and at most all. `in_flight` returns the
-    /// microbatches that a stage holds at once.
+    /// Adds layers, and parts of layers, of the stages of a rank until the rank fits, and at most all.
+    /// `in_flight` returns the microbatches that a stage holds at once.
     fn fit(
         &mut self,
         own: &[StageIndex],
@@ -199,8 +223,8 @@ impl<'a> Fitting<'a> {
             return;
         }
         let added = self.order_of_layers(own, in_flight);
-        // More layers take less memory, except for small differences: bisection finds a choice that fits, if
-        // all layers do.
+        // More takes less memory, except for small differences: bisection finds a choice that fits, if all
+        // layers do.
         let (mut too_few, mut enough) = (0, added.len());
         while enough - too_few > 1 {
             let middle = too_few.midpoint(enough);
@@ -214,36 +238,93 @@ impl<'a> Fitting<'a> {
         self.set(own, &added[..enough]);
     }
 
-    /// Returns the stage of each layer that is added, in this order.
-    fn order_of_layers(&self, own: &[StageIndex], in_flight: impl Fn(StageIndex) -> u64) -> Vec<StageIndex> {
-        // A stage that runs forward only keeps nothing.
-        let keeps = |stage: &&StageIndex| self.loads[stage.index()].computes != StageBackward::None;
-        let mut next: Vec<(StageIndex, usize, f64)> = own
-            .iter()
-            .filter(keeps)
-            .map(|&stage| (stage, self.starts[stage.index()], in_flight(stage) as f64))
-            .collect();
-        let mut added = Vec::new();
-        loop {
-            let left = next.iter_mut().filter(|(stage, layer, _)| *layer < self.starts[stage.index() + 1]);
-            let saving = |layer: usize, held: f64| {
-                let layer = &self.layers.list[layer];
-                held * layer.activation as f64 / layer.recompute.max(f64::MIN_POSITIVE)
-            };
-            let best = left.max_by(|one, other| saving(one.1, one.2).total_cmp(&saving(other.1, other.2)));
-            let Some((stage, layer, _)) = best else { return added };
-            *layer += 1;
-            added.push(*stage);
+    /// Lets the stages of a rank that fits keep the activations of as many microbatches in flight as fit, the
+    /// stages with the longest second forwards first.
+    fn keep_most(
+        &mut self,
+        own: &[StageIndex],
+        in_flight: impl Fn(StageIndex) -> u64,
+        fits: impl Fn(&[StageLoad]) -> bool,
+    ) {
+        if !fits(&self.loads) {
+            return;
+        }
+        let mut own = own.to_vec();
+        let again = |stage: &StageIndex| self.loads[stage.index()].again_takes();
+        own.sort_by(|one, other| again(other).total_cmp(&again(one)));
+        for stage in own.iter().map(|stage| stage.index()) {
+            let Some(choice) = self.loads[stage].recompute else { continue };
+            let (mut fewest, mut too_many) = (0, in_flight(StageIndex::new(stage as u32)) as u32);
+            while too_many - fewest > 1 {
+                let middle = fewest.midpoint(too_many);
+                self.set_keep(stage, choice, middle);
+                if fits(&self.loads) {
+                    fewest = middle;
+                } else {
+                    too_many = middle;
+                }
+            }
+            self.set_keep(stage, choice, fewest);
         }
     }
 
-    /// Sets the choice of the stages of a rank: each recomputes as many layers as it is named.
-    fn set(&mut self, own: &[StageIndex], added: &[StageIndex]) {
+    /// Lets a stage keep this number of microbatches in flight.
+    fn set_keep(&mut self, stage: usize, choice: StageRecompute, keep: u32) {
+        let choice = StageRecompute { keep, ..choice };
+        self.choice[stage] = Some(choice);
+        self.loads[stage].recompute = Some(choice);
+    }
+
+    /// Returns what is added, in this order.
+    fn order_of_layers(&self, own: &[StageIndex], in_flight: impl Fn(StageIndex) -> u64) -> Vec<Added> {
+        // A stage that runs forward only keeps nothing.
+        let keeps = |stage: &&StageIndex| self.loads[stage.index()].computes != StageBackward::None;
+        let own = own.iter().filter(keeps).copied();
+        let saving = |held: f64, bytes: u64, takes: f64| held * bytes as f64 / takes.max(f64::MIN_POSITIVE);
+        let mut next: Vec<(StageIndex, usize, f64)> =
+            own.map(|stage| (stage, self.starts[stage.index()], in_flight(stage) as f64)).collect();
+        let mut parts: Vec<(Added, f64)> = Vec::new();
+        for &(stage, first, held) in &next {
+            for part in LayerPart::ALL {
+                let range = first..self.starts[stage.index() + 1];
+                let costs = self.layers.list[range].iter().map(|layer| layer.cost_of(part.into()));
+                let cost = costs.fold(PartCost::default(), PartCost::plus);
+                if cost.bytes > 0 {
+                    parts.push((Added::Part(stage, part), saving(held, cost.bytes, cost.takes)));
+                }
+            }
+        }
+        // The most saving part comes last.
+        parts.sort_by(|one, other| one.1.total_cmp(&other.1));
+        let mut added = Vec::new();
+        loop {
+            let left = next.iter_mut().filter(|(stage, layer, _)| *layer < self.starts[stage.index() + 1]);
+            let saved = |layer: usize, held: f64| {
+                let layer = &self.layers.list[layer];
+                saving(held, layer.activation, layer.recompute)
+            };
+            let best = left.max_by(|one, other| saved(one.1, one.2).total_cmp(&saved(other.1, other.2)));
+            match (best, parts.last()) {
+                (None, None) => return added,
+                (Some(best), part) if part.is_none_or(|part| saved(best.1, best.2) >= part.1) => {
+                    best.1 += 1;
+                    added.push(Added::Layer(best.0));
+                }
+                _ => added.extend(parts.pop().map(|(part, _)| part)),
+            }
+        }
+    }
+
+    /// Sets the choice of the stages of a rank: each recomputes as many layers as it is named, and the parts
+    /// that are named with it.
+    fn set(&mut self, own: &[StageIndex], added: &[Added]) {
         for &stage in own {
             let at = stage.index();
             let range = self.starts[at]..self.starts[at + 1];
-            let count = added.iter().filter(|&&other| other == stage).count();
-            self.choice[at] = first_layers(count, range.len());
+            let count = added.iter().filter(|&&other| other == Added::Layer(stage)).count();
+            let is_added = |&part: &LayerPart| added.contains(&Added::Part(stage, part));
+            let parts = LayerPart::ALL.into_iter().filter(is_added).collect();
+            self.choice[at] = chosen(count, range.len(), parts);
             self.loads[at] = stage_load(self.layers, range, self.choice[at]);
         }
     }

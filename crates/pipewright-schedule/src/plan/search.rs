@@ -14,6 +14,7 @@ use crate::plan::greedy::{Rules, Task, greedy};
 use crate::plan::justify::justified;
 use crate::plan::order::Order;
 use crate::plan::peaks::peaks;
+use crate::plan::recompute::{layers_to_fit, stages_to_fit};
 use crate::plan::report::{PlanSettings, SEARCHED, Shortage};
 use crate::plan::request::PlanRequest;
 use crate::plan::shape::Shape;
@@ -198,6 +199,10 @@ impl<'a> Search<'a> {
             self.charge_draw();
             return None;
         }
+        // The rules count memory as if no microbatch in flight kept its activations.
+        let keeps_none = |choice: Option<StageRecompute>| choice.map(|it| StageRecompute { keep: 0, ..it });
+        let recompute: Vec<_> = choice.recompute.iter().copied().map(keeps_none).collect();
+        let choice = Choice { recompute: &recompute, ..choice };
         let loads = stage_loads(&shape.layers, choice.starts, choice.recompute);
         let own =
             |rank: Rank| placement.stages_of(rank).iter().map(|stage| loads[stage.index()].optimizer).sum();
@@ -220,10 +225,46 @@ impl<'a> Search<'a> {
             return None;
         }
         let (order, time) = self.improved(order, &loads, shape)?;
+        let (order, time, recompute, loads) = self.refitted(order, time, shape, choice, loads)?;
+        let choice = Choice { recompute: &recompute, ..choice };
         let time = time + optimizer_time(&order, &loads);
         let peak = peak(&order, &loads, shape.layers.sharding);
         self.keep(label, &Rc::new(order), Some(rules), choice, time, peak);
         (time < before).then_some(time)
+    }
+
+    /// Recomputes only what an order needs to fit into the memory. Returns the order, its time without the
+    /// optimizer, what is recomputed and the loads; the given ones if they are not slower.
+    fn refitted(
+        &mut self,
+        order: Order,
+        time: f64,
+        shape: &Shape,
+        choice: Choice<'_>,
+        loads: Vec<StageLoad>,
+    ) -> Option<(Order, f64, Vec<Option<StageRecompute>>, Vec<StageLoad>)> {
+        let given = choice.recompute.to_vec();
+        let is_recomputed = loads.iter().any(|load| load.choice().is_some());
+        let Some(memory) = self.request.memory.filter(|_| is_recomputed) else {
+            return Some((order, time, given, loads));
+        };
+        let (layers, starts) = (&shape.layers, choice.starts);
+        let fitted = if self.request.recomputes_in_part() {
+            layers_to_fit(layers, starts, &order, memory)
+        } else {
+            stages_to_fit(layers, starts, &order, memory)
+        };
+        self.left = self.left.saturating_sub(self.tuning.work.refitted * order.computations() as u64);
+        let fitted_loads = stage_loads(layers, starts, &fitted);
+        if fitted_loads == loads || self.shortage(&order, &fitted_loads, layers.sharding).is_some() {
+            return Some((order, time, given, loads));
+        }
+        let (fitted_order, fitted_time) = self.improved(order.clone(), &fitted_loads, shape)?;
+        Some(if fitted_time < time {
+            (fitted_order, fitted_time, fitted, fitted_loads)
+        } else {
+            (order, time, given, loads)
+        })
     }
 
     /// Justifies an order. Returns the justified order if it is faster and fits into the memory, and

@@ -27,21 +27,9 @@ pub(super) fn is_recomputed(
     }
 }
 
-/// Returns the same for a single cell, whose stage has run the cells before it in the row.
-pub(super) fn is_recomputed_at(
-    choice: StageRecompute,
-    row: &[Cell],
-    position: usize,
-    is_dropped: impl Fn(Cell) -> bool,
-) -> bool {
-    let mut kept = KeptForwards::default();
-    if choice.keep > 0 {
-        let is_own = |&at: &usize| row[at].stage == row[position].stage && !is_dropped(row[at]);
-        for at in (0..position).filter(is_own) {
-            is_recomputed(Some(choice), &mut kept, row, at, &is_dropped);
-        }
-    }
-    is_recomputed(Some(choice), &mut kept, row, position, is_dropped)
+/// Returns the same for a single cell of a stage that keeps no microbatches in flight.
+pub(super) fn is_recomputed_at(row: &[Cell], position: usize, is_dropped: impl Fn(Cell) -> bool) -> bool {
+    is_recomputed(Some(StageRecompute::WHOLE), &mut KeptForwards::default(), row, position, is_dropped)
 }
 
 /// Returns whether the cell at `position` is a backward that follows its own forward, with nothing but

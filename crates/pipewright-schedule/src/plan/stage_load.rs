@@ -3,8 +3,8 @@
 //! A stage that recomputes keeps its input instead of the activations of the layers that it computes again.
 //! Before `I` (or `B`) it computes their forward once more, and their activations exist until the end of `I`.
 //! A forward that its own backward follows at once keeps its activations and is not computed again, and
-//! neither are the forwards that the stage keeps ([`mod@crate::recompute`]). Each byte of
-//! parameters needs a byte of gradients, from the first weight gradient of the step, and, always, the
+//! neither are the forwards that the stage keeps ([`mod@crate::recompute`]). Parts of layers that are computed
+//! again make `I` and `B` longer and exist only in them. Each byte of parameters needs a byte of gradients, from the first weight gradient of the step, and, always, the
 //! optimizer's state for it. Replicas may hold parameters and optimizer state together ([`crate::sharding`]).
 //! A stage also holds what does not depend on its layers, such as tables of positions.
 //! A stage without trained parameters has no `W`, and one before all trained layers runs forward only
@@ -16,7 +16,7 @@ use crate::costs::{Costs, Link, RecomputeSizes, StageCosts, StageExchanges, Stag
 use crate::ids::{Rank, StageIndex};
 use crate::plan::layers::Layers;
 use crate::profile::LinkProfile;
-use crate::recompute::{Recompute, StageRecompute};
+use crate::recompute::{LayerParts, Recompute, StageRecompute};
 use crate::sharding::{Sharding, StateBytes};
 use crate::trained::StageBackward;
 
@@ -25,7 +25,7 @@ use crate::trained::StageBackward;
 pub(super) struct StageLoad {
     /// The gradients that its backward computes.
     pub(super) computes: StageBackward,
-    /// The times of `F` and `I`, without exchanges.
+    /// The times of `F` and `I`, without exchanges. `I` computes the parts again.
     pub(super) forward: f64,
     pub(super) input: f64,
     /// The time that `W` adds to `I` in `B`.
@@ -37,6 +37,8 @@ pub(super) struct StageLoad {
     pub(super) again: f64,
     /// The part that it recomputes, at most the layers that it has; `None` if it does not recompute.
     pub(super) recompute: Option<StageRecompute>,
+    /// The parts of layers that it computes again.
+    pub(super) parts: LayerParts,
     /// The exchanges of tokens in its actions.
     pub(super) exchanges: StageExchanges,
     pub(super) optimizer: f64,
@@ -47,6 +49,8 @@ pub(super) struct StageLoad {
     pub(super) kept: u64,
     /// The bytes that recomputation adds during `I`; 0 in a stage that does not recompute.
     pub(super) rebuilt: u64,
+    /// The bytes of the parts that `I` computes again.
+    pub(super) remade: u64,
     /// The bytes that `I` keeps until `W`.
     pub(super) stash: u64,
     /// The part of `kept` and `stash` that the stage before it holds too, if that is on the same rank.
@@ -117,7 +121,13 @@ impl StageLoad {
 
     /// Returns the bytes by which an input backward may exceed what its forward keeps.
     pub(super) fn growth(&self) -> u64 {
-        self.rebuilt.max(self.stash.saturating_sub(self.kept))
+        self.rebuilt.saturating_add(self.remade).max(self.stash.saturating_sub(self.kept))
+    }
+
+    /// Returns what the stage recomputes; `None` for nothing.
+    pub(super) fn choice(&self) -> Option<StageRecompute> {
+        let second_forwards = self.recompute.map(|choice| StageRecompute { parts: self.parts, ..choice });
+        second_forwards.or_else(|| StageRecompute::of_parts(self.parts))
     }
 
     /// Returns what a forward keeps that is not computed again.
@@ -173,11 +183,13 @@ pub(super) fn stage_loads(
 pub(super) fn stage_load(
     layers: &Layers,
     Range { start, end }: Range<usize>,
-    recompute: Option<StageRecompute>,
+    choice: Option<StageRecompute>,
 ) -> StageLoad {
     let computes = layers.backward_of(start..end);
     // A stage that runs forward only computes nothing again.
-    let recompute = recompute.filter(|_| computes != StageBackward::None);
+    let choice = choice.filter(|_| computes != StageBackward::None);
+    let parts = choice.map_or(LayerParts::NONE, |choice| choice.parts);
+    let recompute = choice.filter(|choice| choice.has_second_forwards());
     // The search moves layers to other stages without regard to what these recompute.
     let recompute = recompute.map(|choice| choice.within(end - start));
     let again = start..start + recompute.map_or(0, |choice| choice.layers_of(end - start));
@@ -189,12 +201,14 @@ pub(super) fn stage_load(
         apart: 0.0,
         again: 0.0,
         recompute,
+        parts,
         exchanges: StageExchanges::default(),
         optimizer: 0.0,
         reduce: 0.0,
         output: layers.list[end - 1].output,
         kept: 0,
         rebuilt: 0,
+        remade: 0,
         stash: 0,
         shared: layers.list[start].shared,
         gradient: 0,
@@ -211,14 +225,17 @@ pub(super) fn stage_load(
     let mut rebuilt = 0u64;
     for (position, layer) in layers.list[start..end].iter().enumerate() {
         load.forward += layer.forward;
-        load.input += layer.input;
+        let again_in_backward = layer.cost_of(parts);
+        load.input += layer.input + again_in_backward.takes;
+        load.remade = load.remade.saturating_add(again_in_backward.bytes);
         load.weight += layer.weight;
         load.apart += layer.apart;
         load.optimizer += layer.optimizer;
         load.exchanges.forward = load.exchanges.forward.plus(layer.exchanges);
         load.exchanges.backward = load.exchanges.backward.plus(layer.input_exchanges);
         let shared = if position > 0 { layer.shared } else { 0 };
-        load.kept = load.kept.saturating_add(layer.activation.saturating_sub(shared));
+        let others = shared.saturating_add(again_in_backward.bytes);
+        load.kept = load.kept.saturating_add(layer.activation.saturating_sub(others));
         if again.contains(&(start + position)) {
             rebuilt = load.kept;
             load.again += layer.recompute;
@@ -273,13 +290,14 @@ pub(super) fn engine_costs(layers: &Layers, loads: &[StageLoad]) -> Costs {
         activation: load.activation(),
         stash: load.stash,
         gradient: load.gradient,
+        parts: load.remade,
         ..StageSizes::default()
     });
     let network = &layers.network;
     let engine_link = |link: LinkProfile| Link { latency: link.latency_s, bandwidth: link.bytes_per_s };
     let near =
         network.near_pairs().map(|(from, to)| ((Rank::new(from), Rank::new(to)), engine_link(network.near)));
-    let recompute: Vec<Option<StageRecompute>> = loads.iter().map(|load| load.recompute).collect();
+    let recompute: Vec<Option<StageRecompute>> = loads.iter().map(StageLoad::choice).collect();
     Costs {
         stages: stages.collect(),
         sizes: sizes.collect(),

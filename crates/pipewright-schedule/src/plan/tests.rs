@@ -18,12 +18,12 @@ use crate::plan::order::{Cell, Kind, Order, first_backward};
 use crate::plan::peaks::peaks;
 use crate::plan::predict::{PlanChoice, predict};
 use crate::plan::rank_times::Step;
-use crate::plan::recompute::{every_choice, first_layers};
+use crate::plan::recompute::{chosen, every_choice};
 use crate::plan::request::TrainingState;
 use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads, waiting};
 use crate::plan::tuning::BoundTuning;
-use crate::profile::{HEAD_PART, LayerProfile, LinkProfile, NodeProfile, Profile};
-use crate::recompute::StageRecompute;
+use crate::profile::{HEAD_PART, LayerProfile, LinkProfile, NodeProfile, PartProfile, Profile};
+use crate::recompute::{LayerPart, StageRecompute};
 use crate::sharding::{ShardGroups, Sharding};
 use crate::simulate::{peak_memory, timed};
 use crate::trained::{StageBackward, TrainedStages};
@@ -66,6 +66,13 @@ fn layers_of(
         ..LayerProfile::default()
     });
     let mut layers: Vec<LayerProfile> = layers.collect();
+    for layer in &mut layers {
+        let mut part = |share: u64| PartProfile {
+            activation_bytes: layer.activation_bytes / share,
+            recompute_s: number(8) / 8.0,
+        };
+        (layer.norms, layer.feed_forward) = (Some(part(4)), Some(part(3)));
+    }
     if seed.is_multiple_of(3) {
         freeze(&mut layers, seed);
     }
@@ -393,7 +400,8 @@ fn drawn(starts: &[usize], numbers: &mut Numbers) -> Vec<Option<StageRecompute>>
     let choice = |range: &[usize]| {
         let count = range[1] - range[0];
         let layers = numbers.below(count + 1);
-        first_layers(layers, count).filter(|_| numbers.below(3) == 0)
+        let parts = LayerPart::ALL.into_iter().filter(|_| numbers.below(2) == 0).collect();
+        chosen(layers, count, parts).filter(|_| numbers.below(3) == 0)
     };
     stages.map(choice).collect()
 }
@@ -425,7 +433,7 @@ proptest! {
             let order = order.split(first_backward(&loads));
             let rank_of = crate::plan::evaluate::ranks_of_stages(&order);
             let mut recompute = drawn(&starts, &mut numbers);
-            for choice in recompute.iter_mut().flatten() {
+            for choice in recompute.iter_mut().flatten().filter(|choice| choice.has_second_forwards()) {
                 choice.keep = numbers.below(3) as u32;
             }
             check(&layers, &order, &Layout { starts, rank_of }, &recompute)?;

@@ -71,6 +71,8 @@ pub(super) struct WorkUnits {
     pub(super) made: u64,
     /// The justification of an order with the evaluation of the result, for each computation.
     pub(super) justified: u64,
+    /// The choice of what an order must recompute, for each computation.
+    pub(super) refitted: u64,
 }
 
 /// The cuts that the search begins with.
@@ -248,7 +250,7 @@ impl Default for SearchTuning {
 
 impl Default for WorkUnits {
     fn default() -> Self {
-        Self { evaluated: 5, walked: 4, made: 10, justified: 3 }
+        Self { evaluated: 5, walked: 4, made: 10, justified: 3, refitted: 6 }
     }
 }
 

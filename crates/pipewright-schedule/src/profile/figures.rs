@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::model::is_zero;
+use crate::recompute::LayerPart;
 
 /// The name of the processor in [`DeviceProfile::device`]. All ranks share its memory.
 pub const PROCESSOR: &str = "flex";
@@ -137,6 +138,12 @@ pub struct LayerProfile {
     /// The size of the tensors that `I` keeps until `W`; `None` for half of `activation_bytes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_activation_bytes: Option<u64>,
+    /// The normalisations, if a backward may compute them again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub norms: Option<PartProfile>,
+    /// The activation of the feed-forward layer, if a backward may compute it again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub feed_forward: Option<PartProfile>,
     /// The size of the optimizer's state; `None` for the share of the trained parameters that a plan's
     /// request has. It depends on the run and is not in files.
     #[serde(skip)]
@@ -154,6 +161,17 @@ pub struct LayerProfile {
     /// many in `I`; `None` for [`TENSOR_SUMS`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tensor_sums: Option<u32>,
+}
+
+/// The costs of a part of a layer whose results a backward computes again
+/// ([`LayerParts`](crate::recompute::LayerParts)), for one microbatch.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PartProfile {
+    /// The bytes that are not kept: a part of `activation_bytes`.
+    pub activation_bytes: u64,
+    /// The time by which `I` and `B` take longer.
+    pub recompute_s: f64,
 }
 
 /// The number of sums over tensor-parallel ranks in `F` of a layer: one after attention and one after the
@@ -203,6 +221,8 @@ impl Default for LayerProfile {
             trained_bytes: None,
             activation_bytes: 0,
             weight_activation_bytes: None,
+            norms: None,
+            feed_forward: None,
             temporary_bytes: 0,
             tensor_sums: None,
             optimizer_bytes: None,
@@ -229,6 +249,15 @@ impl LayerProfile {
     /// Returns the size of the tensors that `I` keeps until `W`.
     pub fn stash_bytes(&self) -> u64 {
         self.weight_activation_bytes.unwrap_or(self.activation_bytes / 2)
+    }
+
+    /// Returns the costs of a part that a backward computes again; none of them if it cannot.
+    pub fn part(&self, part: LayerPart) -> PartProfile {
+        let costs = match part {
+            LayerPart::Norms => self.norms,
+            LayerPart::FeedForward => self.feed_forward,
+        };
+        costs.unwrap_or_default()
     }
 
     /// Returns whether training changes parameters of the layer.

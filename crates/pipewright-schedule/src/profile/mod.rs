@@ -14,7 +14,9 @@
 mod figures;
 mod problems;
 
-pub use figures::{DeviceProfile, LayerProfile, LinkProfile, NodeProfile, PROCESSOR, Profile, TENSOR_SUMS};
+pub use figures::{
+    DeviceProfile, LayerProfile, LinkProfile, NodeProfile, PROCESSOR, PartProfile, Profile, TENSOR_SUMS,
+};
 pub use problems::{
     MAX_BYTES_PER_SECOND, MAX_LAYERS, MAX_NODE_RANKS, MAX_PROFILE_BYTES, MAX_PROFILE_ROWS,
     MAX_PROFILE_SECONDS, MAX_PROFILE_TOKENS, MAX_TENSOR_SUMS, ProfilePart, ProfileProblem,

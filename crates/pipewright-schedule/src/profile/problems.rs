@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::figures::{LayerProfile, LinkProfile, Profile};
+use super::figures::{LayerProfile, LinkProfile, PartProfile, Profile};
 
 /// The largest number of layers, with repetitions.
 pub const MAX_LAYERS: u64 = 10_000;
@@ -172,6 +172,20 @@ fn check_layer(found: &mut Vec<ProfileProblem>, part: ProfilePart, layer: &Layer
     ];
     for (key, bytes) in sizes {
         check_bytes(found, part, key, bytes.unwrap_or(0));
+    }
+    let mut left = layer.activation_bytes;
+    let parts = [
+        ("norms_bytes", "norms_s", layer.norms),
+        ("feed_forward_bytes", "feed_forward_s", layer.feed_forward),
+    ];
+    for (key, time, costs) in parts {
+        let Some(PartProfile { activation_bytes, recompute_s }) = costs else { continue };
+        check_seconds(found, part, time, recompute_s);
+        if activation_bytes > left {
+            let expected = format!("a number of bytes from 0 to {left}, a part of `activation_bytes`");
+            found.push(problem(part, key, activation_bytes, expected));
+        }
+        left = left.saturating_sub(activation_bytes);
     }
     if let Some(sums) = layer.tensor_sums.filter(|&sums| sums > MAX_TENSOR_SUMS) {
         found.push(problem(part, "tensor_sums", sums, format!("a number from 0 to {MAX_TENSOR_SUMS}")));

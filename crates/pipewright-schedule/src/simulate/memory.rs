@@ -7,14 +7,15 @@
 //! the input backward of a stage without weight backwards allocates no stash; (5) a forward that is in the
 //! timeline twice is computed again: the first one keeps its inputs and the activations of the layers that are
 //! not computed again ([`StageSizes::recompute`]), the second one allocates the other activations, and the
-//! backward after it frees both. Parameters, optimizer state and
-//! messages are not included.
+//! backward after it frees both; (6) the full backward or the input backward of a stage that computes
+//! parts of its layers again ([`StageSizes::parts`]) allocates their results when it starts, and frees them when
+//! it ends. Parameters, optimizer state and messages are not included.
 //!
 //! If microbatches are cut into slices, a slice has its share of the bytes of its microbatch, rounded up. Two
-//! rules are added: (6) the backward of a slice allocates the gradients of the keys and values of the slices
+//! rules are added: (7) the backward of a slice allocates the gradients of the keys and values of the slices
 //! before it, because it attends to them; the gradients of the last slice stay as sums when it ends, and the
 //! gradients of each other slice are added to the sums and freed, together with the sums of its own slice;
-//! (7) a forward that is computed again keeps the keys and values of its slice in addition to its inputs,
+//! (8) a forward that is computed again keeps the keys and values of its slice in addition to its inputs,
 //! because later slices attend to them.
 //!
 //! [`UNIT`] counts memory in stage activations of one microbatch or slice, as the papers do: one for an activation, one
@@ -30,7 +31,7 @@ use crate::timeline::{Event, Timeline};
 
 /// Sizes that count activations.
 pub const UNIT: StageSizes =
-    StageSizes { output: 0, activation: 1, stash: 1, gradient: 0, recompute: None, keys_values: 0 };
+    StageSizes { output: 0, activation: 1, stash: 1, gradient: 0, recompute: None, keys_values: 0, parts: 0 };
 
 /// A step of the memory of a rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -133,7 +134,8 @@ impl Held<'_> {
             self.change(time, sizes.gradient, 0);
         }
         if makes_input_gradient(part) {
-            self.change(time, self.slices_before(part).saturating_mul(sizes.keys_values), 0);
+            let keys_values = self.slices_before(part).saturating_mul(sizes.keys_values);
+            self.change(time, keys_values.saturating_add(sizes.parts), 0);
         }
     }
 
@@ -141,10 +143,12 @@ impl Held<'_> {
         let sizes = self.sizes_of(part);
         match part.kind() {
             ActionKind::Forward if !self.runs_backward(part) => self.change(time, 0, sizes.activation),
-            ActionKind::Backward => self.change(time, 0, self.activation_of(part)),
+            ActionKind::Backward => {
+                self.change(time, 0, self.activation_of(part).saturating_add(sizes.parts));
+            }
             ActionKind::InputBackward => {
                 let stash = if self.has(part, ActionKind::WeightBackward) { sizes.stash } else { 0 };
-                self.change(time, stash, self.activation_of(part));
+                self.change(time, stash, self.activation_of(part).saturating_add(sizes.parts));
             }
             ActionKind::WeightBackward => self.change(time, 0, sizes.stash),
             _ => {}
@@ -209,8 +213,7 @@ mod tests {
     use crate::recompute::Recompute;
     use crate::simulate::{logical, timed};
 
-    const SIZES: StageSizes =
-        StageSizes { output: 0, activation: 10, stash: 3, gradient: 100, recompute: None, keys_values: 0 };
+    const SIZES: StageSizes = StageSizes { activation: 10, stash: 3, gradient: 100, ..UNIT };
 
     fn check(rows: &str, sizes: &[StageSizes], expected: &[(f64, u64)]) {
         let program = parse_program(rows).expect("a program");
@@ -250,6 +253,14 @@ mod tests {
         let expected = [(0.0, 2), (1.0, 4), (2.0, 12)].into_iter().chain(weights);
         assert_eq!(found, expected.chain([(5.0, 110), (8.0, 100)]).collect::<Vec<_>>());
         assert_eq!(peak_memory(run.timeline(), &[UNIT]), [1]);
+    }
+
+    #[test]
+    fn a_backward_holds_the_parts_that_it_computes_again() {
+        let sizes = StageSizes { parts: 4, ..SIZES };
+        let curve = [(0.0, 10), (1.0, 14), (2.0, 3), (2.0, 103), (3.0, 100)];
+        check("0F0,0I0,0W0\n", &[sizes], &curve);
+        check("0F0,0B0\n", &[StageSizes { gradient: 0, ..sizes }], &[(0.0, 10), (1.0, 14), (2.0, 0)]);
     }
 
     /// Checks the memory of microbatches that are cut into `slices` slices.

@@ -134,6 +134,8 @@ pub(crate) fn block(kind: &str, weight: f64) -> LayerProfile {
         parameter_bytes: (4e6 * weight) as u64,
         activation_bytes: (6e6 * weight) as u64,
         weight_activation_bytes: None,
+        norms: None,
+        feed_forward: None,
         temporary_bytes: 0,
         tensor_sums: None,
         optimizer_bytes: None,

@@ -1,9 +1,9 @@
 //! The memory that plans count for parameters and optimizer state.
 
 use pipewright_schedule::plan::{PlanChoice, PlanError, PlanRequest, TrainingState, plan, predict};
-use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
+use pipewright_schedule::profile::{LayerProfile, LinkProfile, PartProfile, Profile};
 use pipewright_schedule::sharding::ShardGroups;
-use pipewright_schedule::{ScheduleSpec, generate};
+use pipewright_schedule::{Recompute, ScheduleSpec, generate};
 
 use crate::instances::block;
 
@@ -54,4 +54,33 @@ fn replicas_that_hold_the_parameters_together_need_less_memory() {
     };
     assert!(matches!(fits(ShardGroups::Whole), Err(PlanError::DoesNotFit { .. })));
     assert_eq!(fits(ShardGroups::All), Ok(()));
+}
+
+/// Two ranks with room for the activations of one and a half microbatches. Two thirds of them are results of
+/// parts that take a hundredth of a forward.
+#[test]
+fn plans_compute_cheap_parts_again_instead_of_layers() {
+    let part = Some(PartProfile { activation_bytes: 2_000_000, recompute_s: 1e-5 });
+    let layer = LayerProfile { norms: part, feed_forward: part, ..block("layer", 1.0) };
+    let link = LinkProfile::new(0.0, 1e12);
+    let profile = Profile { link, layers: vec![layer; 8], ..Profile::default() };
+    let memory = 4 * (4 * 4_000_000) + 4 * 9_000_000;
+    let best = |partial_recompute| {
+        let request = PlanRequest {
+            memory: Some(memory),
+            data_parallel: Some(1),
+            larger_microbatches: false,
+            partial_recompute,
+            effort: PlanRequest::EFFORT / 100,
+            ..PlanRequest::default()
+        };
+        let report = plan(&profile, &request, &mut || true).expect("a plan");
+        assert!(report.lower_bound_s <= report.plans[0].step_s);
+        report.plans[0].clone()
+    };
+    let [whole, part] = [false, true].map(best);
+    assert!(part.step_s < 0.97 * whole.step_s, "{} and {}", part.step_s, whole.step_s);
+    assert!(part.peak_bytes.iter().all(|&peak| peak <= memory), "{:?}", part.peak_bytes);
+    let recompute = Recompute::of_stages(&part.recompute);
+    assert!(recompute.has_parts() && !recompute.has_second_forwards(), "{recompute}");
 }

@@ -13,7 +13,7 @@ const TIME: Duration = Duration::from_millis(5);
 /// multiplication and an addition counting as two. Takes 5 ms. Returns `None` if this is not known: on
 /// processors without FMA, and on others than x86.
 ///
-/// With `is_bf16`, the operations are those on pairs of bfloat16, if the processor has them. Otherwise it
+/// With `is_bf16`, the operations take pairs of bfloat16, if the processor has them. Otherwise it
 /// widens bfloat16 and computes in single precision.
 pub fn thread_peak(is_bf16: bool) -> Option<f64> {
     let run = || if is_bf16 { run_bf16(ROUNDS).or_else(|| run_single(ROUNDS)) } else { run_single(ROUNDS) };

@@ -11,6 +11,7 @@ use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
 
 use super::deferred::{Deferred, KeptWeight, RowIds, WeightTask};
 use super::layout::Layout;
+use super::remade::Remade;
 use crate::autodiff::{Rule, inner_of, record};
 
 /// Returns `x w` or `x wᵀ`, on the tape of both.
@@ -19,7 +20,7 @@ pub(super) fn product(
     weight: Tensor<2>,
     layout: Layout,
     id: ParamId,
-    deferred: Option<Deferred>,
+    (deferred, remade): (Option<Deferred>, Option<Arc<Remade>>),
 ) -> Tensor<2> {
     let factor = |weight: Tensor<2>| match layout {
         Layout::Plain => weight,
@@ -30,7 +31,11 @@ pub(super) fn product(
     let y = x_value.clone().matmul(factor(weight_value.clone()));
     let kept = KeptWeight::new(weight_value, id, Some(&deferred));
     let recorded = deferred.recorded(weight);
-    let rule = ProductRule { x: x_value, weight: kept, layout, id, deferred };
+    let x_kept = match remade {
+        Some(remade) => KeptInput::Remade(remade),
+        None => KeptInput::Whole(x_value),
+    };
+    let rule = ProductRule { x: x_kept, weight: kept, layout, id, deferred };
     record([x, recorded], y, Arc::new(rule))
 }
 
@@ -80,9 +85,25 @@ pub(crate) fn add_rows(
     sum.select_assign(0, ids, gradient, IndexingUpdateOp::Add)
 }
 
+/// The input of a product, for the gradient of the weight.
+#[derive(Debug)]
+enum KeptInput {
+    Whole(Tensor<2>),
+    Remade(Arc<Remade>),
+}
+
+impl KeptInput {
+    fn get(&self) -> Tensor<2> {
+        match self {
+            Self::Whole(x) => x.clone(),
+            Self::Remade(remade) => remade.get(),
+        }
+    }
+}
+
 #[derive(Debug)]
 struct ProductRule {
-    x: Tensor<2>,
+    x: KeptInput,
     weight: KeptWeight,
     layout: Layout,
     id: ParamId,
@@ -100,7 +121,7 @@ impl Rule for ProductRule {
             })
         });
         if for_weight {
-            let (weight, (x, gradient)) = (*id, layout.gradient_factors(x.clone(), gradient));
+            let (weight, (x, gradient)) = (*id, layout.gradient_factors(x.get(), gradient));
             deferred.push(WeightTask::Product { weight, source: 0, x: Box::new(x), gradient });
         }
         [d_x, None]
@@ -171,14 +192,15 @@ mod tests {
         let (x, w) = (leaf([5, 7], 1.0), leaf([7, 3], 2.0));
         let layer = |layout, w: Tensor<2>| {
             let x = x.clone();
-            move |deferred, id| product(x.clone(), w.clone(), layout, id, deferred)
+            move |deferred, id| product(x.clone(), w.clone(), layout, id, (deferred, None))
         };
         check(Some(&x), &w, layer(Layout::Plain, w.clone()), finish_product);
         let table = leaf([4, 7], 2.0);
         check(Some(&x), &table, layer(Layout::Transposed, table.clone()), finish_product);
         // The first layer of a model has an input without a gradient.
         let data = numbers([5, 7], 1.0).cast(DType::F64);
-        let first = |deferred, id| product(data.clone().autodiff(), w.clone(), Layout::Plain, id, deferred);
+        let first =
+            |deferred, id| product(data.clone().autodiff(), w.clone(), Layout::Plain, id, (deferred, None));
         check(None, &w, first, finish_product);
     }
 

@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use super::layout::Layout;
 use super::operation::takes_features;
 use super::parallel::TensorParallel;
-use super::product::multiply;
+use super::product::{as_rows, multiply};
 
 /// Burn's linear layer, with the same parameters and record paths. Convert one that Burn initialised.
 ///
@@ -71,7 +71,7 @@ pub fn linear<const D: usize>(
     takes_features("Linear", inputs, &shape);
     let rows = shape[..D - 1].iter().product::<usize>();
     shape[D - 1] = outputs;
-    let mut y = tensor.sum(multiply(x.reshape([rows, inputs]), weight, Layout::Plain, id));
+    let mut y = tensor.sum(multiply(as_rows(x, [rows, inputs]), weight, Layout::Plain, id));
     if let Some(bias) = bias {
         y = y + bias.val().unsqueeze();
     }

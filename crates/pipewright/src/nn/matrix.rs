@@ -7,7 +7,7 @@ use pipewright_kernel::{bf16_product, product as single};
 
 use super::operation::{CpuTensor, cpu_tensor, elements, in_bf16, tensor_of};
 
-/// A matrix whose elements are those of a row-major tensor.
+/// A matrix with the elements of a row-major tensor.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand<'a> {
     tensor: &'a CpuTensor,

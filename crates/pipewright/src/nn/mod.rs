@@ -9,6 +9,9 @@
 //!
 //! [`Dropout`] has the same mask for every cut of the model.
 //!
+//! If a stage computes parts of its layers again ([`LayerParts`](pipewright_schedule::recompute::LayerParts)),
+//! products do not keep the results of [`rms_norm`], [`swiglu`] and [`relu_squared`] that they multiply.
+//!
 //! The functions ([`rms_norm`], [`swiglu`], [`relu_squared`], [`CausalAttention`], [`ScopedAttention`],
 //! [`cross_entropy`], [`vocabulary_statistics`], [`Routing`], [`mix_experts`], and [`Mamba2`] without its
 //! projections) are single operations on the CPU back end, in single and half precision and on a tape without
@@ -46,6 +49,7 @@ mod product;
 mod recomputed;
 mod relations;
 mod relu_squared;
+mod remade;
 mod rms_norm;
 mod router_losses;
 mod routing;
@@ -94,6 +98,7 @@ pub(crate) use operation::{CpuTensor, cpu, cpu_tensor, elements, from_cpu, node_
 pub use parallel::TensorParallel;
 pub use relations::Relations;
 pub use relu_squared::relu_squared;
+pub(crate) use remade::with_parts;
 pub use rms_norm::{RmsNorm, rms_norm};
 pub use router_losses::{choice_loss, router_losses};
 pub use routing::{Routing, count_choices};

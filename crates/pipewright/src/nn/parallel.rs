@@ -16,6 +16,7 @@ use burn::tensor::Tensor;
 
 use super::composed::at_least_single;
 use super::expert_parallel::ExpertParallel;
+use super::remade::note_same;
 use super::tensor_link::{TensorLink, part};
 use crate::autodiff::{Rule, inner_of, on_tape_of, record};
 use crate::random::is_probing;
@@ -132,7 +133,9 @@ impl TensorParallel {
     pub fn enter(&self, x: Tensor<2>) -> Tensor<2> {
         let Some(link) = self.link() else { return x };
         let rule = Arc::new(SumOfGradients { link: link.clone(), ranks: self.rank.of });
-        record([x.clone(), x.clone()], inner_of(x), rule)
+        let entered = record([x.clone(), x.clone()], inner_of(x.clone()), rule);
+        note_same(&x, &entered);
+        entered
     }
 
     /// Returns the sum of `x` over all ranks, whose gradient is the gradient of each `x`. If any rank's `x`

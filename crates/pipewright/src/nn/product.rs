@@ -1,5 +1,7 @@
 //! A product with a weight, whose weight gradient can be deferred.
 
+use std::sync::Arc;
+
 use burn::module::ParamId;
 use burn::tensor::Tensor;
 
@@ -7,22 +9,32 @@ use super::composed;
 use super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
 use super::layout::Layout;
 use super::matrix::{Operand, product};
-use super::operation::{CpuTensor, Operation, from_cpu, on_cpu};
+use super::operation::{CpuTensor, Operation, cpu, from_cpu, on_cpu};
+use super::remade::{Remade, remade};
+
+/// Returns `x` as rows. Rows stay as they are: a reshape would be another node of the tape, which nothing has
+/// noted ([`remade`]).
+pub(super) fn as_rows<const D: usize>(x: Tensor<D>, shape: [usize; 2]) -> Tensor<2> {
+    if D == 2 { Tensor::from_dispatch(x.into_dispatch()) } else { x.reshape(shape) }
+}
 
 /// Returns `x w` or `x wᵀ`. Shapes: `x [rows, inputs]`, result `[rows, outputs]`.
 pub(super) fn multiply(x: Tensor<2>, weight: Tensor<2>, layout: Layout, id: ParamId) -> Tensor<2> {
     let ([rows, inputs], shape) = (x.dims(), weight.dims());
-    let deferred = Deferred::current(&weight, id);
+    let (deferred, remade) = (Deferred::current(&weight, id), remade(&x));
     let operands = [x.clone().into_dispatch(), weight.clone().into_dispatch()];
     let Some(([x, weight], tape)) = on_cpu(operands) else {
-        return composed::product(x, weight, layout, id, deferred);
+        return composed::product(x, weight, layout, id, (deferred, remade));
     };
     let outputs = layout.outputs(shape);
     let y = tape.rounded(product(Operand::new(&x, [rows, inputs]), layout.factor(&weight, shape)));
     let weight = KeptWeight::new(from_cpu(weight), id, deferred.as_ref());
     let tape = recorded_on(tape, 1, deferred.as_ref());
     let sizes = Sizes { rows, inputs, outputs, shape };
-    tape.record_tensor(y, |_| ProductBackward { x, weight, layout, id, sizes, deferred })
+    tape.record_tensor(y, |_| {
+        let x = remade.map_or(KeptInput::Whole(x), KeptInput::Remade);
+        ProductBackward { x, weight, layout, id, sizes, deferred }
+    })
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -34,9 +46,25 @@ struct Sizes {
     shape: [usize; 2],
 }
 
+/// The input of a product, for the gradient of the weight.
+#[derive(Clone, Debug)]
+enum KeptInput {
+    Whole(CpuTensor),
+    Remade(Arc<Remade>),
+}
+
+impl KeptInput {
+    fn get(self) -> CpuTensor {
+        match self {
+            Self::Whole(x) => x,
+            Self::Remade(remade) => cpu(remade.get()).expect("it is computed where it was"),
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 struct ProductBackward {
-    x: CpuTensor,
+    x: KeptInput,
     weight: KeptWeight,
     layout: Layout,
     id: ParamId,
@@ -56,12 +84,13 @@ impl Operation<2> for ProductBackward {
         let d_weight = match deferred {
             Some(deferred) => {
                 if for_weight {
-                    let (x, gradient) = layout.gradient_factors(from_cpu(x), from_cpu(gradient));
+                    let (x, gradient) = layout.gradient_factors(from_cpu(x.get()), from_cpu(gradient));
                     deferred.push(WeightTask::Product { weight: id, source: 0, x: Box::new(x), gradient });
                 }
                 None
             }
             None => for_weight.then(|| {
+                let x = x.get();
                 let (x, g) = (Operand::new(&x, [rows, inputs]), Operand::new(&gradient, [rows, outputs]));
                 let (a, b) = layout.gradient_factors(x, g);
                 product(a.transposed(), b)

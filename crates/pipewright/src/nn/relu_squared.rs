@@ -4,8 +4,12 @@ use std::sync::Arc;
 
 use burn::tensor::{Tensor, activation};
 use pipewright_kernel::relu_squared::{backward, backward_bf16, forward, forward_bf16};
+use pipewright_schedule::recompute::LayerPart;
 
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, in_bf16, on_cpu, tensor_of};
+use super::operation::{
+    CpuTensor, Operation, cpu_tensor, elements, from_cpu, in_bf16, on_cpu, tensor_of, with_dtype,
+};
+use super::remade::note;
 use crate::autodiff::{Rule, inner_of, record};
 
 /// Returns `max(x, 0)²`, element by element. The result has the shape of `x`.
@@ -13,7 +17,10 @@ pub fn relu_squared(x: Tensor<2>) -> Tensor<2> {
     let shape = x.dims();
     let Some(([x], tape)) = on_cpu([x.clone().into_dispatch()]) else { return on_device(x) };
     let y = tape.rounded(activated(&x));
-    tape.record_tensor(y, |_| ReluSquaredBackward { x, shape })
+    let (precision, kept) = (y.dtype(), x.clone());
+    let y = tape.record_tensor(y, |_| ReluSquaredBackward { x, shape });
+    note(LayerPart::FeedForward, &y, || move || from_cpu(with_dtype(activated(&kept), precision)));
+    y
 }
 
 /// Returns `max(x, 0)²`, in bfloat16 if `x` is, and otherwise in single precision.
@@ -28,8 +35,11 @@ pub(super) fn activated(x: &CpuTensor) -> CpuTensor {
 /// The operation for tensors that [`on_cpu`] does not take.
 fn on_device(x: Tensor<2>) -> Tensor<2> {
     let kept = inner_of(x.clone());
-    let y = activation::relu(kept.clone()).square();
-    record([x.clone(), x], y, Arc::new(ReluSquaredRule { x: kept }))
+    let compute = |x: Tensor<2>| activation::relu(x).square();
+    let rule = Arc::new(ReluSquaredRule { x: kept.clone() });
+    let y = record([x.clone(), x], compute(kept.clone()), rule);
+    note(LayerPart::FeedForward, &y, || move || compute(kept.clone()));
+    y
 }
 
 #[derive(Debug)]

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use pipewright_kernel::rms_norm::{backward, backward_bf16, forward, forward_bf16};
+use pipewright_schedule::recompute::LayerPart;
 
 use super::composed::at_least_single;
 use super::operation::{
-    CpuTensor, Operation, cpu_tensor, elements, in_bf16, on_cpu, takes_features, tensor_of,
+    CpuTensor, Operation, cpu_tensor, elements, from_cpu, in_bf16, on_cpu, takes_features, tensor_of,
+    with_dtype,
 };
+use super::remade::note;
 use crate::autodiff::{Rule, inner_of, record};
 
 /// [`rms_norm`] with its weight, named as checkpoints name it.
@@ -39,33 +42,51 @@ impl RmsNorm {
 /// # Panics
 /// When the weight is not as wide as the rows.
 pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
-    let shape = x.dims();
-    takes_features("RmsNorm", weight.dims()[0], &shape);
+    takes_features("RmsNorm", weight.dims()[0], &x.dims());
     let inputs = [x.clone().into_dispatch(), weight.clone().into_dispatch()];
     let Some(([x, weight], tape)) = on_cpu(inputs) else { return on_device(x, weight, epsilon) };
     let epsilon = epsilon as f32;
-    let (y, scales) = match in_bf16([&x, &weight]) {
+    let (y, scales) = normalised(&x, &weight, epsilon);
+    let y = tape.rounded(y);
+    let (precision, kept) = (y.dtype(), [x.clone(), weight.clone()]);
+    let y = tape.record_tensor(y, |_| RmsNormBackward { x, weight, scales });
+    note(LayerPart::Norms, &y, || {
+        move || from_cpu(with_dtype(normalised(&kept[0], &kept[1], epsilon).0, precision))
+    });
+    y
+}
+
+/// Returns the normalised rows, in bfloat16 if both tensors are, and otherwise in single precision; with the
+/// scale of each row.
+fn normalised(x: &CpuTensor, weight: &CpuTensor, epsilon: f32) -> (CpuTensor, Vec<f32>) {
+    let shape = x.layout().shape().clone();
+    match in_bf16([x, weight]) {
         Some([x, weight]) => {
             let (y, scales) = forward_bf16(x, weight, epsilon);
             (tensor_of(y, shape), scales)
         }
         None => {
-            let (y, scales) = forward(&elements(&x), &elements(&weight), epsilon);
-            (tape.kept(y, shape), scales)
+            let (y, scales) = forward(&elements(x), &elements(weight), epsilon);
+            (cpu_tensor(y, shape), scales)
         }
-    };
-    tape.record_tensor(y, |_| RmsNormBackward { x, weight, scales })
+    }
 }
 
 /// The operation for tensors that [`on_cpu`] does not take.
 fn on_device(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
     let weight: Tensor<2> = weight.unsqueeze();
     let (kept_x, kept_weight) = (inner_of(x.clone()), inner_of(weight.clone()));
-    let wide = at_least_single(kept_x.clone());
-    let roots = (wide.clone().square().mean_dim(1) + epsilon).sqrt();
-    let y = (wide / roots.clone() * at_least_single(kept_weight.clone())).cast(kept_x.dtype());
+    let roots = (at_least_single(kept_x.clone()).square().mean_dim(1) + epsilon).sqrt();
+    let kept = [kept_x.clone(), kept_weight.clone(), roots.clone()];
     let rule = RmsNormRule { x: kept_x, weight: kept_weight, roots };
-    record([x, weight], y, Arc::new(rule))
+    let y = record([x, weight], normalised_on_device(&kept), Arc::new(rule));
+    note(LayerPart::Norms, &y, || move || normalised_on_device(&kept));
+    y
+}
+
+fn normalised_on_device([x, weight, roots]: &[Tensor<2>; 3]) -> Tensor<2> {
+    let wide = at_least_single(x.clone());
+    (wide / roots.clone() * at_least_single(weight.clone())).cast(x.dtype())
 }
 
 #[derive(Debug)]

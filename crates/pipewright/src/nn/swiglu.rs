@@ -4,9 +4,13 @@ use std::sync::Arc;
 
 use burn::tensor::{Tensor, activation};
 use pipewright_kernel::swiglu::{backward, backward_bf16, forward, forward_bf16};
+use pipewright_schedule::recompute::LayerPart;
 
 use super::composed::at_least_single;
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, in_bf16, on_cpu, tensor_of};
+use super::operation::{
+    CpuTensor, Operation, cpu_tensor, elements, from_cpu, in_bf16, on_cpu, tensor_of, with_dtype,
+};
+use super::remade::note;
 use crate::autodiff::{Rule, inner_of, record};
 
 /// Returns `silu(gate) * up`, with `silu(x) = x / (1 + exp(-x))`. All shapes are the same.
@@ -20,7 +24,12 @@ pub fn swiglu(gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
     let inputs = [gate.clone().into_dispatch(), up.clone().into_dispatch()];
     let Some(([gate, up], tape)) = on_cpu(inputs) else { return on_device(gate, up) };
     let y = tape.rounded(activated(&gate, &up));
-    tape.record_tensor(y, |_| SwigluBackward { gate, up, shape })
+    let (precision, kept) = (y.dtype(), [gate.clone(), up.clone()]);
+    let y = tape.record_tensor(y, |_| SwigluBackward { gate, up, shape });
+    note(LayerPart::FeedForward, &y, || {
+        move || from_cpu(with_dtype(activated(&kept[0], &kept[1]), precision))
+    });
+    y
 }
 
 /// Returns `silu(gate) * up`, in bfloat16 if both are, and otherwise in single precision.
@@ -35,9 +44,15 @@ pub(super) fn activated(gate: &CpuTensor, up: &CpuTensor) -> CpuTensor {
 /// The operation for tensors that [`on_cpu`] does not take.
 fn on_device(gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
     let rule = SwigluRule { gate: inner_of(gate.clone()), up: inner_of(up.clone()) };
-    let wide = activation::silu(at_least_single(rule.gate.clone())) * at_least_single(rule.up.clone());
-    let y = wide.cast(rule.gate.dtype());
-    record([gate, up], y, Arc::new(rule))
+    let kept = [rule.gate.clone(), rule.up.clone()];
+    let y = record([gate, up], activated_on_device(&kept), Arc::new(rule));
+    note(LayerPart::FeedForward, &y, || move || activated_on_device(&kept));
+    y
+}
+
+fn activated_on_device([gate, up]: &[Tensor<2>; 2]) -> Tensor<2> {
+    let wide = activation::silu(at_least_single(gate.clone())) * at_least_single(up.clone());
+    wide.cast(gate.dtype())
 }
 
 #[derive(Debug)]

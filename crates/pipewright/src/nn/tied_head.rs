@@ -10,7 +10,7 @@ use burn::tensor::Tensor;
 
 use super::layout::Layout;
 use super::operation::takes_features;
-use super::product::multiply;
+use super::product::{as_rows, multiply};
 
 /// A linear layer without bias whose weight has the layout of an [`Embedding`](super::Embedding)'s table.
 ///
@@ -41,7 +41,7 @@ impl TiedHead {
         takes_features("TiedHead", width, &shape);
         let rows = shape[..D - 1].iter().product::<usize>();
         shape[D - 1] = vocabulary;
-        multiply(x.reshape([rows, width]), table, Layout::Transposed, self.weight.id).reshape(shape)
+        multiply(as_rows(x, [rows, width]), table, Layout::Transposed, self.weight.id).reshape(shape)
     }
 }
 

@@ -2,7 +2,6 @@
 //! stages.
 
 use std::fmt::Display;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use pipewright_schedule::lower::forward_part;
@@ -129,8 +128,7 @@ impl Setup {
         let mut stages = Vec::new();
         for &stage in placement.stages_of(rank) {
             let made = make(stage, &tensor).map_err(|error| failure(format!("stage {stage}: {error}")))?;
-            let layers =
-                self.config.recompute.of(stage).and_then(|choice| choice.layers).map(NonZeroU32::get);
+            let layers = self.config.recompute.of(stage).and_then(|choice| choice.layers);
             let settings = StageSettings {
                 device: self.config.devices.of(world_rank).cloned(),
                 precision: self.config.precision,
@@ -144,6 +142,7 @@ impl Setup {
                 slices: self.program.slices(),
                 by_block: self.config.recompute.is_by_block(),
                 recomputed_layers: layers.map(|layers| layers as usize),
+                recomputed_parts: self.config.recompute.parts_of(stage),
                 backward: self.program.as_program().trained().backward_of(stage),
             };
             let runner =

@@ -1,6 +1,6 @@
 //! Makes a profile from measured figures.
 
-use pipewright_schedule::analytic::{Figure, PeakRates, Workload, assume_link, fill};
+use pipewright_schedule::analytic::{Figure, PeakRates, Workload, add_parts, assume_link, fill};
 use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
 
 use super::measured::{KindFigures, Measured};
@@ -49,6 +49,7 @@ impl Measured {
             assume_link(&mut profile);
         }
         fill(&mut profile, &missing, workload, rates);
+        add_parts(&mut profile, workload, rates);
         profile
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor};
+use pipewright_schedule::recompute::LayerParts;
 use pipewright_schedule::{Slices, StageBackward};
 
 use super::body::StageBody;
@@ -41,6 +42,8 @@ pub(crate) struct StageSettings {
     pub by_block: bool,
     /// The number of the first blocks that a forward that is recomputed computes again; `None` for all.
     pub recomputed_layers: Option<usize>,
+    /// The parts of layers that every backward computes again.
+    pub recomputed_parts: LayerParts,
     /// The gradients that the backward of the stage computes in the program that trains.
     pub backward: StageBackward,
 }

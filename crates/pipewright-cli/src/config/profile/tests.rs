@@ -133,6 +133,8 @@ fn check_on(device: &str, from: &str, to: &str, expected: &[&str], assumed: &[&s
         activation_bytes: 6_291_456,
         output_bytes: 524_288,
         keys_values_bytes: 0,
+        norms_bytes: 0,
+        feed_forward_bytes: 0,
         products: 0,
         mixing: 0,
         copied: 0,

@@ -88,7 +88,7 @@ fn checkpoints_come_after_steps_or_as_the_run_chooses() {
         let text = format!("[run]\ncheckpoint_every = \"auto\"\nfailure_every = \"{right}\"");
         assert!(load(Some(&text), &[]).is_ok(), "{right}");
     }
-    // What is written is read back as it was.
+    // A written configuration is read back as it was.
     let settings = load(Some("[run]\ncheckpoint_every = \"auto\"\nfailure_every = \"1.5h\""), &[]);
     let text = settings.expect("settings").to_toml();
     assert!(text.contains("checkpoint_every = \"auto\"\nfailure_every = \"5400s\""), "{text}");
@@ -201,17 +201,26 @@ fn what_is_recomputed_is_a_word_or_a_list_of_stages() {
         ("[0, { stage = 1, layers = 2 }]", "0,1:layers=2"),
         ("[{ stage = 1, layers = 1, keep = 3 }]", "1:layers=1:keep=3"),
         ("[{ stage = 0, keep = 1 }]", "0:keep=1"),
+        ("parts", "parts"),
+        ("[{ stage = 1, parts = ['norms'] }]", "1:parts=norms"),
+        (
+            "[{ stage = 0, layers = 'all', parts = ['feed-forward', 'norms'] }]",
+            "0:layers=all:parts=norms+feed-forward",
+        ),
     ] {
         assert_eq!(found(&format!("pipeline.recompute={set}")).as_deref(), Ok(expected));
     }
     for (set, expected) in [
         ("[0, 2]", "`recompute` is 2"),
         ("[-1]", "`recompute`"),
-        ("stages", "where none, stage, block is expected"),
+        ("stages", "where none, stage, block, parts is expected"),
         ("true", "a word, or a list of whole numbers"),
         ("[{ layers = 1 }]", "{ stage = 1, layers = 3 }"),
         ("[{ stage = 1, layers = 0 }]", "{ stage = 1, layers = 3 }"),
         ("[{ stage = 1, first = 2 }]", "{ stage = 1, layers = 3 }"),
+        ("[{ stage = 1, parts = [] }]", "parts = [\"norms\", \"feed-forward\"]"),
+        ("[{ stage = 1, parts = ['scores'] }]", "parts = [\"norms\", \"feed-forward\"]"),
+        ("[{ stage = 1, keep = 1, parts = ['norms'] }]", "parts = [\"norms\", \"feed-forward\"]"),
         ("[1, { stage = 1, keep = 2 }]", "one for a stage"),
         ("[{ stage = 7, keep = 2 }]", "`recompute` is 7"),
     ] {

@@ -83,6 +83,8 @@ fn a_layout_is_compared_with_a_model() {
             activation_bytes: 0,
             output_bytes: 0,
             keys_values_bytes: 0,
+            norms_bytes: 0,
+            feed_forward_bytes: 0,
             products: 0,
             mixing: 0,
             copied: 0,

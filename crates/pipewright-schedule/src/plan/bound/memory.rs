@@ -14,14 +14,20 @@
 //! of their second forward come first. A time is too short if the ranks together, after their fill, have less
 //! time than the work and these second forwards.
 //!
+//! A layer may also compute parts again in its input backward, and not keep their results. That saves their
+//! bytes from the forward to the input backward and costs their time. A layer that is computed again saves the
+//! rest of its bytes in addition, and costs the rest of its time. Whatever is computed again of a layer then
+//! costs no more here than in a plan, and saves no less.
+//!
 //! A recomputed stage also keeps its input, and its layers keep their activations until the whole stage has
 //! run; the bound leaves both out. Tensors that two layers share count once.
 
 use crate::plan::bound::bisect::bisect;
 use crate::plan::rank_times::Step;
 use crate::plan::tuning::BoundTuning;
+use crate::recompute::LayerPart;
 
-/// A layer that may be computed again, for one microbatch.
+/// A layer, or a part of one, that may be computed again, for one microbatch.
 #[derive(Clone, Copy)]
 struct Item {
     /// The bytes times time that this saves.
@@ -51,7 +57,15 @@ pub(super) fn bound(step: Step<'_>, memory: u64, tuning: &BoundTuning) -> f64 {
         let bytes = layer.activation.saturating_sub(layer.shared) as f64;
         let whole = layers.forward(index..end) + layers.input(index..end);
         held += bytes * whole;
-        items.push(Item { saved: bytes * (whole - layer.recompute - layer.input), takes: layer.recompute });
+        let (mut left, mut takes) = (bytes, layer.recompute);
+        for part in LayerPart::ALL {
+            let cost = layer.cost_of(part.into());
+            let saved = left.min(cost.bytes as f64);
+            let cost = cost.takes.min(takes);
+            items.push(Item { saved: saved * whole, takes: cost });
+            (left, takes) = (left - saved, takes - cost);
+        }
+        items.push(Item { saved: left * (whole - layer.recompute - layer.input), takes });
     }
     items.retain(|item| item.saved > 0.0);
     // Products instead of quotients, because a second forward may take no time.

@@ -7,7 +7,7 @@ use pipewright_kernel::{convolution, gated_norm, scan};
 
 use super::mixer::Mamba2;
 
-/// What a mixer keeps of a sequence that grows. It is in the processor's memory, and its size does not depend
+/// The state that a mixer keeps of a sequence that grows. It is in the processor's memory, and its size does not depend
 /// on the number of tokens.
 #[derive(Clone, Debug, Default)]
 pub struct MambaCache {

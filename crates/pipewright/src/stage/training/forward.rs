@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 
 use super::TrainingStage;
 use crate::autodiff::inner_of;
-use crate::nn::at_least_single;
+use crate::nn::{at_least_single, with_parts};
 use crate::stage::body::StageBody;
 use crate::stage::error::StageError;
 use crate::stage::forwarded::Forwarded;
@@ -99,7 +99,7 @@ impl<M: StageBody> TrainingStage<M> {
     ) -> Result<(Forwarded, Tape), StageError> {
         let Recording { module, catches, deferred } = self.module.recording();
         let run = || self.forward_on_tape(&module, segment, inputs, pass, keep_outputs, replacement);
-        let (forwarded, tape) = deferred.collect(run)?;
+        let (forwarded, tape) = with_parts(self.settings.recomputed_parts, || deferred.collect(run))?;
         Ok((forwarded, tape.with(deferred, catches)))
     }
 

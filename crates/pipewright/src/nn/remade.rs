@@ -1,0 +1,181 @@
+//! Inputs of matrix products that the backward computes again instead of keeping them.
+//!
+//! A normalisation and the activation of a feed-forward layer are cheap, and their results take much memory.
+//! They keep their own inputs, and the products after them keep their results, for the gradients of the
+//! weights. If a stage computes such a part again ([`LayerPart`]), the products keep a function that computes
+//! the result from those inputs ([`Remade`]). It runs when the backward of the first product needs the result,
+//! and the last product drops it.
+//!
+//! A stage runs its forward inside [`with_parts`]. A part notes its result there ([`note`]), and a product
+//! looks its input up ([`remade`]) by the node of the tape. This is a thread-local variable, because a module's
+//! forward has no argument for it.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::backend::autodiff::NodeId;
+use burn::tensor::Tensor;
+use pipewright_schedule::recompute::{LayerPart, LayerParts};
+
+use super::operation::node_of;
+
+thread_local! {
+    static CURRENT: RefCell<Option<Noted>> = const { RefCell::new(None) };
+}
+
+/// The results of a forward that are computed again.
+struct Noted {
+    parts: LayerParts,
+    results: HashMap<NodeId, Arc<Remade>>,
+}
+
+/// A result that is computed again, off the tape.
+pub(super) struct Remade {
+    compute: Box<dyn Fn() -> Tensor<2> + Send + Sync>,
+    /// The result while products still need it.
+    result: Mutex<Option<Tensor<2>>>,
+}
+
+impl fmt::Debug for Remade {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Remade").finish_non_exhaustive()
+    }
+}
+
+impl Remade {
+    /// Returns the result, off the tape. It is computed once, as long as the products that share it call this
+    /// and then drop their references.
+    pub(super) fn get(self: &Arc<Self>) -> Tensor<2> {
+        let mut kept = self.result.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = kept.take().unwrap_or_else(|| (self.compute)());
+        if Arc::strong_count(self) > 1 {
+            *kept = Some(result.clone());
+        }
+        result
+    }
+}
+
+/// Runs `forward`. Its products do not keep the results of these parts.
+pub(crate) fn with_parts<R>(parts: LayerParts, forward: impl FnOnce() -> R) -> R {
+    let noted = (!parts.is_empty()).then(|| Noted { parts, results: HashMap::new() });
+    let _outer = Restore(CURRENT.replace(noted));
+    forward()
+}
+
+/// Notes the result of a part, if this forward computes it again. `compute` returns the function that
+/// computes the same bits again, off the tape.
+pub(super) fn note<C>(part: LayerPart, result: &Tensor<2>, compute: impl FnOnce() -> C)
+where
+    C: Fn() -> Tensor<2> + Send + Sync + 'static,
+{
+    CURRENT.with_borrow_mut(|current| {
+        let Some(noted) = current.as_mut().filter(|noted| noted.parts.contains(part)) else { return };
+        let Some(node) = node_of(result) else { return };
+        let remade = Remade { compute: Box::new(compute()), result: Mutex::default() };
+        noted.results.insert(node, Arc::new(remade));
+    });
+}
+
+/// Notes that `result` has the elements of `x`, so that it is computed again like `x`.
+pub(super) fn note_same(x: &Tensor<2>, result: &Tensor<2>) {
+    if let (Some(remade), Some(node)) = (remade(x), node_of(result)) {
+        CURRENT.with_borrow_mut(|current| {
+            current.as_mut().map(|noted| noted.results.insert(node, remade));
+        });
+    }
+}
+
+/// Returns how the input of a product is computed again; `None` if the product must keep it.
+pub(super) fn remade(x: &Tensor<2>) -> Option<Arc<Remade>> {
+    CURRENT.with_borrow(|current| {
+        let noted = current.as_ref().filter(|noted| !noted.results.is_empty())?;
+        noted.results.get(&node_of(x)?).cloned()
+    })
+}
+
+/// Restores the outer forward's results, also if a forward panics.
+struct Restore(Option<Noted>);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        CURRENT.set(self.0.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use burn::module::ParamId;
+    use burn::tensor::TensorData;
+
+    use super::super::check::numbers;
+    use super::super::layout::Layout;
+    use super::super::product::multiply;
+    use super::super::{rms_norm, swiglu};
+    use super::*;
+
+    /// Returns the gradients of the input, of two projections of a normalisation, of its factors, and of the
+    /// product after a gated activation.
+    fn gradients(parts: LayerParts) -> Vec<TensorData> {
+        let leaf = |shape: [usize; 2], scale| numbers(shape, scale).autodiff().require_grad();
+        let x = leaf([5, 6], 1.0);
+        let factors = numbers([6], 1.0).autodiff().require_grad();
+        let weights = [leaf([6, 8], 1.0), leaf([6, 8], 2.0), leaf([8, 6], 1.5)];
+        let product =
+            |x: Tensor<2>, at: usize| multiply(x, weights[at].clone(), Layout::Plain, ParamId::new());
+        let y = with_parts(parts, || {
+            let normalised = rms_norm(x.clone(), factors.clone(), 1e-5);
+            product(swiglu(product(normalised.clone(), 0), product(normalised, 1)), 2)
+        });
+        let gradients = (y.square()).sum().backward();
+        let of = |tensor: &Tensor<2>| tensor.grad(&gradients).expect("a leaf").into_data();
+        let of_factors = factors.grad(&gradients).expect("a leaf").into_data();
+        std::iter::once(of(&x)).chain(weights.iter().map(of)).chain([of_factors]).collect()
+    }
+
+    #[test]
+    fn gradients_keep_their_bits() {
+        let expected = gradients(LayerParts::NONE);
+        for parts in LayerParts::every() {
+            assert_eq!(gradients(parts), expected, "{parts}");
+        }
+    }
+
+    #[test]
+    fn products_that_share_a_result_compute_it_once() {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let x = numbers([2, 3], 1.0).autodiff().require_grad() * 2.0;
+        let shared = with_parts(LayerPart::Norms.into(), || {
+            note(LayerPart::Norms, &x, || {
+                let calls = calls.clone();
+                move || {
+                    calls.fetch_add(1, Ordering::Relaxed);
+                    numbers([2, 3], 2.0)
+                }
+            });
+            note(LayerPart::FeedForward, &(x.clone() + 1.0), || || panic!("this part is kept"));
+            [(); 3].map(|()| remade(&x).expect("it was noted"))
+        });
+        assert!(remade(&x).is_none(), "the forward is over");
+        let last = Arc::downgrade(&shared[0]);
+        for remade in shared {
+            assert_eq!(remade.get().into_data(), numbers([2, 3], 2.0).into_data());
+        }
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
+        assert!(last.upgrade().is_none());
+    }
+
+    #[test]
+    fn a_part_that_is_kept_is_not_noted() {
+        let x = numbers([2, 3], 1.0).autodiff().require_grad() * 2.0;
+        for parts in [LayerParts::NONE, LayerPart::FeedForward.into()] {
+            with_parts(parts, || {
+                note(LayerPart::Norms, &x, || || panic!("nothing computes it"));
+                assert!(remade(&x).is_none());
+            });
+        }
+    }
+}
