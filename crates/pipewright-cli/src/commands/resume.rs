@@ -12,7 +12,7 @@ use crate::config::{Loaded, Scheduled};
 use crate::display;
 use crate::failure::Failure;
 use crate::fault::{Fault, launched_start};
-use crate::recovery::{Attempts, Restart, StateSource};
+use crate::recovery::{Attempts, Restart, StateSource, leave_joined};
 use crate::run_folder::{self, RunFolder, RunFolderError, RunLock};
 use crate::text::quoted;
 use crate::training::arguments::load_settings;
@@ -63,6 +63,12 @@ fn run_with(
     processes: &mut ProcessGroup,
     attempts: &mut Attempts,
 ) -> Result<(), Failure> {
+    if processes.is_leader() {
+        leave_joined(&RunPath::of(&arguments.run)?.run).map_err(|error| {
+            let folder = arguments.run.display();
+            Failure::input(format!("{folder}: the run cannot continue in this folder: {error}"))
+        })?;
+    }
     // The leader locks the folder and cleans it up before the other processes read it.
     let owned = own(arguments, processes.is_leader());
     let owned = processes.agree(owned, |_| Fields::new())?;

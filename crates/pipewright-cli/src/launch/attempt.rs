@@ -46,29 +46,56 @@ impl Stop {
     }
 }
 
+/// How a launcher has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AttemptEnd {
+    /// The launcher's status.
+    pub(crate) status: ExitStatus,
+    /// The time after which it was ended because its processes had not joined each other.
+    pub(crate) late: Option<Duration>,
+}
+
+/// When the processes have joined each other.
+pub(crate) struct Joining<F> {
+    /// Returns whether they have.
+    pub(crate) is_done: F,
+    /// The longest time that it may take.
+    pub(crate) limit: Duration,
+}
+
 /// Starts the launcher and waits for its end. If a signal asks for the end of the run, or `is_replaced` does,
 /// the processes save a checkpoint and end. If `first_cause` is written and the launcher does not end, it is
-/// ended.
-pub(crate) fn run(
+/// ended. So is one whose processes do not join each other in time.
+pub(crate) fn run<F: Fn() -> bool>(
     command: &mut Command,
     first_cause: &Path,
+    joining: Option<&Joining<F>>,
     stop: &Stop,
     mut is_replaced: impl FnMut() -> bool,
-) -> io::Result<ExitStatus> {
+) -> io::Result<AttemptEnd> {
     // The terminal sends Ctrl-C to this process alone, so that the processes can save a checkpoint.
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(command, 0);
     let mut child = command.spawn()?;
+    let begun = Instant::now();
     let (mut is_stopping, mut is_ending, mut failed) = (false, false, None);
+    let (mut joining, mut late) = (joining, None);
     loop {
         if let Some(status) = child.try_wait()? {
-            return Ok(status);
+            return Ok(AttemptEnd { status, late });
         }
         if (stop.is_asked() || is_replaced()) && !std::mem::replace(&mut is_stopping, true) {
             // Launchers pass this signal on to their processes, and do not end them.
             send(&child, Signal::USR1);
         }
         if failed.is_none() && first_cause.exists() {
+            failed = Some(Instant::now());
+        }
+        joining = joining.filter(|joining| !(joining.is_done)());
+        if let Some(joining) = joining.take_if(|joining| begun.elapsed() > joining.limit)
+            && failed.is_none()
+        {
+            late = Some(joining.limit);
             failed = Some(Instant::now());
         }
         let waited = failed.map_or(Duration::ZERO, |failed: Instant| failed.elapsed());
@@ -86,4 +113,30 @@ pub(crate) fn run(
 fn send(child: &Child, signal: Signal) {
     // The process may have ended, which the next look shows.
     let _ = kill_process(Pid::from_child(child), signal);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs `sleep` for a time, with processes that join each other or do not.
+    fn check(seconds: &str, has_joined: bool, expected: Option<Duration>) {
+        let limit = Duration::from_millis(100);
+        let joining = Joining { is_done: || has_joined, limit };
+        let begun = Instant::now();
+        let mut command = Command::new("sleep");
+        let end =
+            run(command.arg(seconds), Path::new("no fault"), Some(&joining), &Stop::default(), || false);
+        let end = end.expect("sleep is everywhere");
+        assert_eq!(end.late, expected, "{seconds} {has_joined}");
+        assert_eq!(end.status.success(), expected.is_none(), "{seconds} {has_joined}: {}", end.status);
+        assert!(begun.elapsed() < limit + GRACE + 2 * LAST_GRACE);
+    }
+
+    #[test]
+    fn a_launcher_whose_processes_do_not_come_is_ended() {
+        check("0.4", true, None);
+        check("0.01", false, None);
+        check("60", false, Some(Duration::from_millis(100)));
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::ExitStatus;
+use std::time::Duration;
 
 use crate::failure::{Exit, Failure};
 use crate::fault::Fault;
@@ -21,9 +22,16 @@ pub(super) struct Ended<'a> {
 
 impl Ended<'_> {
     /// Judges the end of the launcher. A failure that is a fault may be followed by a restart.
-    pub(super) fn outcome(&self, status: ExitStatus, stop: &Stop) -> Result<(), Failure> {
+    /// `late` is the time after which it was ended because its processes had not joined each other.
+    pub(super) fn outcome(
+        &self,
+        status: ExitStatus,
+        late: Option<Duration>,
+        stop: &Stop,
+    ) -> Result<(), Failure> {
         let exit = match status.code() {
             Some(0) => return Ok(()),
+            _ if late.is_some() => Exit::RankFailed,
             Some(2) => Exit::WrongInput,
             Some(3) => Exit::CheckFailed,
             Some(5) => Exit::Interrupted,
@@ -45,21 +53,24 @@ impl Ended<'_> {
                 |(_, report)| Failure::new(exit, report),
             ));
         }
-        match self.fault(exit, status) {
+        match self.fault(exit, status, late) {
             Some((fault, report)) => Err(Failure::new(exit, report).with_fault(Some(fault))),
             None => Err(Failure::already_reported(exit)),
         }
     }
 
     /// Returns the fault that ended the processes, and its report; `None` if it is a mistake of the user.
-    fn fault(&self, exit: Exit, status: ExitStatus) -> Option<(Fault, String)> {
+    fn fault(&self, exit: Exit, status: ExitStatus, late: Option<Duration>) -> Option<(Fault, String)> {
         Fault::take(self.folder).or_else(|| {
             // A full disk may not even take the first cause.
             let is_disk_full = self.has_run && is_full(self.folder);
-            let cause = match (is_disk_full, exit) {
-                (true, _) => "the disk is full".to_owned(),
-                (false, Exit::WrongInput) => return None,
-                (false, _) => format!("a process has ended: {status}"),
+            let cause = match (is_disk_full, late, exit) {
+                (true, ..) => "the disk is full".to_owned(),
+                (false, Some(waited), _) => {
+                    format!("the processes have not joined each other within {} s", waited.as_secs())
+                }
+                (false, None, Exit::WrongInput) => return None,
+                (false, None, _) => format!("a process has ended: {status}"),
             };
             let step = self.steps_done() + 1;
             let summary = format!("step {step}: {cause}");

@@ -8,7 +8,7 @@ use crate::display::say;
 use crate::failure::{Exit, Failure};
 use crate::fault::Fault;
 use crate::launch::answer::{Answers, ask, ask_until_one_answers, require};
-use crate::launch::attempt::{self, Stop};
+use crate::launch::attempt::{self, AttemptEnd, Joining, Stop};
 use crate::launch::ended::{Ended, stopped, stopped_by_signal};
 use crate::launch::growth::{Growing, Growth, cause_of};
 use crate::launch::hosts::{Host, Places, is_this_machine};
@@ -20,7 +20,7 @@ use crate::launch::selection::{Selection, answering, enough, names_of, usable_sl
 use crate::launch::starter::Starter;
 use crate::launch::target::{Target, with_settings};
 use crate::launch::whole_run::{MemoryRule, WholeRun};
-use crate::recovery::{Restart, Restarts, SlowRank, remove_growth_request};
+use crate::recovery::{Restart, Restarts, SlowRank, have_joined, remove_growth_request, remove_joined};
 use crate::run_folder::config_of;
 
 /// The time that a host may take to answer: the deadline of the run, within these limits.
@@ -109,7 +109,14 @@ pub(crate) fn supervise(launch: Launch) -> Result<(), Failure> {
     Restart::remove(run.folder());
     SlowRank::remove(run.folder());
     remove_growth_request(run.folder());
+    remove_joined(run.folder());
     outcome
+}
+
+/// Returns the longest time in which so many processes join each other. They give up by themselves after a minute;
+/// a launcher needs the rest to start them and to end.
+fn longest_start(processes: u32) -> Duration {
+    Duration::from_secs(90) + Duration::from_millis(20) * processes
 }
 
 impl Launched {
@@ -123,21 +130,26 @@ impl Launched {
             })?;
             SlowRank::remove(self.folder());
             remove_growth_request(self.folder());
+            remove_joined(self.folder());
             let Attempt { hosts, words, number, .. } = &attempt;
             let mut command = self.launch.starter.command(self.processes(), hosts, words, *number);
             let (mut replacement, mut growth) = (None, self.growth(&restarts));
-            let status = attempt::run(&mut command, &self.first_cause(), stop, || {
+            let is_done = || have_joined(self.folder(), *number);
+            let joining = Joining { is_done, limit: longest_start(self.processes()) };
+            // Before the run has begun, its folder may have an earlier run.
+            let joining = Restart::is_left(self.folder()).then_some(&joining);
+            let end = attempt::run(&mut command, &self.first_cause(), joining, stop, || {
                 if let Some((growth, whole)) = &mut growth {
                     self.look_for_growth(growth, whole, hosts);
                 }
                 replacement = replacement.take().or_else(|| self.replacement(hosts, &restarts, stop));
                 replacement.is_some()
             });
-            let status = status.map_err(|error| {
+            let AttemptEnd { status, late } = end.map_err(|error| {
                 Failure::input(format!("{} cannot be started: {error}", command.get_program().display()))
             })?;
             let grown = growth.and_then(|(growth, _)| growth.into_asked());
-            let Err(failure) = self.ended().outcome(status, stop) else { return Ok(()) };
+            let Err(failure) = self.ended().outcome(status, late, stop) else { return Ok(()) };
             let would_continue =
                 replacement.is_some() || grown.is_some() || !SlowRank::find(self.folder()).is_empty();
             let has_saved = status.code() == Some(Exit::Interrupted as i32);
