@@ -96,7 +96,8 @@ impl Sharding {
         let mut stages: Vec<StageBytes> = stages.collect();
         let all = stages.iter().copied().fold(StageBytes::default(), StageBytes::plus);
         let parts = self.part(all, expert_ranks);
-        stages.sort_unstable_by_key(|stage| u64::MAX - in_addition(stage));
+        let while_gathered = |stage: &StageBytes| in_addition(stage).saturating_add(stage.whole().copy);
+        stages.sort_unstable_by_key(|stage| u64::MAX - while_gathered(stage));
         let gathered = stages.iter().take(self.window as usize);
         let (parameters, copy) = gathered.fold((0_u64, 0_u64), |(parameters, copy), stage| {
             let whole = stage.whole();
@@ -105,8 +106,8 @@ impl Sharding {
         StateBytes { parameters: parts.parameters.saturating_add(parameters), copy, ..parts }
     }
 
-    /// Returns the bytes of a stage on a replica while its parameters are not gathered. The copy of its parameters is
-    /// whole.
+    /// Returns the bytes of a stage on a replica while its parameters are not gathered. The copy of its
+    /// parameters is whole.
     pub fn part(self, StageBytes { experts, others }: StageBytes, expert_ranks: u32) -> StateBytes {
         let of = |state: StateBytes, sharers: u32| {
             let part = |bytes: u64| bytes.div_ceil(u64::from(sharers.max(1)));
@@ -183,6 +184,12 @@ mod tests {
         let parts = experts + others / 4;
         assert_eq!(held(4, 1, 4), StateBytes { parameters: parts + 120, copy: 60, optimizer: 2 * parts });
         assert_eq!(held(4, 1, 8), held(4, 1, 4));
+        // The copy of experts that are not gathered counts too, in the choice of the stage that takes the most.
+        let stages = [[400, 100], [0, 120]].map(stage);
+        let sharding = Sharding { shards: 4, window: 1 };
+        let parts = 400 + 220 / 4;
+        let expected = StateBytes { parameters: parts + 100, copy: 250, optimizer: 2 * parts };
+        assert_eq!(sharding.held_with_experts(stages, 4), expected);
         assert_eq!(held(4, 2, 1).parameters, 408 / 4 + 168 + 120);
     }
 

@@ -248,6 +248,7 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
             tensor_sums: keys.optional("tensor_sums"),
             optimizer_bytes: None,
             held_bytes: None,
+            copy_bytes: None,
         };
         if self.may_lack {
             let missing = keys.take_missing();

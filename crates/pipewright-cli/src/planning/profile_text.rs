@@ -194,6 +194,7 @@ mod tests {
             tensor_sums: Some(3),
             optimizer_bytes: None,
             held_bytes: None,
+            copy_bytes: None,
         };
         let device = DeviceProfile {
             name: "x".into(),

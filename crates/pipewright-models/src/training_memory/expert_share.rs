@@ -66,7 +66,8 @@ impl ExpertShare {
             layer.activation_bytes = layer.activation_bytes.saturating_add(bytes_in(rule.precision));
             let held = self.held(&specs, rule, model);
             layer.optimizer_bytes = Some(held.optimizer);
-            layer.held_bytes = Some(held.parameters.saturating_add(held.copy));
+            layer.held_bytes = Some(held.parameters);
+            layer.copy_bytes = Some(held.copy);
         }
         Ok(())
     }
@@ -80,9 +81,9 @@ impl ExpertShare {
     /// Returns the parameters of a layer and the optimizer's state that a replica computes with.
     ///
     /// A plan divides both by the number of replicas that hold the parameters together, and adds the
-    /// parameters that are gathered. Fewer replicas share an expert. So the optimizer's state, which is never
-    /// gathered, has what they hold in addition. An expert that one replica holds is not gathered, and is
-    /// always whole.
+    /// parameters that are gathered. Fewer replicas share an expert, so each of them holds a larger part of it.
+    /// So the difference is added to the optimizer's state, which is never gathered. An expert that one
+    /// replica holds is not gathered, and is always whole.
     fn held(&self, specs: &[ParameterSpec], rule: &StateRule, model: &CutModel) -> StateBytes {
         let StageBytes { experts, others } = rule.of_stage(specs, |path| model.is_trained(path));
         let experts = experts.map(|bytes| bytes.div_ceil(u64::from(self.ranks)));
@@ -171,27 +172,43 @@ mod tests {
         for ranks in [2, 4] {
             let numbers = others + experts / u64::from(ranks);
             let single = &layers(ranks, Precision::F32)[2];
-            assert_eq!((single.held_bytes, single.optimizer_bytes), (Some(4 * numbers), Some(8 * numbers)));
+            let state = |parameters, copy| StateBytes { parameters, copy, optimizer: 8 * numbers };
+            assert_eq!(state_of(single), Some(state(4 * numbers, 0)));
             let half = &layers(ranks, Precision::Bf16)[2];
-            assert_eq!((half.held_bytes, half.optimizer_bytes), (Some(6 * numbers), Some(8 * numbers)));
+            assert_eq!(state_of(half), Some(state(4 * numbers, 2 * numbers)));
         }
-        assert!(layers(2, Precision::F32)[1].held_bytes.is_none());
+        assert_eq!(state_of(&layers(2, Precision::F32)[1]), None);
     }
 
-    /// A plan has the bytes of the estimate of a run.
+    /// Returns the state that a plan counts for a layer; `None` if it depends on the request.
+    fn state_of(layer: &LayerProfile) -> Option<StateBytes> {
+        let (parameters, copy) = (layer.held_bytes?, layer.copy_bytes?);
+        Some(StateBytes { parameters, copy, optimizer: layer.optimizer_bytes? })
+    }
+
+    /// A plan has the bytes of the estimate of a run, in which one stage has experts and the other one more
+    /// parameters that are gathered.
     #[test]
     fn a_replica_with_sharded_parameters_holds_its_rows_of_the_experts() {
         let specs = model().outline(2..3, &TensorParallel::default()).expect("a layer");
-        let rule = rule(Precision::F32);
-        for (ranks, shards) in [(2, 2), (2, 4), (4, 2), (4, 8), (2, 8)] {
-            let share = ExpertShare { ranks, tokens: TOKENS, link: LinkProfile::new(0.0, 1e9), shards };
+        for precision in [Precision::F32, Precision::Bf16] {
+            let rule = rule(precision);
             let stage = rule.of_stage(&specs, |_| true);
-            let own = stage.experts.map(|bytes| bytes.div_ceil(ranks.into()));
-            for window in [0, 1] {
-                let sharding = Sharding { shards, window };
-                let run = sharding.held_with_experts([StageBytes { experts: own, ..stage }], ranks);
-                let plan = sharding.held([share.held(&specs, &rule, &model())]);
-                assert_eq!(plan.total(), run.total(), "{ranks} {shards} {window}");
+            let larger = stage.others.map(|bytes| 2 * bytes);
+            for (ranks, shards) in [(2, 2), (2, 4), (4, 2), (4, 8), (2, 8)] {
+                let share = ExpertShare { ranks, tokens: TOKENS, link: LinkProfile::new(0.0, 1e9), shards };
+                let mut profile = profile(4);
+                share.add_to(&mut profile, &rule, &model()).expect("the model's layers");
+                let planned = state_of(&profile.layers[2]).expect("a layer with experts");
+                let experts = stage.experts.map(|bytes| bytes.div_ceil(ranks.into()));
+                let own =
+                    [StageBytes { experts, ..stage }, StageBytes { others: larger, ..StageBytes::default() }];
+                for window in [0, 1, 2] {
+                    let sharding = Sharding { shards, window };
+                    let run = sharding.held_with_experts(own, ranks);
+                    let plan = sharding.held([planned, larger]);
+                    assert_eq!(plan.total(), run.total(), "{precision} {ranks} {shards} {window}");
+                }
             }
         }
     }

@@ -157,9 +157,9 @@ impl StateRule {
             for layer in &mut profile.layers {
                 let state = states.get(first);
                 layer.optimizer_bytes = state.map(|state| state.optimizer);
-                layer.held_bytes = state
-                    .filter(|_| model.adapter().is_some())
-                    .map(|state| state.parameters.saturating_add(state.copy));
+                let of_adapter = state.filter(|_| model.adapter().is_some());
+                layer.held_bytes = of_adapter.map(|state| state.parameters);
+                layer.copy_bytes = of_adapter.map(|state| state.copy);
                 first += layer.count as usize;
             }
         }

@@ -156,6 +156,10 @@ impl Common {
                 .iter()
                 .all(|part| part.held_bytes.is_some())
                 .then(|| bytes(&|part| part.held_bytes.unwrap_or(0))),
+            copy_bytes: parts
+                .iter()
+                .all(|part| part.copy_bytes.is_some())
+                .then(|| bytes(&|part| part.copy_bytes.unwrap_or(0))),
         }
     }
 
@@ -189,6 +193,7 @@ impl Common {
             tensor_sums: head.tensor_sums,
             optimizer_bytes: head.optimizer_bytes.map(|bytes| bytes.div_ceil(divisor)),
             held_bytes: head.held_bytes.map(|bytes| bytes.div_ceil(divisor)),
+            copy_bytes: head.copy_bytes.map(|bytes| bytes.div_ceil(divisor)),
         };
         let inner =
             LayerProfile { output_bytes: self.hidden.saturating_add(self.statistics), ..last.clone() };

@@ -126,7 +126,7 @@ impl Layers {
             gradient: layer.gradient_bytes(),
             state: StateBytes {
                 parameters: layer.held_bytes.unwrap_or(layer.parameter_bytes),
-                copy: layer.held_bytes.map_or_else(|| part_of(layer.parameter_bytes, state.copy), |_| 0),
+                copy: layer.copy_bytes.unwrap_or_else(|| part_of(layer.parameter_bytes, state.copy)),
                 optimizer: layer
                     .optimizer_bytes
                     .unwrap_or_else(|| part_of(layer.gradient_bytes(), state.optimizer)),

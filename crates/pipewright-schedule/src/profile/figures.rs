@@ -148,11 +148,14 @@ pub struct LayerProfile {
     /// request has. It depends on the run and is not in files.
     #[serde(skip)]
     pub optimizer_bytes: Option<u64>,
-    /// The memory for the parameters and for the copy with which they compute, if that is not
-    /// `parameter_bytes` and the share that a plan's request has: the base of adapters is held in the
+    /// The memory for the parameters, if that is not `parameter_bytes`: the base of adapters is held in the
     /// precision in which it computes. It depends on the run and is not in files.
     #[serde(skip)]
     pub held_bytes: Option<u64>,
+    /// The size of the copy of the parameters with which a stage computes in half precision; `None` for the
+    /// share of `parameter_bytes` that a plan's request has. It depends on the run and is not in files.
+    #[serde(skip)]
+    pub copy_bytes: Option<u64>,
     /// The most bytes that the layer's operations hold only while they run. An action needs them once, for
     /// the layer of its stage with the most.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -227,6 +230,7 @@ impl Default for LayerProfile {
             tensor_sums: None,
             optimizer_bytes: None,
             held_bytes: None,
+            copy_bytes: None,
         }
     }
 }

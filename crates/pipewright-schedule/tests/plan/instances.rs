@@ -140,6 +140,7 @@ pub(crate) fn block(kind: &str, weight: f64) -> LayerProfile {
         tensor_sums: None,
         optimizer_bytes: None,
         held_bytes: None,
+        copy_bytes: None,
         trained_bytes: None,
     }
 }

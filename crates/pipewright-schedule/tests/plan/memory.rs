@@ -30,12 +30,13 @@ fn replicas_that_hold_the_parameters_together_need_less_memory() {
     let profile = Profile { link, layers: vec![layer; 4], ..Profile::default() };
     let schedule = generate("gpipe", &ScheduleSpec { ranks: 1, microbatches: 2, ..ScheduleSpec::default() });
     let schedule = schedule.expect("a schedule");
-    let quarters = |data_parallel, groups, copy| {
+    let quarters_of = |profile: &Profile, data_parallel, groups, copy| {
         let state = TrainingState { groups, copy, ..TrainingState::default() };
         let choice = PlanChoice { data_parallel, state, ..PlanChoice::default() };
-        let peaks = predict(&profile, &schedule, &choice).expect("it fits the schedule").peak_bytes;
+        let peaks = predict(profile, &schedule, &choice).expect("it fits the schedule").peak_bytes;
         4.0 * peaks[0] as f64 / PARAMETERS as f64
     };
+    let quarters = |data_parallel, groups, copy| quarters_of(&profile, data_parallel, groups, copy);
     // Parameters, two moments, gradients.
     assert_eq!(quarters(2, ShardGroups::Whole, 0.0), 16.0);
     // Half of the parameters and moments; the gathered parameters; gradients.
@@ -46,6 +47,13 @@ fn replicas_that_hold_the_parameters_together_need_less_memory() {
     assert_eq!(quarters(4, ShardGroups::Of(3), 0.0), 3.0 + 4.0 + 4.0);
     // The copy of half precision copies the gathered parameters.
     assert_eq!(quarters(2, ShardGroups::All, 0.5), 6.0 + 4.0 + 2.0 + 4.0);
+    // The same if the profile has the bytes of each layer.
+    let mut of_layers = profile.clone();
+    for layer in &mut of_layers.layers {
+        layer.held_bytes = Some(2 * layer.parameter_bytes);
+        layer.copy_bytes = Some(layer.parameter_bytes / 2);
+    }
+    assert_eq!(quarters_of(&of_layers, 2, ShardGroups::All, 0.0), (4.0 + 4.0) + 8.0 + 2.0 + 4.0);
     let fits = |groups| {
         let state = TrainingState { groups, ..TrainingState::default() };
         let (memory, data_parallel) = (Some(15 * PARAMETERS / 4), Some(2));
