@@ -80,6 +80,15 @@ pub(super) struct Choice<'a> {
     pub(super) recompute: &'a [Option<StageRecompute>],
 }
 
+/// An order with what its stages recompute.
+struct Fitted {
+    order: Order,
+    /// The time without the optimizer.
+    time: f64,
+    recompute: Vec<Option<StageRecompute>>,
+    loads: Vec<StageLoad>,
+}
+
 impl<'a> Search<'a> {
     /// Starts a search.
     pub(super) fn new(
@@ -225,7 +234,8 @@ impl<'a> Search<'a> {
             return None;
         }
         let (order, time) = self.improved(order, &loads, shape)?;
-        let (order, time, recompute, loads) = self.refitted(order, time, shape, choice, loads)?;
+        let fitted = Fitted { order, time, recompute: choice.recompute.to_vec(), loads };
+        let Fitted { order, time, recompute, loads } = self.refitted(fitted, shape, choice)?;
         let choice = Choice { recompute: &recompute, ..choice };
         let time = time + optimizer_time(&order, &loads);
         let peak = peak(&order, &loads, shape.layers.sharding);
@@ -233,38 +243,25 @@ impl<'a> Search<'a> {
         (time < before).then_some(time)
     }
 
-    /// Recomputes only what an order needs to fit into the memory. Returns the order, its time without the
-    /// optimizer, what is recomputed and the loads; the given ones if they are not slower.
-    fn refitted(
-        &mut self,
-        order: Order,
-        time: f64,
-        shape: &Shape,
-        choice: Choice<'_>,
-        loads: Vec<StageLoad>,
-    ) -> Option<(Order, f64, Vec<Option<StageRecompute>>, Vec<StageLoad>)> {
-        let given = choice.recompute.to_vec();
-        let is_recomputed = loads.iter().any(|load| load.choice().is_some());
+    /// Recomputes only what an order needs to fit into the memory. Returns `given` if that is not faster.
+    fn refitted(&mut self, given: Fitted, shape: &Shape, choice: Choice<'_>) -> Option<Fitted> {
+        let is_recomputed = given.loads.iter().any(|load| load.choice().is_some());
         let Some(memory) = self.request.memory.filter(|_| is_recomputed) else {
-            return Some((order, time, given, loads));
+            return Some(given);
         };
-        let (layers, starts) = (&shape.layers, choice.starts);
-        let fitted = if self.request.recomputes_in_part() {
-            layers_to_fit(layers, starts, &order, memory)
+        let (layers, starts, order) = (&shape.layers, choice.starts, &given.order);
+        let recompute = if self.request.recomputes_in_part() {
+            layers_to_fit(layers, starts, order, memory)
         } else {
-            stages_to_fit(layers, starts, &order, memory)
+            stages_to_fit(layers, starts, order, memory)
         };
         self.left = self.left.saturating_sub(self.tuning.work.refitted * order.computations() as u64);
-        let fitted_loads = stage_loads(layers, starts, &fitted);
-        if fitted_loads == loads || self.shortage(&order, &fitted_loads, layers.sharding).is_some() {
-            return Some((order, time, given, loads));
+        let loads = stage_loads(layers, starts, &recompute);
+        if loads == given.loads || self.shortage(order, &loads, layers.sharding).is_some() {
+            return Some(given);
         }
-        let (fitted_order, fitted_time) = self.improved(order.clone(), &fitted_loads, shape)?;
-        Some(if fitted_time < time {
-            (fitted_order, fitted_time, fitted, fitted_loads)
-        } else {
-            (order, time, given, loads)
-        })
+        let (order, time) = self.improved(order.clone(), &loads, shape)?;
+        Some(if time < given.time { Fitted { order, time, recompute, loads } } else { given })
     }
 
     /// Justifies an order. Returns the justified order if it is faster and fits into the memory, and
