@@ -33,7 +33,7 @@ pub(super) fn product(
     let recorded = deferred.recorded(weight);
     let x_kept = match remade {
         Some(remade) => KeptInput::Remade(remade),
-        None => KeptInput::Whole(x_value),
+        None => KeptInput::Whole(Box::new(x_value)),
     };
     let rule = ProductRule { x: x_kept, weight: kept, layout, id, deferred };
     record([x, recorded], y, Arc::new(rule))
@@ -88,14 +88,14 @@ pub(crate) fn add_rows(
 /// The input of a product, for the gradient of the weight.
 #[derive(Debug)]
 enum KeptInput {
-    Whole(Tensor<2>),
+    Whole(Box<Tensor<2>>),
     Remade(Arc<Remade>),
 }
 
 impl KeptInput {
     fn get(&self) -> Tensor<2> {
         match self {
-            Self::Whole(x) => x.clone(),
+            Self::Whole(x) => Tensor::clone(x),
             Self::Remade(remade) => remade.get(),
         }
     }
