@@ -162,8 +162,8 @@ impl Evaluator {
             self.set_roles(order, loads);
             self.set_work(order, loads);
         }
-        self.has_other_loads = is_whole;
         self.set_again(order, loads, changed);
+        self.has_other_loads = is_whole;
         self.restart(order, changed);
         let mut makespan = 0.0f64;
         while let Some(rank) = self.ready.pop() {
@@ -352,13 +352,15 @@ impl Evaluator {
         let keeps =
             |&stage: &StageIndex| loads[stage.index()].recompute.is_some_and(|choice| choice.keep > 0);
         let before = self.changed_row.take();
+        if let Changed::Row { rank, .. } = changed {
+            self.changed_row = Some(rank);
+        }
         let rows: Vec<usize> = match changed {
-            Changed::Everything => (0..order.rows.len()).collect(),
-            // The change before may have been taken back.
-            Changed::Row { rank, .. } => {
-                self.changed_row = Some(rank);
+            // The change before may have been taken back. If it changed loads, all rows are affected.
+            Changed::Row { rank, .. } if !self.has_other_loads => {
                 before.into_iter().filter(|&other| other != rank).chain([rank]).collect()
             }
+            _ => (0..order.rows.len()).collect(),
         };
         self.again.resize(order.rows.len(), Vec::new());
         for rank in rows {

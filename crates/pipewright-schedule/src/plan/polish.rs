@@ -379,12 +379,15 @@ mod tests {
 
     #[test]
     fn changes_keep_what_must_come_first_and_can_be_taken_back() {
-        for seed in 0..10 {
+        // With a limit, changes also let stages recompute more or less.
+        for (seed, memory) in (0..10).flat_map(|seed| [(seed, None), (seed, Some(10_000))]) {
             let profile = with_messages(seed, 9);
-            let (request, shapes) = asked(&profile, None, 1_000_000);
+            let (request, shapes) = asked(&profile, memory, 1_000_000);
             let (tuning, mut keep_going) = (Tuning::default(), || true);
             let mut search = Search::new(&request, &tuning, &mut keep_going);
-            let mut plan = start(&mut search, &shapes, None);
+            let keeping = StageRecompute { keep: 1, ..StageRecompute::WHOLE };
+            let recompute = [memory.map(|_| keeping); 6];
+            let mut plan = start_with(&mut search, &shapes, memory, recompute);
             let mut numbers = Numbers(seed);
             let (mut made, mut refused) = (0, 0);
             for _ in 0..2_000 {
@@ -407,10 +410,35 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_refused_choice_of_recomputation_leaves_no_times() {
+        let keeping = StageRecompute { keep: 1, ..StageRecompute::WHOLE };
+        for seed in 0..10 {
+            let (_, shapes) = asked(&profile(seed, 9), None, 0);
+            let (layers, (order, starts)) = (&shapes[0].layers, made(&shapes[0], None));
+            let [kept, refused] = [keeping, StageRecompute::WHOLE]
+                .map(|choice| stage_loads(layers, &starts, &[Some(choice); 6]));
+            let mut evaluator = Evaluator::default();
+            let time = evaluator.time(&order, &kept, &layers.network);
+            let slower = evaluator.time_changed(&order, &refused, Changed::Everything, f64::INFINITY);
+            assert!(slower > time, "seed {seed}: {slower:?}, {time:?}");
+            let row = Changed::Row { rank: 0, from: 0 };
+            assert_eq!(evaluator.time_changed(&order, &kept, row, f64::INFINITY), time, "seed {seed}");
+        }
+    }
+
     /// Returns a plan by rules, which the search knows.
     fn start(search: &mut Search<'_>, shapes: &[Shape], memory: Option<u64>) -> Polished {
+        start_with(search, shapes, memory, [None; 6])
+    }
+
+    fn start_with(
+        search: &mut Search<'_>,
+        shapes: &[Shape],
+        memory: Option<u64>,
+        recompute: [Option<StageRecompute>; 6],
+    ) -> Polished {
         let (order, starts) = made(&shapes[0], memory);
-        let recompute = vec![None; 6];
         let loads = stage_loads(&shapes[0].layers, &starts, &recompute);
         let time = Evaluator::default().time(&order, &loads, &shapes[0].layers.network).expect("no deadlock");
         let choice = Choice { shape: 0, starts: &starts, recompute: &recompute };
