@@ -95,6 +95,10 @@ impl At {
             };
         }
         let Some(profile) = profile else {
+            if recompute.has_parts() {
+                let message = "recompute names parts of layers, whose sizes and times are in a profile; add it, or name stages";
+                return Err(value_error(message));
+            }
             let costs = Costs { recompute, ..costs_of(costs)?.unwrap_or_default() };
             return Ok(Self::Costs(Box::new(costs), communicator));
         };

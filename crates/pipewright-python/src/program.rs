@@ -285,7 +285,8 @@ impl PyProgram {
     ///         cut.
     ///     recompute: The stages that compute their forward again in their backward: `none`, `stage`,
     ///         `block`, or a list such as `0,2:layers=3,3:keep=1`: the first layers of stage 2, and all but one
-    ///         microbatch in flight of stage 3. Layers need a profile.
+    ///         microbatch in flight of stage 3; or `parts`, or a list with parts of layers such as
+    ///         `0:parts=norms`. Layers and parts need a profile.
     ///     logical: Count every action, including messages, as one tick.
     ///     transport: The communicator on which messages wait for each other: `buffered`, `edge`, `pair` or
     ///         `rank`, as in `validate`.

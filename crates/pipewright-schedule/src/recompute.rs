@@ -222,6 +222,19 @@ impl Recompute {
         })
     }
 
+    /// Returns the parts of layers that are chosen in vain, if the layers of the model have only the parts
+    /// `existing`: the parts that a list names, or all parts if the word `parts` has no effect at all.
+    pub fn parts_beyond(&self, existing: LayerParts) -> LayerParts {
+        let is_beyond = |part: &LayerPart| !existing.contains(*part);
+        match self {
+            Self::Parts if existing.is_empty() => LayerParts::ALL,
+            Self::None | Self::Stage | Self::Block | Self::Parts => LayerParts::NONE,
+            Self::Stages(stages) => {
+                stages.values().flat_map(|choice| choice.parts.iter()).filter(is_beyond).collect()
+            }
+        }
+    }
+
     /// Returns the entries of a list.
     fn listed(&self) -> Option<&BTreeMap<StageIndex, StageRecompute>> {
         match self {
@@ -446,6 +459,20 @@ mod tests {
         assert_eq!(recompute.in_part().collect::<Vec<_>>(), [StageIndex::new(1)]);
         assert!(recompute.has_second_forwards() && !Recompute::Parts.has_second_forwards());
         assert_eq!(Recompute::of_stages(&[StageRecompute::of_parts(LayerParts::ALL); 2]), Recompute::Parts);
+    }
+
+    #[test]
+    fn parts_that_no_layer_has_are_found() {
+        let beyond = |text: &str, existing: LayerParts| {
+            text.parse::<Recompute>().expect("a choice").parts_beyond(existing).to_string()
+        };
+        let norms = LayerPart::Norms.into();
+        assert_eq!(beyond("parts", LayerParts::NONE), "norms+feed-forward");
+        // The word stands for the parts that the layers have.
+        assert_eq!(beyond("parts", norms), "");
+        assert_eq!(beyond("0:parts=norms,1:layers=2:parts=norms+feed-forward", norms), "feed-forward");
+        assert_eq!(beyond("0:parts=norms", norms), "");
+        assert_eq!(beyond("0,1:layers=2", LayerParts::NONE), "");
     }
 
     #[test]

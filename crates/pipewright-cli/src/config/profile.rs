@@ -49,9 +49,11 @@ fn kinds_of(devices: &str) -> BTreeSet<String> {
     devices.split(',').map(|name| kind(name.trim())).collect()
 }
 
-/// Returns the costs of a part of a layer; `None` if its size is not written.
+/// Returns the costs of a part of a layer; `None` if neither its size nor its time is written. A time without a
+/// size is a mistake.
 fn part(keys: &mut Keys<'_>, bytes: &'static str, seconds: &'static str) -> Option<PartProfile> {
-    let (bytes, seconds) = (keys.optional(bytes), keys.optional_number(seconds));
+    let seconds = keys.optional_number(seconds);
+    let bytes = if seconds.is_some() { Some(keys.whole(bytes)) } else { keys.optional(bytes) };
     Some(PartProfile { activation_bytes: bytes?, recompute_s: seconds.unwrap_or(0.0) })
 }
 

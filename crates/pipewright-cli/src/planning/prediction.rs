@@ -166,7 +166,7 @@ fn recompute_of(recompute: &Recompute, stages: u32) -> Result<Vec<Option<StageRe
     }
     match recompute.largest_stage() {
         Some(stage) if stage.get() >= stages => Err(Failure::input(format!(
-            "--recompute: there is no stage {stage}; write none, stage, or stages from 0 to {}",
+            "--recompute: there is no stage {stage}; write none, stage, parts, or stages from 0 to {}",
             stages - 1
         ))),
         _ => Ok((0..stages).map(|stage| recompute.choice_of(StageIndex::new(stage))).collect()),

@@ -11,6 +11,7 @@ use pipewright::train::data::{DataError, DataIdentity, TokenRows};
 use pipewright_models::{AdapterStart, CutModel, InitialParameters, ParameterSpec, hf};
 use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering};
 use pipewright_schedule::partition::{Method, Partition, partition};
+use pipewright_schedule::recompute::LayerParts;
 use pipewright_schedule::simulate::few_microbatches;
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{Level, LowerConfig, ModelDesc, Recompute, TrainedStages, ValidatedProgram};
@@ -105,6 +106,7 @@ impl CutProgram {
         require_split(&settings.mesh, model, &partition)?;
         require_slices(&program, model)?;
         require_recomputed_layers(&settings.pipeline.recompute, &partition)?;
+        require_recomputed_parts(&settings.pipeline.recompute, &layers)?;
         Ok(Self { program, partition, layers, notes })
     }
 }
@@ -311,6 +313,18 @@ fn require_recomputed_layers(recompute: &Recompute, partition: &Partition) -> Re
         "`pipeline.recompute` names the first {layers} layers of stage {stage}, which has {}: name at most as many as it has, \
          or the whole stage",
         counted(count, "layer")
+    )))
+}
+
+/// Refuses parts of layers that no layer of the model computes again.
+fn require_recomputed_parts(recompute: &Recompute, model: &ModelDesc) -> Result<(), Failure> {
+    let parts = recompute.parts_beyond(LayerParts::of_model(model));
+    if parts.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::input(format!(
+        "`pipeline.recompute` names parts that no layer of this model computes again: {parts}; leave them out, or name \
+         layers or stages"
     )))
 }
 

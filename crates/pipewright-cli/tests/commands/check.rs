@@ -170,6 +170,16 @@ fn memory_follows_from_microbatches_schedule_and_sharding() {
     let (code, _, said) = check(&run, &["pipeline.recompute=[{ stage = 0, layers = 4 }]"]);
     let beyond = "`pipeline.recompute` names the first 4 layers of stage 0, which has 3 layers";
     assert!(code == Some(2) && said.contains(beyond), "{said}");
+    let refused_parts = |architecture: &str, recompute: &str| {
+        let set = [format!("model.architecture={architecture}"), format!("pipeline.recompute={recompute}")];
+        let (code, _, said) = check(&run, &[&set[0], &set[1]]);
+        assert_eq!(code.filter(|code| [0, 2].contains(code)), code, "{said}");
+        said.split_once("computes again: ").map(|(_, said)| said.split(';').next().unwrap_or("").to_owned())
+    };
+    // StarCoder2 has layer normalisations and GELU; OLMo 2 has its norms after its layers.
+    assert_eq!(refused_parts("starcoder2", "parts").as_deref(), Some("norms+feed-forward"));
+    assert_eq!(refused_parts("olmo2", "[{ stage = 0, parts = ['norms'] }]").as_deref(), Some("norms"));
+    assert_eq!(refused_parts("olmo2", "parts"), None);
     // SGD without momentum has no state, with momentum one number for each parameter. Muon has one for each
     // of the 2176 elements of a block's matrices, and AdamW's two for the others; Adafactor has one for each
     // row and column.

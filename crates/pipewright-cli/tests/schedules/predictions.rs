@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use crate::plans::PROFILE;
 use crate::{folder, refuse, succeed, write};
 
 fn simulated(arguments: &[&str]) -> Value {
@@ -222,6 +223,15 @@ fn a_backward_that_computes_its_forward_again_takes_longer_and_holds_less() {
     for parts in ["parts", "0:parts=norms"] {
         refused(parts, "error: --recompute names parts of layers, whose sizes and times are in a profile");
     }
+    let folder = folder();
+    write(&folder, "p.toml", PROFILE);
+    for (choice, parts) in [("parts", "norms+feed-forward"), ("1:layers=1:parts=norms", "norms")] {
+        let arguments = ["--profile", "p.toml", "--recompute", choice];
+        let said = format!(
+            "error: no layer of the profile has these parts, which are to be recomputed: {parts}; write"
+        );
+        refuse(&folder, &[&["simulate"], &size[..], &arguments].concat(), 2, &said);
+    }
 }
 
 #[test]
@@ -297,7 +307,7 @@ fn activations_have_buffers() {
 #[test]
 fn costs_have_no_unit_and_profiles_have_seconds() {
     let folder = folder();
-    write(&folder, "p.toml", crate::plans::PROFILE);
+    write(&folder, "p.toml", PROFILE);
     let size = ["1f1b", "--ranks", "2", "--microbatches", "4"];
     let of = |command: &str, further: &[&str]| succeed(&folder, &[&[command], &size[..], further].concat());
     assert!(of("simulate", &[]).contains("\nmakespan   14 units, "));

@@ -81,6 +81,8 @@ impl Experts {
             mixing: 0,
             elements,
             kept: 2 * (chosen * inner + shared + latent) + 2 * experts + 3 * chosen,
+            // Only the shared expert's activation is computed again.
+            feed_forward: shared,
             kept_on_devices: cost::mixture_on_devices(chosen, width),
             ..Cost::default()
         }

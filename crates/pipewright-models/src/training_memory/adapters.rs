@@ -65,6 +65,7 @@ pub(super) fn remove_below(
 ) {
     for layer in layers.iter_mut().take_while(|layer| !is_trained(layer)) {
         layer.activation_bytes = if is_sliced { layer.keys_values_bytes } else { 0 };
+        (layer.norms_bytes, layer.feed_forward_bytes) = (0, 0);
     }
 }
 
@@ -160,8 +161,10 @@ mod tests {
     #[test]
     fn layers_below_the_first_trained_one_keep_nothing() {
         let kept = |is_sliced| {
-            let mut layers: Vec<LayerDesc> = (0..3).map(|index| layer(index, 10, 4)).collect();
+            let layer = |index| LayerDesc { norms_bytes: 2, feed_forward_bytes: 3, ..layer(index, 10, 4) };
+            let mut layers: Vec<LayerDesc> = (0..3).map(layer).collect();
             remove_below(&mut layers, is_sliced, |layer| layer.path.ends_with(".1"));
+            assert_eq!((layers[0].norms_bytes, layers[0].feed_forward_bytes), (0, 0));
             layers.iter().map(|layer| layer.activation_bytes).collect::<Vec<_>>()
         };
         assert_eq!(kept(false), [0, 10, 10]);

@@ -18,7 +18,7 @@ use crate::plan::search::optimizer_time;
 use crate::plan::second_forwards::is_recomputed;
 use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads};
 use crate::profile::{LayerProfile, Profile};
-use crate::recompute::{KeptForwards, Recompute, StageRecompute};
+use crate::recompute::{KeptForwards, LayerParts, Recompute, StageRecompute};
 use crate::schedule::Schedule;
 use crate::simulate::{SimulateError, Summary, TimedRun, logical, timed};
 use crate::slices::Slices;
@@ -136,6 +136,15 @@ pub enum PredictError {
         layers: u32,
         /// The layers that it has.
         count: usize,
+    },
+    /// Parts of layers are to be recomputed that no layer of the profile has.
+    #[error(
+        "no layer of the profile has these parts, which are to be recomputed: {parts}; write their sizes into [[layers]] \
+         (`norms_bytes`, `feed_forward_bytes`), or leave them out"
+    )]
+    RecomputedParts {
+        /// The parts.
+        parts: LayerParts,
     },
     /// The mesh does not fit the nodes of the profile.
     #[error(
@@ -292,8 +301,13 @@ fn loads(layers: &Layers, stages: u32, choice: &PlanChoice) -> Result<Vec<StageL
     }
     let starts: Vec<usize> = cut.ranges().map(|range| range.start).chain([layers.count()]).collect();
     let count = |stage: StageIndex| cut.range(stage).len();
-    if let Some((stage, layers, count)) = Recompute::of_stages(&choice.recompute).beyond_layers(count) {
+    let recompute = Recompute::of_stages(&choice.recompute);
+    if let Some((stage, layers, count)) = recompute.beyond_layers(count) {
         return Err(PredictError::RecomputedLayers { stage, layers, count });
+    }
+    let parts = recompute.parts_beyond(layers.parts());
+    if !parts.is_empty() {
+        return Err(PredictError::RecomputedParts { parts });
     }
     Ok(stage_loads(layers, &starts, &choice.recompute))
 }

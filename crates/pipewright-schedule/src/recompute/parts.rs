@@ -7,6 +7,8 @@ use serde::de::Error;
 use serde::ser::SerializeSeq;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::model::{LayerDesc, ModelDesc};
+
 /// A part of a layer. Its result is an input of matrix products, which need it for the gradients of their
 /// weights.
 ///
@@ -71,6 +73,16 @@ impl LayerParts {
     /// Returns the parts in order.
     pub fn iter(self) -> impl Iterator<Item = LayerPart> {
         LayerPart::ALL.into_iter().filter(move |&part| self.contains(part))
+    }
+
+    /// Returns the parts that some layer of a model may compute again.
+    pub fn of_model(model: &ModelDesc) -> Self {
+        let bytes_of = |part: LayerPart, layer: &LayerDesc| match part {
+            LayerPart::Norms => layer.norms_bytes,
+            LayerPart::FeedForward => layer.feed_forward_bytes,
+        };
+        let is_in = |&part: &LayerPart| model.layers.iter().any(|layer| bytes_of(part, layer) > 0);
+        LayerPart::ALL.into_iter().filter(is_in).collect()
     }
 
     /// Returns every choice of parts, from none to all.

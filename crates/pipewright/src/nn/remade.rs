@@ -109,7 +109,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use burn::module::ParamId;
-    use burn::tensor::TensorData;
+    use burn::tensor::{DType, TensorData};
 
     use super::super::check::numbers;
     use super::super::layout::Layout;
@@ -119,10 +119,11 @@ mod tests {
 
     /// Returns the gradients of the input, of two projections of a normalisation, of its factors, and of the
     /// product after a gated activation.
-    fn gradients(parts: LayerParts) -> Vec<TensorData> {
-        let leaf = |shape: [usize; 2], scale| numbers(shape, scale).autodiff().require_grad();
+    fn gradients(parts: LayerParts, dtype: DType) -> Vec<TensorData> {
+        let leaf =
+            |shape: [usize; 2], scale| numbers::<2>(shape, scale).cast(dtype).autodiff().require_grad();
         let x = leaf([5, 6], 1.0);
-        let factors = numbers([6], 1.0).autodiff().require_grad();
+        let factors = numbers::<1>([6], 1.0).cast(dtype).autodiff().require_grad();
         let weights = [leaf([6, 8], 1.0), leaf([6, 8], 2.0), leaf([8, 6], 1.5)];
         let product =
             |x: Tensor<2>, at: usize| multiply(x, weights[at].clone(), Layout::Plain, ParamId::new());
@@ -136,11 +137,14 @@ mod tests {
         std::iter::once(of(&x)).chain(weights.iter().map(of)).chain([of_factors]).collect()
     }
 
+    /// In double precision, the operations are the same as on devices.
     #[test]
     fn gradients_keep_their_bits() {
-        let expected = gradients(LayerParts::NONE);
-        for parts in LayerParts::every() {
-            assert_eq!(gradients(parts), expected, "{parts}");
+        for dtype in [DType::F32, DType::BF16, DType::F64] {
+            let expected = gradients(LayerParts::NONE, dtype);
+            for parts in LayerParts::every() {
+                assert_eq!(gradients(parts, dtype), expected, "{parts}, {dtype:?}");
+            }
         }
     }
 

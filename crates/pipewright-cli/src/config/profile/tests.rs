@@ -50,6 +50,19 @@ fn every_mistake_has_its_line() {
         &["p.toml:5:8: `kind` is a whole number, where a text in quotes is expected"],
     );
     check("forward_s = 1e-3\n", "", &["p.toml:4:1: `forward_s` is missing in [[layers]]"]);
+    for part in ["norms", "feed_forward"] {
+        let missing = format!("p.toml:4:1: `{part}_bytes` is missing in [[layers]]");
+        check("count = 12", &format!("{part}_s = 1e-5"), &[&missing]);
+        check("count = 12", &format!("{part}_bytes = 3"), &[]);
+    }
+    check(
+        "count = 12",
+        "norms_bytes = 6000000\nfeed_forward_bytes = 6000000",
+        &[
+            "p.toml:7:22: `feed_forward_bytes` is 6000000, where a number of bytes from 0 to 291456, a part of \
+           `activation_bytes` is expected",
+        ],
+    );
     check(
         "bytes_per_s = 1e10",
         "bytes_per_s = 0",
