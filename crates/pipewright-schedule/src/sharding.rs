@@ -184,7 +184,7 @@ mod tests {
         let parts = experts + others / 4;
         assert_eq!(held(4, 1, 4), StateBytes { parameters: parts + 120, copy: 60, optimizer: 2 * parts });
         assert_eq!(held(4, 1, 8), held(4, 1, 4));
-        // The copy of experts that are not gathered counts too, in the choice of the stage that takes the most.
+        // The stage with the most bytes is the one whose experts have a large copy.
         let stages = [[400, 100], [0, 120]].map(stage);
         let sharding = Sharding { shards: 4, window: 1 };
         let parts = 400 + 220 / 4;

@@ -18,7 +18,8 @@
 //! other inside their actions, and have rows of their own. The time in which they wait for tokens does not
 //! count: an exchange is under way, and neither half of an overlap computes ([`ScopeKind`]).
 //!
-//! **Cost.** The time of a step is proportional to its actions times the kinds of actions of a rank.
+//! **Cost.** The time of a step is proportional to its actions times the kinds of actions of a rank, plus the
+//! spans inside the actions.
 
 use crate::action::ActionKind;
 use crate::ids::{Rank, StageIndex};

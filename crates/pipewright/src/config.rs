@@ -55,7 +55,8 @@ pub struct PipelineConfig {
     /// `data_parallel` that is a power of two, or `data_parallel`; 1 if each replica holds all experts. With
     /// more, tokens go to the replicas of their experts and back, inside the forwards and backwards
     /// ([`ExpertParallel`](crate::nn::ExpertParallel)). All other parameters are on every replica, or sharded
-    /// (`data_parallel_mode`); then one of the sizes of both kinds of groups divides the other.
+    /// (`data_parallel_mode`). Then one of the sizes of both kinds of groups divides the other, and one of
+    /// them is a power of two unless all replicas hold the other parameters together.
     pub expert_parallel: u32,
     /// The part of the parameters that each replica holds. If parameters are sharded, the program must be at
     /// level `full`, and the optimizer must work element by element.

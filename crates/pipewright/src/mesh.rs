@@ -8,8 +8,8 @@
 //! `shards` consecutive replicas form a shard group: together they hold the parameters once, each replica a
 //! shard. Each shard group holds all parameters.
 //!
-//! `experts` consecutive replicas form an expert group: together they hold the experts of each mixture once, each
-//! replica some of them. The other parameters are on every replica, or sharded.
+//! `experts` consecutive replicas form an expert group: together they hold the experts of each mixture once,
+//! each replica some of them. The other parameters are on every replica, or sharded.
 
 use pipewright_schedule::Rank;
 use serde::{Deserialize, Serialize};
@@ -101,6 +101,14 @@ impl Mesh {
         let Self { data, shards, experts, .. } = *self;
         let divides = shards.is_multiple_of(experts) || experts.is_multiple_of(shards);
         divides && (experts.is_power_of_two() || shards.is_power_of_two() || shards == data)
+    }
+
+    /// Returns the sizes of expert groups that the replicas can form and that fit the shard groups.
+    pub fn expert_sizes(&self) -> Vec<u32> {
+        let powers = (0..u32::BITS).map(|exponent| 1 << exponent).take_while(|size| *size < self.data);
+        let meshes = powers.chain([self.data]).map(|experts| Self { experts, ..*self });
+        let fits = |mesh: &Self| mesh.expert_groups().is_some() && mesh.groups_fit();
+        meshes.filter(fits).map(|mesh| mesh.experts).collect()
     }
 
     fn groups_of(&self, size: u32) -> Option<u32> {
@@ -199,8 +207,8 @@ impl Mesh {
     }
 
     /// Returns the share of the batch that a replica gets in a repetition of a step: the share of the
-    /// `rotation`-th next replica, among the replicas that hold the parameters together if they are sharded. So
-    /// the reduction of gradients to shards adds the same shares. If replicas hold experts together, the
+    /// `rotation`-th next replica, among the replicas that hold the parameters together if they are sharded.
+    /// So the reduction of gradients to shards adds the same shares. If replicas hold experts together, the
     /// shares of an expert group move together, to the `rotation`-th next group, so that each expert gets the
     /// same tokens from the same places of its group. They do not move if there is no other group.
     pub(crate) fn share_of(&self, replica: u32, rotation: u32) -> u32 {
@@ -209,8 +217,8 @@ impl Mesh {
         first + (replica - first + self.distance(rotation)) % size
     }
 
-    /// Orders the contents of several replicas by their shares of the batch. They are of all replicas, or of a
-    /// group of replicas that hold the parameters together.
+    /// Orders the contents of several replicas by their shares of the batch. They are of all replicas, or of
+    /// a group of replicas that hold the parameters together.
     pub(crate) fn order_by_share<T>(&self, contents: &mut [T], rotation: u32) {
         let distance = self.distance(rotation) as usize;
         contents.chunks_mut(self.rotating() as usize).for_each(|group| group.rotate_right(distance));

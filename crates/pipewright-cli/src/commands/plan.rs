@@ -106,7 +106,7 @@ impl PlanArguments {
     fn replicas_with_all_experts(&self, mesh: &MeshSettings) -> Option<String> {
         let tensor = self.tensor_parallel.filter(|ranks| *ranks > 1);
         let tensor =
-            tensor.map(|ranks| format!("tensor ranks (--tensor-parallel {ranks}) do not work with it"));
+            tensor.map(|ranks| format!("plans with --tensor-parallel {ranks} have no exchanges of tokens"));
         let replicas = self.data_parallel.filter(|replicas| *replicas != mesh.data_parallel);
         let replicas = replicas.map(|replicas| {
             format!(

@@ -200,9 +200,11 @@ impl CrossChecks<'_> {
             return self.section("mesh").report(EXPERTS, kind);
         }
         if !mesh.mesh(1).groups_fit() {
-            let shards = mesh.shards();
+            let sizes: Vec<String> = mesh.mesh(1).expert_sizes().iter().map(u32::to_string).collect();
             let range = format!(
-                "a power of two that divides {shards}, the replicas of a group (`data_parallel`), or that {shards} divides,"
+                "{}, for groups of {} replicas that hold the other parameters together (`data_parallel`),",
+                sizes.join(" or "),
+                mesh.shards()
             );
             let kind = ProblemKind::OutOfRange { key: EXPERTS, value: experts.to_string(), range };
             return self.section("mesh").report(EXPERTS, kind);

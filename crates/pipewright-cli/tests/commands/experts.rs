@@ -524,7 +524,7 @@ fn a_plan_says_that_each_replica_holds_all_experts() {
         ),
         (
             &["--profile", "p.toml", "--data-parallel", "2", "--tensor-parallel", "2"],
-            Some("tensor ranks (--tensor-parallel 2) do not work with it"),
+            Some("plans with --tensor-parallel 2 have no exchanges of tokens"),
             [2, 2, 1],
         ),
     ] {
@@ -577,8 +577,8 @@ fn experts_that_replicas_cannot_hold_together_are_refused() {
     );
     refused(
         &["mesh.data_parallel=[2, 3]", "mesh.expert_parallel=2", "pipeline.microbatches=6"],
-        "`expert_parallel` is 2, where a power of two that divides 3, the replicas of a group (`data_parallel`), or that 3 \
-         divides, is expected",
+        "`expert_parallel` is 2, where 1, for groups of 3 replicas that hold the other parameters together \
+         (`data_parallel`), is expected",
     );
     let two = ["mesh.data_parallel=2", "mesh.expert_parallel=2"];
     refused(

@@ -92,8 +92,9 @@ impl Checks {
         let Some(batch) = self.batch else { return };
         let mut counts = BTreeMap::new();
         for ExchangeSum { half, sum } in sums {
-            // A hook may run both halves of an overlap alternately.
-            let Some(action) = action_of(half).parts().next() else { continue };
+            let mut parts = action_of(half).parts();
+            // A hook may exchange tokens in an overlap before it runs one of the halves.
+            let (Some(action), None) = (parts.next(), parts.next()) else { continue };
             let (content, microbatch) = match action {
                 Action::Forward { microbatch, .. } => (Content::Forward, microbatch),
                 Action::Backward { microbatch, .. } => (Content::Backward, microbatch),

@@ -86,11 +86,16 @@ impl Computation<'_> {
         let mut forward = self.begin_forward(forward_at)?;
         let mut backward = self.begin_backward(backward_at);
         let (start, rank) = (Instant::now(), self.context.world_rank());
-        let mut stages = RecordedStages { stages: self.stages, recorder: self.recorder };
+        let mut stages = self.recorded_stages();
         hook.overlap(&mut OverlapRun::new(rank, [first, second], &mut stages, &mut forward, &mut backward))?;
+        self.connection.set_half(None);
         self.finish_forward(first, forward_at, forward)?;
         self.finish_backward(second, backward_at, backward, Some(start))?;
         self.backward_weights(second, backward_at).map(drop)
+    }
+
+    fn recorded_stages(&mut self) -> RecordedStages<'_> {
+        RecordedStages { stages: self.stages, recorder: self.recorder, connection: self.connection }
     }
 
     /// Runs both halves of an overlap by turns: one of them computes while the other waits for its exchange.
@@ -122,7 +127,7 @@ impl Computation<'_> {
             None => self.stages.get_mut(at.stage).runner_mut().forward(&mut forward),
             Some(hook) => {
                 let place = Place { rank: self.context.world_rank(), action };
-                let mut stages = RecordedStages { stages: self.stages, recorder: self.recorder };
+                let mut stages = self.recorded_stages();
                 hook.forward(&mut ForwardRun::new(place, &mut stages, &mut forward))
             }
         };
@@ -204,7 +209,7 @@ impl Computation<'_> {
             None => self.stages.get_mut(at.stage).runner_mut().backward(&mut backward)?,
             Some(hook) => {
                 let place = Place { rank: self.context.world_rank(), action };
-                let mut stages = RecordedStages { stages: self.stages, recorder: self.recorder };
+                let mut stages = self.recorded_stages();
                 hook.backward(&mut BackwardRun::new(place, &mut stages, &mut backward))?;
             }
         }
@@ -325,6 +330,7 @@ pub(super) fn recompute_early(
 struct RecordedStages<'a> {
     stages: &'a mut LocalStages,
     recorder: &'a mut Recorder,
+    connection: &'a Connection,
 }
 
 impl Stages for RecordedStages<'_> {
@@ -334,6 +340,10 @@ impl Stages for RecordedStages<'_> {
 
     fn stage_mut(&mut self, stage: StageIndex) -> &mut dyn StageCompute {
         self.stages.get_mut(stage).runner_mut()
+    }
+
+    fn begin_half(&mut self, half: Direction) {
+        self.connection.set_half(Some(half));
     }
 
     fn note_scope(&mut self, name: &str, start: Instant, end: Instant) {

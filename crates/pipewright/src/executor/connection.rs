@@ -16,7 +16,7 @@ use crate::device::Devices;
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
-use crate::message::{AwaitedMessage, Message, Payload, Tag};
+use crate::message::{AwaitedMessage, Direction, Message, Payload, Tag};
 use crate::nn::{ExpertParallel, TensorParallel};
 use crate::progress::{Activity, ProgressBoard};
 use crate::tensor::{OptionalTensors, Value};
@@ -108,6 +108,16 @@ impl Connection {
     /// not verified.
     pub(super) fn take_exchange_sums(&self) -> Vec<ExchangeSum> {
         self.expert_group.take_sums()
+    }
+
+    /// Notes the checksums of the tokens that the rank sends, until the next attempt begins.
+    pub(super) fn note_exchange_sums(&self) {
+        self.expert_group.note_sums();
+    }
+
+    /// Sets the half of an overlap that a hook runs; `None` after the overlap.
+    pub(super) fn set_half(&self, half: Option<Direction>) {
+        self.expert_group.set_half(half);
     }
 
     /// Returns the exchanges of the rank's groups for the modules of the stages.

@@ -216,8 +216,8 @@ impl RankContext {
         contents
     }
 
-    /// Orders the contents of this rank in the replicas with the same experts, of all replicas or of its shard
-    /// group, by their shares of the batch in a repetition of a step.
+    /// Orders the contents of this rank in the replicas with the same experts, of all replicas or of its
+    /// shard group, by their shares of the batch in a repetition of a step.
     pub(super) fn experts_by_share<T>(&self, contents: impl Iterator<Item = T>, repetition: u32) -> Vec<T> {
         let mut contents: Vec<T> = contents.collect();
         self.mesh.order_experts_by_share(&mut contents, repetition);

@@ -4,12 +4,11 @@
 //! # Protocol
 //!
 //! At `UNSHARD` a replica sends its rows of the stage's parameters to every other replica of its shard group
-//! ([`Tag::ParameterShard`]) and continues. If replicas hold experts together, only
-//! replicas with the same experts get its rows of experts. The first computation that needs the parameters
-//! takes the rows of the others and joins all rows to whole parameters; it waits for missing rows. At
-//! `RESHARD` the replica drops all rows except its own. All replicas run the same program: each sends its
-//! rows at the same place of the program, and before it waits for the rows of the others. So no replica can
-//! block another.
+//! ([`Tag::ParameterShard`]) and continues. If replicas hold experts together, only replicas with the same
+//! experts get its rows of experts. The first computation that needs the parameters takes the rows of the
+//! others and joins all rows to whole parameters; it waits for missing rows. At `RESHARD` the replica drops
+//! all rows except its own. All replicas run the same program: each sends its rows at the same place of the
+//! program, and before it waits for the rows of the others. So no replica can block another.
 //!
 //! After the program a stage has only its own rows, which the optimizer updates.
 

@@ -52,8 +52,18 @@ pub(crate) struct GroupLink {
     thread: OnceLock<ThreadId>,
     /// The times of the exchanges since they were taken; `None` if nothing takes them.
     times: Option<Mutex<ExchangeTimes>>,
-    /// The checksums of what the rank has sent since they were taken; `None` if nothing takes them.
-    sums: Option<Mutex<Vec<ExchangeSum>>>,
+    /// The checksums of what the rank sends; `None` if nothing takes them.
+    sums: Option<Mutex<ExchangeSums>>,
+}
+
+/// The checksums of what a rank has sent since they were taken.
+#[derive(Debug, Default)]
+struct ExchangeSums {
+    /// Whether they are noted: only in a step that may be repeated.
+    are_noted: bool,
+    /// The half of an overlap that a hook runs.
+    half: Option<Direction>,
+    sums: Vec<ExchangeSum>,
 }
 
 /// The checksum of what a rank has sent in an exchange.
@@ -72,7 +82,7 @@ pub(super) struct ExchangeTimes {
     pub(super) waits: Vec<(Instant, Instant)>,
 }
 
-/// The time from the moment at which a rank sent its tensors until the others' had arrived.
+/// The time from the moment at which a rank had sent its tensors until the others' had arrived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExchangeSpan {
     /// The half of an overlap that exchanged; `None` in an action that ran alone.
@@ -128,7 +138,7 @@ impl GroupLink {
         }
     }
 
-    /// Returns the connection, which notes checksums of what the rank sends for [`GroupLink::take_sums`].
+    /// Returns the connection, which can note checksums of what the rank sends ([`GroupLink::note_sums`]).
     pub(super) fn with_sums(self) -> Self {
         Self { sums: Some(Mutex::default()), ..self }
     }
@@ -138,7 +148,23 @@ impl GroupLink {
         self.rounds.iter().for_each(|rounds| rounds.store(0, Ordering::Relaxed));
         self.thread.get_or_init(|| std::thread::current().id());
         self.take_times();
-        self.take_sums();
+        if let Some(sums) = &self.sums {
+            *locked(sums) = ExchangeSums::default();
+        }
+    }
+
+    /// Notes checksums for [`GroupLink::take_sums`] until the next attempt begins, if the connection can.
+    pub(super) fn note_sums(&self) {
+        if let Some(sums) = &self.sums {
+            locked(sums).are_noted = true;
+        }
+    }
+
+    /// Sets the half of an overlap that a hook runs on the rank's thread; `None` after the overlap.
+    pub(super) fn set_half(&self, half: Option<Direction>) {
+        if let Some(sums) = &self.sums {
+            locked(sums).half = half;
+        }
     }
 
     /// Takes out the times of the exchanges since the last call.
@@ -149,7 +175,7 @@ impl GroupLink {
 
     /// Takes out the checksums of what the rank has sent since the last call.
     pub(super) fn take_sums(&self) -> Vec<ExchangeSum> {
-        self.sums.as_ref().map(|sums| std::mem::take(&mut *locked(sums))).unwrap_or_default()
+        self.sums.as_ref().map(|sums| std::mem::take(&mut locked(sums).sums)).unwrap_or_default()
     }
 
     /// Returns the tensors of all ranks, in the order of the group, on the devices of this rank's tensors.
@@ -170,15 +196,12 @@ impl GroupLink {
     /// Sends a list of tensors to each rank, and returns the lists that the ranks have sent to this one, on
     /// the devices of its own list. Both are in the order of the group.
     fn exchange(&self, mut to_ranks: Vec<OptionalTensors>) -> Result<Vec<OptionalTensors>, Cause> {
-        let (turn, start) = (Turn::current(), Instant::now());
+        let turn = Turn::current();
         let half = turn.as_ref().map(Turn::half);
         let tag = (self.tag)(half, self.rounds[index(half)].fetch_add(1, Ordering::Relaxed));
-        if let Some(sums) = &self.sums {
-            // Also what the rank keeps: an expert computes the rows of its own replica too.
-            let sent = to_ranks.iter().flatten().cloned();
-            let sum = checksum(sent.map(|tensor| tensor.map(Value::into_data)));
-            locked(sums).push(ExchangeSum { half, sum });
-        }
+        // Also what the rank keeps: an expert computes the rows of its own replica too.
+        let noted = self.sums.as_ref().filter(|sums| locked(sums).are_noted);
+        let noted = noted.map(|sums| (sums, to_ranks.concat()));
         let own = std::mem::take(&mut to_ranks[self.group.index()]);
         let devices: Vec<Option<Device>> = own.iter().map(|tensor| Some(tensor.as_ref()?.device())).collect();
         let mut endpoint = self.endpoint.lock();
@@ -189,6 +212,14 @@ impl GroupLink {
         }
         // The other half of an overlap sends and receives while this one waits.
         drop(endpoint);
+        let start = Instant::now();
+        // The others need not wait for the checksum.
+        if let Some((sums, sent)) = noted {
+            let sum = checksum(sent.into_iter().map(|tensor| tensor.map(Value::into_data)));
+            let mut sums = locked(sums);
+            let half = half.or(sums.half);
+            sums.sums.push(ExchangeSum { half, sum });
+        }
         let (mut exchange, mut end) = (Exchange::among(&self.group, tag, own), start);
         while let Some(awaited) = exchange.poll(|awaited| self.take(awaited, &mut end))? {
             self.wait(awaited, turn.as_ref())?;

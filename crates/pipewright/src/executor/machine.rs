@@ -73,6 +73,9 @@ impl Executor {
     pub(crate) fn begin(&mut self, mut input: StepInput) {
         self.connection.begin(input.attempt);
         self.connection.set_step(input.step);
+        if input.verification.is_some() {
+            self.connection.note_exchange_sums();
+        }
         self.connection.memory().restart_peak();
         self.recorder.begin(input.origin.time(), input.program.row(self.context.rank()).len());
         self.reductions.begin(input.repetition());

@@ -9,9 +9,9 @@
 //! in the order of the parameters' paths, so that every cut of the model gives the same bits, and sends the
 //! norm down both trees.
 //!
-//! The replicas in a tree hold the same experts. If parameters are sharded too, these replicas
-//! have only some parts of the other parameters. Their root then passes on the parts without adding them, and
-//! the root of the other tree adds them (`square_parts.rs`).
+//! The replicas in a tree hold the same experts. If parameters are sharded too, these replicas have only some
+//! parts of the other parameters. Their root then passes on the parts without adding them, and the root of
+//! the other tree adds them (`square_parts.rs`).
 //!
 //! With a loss scale above the smallest, gradients that are not finite may be too large for f16 only because
 //! of the scale. Then the norm is infinite, and every rank that gets it skips the update.

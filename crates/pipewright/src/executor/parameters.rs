@@ -247,7 +247,7 @@ fn equal_copies(path: &str, mut copies: Vec<&ListedParameter>) -> Result<Owners,
 
 /// Returns the order of the norm: by path, and then by the shards of layers and of ranks. Each rank sends the
 /// squares of its parameters that count in the order of its list, and they are gathered in the order of the
-/// ranks. If several replicas send squares of a parameter, each has every so many of its parts.
+/// ranks. If `n` replicas send squares of a parameter, each has the parts of every `n`-th run.
 fn norm_order(listed: &[ListedParameter], shared: &[Owners]) -> NormOrder {
     let copies: HashSet<Owner> = shared.iter().flat_map(copies).copied().collect();
     let is_copy = |listed: &ListedParameter| copies.contains(&listed.owner);

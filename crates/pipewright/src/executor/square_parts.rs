@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use super::context::RankContext;
 
 /// The squares of a parameter that the first replica with the same experts sends to the other ranks: runs of
-/// neighbouring parts, each of `length` parts. The other replicas of the expert group have the parts between
-/// two runs.
+/// neighbouring parts, each of `length` parts. Replica `i` of an expert group of `n` has the runs `i`,
+/// `i + n` and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Squares {
     pub(super) runs: usize,

@@ -40,7 +40,7 @@ fn check_parameter(ranks: &[(&ListedParameter, &HeldShard)]) -> Result<(), Cause
     let mut whole = first.shape.clone();
     let dimension = first.placement.dimension;
     if let (Some(size), true) = (whole.get_mut(dimension), first.placement.shards > 1) {
-        // On every replica of an expert group, one copy of each shard.
+        // Each replica of an expert group counts one copy of each shard.
         let counted = ranks.iter().filter(|(_, held)| held.placement.shard_of(held.tensor).counts());
         *size = counted.filter_map(|(_, shard)| shard.shape.get(dimension)).sum();
     }

@@ -8,6 +8,7 @@ use burn::tensor::{Device, Tensor};
 use pipewright_schedule::{Action, Microbatch, StageIndex};
 
 use crate::ids::WorldRank;
+use crate::message::Direction;
 use crate::stage::{BackwardState, ForwardState, StageCompute, StageContext, StageError};
 use crate::tensor::{OptionalTensors, Values};
 
@@ -16,6 +17,9 @@ pub(crate) trait Stages {
     fn stage(&self, stage: StageIndex) -> &dyn StageCompute;
 
     fn stage_mut(&mut self, stage: StageIndex) -> &mut dyn StageCompute;
+
+    /// Notes which half of an overlap runs next.
+    fn begin_half(&mut self, half: Direction);
 
     fn note_scope(&mut self, name: &str, start: Instant, end: Instant);
 }
@@ -293,12 +297,14 @@ impl<'a> OverlapRun<'a> {
     /// Returns the forward.
     pub fn forward(&mut self) -> ForwardRun<'_> {
         let place = Place { rank: self.rank, action: self.parts[0] };
+        self.stages.begin_half(Direction::Forward);
         ForwardRun::new(place, &mut *self.stages, self.forward)
     }
 
     /// Returns the backward.
     pub fn backward(&mut self) -> BackwardRun<'_> {
         let place = Place { rank: self.rank, action: self.parts[1] };
+        self.stages.begin_half(Direction::Backward);
         BackwardRun::new(place, &mut *self.stages, self.backward)
     }
 }

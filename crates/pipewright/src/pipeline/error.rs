@@ -68,13 +68,16 @@ pub enum PipelineError {
     /// Expert groups do not fit the groups of replicas that hold the parameters together.
     #[error(
         "groups of {experts} replicas that hold the experts together do not fit groups of {shards} that hold the other \
-         parameters together: set `expert_parallel` to a power of two that divides {shards}, or that {shards} divides"
+         parameters together: set `expert_parallel` to {}",
+        .sizes.iter().map(u32::to_string).collect::<Vec<_>>().join(" or ")
     )]
     ExpertShards {
         /// The number of replicas of a shard group.
         shards: u32,
         /// The number of replicas of an expert group.
         experts: u32,
+        /// The numbers of replicas of an expert group that fit.
+        sizes: Vec<u32>,
     },
     /// Replicas hold the experts together, and another setting does not work with that.
     #[error(

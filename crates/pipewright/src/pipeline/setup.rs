@@ -244,7 +244,8 @@ fn check_experts(mesh: &Mesh, config: &PipelineConfig) -> Result<(), PipelineErr
         return Err(PipelineError::ExpertGroups { replicas: mesh.data, experts: mesh.experts });
     }
     if !mesh.groups_fit() {
-        return Err(PipelineError::ExpertShards { shards: mesh.shards, experts: mesh.experts });
+        let (shards, experts, sizes) = (mesh.shards, mesh.experts, mesh.expert_sizes());
+        return Err(PipelineError::ExpertShards { shards, experts, sizes });
     }
     let setting = if mesh.experts == 1 {
         return Ok(());

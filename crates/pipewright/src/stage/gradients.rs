@@ -230,8 +230,7 @@ impl GradientSums {
     }
 
     /// Cuts a part of the rows of a parameter into `copies` parts. Returns the ranges of their rows in the
-    /// rows of
-    /// `shard`, which contains the part.
+    /// rows of `shard`, which contains the part.
     fn rows_of_part(
         &self,
         index: usize,

@@ -29,16 +29,18 @@
 //! If the pipeline has replicas, repetition `k` gives each replica the microbatches of the `k`-th next one. A
 //! processor that always computes the same wrong bits is then found too. If parameters are sharded, the
 //! microbatches move within the group of replicas that hold the parameters together. If replicas hold experts
-//! together, the microbatches of an expert group move to the `k`-th next group. With one replica, or one expert
-//! group in a group that holds the parameters together, a repetition runs on the same ranks.
+//! together, the microbatches of an expert group move to the `k`-th next group. A repetition runs on the same
+//! ranks if there is only one replica or one expert group, or, with sharded parameters, only one of them in
+//! each group that holds the parameters together.
 //!
 //! # What is compared
 //!
-//! The outputs and the loss of each forward, the gradients of its inputs that each backward computes, the tokens
-//! and gradients that a rank sends to the replicas with which it holds experts together, the sum
-//! of each stage's weight gradients before replicas add theirs, and in a repetition the parameters, which all
-//! replicas of a stage must have with the same bits. Only some replicas have an expert. Rows of parameters that one rank alone holds, with one replica or
-//! one group of replicas that holds them together, are not compared with anything.
+//! The outputs and the loss of each forward, the gradients of its inputs that each backward computes, the
+//! tokens and gradients that a rank sends to the replicas with which it holds experts together, the sum of
+//! each stage's weight gradients before replicas add theirs, and in a repetition the parameters, which all
+//! replicas of a stage must have with the same bits. Each expert is compared among the replicas that hold it.
+//! Rows of parameters that one rank alone holds, with one replica or one group of replicas that holds them
+//! together, are not compared with anything.
 //!
 //! The last computation counts if each of its results has the bits of an earlier one, on another rank if the
 //! result was computed on several. Otherwise the step is repeated, at most [`REPETITIONS`] times.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use pipewright::hook::{ActionHook, ReduceRun};
 use pipewright::ids::WorldRank;
-use pipewright::mesh::DataParallelMode;
+use pipewright::mesh::{DataParallelMode, Mesh};
 use pipewright::nn::TensorParallel;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError, SeededPipeline};
 use pipewright::stage::{Stage, StageError};
@@ -378,8 +378,13 @@ fn settings_that_do_not_work_with_expert_groups_are_refused() {
     refused(whole, "which does not work with whole experts of tensor ranks");
     refused(
         sharded(6, DataParallelMode::Hybrid { shards: 3 }, 2),
-        "groups of 2 replicas that hold the experts together do not fit groups of 3 that hold the other",
+        "groups of 2 replicas that hold the experts together do not fit groups of 3 that hold the other \
+         parameters together: set `expert_parallel` to 1",
     );
+    for (data, shards, expected) in [(6, 3, vec![1]), (6, 2, vec![1, 2, 6]), (8, 4, vec![1, 2, 4, 8])] {
+        let mesh = Mesh { pipeline: 2, data, shards, experts: 1, tensor: 1 };
+        assert_eq!(mesh.expert_sizes(), expected, "{mesh:?}");
+    }
     let outcome = SeededPipeline::new(program("1f1b", 1, 2), &config(2), 0, |index| stage(index, 1));
     let error = outcome.err().expect("the ranks would wait for each other").to_string();
     assert!(error.contains("does not work with a seeded pipeline"), "{error}");

@@ -1,5 +1,5 @@
-//! Verified steps of replicas that hold experts together: wrong bits of an expert name the rank that has it, also
-//! if they are in the results of another replica's tokens.
+//! Verified steps of replicas that hold experts together: wrong bits of an expert name the rank that has it,
+//! also if they are in the results of another replica's tokens.
 
 use std::convert::Infallible;
 use std::sync::Arc;
