@@ -8,8 +8,8 @@ sequences, experts and the state of replicas. It needs no GPU. `setup.sh --syste
 
 torchtitan: its options go through its own parser (tyro, `ParallelismConfig`), the table through PyTorch's runtime
     (`_load_csv`), and the modules through `_split_module`.
-Megatron: the layout goes through `TransformerConfig`, and the orders of all ranks through the functions that its
-    schedule uses (`get_schedule_table`, `get_pp_rank_microbatches`).
+Megatron: the options are read here, not by its parser. The layout goes through `TransformerConfig`, and the orders of
+    all ranks through the functions that its schedule uses (`get_schedule_table`, `get_pp_rank_microbatches`).
 DeepSpeed: processes on Gloo make the `PipelineModule` of the plan, and `DeepSpeedConfig` reads the configuration.
 """
 
@@ -193,15 +193,19 @@ def check_torchtitan(folder, plan):
     return parallelism.pipeline_parallel_schedule
 
 
+def read_megatron(folder):
+    """The options for Megatron with their values, by their names without dashes."""
+    lines = (folder / "megatron" / "megatron.args").read_text().splitlines()
+    pairs = (line.removeprefix("--").partition(" ") for line in lines)
+    return {key: value for key, _, value in pairs}
+
+
 def check_megatron(folder, plan):
     from megatron.core.pipeline_parallel.schedules import get_pp_rank_microbatches, get_schedule_table
     from megatron.core.transformer.enums import LayerType
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    options = {}
-    for line in (folder / "megatron" / "megatron.args").read_text().splitlines():
-        key, _, value = line.removeprefix("--").partition(" ")
-        options[key] = value
+    options = read_megatron(folder)
     ranks = int(options["pipeline-model-parallel-size"])
     expect("ranks", ranks, plan["ranks"])
     recompute = {
@@ -308,6 +312,7 @@ def make_deepspeed_stage(rank, folder, expected):
 
 
 def check_cluster_torchtitan(folder, plan):
+    from torchtitan.distributed.fsdp import get_fsdp_reshard_after_forward_policy
     from torchtitan.distributed.parallel_dims import ParallelDims
 
     config = parse_torchtitan((folder / "torchtitan" / "torchtitan.args").read_text().split())
@@ -322,8 +327,13 @@ def check_cluster_torchtitan(folder, plan):
     expect("experts", dims.ep, plan["expert_parallel"])
     if plan["tensor_parallel"] > 1:
         expect("sequence parallelism", parallelism.enable_sequence_parallel, plan["sequence_parallel"])
-    policies = {"gradients": "never", "parameters": "always"}
-    expect("policy", parallelism.fsdp_reshard_after_forward, policies.get(plan["sharding"], "default"))
+    # Plans with sharded parameters gather them once per step in a pipeline, and twice per microbatch without one.
+    # PyTorch's stages turn off the reduction and the resharding of each backward, so a pipeline never has sharded gradients
+    # with whole parameters.
+    assert plan["sharding"] != "gradients" or (dims.pp == 1 and plan["microbatches"] == 1)
+    if sharded:
+        gathers_again = get_fsdp_reshard_after_forward_policy(parallelism.fsdp_reshard_after_forward, dims.pp_enabled)
+        expect("parameters gathered again", gathers_again, plan["sharding"] == "parameters" and dims.pp == 1)
     kinds = {"none": "NoneType", "selective": "SelectiveAC", "full": "FullAC"}
     found = type(config.activation_checkpoint).__qualname__.split(".")[0]
     expect("recomputation", found, kinds[plan["recompute"]])
@@ -332,10 +342,7 @@ def check_cluster_torchtitan(folder, plan):
 def check_cluster_megatron(folder, plan):
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    options = {}
-    for line in (folder / "megatron" / "megatron.args").read_text().splitlines():
-        key, _, value = line.removeprefix("--").partition(" ")
-        options[key] = value
+    options = read_megatron(folder)
     size = lambda key: int(options.get(key, 1))
     config = TransformerConfig(
         num_layers=int(options["num-layers"]),
@@ -349,7 +356,7 @@ def check_cluster_megatron(folder, plan):
         pipeline_model_parallel_layout=options["pipeline-model-parallel-layout"],
         context_parallel_size=size("context-parallel-size"),
         expert_model_parallel_size=size("expert-model-parallel-size"),
-        expert_tensor_parallel_size=size("expert-tensor-parallel-size"),
+        expert_tensor_parallel_size=int(options["expert-tensor-parallel-size"]),
         sequence_parallel="sequence-parallel" in options,
         recompute_granularity=options.get("recompute-granularity"),
         recompute_method=options.get("recompute-method"),
@@ -380,6 +387,7 @@ def check_cluster_deepspeed(folder, plan):
     expect("rows", read.train_micro_batch_size_per_gpu, plan["microbatch_size"])
     expect("stages", read.pipeline["stages"], plan["ranks"])
     expect("state of replicas", read.zero_config.stage, {"none": 0, "optimizer": 1}[plan["sharding"]])
+    expect("gradients", read.grad_accum_dtype, "fp32" if plan["sharding"] == "optimizer" else None)
     expect("recomputation", read.pipeline["activation_checkpoint_interval"], int(plan["recompute"] == "full"))
 
 

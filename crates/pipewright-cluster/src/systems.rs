@@ -1,22 +1,25 @@
 //! What the systems that execute plans can run of a layout.
 //!
 //! - torchtitan 0.3.0 (`distributed/parallel_dims.py`, `distributed/fsdp.py`) runs any table of computations with one
-//!   chunk or several in a loop, or two in a V. Replicas divide parameters, and keep the gathered ones for a step or
-//!   not, or divide nothing; it has no division of the optimizer's state alone. Ranks of a sequence always divide
-//!   parameters. Experts are whole on a rank, and divided among the ranks of all tensor groups, sequences and
-//!   replicas that divide parameters; undivided ones are divided by the tensor group.
+//!   chunk or several in a loop, or two in a V. Replicas shard parameters or nothing. In a pipeline, PyTorch's stages
+//!   keep whole gradients until the end of a step. Without one, the parameters may stay gathered until the backward of
+//!   a microbatch ends, so with one microbatch only the gradients and the optimizer's state are sharded. Ranks of a
+//!   sequence always shard parameters. Experts are whole on a rank, and divided among the ranks of all tensor groups,
+//!   sequences and replicas that shard parameters; undivided ones are divided by the tensor group.
 //! - Megatron Core 0.16.1 (`training/arguments.py`, `core/model_parallel_config.py`) runs 1F1B and interleaved 1F1B.
-//!   Replicas of a pipeline divide the optimizer's state or nothing; its FSDP is for one stage here, because its
-//!   documentation does not name pipelines. Divided experts with a tensor group need sequence parallelism.
-//! - DeepSpeed 0.19.8 (`runtime/pipe/engine.py`) runs 1F1B. Replicas divide the optimizer's state or nothing. It does
+//!   Replicas of a pipeline shard the optimizer's state or nothing; its FSDP is for one stage here, because its
+//!   documentation does not name pipelines. Experts with a tensor group need sequence parallelism. Models with Mamba-2
+//!   (`core/ssm/mamba_block.py`) do not read the layout of a pipeline.
+//! - DeepSpeed 0.19.8 (`runtime/pipe/engine.py`) runs 1F1B. Replicas shard the optimizer's state or nothing. It does
 //!   not divide sequences.
 
 use pipewright_schedule::generate::{StageRule, find};
-use pipewright_schedule::plan::{Refusal, System};
+use pipewright_schedule::plan::{PlacedSchedule, Refusal, System};
+use pipewright_schedule::words::counted;
 use thiserror::Error;
 
 use crate::layout::{Layout, Recompute, Scores, Sharding};
-use crate::model::Model;
+use crate::model::{Mixer, Model};
 
 /// The reason why a system cannot run a layout.
 #[derive(Clone, Copy, PartialEq, Eq, Error)]
@@ -30,9 +33,9 @@ pub enum LayoutRefusal {
         /// The system.
         system: System,
     },
-    /// The ranks of a sequence take two pieces each, and these do not divide it.
+    /// The pieces of a sequence that ranks take do not divide it.
     #[error(
-        "{system} divides each sequence into two pieces per rank, and {pieces} pieces do not divide {sequence} tokens"
+        "{system} divides each sequence into {pieces} pieces for its ranks, and {pieces} pieces do not divide {sequence} tokens"
     )]
     Sequence {
         /// The system.
@@ -42,16 +45,29 @@ pub enum LayoutRefusal {
         /// The tokens of a row.
         sequence: u32,
     },
-    /// Replicas divide other tensors.
-    #[error("{system} has no such replicas, which divide {}; it has {}", tensors(*.sharding), divisions(*.system))]
+    /// The ranks of a tensor group do not divide the heads of keys and values.
+    #[error(
+        "torchtitan divides {heads} of keys and values among the ranks of a tensor group, and {tensor} ranks do not divide them",
+        heads = counted(*.heads, "head")
+    )]
+    KeyValueHeads {
+        /// The heads of keys and values.
+        heads: u64,
+        /// The ranks of a tensor group.
+        tensor: u32,
+    },
+    /// Replicas shard other tensors.
+    #[error("{system} does not shard {}; it can shard {}", refused_tensors(*.system, *.sharding, *.in_pipeline), tensors(*.system))]
     Sharding {
         /// The system.
         system: System,
-        /// The tensors that the layout divides.
+        /// The tensors that the layout shards.
         sharding: Sharding,
+        /// Whether the layout has a pipeline.
+        in_pipeline: bool,
     },
-    /// The ranks of a sequence divide parameters, and the layout has whole ones.
-    #[error("torchtitan's ranks of a sequence divide the parameters, and in this plan each has all of them")]
+    /// The ranks of a sequence shard parameters, and the layout has whole ones.
+    #[error("torchtitan's ranks of a sequence shard the parameters, and in this plan each has all of them")]
     WholeParameters,
     /// Blocks are recomputed in another way.
     #[error(
@@ -63,60 +79,120 @@ pub enum LayoutRefusal {
     },
     /// Experts are divided in another way.
     #[error(
-        "torchtitan divides experts among all ranks of a stage that divide parameters, whole ones if there are several \
+        "torchtitan divides experts among all ranks of a stage that shard parameters, whole ones if there are several \
          groups, and this plan divides them otherwise"
     )]
     Experts,
-    /// A tensor group with divided experts does not divide the sequence.
+    /// A tensor group of a model with experts does not divide the sequence.
     #[error(
-        "Megatron needs sequence parallelism in tensor groups if experts are divided, and this plan has none"
+        "Megatron needs sequence parallelism in tensor groups if the model has experts, and this plan has none"
     )]
     SequenceParallel,
     /// The head of a pipeline uses the table of the embedding.
     #[error("torchtitan's pipelines have no head that uses the table of the embedding, as this model has")]
     Tied,
+    /// Blocks predict further tokens in a pipeline or with context parallelism.
+    #[error(
+        "torchtitan has no blocks that predict further tokens in pipelines or with context parallelism, as this plan has"
+    )]
+    Predictors,
+    /// A pipeline has Mamba-2.
+    #[error(
+        "Megatron cuts models with Mamba-2 into stages of equal size by itself and does not interleave them; this plan has stages of \
+         its own"
+    )]
+    Mamba,
 }
 
 pipewright_schedule::message_as_debug!(LayoutRefusal);
 
 /// Returns why a system cannot run a layout of a model; `None` if it can.
 pub fn refusal(system: System, layout: &Layout, model: &Model) -> Option<LayoutRefusal> {
-    let refusals = [pipeline, context, sharding, recompute, experts, ends];
-    refusals.into_iter().find_map(|refusal| refusal(system, layout, model))
+    first_refusal(system, layout, model).map(|(_, refusal)| refusal)
+}
+
+/// Returns why a system runs none of the layouts of a model: the refusal of the layout that passes the most
+/// checks. `None` if the system runs one of the layouts, or there are none.
+pub(crate) fn refusal_of_all(
+    system: System,
+    layouts: impl Iterator<Item = Layout>,
+    model: &Model,
+) -> Option<LayoutRefusal> {
+    let mut furthest: Option<(usize, LayoutRefusal)> = None;
+    for layout in layouts {
+        let refused @ (passed, _) = first_refusal(system, &layout, model)?;
+        if furthest.is_none_or(|(most, _)| passed > most) {
+            furthest = Some(refused);
+        }
+    }
+    furthest.map(|(_, refusal)| refusal)
+}
+
+/// Returns the first refusal of a layout, with the number of checks that it passes.
+fn first_refusal(system: System, layout: &Layout, model: &Model) -> Option<(usize, LayoutRefusal)> {
+    let checks = [pipeline, tied_embeddings, predictors, mamba, context, heads, sharding, recompute, experts];
+    let refusals = checks.into_iter().enumerate();
+    refusals.filter_map(|(index, check)| Some((index, check(system, layout, model)?))).next()
 }
 
 fn pipeline(system: System, layout: &Layout, _model: &Model) -> Option<LayoutRefusal> {
-    let (name, chunks) = (layout.schedule_name(), layout.chunks);
-    let is_plain = layout.schedule.is_none() || matches!(name, "1f1b" | "interleaved1f1b");
-    let other = match system {
-        System::Torchtitan => {
-            let rule = find(name).map(|generator| generator.stages);
-            let is_placed = match rule {
-                Ok(StageRule::Vs) => chunks == 2,
-                Ok(_) => true,
-                Err(_) => false,
-            };
-            (!is_placed).then_some(Refusal::Placement)
-        }
-        System::Megatron if !is_plain => Some(Refusal::Schedule { system }),
-        // Its groups have at least as many microbatches as there are ranks.
-        System::Megatron => (chunks > 1 && layout.microbatches() < layout.pipeline).then_some(Refusal::Group),
-        System::Deepspeed => (!is_plain || chunks > 1).then_some(Refusal::Schedule { system }),
+    let name = layout.schedule_name();
+    let is_loop_or_v = match find(name).map(|generator| generator.stages) {
+        Ok(StageRule::V | StageRule::Vs) => layout.chunks == 2,
+        Ok(StageRule::One | StageRule::Loops | StageRule::TwoLoops) => true,
+        Err(_) => false,
     };
-    other.map(LayoutRefusal::from)
+    let schedule = PlacedSchedule {
+        name,
+        group_size: None,
+        ranks: layout.pipeline,
+        stages: layout.stages(),
+        is_loop_or_v,
+        microbatches: layout.microbatches(),
+    };
+    system.schedule_refusal(&schedule).map(LayoutRefusal::from)
+}
+
+fn tied_embeddings(system: System, layout: &Layout, model: &Model) -> Option<LayoutRefusal> {
+    (system == System::Torchtitan && model.tied && layout.pipeline > 1).then_some(LayoutRefusal::Tied)
+}
+
+fn predictors(system: System, layout: &Layout, model: &Model) -> Option<LayoutRefusal> {
+    let refuses = system == System::Torchtitan && (layout.pipeline > 1 || layout.context > 1);
+    (refuses && model.predictors > 0).then_some(LayoutRefusal::Predictors)
+}
+
+fn mamba(system: System, layout: &Layout, model: &Model) -> Option<LayoutRefusal> {
+    let refuses = system == System::Megatron && layout.stages() > 1;
+    let has_mamba = || model.blocks.iter().any(|block| matches!(block.mixer, Mixer::Mamba2(_)));
+    (refuses && has_mamba()).then_some(LayoutRefusal::Mamba)
 }
 
 fn context(system: System, layout: &Layout, _model: &Model) -> Option<LayoutRefusal> {
-    let &Layout { context, sequence, .. } = layout;
-    if context == 1 {
-        return None;
-    }
-    if system == System::Deepspeed {
+    let &Layout { context, sequence, tensor, .. } = layout;
+    if context > 1 && system == System::Deepspeed {
         return Some(LayoutRefusal::Context { system });
     }
-    let pieces = 2 * u64::from(context);
+    let of_context = if context > 1 { 2 * u64::from(context) } else { 1 };
+    let of_tensor =
+        if system == System::Torchtitan && layout.sequence_parallel { u64::from(tensor) } else { 1 };
+    let pieces = of_context * of_tensor;
     let divides = u64::from(sequence).is_multiple_of(pieces);
     (!divides).then_some(LayoutRefusal::Sequence { system, pieces, sequence })
+}
+
+fn heads(system: System, layout: &Layout, model: &Model) -> Option<LayoutRefusal> {
+    let &Layout { tensor, .. } = layout;
+    if system != System::Torchtitan || tensor == 1 {
+        return None;
+    }
+    let heads = model.blocks.iter().find_map(|block| match block.mixer {
+        Mixer::Attention(attention) if !attention.key_value_heads.is_multiple_of(u64::from(tensor)) => {
+            Some(attention.key_value_heads)
+        }
+        _ => None,
+    });
+    heads.map(|heads| LayoutRefusal::KeyValueHeads { heads, tensor })
 }
 
 fn sharding(system: System, layout: &Layout, _model: &Model) -> Option<LayoutRefusal> {
@@ -124,16 +200,19 @@ fn sharding(system: System, layout: &Layout, _model: &Model) -> Option<LayoutRef
     if layout.replicas() == 1 {
         return None;
     }
+    let in_pipeline = pipeline > 1;
     let has_it = match (system, sharding) {
         (System::Torchtitan, Sharding::Replicated) if context > 1 => {
             return Some(LayoutRefusal::WholeParameters);
         }
         (System::Torchtitan, Sharding::Optimizer) => false,
-        (System::Megatron, Sharding::Gradients | Sharding::Parameters) => pipeline == 1,
+        // The next microbatch would gather the parameters again.
+        (System::Torchtitan, Sharding::Gradients) => !in_pipeline && layout.microbatches() == 1,
+        (System::Megatron, Sharding::Gradients | Sharding::Parameters) => !in_pipeline,
         (System::Deepspeed, Sharding::Gradients | Sharding::Parameters) => false,
         _ => true,
     };
-    (!has_it).then_some(LayoutRefusal::Sharding { system, sharding })
+    (!has_it).then_some(LayoutRefusal::Sharding { system, sharding, in_pipeline })
 }
 
 fn recompute(system: System, layout: &Layout, _model: &Model) -> Option<LayoutRefusal> {
@@ -161,32 +240,31 @@ fn experts(system: System, layout: &Layout, model: &Model) -> Option<LayoutRefus
             (!is_whole || !ranks.is_multiple_of(u64::from(expert))).then_some(LayoutRefusal::Experts)
         }
         System::Megatron => {
-            let needs = expert > 1 && tensor > 1 && !layout.sequence_parallel;
+            let needs = tensor > 1 && !layout.sequence_parallel;
             needs.then_some(LayoutRefusal::SequenceParallel)
         }
         System::Deepspeed => None,
     }
 }
 
-fn ends(system: System, layout: &Layout, model: &Model) -> Option<LayoutRefusal> {
-    (system == System::Torchtitan && model.tied && layout.pipeline > 1).then_some(LayoutRefusal::Tied)
-}
-
-fn tensors(sharding: Sharding) -> &'static str {
-    match sharding {
-        Sharding::Replicated => "nothing",
-        Sharding::Optimizer => "only the state of the optimizer",
-        Sharding::Gradients => "gradients and the state of the optimizer",
-        Sharding::Parameters => "parameters, gradients and the state of the optimizer",
+/// Returns the tensors that a system does not shard.
+fn refused_tensors(system: System, sharding: Sharding, in_pipeline: bool) -> &'static str {
+    match (system, sharding) {
+        (_, Sharding::Replicated) => "nothing",
+        (_, Sharding::Optimizer) => "the optimizer's state alone",
+        (System::Torchtitan, Sharding::Gradients) if !in_pipeline => {
+            "gradients without the parameters over several microbatches"
+        }
+        (System::Torchtitan, Sharding::Gradients) => "gradients without the parameters in a pipeline",
+        (System::Megatron | System::Deepspeed, Sharding::Gradients) => "gradients in a pipeline",
+        (_, Sharding::Parameters) => "parameters in a pipeline",
     }
 }
 
-fn divisions(system: System) -> &'static str {
+/// Returns the tensors that a system shards in every layout.
+fn tensors(system: System) -> &'static str {
     match system {
-        System::Torchtitan => "replicas that divide nothing, or parameters with all that belongs to them",
-        System::Megatron => {
-            "replicas that divide nothing or the state of the optimizer, and without a pipeline also gradients and parameters"
-        }
-        System::Deepspeed => "replicas that divide nothing or the state of the optimizer",
+        System::Torchtitan => "the parameters with their gradients and optimizer's state, or nothing",
+        System::Megatron | System::Deepspeed => "the optimizer's state, or nothing",
     }
 }

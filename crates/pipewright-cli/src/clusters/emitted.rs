@@ -35,12 +35,13 @@ impl ClusterEmitted {
             None => best.clone(),
             Some(refusal) => {
                 let request = Request { system: Some(system), plans: 1, ..request.clone() };
-                let context = || {
-                    format!(
-                        "{system} cannot run the best plan: {refusal}\namong the plans that {system} runs:\n"
-                    )
-                };
-                let found = search(&request).map_err(|error| refused(error).below(context()))?;
+                let found = search(&request).map_err(|error| {
+                    let among = match error {
+                        SearchError::System { .. } => String::new(),
+                        _ => format!("among the plans that {system} runs:\n"),
+                    };
+                    refused(error).below(format!("{system} cannot run the best plan: {refusal}\n{among}"))
+                })?;
                 found.plans.into_iter().next().ok_or_else(|| Failure::input("there is no plan to write"))?
             }
         };

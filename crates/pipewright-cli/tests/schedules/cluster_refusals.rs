@@ -193,11 +193,14 @@ fn given_parts_that_a_system_does_not_run_are_refused_with_the_reason() {
         ["--data-parallel", "8", "--pipeline-parallel", "2", "--sharding", "gradients", "--emit", "megatron"];
     let arguments = planned(&given);
     let message = "Megatron cannot run the best plan: Megatron does not run this schedule; it runs 1F1B with one stage per rank, \
-                   and interleaved 1F1B with several\namong the plans that Megatron runs:\nerror: no plan of this kind runs: \
-                   Megatron has no such replicas, which divide gradients and the state of the optimizer; it has replicas that \
-                   divide nothing or the state of the optimizer, and without a pipeline also gradients and parameters; change a \
-                   given part of the layout, or take another system\n";
+                   and interleaved 1F1B with several\nerror: Megatron runs no plan with the given parts: Megatron does not shard gradients \
+                   in a pipeline; it can shard the optimizer's state, or nothing; change a given part of the layout, or use another \
+                   system\n";
     refuse(&with_model(), &arguments, 2, message);
+    let one_rank = ["--pipeline-parallel", "1", "--stages-per-rank", "2", "--emit", "megatron"];
+    let message = "Megatron cannot run the best plan: Megatron has several stages per rank only in pipelines of several ranks, \
+                   and this plan has one rank\nerror: Megatron runs no plan with the given parts: Megatron has several";
+    refuse(&with_model(), &planned(&one_rank), 2, message);
     check(
         &planned(&["--emit", "torchtitan", "--emit-dir", "a b"]),
         "--emit-dir a b: options are separated by blanks; name a folder without them\n",

@@ -2,6 +2,7 @@
 
 use pipewright_schedule::GenerateError;
 use pipewright_schedule::bytes::bytes_text;
+use pipewright_schedule::plan::System;
 use pipewright_schedule::words::counted;
 use thiserror::Error;
 
@@ -62,11 +63,19 @@ pub enum SearchError {
         /// The given parts of the layout, such as `dp = 32`.
         given: Vec<String>,
     },
-    /// The system of the request runs no layout with the given parts.
-    #[error("no plan of this kind runs: {reason}; change a given part of the layout, or take another system")]
+    /// The system of the request runs none of its layouts.
+    #[error(
+        "{system} runs no plan{}: {reason}; {}use another system",
+        if *.has_given_parts { " with the given parts" } else { "" },
+        if *.has_given_parts { "change a given part of the layout, or " } else { "" }
+    )]
     System {
-        /// Why the system does not run one of the layouts.
+        /// The system.
+        system: System,
+        /// Why the system does not run the layout that it could run most nearly.
         reason: LayoutRefusal,
+        /// Whether the request gives parts of the layout.
+        has_given_parts: bool,
     },
     /// The experts of a model without experts are to be divided.
     #[error("ep is {expert}, and the model has no experts; leave it out")]

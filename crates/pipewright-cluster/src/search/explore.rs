@@ -144,8 +144,8 @@ impl<'a> Exploration<'a> {
 
     /// Estimates all pipelines of a layout whose pipeline is not chosen.
     fn add_shape(&mut self, shape: &Layout) {
-        let pipelines = space::pipelines(self.request, shape);
-        if pipelines.is_empty() {
+        let layouts = space::with_pipelines(self.request, shape);
+        if layouts.is_empty() {
             return;
         }
         let with = |recompute| {
@@ -153,23 +153,9 @@ impl<'a> Exploration<'a> {
             let units = self.units(&layout);
             Shared { recompute, total: units.total(), units }
         };
-        // From the fastest and largest to the slowest and smallest.
-        let all = [Recompute::None, Recompute::Selective, Recompute::Full];
-        let recomputes: Vec<Shared> = all
-            .into_iter()
-            .filter(|&one| self.request.fixed.recompute.is_none_or(|fixed| fixed == one))
-            .map(with)
-            .collect();
-        let Request { model, fixed, .. } = self.request;
-        for pipeline in pipelines {
-            let blocks = model.blocks.len() as u32;
-            for choice in schedules::choices(pipeline, blocks, fixed.schedule.as_deref(), fixed.chunks) {
-                let layout =
-                    Layout { pipeline, chunks: choice.chunks, schedule: choice.schedule, ..shape.clone() };
-                if schedules::has_size(&layout) {
-                    self.add_pipeline(layout, &recomputes);
-                }
-            }
+        let recomputes: Vec<Shared> = self.request.recomputes().into_iter().map(with).collect();
+        for layout in layouts {
+            self.add_pipeline(layout, &recomputes);
         }
     }
 
@@ -179,26 +165,34 @@ impl<'a> Exploration<'a> {
         if layout.check(&self.request.model).is_err() {
             return;
         }
+        let mut with_shardings = Vec::new();
+        for shared in recomputes {
+            layout.recompute = shared.recompute;
+            let shardings = self.shardings(&layout);
+            if !shardings.is_empty() {
+                with_shardings.push((shared, shardings));
+            }
+        }
+        // A pipeline that the system does not run has no other cause of failure.
+        if with_shardings.is_empty() {
+            return;
+        }
         let computations = computations(&layout);
         if layout.schedule.is_some() && computations > MOST_COMPUTATIONS {
             self.fails(&layout, PipelineError::TooLarge { computations });
             return;
         }
         let is_quick = self.pruning == Pruning::Quick;
-        for Shared { recompute, units, total } in recomputes {
+        for (Shared { recompute, units, total }, shardings) in with_shardings {
             layout.recompute = *recompute;
-            let shardings = self.shardings(&layout);
-            if shardings.is_empty() {
-                continue;
-            }
-            // Without divisions of the optimizer's state, the one that needs most memory is not the fastest.
+            // Without a sharded optimizer, the sharding that needs most memory is not the fastest.
             let is_ordered = shardings.len() == 1 || shardings[0] != Sharding::Replicated;
             let work = f64::from(layout.microbatches()) * total.time.total() / f64::from(layout.pipeline);
             if work > self.slowest_kept() {
                 return;
             }
             let mut cuts = None;
-            for (index, &sharding) in shardings.iter().enumerate() {
+            for (index, sharding) in shardings.into_iter().enumerate() {
                 layout.sharding = sharding;
                 if is_quick && least_bytes(&layout, units, total) > self.limit {
                     continue;
@@ -220,19 +214,14 @@ impl<'a> Exploration<'a> {
         self.tried.failed.get_or_insert_with(|| (layout.schedule_name().to_owned(), error));
     }
 
-    /// Returns the tensors that replicas may divide, from the fastest and largest division to the slowest and
-    /// smallest. Replicas that divide nothing are slower than those that divide the state of the optimizer, and
-    /// are tried only for a system that has no such replicas.
+    /// Returns the shardings of a layout that are tried: those that the system of the request runs. Replicas that
+    /// shard nothing are left out if the system shards the optimizer's state.
     fn shardings(&self, layout: &Layout) -> Vec<Sharding> {
-        let mut all = match self.request.fixed.sharding {
-            Some(given) => vec![given],
-            None if layout.replicas() == 1 => vec![Sharding::Replicated],
-            None => {
-                vec![Sharding::Replicated, Sharding::Optimizer, Sharding::Gradients, Sharding::Parameters]
-            }
-        };
-        all.retain(|&sharding| self.request.is_run(&Layout { sharding, ..layout.clone() }));
-        if all.contains(&Sharding::Optimizer) && self.request.fixed.sharding.is_none() {
+        let mut all = self.request.shardings(layout);
+        if self.request.system.is_some() {
+            all.retain(|&sharding| self.request.runs(&Layout { sharding, ..layout.clone() }));
+        }
+        if all.contains(&Sharding::Optimizer) {
             all.retain(|&sharding| sharding != Sharding::Replicated);
         }
         all

@@ -1,16 +1,16 @@
 //! The search: a quick exploration of the layouts, and a complete one if the first finds no plan.
 
-use crate::layout::{Layout, Sharding};
+use crate::layout::Layout;
 use crate::pipeline::Programs;
 use crate::predict::predict;
 use crate::search::bound::lower_bound;
 use crate::search::error::SearchError;
 use crate::search::explore::{Exploration, MOST_COMPUTATIONS, Pruning, Tried};
 use crate::search::found::{ClusterPlan, Found};
-use crate::search::request::Request;
+use crate::search::request::{Fixed, Request};
 use crate::search::{schedules, space};
 use crate::setting::Setting;
-use crate::systems::{LayoutRefusal, refusal};
+use crate::systems;
 
 /// Finds the fastest layouts that fit into memory.
 ///
@@ -33,7 +33,7 @@ pub fn search_from(request: &Request, known: &Layout) -> Result<Found, SearchErr
     request.check()?;
     let request = &request.with_generator_name()?;
     let fits = |plan: &ClusterPlan| {
-        plan.prediction.peak_memory() <= request.memory_limit() && request.is_run(&plan.layout)
+        plan.prediction.peak_memory() <= request.memory_limit() && request.runs(&plan.layout)
     };
     find_plans(request, plan_of(request, known).filter(fits))
 }
@@ -63,15 +63,20 @@ fn find_plans(request: &Request, known: Option<ClusterPlan>) -> Result<Found, Se
     })
 }
 
-/// Returns why the system of a request runs none of its meshes; `None` without a system or a mesh.
-fn refusal_of_all(request: &Request, shapes: &[Layout]) -> Option<LayoutRefusal> {
+/// Returns why the system of a request runs none of its layouts; `None` without a system or a layout.
+fn refusal_of_all(request: &Request, shapes: &[Layout]) -> Option<SearchError> {
     let system = request.system?;
-    let sharding = request.fixed.sharding.unwrap_or(Sharding::Replicated);
-    let layouts = shapes.iter().flat_map(|shape| {
-        let pipelines = space::pipelines(request, shape).into_iter();
-        pipelines.map(|pipeline| Layout { pipeline, sharding, ..shape.clone() })
+    let pipelines = shapes.iter().flat_map(|shape| space::with_pipelines(request, shape));
+    let layouts = pipelines.filter(|layout| layout.check(&request.model).is_ok()).flat_map(|layout| {
+        let with = |recompute| Layout { recompute, ..layout.clone() };
+        request.recomputes().into_iter().map(with).collect::<Vec<Layout>>()
     });
-    layouts.into_iter().find_map(|layout| refusal(system, &layout, &request.model))
+    let layouts = layouts.flat_map(|layout| {
+        let with = |sharding| Layout { sharding, ..layout.clone() };
+        request.shardings(&layout).into_iter().map(with).collect::<Vec<Layout>>()
+    });
+    let reason = systems::refusal_of_all(system, layouts, &request.model)?;
+    Some(SearchError::System { system, reason, has_given_parts: request.fixed != Fixed::default() })
 }
 
 /// Returns why a request has no layout.
@@ -79,8 +84,8 @@ fn nothing_to_estimate(request: &Request, shapes: &[Layout]) -> SearchError {
     if let Err(error) = request.check_given() {
         return error.into();
     }
-    if let Some(reason) = refusal_of_all(request, shapes) {
-        return SearchError::System { reason };
+    if let Some(error) = refusal_of_all(request, shapes) {
+        return error;
     }
     let has_mesh = shapes.iter().any(|shape| !space::pipelines(request, shape).is_empty());
     match &request.fixed.schedule {

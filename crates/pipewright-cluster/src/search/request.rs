@@ -125,8 +125,33 @@ impl Request {
     }
 
     /// Returns whether the system of the request, if it has one, runs a layout.
-    pub(crate) fn is_run(&self, layout: &Layout) -> bool {
+    pub(crate) fn runs(&self, layout: &Layout) -> bool {
         self.system.is_none_or(|system| systems::refusal(system, layout, &self.model).is_none())
+    }
+
+    /// Returns the recomputations that the request allows, from the fastest and largest to the slowest and
+    /// smallest.
+    pub(crate) fn recomputes(&self) -> Vec<Recompute> {
+        match self.fixed.recompute {
+            Some(given) => vec![given],
+            None => vec![Recompute::None, Recompute::Selective, Recompute::Full],
+        }
+    }
+
+    /// Returns the shardings of a layout that the request allows, from the fastest and largest to the slowest
+    /// and smallest. Replicas that shard nothing are slower than those that shard the optimizer's state, which
+    /// only some systems do not.
+    pub(crate) fn shardings(&self, layout: &Layout) -> Vec<Sharding> {
+        match self.fixed.sharding {
+            Some(given) => vec![given],
+            None if layout.replicas() == 1 => vec![Sharding::Replicated],
+            None if self.system.is_none() => {
+                vec![Sharding::Optimizer, Sharding::Gradients, Sharding::Parameters]
+            }
+            None => {
+                vec![Sharding::Replicated, Sharding::Optimizer, Sharding::Gradients, Sharding::Parameters]
+            }
+        }
     }
 
     /// Checks that all numbers are above 0, that the given parts of the layout divide the model, that a model

@@ -3,6 +3,7 @@
 use crate::layout::Layout;
 use crate::model::{FeedForward, Mixer, Model};
 use crate::search::request::Request;
+use crate::search::schedules;
 
 /// The most rows of a microbatch that the search tries.
 const MOST_ROWS: u32 = 32;
@@ -53,6 +54,23 @@ pub(super) fn pipelines(request: &Request, shape: &Layout) -> Vec<u32> {
         .filter(|pipeline| request.gpus.is_multiple_of(group.saturating_mul(*pipeline)))
         .filter(is_possible)
         .collect()
+}
+
+/// Returns a layout of [`shapes`] with each pipeline and schedule that it may have.
+pub(super) fn with_pipelines(request: &Request, shape: &Layout) -> Vec<Layout> {
+    let Request { model, fixed, .. } = request;
+    let mut layouts = Vec::new();
+    for pipeline in pipelines(request, shape) {
+        let blocks = model.blocks.len() as u32;
+        for choice in schedules::choices(pipeline, blocks, fixed.schedule.as_deref(), fixed.chunks) {
+            let layout =
+                Layout { pipeline, chunks: choice.chunks, schedule: choice.schedule, ..shape.clone() };
+            if schedules::has_size(&layout) {
+                layouts.push(layout);
+            }
+        }
+    }
+    layouts
 }
 
 fn tensors(request: &Request) -> Vec<u32> {

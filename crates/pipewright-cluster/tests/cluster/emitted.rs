@@ -5,9 +5,9 @@ use pipewright_cluster::catalogue::by_name;
 use pipewright_cluster::emit::emit;
 use pipewright_cluster::hf_config;
 use pipewright_cluster::layout::{Layout, Precision, Recompute, Scores, Sharding};
-use pipewright_cluster::model::Model;
-use pipewright_cluster::search::{ClusterPlan, Fixed, Request, search};
-use pipewright_cluster::systems::refusal;
+use pipewright_cluster::model::{Mamba2, Mixer, Model};
+use pipewright_cluster::search::{ClusterPlan, Fixed, Request, SearchError, search};
+use pipewright_cluster::systems::{LayoutRefusal, refusal};
 use pipewright_schedule::emit::{Emission, ReadPlan, SystemFile};
 use pipewright_schedule::plan::System;
 use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
@@ -17,6 +17,13 @@ const EXPERTS: &str = include_str!("deepseek_v3.json");
 
 fn model(config: &str) -> Model {
     hf_config::read(config).expect("a model").model
+}
+
+/// Returns the model with experts without its block that predicts a further token.
+fn plain_experts() -> String {
+    let plain = EXPERTS.replace("\"num_nextn_predict_layers\": 1", "\"num_nextn_predict_layers\": 0");
+    assert_ne!(plain, EXPERTS);
+    plain
 }
 
 fn request(config: &str, gpus: u32, system: System) -> Request {
@@ -88,6 +95,7 @@ fn given_parts_are_in_the_options() {
         Fixed { sharding: Some(Sharding::Replicated), tensor: Some(8), pipeline: Some(16), ..none.clone() };
     let expert = Fixed { expert: Some(8), tensor: Some(1), ..none.clone() };
     let one = Fixed { pipeline: Some(1), sharding: Some(Sharding::Parameters), ..none.clone() };
+    let plain = plain_experts();
     let cases = [
         (System::Megatron, dense(context.clone()), "--context-parallel-size 2\n"),
         (System::Megatron, dense(full.clone()), "--recompute-method uniform\n--recompute-num-layers 1\n"),
@@ -98,12 +106,19 @@ fn given_parts_are_in_the_options() {
             "--expert-model-parallel-size 8\n--expert-tensor-parallel-size 1\n",
         ),
         (System::Megatron, experts(expert.clone()), "mL\n"),
-        (System::Megatron, (DENSE, one), "--data-parallel-sharding-strategy optim_grads_params\n"),
-        (System::Torchtitan, dense(context), "--parallelism.context_parallel_degree 2\n"),
+        (System::Megatron, (DENSE, one.clone()), "--data-parallel-sharding-strategy optim_grads_params\n"),
+        (System::Torchtitan, dense(context.clone()), "--parallelism.context_parallel_degree 2\n"),
         (System::Torchtitan, dense(full.clone()), "activation-checkpoint:full\n"),
-        (System::Torchtitan, experts(expert), "--parallelism.expert_parallel_degree 8\n"),
+        (
+            System::Torchtitan,
+            (plain.as_str(), Fixed { pipeline: Some(8), ..expert }),
+            "--parallelism.expert_parallel_degree 8\n",
+        ),
+        (System::Torchtitan, dense(context), "--parallelism.fsdp_reshard_after_forward never\n"),
+        (System::Torchtitan, (DENSE, one), "--parallelism.fsdp_reshard_after_forward always\n"),
         (System::Deepspeed, dense(full), "\"activation_checkpoint_interval\": 1"),
-        (System::Deepspeed, dense(none), "\"zero_optimization\": {\n    \"stage\": 1\n  }"),
+        (System::Deepspeed, dense(none.clone()), "\"zero_optimization\": {\n    \"stage\": 1\n  }"),
+        (System::Deepspeed, dense(none), "\"grad_accum_dtype\": \"fp32\""),
         (System::Deepspeed, (DENSE, whole), "\"train_batch_size\": 128"),
     ];
     for (system, (config, fixed), option) in cases {
@@ -138,20 +153,33 @@ fn what_a_system_does_not_run_is_refused() {
         Torchtitan,
         DENSE,
         |layout| layout.sharding = Sharding::Optimizer,
-        "only the state of the optimizer",
+        "does not shard the optimizer's state alone",
     );
     check_refused(
         Megatron,
         DENSE,
         |layout| layout.sharding = Sharding::Parameters,
-        "has no such replicas, which divide parameters",
+        "does not shard parameters in a pipeline; it can shard the optimizer's state, or nothing",
     );
     check_refused(
         Deepspeed,
         DENSE,
         |layout| layout.sharding = Sharding::Gradients,
-        "has no such replicas, which divide gradients",
+        "does not shard gradients in a pipeline",
     );
+    let gradients = |layout: &mut Layout| layout.sharding = Sharding::Gradients;
+    check_refused(
+        Torchtitan,
+        DENSE,
+        gradients,
+        "does not shard gradients without the parameters in a pipeline",
+    );
+    let several = |layout: &mut Layout| {
+        (layout.pipeline, layout.schedule, layout.chunks, layout.sharding) =
+            (1, None, 1, Sharding::Gradients);
+        (layout.microbatch, layout.batch) = (1, 4 * layout.data());
+    };
+    check_refused(Torchtitan, DENSE, several, "gradients without the parameters over several microbatches");
     check_refused(Deepspeed, DENSE, |layout| layout.context = 2, "do not divide sequences");
     check_refused(Torchtitan, DENSE, |layout| layout.context = 2, "each has all of them");
     let odd = |layout: &mut Layout| (layout.context, layout.sequence) = (2, 8194);
@@ -162,12 +190,34 @@ fn what_a_system_does_not_run_is_refused() {
     let plain =
         |layout: &mut Layout| (layout.expert, layout.tensor, layout.sequence_parallel) = (8, 2, false);
     check_refused(Megatron, EXPERTS, plain, "Megatron needs sequence parallelism");
+    let undivided =
+        |layout: &mut Layout| (layout.expert, layout.tensor, layout.sequence_parallel) = (1, 2, false);
+    check_refused(Megatron, EXPERTS, undivided, "Megatron needs sequence parallelism");
+    let one_rank = |layout: &mut Layout| (layout.pipeline, layout.chunks) = (1, 2);
+    check_refused(
+        Megatron,
+        DENSE,
+        one_rank,
+        "has several stages per rank only in pipelines of several ranks",
+    );
+    let few = |layout: &mut Layout| (layout.chunks, layout.batch) = (2, 2);
+    check_refused(Megatron, DENSE, few, "in groups of at least as many as the ranks");
+    check_refused(Torchtitan, DENSE, |layout| layout.tensor = 16, "8 heads of keys and values");
+    let short = |layout: &mut Layout| {
+        (layout.tensor, layout.sequence_parallel, layout.sequence) = (8, true, 8194);
+    };
+    check_refused(Torchtitan, DENSE, short, "8 pieces do not divide 8194 tokens");
     let halves = |layout: &mut Layout| (layout.expert, layout.tensor, layout.expert_tensor) = (8, 2, 2);
-    check_refused(Torchtitan, EXPERTS, halves, "divides experts among all ranks of a stage");
+    check_refused(Torchtitan, &plain_experts(), halves, "divides experts among all ranks of a stage");
     let unfused =
         |layout: &mut Layout| (layout.scores, layout.recompute) = (Scores::Unfused, Recompute::Selective);
     let mut model = model(DENSE);
     let layout = Layout { pipeline: 2, ..best(&request(DENSE, 128, Torchtitan)).layout };
+    model.predictors = 1;
+    assert_eq!(refusal(Torchtitan, &layout, &model), Some(LayoutRefusal::Predictors));
+    let context = Layout { pipeline: 1, context: 2, ..layout.clone() };
+    assert_eq!(refusal(Torchtitan, &context, &model), Some(LayoutRefusal::Predictors));
+    model.predictors = 0;
     model.tied = true;
     assert!(
         refusal(Torchtitan, &layout, &model)
@@ -176,4 +226,60 @@ fn what_a_system_does_not_run_is_refused() {
     let mut layout = best(&request(DENSE, 128, Megatron)).layout;
     unfused(&mut layout);
     assert_eq!(refusal(Megatron, &layout, &model), None);
+}
+
+#[test]
+fn a_layout_with_one_microbatch_and_stage_shards_gradients_in_torchtitan() {
+    let fixed = Fixed {
+        pipeline: Some(1),
+        microbatch: Some(1),
+        sharding: Some(Sharding::Gradients),
+        tensor: Some(1),
+        context: Some(1),
+        ..Fixed::default()
+    };
+    let request = Request { fixed, memory: Some(1e15), ..request(DENSE, 128, System::Torchtitan) };
+    let (plan, emission) = check(&request);
+    assert_eq!(plan.layout.microbatches(), 1);
+    let text = &emission.files[0].text;
+    assert!(text.contains("--parallelism.fsdp_reshard_after_forward never\n"), "{text}");
+}
+
+#[test]
+fn a_pipeline_of_mamba_is_refused_by_megatron() {
+    let mut model = model(DENSE);
+    let mamba = Mamba2 { heads: 128, head_size: 64, state: 128, groups: 8, convolution: 4, chunk: 256 };
+    model.blocks[0].mixer = Mixer::Mamba2(mamba);
+    let layout = best(&request(DENSE, 128, System::Megatron)).layout;
+    let layout = Layout { pipeline: 1, chunks: 1, ..layout };
+    assert_eq!(refusal(System::Megatron, &layout, &model), None);
+    let layout = Layout { pipeline: 2, ..layout };
+    assert_eq!(refusal(System::Megatron, &layout, &model), Some(LayoutRefusal::Mamba));
+}
+
+/// Checks the error of a request that has no plan.
+fn check_error(request: &Request, words: &str) -> SearchError {
+    let error = search(request).expect_err("no plan");
+    assert!(error.to_string().contains(words), "{error}");
+    error
+}
+
+#[test]
+fn a_request_without_a_plan_has_its_own_cause() {
+    use System::{Deepspeed, Megatron, Torchtitan};
+    let fixed = |fixed: Fixed| Fixed { pipeline: Some(4), ..fixed };
+    let with = |system, gpus, given| Request { fixed: fixed(given), ..request(DENSE, gpus, system) };
+    // The schedule exists in no size, although torchtitan does not run all shardings of the meshes.
+    let schedule = Fixed { schedule: Some("v-half".to_owned()), chunks: Some(3), ..Fixed::default() };
+    check_error(&with(Torchtitan, 64, schedule), "has a plan with the schedule `v-half`");
+    // No other schedule could be simulated, but the sharding is the reason.
+    let gradients = Fixed { sharding: Some(Sharding::Gradients), microbatch: Some(1), ..Fixed::default() };
+    let large = Request { batch: 1 << 17, ..with(Megatron, 64, gradients.clone()) };
+    check_error(&large, "Megatron runs no plan with the given parts: Megatron does not shard gradients");
+    check_error(
+        &with(Torchtitan, 64, gradients.clone()),
+        "torchtitan does not shard gradients without the parameters",
+    );
+    // The system runs none of the interleaved schedules either, which are tried first.
+    check_error(&with(Deepspeed, 64, gradients), "DeepSpeed does not shard gradients");
 }

@@ -88,6 +88,11 @@ fn config(plan: &Plan, request: &EmitRequest<'_>, parts: &ModelParts) -> String 
     }
     if request.mesh.is_some_and(|mesh| mesh.divided == DividedState::Optimizer) {
         config.insert("zero_optimization".into(), json!({ "stage": 1 }));
+        // By default, ZeRO sums gradients in the type of the parameters. Without ZeRO, the pipeline's optimizer for bf16
+        // sums them in FP32, and DeepSpeed refuses this key.
+        if request.precision == "bf16" {
+            config.insert("data_types".into(), json!({ "grad_accum_dtype": "fp32" }));
+        }
     }
     let pipeline = json!({
         "stages": plan.schedule.ranks(),
@@ -110,6 +115,11 @@ fn mesh_remarks(emission: &mut Emission, plan: &Plan, mesh: &MeshOptions) {
             mesh.expert
         );
         emission.remark("experts", text);
+    }
+    if mesh.recompute == RecomputedPart::Block {
+        let text = "DeepSpeed recomputes each entry of `layers` that has parameters, also the embedding and the head, which the \
+                    plan does not; the argument `checkpointable_layers` of the class takes the names of the classes of blocks only";
+        emission.remark("recomputation", text);
     }
     if mesh.predictors > 0 {
         let text = format!(

@@ -21,7 +21,7 @@ pub(super) fn megatron(plan: &Plan, request: &EmitRequest<'_>) -> Emission {
     let context = request.mesh.map_or(1, |mesh| mesh.context);
     remarks(&mut emission, plan, context, &parts);
     if let Some(mesh) = &request.mesh {
-        mesh_remarks(&mut emission, mesh);
+        mesh_remarks(&mut emission, mesh, plan.tensor_parallel);
     }
     let names = |stage: &StageParts| format!("`{}`", print_layout(std::slice::from_ref(stage)));
     emission.finish(plan, request, &Mapping { system: System::Megatron, names })
@@ -76,7 +76,7 @@ fn layout(stages: &[StageParts], mesh: Option<&MeshOptions>) -> String {
     }
 }
 
-/// Returns the options that a plan for a cluster has besides its pipeline.
+/// Returns the options of the parts of a plan for a cluster that a plan without a cluster does not have.
 fn mesh_options(mesh: &MeshOptions) -> String {
     let mut lines = Vec::new();
     if mesh.context > 1 {
@@ -94,7 +94,8 @@ fn mesh_options(mesh: &MeshOptions) -> String {
     }
     let with_fsdp = |strategy: &str| {
         format!(
-            "--use-megatron-fsdp\n--use-distributed-optimizer\n--data-parallel-sharding-strategy {strategy}\n--ckpt-format fsdp_dtensor"
+            "--use-megatron-fsdp\n--use-distributed-optimizer\n--data-parallel-sharding-strategy {strategy}\n\
+             --no-gradient-accumulation-fusion\n--ckpt-format fsdp_dtensor"
         )
     };
     match mesh.divided {
@@ -120,13 +121,18 @@ fn mesh_options(mesh: &MeshOptions) -> String {
     lines.into_iter().map(|line| line + "\n").collect()
 }
 
-fn mesh_remarks(emission: &mut Emission, mesh: &MeshOptions) {
+fn mesh_remarks(emission: &mut Emission, mesh: &MeshOptions, tensor: u32) {
     if matches!(mesh.divided, DividedState::Gradients | DividedState::Parameters) {
         let text = "Megatron's FSDP needs an environment in which `CUDA_DEVICE_MAX_CONNECTIONS` is not 1";
         emission.remark("replicas", text);
+    } else if tensor > 1 || mesh.context > 1 {
+        let text = "tensor and context parallelism need an environment in which `CUDA_DEVICE_MAX_CONNECTIONS` is 1, on GPUs \
+                    before Blackwell";
+        emission.remark("environment", text);
     }
     if mesh.expert > 0 {
-        let text = "the numbers of experts, and of experts of a token, are options of the model, and yours";
+        let text =
+            "the numbers of experts, and of experts of a token, are options of the model; set them yourself";
         emission.remark("experts", text);
     }
 }

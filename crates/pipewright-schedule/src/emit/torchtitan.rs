@@ -75,7 +75,7 @@ fn options(plan: &Plan, request: &EmitRequest<'_>, stages: &[StageParts]) -> Str
         None if plan.recomputes() => "full",
         None => "none",
         Some(mesh) => {
-            text.push_str(&mesh_options(mesh, plan.tensor_parallel));
+            text.push_str(&mesh_options(mesh, plan.schedule.ranks(), plan.tensor_parallel));
             checkpointing(mesh)
         }
     };
@@ -91,8 +91,9 @@ fn shards(plan: &Plan, request: &EmitRequest<'_>) -> u32 {
     }
 }
 
-/// Returns the options that a plan for a cluster has besides its pipeline and its replicas.
-fn mesh_options(mesh: &MeshOptions, tensor: u32) -> String {
+/// Returns the options of the parts of a plan for a cluster that a plan without a cluster does not have.
+/// `pipeline` and `tensor` are the ranks of a pipeline and of a tensor group.
+fn mesh_options(mesh: &MeshOptions, pipeline: u32, tensor: u32) -> String {
     let mut lines = Vec::new();
     if mesh.context > 1 {
         lines.push(format!("--parallelism.context_parallel_degree {}", mesh.context));
@@ -103,12 +104,14 @@ fn mesh_options(mesh: &MeshOptions, tensor: u32) -> String {
     if tensor > 1 && !mesh.sequence_parallel {
         lines.push("--parallelism.no_enable_sequence_parallel".to_owned());
     }
-    // Also for pipelines, where the default is another than without.
-    match mesh.divided {
-        DividedState::Nothing | DividedState::Optimizer => {}
-        DividedState::Gradients => lines.push("--parallelism.fsdp_reshard_after_forward never".to_owned()),
-        DividedState::Parameters => lines.push("--parallelism.fsdp_reshard_after_forward always".to_owned()),
-    }
+    // The default differs between runs with and without a pipeline, so the policy is always written. A pipeline
+    // with `always` would gather the parameters again for each microbatch, and the plan gathers them once per step.
+    let policy = match mesh.divided {
+        DividedState::Nothing | DividedState::Optimizer => None,
+        DividedState::Gradients => Some("never"),
+        DividedState::Parameters => Some(if pipeline > 1 { "never" } else { "always" }),
+    };
+    lines.extend(policy.map(|policy| format!("--parallelism.fsdp_reshard_after_forward {policy}")));
     lines.into_iter().map(|line| line + "\n").collect()
 }
 
@@ -135,9 +138,13 @@ fn mesh_remarks(emission: &mut Emission, mesh: &MeshOptions) {
         emission.remark("precision", text);
     }
     if mesh.divided == DividedState::Gradients {
-        let text = "`never` gathers the parameters once a step and keeps them, as the plan does; between steps they are divided, \
-                    which the plan does not need";
+        let text = "`never` gathers the parameters once per microbatch, of which the plan has one, and keeps them until its \
+                    backward ends; between steps they are sharded, which the plan does not need";
         emission.remark("replicas", text);
+    }
+    if mesh.context > 1 {
+        let text = "context parallelism needs a configuration of the model with FlexAttention; torchtitan refuses its other kinds";
+        emission.remark("attention", text);
     }
 }
 
@@ -159,13 +166,6 @@ fn remarks(emission: &mut Emission, plan: &Plan, request: &EmitRequest<'_>) {
     }
     if request.precision == "f16" {
         emission.remark("precision", "there is no f16; the options have float32");
-    }
-    let context = request.mesh.map_or(1, |mesh| mesh.context);
-    let is_whole = shards(plan, request) <= 1 && context <= 1;
-    if request.precision == "bf16" && is_whole {
-        let text = "`mixed_precision_param` counts only if replicas share the parameters; without that, \
-                    `--training.dtype bfloat16` computes in bf16, and keeps parameters and optimizer state in it too";
-        emission.remark("precision", text);
     }
     if plan.mesh_order == MeshOrder::Pipeline && plan.data_parallel > 1 {
         let text = "the replicas of a stage have consecutive numbers, and in the plan the ranks of a pipeline have them. \

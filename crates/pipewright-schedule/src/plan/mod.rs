@@ -70,5 +70,5 @@ pub use report::{
     Shortage,
 };
 pub use request::{PlanRequest, TrainingState};
-pub use system::{Refusal, System};
+pub use system::{PlacedSchedule, Refusal, System};
 pub(crate) use system::{group_size, is_loop};

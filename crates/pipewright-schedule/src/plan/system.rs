@@ -47,6 +47,11 @@ pub enum Refusal {
         "Megatron runs microbatches in groups of at least as many as the ranks, and this plan has a smaller group"
     )]
     Group,
+    /// One rank has several stages.
+    #[error(
+        "Megatron has several stages per rank only in pipelines of several ranks, and this plan has one rank"
+    )]
+    OneRank,
     /// Only some stages recompute, or stages recompute a part of their layers.
     #[error("{system} recomputes all layers of all stages or none, and this plan some")]
     Recompute {
@@ -71,6 +76,23 @@ pub enum Refusal {
 }
 
 crate::error_text::message_as_debug!(Refusal);
+
+/// A schedule and the placement of its stages.
+#[derive(Debug, Clone, Copy)]
+pub struct PlacedSchedule<'a> {
+    /// The name of the schedule.
+    pub name: &'a str,
+    /// The microbatches of a group, if the schedule has that setting and it is set.
+    pub group_size: Option<u32>,
+    /// The ranks of a replica.
+    pub ranks: u32,
+    /// The stages on all these ranks.
+    pub stages: u32,
+    /// Whether the stages are in a loop over the ranks, or in a V with two stages per rank.
+    pub is_loop_or_v: bool,
+    /// The microbatches of a replica.
+    pub microbatches: u32,
+}
 
 /// The parts of a plan on which it depends whether a system can run it.
 #[derive(Debug, Clone, Copy)]
@@ -121,6 +143,17 @@ impl System {
         self == Self::Torchtitan
     }
 
+    /// Returns why the system cannot run a schedule; `None` if it can.
+    pub fn schedule_refusal(self, schedule: &PlacedSchedule<'_>) -> Option<Refusal> {
+        let &PlacedSchedule { name, ranks, stages, .. } = schedule;
+        let refusal = Refusal::Schedule { system: self };
+        match self {
+            Self::Torchtitan => (!schedule.is_loop_or_v).then_some(Refusal::Placement),
+            Self::Megatron if name == SEVERAL_STAGES && stages > ranks => megatron_groups_refusal(schedule),
+            Self::Megatron | Self::Deepspeed => (name != ONE_STAGE || stages != ranks).then_some(refusal),
+        }
+    }
+
     /// Returns why the system cannot run a plan; `None` if it can.
     pub(super) fn refusal(self, offer: &Offer<'_>) -> Option<Refusal> {
         let Offer { placement, recompute, .. } = *offer;
@@ -128,19 +161,16 @@ impl System {
         if offer.head_parts > 1 {
             return Some(Refusal::HeadParts { system });
         }
-        let runs = match self {
-            Self::Torchtitan => is_loop(placement) || is_v(placement),
-            Self::Megatron => runs_in_megatron(offer),
-            Self::Deepspeed => offer.name == ONE_STAGE && placement.stages() == placement.ranks(),
+        let schedule = PlacedSchedule {
+            name: offer.name,
+            group_size: offer.group_size,
+            ranks: placement.ranks(),
+            stages: placement.stages(),
+            is_loop_or_v: is_loop(placement) || is_v(placement),
+            microbatches: offer.microbatches,
         };
-        if !runs {
-            return Some(match self {
-                Self::Torchtitan => Refusal::Placement,
-                Self::Megatron if offer.name == SEVERAL_STAGES && placement.stages() > placement.ranks() => {
-                    Refusal::Group
-                }
-                Self::Megatron | Self::Deepspeed => Refusal::Schedule { system },
-            });
+        if let Some(refusal) = self.schedule_refusal(&schedule) {
+            return Some(refusal);
         }
         let is_whole = |choice: &Option<StageRecompute>| choice.is_none_or(|it| it == StageRecompute::WHOLE);
         if recompute.iter().any(|choice| *choice != recompute[0] || !is_whole(choice)) {
@@ -154,18 +184,16 @@ impl System {
 const ONE_STAGE: &str = "1f1b";
 const SEVERAL_STAGES: &str = "interleaved1f1b";
 
-fn runs_in_megatron(offer: &Offer<'_>) -> bool {
-    let (ranks, microbatches) = (offer.placement.ranks(), offer.microbatches);
-    let has_one_stage = offer.placement.stages() == ranks;
-    match offer.name {
-        ONE_STAGE => has_one_stage,
-        SEVERAL_STAGES if !has_one_stage && ranks > 1 => {
-            let group = group_size(offer.group_size, ranks, microbatches);
-            let last = microbatches % group;
-            (ranks..=microbatches).contains(&group) && (last == 0 || last >= ranks)
-        }
-        _ => false,
+/// Returns why Megatron cannot interleave the stages of a schedule with several stages per rank.
+fn megatron_groups_refusal(schedule: &PlacedSchedule<'_>) -> Option<Refusal> {
+    let &PlacedSchedule { ranks, microbatches, .. } = schedule;
+    if ranks == 1 {
+        return Some(Refusal::OneRank);
     }
+    let group = group_size(schedule.group_size, ranks, microbatches);
+    let last = microbatches % group;
+    let runs = (ranks..=microbatches).contains(&group) && (last == 0 || last >= ranks);
+    (!runs).then_some(Refusal::Group)
 }
 
 /// Returns the number of microbatches of a group of interleaved 1F1B: the one that is set, or the size of
@@ -208,7 +236,17 @@ mod tests {
     use super::*;
 
     fn check(system: System, name: &'static str, chunks: u32, microbatches: u32, expected: Option<Refusal>) {
-        let placement = Placement::looped(4, chunks).expect("a placement");
+        check_ranks(system, name, [4, chunks], microbatches, expected);
+    }
+
+    fn check_ranks(
+        system: System,
+        name: &'static str,
+        [ranks, chunks]: [u32; 2],
+        microbatches: u32,
+        expected: Option<Refusal>,
+    ) {
+        let placement = Placement::looped(ranks, chunks).expect("a placement");
         let offer = Offer {
             name,
             group_size: None,
@@ -218,7 +256,7 @@ mod tests {
             head_parts: 1,
             has_rows_in_nodes: false,
         };
-        assert_eq!(system.refusal(&offer), expected, "{system} {name} {chunks} {microbatches}");
+        assert_eq!(system.refusal(&offer), expected, "{system} {name} {ranks} {chunks} {microbatches}");
     }
 
     #[test]
@@ -233,6 +271,8 @@ mod tests {
         check(Megatron, "interleaved1f1b", 2, 3, Some(Refusal::Group));
         check(Megatron, "interleaved1f1b", 1, 8, no(Megatron));
         check(Megatron, "zb-h1", 1, 8, no(Megatron));
+        check_ranks(Megatron, "1f1b", [1, 1], 8, None);
+        check_ranks(Megatron, "interleaved1f1b", [1, 2], 8, Some(Refusal::OneRank));
         check(Deepspeed, "1f1b", 1, 8, None);
         check(Deepspeed, "interleaved1f1b", 2, 8, no(Deepspeed));
     }
