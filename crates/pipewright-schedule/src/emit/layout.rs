@@ -5,9 +5,9 @@
 //! ```
 //!
 //! `E` is the embedding, `t` a block, `L` the head with the loss; a bar ends a stage. `t*3` repeats a
-//! character, `(tt|)*2` a group without groups inside, and commas do not matter. In the last stage, `m` before `L` is
-//! a block that predicts further tokens; it is skipped, because a profile has no such layer. Stage `s` is on rank
-//! `s mod p` (`megatron/core/transformer/pipeline_parallel_layer_layout.py`).
+//! character, `(tt|)*2` a group without groups inside, and commas do not matter. In the last stage, `m` between the
+//! blocks and `L` is a block that predicts further tokens; it is skipped, because a profile has no such layer. Stage
+//! `s` is on rank `s mod p` (`megatron/core/transformer/pipeline_parallel_layer_layout.py`).
 
 use crate::emit::model_parts::StageParts;
 use crate::emit::read_error::ReadErrorKind;
@@ -129,11 +129,20 @@ fn stages(letters: &[Letter]) -> Result<Vec<StageParts>, ReadErrorKind> {
             }
             'E' => stages[stage].embedding = true,
             'L' => stages[stage].head = true,
+            't' if letters[..at].iter().any(|before| before.letter == 'm') => {
+                return wrong("the layout has a `t` after an `m`; write each `m` after the last `t`");
+            }
             't' => {
                 blocks += 1;
                 stages[stage].blocks.end = blocks;
             }
             'm' if is_in_last_stage(at) => {}
+            'm' => {
+                return wrong(
+                    "the layout has an `m` before the last stage, and a profile has the costs of these blocks in its head; \
+                     write `m` into the stage of `L`",
+                );
+            }
             '|' => stages.push(StageParts { embedding: false, blocks: blocks..blocks, head: false }),
             letter => return Err(ReadErrorKind::Letter { letter, column }),
         }
@@ -177,7 +186,8 @@ mod tests {
     #[test]
     fn mistakes_say_where_they_are() {
         refuse("Ex|tL", "the layout has `x` at character 2");
-        refuse("Et|tm|L", "the layout has `m` at character 5");
+        refuse("Et|tm|L", "stage 1: the layout has an `m` before the last stage");
+        refuse("Et|mtL", "stage 1: the layout has a `t` after an `m`");
         refuse("Et |tL", "the layout has ` ` at character 3");
         refuse("t|tL", "stage 0: the layout has no embedding; write `E` as its first layer");
         refuse("Et|t", "stage 1: the layout has no head");

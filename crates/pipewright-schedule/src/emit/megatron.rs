@@ -163,3 +163,42 @@ fn remarks(emission: &mut Emission, plan: &Plan, context: u32, parts: &ModelPart
         emission.remark("replicas", text);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::emit::mesh_options::NO_OPTIONS;
+
+    fn check(mesh: MeshOptions, expected: &str) {
+        let text = mesh_options(&mesh);
+        // Replicas without FSDP reduce their gradients during the backward.
+        let lines: Vec<&str> = text.lines().filter(|line| *line != "--overlap-grad-reduce").collect();
+        assert_eq!(lines.join("\n"), expected, "{mesh:?}");
+    }
+
+    #[test]
+    fn each_part_has_its_option() {
+        check(NO_OPTIONS, "");
+        check(MeshOptions { context: 2, ..NO_OPTIONS }, "--context-parallel-size 2");
+        check(
+            MeshOptions { expert: 4, expert_tensor: 2, ..NO_OPTIONS },
+            "--expert-model-parallel-size 4\n--expert-tensor-parallel-size 2",
+        );
+        check(MeshOptions { sequence_parallel: true, ..NO_OPTIONS }, "--sequence-parallel");
+        check(MeshOptions { predictors: 1, ..NO_OPTIONS }, "--mtp-num-layers 1");
+        check(MeshOptions { fp8: true, ..NO_OPTIONS }, "--fp8-format hybrid");
+        let recompute = |recompute| MeshOptions { recompute, ..NO_OPTIONS };
+        check(recompute(RecomputedPart::Scores), "--recompute-granularity selective");
+        check(
+            recompute(RecomputedPart::Block),
+            "--recompute-granularity full\n--recompute-method uniform\n--recompute-num-layers 1",
+        );
+        let divided = |divided| MeshOptions { divided, ..NO_OPTIONS };
+        check(divided(DividedState::Optimizer), "--use-distributed-optimizer\n--overlap-param-gather");
+        check(
+            divided(DividedState::Gradients),
+            "--use-megatron-fsdp\n--use-distributed-optimizer\n--data-parallel-sharding-strategy optim_grads\n\
+             --no-gradient-accumulation-fusion\n--ckpt-format fsdp_dtensor",
+        );
+    }
+}

@@ -1,4 +1,4 @@
-//! What a plan for a cluster has besides its pipeline: ranks that divide sequences, experts and the state of
+//! The parts of a plan for a cluster that a plan without a cluster does not have: ranks that divide sequences, experts and the state of
 //! replicas, and blocks of which a part is recomputed.
 
 /// The parts of a plan for a cluster that a [`Plan`](crate::plan::Plan) does not have.
@@ -48,8 +48,21 @@ pub enum RecomputedPart {
     Block,
 }
 
+/// The options of a mesh without any of these parts.
+#[cfg(test)]
+pub(super) const NO_OPTIONS: MeshOptions = MeshOptions {
+    context: 1,
+    expert: 0,
+    expert_tensor: 1,
+    sequence_parallel: false,
+    divided: DividedState::Nothing,
+    recompute: RecomputedPart::Nothing,
+    predictors: 0,
+    fp8: false,
+};
+
 impl DividedState {
-    /// Returns the replicas, of a number of `replicas`, that hold the parameters of a stage together.
+    /// Returns how many of `replicas` replicas hold one copy of the parameters of a stage together.
     pub(super) fn shards(self, replicas: u32) -> u32 {
         match self {
             Self::Nothing | Self::Optimizer => 1,

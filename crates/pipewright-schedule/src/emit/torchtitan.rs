@@ -173,3 +173,37 @@ fn remarks(emission: &mut Emission, plan: &Plan, request: &EmitRequest<'_>) {
         emission.remark("order of ranks", text);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::emit::mesh_options::NO_OPTIONS;
+
+    fn check(mesh: MeshOptions, [pipeline, tensor]: [u32; 2], expected: &str) {
+        assert_eq!(mesh_options(&mesh, pipeline, tensor), expected, "{mesh:?}");
+    }
+
+    #[test]
+    fn each_part_has_its_option() {
+        check(NO_OPTIONS, [4, 1], "");
+        check(MeshOptions { context: 2, ..NO_OPTIONS }, [1, 1], "--parallelism.context_parallel_degree 2\n");
+        check(MeshOptions { expert: 4, ..NO_OPTIONS }, [1, 1], "--parallelism.expert_parallel_degree 4\n");
+        check(NO_OPTIONS, [1, 2], "--parallelism.no_enable_sequence_parallel\n");
+        check(MeshOptions { sequence_parallel: true, ..NO_OPTIONS }, [1, 2], "");
+        let policy = |divided, pipeline, expected: &str| {
+            let expected = format!("--parallelism.fsdp_reshard_after_forward {expected}\n");
+            check(MeshOptions { divided, ..NO_OPTIONS }, [pipeline, 1], &expected);
+        };
+        policy(DividedState::Gradients, 1, "never");
+        policy(DividedState::Parameters, 1, "always");
+        policy(DividedState::Parameters, 4, "never");
+    }
+
+    #[test]
+    fn each_recomputed_part_has_its_checkpointing() {
+        let of = |recompute| checkpointing(&MeshOptions { recompute, ..NO_OPTIONS });
+        assert_eq!(of(RecomputedPart::Nothing), "none");
+        assert_eq!(of(RecomputedPart::Elementwise), "selective");
+        assert_eq!(of(RecomputedPart::Block), "full");
+    }
+}
