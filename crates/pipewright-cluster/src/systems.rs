@@ -1,17 +1,18 @@
 //! What the systems that execute plans can run of a layout.
 //!
-//! - torchtitan 0.3.0 (`distributed/parallel_dims.py`, `distributed/fsdp.py`) runs any table of computations with one
-//!   chunk or several in a loop, or two in a V. Replicas shard parameters or nothing. In a pipeline, PyTorch's stages
-//!   keep whole gradients until the end of a step. Without one, the parameters may stay gathered until the backward of
-//!   a microbatch ends, so with one microbatch only the gradients and the optimizer's state are sharded. Ranks of a
-//!   sequence always shard parameters. Experts are whole on a rank, and divided among the ranks of all tensor groups,
-//!   sequences and replicas that shard parameters; undivided ones are divided by the tensor group.
-//! - Megatron Core 0.16.1 (`training/arguments.py`, `core/model_parallel_config.py`) runs 1F1B and interleaved 1F1B.
-//!   Replicas of a pipeline shard the optimizer's state or nothing; its FSDP is for one stage here, because its
-//!   documentation does not name pipelines. Experts with a tensor group need sequence parallelism. Models with Mamba-2
-//!   (`core/ssm/mamba_block.py`) do not read the layout of a pipeline.
-//! - DeepSpeed 0.19.8 (`runtime/pipe/engine.py`) runs 1F1B. Replicas shard the optimizer's state or nothing. It does
-//!   not divide sequences.
+//! - torchtitan 0.3.0 (`distributed/parallel_dims.py`, `distributed/fsdp.py`) runs any table of computations
+//!   with one chunk or several in a loop, or two in a V. Replicas shard parameters or nothing. In a pipeline,
+//!   PyTorch's stages keep whole gradients until the end of a step. Without one, the parameters may stay
+//!   gathered until the backward of a microbatch ends, so with one microbatch only the gradients and the
+//!   optimizer's state are sharded. Ranks of a sequence always shard parameters. Experts are whole on a rank,
+//!   and divided among the ranks of all tensor groups, sequences and replicas that shard parameters;
+//!   undivided ones are divided by the tensor group.
+//! - Megatron Core 0.16.1 (`training/arguments.py`, `core/model_parallel_config.py`) runs 1F1B and
+//!   interleaved 1F1B. Replicas of a pipeline shard the optimizer's state or nothing; its FSDP is for one
+//!   stage here, because its documentation does not name pipelines. Experts with a tensor group need sequence
+//!   parallelism. Models with Mamba-2 (`core/ssm/mamba_block.py`) do not read the layout of a pipeline.
+//! - DeepSpeed 0.19.8 (`runtime/pipe/engine.py`) runs 1F1B. Replicas shard the optimizer's state or nothing.
+//!   It does not divide sequences.
 
 use pipewright_schedule::generate::{StageRule, find};
 use pipewright_schedule::plan::{PlacedSchedule, Refusal, System};

@@ -88,8 +88,8 @@ fn config(plan: &Plan, request: &EmitRequest<'_>, parts: &ModelParts) -> String 
     }
     if request.mesh.is_some_and(|mesh| mesh.divided == DividedState::Optimizer) {
         config.insert("zero_optimization".into(), json!({ "stage": 1 }));
-        // By default, ZeRO sums gradients in the type of the parameters. Without ZeRO, the pipeline's optimizer for bf16
-        // sums them in FP32, and DeepSpeed refuses this key.
+        // By default, ZeRO sums gradients in the type of the parameters. Without ZeRO, the pipeline's
+        // optimizer for bf16 sums them in FP32, and DeepSpeed refuses this key.
         if request.precision == "bf16" {
             config.insert("data_types".into(), json!({ "grad_accum_dtype": "fp32" }));
         }

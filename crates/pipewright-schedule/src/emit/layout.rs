@@ -5,9 +5,10 @@
 //! ```
 //!
 //! `E` is the embedding, `t` a block, `L` the head with the loss; a bar ends a stage. `t*3` repeats a
-//! character, `(tt|)*2` a group without groups inside, and commas do not matter. In the last stage, `m` between the
-//! blocks and `L` is a block that predicts further tokens; it is skipped, because a profile has no such layer. Stage
-//! `s` is on rank `s mod p` (`megatron/core/transformer/pipeline_parallel_layer_layout.py`).
+//! character, `(tt|)*2` a group without groups inside, and commas do not matter. In the last stage, `m`
+//! between the blocks and `L` is a block that predicts further tokens; it is skipped, because a profile has
+//! no such layer. Stage `s` is on rank `s mod p`
+//! (`megatron/core/transformer/pipeline_parallel_layer_layout.py`).
 
 use crate::emit::model_parts::StageParts;
 use crate::emit::read_error::ReadErrorKind;

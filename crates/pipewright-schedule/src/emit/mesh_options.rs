@@ -1,5 +1,5 @@
-//! The parts of a plan for a cluster that a plan without a cluster does not have: ranks that divide sequences, experts and the state of
-//! replicas, and blocks of which a part is recomputed.
+//! The parts of a plan for a cluster that a plan without a cluster does not have: ranks that divide
+//! sequences, experts and the state of replicas, and blocks of which a part is recomputed.
 
 /// The parts of a plan for a cluster that a [`Plan`](crate::plan::Plan) does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

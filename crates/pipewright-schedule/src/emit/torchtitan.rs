@@ -104,8 +104,9 @@ fn mesh_options(mesh: &MeshOptions, pipeline: u32, tensor: u32) -> String {
     if tensor > 1 && !mesh.sequence_parallel {
         lines.push("--parallelism.no_enable_sequence_parallel".to_owned());
     }
-    // The default differs between runs with and without a pipeline, so the policy is always written. A pipeline
-    // with `always` would gather the parameters again for each microbatch, and the plan gathers them once per step.
+    // The default differs between runs with and without a pipeline, so the policy is always written. A
+    // pipeline with `always` would gather the parameters again for each microbatch, and the plan gathers them
+    // once per step.
     let policy = match mesh.divided {
         DividedState::Nothing | DividedState::Optimizer => None,
         DividedState::Gradients => Some("never"),
