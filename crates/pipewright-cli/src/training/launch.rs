@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use burn::tensor::Device;
+use pipewright::batch::BatchDisagreement;
 use pipewright::checkpoint::Checkpoint;
 use pipewright::device::Devices;
 use pipewright::failure::Cause;
@@ -164,7 +165,10 @@ pub(crate) fn pipeline_config(settings: &Settings, model: &CutModel) -> Result<P
 pub(crate) fn failure(error: &PipelineError) -> Failure {
     let exit = match error {
         PipelineError::Agreement(error) => return disagreement(error),
-        PipelineError::Data(_) => Exit::WrongInput,
+        // Another process cannot read its data.
+        PipelineError::Data(_) | PipelineError::Disagreement(BatchDisagreement::Refused { .. }) => {
+            Exit::WrongInput
+        }
         // A stage is made from the user's files, so a failure to make it is wrong input.
         PipelineError::Step(step) if matches!(step.cause, Cause::Build { .. } | Cause::Restore { .. }) => {
             Exit::WrongInput
@@ -186,4 +190,20 @@ pub(crate) fn failure(error: &PipelineError) -> Failure {
 pub(crate) fn abandon(trainer: &mut Trainer, failure: Failure) -> Failure {
     trainer.pipeline().abandon(&failure.text());
     failure
+}
+
+#[cfg(test)]
+mod tests {
+    use pipewright::ids::WorldRank;
+
+    use super::*;
+
+    #[test]
+    fn data_that_another_process_cannot_read_is_wrong_input() {
+        let reason = "data.txt: cannot be read".to_owned();
+        let refused = BatchDisagreement::Refused { rank: WorldRank::new(1), reason };
+        let failure = failure(&PipelineError::Disagreement(refused));
+        assert_eq!(failure.exit, Exit::WrongInput);
+        assert!(failure.text().contains("data.txt: cannot be read"), "{}", failure.text());
+    }
 }

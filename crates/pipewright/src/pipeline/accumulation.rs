@@ -63,6 +63,7 @@ impl Accumulation {
     /// Drops the gradients after a failed step.
     pub(super) fn drop_gradients(&mut self) {
         self.pending = None;
+        self.undeferred.clear();
     }
 
     /// Continues with the loss scale of a checkpoint.

@@ -130,6 +130,8 @@ impl Pipeline {
             self.begun.clear();
             self.waiting = None;
             self.setup.next_batch().set(None);
+            // The step after this one does not follow the one before.
+            self.last_end = None;
         }
         self.send_waiting();
         summary
@@ -293,16 +295,11 @@ impl Pipeline {
         if self.may_follow(&plan) {
             self.send_waiting();
         }
-        let is_refused = self.begun.front().is_some_and(Result::is_err);
         let (updates, origin) = (plan.updates(), origin.time());
         let difference = reports.iter_mut().find_map(|report| report.difference.take());
         let start = self.finished.map_or(start, |finished| start.max(finished));
         let mut summary = training(&self.setup, plan, reports, gradients, start.elapsed());
         self.note_gap(origin, &mut summary);
-        if is_refused {
-            // The step after the refused one does not follow this one.
-            self.last_end = None;
-        }
         if updates {
             self.accumulation.update(self.setup.config().loss_scaling, &mut summary);
         } else {

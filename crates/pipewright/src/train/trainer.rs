@@ -298,6 +298,7 @@ impl Trainer {
                 return Err(PipelineError::FinishedElsewhere);
             }
             Some(begun) => begun,
+            None if self.pipeline.has_begun() => return Err(PipelineError::StepBegun),
             None => self.begin(self.steps_done)?,
         };
         let NextStep { learning_rate, rest, tokens, end, .. } = step;
@@ -451,7 +452,7 @@ impl Trainer {
     /// # Errors
     /// When the data has no such row, or as [`Pipeline::restore`].
     pub fn resume(&mut self, checkpoint: &Arc<Checkpoint>) -> Result<(), ResumeError> {
-        if self.ahead.is_some() {
+        if self.ahead.is_some() || self.pipeline.has_begun() {
             return Err(PipelineError::StepBegun.into());
         }
         self.rows.seek(checkpoint.manifest().cursor)?;

@@ -212,6 +212,11 @@ fn a_batch_that_cannot_be_used_is_an_error_of_its_own_results() {
     begin(&mut pipeline, 1, 1, &config());
     let step = pipeline.finish().expect("a step");
     assert_eq!((step.step.get(), step.gap), (2, None), "a refused batch was in between");
+    // The refused batch is begun after the end of the step before.
+    begin_wrong(&mut pipeline);
+    refused(&mut pipeline);
+    begin(&mut pipeline, 2, 1, &config());
+    assert_eq!(pipeline.finish().expect("a step").gap, None, "a refused batch was in between");
 }
 
 #[test]

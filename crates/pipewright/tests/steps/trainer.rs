@@ -10,6 +10,7 @@ use burn::module::Module;
 use burn::nn::{EmbeddingConfig, LinearConfig};
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use pipewright::batch::Batch;
 use pipewright::checkpoint::{CheckpointFolder, CheckpointWriter};
 use pipewright::nn::{Embedding, Linear, cross_entropy};
 use pipewright::optimizer::{GradientHook, ParameterGradient};
@@ -200,4 +201,16 @@ fn a_step_that_was_finished_without_the_trainer_is_an_error() {
     assert!(matches!(error, PipelineError::FinishedElsewhere), "{error}");
     restored(&mut trainer).expect("no step has begun");
     assert_eq!(trainer.step().expect("a step").0.step, 1);
+}
+
+#[test]
+fn a_step_that_was_begun_without_the_trainer_is_an_error() {
+    let mut trainer = trainer();
+    let refused = Batch::new(Vec::new(), Vec::new());
+    trainer.pipeline().begin(refused, RATE).expect("none has begun");
+    let error = trainer.step().expect_err("another batch has begun");
+    assert!(matches!(error, PipelineError::StepBegun), "{error}");
+    trainer.pipeline().finish().expect_err("it has no microbatches");
+    let metrics = trainer.step().expect("a step").0;
+    assert_eq!((metrics.step, metrics.tokens), (1, (BATCH_ROWS * SEQUENCE) as u64), "no row was read before");
 }
