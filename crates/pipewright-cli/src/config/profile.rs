@@ -256,6 +256,10 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
             let missing = keys.take_missing();
             let figures = Figure::ALL.into_iter().filter(|figure| missing.contains(&figure.key()));
             self.missing.extend(figures.map(|figure| (index, figure)));
+            if missing.contains(&"activation_bytes") {
+                // The activations are estimated, and their parts with them.
+                (layer.norms, layer.feed_forward) = (None, None);
+            }
         }
         if layer.kind.is_empty() {
             keys.miss("kind");

@@ -60,7 +60,15 @@ fn each_kind_of_layer_is_measured_once() {
         // Two ranks ran at the same time, as replicas whose gradients were summed.
         assert!(number("link", "reduce_bytes_per_s") > 1e3);
         assert_eq!(profile["device"]["ranks"], Value::Integer(2));
-        assert!(!profile.contains_key("assumed"), "everything is measured");
+        // The times of parts of layers are estimated from the bandwidth of memory.
+        let assumed = profile["assumed"].as_array().expect("a list");
+        let is_part = |name: &Value| {
+            name.as_str().is_some_and(|name| name.contains("norms_s") || name.contains("feed_forward_s"))
+        };
+        assert!(
+            !assumed.is_empty() && assumed.iter().all(is_part),
+            "everything else is measured: {assumed:?}"
+        );
     }
 }
 
@@ -141,7 +149,11 @@ fn a_plan_takes_the_profile_of_its_model_only() {
     let plan = |set: &[&str]| command(&run, &["plan", "small.toml", "--profile", "p.toml"], set);
     let (code, printed, said) = plan(&[]);
     assert_eq!(code, Some(0), "{said}");
-    assert!(printed.starts_with("best  ") && !printed.contains("assumed"), "{printed}");
+    assert!(printed.starts_with("best  "), "{printed}");
+    // Only the times of parts of layers are not measured.
+    let mut assumed = printed.lines().filter(|line| line.contains("assumed"));
+    let is_part = |line: &str| line.contains("norms_s") || line.contains("feed_forward_s");
+    assert!(assumed.all(|line| is_part(line) && !line.contains("link")), "{printed}");
 
     let refused = |set: &str, words: &str| {
         let (code, _, said) = plan(&[set]);
