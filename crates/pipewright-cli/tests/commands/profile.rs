@@ -181,7 +181,8 @@ fn a_plan_takes_the_profile_of_its_model_only() {
     fs::write(run.path("p.toml"), without).expect("a file");
     let (code, printed, said) = plan(&[]);
     assert_eq!(code, Some(0), "{said}");
-    let expected = "assumed, not measured: embedding.forward_s, decoder.forward_s, head.forward_s\n";
+    let expected = "assumed, not measured: decoder.norms_s, decoder.feed_forward_s, embedding.forward_s, decoder.forward_s, \
+                    head.forward_s\n";
     assert!(printed.ends_with(expected), "{printed}");
 }
 
