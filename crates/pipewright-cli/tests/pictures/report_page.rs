@@ -29,11 +29,12 @@ fn write_run(folder: &Path, name: &str, steps: u64, ranks: &str) {
             lines,
             "{{\"step\":{step},\"loss\":{loss},\"grad_norm\":0.5,\"learning_rate\":0.001,\"tokens_per_second\":1000,\
              \"model_tflops\":0.0646,\"mfu\":0.273,\
-             \"step_ms\":{},\"elapsed_s\":{},\"tokens\":{},\"bubble_fraction\":0.25,\"exposed_comm_fraction\":0.01,\
+             \"step_ms\":{},\"elapsed_s\":{},\"unix_s\":{},\"tokens\":{},\"bubble_fraction\":0.25,\"exposed_comm_fraction\":0.01,\
              \"peak_bytes\":{ranks},\"bubble_per_rank\":[0.2,0.3],\"predicted_step_ms\":98.5,\"host_ms\":1,\
              \"auxiliary\":{{\"moe_aux\":{loss}}}{validation}}}",
             if step == 1 { 2000 } else { 100 },
             step as f64 / 10.0,
+            1000.0 + step as f64 / 10.0,
             step * 100
         )
         .expect("a string takes all text");
@@ -91,7 +92,7 @@ fn a_trained_run_has_its_charts_tables_and_links() {
     for words in [
         "steps\n12",
         "last loss",
-        "goodput (share of steps that count)",
+        "goodput (share of the time on steps that count)",
         "tokens per second",
         "step, predicted",
         "utilisation",
@@ -317,7 +318,8 @@ fn events_are_listed_and_marked() {
     let rows = ["a".to_owned(), first.to_owned(), format!("step 12\t{sentence}"), format!("step 15\t{fast}")];
     assert_eq!(browser.value(list), serde_json::json!(rows));
     let figures = browser.text("#figures");
-    assert!(figures.contains("100.0\u{a0}%, 2 restarts took 0 s"), "{figures:?}");
+    // One of them began again at step 1.
+    assert!(figures.contains("not known after 2 restarts"), "{figures:?}");
     // Nothing is at step 0, so the first restart has no mark.
     let marks = "charts.map(({ picture }) => [...picture.querySelectorAll('.event')].map((mark) => [Number(mark.getAttribute('x1')), mark.textContent]))";
     let places = [10, 15].map(|step| browser.number(&format!("charts[0].x({step})")));
@@ -330,6 +332,12 @@ fn events_are_listed_and_marked() {
     let mut browser =
         Browser::open(&folder.path().join("report.html"), 1400, 900).expect("it was opened before");
     assert!(browser.holds("document.getElementById('events').hidden && !document.querySelector('.event')"));
+    write_event(folder.path(), "b", &restart(10, 12));
+    report(folder.path(), &["b"]);
+    let mut browser =
+        Browser::open(&folder.path().join("report.html"), 1400, 900).expect("it was opened before");
+    let figures = browser.text("#figures");
+    assert!(figures.contains("100.0\u{a0}%, 1 restart took 0 s"), "{figures:?}");
 }
 
 #[test]

@@ -29,10 +29,12 @@ function difference(measured, predicted) {
   return `${milliseconds(predicted)} (measured ${share < 0 ? "\u2212" : "+"}${Math.abs(share).toFixed(1)}\u00a0%)`;
 }
 
-// Returns the share of the time that steps took which count, and what restarts cost.
-function goodputWords({ share, restarts_s, restarts }) {
-  const lost = restarts ? `, ${restarts} restart${restarts === 1 ? "" : "s"} took ${elapsed(restarts_s)}` : "";
-  return percent(share) + lost;
+// Returns the share of a run's time that was spent on steps that count, and what restarts and growths took.
+function goodputWords({ share, paused_s, restarts, growths }) {
+  const count = (number, what) => number ? [`${number} ${what}${number === 1 ? "" : "s"}`] : [];
+  const pauses = [...count(restarts, "restart"), ...count(growths, "growth")].join(" and ");
+  if (share === null) return `not known after ${pauses}`;
+  return percent(share) + (pauses ? `, ${pauses} took ${elapsed(paused_s)}` : "");
 }
 
 function figureRows() {
@@ -46,7 +48,7 @@ function figureRows() {
     ["last validation loss", ({ validation_loss }) => format(validation_loss, loss)],
     ["tokens", ({ tokens }) => format(tokens, grouped)],
     ["time", ({ seconds }) => format(seconds, elapsed)],
-    ["goodput (share of steps that count)", ({ goodput }) => format(goodput, goodputWords)],
+    ["goodput (share of the time on steps that count)", ({ goodput }) => format(goodput, goodputWords)],
     ["tokens per second, median", ({ tokens_per_second }) => format(tokens_per_second, grouped)],
     ["rate of computation, median", ({ model_tflops }) => format(model_tflops, operations)],
     ["MFU, median", ({ mfu }) => format(mfu, percent)],
