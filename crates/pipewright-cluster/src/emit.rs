@@ -3,7 +3,7 @@
 //! The pipeline becomes a [`Plan`] of the schedule crate, which has the writers; [`MeshOptions`] have the rest.
 
 use pipewright_schedule::emit::{
-    DividedState, Emission, EmitRequest, MeshOptions, RecomputedPart, emit as emit_plan,
+    Emission, EmitRequest, MeshOptions, PlanScope, RecomputedPart, ShardedState, emit as emit_plan,
 };
 use pipewright_schedule::generate::{ScheduleSpec, find};
 use pipewright_schedule::plan::{Collectives, MeshOrder, Plan, PlanSettings, Refusal, System};
@@ -46,8 +46,7 @@ pub fn emit(
     let emit_request = EmitRequest {
         profile: &profile,
         precision: "bf16",
-        shards: 1,
-        mesh: Some(mesh_options(&plan.layout, &request.model)),
+        scope: PlanScope::Cluster(mesh_options(&plan.layout, &request.model)),
         folder,
     };
     let refused = |refusal: Refusal| EmitError::Refused(refusal.into());
@@ -123,12 +122,12 @@ fn mesh_options(layout: &Layout, model: &Model) -> MeshOptions {
         expert: if model.has_experts() { layout.expert } else { 0 },
         expert_tensor: layout.expert_tensor,
         sequence_parallel: layout.sequence_parallel,
-        divided: match layout.sharding {
-            _ if layout.replicas() == 1 => DividedState::Nothing,
-            Sharding::Replicated => DividedState::Nothing,
-            Sharding::Optimizer => DividedState::Optimizer,
-            Sharding::Gradients => DividedState::Gradients,
-            Sharding::Parameters => DividedState::Parameters,
+        sharded: match layout.sharding {
+            _ if layout.replicas() == 1 => ShardedState::Nothing,
+            Sharding::Replicated => ShardedState::Nothing,
+            Sharding::Optimizer => ShardedState::Optimizer,
+            Sharding::Gradients => ShardedState::Gradients,
+            Sharding::Parameters => ShardedState::Parameters,
         },
         recompute: match (layout.recompute, layout.scores) {
             (Recompute::None, _) => RecomputedPart::Nothing,

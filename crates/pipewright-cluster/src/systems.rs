@@ -78,6 +78,12 @@ pub enum LayoutRefusal {
         /// The system.
         system: System,
     },
+    /// The scores of attention are recomputed.
+    #[error("{system} does not recompute the scores of attention alone")]
+    Scores {
+        /// The system.
+        system: System,
+    },
     /// Experts are divided in another way.
     #[error(
         "torchtitan divides experts among all ranks of a stage that shard parameters, whole ones if there are several \
@@ -217,14 +223,15 @@ fn sharding(system: System, layout: &Layout, _model: &Model) -> Option<LayoutRef
 }
 
 fn recompute(system: System, layout: &Layout, _model: &Model) -> Option<LayoutRefusal> {
-    let is_selective = layout.recompute == Recompute::Selective;
-    let has_it = match system {
-        System::Torchtitan => true,
-        // It recomputes the scores of attention, which fused attention does not keep.
-        System::Megatron => layout.scores == Scores::Unfused,
-        System::Deepspeed => false,
-    };
-    (is_selective && !has_it).then_some(LayoutRefusal::Recompute { system })
+    if layout.recompute != Recompute::Selective {
+        return None;
+    }
+    // With unfused attention, the scores are recomputed, which fused attention does not keep.
+    match (system, layout.scores) {
+        (System::Torchtitan, Scores::Fused) | (System::Megatron, Scores::Unfused) => None,
+        (_, Scores::Fused) => Some(LayoutRefusal::Recompute { system }),
+        (_, Scores::Unfused) => Some(LayoutRefusal::Scores { system }),
+    }
 }
 
 fn experts(system: System, layout: &Layout, model: &Model) -> Option<LayoutRefusal> {

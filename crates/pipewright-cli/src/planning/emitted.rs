@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use pipewright_schedule::emit::{Emission, EmitRequest, emit};
+use pipewright_schedule::emit::{Emission, EmitRequest, PlanScope, emit};
 use pipewright_schedule::plan::{Plan, PlanReport, PlanRequest, System, plan};
 use pipewright_schedule::profile::Profile;
 use serde::Serialize;
@@ -122,7 +122,7 @@ impl Emitted {
         let own = EmitRequest::new(profile);
         let emit_request = EmitRequest {
             precision: target.precision.as_deref().unwrap_or(own.precision),
-            shards: request.state.groups.shards(plan.data_parallel),
+            scope: PlanScope::Profile { shards: request.state.groups.shards(plan.data_parallel) },
             folder: &folder.to_string_lossy(),
             ..own
         };

@@ -211,6 +211,8 @@ fn what_a_system_does_not_run_is_refused() {
     check_refused(Torchtitan, &plain_experts(), halves, "divides experts among all ranks of a stage");
     let unfused =
         |layout: &mut Layout| (layout.scores, layout.recompute) = (Scores::Unfused, Recompute::Selective);
+    check_refused(Torchtitan, DENSE, unfused, "does not recompute the scores of attention alone");
+    check_refused(Deepspeed, DENSE, unfused, "does not recompute the scores of attention alone");
     let mut model = model(DENSE);
     let layout = Layout { pipeline: 2, ..best(&request(DENSE, 128, Torchtitan)).layout };
     model.predictors = 1;

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::emit::emission::{Emission, EmitRequest, EmittedFile};
 use crate::emit::layout::print_layout;
 use crate::emit::mapping::Mapping;
-use crate::emit::mesh_options::{DividedState, MeshOptions, RecomputedPart};
+use crate::emit::mesh_options::{MeshOptions, RecomputedPart, ShardedState};
 use crate::emit::model_parts::{ModelParts, StageParts};
 use crate::plan::{MeshOrder, Plan, System};
 use crate::words::counted;
@@ -56,7 +56,7 @@ pub(super) fn deepspeed(plan: &Plan, request: &EmitRequest<'_>) -> Emission {
     ];
     let mut emission = Emission::new(System::Deepspeed, files);
     remarks(&mut emission, plan);
-    if let Some(mesh) = &request.mesh {
+    if let Some(mesh) = request.mesh() {
         mesh_remarks(&mut emission, plan, mesh);
     }
     let names = |stage: &StageParts| {
@@ -71,7 +71,7 @@ fn config(plan: &Plan, request: &EmitRequest<'_>, parts: &ModelParts) -> String 
     ends.extend(&plan.boundaries);
     ends.push(parts.layers());
     let most = ends.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(1);
-    let interval = match &request.mesh {
+    let interval = match request.mesh() {
         None if plan.recomputes() => most,
         Some(MeshOptions { recompute: RecomputedPart::Block, .. }) => 1,
         _ => 0,
@@ -86,7 +86,7 @@ fn config(plan: &Plan, request: &EmitRequest<'_>, parts: &ModelParts) -> String 
         "f16" => drop(config.insert("fp16".into(), json!({ "enabled": true }))),
         _ => {}
     }
-    if request.mesh.is_some_and(|mesh| mesh.divided == DividedState::Optimizer) {
+    if request.mesh().is_some_and(|mesh| mesh.sharded == ShardedState::Optimizer) {
         config.insert("zero_optimization".into(), json!({ "stage": 1 }));
         // By default, ZeRO sums gradients in the type of the parameters. Without ZeRO, the pipeline's
         // optimizer for bf16 sums them in FP32, and DeepSpeed refuses this key.

@@ -13,13 +13,22 @@ pub struct EmitRequest<'a> {
     pub profile: &'a Profile,
     /// The precision of the computation: `f32`, `bf16` or `f16`.
     pub precision: &'a str,
-    /// The number of replicas that hold parameters and optimizer state together; 1 if each holds all.
-    pub shards: u32,
-    /// What a plan for a cluster has besides its pipeline; `None` for a plan for a profile. Its state of replicas
-    /// counts instead of `shards`, and its recomputation instead of the plan's.
-    pub mesh: Option<MeshOptions>,
+    /// What the plan is for.
+    pub scope: PlanScope,
     /// The folder of the files, which options name; empty for the current one.
     pub folder: &'a str,
+}
+
+/// What a plan is for, with what only such plans have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PlanScope {
+    /// The ranks of a profile.
+    Profile {
+        /// The number of replicas that hold parameters and optimizer state together; 1 if each holds all.
+        shards: u32,
+    },
+    /// A cluster. What blocks recompute is here and not in the [`Plan`].
+    Cluster(MeshOptions),
 }
 
 /// The files for a system.
@@ -47,7 +56,28 @@ impl<'a> EmitRequest<'a> {
     /// for a plan for a profile.
     pub fn new(profile: &'a Profile) -> Self {
         let precision = profile.device.as_ref().and_then(|device| device.precision.as_deref());
-        Self { profile, precision: precision.unwrap_or("f32"), shards: 1, mesh: None, folder: "" }
+        Self {
+            profile,
+            precision: precision.unwrap_or("f32"),
+            scope: PlanScope::Profile { shards: 1 },
+            folder: "",
+        }
+    }
+
+    /// Returns the options of a plan for a cluster.
+    pub(super) fn mesh(&self) -> Option<&MeshOptions> {
+        match &self.scope {
+            PlanScope::Profile { .. } => None,
+            PlanScope::Cluster(mesh) => Some(mesh),
+        }
+    }
+
+    /// Returns how many of `replicas` replicas hold one copy of the parameters of a stage together.
+    pub(super) fn shards(&self, replicas: u32) -> u32 {
+        match &self.scope {
+            PlanScope::Profile { shards } => (*shards).min(replicas).max(1),
+            PlanScope::Cluster(mesh) => mesh.sharded.shards(replicas),
+        }
     }
 }
 
@@ -74,10 +104,10 @@ impl Emission {
                 self.remark("layers", text);
             }
         }
-        if request.shards > 1 && plan.data_parallel > 1 && self.system != System::Torchtitan {
+        let shards = request.shards(plan.data_parallel);
+        if request.mesh().is_none() && shards > 1 && self.system != System::Torchtitan {
             let text = format!(
-                "{} replicas share parameters and optimizer state in the plan; this is not in the file",
-                request.shards
+                "{shards} replicas share parameters and optimizer state in the plan; this is not in the file"
             );
             self.remark("replicas", text);
         }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::emit::emission::{Emission, EmitRequest, EmittedFile};
 use crate::emit::layout::print_layout;
 use crate::emit::mapping::Mapping;
-use crate::emit::mesh_options::{DividedState, MeshOptions, RecomputedPart};
+use crate::emit::mesh_options::{MeshOptions, RecomputedPart, ShardedState};
 use crate::emit::model_parts::{ModelParts, StageParts};
 use crate::plan::{MeshOrder, Plan, System, group_size};
 
@@ -18,9 +18,9 @@ pub(super) fn megatron(plan: &Plan, request: &EmitRequest<'_>) -> Emission {
     let stages = parts.stages(&plan.boundaries);
     let file = EmittedFile { name: OPTIONS, text: options(plan, request, &parts, &stages) };
     let mut emission = Emission::new(System::Megatron, vec![file]);
-    let context = request.mesh.map_or(1, |mesh| mesh.context);
+    let context = request.mesh().map_or(1, |mesh| mesh.context);
     remarks(&mut emission, plan, context, &parts);
-    if let Some(mesh) = &request.mesh {
+    if let Some(mesh) = request.mesh() {
         mesh_remarks(&mut emission, mesh, plan.tensor_parallel);
     }
     let names = |stage: &StageParts| format!("`{}`", print_layout(std::slice::from_ref(stage)));
@@ -39,7 +39,7 @@ fn options(plan: &Plan, request: &EmitRequest<'_>, parts: &ModelParts, stages: &
     }
     option("tensor-model-parallel-size", &plan.tensor_parallel);
     option("pipeline-model-parallel-size", &ranks);
-    option("pipeline-model-parallel-layout", &layout(stages, request.mesh.as_ref()));
+    option("pipeline-model-parallel-layout", &layout(stages, request.mesh()));
     let group = group_size(plan.settings.group_size, ranks, microbatches);
     if stages.len() > ranks as usize && group != ranks {
         option("microbatch-group-size-per-virtual-pipeline-stage", &group);
@@ -52,7 +52,7 @@ fn options(plan: &Plan, request: &EmitRequest<'_>, parts: &ModelParts, stages: &
         option("recompute-method", &"uniform");
         option("recompute-num-layers", &most);
     }
-    if let Some(mesh) = &request.mesh {
+    if let Some(mesh) = request.mesh() {
         text.push_str(&mesh_options(mesh));
     }
     match request.precision {
@@ -98,15 +98,15 @@ fn mesh_options(mesh: &MeshOptions) -> String {
              --no-gradient-accumulation-fusion\n--ckpt-format fsdp_dtensor"
         )
     };
-    match mesh.divided {
-        DividedState::Nothing => lines.push("--overlap-grad-reduce".to_owned()),
-        DividedState::Optimizer => {
+    match mesh.sharded {
+        ShardedState::Nothing => lines.push("--overlap-grad-reduce".to_owned()),
+        ShardedState::Optimizer => {
             lines.push(
                 "--use-distributed-optimizer\n--overlap-grad-reduce\n--overlap-param-gather".to_owned(),
             );
         }
-        DividedState::Gradients => lines.push(with_fsdp("optim_grads")),
-        DividedState::Parameters => lines.push(with_fsdp("optim_grads_params")),
+        ShardedState::Gradients => lines.push(with_fsdp("optim_grads")),
+        ShardedState::Parameters => lines.push(with_fsdp("optim_grads_params")),
     }
     match mesh.recompute {
         RecomputedPart::Nothing | RecomputedPart::Elementwise => {}
@@ -122,7 +122,7 @@ fn mesh_options(mesh: &MeshOptions) -> String {
 }
 
 fn mesh_remarks(emission: &mut Emission, mesh: &MeshOptions, tensor: u32) {
-    if matches!(mesh.divided, DividedState::Gradients | DividedState::Parameters) {
+    if matches!(mesh.sharded, ShardedState::Gradients | ShardedState::Parameters) {
         let text = "Megatron's FSDP needs an environment in which `CUDA_DEVICE_MAX_CONNECTIONS` is not 1";
         emission.remark("replicas", text);
     } else if tensor > 1 || mesh.context > 1 {
@@ -169,36 +169,52 @@ mod tests {
     use super::*;
     use crate::emit::mesh_options::NO_OPTIONS;
 
-    fn check(mesh: MeshOptions, expected: &str) {
-        let text = mesh_options(&mesh);
-        // Replicas without FSDP reduce their gradients during the backward.
-        let lines: Vec<&str> = text.lines().filter(|line| *line != "--overlap-grad-reduce").collect();
-        assert_eq!(lines.join("\n"), expected, "{mesh:?}");
+    /// Replicas without FSDP reduce their gradients during the backward.
+    const REDUCE: &str = "--overlap-grad-reduce";
+
+    fn check(mesh: MeshOptions, expected: &[&str]) {
+        assert_eq!(mesh_options(&mesh).lines().collect::<Vec<_>>(), expected, "{mesh:?}");
     }
 
     #[test]
     fn each_part_has_its_option() {
-        check(NO_OPTIONS, "");
-        check(MeshOptions { context: 2, ..NO_OPTIONS }, "--context-parallel-size 2");
+        check(NO_OPTIONS, &[REDUCE]);
+        check(MeshOptions { context: 2, ..NO_OPTIONS }, &["--context-parallel-size 2", REDUCE]);
         check(
             MeshOptions { expert: 4, expert_tensor: 2, ..NO_OPTIONS },
-            "--expert-model-parallel-size 4\n--expert-tensor-parallel-size 2",
+            &["--expert-model-parallel-size 4", "--expert-tensor-parallel-size 2", REDUCE],
         );
-        check(MeshOptions { sequence_parallel: true, ..NO_OPTIONS }, "--sequence-parallel");
-        check(MeshOptions { predictors: 1, ..NO_OPTIONS }, "--mtp-num-layers 1");
-        check(MeshOptions { fp8: true, ..NO_OPTIONS }, "--fp8-format hybrid");
+        check(MeshOptions { sequence_parallel: true, ..NO_OPTIONS }, &["--sequence-parallel", REDUCE]);
+        check(MeshOptions { predictors: 1, ..NO_OPTIONS }, &["--mtp-num-layers 1", REDUCE]);
+        check(MeshOptions { fp8: true, ..NO_OPTIONS }, &[REDUCE, "--fp8-format hybrid"]);
+    }
+
+    #[test]
+    fn each_recomputed_part_has_its_options() {
         let recompute = |recompute| MeshOptions { recompute, ..NO_OPTIONS };
-        check(recompute(RecomputedPart::Scores), "--recompute-granularity selective");
-        check(
-            recompute(RecomputedPart::Block),
-            "--recompute-granularity full\n--recompute-method uniform\n--recompute-num-layers 1",
-        );
-        let divided = |divided| MeshOptions { divided, ..NO_OPTIONS };
-        check(divided(DividedState::Optimizer), "--use-distributed-optimizer\n--overlap-param-gather");
-        check(
-            divided(DividedState::Gradients),
-            "--use-megatron-fsdp\n--use-distributed-optimizer\n--data-parallel-sharding-strategy optim_grads\n\
-             --no-gradient-accumulation-fusion\n--ckpt-format fsdp_dtensor",
-        );
+        check(recompute(RecomputedPart::Scores), &[REDUCE, "--recompute-granularity selective"]);
+        let block =
+            ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"];
+        check(recompute(RecomputedPart::Block), &[&[REDUCE], &block[..]].concat());
+    }
+
+    #[test]
+    fn each_sharding_has_its_options() {
+        let sharded = |sharded| MeshOptions { sharded, ..NO_OPTIONS };
+        let optimizer = ["--use-distributed-optimizer", REDUCE, "--overlap-param-gather"];
+        check(sharded(ShardedState::Optimizer), &optimizer);
+        let with_fsdp = |sharding, strategy: &str| {
+            let strategy = format!("--data-parallel-sharding-strategy {strategy}");
+            let options = [
+                "--use-megatron-fsdp",
+                "--use-distributed-optimizer",
+                &strategy,
+                "--no-gradient-accumulation-fusion",
+                "--ckpt-format fsdp_dtensor",
+            ];
+            check(sharded(sharding), &options);
+        };
+        with_fsdp(ShardedState::Gradients, "optim_grads");
+        with_fsdp(ShardedState::Parameters, "optim_grads_params");
     }
 }

@@ -12,8 +12,8 @@ pub struct MeshOptions {
     pub expert_tensor: u32,
     /// Whether the ranks of a tensor group divide the sequence between their products.
     pub sequence_parallel: bool,
-    /// The tensors that replicas divide among themselves.
-    pub divided: DividedState,
+    /// The tensors that replicas shard.
+    pub sharded: ShardedState,
     /// The part of each block that its backward computes again.
     pub recompute: RecomputedPart,
     /// The blocks that predict further tokens, in the last stage.
@@ -22,9 +22,9 @@ pub struct MeshOptions {
     pub fp8: bool,
 }
 
-/// The tensors that replicas divide among themselves.
+/// The tensors that replicas shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DividedState {
+pub enum ShardedState {
     /// Nothing.
     Nothing,
     /// The state of the optimizer.
@@ -55,13 +55,13 @@ pub(super) const NO_OPTIONS: MeshOptions = MeshOptions {
     expert: 0,
     expert_tensor: 1,
     sequence_parallel: false,
-    divided: DividedState::Nothing,
+    sharded: ShardedState::Nothing,
     recompute: RecomputedPart::Nothing,
     predictors: 0,
     fp8: false,
 };
 
-impl DividedState {
+impl ShardedState {
     /// Returns how many of `replicas` replicas hold one copy of the parameters of a stage together.
     pub(super) fn shards(self, replicas: u32) -> u32 {
         match self {

@@ -42,10 +42,10 @@ mod write;
 mod system_file;
 mod limit;
 
-pub use emission::{Emission, EmitRequest, EmittedFile};
+pub use emission::{Emission, EmitRequest, EmittedFile, PlanScope};
 pub use limit::{Limit, limit_of};
 pub use mapping::Remark;
-pub use mesh_options::{DividedState, MeshOptions, RecomputedPart};
+pub use mesh_options::{MeshOptions, RecomputedPart, ShardedState};
 pub use model_parts::{ModelParts, StageParts};
 pub use read_error::{ReadError, ReadErrorKind};
 pub use read_plan::ReadPlan;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::csv::print_schedule;
 use crate::emit::emission::{Emission, EmitRequest, EmittedFile};
 use crate::emit::mapping::{Mapping, torchtitan_names};
-use crate::emit::mesh_options::{DividedState, MeshOptions, RecomputedPart};
+use crate::emit::mesh_options::{MeshOptions, RecomputedPart, ShardedState};
 use crate::emit::model_parts::{ModelParts, StageParts};
 use crate::emit::modules::PYTORCH;
 use crate::plan::{MeshOrder, Plan, PlanSettings, System, is_loop};
@@ -25,7 +25,7 @@ pub(super) fn torchtitan(plan: &Plan, request: &EmitRequest<'_>) -> Emission {
     ];
     let mut emission = Emission::new(System::Torchtitan, files);
     remarks(&mut emission, plan, request);
-    if let Some(mesh) = &request.mesh {
+    if let Some(mesh) = request.mesh() {
         mesh_remarks(&mut emission, mesh);
     }
     let names = |stage: &StageParts| torchtitan_names(stage).join(", ");
@@ -58,7 +58,7 @@ fn options(plan: &Plan, request: &EmitRequest<'_>, stages: &[StageParts]) -> Str
     option("parallelism.pipeline_parallel_schedule_csv", &format!("{}{slash}{TABLE}", request.folder));
     option("parallelism.pipeline_parallel_microbatch_size", &plan.microbatch_rows);
     option("parallelism.module_fqns_per_model_part", &modules.join(" "));
-    let shards = shards(plan, request);
+    let shards = request.shards(plan.data_parallel);
     option("parallelism.data_parallel_replicate_degree", &(plan.data_parallel / shards));
     option("parallelism.data_parallel_shard_degree", &shards);
     option("parallelism.tensor_parallel_degree", &plan.tensor_parallel);
@@ -71,7 +71,7 @@ fn options(plan: &Plan, request: &EmitRequest<'_>, stages: &[StageParts]) -> Str
     }
     let precision = if request.precision == "bf16" { "bfloat16" } else { "float32" };
     option("training.mixed_precision_param", &precision);
-    let checkpointing = match &request.mesh {
+    let checkpointing = match request.mesh() {
         None if plan.recomputes() => "full",
         None => "none",
         Some(mesh) => {
@@ -81,14 +81,6 @@ fn options(plan: &Plan, request: &EmitRequest<'_>, stages: &[StageParts]) -> Str
     };
     writeln!(text, "activation-checkpoint:{checkpointing}").expect("a string takes all text");
     text
-}
-
-/// Returns the replicas that hold the parameters of a stage together.
-fn shards(plan: &Plan, request: &EmitRequest<'_>) -> u32 {
-    match &request.mesh {
-        Some(mesh) => mesh.divided.shards(plan.data_parallel),
-        None => request.shards.min(plan.data_parallel).max(1),
-    }
 }
 
 /// Returns the options of the parts of a plan for a cluster that a plan without a cluster does not have.
@@ -107,10 +99,10 @@ fn mesh_options(mesh: &MeshOptions, pipeline: u32, tensor: u32) -> String {
     // The default differs between runs with and without a pipeline, so the policy is always written. A
     // pipeline with `always` would gather the parameters again for each microbatch, and the plan gathers them
     // once per step.
-    let policy = match mesh.divided {
-        DividedState::Nothing | DividedState::Optimizer => None,
-        DividedState::Gradients => Some("never"),
-        DividedState::Parameters => Some(if pipeline > 1 { "never" } else { "always" }),
+    let policy = match mesh.sharded {
+        ShardedState::Nothing | ShardedState::Optimizer => None,
+        ShardedState::Gradients => Some("never"),
+        ShardedState::Parameters => Some(if pipeline > 1 { "never" } else { "always" }),
     };
     lines.extend(policy.map(|policy| format!("--parallelism.fsdp_reshard_after_forward {policy}")));
     lines.into_iter().map(|line| line + "\n").collect()
@@ -138,7 +130,7 @@ fn mesh_remarks(emission: &mut Emission, mesh: &MeshOptions) {
             "FP8 is a choice of the model's configuration, not an option; products are in bf16 without it";
         emission.remark("precision", text);
     }
-    if mesh.divided == DividedState::Gradients {
+    if mesh.sharded == ShardedState::Gradients {
         let text = "`never` gathers the parameters once per microbatch, of which the plan has one, and keeps them until its \
                     backward ends; between steps they are sharded, which the plan does not need";
         emission.remark("replicas", text);
@@ -191,13 +183,13 @@ mod tests {
         check(MeshOptions { expert: 4, ..NO_OPTIONS }, [1, 1], "--parallelism.expert_parallel_degree 4\n");
         check(NO_OPTIONS, [1, 2], "--parallelism.no_enable_sequence_parallel\n");
         check(MeshOptions { sequence_parallel: true, ..NO_OPTIONS }, [1, 2], "");
-        let policy = |divided, pipeline, expected: &str| {
+        let policy = |sharded, pipeline, expected: &str| {
             let expected = format!("--parallelism.fsdp_reshard_after_forward {expected}\n");
-            check(MeshOptions { divided, ..NO_OPTIONS }, [pipeline, 1], &expected);
+            check(MeshOptions { sharded, ..NO_OPTIONS }, [pipeline, 1], &expected);
         };
-        policy(DividedState::Gradients, 1, "never");
-        policy(DividedState::Parameters, 1, "always");
-        policy(DividedState::Parameters, 4, "never");
+        policy(ShardedState::Gradients, 1, "never");
+        policy(ShardedState::Parameters, 1, "always");
+        policy(ShardedState::Parameters, 4, "never");
     }
 
     #[test]
