@@ -58,19 +58,24 @@ pub(crate) fn after_faults(
     outcome
 }
 
+/// Leaves the mark for `launch` that the processes have joined each other, if this process is the leader.
+fn mark_joined(arguments: &ResumeArguments, processes: &ProcessGroup) -> Result<(), Failure> {
+    if !processes.is_leader() {
+        return Ok(());
+    }
+    leave_joined(&RunPath::of(&arguments.run)?.run).map_err(|error| {
+        let folder = arguments.run.display();
+        Failure::input(format!("{folder}: the run cannot continue in this folder: {error}"))
+    })
+}
+
 fn run_with(
     arguments: &ResumeArguments,
     processes: &mut ProcessGroup,
     attempts: &mut Attempts,
 ) -> Result<(), Failure> {
-    if processes.is_leader() {
-        leave_joined(&RunPath::of(&arguments.run)?.run).map_err(|error| {
-            let folder = arguments.run.display();
-            Failure::input(format!("{folder}: the run cannot continue in this folder: {error}"))
-        })?;
-    }
     // The leader locks the folder and cleans it up before the other processes read it.
-    let owned = own(arguments, processes.is_leader());
+    let owned = mark_joined(arguments, processes).and_then(|()| own(arguments, processes.is_leader()));
     let owned = processes.agree(owned, |_| Fields::new())?;
     shared_folder::require(processes, &RunPath::of(&arguments.run)?.run)?;
     let restart = attempts.take_restart();

@@ -1,7 +1,7 @@
 //! The mark that the processes of a restart have joined each other.
 //!
-//! The first process leaves a file in the folder of the run, where `launch` looks for it: a launcher whose processes
-//! do not come may wait for ever.
+//! The first process leaves a file in the folder of the run, and `launch` looks for it. Without the mark, a launcher
+//! that waits for processes that do not come would be waited for without a deadline.
 
 use std::io;
 use std::path::Path;
