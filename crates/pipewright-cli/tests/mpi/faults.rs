@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::hosts::{Disk, Hosts, Memories, launch_on};
-use super::{figures, folder, pipewright, process_of, restarts, with_overrides};
+use super::{figures, folder, pipewright, process_of, restarts, with_overrides, words};
 
 /// The steps of the run for each fault. The trial needs fewer, and the run ends by itself after the last
 /// fault.
@@ -264,7 +264,8 @@ fn a_run_survives_many_faults() {
     assert_eq!(status.code(), Some(0), "{}", trial.said());
     let mut undisturbed = Command::new(pipewright());
     with_overrides(undisturbed.current_dir(alone.path()), &set);
-    assert_eq!(undisturbed.output().expect("it starts").status.code(), Some(0));
+    let output = undisturbed.output().expect("it starts");
+    assert_eq!(output.status.code(), Some(0), "the undisturbed run: {}", words(&output));
     assert!(figures(&path) == figures(alone.path()), "the losses and norms of an undisturbed run");
     let last = format!("out/checkpoints/step-{:08}", STEPS_PER_FAULT * count);
     assert!(tensors(&path.join(&last)) == tensors(&alone.path().join(&last)), "its parameters and moments");
