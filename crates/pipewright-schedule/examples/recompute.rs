@@ -30,6 +30,7 @@ use std::io::Write;
 use instances::{Instance, Numbers};
 use pipewright_schedule::plan::{PlanError, PlanReport, PlanRequest, plan};
 use pipewright_schedule::profile::PartProfile;
+use pipewright_schedule::recompute::LayerPart;
 
 /// The device of the parts.
 const FLOPS_PER_S: f64 = 400e12;
@@ -183,11 +184,10 @@ fn with_parts(instance: Instance, seed: u64) -> Instance {
     let feed_forward = (inner / kept, moving(3.0 * inner));
     let mut profile = instance.profile.clone();
     for layer in &mut profile.layers {
-        let part = |(share, time): (f64, f64)| {
-            let activation_bytes = (layer.activation_bytes as f64 * share) as u64;
-            Some(PartProfile { activation_bytes, recompute_s: layer.forward_s * time })
-        };
-        (layer.norms, layer.feed_forward) = (part(norms), part(feed_forward));
+        for (part, (share, time)) in [(LayerPart::Norms, norms), (LayerPart::FeedForward, feed_forward)] {
+            let bytes = (layer.activation_bytes as f64 * share) as u64;
+            layer.set_part(part, PartProfile { bytes, recompute_s: layer.forward_s * time });
+        }
     }
     Instance { profile, ..instance }
 }

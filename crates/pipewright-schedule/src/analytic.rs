@@ -45,6 +45,7 @@ mod rates;
 
 use crate::model::{LayerDesc, ModelDesc};
 use crate::profile::{LayerProfile, LinkProfile, PartProfile, Profile};
+use crate::recompute::LayerPart;
 
 pub use rates::{Connection, PeakRates};
 
@@ -81,11 +82,14 @@ pub enum Figure {
     Parameters,
     /// [`LayerProfile::activation_bytes`].
     Activation,
+    /// The costs of a part: [`LayerProfile::norms_s`] with [`LayerProfile::norms_bytes`], or the same of the
+    /// feed-forward layer.
+    Part(LayerPart),
 }
 
 impl Figure {
     /// All figures that an estimate has.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Forward,
         Self::InputBackward,
         Self::WeightBackward,
@@ -93,6 +97,8 @@ impl Figure {
         Self::Output,
         Self::Parameters,
         Self::Activation,
+        Self::Part(LayerPart::Norms),
+        Self::Part(LayerPart::FeedForward),
     ];
 
     /// Returns the key in a profile.
@@ -105,6 +111,8 @@ impl Figure {
             Self::Output => "output_bytes",
             Self::Parameters => "parameter_bytes",
             Self::Activation => "activation_bytes",
+            Self::Part(LayerPart::Norms) => "norms_s",
+            Self::Part(LayerPart::FeedForward) => "feed_forward_s",
         }
     }
 
@@ -114,7 +122,7 @@ impl Figure {
             Self::Forward => Some(layer.forward_s),
             Self::InputBackward => Some(layer.input_backward_s),
             Self::WeightBackward => Some(layer.weight_backward_s),
-            Self::Optimizer | Self::Output | Self::Parameters | Self::Activation => None,
+            Self::Optimizer | Self::Output | Self::Parameters | Self::Activation | Self::Part(_) => None,
         }
     }
 
@@ -130,6 +138,14 @@ impl Figure {
                 (to.parameter_bytes, to.trained_bytes) = (from.parameter_bytes, from.trained_bytes);
             }
             Self::Activation => to.activation_bytes = from.activation_bytes,
+            Self::Part(part) => {
+                // Measured activations may be smaller than the model says.
+                let others = LayerPart::ALL.into_iter().filter(|other| *other != part);
+                let others = others.map(|other| to.part(other).bytes).fold(0, u64::saturating_add);
+                let PartProfile { bytes, recompute_s } = from.part(part);
+                let bytes = bytes.min(to.activation_bytes.saturating_sub(others));
+                to.set_part(part, PartProfile { bytes, recompute_s });
+            }
         }
     }
 }
@@ -139,31 +155,6 @@ pub type Missing = (usize, Figure);
 
 /// The passes over the result of a part of a layer: the part reads one or two tensors of its size and writes it.
 const PART_PASSES: f64 = 3.0;
-
-/// Adds the costs of the parts of layers that a backward may compute again: their sizes as the model describes
-/// them, and the time in which the memory moves them. They are listed as assumed.
-pub fn add_parts(profile: &mut Profile, workload: &Workload<'_>, rates: PeakRates) {
-    let mut first = 0;
-    for layer in &mut profile.layers {
-        let Some(described) = workload.model.layers.get(first) else { return };
-        first += layer.count as usize;
-        let mut left = layer.activation_bytes;
-        let mut part = |bytes: u64| {
-            let bytes = bytes.saturating_mul(u64::from(workload.rows)).min(left);
-            left -= bytes;
-            let recompute_s = PART_PASSES * bytes as f64 / rates.bytes_per_s;
-            (bytes > 0).then_some(PartProfile { activation_bytes: bytes, recompute_s })
-        };
-        (layer.norms, layer.feed_forward) = (part(described.norms_bytes), part(described.feed_forward_bytes));
-        let parts = [(layer.norms, "norms_s"), (layer.feed_forward, "feed_forward_s")];
-        for (_, key) in parts.into_iter().filter(|(part, _)| part.is_some()) {
-            let name = format!("{}.{key}", layer.kind);
-            if !profile.assumed.contains(&name) {
-                profile.assumed.push(name);
-            }
-        }
-    }
-}
 
 /// Returns a profile in which everything is estimated.
 pub fn estimate(workload: &Workload<'_>, rates: PeakRates, link: LinkProfile) -> Profile {
@@ -182,11 +173,11 @@ pub fn estimate(workload: &Workload<'_>, rates: PeakRates, link: LinkProfile) ->
     for index in 0..profile.layers.len() {
         Figure::ALL.into_iter().for_each(|figure| assume(&mut profile, index, figure));
     }
-    add_parts(&mut profile, workload, rates);
     profile
 }
 
-/// Replaces the missing figures of a profile by estimates, and adds them to what the profile assumes. It has
+/// Replaces the missing figures of a profile by estimates, in their order, and adds them to what the profile
+/// assumes. Parts come after the activations of their layer, because they are at most as large. The profile has
 /// the layers of the workload's model. Estimates are for the rows of the profile, which may differ from the
 /// workload's.
 pub fn fill(profile: &mut Profile, missing: &[Missing], workload: &Workload<'_>, rates: PeakRates) {
@@ -218,7 +209,13 @@ pub fn assume_link(profile: &mut Profile) {
 }
 
 fn assume(profile: &mut Profile, index: usize, figure: Figure) {
-    let name = format!("{}.{}", profile.layers[index].kind, figure.key());
+    let layer = &profile.layers[index];
+    if let Figure::Part(part) = figure
+        && layer.part(part).bytes == 0
+    {
+        return;
+    }
+    let name = format!("{}.{}", layer.kind, figure.key());
     if !profile.assumed.contains(&name) {
         profile.assumed.push(name);
     }
@@ -268,7 +265,7 @@ fn estimated_layer(index: usize, workload: &Workload<'_>, rates: PeakRates) -> L
     let if_so = |is_so: bool, seconds: f64| if is_so { seconds } else { 0.0 };
     let read = read + NUMBER * adapters;
     let of_adapters = 6.0 * adapters;
-    LayerProfile {
+    let mut estimate = LayerProfile {
         kind: layer.kind.clone(),
         forward_s: seconds((matrices + of_adapters + others) / 3.0, read + kept + output),
         input_backward_s: if_so(
@@ -285,7 +282,13 @@ fn estimated_layer(index: usize, workload: &Workload<'_>, rates: PeakRates) -> L
         trained_bytes: layer.trained.map(|trained| trained.saturating_mul(NUMBER as u64)),
         activation_bytes: bytes(layer.activation_bytes),
         ..LayerProfile::default()
+    };
+    for part in LayerPart::ALL {
+        let bytes = bytes(part.bytes_of(layer));
+        let recompute_s = PART_PASSES * bytes as f64 / rates.bytes_per_s;
+        estimate.set_part(part, PartProfile { bytes, recompute_s });
     }
+    estimate
 }
 
 /// Returns the weight that a layer has if all its matrices are trained. The weight of a layer whose matrices
@@ -403,6 +406,30 @@ mod tests {
         assert_eq!(found.activation_bytes, estimate.activation_bytes);
         let assumed = ["b.forward_s", "b.input_backward_s", "b.weight_backward_s", "b.activation_bytes"];
         assert_eq!(profile.assumed, assumed);
+    }
+
+    #[test]
+    fn parts_are_estimated_within_the_activations() {
+        let with_parts =
+            LayerDesc { norms_bytes: 1_000, feed_forward_bytes: 2_000, ..layer("a", 1_000, 6_000) };
+        let model = ModelDesc { layers: vec![with_parts, layer("b", 1_000, 6_000)] };
+        let workload = Workload { model: &model, tokens: 1_000, rows: 2 };
+        let estimated = estimate(&workload, RATES, LinkProfile::new(0.0, 1e9));
+        let parts = |layer: &LayerProfile| LayerPart::ALL.map(|part| layer.part(part));
+        let part = |bytes, recompute_s| PartProfile { bytes, recompute_s };
+        // The memory moves each tensor three times.
+        assert_eq!(parts(&estimated.layers[0]), [part(2_000, 6e-6), part(4_000, 12e-6)]);
+        assert_eq!(parts(&estimated.layers[1]), [PartProfile::default(); 2]);
+        let is_part = |name: &&String| name.contains("norms") || name.contains("feed_forward");
+        let assumed: Vec<&String> = estimated.assumed.iter().filter(is_part).collect();
+        assert_eq!(assumed, ["a.norms_s", "a.feed_forward_s"]);
+        // A layer that keeps less than the model says.
+        let mut measured = Profile { assumed: Vec::new(), ..estimated };
+        measured.layers[0] = LayerProfile { activation_bytes: 5_000, ..measured.layers[1].clone() };
+        let missing = LayerPart::ALL.map(|part| (0, Figure::Part(part)));
+        fill(&mut measured, &missing, &workload, RATES);
+        assert_eq!(parts(&measured.layers[0]).map(|part| part.bytes), [2_000, 3_000]);
+        assert_eq!(measured.problems(), []);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use pipewright_schedule::profile::{
     DeviceProfile, HEAD_PART, LayerProfile, LinkProfile, MAX_LAYERS, NodeProfile, PartProfile, Profile,
     ProfilePart,
 };
+use pipewright_schedule::recompute::LayerPart;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -49,12 +50,16 @@ fn kinds_of(devices: &str) -> BTreeSet<String> {
     devices.split(',').map(|name| kind(name.trim())).collect()
 }
 
-/// Returns the costs of a part of a layer; `None` if neither its size nor its time is written. A time without a
-/// size is a mistake.
-fn part(keys: &mut Keys<'_>, bytes: &'static str, seconds: &'static str) -> Option<PartProfile> {
-    let seconds = keys.optional_number(seconds);
-    let bytes = if seconds.is_some() { Some(keys.whole(bytes)) } else { keys.optional(bytes) };
-    Some(PartProfile { activation_bytes: bytes?, recompute_s: seconds.unwrap_or(0.0) })
+/// Reads the costs of a part of a layer, which are optional. A time without a size is a mistake.
+fn read_part(keys: &mut Keys<'_>, part: LayerPart) -> PartProfile {
+    let (bytes, seconds) = match part {
+        LayerPart::Norms => ("norms_bytes", "norms_s"),
+        LayerPart::FeedForward => ("feed_forward_bytes", "feed_forward_s"),
+    };
+    match keys.optional_number(seconds) {
+        Some(recompute_s) => PartProfile { bytes: keys.whole(bytes), recompute_s },
+        None => PartProfile { bytes: keys.optional(bytes).unwrap_or(0), recompute_s: 0.0 },
+    }
 }
 
 /// A profile as it was read.
@@ -244,23 +249,29 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
             trained_bytes: keys.optional("trained_bytes"),
             activation_bytes: keys.whole("activation_bytes"),
             weight_activation_bytes: keys.optional("weight_activation_bytes"),
-            norms: part(&mut keys, "norms_bytes", "norms_s"),
-            feed_forward: part(&mut keys, "feed_forward_bytes", "feed_forward_s"),
+            norms_bytes: 0,
+            norms_s: 0.0,
+            feed_forward_bytes: 0,
+            feed_forward_s: 0.0,
             temporary_bytes: keys.optional("temporary_bytes").unwrap_or(0),
             tensor_sums: keys.optional("tensor_sums"),
             optimizer_bytes: None,
             held_bytes: None,
             copy_bytes: None,
         };
-        if self.may_lack {
-            let missing = keys.take_missing();
-            let figures = Figure::ALL.into_iter().filter(|figure| missing.contains(&figure.key()));
-            self.missing.extend(figures.map(|figure| (index, figure)));
-            if missing.contains(&"activation_bytes") {
-                // The activations are estimated, and their parts with them.
-                (layer.norms, layer.feed_forward) = (None, None);
-            }
+        let missing = if self.may_lack { keys.take_missing() } else { Vec::new() };
+        // Parts are estimated only together with the activations, so a missing size of a part is a mistake.
+        let parts = LayerPart::ALL.map(|part| (part, read_part(&mut keys, part)));
+        let lacks_activations = missing.contains(&Figure::Activation.key());
+        if !lacks_activations {
+            parts.into_iter().for_each(|(part, costs)| layer.set_part(part, costs));
         }
+        let is_missing = |figure: &Figure| match figure {
+            Figure::Part(_) => lacks_activations,
+            figure => missing.contains(&figure.key()),
+        };
+        let figures = Figure::ALL.into_iter().filter(is_missing);
+        self.missing.extend(figures.map(|figure| (index, figure)));
         if layer.kind.is_empty() {
             keys.miss("kind");
             layer.kind = "?".to_owned();

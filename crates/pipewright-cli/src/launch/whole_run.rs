@@ -288,10 +288,7 @@ mod tests {
     fn a_plan_is_for_the_times_of_the_profile_in_the_folder() {
         let folder = tempfile::tempdir().expect("a scratch folder");
         let settings = begin(folder.path(), &["pipeline.ranks=4"]);
-        let mut profile =
-            assumed_profile(&settings, &read_model(&settings).expect("the model of the sample"));
-        // A file has keys of its own for the parts of layers.
-        profile.layers.iter_mut().for_each(|layer| (layer.norms, layer.feed_forward) = (None, None));
+        let profile = assumed_profile(&settings, &read_model(&settings).expect("the model of the sample"));
         let text = toml::Table::try_from(profile).expect("a profile is a table").to_string();
         fs::write(folder.path().join("profile-0.toml"), text).expect("a file");
         let whole = WholeRun::read(folder.path(), &[], MemoryRule::Strict).expect("a run");

@@ -78,8 +78,8 @@ fn layer_text(layer: &LayerProfile, kind: Option<&KindFigures>) -> String {
         ("recompute_s", layer.recompute_s, kind.and_then(|kind| kind.recompute)),
         ("exchange_s", Some(layer.exchange_s).filter(|seconds| *seconds > 0.0), None),
         ("optimizer_s", Some(layer.optimizer_s), None),
-        ("norms_s", layer.norms.map(|part| part.recompute_s), None),
-        ("feed_forward_s", layer.feed_forward.map(|part| part.recompute_s), None),
+        ("norms_s", Some(layer.norms_s).filter(|_| layer.norms_bytes > 0), None),
+        ("feed_forward_s", Some(layer.feed_forward_s).filter(|_| layer.feed_forward_bytes > 0), None),
     ];
     for (key, time, spread) in times {
         let Some(time) = time else { continue };
@@ -96,8 +96,8 @@ fn layer_text(layer: &LayerProfile, kind: Option<&KindFigures>) -> String {
         ("trained_bytes", layer.trained_bytes),
         ("activation_bytes", Some(layer.activation_bytes)),
         ("weight_activation_bytes", layer.weight_activation_bytes),
-        ("norms_bytes", layer.norms.map(|part| part.activation_bytes)),
-        ("feed_forward_bytes", layer.feed_forward.map(|part| part.activation_bytes)),
+        ("norms_bytes", Some(layer.norms_bytes).filter(|bytes| *bytes > 0)),
+        ("feed_forward_bytes", Some(layer.feed_forward_bytes).filter(|bytes| *bytes > 0)),
         ("temporary_bytes", Some(layer.temporary_bytes).filter(|bytes| *bytes > 0)),
         ("tensor_sums", layer.tensor_sums.map(u64::from)),
     ];
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
     use crate::config;
     use pipewright_schedule::LayerDesc;
-    use pipewright_schedule::profile::{DeviceProfile, LinkProfile, NodeProfile, PartProfile};
+    use pipewright_schedule::profile::{DeviceProfile, LinkProfile, NodeProfile};
 
     #[test]
     fn what_is_written_is_read_again() {
@@ -189,8 +189,10 @@ mod tests {
             activation_bytes: 9,
             weight_activation_bytes: Some(3),
             temporary_bytes: 2,
-            norms: Some(PartProfile { activation_bytes: 2, recompute_s: 0.125 }),
-            feed_forward: Some(PartProfile { activation_bytes: 3, recompute_s: 0.0 }),
+            norms_bytes: 2,
+            norms_s: 0.125,
+            feed_forward_bytes: 3,
+            feed_forward_s: 0.0,
             tensor_sums: Some(3),
             optimizer_bytes: None,
             held_bytes: None,

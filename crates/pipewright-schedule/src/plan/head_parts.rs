@@ -144,8 +144,10 @@ impl Common {
             weight_activation_bytes: Some(
                 self.hidden.saturating_add(bytes(&|part| beyond(part.stash_bytes()))),
             ),
-            norms: None,
-            feed_forward: None,
+            norms_bytes: 0,
+            norms_s: 0.0,
+            feed_forward_bytes: 0,
+            feed_forward_s: 0.0,
             temporary_bytes: bytes(&|part| part.temporary_bytes),
             tensor_sums: parts.iter().filter_map(|part| part.tensor_sums).max(),
             optimizer_bytes: parts
@@ -187,8 +189,10 @@ impl Common {
             activation_bytes: kept(head.activation_bytes, self.hidden.saturating_mul(2)),
             weight_activation_bytes: Some(kept(head.stash_bytes(), self.hidden)),
             // They share the normalised hidden states.
-            norms: None,
-            feed_forward: None,
+            norms_bytes: 0,
+            norms_s: 0.0,
+            feed_forward_bytes: 0,
+            feed_forward_s: 0.0,
             temporary_bytes: head.temporary_bytes.div_ceil(divisor),
             tensor_sums: head.tensor_sums,
             optimizer_bytes: head.optimizer_bytes.map(|bytes| bytes.div_ceil(divisor)),

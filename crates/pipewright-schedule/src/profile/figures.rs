@@ -138,12 +138,19 @@ pub struct LayerProfile {
     /// The size of the tensors that `I` keeps until `W`; `None` for half of `activation_bytes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_activation_bytes: Option<u64>,
-    /// The normalisations, if a backward may compute them again.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub norms: Option<PartProfile>,
-    /// The activation of the feed-forward layer, if a backward may compute it again.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub feed_forward: Option<PartProfile>,
+    /// The part of `activation_bytes` that is not kept if a backward computes normalisations again
+    /// ([`LayerPart::Norms`]); 0 if none can.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub norms_bytes: u64,
+    /// The time by which `I` and `B` then take longer.
+    #[serde(default, skip_serializing_if = "is_no_time")]
+    pub norms_s: f64,
+    /// Like `norms_bytes`, for the activation of the feed-forward layer ([`LayerPart::FeedForward`]).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub feed_forward_bytes: u64,
+    /// The time by which `I` and `B` then take longer.
+    #[serde(default, skip_serializing_if = "is_no_time")]
+    pub feed_forward_s: f64,
     /// The size of the optimizer's state; `None` for the share of the trained parameters that a plan's
     /// request has. It depends on the run and is not in files.
     #[serde(skip)]
@@ -166,13 +173,11 @@ pub struct LayerProfile {
     pub tensor_sums: Option<u32>,
 }
 
-/// The costs of a part of a layer whose results a backward computes again
-/// ([`LayerParts`](crate::recompute::LayerParts)), for one microbatch.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// The costs of a part of a layer whose results a backward computes again, for one microbatch.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PartProfile {
-    /// The bytes that are not kept: a part of `activation_bytes`.
-    pub activation_bytes: u64,
+    /// The bytes that are not kept: a part of [`LayerProfile::activation_bytes`].
+    pub bytes: u64,
     /// The time by which `I` and `B` take longer.
     pub recompute_s: f64,
 }
@@ -224,8 +229,10 @@ impl Default for LayerProfile {
             trained_bytes: None,
             activation_bytes: 0,
             weight_activation_bytes: None,
-            norms: None,
-            feed_forward: None,
+            norms_bytes: 0,
+            norms_s: 0.0,
+            feed_forward_bytes: 0,
+            feed_forward_s: 0.0,
             temporary_bytes: 0,
             tensor_sums: None,
             optimizer_bytes: None,
@@ -255,13 +262,21 @@ impl LayerProfile {
         self.weight_activation_bytes.unwrap_or(self.activation_bytes / 2)
     }
 
-    /// Returns the costs of a part that a backward computes again; none of them if it cannot.
+    /// Returns the costs of a part that a backward computes again. It has no bytes if the layer lacks the part.
     pub fn part(&self, part: LayerPart) -> PartProfile {
-        let costs = match part {
-            LayerPart::Norms => self.norms,
-            LayerPart::FeedForward => self.feed_forward,
+        let (bytes, recompute_s) = match part {
+            LayerPart::Norms => (self.norms_bytes, self.norms_s),
+            LayerPart::FeedForward => (self.feed_forward_bytes, self.feed_forward_s),
         };
-        costs.unwrap_or_default()
+        PartProfile { bytes, recompute_s }
+    }
+
+    /// Sets the costs of a part.
+    pub fn set_part(&mut self, part: LayerPart, PartProfile { bytes, recompute_s }: PartProfile) {
+        match part {
+            LayerPart::Norms => (self.norms_bytes, self.norms_s) = (bytes, recompute_s),
+            LayerPart::FeedForward => (self.feed_forward_bytes, self.feed_forward_s) = (bytes, recompute_s),
+        }
     }
 
     /// Returns whether training changes parameters of the layer.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::figures::{LayerProfile, LinkProfile, PartProfile, Profile};
+use super::figures::{LayerProfile, LinkProfile, Profile};
 
 /// The largest number of layers, with repetitions.
 pub const MAX_LAYERS: u64 = 10_000;
@@ -175,17 +175,16 @@ fn check_layer(found: &mut Vec<ProfileProblem>, part: ProfilePart, layer: &Layer
     }
     let mut left = layer.activation_bytes;
     let parts = [
-        ("norms_bytes", "norms_s", layer.norms),
-        ("feed_forward_bytes", "feed_forward_s", layer.feed_forward),
+        ("norms_bytes", layer.norms_bytes, "norms_s", layer.norms_s),
+        ("feed_forward_bytes", layer.feed_forward_bytes, "feed_forward_s", layer.feed_forward_s),
     ];
-    for (key, time, costs) in parts {
-        let Some(PartProfile { activation_bytes, recompute_s }) = costs else { continue };
-        check_seconds(found, part, time, recompute_s);
-        if activation_bytes > left {
+    for (key, bytes, time, seconds) in parts {
+        check_seconds(found, part, time, seconds);
+        if bytes > left {
             let expected = format!("a number of bytes from 0 to {left}, a part of `activation_bytes`");
-            found.push(problem(part, key, activation_bytes, expected));
+            found.push(problem(part, key, bytes, expected));
         }
-        left = left.saturating_sub(activation_bytes);
+        left = left.saturating_sub(bytes);
     }
     if let Some(sums) = layer.tensor_sums.filter(|&sums| sums > MAX_TENSOR_SUMS) {
         found.push(problem(part, "tensor_sums", sums, format!("a number from 0 to {MAX_TENSOR_SUMS}")));

@@ -74,3 +74,20 @@ fn values_that_cannot_be_are_found() {
         &["`tokens` of the profile is 4294967295, where a number from 1 to 1000000000 is expected"],
     );
 }
+
+/// The keys are those that the command line and Python read.
+#[test]
+fn parts_of_layers_have_keys_of_their_own() {
+    let keys = |layer: &LayerProfile| {
+        let json = serde_json::to_value(layer).expect("JSON");
+        assert_eq!(serde_json::from_value::<LayerProfile>(json.clone()).ok().as_ref(), Some(layer), "{json}");
+        let keys = ["norms_bytes", "norms_s", "feed_forward_bytes", "feed_forward_s"];
+        keys.map(|key| json[key].as_f64())
+    };
+    assert_eq!(keys(&LayerProfile::default()), [None; 4]);
+    let norms = LayerProfile { norms_bytes: 3, norms_s: 0.5, ..LayerProfile::default() };
+    assert_eq!(keys(&norms), [Some(3.0), Some(0.5), None, None]);
+    let feed_forward =
+        LayerProfile { feed_forward_bytes: 4, feed_forward_s: 0.25, ..LayerProfile::default() };
+    assert_eq!(keys(&feed_forward), [None, None, Some(4.0), Some(0.25)]);
+}

@@ -1,7 +1,8 @@
 //! Makes a profile from measured figures.
 
-use pipewright_schedule::analytic::{Figure, PeakRates, Workload, add_parts, assume_link, fill};
+use pipewright_schedule::analytic::{Figure, PeakRates, Workload, assume_link, fill};
 use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
+use pipewright_schedule::recompute::LayerPart;
 
 use super::measured::{KindFigures, Measured};
 use super::sample::PARAMETER_BYTES;
@@ -9,7 +10,8 @@ use crate::transport::LinkSpeed;
 
 impl Measured {
     /// Returns the profile of a model from measurements of these layers. If there is no measured link,
-    /// `assumed_link` is used; memory that was not measured is estimated.
+    /// `assumed_link` is used; memory that was not measured is estimated, and so are the parts of layers that a
+    /// backward may compute again.
     ///
     /// # Panics
     /// When a layer of the model is of a kind that was not measured.
@@ -29,6 +31,7 @@ impl Measured {
             if kind.activation_bytes.is_none() {
                 missing.push((index, Figure::Activation));
             }
+            missing.extend(LayerPart::ALL.map(|part| (index, Figure::Part(part))));
             LayerProfile {
                 kind: first.kind.clone(),
                 count: u32::try_from(run.len()).unwrap_or(u32::MAX),
@@ -49,7 +52,6 @@ impl Measured {
             assume_link(&mut profile);
         }
         fill(&mut profile, &missing, workload, rates);
-        add_parts(&mut profile, workload, rates);
         profile
     }
 }

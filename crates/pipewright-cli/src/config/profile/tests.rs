@@ -146,7 +146,7 @@ fn check_on(device: &str, from: &str, to: &str, expected: &[&str], assumed: &[&s
         activation_bytes: 6_291_456,
         output_bytes: 524_288,
         keys_values_bytes: 0,
-        norms_bytes: 0,
+        norms_bytes: 1_048_576,
         feed_forward_bytes: 0,
         products: 0,
         mixing: 0,
@@ -253,6 +253,12 @@ fn a_profile_is_for_all_devices_of_its_kind() {
 #[test]
 fn what_a_profile_lacks_is_estimated_if_the_model_is_known() {
     check_for("forward_s = 1e-3\n", "", &[], &["attention.forward_s"]);
-    check_for("activation_bytes = 6291456\n", "", &[], &["attention.activation_bytes"]);
+    // The parts of activations are estimated with them.
+    let assumed = ["attention.activation_bytes", "attention.norms_s"];
+    check_for("activation_bytes = 6291456\n", "", &[], &assumed);
+    check_for("activation_bytes = 6291456\n", "norms_bytes = 2000\nnorms_s = 1e-5\n", &[], &assumed);
+    let kind = "kind = \"attention\"\n";
+    let missing = "p.toml:4:1: `norms_bytes` is missing in [[layers]]";
+    check_for(kind, &format!("{kind}norms_s = 1e-5\n"), &[missing], &[]);
     check_for("kind = \"attention\"\n", "", &["p.toml:4:1: `kind` is missing in [[layers]]"], &[]);
 }
