@@ -22,9 +22,9 @@ use crate::plan::recompute::{chosen, every_choice};
 use crate::plan::request::TrainingState;
 use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads, waiting};
 use crate::plan::tuning::BoundTuning;
-use crate::profile::{HEAD_PART, LayerProfile, LinkProfile, NodeProfile, PartProfile, Profile};
-use crate::recompute::{LayerPart, StageRecompute};
-use crate::sharding::{ShardGroups, Sharding};
+use crate::profile::{LayerProfile, LinkProfile, NodeProfile, PartProfile, Profile};
+use crate::recompute::{LayerPart, LayerParts, StageRecompute};
+use crate::sharding::ShardGroups;
 use crate::simulate::{peak_memory, timed};
 use crate::trained::{StageBackward, TrainedStages};
 
@@ -67,11 +67,10 @@ fn layers_of(
     });
     let mut layers: Vec<LayerProfile> = layers.collect();
     for layer in &mut layers {
-        let mut part = |share: u64| PartProfile {
-            activation_bytes: layer.activation_bytes / share,
-            recompute_s: number(8) / 8.0,
-        };
-        (layer.norms, layer.feed_forward) = (Some(part(4)), Some(part(3)));
+        for (part, share) in LayerPart::ALL.into_iter().zip([4, 3]) {
+            let bytes = layer.activation_bytes / share;
+            layer.set_part(part, PartProfile { bytes, recompute_s: number(8) / 8.0 });
+        }
     }
     if seed.is_multiple_of(3) {
         freeze(&mut layers, seed);
@@ -308,92 +307,6 @@ fn gradients_do_not_travel_to_frozen_ranks() {
     check_slow_links(&[false; 7].iter().chain(&[true]).copied().collect::<Vec<_>>(), 2, 8.0 + 70.0 + 2.0);
 }
 
-#[test]
-fn gradients_take_the_place_of_what_they_need() {
-    let layer = LayerProfile {
-        kind: "layer".into(),
-        parameter_bytes: 100,
-        activation_bytes: 10,
-        weight_activation_bytes: Some(30),
-        ..LayerProfile::default()
-    };
-    // After the first `W`, the rank holds the gradient and what the second `I` has made.
-    check_peak(&layer, 1, "0F0,0I0,0W0\n", 100);
-    check_peak(&layer, 1, "0F0,0F1,0I0,0I1,0W0,0W1\n", 130);
-    check_peak(&layer, 1, "0F0,0F1,0B0,0B1\n", 110);
-}
-
-#[test]
-fn an_action_needs_what_the_layers_of_its_stage_need() {
-    let layer = |temporary_bytes, activation_bytes| LayerProfile {
-        kind: "layer".into(),
-        activation_bytes,
-        weight_activation_bytes: Some(0),
-        temporary_bytes,
-        ..LayerProfile::default()
-    };
-    // The first stage needs most, and runs when the second one holds nothing.
-    check_peak_of(vec![layer(50, 10), layer(5, 20)], 2, "0F0,1F0,1B0,0B0\n", 10 + 50);
-    check_peak_of(vec![layer(50, 10), layer(5, 60)], 2, "0F0,1F0,1B0,0B0\n", 10 + 60 + 5);
-    check_peak_of(
-        vec![layer(50, 10), layer(5, 20)],
-        2,
-        "0F0,1F0,0F1,1B0,0B0,1F1,1B1,0B1\n",
-        2 * 10 + 20 + 50,
-    );
-}
-
-#[test]
-fn parts_of_a_head_share_their_hidden_states_in_a_stage() {
-    let of = |kind: &str, activation_bytes, stash| LayerProfile {
-        kind: kind.into(),
-        output_bytes: 7,
-        activation_bytes,
-        weight_activation_bytes: Some(stash),
-        ..LayerProfile::default()
-    };
-    let layers = vec![of("layer", 1, 0), of(HEAD_PART, 24, 17), of(HEAD_PART, 17, 17), of(HEAD_PART, 17, 17)];
-    check_peak_of(layers.clone(), 1, "0F0,0F1,0I0,0I1,0W0,0W1\n", 2 * (1 + 24 + 10 + 10));
-    // Stages of one rank that follow each other share them too.
-    check_peak_of(layers[..3].to_vec(), 3, "0F0,1F0,2F0,2B0,1B0,0B0\n", 1 + 24 + 10 + 7 + 7);
-    check_peak_of(layers, 1, "0F0,0I0,0F1,0I1,0W0,0W1\n", 17 + 10 + 10 + 1 + 24 + 10 + 10);
-}
-
-/// Checks the peak of a rank with all stages of equal layers, besides parameters and optimizer state.
-fn check_peak(layer: &LayerProfile, stages: usize, row: &str, expected: u64) {
-    check_peak_of(vec![layer.clone(); stages], stages, row, expected);
-}
-
-/// Checks the same for layers that lie evenly on the stages.
-fn check_peak_of(layers: Vec<LayerProfile>, stages: usize, row: &str, expected: u64) {
-    let count = layers.len();
-    let profile = Profile { link: LinkProfile::new(0.0, 1.0), layers, ..Profile::default() };
-    let network =
-        Network::of(&profile, Mesh { tensor: 1, replicas: 1, ranks: 1, order: MeshOrder::Replicas });
-    let layers = Layers::of(&profile, 1, network.expect("a network"), TrainingState::default());
-    let loads = stage_loads(&layers, &even(count, stages), &vec![None; stages]);
-    let whole = Sharding { shards: 1, window: 1 };
-    let schedule = crate::csv::parse_schedule(row).expect("a schedule");
-    let found = peaks(&Order::of(&schedule), &loads, whole)[0];
-    assert_eq!(found - StageLoad::always(loads.iter(), whole), expected, "{row}");
-}
-
-#[test]
-fn what_passes_between_two_stages_of_a_rank_waits_there() {
-    let layer = LayerProfile {
-        kind: "layer".into(),
-        output_bytes: 7,
-        activation_bytes: 10,
-        weight_activation_bytes: Some(0),
-        ..LayerProfile::default()
-    };
-    check_peak(&layer, 1, "0F0,0B0\n", 10);
-    check_peak(&layer, 2, "0F0,1F0,1B0,0B0\n", 10 + 10 + 7);
-    check_peak(&layer, 3, "0F0,1F0,2F0,2B0,1B0,0B0\n", 10 + 10 + 10 + 7 + 7);
-    // An action of stage 0 also holds the 7 bytes that it sends or has got.
-    check_peak(&layer, 2, "0F0,1F0,0F1,1B0,0B0,1F1,1B1,0B1\n", 3 * 10 + 7 + 7);
-}
-
 /// Returns a random choice of what stages recompute: in about a third of the stages, some layers or all.
 fn drawn(starts: &[usize], numbers: &mut Numbers) -> Vec<Option<StageRecompute>> {
     let stages = starts.windows(2);
@@ -505,4 +418,20 @@ fn slices_have_no_times_in_a_profile() {
     let message = "the schedule cuts microbatches into 2 slices, and a profile has the times of whole microbatches; \
                    simulate it at costs of your own (`--cost`), or choose another schedule, such as `1f1b`";
     assert_eq!(error.to_string(), message);
+}
+
+#[test]
+fn a_stage_recomputes_only_the_parts_that_its_layers_have() {
+    let with_norms =
+        LayerProfile { activation_bytes: 9, norms_bytes: 4, norms_s: 0.5, ..LayerProfile::default() };
+    let layers = vec![with_norms, LayerProfile::default()];
+    let profile = Profile { link: LinkProfile::new(0.0, 1.0), layers, ..Profile::default() };
+    let mesh = Mesh { tensor: 1, replicas: 1, ranks: 2, order: MeshOrder::Replicas };
+    let network = Network::of(&profile, mesh).expect("a network");
+    let layers = Layers::of(&profile, 1, network, TrainingState::default());
+    let loads = stage_loads(&layers, &[0, 1, 2], &[StageRecompute::of_parts(LayerParts::ALL); 2]);
+    let choices: Vec<_> = loads.iter().map(StageLoad::choice).collect();
+    assert_eq!(choices, [StageRecompute::of_parts(LayerPart::Norms.into()), None]);
+    let costs: Vec<_> = loads.iter().map(|load| (load.kept, load.remade, load.input)).collect();
+    assert_eq!(costs, [(5, 4, 0.5), (0, 0, 0.0)]);
 }
