@@ -55,6 +55,7 @@ mod named;
 mod explore;
 mod change;
 mod critical;
+mod draws;
 mod polish;
 mod planner;
 #[cfg(test)]

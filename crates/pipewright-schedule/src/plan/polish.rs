@@ -5,28 +5,28 @@
 //! the faster half, and so on until one plan is left.
 //!
 //! A change moves one computation within a block of the critical path, or the boundaries of a few
-//! neighbouring stages by one layer. If the memory is limited, it may also let a stage recompute a layer more
-//! or less, or a part of its layers. The critical path is a chain of computations without a gap that ends
+//! neighbouring stages by one layer. If the memory is limited, it may also let a stage recompute a layer or a
+//! part of its layers more or less, or keep a microbatch more or less. The critical path is a chain of computations without a gap that ends
 //! with the step: each starts when the one before it on its rank ends, or when its message arrives. A block
 //! is a part of it on one rank. Only a change that puts another computation first or last in a block can
 //! shorten the path, as in the job shop problem (Nowicki and Smutnicki, "A fast taboo search algorithm for
 //! the job shop problem", 1996). A change may make the plan a little slower. The less work is left in the
 //! round, the less slower it may become.
 
-use std::ops::Range;
 use std::rc::Rc;
 
 use crate::plan::balance::Numbers;
-use crate::plan::change::{Change, Recomputed, may_move};
+use crate::plan::change::Change;
 use crate::plan::critical::{Block, critical};
+use crate::plan::draws::{Draws, drawn_tolerance};
 use crate::plan::evaluate::{Changed, Evaluator};
+use crate::plan::layers::Layers;
 use crate::plan::order::Order;
-use crate::plan::recompute::{chosen, drawn_parts};
 use crate::plan::search::{Candidate, Choice, Search, optimizer_time};
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::{StageLoad, stage_loads};
 use crate::plan::tuning::PolishTuning;
-use crate::recompute::{LayerParts, StageRecompute};
+use crate::recompute::StageRecompute;
 
 /// The plan that is changed.
 struct Polished {
@@ -41,10 +41,8 @@ struct Polished {
     time: f64,
     /// The shortest time so far.
     least: f64,
-    /// Whether changes let stages recompute parts of their layers.
+    /// Whether changes let stages recompute some layers, parts of layers or microbatches.
     recomputes_in_part: bool,
-    /// The parts of layers that save memory.
-    parts: LayerParts,
     blocks: Vec<Block>,
 }
 
@@ -91,12 +89,6 @@ fn starts(search: &Search<'_>) -> Vec<Candidate> {
     best.clone().into_iter().chain(others).take(search.tuning.polish.starts).collect()
 }
 
-/// Returns a random number from 0 to 20, with a mean of 2.2. Most are small.
-fn drawn_tolerance(numbers: &mut Numbers) -> f64 {
-    let drawn = numbers.below(1 << 20) as f64 / f64::from(1 << 20);
-    (1.0 - drawn) / (drawn + 0.05)
-}
-
 impl Polished {
     fn of(search: &mut Search<'_>, shapes: &[Shape], plan: Candidate) -> Option<Self> {
         let Candidate { starts, recompute, shape, .. } = plan;
@@ -110,7 +102,6 @@ impl Polished {
         let time = evaluator.time(&order, &loads, &layers.network)? + optimizer;
         search.charge_evaluation(evaluator.computations(), recompute.len());
         let blocks = critical(&order, &evaluator);
-        let parts = layers.parts();
         let recomputes_in_part = search.request.memory.is_some() && search.request.recomputes_in_part();
         Some(Self {
             order,
@@ -123,7 +114,6 @@ impl Polished {
             time,
             least: time,
             recomputes_in_part,
-            parts,
             blocks,
         })
     }
@@ -146,7 +136,7 @@ impl Polished {
             }
             let tolerance =
                 tuning.worse * drawn_tolerance(numbers) * (search.left() - reserve) as f64 / whole;
-            let Some(change) = self.draw(tuning, numbers) else {
+            let Some(change) = self.draws(&shapes[self.shape].layers, tuning).draw(numbers) else {
                 search.charge_draw();
                 continue;
             };
@@ -172,66 +162,18 @@ impl Polished {
         search.keep_changed(shapes, &Rc::new(self.order.clone()), &loads, choice, time);
     }
 
-    /// Returns a change at random; `None` if the drawn one cannot be.
-    fn draw(&self, tuning: &PolishTuning, numbers: &mut Numbers) -> Option<Change> {
-        let stages = self.recompute.len();
-        if stages > 1 || self.recomputes_in_part {
-            match numbers.below(tuning.boundaries) {
-                0 if stages > 1 => return self.draw_shift(tuning, numbers),
-                1 if self.recomputes_in_part => {
-                    return self.draw_recomputed(0..stages, numbers).map(Change::Recompute);
-                }
-                _ => {}
-            }
+    /// Returns the plan as changes are drawn for it.
+    fn draws<'a>(&'a self, layers: &'a Layers, tuning: &'a PolishTuning) -> Draws<'a> {
+        let Self { order, starts, recompute, blocks, .. } = self;
+        Draws {
+            order,
+            starts,
+            recompute,
+            blocks,
+            layers,
+            recomputes_in_part: self.recomputes_in_part,
+            tuning,
         }
-        let &Block { rank, first, last } = self.blocks.get(numbers.below(self.blocks.len().max(1)))?;
-        if first == last {
-            return None;
-        }
-        let far = numbers.below((last - first).min(tuning.reach));
-        let (from, to) = match numbers.below(4) {
-            0 => (first, first + 1),
-            1 => (last - 1, last),
-            2 => (first + 1 + far, first),
-            _ => (last - 1 - far, last),
-        };
-        may_move(&self.order.rows[rank], from, to).then_some(Change::Move { rank, from, to })
-    }
-
-    /// Returns a random change of boundaries. Often one of their stages recomputes a layer more or less.
-    fn draw_shift(&self, tuning: &PolishTuning, numbers: &mut Numbers) -> Option<Change> {
-        let stages = self.recompute.len();
-        let first = 1 + numbers.below(stages - 1);
-        let more = numbers.below((stages - first).min(tuning.most_boundaries));
-        let last = if numbers.below(3) == 0 { first + more } else { first };
-        let is_up = numbers.below(2) == 0;
-        let fits = if is_up {
-            self.starts[last] + 1 < self.starts[last + 1]
-        } else {
-            self.starts[first] - 1 > self.starts[first - 1]
-        };
-        let recomputed = if self.recomputes_in_part && numbers.below(2) == 0 {
-            self.draw_recomputed(first - 1..last + 1, numbers)
-        } else {
-            None
-        };
-        fits.then_some(Change::Shift { first, last, is_up, recomputed })
-    }
-
-    /// Returns a random change of what one of these stages recomputes; `None` if the drawn one cannot be.
-    fn draw_recomputed(&self, stages: Range<usize>, numbers: &mut Numbers) -> Option<Recomputed> {
-        let stage = stages.start + numbers.below(stages.len());
-        let (before, count) = (self.recompute[stage], self.starts[stage + 1] - self.starts[stage]);
-        let layers = before.map_or(0, |choice| choice.layers_of(count));
-        let parts = before.map_or(LayerParts::NONE, |choice| choice.parts);
-        let after = match drawn_parts(self.parts, parts, numbers) {
-            Some(parts) => chosen(layers, count, parts),
-            None => {
-                let layers = if numbers.below(2) == 0 { layers.checked_sub(1)? } else { layers + 1 };
-                chosen(layers, count, parts)
-            }
-        };
-        (after != before).then_some(Recomputed { stage, before, after })
     }
 
     /// Makes a change if the time is then below `before` and the plan fits into the memory. Returns whether
@@ -269,10 +211,13 @@ impl Polished {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::generate::{ScheduleSpec, generate};
     use crate::placement::Placement;
     use crate::plan::balance::even;
+    use crate::plan::change::Recomputed;
     use crate::plan::greedy::{Rules, Task, greedy};
     use crate::plan::order::{Cell, Kind};
     use crate::plan::predict::{PlanChoice, predict};
@@ -391,7 +336,10 @@ mod tests {
             let mut numbers = Numbers(seed);
             let (mut made, mut refused) = (0, 0);
             for _ in 0..2_000 {
-                let Some(change) = plan.draw(&PolishTuning::default(), &mut numbers) else { continue };
+                let Some(change) = plan.draws(&shapes[0].layers, &PolishTuning::default()).draw(&mut numbers)
+                else {
+                    continue;
+                };
                 let before = (plan.order.clone(), plan.starts.clone());
                 if plan.make(&mut search, &shapes, change, plan.time * 1.02) {
                     made += 1;
@@ -408,6 +356,30 @@ mod tests {
             }
             assert!(made > 0 && refused > 0, "seed {seed}: {made} made, {refused} refused");
         }
+    }
+
+    #[test]
+    fn a_change_of_what_a_stage_recomputes_leaves_the_rest() {
+        let mut profile = profile(0, 12);
+        profile.layers.iter_mut().for_each(|layer| layer.norms_bytes = 2);
+        let (request, shapes) = asked(&profile, Some(10_000), 1_000_000);
+        let (tuning, mut keep_going) = (Tuning::default(), || true);
+        let mut search = Search::new(&request, &tuning, &mut keep_going);
+        let before = StageRecompute { keep: 2, ..StageRecompute::first(1).expect("a layer") };
+        let plan = start_with(&mut search, &shapes, Some(10_000), [Some(before); 6]);
+        let mut numbers = Numbers(0);
+        let mut found = BTreeSet::new();
+        for _ in 0..1_000 {
+            let change = plan.draws(&shapes[0].layers, &PolishTuning::default()).draw(&mut numbers);
+            if let Some(Change::Recompute(Recomputed { after, .. })) = change {
+                found.insert(after.map(|choice| choice.to_string()));
+            }
+        }
+        // Each stage has two layers.
+        let expected =
+            ["", ":keep=2", ":layers=1:keep=1", ":layers=1:keep=2:parts=norms", ":layers=1:keep=3"];
+        let expected = expected.map(|text| Some(text.to_owned()).filter(|text| !text.is_empty()));
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), expected);
     }
 
     #[test]
