@@ -138,7 +138,8 @@ fn latent_attention(config: &DecoderConfig, latent: LatentForm, form: &BlockForm
         kept: 2 * queries + 2 * values + heads,
         ..Cost::default()
     };
-    products + cost::norm(key_rank) + query_rank.map_or_else(Cost::default, cost::norm)
+    let norm = cost::norm_of_products;
+    products + norm(key_rank) + query_rank.map_or_else(Cost::default, norm)
 }
 
 fn dense(config: &DecoderConfig, form: &BlockForm<'_>) -> Cost {
@@ -223,6 +224,25 @@ const NUMBER: u64 = 2;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_norms_of_latents_may_be_computed_again() {
+        let norms = |latent| {
+            let form = BlockForm { latent, ..BlockForm::default() };
+            DecoderConfig::new(256, 4).describe(&form, 5).layers[1].norms_bytes
+        };
+        let latent = LatentForm {
+            query_rank: Some(24),
+            key_rank: 16,
+            rotated: 8,
+            unrotated: 8,
+            value: 8,
+            is_interleaved: false,
+        };
+        // 5 tokens in single precision.
+        assert_eq!(norms(Some(latent)) - norms(None), 5 * (24 + 16) * 4);
+        assert_eq!(norms(Some(LatentForm { query_rank: None, ..latent })) - norms(None), 5 * 16 * 4);
+    }
 
     #[test]
     fn bounded_logits_are_kept_twice() {
