@@ -20,7 +20,8 @@ pub(super) fn product(
     weight: Tensor<2>,
     layout: Layout,
     id: ParamId,
-    (deferred, remade): (Option<Deferred>, Option<Arc<Remade>>),
+    deferred: Option<Deferred>,
+    remade: Option<Arc<Remade>>,
 ) -> Tensor<2> {
     let factor = |weight: Tensor<2>| match layout {
         Layout::Plain => weight,
@@ -192,7 +193,7 @@ mod tests {
         let (x, w) = (leaf([5, 7], 1.0), leaf([7, 3], 2.0));
         let layer = |layout, w: Tensor<2>| {
             let x = x.clone();
-            move |deferred, id| product(x.clone(), w.clone(), layout, id, (deferred, None))
+            move |deferred, id| product(x.clone(), w.clone(), layout, id, deferred, None)
         };
         check(Some(&x), &w, layer(Layout::Plain, w.clone()), finish_product);
         let table = leaf([4, 7], 2.0);
@@ -200,7 +201,7 @@ mod tests {
         // The first layer of a model has an input without a gradient.
         let data = numbers([5, 7], 1.0).cast(DType::F64);
         let first =
-            |deferred, id| product(data.clone().autodiff(), w.clone(), Layout::Plain, id, (deferred, None));
+            |deferred, id| product(data.clone().autodiff(), w.clone(), Layout::Plain, id, deferred, None);
         check(None, &w, first, finish_product);
     }
 

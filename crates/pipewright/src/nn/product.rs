@@ -24,7 +24,7 @@ pub(super) fn multiply(x: Tensor<2>, weight: Tensor<2>, layout: Layout, id: Para
     let (deferred, remade) = (Deferred::current(&weight, id), remade(&x));
     let operands = [x.clone().into_dispatch(), weight.clone().into_dispatch()];
     let Some(([x, weight], tape)) = on_cpu(operands) else {
-        return composed::product(x, weight, layout, id, (deferred, remade));
+        return composed::product(x, weight, layout, id, deferred, remade);
     };
     let outputs = layout.outputs(shape);
     let y = tape.rounded(product(Operand::new(&x, [rows, inputs]), layout.factor(&weight, shape)));

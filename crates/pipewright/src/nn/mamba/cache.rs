@@ -7,8 +7,8 @@ use pipewright_kernel::{convolution, gated_norm, scan};
 
 use super::mixer::Mamba2;
 
-/// The state that a mixer keeps of a sequence that grows. It is in the processor's memory, and its size does not depend
-/// on the number of tokens.
+/// The state that a mixer keeps of a sequence that grows. It is in the processor's memory, and its size does
+/// not depend on the number of tokens.
 #[derive(Clone, Debug, Default)]
 pub struct MambaCache {
     /// The latest rows of the input projection's result, which the convolution of the next token sees.
