@@ -214,7 +214,9 @@ fn the_estimate_of_memory_covers_a_run_of_adapters() {
     fs::write(folder.path().join("lora.toml"), config.to_string()).expect("the scratch folder takes files");
     for (set, most) in [
         (&["run.precision=f32"][..], 1.22),
+        (&["pipeline.recompute=parts"], 1.22),
         (&["run.precision=bf16"], 1.29),
+        (&["run.precision=bf16", "pipeline.recompute=parts"], 1.29),
         (&["run.precision=bf16", "adapter.dropout=0.1"], 1.29),
         (&["adapter.dropout=0.1", "pipeline.schedule=zb-h1"], 1.29),
         (&["adapter.dora=true"], 1.36),

@@ -170,6 +170,16 @@ fn the_memory_of_stages_that_recompute_in_part_is_predicted() {
 }
 
 #[test]
+fn the_memory_of_stages_that_recompute_parts_of_layers_is_predicted() {
+    let run = profiled();
+    for schedule in ["1f1b", "gpipe", "zb-h1"] {
+        check_recompute(&run, schedule, "4", "parts", "parts");
+    }
+    let both = "[{ stage = 0, layers = 2, parts = ['norms'] }, { stage = 1, parts = ['feed-forward'] }]";
+    check_recompute(&run, "gpipe", "4", both, "0:layers=2:parts=norms,1:parts=feed-forward");
+}
+
+#[test]
 fn the_memory_of_the_parts_of_a_head_is_predicted() {
     let run = profiled();
     for parts in ["2", "4"] {
