@@ -106,7 +106,7 @@ impl CutProgram {
         require_split(&settings.mesh, model, &partition)?;
         require_slices(&program, model)?;
         require_recomputed_layers(&settings.pipeline.recompute, &partition)?;
-        require_recomputed_parts(&settings.pipeline.recompute, &layers)?;
+        require_recomputed_parts(&settings.pipeline.recompute, &partition, &layers)?;
         Ok(Self { program, partition, layers, notes })
     }
 }
@@ -316,15 +316,18 @@ fn require_recomputed_layers(recompute: &Recompute, partition: &Partition) -> Re
     )))
 }
 
-/// Refuses parts of layers that no layer of the model computes again.
-fn require_recomputed_parts(recompute: &Recompute, model: &ModelDesc) -> Result<(), Failure> {
-    let parts = recompute.parts_beyond(LayerParts::of_model(model));
-    if parts.is_empty() {
-        return Ok(());
-    }
+/// Refuses parts of layers that no layer of the stage, or of the model, computes again.
+fn require_recomputed_parts(
+    recompute: &Recompute,
+    partition: &Partition,
+    model: &ModelDesc,
+) -> Result<(), Failure> {
+    let parts_of = |stage| LayerParts::of_layers(&model.layers[partition.range(stage)]);
+    let Some((stage, parts)) = recompute.parts_beyond(partition.stages(), parts_of) else { return Ok(()) };
+    let place = stage.map_or_else(|| "this model".to_owned(), |stage| format!("stage {stage}"));
     Err(Failure::input(format!(
-        "`pipeline.recompute` names parts that no layer of this model computes again: {parts}; leave them out, or name \
-         layers or stages"
+        "`pipeline.recompute` names parts that no layer of {place} computes again: {parts}; leave them out, or name layers \
+         or stages"
     )))
 }
 

@@ -13,7 +13,7 @@ use pipewright::train::data::{DataSource, MixedRows, TokenRows};
 use pipewright_models::ParameterSpec;
 use pipewright_models::training_memory::{HeldBytes, MemoryPlan};
 use pipewright_schedule::picture::microbatches_in_words;
-use pipewright_schedule::recompute::{LayerPart, StageRecompute};
+use pipewright_schedule::recompute::{LayerPart, LayerParts, StageRecompute};
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{LayerDesc, Recompute, StageBackward, StageIndex};
 use serde_json::{Map, Value, json};
@@ -116,7 +116,7 @@ impl Summary<'_> {
                 StageBackward::Inputs => ", frozen: no weight gradients",
                 StageBackward::None => ", frozen: forward only",
             };
-            let recomputed = recomputed(&self.prepared.settings.pipeline.recompute, stage);
+            let recomputed = recomputed(&self.prepared.settings.pipeline.recompute, stage, layers);
             let words =
                 format!("on rank {rank}: layers {first} to {last} ({kinds}), {size}{frozen}{recomputed}");
             line(text, &format!("stage {stage}"), &words);
@@ -155,19 +155,24 @@ impl Summary<'_> {
     }
 }
 
-/// Returns words about what a stage recomputes; none if it recomputes nothing.
-fn recomputed(recompute: &Recompute, stage: StageIndex) -> String {
+/// Returns words about what a stage with these layers recomputes; none if it recomputes nothing.
+fn recomputed(recompute: &Recompute, stage: StageIndex, own: &[LayerDesc]) -> String {
     let Some(StageRecompute { layers, keep, parts }) = recompute.choice_of(stage) else {
         return String::new();
     };
-    let of_layers: Vec<&str> = parts.iter().map(LayerPart::name).collect();
-    let of_layers = match &of_layers[..] {
+    let parts = parts.intersection(LayerParts::of_layers(own));
+    let results = parts.iter().map(|part| match part {
+        LayerPart::Norms => "norms",
+        LayerPart::FeedForward => "feed-forward activations",
+    });
+    let of_layers = match &results.collect::<Vec<_>>()[..] {
         [] => String::new(),
-        names => format!("{} of its layers", names.join(" and ")),
+        results => format!("the {} of its layers", results.join(" and the ")),
     };
     let part = match layers {
         _ if recompute.is_by_block() => "all layers one by one".to_owned(),
         None => "all layers".to_owned(),
+        Some(0) if of_layers.is_empty() => return of_layers,
         Some(0) => return format!(", recomputes {of_layers}"),
         Some(1) => "its first layer".to_owned(),
         Some(layers) => format!("its first {layers} layers"),

@@ -170,16 +170,31 @@ fn memory_follows_from_microbatches_schedule_and_sharding() {
     let (code, _, said) = check(&run, &["pipeline.recompute=[{ stage = 0, layers = 4 }]"]);
     let beyond = "`pipeline.recompute` names the first 4 layers of stage 0, which has 3 layers";
     assert!(code == Some(2) && said.contains(beyond), "{said}");
-    let refused_parts = |architecture: &str, recompute: &str| {
+    let refused_parts = |architecture: &str, recompute: &str, cut: &[&str]| {
         let set = [format!("model.architecture={architecture}"), format!("pipeline.recompute={recompute}")];
-        let (code, _, said) = check(&run, &[&set[0], &set[1]]);
+        let (code, _, said) = check(&run, &[&[set[0].as_str(), &set[1]], cut].concat());
         assert_eq!(code.filter(|code| [0, 2].contains(code)), code, "{said}");
-        said.split_once("computes again: ").map(|(_, said)| said.split(';').next().unwrap_or("").to_owned())
+        said.split_once("names parts that no layer of ")
+            .map(|(_, said)| said.split(';').next().unwrap_or("").to_owned())
     };
     // StarCoder2 has layer normalisations and GELU; OLMo 2 has its norms after its layers.
-    assert_eq!(refused_parts("starcoder2", "parts").as_deref(), Some("norms+feed-forward"));
-    assert_eq!(refused_parts("olmo2", "[{ stage = 0, parts = ['norms'] }]").as_deref(), Some("norms"));
-    assert_eq!(refused_parts("olmo2", "parts"), None);
+    let beyond = |place, parts| Some(format!("{place} computes again: {parts}"));
+    assert_eq!(refused_parts("starcoder2", "parts", &[]), beyond("this model", "norms+feed-forward"));
+    let norms = "[{ stage = 0, parts = ['norms'] }]";
+    assert_eq!(refused_parts("olmo2", norms, &[]), beyond("stage 0", "norms"));
+    assert_eq!(refused_parts("olmo2", "parts", &[]), None);
+    // The first stage has only the embedding.
+    let cut = ["pipeline.partition=explicit", "pipeline.boundaries=[1]"];
+    assert_eq!(refused_parts("llama", norms, &cut), beyond("stage 0", "norms"));
+    assert_eq!(refused_parts("llama", "parts", &cut), None);
+    let (_, printed, _) = check(&run, &[&cut[..], &["pipeline.recompute=parts"]].concat());
+    let recomputing: Vec<&str> = printed.lines().filter(|line| line.contains("recomputes")).collect();
+    assert!(
+        recomputing.len() == 1
+            && recomputing[0]
+                .ends_with(", recomputes the norms and the feed-forward activations of its layers"),
+        "{printed}"
+    );
     // SGD without momentum has no state, with momentum one number for each parameter. Muon has one for each
     // of the 2176 elements of a block's matrices, and AdamW's two for the others; Adafactor has one for each
     // row and column.

@@ -225,11 +225,12 @@ fn a_backward_that_computes_its_forward_again_takes_longer_and_holds_less() {
     }
     let folder = folder();
     write(&folder, "p.toml", PROFILE);
-    for (choice, parts) in [("parts", "norms+feed-forward"), ("1:layers=1:parts=norms", "norms")] {
+    for (choice, place, parts) in
+        [("parts", "the profile", "norms+feed-forward"), ("1:layers=1:parts=norms", "stage 1", "norms")]
+    {
         let arguments = ["--profile", "p.toml", "--recompute", choice];
-        let said = format!(
-            "error: no layer of the profile has these parts, which are to be recomputed: {parts}; write"
-        );
+        let said =
+            format!("error: no layer of {place} has these parts, which are to be recomputed: {parts}; write");
         refuse(&folder, &[&["simulate"], &size[..], &arguments].concat(), 2, &said);
     }
 }

@@ -3,7 +3,7 @@
 
 use pipewright::tensor::Precision;
 use pipewright_schedule::costs::StageSizes;
-use pipewright_schedule::recompute::{LayerPart, LayerParts};
+use pipewright_schedule::recompute::LayerParts;
 use pipewright_schedule::{LayerDesc, ModelDesc};
 
 use crate::cut_model::CutModel;
@@ -76,11 +76,8 @@ pub(super) fn stage_sizes(layers: &[LayerDesc], rows: u32) -> StageSizes {
 /// Returns a layer that computes these parts again, and what its backward holds of them. The layer does not
 /// keep them.
 pub(super) fn without_parts(layer: &LayerDesc, parts: LayerParts) -> (LayerDesc, u64) {
-    let bytes_of = |part: LayerPart| match part {
-        LayerPart::Norms => layer.norms_bytes,
-        LayerPart::FeedForward => layer.feed_forward_bytes,
-    };
-    let bytes = parts.iter().map(bytes_of).fold(0, u64::saturating_add).min(layer.activation_bytes);
+    let bytes = parts.iter().map(|part| part.bytes_of(layer)).fold(0, u64::saturating_add);
+    let bytes = bytes.min(layer.activation_bytes);
     (LayerDesc { activation_bytes: layer.activation_bytes - bytes, ..layer.clone() }, bytes)
 }
 

@@ -18,7 +18,7 @@ use crate::schedule::Schedule;
 
 /// Returns the first layer of each stage except the first in the fastest cut that is found for `schedule`;
 /// `None` if there are more stages than layers, or if the mesh does not fit the nodes. A cut is preferred in
-/// which each stage has the layers that it is to recompute. The boundaries of `choice` are ignored, and memory
+/// which each stage has the layers that it is to recompute, and the parts of layers. The boundaries of `choice` are ignored, and memory
 /// is not limited.
 pub fn best_cut(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> Option<Vec<usize>> {
     let layers = choice.layers(profile, schedule.ranks()).ok()?;
@@ -32,8 +32,11 @@ pub fn best_cut(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> 
     let mut orders: BTreeMap<u32, Order> = BTreeMap::new();
     let recompute = Recompute::of_stages(&choice.recompute);
     let mut time = |starts: &[usize]| {
-        let count = |stage: StageIndex| starts[stage.index() + 1] - starts[stage.index()];
-        if recompute.beyond_layers(count).is_some() {
+        let range = |stage: StageIndex| starts[stage.index()]..starts[stage.index() + 1];
+        let parts_of = |stage| layers.parts_of(range(stage));
+        if recompute.beyond_layers(|stage| range(stage).len()).is_some()
+            || recompute.parts_beyond(stages as u32, parts_of).is_some()
+        {
             return f64::INFINITY;
         }
         let loads = stage_loads(&layers, starts, &choice.recompute);

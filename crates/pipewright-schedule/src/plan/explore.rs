@@ -254,9 +254,12 @@ fn changed(search: &mut Search<'_>, shape: &Shape, now: &State, numbers: &mut Nu
     let recomputes_anew = memory.is_some() && numbers.below(4) == 0;
     if recomputes_anew {
         let stage = numbers.below(stages);
-        let count = next.layout.starts[stage + 1] - next.layout.starts[stage];
+        let range = next.layout.starts[stage]..next.layout.starts[stage + 1];
+        let count = range.len();
         next.recompute[stage] = match next.recompute[stage] {
-            now if search.request.recomputes_in_part() => drawn_choice(shape, now, count, numbers),
+            now if search.request.recomputes_in_part() => {
+                drawn_choice(shape.layers.parts_of(range), now, count, numbers)
+            }
             Some(_) => None,
             None => Some(StageRecompute::WHOLE),
         };
@@ -286,15 +289,16 @@ fn changed(search: &mut Search<'_>, shape: &Shape, now: &State, numbers: &mut Nu
 }
 
 /// Returns what a stage of `count` layers recomputes after a random change: one layer more or less, all or none,
-/// or any number; or a part of the layers more or less.
+/// or any number; or one of the parts that its layers have more or less. The rules keep no microbatches, and the
+/// order that they make is fitted anew ([`Search::search_order`]).
 fn drawn_choice(
-    shape: &Shape,
+    all: LayerParts,
     now: Option<StageRecompute>,
     count: usize,
     numbers: &mut Numbers,
 ) -> Option<StageRecompute> {
     let parts = now.map_or(LayerParts::NONE, |choice| choice.parts);
-    if let Some(changed) = drawn_parts(shape.layers.parts(), parts, numbers) {
+    if let Some(changed) = drawn_parts(all, parts, numbers) {
         return chosen(now.map_or(0, |choice| choice.layers_of(count)), count, changed);
     }
     let layers = now.map_or(0, |choice| choice.layers_of(count));

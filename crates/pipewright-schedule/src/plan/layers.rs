@@ -137,7 +137,7 @@ impl Layers {
             temporary: bytes(layer.temporary_bytes),
             parts: LayerPart::ALL.map(|part| {
                 let costs = layer.part(part);
-                PartCost { bytes: bytes(costs.activation_bytes), takes: costs.recompute_s * scale }
+                PartCost { bytes: bytes(costs.bytes), takes: costs.recompute_s * scale }
             }),
             sums: 0.0,
             input_sums: 0.0,
@@ -213,9 +213,10 @@ impl Layers {
         layer.gradient.saturating_add(part).saturating_add(gathered)
     }
 
-    /// Returns the parts that some layer may compute again to save memory.
-    pub(super) fn parts(&self) -> LayerParts {
-        let saves = |&part: &LayerPart| self.list.iter().any(|layer| layer.parts[part as usize].bytes > 0);
+    /// Returns the parts that some layer of a range may compute again to save memory.
+    pub(super) fn parts_of(&self, range: Range<usize>) -> LayerParts {
+        let list = &self.list[range];
+        let saves = |&part: &LayerPart| list.iter().any(|layer| layer.parts[part as usize].bytes > 0);
         LayerPart::ALL.into_iter().filter(saves).collect()
     }
 

@@ -173,7 +173,7 @@ fn choices_to_fit(
     let mut choices = Vec::new();
     if count_choices(&counts) <= most {
         choices.extend(every_choice(&counts).skip(1));
-        if !is_partial || shape.layers.parts().is_empty() {
+        if !is_partial || shape.layers.parts_of(0..shape.layers.count()).is_empty() {
             return choices;
         }
     }

@@ -137,12 +137,15 @@ pub enum PredictError {
         /// The layers that it has.
         count: usize,
     },
-    /// Parts of layers are to be recomputed that no layer of the profile has.
+    /// Parts of layers are to be recomputed that no layer of the stage, or of the profile, has.
     #[error(
-        "no layer of the profile has these parts, which are to be recomputed: {parts}; write their sizes into [[layers]] \
-         (`norms_bytes`, `feed_forward_bytes`), or leave them out"
+        "no layer of {} has these parts, which are to be recomputed: {parts}; write their sizes into [[layers]] \
+         (`norms_bytes`, `feed_forward_bytes`), or leave them out",
+        stage.map_or_else(|| "the profile".to_owned(), |stage| format!("stage {stage}"))
     )]
     RecomputedParts {
+        /// The stage; `None` if all stages were to recompute all parts.
+        stage: Option<StageIndex>,
         /// The parts.
         parts: LayerParts,
     },
@@ -300,14 +303,12 @@ fn loads(layers: &Layers, stages: u32, choice: &PlanChoice) -> Result<Vec<StageL
         return Err(PredictError::Recompute { entries: choice.recompute.len(), stages });
     }
     let starts: Vec<usize> = cut.ranges().map(|range| range.start).chain([layers.count()]).collect();
-    let count = |stage: StageIndex| cut.range(stage).len();
     let recompute = Recompute::of_stages(&choice.recompute);
-    if let Some((stage, layers, count)) = recompute.beyond_layers(count) {
+    if let Some((stage, layers, count)) = recompute.beyond_layers(|stage| cut.range(stage).len()) {
         return Err(PredictError::RecomputedLayers { stage, layers, count });
     }
-    let parts = recompute.parts_beyond(layers.parts());
-    if !parts.is_empty() {
-        return Err(PredictError::RecomputedParts { parts });
+    if let Some((stage, parts)) = recompute.parts_beyond(stages, |stage| layers.parts_of(cut.range(stage))) {
+        return Err(PredictError::RecomputedParts { stage, parts });
     }
     Ok(stage_loads(layers, &starts, &choice.recompute))
 }

@@ -65,15 +65,15 @@ pub(super) fn chosen(layers: usize, count: usize, parts: LayerParts) -> Option<S
     first.or_else(|| StageRecompute::of_parts(parts))
 }
 
-/// Often draws a change of the parts that a stage recomputes: one more or one less of the parts that save memory.
-/// Nothing is drawn if no part does.
+/// Often draws a change of the parts that a stage recomputes: one more or one less of `all`, the parts that its
+/// layers have. Nothing is drawn if they have none.
 pub(super) fn drawn_parts(all: LayerParts, now: LayerParts, numbers: &mut Numbers) -> Option<LayerParts> {
     let all: Vec<LayerPart> = all.iter().collect();
     if all.is_empty() || numbers.below(3) > 0 {
         return None;
     }
     let part = all[numbers.below(all.len())];
-    Some(if now.contains(part) { now.without(part) } else { now.with(part) })
+    Some(if now.contains(part) { now.difference(part.into()) } else { now.with(part) })
 }
 
 /// Returns a choice with which `order` fits into the memory: on each rank that lacks memory, the stages with

@@ -37,7 +37,7 @@ pub(super) struct StageLoad {
     pub(super) again: f64,
     /// The part that it recomputes, at most the layers that it has; `None` if it does not recompute.
     pub(super) recompute: Option<StageRecompute>,
-    /// The parts of layers that it computes again.
+    /// The parts that it computes again, of those that its layers have.
     pub(super) parts: LayerParts,
     /// The exchanges of tokens in its actions.
     pub(super) exchanges: StageExchanges,
@@ -188,9 +188,12 @@ pub(super) fn stage_load(
     let computes = layers.backward_of(start..end);
     // A stage that runs forward only computes nothing again.
     let choice = choice.filter(|_| computes != StageBackward::None);
-    let parts = choice.map_or(LayerParts::NONE, |choice| choice.parts);
-    let recompute = choice.filter(|choice| choice.has_second_forwards());
     // The search moves layers to other stages without regard to what these recompute.
+    let parts = match choice {
+        Some(choice) if !choice.parts.is_empty() => choice.parts.intersection(layers.parts_of(start..end)),
+        _ => LayerParts::NONE,
+    };
+    let recompute = choice.filter(|choice| choice.has_second_forwards());
     let recompute = recompute.map(|choice| choice.within(end - start));
     let again = start..start + recompute.map_or(0, |choice| choice.layers_of(end - start));
     let mut load = StageLoad {

@@ -7,13 +7,13 @@ use serde::de::Error;
 use serde::ser::SerializeSeq;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::model::{LayerDesc, ModelDesc};
+use crate::model::LayerDesc;
 
 /// A part of a layer. Its result is an input of matrix products, which need it for the gradients of their
 /// weights.
 ///
 /// The scores of an attention are not among the parts: no layer keeps them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LayerPart {
     /// The normalisations.
     Norms,
@@ -37,6 +37,15 @@ impl LayerPart {
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|part| part.name() == name)
     }
+
+    /// Returns the bytes that a layer does not keep if its backward computes the part again, for a microbatch of
+    /// one row; 0 if the layer lacks the part.
+    pub fn bytes_of(self, layer: &LayerDesc) -> u64 {
+        match self {
+            Self::Norms => layer.norms_bytes,
+            Self::FeedForward => layer.feed_forward_bytes,
+        }
+    }
 }
 
 /// The parts of the layers of a stage that are computed again. The result is not kept: the backward of a layer
@@ -55,9 +64,14 @@ impl LayerParts {
         Self(self.0 | 1 << part as u8)
     }
 
-    /// Returns the parts without one.
-    pub fn without(self, part: LayerPart) -> Self {
-        Self(self.0 & !(1 << part as u8))
+    /// Returns the parts that are also among `others`.
+    pub fn intersection(self, others: Self) -> Self {
+        Self(self.0 & others.0)
+    }
+
+    /// Returns the parts that are not among `others`.
+    pub fn difference(self, others: Self) -> Self {
+        Self(self.0 & !others.0)
     }
 
     /// Returns whether a part is among them.
@@ -75,13 +89,9 @@ impl LayerParts {
         LayerPart::ALL.into_iter().filter(move |&part| self.contains(part))
     }
 
-    /// Returns the parts that some layer of a model may compute again.
-    pub fn of_model(model: &ModelDesc) -> Self {
-        let bytes_of = |part: LayerPart, layer: &LayerDesc| match part {
-            LayerPart::Norms => layer.norms_bytes,
-            LayerPart::FeedForward => layer.feed_forward_bytes,
-        };
-        let is_in = |&part: &LayerPart| model.layers.iter().any(|layer| bytes_of(part, layer) > 0);
+    /// Returns the parts that some of these layers may compute again.
+    pub fn of_layers(layers: &[LayerDesc]) -> Self {
+        let is_in = |&part: &LayerPart| layers.iter().any(|layer| part.bytes_of(layer) > 0);
         LayerPart::ALL.into_iter().filter(is_in).collect()
     }
 
@@ -167,8 +177,9 @@ mod tests {
         for part in LayerPart::ALL {
             let one = LayerParts::NONE.with(part);
             assert_eq!(one.iter().collect::<Vec<_>>(), [part]);
-            assert_eq!(one.without(part), LayerParts::NONE);
-            assert!(!LayerParts::ALL.without(part).contains(part));
+            assert_eq!(one.difference(part.into()), LayerParts::NONE);
+            assert_eq!(one.intersection(LayerParts::ALL), one);
+            assert!(!LayerParts::ALL.difference(one).contains(part));
         }
     }
 }

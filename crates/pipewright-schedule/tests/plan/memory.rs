@@ -1,7 +1,8 @@
 //! The memory that plans count for parameters and optimizer state.
 
 use pipewright_schedule::plan::{PlanChoice, PlanError, PlanRequest, TrainingState, plan, predict};
-use pipewright_schedule::profile::{LayerProfile, LinkProfile, PartProfile, Profile};
+use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
+use pipewright_schedule::recompute::StageRecompute;
 use pipewright_schedule::sharding::ShardGroups;
 use pipewright_schedule::{Recompute, ScheduleSpec, generate};
 
@@ -68,8 +69,13 @@ fn replicas_that_hold_the_parameters_together_need_less_memory() {
 /// parts that take a hundredth of a forward.
 #[test]
 fn plans_compute_cheap_parts_again_instead_of_layers() {
-    let part = Some(PartProfile { activation_bytes: 2_000_000, recompute_s: 1e-5 });
-    let layer = LayerProfile { norms: part, feed_forward: part, ..block("layer", 1.0) };
+    let layer = LayerProfile {
+        norms_bytes: 2_000_000,
+        norms_s: 1e-5,
+        feed_forward_bytes: 2_000_000,
+        feed_forward_s: 1e-5,
+        ..block("layer", 1.0)
+    };
     let link = LinkProfile::new(0.0, 1e12);
     let profile = Profile { link, layers: vec![layer; 8], ..Profile::default() };
     let memory = 4 * (4 * 4_000_000) + 4 * 9_000_000;
@@ -91,4 +97,35 @@ fn plans_compute_cheap_parts_again_instead_of_layers() {
     assert!(part.peak_bytes.iter().all(|&peak| peak <= memory), "{:?}", part.peak_bytes);
     let recompute = Recompute::of_stages(&part.recompute);
     assert!(recompute.has_parts() && !recompute.has_second_forwards(), "{recompute}");
+}
+
+/// The first of two stages has norms, and the second one has activations of feed-forward layers.
+#[test]
+fn parts_that_no_layer_of_a_stage_has_are_refused() {
+    let norms = LayerProfile { norms_bytes: 1_000, ..block("attention", 1.0) };
+    let feed_forward = LayerProfile { feed_forward_bytes: 1_000, ..block("feed-forward", 1.0) };
+    let link = LinkProfile::new(0.0, 1e12);
+    let profile = Profile { link, layers: vec![norms, feed_forward], ..Profile::default() };
+    let spec = ScheduleSpec { ranks: 2, microbatches: 2, ..ScheduleSpec::default() };
+    let schedule = generate("1f1b", &spec).expect("a schedule");
+    let refused = |layers: &[LayerProfile], parts: [&str; 2]| {
+        let of_stage = |names: &str| StageRecompute::of_parts(names.parse().unwrap_or_default());
+        let recompute = parts.map(of_stage).to_vec();
+        let choice = PlanChoice { recompute, boundaries: vec![1], ..PlanChoice::default() };
+        let profile = Profile { layers: layers.to_vec(), ..profile.clone() };
+        predict(&profile, &schedule, &choice).map(drop).map_err(|error| error.to_string())
+    };
+    let all = "norms+feed-forward";
+    assert_eq!(refused(&profile.layers, [all, all]), Ok(()), "the choice of all parts of all stages");
+    assert_eq!(refused(&profile.layers, ["norms", "feed-forward"]), Ok(()));
+    let message = |place: &str, parts: &str| {
+        Err(format!(
+            "no layer of {place} has these parts, which are to be recomputed: {parts}; write their sizes into [[layers]] \
+             (`norms_bytes`, `feed_forward_bytes`), or leave them out"
+        ))
+    };
+    assert_eq!(refused(&profile.layers, ["norms", "norms"]), message("stage 1", "norms"));
+    assert_eq!(refused(&profile.layers, [all, ""]), message("stage 0", "feed-forward"));
+    let without = [block("layer", 1.0), block("layer", 1.0)];
+    assert_eq!(refused(&without, [all, all]), message("the profile", all));
 }
