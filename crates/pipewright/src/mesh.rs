@@ -207,42 +207,31 @@ impl Mesh {
     }
 
     /// Returns the share of the batch that a replica gets in a repetition of a step: the share of the
-    /// `rotation`-th next replica, among the replicas that hold the parameters together if they are sharded.
-    /// So the reduction of gradients to shards adds the same shares. If replicas hold experts together, the
-    /// shares of an expert group move together, to the `rotation`-th next group, so that each expert gets the
-    /// same tokens from the same places of its group. They do not move if there is no other group.
+    /// `rotation`-th next replica, or of the same replica of the `rotation`-th next expert group if replicas
+    /// hold experts together. Each replica with an expert then gets the tokens that another replica with this
+    /// expert had, in the same order.
+    ///
+    /// Sums over a group of replicas that holds the parameters together must add the same shares. So shares
+    /// stay in such a group, unless the group is a part of an expert group and moves as a whole.
     pub(crate) fn share_of(&self, replica: u32, rotation: u32) -> u32 {
-        let size = self.rotating();
+        let size = if self.shards > self.experts { self.shards } else { self.data };
         let first = replica - replica % size;
-        first + (replica - first + self.distance(rotation)) % size
+        let distance = rotation % (size / self.experts) * self.experts;
+        first + (replica - first + distance) % size
     }
 
-    /// Orders the contents of several replicas by their shares of the batch. They are of all replicas, or of
-    /// a group of replicas that hold the parameters together.
-    pub(crate) fn order_by_share<T>(&self, contents: &mut [T], rotation: u32) {
-        let distance = self.distance(rotation) as usize;
-        contents.chunks_mut(self.rotating() as usize).for_each(|group| group.rotate_right(distance));
-    }
-
-    /// Orders the contents of replicas that hold the same experts by their shares of the batch. They are of
-    /// one replica of each expert group among which shares move.
-    pub(crate) fn order_experts_by_share<T>(&self, contents: &mut [T], rotation: u32) {
-        let distance = self.distance(rotation) / self.experts;
-        if distance > 0 {
-            contents.rotate_right(distance as usize);
-        }
-    }
-
-    /// Returns the number of replicas by which shares move in a repetition.
-    fn distance(&self, rotation: u32) -> u32 {
-        let size = self.rotating();
-        let groups = (size / self.experts).max(1);
-        rotation % groups * self.experts % size
-    }
-
-    /// Returns the number of replicas among which shares move.
-    fn rotating(&self) -> u32 {
-        if self.shards > 1 { self.shards } else { self.data }
+    /// Orders the contents of a group's ranks by the shares of the batch that their replicas get in a
+    /// repetition of a step.
+    pub(crate) fn by_share<T>(
+        &self,
+        group: &Group,
+        contents: impl Iterator<Item = T>,
+        rotation: u32,
+    ) -> Vec<T> {
+        let share = |&member: &WorldRank| self.share_of(self.coord(member).replica, rotation);
+        let mut contents: Vec<(u32, T)> = group.members().iter().map(share).zip(contents).collect();
+        contents.sort_by_key(|(share, _)| *share);
+        contents.into_iter().map(|(_, content)| content).collect()
     }
 
     /// Returns the row of a rank in a step's timeline, which has one row for each tensor group.
@@ -268,40 +257,45 @@ impl Mesh {
 mod tests {
     use super::*;
 
-    #[test]
-    fn contents_are_ordered_by_the_shares_of_a_repetition() {
-        for (data, shards) in [(1, 1), (2, 1), (3, 1), (4, 4), (6, 3)] {
-            let mesh = Mesh { pipeline: 2, data, shards, experts: 1, tensor: 1 };
-            for rotation in 0..4 {
-                let mut shares: Vec<u32> =
-                    (0..data).map(|replica| mesh.share_of(replica, rotation)).collect();
-                assert_eq!(shares[0], rotation % if shards > 1 { shards } else { data });
-                mesh.order_by_share(&mut shares, rotation);
-                assert_eq!(shares, (0..data).collect::<Vec<_>>(), "{mesh:?}, {rotation}");
-            }
-        }
-    }
-
+    /// Shares move among `size` replicas, in `groups` expert groups.
     #[test]
     fn the_shares_of_an_expert_group_move_together() {
-        for (data, shards, experts, groups) in
-            [(4, 1, 2, 2), (6, 1, 2, 3), (4, 1, 4, 1), (8, 4, 2, 2), (8, 2, 4, 1), (8, 8, 2, 4), (8, 2, 2, 1)]
-        {
-            let mesh = Mesh { pipeline: 1, data, shards, experts, tensor: 1 };
+        for (data, shards, experts, size, groups) in [
+            (1, 1, 1, 1, 1),
+            (3, 1, 1, 3, 3),
+            (4, 4, 1, 4, 4),
+            (6, 3, 1, 3, 3),
+            (4, 1, 2, 4, 2),
+            (6, 1, 2, 6, 3),
+            (4, 1, 4, 4, 1),
+            (8, 4, 2, 4, 2),
+            (8, 8, 2, 8, 4),
+            (8, 8, 8, 8, 1),
+            // The shards of each expert group move with it.
+            (8, 2, 2, 8, 4),
+            (8, 2, 4, 8, 2),
+        ] {
+            let mesh = Mesh { pipeline: 2, data, shards, experts, tensor: 1 };
             for rotation in 0..5 {
                 let shares: Vec<u32> = (0..data).map(|replica| mesh.share_of(replica, rotation)).collect();
-                let moved = (rotation % groups) * experts;
-                assert_eq!(shares[0], moved, "{mesh:?}, {rotation}");
-                assert!((0..data).zip(&shares).all(|(replica, share)| replica % experts == share % experts));
-                let mut all = shares.clone();
-                mesh.order_by_share(&mut all, rotation);
-                assert_eq!(all, (0..data).collect::<Vec<_>>(), "{mesh:?}, {rotation}");
-                // The replicas with the same experts among which shares move.
-                let size = if shards > 1 { shards } else { data };
-                let mut same: Vec<u32> =
-                    shares[..size as usize].iter().copied().step_by(experts as usize).collect();
-                mesh.order_experts_by_share(&mut same, rotation);
-                assert!(same.is_sorted(), "{mesh:?}, {rotation}: {same:?}");
+                assert_eq!(shares[0], (rotation % groups) * experts, "{mesh:?}, {rotation}");
+                for (replica, share) in (0..data).zip(&shares) {
+                    assert_eq!((replica % experts, replica / size), (share % experts, share / size));
+                }
+                let groups = [Mesh::data_group, Mesh::shard_group, Mesh::copy_group, Mesh::expert_row_group];
+                for group in groups {
+                    for rank in 0..2 * data {
+                        let group = group(&mesh, WorldRank::new(rank)).expect("it is in the mesh");
+                        let of =
+                            group.members().iter().map(|&member| shares[mesh.coord(member).replica as usize]);
+                        let sorted = mesh.by_share(&group, of, rotation);
+                        assert!(sorted.is_sorted(), "{mesh:?}, {rotation}: {sorted:?}");
+                    }
+                }
+                // A group that holds the parameters together has the shares of such a group.
+                for group in shares.chunks(shards as usize) {
+                    assert!(group.iter().all(|share| share / shards == group[0] / shards), "{mesh:?}");
+                }
             }
         }
     }

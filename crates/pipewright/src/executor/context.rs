@@ -208,20 +208,15 @@ impl RankContext {
         &self.tensor_group
     }
 
-    /// Orders the contents of this rank in all replicas, or in the replicas of its shard group, by their
-    /// shares of the batch in a repetition of a step.
-    pub(super) fn by_share<T>(&self, contents: impl Iterator<Item = T>, repetition: u32) -> Vec<T> {
-        let mut contents: Vec<T> = contents.collect();
-        self.mesh.order_by_share(&mut contents, repetition);
-        contents
-    }
-
-    /// Orders the contents of this rank in the replicas with the same experts, of all replicas or of its
-    /// shard group, by their shares of the batch in a repetition of a step.
-    pub(super) fn experts_by_share<T>(&self, contents: impl Iterator<Item = T>, repetition: u32) -> Vec<T> {
-        let mut contents: Vec<T> = contents.collect();
-        self.mesh.order_experts_by_share(&mut contents, repetition);
-        contents
+    /// Orders the contents of a group's ranks by the shares of the batch that their replicas have in a
+    /// repetition of a step.
+    pub(super) fn by_share<T>(
+        &self,
+        group: &Group,
+        contents: impl Iterator<Item = T>,
+        repetition: u32,
+    ) -> Vec<T> {
+        self.mesh.by_share(group, contents, repetition)
     }
 
     /// Returns the same rank in the replicas that hold the experts together with this one. The group has one

@@ -82,20 +82,6 @@ impl StagePart {
         if self.of_experts { experts } else { others }
     }
 
-    /// Orders the contents of the replicas that sum the gradients by their shares of the batch.
-    fn by_share<T>(
-        &self,
-        context: &RankContext,
-        contents: impl Iterator<Item = T>,
-        repetition: u32,
-    ) -> Vec<T> {
-        if self.of_experts {
-            context.experts_by_share(contents, repetition)
-        } else {
-            context.by_share(contents, repetition)
-        }
-    }
-
     fn shard_tag(&self, stage: StageIndex) -> Tag {
         Tag::GradientShard { stage, of_experts: self.of_experts }
     }
@@ -297,7 +283,7 @@ impl Sum<'_> {
                 if connection.receive_tensors(&mut parts, &device)?.is_some() {
                     return Ok(State::Sharding(parts));
                 }
-                let sums = sum(part.by_share(context, parts.into_contents(), repetition));
+                let sums = sum(context.by_share(part.sharers(context), parts.into_contents(), repetition));
                 if copies.members().len() == 1 {
                     set_gradients(stage, part, sums);
                     return Ok(State::Done);
@@ -310,10 +296,7 @@ impl Sum<'_> {
                     return Ok(State::Scattering(parts));
                 }
                 let tag = Tag::GradientSum { stage: index, of_experts: part.of_experts };
-                // Shares move within the group of replicas that hold the parameters together, whose sums
-                // these are.
-                let repetition_of_parts = if context.is_sharded() { 0 } else { repetition };
-                let sums = sum(part.by_share(context, parts.into_contents(), repetition_of_parts));
+                let sums = sum(context.by_share(copies, parts.into_contents(), repetition));
                 for (_, to) in copies.others() {
                     connection.send_copies(to, tag, sums.clone());
                 }
@@ -353,7 +336,8 @@ fn cut(
         shards.map(|shard| (shard, OptionalTensors::new())).collect();
     for gradient in gradients {
         for (shard, list) in &mut lists {
-            list.push(gradient.as_ref().and_then(|whole| shard.cut(whole)).map(Value::copied));
+            let part = gradient.as_ref().and_then(|whole| shard.cut(whole));
+            list.push(if shard.has_all() { part } else { part.map(Value::copied) });
         }
     }
     lists.into_iter().map(|(_, list)| list).collect()

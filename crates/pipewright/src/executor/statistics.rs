@@ -71,7 +71,8 @@ pub(super) fn set_statistics(
     means: Vec<StatisticsMean>,
 ) {
     for StatisticsMean { stage, values } in means {
-        let values: Vec<OptionalTensors> = context.by_share(values.into_contents(), repetition);
+        let values: Vec<OptionalTensors> =
+            context.by_share(context.data_group(), values.into_contents(), repetition);
         let count = |index| values.iter().filter(|list| list.get(index).is_some_and(Option::is_some)).count();
         let counts: Vec<usize> = (0..values.first().map_or(0, Vec::len)).map(count).collect();
         let mean = sum(values).into_iter().zip(counts);

@@ -7,21 +7,22 @@
 //! a step is suspicious ([`Suspicion`]), no rank updates; all ranks compute the step again and compare the
 //! checksums.
 //!
-//! A step is suspicious if a loss, a gradient or a parameter is not finite, if a forward has other results when
-//! its backward computes it again, or if the gradient norm is more than [`JUMP`] times the median of the last
-//! [`NORMS`] norms, unless the median is 0. A pipeline first observes [`FIRST_NORMS`] norms. With a loss scale
-//! (f16), a gradient that is not finite skips the update and halves the scale, and the step is not repeated.
+//! A step is suspicious if a loss, a gradient or a parameter is not finite, if a forward has other results
+//! when its backward computes it again, or if the gradient norm is more than [`JUMP`] times the median of the
+//! last [`NORMS`] norms, unless the median is 0. A pipeline first observes [`FIRST_NORMS`] norms. With a loss
+//! scale (f16), a gradient that is not finite skips the update and halves the scale, and the step is not
+//! repeated.
 //!
-//! If gradients are accumulated over several batches, a suspicious batch repeats all batches of the step so far.
-//! The next batch is then computed for the first time, and is verified like any other.
+//! If gradients are accumulated over several batches, a suspicious batch repeats all batches of the step so
+//! far. The next batch is then computed for the first time, and is verified like any other.
 //!
 //! # What must hold
 //!
 //! Layers, losses and hooks must compute the same bits each time, from their parameters, their inputs and the
-//! random numbers of their context. Otherwise a rank is named that is not broken. A hook that adds gradients over
-//! replicas itself knows the numbers of the replicas, not their shares, and may add them in another order in a
-//! repetition. The description of messages that a rank has got from another replica's share stays known after a
-//! repetition: if the shapes differ between replicas, compare them in the first step only
+//! random numbers of their context. Otherwise a rank is named that is not broken. A hook that adds gradients
+//! over replicas itself knows the numbers of the replicas, not their shares, and may add them in another
+//! order in a repetition. The description of messages that a rank has got from another replica's share stays
+//! known after a repetition: if the shapes differ between replicas, compare them in the first step only
 //! ([`CheckMetadata`](crate::tensor::CheckMetadata)).
 //!
 //! # On other ranks
@@ -29,9 +30,9 @@
 //! If the pipeline has replicas, repetition `k` gives each replica the microbatches of the `k`-th next one. A
 //! processor that always computes the same wrong bits is then found too. If parameters are sharded, the
 //! microbatches move within the group of replicas that hold the parameters together. If replicas hold experts
-//! together, the microbatches of an expert group move to the `k`-th next group. A repetition runs on the same
-//! ranks if there is only one replica or one expert group, or, with sharded parameters, only one of them in
-//! each group that holds the parameters together.
+//! together, the microbatches of an expert group move to the `k`-th next expert group, which is in the same
+//! group if parameters are sharded over several expert groups. A repetition runs on the same ranks if there
+//! is only one replica or one expert group.
 //!
 //! # What is compared
 //!
@@ -45,14 +46,16 @@
 //! The last computation counts if each of its results has the bits of an earlier one, on another rank if the
 //! result was computed on several. Otherwise the step is repeated, at most [`REPETITIONS`] times.
 //!
-//! The first result that differs, in the order of the computation, shows which rank was wrong: its inputs had the same
-//! bits in all computations. With bits that two ranks agree on, or that the only rank has computed twice, the
-//! ranks that have computed other bits are named. A rank that has computed one result with different bits is named
-//! in any case. Otherwise all ranks are reported that have computed the result, and none of them is named. A
-//! message whose bits change between two ranks looks like a wrong result of its receiver.
+//! The first result that differs, in the order of the computation, shows which rank was wrong: its inputs had
+//! the same bits in all computations. With bits that two ranks agree on, or that the only rank has computed
+//! twice, the ranks that have computed other bits are named. A rank that has computed one result with
+//! different bits is named in any case. Otherwise all ranks are reported that have computed the result, and
+//! none of them is named. A message whose bits change between two ranks looks like a wrong result of its
+//! receiver.
 //!
-//! The sums over replicas, the gradient norm and the update are not compared. A layer that stops at a number that
-//! is not finite stops a repetition before the comparison, and the step fails with the error of its rank.
+//! The sums over replicas, the gradient norm and the update are not compared. A layer that stops at a number
+//! that is not finite stops a repetition before the comparison, and the step fails with the error of its
+//! rank.
 
 mod checksum;
 mod difference;
