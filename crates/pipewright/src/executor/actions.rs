@@ -13,7 +13,7 @@
 use pipewright_schedule::{Action, StageIndex};
 
 use super::boundary::{fetch_gradients, fetch_inputs, send_backward, send_forward};
-use super::compute::{Computation, recompute_early, runs_by_turns};
+use super::compute::{Computation, halves, part_of, recompute_early, runs_by_turns};
 use super::gather::{fetch_parameters, reshard, unshard};
 use super::losses::read_losses;
 use super::machine::Executor;
@@ -50,6 +50,7 @@ impl Executor {
         if let Some(awaited) = self.act_in_scope(action)? {
             return Ok(Some(Blocked::Receiving(awaited)));
         }
+        self.note_exchange_sums(action);
         if !self.is_noted_later(action) {
             self.recorder.note(action);
         }
@@ -60,6 +61,11 @@ impl Executor {
         self.step.advance();
         self.connection.moved(self.step.position());
         Ok(None)
+    }
+
+    /// Notes the checksums of the tokens that the rank has sent in its current action.
+    pub(super) fn note_exchange_sums(&mut self, action: Action) {
+        self.checks.note_exchanges(self.connection.take_exchange_sums(), |half| part_of(action, half));
     }
 
     /// Returns whether the event of an action is added when its message is taken. It lasts from the first
@@ -170,7 +176,12 @@ impl Executor {
         // A backward that runs by turns computes its forward again while the other half waits.
         let stages = [overlap.forward().0, overlap.backward().0];
         let recomputes = !runs_by_turns(&self.context, &self.stages, stages);
-        action.parts().find_map(|part| self.fetch_for(part, recomputes).transpose()).transpose()
+        let awaited = halves(action).find_map(|(half, part)| {
+            self.connection.set_half(Some(half));
+            self.fetch_for(part, recomputes).transpose()
+        });
+        self.connection.set_half(None);
+        awaited.transpose()
     }
 
     /// Takes the messages that an action needs. The action is not an overlap. If `recomputes` and the action

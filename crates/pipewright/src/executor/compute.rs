@@ -41,11 +41,9 @@ pub(super) struct Computation<'a> {
 }
 
 impl Computation<'_> {
+    /// Runs the action and notes the times of its exchanges.
     pub(super) fn run(&mut self, action: Action) -> Result<(), Cause> {
-        let outcome = self.run_action(action);
-        // An action that fails has exchanges too.
-        self.checks.note_exchanges(self.connection.take_exchange_sums(), |half| part_of(action, half));
-        outcome?;
+        self.run_action(action)?;
         let exchanges = self.connection.take_exchange_times();
         self.recorder.note_exchanges(exchanges, |half| part_of(action, half));
         Ok(())
@@ -77,7 +75,12 @@ impl Computation<'_> {
             return self.by_turns(overlap, forward_at, backward_at);
         }
         let Some(hook) = self.context.hook() else {
-            return overlap.parts().try_for_each(|part| self.run(part));
+            for (half, part) in halves(overlap) {
+                self.connection.set_half(Some(half));
+                self.run_action(part)?;
+            }
+            self.connection.set_half(None);
+            return Ok(());
         };
         let mut parts = overlap.parts();
         let (Some(first), Some(second)) = (parts.next(), parts.next()) else {
@@ -295,15 +298,14 @@ pub(super) fn runs_by_turns(
     has_groups && forward != backward && (exchanges(forward) || exchanges(backward))
 }
 
+/// Returns the halves of an overlap.
+pub(super) fn halves(overlap: Action) -> impl Iterator<Item = (Direction, Action)> {
+    [Direction::Forward, Direction::Backward].into_iter().zip(overlap.parts())
+}
+
 /// Returns a half of an overlap, or the whole action.
-fn part_of(action: Action, half: Option<Direction>) -> Action {
-    let mut parts = action.parts();
-    let part = match half {
-        None => None,
-        Some(Direction::Forward) => parts.next(),
-        Some(Direction::Backward) => parts.nth(1),
-    };
-    part.unwrap_or(action)
+pub(super) fn part_of(action: Action, half: Option<Direction>) -> Action {
+    halves(action).find(|&(own, _)| Some(own) == half).map_or(action, |(_, part)| part)
 }
 
 /// Computes a forward again before the gradients for its backward are taken, so that it runs while they are

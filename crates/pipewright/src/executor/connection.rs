@@ -115,7 +115,7 @@ impl Connection {
         self.expert_group.note_sums();
     }
 
-    /// Sets the half of an overlap that a hook runs; `None` after the overlap.
+    /// Sets the half of an overlap that runs on the rank's thread; `None` after the overlap.
     pub(super) fn set_half(&self, half: Option<Direction>) {
         self.expert_group.set_half(half);
     }

@@ -54,6 +54,8 @@ pub(crate) struct GroupLink {
     times: Option<Mutex<ExchangeTimes>>,
     /// The checksums of what the rank sends; `None` if nothing takes them.
     sums: Option<Mutex<ExchangeSums>>,
+    /// The half of an overlap that runs on the rank's thread, if the halves do not run by turns.
+    half: Mutex<Option<Direction>>,
 }
 
 /// The checksums of what a rank has sent since they were taken.
@@ -61,8 +63,6 @@ pub(crate) struct GroupLink {
 struct ExchangeSums {
     /// Whether they are noted: only in a step that may be repeated.
     are_noted: bool,
-    /// The half of an overlap that a hook runs.
-    half: Option<Direction>,
     sums: Vec<ExchangeSum>,
 }
 
@@ -135,6 +135,7 @@ impl GroupLink {
             thread: OnceLock::new(),
             times: None,
             sums: None,
+            half: Mutex::default(),
         }
     }
 
@@ -148,6 +149,7 @@ impl GroupLink {
         self.rounds.iter().for_each(|rounds| rounds.store(0, Ordering::Relaxed));
         self.thread.get_or_init(|| std::thread::current().id());
         self.take_times();
+        self.set_half(None);
         if let Some(sums) = &self.sums {
             *locked(sums) = ExchangeSums::default();
         }
@@ -160,11 +162,9 @@ impl GroupLink {
         }
     }
 
-    /// Sets the half of an overlap that a hook runs on the rank's thread; `None` after the overlap.
+    /// Sets the half of an overlap that runs on the rank's thread; `None` after the overlap.
     pub(super) fn set_half(&self, half: Option<Direction>) {
-        if let Some(sums) = &self.sums {
-            locked(sums).half = half;
-        }
+        *locked(&self.half) = half;
     }
 
     /// Takes out the times of the exchanges since the last call.
@@ -197,7 +197,7 @@ impl GroupLink {
     /// the devices of its own list. Both are in the order of the group.
     fn exchange(&self, mut to_ranks: Vec<OptionalTensors>) -> Result<Vec<OptionalTensors>, Cause> {
         let turn = Turn::current();
-        let half = turn.as_ref().map(Turn::half);
+        let half = turn.as_ref().map(Turn::half).or_else(|| *locked(&self.half));
         let tag = (self.tag)(half, self.rounds[index(half)].fetch_add(1, Ordering::Relaxed));
         // Also what the rank keeps: an expert computes the rows of its own replica too.
         let noted = self.sums.as_ref().filter(|sums| locked(sums).are_noted);
@@ -216,9 +216,7 @@ impl GroupLink {
         // The others need not wait for the checksum.
         if let Some((sums, sent)) = noted {
             let sum = checksum(sent.into_iter().map(|tensor| tensor.map(Value::into_data)));
-            let mut sums = locked(sums);
-            let half = half.or(sums.half);
-            sums.sums.push(ExchangeSum { half, sum });
+            locked(sums).sums.push(ExchangeSum { half, sum });
         }
         let (mut exchange, mut end) = (Exchange::among(&self.group, tag, own), start);
         while let Some(awaited) = exchange.poll(|awaited| self.take(awaited, &mut end))? {

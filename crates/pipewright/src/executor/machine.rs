@@ -183,6 +183,10 @@ impl Executor {
 
     /// Drops all data of a failed step, so that the next step starts without it.
     pub(crate) fn reset(&mut self) {
+        if let Some(action) = self.step.action(self.context.rank()) {
+            // The action that failed, or that the rank stopped in, has sent tokens too.
+            self.note_exchange_sums(action);
+        }
         self.stages.reset();
         self.accumulation = Accumulation::default();
         self.reductions.clear();

@@ -158,10 +158,10 @@ fn launch(mesh: Mesh, verify: Verify, hook: Option<Arc<dyn ActionHook>>, make: M
 }
 
 /// The losses and the norm of each step, and the parameters, as bits.
-type Bits = (Vec<Vec<u64>>, Vec<(String, Vec<u32>)>);
+pub(crate) type Bits = (Vec<Vec<u64>>, Vec<(String, Vec<u32>)>);
 
 /// Takes a step of `batches` batches whose inputs are multiplied by `factor`.
-fn step(
+pub(crate) fn step(
     pipeline: &mut Pipeline,
     number: u64,
     batches: u64,
@@ -187,7 +187,12 @@ fn step(
 
 /// Trains some steps. The last but one is the suspicious one: `before` is called before it, and its
 /// inputs are multiplied by `factor`.
-fn train(mut pipeline: Pipeline, batches: u64, factor: f64, before: impl Fn()) -> (Bits, Vec<Verification>) {
+pub(crate) fn train(
+    mut pipeline: Pipeline,
+    batches: u64,
+    factor: f64,
+    before: impl Fn(),
+) -> (Bits, Vec<Verification>) {
     let (mut bits, mut found) = (Vec::new(), Vec::new());
     for number in 0..STEPS + 2 {
         let is_suspicious = number == STEPS;
@@ -212,6 +217,24 @@ fn train(mut pipeline: Pipeline, batches: u64, factor: f64, before: impl Fn()) -
     ((bits, parameters.collect()), found)
 }
 
+/// Checks that a run has the bits of another one, and that its suspicious step named a rank for an action
+/// after some repetitions, of which the last one was suspicious too if `is_reproduced`.
+pub(crate) fn assert_named(
+    what: &str,
+    (found, verified): &(Bits, Vec<Verification>),
+    right: &Bits,
+    rank: u32,
+    (action, repetitions, is_reproduced): (&str, u32, bool),
+) {
+    let [verification] = &verified[..] else { panic!("{what}: {verified:?}") };
+    let difference = verification.difference.as_ref().expect(what);
+    assert_eq!(difference.action().as_deref(), Some(action), "{what}: {difference}");
+    assert_eq!(difference.wrong, [WorldRank::new(rank)], "{what}: {difference}");
+    let outcome = (verification.repetitions, verification.is_reproduced);
+    assert_eq!(outcome, (repetitions, is_reproduced), "{what}");
+    assert!(found == right, "{what}: other bits than without the fault");
+}
+
 /// Flips a bit of `action` on `rank` in `times` computations of one step. Checks that the run has the bits of a
 /// run without the fault, and that the rank is named.
 fn check(mesh: Mesh, action: char, rank: u32, times: u32, expected: (&str, u32)) {
@@ -220,14 +243,8 @@ fn check(mesh: Mesh, action: char, rank: u32, times: u32, expected: (&str, u32))
     assert!(none.is_empty(), "{what}: {none:?}");
     let flip = Arc::new(Flip { rank, action, left: AtomicU32::new(0), moves: false });
     let pipeline = launch(mesh, Verify::OnSuspicion, Some(flip.clone()), stage);
-    let (found, verified) = train(pipeline, 1, 1.0, || flip.left.store(times, Ordering::SeqCst));
-    let [verification] = &verified[..] else { panic!("{what}: {verified:?}") };
-    let difference = verification.difference.as_ref().expect(&what);
-    let (action, repetitions) = expected;
-    assert_eq!(difference.action().as_deref(), Some(action), "{what}: {difference}");
-    assert_eq!(difference.wrong, [WorldRank::new(rank)], "{what}: {difference}");
-    assert_eq!((verification.repetitions, verification.is_reproduced), (repetitions, false), "{what}");
-    assert!(found == right, "{what}: other bits than without the fault");
+    let found = train(pipeline, 1, 1.0, || flip.left.store(times, Ordering::SeqCst));
+    assert_named(&what, &found, &right, rank, (expected.0, expected.1, false));
 }
 
 #[test]
@@ -316,18 +333,23 @@ fn wrong_bits_that_a_rank_computes_twice_are_found_on_other_ranks() {
     check(replicated(4), 'B', 1, 3, ("1B1", 3));
 }
 
-/// Trains with a step whose inputs are large, with and without verification.
-fn check_genuine(mesh: Mesh, make: Make, batches: u64) {
-    let (right, _) = train(launch(mesh, Verify::Off, None, make), batches, 1e3, || ());
-    let (found, verified) = train(launch(mesh, Verify::OnSuspicion, None, make), batches, 1e3, || ());
+/// Trains with a step whose inputs are large, with and without verification. Checks that both have the same
+/// bits.
+pub(crate) fn assert_genuine(what: &str, launch: impl Fn(Verify) -> Pipeline, batches: u64, factor: f64) {
+    let [(right, _), (found, verified)] =
+        [Verify::Off, Verify::OnSuspicion].map(|verify| train(launch(verify), batches, factor, || ()));
     let [Verification { suspicion: Suspicion::Jump { norm, usual }, repetitions, difference, is_reproduced }] =
         &verified[..]
     else {
-        panic!("{mesh:?}: {verified:?}")
+        panic!("{what}: {verified:?}")
     };
-    assert!(norm > &(10.0 * usual), "{mesh:?}: {norm} and {usual}");
-    assert_eq!((*repetitions, difference, *is_reproduced), (1, &None, true), "{mesh:?}");
-    assert!(found == right, "{mesh:?}: other bits than without verification");
+    assert!(norm > &(10.0 * usual), "{what}: {norm} and {usual}");
+    assert_eq!((*repetitions, difference, *is_reproduced), (1, &None, true), "{what}");
+    assert!(found == right, "{what}: other bits than without verification");
+}
+
+fn check_genuine(mesh: Mesh, make: Make, batches: u64) {
+    assert_genuine(&format!("{mesh:?}"), |verify| launch(mesh, verify, None, make), batches, 1e3);
 }
 
 #[test]

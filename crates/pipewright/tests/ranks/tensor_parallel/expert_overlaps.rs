@@ -121,13 +121,13 @@ fn config(sizes: Sizes, expert_parallel: u32) -> PipelineConfig {
 }
 
 /// Returns the program of DualPipeV for a pipeline of these sizes.
-fn program(sizes: Sizes, config: &PipelineConfig) -> ValidatedProgram {
+pub(super) fn program(sizes: Sizes, config: &PipelineConfig) -> ValidatedProgram {
     let microbatches = MICROBATCHES / sizes.data;
     let spec = ScheduleSpec { ranks: sizes.pipeline, microbatches, ..ScheduleSpec::default() };
     lowered(&generate("dualpipev", &spec).expect("a schedule"), sizes, config)
 }
 
-fn lowered(schedule: &Schedule, sizes: Sizes, config: &PipelineConfig) -> ValidatedProgram {
+pub(super) fn lowered(schedule: &Schedule, sizes: Sizes, config: &PipelineConfig) -> ValidatedProgram {
     let lowering = TrainingLowering {
         replicas: sizes.data,
         keep_overlaps: config.runs_overlaps(),
