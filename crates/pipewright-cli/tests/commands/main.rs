@@ -13,6 +13,7 @@ mod optimizer_groups;
 mod learning_rates;
 mod efficiency;
 mod experts;
+mod expert_groups;
 mod head_parts;
 mod patterns;
 mod generate;

@@ -43,6 +43,16 @@ fn a_slow_tensor_group_is_named_as_a_whole() {
     assert!(words.contains(": the tensor group of the ranks 2 to 3 is slow: "), "{words}");
 }
 
+/// The rank of the other replica waits for the tokens of the slow one inside its actions.
+#[test]
+fn a_rank_that_waits_for_tokens_of_a_slow_one_is_not_named() {
+    let experts = ["model.architecture=qwen3_moe", "model.num_experts=4"];
+    let together = ["mesh.data_parallel=2", "mesh.expert_parallel=2"];
+    let (events, words) = train(&Run::new(), "slow:1:7:10", &[experts, together].concat());
+    let [event] = &events[..] else { panic!("{events:?}: {words}") };
+    assert_eq!((&event["event"], &event["ranks"]), (&"slow_rank".into(), &serde_json::json!([1])), "{event}");
+}
+
 #[test]
 fn ranks_that_are_all_slow_are_not_named() {
     let (events, words) = train(&Run::new(), "slow:0:7:10,slow:1:7:10", &[]);

@@ -367,13 +367,15 @@ fn tensor_ranks_train_in_processes_as_in_threads_to_the_bit() {
 fn replicas_that_hold_experts_together_train_in_processes_as_in_threads_to_the_bit() {
     let folder = folder();
     let experts = ["model.architecture=qwen3_moe", "model.num_experts=4", "mesh.data_parallel=2"];
-    for (count, ranks, schedule) in [
-        (2, "pipeline.ranks=1", "pipeline.schedule=1f1b"),
-        (4, "pipeline.ranks=2", "pipeline.schedule=1f1b"),
+    for (count, set) in [
+        (2, &["pipeline.ranks=1", "pipeline.schedule=1f1b"][..]),
+        (4, &["pipeline.ranks=2", "pipeline.schedule=1f1b"]),
         // A forward computes while a backward exchanges tokens, and the other way round.
-        (2, "pipeline.ranks=1", "pipeline.schedule=dualpipev"),
+        (2, &["pipeline.ranks=1", "pipeline.schedule=dualpipev"]),
+        // Two replicas hold the same rows of experts, and other rows of the other parameters.
+        (4, &["pipeline.ranks=1", "mesh.data_parallel=4", "mesh.data_parallel_mode=sharded"]),
     ] {
-        let whole = [&experts[..], &[ranks, schedule]].concat();
+        let whole = [&experts[..], set].concat();
         let mut alone = Command::new(pipewright());
         with_overrides(alone.current_dir(folder.path()), &whole);
         let output = alone.output().expect("it starts");
@@ -381,7 +383,7 @@ fn replicas_that_hold_experts_together_train_in_processes_as_in_threads_to_the_b
         let expected = figures(folder.path());
         let output = processes(folder.path(), count, &[&whole[..], &["mesh.expert_parallel=2"]].concat());
         assert_eq!(output.status.code(), Some(0), "{}", words(&output));
-        assert_eq!(figures(folder.path()), expected, "{ranks}, {schedule}");
+        assert_eq!(figures(folder.path()), expected, "{set:?}");
     }
 }
 

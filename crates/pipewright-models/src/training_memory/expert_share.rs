@@ -81,8 +81,8 @@ impl ExpertShare {
     /// Returns the parameters of a layer and the optimizer's state that a replica computes with.
     ///
     /// A plan divides both by the number of replicas that hold the parameters together, and adds the
-    /// parameters that are gathered. Fewer replicas share an expert, so each of them holds a larger part of it.
-    /// So the difference is added to the optimizer's state, which is never gathered. An expert that one
+    /// parameters that are gathered. Fewer replicas share an expert, so each of them holds a larger part of
+    /// it. The difference is added to the optimizer's state, which is never gathered. An expert that one
     /// replica holds is not gathered, and is always whole.
     fn held(&self, specs: &[ParameterSpec], rule: &StateRule, model: &CutModel) -> StateBytes {
         let StageBytes { experts, others } = rule.of_stage(specs, |path| model.is_trained(path));

@@ -5,11 +5,11 @@
 //! frees when it ends; (3) a stage's weight gradients are allocated when its first weight backward starts,
 //! and stay allocated; (4) the forward of a stage without backwards frees its activation when it ends, and
 //! the input backward of a stage without weight backwards allocates no stash; (5) a forward that is in the
-//! timeline twice is computed again: the first one keeps its inputs and the activations of the layers that are
-//! not computed again ([`StageSizes::recompute`]), the second one allocates the other activations, and the
-//! backward after it frees both; (6) the full backward or the input backward of a stage that computes
-//! parts of its layers again ([`StageSizes::parts`]) allocates their results when it starts, and frees them when
-//! it ends. Parameters, optimizer state and messages are not included.
+//! timeline twice is computed again: the first one keeps its inputs and the activations of the layers that
+//! are not computed again ([`StageSizes::recompute`]), the second one allocates the other activations, and
+//! the backward after it frees both; (6) the full backward or the input backward of a stage that computes
+//! parts of its layers again ([`StageSizes::parts`]) allocates their results when it starts, and frees them
+//! when it ends. Parameters, optimizer state and messages are not included.
 //!
 //! If microbatches are cut into slices, a slice has its share of the bytes of its microbatch, rounded up. Two
 //! rules are added: (7) the backward of a slice allocates the gradients of the keys and values of the slices
@@ -18,8 +18,8 @@
 //! (8) a forward that is computed again keeps the keys and values of its slice in addition to its inputs,
 //! because later slices attend to them.
 //!
-//! [`UNIT`] counts memory in stage activations of one microbatch or slice, as the papers do: one for an activation, one
-//! for a stash and none for gradients.
+//! [`UNIT`] counts memory in stage activations of one microbatch or slice, as the papers do: one for an
+//! activation, one for a stash and none for gradients.
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -171,9 +171,9 @@ impl Slab {
     fn join(&mut self) -> Result<(), Torn> {
         self.pieces.sort_unstable_by_key(|piece| piece.part.index);
         let rows = self.pieces.iter().map(|piece| piece.rows).sum();
-        let RowShard { index, of, .. } = self.pieces[0].part;
-        // A tensor that every replica has whole is stored by the first replica only.
-        if index == 0 && self.pieces.len() == 1 {
+        let RowShard { index, count, of } = self.pieces[0].part;
+        // A tensor that every replica has whole is stored by the first replica only, whose part has one index.
+        if index == 0 && count == 1 && self.pieces.len() == 1 {
             return Ok(());
         }
         // The parts from one index up to another one, which no file has.
@@ -239,6 +239,56 @@ pub(super) fn copy(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Joins pieces of a tensor whose rows are two numbers. Each has the rows that its part has of `rows`.
+    /// Returns the number of rows; `None` if the pieces do not make up the tensor.
+    fn joined(rows: usize, parts: &[&str]) -> Option<usize> {
+        let piece = |text: &&str| {
+            let part: RowShard = text.parse().expect("a shard");
+            (part, part.rows(rows).len())
+        };
+        joined_of(&parts.iter().map(piece).collect::<Vec<_>>())
+    }
+
+    fn joined_of(pieces: &[(RowShard, usize)]) -> Option<usize> {
+        let piece = |&(part, rows): &(RowShard, usize)| Piece { part, rows, file: 0, start: 0 };
+        let pieces: Vec<Piece> = pieces.iter().map(piece).collect();
+        let mut slab = Slab { shape: vec![pieces[0].rows, 2], pieces, copies: Vec::new() };
+        slab.join().is_ok().then_some(slab.shape[0])
+    }
+
+    #[test]
+    fn parts_make_up_a_tensor_if_each_follows_the_one_before() {
+        let check = |parts: &[&str], expected| assert_eq!(joined(10, parts), expected, "{parts:?}");
+        check(&["0-1/4", "2-3/4"], Some(10));
+        check(&["2/4", "3/4", "0-1/4"], Some(10));
+        check(&["0-3/4"], Some(10));
+        check(&["0-1/4", "3/4"], None);
+        check(&["0-1/4", "1-3/4"], None);
+        check(&["0-1/4", "1/2"], None);
+        check(&["0/4", "1/4"], None);
+        check(&["1/4", "2-3/4"], None);
+        // One file has only some of the rows. A file of one part may have a whole tensor.
+        check(&["0-1/4"], None);
+        check(&["2-3/4"], None);
+        assert_eq!(joined_of(&[(RowShard::one(0, 4), 10)]), Some(10));
+    }
+
+    #[test]
+    fn parts_without_rows_need_no_file() {
+        let check = |parts: &[&str], expected| assert_eq!(joined(2, parts), expected, "{parts:?}");
+        check(&["0/4", "1/4"], Some(2));
+        check(&["0-1/4"], Some(2));
+        check(&["0-1/4", "2/4"], Some(2));
+        check(&["1-3/4"], None);
+    }
+
+    #[test]
+    fn parts_with_other_numbers_of_rows_are_refused() {
+        let part = |text: &str| text.parse().expect("a shard");
+        assert_eq!(joined_of(&[(part("0-1/4"), 6), (part("2-3/4"), 4)]), Some(10));
+        assert_eq!(joined_of(&[(part("0-1/4"), 5), (part("2-3/4"), 5)]), None);
+    }
 
     #[test]
     fn boxes_of_one_tensor_are_copied_where_they_overlap() {

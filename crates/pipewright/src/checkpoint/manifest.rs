@@ -188,8 +188,12 @@ mod tests {
         let mut files = manifest().files;
         assert_eq!(manifest().format, WHOLE);
         files[0].part = Some(RowShard::one(1, 2));
-        let manifest = Manifest::new(40, Cursor { epoch: 1, index: 7 }, Map::new(), files);
+        let manifest = Manifest::new(40, Cursor { epoch: 1, index: 7 }, Map::new(), files.clone());
         assert_eq!(manifest.format, IN_PARTS);
+        assert_eq!(Manifest::parse(manifest.to_text().as_bytes()), Ok(manifest));
+        files[0].has_rows = true;
+        let manifest = Manifest::new(40, Cursor { epoch: 1, index: 7 }, Map::new(), files);
+        assert_eq!(manifest.format, OTHER_ROWS);
         assert_eq!(Manifest::parse(manifest.to_text().as_bytes()), Ok(manifest));
     }
 

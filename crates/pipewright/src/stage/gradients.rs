@@ -29,8 +29,8 @@ use crate::tensor::{Value, ValueKind, Values};
 pub(crate) struct GradientSums {
     table: Arc<ParameterTable>,
     sums: Vec<Option<DispatchTensor>>,
-    /// The gradients of experts that come from the tokens of further replicas than the first one of the
-    /// group, by the parameter's index, and for each parameter by the replica, from 1. They are not in `sums`.
+    /// The gradients of experts from the tokens of all replicas of the group except the first one, by the
+    /// parameter's index, and for each parameter by the replica, from 1. They are not in `sums`.
     of_sources: HashMap<usize, BTreeMap<usize, DispatchTensor>>,
     /// Whether a backward pass has computed the parameter's gradient at once instead of deferring it.
     undeferred: Vec<bool>,
@@ -76,9 +76,9 @@ impl GradientSums {
         std::iter::once(self.get(index)).chain(rest).collect()
     }
 
-    /// Takes out the gradients of the parameter at `index`, one sum for each replica whose tokens have reached
-    /// it, in the order of the replicas. An expert's gradient is the sum of all of them; other parameters have
-    /// one.
+    /// Takes out the gradients of the parameter at `index`, one sum for each replica whose tokens have
+    /// reached it, in the order of the replicas. An expert's gradient is the sum of all of them; other
+    /// parameters have one.
     pub(crate) fn take_sources(&mut self, index: usize) -> Vec<Option<Value>> {
         let first = self.sums.get_mut(index).and_then(Option::take);
         let rest = self.of_sources.remove(&index).unwrap_or_default();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use pipewright::hook::{ActionHook, ReduceRun};
+use pipewright::hook::{ActionHook, ReduceRun, UnshardRun};
 use pipewright::ids::WorldRank;
 use pipewright::mesh::{DataParallelMode, Mesh};
 use pipewright::nn::TensorParallel;
@@ -252,6 +252,34 @@ fn replicas_that_hold_other_experts_than_they_say_are_refused() {
         Placement::ON_ONE_REPLICA,
         &on("2 replicas that hold the experts together, and should be on 1: build only"),
     );
+}
+
+/// Gathers parameters, or sets them itself.
+struct Unshards {
+    sets: bool,
+}
+
+impl ActionHook for Unshards {
+    fn unshard(&self, run: &mut UnshardRun<'_>) -> Result<(), StageError> {
+        if self.sets {
+            return run.set_parameters(run.rows()?);
+        }
+        run.run();
+        Ok(())
+    }
+}
+
+#[test]
+fn a_hook_may_not_gather_the_rows_of_experts() {
+    let launched = |hook: Option<Unshards>| {
+        let hook = hook.map(|hook| Arc::new(hook) as Arc<dyn ActionHook>);
+        launch("1f1b", &PipelineConfig { hook, ..sharded(REPLICAS, DataParallelMode::Sharded, 2) })
+    };
+    let mut pipeline = launched(Some(Unshards { sets: true }));
+    let error = take_step(&mut pipeline, 0).expect_err("the experts differ").to_string();
+    assert!(error.contains("call `UnshardRun::run`, or set `expert_parallel` to 1"), "{error}");
+    let steps = |hook| take_steps(&mut launched(hook), 0..2);
+    assert_eq!(steps(Some(Unshards { sets: false })), steps(None));
 }
 
 /// Leaves out the sum over the replicas, or only looks on.
