@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use super::cause::{Cause, StepError};
 use crate::ids::{Attempt, StepNumber};
 
-/// The flag that stops every rank, with the first cause.
+/// The flag that stops every rank, with the first cause. Raising it wakes the ranks that wait for a message.
 #[derive(Clone, Debug, Default)]
 pub struct Abort {
     state: Arc<AbortState>,
@@ -22,10 +22,13 @@ struct AbortState {
     /// 0 if nothing has failed; otherwise 1 more than the first attempt that is stopped.
     raised: AtomicU64,
     reasons: Mutex<Reasons>,
+    /// Wakes the ranks that wait for a message; `None` if none waits.
+    wake: Option<Wake>,
     /// Sends notices to the other processes.
     notify: OnceLock<Notify>,
 }
 
+type Wake = Box<dyn Fn() + Send + Sync>;
 type Notify = Box<dyn Fn(FailureNotice) + Send + Sync>;
 
 /// A failure as one process reports it to another.
@@ -85,6 +88,12 @@ impl Reasons {
 }
 
 impl Abort {
+    /// Returns a flag that calls `wake` whenever it is raised.
+    pub(crate) fn waking(wake: impl Fn() + Send + Sync + 'static) -> Self {
+        let state = AbortState { wake: Some(Box::new(wake)), ..AbortState::default() };
+        Self { state: Arc::new(state) }
+    }
+
     /// Raises the flag in all attempts. The first error is kept, later ones are dropped.
     pub fn raise(&self, error: StepError) {
         let mut reasons = self.lock();
@@ -96,27 +105,27 @@ impl Abort {
                 self.announce(&error, attempt, &reasons);
             }
         }
-        self.show(&reasons);
+        self.show(reasons);
     }
 
     /// Raises the flag in `attempt` and in later ones. The first error of the first attempt that fails is kept.
     pub(crate) fn raise_from(&self, attempt: Attempt, error: StepError) {
-        self.raise_first(&mut self.lock(), attempt, &error);
+        self.raise_first(self.lock(), attempt, &error);
     }
 
     /// Like [`Abort::raise_from`], but only if `attempt` is not over. Work that a failed step has left behind
     /// may fail later, which does not concern the next one.
     #[cfg(any(feature = "mpi", test))]
     pub(crate) fn raise_in(&self, attempt: Attempt, error: &StepError) {
-        let mut reasons = self.lock();
+        let reasons = self.lock();
         if attempt >= reasons.attempt && reasons.over.is_none_or(|over| attempt > over) {
-            self.raise_first(&mut reasons, attempt, error);
+            self.raise_first(reasons, attempt, error);
         }
     }
 
-    fn raise_first(&self, reasons: &mut Reasons, attempt: Attempt, error: &StepError) {
+    fn raise_first(&self, mut reasons: MutexGuard<'_, Reasons>, attempt: Attempt, error: &StepError) {
         if reasons.keep_first(attempt, error) {
-            self.announce(error, attempt, reasons);
+            self.announce(error, attempt, &reasons);
         }
         self.show(reasons);
     }
@@ -132,11 +141,15 @@ impl Abort {
         self.notify(error, attempt, reasons);
     }
 
-    /// Raises or lowers the flag as the reasons say.
-    fn show(&self, reasons: &Reasons) {
+    /// Raises or lowers the flag as the reasons say. If it is raised, wakes the ranks.
+    fn show(&self, reasons: MutexGuard<'_, Reasons>) {
         let first = reasons.first.as_ref().map(|(_, attempt)| *attempt);
         let stopped = reasons.whole.as_ref().map(|_| Attempt::default()).or(first);
         self.state.raised.store(stopped.map_or(0, |attempt| attempt.next().get()), Ordering::Release);
+        drop(reasons);
+        if let (Some(_), Some(wake)) = (stopped, &self.state.wake) {
+            wake();
+        }
     }
 
     /// Records that `step` failed with `error` after a rank of this process had begun to update, and notifies
@@ -163,13 +176,10 @@ impl Abort {
         self.lock().diverged
     }
 
-    /// Raises the flag for a failure that another process reports. Returns whether the failure belongs to the
-    /// current attempt.
+    /// Raises the flag for a failure that another process reports, if the failure belongs to the current
+    /// attempt.
     #[cfg(any(feature = "mpi", test))]
-    pub(crate) fn raise_from_remote(
-        &self,
-        FailureNotice { error, attempt, diverged }: FailureNotice,
-    ) -> bool {
+    pub(crate) fn raise_from_remote(&self, FailureNotice { error, attempt, diverged }: FailureNotice) {
         let mut reasons = self.lock();
         reasons.diverged = reasons.diverged.or(diverged);
         if diverged.is_some() {
@@ -178,15 +188,14 @@ impl Abort {
         // A process that has diverged takes part in no further attempt, so the current one cannot end.
         let attempt = if diverged.is_some() { attempt.max(reasons.attempt) } else { attempt };
         if reasons.over.is_some_and(|over| attempt <= over) {
-            return false;
+            return;
         }
         if attempt > reasons.attempt {
             reasons.early.get_or_insert((error, attempt));
-            return false;
+            return;
         }
         reasons.keep_first(attempt, &error);
-        self.show(&reasons);
-        true
+        self.show(reasons);
     }
 
     /// Sets the function that sends notices of this process's failures to the others.
@@ -203,7 +212,7 @@ impl Abort {
         match reasons.early.take() {
             Some((error, early)) if early == attempt => {
                 reasons.keep_first(early, &error);
-                self.show(&reasons);
+                self.show(reasons);
             }
             early => reasons.early = early.filter(|(_, early)| *early > attempt),
         }
@@ -247,7 +256,7 @@ impl Abort {
             (reasons.first, reasons.whole) = (None, None);
             reasons.over = Some(reasons.attempt);
         }
-        self.show(&reasons);
+        self.show(reasons);
     }
 }
 
@@ -295,8 +304,8 @@ mod tests {
         abort.begin_step(earlier);
         abort.clear_in(earlier);
         assert!(!abort.is_raised());
-        let notice = FailureNotice { error: error(1), attempt: later, diverged: None };
-        assert!(!abort.raise_from_remote(notice), "it has begun, and is over");
+        abort.raise_from_remote(FailureNotice { error: error(1), attempt: later, diverged: None });
+        assert!(!abort.is_raised(), "it has begun, and is over");
     }
 
     #[test]
@@ -326,8 +335,7 @@ mod tests {
                 if is_own {
                     abort.raise_from(attempt, error(rank));
                 } else {
-                    let notice = FailureNotice { error: error(rank), attempt, diverged: None };
-                    assert!(abort.raise_from_remote(notice));
+                    abort.raise_from_remote(FailureNotice { error: error(rank), attempt, diverged: None });
                 }
             };
             raise(5, 0, is_first_own);
@@ -345,11 +353,13 @@ mod tests {
         };
         let abort = Abort::default();
         abort.begin_step(Attempt::new(2));
-        assert!(!abort.raise_from_remote(notice(3)), "it has not begun here");
-        assert!(abort.raise_from_remote(notice(2)));
+        abort.raise_from_remote(notice(3));
+        assert!(!abort.is_raised(), "it has not begun here");
+        abort.raise_from_remote(notice(2));
+        assert!(abort.is_raised());
         abort.clear();
-        assert!(!abort.raise_from_remote(notice(2)), "it is over here");
-        assert!(!abort.is_raised());
+        abort.raise_from_remote(notice(2));
+        assert!(!abort.is_raised(), "it is over here");
         abort.begin_step(Attempt::new(3));
         assert_eq!(abort.first().map(|first| first.step), Some(StepNumber::new(3)));
     }
@@ -372,9 +382,7 @@ mod tests {
     fn ranks_that_have_updated_notify_those_that_have_not() {
         let [own, other] = [Abort::default(), Abort::default()];
         let notified = own.clone();
-        other.on_raise(move |notice| {
-            notified.raise_from_remote(notice);
-        });
+        other.on_raise(move |notice| notified.raise_from_remote(notice));
         for abort in [&own, &other] {
             abort.begin_step(Attempt::new(7));
         }

@@ -6,22 +6,22 @@ use std::time::Instant;
 
 use super::mailbox::{Mailbox, Woken};
 use super::wait::Waited;
-#[cfg(feature = "mpi")]
-use crate::failure::FailureNotice;
 use crate::failure::{Abort, StepError};
 use crate::ids::{Attempt, WorldRank};
 use crate::message::{Message, Payload, Tag};
 
 /// Mailboxes of all ranks, shared by their endpoints.
 pub(crate) struct Mailboxes {
-    boxes: Vec<Mailbox<Message>>,
+    boxes: Arc<[Mailbox<Message>]>,
+    /// Raising it wakes all ranks.
     abort: Abort,
 }
 
 impl Mailboxes {
     pub(crate) fn new(ranks: u32) -> Arc<Self> {
-        let boxes = (0..ranks).map(|_| Mailbox::default()).collect();
-        Arc::new(Self { boxes, abort: Abort::default() })
+        let boxes: Arc<[Mailbox<Message>]> = (0..ranks).map(|_| Mailbox::default()).collect();
+        let woken = boxes.clone();
+        Arc::new(Self { boxes, abort: Abort::waking(move || woken.iter().for_each(Mailbox::wake)) })
     }
 
     /// Adds a message to a rank's mailbox and wakes the rank.
@@ -37,38 +37,6 @@ impl Mailboxes {
 
     pub(crate) fn abort(&self) -> &Abort {
         &self.abort
-    }
-
-    /// Fails in all attempts.
-    #[cfg(feature = "mpi")]
-    pub(crate) fn fail(&self, error: StepError) {
-        self.abort.raise(error);
-        self.wake_all();
-    }
-
-    /// Fails in `attempt` and in later ones.
-    fn fail_from(&self, attempt: Attempt, error: StepError) {
-        self.abort.raise_from(attempt, error);
-        self.wake_all();
-    }
-
-    /// Like [`Mailboxes::fail_from`], but only if `attempt` is not over.
-    #[cfg(feature = "mpi")]
-    pub(crate) fn fail_in(&self, attempt: Attempt, error: StepError) {
-        self.abort.raise_in(attempt, &error);
-        self.wake_all();
-    }
-
-    /// Like [`Mailboxes::fail_from`], but for a failure that another process reports.
-    #[cfg(feature = "mpi")]
-    pub(crate) fn fail_from_remote(&self, notice: FailureNotice) {
-        if self.abort.raise_from_remote(notice) {
-            self.wake_all();
-        }
-    }
-
-    fn wake_all(&self) {
-        self.boxes.iter().for_each(Mailbox::wake);
     }
 }
 
@@ -168,7 +136,7 @@ impl LocalEndpoint {
     }
 
     pub(crate) fn fail(&self, error: StepError) {
-        self.mailboxes.fail_from(self.attempt, error);
+        self.abort().raise_from(self.attempt, error);
     }
 }
 
@@ -179,6 +147,28 @@ mod tests {
     use pipewright_schedule::StageIndex;
 
     use super::*;
+    use crate::failure::Cause;
+    use crate::ids::StepNumber;
+
+    #[test]
+    fn a_raised_flag_wakes_a_rank_that_waits() {
+        let mut ends = world(1);
+        let mut endpoint = ends.remove(0);
+        let abort = endpoint.abort().clone();
+        let rank = endpoint.rank();
+        let waits = std::thread::spawn(move || endpoint.wait(Instant::now() + Duration::from_secs(60)));
+        // The rank sleeps by then.
+        std::thread::sleep(Duration::from_millis(100));
+        let start = Instant::now();
+        abort.raise(StepError {
+            rank,
+            step: StepNumber::default(),
+            action: None,
+            cause: Cause::LostPeer { peer: rank },
+        });
+        assert_eq!(waits.join().expect("no panic"), Waited::Aborted);
+        assert!(start.elapsed() < Duration::from_secs(30));
+    }
 
     #[test]
     fn a_message_that_comes_with_a_later_wanted_one_ends_the_next_wait() {

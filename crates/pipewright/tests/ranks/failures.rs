@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
-use burn::optim::{LearningRate, LionState, ModuleOptimizer, Optimizer};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 use pipewright::batch::Batch;
 use pipewright::failure::{Cause, StepError};
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
@@ -14,7 +13,7 @@ use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::transport::World;
 use pipewright_schedule::{Rank, StageIndex};
 
-use crate::support::{Mlp, batch, config, loss, program, stage};
+use crate::support::{Mlp, batch, config, descent, loss, program, stage};
 
 /// A fault of a stage, and when it occurs.
 #[derive(Clone, Debug)]
@@ -207,37 +206,14 @@ fn a_loss_that_is_not_finite_changes_no_parameter() {
     );
 }
 
-/// Plain gradient descent. On the thread of rank 1, it panics when it gets its fifth parameter.
-#[derive(Clone, Debug)]
-struct FailingOptimizer {
-    calls: Arc<AtomicU32>,
-}
-
-impl Optimizer for FailingOptimizer {
-    type State<const D: usize> = LionState<D>;
-
-    fn step<const D: usize>(
-        &self,
-        rate: LearningRate,
-        parameter: Tensor<D>,
-        gradient: Tensor<D>,
-        state: Option<LionState<D>>,
-    ) -> (Tensor<D>, Option<LionState<D>>) {
-        let is_on_rank_1 = std::thread::current().name() == Some("rank-1");
-        if is_on_rank_1 && self.calls.fetch_add(1, Ordering::SeqCst) == 4 {
-            panic!("out of cheese");
-        }
-        (parameter - gradient * rate, state)
-    }
-
-    fn to_device<const D: usize>(state: LionState<D>, _device: &Device) -> LionState<D> {
-        state
-    }
-}
-
 #[test]
 fn a_failed_update_is_reported_with_its_stage_and_ends_the_training() {
-    let optimizer = ModuleOptimizer::from(FailingOptimizer { calls: Arc::default() });
+    let calls = AtomicU32::new(0);
+    let optimizer = descent(move || {
+        // The fifth parameter of rank 1.
+        let is_on_rank_1 = std::thread::current().name() == Some("rank-1");
+        assert!(!is_on_rank_1 || calls.fetch_add(1, Ordering::SeqCst) != 4, "out of cheese");
+    });
     let config = PipelineConfig { optimizer: Some(optimizer), ..config() };
     // Rank 1 has the stages 1 and 3, with four parameters each.
     let program = program("interleaved1f1b", 2, 4);

@@ -1,4 +1,5 @@
-//! Steps that begin while the one before them ends: their results, and what is refused meanwhile.
+//! Steps that begin while the one before them ends: their results, and the calls that are refused while a step
+//! runs.
 
 mod batches;
 mod failures;
@@ -28,8 +29,13 @@ use batches::{MICROBATCHES, RATE, StepResult, begin, numbered, parameters, resul
 use watch::{Watch, actions, wait_until};
 
 fn launch(schedule: &str, ranks: u32, config: &PipelineConfig) -> Pipeline {
-    let program = program(schedule, ranks, MICROBATCHES);
-    let (stages, world) = (program.placement().stages(), World::local(ranks * config.data_parallel));
+    launch_in(World::local(ranks * config.data_parallel), schedule, config)
+}
+
+/// Launches the ranks of `world` that are in this process.
+fn launch_in(world: World, schedule: &str, config: &PipelineConfig) -> Pipeline {
+    let program = program(schedule, world.ranks() / config.data_parallel, MICROBATCHES);
+    let stages = program.placement().stages();
     Pipeline::launch(program, world, config, move |index| stage(index, stages)).expect("it starts")
 }
 
@@ -102,9 +108,7 @@ fn processes_have_the_same_bits() {
     let in_processes = |is_ahead: bool| {
         let in_process = move |world| {
             let config = config();
-            let program = program("1f1b", 2, MICROBATCHES);
-            let mut pipeline =
-                Pipeline::launch(program, world, &config, |index| stage(index, 2)).expect("it starts");
+            let mut pipeline = launch_in(world, "1f1b", &config);
             let mut results = Vec::new();
             for number in 0..4 {
                 if !(is_ahead && number > 0) {

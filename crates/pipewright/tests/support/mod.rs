@@ -2,11 +2,11 @@
 
 #![expect(dead_code, reason = "each test file uses its own part")]
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, Param};
 use burn::nn::LinearConfig;
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use burn::optim::{AdamWConfig, GradientsParams, LearningRate, LionState, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor, TensorData, activation};
 use pipewright::batch::Batch;
 use pipewright::failure::{Cause, StepError};
@@ -131,6 +131,34 @@ pub(crate) fn program_of(text: &str) -> ValidatedProgram {
 
 pub(crate) fn optimizer() -> ModuleOptimizer {
     AdamWConfig::new().with_weight_decay(0.1).init()
+}
+
+/// Plain gradient descent, which calls a function before it updates a parameter.
+#[derive(Clone)]
+struct Descent(Arc<dyn Fn() + Send + Sync>);
+
+impl Optimizer for Descent {
+    type State<const D: usize> = LionState<D>;
+
+    fn step<const D: usize>(
+        &self,
+        rate: LearningRate,
+        parameter: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<LionState<D>>,
+    ) -> (Tensor<D>, Option<LionState<D>>) {
+        self.0();
+        (parameter - gradient * rate, state)
+    }
+
+    fn to_device<const D: usize>(state: LionState<D>, _device: &Device) -> LionState<D> {
+        state
+    }
+}
+
+/// Returns plain gradient descent, which calls `before` before it updates a parameter.
+pub(crate) fn descent(before: impl Fn() + Send + Sync + 'static) -> ModuleOptimizer {
+    ModuleOptimizer::from(Descent(Arc::new(before)))
 }
 
 pub(crate) fn config() -> PipelineConfig {

@@ -16,11 +16,10 @@ use pipewright_schedule::{Action, StageIndex};
 use super::mpi_thread::{Command, ThreadShared};
 use super::sends::SentMessage;
 use crate::device::computes_behind;
-use crate::failure::{Cause, StepError};
+use crate::failure::{Abort, Cause, StepError};
 use crate::message::{Direction, Message, Payload, Tag};
 use crate::progress::ProgressBoard;
 use crate::tensor::Value;
-use crate::transport::local::Mailboxes;
 use crate::transport::wire::{self, Frame};
 
 /// Encodes messages and passes them to the MPI thread.
@@ -50,14 +49,14 @@ type Waiting = (SentMessage, Message);
 /// The messages of this process that wait for a device. Their thread starts with the first one.
 pub(super) struct DeviceSends {
     encoder: Encoder,
-    mailboxes: Arc<Mailboxes>,
+    abort: Abort,
     board: ProgressBoard,
     thread: Option<(Sender<Waiting>, JoinHandle<()>)>,
 }
 
 impl DeviceSends {
-    pub(super) fn new(encoder: Encoder, mailboxes: Arc<Mailboxes>, board: ProgressBoard) -> Self {
-        Self { encoder, mailboxes, board, thread: None }
+    pub(super) fn new(encoder: Encoder, abort: Abort, board: ProgressBoard) -> Self {
+        Self { encoder, abort, board, thread: None }
     }
 
     /// Sends a message: at once if all its tensors are in the processor's memory, otherwise when the device
@@ -78,8 +77,8 @@ impl DeviceSends {
 
     fn start(&self) -> std::io::Result<(Sender<Waiting>, JoinHandle<()>)> {
         let (sender, waiting) = crossbeam_channel::unbounded();
-        let (encoder, mailboxes, board) = (self.encoder.clone(), self.mailboxes.clone(), self.board.clone());
-        let work = move || encode_all(&waiting, &encoder, &mailboxes, &board);
+        let (encoder, abort, board) = (self.encoder.clone(), self.abort.clone(), self.board.clone());
+        let work = move || encode_all(&waiting, &encoder, &abort, &board);
         let thread = std::thread::Builder::new().name("device-sends".to_owned()).spawn(work)?;
         Ok((sender, thread))
     }
@@ -90,7 +89,7 @@ impl Drop for DeviceSends {
     fn drop(&mut self) {
         let Some((waiting, thread)) = self.thread.take() else { return };
         drop(waiting);
-        if !self.mailboxes.abort().is_raised() {
+        if !self.abort.is_raised() {
             let _ = thread.join();
         }
     }
@@ -98,7 +97,7 @@ impl Drop for DeviceSends {
 
 /// Encodes messages in their order, until the endpoint is dropped. A message that cannot be read fails its
 /// step.
-fn encode_all(waiting: &Receiver<Waiting>, encoder: &Encoder, mailboxes: &Mailboxes, board: &ProgressBoard) {
+fn encode_all(waiting: &Receiver<Waiting>, encoder: &Encoder, abort: &Abort, board: &ProgressBoard) {
     for (message, envelope) in waiting {
         let (rank, attempt, tag) = (envelope.from, envelope.attempt, envelope.tag);
         // Burn reports a failed device by a panic.
@@ -110,7 +109,7 @@ fn encode_all(waiting: &Receiver<Waiting>, encoder: &Encoder, mailboxes: &Mailbo
                     cause => cause,
                 };
                 let step = board.step();
-                mailboxes.fail_in(attempt, StepError { rank, step, action: action(tag), cause });
+                abort.raise_in(attempt, &StepError { rank, step, action: action(tag), cause });
                 encoder.drop_message(&message);
             }
         }

@@ -91,7 +91,7 @@ impl NewWorld {
         });
         let inner = LocalEndpoint::new(rank, mailboxes.clone());
         let encoder = Encoder { commands: commands.clone(), shared: shared.clone() };
-        let sends = Some(DeviceSends::new(encoder, mailboxes.clone(), board.clone()));
+        let sends = Some(DeviceSends::new(encoder, mailboxes.abort().clone(), board.clone()));
         let (bytes_sender, bytes) = crossbeam_channel::unbounded();
         let endpoint =
             MpiEndpoint { inner, commands, shared: shared.clone(), bytes, sends, done: None, process: None };

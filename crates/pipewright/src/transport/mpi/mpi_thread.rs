@@ -117,7 +117,7 @@ impl MpiThread {
         match outcome {
             Ok(left) => left,
             Err(error) => {
-                self.mailboxes.fail(self.error(Cause::Transport { message: error.to_string() }));
+                self.fail(Cause::Transport { message: error.to_string() });
                 false
             }
         }
@@ -286,7 +286,7 @@ impl MpiThread {
             }
             // The receiver ends with the endpoint. A later message is not needed.
             Ok(Frame::Bytes(bytes)) => drop(self.bytes.send((from, bytes))),
-            Ok(Frame::Failed(notice)) => self.mailboxes.fail_from_remote(notice),
+            Ok(Frame::Failed(notice)) => self.mailboxes.abort().raise_from_remote(notice),
             Ok(Frame::Process(process)) => self.local_processes.add(from, &process),
             Ok(Frame::Heartbeats(lines)) => self.heartbeats.merge(&lines, &self.board, Instant::now()),
             Ok(Frame::ClockRequest { sent }) => {
@@ -301,7 +301,7 @@ impl MpiThread {
                     self.shared.clock.add(offset);
                 }
             }
-            Err(error) => self.mailboxes.fail(self.error(Cause::Transport { message: error.to_string() })),
+            Err(error) => self.fail(Cause::Transport { message: error.to_string() }),
         }
         Ok(())
     }
@@ -338,21 +338,22 @@ impl MpiThread {
         silent.iter().for_each(|&rank| self.board.mark_silent(rank));
         if let Some(&peer) = silent.first() {
             let (waited, report) = (self.deadline, self.board.report());
-            self.mailboxes.fail(self.error(Cause::SilentPeer { peer, waited, report }));
+            self.fail(Cause::SilentPeer { peer, waited, report });
         } else if let Some(peer) = ended.filter(|_| ended == was_ended) {
             let (waited, report) = (self.deadline, self.board.report());
-            self.mailboxes.fail(self.error(if self.heartbeats.was_stopped(now) {
+            self.fail(if self.heartbeats.was_stopped(now) {
                 // The others treated this process as failed while it was stopped, and have ended.
                 Cause::SilentPeer { peer: self.calls.rank(), waited, report }
             } else {
                 Cause::LostPeer { peer }
-            }));
+            });
         }
     }
 
-    /// Returns an error of the MPI thread itself.
-    fn error(&self, cause: Cause) -> StepError {
-        StepError { rank: self.calls.rank(), step: self.board.step(), action: None, cause }
+    /// Stops this process's rank in all attempts with an error of the MPI thread itself.
+    fn fail(&self, cause: Cause) {
+        let (rank, step) = (self.calls.rank(), self.board.step());
+        self.mailboxes.abort().raise(StepError { rank, step, action: None, cause });
     }
 
     /// Sends the remaining frames and waits until the others leave too; returns whether they all did. A

@@ -4,19 +4,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use burn::optim::{LearningRate, LionState, ModuleOptimizer, Optimizer};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 use pipewright::batch::Batch;
 use pipewright::hook::{ActionHook, ForwardRun};
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::stage::StageError;
 use pipewright::tensor::{pack, unpack};
+use pipewright::transport::World;
 use pipewright::verification::Verify;
 
 use super::batches::{MICROBATCHES, RATE, StepResult, begin, numbered, parameters, result_of};
-use super::launch;
 use super::watch::{Watch, actions, wait_until};
-use crate::support::{batch, config, split};
+use super::{launch, launch_in};
+use crate::support::{batch, config, descent, split};
 
 /// Lets a rank panic in an action, counted over two batches that are begun together, which do not update.
 /// `waits` is an action of rank 0 that waits until rank 1 has begun the second batch. Returns the results of
@@ -82,10 +82,10 @@ fn a_failed_step_has_its_own_number() {
     assert_eq!(parameters(&mut pipeline), parameters(&mut alone));
 }
 
-/// A rank that has begun the next step has done none of its actions. The failure has its place in the step
-/// that has failed.
+/// A rank that has begun the next step has done none of its actions. The failure shows the position in the step
+/// that failed.
 #[test]
-fn a_failed_step_shows_its_own_place() {
+fn a_failed_step_shows_its_own_position() {
     let grid = |begins_next: bool| {
         let mut pipeline = launch("1f1b", 2, &config());
         let inputs = split(batch(0, MICROBATCHES).mul_scalar(f32::NAN), MICROBATCHES);
@@ -127,14 +127,12 @@ fn a_rank_that_hangs_in_the_next_batch_is_reported_with_the_failure() {
     (0..2).for_each(|number| begin(&mut pipeline, number, 4, &config));
     let error = pipeline.finish().expect_err("a rank panics").to_string();
     assert!(error.contains("it has to fail"), "{error}");
-    if watch.by_rank[1].load(Ordering::SeqCst) > own[1] {
-        let failure = pipeline.step_failure().expect("the step failed");
-        let lost = failure.lost.as_ref().expect("rank 1 does not stop");
-        assert_eq!((lost.rank.get(), failure.error.rank.get()), (1, 0));
-        assert!(failure.to_string().contains("a rank did not stop in the next step"), "{failure}");
-        let next = pipeline.step_batch(numbered(2, &config), RATE).expect_err("a rank is lost").to_string();
-        assert!(next.contains("rank 1 is lost"), "{next}");
-    }
+    let failure = pipeline.step_failure().expect("the step failed");
+    let lost = failure.lost.as_ref().expect("rank 1 does not stop");
+    assert_eq!((lost.rank.get(), failure.error.rank.get()), (1, 0));
+    assert!(failure.to_string().contains("a rank did not stop in the next step"), "{failure}");
+    let next = pipeline.step_batch(numbered(2, &config), RATE).expect_err("a rank is lost").to_string();
+    assert!(next.contains("rank 1 is lost"), "{next}");
     watch.release();
 }
 
@@ -155,53 +153,58 @@ fn a_pipeline_that_is_dropped_stops_its_ranks() {
     }
 }
 
-/// Plain gradient descent, which counts the updates of rank 1. On rank 0 it waits until `next_has_begun` and
-/// panics then.
-#[derive(Clone, Debug, Default)]
-struct FailsOnRank0 {
-    updated: Arc<AtomicU32>,
-    next_has_begun: Arc<AtomicBool>,
-}
-
-impl Optimizer for FailsOnRank0 {
-    type State<const D: usize> = LionState<D>;
-
-    fn step<const D: usize>(
-        &self,
-        rate: LearningRate,
-        parameter: Tensor<D>,
-        gradient: Tensor<D>,
-        state: Option<LionState<D>>,
-    ) -> (Tensor<D>, Option<LionState<D>>) {
-        if std::thread::current().name() == Some("rank-0") {
-            wait_until(|| self.next_has_begun.load(Ordering::SeqCst));
-            panic!("out of cheese");
-        }
-        self.updated.fetch_add(1, Ordering::SeqCst);
-        (parameter - gradient * rate, state)
-    }
-
-    fn to_device<const D: usize>(state: LionState<D>, _device: &Device) -> LionState<D> {
-        state
-    }
+/// Each rank is as if it were a process. The rank of the process that drops its pipeline waits for a message, and
+/// no other rank wakes it.
+#[test]
+fn a_process_that_drops_its_pipeline_does_not_wait_for_the_deadline() {
+    let watch = Arc::new(Watch { waits: Some((0, 0)), ..Watch::default() });
+    let config = PipelineConfig { hook: Some(watch.clone()), deadline: Duration::from_secs(60), ..config() };
+    let [first, second] = <[World; 2]>::try_from(World::local(2).apart()).ok().expect("two ranks");
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let mut pipeline = launch_in(first, "1f1b", &config);
+            begin(&mut pipeline, 0, 1, &config);
+            pipeline.finish().expect_err("the other process does not continue").to_string()
+        });
+        let mut pipeline = launch_in(second, "1f1b", &config);
+        begin(&mut pipeline, 0, 1, &config);
+        watch.wait_for(1, 0);
+        // The rank sleeps by then.
+        std::thread::sleep(Duration::from_millis(200));
+        let start = Instant::now();
+        drop(pipeline);
+        let elapsed = start.elapsed();
+        watch.release();
+        assert!(elapsed < Duration::from_secs(8), "{elapsed:?}");
+        let error = other.join().expect("no panic");
+        assert!(error.contains("its pipeline was dropped"), "{error}");
+    });
 }
 
 #[test]
 fn an_update_that_fails_while_another_rank_is_in_the_next_step_ends_the_training() {
     let own = actions(&launch("1f1b", 2, &config()));
-    let fails = FailsOnRank0::default();
-    let config = PipelineConfig { optimizer: Some(ModuleOptimizer::from(fails.clone())), ..config() };
+    let (updated, next_has_begun) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
+    let (updates, begun) = (updated.clone(), next_has_begun.clone());
+    let optimizer = descent(move || {
+        if std::thread::current().name() == Some("rank-0") {
+            wait_until(|| begun.load(Ordering::SeqCst));
+            panic!("out of cheese");
+        }
+        updates.fetch_add(1, Ordering::SeqCst);
+    });
+    let config = PipelineConfig { optimizer: Some(optimizer), ..config() };
     let (watch, mut pipeline, config) = Watch::default().launch_with(config);
     (0..2).for_each(|number| begin(&mut pipeline, number, 1, &config));
     watch.wait_for(1, own[1]);
-    fails.next_has_begun.store(true, Ordering::SeqCst);
+    next_has_begun.store(true, Ordering::SeqCst);
     let error = pipeline.finish().expect_err("the optimizer panics").to_string();
     assert!(error.starts_with("step 1: rank 0, stage 0, update"), "{error}");
     let next = pipeline.step_batch(numbered(2, &config), RATE).expect_err("rank 1 has updated");
     assert!(matches!(next, PipelineError::Diverged { step } if step.get() == 1), "{next}");
     drop(pipeline);
     // The stage has four layers with two parameters each.
-    assert_eq!(fails.updated.load(Ordering::SeqCst), 8, "only the first step has updated");
+    assert_eq!(updated.load(Ordering::SeqCst), 8, "only the first step has updated");
 }
 
 /// Rank 0 sends numbers that are not finite in the first computation of one batch.

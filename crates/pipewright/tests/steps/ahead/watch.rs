@@ -19,7 +19,7 @@ pub(super) struct Watch {
     pub(super) begun: AtomicU32,
     /// The actions that each rank has begun.
     pub(super) by_rank: [AtomicU32; 2],
-    /// The action of a rank, counted over all batches, that panics.
+    /// The action of a rank, counted over all batches, that panics; if the other rank waits, only when it does.
     pub(super) panics: Option<(u32, u32)>,
     /// The action of a rank that waits until `released`.
     pub(super) waits: Option<(u32, u32)>,
@@ -34,7 +34,12 @@ impl ActionHook for Watch {
         if at == self.waits {
             wait_until(|| self.released.load(Ordering::SeqCst));
         }
-        assert!(at != self.panics, "it has to fail");
+        if at == self.panics {
+            if let Some((other, action)) = self.waits.filter(|(other, _)| *other != rank.get()) {
+                self.wait_for(other as usize, action);
+            }
+            panic!("it has to fail");
+        }
     }
 }
 
