@@ -10,8 +10,8 @@ use pipewright_system::bounded_file::{open_regular_with, read_regular, write_reg
 use serde_json::Value as Json;
 
 use crate::pipeline::StepSummary;
+use crate::train::metrics::Metrics;
 use crate::train::tensorboard::{EventFile, EventFileError};
-use crate::train::trainer::Metrics;
 
 /// The most bytes of the metrics that are read, enough for some million steps.
 const LARGEST_METRICS: u64 = 2 << 30;

@@ -8,7 +8,7 @@ use pipewright_schedule::measured::{costs_of, on_one_clock, program_of, replicas
 use pipewright_schedule::simulate::timed;
 
 use crate::pipeline::StepSummary;
-use crate::train::trainer::Metrics;
+use crate::train::metrics::Metrics;
 
 /// The number of a process's first steps that are not used: caches and memory are still cold.
 const WARM_UP: usize = 1;

@@ -12,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use thiserror::Error;
 
-use crate::train::trainer::Metrics;
+use crate::train::metrics::Metrics;
 
 /// The version that TensorBoard expects in the first event.
 const VERSION: &str = "brain.Event:2";
