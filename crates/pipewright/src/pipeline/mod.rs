@@ -44,4 +44,5 @@ pub use schedule_source::ScheduleSource;
 pub use seeded::SeededPipeline;
 pub use step_failure::StepFailure;
 pub use step_gap::StepGap;
+pub(crate) use step_gap::first_action;
 pub use summary::{EvalSummary, StepSummary, Unmatched};

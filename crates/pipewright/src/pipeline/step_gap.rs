@@ -75,16 +75,12 @@ impl StepEnd {
     pub(super) fn gap_before(&self, origin: Instant, timeline: &Timeline) -> Option<StepGap> {
         // Times are seconds since the origin of the earlier step.
         let offset = origin.saturating_duration_since(self.origin).as_secs_f64();
-        let first = |row: usize| {
-            let events = timeline.events_of(Rank::new(row as u32));
-            events.first().map(|event| offset + event.start)
-        };
-        let per_rank = self.rows.iter().enumerate().map(|(row, end)| {
-            let gap = end.as_ref().zip(first(row)).map(|(end, first)| duration(end.last_action, first));
-            gap.unwrap_or_default()
+        let per_rank = self.rows.iter().zip(0..).map(|(end, row)| {
+            let gap = end.as_ref().zip(timeline.events_of(Rank::new(row)).first());
+            gap.map_or(Duration::ZERO, |(end, first)| duration(end.last_action, offset + first.start))
         });
-        let starter = first_to_compute(timeline)?;
-        let (end, start) = ((*self.rows.get(starter)?)?, first(starter)?);
+        let first = first_action(timeline)?;
+        let (end, start) = ((*self.rows.get(first.rank.index())?)?, offset + first.start);
         let last_action = self.rows.iter().flatten().map(|end| end.last_action).reduce(f64::max)?;
         // A step without an update has neither sums nor an update, and its rank may start the next one before
         // the others have ended.
@@ -102,11 +98,12 @@ fn last_end(events: &[Event]) -> Option<f64> {
     events.iter().map(|event| event.end).reduce(f64::max)
 }
 
-/// Returns the row that computes first.
-fn first_to_compute(timeline: &Timeline) -> Option<usize> {
+/// Returns the first action of the rank that computes first. Other ranks may begin the step before: they wait
+/// for messages while this rank still ends the step before.
+pub(crate) fn first_action(timeline: &Timeline) -> Option<&Event> {
     let computes = timeline.events().iter().filter(|event| event.action.is_compute());
     let first = computes.min_by(|a, b| a.start.total_cmp(&b.start))?;
-    Some(first.rank.index())
+    timeline.events_of(first.rank).first()
 }
 
 fn duration(from: f64, to: f64) -> Duration {
