@@ -108,14 +108,8 @@ fn steps(
 
 /// Describes the gaps before steps, and returns their median in milliseconds.
 fn gaps_of(steps: &[StepSummary]) -> (String, f64) {
-    let gaps: Vec<(&StepGap, f64)> = steps
-        .iter()
-        .filter_map(|step| {
-            let gap = step.gap.as_ref()?;
-            // The timeline may contain a part of the gap.
-            Some((gap, step.wall.as_secs_f64()))
-        })
-        .collect();
+    let gaps: Vec<(&StepGap, f64)> =
+        steps.iter().filter_map(|step| Some((step.gap.as_ref()?, step.wall.as_secs_f64()))).collect();
     let of = |part: fn(&StepGap) -> Duration| {
         Spread::new(gaps.iter().map(|(gap, _)| part(gap).as_secs_f64() * 1e3).collect())
     };

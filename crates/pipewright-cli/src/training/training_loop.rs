@@ -127,7 +127,7 @@ enum Stop {
 
 impl Stop {
     /// Why a step or an evaluation failed. Data that one process cannot read is its own failure: its ranks
-    /// are well, and the others would wait for them.
+    /// are well. In an evaluation, the other processes would wait for them.
     fn of_step(error: PipelineError) -> Self {
         match error {
             PipelineError::Data(_) => Self::Other(failure(&error)),
@@ -167,7 +167,8 @@ fn steps(
             is_evaluation_due: evaluations.are_due(number),
             is_copy_due: copies.as_ref().is_some_and(|copies| copies.are_due(number)),
             // `launch` ends the run after any step to replace the host of a slow rank. To let it grow, this
-            // process asks for the end before the step with the checkpoint begins.
+            // process asks for the end before the step with the checkpoint begins. Without checkpoints it may
+            // ask before any step, and the step that has begun by then is finished.
             may_end: log.replaces_slow || log.can_grow() && checkpoints.is_due(number + 1),
         };
         let begins_next = trainer.goes_ahead() && after.may_begin_next();

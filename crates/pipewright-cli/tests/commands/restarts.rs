@@ -73,8 +73,8 @@ fn a_rank_that_panics_costs_the_steps_since_the_checkpoint() {
     );
 }
 
-/// The steps 3, 5, 6 and 7 begin during the one before, and the step after each of 5 and 6 has begun when it
-/// fails.
+/// All steps after the first one begin during the one before, except step 5, which follows a checkpoint. So the
+/// step after each of 5, 6 and 7 has begun when that one fails.
 #[test]
 fn a_step_that_fails_drops_the_one_that_has_begun_behind_it() {
     let every = ["run.checkpoint_every=4"];
