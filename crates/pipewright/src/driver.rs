@@ -107,7 +107,7 @@ impl<T> Reply<T> {
     }
 }
 
-/// The handle of a running rank. Dropping it ends the thread after its current command.
+/// The handle of a running rank. Dropping it ends the thread after the commands that it has.
 pub(crate) struct RankThread {
     pub(crate) rank: WorldRank,
     pub(crate) commands: Sender<Command>,

@@ -137,6 +137,7 @@ impl ProgressBoard {
             tensor_ranks: Arc::new(AtomicU32::new(1)),
         }
     }
+
     /// Sets the number of ranks that compute each stage together.
     pub(crate) fn set_tensor_ranks(&self, ranks: u32) {
         self.tensor_ranks.store(ranks.max(1), Ordering::Relaxed);

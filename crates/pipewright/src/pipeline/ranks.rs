@@ -27,6 +27,9 @@ pub(super) enum End {
     HalfChanged,
 }
 
+/// The answers of all ranks to a command, in rank order; an error if a rank does not answer.
+pub(super) type Answers<T> = Result<Vec<Result<T, StepError>>, StepError>;
+
 /// The running ranks of this process. Dropping them ends their threads.
 pub(super) struct Ranks {
     threads: Vec<RankThread>,
@@ -73,7 +76,7 @@ impl Ranks {
 
     /// Returns the numbers of the next step.
     pub(super) fn next_step(&self) -> StepAttempt {
-        StepAttempt { step: self.at.step.next(), attempt: self.at.attempt.next() }
+        self.at.next()
     }
 
     /// Begins a step with these numbers.
@@ -145,19 +148,17 @@ impl Ranks {
         result: impl FnMut(R) -> Result<T, StepError>,
     ) -> Result<Vec<T>, StepError> {
         let answers = self.collect(self.at, replies, result);
-        let answers = answers.map_err(|own| self.first_cause(self.at, own))?;
         self.conclude(self.at, answers)
     }
 
-    /// Waits for the answers of all ranks to the command with the numbers `at`, and returns them in rank
-    /// order. If a rank does not answer, returns that as an error, which may follow from an earlier one
-    /// ([`Ranks::first_cause`]).
+    /// Waits for the answers of all ranks to the command with the numbers `at`. The error of a rank that does
+    /// not answer may follow from an earlier one ([`Ranks::conclude`]).
     pub(super) fn collect<R, T>(
         &mut self,
         at: StepAttempt,
         replies: &Receiver<(WorldRank, R)>,
         mut result: impl FnMut(R) -> Result<T, StepError>,
-    ) -> Result<Vec<Result<T, StepError>>, StepError> {
+    ) -> Answers<T> {
         let mut answers: Vec<Option<Result<T, StepError>>> = self.threads.iter().map(|_| None).collect();
         let (mut moves, mut since) = (self.board.moves(), Instant::now());
         while let Some(silent) = answers.iter().position(Option::is_none) {
@@ -178,24 +179,20 @@ impl Ranks {
     }
 
     /// Returns whether a rank has failed in the command with the numbers `at`.
-    pub(super) fn has_failed<T>(
-        &self,
-        at: StepAttempt,
-        answers: &Result<Vec<Result<T, StepError>>, StepError>,
-    ) -> bool {
+    pub(super) fn has_failed<T>(&self, at: StepAttempt, answers: &Answers<T>) -> bool {
         let is_failed = answers.as_ref().map_or(true, |answers| answers.iter().any(Result::is_err));
         is_failed || self.abort.is_raised_in(at.attempt)
     }
 
     /// Returns the results of all ranks, or the first cause if a rank has failed in the command with the
-    /// numbers `at`. The abort flag is reset then. All ranks must have answered, also ranks that were given a
-    /// later command.
-    pub(super) fn conclude<T>(
-        &mut self,
-        at: StepAttempt,
-        answers: Vec<Result<T, StepError>>,
-    ) -> Result<Vec<T>, StepError> {
+    /// numbers `at` or was lost. If all ranks have answered, the abort flag is reset. Ranks that were given a
+    /// later command must have answered that one too.
+    pub(super) fn conclude<T>(&mut self, at: StepAttempt, answers: Answers<T>) -> Result<Vec<T>, StepError> {
         let first = self.abort.first_in(at.attempt);
+        let answers = match answers {
+            Ok(answers) => answers,
+            Err(lost) => return Err(first.unwrap_or(lost)),
+        };
         self.abort.clear_in(at.attempt);
         let answers: Result<Vec<T>, StepError> = answers.into_iter().collect();
         // Another process may have failed after all ranks of this one had answered.
@@ -230,11 +227,6 @@ impl Ranks {
         self.end = Some(End::Lost(error.rank));
         self.abort.raise_from(at.attempt, error.clone());
         error
-    }
-
-    /// Returns the first error in the command with the numbers `at`, in which a rank was lost with `own`.
-    pub(super) fn first_cause(&self, at: StepAttempt, own: StepError) -> StepError {
-        self.abort.first_in(at.attempt).unwrap_or(own)
     }
 
     /// Returns the error of a pipeline whose parameters have diverged since `step`. If the other processes

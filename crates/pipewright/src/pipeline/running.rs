@@ -1,6 +1,6 @@
-//! A running pipeline, and the road of a step or an evaluation through it: split the batch, check it, agree
-//! on it with the other processes, plan the step, send each rank its input, and merge the reports.
-//! `training_step.rs` has the two ends of a training step, between which the caller may continue.
+//! A running pipeline: how it runs a step or an evaluation. It splits the batch, checks it, agrees on it with
+//! the other processes, plans the step, sends each rank its input, and merges the reports. `training_step.rs`
+//! begins and finishes training steps, between which the caller may continue.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use pipewright_schedule::{Slices, ValidatedProgram};
 use super::accumulation::Accumulation;
 use super::begun::{Running, Waiting};
 use super::error::PipelineError;
-use super::ranks::Ranks;
+use super::ranks::{Answers, Ranks};
 use super::setup::Setup;
 use super::step_failure::StepFailure;
 use super::step_gap::{AfterProgram, StepEnd};
@@ -30,8 +30,8 @@ use crate::tensor::{Boundary, pack};
 
 /// The answers of all ranks to a step.
 pub(super) struct StepAnswers {
-    /// An error if a rank does not answer; otherwise each rank's reports.
-    pub(super) results: Result<Vec<Result<Vec<RankReport>, StepError>>, StepError>,
+    /// The reports of each rank.
+    pub(super) results: Answers<Vec<RankReport>>,
     pub(super) any_updated: bool,
     failed_ranks: Vec<FailedRank>,
     /// The error of a rank that did not stop in the next step, which the ranks got before this one failed.
@@ -324,9 +324,7 @@ impl Pipeline {
         answers: StepAnswers,
     ) -> Result<Vec<RankReport>, PipelineError> {
         let StepAnswers { results, any_updated, failed_ranks, lost } = answers;
-        let results = results.map_err(|own| self.ranks.first_cause(at, own));
-        let reports = results.and_then(|results| self.ranks.conclude(at, results));
-        let reports = reports.map_err(|error| {
+        let reports = self.ranks.conclude(at, results).map_err(|error| {
             let (board, mesh) = (self.setup.board(), self.setup.mesh());
             let failure = StepFailure::new(error.clone(), failed_ranks, board, mesh);
             self.failure = Some(StepFailure { lost, ..failure });

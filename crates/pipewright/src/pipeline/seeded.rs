@@ -141,7 +141,7 @@ impl SeededPipeline {
         let mut inputs: Vec<VecDeque<_>> = self.executors.iter().map(|_| VecDeque::new()).collect();
         let mut at = StepAttempt { step: self.step, attempt: self.attempt };
         for batch in batches {
-            at = StepAttempt { step: at.step.next(), attempt: at.attempt.next() };
+            at = at.next();
             let batch = CheckedBatch::new(&self.setup, ranks(), batch, Purpose::Update { learning_rate })?;
             let plan = StepPlan::training(at, &batch, batch.unit(), self.accumulation.loss_scale(), None);
             let of_ranks = plan.inputs_of(&self.setup, ranks(), batch, &StepOrigin::default());

@@ -98,7 +98,7 @@ fn last_end(events: &[Event]) -> Option<f64> {
     events.iter().map(|event| event.end).reduce(f64::max)
 }
 
-/// Returns the first action of the rank that computes first. Other ranks may begin the step before: they wait
+/// Returns the first action of the rank that computes first. Other ranks may begin the step earlier: they wait
 /// for messages while this rank still ends the step before.
 pub(crate) fn first_action(timeline: &Timeline) -> Option<&Event> {
     let computes = timeline.events().iter().filter(|event| event.action.is_compute());

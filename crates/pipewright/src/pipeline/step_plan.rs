@@ -1,5 +1,5 @@
-//! The road of a batch to the ranks: it is checked and cut into slices ([`CheckedBatch`]), the factors of its
-//! losses are computed ([`StepPlan`]), and each rank gets its share ([`StepInput`]).
+//! How a batch reaches the ranks: it is checked and cut into slices ([`CheckedBatch`]), the factors of its losses
+//! are computed ([`StepPlan`]), and each rank gets its share ([`StepInput`]).
 
 use std::sync::Arc;
 
@@ -20,6 +20,13 @@ use crate::tensor::Values;
 pub(super) struct StepAttempt {
     pub step: StepNumber,
     pub attempt: Attempt,
+}
+
+impl StepAttempt {
+    /// Returns the numbers of the next step.
+    pub(super) fn next(self) -> Self {
+        Self { step: self.step.next(), attempt: self.attempt.next() }
+    }
 }
 
 /// A batch with which the ranks of this process can take a step, cut into slices.

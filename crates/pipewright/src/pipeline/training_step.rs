@@ -1,10 +1,10 @@
-//! The two ends of a training step: [`Pipeline::begin`] gives the ranks its batch, and [`Pipeline::finish`]
-//! waits for the results. In between, the next batch can be begun. The ranks then go from one step to the next
-//! by themselves, each as soon as its own part of the step has ended.
+//! Beginning and finishing a training step: [`Pipeline::begin`] gives the ranks its batch, and
+//! [`Pipeline::finish`] waits for the results. In between, the next batch can be begun. The ranks then go from
+//! one step to the next by themselves, each as soon as its own part of the step has ended.
 //!
 //! When the ranks get the next batch:
 //!
-//! - Within one process, at once. It is behind the batch that runs.
+//! - Within one process, at once. The ranks keep it until the batch that runs has ended.
 //! - If the batch depends on the results of the one that runs, when that one has ended. A suspicious step is
 //!   repeated, the loss scale follows from the gradients, and gradients of inputs may not fit together, which
 //!   is an error.
@@ -14,8 +14,8 @@
 //! In each case the ranks begin before the caller reads the results.
 //!
 //! A failure of a batch drops the next one. Ranks that are in the next batch stop there, because a failure
-//! stops its own attempt and later ones ([`Abort`](crate::failure::Abort)). Ranks that are still in the batch
-//! before the one that failed complete it.
+//! stops its own attempt and later ones ([`Abort`](crate::failure::Abort)). If the next batch fails, ranks that
+//! are still in the batch before it complete that one.
 
 use std::time::Instant;
 
@@ -118,16 +118,15 @@ impl Pipeline {
     /// also waits until all of them have compared the next batch, if this process has begun it.
     ///
     /// # Errors
-    /// As [`Pipeline::step`]. A batch that was begun after this one is dropped then, without any effect. When
-    /// no batch was begun.
+    /// When no batch was begun, when the batch could not be used, or as [`Pipeline::step`]. A batch that was
+    /// begun after this one is dropped then, without any effect.
     pub fn finish(&mut self) -> Result<StepSummary, PipelineError> {
         let running = self.begun.pop_front().ok_or(PipelineError::NoStepBegun)?;
         self.finished_batches += 1;
         let summary = running.and_then(|running| self.complete_with_repeats(running));
         self.finished = Some(Instant::now());
         if summary.is_err() {
-            debug_assert!(self.begun.iter().all(Result::is_err), "they were dropped when a rank failed");
-            self.begun.clear();
+            self.drop_running();
             self.waiting = None;
             self.setup.next_batch().set(None);
             // The step after this one does not follow the one before.
@@ -186,8 +185,8 @@ impl Pipeline {
             let running = self.agree_and_send(waiting, start);
             self.begun.push_back(running);
         } else {
-            let digest = waiting.batch.as_ref().ok().map(|batch| digest(&batch.form()));
-            self.setup.next_batch().set(digest.filter(|_| !is_alone));
+            let compared = waiting.batch.as_ref().ok().filter(|_| !is_alone);
+            self.setup.next_batch().set(compared.map(|batch| digest(&batch.form())));
             self.waiting = Some(waiting);
         }
         Ok(())
@@ -281,11 +280,8 @@ impl Pipeline {
             answers.lost = self.drop_running();
         }
         let reports = self.conclude(at, answers);
-        if reports.is_err() {
-            // The next step follows this one, also if the ranks were given a later one.
-            self.ranks.return_to(plan.last_step());
-        }
-        let mut reports = reports?;
+        // The step after a failed one follows it, also if the ranks were given a later one.
+        let mut reports = reports.inspect_err(|_| self.ranks.return_to(plan.last_step()))?;
         // Fails only if no batch may follow before the end of this one, so nothing runs then.
         let gradients = input_gradients(&self.setup, &plan, &mut reports);
         let gradients = gradients.map_err(|source| PipelineError::Cut { source })?;

@@ -40,7 +40,7 @@ impl StepPrediction {
             self.steps += 1;
             let size = timeline.events().len() + timeline.scopes().len();
             if self.steps > WARM_UP && size <= MOST_EVENTS {
-                // Ranks that wait for messages may begin the step before, while others still update.
+                // Ranks that only wait may begin the step earlier, while others still update.
                 let waits = first_action(timeline).map_or(0.0, |first| first.start - timeline.start());
                 self.outside.push(metrics.step_ms - (timeline.makespan() - waits) * 1e3);
                 let replica = replicas(timeline).ok().and_then(|replicas| replicas.into_iter().next());
