@@ -301,14 +301,13 @@ fn a_wrong_gradient_of_an_expert_names_its_rank() {
         let wrong = Tensor::<2>::full([INNER, WIDTH], 1e4, &Device::flex());
         work.add(path, wrong).expect("the rank has the expert");
     }
-    /// Leaves out the gradients of the second group of rows, which are the tokens of the second replica. The
-    /// inputs make the step suspicious.
-    fn of_other_tokens(work: &mut WeightWork<'_>) {
+    /// Leaves out the gradients of some products. The inputs make the step suspicious.
+    fn without_some(work: &mut WeightWork<'_>) {
         for _ in 0..3 {
-            assert!(work.run_next(), "the gradients of an expert from the first replica");
+            assert!(work.run_next(), "a product");
         }
         for _ in 0..3 {
-            assert!(work.skip_next(), "the gradients of an expert from the second replica");
+            assert!(work.skip_next(), "another product");
         }
     }
     let last: fn(&mut WeightWork<'_>) = |work| of_expert(work, "layers.4.experts.2.down_proj.weight");
@@ -317,7 +316,7 @@ fn a_wrong_gradient_of_an_expert_names_its_rank() {
         (replicated(2, 2), 3, last, 1.0),
         (replicated(4, 2), 4, first, 1.0),
         (Mesh { mode: Sharded, ..replicated(4, 2) }, 4, first, 1.0),
-        (replicated(2, 2), 2, of_other_tokens, 10.0),
+        (replicated(2, 2), 2, without_some, 10.0),
     ] {
         let fault = Fault::of(rank);
         let hook: Arc<dyn ActionHook> = Arc::new(WrongGradient { fault: fault.clone(), wrong });
