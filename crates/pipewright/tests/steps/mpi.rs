@@ -209,7 +209,7 @@ fn dropped() {
     }
     // The rank of this process begins its part of the step later.
     let release = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_secs(9));
+        std::thread::sleep(Duration::from_millis(800));
         watch.begun.fetch_add(1, Ordering::SeqCst);
     });
     let error = process.finish().expect_err("the other process does not continue").to_string();
