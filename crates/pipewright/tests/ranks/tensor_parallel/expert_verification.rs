@@ -18,7 +18,7 @@ use pipewright::tensor::Placement;
 use pipewright::transport::World;
 use pipewright::verification::Verify;
 use pipewright_schedule::csv::parse_schedule;
-use pipewright_schedule::{Action, Recompute, StageIndex, ValidatedProgram};
+use pipewright_schedule::{Action, Microbatch, Recompute, StageIndex, ValidatedProgram};
 
 use super::expert_overlaps::{self, lowered};
 use super::experts::{INNER, Layer, Mixtures};
@@ -113,7 +113,7 @@ struct WrongGradient {
 
 impl ActionHook for WrongGradient {
     fn weights(&self, rank: WorldRank, action: Action, work: &mut WeightWork<'_>) {
-        let microbatch = action.microbatch().map(|number| number.get());
+        let microbatch = action.microbatch().map(Microbatch::get);
         if rank.get() == self.fault.rank && microbatch == Some(self.fault.microbatch) && self.fault.take() {
             (self.wrong)(work);
         }
