@@ -103,5 +103,7 @@ pub use recorder::ExchangeTime;
 pub use report::UndeferredParameter;
 pub(crate) use report::{RankReport, sums_of};
 pub(crate) use shared_endpoint::SharedEndpoint;
-pub(crate) use step::{Outcome, Poll};
+#[cfg(feature = "testing")]
+pub(crate) use step::Outcome;
+pub(crate) use step::Poll;
 pub(crate) use step_input::{StepInput, StepOrigin, StepVerification};
