@@ -16,6 +16,7 @@ use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
 use crate::progress::ProgressBoard;
 use crate::stage::{RestoredPaths, Visit};
+use crate::verification::Difference;
 
 /// A request to a rank's thread. A command that is answered carries the channel for its answer.
 pub(crate) enum Command {
@@ -78,6 +79,8 @@ pub(crate) struct FailedRank {
     pub report: Option<String>,
     /// The actions of the rank until the failure.
     pub events: Vec<Event>,
+    /// The first result that differs, if the step was a repetition whose bits are confirmed.
+    pub difference: Option<Difference>,
 }
 
 impl FailedRank {
@@ -85,7 +88,8 @@ impl FailedRank {
         let is_own = !matches!(error.cause, Cause::Aborted { .. });
         let report = is_own.then(|| executor.progress_report());
         let (rank, position) = (executor.world_rank(), executor.position());
-        Self { rank, position, report, events: executor.failed_events(is_own) }
+        let difference = executor.take_difference();
+        Self { rank, position, report, events: executor.failed_events(is_own), difference }
     }
 }
 

@@ -6,7 +6,8 @@
 //! fault happens once in a process. With the kind `slow`, each computing action of the rank takes [`DELAY`]
 //! longer, from the step on for as many steps as the number of times. With the kind `flip`, the rank
 //! computes a wrong bit in the gradients that it sends for the first microbatch, in as many computations of
-//! the step as the number of times. A rank that has the first stage alone sends no gradients and is refused.
+//! the step as the number of times. With the kind `infinite`, an element of these gradients is infinite. A rank
+//! that has the first stage alone sends no gradients and is refused.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -51,6 +52,28 @@ enum Kind {
     Hang,
     Slow,
     Flip,
+    Infinite,
+}
+
+impl Kind {
+    fn is_wrong_gradient(self) -> bool {
+        matches!(self, Self::Flip | Self::Infinite)
+    }
+
+    /// Flips the highest bit of the exponent of the first element, or makes the element infinite.
+    fn changed(self, gradient: Tensor<3>) -> Tensor<3> {
+        let device = gradient.device();
+        let data = gradient.into_data();
+        let (shape, dtype) = (data.shape().to_vec(), data.dtype());
+        let mut elements: Vec<f32> = data.iter().collect();
+        if let Some(first) = elements.first_mut() {
+            *first = match self {
+                Self::Infinite => f32::INFINITY,
+                _ => f32::from_bits(first.to_bits() ^ (1 << 30)),
+            };
+        }
+        Tensor::from_data(TensorData::new(elements, shape).convert_dtype(dtype), &device)
+    }
 }
 
 impl InjectedFaults {
@@ -61,8 +84,8 @@ impl InjectedFaults {
         let faults: Option<Vec<InjectedFault>> = text.split(',').map(InjectedFault::read).collect();
         let faults = faults.ok_or_else(|| {
             Failure::input(format!(
-                "{VARIABLE}={text}: write KIND:RANK:STEP or KIND:RANK:STEP:TIMES with the kind panic, hang, slow or flip, \
-                 such as panic:1:3, and a step and a number of times from 1"
+                "{VARIABLE}={text}: write KIND:RANK:STEP or KIND:RANK:STEP:TIMES with the kind panic, hang, slow, flip or \
+                 infinite, such as panic:1:3, and a step and a number of times from 1"
             ))
         })?;
         Ok(Some(Arc::new(Self { faults, steps: Mutex::default() })))
@@ -82,10 +105,10 @@ impl InjectedFaults {
                 ranks.saturating_sub(1)
             )));
         }
-        let mut flips = self.faults.iter().filter(|fault| fault.kind == Kind::Flip);
-        match flips.find(|fault| !sends_gradients(fault.rank)) {
+        let mut wrong = self.faults.iter().filter(|fault| fault.kind.is_wrong_gradient());
+        match wrong.find(|fault| !sends_gradients(fault.rank)) {
             Some(InjectedFault { rank, .. }) => Err(Failure::input(format!(
-                "{VARIABLE} flips a bit in the gradients that rank {rank} sends, and it sends none, because it has the first \
+                "{VARIABLE} changes the gradients that rank {rank} sends, and it sends none, because it has the first \
                  stage alone: name a rank with a later stage"
             ))),
             None => Ok(()),
@@ -107,6 +130,7 @@ impl InjectedFault {
             "hang" => Kind::Hang,
             "slow" => Kind::Slow,
             "flip" => Kind::Flip,
+            "infinite" => Kind::Infinite,
             _ => return None,
         };
         let (rank, step): (u32, u64) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
@@ -121,9 +145,9 @@ impl InjectedFault {
         matches!(self.kind, Kind::Panic | Kind::Hang) && self.takes(rank, step)
     }
 
-    /// Returns whether the fault flips a bit of this rank in this step, and counts it.
-    fn flips(&self, rank: WorldRank, step: u64) -> bool {
-        self.kind == Kind::Flip && self.takes(rank, step)
+    /// Returns whether the fault changes a gradient of this rank in this step, and counts it.
+    fn changes_gradient(&self, rank: WorldRank, step: u64) -> bool {
+        self.kind.is_wrong_gradient() && self.takes(rank, step)
     }
 
     fn takes(&self, rank: WorldRank, step: u64) -> bool {
@@ -155,7 +179,7 @@ impl ActionHook for InjectedFaults {
             Some(Kind::Hang) => loop {
                 std::thread::sleep(Duration::from_secs(3600));
             },
-            Some(Kind::Slow | Kind::Flip) | None => run(),
+            Some(Kind::Slow | Kind::Flip | Kind::Infinite) | None => run(),
         }
     }
 
@@ -165,30 +189,18 @@ impl ActionHook for InjectedFaults {
         if run.microbatch().get() > 0 || !run.gradients().iter().any(Option::is_some) {
             return Ok(());
         }
-        if self.faults.iter().any(|fault| fault.flips(run.rank(), step)) {
+        if let Some(fault) = self.faults.iter().find(|fault| fault.changes_gradient(run.rank(), step)) {
             let mut gradients = run.gradients().clone();
             // The first one is the gradient of the hidden states, `[batch, sequence, hidden]`.
             if let Some(first) = gradients.iter_mut().flatten().next() {
                 let hidden = unpack::<Tensor<3>>(vec![first.clone()]);
                 let hidden = hidden.map_err(|error| StageError::function(error.to_string()))?;
-                *first = pack(flipped(hidden)).swap_remove(0);
+                *first = pack(fault.kind.changed(hidden)).swap_remove(0);
             }
             run.set_gradients(gradients);
         }
         Ok(())
     }
-}
-
-/// Flips the highest bit of the exponent of the first element.
-fn flipped(tensor: Tensor<3>) -> Tensor<3> {
-    let device = tensor.device();
-    let data = tensor.into_data();
-    let (shape, dtype) = (data.shape().to_vec(), data.dtype());
-    let mut elements: Vec<f32> = data.iter().collect();
-    if let Some(first) = elements.first_mut() {
-        *first = f32::from_bits(first.to_bits() ^ (1 << 30));
-    }
-    Tensor::from_data(TensorData::new(elements, shape).convert_dtype(dtype), &device)
 }
 
 #[cfg(test)]
@@ -216,8 +228,9 @@ mod tests {
         assert_eq!([2, 3, 4, 5].map(|step| slow.slows(rank, step)), [false, true, true, false]);
         assert!(!slow.happens(rank, 3) && !slow.slows(WorldRank::new(0), 3), "another kind or rank");
         let flip = InjectedFault::read("flip:1:3").expect("a fault");
-        assert!(!flip.happens(rank, 3) && !flip.flips(rank, 2), "another kind or step");
-        assert_eq!([(); 2].map(|()| flip.flips(rank, 3)), [true, false]);
+        assert!(!flip.happens(rank, 3) && !flip.changes_gradient(rank, 2), "another kind or step");
+        assert_eq!([(); 2].map(|()| flip.changes_gradient(rank, 3)), [true, false]);
+        assert!(InjectedFault::read("infinite:1:3").is_some_and(|fault| fault.changes_gradient(rank, 3)));
         let faults = InjectedFaults {
             faults: vec![InjectedFault::read("flip:1:3").expect("a fault")],
             steps: Mutex::default(),

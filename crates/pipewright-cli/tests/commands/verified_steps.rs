@@ -86,6 +86,39 @@ fn a_genuine_loss_that_is_not_finite_ends_the_run_with_its_error() {
     );
 }
 
+/// Trains with faults that make a gradient infinite in all computations of step 10. Returns the only event.
+fn failed_by_gradient(faults: &str, ranks: u32) -> Value {
+    let run = Run::new();
+    let ranks = format!("pipeline.ranks={ranks}");
+    let output = train(&run, faults, &[&ranks, "run.verify=on-suspicion"]);
+    let words = words(&output);
+    assert_eq!(output.status.code(), Some(4), "{words}");
+    assert!(words.contains("is not finite; the parameters are still those before this step"), "{words}");
+    let events = events(&run);
+    let [event] = &events[..] else { panic!("{events:?}: {words}") };
+    assert!(
+        event["suspicion"].as_str().is_some_and(|words| words.starts_with("the gradient of ")),
+        "{event}"
+    );
+    let end = "the repetition shows a number that is not finite again, so the step fails";
+    assert!(event["finding"].as_str().is_some_and(|finding| finding.ends_with(end)), "{event}");
+    event.clone()
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_with_equal_bits_ends_the_run_and_names_no_rank() {
+    let event = failed_by_gradient("infinite:1:10:100", 2);
+    assert_eq!((&event["event"], &event["repetitions"]), (&"verified_step".into(), &1.into()), "{event}");
+    assert!(event.get("ranks").is_none(), "{event}");
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_with_other_bits_names_the_rank() {
+    let event = failed_by_gradient("infinite:1:10:100,flip:2:10", 3);
+    assert_eq!((&event["event"], &event["repetitions"]), (&"wrong_bits".into(), &2.into()), "{event}");
+    assert_eq!((&event["ranks"], &event["action"]), (&serde_json::json!([2]), &"2I0".into()), "{event}");
+}
+
 #[test]
 fn a_fault_that_cannot_happen_is_refused() {
     let output = train(&Run::new(), "flip:0:3", &[]);
@@ -117,4 +150,8 @@ fn a_value_that_is_not_known_is_refused() {
     let words = words(&output);
     assert_eq!(output.status.code(), Some(2), "{words}");
     assert!(words.contains("verify") && words.contains("on-suspicion"), "{words}");
+    let output = train(&Run::new(), "", &["run.replace_wrong=true"]);
+    let words = self::words(&output);
+    assert_eq!(output.status.code(), Some(2), "{words}");
+    assert!(words.contains("`replace_wrong` has no effect without verified steps"), "{words}");
 }

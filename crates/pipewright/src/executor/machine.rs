@@ -31,6 +31,7 @@ use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::message::Tag;
 use crate::progress::{Activity, Blocked};
 use crate::stage::{RestoredPaths, StageError, StageRunner, Visit};
+use crate::verification::Difference;
 
 /// The state machine of one rank.
 pub(crate) struct Executor {
@@ -192,6 +193,11 @@ impl Executor {
         self.reductions.clear();
         self.step = Step::between(StepNumber::default(), Phase::Idle);
         self.connection.set_activity(Activity::NoStep);
+    }
+
+    /// Takes out the first result that differs, of a repetition whose bits were confirmed before it failed.
+    pub(crate) fn take_difference(&mut self) -> Option<Difference> {
+        self.checks.take_difference()
     }
 
     /// Takes out the events of a step that failed. If this rank failed, its current action is the last one.

@@ -12,7 +12,7 @@ use crate::failure::{Cause, StepError};
 use crate::ids::WorldRank;
 use crate::mesh::Mesh;
 use crate::progress::ProgressBoard;
-use crate::verification::Suspicion;
+use crate::verification::{Difference, Suspicion};
 
 /// A failed step, as [`Pipeline::step_failure`](super::Pipeline::step_failure) returns it. Its text shows the
 /// schedule around the action that failed, and the last actions of each rank:
@@ -44,6 +44,10 @@ pub struct StepFailure {
     pub suspicion: Option<Suspicion>,
     /// The number of computations of the step after the first one.
     pub repetitions: u32,
+    /// The first result that was computed with different bits, if the last repetition has confirmed bits and
+    /// fails nevertheless, for example because a gradient is not finite in every computation; `None`
+    /// otherwise. [`Cause::Unconfirmed`] has the difference of a repetition without confirmed bits.
+    pub difference: Option<Difference>,
     /// The error of a rank that did not stop in the next step, which had begun already. The pipeline takes no
     /// further step then. `None` if all ranks have stopped.
     pub lost: Option<StepError>,
@@ -70,11 +74,13 @@ impl StepFailure {
                 rank.get().is_multiple_of(mesh.tensor)
             }
         };
+        let difference = ranks.iter_mut().find_map(|rank| rank.difference.take());
         let shown = ranks.into_iter().filter(|failed| is_shown(failed.rank));
         let events = shown.flat_map(|failed| failed.events).collect();
         let timeline = Timeline::new(mesh.pipeline * mesh.data, events);
         let grid = grid.unwrap_or_default();
-        Self { grid, report, timeline, error, suspicion: None, repetitions: 0, lost: None }
+        let (suspicion, repetitions, lost) = (None, 0, None);
+        Self { error, grid, report, timeline, suspicion, repetitions, difference, lost }
     }
 }
 

@@ -1,5 +1,7 @@
 //! Verified steps: a flipped bit is found and corrected, and the rank that has computed it is named.
 
+mod not_finite;
+
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
