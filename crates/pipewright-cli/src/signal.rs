@@ -1,6 +1,7 @@
 //! Signals that ask the process to end: SIGINT, SIGTERM, and SIGHUP, which a closed terminal sends. The first
 //! signal sets a flag. A second SIGINT or SIGTERM ends the process immediately, with the cursor below the
-//! live display.
+//! live display, unless the run has ended and the process is about to end by itself: `srun` sends SIGTERM to the
+//! other processes as soon as one has ended, and the exit code would no longer say that the run was saved.
 //!
 //! SIGUSR1, which `launch` sends through `mpirun` or `srun`, sets the flag too.
 //!
@@ -26,6 +27,8 @@ pub(crate) struct Interrupt {
     flag: Arc<AtomicBool>,
     /// Whether the process watches for the signals.
     is_watching: AtomicBool,
+    /// Whether the run has ended.
+    has_ended: Arc<AtomicBool>,
 }
 
 impl Interrupt {
@@ -39,6 +42,11 @@ impl Interrupt {
         self.flag.store(true, Ordering::SeqCst);
     }
 
+    /// Notes that the run has ended. From now on, no signal ends the process immediately.
+    pub(crate) fn note_end(&self) {
+        self.has_ended.store(true, Ordering::SeqCst);
+    }
+
     /// Starts to watch for the signals. Before this call, they end the process. Further calls do nothing.
     ///
     /// # Errors
@@ -49,9 +57,9 @@ impl Interrupt {
         }
         let is_asked = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
-            let was_asked = is_asked.clone();
+            let (was_asked, has_ended) = (is_asked.clone(), self.has_ended.clone());
             let end = move || {
-                if was_asked.swap(true, Ordering::SeqCst) {
+                if was_asked.swap(true, Ordering::SeqCst) && !has_ended.load(Ordering::SeqCst) {
                     screen::leave_from_signal_handler();
                     low_level::exit(ENDED_BY_SIGNAL + signal);
                 }
@@ -87,5 +95,22 @@ mod hangup {
             libc::sigaction(libc::SIGHUP, ptr::null(), action.as_mut_ptr()) == 0
                 && action.assume_init().sa_sigaction == libc::SIG_IGN
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_signal_ends_a_process_whose_run_has_ended() {
+        let interrupt = Interrupt::default();
+        interrupt.watch().expect("the system has signals");
+        interrupt.note_end();
+        // The second one would end the process of all tests.
+        for _ in 0..3 {
+            low_level::raise(SIGTERM).expect("the signal exists");
+        }
+        assert!(interrupt.flag().load(Ordering::SeqCst));
     }
 }

@@ -88,6 +88,7 @@ impl TrainingLoop<'_> {
             (false, false) => Reason::Signal,
         };
         let saved = settle(settings, processes, checkpoints.finish(&mut trainer))?;
+        attempts.interrupt().note_end();
         copies.into_iter().for_each(|copies| copies.finish(saved.as_deref(), run.deadline()));
         // `launch` continues a run whose slow host it replaces, or that it lets grow.
         let is_replaced = log.replaces_slow && !SlowRank::find(&run.out).is_empty();
