@@ -1,6 +1,7 @@
 //! [`Fault`]: a failure after which a run may continue from its newest checkpoint.
 
 use std::error::Error;
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -13,15 +14,47 @@ use serde::{Deserialize, Serialize};
 /// The file of the first fault.
 const FILE: &str = "failure.json";
 
-/// The variable that `launch` sets for its processes.
-///
-/// Its value is the number of the start after the first one: of restarts and growths together, or 0.
+/// The variable that `launch` sets for its processes. Its value is the text of a [`Start`].
 pub(crate) const LAUNCHED: &str = "PIPEWRIGHT_LAUNCHED";
+
+/// The end of the text of a start after which `launch` may leave out hosts.
+const LEAVES_OUT: &str = ",hosts";
+
+/// A start of the processes of a run by `launch`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Start {
+    /// How often `launch` had started processes before: restarts and growths together.
+    pub(crate) number: u64,
+    /// Whether a restart may leave out a host: the run has several hosts, and a restart is left.
+    pub(crate) leaves_out_hosts: bool,
+}
+
+impl Start {
+    /// Returns the start of this process; `None` if `launch` did not start it.
+    pub(crate) fn of_this_process() -> Option<Self> {
+        Self::read(&std::env::var(LAUNCHED).ok()?)
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let (number, leaves_out_hosts) = match text.strip_suffix(LEAVES_OUT) {
+            Some(number) => (number, true),
+            None => (text, false),
+        };
+        Some(Self { number: number.parse().ok()?, leaves_out_hosts })
+    }
+}
+
+impl fmt::Display for Start {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { number, leaves_out_hosts } = self;
+        write!(f, "{number}{}", if *leaves_out_hosts { LEAVES_OUT } else { "" })
+    }
+}
 
 /// Returns how often `launch` had started processes before it started this one; `None` if it did not start
 /// it.
 pub(crate) fn launched_start() -> Option<u64> {
-    std::env::var(LAUNCHED).ok()?.parse().ok()
+    Start::of_this_process().map(|start| start.number)
 }
 
 /// A fault in the folder of a run, with its report.
@@ -49,6 +82,9 @@ pub(crate) struct Fault {
     /// and would accept wrong bits.
     #[serde(default)]
     pub(crate) is_final: bool,
+    /// The ranks that have computed wrong bits, if the run continues without their hosts.
+    #[serde(default)]
+    pub(crate) wrong_ranks: Vec<u32>,
 }
 
 impl Fault {
@@ -61,6 +97,7 @@ impl Fault {
             summary: first_line(&sentence(error)),
             space: None,
             is_final: matches!(error.cause, Cause::Unconfirmed { .. }),
+            wrong_ranks: Vec::new(),
         }
     }
 
@@ -78,6 +115,7 @@ impl Fault {
             summary: format!("step {done}: {}", first_line(&sentence(error))),
             space: Some(space()),
             is_final: false,
+            wrong_ranks: Vec::new(),
         })
     }
 
@@ -184,6 +222,15 @@ mod tests {
             Fault::remove(folder).expect("a file that is missing is not removed");
         }
         assert_eq!(Fault::take(run), None);
+    }
+
+    #[test]
+    fn a_start_is_read_from_its_text() {
+        for (text, number, leaves_out_hosts) in [("0", 0, false), ("2", 2, false), ("3,hosts", 3, true)] {
+            let start = Start { number, leaves_out_hosts };
+            assert_eq!((start.to_string(), Start::read(text)), (text.to_owned(), Some(start)));
+        }
+        assert_eq!(["", "hosts", "2,host"].map(Start::read), [None; 3]);
     }
 
     #[test]

@@ -126,13 +126,19 @@ impl CrossChecks<'_> {
         self.section("run").report("copies", ProblemKind::Without { key: "copies", other, advice });
     }
 
-    /// Refuses to verify steps on devices that may compute other bits each time.
+    /// Refuses to verify steps on devices that may compute other bits each time, and to replace hosts of wrong
+    /// ranks without verification.
     fn check_verify(&mut self) {
         let run = &self.settings.run;
         if run.verify != Verify::Off && !run.devices.are_processor() {
             let (key, other) =
                 ("verify", "the processor (`device` is another one, whose bits may differ each time)");
             let advice = "write `device = \"flex\"` in [run], or remove the key";
+            self.section("run").report(key, ProblemKind::Without { key, other, advice });
+        }
+        if run.verify == Verify::Off && run.replace_wrong {
+            let (key, other) = ("replace_wrong", "verified steps (`verify` is \"off\")");
+            let advice = "write `verify = \"on-suspicion\"` in [run], or remove the key";
             self.section("run").report(key, ProblemKind::Without { key, other, advice });
         }
     }

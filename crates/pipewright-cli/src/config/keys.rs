@@ -212,6 +212,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "restarts",
             "replace_slow",
             "verify",
+            "replace_wrong",
             "grow",
             "copy_every",
             "copies",

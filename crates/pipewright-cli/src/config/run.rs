@@ -51,6 +51,8 @@ pub(crate) struct RunSettings {
     pub(crate) replace_slow: bool,
     /// Whether suspicious steps are computed again.
     pub(crate) verify: Verify,
+    /// Whether `launch` leaves out the host of a rank that has computed wrong bits.
+    pub(crate) replace_wrong: bool,
     /// Whether `launch` lets the run grow again to its configured mesh when lost hosts answer.
     pub(crate) grow: bool,
     /// The number of steps between two copies of the state in memory; 0: none.
@@ -116,6 +118,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         restarts: section.whole("restarts", 0, 0, i64::MAX as u64),
         replace_slow: section.flag("replace_slow", false),
         verify: section.choice("verify", Verify::Off, &Verify::NAMED),
+        replace_wrong: section.flag("replace_wrong", false),
         grow: section.flag("grow", true),
         copy_every: section.whole("copy_every", 0, 0, i64::MAX as u64),
         copies: section.choice("copies", Copies::Machine, &Copies::NAMED),

@@ -11,8 +11,9 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Exit, Failure};
+use crate::fault::Start;
 use crate::launch::attempt::Stop;
-use crate::launch::hosts::Host;
+use crate::launch::hosts::{Host, Places};
 use crate::launch::starter::Starter;
 use crate::output;
 use crate::training::shared_folder::{Token, is_seen, unwritable};
@@ -40,9 +41,12 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// Returns words about a host.
-    fn of(self, host: &str, folder: &Path) -> String {
+    /// Returns words about a host, which belongs to an allocation of Slurm if `is_slurm`.
+    fn of(self, host: &str, is_slurm: bool, folder: &Path) -> String {
         match self {
+            Self::Silent if is_slurm => format!(
+                "the node {host} does not answer: `srun --overlap --nodelist={host} -n 1 hostname` shows why"
+            ),
             Self::Silent => format!(
                 "the host {host} does not answer: check its name, that it runs, and that `ssh {host}` needs no password"
             ),
@@ -92,7 +96,7 @@ pub(crate) fn ask(
     let path: PathBuf = std::path::absolute(token.file()).map_err(unwritable)?;
     let words = ["launch".to_owned(), "--answer".to_owned(), path.display().to_string()];
     let question = |host: &Host| {
-        let mut command = starter.command(1, std::slice::from_ref(host), &words, 0);
+        let mut command = starter.command(1, std::slice::from_ref(host), &words, Start::default());
         command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()
     };
     let questions: Vec<Option<Child>> = hosts.iter().map(question).collect();
@@ -158,9 +162,17 @@ fn judge(text: Option<String>, own: &str) -> Result<(), Refusal> {
 }
 
 /// Fails with every host that cannot take part.
-pub(crate) fn require(hosts: &[Host], answers: &[Result<(), Refusal>], folder: &Path) -> Result<(), Failure> {
-    let refusals =
-        hosts.iter().zip(answers).filter_map(|(host, answer)| Some(answer.err()?.of(&host.name, folder)));
+pub(crate) fn require(
+    places: &Places,
+    answers: &[Result<(), Refusal>],
+    folder: &Path,
+) -> Result<(), Failure> {
+    let is_slurm = matches!(places, Places::Slurm(_));
+    let refusals = places
+        .hosts()
+        .iter()
+        .zip(answers)
+        .filter_map(|(host, answer)| Some(answer.err()?.of(&host.name, is_slurm, folder)));
     let refusals: Vec<String> = refusals.collect();
     if refusals.is_empty() { Ok(()) } else { Err(Failure::input(refusals.join("\n"))) }
 }
@@ -225,7 +237,11 @@ mod tests {
     fn each_host_that_cannot_take_part_is_named() {
         let hosts = ["a", "b", "c"].map(|name| Host { name: name.to_owned(), slots: 1 });
         let answers = [Err(Refusal::Silent), Ok(()), Err(Refusal::OtherBuild)];
-        let text = require(&hosts, &answers, Path::new("out")).expect_err("two hosts").text();
+        let words =
+            |places: &Places| require(places, &answers, Path::new("out")).expect_err("two hosts").text();
+        let slurm = words(&Places::Slurm(hosts.to_vec()));
+        assert!(slurm.contains("the node a does not answer: `srun ") && !slurm.contains("ssh"), "{slurm}");
+        let text = words(&Places::Hosts(hosts.to_vec()));
         assert!(
             text.contains("host a does not answer") && text.contains("host c has another build"),
             "{text}"

@@ -51,6 +51,18 @@ impl Places {
             Self::Hosts(hosts) | Self::Slurm(hosts) => hosts,
         }
     }
+
+    /// Removes the hosts with these names. Returns whether another host is left; otherwise removes none.
+    pub(super) fn leave_out(&mut self, names: &[String]) -> bool {
+        let is_left = |host: &Host| !names.contains(&host.name);
+        match self {
+            Self::Hosts(hosts) | Self::Slurm(hosts) if hosts.iter().any(is_left) => {
+                hosts.retain(is_left);
+                true
+            }
+            _ => false,
+        }
+    }
 }
 
 /// Returns whether a host is this machine, as far as its name says so.
@@ -124,7 +136,9 @@ fn of_slurm(nodes: &str) -> Result<Vec<Host>, Failure> {
         ))
     })?;
     let slots = slots.into_iter().chain(std::iter::repeat(1));
-    Ok(names.lines().zip(slots).map(|(name, slots)| Host { name: name.to_owned(), slots }).collect())
+    let hosts: Vec<Host> =
+        names.lines().zip(slots).map(|(name, slots)| Host { name: name.to_owned(), slots }).collect();
+    if hosts.is_empty() { Err(failed(format!("names none of `{nodes}`"))) } else { Ok(hosts) }
 }
 
 /// Reads the numbers of tasks of all nodes, such as `4(x2),3`.

@@ -18,6 +18,7 @@ mod ended;
 mod lost_hosts;
 mod returning_hosts;
 mod growth;
+mod wrong_hosts;
 mod selection;
 mod supervise;
 

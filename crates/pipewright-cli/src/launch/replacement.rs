@@ -51,7 +51,15 @@ impl Replacement {
         let first = self.slow.first();
         let (step, rank) =
             (first.map_or(0, |slow| slow.step), first.and_then(|slow| slow.ranks.first().copied()));
-        let fault = Fault { step, rank, cause, summary: summary.clone(), space: None, is_final: false };
+        let fault = Fault {
+            step,
+            rank,
+            cause,
+            summary: summary.clone(),
+            space: None,
+            is_final: false,
+            wrong_ranks: Vec::new(),
+        };
         Failure::new(Exit::RankFailed, summary).with_fault(Some(fault))
     }
 }

@@ -1,10 +1,11 @@
 //! [`Starter`]: the program that starts processes, and its arguments.
 
+use std::env;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use crate::failure::Failure;
-use crate::fault::LAUNCHED;
+use crate::fault::{LAUNCHED, Start};
 use crate::launch::hosts::{Host, Places};
 
 /// A program that starts processes.
@@ -36,7 +37,7 @@ impl Starter {
                 "this build cannot run ranks as processes: build it with `cargo build --release --features mpi`",
             ));
         }
-        let binary = std::env::current_exe()
+        let binary = env::current_exe()
             .map_err(|error| Failure::input(format!("the path of this program is not known: {error}")))?;
         let (program, advice) = if matches!(places, Places::Slurm(_)) {
             ("srun", "it belongs to Slurm, and must be in PATH")
@@ -56,11 +57,10 @@ impl Starter {
     }
 
     /// Returns the command that starts `count` processes of this binary with the arguments `words`, on the
-    /// hosts in their order, or on this machine if there are none. The processes learn the number of the
-    /// `restart`, which is 0 before the first one.
-    pub(crate) fn command(&self, count: u32, hosts: &[Host], words: &[String], restart: u64) -> Command {
+    /// hosts in their order, or on this machine if there are none.
+    pub(crate) fn command(&self, count: u32, hosts: &[Host], words: &[String], start: Start) -> Command {
         let mut command = match self.kind {
-            Kind::Slurm => self.srun(hosts),
+            Kind::Slurm => srun(count, hosts),
             Kind::OpenMpi => open_mpi(hosts),
             Kind::Mpi => Command::new("mpirun"),
         };
@@ -73,20 +73,30 @@ impl Starter {
             // The others pass all variables on to other hosts.
             command.args(["-x", LAUNCHED]);
         }
-        command.env(LAUNCHED, restart.to_string()).arg(&self.binary).args(words).stdin(Stdio::null());
+        command.env(LAUNCHED, start.to_string()).arg(&self.binary).args(words).stdin(Stdio::null());
         command
     }
+}
 
-    fn srun(&self, hosts: &[Host]) -> Command {
-        let mut command = Command::new("srun");
-        // A question to a host runs next to other steps of the allocation.
-        command.args(["--mpi=pmix", "--kill-on-bad-exit=1", "--overlap"]);
-        if !hosts.is_empty() {
-            let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
-            command.args([format!("--nodes={}", hosts.len()), format!("--nodelist={}", names.join(","))]);
-        }
-        command
+/// Returns `srun` of Slurm, which starts the processes in the order of the hosts, as `mpirun` does. By itself,
+/// it would order the nodes, and spread the tasks over all of them. The user's own settings have precedence.
+fn srun(count: u32, hosts: &[Host]) -> Command {
+    let mut command = Command::new("srun");
+    if env::var_os("SLURM_MPI_TYPE").is_none() {
+        command.arg("--mpi=pmix");
     }
+    // A question to a host runs next to other steps of the allocation.
+    command.args(["--kill-on-bad-exit=1", "--overlap"]);
+    // A step has the processors per task of its allocation only if it asks for them.
+    if let Ok(processors) = env::var("SLURM_CPUS_PER_TASK") {
+        command.arg(format!("--cpus-per-task={processors}"));
+    }
+    let tasks = hosts.iter().flat_map(|host| std::iter::repeat_n(host.name.as_str(), host.slots as usize));
+    let tasks: Vec<&str> = tasks.take(count as usize).collect();
+    command.args(["--distribution=arbitrary".to_owned(), format!("--nodelist={}", tasks.join(","))]);
+    // It is about the whole allocation.
+    command.env_remove("SLURM_NTASKS_PER_NODE");
+    command
 }
 
 /// Returns `mpirun` of Open MPI. It refuses more processes than cores and the user root by default, and binds
@@ -100,13 +110,18 @@ fn open_mpi(hosts: &[Host]) -> Command {
         set.extend([
             ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
             ("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"),
+            // Inside an allocation of Slurm, it would start the processes on the nodes of the allocation.
+            ("OMPI_MCA_plm", "^slurm"),
+            ("OMPI_MCA_ras", "^slurm"),
+            ("PRTE_MCA_plm", "^slurm"),
+            ("PRTE_MCA_ras", "^slurm"),
         ]);
     }
     set.extend([
         ("OMPI_MCA_hwloc_base_binding_policy", "none"),
         ("PRTE_MCA_hwloc_default_binding_policy", "none"),
     ]);
-    command.envs(set.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()));
+    command.envs(set.into_iter().filter(|(name, _)| env::var_os(name).is_none()));
     command
 }
 
@@ -117,7 +132,8 @@ mod tests {
     fn check(kind: Kind, expected: &str) {
         let starter = Starter { kind, binary: "/bin/pipewright".into() };
         let hosts = [("a", 2), ("b", 1)].map(|(name, slots)| Host { name: name.to_owned(), slots });
-        let command = starter.command(3, &hosts, &["train".to_owned()], 2);
+        let start = Start { number: 2, leaves_out_hosts: false };
+        let command = starter.command(3, &hosts, &["train".to_owned()], start);
         let restart = command.get_envs().find_map(|(name, value)| value.filter(|_| name == LAUNCHED));
         assert_eq!(restart, Some("2".as_ref()));
         let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
@@ -130,7 +146,7 @@ mod tests {
         check(Kind::Mpi, "-n 3 --host a:2,b:1 /bin/pipewright train");
         check(
             Kind::Slurm,
-            "--mpi=pmix --kill-on-bad-exit=1 --overlap --nodes=2 --nodelist=a,b -n 3 /bin/pipewright train",
+            "--mpi=pmix --kill-on-bad-exit=1 --overlap --distribution=arbitrary --nodelist=a,a,b -n 3 /bin/pipewright train",
         );
     }
 }

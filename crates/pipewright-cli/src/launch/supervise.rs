@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::display::say;
 use crate::failure::{Exit, Failure};
-use crate::fault::Fault;
+use crate::fault::{Fault, Start};
 use crate::launch::answer::{Answers, ask, ask_until_one_answers, require};
 use crate::launch::attempt::{self, AttemptEnd, Joining, Stop};
 use crate::launch::ended::{Ended, stopped, stopped_by_signal};
@@ -20,6 +20,7 @@ use crate::launch::selection::{Selection, answering, enough, names_of, usable_sl
 use crate::launch::starter::Starter;
 use crate::launch::target::{Target, with_settings};
 use crate::launch::whole_run::{MemoryRule, WholeRun};
+use crate::launch::wrong_hosts::leave_out;
 use crate::recovery::{Restart, Restarts, SlowRank, have_joined, remove_growth_request, remove_joined};
 use crate::run_folder::config_of;
 
@@ -132,7 +133,8 @@ impl Launched {
             remove_growth_request(self.folder());
             remove_joined(self.folder());
             let Attempt { hosts, words, number, .. } = &attempt;
-            let mut command = self.launch.starter.command(self.processes(), hosts, words, *number);
+            let start = Start { number: *number, leaves_out_hosts: self.leaves_out_hosts(&restarts) };
+            let mut command = self.launch.starter.command(self.processes(), hosts, words, start);
             let (mut replacement, mut growth) = (None, self.growth(&restarts));
             let is_done = || have_joined(self.folder(), *number);
             let joining = Joining { is_done, limit: longest_start(self.processes()) };
@@ -180,6 +182,11 @@ impl Launched {
         is_smaller.then(|| (Growth::new(ReturningHosts::new(pause)), whole))
     }
 
+    /// Returns whether a restart may leave out a host: the run has several, and a restart is left.
+    fn leaves_out_hosts(&self, restarts: &Restarts) -> bool {
+        self.launch.places.hosts().len() > 1 && restarts.has_left(self.launch.restarts)
+    }
+
     fn look_for_growth(&self, growth: &mut Growth, whole: &WholeRun, used: &[Host]) {
         let avoided = self.avoided();
         let is_unused = |host: &&Host| !used.contains(host) && !avoided.contains(&host.name);
@@ -206,8 +213,6 @@ impl Launched {
 
     /// Returns the slow hosts that the processes ask to replace. If no other hosts that answer can take their
     /// place, removes the request, and the run continues on the slow ones.
-    ///
-    /// In an allocation of Slurm it is not known which rank is on which host.
     fn replacement(&self, hosts: &[Host], restarts: &Restarts, stop: &Stop) -> Option<Replacement> {
         let slow = SlowRank::find(self.folder());
         if slow.is_empty() {
@@ -215,7 +220,9 @@ impl Launched {
         }
         let among = |all: &[Host]| Replacement::of(&slow, hosts, all, &self.slow, self.processes());
         let replacement = match &self.launch.places {
-            Places::Hosts(all) if restarts.has_left(self.launch.restarts) && among(all).is_some() => {
+            Places::Hosts(all) | Places::Slurm(all)
+                if restarts.has_left(self.launch.restarts) && among(all).is_some() =>
+            {
                 self.ask(all, stop).ok().and_then(|answers| among(&answering(all, &answers)))
             }
             _ => None,
@@ -275,7 +282,7 @@ impl Launched {
         let hosts = self.launch.places.hosts();
         if !hosts.is_empty() {
             let answers = self.ask(hosts, stop)?;
-            require(hosts, &answers, self.folder())?;
+            require(&self.launch.places, &answers, self.folder())?;
         }
         let needed = self.processes();
         enough(hosts, needed).ok_or_else(|| {
@@ -346,6 +353,7 @@ impl Launched {
             }
             failure => failure,
         };
+        let failure = leave_out(failure, &before.hosts, &mut self.launch.places)?;
         let next = restarts.next(failure, self.launch.restarts)?;
         let deadline = self.deadline();
         let mut next = next.after_space(self.folder(), deadline, || stop.is_asked())?;
@@ -365,6 +373,7 @@ impl Launched {
             cause,
             space: None,
             is_final: false,
+            wrong_ranks: Vec::new(),
         }
     }
 
@@ -443,8 +452,8 @@ impl Launched {
         answering.sort_by_key(|host| avoided.contains(&host.name));
         let slots = usable_slots(&answering, &avoided, self.processes());
         let refused = |why: Option<Failure>| {
-            let hosts = self.launch.places.hosts();
-            let lost = require(hosts, &answers, self.folder()).err().map(|failure| failure.text());
+            let lost =
+                require(&self.launch.places, &answers, self.folder()).err().map(|failure| failure.text());
             let lost = lost.unwrap_or_else(|| "all hosts answer, and no layout of the run fits".to_owned());
             let why = why.map_or_else(String::new, |why| format!("\n{}", why.text()));
             Failure::new(

@@ -205,6 +205,7 @@ mod tests {
             summary: "step 7: rank 1: it broke".to_owned(),
             space: None,
             is_final: false,
+            wrong_ranks: Vec::new(),
         };
         let restart = Restart::after(&fault, 1, 3);
         restart.leave(folder.path()).expect("the folder takes files");

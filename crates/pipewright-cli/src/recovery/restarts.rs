@@ -137,6 +137,7 @@ mod tests {
             summary: format!("step {step}: rank 1: {cause}"),
             space: None,
             is_final: false,
+            wrong_ranks: Vec::new(),
         };
         Failure::new(Exit::RankFailed, fault.summary.clone()).with_fault(Some(fault))
     }

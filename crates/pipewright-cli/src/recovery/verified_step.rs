@@ -7,6 +7,8 @@ use pipewright::verification::{Difference, Suspicion, Verification};
 use pipewright_schedule::words::counted;
 use serde::{Deserialize, Serialize};
 
+use crate::fault::Fault;
+
 /// A suspicious step, as a line of the metrics has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct VerifiedStep {
@@ -40,20 +42,27 @@ pub(crate) struct VerifiedStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum VerificationEvent {
-    /// All bits agree, or the step fails again with a number that is not finite.
+    /// All bits agree, or the step fails again with the same number that is not finite.
     VerifiedStep,
     /// Bits differ.
     WrongBits,
 }
 
 impl VerifiedStep {
-    /// Returns the record of a step that has succeeded. `hosts` returns the hosts of ranks.
-    pub(crate) fn of(step: u64, verification: &Verification, hosts: impl Fn(&[u32]) -> Vec<String>) -> Self {
+    /// Returns the record of a step that has succeeded. `counts` says whether the run continues from its result
+    /// if bits differ. `hosts` returns the hosts of ranks.
+    pub(crate) fn of(
+        step: u64,
+        verification: &Verification,
+        counts: bool,
+        hosts: impl Fn(&[u32]) -> Vec<String>,
+    ) -> Self {
         let Verification { suspicion, repetitions, difference, is_reproduced } = verification;
         let record = match difference {
             Some(difference) => {
                 let record = Self::differing(step, difference, hosts);
-                Self { finding: format!("{}; the right bits count", record.finding), ..record }
+                let end = if counts { "; the right bits count" } else { "" };
+                Self { finding: record.finding + end, ..record }
             }
             None if *is_reproduced => {
                 let finding = "all bits agree, so the step is genuine".to_owned();
@@ -77,7 +86,7 @@ impl VerifiedStep {
     /// Returns the record of a step that has failed although it was computed again: its bits are not confirmed, or
     /// the repetition fails too. Returns `None` for a step that was not computed again, and for another failure.
     pub(crate) fn failed(failed: &StepFailure, hosts: impl Fn(&[u32]) -> Vec<String>) -> Option<Self> {
-        let StepFailure { error, suspicion, repetitions, .. } = failed;
+        let StepFailure { error, suspicion, repetitions, difference, .. } = failed;
         if *repetitions == 0 {
             return None;
         }
@@ -89,7 +98,13 @@ impl VerifiedStep {
             | Cause::GradientNotFinite { .. }
             | Cause::ParameterNotFinite { .. } => {
                 let finding = "the repetition shows a number that is not finite again, so the step fails";
-                Self::new(VerificationEvent::VerifiedStep, step, finding.to_owned())
+                match difference {
+                    Some(difference) => {
+                        let record = Self::differing(step, difference, hosts);
+                        Self { finding: format!("{}; {finding}", record.finding), ..record }
+                    }
+                    None => Self::new(VerificationEvent::VerifiedStep, step, finding.to_owned()),
+                }
             }
             _ => return None,
         };
@@ -126,6 +141,33 @@ impl VerifiedStep {
         }
     }
 
+    /// Returns the fault of a step in which ranks have computed wrong bits, after which the run can continue
+    /// without their hosts. If it is not known which of several ranks is wrong, it names all of them. Returns
+    /// `None` if all bits agree. If parameters differ, the state before the step may be wrong too, so the fault
+    /// would not be mended by a restart; `None` then too.
+    pub(crate) fn fault(&self) -> Option<Fault> {
+        self.action.as_ref()?;
+        let ranks = if self.ranks.is_empty() { &self.undecided } else { &self.ranks };
+        let cause = format!("{}{}", self.finding, self.on_hosts());
+        Some(Fault {
+            step: self.step,
+            rank: Some(*ranks.first()?),
+            summary: format!("step {}: {cause}", self.step),
+            cause,
+            space: None,
+            is_final: false,
+            wrong_ranks: ranks.clone(),
+        })
+    }
+
+    /// Returns the hosts of the ranks in brackets, behind a space.
+    fn on_hosts(&self) -> String {
+        match &self.hosts[..] {
+            [] => String::new(),
+            hosts => format!(" (on {})", hosts.join(" and ")),
+        }
+    }
+
     /// Returns the sentence for the display.
     pub(crate) fn sentence(&self) -> String {
         let Self { step, repetitions, finding, .. } = self;
@@ -135,10 +177,7 @@ impl VerifiedStep {
         } else {
             format!("{} more", counted(*repetitions, "time"))
         };
-        let hosts = match &self.hosts[..] {
-            [] => String::new(),
-            hosts => format!(" (on {})", hosts.join(" and ")),
-        };
+        let hosts = self.on_hosts();
         format!("step {step}: {suspicion}, so the step was computed {again}: {finding}{hosts}")
     }
 }
@@ -154,7 +193,7 @@ mod tests {
         let suspicion = Suspicion::Jump { norm: 123.4, usual: 1.25 };
         let repetitions = if difference.is_some() { 2 } else { 1 };
         let verification = Verification { suspicion, repetitions, difference, is_reproduced };
-        VerifiedStep::of(12, &verification, hosts)
+        VerifiedStep::of(12, &verification, true, hosts)
     }
 
     fn hosts(ranks: &[u32]) -> Vec<String> {
@@ -203,7 +242,37 @@ mod tests {
         check(unknown, end, r#""undecided":[1,5],"hosts":["node1","node5"],"#);
         let suspicion = Suspicion::Layer { what: "an output".to_owned() };
         let verification = Verification { suspicion, repetitions: 1, difference: None, is_reproduced: false };
-        let layer = VerifiedStep::of(12, &verification, |_| Vec::new()).sentence();
+        let layer = VerifiedStep::of(12, &verification, true, |_| Vec::new()).sentence();
         assert!(layer.contains("so a number that is not compared was wrong; "), "{layer}");
+    }
+
+    #[test]
+    fn a_fault_names_the_ranks_without_whose_hosts_the_run_continues() {
+        let fault = |content, wrong: &[u32], undecided: &[u32]| {
+            let [wrong, undecided] =
+                [wrong, undecided].map(|ranks| ranks.iter().copied().map(WorldRank::new));
+            let difference = Difference {
+                content,
+                stage: StageIndex::new(3),
+                microbatch: Microbatch::new(2),
+                wrong: wrong.collect(),
+                undecided: undecided.collect(),
+            };
+            let suspicion = Suspicion::Jump { norm: 123.4, usual: 1.25 };
+            let difference = Some(difference);
+            let verification = Verification { suspicion, repetitions: 2, difference, is_reproduced: false };
+            VerifiedStep::of(12, &verification, false, hosts).fault()
+        };
+        let named = fault(Content::Forward, &[5], &[]).expect("a fault");
+        assert_eq!(
+            (named.step, named.rank, &named.wrong_ranks[..], named.is_final),
+            (12, Some(5), &[5][..], false)
+        );
+        assert_eq!(named.summary, "step 12: rank 5 has computed wrong bits in action 3F2 (on node5)");
+        let open = fault(Content::Weights, &[], &[1, 5]).expect("a fault");
+        assert_eq!((open.rank, open.wrong_ranks), (Some(1), vec![1, 5]));
+        assert_eq!(fault(Content::Parameters, &[5], &[]), None, "the state may be wrong");
+        assert_eq!(record(None, true).fault(), None);
+        assert_eq!(record(None, false).fault(), None);
     }
 }

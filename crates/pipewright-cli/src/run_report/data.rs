@@ -308,6 +308,7 @@ mod tests {
             summary: "step 3: rank 1: lost".to_owned(),
             space: None,
             is_final: false,
+            wrong_ranks: Vec::new(),
         };
         let source = RunSource {
             name: "a".to_owned(),

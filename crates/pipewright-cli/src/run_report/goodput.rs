@@ -76,6 +76,7 @@ mod tests {
             summary: "lost".to_owned(),
             space: None,
             is_final: false,
+            wrong_ranks: Vec::new(),
         };
         RunEvent::Restart(Restart { step, ..Restart::after(&fault, 1, 3) })
     }

@@ -10,7 +10,7 @@ use pipewright_schedule::slow_ranks::SlowRanks;
 use crate::config::Settings;
 use crate::display::{Display, Ending, say};
 use crate::failure::{Exit, Failure, sentence};
-use crate::fault::{Fault, launched_start};
+use crate::fault::{Fault, Start, launched_start};
 use crate::recovery::{SlowRank, VerifiedStep, is_growth_requested};
 use crate::run_folder::{RunFolder, RunFolderError};
 use crate::training::checkpoint_space::CheckpointSpace;
@@ -35,6 +35,8 @@ pub(super) struct RunLog {
     tensor_ranks: u32,
     /// Whether `launch` is asked to replace the host of a slow rank.
     pub(super) replaces_slow: bool,
+    /// Whether `launch` continues the run without the host of a rank that has computed wrong bits.
+    replaces_wrong: bool,
     /// The steps over which the number of batches rises.
     rampup_steps: u64,
     /// The milliseconds of a step that the plan of the run predicts.
@@ -71,6 +73,8 @@ impl RunLog {
             hosts,
             tensor_ranks: settings.mesh.tensor_parallel,
             replaces_slow: run.replace_slow && launched_start().is_some(),
+            replaces_wrong: run.replace_wrong
+                && Start::of_this_process().is_some_and(|start| start.leaves_out_hosts),
             rampup_steps: run.rampup_steps,
             planned_step_ms: run.planned_step_ms,
             tensorboard: tensorboard.map_err(Failure::input)?,
@@ -96,6 +100,8 @@ impl RunLog {
         self.folder.as_ref().map_or(Ok(()), RunFolder::require)
     }
 
+    /// Shows and writes the results of a step. Fails if they cannot be written, or if a rank has computed wrong
+    /// bits and `launch` continues the run without its host.
     pub(super) fn step(&mut self, metrics: &mut Metrics, report: StepSummary) -> Result<(), Failure> {
         let (Some(folder), Some(display)) = (&mut self.folder, &mut self.display) else { return Ok(()) };
         metrics.planned_step_ms = self.planned_step_ms;
@@ -121,8 +127,14 @@ impl RunLog {
         };
         folder.write_metrics(metrics).map_err(unwritten)?;
         if let Some(verification) = &report.verification {
-            let verified = VerifiedStep::of(done, verification, |ranks| self.hosts.of(ranks));
+            let verified =
+                VerifiedStep::of(done, verification, !self.replaces_wrong, |ranks| self.hosts.of(ranks));
             folder.write_verified_step(&verified).map_err(unwritten)?;
+            let fault = verified.fault().filter(|_| self.replaces_wrong);
+            if fault.is_some() {
+                // The step is computed again without the host, from the state before it.
+                return Err(Failure::new(Exit::RankFailed, verified.sentence()).with_fault(fault));
+            }
             say(&verified.sentence());
         }
         let mut slow_ranks = Vec::new();
@@ -154,12 +166,13 @@ impl RunLog {
     /// the folder.
     pub(super) fn failed_step(&mut self, failed: Option<&StepFailure>, error: &PipelineError) -> Failure {
         let Some(failed) = failed else { return failure(error) };
-        let mut context = format!("{failed}\n");
+        let (mut context, mut fault) = (format!("{failed}\n"), None);
         if let Some(folder) = &mut self.folder {
             if let Some(verified) = VerifiedStep::failed(failed, |ranks| self.hosts.of(ranks)) {
                 context += &format!("{}\n", verified.sentence());
                 // The failure is reported in any case.
                 let _ = folder.write_verified_step(&verified);
+                fault = verified.fault().filter(|_| self.replaces_wrong);
             }
             let title = failed.error.to_string();
             let title = format!("failed: {}", title.lines().next().unwrap_or_default());
@@ -171,7 +184,8 @@ impl RunLog {
                 Err(error) => format!("the step is not drawn: {}\n", sentence(&error)),
             };
         }
-        failure(error).below(context)
+        let failure = failure(error).below(context);
+        if fault.is_some() { failure.with_fault(fault) } else { failure }
     }
 
     pub(super) fn finish(&mut self) -> Result<(), Failure> {

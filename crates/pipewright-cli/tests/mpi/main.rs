@@ -15,6 +15,8 @@ mod hosts;
 mod launch;
 #[path = "../scratch/mod.rs"]
 mod scratch;
+mod slurm;
+mod slurm_cluster;
 mod starts;
 
 use std::fs;
