@@ -10,7 +10,9 @@ use pipewright_schedule::Event;
 
 use crate::batch::StepForm;
 use crate::checkpoint::{Checkpoint, RankState};
-use crate::executor::{Agreement, Executor, NamedParameter, Poll, RankReport, StepInput, Visited};
+use crate::executor::{
+    Agreement, Executor, NamedParameter, OpenReport, Outcome, Poll, RankReport, StepInput, Visited,
+};
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
@@ -33,6 +35,12 @@ pub(crate) enum Command {
         reply: Reply<Result<Agreement, StepError>>,
     },
     Step {
+        input: Box<StepInput>,
+        reply: Reply<StepReply>,
+    },
+    /// Between processes, the step after one that runs. The rank begins it only if the gradient norm of that one
+    /// says that all ranks have the same next batch.
+    NextStep {
         input: Box<StepInput>,
         reply: Reply<StepReply>,
     },
@@ -68,6 +76,10 @@ pub(crate) struct StepReply {
     pub has_updated: bool,
     /// Present if the step failed.
     pub failed: Option<FailedRank>,
+    /// Whether the rank has begun the step ([`Command::NextStep`]).
+    pub has_begun: bool,
+    /// The rank's report if the rank begins the next step, and its process exchanges the reports.
+    pub open: Option<OpenReport>,
 }
 
 /// The data of one rank about a failed step.
@@ -183,14 +195,16 @@ where
             }
         };
         // The channel closes when the pipeline is dropped.
+        let mut goes_ahead = false;
         for command in inbox {
-            execute(&mut executor, command);
+            execute(&mut executor, &mut goes_ahead, command);
         }
     }
 }
 
-/// Executes a command and answers it.
-fn execute(executor: &mut Executor, command: Command) {
+/// Executes a command and answers it. `goes_ahead` says whether the rank begins the next step, which is the next
+/// command.
+fn execute(executor: &mut Executor, goes_ahead: &mut bool, command: Command) {
     let rank = executor.world_rank();
     let failure = |cause| StepError { rank, step: StepNumber::default(), action: None, cause };
     match command {
@@ -200,7 +214,17 @@ fn execute(executor: &mut Executor, command: Command) {
             let agreed = run_or_reset(executor).map(|()| executor.take_outcome().agreed);
             reply.send(agreed.map(|agreed| agreed.expect("ranks that have compared batches agree or not")));
         }
-        Command::Step { input, reply } => reply.send(step(executor, *input)),
+        Command::NextStep { reply, .. } if !*goes_ahead => {
+            let outcome = Ok(Vec::new());
+            let answer =
+                StepReply { outcome, has_updated: false, failed: None, has_begun: false, open: None };
+            reply.send(answer);
+        }
+        Command::Step { input, reply } | Command::NextStep { input, reply } => {
+            let answer = step(executor, *input);
+            *goes_ahead = answer.open.is_some();
+            reply.send(answer);
+        }
         Command::Parameters { attempt, reply } => {
             executor.begin_collecting(attempt, None);
             reply.send(run_or_reset(executor).map(|()| executor.take_outcome().parameters));
@@ -226,8 +250,12 @@ fn step(executor: &mut Executor, input: StepInput) -> StepReply {
     let outcome = run(executor);
     let has_updated = executor.has_updated();
     let failed = outcome.as_ref().err().map(|error| FailedRank::new(executor, error));
-    let outcome = reset_after(executor, outcome).map(|()| executor.take_outcome().reports);
-    StepReply { outcome, has_updated, failed }
+    let outcome = reset_after(executor, outcome).map(|()| executor.take_outcome());
+    let (outcome, open) = match outcome {
+        Ok(Outcome { reports, open, .. }) => (Ok(reports), open),
+        Err(error) => (Err(error), None),
+    };
+    StepReply { outcome, has_updated, failed, has_begun: true, open }
 }
 
 /// Finds out which parameters stages share. A failure is raised for all ranks.

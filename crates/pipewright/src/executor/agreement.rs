@@ -39,15 +39,8 @@ pub(crate) fn digest(form: &StepForm) -> u64 {
     hash_of(&encoded(form))
 }
 
-/// Returns the digest that all ranks of a subtree have; `None` if they differ.
-pub(super) fn common_digest(digests: Exchange<Option<u64>>) -> Option<u64> {
-    let mut digests = digests.into_contents();
-    let first = digests.next().flatten();
-    if digests.all(|digest| digest == first) { first } else { None }
-}
-
 /// Returns what the processes agree on if all of them have this form.
-pub(super) fn agree_alike(form: StepForm) -> Agreement {
+pub(crate) fn agree_alike(form: StepForm) -> Agreement {
     StepForms::new(WorldRank::new(0), form).agree()
 }
 
@@ -66,6 +59,7 @@ pub(super) fn decode_agreement(from: WorldRank, message: &Arc<[u8]>) -> Result<A
 mod tests {
     use burn::tensor::{Device, Tensor};
 
+    use super::super::next_batch::common_digest;
     use super::*;
     use crate::batch::{Batch, Purpose, SplitRule};
     use crate::message::AwaitedMessage;
@@ -92,7 +86,7 @@ mod tests {
             Ok(Some((std::time::Instant::now(), children[from.index() - 1])))
         };
         assert_eq!(digests.poll(take), Ok(None));
-        common_digest(digests)
+        common_digest(digests.into_contents())
     }
 
     #[test]

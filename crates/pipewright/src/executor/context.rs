@@ -177,14 +177,24 @@ impl RankContext {
         self.next_batch.digest().filter(|_| self.is_distributed)
     }
 
-    /// Returns the row of this rank in a step's timeline, which has a row for each tensor group.
-    pub(super) fn timeline_row(&self) -> Rank {
-        self.timeline_row_of(self.world_rank)
+    /// Like [`RankContext::next_batch`], if this rank has the batch already.
+    pub(super) fn sent_batch(&self) -> Option<u64> {
+        self.next_batch.sent().filter(|_| self.is_distributed)
     }
 
-    /// Returns the row of another rank in a step's timeline.
-    pub(super) fn timeline_row_of(&self, rank: WorldRank) -> Rank {
-        self.mesh.timeline_row(rank)
+    /// Returns the row of this rank in a step's timeline, which has a row for each tensor group.
+    pub(super) fn timeline_row(&self) -> Rank {
+        self.mesh.timeline_row(self.world_rank)
+    }
+
+    /// Ends the time in which the next batch is compared: all ranks have it.
+    pub(super) fn take_next_batch(&self) {
+        self.next_batch.set(None);
+    }
+
+    /// Returns the mesh of all ranks.
+    pub(super) fn mesh(&self) -> &Mesh {
+        &self.mesh
     }
 
     /// Returns the same rank in all replicas, as ranks of the world.

@@ -4,17 +4,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::accumulation::Accumulation;
-use super::agreement::{agree_alike, common_digest, decode_agreement, merge_forms};
+use super::agreement::{agree_alike, decode_agreement, merge_forms};
 use super::collection::Collection;
 use super::copies::add_copies;
 use super::expert_holders::check_holders;
 use super::gather::{receive_rows, start_gather};
 use super::losses::read_losses;
 use super::machine::Executor;
-use super::norm::{Norms, add_replicas, change_gradients, norms, replica_tag, squares};
+use super::next_batch::common_digest;
+use super::norm::{Contribution, Norms, add_replicas, change_gradients, norms, replica_tag, squares};
 use super::parameters::{KnownParameters, ListedParameter, NormOrder, compare};
 use super::report::{RankReport, Update};
-use super::report_exchange::{pass_summary, report_messages, send_summary};
+use super::report_exchange::{OpenReport, pass_summary, report_messages, send_summary};
 use super::report_message::ReportMessage;
 use super::sharing::{exchange_shared_gradients, receive_shared_gradients, set_shared_gradients};
 use super::statistics::{exchange_statistics, receive_statistics, set_statistics};
@@ -62,8 +63,8 @@ impl Executor {
                 change_gradients(&self.context, &mut self.stages, self.step.input(), self.accumulation)?;
                 self.gather_replica_squares()
             }
-            Phase::ReplicaSquares(squares) => self.gather_squares(&concatenated(squares))?,
-            Phase::Squares(squares) => self.compute_norm(&concatenated(squares))?,
+            Phase::ReplicaSquares(squares) => self.gather_squares(Contribution::joined(squares))?,
+            Phase::Squares(squares) => self.compute_norm(Contribution::joined(squares))?,
             Phase::Norm(norms) => self.send_norms(norms.into_one()),
             Phase::Update { norms } => self.update(&norms)?,
             Phase::Reports { outcome, reports } => self.pass_reports(outcome, concatenated(reports)),
@@ -73,7 +74,10 @@ impl Executor {
                 Phase::Done(outcome)
             }
             // Not phases of a step: before it, at launch, and when parameters are collected.
-            Phase::StepDigests { form, digests } => self.pass_digest(form, common_digest(digests)),
+            Phase::StepDigests { form, digests } => {
+                let common = common_digest(digests.into_contents());
+                self.pass_digest(form, common)
+            }
             Phase::SameStep { form, same } => self.pass_same(form, same.into_one()),
             Phase::StepForms(forms) => self.pass_forms(merge_forms(forms)),
             Phase::AgreedStep(message) => self.pass_agreement(&message.into_one())?,
@@ -192,33 +196,36 @@ impl Executor {
 
     /// Sums the squares of this rank's gradients and waits for the other replicas in its subtree.
     fn gather_replica_squares(&self) -> Phase {
-        let own = squares(&self.context, &self.stages, &self.parameters);
+        let squares = squares(&self.context, &self.stages, &self.parameters);
+        let own = Contribution { squares, next_batch: self.context.sent_batch() };
         let children = self.context.copies_tree().children();
         Phase::ReplicaSquares(Exchange::gather(own, replica_tag(&self.context), children))
     }
 
     /// Passes on the squares of the replicas in this rank's subtree. The first replica adds them and waits
     /// for the squares of the other ranks of its pipeline.
-    fn gather_squares(&mut self, gathered: &[f64]) -> Result<Phase, MessageError> {
+    fn gather_squares(&mut self, gathered: Contribution) -> Result<Phase, MessageError> {
         let context = &self.context;
         if let Some(parent) = context.copies_tree().parent() {
             self.connection.send(parent, replica_tag(context), Payload::of(&gathered));
             return Ok(Phase::Norm(Exchange::one(parent, Tag::GlobalNorm)));
         }
-        let squares = add_replicas(context, &self.stages, &self.parameters, gathered)?;
+        let squares = add_replicas(context, &self.stages, &self.parameters, &gathered.squares)?;
         let children = context.model_tree().children();
-        Ok(Phase::Squares(Exchange::gather(squares, Tag::Squares, children)))
+        let own = Contribution { squares, ..gathered };
+        Ok(Phase::Squares(Exchange::gather(own, Tag::Squares, children)))
     }
 
     /// Passes on the squares of the ranks in this rank's subtree. The root computes the norm.
-    fn compute_norm(&mut self, gathered: &[f64]) -> Result<Phase, Cause> {
+    fn compute_norm(&mut self, gathered: Contribution) -> Result<Phase, Cause> {
         let Self { context, connection, parameters, step, .. } = self;
         if let Some(parent) = context.model_tree().parent() {
             connection.send(parent, Tag::Squares, Payload::of(&gathered));
             return Ok(Phase::Norm(Exchange::one(parent, Tag::GlobalNorm)));
         }
-        let norms = norms(context, parameters, step.input(), self.accumulation, gathered)?;
-        Ok(Phase::Norm(Exchange::complete(norms)))
+        let Contribution { squares, next_batch } = gathered;
+        let norms = norms(context, parameters, step.input(), self.accumulation, &squares)?;
+        Ok(Phase::Norm(Exchange::complete(Norms { next_batch, ..norms })))
     }
 
     /// Passes on the norms. From this point no rank of the subtree waits for this one.
@@ -229,6 +236,10 @@ impl Executor {
             self.connection.send_bytes(children, Tag::GlobalNorm, &bytes);
         }
         self.connection.send_bytes(context.copies_tree().children(), Tag::GlobalNorm, &bytes);
+        if norms.next_batch.is_some() {
+            self.context.take_next_batch();
+            self.step.note_next();
+        }
         Phase::Update { norms }
     }
 
@@ -250,13 +261,20 @@ impl Executor {
         self.finish(Outcome { reports: vec![report], ..Outcome::default() })
     }
 
-    /// Across processes, waits for the reports of the rank's subtree; within one process the step is done.
+    /// Across processes, waits for the reports of the rank's subtree; within one process the step is done. It is
+    /// also done if all ranks have the next batch: the processes then exchange the reports.
     fn finish(&mut self, mut outcome: Outcome) -> Phase {
-        if !self.context.is_distributed() {
+        let Self { context, connection, recorder, .. } = self;
+        if !context.is_distributed() {
             return Phase::Done(outcome);
         }
-        let own = report_messages(&self.connection, self.recorder.origin(), &mut outcome.reports);
-        let reports = Exchange::gather(own, Tag::Report, self.context.world_tree().children());
+        let own = report_messages(connection, recorder.origin(), &mut outcome.reports);
+        if self.step.has_next() {
+            let reports = std::mem::take(&mut outcome.reports);
+            let open = OpenReport::new(context, connection, recorder.origin(), reports, own);
+            return Phase::Done(Outcome { open: Some(open), ..outcome });
+        }
+        let reports = Exchange::gather(own, Tag::Report, context.world_tree().children());
         Phase::Reports { outcome, reports }
     }
 

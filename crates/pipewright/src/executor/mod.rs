@@ -90,7 +90,7 @@ mod tensor_shards;
 mod turns;
 mod update;
 
-pub(crate) use agreement::{Agreement, agreed_before, digest};
+pub(crate) use agreement::{Agreement, agree_alike, agreed_before, digest};
 pub use collection::NamedParameter;
 pub(crate) use collection::Visited;
 pub(crate) use connection::Connection;
@@ -102,8 +102,7 @@ pub(crate) use recorder::AuxiliaryPart;
 pub use recorder::ExchangeTime;
 pub use report::UndeferredParameter;
 pub(crate) use report::{RankReport, sums_of};
+pub(crate) use report_exchange::OpenReport;
 pub(crate) use shared_endpoint::SharedEndpoint;
-#[cfg(feature = "testing")]
-pub(crate) use step::Outcome;
-pub(crate) use step::Poll;
+pub(crate) use step::{Outcome, Poll};
 pub(crate) use step_input::{StepInput, StepOrigin, StepVerification};

@@ -23,10 +23,12 @@ use serde::{Deserialize, Serialize};
 
 use super::accumulation::Accumulation;
 use super::context::RankContext;
+use super::next_batch::common_digest;
 use super::parameters::KnownParameters;
 use super::square_parts::Gathered;
 use super::stages::LocalStages;
 use super::step_input::StepInput;
+use crate::collective::Exchange;
 use crate::failure::Cause;
 use crate::loss_scale::LossScaling;
 use crate::message::{MessageError, Tag};
@@ -41,6 +43,26 @@ pub(super) struct Norms {
     /// If there are groups to clip: the norm of the parameters that no group contains, and the norm of each
     /// group.
     pub(super) parts: Vec<f64>,
+    /// In several processes, the digest of the next batch, which all ranks have; `None` if they do not have the
+    /// same one. They begin it when they have updated.
+    pub(super) next_batch: Option<u64>,
+}
+
+/// What the ranks of a subtree contribute to the norm, and to the decision on the next batch.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Contribution {
+    pub(super) squares: Vec<f64>,
+    /// The digest of the next batch, which all of them have; `None` if they do not have the same one.
+    pub(super) next_batch: Option<u64>,
+}
+
+impl Contribution {
+    /// Joins the contributions of a subtree, in their order.
+    pub(super) fn joined(exchange: Exchange<Self>) -> Self {
+        let (squares, next): (Vec<_>, Vec<_>) =
+            exchange.into_contents().map(|Self { squares, next_batch }| (squares, next_batch)).unzip();
+        Self { squares: squares.concat(), next_batch: common_digest(next) }
+    }
 }
 
 /// Calls the gradient hook for the gradients of this rank, if there is one.
@@ -119,7 +141,7 @@ pub(super) fn norms(
     let order = order.zip(squares).map(|((path, _, group), square)| (path, square, group));
     if let Some((path, ..)) = order.clone().find(|(_, square, _)| !square.is_finite()) {
         return if input.loss_scale > LossScaling::SMALLEST {
-            Ok(Norms { whole: f64::INFINITY, parts: Vec::new() })
+            Ok(Norms { whole: f64::INFINITY, ..Norms::default() })
         } else {
             Err(Cause::GradientNotFinite { parameter: path.clone() })
         };
@@ -138,7 +160,7 @@ pub(super) fn norms(
     for (_, square, group) in order.filter(|_| groups > 0) {
         parts[group.map_or(0, |group| group + 1)] += square;
     }
-    Ok(Norms { whole, parts: parts.into_iter().map(norm).collect() })
+    Ok(Norms { whole, parts: parts.into_iter().map(norm).collect(), next_batch: None })
 }
 
 /// Returns the divisor of the gradient sums. It is usually the number of microbatches whose gradients are in

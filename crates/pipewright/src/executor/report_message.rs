@@ -51,7 +51,7 @@ pub(super) struct Times {
     skips: Vec<(PackedSkip, f64, f64)>,
     scopes: Vec<(PackedScope, f64, f64)>,
     /// The digest of the next batch of the rank's process.
-    next_batch: Option<u64>,
+    pub(super) next_batch: Option<u64>,
 }
 
 /// The uncertainty and the change of [`ClockSkew`].
@@ -246,12 +246,6 @@ pub(super) fn largest_skew<'a>(times: impl IntoIterator<Item = &'a Times>) -> Op
     skews.reduce(ClockSkew::max).map(|skew| (skew.uncertainty, skew.change))
 }
 
-/// Returns the digest of the next batch that all ranks have; `None` if they differ.
-pub(super) fn common_batch(times: &[Times]) -> Option<u64> {
-    let first = times.first()?.next_batch?;
-    times.iter().all(|times| times.next_batch == Some(first)).then_some(first)
-}
-
 pub(super) fn unpacked_skew((uncertainty, change): PackedSkew) -> ClockSkew {
     ClockSkew { uncertainty, change }
 }
@@ -341,18 +335,6 @@ mod tests {
         assert_eq!((found.interrupted, found.announced), (true, 300));
         assert_eq!((found.sums, found.update), (report.sums, report.update));
         assert!(bytes.len() < 220 + (texts.len() + 3) * 26, "{} bytes", bytes.len());
-    }
-
-    #[test]
-    fn processes_that_have_begun_the_same_batch_have_its_digest() {
-        let common = |batches: &[Option<u64>]| {
-            let times = batches.iter().map(|&next_batch| Times { next_batch, ..Times::default() });
-            common_batch(&times.collect::<Vec<_>>())
-        };
-        assert_eq!(common(&[Some(5), Some(5)]), Some(5));
-        for different in [&[Some(5), Some(6)][..], &[Some(5), None], &[None, Some(5)], &[None, None]] {
-            assert_eq!(common(different), None, "{different:?}");
-        }
     }
 
     /// Every process gets this part of every rank's report.

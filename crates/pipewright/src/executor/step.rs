@@ -6,9 +6,10 @@ use pipewright_schedule::{Action, Rank, StageIndex, ValidatedProgram};
 
 use super::agreement::Agreement;
 use super::collection::{Collection, NamedParameter, Visited};
-use super::norm::Norms;
+use super::norm::{Contribution, Norms};
 use super::parameters::{ListedParameter, NormOrder};
 use super::report::RankReport;
+use super::report_exchange::OpenReport;
 use super::report_message::ReportMessage;
 use super::sharing::SharedSum;
 use super::statistics::StatisticsMean;
@@ -41,6 +42,8 @@ pub(super) struct Step {
     waits: bool,
     /// The last stage whose update has begun. The step can then no longer be undone.
     updates: Option<StageIndex>,
+    /// Across processes: whether all ranks have the same next batch, which they begin after the update.
+    has_next: bool,
 }
 
 /// A phase of a step. Phases after the program own their exchanges. Their protocol is in `README.md` in this
@@ -64,9 +67,9 @@ pub(super) enum Phase {
     SharedGradients(Vec<SharedSum>),
     /// The rank waits for squares of the gradients' parts from replicas or, without sharding, for the message
     /// that they are ready.
-    ReplicaSquares(Exchange<Vec<f64>>),
+    ReplicaSquares(Exchange<Contribution>),
     /// The rank waits for the squares of the gradients of its subtree.
-    Squares(Exchange<Vec<f64>>),
+    Squares(Exchange<Contribution>),
     /// The rank waits for the gradient norms.
     Norm(Exchange<Norms>),
     /// The rank updates its parameters.
@@ -101,6 +104,9 @@ pub(crate) struct Outcome {
     /// This rank's report; across processes also the reports of all other ranks, which have events only on
     /// the first rank.
     pub(crate) reports: Vec<RankReport>,
+    /// This rank's report if the rank begins the next step before it has the reports of the others. `reports`
+    /// is empty then.
+    pub(crate) open: Option<OpenReport>,
     /// The whole parameters, if the rank was asked to collect them.
     pub(crate) parameters: Vec<NamedParameter>,
     /// The results of a visit to the modules.
@@ -112,7 +118,7 @@ pub(crate) struct Outcome {
 impl Step {
     /// Makes the state between two steps: an exchange that begins with `phase`, or none.
     pub(super) fn between(number: StepNumber, phase: Phase) -> Self {
-        Self { number, input: None, phase, position: 0, waits: false, updates: None }
+        Self { number, input: None, phase, position: 0, waits: false, updates: None, has_next: false }
     }
 
     /// Begins a step.
@@ -196,6 +202,16 @@ impl Step {
     /// Notes that the update of a stage begins.
     pub(super) fn begin_update(&mut self, stage: StageIndex) {
         self.updates = Some(stage);
+    }
+
+    /// Notes that all ranks have the same next batch.
+    pub(super) fn note_next(&mut self) {
+        self.has_next = true;
+    }
+
+    /// Returns whether all ranks have the same next batch.
+    pub(super) fn has_next(&self) -> bool {
+        self.has_next
     }
 
     /// Returns the last stage whose update has begun.

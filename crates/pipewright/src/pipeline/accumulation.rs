@@ -2,7 +2,6 @@
 //! scale.
 
 use super::error::PipelineError;
-use super::summary::StepSummary;
 use crate::batch::ReductionUnit;
 use crate::executor::UndeferredParameter;
 use crate::loss_scale::{LossScale, LossScaling};
@@ -47,17 +46,20 @@ impl Accumulation {
         self.pending = pending;
     }
 
-    /// Adds the summary of a batch without an update. It gets the parameters of all batches that wait.
-    pub(super) fn add(&mut self, summary: &mut StepSummary) {
-        self.undeferred.append(&mut summary.undeferred);
-        summary.undeferred.clone_from(&self.undeferred);
+    /// Adds the parameters that the ranks report on a batch. Returns the parameters of all batches whose
+    /// gradients wait, with it. An update ends them.
+    pub(super) fn add(
+        &mut self,
+        mut reported: Vec<UndeferredParameter>,
+        updates: bool,
+    ) -> Vec<UndeferredParameter> {
+        self.undeferred.append(&mut reported);
+        if updates { std::mem::take(&mut self.undeferred) } else { self.undeferred.clone() }
     }
 
-    /// Adds the summary of a batch with an update.
-    pub(super) fn update(&mut self, scaling: LossScaling, summary: &mut StepSummary) {
-        self.undeferred.append(&mut summary.undeferred);
-        summary.undeferred = std::mem::take(&mut self.undeferred);
-        self.loss_scale = self.loss_scale.map(|scale| scale.after(summary.skipped, scaling));
+    /// Sets the loss scale of the step after an update.
+    pub(super) fn scale_losses(&mut self, scaling: LossScaling, is_skipped: bool) {
+        self.loss_scale = self.loss_scale.map(|scale| scale.after(is_skipped, scaling));
     }
 
     /// Drops the gradients after a failed step.

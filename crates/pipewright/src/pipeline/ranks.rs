@@ -16,6 +16,9 @@ use crate::random::runs_layer_alone;
 /// How often the pipeline checks for progress within the time in which some rank must make progress.
 const LOOKS: u32 = 8;
 
+/// How often the pipeline checks for failures while it waits for another process.
+const LOOK: Duration = Duration::from_millis(10);
+
 /// Why a pipeline accepts no further command.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum End {
@@ -79,7 +82,12 @@ impl Ranks {
         self.at.next()
     }
 
-    /// Begins a step with these numbers.
+    /// Returns the numbers of the last step and of the last command.
+    pub(super) fn at(&self) -> StepAttempt {
+        self.at
+    }
+
+    /// Begins a step with these numbers, or goes back to them if the ranks have not begun the later ones.
     pub(super) fn begin(&mut self, at: StepAttempt) {
         self.at = at;
     }
@@ -176,6 +184,43 @@ impl Ranks {
             }
         }
         Ok(answers.into_iter().flatten().collect())
+    }
+
+    /// Waits for a message of another process in the command with the numbers `at`, which the ranks of this
+    /// process have ended. `look` waits for it for some time.
+    pub(super) fn await_process<T>(
+        &self,
+        at: StepAttempt,
+        mut look: impl FnMut(Duration) -> Option<T>,
+    ) -> Result<T, StepError> {
+        let (mut moves, mut since) = (self.board.moves(), Instant::now());
+        loop {
+            if let Some(message) = look(LOOK.min(self.patience)) {
+                return Ok(message);
+            }
+            if self.abort.is_raised_in(at.attempt)
+                && let Some(first) = self.abort.first_in(at.attempt)
+            {
+                return Err(first);
+            }
+            if self.board.moves() != moves {
+                (moves, since) = (self.board.moves(), Instant::now());
+            } else if since.elapsed() >= self.patience {
+                let cause = Cause::Deadline { waited: self.deadline, report: self.board.report() };
+                return Err(self.own_error(at, cause));
+            }
+        }
+    }
+
+    /// Makes an error of the first rank of this process in the command with the numbers `at`.
+    pub(super) fn own_error(&self, at: StepAttempt, cause: Cause) -> StepError {
+        let rank = self.ids().next().unwrap_or(WorldRank::new(0));
+        StepError { rank, step: at.step, action: None, cause }
+    }
+
+    /// Stops all ranks in the command with the numbers `at` because of this error, which is not one of a rank.
+    pub(super) fn raise(&self, at: StepAttempt, error: &StepError) {
+        self.abort.raise_from(at.attempt, error.clone());
     }
 
     /// Returns whether a rank has failed in the command with the numbers `at`.

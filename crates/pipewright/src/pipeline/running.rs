@@ -14,6 +14,7 @@ use super::accumulation::Accumulation;
 use super::begun::{Running, Waiting};
 use super::error::PipelineError;
 use super::ranks::{Answers, Ranks};
+use super::report_link::ReportLink;
 use super::setup::Setup;
 use super::step_failure::StepFailure;
 use super::step_gap::{AfterProgram, StepEnd};
@@ -22,7 +23,7 @@ use super::summary::{EvalSummary, StepSummary, evaluation};
 use super::verified_step::Verifier;
 use crate::batch::{Batch, Purpose, StepForm, UnsplitPart};
 use crate::driver::{Command, FailedRank, StepReply};
-use crate::executor::{RankReport, StepOrigin, agreed_before};
+use crate::executor::{OpenReport, RankReport, StepOrigin, agreed_before};
 use crate::failure::StepError;
 use crate::ids::{StepNumber, WorldRank};
 use crate::mesh::Mesh;
@@ -33,6 +34,11 @@ pub(super) struct StepAnswers {
     /// The reports of each rank.
     pub(super) results: Answers<Vec<RankReport>>,
     pub(super) any_updated: bool,
+    /// Whether the ranks have begun the step.
+    pub(super) has_begun: bool,
+    /// The report of the rank of this process if the ranks have begun the next step, and the processes exchange
+    /// their reports.
+    pub(super) open: Option<OpenReport>,
     failed_ranks: Vec<FailedRank>,
     /// The error of a rank that did not stop in the next step, which the ranks got before this one failed.
     pub(super) lost: Option<StepError>,
@@ -50,6 +56,8 @@ pub struct Pipeline {
     pub(super) begun: VecDeque<Result<Running, PipelineError>>,
     /// The batch that the ranks get after the one that runs.
     pub(super) waiting: Option<Waiting>,
+    /// Exchanges reports between processes; `None` within one process.
+    pub(super) report_link: Option<ReportLink>,
     /// How often the processes have compared batches with messages of their own.
     pub(super) comparisons: u64,
     /// The number of training batches that [`Pipeline::finish`] has ended.
@@ -67,6 +75,7 @@ impl Pipeline {
     pub(super) fn new(setup: Setup, ranks: Ranks) -> Result<Self, PipelineError> {
         let accumulation = Accumulation::new(setup.loss_scale());
         let verifier = Verifier::new(setup.config().verify);
+        let report_link = setup.reports().map(ReportLink::new);
         let mut pipeline = Self {
             setup,
             ranks,
@@ -74,6 +83,7 @@ impl Pipeline {
             verifier,
             begun: VecDeque::new(),
             waiting: None,
+            report_link,
             comparisons: 0,
             finished_batches: 0,
             finished: None,
@@ -217,7 +227,8 @@ impl Pipeline {
         self.require_none_begun()?;
         self.setup.prepare_evaluation()?;
         let batch = self.checked(batch, Purpose::Evaluate);
-        let batch = self.agreed(Waiting { batch, purpose: Purpose::Evaluate, common: None })?;
+        let batch =
+            self.agreed(Waiting { batch, purpose: Purpose::Evaluate, common: None, start: Instant::now() })?;
         let plan = StepPlan::evaluation(self.ranks.next_step(), &batch);
         let reports = self.run(&plan, batch)?;
         self.last_end = None;
@@ -241,7 +252,7 @@ impl Pipeline {
     /// Compares a batch with the other processes' batches. A batch that one process cannot use is an error in
     /// all of them, so that none waits.
     pub(super) fn agreed(&mut self, waiting: Waiting) -> Result<CheckedBatch, PipelineError> {
-        let Waiting { batch, purpose, common } = waiting;
+        let Waiting { batch, purpose, common, .. } = waiting;
         self.failure = None;
         if self.is_whole_world() {
             return batch;
@@ -279,23 +290,25 @@ impl Pipeline {
 
     /// Lets all ranks evaluate, and returns their reports.
     fn run(&mut self, plan: &StepPlan, batch: CheckedBatch) -> Result<Vec<RankReport>, PipelineError> {
-        let replies = self.send_inputs(plan, batch, &StepOrigin::default())?;
+        let replies = self.send_inputs(plan, batch, &StepOrigin::default(), false)?;
         let answers = self.collect(plan.at(), &replies);
         self.conclude(plan.at(), answers)
     }
 
-    /// Sends every rank its input of a step, and returns the channel of their answers.
+    /// Sends every rank its input of a step, and returns the channel of their answers. An offered step is begun
+    /// only if all ranks have the same next batch.
     pub(super) fn send_inputs(
         &mut self,
         plan: &StepPlan,
         batch: CheckedBatch,
         origin: &StepOrigin,
+        is_offered: bool,
     ) -> Result<Receiver<(WorldRank, StepReply)>, PipelineError> {
         let mut inputs = plan.inputs_of(&self.setup, self.ranks.ids(), batch, origin).into_iter();
         self.ranks.begin(plan.at());
         let replies = self.ranks.command(|reply| {
-            let input = inputs.next().expect("one input for each rank");
-            Command::Step { input: Box::new(input), reply }
+            let input = Box::new(inputs.next().expect("one input for each rank"));
+            if is_offered { Command::NextStep { input, reply } } else { Command::Step { input, reply } }
         });
         // A refused command does not count as a step.
         self.ranks.return_to(if replies.is_ok() { plan.last_step() } else { plan.done() });
@@ -309,12 +322,15 @@ impl Pipeline {
         replies: &Receiver<(WorldRank, StepReply)>,
     ) -> StepAnswers {
         let (mut any_updated, mut failed_ranks) = (false, Vec::<FailedRank>::new());
-        let results = self.ranks.collect(at, replies, |StepReply { outcome, has_updated, failed }| {
-            any_updated |= has_updated;
-            failed_ranks.extend(failed);
-            outcome
+        let (mut has_begun, mut open) = (false, None);
+        let results = self.ranks.collect(at, replies, |reply: StepReply| {
+            any_updated |= reply.has_updated;
+            failed_ranks.extend(reply.failed);
+            has_begun |= reply.has_begun;
+            open = open.take().or(reply.open);
+            reply.outcome
         });
-        StepAnswers { results, any_updated, failed_ranks, lost: None }
+        StepAnswers { results, any_updated, has_begun, open, failed_ranks, lost: None }
     }
 
     /// Returns the reports of all ranks on the step `at`, or the first failure, which ends the step.
@@ -323,7 +339,7 @@ impl Pipeline {
         at: StepAttempt,
         answers: StepAnswers,
     ) -> Result<Vec<RankReport>, PipelineError> {
-        let StepAnswers { results, any_updated, failed_ranks, lost } = answers;
+        let StepAnswers { results, any_updated, failed_ranks, lost, .. } = answers;
         let reports = self.ranks.conclude(at, results).map_err(|error| {
             let (board, mesh) = (self.setup.board(), self.setup.mesh());
             let failure = StepFailure::new(error.clone(), failed_ranks, board, mesh);

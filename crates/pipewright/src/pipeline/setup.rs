@@ -10,6 +10,7 @@ use pipewright_schedule::{Level, Recompute, Slices, StageIndex, ValidatedProgram
 
 use super::error::PipelineError;
 use crate::batch::Purpose;
+use crate::byte_channel::ByteChannel;
 use crate::collective::Group;
 use crate::config::PipelineConfig;
 use crate::device::computes_behind;
@@ -50,6 +51,8 @@ pub(super) struct Setup {
     board: ProgressBoard,
     abort: Abort,
     next_batch: NextBatch,
+    /// The channel for the exchange of reports between processes; `None` within one process.
+    reports: Option<ByteChannel>,
 }
 
 impl Setup {
@@ -91,12 +94,13 @@ impl Setup {
             return Err(PipelineError::LossScaling { settings: config.loss_scaling });
         }
         let abort = endpoints.first().map(|endpoint| endpoint.abort().clone()).unwrap_or_default();
+        let reports = endpoints.first().and_then(Endpoint::report_channel);
         let program = Arc::new(program);
         board.set_tensor_ranks(mesh.tensor);
         board.set_program(&program);
         let evaluation = evaluation_program(&program, config)?;
         let (config, next_batch) = (Arc::new(config.clone()), NextBatch::default());
-        Ok((Self { program, mesh, evaluation, config, board, abort, next_batch }, endpoints))
+        Ok((Self { program, mesh, evaluation, config, board, abort, next_batch, reports }, endpoints))
     }
 
     /// Builds a rank's stages and its executor. `make` is the caller's function from
@@ -212,6 +216,11 @@ impl Setup {
     /// Returns whether a process with this number of ranks has all ranks of the world.
     pub(super) fn is_whole_world(&self, ranks: usize) -> bool {
         self.mesh.ranks() == Some(ranks as u32)
+    }
+
+    /// Returns the channel for the exchange of reports between processes; `None` within one process.
+    pub(super) fn reports(&self) -> Option<ByteChannel> {
+        self.reports.clone()
     }
 
     /// Returns the batch that this process has begun after the one that runs.

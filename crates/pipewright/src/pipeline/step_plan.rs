@@ -16,7 +16,7 @@ use crate::mesh::MeshCoord;
 use crate::tensor::Values;
 
 /// A step and the attempt at it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct StepAttempt {
     pub step: StepNumber,
     pub attempt: Attempt,

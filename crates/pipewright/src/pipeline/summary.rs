@@ -93,6 +93,8 @@ pub struct StepSummary {
     /// The gap between the step before and this one. `None` in the first step, and if an evaluation, a step
     /// that failed or a restore was in between.
     pub gap: Option<StepGap>,
+    /// Whether the batch was begun while the one before ran ([`Pipeline::begin`](super::Pipeline::begin)).
+    pub began_early: bool,
     /// The time in which each rank only waited for a message that had been sent, or sent one.
     pub exposed_communication: Vec<Duration>,
     /// The time in which each rank exchanged tokens with the replicas that hold the experts together with it
@@ -203,8 +205,8 @@ fn mean(losses: &[f64], weights: &[f64]) -> f64 {
     counted.sum::<f64>() / losses.len() as f64
 }
 
-/// Merges the reports of all ranks into the results of a training step. `input_gradients` was taken out of
-/// them.
+/// Merges the reports of all ranks into the results of a training step. `input_gradients` and the parameters of
+/// [`undeferred`] were taken out of them.
 pub(super) fn training(
     setup: &Setup,
     plan: StepPlan,
@@ -243,12 +245,13 @@ pub(super) fn training(
         sums: reports.iter().map(|report| report.sums).collect(),
         update: reports.iter().map(|report| report.update).collect(),
         gap: None,
+        began_early: false,
         exposed_communication: reports.iter().map(|report| report.exposed_communication).collect(),
         expert_exchange: reports.iter().map(|report| report.expert_exchange).collect(),
         peak_bytes: reports.iter().map(|report| report.peak_bytes).collect(),
         sends_in_flight: reports.iter().map(|report| report.sends_in_flight).collect(),
         boundary_bytes: reports.iter().map(|report| report.boundary_bytes).collect(),
-        undeferred: undeferred(&mut reports),
+        undeferred: Vec::new(),
         interrupted: reports.iter().any(|report| report.interrupted),
         announced: reports.first().map_or(0, |report| report.announced),
         timeline: timeline(setup, &mut reports),
@@ -362,7 +365,7 @@ fn stage_outputs(reports: &mut [RankReport]) -> BTreeMap<StageIndex, Vec<Values>
 }
 
 /// Returns the parameters that the ranks report. All replicas report the same.
-fn undeferred(reports: &mut [RankReport]) -> Vec<UndeferredParameter> {
+pub(super) fn undeferred(reports: &mut [RankReport]) -> Vec<UndeferredParameter> {
     let mut all: Vec<_> =
         reports.iter_mut().flat_map(|report| std::mem::take(&mut report.undeferred)).collect();
     all.sort_unstable();

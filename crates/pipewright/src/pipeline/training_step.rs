@@ -8,8 +8,10 @@
 //! - If the batch depends on the results of the one that runs, when that one has ended. A suspicious step is
 //!   repeated, the loss scale follows from the gradients, and gradients of inputs may not fit together, which
 //!   is an error.
-//! - In several processes, when the batch that runs has ended and the processes have compared the next one. If
-//!   all of them have begun it by then, the reports of the ranks compare it, without a further message.
+//! - In several processes, at once if the batch that runs ends with an update. The ranks begin the next batch
+//!   only if the gradient norm says that all processes have begun the same one (`executor/norm.rs`). Otherwise the
+//!   processes compare it when the batch that runs has ended. If all of them have begun the next one by then,
+//!   the reports of the ranks compare it, without a further message.
 //!
 //! In each case the ranks begin before the caller reads the results.
 //!
@@ -19,13 +21,13 @@
 
 use std::time::Instant;
 
-use super::begun::{Running, Waiting};
+use super::begun::{Offered, Running, Waiting};
 use super::error::PipelineError;
-use super::running::Pipeline;
-use super::step_plan::{CheckedBatch, StepPlan};
-use super::summary::{StepSummary, input_gradients, training};
+use super::running::{Pipeline, StepAnswers};
+use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
+use super::summary::{StepSummary, input_gradients, training, undeferred};
 use crate::batch::{Batch, Purpose};
-use crate::executor::{StepOrigin, digest};
+use crate::executor::{StepOrigin, agree_alike, digest};
 use crate::failure::StepError;
 use crate::verification::Verify;
 
@@ -45,7 +47,8 @@ impl Pipeline {
     ///
     /// In several processes, a batch that begins while none runs is compared with the other processes'
     /// batches, so the call waits until all of them begin it. A batch that begins while another one runs is
-    /// compared when that one ends, by [`Pipeline::finish`]. Otherwise the call returns at once.
+    /// compared with the gradient norm of that one, if all processes have begun it by then. Otherwise it is
+    /// compared when that one ends, by [`Pipeline::finish`]. In these cases the call returns at once.
     ///
     /// ```
     /// # use burn::module::Module;
@@ -175,21 +178,56 @@ impl Pipeline {
         let start = Instant::now();
         let batch = self.checked(batch, purpose);
         let is_alone = self.is_whole_world();
-        let is_sent_now = match self.begun.back() {
-            Some(Ok(before)) => is_alone && self.may_follow(&before.plan),
-            Some(Err(_)) => false,
-            None => true,
-        };
-        let waiting = Waiting { batch, purpose, common: None };
-        if is_sent_now {
-            let running = self.agree_and_send(waiting, start);
+        let before = self.begun.back().and_then(|before| before.as_ref().ok()).map(|running| &running.plan);
+        let follows = before.is_some_and(|before| self.may_follow(before));
+        let follows_update = follows && before.is_some_and(StepPlan::updates);
+        let waiting = Waiting { batch, purpose, common: None, start };
+        if self.begun.is_empty() || is_alone && follows {
+            let running = self.agree_and_send(waiting);
             self.begun.push_back(running);
-        } else {
-            let compared = waiting.batch.as_ref().ok().filter(|_| !is_alone);
-            self.setup.next_batch().set(compared.map(|batch| digest(&batch.form())));
-            self.waiting = Some(waiting);
+            return Ok(());
         }
+        if follows_update && let Some(running) = self.offer(&waiting) {
+            self.begun.push_back(Ok(running));
+            return Ok(());
+        }
+        let compared = waiting.batch.as_ref().ok().filter(|_| !is_alone);
+        self.setup.next_batch().set(compared.map(|batch| digest(&batch.form())));
+        self.waiting = Some(waiting);
         Ok(())
+    }
+
+    /// Gives the ranks a batch that they begin only if all processes have begun the same one. Returns `None` if
+    /// they do not have it, because it cannot be used.
+    fn offer(&mut self, waiting: &Waiting) -> Option<Running> {
+        let checked = waiting.batch.as_ref().ok()?;
+        let form = checked.form();
+        let digest = digest(&form);
+        let mut batch = checked.clone();
+        batch.adopt(&self.setup, agree_alike(form).ok()?);
+        let last = self.ranks.at();
+        let offered = Offered { batch: checked.clone(), purpose: waiting.purpose, last };
+        let Ok(running) = self.send_batch(batch, waiting.start, Some(offered)) else {
+            self.ranks.begin(last);
+            return None;
+        };
+        // The ranks have the batch before they can learn that all processes have begun it.
+        self.setup.next_batch().set_sent(digest);
+        Some(running)
+    }
+
+    /// Takes back the batch that was offered after the one that has ended, if there is one, and lets it wait. No
+    /// rank has begun it.
+    fn take_back_offer(&mut self) {
+        let is_offered =
+            |next: &mut Result<Running, _>| next.as_ref().is_ok_and(|next| next.offered.is_some());
+        let Some(Ok(Running { offered, start, .. })) = self.begun.pop_front_if(is_offered) else { return };
+        if let Some(Offered { batch, purpose, last }) = offered {
+            self.ranks.begin(last);
+            // The batch before it has updated.
+            self.accumulation.begin_batch(None);
+            self.waiting = Some(Waiting { batch: Ok(batch), purpose, common: None, start });
+        }
     }
 
     /// Returns whether the ranks may get the next batch before the results of a batch with this plan are known.
@@ -204,35 +242,40 @@ impl Pipeline {
     fn send_waiting(&mut self) {
         if let Some(waiting) = self.waiting.take() {
             self.setup.next_batch().set(None);
-            let running = self.agree_and_send(waiting, Instant::now());
+            let running = self.agree_and_send(waiting);
             self.begun.push_back(running);
         }
     }
 
-    /// Compares a batch with the other processes' batches, and gives it to the ranks. `start` is the time of
-    /// the call.
-    fn agree_and_send(&mut self, waiting: Waiting, start: Instant) -> Result<Running, PipelineError> {
+    /// Compares a batch with the other processes' batches, and gives it to the ranks.
+    fn agree_and_send(&mut self, waiting: Waiting) -> Result<Running, PipelineError> {
         if self.setup.program().is_forward_only() {
             return Err(PipelineError::ForwardOnly);
         }
+        let start = waiting.start;
         let batch = self.agreed(waiting)?;
         self.verifier.keep(&batch, !self.accumulation.is_pending());
-        let sent = self.send_batch(batch, start);
+        let sent = self.send_batch(batch, start, None);
         if sent.is_err() {
             self.verifier.refuse();
         }
         sent
     }
 
-    /// Gives the ranks a batch.
-    fn send_batch(&mut self, batch: CheckedBatch, start: Instant) -> Result<Running, PipelineError> {
+    /// Gives the ranks a batch. They begin a batch that is offered only if all of them have the same one.
+    fn send_batch(
+        &mut self,
+        batch: CheckedBatch,
+        start: Instant,
+        offered: Option<Offered>,
+    ) -> Result<Running, PipelineError> {
         let unit = self.accumulation.unit(batch.unit())?;
         let (at, loss_scale) = (self.ranks.next_step(), self.accumulation.loss_scale());
         let plan = StepPlan::training(at, &batch, unit, loss_scale, self.verifier.verification());
         let origin = StepOrigin::default();
-        let replies = self.send_inputs(&plan, batch, &origin)?;
+        let replies = self.send_inputs(&plan, batch, &origin, offered.is_some())?;
         self.accumulation.begin_batch((!plan.updates()).then_some(unit));
-        Ok(Running { plan, origin, replies, start })
+        Ok(Running { plan, origin, replies, start, offered })
     }
 
     /// Waits for the results of a batch. A suspicious step is repeated with all its batches.
@@ -267,17 +310,20 @@ impl Pipeline {
                     first
                 }
             };
-            next = self.send_batch(batch, start);
+            next = self.send_batch(batch, start, None);
         }
     }
 
     /// Waits for the end of a batch on all ranks, and merges their reports.
     fn await_results(&mut self, running: Running) -> Result<StepSummary, PipelineError> {
-        let Running { plan, origin, replies, start } = running;
+        let Running { plan, origin, replies, start, .. } = running;
         let at = plan.at();
         let mut answers = self.collect(at, &replies);
+        let go_ahead = self.exchange_reports(at, &mut answers);
         if self.ranks.has_failed(at, &answers.results) {
             answers.lost = self.drop_running();
+        } else if !go_ahead {
+            self.take_back_offer();
         }
         let reports = self.conclude(at, answers);
         // The step after a failed one follows it, also if the ranks were given a later one.
@@ -285,24 +331,40 @@ impl Pipeline {
         // Fails only if no batch may follow before the end of this one, so nothing runs then.
         let gradients = input_gradients(&self.setup, &plan, &mut reports);
         let gradients = gradients.map_err(|source| PipelineError::Cut { source })?;
+        let updates = plan.updates();
+        // Before the next batch is compared: if that fails, the gradients of this one are dropped.
+        let undeferred = self.accumulation.add(undeferred(&mut reports), updates);
         if let Some(waiting) = &mut self.waiting {
             waiting.common = reports.iter().find_map(|report| report.next_batch);
         }
         if self.may_follow(&plan) {
             self.send_waiting();
         }
-        let (updates, origin) = (plan.updates(), origin.time());
+        let origin = origin.time();
         let difference = reports.iter_mut().find_map(|report| report.difference.take());
+        let began_early = self.finished.is_some_and(|finished| start < finished);
         let start = self.finished.map_or(start, |finished| start.max(finished));
-        let mut summary = training(&self.setup, plan, reports, gradients, start.elapsed());
+        let summary = training(&self.setup, plan, reports, gradients, start.elapsed());
+        let mut summary = StepSummary { began_early, undeferred, ..summary };
         self.note_gap(origin, &mut summary);
         if updates {
-            self.accumulation.update(self.setup.config().loss_scaling, &mut summary);
-        } else {
-            self.accumulation.add(&mut summary);
+            self.accumulation.scale_losses(self.setup.config().loss_scaling, summary.skipped);
         }
         self.verifier.end_batch(difference, &mut summary);
         Ok(summary)
+    }
+
+    /// Exchanges the reports on a batch with the other processes, if the ranks have begun the next batch. Returns
+    /// whether they have.
+    fn exchange_reports(&mut self, at: StepAttempt, answers: &mut StepAnswers) -> bool {
+        let (Some(open), Some(link)) = (answers.open.take(), &mut self.report_link) else { return false };
+        if !self.ranks.has_failed(at, &answers.results) {
+            let reports = link.exchange(at, open, &self.ranks);
+            // The other ranks of this process and of other processes stop too.
+            let reports = reports.inspect_err(|error| self.ranks.raise(at, error));
+            answers.results = Ok(vec![reports]);
+        }
+        true
     }
 
     /// Waits until the ranks have stopped in the batches that they got after one that has failed, and drops
@@ -310,9 +372,15 @@ impl Pipeline {
     fn drop_running(&mut self) -> Option<StepError> {
         let mut lost = None;
         for running in std::mem::take(&mut self.begun).into_iter().flatten() {
-            if !self.ranks.has_ended() {
-                lost = self.collect(running.plan.at(), &running.replies).results.err();
+            if self.ranks.has_ended() {
+                continue;
             }
+            let answers = self.collect(running.plan.at(), &running.replies);
+            if let Some(offered) = running.offered.filter(|_| !answers.has_begun) {
+                // Other processes may not have offered it, and have not counted it.
+                self.ranks.begin(offered.last);
+            }
+            lost = answers.results.err();
         }
         lost
     }

@@ -17,7 +17,7 @@ pub(super) fn batches_at(done: u64, batches: NonZeroU32, rampup_steps: u64) -> u
 
 /// Joins the results of the batches of one step. The last one has the update. The result has the losses of
 /// all batches, means of the auxiliary losses, the timeline of the last batch, and the gap before the first
-/// one. A batch counts by its rows or its tokens.
+/// one, which says whether the step began early. A batch counts by its rows or its tokens.
 pub(super) fn joined(earlier: Vec<StepSummary>, last: StepSummary) -> StepSummary {
     if earlier.is_empty() {
         return last;
@@ -28,7 +28,8 @@ pub(super) fn joined(earlier: Vec<StepSummary>, last: StepSummary) -> StepSummar
     // The share of a batch, times the number of batches.
     let share = |part: &StepSummary| part.weight * batches / total;
     let gap = earlier.first().and_then(|first| first.gap.clone());
-    let mut whole = StepSummary { gap, ..weighed(last, share) };
+    let began_early = earlier.first().is_some_and(|first| first.began_early);
+    let mut whole = StepSummary { gap, began_early, ..weighed(last, share) };
     let (losses, weights) = (std::mem::take(&mut whole.losses), std::mem::take(&mut whole.loss_weights));
     let outputs = std::mem::take(&mut whole.outputs);
     for part in earlier {
@@ -132,6 +133,7 @@ mod tests {
             sums: Vec::new(),
             update: Vec::new(),
             gap: None,
+            began_early: false,
             exposed_communication: Vec::new(),
             expert_exchange: Vec::new(),
             peak_bytes: Vec::new(),

@@ -70,6 +70,10 @@ pub struct Metrics {
     /// The part of `expert_exchange_ms` in which each rank waited and computed nothing; left out like it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub exposed_expert_exchange_ms: Vec<f64>,
+    /// Whether the step was begun while the one before ran
+    /// ([`Trainer::step_ahead`](crate::train::Trainer::step_ahead)); left out if not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub began_early: bool,
     /// The gap before this step ([`StepGap::critical`](crate::pipeline::StepGap::critical)), in milliseconds.
     /// This and its parts are left out in the first step of a process, and in a step that follows an evaluation
     /// or a failed step.
@@ -161,6 +165,7 @@ impl Metrics {
             exposed_comm_fraction: report.exposed_communication_fraction(),
             expert_exchange_ms: exchange_ms(report, |exchange| exchange.total),
             exposed_expert_exchange_ms: exchange_ms(report, |exchange| exchange.exposed),
+            began_early: report.began_early,
             gap_ms: gap.map(|gap| milliseconds(gap.critical)),
             gap_sums_ms: gap.map(|gap| milliseconds(gap.sums)),
             gap_update_ms: gap.map(|gap| milliseconds(gap.update)),

@@ -96,6 +96,15 @@ impl Endpoint {
         }
     }
 
+    /// Returns the channel for the exchange of reports between processes; `None` within one process.
+    pub(crate) fn report_channel(&self) -> Option<ByteChannel> {
+        match self {
+            Self::Local(_) | Self::Controlled(_) => None,
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => (endpoint.ranks() > 1).then(|| endpoint.report_channel()),
+        }
+    }
+
     /// Starts an attempt at a step. Messages that are left over from earlier attempts are dropped.
     pub fn begin_step(&mut self, attempt: impl Into<Attempt>) {
         let attempt = attempt.into();

@@ -52,6 +52,8 @@ pub(crate) enum Frame {
     },
     /// A message of bytes that belongs to no step.
     Bytes(Vec<u8>),
+    /// A message of the exchange of reports between processes whose ranks have begun the next step.
+    Reports(Vec<u8>),
     /// A question for the first process's time.
     ClockRequest {
         /// The sender's time.
@@ -159,6 +161,10 @@ enum Head {
         sent: Nanos,
         answered: Nanos,
     },
+    /// The number of bytes that follow.
+    Reports {
+        length: usize,
+    },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -197,10 +203,8 @@ pub(crate) fn encode(frame: Frame, now: Moment, buffer: &mut Vec<u8>) {
         Frame::Heartbeats(heartbeats) => (Head::Heartbeats(heartbeats), Vec::new()),
         Frame::Process(process) => (Head::Process(process), Vec::new()),
         Frame::Room { bytes } => (Head::Room { bytes }, Vec::new()),
-        Frame::Bytes(bytes) => {
-            let length = bytes.len();
-            (Head::Bytes { length }, vec![TensorData::from_bytes_vec(bytes, [length], DType::U8)])
-        }
+        Frame::Bytes(bytes) => (Head::Bytes { length: bytes.len() }, content_of(bytes)),
+        Frame::Reports(bytes) => (Head::Reports { length: bytes.len() }, content_of(bytes)),
         Frame::ClockRequest { sent } => (Head::ClockRequest { sent }, Vec::new()),
         Frame::ClockAnswer { sent, answered } => (Head::ClockAnswer { sent, answered }, Vec::new()),
     };
@@ -219,6 +223,11 @@ pub(crate) fn encode(frame: Frame, now: Moment, buffer: &mut Vec<u8>) {
 /// Decodes a frame that [`encode`] wrote and that arrives `now`; tensors are made on the CPU.
 pub(crate) fn decode(from: WorldRank, bytes: &[u8], now: Moment) -> Result<Frame, WireError> {
     let short = |expected| WireError::Short { from, found: bytes.len(), expected };
+    let content = |end: usize, length| {
+        let start = end.next_multiple_of(BLOCK);
+        let content = start.checked_add(length).and_then(|end| bytes.get(start..end));
+        content.map(<[u8]>::to_vec).ok_or(short(start.saturating_add(length)))
+    };
     let found = *bytes.first_chunk().ok_or(short(PREFIX))?;
     if found != FORMAT {
         return Err(WireError::Format { from, found });
@@ -231,11 +240,8 @@ pub(crate) fn decode(from: WorldRank, bytes: &[u8], now: Moment) -> Result<Frame
         Head::Heartbeats(heartbeats) => Frame::Heartbeats(heartbeats),
         Head::Process(process) => Frame::Process(process),
         Head::Room { bytes } => Frame::Room { bytes },
-        Head::Bytes { length } => {
-            let start = end.next_multiple_of(BLOCK);
-            let content = start.checked_add(length).and_then(|end| bytes.get(start..end));
-            Frame::Bytes(content.ok_or(short(start.saturating_add(length)))?.to_vec())
-        }
+        Head::Bytes { length } => Frame::Bytes(content(end, length)?),
+        Head::Reports { length } => Frame::Reports(content(end, length)?),
         Head::ClockRequest { sent } => Frame::ClockRequest { sent },
         Head::ClockAnswer { sent, answered } => Frame::ClockAnswer { sent, answered },
         Head::Failed { attempt, diverged, rank, step, action, cause } => {
@@ -255,6 +261,12 @@ pub(crate) fn decode(from: WorldRank, bytes: &[u8], now: Moment) -> Result<Frame
             Frame::Message(Message { from, attempt, tag, payload, sent, arrived: sent })
         }
     })
+}
+
+/// Returns bytes as the content that follows a head.
+fn content_of(bytes: Vec<u8>) -> Vec<TensorData> {
+    let length = bytes.len();
+    vec![TensorData::from_bytes_vec(bytes, [length], DType::U8)]
 }
 
 fn message_head(message: Message, now: Moment) -> (Head, Vec<TensorData>) {

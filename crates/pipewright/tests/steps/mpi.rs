@@ -20,20 +20,34 @@ use pipewright::transport::World;
 use pipewright_schedule::Action;
 
 use batches::{MICROBATCHES, RATE, StepResult, begin, numbered, parameters, result_of};
-use support::{config, program, stage};
+use support::{config, descent, program, stage};
 
 const STEPS: u64 = 6;
 
-const TASKS: [(u32, &str); 6] =
-    [(2, "ahead"), (2, "replicas"), (2, "different"), (2, "fails"), (2, "next fails"), (2, "dropped")];
+const TASKS: [(u32, &str); 10] = [
+    (2, "ahead"),
+    (2, "replicas"),
+    (4, "replicas of pipelines"),
+    (2, "accumulated"),
+    (2, "different"),
+    (2, "only one"),
+    (2, "fails"),
+    (2, "next fails"),
+    (2, "update fails"),
+    (2, "dropped"),
+];
 
 fn main() -> ExitCode {
     mpirun::run(&TASKS, |task| match task {
-        "ahead" => ahead(1),
-        "replicas" => ahead(2),
+        "ahead" => ahead(2, 1),
+        "replicas" => ahead(1, 2),
+        "replicas of pipelines" => ahead(2, 2),
+        "accumulated" => accumulated(),
+        "only one" => only_one(),
         "different" => different(),
         "fails" => fails(1),
         "next fails" => fails(2),
+        "update fails" => update_fails(),
         _ => dropped(),
     })
 }
@@ -79,13 +93,16 @@ struct Process {
 }
 
 impl Process {
-    fn launch(replicas: u32, last: u64, panics: u64) -> Self {
+    fn launch(ranks: u32, replicas: u32, last: u64, panics: u64) -> Self {
+        Self::launch_with(PipelineConfig { data_parallel: replicas, ..config() }, ranks, last, panics)
+    }
+
+    fn launch_with(config: PipelineConfig, ranks: u32, last: u64, panics: u64) -> Self {
         let world = World::mpi(Duration::from_secs(20)).expect("mpirun started this process");
         let rank = world.own_ranks().next().expect("a process has a rank").get();
         let watch = Arc::new(Watch { last, panics, ..Watch::default() });
-        let config = PipelineConfig { data_parallel: replicas, ..config() };
         let with_hook = PipelineConfig { hook: Some(watch.clone()), ..config.clone() };
-        let pipeline = launch(world, 2 / replicas, &with_hook);
+        let pipeline = launch(world, ranks, &with_hook);
         Self { pipeline, config, watch, rank }
     }
 
@@ -112,8 +129,8 @@ fn launch(world: World, ranks: u32, config: &PipelineConfig) -> Pipeline {
 }
 
 /// The results of threads that take each step alone, and the pipeline.
-fn of_threads(config: &PipelineConfig, steps: u64) -> (Vec<StepResult>, Pipeline) {
-    let mut threads = launch(World::local(2), 2 / config.data_parallel, config);
+fn of_threads(ranks: u32, config: &PipelineConfig, steps: u64) -> (Vec<StepResult>, Pipeline) {
+    let mut threads = launch(World::local(ranks * config.data_parallel), ranks, config);
     let results = (0..steps).map(|number| {
         let summary = threads.step_batch(numbered(number, config), RATE).expect("a step");
         result_of(&summary)
@@ -121,34 +138,91 @@ fn of_threads(config: &PipelineConfig, steps: u64) -> (Vec<StepResult>, Pipeline
     (results.collect(), threads)
 }
 
-/// The processes have the bits of threads. They compare the first batch only: the reports compare the others.
-fn ahead(replicas: u32) {
-    let mut process = Process::launch(replicas, STEPS, 0);
+/// The processes have the bits of threads. They compare the first batch only: the gradient norm compares the
+/// others. Each rank begins a batch before its process asks for the results of the one before.
+fn ahead(ranks: u32, replicas: u32) {
+    let mut process = Process::launch(ranks, replicas, STEPS, 0);
     let mut results = Vec::new();
     process.begin(0);
     for number in 1..=STEPS {
         if number < STEPS {
             process.begin(number);
+            // Its rank begins the batch without further calls.
+            wait_until(|| process.watch.runs.load(Ordering::SeqCst) > number);
         }
         results.push(process.finish().expect("a step"));
     }
     assert_eq!(process.pipeline.comparisons(), 1, "messages before the first step only");
-    let (expected, mut threads) = of_threads(&process.config, STEPS);
+    let (expected, mut threads) = of_threads(ranks, &process.config, STEPS);
     let all = parameters(&mut threads);
     let own = parameters(&mut process.pipeline);
     assert!(!own.is_empty() && own.iter().all(|one| all.contains(one)), "rank {} differs", process.rank);
     assert_eq!(results, expected, "rank {}", process.rank);
-    process.report(&format!("steps that begin early, {replicas} replicas"));
+    process.report(&format!("steps that begin early, {ranks} ranks, {replicas} replicas"));
+}
+
+/// Every second batch updates. The batch after an update begins without further calls, the other ones begin when
+/// the reports have compared them. All have the bits of threads.
+fn accumulated() {
+    let mut process = Process::launch(2, 1, STEPS, 0);
+    let mut threads = launch(World::local(2), 2, &process.config);
+    let mut take = |process: &mut Process, number| {
+        let config = process.config.clone();
+        begin(&mut process.pipeline, number, 2, &config);
+        process.watch.begun.fetch_add(1, Ordering::SeqCst);
+        begin(&mut threads, number, 2, &config);
+        result_of(&threads.finish().expect("a batch"))
+    };
+    let mut expected = vec![take(&mut process, 0)];
+    let mut results = Vec::new();
+    for number in 1..=STEPS {
+        if number < STEPS {
+            expected.push(take(&mut process, number));
+        }
+        if number.is_multiple_of(2) && number < STEPS {
+            wait_until(|| process.watch.runs.load(Ordering::SeqCst) > number);
+        }
+        results.push(process.finish().expect("a batch"));
+    }
+    assert_eq!(process.pipeline.comparisons(), 1, "messages before the first batch only");
+    assert_eq!(results, expected, "rank {}", process.rank);
+    let all = parameters(&mut threads);
+    assert!(parameters(&mut process.pipeline).iter().all(|one| all.contains(one)), "rank {}", process.rank);
+    process.report("batches that are accumulated");
+}
+
+/// Only one process begins the next batch during a step. The ranks do not begin it, and the processes compare it
+/// when both have begun it.
+fn only_one() {
+    let mut process = Process::launch(2, 1, 2, 0);
+    let (expected, _) = of_threads(2, &process.config, 3);
+    process.watch.begun.fetch_add(100, Ordering::SeqCst);
+    let mut results = Vec::new();
+    process.begin(0);
+    if process.rank == 0 {
+        process.begin(1);
+    }
+    results.push(process.finish().expect("a step"));
+    if process.rank == 1 {
+        process.begin(1);
+    }
+    results.push(process.finish().expect("a step"));
+    // The numbers of both processes are the same again.
+    process.begin(2);
+    results.push(process.finish().expect("a step"));
+    assert_eq!(results, expected, "rank {}", process.rank);
+    assert_eq!(process.pipeline.comparisons(), 3);
+    process.report("a next batch of one process");
 }
 
 /// Processes whose next batches differ learn it when the step before has ended, which has its results.
 fn different() {
-    let mut process = Process::launch(1, 3, 0);
+    let mut process = Process::launch(2, 1, 3, 0);
     process.begin(0);
     let rate = if process.rank == 0 { RATE } else { 2.0 * RATE };
     process.pipeline.begin(numbered(1, &process.config), rate).expect("one has begun");
     process.watch.begun.fetch_add(2, Ordering::SeqCst);
-    let (expected, _) = of_threads(&process.config, 2);
+    let (expected, _) = of_threads(2, &process.config, 2);
     assert_eq!(process.finish().expect("a step"), expected[0]);
     assert_eq!(process.pipeline.comparisons(), 2, "the digests differ");
     let error = process.finish().expect_err("the rates differ");
@@ -162,8 +236,8 @@ fn different() {
 /// Rank 1 fails in a batch, with the next one begun in both processes. The one before has its results, and the
 /// processes take the step again.
 fn fails(batch: u64) {
-    let mut process = Process::launch(1, 4, batch);
-    let (expected, _) = of_threads(&process.config, 3);
+    let mut process = Process::launch(2, 1, 4, batch);
+    let (expected, _) = of_threads(2, &process.config, 3);
     process.begin(0);
     process.begin(1);
     if batch == 2 {
@@ -191,10 +265,35 @@ fn fails(batch: u64) {
     process.report(&format!("a failure of batch {batch} with the next one begun"));
 }
 
+/// Rank 1 fails in its update while rank 0 is in the next batch. Both processes have the error of the step, and
+/// take no further one.
+fn update_fails() {
+    let optimizer = descent(|| {
+        if std::thread::current().name() == Some("rank-1") {
+            // Rank 0 is in the next batch by then.
+            std::thread::sleep(Duration::from_millis(800));
+            panic!("out of cheese");
+        }
+    });
+    let mut process =
+        Process::launch_with(PipelineConfig { optimizer: Some(optimizer), ..config() }, 2, 2, 0);
+    process.begin(0);
+    process.begin(1);
+    process.watch.begun.fetch_add(100, Ordering::SeqCst);
+    if process.rank == 0 {
+        wait_until(|| process.watch.runs.load(Ordering::SeqCst) > 1);
+    }
+    let error = process.finish().expect_err("rank 1 panics").to_string();
+    assert!(error.starts_with("step 1: rank 1, stage 1, update") && error.contains("cheese"), "{error}");
+    let next = process.pipeline.step_batch(numbered(2, &process.config), RATE).expect_err("one has updated");
+    assert!(matches!(next, PipelineError::Diverged { step } if step.get() == 1), "{next}");
+    process.report("an update that fails with the next batch begun");
+}
+
 /// A process drops its pipeline in a step, while its rank waits for a message. It does not wait for the deadline,
 /// and the other process gets an error.
 fn dropped() {
-    let mut process = Process::launch(1, 2, 0);
+    let mut process = Process::launch(2, 1, 2, 0);
     process.begin(0);
     let watch = process.watch.clone();
     if process.rank == 1 {

@@ -33,6 +33,8 @@ pub struct MpiEndpoint {
     shared: Arc<ThreadShared>,
     /// The messages of bytes that have arrived.
     bytes: Receiver<(WorldRank, Vec<u8>)>,
+    /// The messages of the exchange of reports that have arrived.
+    reports: Receiver<(WorldRank, Vec<u8>)>,
     /// Present until the endpoint is dropped.
     sends: Option<DeviceSends>,
     /// Ends when the processes have left the world.
@@ -93,8 +95,17 @@ impl NewWorld {
         let encoder = Encoder { commands: commands.clone(), shared: shared.clone() };
         let sends = Some(DeviceSends::new(encoder, mailboxes.abort().clone(), board.clone()));
         let (bytes_sender, bytes) = crossbeam_channel::unbounded();
-        let endpoint =
-            MpiEndpoint { inner, commands, shared: shared.clone(), bytes, sends, done: None, process: None };
+        let (reports_sender, reports) = crossbeam_channel::unbounded();
+        let endpoint = MpiEndpoint {
+            inner,
+            commands,
+            shared: shared.clone(),
+            bytes,
+            reports,
+            sends,
+            done: None,
+            process: None,
+        };
         let mpi_thread = MpiThread {
             heartbeats: Heartbeats::new(rank, ranks, deadline, Instant::now()),
             local_processes: LocalProcesses::new(),
@@ -105,6 +116,7 @@ impl NewWorld {
             commands: orders,
             mailboxes,
             bytes: bytes_sender,
+            reports: reports_sender,
             board: board.clone(),
             shared,
             deadline,
@@ -142,17 +154,30 @@ impl MpiEndpoint {
         self.inner.abort()
     }
 
-    /// Returns the channel for messages that belong to no step. They are encoded on the thread that sends
-    /// them.
+    /// Returns the channel for messages that belong to no step.
     pub(crate) fn byte_channel(&self) -> ByteChannel {
+        self.channel(Frame::Bytes, &self.bytes)
+    }
+
+    /// Returns the channel for the exchange of reports between processes.
+    pub(crate) fn report_channel(&self) -> ByteChannel {
+        self.channel(Frame::Reports, &self.reports)
+    }
+
+    /// Returns a channel for messages of bytes. They are encoded on the thread that sends them.
+    fn channel(
+        &self,
+        frame_of: fn(Vec<u8>) -> Frame,
+        incoming: &Receiver<(WorldRank, Vec<u8>)>,
+    ) -> ByteChannel {
         let (commands, shared, abort) = (self.commands.clone(), self.shared.clone(), self.abort().clone());
         let send = move |to, bytes| {
             let mut frame = shared.buffer();
-            wire::encode(Frame::Bytes(bytes), shared.clock.moment(), &mut frame);
+            wire::encode(frame_of(bytes), shared.clock.moment(), &mut frame);
             // If the MPI thread has ended, it failed and raised the abort flag.
             let _ = commands.send(Command::SendBytes(to, frame));
         };
-        ByteChannel::new(self.rank(), send, self.bytes.clone(), move || !abort.is_raised())
+        ByteChannel::new(self.rank(), send, incoming.clone(), move || !abort.is_raised())
     }
 
     pub(crate) fn attempt(&self) -> Attempt {
