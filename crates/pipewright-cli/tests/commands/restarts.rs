@@ -32,11 +32,23 @@ fn words(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// Returns the lines of the metrics.
+fn metrics(run: &Run) -> Vec<Value> {
+    let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("a run writes its metrics");
+    metrics.lines().map(|line| serde_json::from_str(line).expect("an object")).collect()
+}
+
+/// Returns the steps that began during the one before, in the order of the metrics.
+fn early_steps(run: &Run) -> Vec<u64> {
+    let metrics = metrics(run);
+    let early = metrics.iter().filter(|line| line["began_early"] == true);
+    early.map(|line| line["step"].as_u64().expect("a step")).collect()
+}
+
 /// Returns the restarts in the metrics: the step that failed, and the last step before it that counts.
 fn restarts(run: &Run) -> Vec<(u64, u64)> {
-    let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("a run writes its metrics");
-    let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).expect("an object"));
-    let events = lines.filter(|line| line["event"] == "restart");
+    let metrics = metrics(run);
+    let events = metrics.iter().filter(|line| line["event"] == "restart");
     events
         .map(|event| {
             (event["failed_step"].as_u64().expect("a step"), event["step"].as_u64().expect("a step"))
@@ -46,6 +58,11 @@ fn restarts(run: &Run) -> Vec<(u64, u64)> {
 
 /// Trains with faults, and compares the results with the results of an undisturbed run.
 fn check(faults: &str, set: &[&str], expected: &[(u64, u64)]) -> String {
+    check_run(faults, set, expected).1
+}
+
+/// Like [`check`], and returns the run too.
+fn check_run(faults: &str, set: &[&str], expected: &[(u64, u64)]) -> (Run, String) {
     let (undisturbed, run) = (Run::new(), Run::new());
     undisturbed.train(&[&SETTINGS[..], set].concat());
     let output = train(&run, faults, &[set, &["run.restarts=4"]].concat());
@@ -59,7 +76,7 @@ fn check(faults: &str, set: &[&str], expected: &[(u64, u64)]) -> String {
         "the parameters and the optimizer's state"
     );
     assert!(!run.path("out/restart.json").exists());
-    words
+    (run, words)
 }
 
 #[test]
@@ -73,12 +90,28 @@ fn a_rank_that_panics_costs_the_steps_since_the_checkpoint() {
     );
 }
 
-/// All steps after the first one begin during the one before, except step 5, which follows a checkpoint. So the
-/// step after each of 5, 6 and 7 has begun when that one fails.
+/// All steps after the first one begin during the one before, except the ones that follow a checkpoint or an
+/// evaluation.
+#[test]
+fn steps_begin_during_the_one_before() {
+    let check = |set: &[&str], expected: &[u64]| {
+        let run = Run::new();
+        run.train(&[&SETTINGS[..], set].concat());
+        assert_eq!(early_steps(&run), expected, "{set:?}");
+    };
+    check(&[], &[2, 4, 6, 8]);
+    check(&["run.checkpoint_every=4"], &[2, 3, 4, 6, 7, 8]);
+    check(&["run.checkpoint_every=4", "run.accumulate=2"], &[2, 3, 4, 6, 7, 8]);
+    check(&["run.checkpoint_every=0", "run.verify=\"on-suspicion\""], &[2, 3, 4, 5, 6, 7, 8]);
+}
+
+/// The step after each of 5, 6 and 7 begins during that step, so it has begun when that one fails.
 #[test]
 fn a_step_that_fails_drops_the_one_that_has_begun_behind_it() {
     let every = ["run.checkpoint_every=4"];
-    check("panic:1:6", &every, &[(6, 4)]);
+    let (run, _) = check_run("panic:1:6", &every, &[(6, 4)]);
+    let early = early_steps(&run);
+    assert!([2, 3, 4, 6, 7, 8].iter().all(|step| early.contains(step)), "{early:?}");
     check("panic:0:5,panic:1:7", &every, &[(5, 4), (7, 4)]);
     check("hang:0:6", &every, &[(6, 4)]);
 }

@@ -5,7 +5,9 @@
 mod own_weight_gradients;
 
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use burn::module::{Initializer, Module, Param};
 use burn::optim::{GradientsParams, SgdConfig};
@@ -13,12 +15,15 @@ use burn::tensor::module::{conv_transpose1d, conv1d};
 use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
 use burn::tensor::{Device, Tensor, TensorData, Tolerance};
 use own_weight_gradients::Adapted;
+use pipewright::batch::Batch;
 use pipewright::hook::ActionHook;
 use pipewright::ids::WorldRank;
 use pipewright::mesh::DataParallelMode::{Replicated, Sharded};
 use pipewright::nn::SplitBackward;
 use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, PipelineError};
 use pipewright::stage::{StageContext, StageModule};
+use pipewright::tensor::pack;
+use pipewright::transport::World;
 use pipewright_schedule::{Action, Level, LowerConfig, Recompute, StageIndex};
 
 use crate::support::{loss, numbers};
@@ -255,6 +260,55 @@ fn the_first_step_names_parameters_that_cannot_be_deferred() {
     assert!(plain.contains(&"layers.2.kernel 27".to_owned()), "{plain:?}");
     let whole = builder("1f1b", None).lower(LowerConfig::from(Level::Comms));
     assert_eq!(names(whole), Vec::<String>::new(), "it has no `W`");
+}
+
+/// Each rank is as if it were a process. One of them does not continue while the other one waits to compare its
+/// next batch, so the gradients of the batch that has ended are dropped, and so are its parameters.
+#[test]
+fn a_batch_whose_gradients_are_dropped_leaves_no_parameters() {
+    let [first, second] = <[World; 2]>::try_from(World::local(2).apart()).ok().expect("two ranks");
+    let launch = |world| builder("zb-h1", None).world(world).launch().expect("it starts");
+    let batch = || {
+        let part = |seed| rows(seed).chunk(MICROBATCHES as usize, 0).into_iter().map(pack).collect();
+        Batch::new(part(0), part(1))
+    };
+    // The number of calls of each process that have returned.
+    let calls = [AtomicU32::new(0), AtomicU32::new(0)];
+    let wait_for = |process: usize, count| {
+        let until = Instant::now() + Duration::from_secs(60);
+        while calls[process].load(Ordering::SeqCst) < count {
+            assert!(Instant::now() < until, "process {process} does not get there");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let returned = |process: usize| calls[process].fetch_add(1, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut pipeline = launch(second);
+            pipeline.accumulate(batch()).expect("a batch");
+            wait_for(0, 1);
+            // The other process compares its next batch by then.
+            std::thread::sleep(Duration::from_secs(1));
+            pipeline.abandon("it has lost its data");
+            wait_for(0, 2);
+            // Its own next call fails too, and both processes have counted it.
+            pipeline.abandon("it has lost its data");
+            pipeline.step_batch(batch(), 1.0).expect_err("it does not continue");
+            returned(1);
+            pipeline.step_batch(batch(), 1.0).expect("a step");
+        });
+        let mut pipeline = launch(first);
+        pipeline.begin_accumulating(batch()).expect("none has begun");
+        pipeline.begin(batch(), 1.0).expect("one has begun");
+        returned(0);
+        assert!(!pipeline.finish().expect("it has ended").undeferred.is_empty());
+        let error = pipeline.finish().expect_err("the other process does not continue").to_string();
+        assert!(error.contains("it has lost its data"), "{error}");
+        returned(0);
+        wait_for(1, 1);
+        let step = pipeline.step_batch(batch(), 1.0).expect("a step");
+        assert_eq!(step.undeferred, Vec::new());
+    });
 }
 
 #[test]
