@@ -17,6 +17,7 @@
 //! cargo run --release -p pipewright-bench --features mpi -- exchange  # the hidden part of the exchange of experts
 //! cargo run --release -p pipewright-bench -- prompts    # prompts of latent attention in heads and in latents
 //! cargo run --release -p pipewright-bench -- products   # the products of a layer against the rate of the instructions
+//! cargo run --release -p pipewright-bench -- bandwidth  # norms, activations and the loss against the rate of memory
 //! cargo run --release -p pipewright-bench -- scan       # Mamba-2's scan in chunks against its recurrence
 //! cargo run --release -p pipewright-bench -- shards     # memory of a rank with sharded parameters
 //! cargo run --release -p pipewright-bench -- verification  # steps with the checksums of `run.verify` against steps without
@@ -47,6 +48,7 @@ mod predicted_run;
 mod processes;
 mod activations;
 mod adapters;
+mod bandwidth;
 mod bound;
 mod checkpoints;
 mod copies;
@@ -123,6 +125,8 @@ enum Bench {
     Prompts(prompts::Options),
     /// The matrix products of a layer, against the highest rate of their instructions.
     Products(product_rates::Options),
+    /// The operations of a layer that are no products, against the rate of memory.
+    Bandwidth(bandwidth::Options),
     /// Mamba-2's scan in chunks, against its recurrence token by token.
     Scan(scan::Options),
     /// The memory of a rank with sharded parameters, against replicated ones.
@@ -175,6 +179,7 @@ fn main() -> ExitCode {
         Bench::Exchange(options) => exchange::run(&options),
         Bench::Prompts(options) => prompts::run(&options),
         Bench::Products(options) => product_rates::run(&options),
+        Bench::Bandwidth(options) => bandwidth::run(&options),
         Bench::Scan(options) => scan::run(&options),
         Bench::Shards(options) => shards::run(&options),
         Bench::Verification(options) => verification::run(&options),

@@ -70,7 +70,11 @@ fn print(name: &str, rates: [f64; 2], peaks: [f64; 2]) {
 
 /// Runs both functions in turn for `time`, and returns the highest rate of each. A function returns the
 /// number of its operations, or `None` if the processor has no such instruction.
-fn alternate(time: Duration, best: &mut [f64; 2], mut functions: [&mut dyn FnMut() -> Option<f64>; 2]) {
+pub(crate) fn alternate(
+    time: Duration,
+    best: &mut [f64; 2],
+    mut functions: [&mut dyn FnMut() -> Option<f64>; 2],
+) {
     let begin = Instant::now();
     while begin.elapsed() < time {
         for (best, function) in best.iter_mut().zip(&mut functions) {

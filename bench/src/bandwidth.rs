@@ -1,0 +1,306 @@
+//! Measures the operations of a layer of the bench model that are no matrix products, against the rate at which
+//! this machine copies memory, which bounds them.
+//!
+//! Each operation has a number of bytes per token that it must read and write. It runs on operands that
+//! together are larger than the caches, so each comes from memory, as what a stage keeps of other microbatches
+//! does. One thread runs operations in single precision and in bfloat16 in turn, and the best of many
+//! repetitions counts: others on the machine make a repetition slower, never faster. Rotary embeddings and the
+//! softmax of attention are computed in blocks that stay in the caches, so they are not listed.
+
+use std::error::Error;
+use std::hint::black_box;
+use std::time::Duration;
+
+use burn::tensor::{DType, Device, Tensor, bf16};
+use pipewright_kernel::element::Element;
+use pipewright_kernel::half::Half;
+use pipewright_kernel::{cross_entropy, rms_norm, swiglu};
+use rayon::ThreadPoolBuilder;
+
+use crate::model::{INTERMEDIATE, LAYERS, SEQUENCE, VOCABULARY, WIDTH};
+use crate::product_rates::alternate;
+
+/// The measurement.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Rows of the layer's input: tokens.
+    #[arg(long, default_value_t = SEQUENCE)]
+    rows: usize,
+    /// Milliseconds for each operation.
+    #[arg(long, default_value_t = 500)]
+    milliseconds: u64,
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let pool = ThreadPoolBuilder::new().num_threads(1).build()?;
+    pool.install(|| {
+        println!("one thread, {} rows; bytes per token, GB/s, and the share of a copy's rate", options.rows);
+        println!("{:<28} {:>9} {:>6} {:>6} {:>9} {:>6} {:>6}", "", "f32", "", "", "bf16", "", "");
+        Table::measure(options, OPERANDS).print();
+    });
+    Ok(())
+}
+
+/// The memory that the operands of an operation take together: more than the caches of a processor.
+const OPERANDS: usize = 256 << 20;
+
+/// The element types, in the order of the columns.
+const SIZES: [usize; 2] = [size_of::<f32>(), size_of::<bf16>()];
+
+/// An operation of the model.
+struct Row {
+    name: &'static str,
+    /// How often the operation runs in a forward and a backward of the whole model.
+    count: usize,
+    /// The bytes of a token that it reads and writes, in each element type.
+    bytes: [usize; 2],
+    /// The highest rates, in 10⁹ bytes per second. 0 where the precision does not have the operation.
+    rates: [f64; 2],
+}
+
+struct Table {
+    /// The rates of a copy of memory.
+    copy: [f64; 2],
+    rows: Vec<Row>,
+}
+
+impl Table {
+    /// Measures operations whose operands take `operands` bytes.
+    fn measure(&Options { rows, milliseconds }: &Options, operands: usize) -> Self {
+        let bench = Bench { rows, operands, time: Duration::from_millis(milliseconds) };
+        let copied = SIZES.map(|size| 2 * WIDTH * size);
+        let copy =
+            bench.rates(WIDTH, copied, |[x]| drop(black_box(x.clone())), |[x]| drop(black_box(x.clone())));
+        let rows = bench.of_layers().into_iter().chain(bench.of_loss()).collect();
+        Self { copy, rows }
+    }
+
+    fn print(&self) {
+        print("copy", SIZES.map(|size| 2 * WIDTH * size), self.copy, [0.0; 2]);
+        for row in &self.rows {
+            print(&format!("{} x {}", row.count, row.name), row.bytes, row.rates, self.copy);
+        }
+        let (bytes, seconds) = self.totals();
+        let rates = [0, 1].map(|i| bytes[i] as f64 / seconds[i] / 1e9);
+        print("all, forward and backward", bytes, rates, self.copy);
+        let [single, half] = seconds.map(|seconds| seconds * 1e6);
+        println!("microseconds per token: {single:.1} in f32, {half:.1} in bf16");
+    }
+
+    /// Returns the bytes and the seconds of a token in the whole model, for each element type.
+    fn totals(&self) -> ([usize; 2], [f64; 2]) {
+        let (mut bytes, mut seconds) = ([0; 2], [0.0; 2]);
+        for row in &self.rows {
+            for i in [0, 1].into_iter().filter(|&i| row.rates[i] > 0.0) {
+                bytes[i] += row.count * row.bytes[i];
+                seconds[i] += (row.count * row.bytes[i]) as f64 / row.rates[i] / 1e9;
+            }
+        }
+        (bytes, seconds)
+    }
+}
+
+/// Prints the bytes per token, the rates in 10⁹ bytes per second, and their shares of `copy` where it is
+/// known.
+fn print(name: &str, bytes: [usize; 2], rates: [f64; 2], copy: [f64; 2]) {
+    let share = |i: usize| if copy[i] > 0.0 { format!("{:.2}", rates[i] / copy[i]) } else { String::new() };
+    let cell = |i: usize| match rates[i] > 0.0 {
+        true => format!("{:>9} {:>6.1} {:>6}", bytes[i], rates[i], share(i)),
+        false => format!("{:>9} {:>6} {:>6}", "-", "", ""),
+    };
+    println!("{name:<28} {} {}", cell(0), cell(1));
+}
+
+#[derive(Clone, Copy)]
+struct Bench {
+    rows: usize,
+    /// The bytes of all operands of an operation.
+    operands: usize,
+    time: Duration,
+}
+
+impl Bench {
+    /// Measures the operations of all layers. Each layer has two norms, two additions to its input, whose
+    /// backward adds two gradients, and a gated activation.
+    fn of_layers(self) -> [Row; 5] {
+        let Self { rows, .. } = self;
+        let (weight, scales) = (vec![1f32; WIDTH], vec![1f32; rows]);
+        let half_weight = bf16::narrowed(&weight);
+        let row = |name, count, width: usize, operands: usize, measured: &dyn Fn([usize; 2]) -> [f64; 2]| {
+            let bytes = SIZES.map(|size| operands * width * size);
+            Row { name, count: count * LAYERS, bytes, rates: measured(bytes) }
+        };
+        [
+            row("RMS norm", 2, WIDTH, 2, &|bytes| {
+                let single = |[x]: &[Vec<f32>; 1]| drop(black_box(rms_norm::forward(x, &weight, 1e-5)));
+                let half =
+                    |[x]: &[Vec<bf16>; 1]| drop(black_box(rms_norm::forward_bf16(x, &half_weight, 1e-5)));
+                self.rates(WIDTH, bytes, single, half)
+            }),
+            row("RMS norm backward", 2, WIDTH, 3, &|bytes| {
+                let single =
+                    |[x, g]: &[Vec<f32>; 2]| drop(black_box(rms_norm::backward(x, &weight, &scales, g)));
+                let half = |[x, g]: &[Vec<bf16>; 2]| {
+                    drop(black_box(rms_norm::backward_bf16(x, &half_weight, &scales, g)));
+                };
+                self.rates(WIDTH, bytes, single, half)
+            }),
+            row("SwiGLU", 1, INTERMEDIATE, 3, &|bytes| {
+                let single = |[gate, up]: &[Vec<f32>; 2]| drop(black_box(swiglu::forward(gate, up)));
+                let half = |[gate, up]: &[Vec<bf16>; 2]| drop(black_box(swiglu::forward_bf16(gate, up)));
+                self.rates(INTERMEDIATE, bytes, single, half)
+            }),
+            row("SwiGLU backward", 1, INTERMEDIATE, 5, &|bytes| {
+                let single = |[gate, up, g]: &[Vec<f32>; 3]| drop(black_box(swiglu::backward(gate, up, g)));
+                let half =
+                    |[gate, up, g]: &[Vec<bf16>; 3]| drop(black_box(swiglu::backward_bf16(gate, up, g)));
+                self.rates(INTERMEDIATE, bytes, single, half)
+            }),
+            row("addition", 4, WIDTH, 3, &|bytes| self.additions(bytes)),
+        ]
+    }
+
+    /// Measures cross entropy, which is computed in single precision, with the conversions of logits from and to
+    /// bfloat16.
+    fn of_loss(self) -> [Row; 4] {
+        let targets = vec![0; self.rows];
+        let normalisers = vec![1f32; self.rows];
+        let (single, conversion) = ([VOCABULARY * 4; 2], [0, VOCABULARY * 6]);
+        let forward = |[x]: &[Vec<f32>; 1]| drop(black_box(cross_entropy::forward(x, &targets, VOCABULARY)));
+        let backward =
+            |[x]: &[Vec<f32>; 1]| drop(black_box(cross_entropy::backward(x, &targets, &normalisers, 1.0)));
+        let rates = |bytes, function: &dyn Fn(&[Vec<f32>; 1])| [self.rate_of(VOCABULARY, bytes, function); 2];
+        let both = single.map(|bytes| 2 * bytes);
+        let widen = |[x]: &[Vec<bf16>; 1]| drop(black_box(bf16::widened(x)));
+        let narrow = |[x]: &[Vec<f32>; 1]| drop(black_box(bf16::narrowed(x)));
+        let of_conversion = |rate| [0.0, rate];
+        [
+            Row { name: "cross entropy", count: 1, bytes: single, rates: rates(single[0], &forward) },
+            Row { name: "cross entropy backward", count: 1, bytes: both, rates: rates(both[0], &backward) },
+            Row {
+                name: "widened logits",
+                count: 1,
+                bytes: conversion,
+                rates: of_conversion(self.rate_of(VOCABULARY, conversion[1], widen)),
+            },
+            Row {
+                name: "narrowed gradient",
+                count: 1,
+                bytes: conversion,
+                rates: of_conversion(self.rate_of(VOCABULARY, conversion[1], narrow)),
+            },
+        ]
+    }
+
+    /// Returns the rates of Burn's addition of two tensors.
+    fn additions(self, bytes: [usize; 2]) -> [f64; 2] {
+        let sets = (self.operands / (self.rows * WIDTH * size_of::<f32>() * 2)).max(1);
+        let tensors = |dtype: DType| -> Vec<[Tensor<2>; 2]> {
+            let tensor = || Tensor::<2>::full([self.rows, WIDTH], 1.5, &Device::flex()).cast(dtype);
+            (0..sets).map(|_| [tensor(), tensor()]).collect()
+        };
+        let (single, half) = (tensors(DType::F32), tensors(DType::BF16));
+        let mut turns = [0; 2];
+        let mut add = |operands: &[[Tensor<2>; 2]], i: usize| {
+            let [a, b] = &operands[turns[i] % sets];
+            turns[i] += 1;
+            black_box(a.clone() + b.clone());
+            Some((self.rows * bytes[i]) as f64)
+        };
+        let mut rates = [0.0; 2];
+        for (i, operands) in [single, half].into_iter().enumerate() {
+            let mut best = [0.0; 2];
+            alternate(self.time, &mut best, [&mut || add(&operands, i), &mut || None]);
+            rates[i] = best[0];
+        }
+        rates
+    }
+
+    /// Returns the highest rates of an operation in single precision and of the same in bfloat16, which run in
+    /// turn. Their `K` operands have `width` elements per row.
+    fn rates<const K: usize>(
+        self,
+        width: usize,
+        bytes: [usize; 2],
+        single: impl Fn(&[Vec<f32>; K]),
+        half: impl Fn(&[Vec<bf16>; K]),
+    ) -> [f64; 2] {
+        let moved = bytes.map(|bytes| Some((self.rows * bytes) as f64));
+        let (mut of_single, mut of_half) = (self.operands(width), self.operands(width));
+        let mut best = [0.0; 2];
+        let single = &mut || {
+            single(of_single.next());
+            moved[0]
+        };
+        let half = &mut || {
+            half(of_half.next());
+            moved[1]
+        };
+        alternate(self.time, &mut best, [single, half]);
+        best
+    }
+
+    fn operands<T: Element, const K: usize>(self, width: usize) -> Operands<T, K> {
+        Operands::new(self.rows * width, self.operands)
+    }
+
+    /// Like [`Bench::rates`], for an operation of one element type.
+    fn rate_of<T: Element>(self, width: usize, bytes: usize, function: impl Fn(&[Vec<T>; 1])) -> f64 {
+        let mut operands = self.operands(width);
+        let mut best = [0.0; 2];
+        let run = &mut || {
+            function(operands.next());
+            Some((self.rows * bytes) as f64)
+        };
+        alternate(self.time, &mut best, [run, &mut || None]);
+        best[0]
+    }
+}
+
+/// Sets of the `K` operands of an operation, which follow each other without end.
+struct Operands<T, const K: usize> {
+    sets: Vec<[Vec<T>; K]>,
+    turn: usize,
+}
+
+impl<T: Element, const K: usize> Operands<T, K> {
+    /// Makes operands of `elements` elements each, which take `bytes` together.
+    fn new(elements: usize, bytes: usize) -> Self {
+        let operand = || (0..elements).map(|i| T::rounded((i % 31) as f32 / 16.0 - 1.0)).collect();
+        let count = (bytes / (elements * size_of::<T>() * K)).max(1);
+        Self { sets: (0..count).map(|_| std::array::from_fn(|_| operand())).collect(), turn: 0 }
+    }
+
+    fn next(&mut self) -> &[Vec<T>; K] {
+        self.turn += 1;
+        &self.sets[self.turn % self.sets.len()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_count_what_a_precision_has() {
+        let row = |count, bytes, rates| Row { name: "", count, bytes, rates };
+        let rows = vec![row(2, [8, 4], [1.0, 2.0]), row(1, [0, 6], [0.0, 3.0])];
+        let (bytes, seconds) = Table { copy: [1.0; 2], rows }.totals();
+        assert_eq!(bytes, [16, 14]);
+        assert_eq!(seconds.map(|seconds| (seconds * 1e9).round()), [16.0, 6.0]);
+    }
+
+    #[test]
+    fn operands_follow_each_other() {
+        let mut operands = Operands::<f32, 2>::new(100, 1600);
+        let starts = [(); 3].map(|()| operands.next()[0].as_ptr());
+        assert!(starts[0] != starts[1] && starts[0] == starts[2]);
+    }
+
+    #[test]
+    fn each_operation_has_a_rate() {
+        let table = Table::measure(&Options { rows: 2, milliseconds: 1 }, 1 << 16);
+        assert!(table.copy.iter().all(|&rate| rate > 0.0));
+        assert!(table.rows.iter().all(|row| row.rates[1] > 0.0), "bfloat16 has all of them");
+    }
+}
