@@ -198,7 +198,7 @@ impl Cluster {
         assert!(figures(self.folder.path()) == undisturbed(&SETTINGS), "{what}: other bits: {said}");
         let restarts = restarts(self.folder.path());
         assert_eq!(restarts.len(), expected, "{what}: {said}");
-        println!("{what}: {} s, restarts: {restarts:?}", since.elapsed().as_secs());
+        say(&format!("{what}: {} s, restarts: {restarts:?}", since.elapsed().as_secs()));
     }
 }
 
@@ -228,6 +228,11 @@ fn wait_for(what: &str, is_there: impl Fn() -> bool) {
         assert!(since.elapsed() < Duration::from_secs(60), "{what}: not there after a minute");
         thread::sleep(Duration::from_millis(100));
     }
+}
+
+#[expect(clippy::print_stderr, reason = "what happened in the trial is its result")]
+fn say(sentence: &str) {
+    eprintln!("{sentence}");
 }
 
 fn kill(numbers: &[String], name: &str) {
@@ -280,5 +285,5 @@ fn check_signal(cluster: &Cluster, what: &str, send: impl Fn()) {
     assert_eq!(code(&mut cluster.launch(&["resume", "out"], ("", ""))), Some(0), "{}", said());
     assert!(figures(cluster.folder.path()) == undisturbed(&SETTINGS), "other bits: {}", said());
     assert!(restarts(cluster.folder.path()).is_empty(), "{what}: it has resumed only by command: {}", said());
-    println!("SIGTERM {what} after step {steps}, and resumed");
+    say(&format!("SIGTERM {what} after step {steps}, and resumed"));
 }
