@@ -5,9 +5,10 @@
 //! `KIND:RANK:STEP:TIMES`. The kind is `panic`, or `hang`, which never ends. Without a number of times, a
 //! fault happens once in a process. With the kind `slow`, each computing action of the rank takes [`DELAY`]
 //! longer, from the step on for as many steps as the number of times. With the kind `flip`, the rank
-//! computes a wrong bit in the gradients that it sends for the first microbatch, in as many computations of
-//! the step as the number of times. With the kind `infinite`, an element of these gradients is infinite. A rank
-//! that has the first stage alone sends no gradients and is refused.
+//! computes a wrong bit in each element of the gradients that it sends for the first microbatch, in as many
+//! computations of the step as the number of times. With the kind `infinite`, the first element of these
+//! gradients is infinite. A tensor rank sends only some of the elements. A rank that has the first stage alone
+//! sends no gradients and is refused.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -60,16 +61,17 @@ impl Kind {
         matches!(self, Self::Flip | Self::Infinite)
     }
 
-    /// Flips the highest bit of the exponent of the first element, or makes the element infinite.
+    /// Flips the highest bit of the exponent of each element, or makes the first element infinite.
     fn changed(self, gradient: Tensor<3>) -> Tensor<3> {
         let device = gradient.device();
         let data = gradient.into_data();
         let (shape, dtype) = (data.shape().to_vec(), data.dtype());
         let mut elements: Vec<f32> = data.iter().collect();
-        if let Some(first) = elements.first_mut() {
-            *first = match self {
+        let count = if self == Self::Infinite { 1 } else { elements.len() };
+        for element in elements.iter_mut().take(count) {
+            *element = match self {
                 Self::Infinite => f32::INFINITY,
-                _ => f32::from_bits(first.to_bits() ^ (1 << 30)),
+                _ => f32::from_bits(element.to_bits() ^ (1 << 30)),
             };
         }
         Tensor::from_data(TensorData::new(elements, shape).convert_dtype(dtype), &device)

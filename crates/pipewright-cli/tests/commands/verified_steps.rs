@@ -8,9 +8,6 @@ use serde_json::Value;
 
 use crate::run::Run;
 
-/// The step with the fault: the usual norm is known.
-const FAULT: &str = "flip:1:10";
-
 /// Trains 12 steps on two ranks for each replica, with faults.
 fn train(run: &Run, faults: &str, set: &[&str]) -> Output {
     let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
@@ -33,34 +30,50 @@ fn events(run: &Run) -> Vec<Value> {
     lines.filter(|line| line.get("event").is_some()).collect()
 }
 
-/// Checks that a run with a flipped bit has the figures of a run without, and names the rank.
-fn check(set: &[&str]) {
+/// Checks that a run with a flipped bit on a rank has the figures of a run without, and names the rank. The
+/// usual norm is known before the step with the fault.
+fn check(rank: u32, set: &[&str]) {
     let (right, run) = (Run::new(), Run::new());
     let output = train(&right, "", set);
     assert_eq!(output.status.code(), Some(0), "{}", words(&output));
     let verified: Vec<&str> = set.iter().copied().chain(["run.verify=on-suspicion"]).collect();
-    let output = train(&run, FAULT, &verified);
+    let output = train(&run, &format!("flip:{rank}:10"), &verified);
     let words = words(&output);
     assert_eq!(output.status.code(), Some(0), "{words}");
     assert_eq!(run.figures(), right.figures(), "{words}");
     let events = events(&run);
     let [event] = &events[..] else { panic!("{events:?}: {words}") };
     let found = (&event["event"], &event["step"], &event["ranks"], &event["action"], &event["repetitions"]);
-    let expected = ("wrong_bits".into(), 10.into(), serde_json::json!([1]), "1I0".into(), 2.into());
+    let expected = ("wrong_bits".into(), 10.into(), serde_json::json!([rank]), "1I0".into(), 2.into());
     let (name, step, ranks, action, repetitions) = &expected;
     assert_eq!(found, (name, step, ranks, action, repetitions), "{event}");
     assert!(event["hosts"].as_array().is_some_and(|hosts| hosts.len() == 1), "{event}");
-    let sentence = "rank 1 has computed wrong bits in action 1I0; the right bits count (on ";
-    assert_eq!(words.matches(sentence).count(), 1, "{words}");
+    let named = format!("rank {rank} has computed wrong bits in action 1I0");
+    let sentence = format!("{named}; the right bits count (on ");
+    assert_eq!(words.matches(&sentence).count(), 1, "{words}");
     assert_eq!(run.command(&["report", "out", "-o", "page.html"]).status.code(), Some(0));
     let page = fs::read_to_string(run.path("page.html")).expect("a page");
-    assert!(page.contains("rank 1 has computed wrong bits in action 1I0"), "the data of the page");
+    assert!(page.contains(&named), "the data of the page");
 }
 
 #[test]
 fn a_flipped_bit_names_its_rank_in_the_display_the_metrics_and_the_report() {
-    check(&[]);
-    check(&["mesh.data_parallel=2"]);
+    check(1, &[]);
+    check(1, &["mesh.data_parallel=2"]);
+}
+
+#[test]
+fn a_flipped_bit_names_its_rank_among_replicas_that_hold_experts_together() {
+    let experts = ["model.architecture=qwen3_moe", "model.num_experts=4", "model.num_experts_per_tok=2"];
+    let mesh = ["model.num_attention_heads=4", "mesh.data_parallel=2", "mesh.expert_parallel=2"];
+    for (rank, set) in [
+        (1, &[][..]),
+        (3, &["mesh.data_parallel_mode=sharded"]),
+        (3, &["mesh.tensor_parallel=2"]),
+        (6, &["mesh.tensor_parallel=2", "mesh.data_parallel_mode=sharded"]),
+    ] {
+        check(rank, &[&experts[..], &mesh, set].concat());
+    }
 }
 
 #[test]

@@ -221,28 +221,48 @@ fn a_slow_process_is_named() {
     assert!(metrics.contains("{\"event\":\"slow_rank\""), "{metrics}");
 }
 
+/// Checks that a process that computes wrong bits once is named, and that the run has the figures of threads
+/// without the fault.
+fn check_verified(count: u32, rank: u32, set: &[&str]) {
+    let folder = folder();
+    let common = ["run.steps=10", "pipeline.microbatches=4", "model.num_hidden_layers=4", "pipeline.ranks=2"];
+    let set = [&common[..], set].concat();
+    let mut alone = Command::new(pipewright());
+    with_overrides(alone.current_dir(folder.path()), &set);
+    let output = alone.output().expect("it starts");
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    let expected = figures(folder.path());
+    let set = [&set[..], &["run.verify=on-suspicion"]].concat();
+    let mut command = processes_command(folder.path(), count, &set);
+    let fault = format!("flip:{rank}:9");
+    let output = command.env("PIPEWRIGHT_FAULT", fault).output().expect("mpirun is installed with MPI");
+    let words = words(&output);
+    assert_eq!(output.status.code(), Some(0), "{words}");
+    assert_eq!(figures(folder.path()), expected, "{words}");
+    let sentence = format!("computed 2 times more: rank {rank} has computed wrong bits in action 1");
+    assert_eq!(words.matches(&sentence).count(), 1, "{set:?}: {words}");
+    let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("metrics");
+    assert!(metrics.contains("{\"event\":\"wrong_bits\",\"step\":9,"), "{metrics}");
+}
+
 #[test]
 fn a_verified_step_names_the_process_with_wrong_bits() {
-    let folder = folder();
-    let common = ["run.steps=10", "pipeline.microbatches=2", "model.num_hidden_layers=4", "pipeline.ranks=2"];
-    for (count, replicas) in [(2, "mesh.data_parallel=1"), (4, "mesh.data_parallel=2")] {
-        let set: Vec<&str> = common.into_iter().chain([replicas]).collect();
-        let mut alone = Command::new(pipewright());
-        with_overrides(alone.current_dir(folder.path()), &set);
-        assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
-        let expected = figures(folder.path());
-        let set: Vec<&str> = set.into_iter().chain(["run.verify=on-suspicion"]).collect();
-        let mut command = processes_command(folder.path(), count, &set);
-        let output =
-            command.env("PIPEWRIGHT_FAULT", "flip:1:9").output().expect("mpirun is installed with MPI");
-        let words = words(&output);
-        assert_eq!(output.status.code(), Some(0), "{words}");
-        assert_eq!(figures(folder.path()), expected, "{words}");
-        let sentence = "computed 2 times more: rank 1 has computed wrong bits in action 1";
-        assert_eq!(words.matches(sentence).count(), 1, "{words}");
-        let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("metrics");
-        assert!(metrics.contains("{\"event\":\"wrong_bits\",\"step\":9,"), "{metrics}");
-    }
+    check_verified(2, 1, &["mesh.data_parallel=1"]);
+    check_verified(4, 1, &["mesh.data_parallel=2"]);
+}
+
+/// The wrong gradients reach the experts of the stage before, which the replicas hold together.
+#[test]
+fn a_verified_step_names_the_process_with_wrong_bits_among_replicas_that_hold_experts_together() {
+    let experts = ["model.architecture=qwen3_moe", "model.num_experts=4", "mesh.expert_parallel=2"];
+    let check = |count, rank, set: &[&str]| check_verified(count, rank, &[&experts[..], set].concat());
+    check(4, 1, &["mesh.data_parallel=2"]);
+    check(4, 3, &["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"]);
+    // Two expert groups hold the same rows of experts.
+    check(8, 5, &["mesh.data_parallel=4", "mesh.data_parallel_mode=sharded"]);
+    // The tensor ranks of a stage have neighbouring numbers.
+    check(8, 3, &["mesh.data_parallel=2", "mesh.tensor_parallel=2"]);
+    check(8, 6, &["mesh.data_parallel=2", "mesh.tensor_parallel=2", "mesh.data_parallel_mode=sharded"]);
 }
 
 #[test]

@@ -214,12 +214,12 @@ impl Executor {
             // The gradients of an expert are several sums, one for each replica, until they are due.
             return Ok(());
         }
+        if is_due {
+            self.checks.note_gradients(self.stages.get(stage));
+        }
         if is_due && self.context.hook().is_some() {
             // The hook finds one gradient for each parameter.
             add_sources(self.stages.get_mut(stage));
-        }
-        if is_due {
-            self.checks.note_gradients(self.stages.get(stage));
         }
         if run_reduce_hook(&self.context, self.stages.get_mut(stage), action, is_due)? {
             return self.start_reduction(stage);

@@ -24,10 +24,12 @@ use super::expert_overlaps::{self, lowered};
 use super::experts::{INNER, Layer, Mixtures};
 use super::model::{config_of, sizes};
 use crate::support::{LAYERS, WIDTH, loss, program};
-use crate::verification::{assert_genuine, assert_named, step, train};
+use crate::verification::{Bits, assert_genuine, assert_named, step, train};
 
 /// The experts of a layer.
 const EXPERTS: usize = 4;
+/// The matrices of an expert.
+const MATRICES: usize = 3;
 const RANKS: u32 = 2;
 /// The microbatches of a replica.
 const MICROBATCHES: u32 = 2;
@@ -106,12 +108,12 @@ impl StageModule for Faulty {
 }
 
 /// Computes wrong weight gradients in the computation of a fault.
-struct WrongGradient {
+struct WrongGradient<W> {
     fault: Fault,
-    wrong: fn(&mut WeightWork<'_>),
+    wrong: W,
 }
 
-impl ActionHook for WrongGradient {
+impl<W: Fn(&mut WeightWork<'_>) + Send + Sync> ActionHook for WrongGradient<W> {
     fn weights(&self, rank: WorldRank, action: Action, work: &mut WeightWork<'_>) {
         let microbatch = action.microbatch().map(Microbatch::get);
         if rank.get() == self.fault.rank && microbatch == Some(self.fault.microbatch) && self.fault.take() {
@@ -322,6 +324,39 @@ fn a_wrong_gradient_of_an_expert_names_its_rank() {
         let hook: Arc<dyn ActionHook> = Arc::new(WrongGradient { fault: fault.clone(), wrong });
         let run = Run { hook: Some(hook), ..Run::new(mesh) };
         check_named(&run, (&fault, 1), (1, factor), (&format!("{}W", rank % RANKS), 2));
+    }
+}
+
+/// Returns the action that is named if the products of a group of rows of a rank's last layer are left out. The
+/// inputs make the step suspicious.
+fn named_without(group: usize, right: &Bits) -> Option<String> {
+    let fault = Fault::of(2);
+    let wrong = move |work: &mut WeightWork<'_>| {
+        for _ in 0..MATRICES * group {
+            assert!(work.run_next(), "a product of an earlier group");
+        }
+        for _ in 0..MATRICES {
+            assert!(work.skip_next(), "a product of the group");
+        }
+    };
+    let hook: Arc<dyn ActionHook> = Arc::new(WrongGradient { fault: fault.clone(), wrong });
+    let run = Run { hook: Some(hook), ..Run::new(replicated(2, 2)) };
+    let pipeline = run.launch(Verify::OnSuspicion);
+    let (bits, found) = train(pipeline, 1, 10.0, || fault.last.store(1, Ordering::SeqCst));
+    assert!(bits == *right, "group {group}: other bits than without the fault");
+    let [verification] = &found[..] else { panic!("group {group}: {found:?}") };
+    let difference = verification.difference.as_ref()?;
+    assert_eq!(difference.wrong, [WorldRank::new(fault.rank)], "group {group}: {difference}");
+    difference.action()
+}
+
+/// An expert has a gradient of its own for the tokens of each replica: its products are two groups, of which the
+/// second one belongs to the other replica.
+#[test]
+fn a_gradient_that_is_left_out_names_its_rank_whichever_replica_has_the_tokens() {
+    let (right, _) = train(Run::new(replicated(2, 2)).launch(Verify::Off), 1, 10.0, || ());
+    for group in 0..4 {
+        assert_eq!(named_without(group, &right).as_deref(), Some("0W"), "group {group}");
     }
 }
 
