@@ -169,6 +169,8 @@ mod tests {
                 input_backward,
                 weight_backward: steady,
                 recompute,
+                norms: None,
+                feed_forward: None,
                 optimizer_s: 0.25,
                 activation_bytes: None,
                 weight_activation_bytes: None,

@@ -78,8 +78,12 @@ fn layer_text(layer: &LayerProfile, kind: Option<&KindFigures>) -> String {
         ("recompute_s", layer.recompute_s, kind.and_then(|kind| kind.recompute)),
         ("exchange_s", Some(layer.exchange_s).filter(|seconds| *seconds > 0.0), None),
         ("optimizer_s", Some(layer.optimizer_s), None),
-        ("norms_s", Some(layer.norms_s).filter(|_| layer.norms_bytes > 0), None),
-        ("feed_forward_s", Some(layer.feed_forward_s).filter(|_| layer.feed_forward_bytes > 0), None),
+        ("norms_s", Some(layer.norms_s).filter(|_| layer.norms_bytes > 0), kind.and_then(|kind| kind.norms)),
+        (
+            "feed_forward_s",
+            Some(layer.feed_forward_s).filter(|_| layer.feed_forward_bytes > 0),
+            kind.and_then(|kind| kind.feed_forward),
+        ),
     ];
     for (key, time, spread) in times {
         let Some(time) = time else { continue };
@@ -159,6 +163,8 @@ mod tests {
             input_backward: spread,
             weight_backward: spread,
             recompute: Some(spread),
+            norms: Some(spread),
+            feed_forward: None,
             optimizer_s: 0.25,
             activation_bytes: Some(9),
             weight_activation_bytes: Some(3),

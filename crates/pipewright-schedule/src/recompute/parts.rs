@@ -13,7 +13,7 @@ use crate::model::LayerDesc;
 /// weights.
 ///
 /// The scores of an attention are not among the parts: no layer keeps them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LayerPart {
     /// The normalisations.
     Norms,

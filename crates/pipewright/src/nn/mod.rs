@@ -98,7 +98,7 @@ pub(crate) use operation::{CpuTensor, cpu, cpu_tensor, elements, from_cpu, node_
 pub use parallel::TensorParallel;
 pub use relations::Relations;
 pub use relu_squared::relu_squared;
-pub(crate) use remade::with_parts;
+pub(crate) use remade::{PartTimes, timed_parts, with_parts};
 pub use rms_norm::{RmsNorm, rms_norm};
 pub use router_losses::{choice_loss, router_losses};
 pub use routing::{Routing, count_choices};

@@ -8,22 +8,29 @@
 //!
 //! A stage runs its forward inside [`with_parts`]. A part notes its result there ([`note`]), and a product
 //! looks its input up ([`remade`]) by the node of the tape. This is a thread-local variable, because a module's
-//! forward has no argument for it.
+//! forward has no argument for it. A measurement of layers asks for the times of these computations in the same
+//! way ([`timed_parts`]).
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use burn::backend::autodiff::NodeId;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use pipewright_schedule::recompute::{LayerPart, LayerParts};
 
 use super::operation::node_of;
 
 thread_local! {
     static CURRENT: RefCell<Option<Noted>> = const { RefCell::new(None) };
+    /// The times so far; `None` if nothing is timed.
+    static TIMES: Cell<Option<PartTimes>> = const { Cell::new(None) };
 }
+
+/// The times in which the results of each part were computed again, in the order of [`LayerPart::ALL`].
+pub(crate) type PartTimes = [Duration; LayerPart::ALL.len()];
 
 /// The results of a forward that are computed again.
 struct Noted {
@@ -33,6 +40,8 @@ struct Noted {
 
 /// A result that is computed again, off the tape.
 pub(super) struct Remade {
+    part: LayerPart,
+    device: Device,
     compute: Box<dyn Fn() -> Tensor<2> + Send + Sync>,
     /// The result while products still need it.
     result: Mutex<Option<Tensor<2>>>,
@@ -49,10 +58,23 @@ impl Remade {
     /// and then drop their references.
     pub(super) fn get(self: &Arc<Self>) -> Tensor<2> {
         let mut kept = self.result.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = kept.take().unwrap_or_else(|| (self.compute)());
+        let result = kept.take().unwrap_or_else(|| self.compute());
         if Arc::strong_count(self) > 1 {
             *kept = Some(result.clone());
         }
+        result
+    }
+
+    fn compute(&self) -> Tensor<2> {
+        let Some(mut times) = TIMES.get() else { return (self.compute)() };
+        // Operations that a device has not run yet are not part of the time. An error of the device is reported
+        // when its results are read.
+        let _ = self.device.sync();
+        let start = Instant::now();
+        let result = (self.compute)();
+        let _ = self.device.sync();
+        times[self.part as usize] += start.elapsed();
+        TIMES.set(Some(times));
         result
     }
 }
@@ -64,6 +86,13 @@ pub(crate) fn with_parts<R>(parts: LayerParts, forward: impl FnOnce() -> R) -> R
     forward()
 }
 
+/// Runs `run`, and returns also the times in which it has computed results of parts again on this thread.
+pub(crate) fn timed_parts<R>(run: impl FnOnce() -> R) -> (R, PartTimes) {
+    TIMES.set(Some(PartTimes::default()));
+    let result = run();
+    (result, TIMES.take().unwrap_or_default())
+}
+
 /// Notes the result of a part, if this forward computes it again. `compute` returns the function that
 /// computes the same bits again, off the tape.
 pub(super) fn note<C>(part: LayerPart, result: &Tensor<2>, compute: impl FnOnce() -> C)
@@ -73,7 +102,8 @@ where
     CURRENT.with_borrow_mut(|current| {
         let Some(noted) = current.as_mut().filter(|noted| noted.parts.contains(part)) else { return };
         let Some(node) = node_of(result) else { return };
-        let remade = Remade { compute: Box::new(compute()), result: Mutex::default() };
+        let (device, compute) = (result.device(), Box::new(compute()));
+        let remade = Remade { part, device, compute, result: Mutex::default() };
         noted.results.insert(node, Arc::new(remade));
     });
 }
@@ -146,6 +176,17 @@ mod tests {
                 assert_eq!(gradients(parts, dtype), expected, "{parts}, {dtype:?}");
             }
         }
+    }
+
+    #[test]
+    fn each_part_has_a_time_of_its_own() {
+        for parts in LayerParts::every() {
+            let ((), times) = timed_parts(|| drop(gradients(parts, DType::F32)));
+            let timed = LayerPart::ALL.into_iter().filter(|&part| times[part as usize] > Duration::ZERO);
+            assert_eq!(timed.collect::<LayerParts>(), parts);
+        }
+        drop(gradients(LayerParts::ALL, DType::F32));
+        assert_eq!(TIMES.get(), None, "nothing is timed outside");
     }
 
     #[test]

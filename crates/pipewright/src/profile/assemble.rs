@@ -1,7 +1,7 @@
 //! Makes a profile from measured figures.
 
 use pipewright_schedule::analytic::{Figure, PeakRates, Workload, assume_link, fill};
-use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
+use pipewright_schedule::profile::{LayerProfile, LinkProfile, PartProfile, Profile};
 use pipewright_schedule::recompute::LayerPart;
 
 use super::measured::{KindFigures, Measured};
@@ -10,8 +10,8 @@ use crate::transport::LinkSpeed;
 
 impl Measured {
     /// Returns the profile of a model from measurements of these layers. If there is no measured link,
-    /// `assumed_link` is used; memory that was not measured is estimated, and so are the parts of layers that a
-    /// backward may compute again.
+    /// `assumed_link` is used; memory that was not measured is estimated. The sizes of the parts of layers that a
+    /// backward may compute again follow from the model.
     ///
     /// # Panics
     /// When a layer of the model is of a kind that was not measured.
@@ -31,15 +31,27 @@ impl Measured {
             if kind.activation_bytes.is_none() {
                 missing.push((index, Figure::Activation));
             }
-            missing.extend(LayerPart::ALL.map(|part| (index, Figure::Part(part))));
-            LayerProfile {
+            let mut layer = LayerProfile {
                 kind: first.kind.clone(),
                 count: u32::try_from(run.len()).unwrap_or(u32::MAX),
                 output_bytes: first.output_bytes.saturating_mul(u64::from(self.rows)),
                 parameter_bytes: first.all_parameters().saturating_mul(PARAMETER_BYTES),
                 trained_bytes: first.trained.map(|trained| trained.saturating_mul(PARAMETER_BYTES)),
                 ..measured_layer(kind)
+            };
+            // Measured activations may be smaller than the model says.
+            let mut kept = kind.activation_bytes.unwrap_or(u64::MAX);
+            for part in LayerPart::ALL {
+                let Some(time) = kind.part(part) else {
+                    missing.push((index, Figure::Part(part)));
+                    continue;
+                };
+                let bytes = part.bytes_of(first).saturating_mul(u64::from(self.rows)).min(kept);
+                kept -= bytes;
+                let recompute_s = if bytes > 0 { time.median } else { 0.0 };
+                layer.set_part(part, PartProfile { bytes, recompute_s });
             }
+            layer
         });
         let layers = layers.collect();
         let measured = link.map(|link| LinkProfile::new(link.latency_s, link.bytes_per_s));

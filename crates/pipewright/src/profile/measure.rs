@@ -5,10 +5,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pipewright_schedule::recompute::LayerParts;
 use pipewright_schedule::{ModelDesc, Recompute, StageIndex, TrainedStages};
 
 use super::measured::{Collection, Measured};
-use super::probe::{Holding, Probe};
+use super::probe::{Probe, Probed};
 use super::program::program;
 use super::sample::Sample;
 use crate::mesh::DataParallelMode;
@@ -94,22 +95,22 @@ where
         parameters.map(|number| number.saturating_mul(STATE_BYTES)).collect()
     };
     let mut collection = Collection::new(&sample, &split, model, state, config.rows);
-    // Recomputation has one figure a layer and needs fewer steps. Each layer is then a stage, which shows
-    // what a stage holds.
-    let runs = [
-        Run { recompute: Recompute::None, steps: config.steps, time: config.time_limit * 2 / 3 },
-        Run { recompute: Recompute::Stage, steps: config.steps / 3, time: config.time_limit / 3 },
+    // The other runs have one or two figures for each layer and need fewer steps. If stages are recomputed, each
+    // layer is a stage, which shows what a stage holds.
+    let mut runs = vec![
+        Run { recompute: Recompute::None, steps: config.steps, time: config.time_limit / 2 },
+        Run { recompute: Recompute::Stage, steps: config.steps / 3, time: config.time_limit / 4 },
     ];
+    if !LayerParts::of_layers(&model.layers).is_empty() {
+        runs.push(Run { recompute: Recompute::Parts, steps: config.steps / 3, time: config.time_limit / 4 });
+    }
     for run in runs {
-        let recomputes = run.recompute != Recompute::None;
-        let layers = if recomputes { &split } else { &sample };
+        let layers = if run.recompute == Recompute::Stage { &split } else { &sample };
         let subject = (layers, layers.trained(model));
-        run.steps(subject, config, ranks, make.clone(), &mut feed, |step, holdings| {
-            if recomputes {
-                collection.add_recomputing(&step.timeline, &holdings);
-            } else {
-                collection.add(&step, &holdings);
-            }
+        run.steps(subject, config, ranks, make.clone(), &mut feed, |step, probed| match run.recompute {
+            Recompute::None => collection.add(&step, &probed.holdings),
+            Recompute::Stage => collection.add_recomputing(&step.timeline, &probed.holdings),
+            _ => collection.add_remade(&probed.remade),
         })?;
     }
     Ok(collection.finish(ranks).expect("every stage of a model with layers has run"))
@@ -143,17 +144,19 @@ impl Run {
         ranks: u32,
         make: F,
         feed: &mut impl FnMut(Pipeline) -> S,
-        mut keep: impl FnMut(StepSummary, Vec<Holding>),
+        mut keep: impl FnMut(StepSummary, Probed),
     ) -> Result<(), PipelineError>
     where
         F: Fn(Range<usize>) -> Result<Stage, E> + Send + Sync + 'static,
         E: Display,
         S: FnMut() -> Result<StepSummary, PipelineError>,
     {
-        let recomputes = self.recompute != Recompute::None;
-        let program = program(sample.stages.len(), trained, ranks, recomputes).expect("the program is sound");
+        let has_second_forwards = self.recompute == Recompute::Stage;
+        let program =
+            program(sample.stages.len(), trained, ranks, has_second_forwards).expect("the program is sound");
         let actions = program.as_program().rows().iter().map(Vec::len).sum();
-        let probe = Arc::new(Probe::new(config.pipeline.devices.clone(), actions));
+        let probe =
+            Arc::new(Probe::new(config.pipeline.devices.clone(), actions, self.recompute.has_parts()));
         let pipeline_config = PipelineConfig {
             data_parallel: ranks,
             data_parallel_mode: DataParallelMode::Replicated,

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::hash::Hash;
 
 use pipewright_schedule::profile::HEAD_PART;
+use pipewright_schedule::recompute::LayerPart;
 use pipewright_schedule::{Action, ActionKind, Event, LayerDesc, ModelDesc, Rank, Timeline};
 
-use super::probe::Holding;
+use super::probe::{Holding, Remade};
 use super::sample::{PARAMETER_BYTES, Sample};
 use super::spread::Spread;
 use crate::pipeline::StepSummary;
@@ -43,6 +44,10 @@ pub struct KindFigures {
     pub weight_backward: Spread,
     /// The time that `I` takes longer if it computes the forward again.
     pub recompute: Option<Spread>,
+    /// The time in which `I` computes the normalisations again, if it does; `None` if it was not measured.
+    pub norms: Option<Spread>,
+    /// Like `norms`, for the activation of the feed-forward layer.
+    pub feed_forward: Option<Spread>,
     /// The layer's share of the time after the program: the gradient norm and the optimizer, in proportion to
     /// the parameters.
     pub optimizer_s: f64,
@@ -52,6 +57,16 @@ pub struct KindFigures {
     pub weight_activation_bytes: Option<u64>,
     /// The most bytes that an action holds only while it runs.
     pub temporary_bytes: Option<u64>,
+}
+
+impl KindFigures {
+    /// Returns the time in which `I` computes a part again; `None` if it was not measured.
+    pub fn part(&self, part: LayerPart) -> Option<Spread> {
+        match part {
+            LayerPart::Norms => self.norms,
+            LayerPart::FeedForward => self.feed_forward,
+        }
+    }
 }
 
 /// The times and sizes of all steps, by stage.
@@ -69,6 +84,8 @@ pub(super) struct Collection<'a> {
     times: HashMap<(usize, ActionKind), Vec<f64>>,
     /// The times of `I` with the forward before it.
     recomputing: HashMap<usize, Vec<f64>>,
+    /// The times in which `I` computes a part again, for one layer.
+    remade: HashMap<(usize, LayerPart), Vec<f64>>,
     /// The times between the end of the program and the end of the step.
     after: Vec<f64>,
     /// The times of the program in which the ranks did not compute.
@@ -103,6 +120,7 @@ impl<'a> Collection<'a> {
             rows,
             times: HashMap::new(),
             recomputing: HashMap::new(),
+            remade: HashMap::new(),
             after: Vec::new(),
             idle: Vec::new(),
             kept: HashMap::new(),
@@ -159,6 +177,19 @@ impl<'a> Collection<'a> {
             }
         }
         add_means(&mut self.recomputing, in_step);
+    }
+
+    /// Adds a step in which backwards compute the parts of layers again.
+    pub(super) fn add_remade(&mut self, remade: &[Remade]) {
+        let mut in_step: HashMap<(usize, LayerPart), Vec<f64>> = HashMap::new();
+        for (action, times) in remade {
+            let stage = &self.sample.stages[action.stage().index()];
+            for (part, time) in LayerPart::ALL.into_iter().zip(times) {
+                let seconds = time.as_secs_f64() / stage.layers.len() as f64;
+                in_step.entry((stage.kind, part)).or_default().push(seconds);
+            }
+        }
+        add_means(&mut self.remade, in_step);
     }
 
     fn add_holding(&mut self, Holding { action, before, after, peak }: Holding) {
@@ -235,12 +266,16 @@ impl<'a> Collection<'a> {
                 times.iter_mut().for_each(|time| *time = (*time - input_backward.median).max(0.0));
                 times
             });
+            let [norms, feed_forward] =
+                LayerPart::ALL.map(|part| Spread::of(self.remade.remove(&(kind, part))?));
             Some(KindFigures {
                 layer,
                 forward,
                 input_backward,
                 weight_backward,
                 recompute: recomputing.and_then(Spread::of),
+                norms,
+                feed_forward,
                 optimizer_s: after * share,
                 activation_bytes: match median(self.kept.remove(&kind)) {
                     Some(_) if !runs_backward => Some(0),

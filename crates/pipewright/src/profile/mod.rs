@@ -3,8 +3,8 @@
 //! [`measure`] runs a short model: the first layer, the last layer, and a few layers of each kind between them, each
 //! range of equal layers as a stage of its own. All stages are on one rank, and as many such ranks run at the
 //! same time as a training run has, because ranks share caches, memory bandwidth and the clock rate of a
-//! machine. The result is the median of each action, the memory that each kind of layer keeps, and the time
-//! after the program.
+//! machine. The result is the median of each action, the memory that each kind of layer keeps, the times in which
+//! backwards compute parts of layers again, and the time after the program.
 //!
 //! A model of a hundred equal layers takes no longer to measure than one of two.
 //!
