@@ -102,6 +102,20 @@ pub enum Action {
     },
     /// `(0F7;7B3)OVERLAP_F_B`: run one stage's forward and another's backward together.
     Overlap(Overlap),
+    /// `2OFFLOAD0`: start to move the tensors that `2F0` keeps for its backward out of memory.
+    Offload {
+        /// The stage whose tensors are moved.
+        stage: StageIndex,
+        /// The microbatch they belong to.
+        microbatch: Microbatch,
+    },
+    /// `2RELOAD0`: start to bring the tensors back that `2OFFLOAD0` has moved away.
+    Reload {
+        /// The stage whose tensors come back.
+        stage: StageIndex,
+        /// The microbatch they belong to.
+        microbatch: Microbatch,
+    },
 }
 
 /// The kind of an [`Action`], without its stage and microbatch.
@@ -123,6 +137,8 @@ pub enum ActionKind {
     WaitSendForward,
     WaitSendBackward,
     Overlap,
+    Offload,
+    Reload,
 }
 
 impl Action {
@@ -144,6 +160,8 @@ impl Action {
             Self::WaitSendForward { .. } => ActionKind::WaitSendForward,
             Self::WaitSendBackward { .. } => ActionKind::WaitSendBackward,
             Self::Overlap(_) => ActionKind::Overlap,
+            Self::Offload { .. } => ActionKind::Offload,
+            Self::Reload { .. } => ActionKind::Reload,
         }
     }
 
@@ -163,7 +181,9 @@ impl Action {
             | Self::SendBackward { stage, .. }
             | Self::RecvBackward { stage, .. }
             | Self::WaitSendForward { stage, .. }
-            | Self::WaitSendBackward { stage, .. } => stage,
+            | Self::WaitSendBackward { stage, .. }
+            | Self::Offload { stage, .. }
+            | Self::Reload { stage, .. } => stage,
             Self::Overlap(overlap) => overlap.forward().0,
         }
     }
@@ -185,7 +205,9 @@ impl Action {
             | Self::SendBackward { microbatch, .. }
             | Self::RecvBackward { microbatch, .. }
             | Self::WaitSendForward { microbatch, .. }
-            | Self::WaitSendBackward { microbatch, .. } => Some(microbatch),
+            | Self::WaitSendBackward { microbatch, .. }
+            | Self::Offload { microbatch, .. }
+            | Self::Reload { microbatch, .. } => Some(microbatch),
             Self::Overlap(overlap) => Some(overlap.forward().1),
         }
     }
@@ -226,6 +248,8 @@ impl Action {
             ActionKind::RecvBackward => Self::RecvBackward { stage, microbatch },
             ActionKind::WaitSendForward => Self::WaitSendForward { stage, microbatch },
             ActionKind::WaitSendBackward => Self::WaitSendBackward { stage, microbatch },
+            ActionKind::Offload => Self::Offload { stage, microbatch },
+            ActionKind::Reload => Self::Reload { stage, microbatch },
             _ => return None,
         })
     }
@@ -260,7 +284,7 @@ impl Iterator for ActionParts {
 
 impl ActionKind {
     /// All kinds, in the order of the enum.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Forward,
         Self::InputBackward,
         Self::WeightBackward,
@@ -276,6 +300,8 @@ impl ActionKind {
         Self::WaitSendForward,
         Self::WaitSendBackward,
         Self::Overlap,
+        Self::Offload,
+        Self::Reload,
     ];
 
     /// Returns whether actions of this kind run a stage forward or backward.
@@ -298,6 +324,11 @@ impl ActionKind {
                 | Self::WaitSendBackward
         )
     }
+
+    /// Returns whether actions of this kind move kept tensors out of memory or back into it.
+    pub fn is_offload(self) -> bool {
+        matches!(self, Self::Offload | Self::Reload)
+    }
 }
 
 #[cfg(test)]
@@ -319,10 +350,11 @@ mod tests {
     }
 
     #[test]
-    fn kinds_fall_into_three_families() {
+    fn kinds_fall_into_four_families() {
         let count =
             |family: fn(ActionKind) -> bool| ActionKind::ALL.into_iter().filter(|&kind| family(kind)).count();
         assert_eq!(count(ActionKind::is_compute), 5);
         assert_eq!(count(ActionKind::is_communication), 6);
+        assert_eq!(count(ActionKind::is_offload), 2);
     }
 }

@@ -138,7 +138,13 @@ impl TensorSet {
     }
 }
 
-/// Returns the bit of a kind.
+/// Returns the bit of a kind. A set has one word for the actions on a microbatch and another one for the
+/// actions on a whole stage, so a kind of the first may have the bit of a kind of the second.
 pub(crate) const fn bit(kind: ActionKind) -> u16 {
-    1 << kind as u16
+    let position = match kind {
+        ActionKind::Offload => ActionKind::Unshard as u16,
+        ActionKind::Reload => ActionKind::Reshard as u16,
+        kind => kind as u16,
+    };
+    1 << position
 }

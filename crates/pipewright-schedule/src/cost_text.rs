@@ -14,7 +14,8 @@ impl FromStr for Costs {
     /// place of `B`. `F=1:1:2` gives each stage a time of its own; the number of entries is compared with the
     /// number of stages when the costs are used. `attention=0.3` is [`Costs::attention`], by default 0.
     /// `exchange=0.5` is the time of the exchanges in `F`, and of those in the backward, by default 0, and
-    /// `exchanges=8` is their number in each of the two, by default 2; it needs their time.
+    /// `exchanges=8` is their number in each of the two, by default 2; it needs their time. `offload=0.2` is the
+    /// time of each `OFFLOAD` and each `RELOAD`, by default 0.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut costs = Self::default();
         let [mut forward, mut input, mut weight] = [const { Vec::new() }; 3];
@@ -38,6 +39,7 @@ impl FromStr for Costs {
                 ("exchange", _) => exchange = values,
                 ("exchanges", &[number]) => count = Some(exchange_count(number)?),
                 ("hop", &[latency]) => costs.link.latency = latency,
+                ("offload", &[seconds]) => costs.offload.latency = seconds,
                 ("attention", &[share]) => costs.attention = share,
                 _ => return Err(no_cost()),
             }

@@ -22,6 +22,7 @@ use crate::action::Action;
 use crate::ids::{Rank, StageIndex};
 use crate::recompute::Recompute;
 use crate::schedule::Program;
+use crate::slices::Slices;
 use crate::words::counted;
 
 /// The largest cost in seconds. It is far above the time of any action, and small enough that sums of costs
@@ -44,6 +45,9 @@ pub struct Costs {
     pub skips: Vec<SkipTransfer>,
     /// The stages that compute their forward again before their backward.
     pub recompute: Recompute,
+    /// The link of each rank to the place to which `OFFLOAD` moves tensors, and from which `RELOAD` brings them
+    /// back. It moves the tensors of one microbatch after another, and is occupied during its latency too.
+    pub offload: Link,
     /// The share of `F` and `I` in which tokens attend to keys, from 0 to 1. If microbatches are cut into
     /// slices of equal length, this share of the time grows from slice to slice, because a slice attends to
     /// the keys of the slices before it ([`StageCosts::for_slice`]). With 0, all slices take equally long.
@@ -108,6 +112,9 @@ pub struct StageSizes {
     /// The results that each `B` and `I` computes again because `activation` does not have them
     /// ([`LayerParts`](crate::recompute::LayerParts)), for one microbatch. They are held until it ends.
     pub parts: u64,
+    /// The tensors that an `OFFLOAD` moves out of memory, for one microbatch: the inputs of the layers that are
+    /// computed again. They are a part of [`RecomputeSizes::kept`].
+    pub offload: u64,
 }
 
 /// The bytes of a forward that is computed again, for one microbatch.
@@ -143,7 +150,7 @@ pub struct Link {
 pub enum CostsError {
     /// A part of the text is not `NAME=NUMBER`.
     #[error(
-        "`{part}` is not a cost; write `F=1,I=1,W=1,B=2,hop=0.1,exchange=0.5,exchanges=8`, and leave out what is not \
+        "`{part}` is not a cost; write `F=1,I=1,W=1,B=2,hop=0.1,exchange=0.5,exchanges=8,offload=0.2`, and leave out what is not \
          needed"
     )]
     NotACost {
@@ -289,6 +296,7 @@ impl Default for Costs {
             links: BTreeMap::new(),
             skips: Vec::new(),
             recompute: Recompute::None,
+            offload: Link { latency: 0.0, bandwidth: f64::INFINITY },
             attention: 0.0,
         }
     }
@@ -316,6 +324,14 @@ impl Costs {
     pub(crate) fn transfer(&self, from: Rank, to: Rank, bytes: u64) -> (f64, f64) {
         let link = self.links.get(&(from, to)).unwrap_or(&self.link);
         (bytes as f64 / link.bandwidth, link.latency)
+    }
+
+    /// Returns how long the tensors of a microbatch of `stage`, or of its slice, occupy the link over which they
+    /// leave memory or come back.
+    pub(crate) fn offload_seconds(&self, stage: StageIndex, slices: Slices) -> f64 {
+        let last = self.sizes.len().saturating_sub(1);
+        let bytes = self.sizes.get(stage.index().min(last)).map_or(0, |sizes| slices.share(sizes.offload));
+        self.offload.latency + bytes as f64 / self.offload.bandwidth
     }
 
     /// Checks that the costs fit a program and are in range.
@@ -360,6 +376,8 @@ impl Costs {
         }
         let links = self.links.values().chain([&self.link]);
         let latencies = links.clone().map(|link| ("hop", link.latency));
+        let latencies = latencies.chain([("offload", self.offload.latency)]);
+        let links = links.chain([&self.offload]);
         let mut all = self.stages.iter().flat_map(StageCosts::named).chain(latencies);
         all.try_for_each(|(name, value)| check_range(name, value))?;
         let mut counts = self.stages.iter().flat_map(|stage| stage.exchanges.all());

@@ -75,6 +75,11 @@ impl Program {
         self.has(&[ActionKind::ReduceGrad, ActionKind::WaitReduceGrad])
     }
 
+    /// Returns whether any action moves kept tensors out of memory or back into it.
+    pub fn offloads(&self) -> bool {
+        self.has(&[ActionKind::Offload, ActionKind::Reload])
+    }
+
     fn has(&self, kinds: &[ActionKind]) -> bool {
         self.rows().iter().flatten().any(|action| kinds.contains(&action.kind()))
     }

@@ -101,6 +101,8 @@ impl ActionKind {
             Self::WaitSendForward => "WAIT_SEND_F",
             Self::WaitSendBackward => "WAIT_SEND_B",
             Self::Overlap => "OVERLAP_F_B",
+            Self::Offload => "OFFLOAD",
+            Self::Reload => "RELOAD",
         }
     }
 }
@@ -246,7 +248,7 @@ mod tests {
     use proptest::prelude::*;
 
     const ALL_NAMES: &str = "F, I, W, B, UNSHARD, RESHARD, REDUCE_GRAD, WAIT_REDUCE_GRAD, SEND_F, RECV_F, SEND_B, \
-                             RECV_B, WAIT_SEND_F, WAIT_SEND_B, OVERLAP_F_B";
+                             RECV_B, WAIT_SEND_F, WAIT_SEND_B, OVERLAP_F_B, OFFLOAD, RELOAD";
 
     fn check(text: &str) {
         let action: Action = text.parse().unwrap_or_else(|error| panic!("`{text}`: {error}"));
@@ -321,7 +323,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_action_round_trips(
-            kind in 0..15usize,
+            kind in 0..ActionKind::ALL.len(),
             stage in 0..=StageIndex::LARGEST,
             microbatch: u32,
             other in 0..=MAX_OVERLAPPED_STAGE,

@@ -66,6 +66,7 @@ impl StageSizes {
             recompute: self.recompute.map(sliced),
             keys_values: slices.share(self.keys_values),
             parts: slices.share(self.parts),
+            offload: slices.share(self.offload),
             ..self
         }
     }

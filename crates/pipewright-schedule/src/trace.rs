@@ -333,6 +333,8 @@ fn category_and_name(kind: ActionKind) -> (&'static str, &'static str) {
         ActionKind::Reshard => ("collective", "reshard"),
         ActionKind::ReduceGrad => ("collective", "reduce gradients"),
         ActionKind::WaitReduceGrad => ("collective", "wait for reduced gradients"),
+        ActionKind::Offload => ("offload", "offload"),
+        ActionKind::Reload => ("offload", "reload"),
     }
 }
 

@@ -58,6 +58,44 @@ fn a_second_forward_fills_the_bubble_before_its_backward() {
     check(&costs("block"), rows, &format!("{late} {other}"));
 }
 
+#[test]
+fn tensors_leave_and_come_back_beside_the_computation() {
+    let rows = "0F0,0OFFLOAD0,0F1,0OFFLOAD1,0RELOAD0,0F2,0RELOAD1,0B0,0B1,0B2\n";
+    let check_at = |text: &str, recompute: &str, expected: &str| {
+        let recompute = recompute.parse().expect("a choice");
+        check(&Costs { recompute, ..text.parse().expect("costs") }, rows, expected);
+    };
+    // `0OFFLOAD1` leaves the link at 4, and `0RELOAD0` at 6, for which the second forward of `0B0` waits.
+    check_at(
+        "offload=1.5",
+        "stage",
+        "0F0@0-1 0OFFLOAD0@1-2.5 0F1@1-2 0F2@2-3 0OFFLOAD1@2.5-4 0RELOAD0@4-5.5 0RELOAD1@5.5-7 0F0@5.5-6.5 0B0@6.5-8.5 \
+         0F1@8.5-9.5 0B1@9.5-11.5 0F2@11.5-12.5 0B2@12.5-14.5",
+    );
+    check_at(
+        "offload=1.5",
+        "none",
+        "0F0@0-1 0OFFLOAD0@1-2.5 0F1@1-2 0F2@2-3 0OFFLOAD1@2.5-4 0RELOAD0@4-5.5 0RELOAD1@5.5-7 0B0@5.5-7.5 0B1@7.5-9.5 \
+         0B2@9.5-11.5",
+    );
+    check_at(
+        "F=1",
+        "none",
+        "0F0@0-1 0OFFLOAD0@1-1 0F1@1-2 0OFFLOAD1@2-2 0RELOAD0@2-2 0F2@2-3 0RELOAD1@3-3 0B0@3-5 0B1@5-7 0B2@7-9",
+    );
+    // Bytes take their time too: 4 s for 6 bytes.
+    let sizes = vec![StageSizes { offload: 6, ..StageSizes::default() }];
+    let link = Link { latency: 1.0, bandwidth: 2.0 };
+    let costs = Costs { sizes, offload: link, ..Costs::default() };
+    check(
+        &costs,
+        "0F0,0OFFLOAD0,0F1,0RELOAD0,0B1,0B0\n",
+        "0F0@0-1 0OFFLOAD0@1-5 0F1@1-2 0B1@2-4 0RELOAD0@5-9 0B0@9-11",
+    );
+    let message = "the cost `offload` is -1; use a number of seconds from 0 to 1e12";
+    assert_eq!("offload=-1".parse::<Costs>().expect_err("a negative time").to_string(), message);
+}
+
 /// Costs with a skip connection from the first of three stages to the last, which occupies its link for
 /// `seconds`.
 fn with_skip(seconds: u64) -> Costs {

@@ -79,6 +79,64 @@ fn range_and_ownership() {
 }
 
 #[test]
+fn tensors_that_leave_come_back() {
+    check(Level::Compute, "0F0,0OFFLOAD0,0F1,0RELOAD0,0B1,0B0\n", &[]);
+    check(Level::Compute, "0F0,0OFFLOAD0,0F1,0RELOAD0,0I1,0W1,0I0,0W0\n", &[]);
+    check(Level::Comms, "0F0,0OFFLOAD0,0SEND_F0,0RELOAD0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", &[]);
+    let mistakes = [
+        (
+            "0F0,0OFFLOAD0,0B0\n",
+            "1: 0OFFLOAD0 has no RELOAD, and 0B0 at position 2 uses the tensors; add one before that",
+        ),
+        (
+            "0F0,0OFFLOAD0,0B0,0RELOAD0\n",
+            "2: 0B0 uses the tensors that 0OFFLOAD0 has moved away, and they come back only at position 3; move their RELOAD \
+             before it",
+        ),
+        (
+            "0F0,0B0,0RELOAD0\n",
+            "2: 0RELOAD0 needs 0OFFLOAD0, which is missing; add 0OFFLOAD0 or drop 0RELOAD0",
+        ),
+        (
+            "0F0,0RELOAD0,0OFFLOAD0,0B0\n",
+            "1: 0RELOAD0 needs 0OFFLOAD0, which comes only at position 2; move one of them",
+        ),
+        (
+            "0OFFLOAD0,0F0,0RELOAD0,0B0\n",
+            "0: 0OFFLOAD0 needs 0F0, which comes only at position 1; move one of them",
+        ),
+        (
+            "0F0,0B0,0OFFLOAD0,0RELOAD0\n",
+            "2: 0OFFLOAD0 comes after 0B0 at position 1, which has used the tensors; move it between the forward and that",
+        ),
+        (
+            "0F0,0OFFLOAD0,0OFFLOAD0,0RELOAD0,0B0\n",
+            "2: 0OFFLOAD0 occurs a second time, first at position 1; drop one of them",
+        ),
+        (
+            "0F0,0OFFLOAD0,0RELOAD0,0RELOAD0,0B0\n",
+            "3: 0RELOAD0 occurs a second time, first at position 2; drop one of them",
+        ),
+        (
+            "0F0,0OFFLOAD0,0RELOAD0\n",
+            "1: 0OFFLOAD0 moves tensors that no backward of its stage uses; drop it and its RELOAD",
+        ),
+    ];
+    for (rows, message) in mistakes {
+        check(Level::Compute, rows, &[&format!("rank 0, position {message}")]);
+    }
+    check_placed(
+        &[0, 1],
+        1,
+        &["0F0 1OFFLOAD0 0B0", "1F0 1B0"],
+        &[
+            "rank 0, position 1: 1OFFLOAD0 belongs to rank 1, which owns its stage; move it there",
+            "rank 0, position 1: 1OFFLOAD0 needs 1F0, which comes only at position 3; move one of them",
+        ],
+    );
+}
+
+#[test]
 fn order_on_a_rank() {
     check(
         Level::Compute,

@@ -12,6 +12,7 @@ use crate::device::Devices;
 use crate::hook::ActionHook;
 use crate::loss_scale::LossScaling;
 use crate::mesh::{DataParallelMode, Mesh};
+use crate::offload::OffloadTo;
 use crate::optimizer::{ClipGroup, GradientHook, OptimizerGroup};
 use crate::tensor::{CheckMetadata, Metadata, OnMismatch, Precision};
 use crate::transport::Fields;
@@ -85,6 +86,10 @@ pub struct PipelineConfig {
     /// would differ in the second forward, so a module draws from
     /// [`StageContext::random`](crate::stage::StageContext::random).
     pub recompute: Recompute,
+    /// The place to which `OFFLOAD` moves the inputs that recomputed forwards keep ([`crate::offload`]); `None` for a
+    /// program without that action ([`LowerConfig::offload`](pipewright_schedule::LowerConfig::offload)). Losses and
+    /// gradients keep their bits. The processes of a run may have different places.
+    pub offload: Option<OffloadTo>,
     /// The program of evaluations; `None` for the forward part of the pipeline's program. It places the
     /// stages on the same ranks, and may have another order and another number of microbatches. Only the
     /// forwards of a program that trains are run. It is the same in all processes.
@@ -133,6 +138,7 @@ impl Default for PipelineConfig {
             on_mismatch: OnMismatch::default(),
             seed: 0,
             recompute: Recompute::None,
+            offload: None,
             evaluation: None,
             targets_for_all: false,
             verify: Verify::default(),

@@ -149,6 +149,7 @@ pub mod device;
 pub mod tensor;
 pub mod batch;
 pub mod memory;
+pub mod offload;
 pub mod loss_scale;
 pub mod checkpoint;
 pub mod random;

@@ -26,8 +26,9 @@ pub(crate) struct LowerArguments {
     #[arg(value_name = "FILE.csv")]
     file: PathBuf,
     /// The passes, in the order in which they run: merge-bw, unshard, reduce-grad, send-early (before
-    /// send-recv), send-recv, wait-send and defer-recv (both after send-recv), and order-safe, which orders the
-    /// messages so that the program is sound on --transport
+    /// send-recv), send-recv, wait-send and defer-recv (both after send-recv), order-safe, which orders the
+    /// messages so that the program is sound on --transport, and offload (last), which moves what recomputed
+    /// forwards keep out of memory
     #[arg(long = "pass", value_name = "PASS,..", value_delimiter = ',', required = true)]
     passes: Vec<ListedPass>,
     /// The rank of each stage, if it does not follow from the rows

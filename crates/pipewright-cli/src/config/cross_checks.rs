@@ -3,6 +3,7 @@
 
 use pipewright::train::Decay;
 use pipewright::verification::Verify;
+use pipewright_models::training_memory::ComputeDevices;
 use pipewright_schedule::generate::find;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::{Recompute, Slices};
@@ -10,6 +11,7 @@ use pipewright_schedule::{Recompute, Slices};
 use crate::config::checkpoints::Copies;
 use crate::config::document::Document;
 use crate::config::mesh::{EXPERTS, LOOKAHEAD};
+use crate::config::offload::OffloadPlace;
 use crate::config::paths::Surroundings;
 use crate::config::pipeline::TransportChoice;
 use crate::config::place::Place;
@@ -33,6 +35,7 @@ pub(super) fn check(
     checks.check_experts();
     checks.check_copies();
     checks.check_verify();
+    checks.check_offload();
     if let Some(slices) = source.map(slices_of).filter(|slices| !slices.is_one()) {
         checks.check_slices(slices);
     }
@@ -140,6 +143,19 @@ impl CrossChecks<'_> {
             let (key, other) = ("replace_wrong", "verified steps (`verify` is \"off\")");
             let advice = "write `verify = \"on-suspicion\"` in [run], or remove the key";
             self.section("run").report(key, ProblemKind::Without { key, other, advice });
+        }
+    }
+
+    /// Refuses to move tensors of the processor to the host's memory, where they are.
+    fn check_offload(&mut self) {
+        let Settings { run, mesh, pipeline, .. } = self.settings;
+        let to_host = pipeline.offload.place() == Some(OffloadPlace::Host);
+        let devices = run.devices.compute_devices(mesh.ranks(pipeline.ranks));
+        if to_host && devices != ComputeDevices::Others {
+            let key = "offload";
+            let other = "a device other than the processor (`run.device`), whose tensors are in the host's memory already";
+            let advice = "write `offload = \"file\"`, or remove it";
+            self.section("pipeline").report(key, ProblemKind::Without { key, other, advice });
         }
     }
 

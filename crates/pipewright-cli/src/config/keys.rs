@@ -157,6 +157,8 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "transport",
             "threads_per_rank",
             "recompute",
+            "offload",
+            "offload_folder",
             "group_size",
             "wide_warmup",
             "memory_limit",

@@ -19,6 +19,7 @@ mod load;
 pub(crate) mod mesh;
 mod mix;
 pub(crate) mod model;
+pub(crate) mod offload;
 pub(crate) mod optimizer;
 pub(crate) mod optimizer_groups;
 mod paths;

@@ -13,6 +13,7 @@ use toml::Value;
 
 use crate::config::document::Document;
 use crate::config::generator::{self, GeneratorSettings};
+use crate::config::offload::{self, OffloadChoice, OffloadPlace};
 use crate::config::paths::Surroundings;
 use crate::config::problem::ProblemKind;
 use crate::config::section::Section;
@@ -52,6 +53,11 @@ pub(crate) struct PipelineSettings {
     pub(crate) threads_per_rank: u32,
     /// The stages that compute their forward again in their backward, as a whole or in part.
     pub(crate) recompute: Recompute,
+    /// The inputs of recomputed forwards that leave memory.
+    pub(crate) offload: OffloadChoice,
+    /// The folder of the files to which they go; `None` for the folder of the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) offload_folder: Option<PathBuf>,
     /// The settings that only some schedules have.
     #[serde(flatten)]
     pub(crate) generator: GeneratorSettings,
@@ -166,11 +172,20 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Pipe
         transport: read_transport(&mut section),
         threads_per_rank: section.count_to("threads_per_rank", 1, 1024),
         recompute: read_recompute(&mut section),
+        offload: offload::read(&mut section),
+        offload_folder: section.path("offload_folder"),
         generator: generator::read(&mut section),
     };
     read_layout(&mut section, &mut pipeline);
     if section.is_sound() {
         check_boundaries(&mut section, &pipeline);
+        if pipeline.offload_folder.is_some() && pipeline.offload.place() != Some(OffloadPlace::File) {
+            let (key, other) = ("offload_folder", "files (`offload = \"file\"`)");
+            section.report(
+                key,
+                ProblemKind::Without { key, other, advice: "write that too, or remove the key" },
+            );
+        }
     }
     pipeline
 }

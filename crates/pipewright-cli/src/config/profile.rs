@@ -220,8 +220,9 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
         let mut keys = Keys::of(2, place, keys, self.place, self.problems);
         let [latency_s, bytes_per_s] = ["latency_s", "bytes_per_s"].map(|key| keys.number(key));
         let reduce_bytes_per_s = keys.optional_number("reduce_bytes_per_s");
+        let offload_bytes_per_s = keys.optional_number("offload_bytes_per_s");
         keys.keep(ProfilePart::Link, &mut self.places);
-        LinkProfile { latency_s, bytes_per_s, reduce_bytes_per_s }
+        LinkProfile { latency_s, bytes_per_s, reduce_bytes_per_s, offload_bytes_per_s }
     }
 
     fn node(&mut self, place: Place, keys: DeTable<'_>) -> NodeProfile {

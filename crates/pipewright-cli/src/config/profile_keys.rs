@@ -19,7 +19,7 @@ pub(super) const SECTIONS: [(&str, &[&str]); 5] = [
         &["rows", "tokens", "stage_bytes", "rank_bytes", "assumed", "device", "link", "node", "layers"],
     ),
     ("[device]", &["name", "memory_bytes", "device", "precision", "ranks", "threads_per_rank"]),
-    ("[link]", &["latency_s", "bytes_per_s", "reduce_bytes_per_s"]),
+    ("[link]", &["latency_s", "bytes_per_s", "reduce_bytes_per_s", "offload_bytes_per_s"]),
     (
         "[[layers]]",
         &[

@@ -15,6 +15,7 @@ use pipewright_system::schedule_memory::{check_named, check_text};
 use crate::config::document::Document;
 use crate::config::generator;
 use crate::config::mesh::MeshSettings;
+use crate::config::offload::{self, OffloadChoice};
 use crate::config::paths::Surroundings;
 use crate::config::pipeline::{PipelineSettings, ScheduleChoice};
 use crate::config::place::Place;
@@ -38,7 +39,7 @@ pub(super) fn read(
         return None;
     }
     if pipeline.is_planned() {
-        refuse_beside_plan(&mut section);
+        refuse_beside_plan(&mut section, pipeline);
         return None;
     }
     match pipeline.schedule.clone() {
@@ -54,6 +55,7 @@ pub(super) fn read(
                 return None;
             }
             check_recompute(&mut section, pipeline, rows.placement().stages());
+            offload::check(&mut section, &pipeline.offload, &pipeline.recompute, rows.placement().stages());
             Some(ProgramSource::Rows(rows))
         }
     }
@@ -78,11 +80,15 @@ fn cut_head(
     cut.map_err(|error| section.report("head_parts", error.into())).ok()
 }
 
-/// Refuses settings of schedules that a plan does not use.
-fn refuse_beside_plan(section: &mut Section<'_>) {
+/// Refuses settings that a plan does not use.
+fn refuse_beside_plan(section: &mut Section<'_>, pipeline: &PipelineSettings) {
     generator::refuse_all(section);
-    if section.is_written("layout") {
-        let (key, other, advice) = ("layout", "a schedule by name or from a file", "remove it");
+    let offloads = pipeline.offload != OffloadChoice::None;
+    for key in [section.is_written("layout").then_some("layout"), offloads.then_some("offload")]
+        .into_iter()
+        .flatten()
+    {
+        let (other, advice) = ("a schedule by name or from a file", "remove it");
         section.report(key, ProblemKind::Without { key, other, advice });
     }
 }
@@ -121,6 +127,7 @@ impl NamedSchedule<'_> {
         let stages = stages_per_rank * pipeline.ranks;
         self.check_cut(section, pipeline, stages)?;
         check_recompute(section, pipeline, stages);
+        offload::check(section, &pipeline.offload, &pipeline.recompute, stages);
         Some(ProgramSource::Named(self.name, Box::new(spec)))
     }
 

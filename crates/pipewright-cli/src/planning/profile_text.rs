@@ -53,6 +53,9 @@ pub(crate) fn profile_text(profile: &Profile, measured: &Measured, layers: &Mode
     if let Some(bandwidth) = profile.link.reduce_bytes_per_s {
         line("reduce_bytes_per_s", seconds(bandwidth));
     }
+    if let Some(bandwidth) = profile.link.offload_bytes_per_s {
+        line("offload_bytes_per_s", seconds(bandwidth));
+    }
     if let Some(node) = &profile.node {
         line("\n[node]\nranks", node.ranks.to_string());
         line("latency_s", seconds(node.latency_s));
@@ -212,7 +215,11 @@ mod tests {
             ranks: Some(2),
             threads_per_rank: Some(1),
         };
-        let link = LinkProfile { reduce_bytes_per_s: Some(5e9), ..LinkProfile::new(1e-5, 1e9) };
+        let link = LinkProfile {
+            reduce_bytes_per_s: Some(5e9),
+            offload_bytes_per_s: Some(2e9),
+            ..LinkProfile::new(1e-5, 1e9)
+        };
         let profile = Profile {
             rows: 2,
             tokens: Some(64),

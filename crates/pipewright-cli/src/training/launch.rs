@@ -10,6 +10,7 @@ use pipewright::device::Devices;
 use pipewright::failure::Cause;
 use pipewright::loss_scale::LossScaling;
 use pipewright::nn::TensorParallel;
+use pipewright::offload::OffloadTo;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::train::{ResumeError, Trainer};
 use pipewright::transport::World;
@@ -18,6 +19,7 @@ use pipewright_schedule::words::counted;
 use pipewright_system::machine_memory::most_bytes;
 
 use crate::config::Settings;
+use crate::config::offload::OffloadPlace;
 use crate::config::pipeline::TransportChoice;
 use crate::exhaustion;
 use crate::failure::{Exit, Failure, sentence};
@@ -143,6 +145,7 @@ pub(crate) fn pipeline_config(settings: &Settings, model: &CutModel) -> Result<P
         clip_norm: (clip_norm > 0.0).then_some(clip_norm),
         threads_per_rank: settings.pipeline.threads_per_rank as usize,
         recompute: settings.pipeline.recompute.clone(),
+        offload: offload_to(settings),
         precision: settings.run.precision,
         loss_scaling: LossScaling {
             initial: settings.run.loss_scale as f64,
@@ -160,6 +163,17 @@ pub(crate) fn pipeline_config(settings: &Settings, model: &CutModel) -> Result<P
     })
 }
 
+/// Returns the place to which the inputs of recomputed forwards go.
+fn offload_to(settings: &Settings) -> Option<OffloadTo> {
+    Some(match settings.pipeline.offload.place()? {
+        OffloadPlace::Host => OffloadTo::Host,
+        OffloadPlace::File => {
+            let folder = settings.pipeline.offload_folder.as_ref().unwrap_or(&settings.run.out);
+            OffloadTo::Folder(folder.clone())
+        }
+    })
+}
+
 /// Returns the command's failure for an error of the pipeline. The settings and the program are already
 /// checked, so most errors without their own exit code are bugs.
 pub(crate) fn failure(error: &PipelineError) -> Failure {
@@ -169,6 +183,10 @@ pub(crate) fn failure(error: &PipelineError) -> Failure {
         PipelineError::Data(_) | PipelineError::Disagreement(BatchDisagreement::Refused { .. }) => {
             Exit::WrongInput
         }
+        // The rows of a file may offload, and the settings do not say where to or what is recomputed.
+        PipelineError::OffloadFolder { .. }
+        | PipelineError::NoOffloadPlace { .. }
+        | PipelineError::OffloadedTape { .. } => Exit::WrongInput,
         // A stage is made from the user's files, so a failure to make it is wrong input.
         PipelineError::Step(step) if matches!(step.cause, Cause::Build { .. } | Cause::Restore { .. }) => {
             Exit::WrongInput

@@ -265,7 +265,8 @@ fn sound_program(
         ProgramSource::Schedule(schedule) if is_named => few_microbatches(schedule),
         _ => None,
     };
-    let lowering = TrainingLowering { trained, ..mesh.lowering() };
+    let offload = settings.pipeline.offload.pass(&settings.pipeline.recompute);
+    let lowering = TrainingLowering { trained, offload, ..mesh.lowering() };
     let program = source.program(&LowerConfig::from(lowering)).map_err(refused)?;
     if mesh.is_sharded() && program.level() != Level::Full {
         return Err(Failure::input(format!(

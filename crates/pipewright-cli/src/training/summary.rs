@@ -116,7 +116,11 @@ impl Summary<'_> {
                 StageBackward::Inputs => ", frozen: no weight gradients",
                 StageBackward::None => ", frozen: forward only",
             };
-            let recomputed = recomputed(&self.prepared.settings.pipeline.recompute, stage, layers);
+            let pipeline = &self.prepared.settings.pipeline;
+            let mut recomputed = recomputed(&pipeline.recompute, stage, layers);
+            if pipeline.recompute.applies_to(stage) {
+                recomputed += &pipeline.offload.words(stage);
+            }
             let words =
                 format!("on rank {rank}: layers {first} to {last} ({kinds}), {size}{frozen}{recomputed}");
             line(text, &format!("stage {stage}"), &words);
@@ -282,6 +286,7 @@ fn schedule_json(prepared: &Prepared) -> Value {
         "microbatches": program.microbatches() / program.slices().get(),
         "slices": program.slices().get(),
         "recompute": pipeline.recompute,
+        "offload": pipeline.offload,
     })
 }
 

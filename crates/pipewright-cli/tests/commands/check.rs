@@ -157,6 +157,11 @@ fn memory_follows_from_microbatches_schedule_and_sharding() {
     // output of each layer but the last, 512 bytes, for two microbatches, and the activations of one block.
     assert_eq!(column(&["pipeline.recompute=stage"], 3), "12.8 KiB");
     assert_eq!(column(&["pipeline.recompute=block"], 3), "8.4 KiB");
+    // GPipe keeps the inputs of the two blocks, 1 KiB, of four microbatches. If they leave, those of the next
+    // microbatch are back during a backward, and those of the one after that begin to come back when it ends.
+    let gpipe = ["pipeline.schedule=gpipe", "pipeline.recompute=block"];
+    assert_eq!(column(&gpipe, 3), "10.4 KiB");
+    assert_eq!(column(&[&gpipe[..], &["pipeline.offload=file"]].concat(), 3), "9.4 KiB");
     // The second block of two microbatches, and the embedding and the first block of one.
     assert_eq!(column(&["pipeline.recompute=[{ stage = 0, layers = 2 }]"], 3), "19.2 KiB");
     // The first two of four microbatches. Later ones are computed again when there is room for them.
@@ -291,7 +296,8 @@ fn the_report_has_what_the_text_has() {
     assert_eq!(
         found["schedule"],
         json!({
-            "name": "interleaved1f1b", "ranks": 2, "stages_per_rank": 2, "microbatches": 4, "slices": 1, "recompute": "none"
+            "name": "interleaved1f1b", "ranks": 2, "stages_per_rank": 2, "microbatches": 4, "slices": 1, "recompute": "none",
+            "offload": "none"
         })
     );
     let mesh =

@@ -19,6 +19,7 @@ mod patterns;
 mod generate;
 mod profile;
 mod plan_memory;
+mod offload;
 mod real_files;
 mod restarts;
 mod slow_ranks;

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::plans::PROFILE;
-use crate::{folder, refuse, succeed, write};
+use crate::{folder, refuse, run, succeed, text, write};
 
 fn simulated(arguments: &[&str]) -> Value {
     let arguments = [&["simulate"], arguments, &["--format", "json"]].concat();
@@ -236,6 +236,29 @@ fn a_backward_that_computes_its_forward_again_takes_longer_and_holds_less() {
 }
 
 #[test]
+fn programs_that_offload_are_made_checked_and_timed() {
+    let folder = folder();
+    write(&folder, "plain.csv", "0F0,0F1,0F2,0B0,0B1,0B2\n");
+    write(&folder, "lost.csv", "0F0,0OFFLOAD0,0F1,0B0,0B1\n");
+    succeed(&folder, &["lower", "plain.csv", "--pass", "offload", "-o", "moving.csv"]);
+    let moving = std::fs::read_to_string(folder.path().join("moving.csv")).expect("rows");
+    assert_eq!(moving, "0F0,0OFFLOAD0,0F1,0OFFLOAD1,0RELOAD0,0F2,0OFFLOAD2,0RELOAD1,0B0,0RELOAD2,0B1,0B2\n");
+    succeed(&folder, &["validate", "moving.csv"]);
+    let lost = "rank 0, position 1: 0OFFLOAD0 has no RELOAD, and 0B0 at position 3 uses the tensors";
+    let output = run(&folder, &["validate", "lost.csv"]);
+    let found = text(&output.stdout);
+    assert!(output.status.code() == Some(3) && found.contains(lost), "{found}");
+    let makespan = |costs: &str| {
+        let arguments =
+            ["simulate", "--csv", "moving.csv", "--recompute", "stage", "--cost", costs, "--format", "json"];
+        let found: Value = serde_json::from_str(&succeed(&folder, &arguments)).expect("JSON");
+        found["makespan"].as_f64()
+    };
+    assert_eq!(makespan("F=1"), Some(12.0));
+    assert_eq!(makespan("offload=1.5"), Some(14.5));
+}
+
+#[test]
 fn one_program_is_predicted_drawn_and_trained() {
     let folder = folder();
     let size = ["1f1b", "--ranks", "4", "--microbatches", "8"];
@@ -284,8 +307,8 @@ fn files_of_any_level_are_simulated_drawn_and_checked() {
         }
         succeed(&folder, &["view", "s.csv", "-o", "page.html"]);
         let set = ["check", "--set", "pipeline.schedule=s.csv", "--set", "run.steps=1"];
-        let checked = crate::run(&folder, &set);
-        assert_eq!(checked.status.code(), Some(0), "{rows}: {}", crate::text(&checked.stderr));
+        let checked = run(&folder, &set);
+        assert_eq!(checked.status.code(), Some(0), "{rows}: {}", text(&checked.stderr));
     }
 }
 

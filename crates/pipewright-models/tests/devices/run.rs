@@ -3,6 +3,7 @@
 use burn::tensor::Device;
 use pipewright::device::Devices;
 use pipewright::mesh::DataParallelMode;
+use pipewright::offload::OffloadTo;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::stage::Stage;
@@ -11,8 +12,10 @@ use pipewright::train::{LearningRate, Metrics, Trainer};
 use pipewright::transport::World;
 use pipewright_models::hf::HfError;
 use pipewright_models::{ModelConfig, ModelFamily, TrainingModule, hf};
-use pipewright_schedule::lower::{TrainingLowering, for_training};
-use pipewright_schedule::{Method, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition};
+use pipewright_schedule::lower::{OffloadConfig, TrainingLowering, for_training};
+use pipewright_schedule::{
+    Method, Recompute, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition,
+};
 
 use crate::reference::{Reference, Step, Within};
 use crate::take_lowest_priority;
@@ -28,6 +31,8 @@ pub(crate) struct Run<'a> {
     pub(crate) replicas: u32,
     pub(crate) is_sharded: bool,
     pub(crate) recompute: &'a str,
+    /// Whether the inputs that recomputed forwards keep go to the host's memory.
+    pub(crate) offloads: bool,
     pub(crate) steps: usize,
 }
 
@@ -41,6 +46,7 @@ impl Default for Run<'_> {
             replicas: 1,
             is_sharded: false,
             recompute: "none",
+            offloads: false,
             steps: 3,
         }
     }
@@ -88,6 +94,10 @@ impl Run<'_> {
         (0..self.steps).map(|_| trainer.step().expect("a step").0).collect()
     }
 
+    fn recompute(self) -> Recompute {
+        self.recompute.parse().expect("a choice")
+    }
+
     fn program(self) -> ValidatedProgram {
         let spec =
             ScheduleSpec { ranks: self.ranks, microbatches: self.microbatches, ..ScheduleSpec::default() };
@@ -95,6 +105,7 @@ impl Run<'_> {
         let lowering = TrainingLowering {
             replicas: self.replicas,
             unshard_window: if self.is_sharded { 1.try_into().ok() } else { None },
+            offload: self.offloads.then(|| OffloadConfig::all(self.recompute())),
             ..TrainingLowering::default()
         };
         for_training(&schedule, &lowering).expect("it is sound")
@@ -120,7 +131,8 @@ impl Run<'_> {
             optimizer: Some(adam.init()),
             clip_norm: Some(1.0),
             devices: devices.clone(),
-            recompute: self.recompute.parse().expect("a choice"),
+            recompute: self.recompute(),
+            offload: self.offloads.then_some(OffloadTo::Host),
             data_parallel: self.replicas,
             data_parallel_mode: if self.is_sharded {
                 DataParallelMode::Sharded

@@ -68,8 +68,10 @@ fn dual_pipe() {
 fn recomputation_keeps_the_bits() {
     let Some(devices) = devices(&[DEVICE]) else { return };
     for (recompute, schedule) in [("block", "1f1b"), ("stage", "zbvzerobubble")] {
-        let steps = Run { schedule, ranks: 2, recompute, ..Run::default() }.check(&devices);
-        assert_eq!(steps, one_rank(&devices), "{schedule}, {recompute}");
+        for offloads in [false, true] {
+            let steps = Run { schedule, ranks: 2, recompute, offloads, ..Run::default() }.check(&devices);
+            assert_eq!(steps, one_rank(&devices), "{schedule}, {recompute}, offloads: {offloads}");
+        }
     }
 }
 

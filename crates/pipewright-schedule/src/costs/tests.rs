@@ -74,7 +74,7 @@ fn exchanges_are_in_forwards_and_backwards() {
 
 #[test]
 fn mistakes_are_named() {
-    let usage = "write `F=1,I=1,W=1,B=2,hop=0.1,exchange=0.5,exchanges=8`, and leave out what is not needed";
+    let usage = "write `F=1,I=1,W=1,B=2,hop=0.1,exchange=0.5,exchanges=8,offload=0.2`, and leave out what is not needed";
     check_error("F=1,X=2", &format!("`X=2` is not a cost; {usage}"));
     check_error("F", &format!("`F` is not a cost; {usage}"));
     check_error("F=1,F=2", "the cost `f` is given twice; leave one out");

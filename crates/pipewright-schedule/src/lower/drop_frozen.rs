@@ -43,6 +43,7 @@ fn needed(part: Action, trained: &TrainedStages) -> Option<Action> {
             inputs.then_some(Action::InputBackward { stage, microbatch })
         }
         Action::WeightBackward { .. } | Action::ReduceGrad { .. } | Action::WaitReduceGrad { .. } => None,
+        Action::Offload { .. } | Action::Reload { .. } => inputs.then_some(part),
         _ => Some(part),
     }
 }

@@ -23,12 +23,14 @@ use crate::action::Action;
 use crate::communicator::{Communicator, Groups, Sends, Streams};
 use crate::ids::Rank;
 use crate::lower::error::LowerError;
+use crate::lower::offload::{OffloadConfig, offload};
 use crate::lower::reduce_grad::{ReduceWait, reduce_grad};
 use crate::lower::send_early::{Overlaps, send_early};
 use crate::lower::send_recv::send_recv_cells;
 use crate::lower::unshard::{UnshardConfig, UnshardLookahead, unshard};
 use crate::lower::{defer_recv, merge_bw, order_safe, send_recv, wait_send};
 use crate::placement::Placement;
+use crate::recompute::Recompute;
 use crate::schedule::{Program, ScheduleError, check_sizes, infer_sizes};
 use crate::slices::Slices;
 
@@ -56,6 +58,9 @@ pub enum Pass {
     /// `order-safe` for one queue per rank, or `order-safe=pair:eager` for another communicator
     /// ([`Communicator`]).
     OrderSafe(Communicator),
+    /// `offload`, or `offload=K` to leave the first `K` microbatches in flight of each stage in memory. All
+    /// forwards are taken to be computed again.
+    Offload(u32),
 }
 
 /// A text that is not a [`Pass`].
@@ -79,7 +84,7 @@ pub enum ParsePassError {
 
 crate::error_text::message_as_debug!(ParsePassError);
 
-const NAMES: [&str; 8] = [
+const NAMES: [&str; 9] = [
     "merge-bw",
     "unshard",
     "reduce-grad",
@@ -88,6 +93,7 @@ const NAMES: [&str; 8] = [
     "wait-send",
     "defer-recv",
     "order-safe",
+    "offload",
 ];
 
 /// The communicator for which `order-safe` orders messages by default. A program that is sound on it is sound
@@ -102,6 +108,7 @@ fn settings(pass: &str) -> &'static str {
         "reduce-grad" => "use `reduce-grad`, `reduce-grad=deferred` or `reduce-grad=at-end`",
         "send-early" => "use `send-early` or `send-early=keep-overlaps`",
         "wait-send" => "use `wait-send` or `wait-send=2`",
+        "offload" => "use `offload` or `offload=1`",
         "order-safe" => {
             "use `order-safe`, or `order-safe=edge`, `pair` or `rank`, with `:eager`, `:eager=LIMIT/BYTES` or `:grouped`"
         }
@@ -129,6 +136,7 @@ impl Pass {
             Self::WaitSend(_) => "wait-send",
             Self::DeferRecv => "defer-recv",
             Self::OrderSafe(_) => "order-safe",
+            Self::Offload(_) => "offload",
         }
     }
 
@@ -142,6 +150,9 @@ impl Pass {
             Self::WaitSend(budget) => wait_send(program, *budget),
             Self::DeferRecv => defer_recv(program),
             Self::OrderSafe(communicator) => order_safe(program, communicator)?,
+            &Self::Offload(keep) => {
+                offload(program, &OffloadConfig { keep, ..OffloadConfig::all(Recompute::Stage) })
+            }
         })
     }
 }
@@ -157,6 +168,7 @@ impl fmt::Display for Pass {
             Self::SendEarly(Overlaps::Keep) => f.write_str("=keep-overlaps"),
             Self::ReduceGrad(wait) if *wait != ReduceWait::default() => write!(f, "={wait}"),
             Self::WaitSend(Some(budget)) => write!(f, "={budget}"),
+            Self::Offload(keep) if *keep > 0 => write!(f, "={keep}"),
             Self::OrderSafe(communicator) if *communicator != STRICTEST => write!(f, "={communicator}"),
             _ => Ok(()),
         }
@@ -201,6 +213,8 @@ fn with_setting(pass: &str, setting: Option<&str>) -> Option<Pass> {
         ("defer-recv", None) => Pass::DeferRecv,
         ("order-safe", None) => Pass::OrderSafe(STRICTEST),
         ("order-safe", Some(communicator)) => Pass::OrderSafe(communicator.parse().ok()?),
+        ("offload", None) => Pass::Offload(0),
+        ("offload", Some(keep)) => Pass::Offload(keep.parse().ok()?),
         ("wait-send", None) => Pass::WaitSend(None),
         ("wait-send", Some(budget)) => Pass::WaitSend(Some(budget.parse().ok()?)),
         _ => return None,
@@ -281,7 +295,7 @@ mod tests {
 
     #[test]
     fn passes_round_trip() {
-        let all = "unshard=3,unshard=5:2,unshard=3:auto,unshard=3:1/2,merge-bw,send-early,send-early=keep-overlaps,reduce-grad,reduce-grad=deferred,reduce-grad=at-end,send-recv,defer-recv,wait-send,wait-send=2,order-safe,order-safe=buffered,order-safe=pair:eager,order-safe=rank:eager=8/9/8:grouped";
+        let all = "unshard=3,unshard=5:2,unshard=3:auto,unshard=3:1/2,merge-bw,send-early,send-early=keep-overlaps,reduce-grad,reduce-grad=deferred,reduce-grad=at-end,send-recv,defer-recv,wait-send,wait-send=2,order-safe,order-safe=buffered,order-safe=pair:eager,order-safe=rank:eager=8/9/8:grouped,offload,offload=2";
         let printed: Vec<String> =
             Pass::parse_list(all).expect("passes").iter().map(ToString::to_string).collect();
         assert_eq!(printed.join(","), all);
@@ -292,7 +306,7 @@ mod tests {
     fn mistakes_are_named() {
         check_error(
             "sendrecv",
-            "unknown pass `sendrecv`; the passes are merge-bw, unshard, reduce-grad, send-early, send-recv, wait-send, defer-recv, order-safe",
+            "unknown pass `sendrecv`; the passes are merge-bw, unshard, reduce-grad, send-early, send-recv, wait-send, defer-recv, order-safe, offload",
         );
         check_error(
             "wait-send=0",

@@ -45,12 +45,13 @@ crate::error_text::message_as_debug!(PassListError);
 /// # Errors
 /// The first mistake.
 pub fn check_order(passes: &[Pass]) -> Result<(), PassListError> {
-    const ORDERS: [(&str, &str); 5] = [
+    const ORDERS: [(&str, &str); 6] = [
         ("send-early", "send-recv"),
         ("send-recv", "defer-recv"),
         ("send-recv", "wait-send"),
         ("send-recv", "order-safe"),
         ("defer-recv", "order-safe"),
+        ("send-recv", "offload"),
     ];
     let position = |name: &str| passes.iter().position(|pass| pass.name() == name);
     let again = passes.iter().enumerate().find(|(index, pass)| position(pass.name()) != Some(*index));

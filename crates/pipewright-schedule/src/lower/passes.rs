@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use crate::level::Level;
 use crate::lower::drop_bubbles::Computation;
 use crate::lower::error::LowerError;
+use crate::lower::offload::{OffloadConfig, offload};
 use crate::lower::reduce_grad::{ReduceWait, reduce_grad};
 use crate::lower::send_early::{Overlaps, send_early};
 use crate::lower::send_recv::send_recv_over;
@@ -32,6 +33,8 @@ pub struct LowerConfig {
     pub keep_overlaps: bool,
     /// Send and receive between ranks; `None` for computation only.
     pub communicate: Option<Messages>,
+    /// Move the tensors that forwards keep out of memory; `None` if all stay.
+    pub offload: Option<OffloadConfig>,
 }
 
 /// How ranks send and receive.
@@ -61,6 +64,7 @@ impl From<Level> for LowerConfig {
             send_early: false,
             keep_overlaps: false,
             communicate: (level != Level::Compute).then_some(Messages::Blocking),
+            offload: None,
         }
     }
 }
@@ -114,9 +118,26 @@ fn run_passes(mut computation: Computation<'_>, config: &LowerConfig) -> Result<
         let apart = send_early(computation.into_program(), overlaps);
         computation = Computation::Changed(sound("send-early", apart, Level::Compute)?);
     }
-    let Some(messages) = config.communicate else { return Ok(computation.into_program()) };
-    let is_full = config.reduce_grad.is_some() && config.unshard.is_some();
-    let level = if is_full { Level::Full } else { Level::Comms };
+    let (program, level) = match config.communicate {
+        Some(messages) => {
+            let is_full = config.reduce_grad.is_some() && config.unshard.is_some();
+            let level = if is_full { Level::Full } else { Level::Comms };
+            (communicating(computation, messages, level)?, level)
+        }
+        None => (computation.into_program(), Level::Compute),
+    };
+    match &config.offload {
+        Some(config) => sound("offload", offload(program, config), level),
+        None => Ok(program),
+    }
+}
+
+/// Adds messages.
+fn communicating(
+    computation: Computation<'_>,
+    messages: Messages,
+    level: Level,
+) -> Result<Program, LowerError> {
     let mut program = sound("send-recv", send_recv_over(computation)?, level)?;
     let Messages::Waited { defer_recv: defer, budget } = messages else { return Ok(program) };
     program = sound("wait-send", wait_send(program, budget), level)?;

@@ -6,13 +6,15 @@
 //! gathered before their stage computes; (3) if there are several replicas, the gradients of a stage are
 //! reduced as soon as they are complete, and waited for at the end of the row, unless the caller chooses
 //! another place; (4) input gradients leave their rank before it computes the weight gradients of the same
-//! backward ([`send_early`](super::send_early)); (5) sends and receives are added.
+//! backward ([`send_early`](super::send_early)); (5) sends and receives are added; (6) if forwards are computed again,
+//! the tensors that they keep may leave memory ([`offload`](super::offload())).
 
 use std::num::NonZeroU32;
 
 use crate::costs::Costs;
 use crate::level::Level;
 use crate::lower::error::LowerError;
+use crate::lower::offload::OffloadConfig;
 use crate::lower::passes::{LowerConfig, lower};
 use crate::lower::reduce_grad::ReduceWait;
 use crate::lower::source::Lowered;
@@ -50,6 +52,8 @@ pub struct TrainingLowering {
     pub keep_overlaps: bool,
     /// The stages that are trained.
     pub trained: TrainedStages,
+    /// The forwards whose kept tensors leave memory; `None` if all stay.
+    pub offload: Option<OffloadConfig>,
 }
 
 impl Default for TrainingLowering {
@@ -62,6 +66,7 @@ impl Default for TrainingLowering {
             reduce_wait: ReduceWait::AtEnd,
             keep_overlaps: false,
             trained: TrainedStages::ALL,
+            offload: None,
         }
     }
 }
@@ -107,6 +112,7 @@ impl From<TrainingLowering> for LowerConfig {
         let window = config.unshard_window.filter(|_| has_replicas);
         Self {
             trained: config.trained,
+            offload: config.offload,
             send_early: true,
             keep_overlaps: config.keep_overlaps,
             reduce_grad: has_replicas.then_some(config.reduce_wait),

@@ -288,8 +288,8 @@ mod tests {
         let text = page_data(&timeline, &Chunks::of(&timeline), &PictureSettings::default());
         let data: serde_json::Value = serde_json::from_str(&text).expect("JSON");
         let rank = &data["ranks"][0];
-        assert_eq!((&rank["kinds"], &rank["peers"]), (&"APA".into(), &serde_json::json!([" to stage 2"])));
-        assert_eq!(data["kinds"]["APA".as_bytes()[1] as usize - 65][0], "SEND_SKIP_F");
+        assert_eq!((&rank["kinds"], &rank["peers"]), (&"ARA".into(), &serde_json::json!([" to stage 2"])));
+        assert_eq!(data["kinds"]["ARA".as_bytes()[1] as usize - 65][0], "SEND_SKIP_F");
     }
 
     #[test]

@@ -17,17 +17,19 @@ pub(super) enum Sort {
     WeightBackward,
     Message,
     Collective,
+    Offload,
 }
 
 impl Sort {
     /// Every sort, in the order of the legend.
-    pub(super) const ALL: [Self; 6] = [
+    pub(super) const ALL: [Self; 7] = [
         Self::Forward,
         Self::Backward,
         Self::InputBackward,
         Self::WeightBackward,
         Self::Message,
         Self::Collective,
+        Self::Offload,
     ];
 
     /// Returns the sort of actions of one kind. The halves of an overlap have separate sorts; see
@@ -39,6 +41,7 @@ impl Sort {
             ActionKind::InputBackward => Self::InputBackward,
             ActionKind::WeightBackward => Self::WeightBackward,
             kind if kind.is_communication() => Self::Message,
+            kind if kind.is_offload() => Self::Offload,
             _ => Self::Collective,
         }
     }
@@ -52,6 +55,7 @@ impl Sort {
             Self::WeightBackward => "W backward, weights",
             Self::Message => "message",
             Self::Collective => "gather, reduce",
+            Self::Offload => "offload, reload",
         }
     }
 
@@ -77,7 +81,7 @@ pub(super) struct Theme {
     pub(super) memory: &'static str,
     pub(super) memory_edge: &'static str,
     /// The shades of a rank's first and last chunk, for each [`Sort`].
-    fills: [[&'static str; 2]; 6],
+    fills: [[&'static str; 2]; 7],
 }
 
 pub(super) const LIGHT: Theme = Theme {
@@ -96,6 +100,7 @@ pub(super) const LIGHT: Theme = Theme {
         ["#fae3a0", "#e0ad35"],
         ["#2b2d42", "#2b2d42"],
         ["#c8553d", "#c8553d"],
+        ["#0f7c8a", "#0f7c8a"],
     ],
 };
 
@@ -115,6 +120,7 @@ pub(super) const DARK: Theme = Theme {
         ["#f7dc86", "#d2a131"],
         ["#d7d9ec", "#d7d9ec"],
         ["#e2745b", "#e2745b"],
+        ["#45b8c6", "#45b8c6"],
     ],
 };
 

@@ -12,7 +12,7 @@ use crate::action::Action;
 use crate::communicator::{Communicator, Groups, Streams};
 use crate::costs::{Costs, Link};
 use crate::csv::print_program;
-use crate::ids::Microbatch;
+use crate::ids::{Microbatch, StageIndex};
 use crate::picture::buffers::buffers;
 use crate::picture::chunks::Chunks;
 use crate::picture::html::{self, legend, table, variables};
@@ -20,6 +20,7 @@ use crate::picture::page_data::{Clock, PageData, RankData, page, ranks};
 use crate::picture::palette::{DARK, LIGHT, Sort, occurring};
 use crate::picture::settings::{PictureSettings, escaped};
 use crate::schedule::Program;
+use crate::slices::Slices;
 use crate::timeline::{QueueWait, Timeline};
 
 /// The scripts that follow the page's, in the order in which they use each other.
@@ -150,6 +151,8 @@ struct CostsData {
     links: std::collections::BTreeMap<String, LinkData>,
     /// The share of attention, which grows from slice to slice.
     attention: f64,
+    /// The seconds of each `OFFLOAD` and `RELOAD` of each stage.
+    offloads: Vec<f64>,
     /// Whether tokens are exchanged inside actions. The page does not simulate that, so nothing can be
     /// changed.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -247,7 +250,7 @@ fn data(view: &View<'_>, chunks: &Chunks) -> ViewData {
             steps: view.steps.iter().map(step).collect(),
             whole_step: view.whole_step,
             programs: all_programs.map(program).collect(),
-            costs: costs_data(view.costs),
+            costs: costs_data(view.costs, view.predicted.slices()),
             transport: transport_data(view.predicted.communicator(), view.program),
             sizes: sizes
                 .map(|sizes| [sizes.activation, sizes.stash, sizes.gradient, sizes.keys_values])
@@ -278,7 +281,7 @@ fn transport_data(communicator: &Communicator, program: &Program) -> Option<Tran
     })
 }
 
-fn costs_data(costs: &Costs) -> CostsData {
+fn costs_data(costs: &Costs, slices: Slices) -> CostsData {
     let link = |link: &Link| LinkData {
         latency: link.latency,
         bandwidth: Some(link.bandwidth).filter(|bandwidth| bandwidth.is_finite()),
@@ -297,6 +300,9 @@ fn costs_data(costs: &Costs) -> CostsData {
         link: link(&costs.link),
         skips: costs.skips.iter().map(|skip| (skip.from.get(), skip.to.get(), skip.bytes)).collect(),
         attention: costs.attention,
+        offloads: (0..costs.sizes.len().max(1) as u32)
+            .map(|stage| costs.offload_seconds(StageIndex::new(stage), slices))
+            .collect(),
         exchanges: costs.has_exchanges(),
         links: costs.links.iter().map(|((from, to), other)| (format!("{from} {to}"), link(other))).collect(),
     }

@@ -56,7 +56,7 @@ impl Network {
             let flat = Self { mesh, near: far, far, in_a_row: u32::MAX, replicas_in_node: 1 };
             return (mesh.tensor == 1).then_some(flat);
         };
-        let near = LinkProfile { reduce_bytes_per_s: far.reduce_bytes_per_s, ..node.link() };
+        let near = LinkProfile { latency_s: node.latency_s, bytes_per_s: node.bytes_per_s, ..far };
         if mesh.tensor == 0 || !node.ranks.is_multiple_of(mesh.tensor) {
             return None;
         }

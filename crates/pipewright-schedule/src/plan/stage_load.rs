@@ -287,13 +287,16 @@ pub(super) fn engine_costs(layers: &Layers, loads: &[StageLoad]) -> Costs {
         exchanges: load.exchanges,
         ..StageCosts::new(load.forward, load.input, load.weight_apart())
     });
-    let sizes = loads.iter().map(|load| StageSizes {
+    // A stage that is recomputed keeps the output of the stage before it, unless that is the batch.
+    let inputs = std::iter::once(0).chain(loads.iter().map(|load| load.output));
+    let sizes = loads.iter().zip(inputs).map(|(load, input)| StageSizes {
         recompute: load.recompute.map(|_| RecomputeSizes { kept: load.kept, recomputed: load.rebuilt }),
         output: load.output,
         activation: load.activation(),
         stash: load.stash,
         gradient: load.gradient,
         parts: load.remade,
+        offload: if load.recompute.is_some() { input } else { 0 },
         ..StageSizes::default()
     });
     let network = &layers.network;
@@ -307,6 +310,10 @@ pub(super) fn engine_costs(layers: &Layers, loads: &[StageLoad]) -> Costs {
         link: engine_link(network.usual_link()),
         links: near.collect(),
         recompute: Recompute::of_stages(&recompute),
+        offload: Link {
+            latency: 0.0,
+            bandwidth: network.usual_link().offload_bytes_per_s.unwrap_or(f64::INFINITY),
+        },
         ..Costs::default()
     }
 }

@@ -133,8 +133,11 @@ impl Profile {
 
 fn check_link(found: &mut Vec<ProfileProblem>, part: ProfilePart, link: &LinkProfile) {
     check_seconds(found, part, "latency_s", link.latency_s);
-    let bandwidths =
-        [("bytes_per_s", Some(link.bytes_per_s)), ("reduce_bytes_per_s", link.reduce_bytes_per_s)];
+    let bandwidths = [
+        ("bytes_per_s", Some(link.bytes_per_s)),
+        ("reduce_bytes_per_s", link.reduce_bytes_per_s),
+        ("offload_bytes_per_s", link.offload_bytes_per_s),
+    ];
     for (key, bandwidth) in bandwidths {
         if let Some(value) = bandwidth.filter(|value| !(1.0..=MAX_BYTES_PER_SECOND).contains(value)) {
             let expected = format!("a number from 1 to {MAX_BYTES_PER_SECOND:e}");

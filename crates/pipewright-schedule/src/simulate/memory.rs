@@ -9,13 +9,14 @@
 //! are not computed again ([`StageSizes::recompute`]), the second one allocates the other activations, and
 //! the backward after it frees both; (6) the full backward or the input backward of a stage that computes
 //! parts of its layers again ([`StageSizes::parts`]) allocates their results when it starts, and frees them
-//! when it ends. Parameters, optimizer state and messages are not included.
+//! when it ends; (7) `OFFLOAD` frees the tensors that it moves ([`StageSizes::offload`]) when it ends, and `RELOAD`
+//! allocates them when it starts. Parameters, optimizer state and messages are not included.
 //!
 //! If microbatches are cut into slices, a slice has its share of the bytes of its microbatch, rounded up. Two
-//! rules are added: (7) the backward of a slice allocates the gradients of the keys and values of the slices
+//! rules are added: (8) the backward of a slice allocates the gradients of the keys and values of the slices
 //! before it, because it attends to them; the gradients of the last slice stay as sums when it ends, and the
 //! gradients of each other slice are added to the sums and freed, together with the sums of its own slice;
-//! (8) a forward that is computed again keeps the keys and values of its slice in addition to its inputs,
+//! (9) a forward that is computed again keeps the keys and values of its slice in addition to its inputs,
 //! because later slices attend to them.
 //!
 //! [`UNIT`] counts memory in stage activations of one microbatch or slice, as the papers do: one for an
@@ -30,8 +31,16 @@ use crate::slices::Slices;
 use crate::timeline::{Event, Timeline};
 
 /// Sizes that count activations.
-pub const UNIT: StageSizes =
-    StageSizes { output: 0, activation: 1, stash: 1, gradient: 0, recompute: None, keys_values: 0, parts: 0 };
+pub const UNIT: StageSizes = StageSizes {
+    output: 0,
+    activation: 1,
+    stash: 1,
+    gradient: 0,
+    recompute: None,
+    keys_values: 0,
+    parts: 0,
+    offload: 0,
+};
 
 /// A step of the memory of a rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -54,14 +63,23 @@ pub fn memory_curve(timeline: &Timeline, rank: Rank, sizes: &[StageSizes]) -> Ve
         forwards: forwards(timeline.events_of(rank)),
         curve: Vec::new(),
     };
+    let mut transfers = transfers(timeline.events_of(rank)).into_iter().peekable();
+    let mut transfer_until = |held: &mut Held<'_>, until: f64| {
+        while let Some((time, action)) = transfers.next_if(|&(time, _)| time <= until) {
+            held.transfers(time, action);
+        }
+    };
     for event in timeline.events_of(rank).iter().filter(|event| event.action.is_compute()) {
+        transfer_until(&mut held, event.start);
         for part in event.action.parts() {
             held.starts(event.start, part);
         }
+        transfer_until(&mut held, event.end);
         for part in event.action.parts() {
             held.ends(event.end, part);
         }
     }
+    transfer_until(&mut held, f64::INFINITY);
     held.curve
 }
 
@@ -70,6 +88,18 @@ pub fn peak_memory(timeline: &Timeline, sizes: &[StageSizes]) -> Vec<u64> {
     let ranks = (0..timeline.ranks()).map(Rank::new);
     let peak = |rank| memory_curve(timeline, rank, sizes).iter().map(|step| step.held).max();
     ranks.map(|rank| peak(rank).unwrap_or(0)).collect()
+}
+
+/// Returns the moments at which tensors leave memory and come back, in order.
+fn transfers(events: &[Event]) -> Vec<(f64, Action)> {
+    let moment = |event: &Event| match event.action.kind() {
+        ActionKind::Offload => Some((event.end, event.action)),
+        ActionKind::Reload => Some((event.start, event.action)),
+        _ => None,
+    };
+    let mut moments: Vec<(f64, Action)> = events.iter().filter_map(moment).collect();
+    moments.sort_by(|one, other| one.0.total_cmp(&other.0));
+    moments
 }
 
 /// Returns how many times each forward is in the events.
@@ -155,6 +185,16 @@ impl Held<'_> {
         }
         if makes_input_gradient(part) && self.has_slice_after(part) {
             self.change(time, 0, (self.slices_before(part) + 1).saturating_mul(sizes.keys_values));
+        }
+    }
+
+    /// Moves tensors out of memory, or back.
+    fn transfers(&mut self, time: f64, action: Action) {
+        let bytes = self.sizes_of(action).offload;
+        if action.kind() == ActionKind::Offload {
+            self.change(time, 0, bytes);
+        } else {
+            self.change(time, bytes, 0);
         }
     }
 
@@ -261,6 +301,26 @@ mod tests {
         let curve = [(0.0, 10), (1.0, 14), (2.0, 3), (2.0, 103), (3.0, 100)];
         check("0F0,0I0,0W0\n", &[sizes], &curve);
         check("0F0,0B0\n", &[StageSizes { gradient: 0, ..sizes }], &[(0.0, 10), (1.0, 14), (2.0, 0)]);
+    }
+
+    #[test]
+    fn tensors_that_have_left_are_not_held() {
+        let check = |offload: &str, expected: &[(f64, u64)]| {
+            let rows = "0F0,0OFFLOAD0,0F1,0OFFLOAD1,0RELOAD0,0F2,0RELOAD1,0B0,0B1,0B2\n";
+            let program = parse_program(rows).expect("a program");
+            let costs = Costs { recompute: Recompute::Stage, ..offload.parse().expect("costs") };
+            let run = timed(&program, &costs).expect("no deadlock");
+            let recompute = Some(RecomputeSizes { kept: 2, recomputed: 8 });
+            let sizes = StageSizes { recompute, gradient: 0, offload: 2, ..SIZES };
+            let curve = memory_curve(run.timeline(), Rank::new(0), &[sizes]);
+            let found: Vec<(f64, u64)> = curve.iter().map(|step| (step.time, step.held)).collect();
+            assert_eq!(found, expected, "offload {offload}");
+        };
+        let end = [(6.0, 4), (6.0, 12), (9.0, 2), (9.0, 10), (12.0, 0)];
+        let at_once = [(0.0, 2), (1.0, 0), (1.0, 2), (2.0, 0), (2.0, 2), (2.0, 4), (3.0, 6), (3.0, 14)];
+        check("offload=0", &[&at_once[..], &end].concat());
+        let slow = [(0.0, 2), (1.0, 4), (1.5, 2), (2.0, 4), (2.5, 2), (2.5, 4), (3.0, 6), (3.0, 14)];
+        check("offload=0.5", &[&slow[..], &end].concat());
     }
 
     /// Checks the memory of microbatches that are cut into `slices` slices.

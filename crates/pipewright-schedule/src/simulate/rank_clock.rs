@@ -11,6 +11,8 @@ pub(super) struct RankClock {
     now: f64,
     /// The time at which its collectives have ended.
     collectives: f64,
+    /// The time at which its transfers out of memory and back have ended.
+    transfers: f64,
     exposed: f64,
     exchange: PredictedExchange,
 }
@@ -96,5 +98,13 @@ impl RankClock {
         let start = self.collectives.max(self.now);
         self.collectives = start + duration;
         (start, self.collectives)
+    }
+
+    /// Moves tensors out of memory or back in parallel with the computation, after the transfers before it, and
+    /// returns its start and its end.
+    pub(super) fn run_transfer(&mut self, duration: f64) -> (f64, f64) {
+        let start = self.transfers.max(self.now);
+        self.transfers = start + duration;
+        (start, self.transfers)
     }
 }

@@ -17,7 +17,9 @@
 //! arrived; (9) a slice takes its share of the times and bytes of its microbatch
 //! ([`StageCosts::for_slice`](crate::costs::StageCosts::for_slice)); (10) an action that is not in an overlap
 //! takes the time of its computation and of its exchanges ([`StageExchanges`](crate::costs::StageExchanges)),
-//! in which the rank waits. There is one link for each ordered pair of ranks, and messages are buffered: a
+//! in which the rank waits; (11) `OFFLOAD` and `RELOAD` run one after another on a link of the rank
+//! ([`Costs::offload`]), in parallel with the computation, and a backward, with the forward that it computes again,
+//! waits until its `RELOAD` has ended. There is one link for each ordered pair of ranks, and messages are buffered: a
 //! send does not wait for its receive.
 //!
 //! [`timed_on`] replaces rules 2 and 3 by the rules of another communicator ([`super::queues`]), for programs that
@@ -43,7 +45,7 @@ use crate::communicator::{Communicator, Streams, judge};
 use crate::costs::Costs;
 use crate::ids::{Rank, StageIndex};
 use crate::schedule::Program;
-use crate::simulate::boundary_tensors::BoundaryTensor;
+use crate::simulate::boundary_tensors::{Arrival, BoundaryTensor};
 use crate::simulate::error::SimulateError;
 use crate::simulate::queues::Queues;
 use crate::simulate::timed_run::TimedRun;
@@ -141,6 +143,15 @@ impl Run<'_> {
             Action::ReduceGrad { stage } => {
                 let times = clock.run_collective(self.costs.stage(stage).reduce_grad);
                 note(&mut self.reduced, stage, times.1);
+                times
+            }
+            Action::Offload { stage, .. } => {
+                clock.run_transfer(self.costs.offload_seconds(stage, self.program.slices()))
+            }
+            Action::Reload { stage, microbatch } => {
+                let seconds = self.costs.offload_seconds(stage, self.program.slices());
+                let times = clock.run_transfer(seconds);
+                self.reloaded.insert((stage, microbatch), Arrival { issued: times.0, at: times.1 });
                 times
             }
             Action::WaitReduceGrad { stage } => {

@@ -5,7 +5,7 @@ use crate::neighbours::Neighbours;
 use crate::schedule::Program;
 use crate::validate::context::{Context, has_backward};
 use crate::validate::violation::Report;
-use crate::validate::{coverage, deadlock, matching, order, peer_order, sharding};
+use crate::validate::{coverage, deadlock, matching, offload, order, peer_order, sharding};
 
 /// Finds all violations of `program` at `level`, in time and memory linear in the program.
 pub(crate) fn check(program: &Program, level: Level) -> Report {
@@ -20,6 +20,7 @@ pub(crate) fn check(program: &Program, level: Level) -> Report {
     }
     run.report_cycles(&mut report);
     sharding::check(&context, &mut report);
+    offload::check(&context, &mut report);
     report
 }
 
@@ -28,6 +29,7 @@ pub(crate) fn check_content(program: &Program, level: Level) -> Report {
     let mut report = Report::new();
     let context = check_actions(program, level, &mut report);
     sharding::check(&context, &mut report);
+    offload::check(&context, &mut report);
     report
 }
 

@@ -3,11 +3,11 @@
 //! Each family of rules has its own file: `coverage` (the required actions are present exactly once, on the
 //! right rank), `order` (on each rank, actions follow the actions that they need), `matching` (every receive
 //! has its send), `peer_order` (each pair of ranks agrees on the order of messages), `deadlock` (all ranks
-//! reach their end, even with unbuffered sends) and `sharding` (gathered parameters, reduced gradients).
-//! `check` reports them in this order.
+//! reach their end, even with unbuffered sends), `sharding` (gathered parameters, reduced gradients) and
+//! `offload` (what has left memory is back before its backward). `check` reports them in this order.
 //!
-//! The level decides which actions are required. Sharding and reduction are allowed at any level, and are
-//! checked if they are present.
+//! The level decides which actions are required. Sharding, reduction and offloading are allowed at any level, and
+//! are checked if they are present.
 //!
 //! ```
 //! use pipewright_schedule::{Level, csv, validate};
@@ -23,6 +23,7 @@ mod context;
 mod coverage;
 mod deadlock;
 mod matching;
+mod offload;
 mod order;
 mod peer_order;
 mod sharding;

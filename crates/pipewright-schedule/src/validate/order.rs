@@ -3,7 +3,7 @@
 //! Rules: (1) a forward follows the action that brings its input: the receive, or the forward of the previous
 //! stage on the same rank; (2) a backward follows its stage's forward and the action that brings its
 //! gradient; (3) `W` follows `I`; (4) a send follows the computation of its tensor; (5) a wait follows the
-//! action that it waits for; (6) the forward of a slice follows the forward of the slice before it in its
+//! action that it waits for, `OFFLOAD` the forward, and `RELOAD` its `OFFLOAD`; (6) the forward of a slice follows the forward of the slice before it in its
 //! microbatch, and its backward follows the backward of the slice after it ([`crate::slices`]). The halves of
 //! an overlap start together, so neither can provide a tensor for the other.
 //!
@@ -73,6 +73,8 @@ pub(super) fn dependencies_precede(
         ActionKind::WaitSendForward => has(stage, bit(ActionKind::SendForward)),
         ActionKind::WaitSendBackward => has(stage, bit(ActionKind::SendBackward)),
         ActionKind::WaitReduceGrad => has(stage, bit(ActionKind::ReduceGrad)),
+        ActionKind::Offload => has(stage, bit(ActionKind::Forward)),
+        ActionKind::Reload => has(stage, bit(ActionKind::Offload)),
         _ => true,
     }
 }
@@ -149,6 +151,8 @@ impl Context<'_> {
                 [Some(Action::SendBackward { stage, microbatch }), None]
             }
             Action::WaitReduceGrad { stage } => [Some(Action::ReduceGrad { stage }), None],
+            Action::Offload { stage, microbatch } => [Some(Action::Forward { stage, microbatch }), None],
+            Action::Reload { stage, microbatch } => [Some(Action::Offload { stage, microbatch }), None],
             Action::RecvForward { .. }
             | Action::RecvBackward { .. }
             | Action::Unshard { .. }

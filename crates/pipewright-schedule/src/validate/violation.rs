@@ -103,6 +103,46 @@ pub enum ViolationKind {
         /// The position of that action in the row.
         at: usize,
     },
+    /// No backward uses the tensors that an action moves.
+    #[error("{action} moves tensors that no backward of its stage uses; drop it and its RELOAD")]
+    OffloadUnused {
+        /// The `OFFLOAD`.
+        action: Action,
+    },
+    /// Tensors are to leave memory after the backward that has used them.
+    #[error(
+        "{action} comes after {backward} at position {at}, which has used the tensors; move it between the forward and that"
+    )]
+    OffloadTooLate {
+        /// The `OFFLOAD`.
+        action: Action,
+        /// The backward.
+        backward: Action,
+        /// The position of the backward in the row.
+        at: usize,
+    },
+    /// Tensors leave memory, and nothing brings them back.
+    #[error("{action} has no RELOAD, and {backward} at position {at} uses the tensors; add one before that")]
+    NeverReloaded {
+        /// The `OFFLOAD`.
+        action: Action,
+        /// The backward that uses the tensors.
+        backward: Action,
+        /// The position of the backward in the row.
+        at: usize,
+    },
+    /// A backward runs before the tensors that it uses have come back.
+    #[error(
+        "{action} uses the tensors that {offload} has moved away, and they come back only at position {at}; move their RELOAD before it"
+    )]
+    Away {
+        /// The backward.
+        action: Action,
+        /// The `OFFLOAD`.
+        offload: Action,
+        /// The position of the `RELOAD` in the row.
+        at: usize,
+    },
     /// The slices of a microbatch run in the wrong order on their stage.
     #[error(
         "{action} needs {needs}, which comes only at position {at}: {}; move one of them",

@@ -14,6 +14,8 @@ enum Thing {
     Input(u32, u32),
     Output(u32, u32),
     Saved(u32, u32),
+    /// What a forward has saved, outside of memory.
+    Away(u32, u32),
     OutputGradient(u32, u32),
     InputGradient(u32, u32),
     Stash(u32, u32),
@@ -220,6 +222,8 @@ impl World<'_> {
                 vec![Thing::Saved(s, m), Thing::OutputGradient(s, m)]
             }
             Action::WeightBackward { .. } => vec![Thing::Stash(s, m)],
+            Action::Offload { .. } => vec![Thing::Saved(s, m)],
+            Action::Reload { .. } => vec![Thing::Away(s, m)],
             Action::Reshard { .. } => vec![Thing::Gathered(s)],
             Action::ReduceGrad { .. } => {
                 (0..self.program.microbatches()).map(|m| Thing::WeightGradient(s, m)).collect()
@@ -243,6 +247,8 @@ impl World<'_> {
             Action::InputBackward { .. } if !self.is_trained(s) => vec![Thing::InputGradient(s, m)],
             Action::InputBackward { .. } => vec![Thing::InputGradient(s, m), Thing::Stash(s, m)],
             Action::WeightBackward { .. } => vec![Thing::WeightGradient(s, m)],
+            Action::Offload { .. } => vec![Thing::Away(s, m)],
+            Action::Reload { .. } => vec![Thing::Saved(s, m)],
             Action::Unshard { .. } => vec![Thing::Gathered(s)],
             Action::ReduceGrad { .. } => vec![Thing::Reducing(s)],
             Action::WaitReduceGrad { .. } => vec![Thing::Reduced(s)],
@@ -327,6 +333,7 @@ impl World<'_> {
             | Thing::InputGradient(..)
             | Thing::Stash(..)
             | Thing::KeyGradient(..)
+            | Thing::Away(..)
             | Thing::Reducing(..) => true,
             Thing::Saved(stage, _) | Thing::OutputGradient(stage, _) | Thing::Keys(stage, _) => {
                 self.runs_backward(*stage)

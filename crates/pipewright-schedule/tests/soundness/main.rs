@@ -8,14 +8,15 @@ mod random;
 
 use checker::execute;
 use mutations::{Mutation, mutate};
+use pipewright_schedule::costs::{Link, RecomputeSizes, StageSizes};
 use pipewright_schedule::csv::{print_program, print_schedule};
 use pipewright_schedule::generate::{PerStage, Setting, catalogue};
-use pipewright_schedule::lower::Messages;
-use pipewright_schedule::simulate::{logical, timed};
+use pipewright_schedule::lower::{Messages, OffloadConfig};
+use pipewright_schedule::simulate::{logical, peak_memory, timed};
 use pipewright_schedule::{ActionKind, Costs};
 use pipewright_schedule::{
-    Level, LowerConfig, Program, Schedule, ScheduleSpec, Slices, StageBackward, TrainedStages, ViolationKind,
-    generate, lower, validate,
+    Level, LowerConfig, Program, Recompute, Schedule, ScheduleSpec, Slices, StageBackward, TrainedStages,
+    ViolationKind, generate, lower, validate,
 };
 use proptest::prelude::*;
 use random::any_schedule;
@@ -114,6 +115,12 @@ fn any_spec() -> impl Strategy<Value = (&'static str, ScheduleSpec)> {
         };
         (generator.name, spec)
     })
+}
+
+/// Any choice of what leaves memory.
+fn any_offload() -> impl Strategy<Value = OffloadConfig> {
+    let recompute = prop::sample::select(vec![Recompute::Stage, Recompute::Block]);
+    (recompute, 0..3u32).prop_map(|(recompute, keep)| OffloadConfig { recompute, stages: None, keep })
 }
 
 #[test]
@@ -238,9 +245,10 @@ proptest! {
         level in prop::sample::select(&LEVELS[..]),
         mutation in prop::sample::select(Mutation::ALL),
         trained in prop::collection::vec(any::<bool>(), 0..4),
+        offload in prop::option::of(any_offload()),
         seed: u64,
     ) {
-        let config = LowerConfig { trained: TrainedStages::of(&trained), ..LowerConfig::from(level) };
+        let config = LowerConfig { trained: TrainedStages::of(&trained), offload, ..LowerConfig::from(level) };
         let program = lower(&schedule, &config).expect("a sound schedule");
         if let Some(mutant) = mutate(&program, mutation, seed) {
             let text = print_program(&mutant);
@@ -248,13 +256,54 @@ proptest! {
         }
     }
 
+    /// What leaves memory comes back, and a rank never holds more than without that.
+    #[test]
+    fn offloading_is_sound_and_never_takes_more_memory(
+        schedule in any_schedule(),
+        level in prop::sample::select(&LEVELS[..]),
+        offload in any_offload(),
+        seconds in 0.0..3.0,
+    ) {
+        let recompute = offload.recompute.clone();
+        let config = LowerConfig { offload: Some(offload), ..LowerConfig::from(level) };
+        let program = lower(&schedule, &config).expect("a sound schedule");
+        prop_assert!(judged(program.clone(), level)?, "{}", print_program(&program));
+        if level == Level::Compute {
+            return Ok(());
+        }
+        let sizes = StageSizes {
+            activation: 10,
+            stash: 4,
+            gradient: 3,
+            recompute: Some(RecomputeSizes { kept: 3, recomputed: 7 }),
+            offload: 3,
+            ..StageSizes::default()
+        };
+        let costs = Costs {
+            recompute,
+            sizes: vec![sizes],
+            offload: Link { latency: seconds, bandwidth: f64::INFINITY },
+            ..Costs::default()
+        };
+        let peaks = |program: &Program| {
+            let run = timed(program, &costs).expect("it ends");
+            peak_memory(run.timeline(), &costs.sizes)
+        };
+        let without = lowered(&schedule, level);
+        let pairs = peaks(&program).into_iter().zip(peaks(&without));
+        prop_assert!(pairs.clone().all(|(less, more)| less <= more), "{}", print_program(&program));
+        prop_assert!(logical(&program).is_ok());
+    }
+
     #[test]
     fn both_judges_agree_on_any_swap(
         schedule in any_schedule(),
         level in prop::sample::select(&LEVELS[..]),
+        offload in prop::option::of(any_offload()),
         seeds in prop::collection::vec(any::<u64>(), 1..4),
     ) {
-        let mut program = lowered(&schedule, level);
+        let config = LowerConfig { offload, ..LowerConfig::from(level) };
+        let mut program = lower(&schedule, &config).expect("a sound schedule");
         for seed in seeds {
             program = mutations::swap_any(&program, seed);
         }

@@ -122,6 +122,10 @@ fn depends(next: Action, action: Action) -> bool {
         (SendBackward, Backward),
         (SendBackward, InputBackward),
         (WeightBackward, InputBackward),
+        (Offload, Forward),
+        (Reload, Offload),
+        (Backward, Reload),
+        (InputBackward, Reload),
     ];
     let same = next.stage() == action.stage() && next.microbatch() == action.microbatch();
     let reduces = [(WaitReduceGrad, ReduceGrad), (ReduceGrad, Backward), (ReduceGrad, WeightBackward)];

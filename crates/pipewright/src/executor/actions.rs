@@ -73,6 +73,8 @@ impl Executor {
     fn is_noted_later(&self, action: Action) -> bool {
         match action {
             Action::RecvForward { .. } | Action::RecvBackward { .. } => true,
+            // The mover of the rank says when it has moved the tensors.
+            Action::Offload { .. } | Action::Reload { .. } => true,
             Action::Unshard { stage } => {
                 let is_gathering = self.stages.get(stage).gathering.is_in_progress();
                 self.context.is_sharded() && (self.context.hook().is_none() || is_gathering)
@@ -166,6 +168,8 @@ impl Executor {
                 unshard(context, connection, stages.get_mut(stage), action, rest)?;
             }
             Action::Reshard { stage } => reshard(context, stages.get_mut(stage), action)?,
+            Action::Offload { stage, microbatch } => self.offload(At { stage, microbatch })?,
+            Action::Reload { stage, microbatch } => self.reload(At { stage, microbatch })?,
         }
         Ok(None)
     }
@@ -187,6 +191,9 @@ impl Executor {
     /// Takes the messages that an action needs. The action is not an overlap. If `recomputes` and the action
     /// is a backward, its forward is computed again.
     fn fetch_for(&mut self, action: Action, recomputes: bool) -> Result<Option<AwaitedMessage>, Cause> {
+        if let Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } = action {
+            self.await_reload(At { stage, microbatch })?;
+        }
         let Self { context, connection, stages, recorder, .. } = self;
         match action {
             Action::Forward { stage, microbatch } => {

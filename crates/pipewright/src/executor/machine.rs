@@ -29,6 +29,7 @@ use crate::device::computes_behind;
 use crate::failure::{Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::message::Tag;
+use crate::offload::Offloads;
 use crate::progress::{Activity, Blocked};
 use crate::stage::{RestoredPaths, StageError, StageRunner, Visit};
 use crate::verification::Difference;
@@ -44,6 +45,8 @@ pub(crate) struct Executor {
     pub(super) recorder: Recorder,
     pub(super) checks: Checks,
     pub(super) backward_threads: BackwardThreads,
+    /// Present if there is a place to which tensors can move.
+    pub(super) offloads: Option<Offloads>,
     pub(super) step: Step,
 }
 
@@ -64,6 +67,11 @@ impl Executor {
             recorder: Recorder::new(context.timeline_row()),
             checks: Checks::default(),
             backward_threads: BackwardThreads::default(),
+            offloads: context
+                .config()
+                .offload
+                .clone()
+                .map(|place| Offloads::new(place, context.world_rank(), connection.memory().clone())),
             step: Step::between(StepNumber::default(), Phase::Idle),
             context,
             connection,
@@ -191,6 +199,9 @@ impl Executor {
         self.stages.reset();
         self.accumulation = Accumulation::default();
         self.reductions.clear();
+        if let Some(offloads) = &mut self.offloads {
+            offloads.clear();
+        }
         self.step = Step::between(StepNumber::default(), Phase::Idle);
         self.connection.set_activity(Activity::NoStep);
     }

@@ -87,6 +87,7 @@ mod statistics;
 mod step;
 mod step_input;
 mod tensor_shards;
+mod transfers;
 mod turns;
 mod update;
 

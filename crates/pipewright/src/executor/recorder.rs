@@ -11,6 +11,7 @@ use super::group_link::{ExchangeSpan, ExchangeTimes};
 use super::turns::ComputingSpan;
 use crate::memory::RankMemory;
 use crate::message::Direction;
+use crate::offload::Transfer;
 use crate::stage::ExpertLoad;
 
 /// An auxiliary loss of one stage and microbatch. The ranks report them one by one, because their sum has the
@@ -133,6 +134,19 @@ impl Recorder {
     /// the current time.
     pub(super) fn note_received(&mut self, action: Action) {
         self.note(action);
+        self.entered = Some(Instant::now());
+    }
+
+    /// Adds the event of a transfer out of memory or back.
+    pub(super) fn note_transfer(&mut self, Transfer { action, start, end }: Transfer) {
+        let (start, end) = (self.seconds(start), self.seconds(end));
+        self.records.events.push(Event { rank: self.row, action, start, end });
+    }
+
+    /// Counts the time in which the rank was idle while tensors came back into memory, from `start` on. The
+    /// computation that uses them begins at the current time.
+    pub(super) fn note_reloaded(&mut self, start: Instant) {
+        self.note_exposed(start);
         self.entered = Some(Instant::now());
     }
 

@@ -59,8 +59,7 @@ pub enum Cause {
         /// The message.
         message: String,
     },
-    /// The rank's device has no memory left. A device computes behind its rank, so the request may be one of
-    /// an earlier action.
+    /// The rank's device has no memory left, maybe since an earlier action: it computes behind its rank.
     #[error("the device has no memory left: {bytes} bytes were asked for")]
     DeviceMemory {
         /// The bytes that were asked for.
@@ -116,6 +115,9 @@ pub enum Cause {
     /// A message of another rank cannot be used.
     #[error(transparent)]
     Message(#[from] MessageError),
+    /// The tensors of a forward could not leave memory, or did not come back.
+    #[error(transparent)]
+    Offload(#[from] Arc<crate::offload::OffloadError>),
     /// The stage could not be made.
     #[error("the stage cannot be made: {message}")]
     Build {
@@ -184,8 +186,7 @@ pub enum Cause {
         /// The reason.
         suspicion: Suspicion,
     },
-    /// Repetitions of a suspicious step have other bits, and the right ones are not known. The parameters are
-    /// those before the step.
+    /// Repetitions of a suspicious step differ, and the right bits are not known. Parameters have not changed.
     #[error(
         "{difference}; the parameters are still those before this step: {}", difference.advice()
     )]

@@ -12,6 +12,7 @@ use crate::device::Devices;
 use crate::hook::ActionHook;
 use crate::loss_scale::LossScaling;
 use crate::mesh::DataParallelMode;
+use crate::offload::OffloadTo;
 use crate::optimizer::{ClipGroup, GradientHook, OptimizerGroup};
 use crate::tensor::{CheckMetadata, Metadata, OnMismatch, Precision};
 use crate::verification::Verify;
@@ -105,6 +106,12 @@ impl PipelineBuilder {
     /// Default: none.
     pub fn recompute(self, recompute: Recompute) -> Self {
         self.configured(|config| config.recompute = recompute)
+    }
+
+    /// Moves the inputs that recomputed forwards keep to a place until their backwards. The builder adds `OFFLOAD` and
+    /// `RELOAD` to the programs that it makes. Default: they stay in memory.
+    pub fn offload(self, place: OffloadTo) -> Self {
+        self.configured(|config| config.offload = Some(place))
     }
 
     /// Gives every stage the targets, as the side input [`TARGETS`](crate::batch::TARGETS) of every batch.

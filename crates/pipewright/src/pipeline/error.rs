@@ -1,8 +1,10 @@
 //! Why a pipeline does not start, or does not take a step.
 
+use std::path::PathBuf;
+
 use pipewright_data::DataError;
 use pipewright_schedule::words::counted;
-use pipewright_schedule::{Level, LowerError, Slices, StageIndex};
+use pipewright_schedule::{Action, Level, LowerError, Slices, StageIndex};
 
 use crate::batch::{BatchDisagreement, InputGradientError, SplitError};
 use crate::failure::StepError;
@@ -201,6 +203,36 @@ pub enum PipelineError {
         stage: StageIndex,
         /// The number of stages of the program.
         stages: u32,
+    },
+    /// The program moves tensors out of memory, and nothing says to which place.
+    #[error(
+        "the program has {action}, and no place is given to which it moves tensors: set `offload`, or make the program without it"
+    )]
+    NoOffloadPlace {
+        /// The action.
+        action: Action,
+    },
+    /// Tensors are to leave memory, and no forward is recomputed.
+    #[error(
+        "`offload` moves the inputs that recomputed forwards keep, and no forward is recomputed: the others keep tapes, which \
+         belong to Burn; set `recompute`, or leave `offload` out"
+    )]
+    OffloadWithoutRecompute,
+    /// The program moves tensors that cannot leave memory.
+    #[error(
+        "{action} moves the inputs that a recomputed forward keeps, and its forward is not recomputed: it keeps a tape, which          belongs to Burn; set `recompute`, or make the program without {action}"
+    )]
+    OffloadedTape {
+        /// The action.
+        action: Action,
+    },
+    /// Tensors cannot be written to a folder.
+    #[error("the inputs of forwards cannot be written to `{}`: {source}; choose another folder", .folder.display())]
+    OffloadFolder {
+        /// The folder.
+        folder: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
     },
     /// A stage that is to be recomputed does not exist.
     #[error("stage {stage} is to be recomputed, and the program has {}: name stages that exist", counted(*.stages, "stage"))]

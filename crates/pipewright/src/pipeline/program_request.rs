@@ -1,7 +1,9 @@
 //! The programs that a builder is asked for: their schedules, their sizes, and the passes that lower them.
 
 use pipewright_schedule::generate::{Limits, generate_within, shared_microbatches};
-use pipewright_schedule::lower::{ProgramSource, TrainingLowering, UnshardConfig, drop_bubbles};
+use pipewright_schedule::lower::{
+    OffloadConfig, ProgramSource, TrainingLowering, UnshardConfig, drop_bubbles,
+};
 use pipewright_schedule::simulate::few_microbatches;
 use pipewright_schedule::{
     GenerateError, GenerateErrorKind, LowerConfig, PartitionError, ScheduleSpec, ValidatedProgram,
@@ -127,6 +129,7 @@ impl ProgramRequest {
             replicas: config.data_parallel,
             unshard_window: config.is_sharded().then(|| UnshardConfig::default().window),
             keep_overlaps: config.runs_overlaps(),
+            offload: config.offload.as_ref().map(|_| OffloadConfig::all(config.recompute.clone())),
             ..TrainingLowering::default()
         };
         self.lower.clone().unwrap_or_else(|| LowerConfig::from(training()))

@@ -4,7 +4,7 @@
 use std::fmt::Display;
 use std::sync::Arc;
 
-use pipewright_schedule::lower::forward_part;
+use pipewright_schedule::lower::{forward_part, unmovable};
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{Level, Recompute, Slices, StageIndex, ValidatedProgram};
 
@@ -21,6 +21,7 @@ use crate::loss_scale::LossScale;
 use crate::memory::RankMemory;
 use crate::mesh::Mesh;
 use crate::nn::TensorParallel;
+use crate::offload::OffloadTo;
 use crate::optimizer::ClipGroup;
 use crate::progress::ProgressBoard;
 use crate::stage::{Skips, Stage, StageSettings};
@@ -39,6 +40,10 @@ const VERIFIED_ON_DEVICE: &str = "steps are verified, which compares bits, and a
 /// The reason why replicas cannot hold experts together on another device.
 const EXPERTS_ON_DEVICE: &str = "replicas that hold experts together (`expert_parallel`) compute on the processor, and the \
                                  stage is on another device: make it on the processor, or set `expert_parallel` to 1";
+
+/// The reason why tensors of the processor cannot move to its memory.
+const OFFLOAD_ON_PROCESSOR: &str = "it computes on the processor, whose tensors are in the host's memory already: move them \
+                                    to a folder (`OffloadTo::Folder`), or use another device";
 
 /// The setup that all ranks of a pipeline share, whether the ranks have their own threads or share one.
 #[derive(Clone)]
@@ -90,6 +95,7 @@ impl Setup {
         {
             return Err(PipelineError::RecomputedStage { stage, stages: program.placement().stages() });
         }
+        check_offload(&program, config)?;
         if !config.loss_scaling.is_valid() {
             return Err(PipelineError::LossScaling { settings: config.loss_scaling });
         }
@@ -156,6 +162,10 @@ impl Setup {
             }
             if self.mesh.experts > 1 && computes_behind(runner.device()) {
                 return Err(failure(format!("stage {stage}: {EXPERTS_ON_DEVICE}")));
+            }
+            let offloads = self.program.row(rank).iter().any(|action| action.kind().is_offload());
+            if offloads && self.config.offload == Some(OffloadTo::Host) && !computes_behind(runner.device()) {
+                return Err(failure(format!("stage {stage}: {OFFLOAD_ON_PROCESSOR}")));
             }
             if let Some(layers) = layers.filter(|&layers| layers as usize > runner.blocks()) {
                 return Err(failure(format!(
@@ -244,6 +254,27 @@ impl Setup {
     pub(super) fn loss_scale(&self) -> Option<LossScale> {
         let is_scaled = self.config.precision == Precision::F16;
         is_scaled.then(|| LossScale::new(self.config.loss_scaling))
+    }
+}
+
+/// Returns an error if tensors cannot leave memory as the program says.
+fn check_offload(program: &ValidatedProgram, config: &PipelineConfig) -> Result<(), PipelineError> {
+    if config.offload.is_some() && !config.recompute.has_second_forwards() {
+        return Err(PipelineError::OffloadWithoutRecompute);
+    }
+    let rows = program.as_program().rows();
+    let Some(&action) = rows.iter().flatten().find(|action| action.kind().is_offload()) else {
+        return Ok(());
+    };
+    let Some(place) = &config.offload else { return Err(PipelineError::NoOffloadPlace { action }) };
+    if let Some(action) = unmovable(program.as_program(), &config.recompute) {
+        return Err(PipelineError::OffloadedTape { action });
+    }
+    match (place, place.prepare()) {
+        (OffloadTo::Folder(folder), Err(source)) => {
+            Err(PipelineError::OffloadFolder { folder: folder.clone(), source })
+        }
+        _ => Ok(()),
     }
 }
 

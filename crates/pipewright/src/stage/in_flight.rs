@@ -62,6 +62,11 @@ impl InFlightTable {
         if self.forwarded.get(&number).is_some_and(is_wanted) { self.take(number) } else { None }
     }
 
+    /// Returns what the forward of `number` has kept.
+    pub(super) fn get_mut(&mut self, number: Microbatch) -> Option<&mut InFlight> {
+        self.forwarded.get_mut(&number)
+    }
+
     /// Puts back what [`InFlightTable::take`] or [`InFlightTable::take_if`] has returned.
     pub(super) fn put(&mut self, number: Microbatch, in_flight: InFlight) {
         self.forwarded.insert(number, in_flight);

@@ -13,7 +13,7 @@ use super::module::{Auxiliary, ExpertLoad, StageContext};
 use super::segment::Segment;
 use super::tape::Tape;
 use super::tape_ends::all_off_tape;
-use crate::tensor::{OptionalTensors, Values};
+use crate::tensor::{OptionalTensors, ValueKind, Values};
 
 /// The options of a forward.
 #[derive(Clone, Copy, Debug)]
@@ -66,17 +66,45 @@ pub(super) struct InFlight {
     segments: Vec<ForwardedSegment>,
     /// Present if a segment is to be computed again.
     pass: Option<Pass>,
+    /// The inputs that are out of memory: the index of their segment, and their index in it. Both ascend.
+    away: Vec<(usize, usize)>,
 }
 
 impl InFlight {
     fn new(segments: Vec<ForwardedSegment>, pass: Pass) -> Self {
         let pass = segments.iter().any(ForwardedSegment::is_recomputed).then_some(pass);
-        Self { segments, pass }
+        Self { segments, pass, away: Vec::new() }
     }
 
     /// Returns whether one segment has kept its inputs only: the whole forward, or its first blocks together.
     pub(super) fn is_recomputed_in_one_piece(&self) -> bool {
         self.segments.iter().filter(|run| run.is_recomputed()).count() == 1
+    }
+
+    /// Takes out the float tensors among the inputs that are kept, until [`InFlight::put_inputs`].
+    pub(super) fn take_inputs(&mut self) -> Values {
+        let mut taken = Values::new();
+        for (segment, ForwardedSegment { saved, .. }) in self.segments.iter_mut().enumerate() {
+            let Saved::Inputs(inputs, _) = saved else { continue };
+            for (index, input) in std::mem::take(inputs).into_iter().enumerate() {
+                if input.kind() == ValueKind::Float {
+                    self.away.push((segment, index));
+                    taken.push(input);
+                } else {
+                    inputs.push(input);
+                }
+            }
+        }
+        taken
+    }
+
+    /// Puts back what [`InFlight::take_inputs`] has returned.
+    pub(super) fn put_inputs(&mut self, values: Values) {
+        for ((segment, index), value) in std::mem::take(&mut self.away).into_iter().zip(values) {
+            if let Saved::Inputs(inputs, _) = &mut self.segments[segment].saved {
+                inputs.insert(index, value);
+            }
+        }
     }
 
     /// Computes the segments that have kept their inputs only again, with `record`.

@@ -76,6 +76,13 @@ pub(crate) trait StageCompute: Send {
     /// to the backward.
     fn recompute(&mut self, microbatch: Microbatch) -> Result<bool, StageError>;
 
+    /// Takes out the float tensors that the forward of a microbatch keeps as inputs of a second one, until
+    /// [`StageCompute::put_inputs`]; none if it keeps a tape.
+    fn take_inputs(&mut self, microbatch: Microbatch) -> Values;
+
+    /// Puts back what [`StageCompute::take_inputs`] has returned.
+    fn put_inputs(&mut self, microbatch: Microbatch, inputs: Values);
+
     /// Begins the backward of a microbatch with the gradients of the outputs.
     fn begin_backward(&mut self, microbatch: Microbatch, gradients: OptionalTensors) -> BackwardState;
 

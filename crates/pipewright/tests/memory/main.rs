@@ -2,6 +2,7 @@
 
 mod drift;
 mod limit;
+mod offload;
 mod shards;
 mod shared;
 mod slices;

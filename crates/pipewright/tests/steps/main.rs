@@ -12,6 +12,7 @@ mod gradients;
 mod updates;
 mod randomness;
 mod recompute;
+mod offload;
 mod slices;
 mod precision;
 mod checkpoints;

@@ -11,6 +11,7 @@ use pipewright::batch::Batch;
 use pipewright::failure::Cause;
 use pipewright::mesh::DataParallelMode;
 use pipewright::nn::{Dropout, Linear};
+use pipewright::offload::OffloadTo;
 use pipewright::pipeline::{Layers, Pipeline, PipelineConfig, PipelineError, StepSummary};
 use pipewright::stage::{Stage, StageContext, StageError, StageModule};
 use pipewright::tensor::{BoundaryError, Values, pack, unpack};
@@ -91,6 +92,10 @@ impl StageModule for Blocks {
 
 fn launch(schedule: &str, ranks: u32, config: &PipelineConfig) -> Pipeline {
     let program = program(schedule, ranks, MICROBATCHES / config.data_parallel);
+    let program = match &config.offload {
+        Some(_) => support::offloaded(program, &config.recompute),
+        None => program,
+    };
     let stages = program.placement().stages();
     let make = move |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
         let count = LAYERS / stages as usize;
@@ -133,6 +138,13 @@ fn check(schedule: &str, ranks: u32, config: &PipelineConfig) {
         let found = run(schedule, ranks, &PipelineConfig { recompute: recompute.clone(), ..config.clone() });
         assert!(found == expected, "{schedule}, recompute {recompute}: {:?} {:?}", found.0, expected.0);
     }
+    // The inputs of all blocks may also leave memory.
+    let folder = tempfile::tempdir().expect("a folder");
+    let offload = Some(OffloadTo::Folder(folder.path().to_owned()));
+    let found =
+        run(schedule, ranks, &PipelineConfig { recompute: Recompute::Block, offload, ..config.clone() });
+    assert!(found == expected, "{schedule}, offload: {:?} {:?}", found.0, expected.0);
+    assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0, "{schedule}");
 }
 
 #[test]

@@ -14,9 +14,10 @@ use pipewright::nn::Linear;
 use pipewright::pipeline::{PipelineConfig, PipelineError, SeededPipeline};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::Values;
-use pipewright_schedule::lower::{TrainingLowering, for_training};
+use pipewright_schedule::lower::{OffloadConfig, TrainingLowering, for_training, offload};
 use pipewright_schedule::{
-    Level, LowerConfig, ScheduleSpec, StageIndex, TrainedStages, ValidatedProgram, generate, lower, validate,
+    Level, LowerConfig, Recompute, ScheduleSpec, StageIndex, TrainedStages, ValidatedProgram, generate,
+    lower, validate,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -113,6 +114,13 @@ pub(crate) fn program(schedule: &str, ranks: u32, microbatches: u32) -> Validate
     let schedule = generate(schedule, &spec).expect("a schedule");
     let program = lower(&schedule, &LowerConfig::from(Level::Full)).expect("it lowers");
     validate(program, Level::Full).expect("it is sound")
+}
+
+/// Returns the program with all that recomputed forwards keep out of memory.
+pub(crate) fn offloaded(program: ValidatedProgram, recompute: &Recompute) -> ValidatedProgram {
+    let level = program.level();
+    let program = offload(program.into_program(), &OffloadConfig::all(recompute.clone()));
+    validate(program, level).expect("it is sound")
 }
 
 /// Returns a program that trains the stages whose flag is true.

@@ -92,6 +92,19 @@ impl Section<'_> {
         expected: &'static str,
         list: impl FnOnce(&[Value]) -> Option<T>,
     ) -> T {
+        self.choice_or(key, default, options, expected, |value| list(value.as_array()?))
+    }
+
+    /// Reads one of the words in `options`, or a value that is not a text, which `other` reads and `expected`
+    /// describes.
+    pub(crate) fn choice_or<T: Clone>(
+        &mut self,
+        key: &'static str,
+        default: T,
+        options: &[(&str, T)],
+        expected: &'static str,
+        other: impl FnOnce(&Value) -> Option<T>,
+    ) -> T {
         match self.value(key) {
             None => default,
             Some(Value::String(text)) => match options.iter().find(|(name, _)| *name == text) {
@@ -101,13 +114,10 @@ impl Section<'_> {
                     default
                 }
             },
-            Some(value) => {
-                let read = value.as_array().and_then(|items| list(items));
-                read.unwrap_or_else(|| {
-                    self.report(key, ProblemKind::wrong_type(key, expected, &value));
-                    default
-                })
-            }
+            Some(value) => other(&value).unwrap_or_else(|| {
+                self.report(key, ProblemKind::wrong_type(key, expected, &value));
+                default
+            }),
         }
     }
 

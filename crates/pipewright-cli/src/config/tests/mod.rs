@@ -5,6 +5,7 @@ mod book;
 mod combinations;
 mod mix;
 mod model;
+mod offload;
 mod pipeline;
 mod values;
 mod whole;

@@ -6,7 +6,7 @@ const data = "{{data}}";
 let whole = data.makespan || 1;
 const overlap = data.kinds.findIndex(([name]) => name === "OVERLAP_F_B");
 const firstSkip = data.kinds.findIndex(([name]) => name === "SEND_SKIP_F");
-const [forwardSort, backwardSort, messageSort] = [0, 1, 4];
+const [forwardSort, backwardSort, messageSort, offloadSort] = [0, 1, 4, 6];
 const sortOf = (kind) => data.kinds[kind][2];
 const isCompute = (kind) => sortOf(kind) < messageSort;
 

@@ -86,7 +86,7 @@ function timesBetween(lane, from, to) {
   if (to - from > busy) add("bubble", to - from - busy);
   for (let at = firstFrom(bars.start, from - lane.longestBar); at < bars.start.length && bars.start[at] < to; at++) {
     const time = Math.min(bars.end[at], to) - Math.max(bars.sent[at], from);
-    if (time > 0) add(sortOf(bars.kind[at]) === messageSort ? "messages" : "gather, reduce", time);
+    if (time > 0) add({ [messageSort]: "messages", [offloadSort]: "offload, reload" }[sortOf(bars.kind[at])] ?? "gather, reduce", time);
   }
   return times;
 }

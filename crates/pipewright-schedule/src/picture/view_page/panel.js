@@ -46,7 +46,7 @@ function sentenceOf(lane, at, cause, free) {
 // Returns a bar with the share of each kind of action, of messages and of gaps in the time of a chain.
 function shareBar(times, hasKeys = true) {
   const all = [...times.values()].reduce((sum, time) => sum + time, 0) || 1;
-  const sort = { F: 0, B: 1, I: 2, W: 3, overlap: 1, messages: 4, "messages in line": 5, "gather, reduce": 5, "communication at the end": 5 }, bar = element("div", { className: "shares" });
+  const sort = { F: 0, B: 1, I: 2, W: 3, overlap: 1, messages: 4, "messages in line": 5, "gather, reduce": 5, "communication at the end": 5, "offload, reload": 6 }, bar = element("div", { className: "shares" });
   const list = element("ul", { className: "keys" });
   for (const [name, spent] of [...times].sort((one, other) => other[1] - one[1]).filter(([, spent]) => spent > 0)) {
     const fill = name === "gaps" || name === "bubble" ? "var(--hatch)" : `var(--fill-${sort[name]}-0)`;

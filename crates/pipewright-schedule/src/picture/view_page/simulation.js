@@ -28,10 +28,10 @@ const skipKey = (isGradient, skip, microbatch) => -1 - tensorKey(isGradient, ski
 
 class Simulation {
   constructor(program, costs) {
-    Object.assign(this, { program, costs, slices: data.slices, arrivals: new Map(), links: new Map(), gathered: [], reduced: [] });
+    Object.assign(this, { program, costs, slices: data.slices, arrivals: new Map(), links: new Map(), gathered: [], reduced: [], reloaded: new Map() });
     const { transport } = data.view;
     Object.assign(this, { transport, delivered: new Map(), queues: transport ? new Queues(transport, program.rows.length) : null });
-    this.ranks = program.rows.map(() => ({ next: 0, free: 0, collectives: 0, exposed: 0, waitsFor: null, firstHalf: null, events: [] }));
+    this.ranks = program.rows.map(() => ({ next: 0, free: 0, collectives: 0, transfers: 0, exposed: 0, waitsFor: null, firstHalf: null, events: [] }));
     this.ready = program.rows.map((_, rank) => rank).reverse();
   }
 
@@ -124,6 +124,12 @@ class Simulation {
       case "UNSHARD": return this.collective(rank, now, costs.unshard, this.gathered, stage);
       case "REDUCE_GRAD": return this.collective(rank, now, costs.reduce, this.reduced, stage);
       case "WAIT_REDUCE_GRAD": return this.wait(rank, now, this.reduced[stage] ?? 0);
+      case "OFFLOAD": return this.transfer(rank, now, stage);
+      case "RELOAD": {
+        const [issued, at] = this.transfer(rank, now, stage);
+        this.reloaded.set(tensorKey(true, stage, microbatch), { issued, at });
+        return [issued, at];
+      }
       default: return [now, now];
     }
   }
@@ -174,7 +180,8 @@ class Simulation {
     const state = this.ranks[rank], now = state.free;
     let latest = { issued: now, at: now };
     const arrivals = this.needs(part).map((key) => this.arrivals.get(key)), gathered = { issued: now, at: this.gathered[part.stage] ?? 0 };
-    for (const one of [...arrivals, gathered]) if (one.at > latest.at) latest = one;
+    const reloaded = "BI".includes(part.kind) ? this.reloaded.get(tensorKey(true, part.stage, part.microbatch)) : undefined;
+    for (const one of [...arrivals, gathered, ...(reloaded ? [reloaded] : [])]) if (one.at > latest.at) latest = one;
     const start = latest.at, end = start + this.timeOf(part);
     state.exposed += start - Math.max(latest.issued, now);
     state.free = end;
@@ -248,6 +255,13 @@ class Simulation {
     state.collectives = start + duration;
     ends[stage] = state.collectives;
     return [start, state.collectives];
+  }
+
+  // Moves the tensors of a stage out of memory or back beside the computation.
+  transfer(rank, now, stage) {
+    const state = this.ranks[rank], offloads = this.costs.offloads ?? [], start = Math.max(state.transfers, now);
+    state.transfers = start + (offloads[Math.min(stage, offloads.length - 1)] ?? 0);
+    return [start, state.transfers];
   }
 
   setTimesOfReceive(event) {

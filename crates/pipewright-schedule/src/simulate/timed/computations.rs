@@ -34,7 +34,8 @@ impl Run<'_> {
         let mut works = [Vec::with_capacity(2), Vec::with_capacity(2)];
         let mut actions = [Vec::with_capacity(2), Vec::with_capacity(2)];
         for (half, part) in overlap.parts().enumerate() {
-            arrivals.extend(self.gathered_for(part).into_iter().chain(self.arrival_for(part)?));
+            let in_memory = self.gathered_for(part).into_iter().chain(self.reloaded_for(part));
+            arrivals.extend(in_memory.chain(self.arrival_for(part)?));
             if let Some(forward) = self.recomputed_by(rank, part) {
                 works[half].push(self.again(forward));
                 actions[half].push(forward);
@@ -69,21 +70,23 @@ impl Run<'_> {
 
     /// Starts `part` when its tensors have arrived, delivers its output, and returns its end.
     fn compute_part(&mut self, rank: Rank, part: Action) -> Result<f64, BoundaryTensor> {
-        let (tensors, parameters) = (self.arrival_for(part)?, self.gathered_for(part));
+        let tensors = self.arrival_for(part)?;
+        let (parameters, reloaded) = (self.gathered_for(part), self.reloaded_for(part));
         let again = self.recomputed_by(rank, part);
         let is_early = !self.costs.recompute.is_by_block();
         if let Some(forward) = again {
             let again = self.again(forward);
-            self.compute_alone(rank, forward, [parameters, tensors.filter(|_| !is_early)], again);
+            let tensors = tensors.filter(|_| !is_early);
+            self.compute_alone(rank, forward, [parameters, reloaded, tensors], again);
         }
-        let end = self.compute_alone(rank, part, [parameters, tensors], self.work(part));
+        let end = self.compute_alone(rank, part, [parameters, reloaded, tensors], self.work(part));
         self.ranks[rank.index()].computed = Some(part);
         self.deliver(rank, part, end);
         Ok(end)
     }
 
     /// Computes `part` after the last of `arrivals`, and waits for each of its exchanges. Returns its end.
-    fn compute_alone(&mut self, rank: Rank, part: Action, arrivals: [Option<Arrival>; 2], work: Work) -> f64 {
+    fn compute_alone(&mut self, rank: Rank, part: Action, arrivals: [Option<Arrival>; 3], work: Work) -> f64 {
         let clock = &mut self.ranks[rank.index()].clock;
         let (start, end) = clock.compute(arrivals.into_iter().flatten(), work.total());
         clock.note_exposed_exchange(work.exchanges.seconds());
@@ -155,6 +158,16 @@ impl Run<'_> {
         let &at = self.gathered.get(part.stage().index())?;
         // Its messages are in flight all the time.
         Some(Arrival { issued: 0.0, at })
+    }
+
+    /// Returns when the tensors of a backward are back in memory. Must be called once for each computation.
+    fn reloaded_for(&mut self, part: Action) -> Option<Arrival> {
+        match part {
+            Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
+                self.reloaded.remove(&(stage, microbatch))
+            }
+            _ => None,
+        }
     }
 
     /// Adds the span of an exchange of `action`.

@@ -1,11 +1,13 @@
 //! The state of a timed simulation, which `computations.rs` and `messages.rs` change.
 
+use std::collections::HashMap;
+
 use crate::action::Action;
 use crate::costs::Costs;
-use crate::ids::Rank;
+use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::recompute::KeptForwards;
 use crate::schedule::Program;
-use crate::simulate::boundary_tensors::{Arrivals, BoundaryTensor};
+use crate::simulate::boundary_tensors::{Arrival, Arrivals, BoundaryTensor};
 use crate::simulate::links::Links;
 use crate::simulate::queues::Queues;
 use crate::simulate::rank_clock::RankClock;
@@ -40,6 +42,8 @@ pub(super) struct Run<'a> {
     /// The times at which each stage is gathered, and at which it is reduced.
     pub(super) gathered: Vec<f64>,
     pub(super) reduced: Vec<f64>,
+    /// The times at which the tensors of `RELOAD` are back, until their backward.
+    pub(super) reloaded: HashMap<(StageIndex, Microbatch), Arrival>,
     /// The microbatches of each stage that keep their activations while others are recomputed.
     pub(super) kept: Vec<KeptForwards>,
     /// The events of each rank.
@@ -67,6 +71,7 @@ impl<'a> Run<'a> {
             queues,
             gathered: vec![0.0; stages],
             reduced: vec![0.0; stages],
+            reloaded: HashMap::new(),
             kept: vec![KeptForwards::default(); stages],
             events: program.rows().iter().map(|row| Vec::with_capacity(row.len())).collect(),
             skips: Vec::new(),

@@ -86,6 +86,16 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
         Ok(true)
     }
 
+    fn take_inputs(&mut self, microbatch: Microbatch) -> Values {
+        self.in_flight.get_mut(microbatch).map(InFlight::take_inputs).unwrap_or_default()
+    }
+
+    fn put_inputs(&mut self, microbatch: Microbatch, inputs: Values) {
+        if let Some(in_flight) = self.in_flight.get_mut(microbatch) {
+            in_flight.put_inputs(inputs);
+        }
+    }
+
     fn begin_backward(&mut self, microbatch: Microbatch, gradients: OptionalTensors) -> BackwardState {
         let in_flight = self.in_flight.take(microbatch);
         let in_flight = in_flight.expect("a validated program runs a forward before its backward");

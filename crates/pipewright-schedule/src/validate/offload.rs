@@ -1,0 +1,80 @@
+//! The rules of offloading: what a forward keeps is in memory when its backward uses it.
+//!
+//! Rules: (1) `OFFLOAD` follows the forward and comes before the backward; (2) `RELOAD` follows `OFFLOAD` and comes
+//! before the backward; (3) without a backward there is nothing to move. [`super::order`] checks that the forward comes
+//! before `OFFLOAD`, and that before `RELOAD`; [`super::coverage`] refuses a second one of either.
+
+use std::collections::HashMap;
+
+use crate::action::{Action, ActionKind};
+use crate::ids::{Microbatch, Rank, StageIndex};
+use crate::validate::context::Context;
+use crate::validate::violation::{Report, ViolationKind};
+
+/// The first `OFFLOAD`, `RELOAD` and backward of a stage and microbatch, with their positions.
+#[derive(Default)]
+struct Places {
+    offload: Option<usize>,
+    reload: Option<usize>,
+    backward: Option<(Action, usize)>,
+}
+
+/// Checks every row that moves tensors.
+pub(super) fn check(context: &Context<'_>, report: &mut Report) {
+    for (rank, row) in (0..).map(Rank::new).zip(context.program.rows()) {
+        if row.iter().any(|action| action.kind().is_offload()) {
+            check_row(context, report, rank, row);
+        }
+    }
+}
+
+fn check_row(context: &Context<'_>, report: &mut Report, rank: Rank, row: &[Action]) {
+    let mut places: HashMap<(StageIndex, Microbatch), Places> = HashMap::new();
+    for (position, part) in
+        row.iter().enumerate().flat_map(|(position, cell)| cell.parts().map(move |part| (position, part)))
+    {
+        let Some(microbatch) = part.microbatch() else { continue };
+        let places = places.entry((part.stage(), microbatch)).or_default();
+        match part.kind() {
+            ActionKind::Offload => {
+                places.offload.get_or_insert(position);
+            }
+            ActionKind::Reload => {
+                places.reload.get_or_insert(position);
+            }
+            ActionKind::Backward | ActionKind::InputBackward => {
+                places.backward.get_or_insert((part, position));
+            }
+            _ => {}
+        }
+    }
+    for (position, &action) in row.iter().enumerate() {
+        let Action::Offload { stage, microbatch } = action else { continue };
+        let Some(places) = places.get(&(stage, microbatch)) else { continue };
+        // What is outside the program or on a wrong rank, and a second `OFFLOAD`, is reported already.
+        let is_own = context.program.placement().owner(stage) == Some(rank);
+        if !is_own || !context.present.contains(action) || places.offload != Some(position) {
+            continue;
+        }
+        if let Some((at, kind)) = violation(action, position, places) {
+            report.push(rank, || (at, kind));
+        }
+    }
+}
+
+/// Returns the violation of an `OFFLOAD` at `position`, and its place.
+fn violation(action: Action, position: usize, places: &Places) -> Option<(usize, ViolationKind)> {
+    let Some((backward, at)) = places.backward else {
+        return Some((position, ViolationKind::OffloadUnused { action }));
+    };
+    if at < position {
+        return Some((position, ViolationKind::OffloadTooLate { action, backward, at }));
+    }
+    match places.reload {
+        None => Some((position, ViolationKind::NeverReloaded { action, backward, at })),
+        Some(reload) if reload > at => {
+            Some((at, ViolationKind::Away { action: backward, offload: action, at: reload }))
+        }
+        Some(_) => None,
+    }
+}

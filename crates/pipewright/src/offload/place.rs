@@ -1,0 +1,35 @@
+//! The place to which tensors move.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use super::scratch::ScratchFile;
+
+/// The place to which the tensors of forwards move.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OffloadTo {
+    /// The memory of the processor. The stages must compute on another device.
+    Host,
+    /// Files in this folder, which is made if it does not exist. A file has no name from the moment at which it is
+    /// made, where the system allows that: its space is free when the run ends, however it ends.
+    Folder(PathBuf),
+}
+
+impl OffloadTo {
+    /// Makes the folder, and writes a byte to a file there.
+    pub(crate) fn prepare(&self) -> io::Result<()> {
+        let Self::Folder(folder) = self else { return Ok(()) };
+        std::fs::create_dir_all(folder)?;
+        ScratchFile::create(folder, "test")?.write_all(&[0])
+    }
+}
+
+impl fmt::Display for OffloadTo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("host"),
+            Self::Folder(folder) => folder.display().fmt(f),
+        }
+    }
+}
