@@ -1,4 +1,4 @@
-//! Measures how much of the exchange of experts is hidden under DualPipeV: two processes over MPI hold the
+//! Measures how much of the exchange of experts is hidden under a schedule with overlaps: two processes over MPI hold the
 //! experts of a Qwen3-MoE together, with overlaps whose halves run by turns and with overlaps taken apart.
 //!
 //! Both alternate. The processes run this program under `mpirun`; the first prints its figures as JSON.
@@ -13,7 +13,7 @@ use pipewright::pipeline::{Pipeline, PipelineConfig, StepSummary};
 use pipewright::transport::World;
 use pipewright_models::{CutModel, InitialParameters, Place};
 use pipewright_schedule::lower::{TrainingLowering, for_training};
-use pipewright_schedule::{Method, ScheduleSpec, StageIndex, generate, partition};
+use pipewright_schedule::{GenerateError, Method, Schedule, ScheduleSpec, StageIndex, generate, partition};
 
 use crate::family_models::Family;
 use crate::model::{SEED, SEQUENCE, VOCABULARY};
@@ -32,6 +32,9 @@ pub(crate) struct Options {
     /// Microbatches of each process, of one row.
     #[arg(long, default_value_t = 8)]
     microbatches: u32,
+    /// The schedule of the overlaps.
+    #[arg(long, value_enum, default_value_t = Overlapped::Dualpipev)]
+    schedule: Overlapped,
     /// Take overlaps apart.
     #[arg(long, hide = true)]
     apart: bool,
@@ -41,6 +44,38 @@ pub(crate) struct Options {
 }
 
 const REPLICAS: u32 = 2;
+
+/// A schedule with overlaps.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Overlapped {
+    Dualpipev,
+    /// Interleaved 1F1B with four stages on the rank and the setting `overlap`.
+    Interleaved,
+    /// ZBV with the setting `overlap`.
+    Zbv,
+}
+
+impl Overlapped {
+    fn argument(self) -> &'static str {
+        match self {
+            Self::Dualpipev => "dualpipev",
+            Self::Interleaved => "interleaved",
+            Self::Zbv => "zbv",
+        }
+    }
+
+    /// Returns the schedule of one rank.
+    fn generate(self, microbatches: u32) -> Result<Schedule, GenerateError> {
+        let spec = ScheduleSpec { ranks: 1, microbatches, ..ScheduleSpec::default() };
+        match self {
+            Self::Dualpipev => generate("dualpipev", &spec),
+            Self::Interleaved => {
+                generate("interleaved1f1b", &ScheduleSpec { stages_per_rank: Some(4), overlap: true, ..spec })
+            }
+            Self::Zbv => generate("zbvzerobubble", &ScheduleSpec { overlap: true, ..spec }),
+        }
+    }
+}
 
 /// Milliseconds of a step, as medians over the steps; of exchanges, means over the processes.
 struct Figures {
@@ -85,6 +120,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 fn run_processes(options: &Options, apart: bool) -> Result<Figures, Box<dyn Error>> {
     let (steps, microbatches) = (options.steps.to_string(), options.microbatches.to_string());
     let mut arguments = vec!["exchange", "--child", "--steps", &steps, "--microbatches", &microbatches];
+    arguments.extend(["--schedule", options.schedule.argument()]);
     arguments.extend(apart.then_some("--apart"));
     let figures: serde_json::Value = serde_json::from_str(&mpirun(&arguments)?)?;
     let figure = |name: &str| figures[name].as_f64().ok_or_else(|| format!("no `{name}` in {figures}"));
@@ -102,10 +138,9 @@ fn run_child(options: &Options) -> Result<(), Box<dyn Error>> {
 }
 
 fn measure(world: World, options: &Options) -> Result<Figures, Box<dyn Error>> {
-    let spec = ScheduleSpec { ranks: 1, microbatches: options.microbatches, ..ScheduleSpec::default() };
     let lowering =
         TrainingLowering { replicas: REPLICAS, keep_overlaps: !options.apart, ..TrainingLowering::default() };
-    let program = for_training(&generate("dualpipev", &spec)?, &lowering)?;
+    let program = for_training(&options.schedule.generate(options.microbatches)?, &lowering)?;
     let model = CutModel::from(Family::Qwen3Moe.config());
     let weights = model.describe(SEQUENCE).weights();
     let stages = partition(&weights, program.placement().stages(), &Method::Optimal)?;

@@ -59,6 +59,8 @@ impl PySchedule {
 ///     memory_limit: The number of activations that a stage may hold, one for all stages or a list with one
 ///         for each, for `zb-greedy` and `vocab1f1b`.
 ///     slices: The number of slices into which each microbatch is cut along its sequence, for `seq1f1b`.
+///     overlap: Let forwards and backwards that follow each other overlap, for `interleaved1f1b` and
+///         `zbvzerobubble`.
 ///     costs: The costs of actions, as `Costs` or as a text, for `zb-greedy` and `vocab1f1b`, for the
 ///         picture, and for `lower`: with exchanges, overlaps stay whole.
 ///
@@ -73,7 +75,7 @@ impl PySchedule {
 #[pyfunction]
 #[pyo3(signature = (
     name, *, ranks, microbatches, stages_per_rank=None, group_size=None, wide_warmup=false, memory_limit=None,
-    slices=None, costs=None
+    slices=None, overlap=false, costs=None
 ))]
 #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
 pub(crate) fn schedule(
@@ -86,6 +88,7 @@ pub(crate) fn schedule(
     wide_warmup: bool,
     memory_limit: Option<&Bound<'_, PyAny>>,
     slices: Option<&Bound<'_, PyAny>>,
+    overlap: bool,
     costs: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<PySchedule> {
     let costs = costs_of(costs)?;
@@ -99,6 +102,7 @@ pub(crate) fn schedule(
         costs: costs.clone().filter(|_| depends_on_costs),
         memory_limit: memory_limit.map(limits_of).transpose()?,
         slices: slices_of(slices)?,
+        overlap,
     };
     let name = name.to_owned();
     check_named(&name, &spec, Use::Generate).map_err(|error| error.raised(py))?;

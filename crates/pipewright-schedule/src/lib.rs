@@ -32,6 +32,7 @@ pub mod action;
 mod packed;
 pub mod notation;
 pub mod schedule;
+pub mod pairing;
 pub mod csv;
 pub mod recompute;
 pub mod costs;

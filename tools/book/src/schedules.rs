@@ -174,6 +174,11 @@ fn described(setting: Setting) -> &'static str {
              unless it is written, and must divide `data.seq_len`. With `--cost attention=0.3`, attention is 0.3 of the \
              time of `F` and `I`: later slices take longer, because they attend to more keys."
         }
+        Setting::Overlap => {
+            "`pipeline.overlap` (`--overlap`) lets a forward and a backward of different stages overlap if they follow \
+             each other on a rank: one of them computes while the other one exchanges the tokens of its experts. \
+             Without exchanges (`mesh.expert_parallel = 1`) it is of no use: they then run one after the other."
+        }
     }
 }
 

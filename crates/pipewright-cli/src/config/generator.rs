@@ -27,15 +27,19 @@ pub(crate) struct GeneratorSettings {
     /// The number of slices into which microbatches are cut along their sequence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) slices: Option<u32>,
+    /// Whether forwards and backwards that follow each other become overlaps.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) overlap: bool,
 }
 
 /// The settings by key.
-pub(crate) const KEYS: [(&str, Setting); 5] = [
+pub(crate) const KEYS: [(&str, Setting); 6] = [
     ("group_size", Setting::GroupSize),
     ("wide_warmup", Setting::WideWarmup),
     ("memory_limit", Setting::MemoryLimit),
     ("costs", Setting::Costs),
     ("slices", Setting::Slices),
+    ("overlap", Setting::Overlap),
 ];
 
 impl GeneratorSettings {
@@ -49,8 +53,8 @@ impl GeneratorSettings {
         // The text was checked when it was read.
         let costs = self.costs.as_ref().and_then(|costs| costs.parse().ok());
         let slices = self.slices.and_then(Slices::new);
-        let (group_size, wide_warmup) = (self.group_size, self.wide_warmup);
-        ScheduleSpec { group_size, wide_warmup, costs, memory_limit, slices, ..size }
+        let Self { group_size, wide_warmup, overlap, .. } = *self;
+        ScheduleSpec { group_size, wide_warmup, costs, memory_limit, slices, overlap, ..size }
     }
 }
 
@@ -66,6 +70,7 @@ pub(super) fn read(section: &mut Section<'_>) -> GeneratorSettings {
         memory_limit: section.count_or_counts("memory_limit"),
         costs,
         slices: section.is_written("slices").then(|| section.count("slices", 1)),
+        overlap: section.flag("overlap", false),
     }
 }
 
@@ -103,5 +108,6 @@ fn keys_of(setting: Setting) -> &'static [&'static str] {
         Setting::MemoryLimit => &["memory_limit", "schedule"],
         Setting::Costs => &["costs", "schedule"],
         Setting::Slices => &["slices", "schedule"],
+        Setting::Overlap => &["overlap", "schedule"],
     }
 }

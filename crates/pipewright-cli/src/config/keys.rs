@@ -164,6 +164,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "memory_limit",
             "costs",
             "slices",
+            "overlap",
         ],
     ),
     (

@@ -69,6 +69,9 @@ pub(crate) struct PlanJson<'a> {
     wide_warmup: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     memory_limit: Option<u32>,
+    /// Whether forwards and backwards overlap.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    overlap: bool,
 }
 
 #[derive(Serialize)]
@@ -133,6 +136,7 @@ pub(crate) fn plan_json(plan: &Plan) -> PlanJson<'_> {
         group_size: settings.group_size,
         wide_warmup: settings.wide_warmup,
         memory_limit: settings.memory_limit,
+        overlap: settings.overlap,
     }
 }
 

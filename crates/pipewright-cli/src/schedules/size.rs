@@ -38,6 +38,10 @@ pub(crate) struct ScheduleSize {
     /// for a schedule from a file whose actions number slices, by default 1
     #[arg(long, value_name = "K", value_parser = slices)]
     slices: Option<Slices>,
+    /// Let forwards and backwards that follow each other overlap, so that exchanges of experts are hidden, for
+    /// interleaved1f1b and zbvzerobubble
+    #[arg(long)]
+    overlap: bool,
 }
 
 impl ScheduleSize {
@@ -61,6 +65,7 @@ impl ScheduleSize {
                 limits => Some(PerStage::Each(limits.to_vec())),
             },
             slices: self.slices,
+            overlap: self.overlap,
         })
     }
 
@@ -79,6 +84,7 @@ impl ScheduleSize {
             ("--group-size", self.group_size.is_some()),
             ("--wide-warmup", self.wide_warmup),
             ("--memory-limit", !self.memory_limit.is_empty()),
+            ("--overlap", self.overlap),
         ];
         flags.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag)
     }

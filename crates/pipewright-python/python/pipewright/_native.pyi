@@ -221,6 +221,7 @@ def schedule(
     wide_warmup: bool = False,
     memory_limit: SupportsIndex | Sequence[SupportsIndex] | None = None,
     slices: SupportsIndex | None = None,
+    overlap: bool = False,
     costs: Costs | str | None = None,
 ) -> Schedule: ...
 def schedules() -> list[_Generator]: ...

@@ -10,6 +10,7 @@ use crate::generate::{
     interleaved_zero_bubble, looped_bfs, one_f_one_b, seq1f1b, v_half, v_min, vocab_1f1b, zb_greedy, zb_h1,
     zb_h2, zbv_zero_bubble,
 };
+use crate::pairing::pair_overlaps;
 use crate::schedule::Schedule;
 use crate::words::nearest;
 
@@ -69,7 +70,8 @@ pub fn generate_within(name: &str, spec: &ScheduleSpec, limits: Limits) -> Resul
     let stages_per_rank = checked(generator, spec, limits)?;
     let placement = generator.stages.placement(spec.ranks, stages_per_rank);
     // Placements hold more stages than schedules.
-    Ok((generator.generate)(spec, placement.expect("a number of stages that was checked")))
+    let schedule = (generator.generate)(spec, placement.expect("a number of stages that was checked"));
+    Ok(if spec.overlap { pair_overlaps(schedule) } else { schedule })
 }
 
 /// Checks whether [`generate_within`] accepts a size and settings, without making the schedule. It takes no

@@ -16,6 +16,10 @@
 //! becomes `(p - 1 - r) + min(p - 1 - r, s + 1 + g - p)`. This is the longest warm-up of that form without a
 //! deadlock, which the tests check for all small sizes. With `s = 1` and `v = 2` there is none.
 //!
+//! With the setting `overlap`, a rank warms up with `g` more forwards, as far as a short last group allows. Then the
+//! forward and the backward that follow each other are of different stages more often, and only those overlap
+//! ([`crate::pairing`]). With `v = 2` and the usual warm-up, those of the last rank are always of one stage.
+//!
 //! Each action has one cell. The idle cells are: `r` before the first forward; after the warm-up, until the
 //! first gradient can arrive from the last rank; one before each backward of the cool-down, in which other
 //! ranks run a forward.
@@ -41,7 +45,7 @@ const NAME: &str = "interleaved1f1b";
 pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "1F1B with several stages per rank; smaller bubble, a little more memory",
-    settings: &[Setting::GroupSize],
+    settings: &[Setting::GroupSize, Setting::Overlap],
     trains: true,
     aliases: &["interleaved", "1f1b-interleaved", "vpp"],
     guide: Guide {
@@ -74,15 +78,16 @@ fn check(spec: &ScheduleSpec, stages_per_rank: u32) -> Result<(), GenerateErrorK
 fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
     let order =
         spec.interleaving(NAME, placement.stages() / placement.ranks()).expect("the size was checked");
-    let rows = placement.all_ranks().map(|rank| row(&placement, rank, order)).collect();
+    let further = if spec.overlap { order.group } else { 0 };
+    let rows = placement.all_ranks().map(|rank| row(&placement, rank, order, further)).collect();
     Schedule::generated(placement, spec.microbatches, rows)
 }
 
-fn row(placement: &Placement, rank: Rank, order: Interleaving) -> Vec<Option<Action>> {
+fn row(placement: &Placement, rank: Rank, order: Interleaving, further: u32) -> Vec<Option<Action>> {
     let mut cursors = StageCursor::of_rank(placement, rank);
     let forwards = order.all();
     let followers = placement.ranks() - 1 - rank.get();
-    let warm_up = order.wide_warm_up(followers, placement.ranks());
+    let warm_up = order.wide_warm_up(followers, further, placement.ranks());
     let first_backward = placement.stages() + 2 * followers;
     let mut row = Vec::with_capacity((rank.get() + first_backward + 3 * forwards) as usize);
     row.extend(repeat_n(None, rank.index()));

@@ -61,7 +61,7 @@ fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
         let mut cursors = StageCursor::of_rank(&placement, rank);
         let followers = placement.ranks() - 1 - rank.get();
         let warm_up = if spec.wide_warmup {
-            order.wide_warm_up(followers, placement.ranks())
+            order.wide_warm_up(followers, 0, placement.ranks())
         } else {
             order.warm_up(followers)
         };

@@ -42,10 +42,10 @@ impl Interleaving {
     }
 
     /// Returns the number of forwards of a warm-up with two further forwards, instead of one, for each of the
-    /// later ranks, `followers`. A short last group limits them: with more, the first rank would wait for a
-    /// forward that the last rank runs only after a backward, which waits for the first rank.
-    pub(super) fn wide_warm_up(self, followers: u32, ranks: u32) -> u32 {
-        self.warm_up(followers + followers.min(self.most_further(ranks)))
+    /// later ranks, `followers`, and `more` forwards. A short last group limits them: with more, the first rank
+    /// would wait for a forward that the last rank runs only after a backward, which waits for the first rank.
+    pub(super) fn wide_warm_up(self, followers: u32, more: u32, ranks: u32) -> u32 {
+        self.warm_up(followers + followers.saturating_add(more).min(self.most_further(ranks)))
     }
 
     /// Returns the most forwards of a warm-up beyond one for each later rank.

@@ -17,12 +17,14 @@ pub enum Setting {
     MemoryLimit,
     /// [`slices`](crate::ScheduleSpec::slices).
     Slices,
+    /// [`overlap`](crate::ScheduleSpec::overlap).
+    Overlap,
 }
 
 impl Setting {
     /// Every setting.
-    pub const ALL: [Self; 5] =
-        [Self::GroupSize, Self::WideWarmup, Self::Costs, Self::MemoryLimit, Self::Slices];
+    pub const ALL: [Self; 6] =
+        [Self::GroupSize, Self::WideWarmup, Self::Costs, Self::MemoryLimit, Self::Slices, Self::Overlap];
 }
 
 impl fmt::Display for Setting {
@@ -33,6 +35,7 @@ impl fmt::Display for Setting {
             Self::Costs => "costs",
             Self::MemoryLimit => "memory_limit",
             Self::Slices => "slices",
+            Self::Overlap => "overlap",
         })
     }
 }

@@ -36,6 +36,10 @@ pub struct ScheduleSpec {
     /// The number of slices into which each microbatch is cut along its sequence, for schedules with this
     /// setting; `None` for two.
     pub slices: Option<Slices>,
+    /// Whether forwards and backwards of different stages that follow each other on a rank become overlaps
+    /// ([`pair_overlaps`](crate::pairing::pair_overlaps)), for schedules with this setting. Set it if ranks exchange tokens inside of their
+    /// stages. Otherwise overlaps are taken apart, and the forward of each runs first.
+    pub overlap: bool,
 }
 
 impl ScheduleSpec {
@@ -47,6 +51,7 @@ impl ScheduleSpec {
             Setting::Costs => self.costs.is_some(),
             Setting::MemoryLimit => self.memory_limit.is_some(),
             Setting::Slices => self.slices.is_some(),
+            Setting::Overlap => self.overlap,
         }
     }
 
@@ -59,6 +64,7 @@ impl ScheduleSpec {
             Setting::Costs => spec.costs = None,
             Setting::MemoryLimit => spec.memory_limit = None,
             Setting::Slices => spec.slices = None,
+            Setting::Overlap => spec.overlap = false,
         }
         spec
     }

@@ -24,6 +24,7 @@ use std::iter::repeat_n;
 use crate::action::Action;
 use crate::generate::generator::Generator;
 use crate::generate::guide::{Formula, Guide};
+use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::stage_cursor::StageCursor;
 use crate::generate::stage_rule::StageRule;
@@ -37,7 +38,7 @@ const NAME: &str = "zbvzerobubble";
 pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "ZBV: zero bubble on a V of two stages per rank, memory of 1F1B",
-    settings: &[],
+    settings: &[Setting::Overlap],
     trains: true,
     aliases: &["zbv", "v-zb"],
     guide: Guide {

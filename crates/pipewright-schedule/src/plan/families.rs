@@ -21,12 +21,12 @@ pub(super) struct Family {
 }
 
 impl Family {
-    /// Returns all families for a size.
-    pub(super) fn all(ranks: u32, microbatches: u32, layers: usize) -> Vec<Self> {
+    /// Returns all families for a size. If `has_exchanges`, schedules are also there with overlaps.
+    pub(super) fn all(ranks: u32, microbatches: u32, layers: usize, has_exchanges: bool) -> Vec<Self> {
         let mut families = Vec::new();
         for generator in catalogue().iter().filter(|generator| generator.trains) {
             for chunks in (1..=MAX_CHUNKS).filter(|chunks| (ranks * chunks) as usize <= layers) {
-                for settings in settings(generator, ranks, microbatches) {
+                for settings in settings(generator, ranks, microbatches, has_exchanges) {
                     let is_made_to_measure = generator.settings.contains(&Setting::Costs);
                     let name = generator.name;
                     families.push(Self { name, settings, ranks, chunks, microbatches, is_made_to_measure });
@@ -48,12 +48,13 @@ impl Family {
             costs: self.is_made_to_measure.then(|| costs.clone()),
             memory_limit: self.settings.memory_limit.map(PerStage::Same),
             slices: None,
+            overlap: self.settings.overlap,
         };
         generate(self.name, &spec).map(|schedule| Order::with_overlaps(&schedule, has_exchanges))
     }
 }
 
-fn settings(generator: &Generator, ranks: u32, microbatches: u32) -> Vec<PlanSettings> {
+fn settings(generator: &Generator, ranks: u32, microbatches: u32, has_exchanges: bool) -> Vec<PlanSettings> {
     let mut all = vec![PlanSettings::default()];
     if generator.settings.contains(&Setting::WideWarmup) {
         all.push(PlanSettings { wide_warmup: true, ..PlanSettings::default() });
@@ -70,6 +71,10 @@ fn settings(generator: &Generator, ranks: u32, microbatches: u32) -> Vec<PlanSet
     if generator.settings.contains(&Setting::MemoryLimit) {
         let limits = [2 * ranks, microbatches].into_iter().filter(|&limit| limit > ranks);
         all.extend(limits.map(|limit| PlanSettings { memory_limit: Some(limit), ..PlanSettings::default() }));
+    }
+    if has_exchanges && generator.settings.contains(&Setting::Overlap) {
+        let overlapped: Vec<_> = all.iter().map(|&plain| PlanSettings { overlap: true, ..plain }).collect();
+        all.extend(overlapped);
     }
     all
 }

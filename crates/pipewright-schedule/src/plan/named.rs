@@ -48,7 +48,9 @@ impl NamedOrder {
 /// Returns the named schedules of a shape, or fewer if the search is stopped.
 pub(super) fn named(search: &mut Search<'_>, shape: &Shape) -> Vec<Named> {
     let mut named = Vec::new();
-    for family in Family::all(shape.ranks, shape.microbatches, shape.layers.count()) {
+    // Other systems are not told which actions overlap.
+    let may_overlap = shape.layers.has_exchanges && search.request.system.is_none();
+    for family in Family::all(shape.ranks, shape.microbatches, shape.layers.count(), may_overlap) {
         if !search.may_try() {
             break;
         }

@@ -81,6 +81,8 @@ pub struct PlanSettings {
     pub wide_warmup: bool,
     /// [`ScheduleSpec::memory_limit`](crate::ScheduleSpec::memory_limit).
     pub memory_limit: Option<u32>,
+    /// [`ScheduleSpec::overlap`](crate::ScheduleSpec::overlap).
+    pub overlap: bool,
 }
 
 /// The result of one schedule.

@@ -338,7 +338,7 @@ proptest! {
         prop_assume!(ranks as usize <= count);
         let layers = model_with_exchanges(seed, count, ranks, replicas);
         let mut numbers = Numbers(seed);
-        for family in Family::all(ranks, microbatches, count) {
+        for family in Family::all(ranks, microbatches, count, true) {
             let stages = (ranks * family.chunks) as usize;
             let starts = cut(count, stages, &mut numbers);
             let loads = stage_loads(&layers, &starts, &vec![None; stages]);

@@ -15,6 +15,7 @@ fn changed(name: &'static str, spec: &ScheduleSpec, advice: &Advice) -> (&'stati
             "wide_warmup" => spec.wide_warmup = false,
             "costs" => spec.costs = None,
             "memory_limit" => spec.memory_limit = None,
+            "overlap" => spec.overlap = false,
             _ => spec.slices = None,
         }
     }

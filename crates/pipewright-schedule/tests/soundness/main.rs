@@ -97,11 +97,16 @@ fn check_kinds(program: &Program, trained: &TrainedStages) -> Result<(), TestCas
 /// Any generator, at a small size that it may not support, with any settings that it takes.
 fn any_spec() -> impl Strategy<Value = (&'static str, ScheduleSpec)> {
     let size = (1..9u32, prop::option::of(1..5u32), 1..20u32);
-    let settings =
-        (prop::option::of(1..20u32), any::<bool>(), prop::option::of(1..9u32), prop::option::of(1..6u32));
+    let settings = (
+        prop::option::of(1..20u32),
+        any::<bool>(),
+        prop::option::of(1..9u32),
+        prop::option::of(1..6u32),
+        any::<bool>(),
+    );
     (prop::sample::select(catalogue()), size, settings).prop_map(|(generator, size, settings)| {
         let (ranks, stages_per_rank, microbatches) = size;
-        let (group, wide_warmup, limit, slices) = settings;
+        let (group, wide_warmup, limit, slices, overlap) = settings;
         let takes = |setting| generator.settings.contains(&setting);
         let spec = ScheduleSpec {
             ranks,
@@ -111,6 +116,7 @@ fn any_spec() -> impl Strategy<Value = (&'static str, ScheduleSpec)> {
             wide_warmup: wide_warmup && takes(Setting::WideWarmup),
             memory_limit: limit.filter(|_| takes(Setting::MemoryLimit)).map(PerStage::Same),
             slices: slices.filter(|_| takes(Setting::Slices)).and_then(Slices::new),
+            overlap: overlap && takes(Setting::Overlap),
             ..ScheduleSpec::default()
         };
         (generator.name, spec)

@@ -269,6 +269,43 @@ fn a_backward_that_runs_by_turns_may_compute_its_forward_again() {
     check(sizes(1, 2, 1), &Recompute::Block);
 }
 
+/// Overlaps that a pass has made from the order of another schedule.
+#[test]
+fn paired_overlaps_have_the_bits_of_the_schedule_without_them() {
+    for (name, sizes, stages_per_rank) in [
+        ("zbvzerobubble", sizes(1, 2, 1), 2),
+        ("zbvzerobubble", sizes(2, 2, 1), 2),
+        ("interleaved1f1b", sizes(1, 2, 1), 4),
+        ("interleaved1f1b", sizes(2, 2, 1), 2),
+    ] {
+        let run = |experts, overlap| {
+            let spec = ScheduleSpec {
+                ranks: sizes.pipeline,
+                stages_per_rank: Some(stages_per_rank),
+                microbatches: MICROBATCHES / sizes.data,
+                overlap,
+                ..ScheduleSpec::default()
+            };
+            let config = config(sizes, experts);
+            let program = lowered(&generate(name, &spec).expect("a schedule"), sizes, &config);
+            let has_overlaps = (0..sizes.pipeline).any(|rank| !overlaps(&program, rank).is_empty());
+            assert_eq!(has_overlaps, overlap && experts > 1, "{name} on {} ranks", sizes.pipeline);
+            let world = World::local(sizes.pipeline * sizes.data);
+            let mut pipeline = launch_with(program, world, &config, |first, _| vector(first as u64), |_| ());
+            let steps = take_steps(&mut pipeline, 0..3);
+            let last = take_step(&mut pipeline, 3).expect("a step");
+            let is_turn = |scope: &&Scope| matches!(scope.kind, ScopeKind::Computation(_));
+            let turns = last.timeline.scopes().iter().filter(is_turn).count();
+            assert_eq!(turns > 0, has_overlaps, "halves of {name} run by turns");
+            (steps, last.losses)
+        };
+        let expected = run(1, false);
+        for (experts, overlap) in [(2, false), (1, true), (2, true)] {
+            assert_eq!(run(experts, overlap), expected, "{name}, {sizes:?}, {experts}, {overlap}");
+        }
+    }
+}
+
 /// The tokens for the forward of an overlap arrive only when the backward of the same rank has computed.
 #[test]
 fn a_backward_computes_while_the_tokens_of_the_forward_travel() {
