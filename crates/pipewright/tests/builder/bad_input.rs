@@ -118,6 +118,7 @@ fn a_program_that_cannot_run_on_several_ranks() {
         send_early: false,
         keep_overlaps: false,
         communicate: None::<Messages>,
+        offload: None,
     };
     let is_not_lowered =
         |error: &BuildError| matches!(error, BuildError::Launch(PipelineError::NotLowered { .. }));
