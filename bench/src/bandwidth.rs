@@ -104,9 +104,12 @@ impl Table {
 /// known.
 fn print(name: &str, bytes: [usize; 2], rates: [f64; 2], copy: [f64; 2]) {
     let share = |i: usize| if copy[i] > 0.0 { format!("{:.2}", rates[i] / copy[i]) } else { String::new() };
-    let cell = |i: usize| match rates[i] > 0.0 {
-        true => format!("{:>9} {:>6.1} {:>6}", bytes[i], rates[i], share(i)),
-        false => format!("{:>9} {:>6} {:>6}", "-", "", ""),
+    let cell = |i: usize| {
+        if rates[i] > 0.0 {
+            format!("{:>9} {:>6.1} {:>6}", bytes[i], rates[i], share(i))
+        } else {
+            format!("{:>9} {:>6} {:>6}", "-", "", "")
+        }
     };
     println!("{name:<28} {} {}", cell(0), cell(1));
 }

@@ -151,8 +151,9 @@ mod tests {
     fn taken(offloads: &mut Offloads, microbatch: u32) -> Result<Option<Vec<f32>>, OffloadError> {
         let microbatch = Microbatch::new(microbatch);
         let found = offloads.wait(StageIndex::new(0), microbatch, Duration::from_secs(20), || false)?;
-        let numbers =
-            |values| unpack::<Tensor<1>>(values).expect("a vector").into_data().to_vec::<f32>().expect("f32");
+        let numbers = |values| {
+            unpack::<Tensor<1>>(values).expect("a vector").into_data().try_to_vec::<f32>().expect("f32")
+        };
         Ok(found.map(|found| numbers(found.values)))
     }
 
