@@ -1,5 +1,5 @@
-//! Measures the operations of a layer of the bench model that are no matrix products, against the rate at which
-//! this machine copies memory, which bounds them.
+//! Measures a layer's operations other than matrix products, in the bench model, against the rate at which this
+//! machine copies memory. That rate bounds them.
 //!
 //! Each operation has a number of bytes per token that it must read and write. It runs on operands that
 //! together are larger than the caches, so each comes from memory, as what a stage keeps of other microbatches

@@ -125,7 +125,7 @@ enum Bench {
     Prompts(prompts::Options),
     /// The matrix products of a layer, against the highest rate of their instructions.
     Products(product_rates::Options),
-    /// The operations of a layer that are no products, against the rate of memory.
+    /// The operations of a layer other than products, against the rate of memory.
     Bandwidth(bandwidth::Options),
     /// Mamba-2's scan in chunks, against its recurrence token by token.
     Scan(scan::Options),

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::problem::ProblemKind;
 use crate::config::section::Section;
 
-/// What leaves memory between a forward and its backward.
+/// The inputs that leave memory between a forward and its backward.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum OffloadChoice {
     /// Everything stays.

@@ -132,7 +132,7 @@ impl Cluster {
         wait_for("three idle nodes", || states().lines().filter(|state| *state == "idle").count() == 3);
     }
 
-    /// Starts `salloc` for all nodes with `launch` and the words after it. What it says goes to the file `said`.
+    /// Starts `salloc` for all nodes with `launch` and the words after it. Its words go to the file `said`.
     fn launch(&self, words: &[&str], (wrong, fault): (&str, &str)) -> Child {
         let said = File::create(self.path("said")).expect("a file");
         let mut command = self.command("salloc");

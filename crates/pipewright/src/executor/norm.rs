@@ -48,7 +48,7 @@ pub(super) struct Norms {
     pub(super) next_batch: Option<u64>,
 }
 
-/// What the ranks of a subtree contribute to the norm, and to the decision on the next batch.
+/// The part of a subtree's ranks in the norm, and in the decision on the next batch.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Contribution {
     pub(super) squares: Vec<f64>,

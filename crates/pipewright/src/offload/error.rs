@@ -14,7 +14,7 @@ pub struct OffloadError {
     pub stage: StageIndex,
     /// The microbatch that they belong to.
     pub microbatch: Microbatch,
-    /// What failed.
+    /// The failure.
     #[source]
     pub kind: OffloadErrorKind,
 }

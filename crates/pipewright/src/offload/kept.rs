@@ -84,7 +84,7 @@ fn read_all(file: &mut ScratchFile, forms: Vec<Form>) -> io::Result<Values> {
     forms.into_iter().map(read).collect()
 }
 
-/// Writes tensors to a file, each of which is free as soon as it is written.
+/// Writes tensors to a file. The memory of each is free as soon as it is written.
 fn written(folder: &Path, name: &str, values: Values) -> Result<ScratchFile, OffloadErrorKind> {
     let failed = |file: &Path| {
         let file = file.to_owned();
@@ -107,7 +107,7 @@ mod tests {
         let device = Device::flex();
         let numbers: Vec<f32> = (0..24).map(|number| (number as f32).sin()).collect();
         let tensor = Tensor::<3>::from_data(TensorData::new(numbers, [2, 3, 4]), &device);
-        // Neither the storage of the second tensor is whole, nor are its elements in order.
+        // The second tensor is a part of its storage, and its elements are in another order.
         let part = tensor.clone().narrow(2, 1, 2).swap_dims(0, 1);
         vec![Value::of(tensor.clone()), Value::of(part).constant(), Value::of(tensor.cast(DType::BF16))]
     }

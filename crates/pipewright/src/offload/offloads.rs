@@ -22,7 +22,7 @@ pub(crate) struct Offloads {
     memory: RankMemory,
     /// Started with the first tensors that leave.
     mover: Option<Mover>,
-    /// The tensors that have not been taken back. Those that are back already are present.
+    /// The tensors that have not been taken back; `Some` if they have arrived.
     away: HashMap<Key, Option<Back>>,
     /// The transfers that have ended and are not reported.
     transfers: Vec<Transfer>,

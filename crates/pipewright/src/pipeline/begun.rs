@@ -22,7 +22,7 @@ pub(super) struct Running {
     pub(super) offered: Option<Offered>,
 }
 
-/// What is needed to compare a batch with the other processes' batches if the ranks have not begun it.
+/// A batch that is compared with the other processes' batches if the ranks have not begun it.
 pub(super) struct Offered {
     pub(super) batch: CheckedBatch,
     pub(super) purpose: Purpose,

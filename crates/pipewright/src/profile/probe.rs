@@ -26,7 +26,7 @@ pub(super) struct Holding {
 /// The times in which an action of a rank computed parts of layers again.
 pub(super) type Remade = (Action, PartTimes);
 
-/// What was recorded in a step.
+/// The records of a step.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Probed {
     /// Nothing if the memory is not counted.

@@ -74,8 +74,8 @@ impl StageModule for Blocks {
     }
 }
 
-/// Returns the measured peak of rank 1, whose inputs are no part of the batch, and the peak that follows from the measured
-/// timeline.
+/// Returns the measured peak of rank 1, whose inputs come from rank 0, and the peak that follows from the
+/// measured timeline.
 fn peaks(offload: bool, sizes: StageSizes) -> [f64; 2] {
     let folder = tempfile::tempdir().expect("a folder");
     let recompute = Recompute::Block;

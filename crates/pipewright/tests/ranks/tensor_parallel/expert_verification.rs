@@ -350,8 +350,8 @@ fn named_without(group: usize, right: &Bits) -> Option<String> {
     difference.action()
 }
 
-/// An expert has a gradient of its own for the tokens of each replica: its products are two groups, of which the
-/// second one belongs to the other replica.
+/// An expert has a gradient of its own for the tokens of each replica: its products are two groups, and the second
+/// one belongs to the other replica.
 #[test]
 fn a_gradient_that_is_left_out_names_its_rank_whichever_replica_has_the_tokens() {
     let (right, _) = train(Run::new(replicated(2, 2)).launch(Verify::Off), 1, 10.0, || ());
