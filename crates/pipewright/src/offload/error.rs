@@ -49,9 +49,12 @@ pub enum OffloadErrorKind {
         /// The system's error.
         source: io::Error,
     },
-    /// The thread that moves tensors has ended.
-    #[error("are lost: the thread that moves them has ended, because it panicked")]
-    Ended,
+    /// The thread that moves tensors has panicked.
+    #[error("are lost: the thread that moves them panicked: {message}")]
+    Panicked {
+        /// The message of the panic.
+        message: String,
+    },
     /// The tensors did not come back in time.
     #[error("have not come back after {:.1} s: the disk is too slow, or the deadline too short", .waited.as_secs_f64())]
     Deadline {

@@ -75,7 +75,7 @@ impl Offloads {
 
     /// Lets tensors come back.
     pub(crate) fn reload(&mut self, stage: StageIndex, microbatch: Microbatch) -> Result<(), OffloadError> {
-        match &self.mover {
+        match &mut self.mover {
             Some(mover) => mover.read((stage, microbatch)),
             None => Ok(()),
         }
@@ -94,7 +94,7 @@ impl Offloads {
         is_stopped: impl Fn() -> bool,
     ) -> Result<Option<Reloaded>, OffloadError> {
         let key = (stage, microbatch);
-        let (Some(mover), true) = (&self.mover, self.away.contains_key(&key)) else { return Ok(None) };
+        let (Some(mover), true) = (&mut self.mover, self.away.contains_key(&key)) else { return Ok(None) };
         let begin = Instant::now();
         while self.away.get(&key).is_some_and(Option::is_none) {
             if is_stopped() {
