@@ -3,9 +3,10 @@
 //! Rules: (1) a forward follows the action that brings its input: the receive, or the forward of the previous
 //! stage on the same rank; (2) a backward follows its stage's forward and the action that brings its
 //! gradient; (3) `W` follows `I`; (4) a send follows the computation of its tensor; (5) a wait follows the
-//! action that it waits for, `OFFLOAD` the forward, and `RELOAD` its `OFFLOAD`; (6) the forward of a slice follows the forward of the slice before it in its
-//! microbatch, and its backward follows the backward of the slice after it ([`crate::slices`]). The halves of
-//! an overlap start together, so neither can provide a tensor for the other.
+//! action that it waits for, `OFFLOAD` the forward, and `RELOAD` its `OFFLOAD`; (6) the forward of a slice
+//! follows the forward of the slice before it in its microbatch, and its backward follows the backward of the
+//! slice after it ([`crate::slices`]). The halves of an overlap start together, so neither can provide a tensor
+//! for the other.
 //!
 //! If the needed action is nowhere in the program, other families report it as missing. For a send or a wait,
 //! this family reports it.

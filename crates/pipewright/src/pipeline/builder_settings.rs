@@ -109,7 +109,8 @@ impl PipelineBuilder {
     }
 
     /// Moves the inputs that recomputed forwards keep to a place until their backwards. The builder adds `OFFLOAD` and
-    /// `RELOAD` to the programs that it makes. Default: they stay in memory.
+    /// `RELOAD` to the programs that it makes, unless [`PipelineBuilder::lower`] gives it the passes. Default: they stay in
+    /// memory.
     pub fn offload(self, place: OffloadTo) -> Self {
         self.configured(|config| config.offload = Some(place))
     }

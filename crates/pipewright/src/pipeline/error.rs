@@ -220,7 +220,8 @@ pub enum PipelineError {
     OffloadWithoutRecompute,
     /// The program moves tensors that cannot leave memory.
     #[error(
-        "{action} moves the inputs that a recomputed forward keeps, and its forward is not recomputed: it keeps a tape, which          belongs to Burn; set `recompute`, or make the program without {action}"
+        "{action} moves the inputs that a recomputed forward keeps, and its forward is not recomputed: it keeps a tape, which \
+         belongs to Burn; set `recompute`, or make the program without {action}"
     )]
     OffloadedTape {
         /// The action.
