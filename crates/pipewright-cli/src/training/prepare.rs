@@ -6,10 +6,11 @@
 use std::cell::OnceCell;
 
 use pipewright::device::Devices;
+use pipewright::pipeline::PipelineError;
 use pipewright::train::Validation;
 use pipewright::train::data::{DataError, DataIdentity, TokenRows};
 use pipewright_models::{AdapterStart, CutModel, InitialParameters, ParameterSpec, hf};
-use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering};
+use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering, unmovable};
 use pipewright_schedule::partition::{Method, Partition, partition};
 use pipewright_schedule::recompute::LayerParts;
 use pipewright_schedule::simulate::few_microbatches;
@@ -265,6 +266,7 @@ fn sound_program(
         ProgramSource::Schedule(schedule) if is_named => few_microbatches(schedule),
         _ => None,
     };
+    let has_messages = matches!(&source, ProgramSource::Rows(rows) if rows.communicates());
     let offload = settings.pipeline.offload.pass(&settings.pipeline.recompute);
     let lowering = TrainingLowering { trained, offload, ..mesh.lowering() };
     let program = source.program(&LowerConfig::from(lowering)).map_err(refused)?;
@@ -276,12 +278,40 @@ fn sound_program(
             mesh.data_parallel
         )));
     }
+    require_offload(&program, settings, has_messages)?;
     if program.is_forward_only() {
         return Err(Failure::input(format!(
             "{choice}: the schedule has no backward and cannot train; use another"
         )));
     }
     Ok((program, note.iter().map(ToString::to_string).collect()))
+}
+
+/// Refuses a program that moves tensors out of memory otherwise than the settings say. Rows that have messages are not
+/// changed, so they move none if they have no `OFFLOAD`.
+fn require_offload(
+    program: &ValidatedProgram,
+    settings: &Settings,
+    has_messages: bool,
+) -> Result<(), Failure> {
+    let (pipeline, rows) = (&settings.pipeline, program.as_program().rows());
+    let place = pipeline.offload.place();
+    let first = rows.iter().flatten().find(|action| action.kind().is_offload());
+    let problem = match first {
+        Some(&action) if place.is_none() => PipelineError::NoOffloadPlace { action }.to_string(),
+        Some(_) => match unmovable(program.as_program(), &pipeline.recompute) {
+            Some(action) => PipelineError::OffloadedTape { action }.to_string(),
+            None => return Ok(()),
+        },
+        None if has_messages && place.is_some() => {
+            "the schedule already communicates and moves no tensors out of memory, and `pipeline.offload` says that it does: \
+             give one without communication, add the actions with `pipewright lower --pass offload`, or remove \
+             `pipeline.offload`"
+                .to_owned()
+        }
+        None => return Ok(()),
+    };
+    Err(Failure::input(format!("{}: {problem}", pipeline.schedule)))
 }
 
 /// Refuses a model with a layer that cannot be split over the ranks that compute each stage together, or over

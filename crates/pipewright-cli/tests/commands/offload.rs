@@ -15,9 +15,13 @@ fn folder() -> TempDir {
 }
 
 fn train(folder: &Path, overrides: &[&str]) -> Output {
+    let set = overrides.iter().flat_map(|argument| ["--set", argument]);
+    run(folder, &["train", "small.toml"].into_iter().chain(set).collect::<Vec<_>>())
+}
+
+fn run(folder: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::cargo_bin("pipewright").expect("the binary is built");
-    command.current_dir(folder).args(["train", "small.toml"]).timeout(Duration::from_secs(240));
-    command.args(overrides.iter().flat_map(|argument| ["--set", argument]));
+    command.current_dir(folder).args(arguments).timeout(Duration::from_secs(240));
     command.output().expect("the binary starts")
 }
 
@@ -84,4 +88,32 @@ fn a_folder_that_cannot_be_written_is_named() {
     assert_eq!(output.status.code(), Some(2), "{said}");
     let expected = format!("the inputs of forwards cannot be written to `{}`", file.display());
     assert!(said.contains(&expected), "{said}");
+}
+
+#[test]
+fn rows_of_a_file_move_what_the_settings_say() {
+    let folder = folder();
+    let lower = |arguments: &[&str]| {
+        let output = run(folder.path(), &[&["lower"], arguments].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    let rows = "0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n1F0,1F1,1F2,1F3,1B0,1B1,1B2,1B3\n";
+    fs::write(folder.path().join("plain.csv"), rows).expect("a file");
+    lower(&["plain.csv", "--pass", "send-recv", "-o", "messages.csv"]);
+    lower(&["messages.csv", "--pass", "offload", "-o", "moving.csv"]);
+    let refuse = |overrides: &[&str], expected: &str| {
+        let set = overrides.iter().flat_map(|argument| ["--set", argument]);
+        let output = run(folder.path(), &["check", "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains(expected), "{overrides:?}: {said}");
+    };
+    let [messages, moving] = ["pipeline.schedule=messages.csv", "pipeline.schedule=moving.csv"];
+    let unmoved = "messages.csv: the schedule already communicates and moves no tensors out of memory";
+    refuse(&[messages, BLOCK, FILE], unmoved);
+    let placeless = "moving.csv: the program has 0OFFLOAD0, and no place is given to which it moves tensors";
+    refuse(&[moving, BLOCK], placeless);
+    let tape = "moving.csv: 1OFFLOAD0 moves the inputs that a recomputed forward keeps, and its forward is not recomputed: it \
+                keeps a tape, which belongs to Burn";
+    refuse(&[moving, "pipeline.recompute=[0]", FILE], tape);
+    assert_eq!(figures(&folder, &[moving, BLOCK, FILE]), figures(&folder, &[messages]));
 }
