@@ -198,6 +198,7 @@ def mismatches(rank):
     other = pw.schedule("zbvzerobubble", ranks=2, microbatches=4)
     fitting = stages(plan, layers, boundaries=[4])
     no_waits = plan.lower(passes=["reduce-grad", "send-recv"])
+    offloads = pw.schedule("gpipe", ranks=2, microbatches=4).lower(passes=[*PASSES, "offload"])
     descending = pw.Program([["0F1", "0F0", "0B1", "0B0"], ["1F1", "1F0", "1B1", "1B0"]])
     tries = {
         "no plan": lambda: stages("1f1b", layers),
@@ -210,6 +211,7 @@ def mismatches(rank):
         "not a stage": lambda: schedule(plan, layers, loss_fn),
         "other stages": lambda: schedule(other, fitting, loss_fn),
         "no waits": lambda: schedule(no_waits, fitting, loss_fn),
+        "offload": lambda: schedule(offloads, fitting, loss_fn),
         "order": lambda: schedule(descending, fitting, loss_fn),
         "slices": lambda: schedule(pw.schedule("seq1f1b", ranks=2, microbatches=4, slices=2), fitting, loss_fn),
     }
@@ -235,6 +237,7 @@ def test_plans_that_do_not_fit_are_refused(two_ranks):
             "not a stage": "read a Sequential; a torch.distributed.pipelining.PipelineStage was expected",
             "other stages": "the stages are of 2 ranks with 2 stages in total; the plan has 2 ranks with 4 stages",
             "no waits": "the program has no wait for 8 of its sends",
+            "offload": "the program has 0OFFLOAD0, and PyTorch's runtime does not move",
             "order": "stage 1 computes the microbatches in the order [1, 0]",
             "slices": "the schedule cuts each microbatch into 2 slices",
         }

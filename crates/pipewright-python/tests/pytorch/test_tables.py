@@ -55,3 +55,8 @@ def test_waits_are_removed_for_versions_that_do_not_know_them():
 def test_sends_without_a_wait_are_found():
     rows = [["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0WAIT_SEND_F1"], ["1SEND_B0"]]
     assert tables.unwaited_sends(rows) == ["0SEND_F0", "1SEND_B0"]
+
+
+def test_actions_that_move_tensors_out_of_memory_are_found():
+    rows = [["0F0", "0OFFLOAD0", "0F1", "0RELOAD0", "0B1", "0B0"], ["1F0", "1B0"]]
+    assert tables.offloads(rows) == ["0OFFLOAD0", "0RELOAD0"]

@@ -84,9 +84,15 @@ def program_for(plan: Any, *, unshard: bool = False) -> pipewright.Program:
 def rows_for(program: pipewright.Program, version: Version) -> Rows:
     """Returns the rows of a program for a version of PyTorch.
 
-    Raises `PlanMismatch` if the version needs a wait for each send, and the program lacks one.
+    Raises `PlanMismatch` if the program moves tensors out of memory, or if the version needs a wait for each send, and the
+    program lacks one.
     """
     rows = actions_of(program)
+    if moving := tables.offloads(rows):
+        raise PlanMismatch(
+            f"the program has {moving[0]}, and PyTorch's runtime does not move the tensors of a forward out of memory: make the "
+            'program without the pass "offload"'
+        )
     if not version.has_waits:
         return tables.without_waits(rows)
     if unwaited := tables.unwaited_sends(rows):

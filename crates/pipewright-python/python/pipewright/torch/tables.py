@@ -17,6 +17,7 @@ from pipewright.torch.errors import TableError
 _ACTION = re.compile(r"\d+[A-Z_]+\d*|\((?:\d+[A-Z_]+\d*;)+\d+[A-Z_]+\d*\)[A-Z_]+")
 _COMMUNICATION = re.compile(r"\d+(?:SEND|RECV|WAIT_SEND)_[FB]\d+")
 _SEND = re.compile(r"(\d+)(SEND_[FB])(\d+)")
+_OFFLOAD = re.compile(r"\d+(?:OFFLOAD|RELOAD)\d+")
 _WAIT = re.compile(r"\d+(?:WAIT_SEND_[FB]\d+|WAIT_REDUCE_GRAD)")
 
 Rows = list[list[str]]
@@ -56,6 +57,11 @@ def with_waits(rows: Rows) -> Rows:
     if any(cell.endswith("WAIT_REDUCE_GRAD") for row in rows for cell in row):
         return rows
     return [[part for cell in row for part in _with_wait(cell)] for row in rows]
+
+
+def offloads(rows: Rows) -> list[str]:
+    """Returns the actions that move tensors out of memory or back, which PyTorch does not know."""
+    return [cell for row in rows for cell in row if _OFFLOAD.fullmatch(cell)]
 
 
 def without_waits(rows: Rows) -> Rows:
