@@ -63,6 +63,11 @@ fn a_flipped_bit_names_its_rank_in_the_display_the_metrics_and_the_report() {
 }
 
 #[test]
+fn a_flipped_bit_names_its_rank_while_inputs_leave_memory() {
+    check(1, &["pipeline.schedule=gpipe", "pipeline.recompute=block", "pipeline.offload=file"]);
+}
+
+#[test]
 fn a_flipped_bit_names_its_rank_among_replicas_that_hold_experts_together() {
     let experts = ["model.architecture=qwen3_moe", "model.num_experts=4", "model.num_experts_per_tok=2"];
     let mesh = ["model.num_attention_heads=4", "mesh.data_parallel=2", "mesh.expert_parallel=2"];
