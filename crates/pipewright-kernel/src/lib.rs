@@ -22,6 +22,7 @@ mod exp;
 mod scratch;
 mod turned;
 pub mod product;
+pub mod narrow_product;
 pub mod bf16_product;
 pub mod element;
 pub mod adamw;

@@ -13,7 +13,7 @@ use std::cell::OnceCell;
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
-use pipewright::nn::{Dropout, Linear, TensorParallel, at_least_single, linear};
+use pipewright::nn::{Dropout, Linear, LowRank, TensorParallel, adapted_product, at_least_single, linear};
 use pipewright::random::RandomStream;
 use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
@@ -235,11 +235,21 @@ impl Projection {
         let Some(adapted) = self.adapted() else {
             return linear(x.x.clone(), &self.weight, self.bias.as_ref(), tensor);
         };
-        // In half precision, the matrices of an adapter keep single precision.
-        let in_single = x.in_single();
         let Adaptation { path, dropout, .. } = adapted.settings;
         let random = (*dropout > 0.0).then(|| context.random(path)).filter(RandomStream::is_training);
         let drops = random.is_some();
+        if !drops
+            && self.lora_magnitude_vector.is_none()
+            && tensor.ranks() == 1
+            && let Some(y) = adapted_product(&x.x, &self.weight, adapted.low_rank())
+        {
+            return match &self.bias {
+                Some(bias) => y + bias.val().unsqueeze(),
+                None => y,
+            };
+        }
+        // In half precision, the matrices of an adapter keep single precision.
+        let in_single = x.in_single();
         let dropped = match random {
             Some(random) => Dropout::new(*dropout).forward(in_single, random),
             None => in_single,
@@ -288,7 +298,11 @@ impl Projection {
     }
 }
 
-impl Adapted<'_> {
+impl<'a> Adapted<'a> {
+    fn low_rank(&self) -> LowRank<'a> {
+        LowRank { first: self.first, second: self.second, scale: self.settings.scale }
+    }
+
     /// Returns `scale * a b'`, `[inputs, outputs]`, without gradients.
     fn product(&self) -> Tensor<2> {
         let [first, second] = [self.first, self.second].map(|matrix| matrix.weight.val().detach());

@@ -6,7 +6,7 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::pack::Vectors;
-use super::tile::{COLUMNS, Output, ROWS, Tile};
+use super::tile::{COLUMNS, Output, ROWS, Tile, Update};
 use crate::product::{Matrix, is_parallel};
 use crate::scratch::Scratch;
 
@@ -42,6 +42,8 @@ pub(super) struct Target {
     pub(super) output: Output,
     /// The distance between two rows.
     pub(super) row_stride: usize,
+    /// A product that is added to the whole result.
+    pub(super) update: Option<Update>,
 }
 
 /// A product and memory for its packed left operand.
@@ -61,7 +63,7 @@ unsafe impl Sync for Work<'_> {}
 ///
 /// # Safety
 /// The target must have `a.rows` rows of `b.columns` elements that nothing else uses; if they are added to,
-/// they must be initialised.
+/// they must be initialised. The operands of its update must have as many rows and columns.
 pub(super) unsafe fn multiply(_: Instructions, a: Matrix<'_, bf16>, b: Matrix<'_, bf16>, target: Target) {
     assert_eq!(a.columns, b.rows, "inner dimensions of a product agree");
     if a.rows == 0 || b.columns == 0 {
@@ -159,6 +161,7 @@ impl Work<'_> {
                         stride: self.target.row_stride,
                         rows: ROWS.min(self.rows.count - row),
                         columns: COLUMNS.min(self.right.count - column),
+                        update: self.target.update.map(|update| update.at(row, column)),
                     };
                     tile.compute();
                 }
@@ -176,7 +179,7 @@ mod tests {
         let (a, b) = (vec![bf16::ONE; m * k], vec![bf16::ONE; k * n]);
         let (rows, right) =
             (Vectors::rows_of(Matrix::new(&a, m, k)), Vectors::columns_of(Matrix::new(&b, k, n)));
-        let target = Target { output: Output::Single(std::ptr::null_mut()), row_stride: n };
+        let target = Target { output: Output::Single(std::ptr::null_mut()), row_stride: n, update: None };
         let work = Work { left: std::ptr::null_mut(), rows, right, target };
         let mut counts = vec![0; m.div_ceil(ROWS) * n.div_ceil(COLUMNS)];
         let (mut of_rows, mut of_columns) = (0, 0);

@@ -6,9 +6,10 @@ use half::bf16;
 use super::{
     blocked::Instructions,
     results::{into_rows, new_memory},
-    tile::Output,
+    tile::{Output, Update},
 };
 use crate::half::Half;
+use crate::narrow_product::{self, AnyMatrix};
 use crate::product::{self, Matrix, assert_fits};
 
 /// Returns whether the processor has the instruction. Without it, the functions of this module widen their
@@ -25,9 +26,31 @@ pub fn product(a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) -> Vec<bf16> {
     #[cfg(target_arch = "x86_64")]
     if let Some(instructions) = Instructions::detect() {
         // SAFETY: the function writes each element.
-        return unsafe { new_memory(instructions, a, b, Output::Rounded) };
+        return unsafe { new_memory(instructions, a, b, Output::Rounded, None) };
     }
     bf16::narrowed(&product_in_single(a, b))
+}
+
+/// Computes `a b + c d` into new memory, in row-major order: `a` and `b` in bfloat16, and `c` and `d` in single
+/// precision. `c` and `d` are in row-major order, and their inner dimension is `rank`. Each element is rounded
+/// once.
+pub fn product_with_update(
+    a: Matrix<'_, bf16>,
+    b: Matrix<'_, bf16>,
+    [c, d]: [&[f32]; 2],
+    rank: usize,
+) -> Vec<bf16> {
+    assert_eq!([c.len(), d.len()], [a.rows * rank, rank * b.columns], "sizes of the products agree");
+    #[cfg(target_arch = "x86_64")]
+    if let Some(instructions) = Instructions::detect() {
+        let update = Update { rank, left: c.as_ptr(), right: d.as_ptr(), stride: b.columns };
+        // SAFETY: the function writes each element, and the assertion bounds the operands of the update.
+        return unsafe { new_memory(instructions, a, b, Output::Rounded, Some(update)) };
+    }
+    let mut sum = product_in_single(a, b);
+    let [c, d] = [Matrix::new(c, a.rows, rank), Matrix::new(d, rank, b.columns)].map(AnyMatrix::Single);
+    narrow_product::add_product(&mut sum, b.columns, c, d);
+    bf16::narrowed(&sum)
 }
 
 /// Computes `a b` into new memory in single precision, in row-major order.
@@ -35,7 +58,7 @@ pub fn product_in_single(a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) -> Vec<f32> {
     #[cfg(target_arch = "x86_64")]
     if let Some(instructions) = Instructions::detect() {
         // SAFETY: the function writes each element.
-        return unsafe { new_memory(instructions, a, b, Output::Single) };
+        return unsafe { new_memory(instructions, a, b, Output::Single, None) };
     }
     widened(a, b, product::product)
 }
@@ -85,6 +108,24 @@ fn widened<R>(
 mod tests {
     use super::*;
     use crate::numbers::numbers;
+
+    #[test]
+    fn updates_are_added_before_the_sum_is_rounded() {
+        for (m, n, k, rank) in [(1, 1, 2, 1), (15, 33, 6, 4), (29, 70, 40, 16), (14, 32, 8, 0)] {
+            let [a, b] = [(m * k, 1), (k * n, 2)].map(|(len, seed)| bf16::narrowed(&numbers(len, seed)));
+            let (c, d) = (numbers(m * rank, 3), numbers(rank * n, 4));
+            let (left, right) = (Matrix::new(&a, m, k), Matrix::new(&b, k, n));
+            let found = bf16::widened(&product_with_update(left, right, [&c, &d], rank));
+            let whole = product_in_single(left, right);
+            for (index, found) in found.into_iter().enumerate() {
+                let (row, column) = (index / n, index % n);
+                let update: f32 = (0..rank).map(|i| c[row * rank + i] * d[i * n + column]).sum();
+                let expected = whole[index] + update;
+                // Half of the last place of bfloat16, and the rounding of the sums.
+                assert!((found - expected).abs() <= expected.abs() / 256.0 + 1e-5, "{found} {expected}");
+            }
+        }
+    }
 
     /// The path of processors without the instruction has the bits of single precision.
     #[test]

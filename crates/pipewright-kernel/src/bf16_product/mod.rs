@@ -50,5 +50,6 @@ mod functions;
 pub mod testing;
 
 pub use functions::{
-    add_product, is_available, product, product_in_single, product_into, rounded_product_into,
+    add_product, is_available, product, product_in_single, product_into, product_with_update,
+    rounded_product_into,
 };

@@ -38,6 +38,31 @@ impl Output {
     }
 }
 
+/// A product in single precision with a short inner dimension, which is added to the sums of a tile before they
+/// are rounded.
+#[derive(Clone, Copy)]
+pub(super) struct Update {
+    /// The inner dimension.
+    pub(super) rank: usize,
+    /// Rows of `rank` elements.
+    pub(super) left: *const f32,
+    /// The first column of `rank` rows.
+    pub(super) right: *const f32,
+    /// The distance between two rows of `right`.
+    pub(super) stride: usize,
+}
+
+// SAFETY: threads only read the operands.
+unsafe impl Sync for Update {}
+
+impl Update {
+    /// Returns the update of the tiles that begin at a row and a column of the result.
+    pub(super) fn at(self, row: usize, column: usize) -> Self {
+        let Self { rank, left, right, stride } = self;
+        Self { rank, left: left.wrapping_add(row * rank), right: right.wrapping_add(column), stride }
+    }
+}
+
 /// A tile and its packed operands.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
@@ -55,6 +80,7 @@ pub(super) struct Tile {
     pub(super) rows: usize,
     /// From 1 to [`COLUMNS`].
     pub(super) columns: usize,
+    pub(super) update: Option<Update>,
 }
 
 impl Tile {
@@ -107,6 +133,24 @@ impl Tile {
                     *high_sum = _mm512_dpbf16_ps(*high_sum, pair, high);
                 }
                 (left, right) = (left.add(N), right.add(COLUMNS));
+            }
+        }
+        if let Some(update) = self.update {
+            let mask = low_bits(self.columns);
+            for inner in 0..update.rank {
+                let right = update.right.wrapping_add(inner * update.stride);
+                // SAFETY: the mask ends at the last column, and masked elements are not accessed. The left
+                // operand has a row for each of the tile's.
+                unsafe {
+                    let low = _mm512_maskz_loadu_ps(mask as __mmask16, right);
+                    let high = right.wrapping_add(COLUMNS / 2);
+                    let high = _mm512_maskz_loadu_ps((mask >> 16) as __mmask16, high);
+                    for (row, [low_sum, high_sum]) in sums.iter_mut().enumerate() {
+                        let element = _mm512_set1_ps(update.left.add(row * update.rank + inner).read());
+                        *low_sum = _mm512_fmadd_ps(element, low, *low_sum);
+                        *high_sum = _mm512_fmadd_ps(element, high, *high_sum);
+                    }
+                }
             }
         }
         // SAFETY: as the caller says.

@@ -15,7 +15,8 @@ const FLOAT: u64 = 4;
 /// Adds to `layers`, which have the sizes for rows of `tokens` tokens in `precision`, what the adapters among
 /// the parameters `specs` keep: the results of their first matrices, and their inputs if the base keeps these
 /// in another form. With dropout an adapter keeps its input with dropped elements, and the mask. Without
-/// dropout it keeps its input in single precision, and adapters of the same input share it. With DoRA it also
+/// dropout it keeps its input in single precision, and adapters of the same input share it; on the processor,
+/// an adapter without DoRA keeps less ([`adapted_product`](pipewright::nn::adapted_product)). With DoRA it also
 /// keeps the outputs that its magnitudes multiply, in single precision.
 pub(super) fn add_adapters<'a>(
     layers: &mut [LayerDesc],

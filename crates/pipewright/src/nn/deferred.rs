@@ -43,8 +43,21 @@ pub(crate) enum WeightTask {
     Rows { weight: ParamId, ids: RowIds, gradient: Tensor<2> },
     /// The taps of a depthwise convolution of the CPU back end.
     Convolution(ConvolutionTask),
+    /// One of the two matrices of an adapter, on the CPU back end.
+    LowRank(LowRankTask),
     /// All weights of a layer of the user's.
     Split(SplitTask),
+}
+
+/// The gradient of a matrix of an adapter that has not been computed yet: `xᵀ gradient`. One of the two
+/// operands has as many columns as the adapter's rank, in single precision.
+#[derive(Clone, Debug)]
+pub(crate) struct LowRankTask {
+    pub weight: ParamId,
+    /// The rows that the matrix multiplied.
+    pub x: CpuTensor,
+    /// The gradient of their products.
+    pub gradient: CpuTensor,
 }
 
 /// The gradient of a convolution's weight that has not been computed yet.

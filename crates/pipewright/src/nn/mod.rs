@@ -7,6 +7,8 @@
 //!
 //! A layer of your own defers its weight gradients as a [`SplitBackward`].
 //!
+//! [`adapted_product`] is the product with a frozen weight and its low-rank adapter.
+//!
 //! [`Dropout`] has the same mask for every cut of the model.
 //!
 //! If a stage computes parts of its layers again ([`LayerParts`](pipewright_schedule::recompute::LayerParts)),
@@ -22,6 +24,7 @@
 //! tape. [`split_cross_entropy`] and [`split_weighted_cross_entropy`] have the same one over several ranks on
 //! every device.
 
+mod adapted_product;
 mod attention;
 mod attention_blocks;
 mod attention_form;
@@ -78,6 +81,7 @@ mod expert_travel;
 #[cfg(test)]
 mod half_precision;
 
+pub use adapted_product::{LowRank, adapted_product};
 pub use attention::CausalAttention;
 pub use attention_form::{AttentionForm, RotaryPositions, rotary_frequencies};
 pub use composed::at_least_single;

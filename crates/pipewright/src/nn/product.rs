@@ -48,13 +48,13 @@ struct Sizes {
 
 /// The input of a product, for the gradient of the weight.
 #[derive(Clone, Debug)]
-enum KeptInput {
+pub(super) enum KeptInput {
     Whole(CpuTensor),
     Remade(Arc<Remade>),
 }
 
 impl KeptInput {
-    fn get(self) -> CpuTensor {
+    pub(super) fn get(self) -> CpuTensor {
         match self {
             Self::Whole(x) => x,
             Self::Remade(remade) => cpu(remade.get()).expect("it is computed where it was"),

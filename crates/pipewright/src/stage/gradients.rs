@@ -124,6 +124,7 @@ impl GradientSums {
             WeightTask::Product { weight, source, .. } => (weight, source),
             WeightTask::Rows { weight, .. } => (weight, 0),
             WeightTask::Convolution(ref task) => (task.weight, 0),
+            WeightTask::LowRank(ref task) => (task.weight, 0),
         };
         let index = self.index_of(weight);
         let shape = self.table.shapes()[index].as_slice();
@@ -291,6 +292,12 @@ fn add_task(sum: Option<Tensor<2>>, task: WeightTask, shape: [usize; 2]) -> Tens
         }
         WeightTask::Rows { ids: RowIds::Device(ids), gradient, .. } => {
             add_rows_on_device(sum, *ids, gradient, shape)
+        }
+        WeightTask::LowRank(task) => {
+            let zeros = || cpu_tensor(vec![0.0; shape.iter().product()], shape);
+            let mut sum = sum.map_or_else(zeros, into_cpu);
+            task.add_to(sum.storage_mut(), shape);
+            from_cpu(sum)
         }
         WeightTask::Convolution(_) | WeightTask::Split(_) => {
             unreachable!("they are added by functions of their own")

@@ -1,0 +1,325 @@
+//! A product with a frozen weight and its low-rank adapter, as one operation: `y = x w + scale * x a b`.
+//!
+//! If products were composed, an adapter's output and its part of the gradient of `x` would be whole tensors,
+//! written, read and added. Here the adapter's part is added to the sums of the product before they are rounded:
+//!
+//! ```text
+//! forward   low = scale * x a        y   = x w  + low b
+//! backward  back = scale * g bᵀ      d x = g wᵀ + back aᵀ
+//!           d a = xᵀ back            d b = lowᵀ g
+//! ```
+//!
+//! `low` and `back` have as many columns as the adapter's rank, and single precision, as have `a` and `b`. In
+//! bfloat16, `x`, `w` and `g` are read as they are.
+
+use std::borrow::Cow;
+
+use burn::module::{Param, ParamId};
+use burn::tensor::{DType, Tensor, bf16};
+use pipewright_kernel::bf16_product::product_with_update;
+use pipewright_kernel::narrow_product::{self, AnyMatrix};
+use pipewright_kernel::product::{self, Matrix};
+
+use super::deferred::{Deferred, KeptWeight, LowRankTask, WeightTask, recorded_on};
+use super::linear::Linear;
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, in_bf16, on_cpu, tensor_of};
+use super::product::KeptInput;
+use super::remade::remade;
+
+/// An adapter of a product: matrices `[inputs, rank]` and `[rank, outputs]`, without biases.
+#[derive(Clone, Copy, Debug)]
+pub struct LowRank<'a> {
+    /// The first matrix.
+    pub first: &'a Linear,
+    /// The second matrix.
+    pub second: &'a Linear,
+    /// The factor of the adapter's output.
+    pub scale: f64,
+}
+
+/// Returns `x w + scale * x a b` as a single operation, for `x [rows, inputs]` and a frozen weight `[inputs,
+/// outputs]`. Returns `None` if it must be composed: on devices other than the CPU back end, on a tape with
+/// gradient checkpointing, and for a weight that is trained.
+pub fn adapted_product(x: &Tensor<2>, weight: &Param<Tensor<2>>, adapter: LowRank<'_>) -> Option<Tensor<2>> {
+    let ids = [adapter.first.weight.id, adapter.second.weight.id];
+    let [w, a, b] = [weight.val(), adapter.first.weight.val(), adapter.second.weight.val()];
+    let is_trained = w.is_tracked() || Deferred::current(&w, weight.id).is_some();
+    if is_trained || w.dtype() != x.dtype() || [&a, &b].iter().any(|matrix| matrix.dtype() != DType::F32) {
+        return None;
+    }
+    let deferred = [Deferred::current(&a, ids[0]), Deferred::current(&b, ids[1])];
+    let sizes = Sizes { rows: x.dims()[0], inputs: w.dims()[0], outputs: w.dims()[1], rank: a.dims()[1] };
+    let remade = remade(x);
+    let ([x, w, a, b], tape) = on_cpu([x.clone(), w, a, b].map(Tensor::into_dispatch))?;
+    let Sizes { rows, inputs, outputs, rank } = sizes;
+    let scale = adapter.scale as f32;
+    let low = scaled_product(&x, [rows, inputs], &elements(&a), scale);
+    let y = tape.rounded(updated_product(
+        Operands { left: &x, weight: &w, rows, shape: [inputs, outputs], is_turned: false },
+        [&low, &elements(&b)],
+    ));
+    let tape = recorded_on(tape, 2, deferred[0].as_ref());
+    let tape = recorded_on(tape, 3, deferred[1].as_ref());
+    Some(tape.record_tensor(y, |_| {
+        let x = remade.map_or(KeptInput::Whole(x), KeptInput::Remade);
+        let [first, second] = [(a, 0), (b, 1)]
+            .map(|(matrix, index)| KeptWeight::new(from_cpu(matrix), ids[index], deferred[index].as_ref()));
+        let low = cpu_tensor(low, [rows, rank]);
+        AdaptedBackward { x, weight: w, low, first, second, ids, scale, sizes, deferred }
+    }))
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    rows: usize,
+    inputs: usize,
+    outputs: usize,
+    rank: usize,
+}
+
+#[derive(Clone, Debug)]
+struct AdaptedBackward {
+    x: KeptInput,
+    weight: CpuTensor,
+    /// `scale * x a`.
+    low: CpuTensor,
+    first: KeptWeight,
+    second: KeptWeight,
+    /// The adapter's matrices.
+    ids: [ParamId; 2],
+    scale: f32,
+    sizes: Sizes,
+    deferred: [Option<Deferred>; 2],
+}
+
+impl Operation<4> for AdaptedBackward {
+    fn backward(
+        self,
+        gradient: CpuTensor,
+        [for_x, _, for_first, for_second]: [bool; 4],
+    ) -> [Option<CpuTensor>; 4] {
+        let Sizes { rows, inputs, outputs, rank } = self.sizes;
+        let back = (for_x || for_first).then(|| {
+            let second = self.second.get_on_cpu();
+            let second = turned(&elements(&second), [rank, outputs]);
+            scaled_product(&gradient, [rows, outputs], &second, self.scale)
+        });
+        let d_x = back.as_ref().filter(|_| for_x).map(|back| {
+            let first = self.first.get_on_cpu();
+            let first = turned(&elements(&first), [inputs, rank]);
+            let shape = [inputs, outputs];
+            let operands = Operands { left: &gradient, weight: &self.weight, rows, shape, is_turned: true };
+            updated_product(operands, [back, &first])
+        });
+        let [of_first, of_second] = self.deferred;
+        let gradient_of = |task: LowRankTask, shape: [usize; 2], deferred: Option<Deferred>| {
+            let Some(deferred) = deferred else {
+                let mut sum = vec![0.0; shape[0] * shape[1]];
+                task.add_to(&mut sum, shape);
+                return Some(cpu_tensor(sum, shape));
+            };
+            deferred.push(WeightTask::LowRank(task));
+            None
+        };
+        let d_second = for_second.then(|| {
+            let task = LowRankTask { weight: self.ids[1], x: self.low, gradient };
+            gradient_of(task, [rank, outputs], of_second)
+        });
+        let d_first = back.filter(|_| for_first).map(|back| {
+            let gradient = cpu_tensor(back, [rows, rank]);
+            let task = LowRankTask { weight: self.ids[0], x: self.x.get(), gradient };
+            gradient_of(task, [inputs, rank], of_first)
+        });
+        [d_x, None, d_first.flatten(), d_second.flatten()]
+    }
+}
+
+impl LowRankTask {
+    /// Adds the gradient to `sum`, of the shape `[inputs, outputs]` of the matrix.
+    pub(crate) fn add_to(&self, sum: &mut [f32], [inputs, outputs]: [usize; 2]) {
+        let rows = self.gradient.layout().num_elements() / outputs.max(1);
+        let (x, gradient) = (Elements::of(&self.x), Elements::of(&self.gradient));
+        let left = x.matrix([rows, inputs]).transposed();
+        narrow_product::add_product(sum, outputs, left, gradient.matrix([rows, outputs]));
+    }
+}
+
+/// The operands of a product with a weight of `shape`, or with its transpose.
+struct Operands<'a> {
+    left: &'a CpuTensor,
+    weight: &'a CpuTensor,
+    rows: usize,
+    shape: [usize; 2],
+    is_turned: bool,
+}
+
+/// Returns the product, to which `[rows, rank]` times `[rank, columns]` is added.
+fn updated_product(operands: Operands<'_>, [low, matrix]: [&[f32]; 2]) -> CpuTensor {
+    let Operands { left, weight, rows, shape: [inputs, outputs], is_turned } = operands;
+    let [inner, columns] = if is_turned { [outputs, inputs] } else { [inputs, outputs] };
+    let rank = matrix.len() / columns.max(1);
+    if let Some([left, weight]) = in_bf16([left, weight]) {
+        let weight = Matrix::new(weight, inputs, outputs);
+        let weight = if is_turned { weight.transposed() } else { weight };
+        let left = Matrix::new(left, rows, inner);
+        return tensor_of(product_with_update(left, weight, [low, matrix], rank), [rows, columns]);
+    }
+    let (left, weight) = (elements(left), elements(weight));
+    let weight = Matrix::new(&weight, inputs, outputs);
+    let weight = if is_turned { weight.transposed() } else { weight };
+    let mut out = product::product(Matrix::new(&left, rows, inner), weight);
+    let [low, matrix] = [Matrix::new(low, rows, rank), Matrix::new(matrix, rank, columns)];
+    narrow_product::add_product(&mut out, columns, AnyMatrix::Single(low), AnyMatrix::Single(matrix));
+    cpu_tensor(out, [rows, columns])
+}
+
+/// Returns `scale * x m`, for `x` of `shape`, in row-major order.
+fn scaled_product(x: &CpuTensor, [rows, inner]: [usize; 2], m: &[f32], scale: f32) -> Vec<f32> {
+    let m = AnyMatrix::Single(Matrix::new(m, inner, m.len() / inner.max(1)));
+    let mut low = narrow_product::product(Elements::of(x).matrix([rows, inner]), m);
+    low.iter_mut().for_each(|element| *element *= scale);
+    low
+}
+
+/// Returns the transpose of a matrix of `rows` and `columns`.
+fn turned(elements: &[f32], [rows, columns]: [usize; 2]) -> Vec<f32> {
+    let mut turned = Vec::with_capacity(elements.len());
+    for column in 0..columns {
+        turned.extend((0..rows).map(|row| elements[row * columns + column]));
+    }
+    turned
+}
+
+/// The elements of a tensor as products read them.
+enum Elements<'a> {
+    Single(Cow<'a, [f32]>),
+    Half(&'a [bf16]),
+}
+
+impl<'a> Elements<'a> {
+    fn of(tensor: &'a CpuTensor) -> Self {
+        match in_bf16([tensor]) {
+            Some([elements]) => Self::Half(elements),
+            None => Self::Single(elements(tensor)),
+        }
+    }
+
+    fn matrix(&self, [rows, columns]: [usize; 2]) -> AnyMatrix<'_> {
+        match self {
+            Self::Single(elements) => AnyMatrix::Single(Matrix::new(elements, rows, columns)),
+            Self::Half(elements) => AnyMatrix::Half(Matrix::new(elements, rows, columns)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use burn::tensor::Device;
+
+    use super::super::check::numbers;
+    use super::*;
+
+    /// The result of a product, and the gradients of `x` and of both matrices.
+    type Outcome = [Vec<f32>; 4];
+
+    /// Runs the operation, or the composition in single precision.
+    fn run(dtype: DType, is_composed: bool) -> Outcome {
+        let (rows, inputs, outputs, rank) = (37, 40, 50, 5);
+        let rounded = |shape, scale| numbers::<2>(shape, scale).cast(dtype);
+        let leaf = |tensor: Tensor<2>| tensor.autodiff().require_grad();
+        let (x, w) = (rounded([rows, inputs], 1.0), rounded([inputs, outputs], 0.3));
+        let (a, b) = (leaf(numbers([inputs, rank], 1.0)), leaf(numbers([rank, outputs], 0.7)));
+        let single = |tensor: Tensor<2>| tensor.cast(DType::F32);
+        let (x, y) = if is_composed {
+            let x = leaf(single(x));
+            let adapted = x.clone().matmul(a.clone()).matmul(b.clone()) * 0.5;
+            (x.clone(), x.matmul(single(w).autodiff()) + adapted)
+        } else {
+            let x = leaf(x);
+            let [first, second] =
+                [&a, &b].map(|matrix| Linear { weight: parameter(matrix.clone()), bias: None });
+            let adapter = LowRank { first: &first, second: &second, scale: 0.5 };
+            let y = adapted_product(&x, &parameter(w.autodiff()), adapter).expect("the CPU back end");
+            assert_eq!(y.dtype(), dtype);
+            (x, single(y))
+        };
+        let upstream = single(rounded([rows, outputs], 1.0)).autodiff();
+        let gradients = (y.clone() * upstream).sum().backward();
+        let of = |leaf: &Tensor<2>| vec_of(leaf.grad(&gradients).expect("a leaf"));
+        [vec_of(y.inner()), of(&x), of(&a), of(&b)]
+    }
+
+    fn parameter(tensor: Tensor<2>) -> Param<Tensor<2>> {
+        Param::initialized(ParamId::new(), tensor)
+    }
+
+    fn vec_of(tensor: Tensor<2>) -> Vec<f32> {
+        tensor.into_data().convert_dtype(DType::F32).iter().collect()
+    }
+
+    /// Checks that the error is small compared with the largest element.
+    fn check(dtype: DType, tolerance: f32) {
+        for (found, expected) in run(dtype, false).iter().zip(&run(dtype, true)) {
+            let largest = expected.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+            assert_eq!(found.len(), expected.len());
+            for (found, expected) in found.iter().zip(expected) {
+                assert!((found - expected).abs() <= tolerance * largest, "{dtype:?}: {found} {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn equals_the_sum_of_its_products() {
+        check(DType::F32, 2e-6);
+        check(DType::BF16, 4e-3);
+        check(DType::F16, 1e-3);
+    }
+
+    #[test]
+    fn both_gradients_wait_and_have_the_bits_of_gradients_that_do_not() {
+        let (a, b) = (numbers([6, 3], 1.0), numbers([3, 8], 1.0));
+        let gradients = |waits: bool| {
+            let [a, b] = [&a, &b].map(|matrix| matrix.clone().autodiff().require_grad());
+            let [first, second] =
+                [&a, &b].map(|matrix| Linear { weight: parameter(matrix.clone()), bias: None });
+            let ids = [first.weight.id, second.weight.id];
+            let x = numbers::<2>([5, 6], 1.0).autodiff();
+            let weight = parameter(numbers([6, 8], 1.0).autodiff());
+            let product = || {
+                let adapter = LowRank { first: &first, second: &second, scale: 2.0 };
+                adapted_product(&x, &weight, adapter).expect("the CPU back end")
+            };
+            if !waits {
+                let gradients = product().sum().backward();
+                return [a, b].map(|matrix| vec_of(matrix.grad(&gradients).expect("a leaf")));
+            }
+            let deferred = Deferred::new(Arc::new(ids.into()));
+            let gradients = deferred.collect(product).sum().backward();
+            assert!(a.grad(&gradients).is_none() && b.grad(&gradients).is_none());
+            let mut found = [vec![0.0; 18], vec![0.0; 24]];
+            for task in deferred.take() {
+                let WeightTask::LowRank(task) = task else { panic!("{task:?}") };
+                let index = usize::from(task.weight == ids[1]);
+                task.add_to(&mut found[index], [[6, 3], [3, 8]][index]);
+            }
+            found
+        };
+        assert_eq!(gradients(true), gradients(false));
+    }
+
+    #[test]
+    fn a_trained_weight_and_other_tapes_are_left_to_the_caller() {
+        let linear = |shape| Linear { weight: parameter(numbers(shape, 1.0)), bias: None };
+        let (first, second) = (linear([6, 3]), linear([3, 8]));
+        let adapter = LowRank { first: &first, second: &second, scale: 2.0 };
+        let is_single = |x: Tensor<2>, weight| adapted_product(&x, &parameter(weight), adapter).is_some();
+        let (x, weight) = (numbers::<2>([5, 6], 1.0), numbers::<2>([6, 8], 1.0));
+        assert!(is_single(x.clone(), weight.clone()));
+        assert!(!is_single(x.clone().autodiff(), weight.clone().autodiff().require_grad()));
+        let device = Device::flex().autodiff().gradient_checkpointing();
+        let other = Tensor::<2>::from_data(x.into_data(), &device).require_grad();
+        assert!(!is_single(other, weight));
+    }
+}
