@@ -6,13 +6,17 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
+use pipewright::bounded_file::{SMALL_TEXT, read_regular_text, write_regular};
 use pipewright::failure::{Cause, StepError};
+use pipewright::ids::WorldRank;
 use pipewright_schedule::error_text::with_causes as sentence;
 use serde::{Deserialize, Serialize};
 
 /// The file of the first fault.
 const FILE: &str = "failure.json";
+
+/// The file of the same fault as another process than the leader sees it.
+const SECOND_FILE: &str = "failure-others.json";
 
 /// The variable that `launch` sets for its processes. Its value is the text of a [`Start`].
 pub(crate) const LAUNCHED: &str = "PIPEWRIGHT_LAUNCHED";
@@ -140,11 +144,30 @@ impl Fault {
         }
     }
 
+    /// Writes the fault and its report as the process of a rank sees them that is not the leader. They count if
+    /// the launcher ends the leader before it has written its own. So that each reader finds a whole record, the
+    /// process writes a draft first.
+    pub(crate) fn leave_second(&self, run: &Path, report: &str, rank: WorldRank) {
+        let path = run.join(SECOND_FILE);
+        if path.exists() {
+            return;
+        }
+        let draft = run.join(format!(".failure-{rank}.json"));
+        let left = Left { fault: self.clone(), report: report.to_owned() };
+        let text = serde_json::to_vec(&left).unwrap_or_default();
+        if write_regular(&draft, &text).and_then(|()| fs::rename(&draft, &path)).is_err() {
+            // Best effort: the disk may be full, and the file may not exist.
+            let _ = fs::remove_file(&draft);
+        }
+    }
+
     /// Removes the fault of an earlier attempt from the folder of a run, if there is one.
     ///
     /// # Errors
     /// Fails if the file exists and cannot be removed.
     pub(crate) fn remove(run: &Path) -> io::Result<()> {
+        // Best effort: the first fault has precedence.
+        let _ = fs::remove_file(run.join(SECOND_FILE));
         match fs::remove_file(Self::path_in(run)) {
             Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                 Err(error)
@@ -155,10 +178,18 @@ impl Fault {
 
     /// Removes the fault from the folder of a run, and returns it with its report.
     pub(crate) fn take(run: &Path) -> Option<(Self, String)> {
-        let path = Self::path_in(run);
-        let text = read_regular_text(&path, SMALL_TEXT).ok()?;
+        Self::take_file(&Self::path_in(run))
+    }
+
+    /// Like [`Fault::take`], as another process than the leader has seen the fault.
+    pub(crate) fn take_second(run: &Path) -> Option<(Self, String)> {
+        Self::take_file(&run.join(SECOND_FILE))
+    }
+
+    fn take_file(path: &Path) -> Option<(Self, String)> {
+        let text = read_regular_text(path, SMALL_TEXT).ok()?;
         // Best effort: `remove` refuses the next attempt if the file stays.
-        let _ = fs::remove_file(&path);
+        let _ = fs::remove_file(path);
         serde_json::from_str::<Left>(&text).ok().map(|left| (left.fault, left.report))
     }
 
@@ -222,6 +253,19 @@ mod tests {
             Fault::remove(folder).expect("a file that is missing is not removed");
         }
         assert_eq!(Fault::take(run), None);
+    }
+
+    #[test]
+    fn the_first_fault_that_other_processes_see_is_kept_until_it_is_taken() {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let run = folder.path();
+        let leave = || [7, 8].map(|step| missed(1, step).leave_second(run, "a report", WorldRank::new(1)));
+        leave();
+        let left = Some((missed(1, 7), "a report".to_owned()));
+        assert_eq!([Fault::take(run), Fault::take_second(run), Fault::take_second(run)], [None, left, None]);
+        leave();
+        Fault::remove(run).expect("the file is ours");
+        assert_eq!(fs::read_dir(run).expect("a folder").count(), 0, "no file stays");
     }
 
     #[test]

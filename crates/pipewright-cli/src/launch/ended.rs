@@ -43,7 +43,8 @@ impl Ended<'_> {
         }
         if stop.is_asked() && exit == Exit::RankFailed {
             // A rank may have failed by itself. Otherwise the signal has ended the launcher.
-            return Err(Fault::take(self.folder).map_or_else(
+            let fault = Fault::take(self.folder).or_else(|| Fault::take_second(self.folder));
+            return Err(fault.map_or_else(
                 || {
                     Failure::new(
                         Exit::Interrupted,
@@ -64,6 +65,11 @@ impl Ended<'_> {
         Fault::take(self.folder).or_else(|| {
             // A full disk may not even take the first cause.
             let is_disk_full = self.has_run && is_full(self.folder);
+            // The launcher may have ended the leader before it had left the fault.
+            let second = Fault::take_second(self.folder);
+            if second.is_some() && exit == Exit::RankFailed && !is_disk_full {
+                return second;
+            }
             let cause = match (is_disk_full, late, exit) {
                 (true, ..) => "the disk is full".to_owned(),
                 (false, Some(waited), _) => {
@@ -116,7 +122,42 @@ fn resume_advice(folder: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use pipewright::failure::{Cause, StepError};
+    use pipewright::ids::WorldRank;
+
     use super::*;
+
+    /// Checks the cause of the end of processes with an exit code, after the leader or another process has
+    /// left the fault.
+    fn check_cause(code: i32, has_first: bool, has_second: bool, expected: Option<&str>) {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let fault = |peer: u32| {
+            let [rank, peer] = [0, peer].map(WorldRank::new);
+            Fault::of_step(&StepError { rank, step: 7.into(), action: None, cause: Cause::LostPeer { peer } })
+        };
+        if has_first {
+            assert!(fault(1).leave(folder.path(), "a report"));
+        }
+        if has_second {
+            fault(2).leave_second(folder.path(), "a report", WorldRank::new(3));
+        }
+        let ended = Ended { folder: folder.path(), has_run: false };
+        let failure = ended.outcome(ExitStatus::from_raw(code << 8), None, &Stop::default());
+        let failure = failure.expect_err("it has failed");
+        assert_eq!(failure.fault().map(|fault| fault.cause.as_str()), expected);
+    }
+
+    #[test]
+    fn the_fault_that_another_process_has_seen_counts_if_the_leader_has_left_none() {
+        let [first, second] = [1, 2].map(|peer| Cause::LostPeer { peer: WorldRank::new(peer) }.to_string());
+        check_cause(4, true, true, Some(&first));
+        check_cause(4, false, true, Some(&second));
+        check_cause(4, false, false, Some("a process has ended: exit status: 4"));
+        // The leader has reported a mistake of the user.
+        check_cause(2, false, true, None);
+    }
 
     #[test]
     fn a_signal_while_a_slow_host_is_replaced_interrupts_the_run() {

@@ -106,6 +106,8 @@ pub(crate) fn supervise(launch: Launch) -> Result<(), Failure> {
     // A launch that was killed may have left its record.
     Restart::remove(run.folder());
     let outcome = run.attempts(first, &stop);
+    // Other processes than the leader may have left the fault too. Best effort.
+    let _ = Fault::remove(run.folder());
     // The last restart may have failed before the run resumed.
     Restart::remove(run.folder());
     SlowRank::remove(run.folder());

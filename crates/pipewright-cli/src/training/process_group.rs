@@ -228,7 +228,8 @@ impl ProcessGroup {
 
     /// Reports a failure if this process is the leader, and returns the outcome. If the leader is lost, the
     /// next process becomes the leader. A lost process that was only paused and continues reports nothing.
-    /// `launch` reports the faults of the processes that it starts.
+    /// `launch` reports the faults of the processes that it starts, from the record of the leader, or of
+    /// another process if the leader has left none.
     pub(crate) fn settle<T>(&mut self, outcome: Result<T, Failure>) -> Result<T, Failure> {
         outcome.map_err(|mut failure| {
             match failure.lost() {
@@ -236,16 +237,59 @@ impl ProcessGroup {
                 Some(FIRST) => self.is_leader = self.rank.get() == FIRST.get() + 1,
                 _ => {}
             }
+            let fault = failure.fault().zip(self.folder.as_ref());
             if !self.is_leader {
                 std::thread::sleep(TIME_TO_REPORT);
+                // The launcher may end the leader before it has left the fault.
+                if let Some((fault, folder)) = fault.filter(|_| failure.lost() != Some(self.rank)) {
+                    fault.leave_second(folder, &failure.full_text(), self.rank);
+                }
                 return failure.reported_elsewhere();
             }
-            let fault = failure.fault().zip(self.folder.as_ref());
             if fault.is_some_and(|(fault, folder)| fault.leave(folder, &failure.full_text())) {
                 return failure.reported_elsewhere();
             }
             failure.report();
             failure
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault::Fault;
+
+    /// Checks who leaves a record for `launch` when the process of `rank` learns that rank `lost` is lost: the
+    /// leader, another process, or none.
+    fn check(rank: u32, lost: u32, is_first: bool, is_second: bool) {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let (rank, peer) = (WorldRank::new(rank), WorldRank::new(lost));
+        let mut group = ProcessGroup {
+            world: None,
+            rank,
+            is_leader: rank == FIRST,
+            deadline: START,
+            folder: Some(folder.path().to_owned()),
+        };
+        let cause = Cause::LostPeer { peer };
+        let error = StepError { rank: WorldRank::new(2), step: 7.into(), action: None, cause };
+        let failure = Failure::new(Exit::RankFailed, "lost").loss_of(Some(peer));
+        let failure = failure.with_fault(Some(Fault::of_step(&error)));
+        group.settle::<()>(Err(failure)).expect_err("it has failed");
+        let left = [Fault::take(folder.path()), Fault::take_second(folder.path())];
+        let expected = |is_left: bool| is_left.then(|| (Fault::of_step(&error), "lost".to_owned()));
+        assert_eq!(left, [expected(is_first), expected(is_second)], "{rank} of {peer}");
+    }
+
+    #[test]
+    fn each_process_but_the_lost_one_leaves_the_fault() {
+        check(0, 1, true, false);
+        check(2, 1, false, true);
+        check(1, 1, false, false);
+        // The next process becomes the leader.
+        check(1, 0, true, false);
+        check(2, 0, false, true);
+        check(0, 0, false, false);
     }
 }
