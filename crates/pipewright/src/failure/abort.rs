@@ -3,7 +3,8 @@
 //! The ranks of a process may be in two consecutive attempts at the same time. A failure of an attempt stops
 //! the ranks that are in it or in a later one. Ranks that are in an earlier attempt continue: nothing in it has
 //! failed. A failure of the whole process, such as a lost connection, stops all ranks. It is the cause for
-//! the ranks whose attempt has not failed itself.
+//! the ranks whose attempt has not failed itself. So is the loss of another process, whichever process reports
+//! it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -194,7 +195,12 @@ impl Abort {
             reasons.early.get_or_insert((error, attempt));
             return;
         }
-        reasons.keep_first(attempt, &error);
+        if let Cause::LostPeer { .. } | Cause::SilentPeer { .. } = error.cause {
+            // The lost process does not complete an earlier attempt either.
+            reasons.whole.get_or_insert(error);
+        } else {
+            reasons.keep_first(attempt, &error);
+        }
         self.show(reasons);
     }
 
@@ -322,6 +328,20 @@ mod tests {
         assert_eq!(causes(), [Some(WorldRank::new(1)), Some(WorldRank::new(0))]);
         abort.clear_in(Attempt::new(4));
         assert!(!abort.is_raised());
+    }
+
+    /// Another process that has begun the next attempt may be the first to miss a third one.
+    #[test]
+    fn a_lost_process_that_another_one_reports_stops_the_earlier_attempt_too() {
+        let abort = Abort::default();
+        let attempts = [4, 5].map(Attempt::new);
+        attempts.into_iter().for_each(|attempt| abort.begin_step(attempt));
+        let lost = Cause::LostPeer { peer: WorldRank::new(2) };
+        let error = StepError { cause: lost, ..error(1) };
+        abort.raise_from_remote(FailureNotice { error, attempt: attempts[1], diverged: None });
+        let causes = attempts.map(|attempt| abort.first_in(attempt).map(|first| first.rank));
+        assert_eq!(causes, [Some(WorldRank::new(1)); 2]);
+        assert!(abort.is_raised_in(attempts[0]));
     }
 
     /// Whether a failure is this process's own or another's makes no difference to which one is kept.
