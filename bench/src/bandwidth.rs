@@ -197,26 +197,21 @@ impl Bench {
 
     /// Returns the rates of Burn's addition of two tensors.
     fn additions(self, bytes: [usize; 2]) -> [f64; 2] {
-        let sets = (self.operands / (self.rows * WIDTH * size_of::<f32>() * 2)).max(1);
-        let tensors = |dtype: DType| -> Vec<[Tensor<2>; 2]> {
+        let add = |dtype: DType, bytes: usize| {
+            let sets = (self.operands / (2 * self.rows * WIDTH * dtype.size())).max(1);
             let tensor = || Tensor::<2>::full([self.rows, WIDTH], 1.5, &Device::flex()).cast(dtype);
-            (0..sets).map(|_| [tensor(), tensor()]).collect()
+            let operands: Vec<[Tensor<2>; 2]> = (0..sets).map(|_| [tensor(), tensor()]).collect();
+            let mut turn = 0;
+            move || {
+                turn += 1;
+                let [a, b] = &operands[turn % operands.len()];
+                black_box(a.clone() + b.clone());
+                Some((self.rows * bytes) as f64)
+            }
         };
-        let (single, half) = (tensors(DType::F32), tensors(DType::BF16));
-        let mut turns = [0; 2];
-        let mut add = |operands: &[[Tensor<2>; 2]], i: usize| {
-            let [a, b] = &operands[turns[i] % sets];
-            turns[i] += 1;
-            black_box(a.clone() + b.clone());
-            Some((self.rows * bytes[i]) as f64)
-        };
-        let mut rates = [0.0; 2];
-        for (i, operands) in [single, half].into_iter().enumerate() {
-            let mut best = [0.0; 2];
-            alternate(self.time, &mut best, [&mut || add(&operands, i), &mut || None]);
-            rates[i] = best[0];
-        }
-        rates
+        let mut best = [0.0; 2];
+        alternate(self.time, &mut best, [&mut add(DType::F32, bytes[0]), &mut add(DType::BF16, bytes[1])]);
+        best
     }
 
     /// Returns the highest rates of an operation in single precision and of the same in bfloat16, which run in

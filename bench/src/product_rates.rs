@@ -69,7 +69,7 @@ fn print(name: &str, rates: [f64; 2], peaks: [f64; 2]) {
 }
 
 /// Runs both functions in turn for `time`, and returns the highest rate of each. A function returns the
-/// number of its operations, or `None` if the processor has no such instruction.
+/// number of its operations or bytes, or `None` if the processor has no such instruction.
 pub(crate) fn alternate(
     time: Duration,
     best: &mut [f64; 2],
