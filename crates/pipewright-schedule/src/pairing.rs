@@ -31,7 +31,7 @@ use crate::schedule::Schedule;
 /// ```
 /// use pipewright_schedule::csv::{parse_schedule, print_schedule};
 /// use pipewright_schedule::pairing::pair_overlaps;
-/// let schedule = parse_schedule("0F0,1F0,1I0,1W0,0F1,0B0,1F1,1B1,0B1\n")?;
+/// let schedule = parse_schedule("0F0,1F0,1I0,1W0,0F1,1F1,0B0,1B1,0B1\n")?;
 /// let paired = "0F0,1F0,(0F1;1B0)OVERLAP_F_B,(1F1;0B0)OVERLAP_F_B,1B1,0B1\n";
 /// assert_eq!(print_schedule(&pair_overlaps(schedule)), paired);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
