@@ -14,6 +14,7 @@ mod verified_step;
 mod step_failure;
 mod accumulation;
 mod ranks;
+mod answers;
 mod report_link;
 mod begun;
 mod running;

@@ -11,9 +11,10 @@ use crossbeam_channel::Receiver;
 use pipewright_schedule::{Slices, ValidatedProgram};
 
 use super::accumulation::Accumulation;
+use super::answers::Answers;
 use super::begun::{Running, Waiting};
 use super::error::PipelineError;
-use super::ranks::{Answers, Ranks};
+use super::ranks::Ranks;
 use super::report_link::ReportLink;
 use super::setup::Setup;
 use super::step_failure::StepFailure;
