@@ -15,7 +15,7 @@ use crate::byte_channel::ByteChannel;
 use crate::executor::{OpenReport, RankReport};
 use crate::failure::StepError;
 use crate::ids::{Attempt, WorldRank};
-use crate::message::{MessageError, encoded};
+use crate::message::{MessageError, Tag, encoded};
 
 /// The connection of a process to the processes that it exchanges reports with.
 pub(super) struct ReportLink {
@@ -24,11 +24,12 @@ pub(super) struct ReportLink {
     arrived: Vec<(WorldRank, ReportMessages)>,
 }
 
-/// A message of an exchange: the reports of a subtree, or the summary of all reports.
+/// A message of an exchange: the reports of a subtree ([`Tag::Report`]), or the summary of all reports
+/// ([`Tag::Summary`]).
 #[derive(Serialize, Deserialize)]
 struct ReportMessages {
     attempt: Attempt,
-    is_summary: bool,
+    tag: Tag,
     encoded: Vec<u8>,
 }
 
@@ -53,23 +54,23 @@ impl ReportLink {
         let tree = open.tree().clone();
         let unreadable = |error: MessageError| ranks.own_error(at, error.into());
         for &child in tree.children() {
-            let reports = self.receive(at, child, false, ranks)?;
+            let reports = self.receive(at, child, Tag::Report, ranks)?;
             open.add_subtree(child, &reports).map_err(unreadable)?;
         }
         let Some(parent) = tree.parent() else {
             let (summary, reports) = open.summarize();
-            self.send(at, tree.children(), true, &summary);
+            self.send(at, tree.children(), Tag::Summary, &summary);
             return Ok(reports);
         };
-        self.send(at, &[parent], false, &open.subtree());
-        let summary = self.receive(at, parent, true, ranks)?;
-        self.send(at, tree.children(), true, &summary);
+        self.send(at, &[parent], Tag::Report, &open.subtree());
+        let summary = self.receive(at, parent, Tag::Summary, ranks)?;
+        self.send(at, tree.children(), Tag::Summary, &summary);
         open.complete(parent, &summary).map_err(unreadable)
     }
 
     /// Sends a message to several ranks. The last one has the largest subtree and gets it first.
-    fn send(&self, at: StepAttempt, to: &[WorldRank], is_summary: bool, content: &[u8]) {
-        let message = ReportMessages { attempt: at.attempt, is_summary, encoded: content.to_vec() };
+    fn send(&self, at: StepAttempt, to: &[WorldRank], tag: Tag, content: &[u8]) {
+        let message = ReportMessages { attempt: at.attempt, tag, encoded: content.to_vec() };
         let bytes = encoded(&message);
         to.iter().rev().for_each(|&to| self.channel.send(to, bytes.to_vec()));
     }
@@ -79,17 +80,16 @@ impl ReportLink {
         &mut self,
         at: StepAttempt,
         from: WorldRank,
-        is_summary: bool,
+        tag: Tag,
         ranks: &Ranks,
     ) -> Result<Arc<[u8]>, StepError> {
-        ranks.await_process(at, |wait| self.look(wait, (from, at.attempt, is_summary)))
+        ranks.await_process(at, |wait| self.look(wait, (from, at.attempt, tag)))
     }
 
     /// Returns the message with this key, if it arrives within `wait`.
-    fn look(&mut self, wait: Duration, key: (WorldRank, Attempt, bool)) -> Option<Arc<[u8]>> {
-        let is_wanted = |(from, message): &(WorldRank, ReportMessages)| {
-            (*from, message.attempt, message.is_summary) == key
-        };
+    fn look(&mut self, wait: Duration, key: (WorldRank, Attempt, Tag)) -> Option<Arc<[u8]>> {
+        let is_wanted =
+            |(from, message): &(WorldRank, ReportMessages)| (*from, message.attempt, message.tag) == key;
         if !self.arrived.iter().any(is_wanted)
             && let Ok((from, bytes)) = self.channel.incoming().recv_timeout(wait)
         {
@@ -111,19 +111,19 @@ mod tests {
         let [rank_0, rank_1, rank_2] = [0, 1, 2].map(WorldRank::new);
         let at = |attempt| StepAttempt { attempt: Attempt::new(attempt), ..StepAttempt::default() };
         // The reports of a later step arrive first.
-        links[1].send(at(2), &[rank_0], false, &[12]);
-        links[1].send(at(1), &[rank_0], false, &[11]);
-        links[2].send(at(1), &[rank_0, rank_1], true, &[21]);
-        let mut look = |link: usize, from, attempt, is_summary| {
-            let key = (from, Attempt::new(attempt), is_summary);
+        links[1].send(at(2), &[rank_0], Tag::Report, &[12]);
+        links[1].send(at(1), &[rank_0], Tag::Report, &[11]);
+        links[2].send(at(1), &[rank_0, rank_1], Tag::Summary, &[21]);
+        let mut look = |link: usize, from, attempt, tag| {
+            let key = (from, Attempt::new(attempt), tag);
             let looks = (0..3).find_map(|_| links[link].look(Duration::from_millis(20), key));
             looks.map(|message| message.to_vec())
         };
-        assert_eq!(look(0, rank_2, 1, false), None, "it is a summary");
-        assert_eq!(look(0, rank_1, 1, false), Some(vec![11]));
-        assert_eq!(look(0, rank_1, 1, false), None, "it was taken");
-        assert_eq!(look(0, rank_2, 1, true), Some(vec![21]));
-        assert_eq!(look(0, rank_1, 2, false), Some(vec![12]));
-        assert_eq!(look(1, rank_2, 1, true), Some(vec![21]));
+        assert_eq!(look(0, rank_2, 1, Tag::Report), None, "it is a summary");
+        assert_eq!(look(0, rank_1, 1, Tag::Report), Some(vec![11]));
+        assert_eq!(look(0, rank_1, 1, Tag::Report), None, "it was taken");
+        assert_eq!(look(0, rank_2, 1, Tag::Summary), Some(vec![21]));
+        assert_eq!(look(0, rank_1, 2, Tag::Report), Some(vec![12]));
+        assert_eq!(look(1, rank_2, 1, Tag::Summary), Some(vec![21]));
     }
 }
