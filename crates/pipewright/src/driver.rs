@@ -76,8 +76,6 @@ pub(crate) struct StepReply {
     pub has_updated: bool,
     /// Present if the step failed.
     pub failed: Option<FailedRank>,
-    /// Whether the rank has begun the step ([`Command::NextStep`]).
-    pub has_begun: bool,
     /// The rank's report if the rank begins the next step, and its process exchanges the reports.
     pub open: Option<OpenReport>,
 }
@@ -215,10 +213,7 @@ fn execute(executor: &mut Executor, goes_ahead: &mut bool, command: Command) {
             reply.send(agreed.map(|agreed| agreed.expect("ranks that have compared batches agree or not")));
         }
         Command::NextStep { reply, .. } if !*goes_ahead => {
-            let outcome = Ok(Vec::new());
-            let answer =
-                StepReply { outcome, has_updated: false, failed: None, has_begun: false, open: None };
-            reply.send(answer);
+            reply.send(StepReply { outcome: Ok(Vec::new()), has_updated: false, failed: None, open: None });
         }
         Command::Step { input, reply } | Command::NextStep { input, reply } => {
             let answer = step(executor, *input);
@@ -255,7 +250,7 @@ fn step(executor: &mut Executor, input: StepInput) -> StepReply {
         Ok(Outcome { reports, open, .. }) => (Ok(reports), open),
         Err(error) => (Err(error), None),
     };
-    StepReply { outcome, has_updated, failed, has_begun: true, open }
+    StepReply { outcome, has_updated, failed, open }
 }
 
 /// Finds out which parameters stages share. A failure is raised for all ranks.

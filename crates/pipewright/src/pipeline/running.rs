@@ -35,8 +35,6 @@ pub(super) struct StepAnswers {
     /// The reports of each rank.
     pub(super) results: Answers<Vec<RankReport>>,
     pub(super) any_updated: bool,
-    /// Whether the ranks have begun the step.
-    pub(super) has_begun: bool,
     /// The report of the rank of this process if the ranks have begun the next step, and the processes exchange
     /// their reports.
     pub(super) open: Option<OpenReport>,
@@ -323,15 +321,14 @@ impl Pipeline {
         replies: &Receiver<(WorldRank, StepReply)>,
     ) -> StepAnswers {
         let (mut any_updated, mut failed_ranks) = (false, Vec::<FailedRank>::new());
-        let (mut has_begun, mut open) = (false, None);
+        let mut open = None;
         let results = self.ranks.collect(at, replies, |reply: StepReply| {
             any_updated |= reply.has_updated;
             failed_ranks.extend(reply.failed);
-            has_begun |= reply.has_begun;
             open = open.take().or(reply.open);
             reply.outcome
         });
-        StepAnswers { results, any_updated, has_begun, open, failed_ranks, lost: None }
+        StepAnswers { results, any_updated, open, failed_ranks, lost: None }
     }
 
     /// Returns the reports of all ranks on the step `at`, or the first failure, which ends the step.

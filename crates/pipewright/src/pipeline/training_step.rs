@@ -217,7 +217,7 @@ impl Pipeline {
     }
 
     /// Takes back the batch that was offered after the one that has ended, if there is one, and lets it wait. No
-    /// rank has begun it.
+    /// rank has begun it. Other processes may not have offered it, so its numbers do not count.
     fn take_back_offer(&mut self) {
         let is_offered =
             |next: &mut Result<Running, _>| next.as_ref().is_ok_and(|next| next.offered.is_some());
@@ -319,11 +319,11 @@ impl Pipeline {
         let Running { plan, origin, replies, start, .. } = running;
         let at = plan.at();
         let mut answers = self.collect(at, &replies);
-        let go_ahead = self.exchange_reports(at, &mut answers);
+        if !self.exchange_reports(at, &mut answers) {
+            self.take_back_offer();
+        }
         if self.ranks.has_failed(at, &answers.results) {
             answers.lost = self.drop_running();
-        } else if !go_ahead {
-            self.take_back_offer();
         }
         let reports = self.conclude(at, answers);
         // The step after a failed one follows it, also if the ranks were given a later one.
@@ -372,15 +372,9 @@ impl Pipeline {
     fn drop_running(&mut self) -> Option<StepError> {
         let mut lost = None;
         for running in std::mem::take(&mut self.begun).into_iter().flatten() {
-            if self.ranks.has_ended() {
-                continue;
+            if !self.ranks.has_ended() {
+                lost = self.collect(running.plan.at(), &running.replies).results.err();
             }
-            let answers = self.collect(running.plan.at(), &running.replies);
-            if let Some(offered) = running.offered.filter(|_| !answers.has_begun) {
-                // Other processes may not have offered it, and have not counted it.
-                self.ranks.begin(offered.last);
-            }
-            lost = answers.results.err();
         }
         lost
     }
