@@ -61,7 +61,7 @@ pub(crate) struct RankReport {
     pub sends_in_flight: u32,
     /// The bytes of the boundaries' tensors that the rank has sent.
     pub boundary_bytes: u64,
-    /// See [`UndeferredParameter`]. Empty except in the first report after a `W`.
+    /// See [`UndeferredParameter`]. Empty before the first `W` and after the first update.
     pub undeferred: Vec<UndeferredParameter>,
     /// In a repetition: the first result that has other bits in another computation of the step.
     pub difference: Option<Difference>,
@@ -133,7 +133,7 @@ impl RankReport {
         // The gradients of the model's inputs. A stage that is not the first one has sent its own.
         let input_gradients: Vec<OptionalTensors> =
             stages.first_mut().input_gradients.take_all().map(|(_, gradients)| gradients).collect();
-        let undeferred = undeferred(stages);
+        let undeferred = undeferred(stages, update.gradient_norm.is_some());
         memory.give_away(outputs.iter().flatten());
         memory.give_away(stage_outputs.iter().flat_map(|(_, outputs)| outputs).flatten());
         memory.give_away(input_gradients.iter().flatten().flatten());
@@ -189,9 +189,10 @@ impl RankReport {
     }
 }
 
-/// Returns the parameters of the stages whose report on them is due.
-fn undeferred(stages: &mut LocalStages) -> Vec<UndeferredParameter> {
-    let due = stages.iter_mut().filter_map(|stage| stage.undeferred.take().then_some(&*stage));
+/// Returns the parameters of the stages whose report on them is due. `updates` says that the batch ends with an
+/// update.
+fn undeferred(stages: &mut LocalStages, updates: bool) -> Vec<UndeferredParameter> {
+    let due = stages.iter_mut().filter_map(|stage| stage.undeferred.take(updates).then_some(&*stage));
     let parameters = due.flat_map(|stage| {
         let index = stage.index();
         let parameters = stage.runner().undeferred().into_iter();

@@ -238,8 +238,8 @@ impl Gathering {
     }
 }
 
-/// The report on the parameters whose gradients `I` computed. A stage makes it once, after its first step
-/// with `W`.
+/// The report on the parameters whose gradients `I` computed. A stage makes it for each batch with `W` until its
+/// first update: if a batch fails, its report is lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum UndeferredReport {
     /// No `W` has run.
@@ -257,10 +257,10 @@ impl UndeferredReport {
         }
     }
 
-    /// Returns whether the report is due, and records that it is made.
-    pub(super) fn take(&mut self) -> bool {
+    /// Returns whether the report is due. It is the last one if the batch ends with an update.
+    pub(super) fn take(&mut self, updates: bool) -> bool {
         let is_due = *self == Self::Due;
-        if is_due {
+        if is_due && updates {
             *self = Self::Made;
         }
         is_due

@@ -3,22 +3,19 @@
 
 use super::error::PipelineError;
 use crate::batch::ReductionUnit;
-use crate::executor::UndeferredParameter;
 use crate::loss_scale::{LossScale, LossScaling};
 
 /// The state that one training step leaves for the next one.
 pub(super) struct Accumulation {
     /// The unit of the batches whose gradients wait for an update; `None` if no gradients wait.
     pending: Option<ReductionUnit>,
-    /// The parameters that batches have reported since the last update ([`StepSummary::undeferred`]).
-    undeferred: Vec<UndeferredParameter>,
     /// The loss scale of the next step; `None` if losses are not scaled.
     loss_scale: Option<LossScale>,
 }
 
 impl Accumulation {
     pub(super) fn new(loss_scale: Option<LossScale>) -> Self {
-        Self { pending: None, undeferred: Vec::new(), loss_scale }
+        Self { pending: None, loss_scale }
     }
 
     /// Returns whether gradients wait for an update.
@@ -46,17 +43,6 @@ impl Accumulation {
         self.pending = pending;
     }
 
-    /// Adds the parameters that the ranks report on a batch. Returns the parameters of all batches whose
-    /// gradients wait, with it. An update ends them.
-    pub(super) fn add(
-        &mut self,
-        mut reported: Vec<UndeferredParameter>,
-        updates: bool,
-    ) -> Vec<UndeferredParameter> {
-        self.undeferred.append(&mut reported);
-        if updates { std::mem::take(&mut self.undeferred) } else { self.undeferred.clone() }
-    }
-
     /// Sets the loss scale of the step after an update.
     pub(super) fn scale_losses(&mut self, scaling: LossScaling, is_skipped: bool) {
         self.loss_scale = self.loss_scale.map(|scale| scale.after(is_skipped, scaling));
@@ -65,7 +51,6 @@ impl Accumulation {
     /// Drops the gradients after a failed step.
     pub(super) fn drop_gradients(&mut self) {
         self.pending = None;
-        self.undeferred.clear();
     }
 
     /// Continues with the loss scale of a checkpoint.

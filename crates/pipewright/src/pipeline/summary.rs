@@ -111,9 +111,9 @@ pub struct StepSummary {
     /// and gradients. Of ranks that compute a stage together, each sends its part.
     pub boundary_bytes: Vec<u64>,
     /// The parameters whose gradients `I` computed because their layers cannot defer them, in the order of
-    /// the stages. The first step lists them if its program has `W`, and so do the batches that it
-    /// accumulates; later ones list none. A zero-bubble schedule gains little if most elements are in such
-    /// parameters: use layers of [`crate::nn`], or make your own a
+    /// the stages. The first step that does not fail lists them if its program has `W`, and so do the batches
+    /// that it accumulates; later ones list none. A zero-bubble schedule gains little if most elements are in
+    /// such parameters: use layers of [`crate::nn`], or make your own a
     /// [`SplitBackward`](crate::nn::SplitBackward).
     pub undeferred: Vec<UndeferredParameter>,
     /// Whether [`PipelineConfig::interrupt`](crate::pipeline::PipelineConfig::interrupt) was raised on any
@@ -205,8 +205,7 @@ fn mean(losses: &[f64], weights: &[f64]) -> f64 {
     counted.sum::<f64>() / losses.len() as f64
 }
 
-/// Merges the reports of all ranks into the results of a training step. `input_gradients` and the parameters of
-/// [`undeferred`] were taken out of them.
+/// Merges the reports of all ranks into the results of a training step. `input_gradients` were taken out of them.
 pub(super) fn training(
     setup: &Setup,
     plan: StepPlan,
@@ -251,7 +250,7 @@ pub(super) fn training(
         peak_bytes: reports.iter().map(|report| report.peak_bytes).collect(),
         sends_in_flight: reports.iter().map(|report| report.sends_in_flight).collect(),
         boundary_bytes: reports.iter().map(|report| report.boundary_bytes).collect(),
-        undeferred: Vec::new(),
+        undeferred: undeferred(&mut reports),
         interrupted: reports.iter().any(|report| report.interrupted),
         announced: reports.first().map_or(0, |report| report.announced),
         timeline: timeline(setup, &mut reports),
@@ -365,7 +364,7 @@ fn stage_outputs(reports: &mut [RankReport]) -> BTreeMap<StageIndex, Vec<Values>
 }
 
 /// Returns the parameters that the ranks report. All replicas report the same.
-pub(super) fn undeferred(reports: &mut [RankReport]) -> Vec<UndeferredParameter> {
+fn undeferred(reports: &mut [RankReport]) -> Vec<UndeferredParameter> {
     let mut all: Vec<_> =
         reports.iter_mut().flat_map(|report| std::mem::take(&mut report.undeferred)).collect();
     all.sort_unstable();

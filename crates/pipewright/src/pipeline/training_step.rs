@@ -25,7 +25,7 @@ use super::begun::{Offered, Running, Waiting};
 use super::error::PipelineError;
 use super::running::{Pipeline, StepAnswers};
 use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
-use super::summary::{StepSummary, input_gradients, training, undeferred};
+use super::summary::{StepSummary, input_gradients, training};
 use crate::batch::{Batch, Purpose};
 use crate::executor::{StepOrigin, agree_alike, digest};
 use crate::failure::StepError;
@@ -331,21 +331,18 @@ impl Pipeline {
         // Fails only if no batch may follow before the end of this one, so nothing runs then.
         let gradients = input_gradients(&self.setup, &plan, &mut reports);
         let gradients = gradients.map_err(|source| PipelineError::Cut { source })?;
-        let updates = plan.updates();
-        // Before the next batch is compared: if that fails, the gradients of this one are dropped.
-        let undeferred = self.accumulation.add(undeferred(&mut reports), updates);
         if let Some(waiting) = &mut self.waiting {
             waiting.common = reports.iter().find_map(|report| report.next_batch);
         }
         if self.may_follow(&plan) {
             self.send_waiting();
         }
-        let origin = origin.time();
+        let (updates, origin) = (plan.updates(), origin.time());
         let difference = reports.iter_mut().find_map(|report| report.difference.take());
         let began_early = self.finished.is_some_and(|finished| start < finished);
         let start = self.finished.map_or(start, |finished| start.max(finished));
         let summary = training(&self.setup, plan, reports, gradients, start.elapsed());
-        let mut summary = StepSummary { began_early, undeferred, ..summary };
+        let mut summary = StepSummary { began_early, ..summary };
         self.note_gap(origin, &mut summary);
         if updates {
             self.accumulation.scale_losses(self.setup.config().loss_scaling, summary.skipped);

@@ -262,16 +262,33 @@ fn the_first_step_names_parameters_that_cannot_be_deferred() {
     assert_eq!(names(whole), Vec::<String>::new(), "it has no `W`");
 }
 
-/// Each rank is as if it were a process. One of them does not continue while the other one waits to compare its
-/// next batch, so the gradients of the batch that has ended are dropped, and so are its parameters.
+fn split_rows() -> Batch {
+    let part = |seed| rows(seed).chunk(MICROBATCHES as usize, 0).into_iter().map(pack).collect();
+    Batch::new(part(0), part(1))
+}
+
 #[test]
-fn a_batch_whose_gradients_are_dropped_leaves_no_parameters() {
+fn a_step_that_fails_is_not_the_first_one_that_names_them() {
+    let mut pipeline = builder("zb-h1", None).launch().expect("it starts");
+    let taken = |pipeline: &mut Pipeline| {
+        let accumulated = [(); 2].map(|()| pipeline.accumulate(split_rows()).expect("a batch").undeferred);
+        let step = pipeline.step_batch(split_rows(), 1.0).expect("a step").undeferred;
+        (accumulated, step)
+    };
+    // The ranks have reported the batch before the one that fails, and its gradients are dropped.
+    let reported = pipeline.accumulate(split_rows()).expect("a batch").undeferred;
+    assert!(!reported.is_empty());
+    pipeline.step(rows(0).mul_scalar(f32::NAN), rows(1), 1.0).expect_err("the loss is not a number");
+    assert_eq!(taken(&mut pipeline), ([(); 2].map(|()| reported.clone()), reported));
+    assert_eq!(taken(&mut pipeline), ([Vec::new(), Vec::new()], Vec::new()));
+}
+
+/// Each rank is as if it were a process. One of them does not continue while the other one waits to compare its
+/// next batch, so the gradients of the batch that has ended are dropped. The next step names the parameters once.
+#[test]
+fn a_step_after_a_batch_whose_gradients_are_dropped_names_them_once() {
     let [first, second] = <[World; 2]>::try_from(World::local(2).apart()).ok().expect("two ranks");
     let launch = |world| builder("zb-h1", None).world(world).launch().expect("it starts");
-    let batch = || {
-        let part = |seed| rows(seed).chunk(MICROBATCHES as usize, 0).into_iter().map(pack).collect();
-        Batch::new(part(0), part(1))
-    };
     // The number of calls of each process that have returned.
     let calls = [AtomicU32::new(0), AtomicU32::new(0)];
     let wait_for = |process: usize, count| {
@@ -285,7 +302,7 @@ fn a_batch_whose_gradients_are_dropped_leaves_no_parameters() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut pipeline = launch(second);
-            pipeline.accumulate(batch()).expect("a batch");
+            pipeline.accumulate(split_rows()).expect("a batch");
             wait_for(0, 1);
             // The other process compares its next batch by then.
             std::thread::sleep(Duration::from_secs(1));
@@ -293,21 +310,22 @@ fn a_batch_whose_gradients_are_dropped_leaves_no_parameters() {
             wait_for(0, 2);
             // Its own next call fails too, and both processes have counted it.
             pipeline.abandon("it has lost its data");
-            pipeline.step_batch(batch(), 1.0).expect_err("it does not continue");
+            pipeline.step_batch(split_rows(), 1.0).expect_err("it does not continue");
             returned(1);
-            pipeline.step_batch(batch(), 1.0).expect("a step");
+            pipeline.step_batch(split_rows(), 1.0).expect("a step");
         });
         let mut pipeline = launch(first);
-        pipeline.begin_accumulating(batch()).expect("none has begun");
-        pipeline.begin(batch(), 1.0).expect("one has begun");
+        pipeline.begin_accumulating(split_rows()).expect("none has begun");
+        pipeline.begin(split_rows(), 1.0).expect("one has begun");
         returned(0);
-        assert!(!pipeline.finish().expect("it has ended").undeferred.is_empty());
+        let reported = pipeline.finish().expect("it has ended").undeferred;
+        assert!(!reported.is_empty());
         let error = pipeline.finish().expect_err("the other process does not continue").to_string();
         assert!(error.contains("it has lost its data"), "{error}");
         returned(0);
         wait_for(1, 1);
-        let step = pipeline.step_batch(batch(), 1.0).expect("a step");
-        assert_eq!(step.undeferred, Vec::new());
+        let step = pipeline.step_batch(split_rows(), 1.0).expect("a step");
+        assert_eq!(step.undeferred, reported);
     });
 }
 
