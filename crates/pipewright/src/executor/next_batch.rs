@@ -20,8 +20,8 @@ impl NextBatch {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the digest of the next batch, which the ranks get when the batch before has ended; `None` if there
-    /// is no next batch.
+    /// Sets the digest of the next batch, which the ranks get when the batch before has ended; `None` if no batch
+    /// follows.
     pub(crate) fn set(&self, digest: Option<u64>) {
         *self.lock() = digest.map(|digest| Begun { digest, is_sent: false });
     }

@@ -18,7 +18,7 @@ pub(super) struct Running {
     pub(super) replies: Receiver<(WorldRank, StepReply)>,
     /// The time of the call that has begun it.
     pub(super) start: Instant,
-    /// Between processes, if the ranks begin the batch only if all processes have begun the same one.
+    /// Present if the ranks begin the batch only if all processes have begun the same one.
     pub(super) offered: Option<Offered>,
 }
 

@@ -46,9 +46,9 @@ impl Pipeline {
     /// batches.
     ///
     /// In several processes, a batch that begins while none runs is compared with the other processes'
-    /// batches, so the call waits until all of them begin it. A batch that begins while another one runs is
-    /// compared with the gradient norm of that one, if all processes have begun it by then. Otherwise it is
-    /// compared when that one ends, by [`Pipeline::finish`]. In these cases the call returns at once.
+    /// batches, so the call waits until all of them begin it. If another batch runs, the call returns at once.
+    /// The ranks then compare the batch when they compute the gradient norm of the one that runs, if all
+    /// processes have begun it by then. Otherwise [`Pipeline::finish`] compares it when that one has ended.
     ///
     /// ```
     /// # use burn::module::Module;

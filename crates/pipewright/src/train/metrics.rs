@@ -125,8 +125,8 @@ pub struct Metrics {
     /// plan. The caller sets it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub planned_step_ms: Option<f64>,
-    /// The wall time that was predicted for this step from earlier ones, in milliseconds; left out if there
-    /// is no prediction. The caller sets it.
+    /// The wall time that was predicted for this step from earlier ones, in milliseconds; left out without a
+    /// prediction. The caller sets it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub predicted_step_ms: Option<f64>,
     /// The number of steps between two checkpoints that the run has chosen; left out if it is fixed. The
