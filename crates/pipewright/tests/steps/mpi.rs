@@ -24,7 +24,7 @@ use support::{config, descent, program, stage};
 
 const STEPS: u64 = 6;
 
-const TASKS: [(u32, &str); 10] = [
+const TASKS: [(u32, &str); 11] = [
     (2, "ahead"),
     (2, "replicas"),
     (4, "replicas of pipelines"),
@@ -33,6 +33,7 @@ const TASKS: [(u32, &str); 10] = [
     (2, "only one"),
     (2, "fails"),
     (2, "next fails"),
+    (2, "fails with the next of one"),
     (2, "update fails"),
     (2, "dropped"),
 ];
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         "different" => different(),
         "fails" => fails(1),
         "next fails" => fails(2),
+        "fails with the next of one" => fails_with_next_of_one(),
         "update fails" => update_fails(),
         _ => dropped(),
     })
@@ -263,6 +265,24 @@ fn fails(batch: u64) {
         );
     }
     process.report(&format!("a failure of batch {batch} with the next one begun"));
+}
+
+/// Rank 1 fails in a batch, and only the other process has begun the next one. The numbers of both processes are
+/// the same afterwards, so they can take the step again.
+fn fails_with_next_of_one() {
+    let mut process = Process::launch(2, 1, 2, 1);
+    let (expected, _) = of_threads(2, &process.config, 1);
+    process.begin(0);
+    if process.rank == 0 {
+        process.begin(1);
+    }
+    process.watch.begun.fetch_add(100, Ordering::SeqCst);
+    let error = process.finish().expect_err("rank 1 panics").to_string();
+    assert!(error.starts_with("step 1: rank 1") && error.contains("it has to fail"), "{error}");
+    process.begin(0);
+    let (_, losses, norm, ..) = process.finish().expect("a step");
+    assert_eq!((&losses, norm), (&expected[0].1, expected[0].2), "rank {}", process.rank);
+    process.report("a failure with a next batch of one process");
 }
 
 /// Rank 1 fails in its update while rank 0 is in the next batch. Both processes have the error of the step, and
