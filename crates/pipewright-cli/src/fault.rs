@@ -70,7 +70,7 @@ struct Left {
 }
 
 /// Where a run failed, and why.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Fault {
     /// The step that failed, from 1.
     pub(crate) step: u64,
@@ -99,9 +99,8 @@ impl Fault {
             rank: Some(error.rank.get()),
             cause: first_line(&sentence(&error.cause)),
             summary: first_line(&sentence(error)),
-            space: None,
             is_final: matches!(error.cause, Cause::Unconfirmed { .. }),
-            wrong_ranks: Vec::new(),
+            ..Self::default()
         }
     }
 
@@ -118,8 +117,7 @@ impl Fault {
             cause: "the disk is full".to_owned(),
             summary: format!("step {done}: {}", first_line(&sentence(error))),
             space: Some(space()),
-            is_final: false,
-            wrong_ranks: Vec::new(),
+            ..Self::default()
         })
     }
 

@@ -81,15 +81,8 @@ impl Ended<'_> {
             let step = self.steps_done() + 1;
             let summary = format!("step {step}: {cause}");
             let space = is_disk_full.then(|| newest_checkpoint_bytes(self.folder).unwrap_or_default());
-            let fault = Fault {
-                step,
-                rank: None,
-                cause,
-                summary: summary.clone(),
-                space,
-                is_final: false,
-                wrong_ranks: Vec::new(),
-            };
+            let fault =
+                Fault { step, rank: None, cause, summary: summary.clone(), space, ..Fault::default() };
             Some((fault, summary))
         })
     }

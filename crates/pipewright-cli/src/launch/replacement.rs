@@ -51,15 +51,7 @@ impl Replacement {
         let first = self.slow.first();
         let (step, rank) =
             (first.map_or(0, |slow| slow.step), first.and_then(|slow| slow.ranks.first().copied()));
-        let fault = Fault {
-            step,
-            rank,
-            cause,
-            summary: summary.clone(),
-            space: None,
-            is_final: false,
-            wrong_ranks: Vec::new(),
-        };
+        let fault = Fault { step, rank, cause, summary: summary.clone(), ..Fault::default() };
         Failure::new(Exit::RankFailed, summary).with_fault(Some(fault))
     }
 }

@@ -373,9 +373,7 @@ impl Launched {
             rank: None,
             summary: format!("step {step}: {cause}"),
             cause,
-            space: None,
-            is_final: false,
-            wrong_ranks: Vec::new(),
+            ..Fault::default()
         }
     }
 

@@ -42,9 +42,8 @@ mod tests {
             rank: Some(1),
             cause: "wrong bits".to_owned(),
             summary: "step 7: wrong bits".to_owned(),
-            space: None,
-            is_final: false,
             wrong_ranks: wrong_ranks.to_vec(),
+            ..Fault::default()
         };
         Failure::new(Exit::RankFailed, "step 7: wrong bits").with_fault(Some(fault))
     }

@@ -203,9 +203,7 @@ mod tests {
             rank: Some(1),
             cause: "it broke".to_owned(),
             summary: "step 7: rank 1: it broke".to_owned(),
-            space: None,
-            is_final: false,
-            wrong_ranks: Vec::new(),
+            ..Fault::default()
         };
         let restart = Restart::after(&fault, 1, 3);
         restart.leave(folder.path()).expect("the folder takes files");

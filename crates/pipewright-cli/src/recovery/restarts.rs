@@ -135,9 +135,7 @@ mod tests {
             rank: Some(1),
             cause: cause.to_owned(),
             summary: format!("step {step}: rank 1: {cause}"),
-            space: None,
-            is_final: false,
-            wrong_ranks: Vec::new(),
+            ..Fault::default()
         };
         Failure::new(Exit::RankFailed, fault.summary.clone()).with_fault(Some(fault))
     }

@@ -154,9 +154,8 @@ impl VerifiedStep {
             rank: Some(*ranks.first()?),
             summary: format!("step {}: {cause}", self.step),
             cause,
-            space: None,
-            is_final: false,
             wrong_ranks: ranks.clone(),
+            ..Fault::default()
         })
     }
 

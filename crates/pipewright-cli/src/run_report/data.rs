@@ -306,9 +306,7 @@ mod tests {
             rank: Some(1),
             cause: "lost".to_owned(),
             summary: "step 3: rank 1: lost".to_owned(),
-            space: None,
-            is_final: false,
-            wrong_ranks: Vec::new(),
+            ..Fault::default()
         };
         let source = RunSource {
             name: "a".to_owned(),

@@ -74,9 +74,7 @@ mod tests {
             rank: Some(1),
             cause: "lost".to_owned(),
             summary: "lost".to_owned(),
-            space: None,
-            is_final: false,
-            wrong_ranks: Vec::new(),
+            ..Fault::default()
         };
         RunEvent::Restart(Restart { step, ..Restart::after(&fault, 1, 3) })
     }
