@@ -159,19 +159,18 @@ impl Fault {
         }
     }
 
-    /// Removes the fault of an earlier attempt from the folder of a run, if there is one.
+    /// Removes what an earlier attempt has left of a fault in the folder of a run.
     ///
     /// # Errors
-    /// Fails if the file exists and cannot be removed.
+    /// Fails if a file exists and cannot be removed.
     pub(crate) fn remove(run: &Path) -> io::Result<()> {
-        // Best effort: the first fault has precedence.
-        let _ = fs::remove_file(run.join(SECOND_FILE));
-        match fs::remove_file(Self::path_in(run)) {
-            Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-                Err(error)
-            }
+        let is_missing = |error: &io::Error| {
+            matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+        };
+        [FILE, SECOND_FILE].into_iter().try_for_each(|file| match fs::remove_file(run.join(file)) {
+            Err(error) if !is_missing(&error) => Err(error),
             _ => Ok(()),
-        }
+        })
     }
 
     /// Removes the fault from the folder of a run, and returns it with its report.
@@ -264,6 +263,9 @@ mod tests {
         leave();
         Fault::remove(run).expect("the file is ours");
         assert_eq!(fs::read_dir(run).expect("a folder").count(), 0, "no file stays");
+        // A record that stays would be read after the next attempt.
+        fs::create_dir(run.join(SECOND_FILE)).expect("a new folder");
+        Fault::remove(run).expect_err("it is not a file");
     }
 
     #[test]

@@ -129,7 +129,10 @@ impl Launched {
         loop {
             // The fault of an earlier attempt would end the processes of this one.
             Fault::remove(self.folder()).map_err(|error| {
-                Failure::input(format!("{}: cannot be removed: {error}", self.first_cause().display()))
+                let folder = self.folder().display();
+                Failure::input(format!(
+                    "{folder}: the record of an earlier fault cannot be removed: {error}; remove `failure*.json` there"
+                ))
             })?;
             SlowRank::remove(self.folder());
             remove_growth_request(self.folder());
@@ -368,13 +371,7 @@ impl Launched {
     fn failed_growth(&self, hosts: &[String]) -> Fault {
         let step = self.ended().steps_done() + 1;
         let cause = format!("the run could not resume with the processes on {}", hosts.join(" and "));
-        Fault {
-            step,
-            rank: None,
-            summary: format!("step {step}: {cause}"),
-            cause,
-            ..Fault::default()
-        }
+        Fault { step, rank: None, summary: format!("step {step}: {cause}"), cause, ..Fault::default() }
     }
 
     /// Chooses the hosts, the configuration and the words of the attempt after `before`, and leaves its
