@@ -2,9 +2,8 @@
 //!
 //! The ranks of a process may be in two consecutive attempts at the same time. A failure of an attempt stops
 //! the ranks that are in it or in a later one. Ranks that are in an earlier attempt continue: nothing in it has
-//! failed. A failure of the whole process, such as a lost connection, stops all ranks. It is the cause for
-//! the ranks whose attempt has not failed itself. So is the loss of another process, whichever process reports
-//! it.
+//! failed. A failure of a whole process, such as the loss of another one, stops all ranks of all processes: the
+//! process completes no earlier attempt either. It is the cause for the ranks whose attempt has not failed itself.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -39,6 +38,8 @@ pub(crate) struct FailureNotice {
     pub(crate) error: StepError,
     /// The attempt that failed.
     pub(crate) attempt: Attempt,
+    /// Whether the whole process failed, so that it completes no earlier attempt either.
+    pub(crate) stops_all: bool,
     /// The step since which the ranks' parameters have diverged; `None` if no rank had begun to update.
     pub(crate) diverged: Option<StepNumber>,
 }
@@ -49,7 +50,7 @@ pub(crate) struct FailureNotice {
 struct Reasons {
     /// The first failure of the first attempt that failed, with the attempt.
     first: Option<(StepError, Attempt)>,
-    /// The first failure of the whole process.
+    /// The first failure of this whole process or of another one.
     whole: Option<StepError>,
     /// The current attempt at a step. Attempts never decrease, unlike step numbers, which a restore may
     /// reset.
@@ -99,11 +100,10 @@ impl Abort {
     pub fn raise(&self, error: StepError) {
         let mut reasons = self.lock();
         if reasons.whole.is_none() {
-            let is_first = reasons.first.is_none();
             reasons.whole = Some(error.clone());
-            if is_first {
-                let attempt = reasons.attempt;
-                self.announce(&error, attempt, &reasons);
+            if reasons.first.is_none() {
+                let Reasons { attempt, diverged, .. } = *reasons;
+                self.announce(FailureNotice { error, attempt, stops_all: true, diverged });
             }
         }
         self.show(reasons);
@@ -126,20 +126,22 @@ impl Abort {
 
     fn raise_first(&self, mut reasons: MutexGuard<'_, Reasons>, attempt: Attempt, error: &StepError) {
         if reasons.keep_first(attempt, error) {
-            self.announce(error, attempt, &reasons);
+            let (error, diverged) = (error.clone(), reasons.diverged);
+            self.announce(FailureNotice { error, attempt, stops_all: false, diverged });
         }
         self.show(reasons);
     }
 
     /// Logs a failure, and notifies the other processes.
-    fn announce(&self, error: &StepError, attempt: Attempt, reasons: &Reasons) {
+    fn announce(&self, notice: FailureNotice) {
+        let error = &notice.error;
         // Such a step is usually computed again. If it is not, the pipeline returns the error.
         if matches!(error.cause, Cause::Suspicious { .. } | Cause::Unconfirmed { .. }) {
             tracing::warn!(%error, "a step is suspicious");
         } else {
             tracing::error!(%error, "a step failed");
         }
-        self.notify(error, attempt, reasons);
+        self.notify(notice);
     }
 
     /// Raises or lowers the flag as the reasons say. If it is raised, wakes the ranks.
@@ -158,12 +160,13 @@ impl Abort {
     pub(crate) fn diverge(&self, step: StepNumber, error: &StepError) {
         let mut reasons = self.lock();
         reasons.diverged.get_or_insert(step);
-        self.notify(error, reasons.attempt, &reasons);
+        let Reasons { attempt, diverged, .. } = *reasons;
+        self.notify(FailureNotice { error: error.clone(), attempt, stops_all: false, diverged });
     }
 
-    fn notify(&self, error: &StepError, attempt: Attempt, reasons: &Reasons) {
+    fn notify(&self, notice: FailureNotice) {
         if let Some(notify) = self.state.notify.get() {
-            notify(FailureNotice { error: error.clone(), attempt, diverged: reasons.diverged });
+            notify(notice);
         }
     }
 
@@ -177,10 +180,11 @@ impl Abort {
         self.lock().diverged
     }
 
-    /// Raises the flag for a failure that another process reports, if the failure belongs to the current
-    /// attempt.
+    /// Raises the flag for a failure that another process reports. Does nothing if the attempt is over. If the
+    /// attempt has not begun and the other process can complete the current one, the flag is raised later.
     #[cfg(any(feature = "mpi", test))]
-    pub(crate) fn raise_from_remote(&self, FailureNotice { error, attempt, diverged }: FailureNotice) {
+    pub(crate) fn raise_from_remote(&self, notice: FailureNotice) {
+        let FailureNotice { error, attempt, stops_all, diverged } = notice;
         let mut reasons = self.lock();
         reasons.diverged = reasons.diverged.or(diverged);
         if diverged.is_some() {
@@ -191,13 +195,11 @@ impl Abort {
         if reasons.over.is_some_and(|over| attempt <= over) {
             return;
         }
-        if attempt > reasons.attempt {
+        if stops_all {
+            reasons.whole.get_or_insert(error);
+        } else if attempt > reasons.attempt {
             reasons.early.get_or_insert((error, attempt));
             return;
-        }
-        if let Cause::LostPeer { .. } | Cause::SilentPeer { .. } = error.cause {
-            // The lost process does not complete an earlier attempt either.
-            reasons.whole.get_or_insert(error);
         } else {
             reasons.keep_first(attempt, &error);
         }
@@ -281,6 +283,11 @@ mod tests {
         }
     }
 
+    /// Returns the notice of another process whose attempt has failed.
+    fn notice(error: StepError, attempt: Attempt) -> FailureNotice {
+        FailureNotice { error, attempt, stops_all: false, diverged: None }
+    }
+
     #[test]
     fn the_first_cause_wins() {
         let abort = Abort::default();
@@ -310,7 +317,7 @@ mod tests {
         abort.begin_step(earlier);
         abort.clear_in(earlier);
         assert!(!abort.is_raised());
-        abort.raise_from_remote(FailureNotice { error: error(1), attempt: later, diverged: None });
+        abort.raise_from_remote(notice(error(1), later));
         assert!(!abort.is_raised(), "it has begun, and is over");
     }
 
@@ -330,18 +337,22 @@ mod tests {
         assert!(!abort.is_raised());
     }
 
-    /// Another process that has begun the next attempt may be the first to miss a third one.
+    /// Another process that has begun the next attempt may be the first to miss a third one, or may not be able to
+    /// continue itself.
     #[test]
-    fn a_lost_process_that_another_one_reports_stops_the_earlier_attempt_too() {
-        let abort = Abort::default();
+    fn a_failure_of_another_whole_process_stops_the_earlier_attempt_too() {
         let attempts = [4, 5].map(Attempt::new);
-        attempts.into_iter().for_each(|attempt| abort.begin_step(attempt));
-        let lost = Cause::LostPeer { peer: WorldRank::new(2) };
-        let error = StepError { cause: lost, ..error(1) };
-        abort.raise_from_remote(FailureNotice { error, attempt: attempts[1], diverged: None });
-        let causes = attempts.map(|attempt| abort.first_in(attempt).map(|first| first.rank));
-        assert_eq!(causes, [Some(WorldRank::new(1)); 2]);
-        assert!(abort.is_raised_in(attempts[0]));
+        for begun in [&attempts[..1], &attempts] {
+            let [own, other] = [Abort::default(), Abort::default()];
+            let notified = own.clone();
+            other.on_raise(move |notice| notified.raise_from_remote(notice));
+            begun.iter().for_each(|&attempt| own.begin_step(attempt));
+            other.begin_step(attempts[1]);
+            other.raise(error(1));
+            let causes = attempts.map(|attempt| own.first_in(attempt).map(|first| first.rank));
+            assert_eq!(causes, [Some(WorldRank::new(1)); 2], "{begun:?}");
+            assert!(own.is_raised_in(attempts[0]), "{begun:?}");
+        }
     }
 
     /// Whether a failure is this process's own or another's makes no difference to which one is kept.
@@ -355,7 +366,7 @@ mod tests {
                 if is_own {
                     abort.raise_from(attempt, error(rank));
                 } else {
-                    abort.raise_from_remote(FailureNotice { error: error(rank), attempt, diverged: None });
+                    abort.raise_from_remote(notice(error(rank), attempt));
                 }
             };
             raise(5, 0, is_first_own);
@@ -366,11 +377,7 @@ mod tests {
 
     #[test]
     fn a_reported_failure_counts_for_its_own_attempt() {
-        let notice = |step| FailureNotice {
-            error: StepError { step: StepNumber::new(step), ..error(1) },
-            attempt: Attempt::new(step),
-            diverged: None,
-        };
+        let notice = |step| notice(StepError { step: StepNumber::new(step), ..error(1) }, Attempt::new(step));
         let abort = Abort::default();
         abort.begin_step(Attempt::new(2));
         abort.raise_from_remote(notice(3));

@@ -275,7 +275,7 @@ mod tests {
                 cause: self.cause.clone(),
             };
             let diverged = *self.diverged.lock().expect("no panic");
-            let notice = FailureNotice { error, attempt: Attempt::new(1), diverged };
+            let notice = FailureNotice { error, attempt: Attempt::new(1), stops_all: false, diverged };
             self.abort.get().expect("it was launched").raise_from_remote(notice);
         }
     }

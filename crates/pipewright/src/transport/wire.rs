@@ -30,7 +30,7 @@ use crate::verification::{Difference, Suspicion};
 pub(crate) const BLOCK: usize = 64;
 
 /// The first bytes of every frame. A change of the heads, or of what processes do with frames, changes it.
-const FORMAT: [u8; 4] = *b"pw 3";
+const FORMAT: [u8; 4] = *b"pw 4";
 /// The number of bytes before the head.
 const PREFIX: usize = 8;
 
@@ -139,6 +139,7 @@ enum Head {
     },
     Failed {
         attempt: Attempt,
+        stops_all: bool,
         diverged: Option<StepNumber>,
         rank: WorldRank,
         step: StepNumber,
@@ -244,11 +245,11 @@ pub(crate) fn decode(from: WorldRank, bytes: &[u8], now: Moment) -> Result<Frame
         Head::Reports { length } => Frame::Reports(content(end, length)?),
         Head::ClockRequest { sent } => Frame::ClockRequest { sent },
         Head::ClockAnswer { sent, answered } => Frame::ClockAnswer { sent, answered },
-        Head::Failed { attempt, diverged, rank, step, action, cause } => {
+        Head::Failed { attempt, stops_all, diverged, rank, step, action, cause } => {
             // An action that cannot be decoded comes from another version; the failure itself matters more.
             let action = action.and_then(|text| text.parse::<Action>().ok());
             let error = StepError { rank, step, action, cause: cause.into() };
-            Frame::Failed(FailureNotice { error, attempt, diverged })
+            Frame::Failed(FailureNotice { error, attempt, stops_all, diverged })
         }
         Head::Message { attempt, tag, sent, payload } => {
             let payload = match payload {
@@ -291,7 +292,7 @@ fn message_head(message: Message, now: Moment) -> (Head, Vec<TensorData>) {
     (Head::Message { attempt: message.attempt, tag: message.tag, sent: now.common, payload }, elements)
 }
 
-fn failure_head(FailureNotice { error, attempt, diverged }: FailureNotice) -> Head {
+fn failure_head(FailureNotice { error, attempt, stops_all, diverged }: FailureNotice) -> Head {
     let cause = match &error.cause {
         Cause::Build { message } => CauseHead::Build(message.clone()),
         Cause::LostPeer { peer } => CauseHead::LostPeer(*peer),
@@ -304,7 +305,7 @@ fn failure_head(FailureNotice { error, attempt, diverged }: FailureNotice) -> He
         cause => CauseHead::Other(cause.to_string()),
     };
     let action = error.action.map(|action| action.to_string());
-    Head::Failed { attempt, diverged, rank: error.rank, step: error.step, action, cause }
+    Head::Failed { attempt, stops_all, diverged, rank: error.rank, step: error.step, action, cause }
 }
 
 impl From<CauseHead> for Cause {

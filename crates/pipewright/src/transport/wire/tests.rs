@@ -201,6 +201,11 @@ fn sums_keep_their_bits() {
     assert_eq!(bits(&found), bits(&parts));
 }
 
+/// Returns the notice of a failure of one attempt.
+fn of_attempt(error: StepError) -> FailureNotice {
+    FailureNotice { error, attempt: Attempt::new(9), stops_all: false, diverged: None }
+}
+
 #[test]
 fn a_failure_keeps_its_place_and_its_words() {
     let cause = Cause::Panic { message: "out of cheese".to_owned() };
@@ -208,11 +213,12 @@ fn a_failure_keeps_its_place_and_its_words() {
     let error = StepError { rank: WorldRank::new(1), step: StepNumber::new(4), action, cause };
     let words = error.to_string();
     let attempt = Attempt::new(9);
-    for diverged in [None, Some(StepNumber::new(4))] {
-        let sent = Frame::Failed(FailureNotice { error: error.clone(), attempt, diverged });
+    for (stops_all, diverged) in [(false, None), (false, Some(StepNumber::new(4))), (true, None)] {
+        let sent = Frame::Failed(FailureNotice { error: error.clone(), attempt, stops_all, diverged });
         let Frame::Failed(found) = round(sent) else { panic!("a failure was sent") };
-        let expected = (words.clone(), attempt, diverged);
-        assert_eq!((found.error.to_string(), found.attempt, found.diverged), expected);
+        let expected = (words.clone(), attempt, stops_all, diverged);
+        let FailureNotice { error, attempt, stops_all, diverged } = found;
+        assert_eq!((error.to_string(), attempt, stops_all, diverged), expected);
     }
 }
 
@@ -222,7 +228,7 @@ fn a_failed_update_keeps_its_stage() {
     let cause = Cause::Update { stage: StageIndex::new(5), failure };
     let error = StepError { rank: WorldRank::new(1), step: StepNumber::new(4), action: None, cause };
     let words = error.to_string();
-    let sent = Frame::Failed(FailureNotice { error, attempt: Attempt::new(9), diverged: None });
+    let sent = Frame::Failed(of_attempt(error));
     let Frame::Failed(found) = round(sent) else { panic!("a failure was sent") };
     assert_eq!(found.error.to_string(), words);
     assert!(matches!(found.error.cause, Cause::Update { stage, .. } if stage == StageIndex::new(5)));
@@ -244,7 +250,7 @@ fn a_suspicious_step_is_suspicious_in_every_process() {
     {
         let error = StepError { rank: WorldRank::new(1), step: StepNumber::new(4), action: None, cause };
         let words = error.to_string();
-        let sent = Frame::Failed(FailureNotice { error, attempt: Attempt::new(9), diverged: None });
+        let sent = Frame::Failed(of_attempt(error));
         let Frame::Failed(found) = round(sent) else { panic!("a failure was sent") };
         assert_eq!(found.error.to_string(), words);
         assert!(
@@ -287,7 +293,7 @@ fn frames_of_another_version_are_refused() {
     encode(Frame::Room { bytes: 64 }, now(), &mut bytes);
     bytes[..4].copy_from_slice(&[17, 0, 0, 0]);
     let error = decode(FROM, &bytes, now()).expect_err("the format differs");
-    let expected = "rank 3 sends frames that begin with `\\x11\\x00\\x00\\x00`, and frames of this process begin with `pw 3`: the ranks \
+    let expected = "rank 3 sends frames that begin with `\\x11\\x00\\x00\\x00`, and frames of this process begin with `pw 4`: the ranks \
                     run different versions of the program";
     assert!(error.to_string().starts_with(expected), "{error}");
 }
