@@ -224,13 +224,11 @@ impl Launched {
             return None;
         }
         let among = |all: &[Host]| Replacement::of(&slow, hosts, all, &self.slow, self.processes());
-        let replacement = match &self.launch.places {
-            Places::Hosts(all) | Places::Slurm(all)
-                if restarts.has_left(self.launch.restarts) && among(all).is_some() =>
-            {
-                self.ask(all, stop).ok().and_then(|answers| among(&answering(all, &answers)))
-            }
-            _ => None,
+        let all = self.launch.places.hosts();
+        let replacement = if restarts.has_left(self.launch.restarts) && among(all).is_some() {
+            self.ask(all, stop).ok().and_then(|answers| among(&answering(all, &answers)))
+        } else {
+            None
         };
         if replacement.is_none() {
             SlowRank::remove(self.folder());
