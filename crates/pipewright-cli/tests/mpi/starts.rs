@@ -3,6 +3,7 @@
 
 use std::env;
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -149,5 +150,41 @@ fn a_signal_ends_the_launch_while_hosts_are_asked() {
     // A launch that waits for the answer ends with code 2, because the host does not answer.
     assert_eq!(output.status.code(), Some(5), "{said}");
     assert!(said.contains("stopped by a signal while the hosts were asked"), "{said}");
+    assert!(!folder.path().join("starts").exists(), "no process has started");
+}
+
+/// Answers for the host `b` with another build, and for `c` about another folder.
+const OTHERS: &str = r#"
+words() { while [ "$1" != -x ]; do shift; done; shift 3; echo "$*"; }
+case "$*" in
+*' b:2 '*) exec ./other $(words "$@") ;;
+*' c:2 '*) exec ./other-folder $(words "$@") ;;
+esac
+"#;
+
+#[test]
+fn hosts_with_another_build_or_folder_are_an_error_before_the_first_start() {
+    let folder = with_launcher("");
+    let other = folder.path().join("other");
+    fs::copy(pipewright(), &other).expect("the scratch folder takes files");
+    let mut build = fs::File::options().append(true).open(&other).expect("it was copied");
+    build.write_all(b"another build").expect("the scratch folder takes files");
+    drop(build);
+    let script = folder.path().join("other-folder");
+    let text = format!("#!/bin/sh\nexec '{}' \"$1\" \"$2\" \"$3.elsewhere\"\n", pipewright().display());
+    fs::write(&script, text).expect("a file");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("the file is ours");
+    fs::write(folder.path().join("ask"), OTHERS).expect("a file");
+    fs::write(folder.path().join("hosts"), "a slots=2\nb slots=2\nc slots=2\n").expect("a file");
+    let mut command = launch(folder.path(), &["--hosts", "hosts"]);
+    with_overrides(&mut command, &["pipeline.ranks=2"]);
+    let output = command.output().expect("it starts");
+    let said = words(&output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    for expected in ["the host b has another build of this program", "the host c does not see what this host"]
+    {
+        assert!(said.contains(expected), "`{expected}` in: {said}");
+    }
+    assert!(!said.contains("the host a "), "{said}");
     assert!(!folder.path().join("starts").exists(), "no process has started");
 }
