@@ -228,7 +228,7 @@ fn print_figures(restarts: &[Value], seconds: BTreeMap<Fault, Vec<f64>>) {
 }
 
 #[test]
-#[ignore = "takes minutes; see docs/processes.md"]
+#[ignore = "takes minutes, and needs root; see docs/processes.md"]
 fn a_run_survives_many_faults() {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let (count, seed) = (number("PIPEWRIGHT_FAULTS").unwrap_or(27), number("PIPEWRIGHT_SEED").unwrap_or(1));

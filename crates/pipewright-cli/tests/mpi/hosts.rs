@@ -193,7 +193,7 @@ fn two_hosts_train_as_one_does() {
 }
 
 #[test]
-#[ignore = "takes a minute"]
+#[ignore = "takes a minute, and needs root"]
 fn a_launched_run_continues_on_the_host_that_answers() {
     let hosts = Hosts::new('b').expect("network namespaces need root and iproute2");
     let folder = folder();
@@ -311,20 +311,20 @@ fn check_growth(test: char, set: &[&str], change: &str) {
 }
 
 #[test]
-#[ignore = "takes a minute"]
+#[ignore = "takes a minute, and needs root"]
 fn a_launched_run_grows_again_when_its_host_answers() {
     check_growth('g', &[], "with 2 ranks instead of 4 (2 processes can run; 1f1b as configured");
 }
 
 #[test]
-#[ignore = "takes a minute"]
+#[ignore = "takes a minute, and needs root"]
 fn a_run_with_a_plan_is_planned_again_and_grows_back_to_its_plan() {
     let set = ["pipeline.partition=explicit", "pipeline.boundaries=[1,2,3]"];
     check_growth('h', &set, "with 2 ranks instead of 4 (2 processes can run; planned: ");
 }
 
 #[test]
-#[ignore = "takes three minutes"]
+#[ignore = "takes three minutes, and needs root"]
 fn a_run_does_not_grow_at_once_onto_a_host_that_it_has_lost_twice() {
     let run = Disturbed::start('i', &[]);
     run.lose_second(1);
@@ -338,7 +338,7 @@ fn a_run_does_not_grow_at_once_onto_a_host_that_it_has_lost_twice() {
 }
 
 #[test]
-#[ignore = "takes half a minute"]
+#[ignore = "takes half a minute, and needs root"]
 fn a_lost_host_costs_at_most_two_steps_with_the_copy_of_its_neighbour() {
     let hosts = Hosts::new('d').expect("network namespaces need root and iproute2");
     let folder = folder();
@@ -368,7 +368,7 @@ fn a_lost_host_costs_at_most_two_steps_with_the_copy_of_its_neighbour() {
 }
 
 #[test]
-#[ignore = "takes a quarter of a minute"]
+#[ignore = "takes a quarter of a minute, and needs root"]
 fn the_host_of_a_slow_rank_is_replaced() {
     let hosts = Hosts::new('c').expect("network namespaces need root and iproute2");
     let folder = folder();
