@@ -242,7 +242,7 @@ fn kill(numbers: &[String], name: &str) {
 }
 
 #[test]
-#[ignore = "needs Slurm and root, and takes some minutes"]
+#[ignore = "takes minutes, and needs root and Slurm"]
 fn runs_in_an_allocation_survive_faults() {
     assert!(env::var_os("SLURM_JOB_ID").is_none(), "the trial makes allocations of its own");
     let mut cluster = Cluster::start();

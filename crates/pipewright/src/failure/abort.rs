@@ -2,8 +2,9 @@
 //!
 //! The ranks of a process may be in two consecutive attempts at the same time. A failure of an attempt stops
 //! the ranks that are in it or in a later one. Ranks that are in an earlier attempt continue: nothing in it has
-//! failed. A failure of a whole process, such as the loss of another one, stops all ranks of all processes: the
-//! process completes no earlier attempt either. It is the cause for the ranks whose attempt has not failed itself.
+//! failed. A failure of a whole process, such as the loss of another one, stops all ranks of all processes:
+//! the process completes no earlier attempt either. It is the cause for the ranks whose attempt has not failed
+//! itself.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -337,8 +338,7 @@ mod tests {
         assert!(!abort.is_raised());
     }
 
-    /// Another process that has begun the next attempt may be the first to miss a third one, or may not be able to
-    /// continue itself.
+    /// Another process that has begun the next attempt may be the first to miss a third one, or cannot continue.
     #[test]
     fn a_failure_of_another_whole_process_stops_the_earlier_attempt_too() {
         let attempts = [4, 5].map(Attempt::new);
