@@ -1,5 +1,6 @@
-//! Measures how much of the exchange of experts is hidden under a schedule with overlaps: two processes over MPI hold the
-//! experts of a Qwen3-MoE together, with overlaps whose halves run by turns and with overlaps taken apart.
+//! Measures how much of the exchange of experts is hidden under a schedule with overlaps: two processes over
+//! MPI hold the experts of a Qwen3-MoE together, with overlaps whose halves run by turns and with overlaps
+//! taken apart.
 //!
 //! Both alternate. The processes run this program under `mpirun`; the first prints its figures as JSON.
 

@@ -37,8 +37,9 @@ pub struct ScheduleSpec {
     /// setting; `None` for two.
     pub slices: Option<Slices>,
     /// Whether forwards and backwards of different stages that follow each other on a rank become overlaps
-    /// ([`pair_overlaps`](crate::pairing::pair_overlaps)), for schedules with this setting. Set it if ranks exchange tokens inside of their
-    /// stages. Otherwise overlaps are taken apart, and the forward of each runs first.
+    /// ([`pair_overlaps`](crate::pairing::pair_overlaps)), for schedules with this setting. Set it if ranks
+    /// exchange tokens inside their stages. Otherwise a run takes overlaps apart, and the forward of each runs
+    /// first.
     pub overlap: bool,
 }
 

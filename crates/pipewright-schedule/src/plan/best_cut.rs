@@ -18,8 +18,8 @@ use crate::schedule::Schedule;
 
 /// Returns the first layer of each stage except the first in the fastest cut that is found for `schedule`;
 /// `None` if there are more stages than layers, or if the mesh does not fit the nodes. A cut is preferred in
-/// which each stage has the layers that it is to recompute, and the parts of layers. The boundaries of `choice` are ignored, and memory
-/// is not limited.
+/// which each stage has the layers, and the parts of layers, that it is to recompute. The boundaries of
+/// `choice` are ignored, and memory is not limited.
 pub fn best_cut(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> Option<Vec<usize>> {
     let layers = choice.layers(profile, schedule.ranks()).ok()?;
     let whole = Order::with_overlaps(schedule, layers.has_exchanges);

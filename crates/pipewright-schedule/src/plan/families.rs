@@ -21,7 +21,8 @@ pub(super) struct Family {
 }
 
 impl Family {
-    /// Returns all families for a size. If `has_exchanges`, schedules are also there with overlaps.
+    /// Returns all families for a size. If `has_exchanges` is true, those with the setting `overlap` are
+    /// included with it and without it.
     pub(super) fn all(ranks: u32, microbatches: u32, layers: usize, has_exchanges: bool) -> Vec<Self> {
         let mut families = Vec::new();
         for generator in catalogue().iter().filter(|generator| generator.trains) {
