@@ -111,8 +111,7 @@ impl Figure {
             Self::Output => "output_bytes",
             Self::Parameters => "parameter_bytes",
             Self::Activation => "activation_bytes",
-            Self::Part(LayerPart::Norms) => "norms_s",
-            Self::Part(LayerPart::FeedForward) => "feed_forward_s",
+            Self::Part(part) => part.profile_keys()[1],
         }
     }
 

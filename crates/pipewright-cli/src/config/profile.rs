@@ -52,10 +52,7 @@ fn kinds_of(devices: &str) -> BTreeSet<String> {
 
 /// Reads the costs of a part of a layer, which are optional. A time without a size is a mistake.
 fn read_part(keys: &mut Keys<'_>, part: LayerPart) -> PartProfile {
-    let (bytes, seconds) = match part {
-        LayerPart::Norms => ("norms_bytes", "norms_s"),
-        LayerPart::FeedForward => ("feed_forward_bytes", "feed_forward_s"),
-    };
+    let [bytes, seconds] = part.profile_keys();
     match keys.optional_number(seconds) {
         Some(recompute_s) => PartProfile { bytes: keys.whole(bytes), recompute_s },
         None => PartProfile { bytes: keys.optional(bytes).unwrap_or(0), recompute_s: 0.0 },

@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use pipewright::profile::{KindFigures, Measured, Spread};
 use pipewright_schedule::ModelDesc;
-use pipewright_schedule::profile::{LayerProfile, Profile};
+use pipewright_schedule::profile::{LayerProfile, PartProfile, Profile};
+use pipewright_schedule::recompute::LayerPart;
 use pipewright_schedule::words::counted;
 use toml::Value;
 
@@ -81,14 +82,13 @@ fn layer_text(layer: &LayerProfile, kind: Option<&KindFigures>) -> String {
         ("recompute_s", layer.recompute_s, kind.and_then(|kind| kind.recompute)),
         ("exchange_s", Some(layer.exchange_s).filter(|seconds| *seconds > 0.0), None),
         ("optimizer_s", Some(layer.optimizer_s), None),
-        ("norms_s", Some(layer.norms_s).filter(|_| layer.norms_bytes > 0), kind.and_then(|kind| kind.norms)),
-        (
-            "feed_forward_s",
-            Some(layer.feed_forward_s).filter(|_| layer.feed_forward_bytes > 0),
-            kind.and_then(|kind| kind.feed_forward),
-        ),
     ];
-    for (key, time, spread) in times {
+    let parts = LayerPart::ALL.map(|part| {
+        let PartProfile { bytes, recompute_s } = layer.part(part);
+        let [_, key] = part.profile_keys();
+        (key, (bytes > 0).then_some(recompute_s), kind.and_then(|kind| kind.part(part)))
+    });
+    for (key, time, spread) in times.into_iter().chain(parts) {
         let Some(time) = time else { continue };
         let figure = format!("{key} = {}", seconds(time));
         match spread {

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::figures::{LayerProfile, LinkProfile, Profile};
+use super::figures::{LayerProfile, LinkProfile, PartProfile, Profile};
+use crate::recompute::LayerPart;
 
 /// The largest number of layers, with repetitions.
 pub const MAX_LAYERS: u64 = 10_000;
@@ -177,15 +178,13 @@ fn check_layer(found: &mut Vec<ProfileProblem>, part: ProfilePart, layer: &Layer
         check_bytes(found, part, key, bytes.unwrap_or(0));
     }
     let mut left = layer.activation_bytes;
-    let parts = [
-        ("norms_bytes", layer.norms_bytes, "norms_s", layer.norms_s),
-        ("feed_forward_bytes", layer.feed_forward_bytes, "feed_forward_s", layer.feed_forward_s),
-    ];
-    for (key, bytes, time, seconds) in parts {
-        check_seconds(found, part, time, seconds);
+    for layer_part in LayerPart::ALL {
+        let [bytes_key, seconds_key] = layer_part.profile_keys();
+        let PartProfile { bytes, recompute_s } = layer.part(layer_part);
+        check_seconds(found, part, seconds_key, recompute_s);
         if bytes > left {
             let expected = format!("a number of bytes from 0 to {left}, a part of `activation_bytes`");
-            found.push(problem(part, key, bytes, expected));
+            found.push(problem(part, bytes_key, bytes, expected));
         }
         left = left.saturating_sub(bytes);
     }

@@ -38,6 +38,14 @@ impl LayerPart {
         Self::ALL.into_iter().find(|part| part.name() == name)
     }
 
+    /// Returns the keys of its size and of its time in a layer of a profile.
+    pub fn profile_keys(self) -> [&'static str; 2] {
+        match self {
+            Self::Norms => ["norms_bytes", "norms_s"],
+            Self::FeedForward => ["feed_forward_bytes", "feed_forward_s"],
+        }
+    }
+
     /// Returns the bytes that a layer does not keep if its backward computes the part again, for a microbatch of
     /// one row; 0 if the layer lacks the part.
     pub fn bytes_of(self, layer: &LayerDesc) -> u64 {
