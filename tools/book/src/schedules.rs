@@ -177,7 +177,8 @@ fn described(setting: Setting) -> &'static str {
         Setting::Overlap => {
             "`pipeline.overlap` (`--overlap`) lets a forward and a backward of different stages overlap if they follow \
              each other on a rank: one of them computes while the other one exchanges the tokens of its experts. \
-             Without exchanges (`mesh.expert_parallel = 1`) it is of no use: they then run one after the other."
+             Without exchanges (`mesh.expert_parallel = 1`) both run one after the other, so nothing is gained and a step \
+             may take longer."
         }
     }
 }

@@ -97,7 +97,8 @@ impl CutProgram {
     /// Makes the program of the `source`, proves it sound, and cuts the model.
     pub(crate) fn new(source: ProgramSource, settings: &Settings, model: &CutModel) -> Result<Self, Failure> {
         let of_frozen = model.adapter().map(|_| source.clone());
-        let (mut program, notes) = sound_program(source, settings, TrainedStages::ALL)?;
+        let (mut program, mut notes) = sound_program(source, settings, TrainedStages::ALL)?;
+        notes.extend(overlap_note(settings));
         let layers = model.describe(settings.data.seq_len as usize);
         let partition = cut(settings, model, &layers, program.placement().stages())?;
         let trained_stages = model.trained_stages(&partition).map_err(Failure::input)?;
@@ -285,6 +286,16 @@ fn sound_program(
         )));
     }
     Ok((program, note.iter().map(ToString::to_string).collect()))
+}
+
+/// Returns a note about a schedule that is made for overlaps and has no exchanges for them.
+fn overlap_note(settings: &Settings) -> Option<String> {
+    let is_in_vain = settings.pipeline.generator.overlap && settings.mesh.expert_parallel == 1;
+    is_in_vain.then(|| {
+        "`pipeline.overlap` hides nothing, because no tokens are exchanged (`mesh.expert_parallel` is 1), and a step may \
+         take longer with it: remove it"
+            .to_owned()
+    })
 }
 
 /// Refuses a program that moves tensors out of memory otherwise than the settings say. Rows that have messages are not

@@ -54,6 +54,19 @@ fn replicas_that_hold_experts_together_train_as_replicas_with_all_and_resume_as_
     }
 }
 
+#[test]
+fn overlaps_without_exchanges_are_noted() {
+    let folder = folder();
+    let is_noted = |set: &[&str]| {
+        let size = ["pipeline.schedule=zbvzerobubble", "pipeline.ranks=2", "mesh.data_parallel=2"];
+        let (_, said) = succeed(&folder, &["check", "small.toml"], &[&size[..], set].concat());
+        said.contains("`pipeline.overlap` hides nothing, because no tokens are exchanged")
+    };
+    let overlap = "pipeline.overlap=true";
+    assert!(is_noted(&[overlap]));
+    assert!(!is_noted(&[overlap, "mesh.expert_parallel=2"]) && !is_noted(&[]));
+}
+
 /// Two of four replicas hold each expert if two hold them together.
 #[test]
 fn replicas_with_sharded_parameters_may_hold_experts_together() {

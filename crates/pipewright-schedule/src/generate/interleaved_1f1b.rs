@@ -16,9 +16,11 @@
 //! becomes `(p - 1 - r) + min(p - 1 - r, s + 1 + g - p)`. This is the longest warm-up of that form without a
 //! deadlock, which the tests check for all small sizes. With `s = 1` and `v = 2` there is none.
 //!
-//! With the setting `overlap`, a rank warms up with `g` more forwards, as far as a short last group allows. Then the
-//! forward and the backward that follow each other are of different stages more often, and only those overlap
-//! ([`crate::pairing`]). With `v = 2` and the usual warm-up, those of the last rank are always of one stage.
+//! With the setting `overlap`, a rank warms up with `g` more forwards, as far as a short last group allows. Then
+//! the forward and the backward that follow each other are of different stages more often, and only those
+//! overlap ([`crate::pairing`]). With `v = 2` and the usual warm-up, those of the last rank are always of one
+//! stage. Megatron-LM adds one forward for the same purpose, because both halves of its overlaps may be of one
+//! stage: it only needs different microbatches.
 //!
 //! Each action has one cell. The idle cells are: `r` before the first forward; after the warm-up, until the
 //! first gradient can arrive from the last rank; one before each backward of the cool-down, in which other
@@ -55,7 +57,9 @@ pub(super) const GENERATOR: Generator = Generator {
                 equal size. The number of rounds is `m / p`, rounded down, and at least 1. The stages of a rank alternate, each \
                 for the microbatches of a round. With `group_size`, rounds have that many microbatches, and \
                 the last one may have fewer. A rank warms up with forwards, then alternates a forward \
-                and a backward, and ends with the remaining backwards.",
+                and a backward, and ends with the remaining backwards. With `overlap`, it warms up with \
+                the forwards of one more round, unless a short last round allows fewer, and holds as many \
+                more activations.",
         choice: "Choose it if the layers cannot defer their weight gradients and the model has at least `v` \
                  layers for each rank. It divides the bubble of 1F1B by `v`, sends `v` times as many \
                  messages, and needs a little more memory. `m` is a multiple of the number of rounds; every \
