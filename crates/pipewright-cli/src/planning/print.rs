@@ -277,10 +277,11 @@ pub(crate) fn title_of(plan: &Plan) -> String {
         Recompute::Parts => ", all stages recompute parts of layers",
         Recompute::Stages(_) => ", some stages recompute",
     };
+    let overlaps = if plan.settings.overlap { " with overlaps" } else { "" };
     let (name, ranks) = (plan.title(), ranks_of(plan.mesh()));
     let stages = counted(plan.schedule.placement().stages(), "stage");
     let (microbatches, rows) = (counted(microbatches, "microbatch"), counted(rows, "row"));
-    format!("{name}: {ranks}, {stages}{head}, {microbatches} of {rows}{recompute}")
+    format!("{name}{overlaps}: {ranks}, {stages}{head}, {microbatches} of {rows}{recompute}")
 }
 
 /// Describes the ranks of a mesh.

@@ -223,6 +223,34 @@ fn a_plan_is_written_for_train() {
 }
 
 #[test]
+fn a_plan_with_overlaps_says_so() {
+    let folder = folder();
+    let layers = "\
+[link]
+latency_s = 0.0
+bytes_per_s = 1e12
+[[layers]]
+kind = \"mixture\"
+count = 8
+forward_s = 1e-3
+input_backward_s = 1e-3
+weight_backward_s = 1e-3
+exchange_s = 8e-4
+output_bytes = 0
+parameter_bytes = 0
+activation_bytes = 0
+";
+    write(&folder, "p.toml", layers);
+    let size = ["--ranks", "2", "--microbatches", "8", "--data-parallel", "1"];
+    let arguments = [&["plan", "--profile", "p.toml"], &size[..], &["-o", "best.toml"]].concat();
+    let printed = succeed(&folder, &arguments);
+    let title = "zbvzerobubble with overlaps: 2 ranks, 4 stages, 8 microbatches of 1 row";
+    assert!(printed.starts_with(&format!("best  {title}  ")), "{printed}");
+    let rows = std::fs::read_to_string(folder.path().join("best.csv")).expect("the rows");
+    assert!(rows.contains("OVERLAP_F_B"), "{rows}");
+}
+
+#[test]
 fn a_plan_replaces_the_choices_of_the_configuration() {
     let folder = folder();
     let of_schedule = ["--set", "pipeline.schedule=group-interleaved", "--set", "pipeline.group_size=2"];
