@@ -1,11 +1,11 @@
 //! Pairs forwards with backwards: makes overlaps in a schedule that has none.
 //!
-//! Rules: (1) a forward and the `B` after it become one overlap ([`crate::overlap`]). An `I` and the `W` after it count
-//! as a `B`, and become an overlap also with a forward that follows them. A `B` with a forward after it does not: where
-//! overlaps are taken apart, the forward would run first, and the gradient would leave later; (2) both are of different
-//! stages, because a stage computes one thing at a time, and of different microbatches, because the backward of a
-//! microbatch needs its forwards; (3) neither needs the other through other ranks. Everything else keeps its order. Idle
-//! cells are removed.
+//! Rules: (1) a forward and the `B` after it become one overlap ([`crate::overlap`]). An `I` and the `W` after it
+//! count as a `B`, and also become an overlap with a forward after them. A `B` and a forward after it do not: a
+//! run without exchanges takes overlaps apart and runs the forward first, so the gradient would leave later; (2)
+//! both are of different stages, because a stage computes one thing at a time, and of different microbatches,
+//! because the backward of a microbatch needs its forwards; (3) neither needs the other through other ranks.
+//! Everything else keeps its order. Idle cells are removed.
 //!
 //! Rule 3 depends on the other pairs: an overlap begins when the tensors of both halves exist, so two pairs may
 //! wait for each other although each of them could run alone. So the pass runs the schedule. A rank runs its next
@@ -124,11 +124,9 @@ impl<'a> Run<'a> {
             let is_pair = self.next(rank).is_some_and(|next| next.count > 1);
             is_pair && self.rows[rank].get(self.done[rank]).is_some_and(|&action| self.can_run(action))
         };
-        let rank = (0..self.rows.len()).find(can_separate);
-        rank.is_some_and(|rank| {
-            self.alone[rank] = true;
-            true
-        })
+        let Some(rank) = (0..self.rows.len()).find(can_separate) else { return false };
+        self.alone[rank] = true;
+        true
     }
 
     /// Returns what a rank runs next.
@@ -216,7 +214,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::action::ActionKind;
     use crate::costs::Costs;
     use crate::csv::{parse_schedule, print_schedule};
     use crate::generate::{ScheduleSpec, Setting, catalogue, generate};
@@ -280,46 +277,46 @@ mod tests {
         timed(program.as_program(), costs).expect("it runs").timeline().makespan()
     }
 
-    /// Checks a paired schedule without the rules of the pass: it is sound, and its overlaps contain neighbours.
-    fn check_paired(name: &str, [plain, paired]: &[Schedule; 2]) -> Result<usize, TestCaseError> {
-        let sound = validate(drop_bubbles(paired), Level::Compute);
+    /// Checks that a schedule has no deadlock, with whole overlaps and with overlaps that are taken apart.
+    fn check_sound(name: &str, schedule: &Schedule) -> Result<(), TestCaseError> {
+        let sound = validate(drop_bubbles(schedule), Level::Compute);
         prop_assert!(sound.is_ok(), "{}: {:?}", name, sound);
         let lowering = TrainingLowering { keep_overlaps: true, ..TrainingLowering::default() };
-        prop_assert!(for_training(paired, &lowering).is_ok(), "{}", name);
-        prop_assert!(for_training(paired, &TrainingLowering::default()).is_ok(), "{}", name);
-        let mut overlaps = 0;
+        prop_assert!(for_training(schedule, &lowering).is_ok(), "{}", name);
+        prop_assert!(for_training(schedule, &TrainingLowering::default()).is_ok(), "{}", name);
+        Ok(())
+    }
+
+    /// Checks a paired schedule: it is sound, and each of its overlaps consists of actions that follow each other.
+    fn check_paired(name: &str, [plain, paired]: &[Schedule; 2]) -> Result<(), TestCaseError> {
+        check_sound(name, paired)?;
         for rank in plain.placement().all_ranks() {
             let actions: Vec<Action> = plain.row(rank).iter().copied().flatten().collect();
             let mut rest = &actions[..];
             for action in paired.row(rank).iter().copied().flatten() {
-                let is_own = matches!(action, Action::Overlap(_)) && rest.first() != Some(&action);
-                let count = if is_own { rest.len().min(3) } else { 1 };
-                let parts: Vec<Action> = action.parts().collect();
-                if !is_own {
-                    prop_assert_eq!(rest.first(), Some(&action), "{}", name);
-                    rest = &rest[1..];
-                    continue;
-                }
-                overlaps += 1;
-                let mut left = rest[..count].to_vec();
-                let has_split = left.iter().any(|it| it.kind() == ActionKind::InputBackward);
-                left.truncate(if has_split { 3 } else { 2 });
-                let forward = left.iter().position(|&it| it == parts[0]);
-                prop_assert!(forward.is_some(), "{}: {} of {:?}", name, action, left);
-                left.retain(|&it| it != parts[0]);
-                let (stage, microbatch) = (parts[1].stage(), parts[1].microbatch());
-                prop_assert!(stage != parts[0].stage(), "{}: {}", name, action);
-                for half in &left {
-                    prop_assert_eq!((half.stage(), half.microbatch()), (stage, microbatch), "{}", name);
-                }
-                let kinds: Vec<ActionKind> = left.iter().map(|half| half.kind()).collect();
-                let split = [ActionKind::InputBackward, ActionKind::WeightBackward];
-                prop_assert!(kinds == [ActionKind::Backward] || kinds == split, "{}: {:?}", name, left);
-                rest = &rest[left.len() + 1..];
+                let count = match action {
+                    Action::Overlap(overlap) if rest.first() != Some(&action) => pair_length(overlap, rest),
+                    _ => Some(1).filter(|_| rest.first() == Some(&action)),
+                };
+                prop_assert!(count.is_some(), "{}: {} instead of {:?}", name, action, rest);
+                rest = &rest[count.unwrap_or(0)..];
             }
             prop_assert!(rest.is_empty(), "{}: {:?} are missing", name, rest);
         }
-        Ok(overlaps)
+        Ok(())
+    }
+
+    /// Returns the number of actions at the beginning of a row that may be the halves of an overlap; `None` if
+    /// these are others.
+    fn pair_length(overlap: Overlap, row: &[Action]) -> Option<usize> {
+        let ((stage, microbatch), of_forward) = (overlap.backward(), overlap.forward());
+        let forward = Action::Forward { stage: of_forward.0, microbatch: of_forward.1 };
+        let whole = Action::Backward { stage, microbatch };
+        let [input, weight] =
+            [Action::InputBackward { stage, microbatch }, Action::WeightBackward { stage, microbatch }];
+        let pairs = [&[forward, whole][..], &[forward, input, weight], &[input, weight, forward]];
+        let is_apart = stage != of_forward.0 && microbatch != of_forward.1;
+        pairs.into_iter().find(|pair| is_apart && row.starts_with(pair)).map(<[Action]>::len)
     }
 
     proptest! {
@@ -341,6 +338,11 @@ mod tests {
                 };
                 let Some(schedules) = paired(generator.name, &spec) else { continue };
                 check_paired(generator.name, &schedules)?;
+                if generator.settings.contains(&Setting::Overlap) {
+                    // The setting may also change the order.
+                    let schedule = generate(generator.name, &ScheduleSpec { overlap: true, ..spec });
+                    check_sound(generator.name, &schedule.expect("the size is possible without the setting"))?;
+                }
             }
         }
     }
@@ -364,7 +366,8 @@ mod tests {
         }
     }
 
-    /// The step of a schedule with the setting takes this share of the time without it.
+    /// Checks the share of a step's time that a schedule takes with the setting, compared with the schedule
+    /// without it.
     fn check_share(name: &str, ranks: u32, exchange: f64, share: f64) {
         let costs = format!("exchange={exchange},exchanges=4").parse().expect("costs");
         let time = |overlap| {
