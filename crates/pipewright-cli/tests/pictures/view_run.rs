@@ -130,19 +130,27 @@ fn slices_of_a_run_have_names_and_gradients_of_keys() {
 
 #[test]
 fn the_exchanges_of_a_run_are_costs_of_their_own() {
-    let folder = trained(&[
+    for schedule in
+        [&["pipeline.schedule=dualpipev"][..], &["pipeline.schedule=zbvzerobubble", "pipeline.overlap=true"]]
+    {
+        check_exchanges(schedule);
+    }
+}
+
+fn check_exchanges(schedule: &[&str]) {
+    let size = [
         "model.architecture=qwen3_moe",
         "model.num_experts=4",
         "model.num_experts_per_tok=2",
         // A block for each stage.
         "model.num_hidden_layers=6",
         "pipeline.partition=even",
-        "pipeline.schedule=dualpipev",
         "pipeline.ranks=2",
         "pipeline.microbatches=12",
         "mesh.data_parallel=2",
         "mesh.expert_parallel=2",
-    ]);
+    ];
+    let folder = trained(&[&size[..], schedule].concat());
     let output = pipewright(folder.path(), &["view", "out", "-o", "view.html"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let page = fs::read_to_string(folder.path().join("view.html")).expect("a page");

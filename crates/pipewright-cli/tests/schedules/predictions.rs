@@ -82,15 +82,19 @@ fn pictures_of_too_many_exchanges_are_refused() {
 
 #[test]
 fn exchanges_are_exposed_unless_an_overlap_hides_them() {
-    let exposed = |name: &str| {
+    let exposed = |name: &[&str]| {
         let size = ["--ranks", "2", "--microbatches", "8"];
-        let found = simulated(&[&[name], &size[..], &["--cost", "exchange=0.8,exchanges=8"]].concat());
+        let found = simulated(&[name, &size[..], &["--cost", "exchange=0.8,exchanges=8"]].concat());
         let ranks = found["exchanges"].as_array().expect("ranks").clone();
         let sum = |key: &str| ranks.iter().filter_map(|rank| rank[key].as_f64()).sum::<f64>();
         sum("exposed") / sum("seconds")
     };
-    assert!((exposed("zbvzerobubble") - 1.0).abs() < 1e-9);
-    assert!(exposed("dualpipev") < 0.5, "{}", exposed("dualpipev"));
+    for plain in ["zbvzerobubble", "interleaved1f1b"] {
+        assert!((exposed(&[plain]) - 1.0).abs() < 1e-9, "{plain}");
+    }
+    let overlapped = [&["dualpipev"][..], &["zbvzerobubble", "--overlap"], &["interleaved1f1b", "--overlap"]];
+    let [dual_pipe_v, zbv, interleaved] = overlapped.map(exposed);
+    assert!(dual_pipe_v < 0.5 && zbv < 0.5 && interleaved < 0.95, "{dual_pipe_v}, {zbv}, {interleaved}");
     let arguments = ["simulate", "1f1b", "--ranks", "2", "--microbatches", "2", "--cost", "exchange=0.5"];
     let text = succeed(&folder(), &arguments);
     assert!(text.contains("\nexchanges  100.0% exposed, by rank: 2 of 2, 2 of 2\n"), "{text}");

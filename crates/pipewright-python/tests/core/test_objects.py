@@ -56,6 +56,16 @@ def test_overlaps_stay_whole_if_tokens_are_exchanged():
     assert pw.read_csv(schedule.csv()).simulate(costs).makespan == makespan
 
 
+def test_overlap_is_a_setting_of_two_schedules():
+    costs = pw.Costs.parse("exchange=0.8,exchanges=8")
+    for name in ["zbvzerobubble", "interleaved1f1b"]:
+        plain, paired = (
+            pw.schedule(name, ranks=2, microbatches=8, overlap=overlap, costs=costs).lower() for overlap in [False, True]
+        )
+        assert ("OVERLAP_F_B" in plain.csv(), "OVERLAP_F_B" in paired.csv()) == (False, True)
+        assert paired.simulate(costs).makespan < plain.simulate(costs).makespan
+
+
 def test_names_and_settings_of_schedules():
     assert pw.schedule("ZBV", ranks=4, microbatches=8).name == "zbvzerobubble"
     sliced = pw.schedule("seq1f1b", ranks=4, microbatches=8, slices=4)

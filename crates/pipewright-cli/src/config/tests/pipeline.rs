@@ -141,6 +141,7 @@ fn settings_of_generators_are_for_schedules_that_have_them() {
         ("pipeline.memory_limit=2", "memory_limit"),
         ("pipeline.costs=F=2", "costs"),
         ("pipeline.slices=2", "slices"),
+        ("pipeline.overlap=true", "overlap"),
     ] {
         refuse(&[set], set, &format!("`1f1b` has no setting `{setting}`; leave it out"));
         let key = set.split(['.', '=']).nth(1).expect("a key");
@@ -179,4 +180,8 @@ fn settings_of_generators_are_for_schedules_that_have_them() {
     );
     let spec = ScheduleSpec { ranks: 4, microbatches: 8, wide_warmup: true, ..ScheduleSpec::default() };
     assert_eq!(Ok(wide), generate("interleaved-zb-h1", &spec));
+    let overlapped =
+        generated(&[&["pipeline.schedule=interleaved1f1b", "pipeline.overlap=true"], &four[..]].concat());
+    let spec = ScheduleSpec { ranks: 4, microbatches: 8, overlap: true, ..ScheduleSpec::default() };
+    assert_eq!(Ok(overlapped), generate("interleaved1f1b", &spec));
 }
