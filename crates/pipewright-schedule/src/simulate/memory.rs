@@ -64,22 +64,23 @@ pub fn memory_curve(timeline: &Timeline, rank: Rank, sizes: &[StageSizes]) -> Ve
         curve: Vec::new(),
     };
     let mut transfers = transfers(timeline.events_of(rank)).into_iter().peekable();
-    let mut transfer_until = |held: &mut Held<'_>, until: f64| {
-        while let Some((time, action)) = transfers.next_if(|&(time, _)| time <= until) {
+    let mut transfer_while = |held: &mut Held<'_>, is_due: &dyn Fn(f64) -> bool| {
+        while let Some((time, action)) = transfers.next_if(|&(time, _)| is_due(time)) {
             held.transfers(time, action);
         }
     };
     for event in timeline.events_of(rank).iter().filter(|event| event.action.is_compute()) {
-        transfer_until(&mut held, event.start);
+        transfer_while(&mut held, &|time| time <= event.start);
         for part in event.action.parts() {
             held.starts(event.start, part);
         }
-        transfer_until(&mut held, event.end);
+        // A `RELOAD` that starts when a computation ends comes after it in the row.
+        transfer_while(&mut held, &|time| time < event.end);
         for part in event.action.parts() {
             held.ends(event.end, part);
         }
     }
-    transfer_until(&mut held, f64::INFINITY);
+    transfer_while(&mut held, &|_| true);
     held.curve
 }
 
@@ -305,8 +306,7 @@ mod tests {
 
     #[test]
     fn tensors_that_have_left_are_not_held() {
-        let check = |offload: &str, expected: &[(f64, u64)]| {
-            let rows = "0F0,0OFFLOAD0,0F1,0OFFLOAD1,0RELOAD0,0F2,0RELOAD1,0B0,0B1,0B2\n";
+        let check = |rows: &str, offload: &str, expected: &[(f64, u64)]| {
             let program = parse_program(rows).expect("a program");
             let costs = Costs { recompute: Recompute::Stage, ..offload.parse().expect("costs") };
             let run = timed(&program, &costs).expect("no deadlock");
@@ -314,13 +314,19 @@ mod tests {
             let sizes = StageSizes { recompute, gradient: 0, offload: 2, ..SIZES };
             let curve = memory_curve(run.timeline(), Rank::new(0), &[sizes]);
             let found: Vec<(f64, u64)> = curve.iter().map(|step| (step.time, step.held)).collect();
-            assert_eq!(found, expected, "offload {offload}");
+            assert_eq!(found, expected, "{offload}: {rows}");
         };
+        let rows = "0F0,0OFFLOAD0,0F1,0OFFLOAD1,0RELOAD0,0F2,0RELOAD1,0B0,0B1,0B2\n";
         let end = [(6.0, 4), (6.0, 12), (9.0, 2), (9.0, 10), (12.0, 0)];
         let at_once = [(0.0, 2), (1.0, 0), (1.0, 2), (2.0, 0), (2.0, 2), (2.0, 4), (3.0, 6), (3.0, 14)];
-        check("offload=0", &[&at_once[..], &end].concat());
+        check(rows, "offload=0", &[&at_once[..], &end].concat());
         let slow = [(0.0, 2), (1.0, 4), (1.5, 2), (2.0, 4), (2.5, 2), (2.5, 4), (3.0, 6), (3.0, 14)];
-        check("offload=0.5", &[&slow[..], &end].concat());
+        check(rows, "offload=0.5", &[&slow[..], &end].concat());
+        // What `0B1` has used is free when `0RELOAD0` starts.
+        let rows = "0F0,0OFFLOAD0,0F1,0B1,0RELOAD0,0F2,0B0,0B2\n";
+        let forwards = [(0.0, 2), (1.0, 0), (1.0, 10), (4.0, 0), (4.0, 2), (4.0, 4)];
+        let backwards = [(5.0, 12), (8.0, 2), (8.0, 10), (11.0, 0)];
+        check(rows, "offload=0", &[&forwards[..], &backwards].concat());
     }
 
     /// Checks the memory of microbatches that are cut into `slices` slices.
