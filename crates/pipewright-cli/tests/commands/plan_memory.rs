@@ -135,15 +135,22 @@ fn check_parts(run: &Run, schedule: &str, stages_per_rank: u32, boundaries: &str
 
 /// Checks that the simulation of a choice predicts the measured peaks.
 fn check_simulated(run: &Run, schedule: &str, choice: &[&str], profile: &str, found: &[u64]) {
-    let size = ["--ranks", "2", "--microbatches", "8", "--format", "json", "--profile", profile];
-    let (code, printed, said) = command(run, &[&["simulate", schedule][..], choice, &size].concat(), &[]);
+    let size = ["--ranks", "2", "--microbatches", "8"];
+    check_simulation(run, &[&[schedule][..], choice, &size].concat(), profile, found);
+}
+
+/// Checks that a simulation predicts the measured peaks. Returns the prediction.
+fn check_simulation(run: &Run, of: &[&str], profile: &str, found: &[u64]) -> Vec<u64> {
+    let output = ["--format", "json", "--profile", profile];
+    let (code, printed, said) = command(run, &[&["simulate"][..], of, &output].concat(), &[]);
     assert_eq!(code, Some(0), "{said}");
-    let prediction: Value = serde_json::from_str(&printed).expect("JSON");
-    for (found, predicted) in found.iter().zip(peaks(&prediction)) {
-        let ratio = *found as f64 / predicted as f64;
-        let what = format!("{schedule} {choice:?}, {profile}: {found} of {predicted}");
+    let predicted = peaks(&serde_json::from_str(&printed).expect("JSON"));
+    for (&found, &predicted) in found.iter().zip(&predicted) {
+        let ratio = found as f64 / predicted as f64;
+        let what = format!("{of:?}, {profile}: {found} of {predicted}");
         assert!((1.0 - ERROR..=1.0 + ERROR).contains(&ratio), "{ratio}: {what}");
     }
+    predicted
 }
 
 /// Checks that the memory of a run is predicted whose stages recompute in part: in a configuration, and in an
@@ -177,6 +184,36 @@ fn the_memory_of_stages_that_recompute_parts_of_layers_is_predicted() {
     }
     let both = "[{ stage = 0, layers = 2, parts = ['norms'] }, { stage = 1, parts = ['feed-forward'] }]";
     check_recompute(&run, "gpipe", "4", both, "0:layers=2:parts=norms,1:parts=feed-forward");
+}
+
+#[test]
+fn the_memory_of_stages_whose_inputs_leave_is_predicted() {
+    let run = profiled();
+    let written = |arguments: &[&str]| {
+        let (code, _, said) = command(&run, arguments, &[]);
+        assert_eq!(code, Some(0), "{said}");
+    };
+    // Many microbatches, because an input is small compared with activations and parameters.
+    written(&["schedule", "gpipe", "--ranks", "2", "--microbatches", "64", "-o", "rows.csv"]);
+    let passes = "send-early,send-recv";
+    written(&["lower", "rows.csv", "--pass", passes, "-o", "staying.csv"]);
+    written(&["lower", "rows.csv", "--pass", &format!("{passes},offload"), "-o", "moving.csv"]);
+    let [staying, moving] = [("staying.csv", "none"), ("moving.csv", "file")].map(|(rows, offload)| {
+        let set = [
+            "pipeline.microbatches=64".to_owned(),
+            format!("pipeline.schedule={rows}"),
+            format!("pipeline.offload={offload}"),
+            "pipeline.recompute=stage".to_owned(),
+            "pipeline.boundaries=[4]".to_owned(),
+            "pipeline.partition=explicit".to_owned(),
+        ];
+        let model = MODEL.iter().filter(|key| !key.contains("microbatches")).map(|&key| key.to_owned());
+        let found = measured(&run, "small.toml", &model.chain(set).collect::<Vec<_>>());
+        let of = ["--csv", rows, "--boundaries", "4", "--recompute", "stage"];
+        check_simulation(&run, &of, "p.toml", &found)
+    });
+    assert_eq!(moving[0], staying[0], "token ids stay");
+    assert!((moving[1] as f64) < (1.0 - 4.0 * ERROR) * staying[1] as f64, "{moving:?} {staying:?}");
 }
 
 #[test]

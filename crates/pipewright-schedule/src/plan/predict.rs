@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::costs::Costs;
+use crate::costs::{Costs, StageSizes};
 use crate::ids::StageIndex;
 use crate::lower::{LowerError, TrainingLowering, for_training};
 use crate::partition::{Method, PartitionError, partition};
@@ -20,7 +20,7 @@ use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads};
 use crate::profile::{LayerProfile, Profile};
 use crate::recompute::{KeptForwards, LayerParts, Recompute, StageRecompute};
 use crate::schedule::Schedule;
-use crate::simulate::{SimulateError, Summary, TimedRun, logical, timed};
+use crate::simulate::{SimulateError, Summary, TimedRun, logical, peak_memory, timed};
 use crate::slices::Slices;
 use crate::trained::TrainedStages;
 use crate::validate::ValidatedProgram;
@@ -230,7 +230,8 @@ pub fn predict(
 
 /// Does the same for a program that is already lowered, for the stages that the choice trains
 /// ([`PlanChoice::trained_stages`]), with the exchanges of the profile
-/// ([`TrainingLowering::with_exchanges`]). `schedule` is its computation, by which memory is counted.
+/// ([`TrainingLowering::with_exchanges`]). `schedule` is its computation, by which memory is counted. Tensors that
+/// the program moves out of memory are not counted while they are away.
 ///
 /// # Errors
 /// When the choice does not fit the schedule, or the schedule cuts microbatches into slices.
@@ -248,9 +249,24 @@ pub fn predict_program(
     let costs = engine_costs(&layers, &loads);
     let run = timed(program.as_program(), &costs)?;
     let order = Order::with_overlaps(schedule, layers.has_exchanges).split(first_backward(&loads));
-    let (optimizer_s, peak_bytes) = (optimizer_time(&order, &loads), peaks(&order, &loads, layers.sharding));
+    let (optimizer_s, mut peak_bytes) =
+        (optimizer_time(&order, &loads), peaks(&order, &loads, layers.sharding));
+    if program.as_program().offloads() {
+        let less = less_by_offload(&run, &costs.sizes);
+        peak_bytes.iter_mut().zip(less).for_each(|(peak, less)| *peak = peak.saturating_sub(less));
+    }
     let collectives = collectives(&order, &loads);
     Ok(Prediction { program, costs, run, optimizer_s, peak_bytes, collectives })
+}
+
+/// Returns how many bytes less each rank holds at most because tensors leave memory: the difference of the
+/// simulated peaks. The time of the transfers decides it, so [`peaks`], which counts an order, cannot. It is exact for
+/// a rank with one stage. The stages of a rank may differ in what their actions hold while they run, and the result
+/// is off by at most this difference.
+fn less_by_offload(run: &TimedRun, sizes: &[StageSizes]) -> Vec<u64> {
+    let all_stay: Vec<StageSizes> = sizes.iter().map(|&sizes| StageSizes { offload: 0, ..sizes }).collect();
+    let [whole, less] = [&all_stay[..], sizes].map(|sizes| peak_memory(run.timeline(), sizes));
+    whole.into_iter().zip(less).map(|(whole, less)| whole.saturating_sub(less)).collect()
 }
 
 /// Returns the costs of the stages of a placement at a choice, for schedules that are made to measure.
