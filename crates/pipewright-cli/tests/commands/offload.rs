@@ -91,6 +91,15 @@ fn a_folder_that_cannot_be_written_is_named() {
 }
 
 #[test]
+fn a_configuration_that_offloads_is_measured() {
+    let folder = folder();
+    let arguments =
+        ["profile", "small.toml", "--time-limit", "1s", "-o", "p.toml", "--set", BLOCK, "--set", FILE];
+    let output = run(folder.path(), &arguments);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
 fn rows_of_a_file_move_what_the_settings_say() {
     let folder = folder();
     let lower = |arguments: &[&str]| {

@@ -161,6 +161,7 @@ impl Run {
             data_parallel: ranks,
             data_parallel_mode: DataParallelMode::Replicated,
             recompute: self.recompute.clone(),
+            offload: None,
             hook: Some(probe.clone()),
             ..config.pipeline.clone()
         };
