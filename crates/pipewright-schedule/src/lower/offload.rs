@@ -53,42 +53,38 @@ pub fn offload(program: Program, config: &OffloadConfig) -> Program {
 /// a tape, which cannot leave memory.
 pub fn unmovable(program: &Program, recompute: &Recompute) -> Option<Action> {
     program.rows().iter().find_map(|row| {
-        let mut kept: HashMap<StageIndex, KeptForwards> = HashMap::new();
-        let mut movable = HashSet::new();
-        for (position, &cell) in row.iter().enumerate() {
-            if let Action::Offload { stage, microbatch } = cell
-                && !movable.contains(&(stage, microbatch))
-            {
-                return Some(cell);
-            }
-            for part in cell.parts() {
-                let Some(choice) = recompute.of(part.stage()) else { continue };
-                let kept = kept.entry(part.stage()).or_default();
-                if let Some((_, microbatch)) = input_gradient(part) {
-                    kept.backward(microbatch);
-                }
-                if let Action::Forward { stage, microbatch } = part
-                    && !kept.forward(choice.keep, microbatch)
-                    && !backward_follows(row, position)
-                {
-                    movable.insert((stage, microbatch));
-                }
-            }
-        }
-        None
+        let movable = recomputed(row, recompute);
+        let is_unmovable = |&cell: &Action| {
+            matches!(cell, Action::Offload { stage, microbatch } if !movable.contains(&(stage, microbatch)))
+        };
+        row.iter().copied().find(is_unmovable)
     })
 }
 
-/// The microbatches of a stage that keep tensors in memory.
-#[derive(Default)]
-struct StageState {
-    /// The microbatches whose forwards are not computed again, so that they keep all activations.
-    activations: KeptForwards,
-    /// The microbatches whose forwards are computed again, and whose inputs stay.
-    inputs: KeptForwards,
+/// Returns the forwards of a row that are computed again.
+fn recomputed(row: &[Action], recompute: &Recompute) -> HashSet<(StageIndex, Microbatch)> {
+    let mut kept: HashMap<StageIndex, KeptForwards> = HashMap::new();
+    let mut recomputed = HashSet::new();
+    for (position, cell) in row.iter().enumerate() {
+        for part in cell.parts() {
+            let Some(choice) = recompute.of(part.stage()) else { continue };
+            let kept = kept.entry(part.stage()).or_default();
+            if let Some((_, microbatch)) = input_gradient(part) {
+                kept.backward(microbatch);
+            }
+            if let Action::Forward { stage, microbatch } = part
+                && !kept.forward(choice.keep, microbatch)
+                && !backward_follows(row, position)
+            {
+                recomputed.insert((stage, microbatch));
+            }
+        }
+    }
+    recomputed
 }
 
 fn offloaded(row: Vec<Action>, config: &OffloadConfig) -> Vec<Action> {
+    let recomputed = recomputed(&row, &config.recompute);
     let computations: Vec<usize> = (0..row.len()).filter(|&position| row[position].is_compute()).collect();
     let mut backwards: HashMap<(StageIndex, Microbatch), usize> = HashMap::new();
     for (number, &position) in computations.iter().enumerate() {
@@ -98,24 +94,22 @@ fn offloaded(row: Vec<Action>, config: &OffloadConfig) -> Vec<Action> {
             }
         }
     }
-    let mut states: HashMap<StageIndex, StageState> = HashMap::new();
+    // The microbatches whose inputs stay.
+    let mut kept: HashMap<StageIndex, KeptForwards> = HashMap::new();
     let [mut before, mut after] = [const { Vec::<(usize, Action)>::new() }; 2];
     for (number, &position) in computations.iter().enumerate() {
         for part in row[position].parts() {
-            let Some(choice) = config.recompute.of(part.stage()) else { continue };
-            let state = states.entry(part.stage()).or_default();
+            let kept = kept.entry(part.stage()).or_default();
             if let Some((_, microbatch)) = input_gradient(part) {
-                state.activations.backward(microbatch);
-                state.inputs.backward(microbatch);
+                kept.backward(microbatch);
             }
             let Action::Forward { stage, microbatch } = part else { continue };
-            let keeps = state.activations.forward(choice.keep, microbatch);
-            let Some(&backward) = backwards.get(&(stage, microbatch)) else { continue };
-            let is_recomputed = !keeps && !backward_follows(&row, position);
-            if is_recomputed
-                && config.has(stage)
+            let key = (stage, microbatch);
+            let Some(&backward) = backwards.get(&key) else { continue };
+            if config.has(stage)
+                && recomputed.contains(&key)
                 && backward >= number + 3
-                && !state.inputs.forward(config.keep, microbatch)
+                && !kept.forward(config.keep, microbatch)
             {
                 after.push((position, Action::Offload { stage, microbatch }));
                 before.push((computations[backward - 1], Action::Reload { stage, microbatch }));
