@@ -44,7 +44,7 @@ pub enum OffloadErrorKind {
         source: io::Error,
     },
     /// The thread that moves tensors could not start.
-    #[error("cannot leave memory: no thread starts that moves them: {source}")]
+    #[error("cannot leave memory: the thread that moves them cannot start: {source}")]
     Thread {
         /// The system's error.
         source: io::Error,

@@ -53,7 +53,7 @@ impl Kept {
         let forms = values.iter().map(Form::of).collect();
         let elements = match place {
             OffloadTo::Host => Elements::Host(values.into_iter().map(Value::into_data).collect()),
-            OffloadTo::Folder(folder) => Elements::File(written(folder, name, values)?),
+            OffloadTo::Folder(folder) => Elements::File(write_file(folder, name, values)?),
         };
         Ok(Self { forms, elements })
     }
@@ -85,7 +85,7 @@ fn read_all(file: &mut ScratchFile, forms: Vec<Form>) -> io::Result<Values> {
 }
 
 /// Writes tensors to a file. The memory of each is free as soon as it is written.
-fn written(folder: &Path, name: &str, values: Values) -> Result<ScratchFile, OffloadErrorKind> {
+fn write_file(folder: &Path, name: &str, values: Values) -> Result<ScratchFile, OffloadErrorKind> {
     let failed = |file: &Path| {
         let file = file.to_owned();
         move |source| OffloadErrorKind::Write { file, source }

@@ -23,15 +23,9 @@ pub(crate) struct Offloads {
     /// Started with the first tensors that leave.
     mover: Option<Mover>,
     /// The tensors that have not been taken back; `Some` if they have arrived.
-    away: HashMap<Key, Option<Back>>,
+    away: HashMap<Key, Option<Reloaded>>,
     /// The transfers that have ended and are not reported.
     transfers: Vec<Transfer>,
-}
-
-/// Tensors that are back in memory, and the start of their transfer.
-struct Back {
-    values: Values,
-    start: Instant,
 }
 
 /// The time of an `OFFLOAD` or a `RELOAD`.
@@ -42,7 +36,7 @@ pub(crate) struct Transfer {
     pub(crate) end: Instant,
 }
 
-/// Tensors that are back.
+/// Tensors that are back in memory.
 pub(crate) struct Reloaded {
     pub(crate) values: Values,
     /// The start of the transfer.
@@ -63,12 +57,13 @@ impl Offloads {
         values: Values,
     ) -> Result<(), OffloadError> {
         let key = (stage, microbatch);
-        let mover = match self.mover.take() {
+        let mover = match &mut self.mover {
             Some(mover) => mover,
-            None => Mover::start(self.place.clone(), self.rank, self.memory.clone())
-                .map_err(|source| error(key, OffloadErrorKind::Thread { source }))?,
+            none => none.insert(
+                Mover::start(self.place.clone(), self.rank, self.memory.clone())
+                    .map_err(|source| error(key, OffloadErrorKind::Thread { source }))?,
+            ),
         };
-        let mover = self.mover.insert(mover);
         self.away.insert(key, None);
         mover.write(key, values)
     }
@@ -109,20 +104,19 @@ impl Offloads {
                 let action = match values {
                     None => Action::Offload { stage, microbatch },
                     Some(values) => {
-                        self.away.insert((stage, microbatch), Some(Back { values, start }));
+                        self.away.insert((stage, microbatch), Some(Reloaded { values, start }));
                         Action::Reload { stage, microbatch }
                     }
                 };
                 self.transfers.push(Transfer { action, start, end });
             }
         }
-        let back = self.away.remove(&key).flatten();
-        Ok(back.map(|Back { values, start }| Reloaded { values, start }))
+        Ok(self.away.remove(&key).flatten())
     }
 
     /// Takes out the transfers that have ended since the last call.
-    pub(crate) fn take_transfers(&mut self) -> Vec<Transfer> {
-        std::mem::take(&mut self.transfers)
+    pub(crate) fn take_transfers(&mut self) -> impl Iterator<Item = Transfer> {
+        self.transfers.drain(..)
     }
 
     /// Drops all tensors that have left, with their files.
@@ -176,7 +170,7 @@ mod tests {
                     assert_eq!(found, Some(vec![expected, -expected]));
                     assert_eq!(taken(&mut offloads, number).expect("it is taken"), None);
                 }
-                let transfers = offloads.take_transfers();
+                let transfers: Vec<Transfer> = offloads.take_transfers().collect();
                 assert_eq!(transfers.len(), 6);
                 assert!(transfers.windows(2).all(|pair| pair[0].end <= pair[1].start), "one after another");
             }
