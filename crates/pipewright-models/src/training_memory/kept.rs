@@ -76,7 +76,8 @@ impl KeptActivations<'_> {
             let parts = parts[range].iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
             let parts = parts.saturating_mul(u64::from(self.rows));
             let recompute = Some(self.recompute_sizes(&kept, stage));
-            StageSizes { recompute, stash, parts, offload: self.inputs(&kept, stage), ..sizes }
+            let offload = self.input_bytes(&kept, stage).saturating_mul(u64::from(self.rows));
+            StageSizes { recompute, stash, parts, offload, ..sizes }
         };
         stages.iter().zip(0..).map(size).collect()
     }
@@ -91,39 +92,33 @@ impl KeptActivations<'_> {
         (ModelDesc { layers }, parts)
     }
 
-    /// Returns the bytes of the inputs of a microbatch that a stage keeps if it is recomputed, without token ids.
-    fn inputs(&self, layers: &ModelDesc, stage: StageIndex) -> u64 {
+    /// Returns the bytes of the inputs that a stage keeps if it is recomputed, for a row. The first layer's inputs
+    /// are token ids, which its activations include.
+    fn input_bytes(&self, layers: &ModelDesc, stage: StageIndex) -> u64 {
         let range = self.partition.range(stage);
         let first = range.start;
-        let of_blocks = if self.recompute.is_by_block() { range } else { first..first + 1 };
-        let inputs = of_blocks.map(|layer| input_bytes(layers, layer)).fold(0, u64::saturating_add);
-        inputs.saturating_mul(u64::from(self.rows))
+        let with_inputs = if self.recompute.is_by_block() { range } else { first..first + 1 };
+        let before = with_inputs.filter_map(|layer| layer.checked_sub(1));
+        before.map(|before| layers.layers[before].output_bytes).fold(0, u64::saturating_add)
     }
 
     /// Returns the bytes of a microbatch that a stage keeps if it is recomputed, as far as the stage does so,
     /// and the bytes that its backward then holds in addition.
     fn recompute_sizes(&self, layers: &ModelDesc, stage: StageIndex) -> RecomputeSizes {
         let range = self.partition.range(stage);
-        let own = &layers.layers[range.clone()];
+        let (own, inputs) = (&layers.layers[range], self.input_bytes(layers, stage));
         let (kept, recomputed) = if self.recompute.is_by_block() {
-            let largest = own.iter().map(|layer| layer.activation_bytes).max();
-            (range.map(|layer| input_bytes(layers, layer)).fold(0, u64::saturating_add), largest.unwrap_or(0))
+            (inputs, own.iter().map(|layer| layer.activation_bytes).max().unwrap_or(0))
         } else {
             let again = self.recompute.of(stage).map_or(own.len(), |choice| choice.layers_of(own.len()));
             let others = kept_bytes(&own[again..]);
             // A slice that is computed again keeps the keys and values of all layers. Those of the other layers
             // are part of their activations.
             let keys_values = if self.slices.is_one() { 0 } else { keys_values_bytes(&own[again..]) };
-            let kept = input_bytes(layers, range.start).saturating_add(others).saturating_sub(keys_values);
+            let kept = inputs.saturating_add(others).saturating_sub(keys_values);
             (kept, kept_bytes(own).saturating_sub(others))
         };
         let rows = u64::from(self.rows);
         RecomputeSizes { kept: kept.saturating_mul(rows), recomputed: recomputed.saturating_mul(rows) }
     }
-}
-
-/// Returns the bytes of the input of a layer for a row. The first layer's inputs are token ids, which its activations
-/// include.
-fn input_bytes(layers: &ModelDesc, layer: usize) -> u64 {
-    layer.checked_sub(1).map_or(0, |before| layers.layers[before].output_bytes)
 }
