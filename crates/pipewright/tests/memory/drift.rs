@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::path::Path;
 use std::time::Duration;
 
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use pipewright::checkpoint::{CheckpointFolder, CheckpointWriter, TrainingState};
 use pipewright::mesh::DataParallelMode::{self, Replicated, Sharded};
@@ -17,7 +17,7 @@ use pipewright::transport::World;
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::{StageIndex, ValidatedProgram};
 
-use crate::support::{loss, numbers, program};
+use crate::support::{linear, loss, numbers, program};
 
 const WIDTH: usize = 64;
 /// Rows of a microbatch. The tensor of a boundary has 1024 bytes.
@@ -45,9 +45,7 @@ impl StageModule for Layer {
 fn launch(program: ValidatedProgram, replicas: u32, mode: DataParallelMode) -> Pipeline {
     let (ranks, last) = (program.ranks(), program.placement().last_stage());
     let make = move |stage: StageIndex| -> Result<Stage, Infallible> {
-        let weight = numbers(u64::from(stage.get()), [WIDTH, WIDTH]);
-        let weight = Param::from_data(weight, &Device::flex().autodiff());
-        let layer = Layer { linear: Linear { weight, bias: None } };
+        let layer = Layer { linear: linear(u64::from(stage.get()), [WIDTH, WIDTH]) };
         let made = if stage == last { Stage::with_loss(layer, loss) } else { Stage::new(layer) };
         Ok(made.with_prefix(&format!("layers.{stage}")))
     };

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use pipewright::nn::Linear;
 use pipewright::offload::OffloadTo;
@@ -15,7 +15,7 @@ use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
 use pipewright_schedule::simulate::peak_memory;
 use pipewright_schedule::{Recompute, StageIndex};
 
-use crate::support::{numbers, offloaded, program};
+use crate::support::{linear, numbers, offloaded, program};
 
 const WIDTH: usize = 32;
 const HIDDEN: usize = 256;
@@ -33,10 +33,6 @@ struct Block {
 
 impl Block {
     fn new(seed: u64) -> Self {
-        let linear = |seed, sizes: [usize; 2]| {
-            let weight = Param::from_data(numbers(seed, sizes), &Device::flex().autodiff());
-            Linear { weight, bias: None }
-        };
         Self { up: linear(2 * seed, [WIDTH, HIDDEN]), down: linear(2 * seed + 1, [HIDDEN, WIDTH]) }
     }
 
@@ -78,16 +74,13 @@ impl StageModule for Blocks {
 /// measured timeline.
 fn peaks(offload: bool, sizes: StageSizes) -> [f64; 2] {
     let folder = tempfile::tempdir().expect("a folder");
-    let recompute = Recompute::Block;
-    let program = program("gpipe", RANKS, MICROBATCHES);
-    let program = if offload { offloaded(program, &recompute) } else { program };
-    let place = OffloadTo::Folder(folder.path().to_owned());
     let config = PipelineConfig {
         optimizer: Some(AdamW::default().init()),
-        recompute,
-        offload: offload.then_some(place),
+        recompute: Recompute::Block,
+        offload: offload.then(|| OffloadTo::Folder(folder.path().to_owned())),
         ..PipelineConfig::default()
     };
+    let program = offloaded(program("gpipe", RANKS, MICROBATCHES), &config);
     let make = |stage: StageIndex| -> Result<Stage, Infallible> {
         let blocks = Blocks::new(stage);
         let loss = |output: Tensor<2>, target: Tensor<2>| (output - target).square().mean();

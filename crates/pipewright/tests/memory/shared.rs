@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use pipewright::nn::Linear;
 use pipewright::optimizer::AdamW;
@@ -11,7 +11,7 @@ use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::transport::World;
 use pipewright_schedule::StageIndex;
 
-use crate::support::{loss, numbers, program};
+use crate::support::{linear, loss, numbers, program};
 
 const WIDTH: usize = 64;
 const ROWS: usize = 1024;
@@ -61,18 +61,13 @@ impl StageModule for Last {
     }
 }
 
-fn linear(seed: u64) -> Linear {
-    let weight = numbers(seed, [WIDTH, WIDTH]);
-    Linear { weight: Param::from_data(weight, &Device::flex().autodiff()), bias: None }
-}
-
 /// Returns the peak of each rank in the third step, in messages.
 fn peaks() -> Vec<f64> {
     let config = PipelineConfig { optimizer: Some(AdamW::default().init()), ..PipelineConfig::default() };
     let make = |stage: StageIndex| -> Result<Stage, Infallible> {
         Ok(match stage.get() {
-            0 => Stage::new(First { linear: linear(0) }).with_prefix("first"),
-            1 => Stage::new(Passing { linear: linear(1) }).with_prefix("passing"),
+            0 => Stage::new(First { linear: linear(0, [WIDTH, WIDTH]) }).with_prefix("first"),
+            1 => Stage::new(Passing { linear: linear(1, [WIDTH, WIDTH]) }).with_prefix("passing"),
             _ => Stage::with_loss(Last {}, loss).with_prefix("last"),
         })
     };

@@ -3,7 +3,7 @@
 
 use std::convert::Infallible;
 
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use pipewright::nn::{CausalAttention, Linear};
 use pipewright::optimizer::AdamW;
@@ -13,7 +13,7 @@ use pipewright::transport::World;
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::{ScheduleSpec, Slices, StageIndex, generate};
 
-use crate::support::numbers;
+use crate::support::{linear, numbers};
 
 const WIDTH: usize = 16;
 const WIDE: usize = 128;
@@ -31,10 +31,6 @@ struct Block {
     values: Linear,
     up: Linear,
     down: Linear,
-}
-
-fn linear(seed: u64, sizes: [usize; 2]) -> Linear {
-    Linear { weight: Param::from_data(numbers(seed, sizes), &Device::flex().autodiff()), bias: None }
 }
 
 impl Block {

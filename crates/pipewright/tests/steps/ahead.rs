@@ -16,15 +16,16 @@ use pipewright::batch::Batch;
 use pipewright::checkpoint::{Checkpoint, CheckpointFolder, CheckpointWriter, TrainingState};
 use pipewright::loss_scale::LossScaling;
 use pipewright::mesh::DataParallelMode;
+use pipewright::offload::OffloadTo;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::tensor::Precision;
 use pipewright::train::data::Cursor;
 use pipewright::transport::World;
 use pipewright::verification::Verify;
-use pipewright_schedule::StageIndex;
+use pipewright_schedule::{Recompute, StageIndex};
 use serde_json::Map;
 
-use crate::support::{Mlp, batch, config, program, split, stage};
+use crate::support::{Mlp, batch, config, offloaded, program, split, stage};
 use batches::{MICROBATCHES, RATE, StepResult, begin, numbered, parameters, result_of};
 use watch::{Watch, actions, wait_until};
 
@@ -34,7 +35,7 @@ fn launch(schedule: &str, ranks: u32, config: &PipelineConfig) -> Pipeline {
 
 /// Launches the ranks of `world` that are in this process.
 fn launch_in(world: World, schedule: &str, config: &PipelineConfig) -> Pipeline {
-    let program = program(schedule, world.ranks() / config.data_parallel, MICROBATCHES);
+    let program = offloaded(program(schedule, world.ranks() / config.data_parallel, MICROBATCHES), config);
     let stages = program.placement().stages();
     Pipeline::launch(program, world, config, move |index| stage(index, stages)).expect("it starts")
 }
@@ -101,6 +102,19 @@ fn the_loss_scale_follows_from_the_step_before() {
 #[test]
 fn verified_steps_have_the_same_bits() {
     check("1f1b", 2, &PipelineConfig { verify: Verify::OnSuspicion, ..config() }, 2);
+}
+
+#[test]
+fn steps_whose_inputs_leave_memory_have_the_same_bits() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let offload = Some(OffloadTo::Folder(folder.path().to_owned()));
+    let moving = PipelineConfig { recompute: Recompute::Stage, offload, ..config() };
+    for schedule in ["gpipe", "1f1b"] {
+        let [expected, found] = [&config(), &moving].map(|config| check(schedule, 2, config, 2));
+        assert_eq!(found, expected, "{schedule}");
+        assert!(launch(schedule, 2, &moving).program().as_program().offloads());
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
 }
 
 #[test]

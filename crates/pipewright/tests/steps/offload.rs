@@ -40,7 +40,8 @@ fn refuse(program: ValidatedProgram, config: &PipelineConfig, message: &str) {
 fn only_inputs_that_are_kept_leave() {
     let folder = tempfile::tempdir().expect("a folder");
     let plain = || program("gpipe", 2, MICROBATCHES);
-    let moving = || offloaded(plain(), &Recompute::Stage);
+    let all = to_folder(folder.path(), Recompute::Stage);
+    let moving = || offloaded(plain(), &all);
     refuse(moving(), &config(), "the program has 0OFFLOAD0, and no place is given to which it moves tensors");
     let none = to_folder(folder.path(), Recompute::None);
     refuse(
@@ -66,14 +67,14 @@ fn only_inputs_that_are_kept_leave() {
 fn a_step_shows_what_has_left_and_leaves_no_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let below = folder.path().join("a/b");
-    let recompute = Recompute::Stage;
-    let program = offloaded(program("gpipe", 2, MICROBATCHES), &recompute);
+    let config = to_folder(&below, Recompute::Stage);
+    let program = offloaded(program("gpipe", 2, MICROBATCHES), &config);
     let moved = |kind| {
         let row = program.row(Rank::new(0)).iter();
         row.filter(|action| action.kind() == kind).count()
     };
     assert_eq!([ActionKind::Offload, ActionKind::Reload].map(moved), [8, 8]);
-    let mut pipeline = launch(program.clone(), &to_folder(&below, recompute)).expect("it starts");
+    let mut pipeline = launch(program.clone(), &config).expect("it starts");
     for _ in 0..50 {
         let summary = step(&mut pipeline).expect("a step");
         let events = summary.timeline.events_of(Rank::new(0));
@@ -96,9 +97,9 @@ fn a_step_shows_what_has_left_and_leaves_no_file() {
 fn a_folder_that_is_lost_ends_the_step_and_is_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let below = folder.path().join("below");
-    let recompute = Recompute::Stage;
-    let program = offloaded(program("1f1b", 2, MICROBATCHES), &recompute);
-    let mut pipeline = launch(program, &to_folder(&below, recompute)).expect("it starts");
+    let config = to_folder(&below, Recompute::Stage);
+    let program = offloaded(program("1f1b", 2, MICROBATCHES), &config);
+    let mut pipeline = launch(program, &config).expect("it starts");
     std::fs::remove_dir(&below).expect("an empty folder");
     let Err(error) = step(&mut pipeline) else { panic!("no folder") };
     let message = error.to_string();

@@ -92,10 +92,7 @@ impl StageModule for Blocks {
 
 fn launch(schedule: &str, ranks: u32, config: &PipelineConfig) -> Pipeline {
     let program = program(schedule, ranks, MICROBATCHES / config.data_parallel);
-    let program = match &config.offload {
-        Some(_) => support::offloaded(program, &config.recompute),
-        None => program,
-    };
+    let program = support::offloaded(program, config);
     let stages = program.placement().stages();
     let make = move |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
         let count = LAYERS / stages as usize;

@@ -16,8 +16,7 @@ use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::Values;
 use pipewright_schedule::lower::{OffloadConfig, TrainingLowering, for_training, offload};
 use pipewright_schedule::{
-    Level, LowerConfig, Recompute, ScheduleSpec, StageIndex, TrainedStages, ValidatedProgram, generate,
-    lower, validate,
+    Level, LowerConfig, ScheduleSpec, StageIndex, TrainedStages, ValidatedProgram, generate, lower, validate,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -99,6 +98,11 @@ pub(crate) fn numbers<const D: usize>(seed: u64, shape: [usize; D]) -> TensorDat
     TensorData::new((0..count).map(|_| rng.random_range(-0.5f32..0.5)).collect::<Vec<_>>(), shape)
 }
 
+/// Returns a linear layer without a bias, whose weight depends on `seed` alone. `sizes` are its inputs and outputs.
+pub(crate) fn linear(seed: u64, sizes: [usize; 2]) -> Linear {
+    Linear { weight: Param::from_data(numbers(seed, sizes), &Device::flex().autodiff()), bias: None }
+}
+
 /// Inputs or targets of a step with `microbatches` microbatches.
 pub(crate) fn batch(seed: u64, microbatches: u32) -> Tensor<2> {
     Tensor::from_data(numbers(seed, [ROWS * microbatches as usize, WIDTH]), &Device::flex())
@@ -116,10 +120,13 @@ pub(crate) fn program(schedule: &str, ranks: u32, microbatches: u32) -> Validate
     validate(program, Level::Full).expect("it is sound")
 }
 
-/// Returns the program with all that recomputed forwards keep out of memory.
-pub(crate) fn offloaded(program: ValidatedProgram, recompute: &Recompute) -> ValidatedProgram {
+/// Returns the program with all that recomputed forwards keep out of memory, if `config` has a place for it.
+pub(crate) fn offloaded(program: ValidatedProgram, config: &PipelineConfig) -> ValidatedProgram {
+    if config.offload.is_none() {
+        return program;
+    }
     let level = program.level();
-    let program = offload(program.into_program(), &OffloadConfig::all(recompute.clone()));
+    let program = offload(program.into_program(), &OffloadConfig::all(config.recompute.clone()));
     validate(program, level).expect("it is sound")
 }
 
