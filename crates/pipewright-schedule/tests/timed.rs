@@ -65,7 +65,7 @@ fn tensors_leave_and_come_back_beside_the_computation() {
         let recompute = recompute.parse().expect("a choice");
         check(&Costs { recompute, ..text.parse().expect("costs") }, rows, expected);
     };
-    // `0OFFLOAD1` leaves the link at 4, and `0RELOAD0` at 6, for which the second forward of `0B0` waits.
+    // `0OFFLOAD1` leaves the link at 4, and `0RELOAD0` at 5.5, for which the second forward of `0B0` waits.
     check_at(
         "offload=1.5",
         "stage",

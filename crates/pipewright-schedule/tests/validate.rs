@@ -107,7 +107,7 @@ fn tensors_that_leave_come_back() {
         ),
         (
             "0F0,0B0,0OFFLOAD0,0RELOAD0\n",
-            "2: 0OFFLOAD0 comes after 0B0 at position 1, which has used the tensors; move it between the forward and that",
+            "2: 0OFFLOAD0 comes after 0B0 at position 1, which has used the tensors; move it between the forward and the backward",
         ),
         (
             "0F0,0OFFLOAD0,0OFFLOAD0,0RELOAD0,0B0\n",

@@ -183,10 +183,7 @@ pub(crate) fn failure(error: &PipelineError) -> Failure {
         PipelineError::Data(_) | PipelineError::Disagreement(BatchDisagreement::Refused { .. }) => {
             Exit::WrongInput
         }
-        // The rows of a file may offload, and the settings do not say where to or what is recomputed.
-        PipelineError::OffloadFolder { .. }
-        | PipelineError::NoOffloadPlace { .. }
-        | PipelineError::OffloadedTape { .. } => Exit::WrongInput,
+        PipelineError::OffloadFolder { .. } => Exit::WrongInput,
         // A stage is made from the user's files, so a failure to make it is wrong input.
         PipelineError::Step(step) if matches!(step.cause, Cause::Build { .. } | Cause::Restore { .. }) => {
             Exit::WrongInput

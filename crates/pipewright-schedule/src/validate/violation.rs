@@ -111,7 +111,7 @@ pub enum ViolationKind {
     },
     /// Tensors are to leave memory after the backward that has used them.
     #[error(
-        "{action} comes after {backward} at position {at}, which has used the tensors; move it between the forward and that"
+        "{action} comes after {backward} at position {at}, which has used the tensors; move it between the forward and the backward"
     )]
     OffloadTooLate {
         /// The `OFFLOAD`.
