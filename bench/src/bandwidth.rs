@@ -1,4 +1,4 @@
-//! Measures a layer's operations other than matrix products, in the bench model, against the rate at which this
+//! Measures the operations of the bench model other than matrix products against the rate at which this
 //! machine copies memory. That rate bounds them.
 //!
 //! Each operation has a number of bytes per token that it must read and write. It runs on operands that
@@ -123,24 +123,25 @@ struct Bench {
 }
 
 impl Bench {
-    /// Measures the operations of all layers. Each layer has two norms, two additions to its input, whose
-    /// backward adds two gradients, and a gated activation.
+    /// Measures the operations of all layers, with the norm before the head. Each layer has two norms, two
+    /// additions to its input, and a gated activation. A backward adds the gradients of an input that several
+    /// operations read: five times, for both additions, for queries, keys and values, and for the gate.
     fn of_layers(self) -> [Row; 5] {
         let Self { rows, .. } = self;
         let (weight, scales) = (vec![1f32; WIDTH], vec![1f32; rows]);
         let half_weight = bf16::narrowed(&weight);
         let row = |name, count, width: usize, operands: usize, measured: &dyn Fn([usize; 2]) -> [f64; 2]| {
             let bytes = SIZES.map(|size| operands * width * size);
-            Row { name, count: count * LAYERS, bytes, rates: measured(bytes) }
+            Row { name, count, bytes, rates: measured(bytes) }
         };
         [
-            row("RMS norm", 2, WIDTH, 2, &|bytes| {
+            row("RMS norm", 2 * LAYERS + 1, WIDTH, 2, &|bytes| {
                 let single = |[x]: &[Vec<f32>; 1]| drop(black_box(rms_norm::forward(x, &weight, 1e-5)));
                 let half =
                     |[x]: &[Vec<bf16>; 1]| drop(black_box(rms_norm::forward_bf16(x, &half_weight, 1e-5)));
                 self.rates(WIDTH, bytes, single, half)
             }),
-            row("RMS norm backward", 2, WIDTH, 3, &|bytes| {
+            row("RMS norm backward", 2 * LAYERS + 1, WIDTH, 3, &|bytes| {
                 let single =
                     |[x, g]: &[Vec<f32>; 2]| drop(black_box(rms_norm::backward(x, &weight, &scales, g)));
                 let half = |[x, g]: &[Vec<bf16>; 2]| {
@@ -148,18 +149,18 @@ impl Bench {
                 };
                 self.rates(WIDTH, bytes, single, half)
             }),
-            row("SwiGLU", 1, INTERMEDIATE, 3, &|bytes| {
+            row("SwiGLU", LAYERS, INTERMEDIATE, 3, &|bytes| {
                 let single = |[gate, up]: &[Vec<f32>; 2]| drop(black_box(swiglu::forward(gate, up)));
                 let half = |[gate, up]: &[Vec<bf16>; 2]| drop(black_box(swiglu::forward_bf16(gate, up)));
                 self.rates(INTERMEDIATE, bytes, single, half)
             }),
-            row("SwiGLU backward", 1, INTERMEDIATE, 5, &|bytes| {
+            row("SwiGLU backward", LAYERS, INTERMEDIATE, 5, &|bytes| {
                 let single = |[gate, up, g]: &[Vec<f32>; 3]| drop(black_box(swiglu::backward(gate, up, g)));
                 let half =
                     |[gate, up, g]: &[Vec<bf16>; 3]| drop(black_box(swiglu::backward_bf16(gate, up, g)));
                 self.rates(INTERMEDIATE, bytes, single, half)
             }),
-            row("addition", 4, WIDTH, 3, &|bytes| self.additions(bytes)),
+            row("addition", 7 * LAYERS, WIDTH, 3, &|bytes| self.additions(bytes)),
         ]
     }
 
