@@ -132,6 +132,10 @@ mod tiles {
 
     impl Instructions {
         pub(super) fn detect() -> Option<Self> {
+            #[cfg(feature = "testing")]
+            if crate::bf16_product::testing::is_hidden() {
+                return None;
+            }
             let are_available = is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512vl");
@@ -310,7 +314,10 @@ mod tiles {
 
 #[cfg(test)]
 mod tests {
+    use rayon::ThreadPoolBuilder;
+
     use super::*;
+    use crate::bf16_product::testing::run_without_instruction;
     use crate::numbers::numbers;
 
     /// Checks all combinations of element types and orientations of the left operand.
@@ -362,6 +369,29 @@ mod tests {
         {
             check(rows, columns, inner);
         }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "takes minutes under Miri")]
+    fn rows_have_the_same_bits_on_any_number_of_threads() {
+        let (a, b) = (numbers(700 * 90, 1), bf16::narrowed(&numbers(90 * 130, 2)));
+        let (left, right) =
+            (AnyMatrix::Single(Matrix::new(&a, 700, 90)), AnyMatrix::Half(Matrix::new(&b, 90, 130)));
+        assert!(700 * 90 * 130 >= product::PARALLEL_FROM);
+        let on_threads = |threads| {
+            let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+            pool.install(|| product(left, right))
+        };
+        let whole = on_threads(1);
+        for threads in [2, 3] {
+            assert_eq!(on_threads(threads), whole, "{threads} threads");
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri starts no processes")]
+    fn all_without_the_instruction() {
+        run_without_instruction("narrow_product");
     }
 
     #[test]

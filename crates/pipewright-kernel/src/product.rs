@@ -7,7 +7,7 @@ use crate::scratch::Scratch;
 use crate::turned::{GROUP, is_faster, turn};
 
 /// Products with fewer multiplications stay on one thread, as in Burn's CPU back end.
-const PARALLEL_FROM: usize = 192 * 192 * 192;
+pub(crate) const PARALLEL_FROM: usize = 192 * 192 * 192;
 
 /// A matrix in a slice, with strides in elements. One of the strides is 1.
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,8 @@ use std::sync::Once;
 use half::bf16;
 use pipewright_kernel::bf16_product::testing::run_without_instruction;
 use pipewright_kernel::bf16_product::{
-    add_product, is_available, product, product_in_single, product_into, rounded_product_into,
+    add_product, is_available, product, product_in_single, product_into, product_with_update,
+    rounded_product_into,
 };
 use pipewright_kernel::product::Matrix;
 use rayon::ThreadPoolBuilder;
@@ -177,28 +178,35 @@ fn rows_have_the_same_bits_on_any_number_of_threads() {
     rows_are_equal([2400, 20, 160]);
 }
 
-/// Compares a product of `[m, k]` and `[k, n]` on several threads and in parts.
+/// Compares products of `[m, k]` and `[k, n]`, without and with an update, on several threads and in parts.
 fn rows_are_equal([m, n, k]: [usize; 3]) {
+    const RANK: usize = 16;
     let (a, b) = (Operand::new([m, k], 0, false, 3), Operand::new([k, n], 0, false, 4));
-    let on_threads = |threads: usize, compute: &(dyn Fn() -> Vec<f32> + Sync)| {
-        let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
-        pool.install(compute)
+    let [c, d] = [[m, RANK], [RANK, n]].map(|shape| {
+        Operand::new(shape, 0, false, 5).elements.into_iter().map(bf16::to_f32).collect::<Vec<_>>()
+    });
+    let products = |rows: &[bf16], of_update: &[f32]| {
+        let rows = Matrix::new(rows, rows.len() / k, k);
+        let updated = product_with_update(rows, b.matrix(), [of_update, &d], RANK);
+        (product_in_single(rows, b.matrix()), updated)
     };
-    let whole = on_threads(1, &|| product_in_single(a.matrix(), b.matrix()));
+    let on_threads = |threads: usize| {
+        let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+        pool.install(|| products(&a.elements, &c))
+    };
+    let whole = on_threads(1);
     for threads in [2, 3] {
-        let found = on_threads(threads, &|| product_in_single(a.matrix(), b.matrix()));
-        assert_eq!(found, whole, "{threads} threads");
+        assert_eq!(on_threads(threads), whole, "{threads} threads");
     }
     if !has_instruction() {
         return;
     }
     // As microbatches of other sizes.
     for size in [1, 17, 100] {
-        let parts = a
-            .elements
-            .chunks(size * k)
-            .flat_map(|rows| product_in_single(Matrix::new(rows, rows.len() / k, k), b.matrix()));
-        assert!(parts.eq(whole.iter().copied()), "in parts of {size} rows");
+        let parts = a.elements.chunks(size * k).zip(c.chunks(size * RANK));
+        let (plain, updated): (Vec<_>, Vec<_>) =
+            parts.map(|(rows, of_update)| products(rows, of_update)).unzip();
+        assert!((plain.concat(), updated.concat()) == whole, "in parts of {size} rows");
     }
 }
 

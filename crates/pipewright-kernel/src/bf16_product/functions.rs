@@ -111,7 +111,9 @@ mod tests {
 
     #[test]
     fn updates_are_added_before_the_sum_is_rounded() {
-        for (m, n, k, rank) in [(1, 1, 2, 1), (15, 33, 6, 4), (29, 70, 40, 16), (14, 32, 8, 0)] {
+        for (m, n, k, rank) in
+            [(1, 1, 2, 1), (15, 33, 6, 4), (29, 70, 40, 16), (14, 32, 8, 0), (16, 40, 6, 130)]
+        {
             let [a, b] = [(m * k, 1), (k * n, 2)].map(|(len, seed)| bf16::narrowed(&numbers(len, seed)));
             let (c, d) = (numbers(m * rank, 3), numbers(rank * n, 4));
             let (left, right) = (Matrix::new(&a, m, k), Matrix::new(&b, k, n));

@@ -1,5 +1,5 @@
 //! Tests of the path without the instruction on a processor that has it: a program of tests runs some of its
-//! tests again in a process that does not use the instruction.
+//! tests again in a process that does not use the instruction. Narrow products then do not use AVX-512 either.
 
 use std::env;
 use std::process::Command;

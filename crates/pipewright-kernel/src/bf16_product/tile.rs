@@ -52,9 +52,6 @@ pub(super) struct Update {
     pub(super) stride: usize,
 }
 
-// SAFETY: threads only read the operands.
-unsafe impl Sync for Update {}
-
 impl Update {
     /// Returns the update of the tiles that begin at a row and a column of the result.
     pub(super) fn at(self, row: usize, column: usize) -> Self {
