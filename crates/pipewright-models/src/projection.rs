@@ -40,8 +40,8 @@ pub(crate) struct Projection {
     adapter: Option<Adaptation>,
 }
 
-/// The input of several projections. In half precision their adapters share its copy in single precision,
-/// which is made for the first one.
+/// The input of several projections. In half precision, adapters that are not one operation with their layer
+/// ([`adapted_product`]) share its copy in single precision, which is made for the first one.
 pub(crate) struct SharedInput {
     x: Tensor<2>,
     in_single: OnceCell<Tensor<2>>,
@@ -300,7 +300,8 @@ impl Projection {
 
 impl<'a> Adapted<'a> {
     fn low_rank(&self) -> LowRank<'a> {
-        LowRank { first: self.first, second: self.second, scale: self.settings.scale }
+        let [first, second] = [self.first, self.second].map(|matrix| &matrix.weight);
+        LowRank { first, second, scale: self.settings.scale }
     }
 
     /// Returns `scale * a b'`, `[inputs, outputs]`, without gradients.

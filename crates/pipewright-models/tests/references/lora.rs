@@ -4,6 +4,7 @@
 use pipewright::mesh::DataParallelMode;
 use pipewright::pipeline::PipelineConfig;
 use pipewright::tensor::Precision;
+use pipewright_kernel::bf16_product::testing::run_without_instruction;
 use pipewright_models::{Adapter, AdapterStart, LoraConfig};
 use pipewright_schedule::Recompute;
 
@@ -118,4 +119,24 @@ fn half_precision_stays_near_single_precision() {
         let run = train_steps(&reference, "1f1b", 2, 8, &config, 3);
         Reference::assert_within(&run, &reference.expected.steps, Within { loss: 4e-3, grad_norm: 5e-2 });
     }
+}
+
+#[test]
+fn half_precision_has_the_same_bits_for_every_cut() {
+    let reference = Reference::load_adapted("llama-tiny");
+    let run = |schedule, ranks, recompute| {
+        let config = PipelineConfig { precision: Precision::Bf16, recompute, ..PipelineConfig::default() };
+        train_steps(&reference, schedule, ranks, 8, &config, FIRST_STEPS)
+    };
+    let one_rank = run("gpipe", 1, Recompute::None);
+    for (schedule, recompute) in
+        [("zb-h1", Recompute::None), ("zbvzerobubble", Recompute::Parts), ("1f1b", Recompute::Stage)]
+    {
+        assert_eq!(run(schedule, 2, recompute), one_rank, "{schedule}");
+    }
+}
+
+#[test]
+fn half_precision_has_the_same_bits_without_the_instruction() {
+    run_without_instruction("lora::half_precision_has_the_same_bits_for_every_cut");
 }

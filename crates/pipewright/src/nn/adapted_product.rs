@@ -21,18 +21,19 @@ use pipewright_kernel::narrow_product::{self, AnyMatrix};
 use pipewright_kernel::product::{self, Matrix};
 
 use super::deferred::{Deferred, KeptWeight, LowRankTask, WeightTask, recorded_on};
-use super::linear::Linear;
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, in_bf16, on_cpu, tensor_of};
+use super::operation::{
+    CpuTensor, Operation, cpu_tensor, elements, from_cpu, in_bf16, on_cpu, takes_features, tensor_of,
+};
 use super::product::KeptInput;
 use super::remade::remade;
 
-/// An adapter of a product: matrices `[inputs, rank]` and `[rank, outputs]`, without biases.
+/// An adapter of a product.
 #[derive(Clone, Copy, Debug)]
 pub struct LowRank<'a> {
-    /// The first matrix.
-    pub first: &'a Linear,
-    /// The second matrix.
-    pub second: &'a Linear,
+    /// The first matrix, `[inputs, rank]`.
+    pub first: &'a Param<Tensor<2>>,
+    /// The second matrix, `[rank, outputs]`.
+    pub second: &'a Param<Tensor<2>>,
     /// The factor of the adapter's output.
     pub scale: f64,
 }
@@ -40,24 +41,29 @@ pub struct LowRank<'a> {
 /// Returns `x w + scale * x a b` as a single operation, for `x [rows, inputs]` and a frozen weight `[inputs,
 /// outputs]`. Returns `None` if it must be composed: on devices other than the CPU back end, on a tape with
 /// gradient checkpointing, and for a weight that is trained.
+///
+/// # Panics
+/// When the shapes do not fit together.
 pub fn adapted_product(x: &Tensor<2>, weight: &Param<Tensor<2>>, adapter: LowRank<'_>) -> Option<Tensor<2>> {
-    let ids = [adapter.first.weight.id, adapter.second.weight.id];
-    let [w, a, b] = [weight.val(), adapter.first.weight.val(), adapter.second.weight.val()];
+    let ids = [adapter.first.id, adapter.second.id];
+    let [w, a, b] = [weight, adapter.first, adapter.second].map(Param::val);
+    let sizes = Sizes { rows: x.dims()[0], inputs: w.dims()[0], outputs: w.dims()[1], rank: a.dims()[1] };
+    let Sizes { rows, inputs, outputs, rank } = sizes;
+    takes_features("adapted_product", inputs, &x.dims());
+    let shapes = [a.dims(), b.dims()];
+    let expected = [[inputs, rank], [rank, outputs]];
+    assert!(shapes == expected, "adapted_product takes matrices of the shapes {expected:?}, got {shapes:?}");
     let is_trained = w.is_tracked() || Deferred::current(&w, weight.id).is_some();
     if is_trained || w.dtype() != x.dtype() || [&a, &b].iter().any(|matrix| matrix.dtype() != DType::F32) {
         return None;
     }
     let deferred = [Deferred::current(&a, ids[0]), Deferred::current(&b, ids[1])];
-    let sizes = Sizes { rows: x.dims()[0], inputs: w.dims()[0], outputs: w.dims()[1], rank: a.dims()[1] };
     let remade = remade(x);
     let ([x, w, a, b], tape) = on_cpu([x.clone(), w, a, b].map(Tensor::into_dispatch))?;
-    let Sizes { rows, inputs, outputs, rank } = sizes;
     let scale = adapter.scale as f32;
-    let low = scaled_product(&x, [rows, inputs], &elements(&a), scale);
-    let y = tape.rounded(updated_product(
-        Operands { left: &x, weight: &w, rows, shape: [inputs, outputs], is_turned: false },
-        [&low, &elements(&b)],
-    ));
+    let low = scaled_product(&x, &elements(&a), [rows, inputs, rank], scale);
+    let operands = Operands { left: &x, weight: &w, sizes, is_turned: false };
+    let y = tape.rounded(updated_product(operands, [&low, &elements(&b)]));
     let tape = recorded_on(tape, 2, deferred[0].as_ref());
     let tape = recorded_on(tape, 3, deferred[1].as_ref());
     Some(tape.record_tensor(y, |_| {
@@ -102,13 +108,13 @@ impl Operation<4> for AdaptedBackward {
         let back = (for_x || for_first).then(|| {
             let second = self.second.get_on_cpu();
             let second = turned(&elements(&second), [rank, outputs]);
-            scaled_product(&gradient, [rows, outputs], &second, self.scale)
+            scaled_product(&gradient, &second, [rows, outputs, rank], self.scale)
         });
         let d_x = back.as_ref().filter(|_| for_x).map(|back| {
             let first = self.first.get_on_cpu();
             let first = turned(&elements(&first), [inputs, rank]);
-            let shape = [inputs, outputs];
-            let operands = Operands { left: &gradient, weight: &self.weight, rows, shape, is_turned: true };
+            let (weight, sizes) = (&self.weight, self.sizes);
+            let operands = Operands { left: &gradient, weight, sizes, is_turned: true };
             updated_product(operands, [back, &first])
         });
         let [of_first, of_second] = self.deferred;
@@ -144,20 +150,18 @@ impl LowRankTask {
     }
 }
 
-/// The operands of a product with a weight of `shape`, or with its transpose.
+/// The operands of a product with the weight, or with its transpose.
 struct Operands<'a> {
     left: &'a CpuTensor,
     weight: &'a CpuTensor,
-    rows: usize,
-    shape: [usize; 2],
+    sizes: Sizes,
     is_turned: bool,
 }
 
 /// Returns the product, to which `[rows, rank]` times `[rank, columns]` is added.
 fn updated_product(operands: Operands<'_>, [low, matrix]: [&[f32]; 2]) -> CpuTensor {
-    let Operands { left, weight, rows, shape: [inputs, outputs], is_turned } = operands;
+    let Operands { left, weight, sizes: Sizes { rows, inputs, outputs, rank }, is_turned } = operands;
     let [inner, columns] = if is_turned { [outputs, inputs] } else { [inputs, outputs] };
-    let rank = matrix.len() / columns.max(1);
     if let Some([left, weight]) = in_bf16([left, weight]) {
         let weight = Matrix::new(weight, inputs, outputs);
         let weight = if is_turned { weight.transposed() } else { weight };
@@ -173,9 +177,9 @@ fn updated_product(operands: Operands<'_>, [low, matrix]: [&[f32]; 2]) -> CpuTen
     cpu_tensor(out, [rows, columns])
 }
 
-/// Returns `scale * x m`, for `x` of `shape`, in row-major order.
-fn scaled_product(x: &CpuTensor, [rows, inner]: [usize; 2], m: &[f32], scale: f32) -> Vec<f32> {
-    let m = AnyMatrix::Single(Matrix::new(m, inner, m.len() / inner.max(1)));
+/// Returns `scale * x m`, for `x [rows, inner]` and `m [inner, rank]`, in row-major order.
+fn scaled_product(x: &CpuTensor, m: &[f32], [rows, inner, rank]: [usize; 3], scale: f32) -> Vec<f32> {
+    let m = AnyMatrix::Single(Matrix::new(m, inner, rank));
     let mut low = narrow_product::product(Elements::of(x).matrix([rows, inner]), m);
     low.iter_mut().for_each(|element| *element *= scale);
     low
@@ -215,18 +219,22 @@ impl<'a> Elements<'a> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use burn::tensor::Device;
+    use pipewright_kernel::bf16_product::testing::run_without_instruction;
+    use pipewright_schedule::recompute::{LayerPart, LayerParts};
 
     use super::super::check::numbers;
+    use super::super::remade::{note, with_parts};
     use super::*;
 
     /// The result of a product, and the gradients of `x` and of both matrices.
     type Outcome = [Vec<f32>; 4];
 
-    /// Runs the operation, or the composition in single precision.
-    fn run(dtype: DType, is_composed: bool) -> Outcome {
-        let (rows, inputs, outputs, rank) = (37, 40, 50, 5);
+    /// Runs the operation, or the composition in single precision. The sizes are rows, inputs, outputs and the
+    /// rank.
+    fn run(dtype: DType, [rows, inputs, outputs, rank]: [usize; 4], is_composed: bool) -> Outcome {
         let rounded = |shape, scale| numbers::<2>(shape, scale).cast(dtype);
         let leaf = |tensor: Tensor<2>| tensor.autodiff().require_grad();
         let (x, w) = (rounded([rows, inputs], 1.0), rounded([inputs, outputs], 0.3));
@@ -238,8 +246,7 @@ mod tests {
             (x.clone(), x.matmul(single(w).autodiff()) + adapted)
         } else {
             let x = leaf(x);
-            let [first, second] =
-                [&a, &b].map(|matrix| Linear { weight: parameter(matrix.clone()), bias: None });
+            let [first, second] = [&a, &b].map(|matrix| parameter(matrix.clone()));
             let adapter = LowRank { first: &first, second: &second, scale: 0.5 };
             let y = adapted_product(&x, &parameter(w.autodiff()), adapter).expect("the CPU back end");
             assert_eq!(y.dtype(), dtype);
@@ -260,21 +267,86 @@ mod tests {
     }
 
     /// Checks that the error is small compared with the largest element.
-    fn check(dtype: DType, tolerance: f32) {
-        for (found, expected) in run(dtype, false).iter().zip(&run(dtype, true)) {
+    fn check(dtype: DType, sizes: [usize; 4], tolerance: f32) {
+        for (found, expected) in run(dtype, sizes, false).iter().zip(&run(dtype, sizes, true)) {
             let largest = expected.iter().fold(0f32, |largest, x| largest.max(x.abs()));
             assert_eq!(found.len(), expected.len());
             for (found, expected) in found.iter().zip(expected) {
-                assert!((found - expected).abs() <= tolerance * largest, "{dtype:?}: {found} {expected}");
+                let is_near = (found - expected).abs() <= tolerance * largest;
+                assert!(is_near, "{dtype:?} {sizes:?}: {found} {expected}");
             }
         }
     }
 
     #[test]
     fn equals_the_sum_of_its_products() {
-        check(DType::F32, 2e-6);
-        check(DType::BF16, 4e-3);
-        check(DType::F16, 1e-3);
+        for sizes in [[37, 40, 50, 5], [1, 3, 1, 1], [40, 33, 65, 130]] {
+            check(DType::F32, sizes, 2e-6);
+            check(DType::BF16, sizes, 4e-3);
+            check(DType::F16, sizes, 1e-3);
+        }
+    }
+
+    #[test]
+    fn without_rows_the_gradients_of_both_matrices_are_zero() {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let expected = [vec![], vec![], vec![0.0; 4 * 2], vec![0.0; 2 * 5]];
+            assert_eq!(run(dtype, [0, 4, 5, 2], false), expected, "{dtype:?}");
+        }
+    }
+
+    /// On a processor that has the instructions of both kinds of products.
+    #[test]
+    fn all_without_the_instruction() {
+        run_without_instruction("nn::adapted_product");
+    }
+
+    #[test]
+    fn products_that_share_an_input_compute_it_again_once() {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let [a, b] = [numbers([6, 3], 1.0), numbers([3, 8], 1.0)].map(|x| x.autodiff().require_grad());
+        let [first, second] = [&a, &b].map(|matrix| parameter(matrix.clone()));
+        let weight = parameter(numbers([6, 8], 1.0).cast(DType::BF16).autodiff());
+        let adapter = LowRank { first: &first, second: &second, scale: 2.0 };
+        let gradients = |parts| {
+            let x = numbers([5, 6], 1.0).cast(DType::BF16).autodiff().require_grad() * 2.0;
+            let y = with_parts(parts, || {
+                note(LayerPart::Norms, &x, || {
+                    let (calls, kept) = (calls.clone(), x.clone().inner());
+                    move || {
+                        calls.fetch_add(1, Ordering::Relaxed);
+                        kept.clone()
+                    }
+                });
+                let product = || adapted_product(&x, &weight, adapter).expect("the CPU back end");
+                product() + product()
+            });
+            let gradients = y.sum().backward();
+            [&a, &b].map(|matrix| vec_of(matrix.grad(&gradients).expect("a leaf")))
+        };
+        let expected = gradients(LayerParts::NONE);
+        assert_eq!(calls.load(Ordering::Relaxed), 0);
+        assert_eq!(gradients(LayerPart::Norms.into()), expected);
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    #[should_panic = "adapted_product takes 6 features, got 7"]
+    fn an_input_that_does_not_fit_is_refused() {
+        multiply([5, 7], [3, 8]);
+    }
+
+    #[test]
+    #[should_panic = "takes matrices of the shapes [[6, 3], [3, 8]], got [[6, 3], [2, 8]]"]
+    fn a_matrix_that_does_not_fit_is_refused() {
+        multiply([5, 6], [2, 8]);
+    }
+
+    /// Multiplies an input and a second matrix of these shapes.
+    fn multiply(x: [usize; 2], second: [usize; 2]) {
+        let [first, second] = [[6, 3], second].map(|shape| parameter(numbers(shape, 1.0)));
+        let adapter = LowRank { first: &first, second: &second, scale: 2.0 };
+        adapted_product(&numbers(x, 1.0), &parameter(numbers([6, 8], 1.0)), adapter);
     }
 
     #[test]
@@ -282,9 +354,8 @@ mod tests {
         let (a, b) = (numbers([6, 3], 1.0), numbers([3, 8], 1.0));
         let gradients = |waits: bool| {
             let [a, b] = [&a, &b].map(|matrix| matrix.clone().autodiff().require_grad());
-            let [first, second] =
-                [&a, &b].map(|matrix| Linear { weight: parameter(matrix.clone()), bias: None });
-            let ids = [first.weight.id, second.weight.id];
+            let [first, second] = [&a, &b].map(|matrix| parameter(matrix.clone()));
+            let ids = [first.id, second.id];
             let x = numbers::<2>([5, 6], 1.0).autodiff();
             let weight = parameter(numbers([6, 8], 1.0).autodiff());
             let product = || {
@@ -311,8 +382,7 @@ mod tests {
 
     #[test]
     fn a_trained_weight_and_other_tapes_are_left_to_the_caller() {
-        let linear = |shape| Linear { weight: parameter(numbers(shape, 1.0)), bias: None };
-        let (first, second) = (linear([6, 3]), linear([3, 8]));
+        let [first, second] = [[6, 3], [3, 8]].map(|shape| parameter(numbers(shape, 1.0)));
         let adapter = LowRank { first: &first, second: &second, scale: 2.0 };
         let is_single = |x: Tensor<2>, weight| adapted_product(&x, &parameter(weight), adapter).is_some();
         let (x, weight) = (numbers::<2>([5, 6], 1.0), numbers::<2>([6, 8], 1.0));
