@@ -8,23 +8,33 @@ use pipewright_schedule::LayerDesc;
 use crate::lora::{LoraConfig, is_of_adapter, layer_of_first, layer_of_magnitudes};
 use crate::parameter::{ParameterSpec, is_in};
 use crate::projection::input_of;
+use crate::training_memory::sizes::ComputeDevices;
 
 /// The bytes of a number in an adapter, which computes in single precision.
 const FLOAT: u64 = 4;
 
+/// Returns whether a layer and its adapter are one operation, which reads the input of the layer in the
+/// precision of the run ([`adapted_product`](pipewright::nn::adapted_product)).
+fn is_one_operation(lora: &LoraConfig, devices: ComputeDevices) -> bool {
+    devices == ComputeDevices::Processor && !lora.dora && lora.dropout == 0.0
+}
+
 /// Adds to `layers`, which have the sizes for rows of `tokens` tokens in `precision`, what the adapters among
 /// the parameters `specs` keep: the results of their first matrices, and their inputs if the base keeps these
 /// in another form. With dropout an adapter keeps its input with dropped elements, and the mask. Without
-/// dropout it keeps its input in single precision, and adapters of the same input share it; on the processor,
-/// an adapter without DoRA keeps less ([`adapted_product`](pipewright::nn::adapted_product)). With DoRA it also
-/// keeps the outputs that its magnitudes multiply, in single precision.
+/// dropout it keeps its input in single precision unless it is one operation with its layer, and adapters of
+/// the same input share it. With DoRA it also keeps the outputs that its magnitudes multiply, in single
+/// precision.
 pub(super) fn add_adapters<'a>(
     layers: &mut [LayerDesc],
     lora: &LoraConfig,
     specs: impl Iterator<Item = &'a ParameterSpec>,
     tokens: usize,
     precision: Precision,
+    devices: ComputeDevices,
 ) {
+    let copies_inputs =
+        lora.dropout == 0.0 && precision != Precision::F32 && !is_one_operation(lora, devices);
     // The numbers of a token by what keeps them: adapters of the same input share one entry.
     let mut kept: BTreeMap<String, u64> = BTreeMap::new();
     for spec in specs {
@@ -43,7 +53,7 @@ pub(super) fn add_adapters<'a>(
             }
         }
         kept.insert(spec.path.clone(), own as u64);
-        if lora.dropout == 0.0 && precision != Precision::F32 {
+        if copies_inputs {
             kept.insert(input_of(layer), inputs as u64);
         }
     }
@@ -72,30 +82,37 @@ pub(super) fn remove_below(
 
 /// Returns the bytes that `I` keeps for the `W` of the adapters among the parameters `specs`, for rows of
 /// `tokens` tokens: the inputs and the output gradients of their matrices. Without dropout, adapters of the
-/// same input share it. The frozen base needs nothing in `W`.
+/// same input share it. If an adapter is one operation with its layer, the input and the output gradient of
+/// the layer have the precision of the run. The frozen base needs nothing in `W`.
 pub(super) fn adapter_stash<'a>(
     lora: &LoraConfig,
     specs: impl Iterator<Item = &'a ParameterSpec>,
     tokens: usize,
+    precision: Precision,
+    devices: ComputeDevices,
 ) -> u64 {
+    let of_layer = if is_one_operation(lora, devices) { precision.bytes() } else { FLOAT };
+    // The bytes of a token.
     let mut kept: BTreeMap<String, u64> = BTreeMap::new();
     for spec in specs.filter(|spec| is_of_adapter(&spec.path)) {
         let &[inputs, outputs] = spec.shape.as_slice() else { continue };
-        let input = match layer_of_first(&spec.path) {
+        let first = layer_of_first(&spec.path);
+        let [of_input, of_output] = if first.is_some() { [of_layer, FLOAT] } else { [FLOAT, of_layer] };
+        let input = match first {
             Some(layer) if lora.dropout == 0.0 => input_of(layer),
             _ => format!("{} input", spec.path),
         };
-        kept.insert(input, inputs as u64);
-        kept.insert(spec.path.clone(), outputs as u64);
+        kept.insert(input, of_input.saturating_mul(inputs as u64));
+        kept.insert(spec.path.clone(), of_output.saturating_mul(outputs as u64));
     }
-    let numbers = kept.into_values().fold(0, u64::saturating_add);
-    numbers.saturating_mul(FLOAT).saturating_mul(tokens as u64)
+    kept.into_values().fold(0, u64::saturating_add).saturating_mul(tokens as u64)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::parameter::ParameterKind;
+    use crate::training_memory::sizes::ComputeDevices::{Mixed, Others, Processor};
 
     fn layer(index: usize, activation_bytes: u64, keys_values_bytes: u64) -> LayerDesc {
         LayerDesc {
@@ -118,7 +135,12 @@ mod tests {
 
     /// Returns the bytes of a token that adapters of rank 3 on layers of these inputs add to the blocks 1 and
     /// 10.
-    fn added(projections: &[(&str, usize)], dropout: f64, precision: Precision) -> [u64; 2] {
+    fn added(
+        projections: &[(&str, usize)],
+        dropout: f64,
+        precision: Precision,
+        devices: ComputeDevices,
+    ) -> [u64; 2] {
         let lora = LoraConfig { rank: 3, dropout, ..LoraConfig::default() };
         let specs: Vec<ParameterSpec> = projections
             .iter()
@@ -128,16 +150,27 @@ mod tests {
             })
             .collect();
         let mut layers = [1, 10].map(|index| layer(index, 0, 0));
-        add_adapters(&mut layers, &lora, specs.iter(), 1, precision);
+        add_adapters(&mut layers, &lora, specs.iter(), 1, precision, devices);
         layers.map(|layer| layer.activation_bytes)
     }
 
     #[test]
     fn adapters_of_one_input_share_its_copy_in_single_precision() {
         let block = [("1.self_attn.q_proj", 8), ("1.self_attn.v_proj", 8), ("1.mlp.up_proj", 8)];
-        assert_eq!(added(&block, 0.0, Precision::F32), [4 * 9, 0]);
-        assert_eq!(added(&block, 0.0, Precision::Bf16), [4 * (9 + 2 * 8), 0]);
-        assert_eq!(added(&[("10.mlp.down_proj", 20)], 0.0, Precision::Bf16), [0, 4 * (3 + 20)]);
+        for devices in [Others, Mixed] {
+            assert_eq!(added(&block, 0.0, Precision::F32, devices), [4 * 9, 0]);
+            assert_eq!(added(&block, 0.0, Precision::Bf16, devices), [4 * (9 + 2 * 8), 0]);
+            let down = added(&[("10.mlp.down_proj", 20)], 0.0, Precision::Bf16, devices);
+            assert_eq!(down, [0, 4 * (3 + 20)]);
+        }
+    }
+
+    #[test]
+    fn adapters_that_are_one_operation_with_their_layers_keep_no_copy_of_inputs() {
+        let block = [("1.self_attn.q_proj", 8), ("1.self_attn.v_proj", 8), ("1.mlp.up_proj", 8)];
+        for precision in [Precision::F32, Precision::Bf16, Precision::F16] {
+            assert_eq!(added(&block, 0.0, precision, Processor), [4 * 9, 0]);
+        }
     }
 
     #[test]
@@ -150,7 +183,7 @@ mod tests {
             };
             let specs = [spec("lora_A.weight", &[7, 3]), spec("lora_magnitude_vector", &[5])];
             let mut layers = [layer(1, 0, 0)];
-            add_adapters(&mut layers, &lora, specs.iter(), 1, precision);
+            add_adapters(&mut layers, &lora, specs.iter(), 1, precision, Processor);
             layers[0].activation_bytes
         };
         assert_eq!(kept(0.0, Precision::F32), 4 * (3 + 5));
@@ -185,19 +218,27 @@ mod tests {
             matrix("self_attn.v_proj.lora_A", [8, 3]),
             matrix("self_attn.v_proj.lora_B", [3, 4]),
         ];
-        let stash = |dropout| {
+        let stash = |dropout, precision, devices| {
             let lora = LoraConfig { rank: 3, dropout, ..LoraConfig::default() };
-            adapter_stash(&lora, specs.iter(), 5)
+            adapter_stash(&lora, specs.iter(), 5, precision, devices)
         };
-        assert_eq!(stash(0.0), 4 * 5 * (8 + 3 + 3 + 8 + 3 + 3 + 4));
-        assert_eq!(stash(0.1), 4 * 5 * (2 * 8 + 3 + 3 + 8 + 3 + 3 + 4));
+        for precision in [Precision::F32, Precision::Bf16] {
+            assert_eq!(stash(0.0, precision, Others), 4 * 5 * (8 + 3 + 3 + 8 + 3 + 3 + 4));
+            for devices in [Processor, Others] {
+                let expected = 4 * 5 * (2 * 8 + 3 + 3 + 8 + 3 + 3 + 4);
+                assert_eq!(stash(0.1, precision, devices), expected);
+            }
+        }
+        assert_eq!(stash(0.0, Precision::F32, Processor), stash(0.0, Precision::F32, Others));
+        let expected = 5 * (2 * (8 + 8 + 4) + 4 * (3 + 3 + 3 + 3));
+        assert_eq!(stash(0.0, Precision::Bf16, Processor), expected);
     }
 
     #[test]
     fn with_dropout_each_adapter_keeps_its_input_and_a_mask() {
         let block = [("1.self_attn.q_proj", 8), ("1.self_attn.v_proj", 8)];
         for precision in [Precision::F32, Precision::Bf16] {
-            assert_eq!(added(&block, 0.1, precision), [4 * 2 * (3 + 2 * 8), 0]);
+            assert_eq!(added(&block, 0.1, precision, Processor), [4 * 2 * (3 + 2 * 8), 0]);
         }
     }
 }

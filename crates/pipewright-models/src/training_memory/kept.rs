@@ -54,8 +54,8 @@ impl KeptActivations<'_> {
             );
         }
         if let Some(adapter) = self.model.adapter() {
-            let specs = stages.iter().flatten();
-            add_adapters(&mut layers.layers, &adapter.lora, specs, self.tokens, self.precision);
+            let (lora, specs) = (&adapter.lora, stages.iter().flatten());
+            add_adapters(&mut layers.layers, lora, specs, self.tokens, self.precision, self.devices);
             let trained: Vec<&ParameterSpec> =
                 stages.iter().flatten().filter(|spec| self.model.is_trained(&spec.path)).collect();
             remove_below(&mut layers.layers, !self.slices.is_one(), |layer| {
@@ -70,7 +70,8 @@ impl KeptActivations<'_> {
             let sizes = stage_sizes(&kept.layers[range.clone()], self.rows);
             // `I` keeps the inputs of all products for `W`, also the inputs that it has computed again.
             let stash = self.model.adapter().map_or(whole.stash, |adapter| {
-                let stash = adapter_stash(&adapter.lora, specs.iter(), self.tokens);
+                let (lora, specs) = (&adapter.lora, specs.iter());
+                let stash = adapter_stash(lora, specs, self.tokens, self.precision, self.devices);
                 stash.saturating_mul(u64::from(self.rows))
             });
             let parts = parts[range].iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes));

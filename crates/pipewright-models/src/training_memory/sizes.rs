@@ -43,7 +43,7 @@ pub fn layers_in(
     let mut layers = base_layers_in(model, tokens, precision, devices);
     // The settings of adapters were checked with the model, so their layers are known.
     if let (Some(adapter), Ok(specs)) = (model.adapter(), model.trained_parameters()) {
-        add_adapters(&mut layers.layers, &adapter.lora, specs.iter(), tokens, precision);
+        add_adapters(&mut layers.layers, &adapter.lora, specs.iter(), tokens, precision, devices);
     }
     layers
 }
