@@ -196,10 +196,10 @@ fn measured_share(folder: &TempDir, config: &str, set: &[&str]) -> [f64; 2] {
 }
 
 /// The estimate does not have the tensors of the operation that runs and messages: at these sizes, a run of
-/// all parameters takes up to 1.13 of it. Adapters add to that the output that is added to the output of
-/// their layer, and, in half precision, gradients in single precision; magnitudes add copies of the matrix of
-/// their layer, whose norms they need. Without the tensors that adapters keep, the estimate would be too
-/// small by more.
+/// all parameters takes up to 1.13 of it. Adapters with dropout add to that the output that is added to the
+/// output of their layer, and, in half precision, gradients in single precision; magnitudes add copies of the
+/// matrix of their layer, whose norms they need. Without the tensors that adapters keep, the estimate would be
+/// too small by more. A run in bfloat16 that copied all inputs to single precision would exceed its bounds.
 #[test]
 fn the_estimate_of_memory_covers_a_run_of_adapters() {
     let folder = scratch::folder(&scratch::small(2, 4, 2));
@@ -215,8 +215,8 @@ fn the_estimate_of_memory_covers_a_run_of_adapters() {
     for (set, most) in [
         (&["run.precision=f32"][..], 1.22),
         (&["pipeline.recompute=parts"], 1.22),
-        (&["run.precision=bf16"], 1.29),
-        (&["run.precision=bf16", "pipeline.recompute=parts"], 1.29),
+        (&["run.precision=bf16"], 1.22),
+        (&["run.precision=bf16", "pipeline.recompute=parts"], 1.22),
         (&["run.precision=bf16", "adapter.dropout=0.1"], 1.29),
         (&["adapter.dropout=0.1", "pipeline.schedule=zb-h1"], 1.29),
         (&["adapter.dora=true"], 1.36),
