@@ -22,6 +22,8 @@ mod exp;
 mod scratch;
 mod turned;
 pub mod product;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod narrow_product;
 pub mod bf16_product;
 pub mod element;

@@ -133,7 +133,7 @@ mod tiles {
     impl Instructions {
         pub(super) fn detect() -> Option<Self> {
             #[cfg(feature = "testing")]
-            if crate::bf16_product::testing::is_hidden() {
+            if crate::testing::is_hidden() {
                 return None;
             }
             let are_available = is_x86_feature_detected!("avx512f")
@@ -317,8 +317,8 @@ mod tests {
     use rayon::ThreadPoolBuilder;
 
     use super::*;
-    use crate::bf16_product::testing::run_without_instruction;
     use crate::numbers::numbers;
+    use crate::testing::run_without_instruction;
 
     /// Checks all combinations of element types and orientations of the left operand.
     fn check(rows: usize, columns: usize, inner: usize) {

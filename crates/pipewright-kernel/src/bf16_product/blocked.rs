@@ -24,7 +24,7 @@ pub(super) struct Instructions(());
 impl Instructions {
     pub(super) fn detect() -> Option<Self> {
         #[cfg(feature = "testing")]
-        if super::testing::is_hidden() {
+        if crate::testing::is_hidden() {
             return None;
         }
         let are_available = is_x86_feature_detected!("avx512f")

@@ -46,9 +46,9 @@ mod blocked;
 #[cfg(target_arch = "x86_64")]
 mod results;
 mod functions;
-#[cfg(feature = "testing")]
-pub mod testing;
 
+#[cfg(feature = "testing")]
+pub use crate::testing;
 pub use functions::{
     add_product, is_available, product, product_in_single, product_into, product_with_update,
     rounded_product_into,
