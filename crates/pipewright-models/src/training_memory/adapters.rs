@@ -8,7 +8,7 @@ use pipewright_schedule::LayerDesc;
 use crate::lora::{LoraConfig, is_of_adapter, layer_of_first, layer_of_magnitudes};
 use crate::parameter::{ParameterSpec, is_in};
 use crate::projection::input_of;
-use crate::training_memory::sizes::ComputeDevices;
+use crate::training_memory::compute_devices::ComputeDevices;
 
 /// The bytes of a number in an adapter, which computes in single precision.
 const FLOAT: u64 = 4;
@@ -112,7 +112,7 @@ pub(super) fn adapter_stash<'a>(
 mod tests {
     use super::*;
     use crate::parameter::ParameterKind;
-    use crate::training_memory::sizes::ComputeDevices::{Mixed, Others, Processor};
+    use crate::training_memory::compute_devices::ComputeDevices::{Mixed, Others, Processor};
 
     fn layer(index: usize, activation_bytes: u64, keys_values_bytes: u64) -> LayerDesc {
         LayerDesc {

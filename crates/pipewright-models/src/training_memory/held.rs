@@ -9,8 +9,8 @@ use pipewright_schedule::{Costs, Placement, Rank, Recompute, StageIndex, Timelin
 use crate::cut_model::CutModel;
 use crate::parameter::ParameterSpec;
 use crate::training_memory::arrived_rows::ExpertLoad;
+use crate::training_memory::compute_devices::ComputeDevices;
 use crate::training_memory::kept::KeptActivations;
-use crate::training_memory::sizes::ComputeDevices;
 use crate::training_memory::state::{StateRule, gradient_bytes};
 
 /// The most bytes that a rank or a stage holds.

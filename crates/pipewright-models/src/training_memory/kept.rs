@@ -8,8 +8,9 @@ use crate::cut_model::CutModel;
 use crate::parameter::ParameterSpec;
 use crate::training_memory::adapters::{adapter_stash, add_adapters, remove_below};
 use crate::training_memory::arrived_rows::{ExpertLoad, add_arrived_rows, chosen_experts};
+use crate::training_memory::compute_devices::ComputeDevices;
 use crate::training_memory::sizes::{
-    ComputeDevices, base_layers_in, kept_bytes, keys_values_bytes, stage_sizes, without_parts,
+    base_layers_in, kept_bytes, keys_values_bytes, stage_sizes, without_parts,
 };
 
 /// The parts of a run on which the bytes of its activations depend.

@@ -12,6 +12,7 @@
 //!
 //! Nothing here asks the system: the caller gives the memory of the machine and of its devices.
 
+mod compute_devices;
 mod adapters;
 mod arrived_rows;
 mod sizes;
@@ -23,9 +24,10 @@ mod held;
 mod plan;
 
 pub use arrived_rows::ExpertLoad;
+pub use compute_devices::ComputeDevices;
 pub use expert_share::ExpertShare;
 pub use held::{HeldBytes, TrainingMemory, TrainingRun};
 pub use kept::KeptActivations;
 pub use plan::{DeviceLoad, MemoryPlan, RunShape, Shortage, device_loads};
-pub use sizes::{ComputeDevices, layers_in};
+pub use sizes::layers_in;
 pub use state::{OptimizerState, StateRule, is_hidden_matrix};

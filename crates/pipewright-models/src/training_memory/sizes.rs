@@ -8,29 +8,7 @@ use pipewright_schedule::{LayerDesc, ModelDesc};
 
 use crate::cut_model::CutModel;
 use crate::training_memory::adapters::add_adapters;
-
-/// What the layers of a run compute on. It decides which tensors they keep.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ComputeDevices {
-    /// The processor.
-    Processor,
-    /// Other devices.
-    Others,
-    /// Some layers compute on the processor and some on other devices. Each counts with the larger size.
-    Mixed,
-}
-
-impl ComputeDevices {
-    /// Returns the bytes that the layer keeps on these devices.
-    fn kept_bytes(self, layer: &LayerDesc) -> u64 {
-        let on_others = layer.device_activation_bytes.unwrap_or(layer.activation_bytes);
-        match self {
-            Self::Processor => layer.activation_bytes,
-            Self::Others => on_others,
-            Self::Mixed => layer.activation_bytes.max(on_others),
-        }
-    }
-}
+use crate::training_memory::compute_devices::ComputeDevices;
 
 /// Returns the layers of a model for rows of `tokens` tokens. Their activations are those that `devices` keep
 /// in the precision of a run, and include what adapters keep.
