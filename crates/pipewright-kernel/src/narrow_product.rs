@@ -377,7 +377,7 @@ mod tests {
         let (a, b) = (numbers(700 * 90, 1), bf16::narrowed(&numbers(90 * 130, 2)));
         let (left, right) =
             (AnyMatrix::Single(Matrix::new(&a, 700, 90)), AnyMatrix::Half(Matrix::new(&b, 90, 130)));
-        assert!(700 * 90 * 130 >= product::PARALLEL_FROM);
+        const { assert!(700 * 90 * 130 >= product::PARALLEL_FROM) };
         let on_threads = |threads| {
             let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
             pool.install(|| product(left, right))
