@@ -2,6 +2,7 @@
 //! writes files and reports to the user, and checks that all processes have prepared the same run.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use pipewright::byte_channel::ByteChannel;
@@ -10,6 +11,8 @@ use pipewright::failure::{Cause, StepError};
 use pipewright::ids::WorldRank;
 use pipewright::transport::{AgreementError, Fields, LinkSpeed, World};
 use serde::{Deserialize, Serialize};
+use signal_hook::consts::SIGTERM;
+use signal_hook::flag;
 
 use crate::config::pipeline::TransportChoice;
 use crate::failure::{Exit, Failure, sentence};
@@ -239,6 +242,9 @@ impl ProcessGroup {
             }
             let fault = failure.fault().zip(self.folder.as_ref());
             if !self.is_leader {
+                // A launcher ends this process when the leader has ended. Slurm's launcher takes the greatest
+                // exit code, and that of a process which SIGTERM ends is greater than the leader's. Best effort.
+                let _ = flag::register(SIGTERM, Arc::default());
                 std::thread::sleep(TIME_TO_REPORT);
                 // The launcher may end the leader before it has left the fault.
                 if let Some((fault, folder)) = fault.filter(|_| failure.lost() != Some(self.rank)) {

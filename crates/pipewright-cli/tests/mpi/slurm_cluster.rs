@@ -269,6 +269,19 @@ fn runs_in_an_allocation_survive_faults() {
     });
 }
 
+/// Slurm's launcher ends the processes when the first one ends, and takes the greatest of their exit codes.
+#[test]
+#[ignore = "takes half a minute, and needs root and Slurm"]
+fn a_mistake_that_the_processes_find_is_not_a_fault() {
+    let cluster = Cluster::start();
+    let set = SETTINGS.iter().chain(&["data.path=none.txt"]).flat_map(|set| ["--set", *set]);
+    let words: Vec<&str> = ["train", "small.toml"].into_iter().chain(set).collect();
+    let code = cluster.launch(&words, ("", "")).wait().expect("it ends").code();
+    let said = fs::read_to_string(cluster.path("said")).expect("text");
+    assert_eq!(code, Some(2), "{said}");
+    assert_eq!(said.matches("none.txt: there is no such data file").count(), 1, "{said}");
+}
+
 /// Checks that a run saves a checkpoint and ends after a signal, and resumes from it.
 fn check_signal(cluster: &Cluster, what: &str, send: impl Fn()) {
     fs::remove_dir_all(cluster.path("out")).expect("the results");
