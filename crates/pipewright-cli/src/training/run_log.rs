@@ -100,10 +100,17 @@ impl RunLog {
         self.folder.as_ref().map_or(Ok(()), RunFolder::require)
     }
 
-    /// Shows and writes the results of a step. Fails if they cannot be written, or if a rank has computed wrong
-    /// bits and `launch` continues the run without its host.
+    /// Shows and writes the results of a step. Fails if they cannot be written, or, in all processes, if a rank
+    /// has computed wrong bits and `launch` continues the run without its host.
     pub(super) fn step(&mut self, metrics: &mut Metrics, report: StepSummary) -> Result<(), Failure> {
-        let (Some(folder), Some(display)) = (&mut self.folder, &mut self.display) else { return Ok(()) };
+        let verified = report.verification.as_ref().map(|verification| {
+            let counts = !self.replaces_wrong;
+            VerifiedStep::of(metrics.step, verification, counts, |ranks| self.hosts.of(ranks))
+        });
+        let wrong = verified.as_ref().and_then(|verified| self.wrong_bits(verified));
+        let (Some(folder), Some(display)) = (&mut self.folder, &mut self.display) else {
+            return wrong.map_or(Ok(()), Err);
+        };
         metrics.planned_step_ms = self.planned_step_ms;
         self.efficiency.observe(metrics);
         // The steps before have fewer batches.
@@ -126,14 +133,11 @@ impl RunLog {
             write_failure(error).with_fault(fault)
         };
         folder.write_metrics(metrics).map_err(unwritten)?;
-        if let Some(verification) = &report.verification {
-            let verified =
-                VerifiedStep::of(done, verification, !self.replaces_wrong, |ranks| self.hosts.of(ranks));
-            folder.write_verified_step(&verified).map_err(unwritten)?;
-            let fault = verified.fault().filter(|_| self.replaces_wrong);
-            if fault.is_some() {
-                // The step is computed again without the host, from the state before it.
-                return Err(Failure::new(Exit::RankFailed, verified.sentence()).with_fault(fault));
+        if let Some(verified) = &verified {
+            folder.write_verified_step(verified).map_err(unwritten)?;
+            if let Some(wrong) = wrong {
+                // The step is computed again without the hosts, from the state before it.
+                return Err(wrong);
             }
             say(&verified.sentence());
         }
@@ -155,6 +159,13 @@ impl RunLog {
         Ok(())
     }
 
+    /// Returns the failure of a step in which ranks have computed wrong bits, if `launch` continues the run
+    /// without their hosts.
+    fn wrong_bits(&self, verified: &VerifiedStep) -> Option<Failure> {
+        let fault = verified.fault().filter(|_| self.replaces_wrong)?;
+        Some(Failure::new(Exit::RankFailed, verified.sentence()).with_fault(Some(fault)))
+    }
+
     /// Prints a sentence about the run.
     pub(super) fn note(&self, sentence: Option<String>) {
         if let (Some(_), Some(sentence)) = (&self.display, sentence) {
@@ -163,16 +174,18 @@ impl RunLog {
     }
 
     /// Returns the failure of a step, below the schedule around the failing action, and draws the step into
-    /// the folder.
+    /// the folder. If `launch` continues the run without the hosts of ranks with wrong bits, the failure names
+    /// them in all processes.
     pub(super) fn failed_step(&mut self, failed: Option<&StepFailure>, error: &PipelineError) -> Failure {
         let Some(failed) = failed else { return failure(error) };
-        let (mut context, mut fault) = (format!("{failed}\n"), None);
+        let mut context = format!("{failed}\n");
+        let verified = VerifiedStep::failed(failed, |ranks| self.hosts.of(ranks));
+        let fault = verified.as_ref().and_then(VerifiedStep::fault).filter(|_| self.replaces_wrong);
         if let Some(folder) = &mut self.folder {
-            if let Some(verified) = VerifiedStep::failed(failed, |ranks| self.hosts.of(ranks)) {
+            if let Some(verified) = &verified {
                 context += &format!("{}\n", verified.sentence());
                 // The failure is reported in any case.
-                let _ = folder.write_verified_step(&verified);
-                fault = verified.fault().filter(|_| self.replaces_wrong);
+                let _ = folder.write_verified_step(verified);
             }
             let title = failed.error.to_string();
             let title = format!("failed: {}", title.lines().next().unwrap_or_default());

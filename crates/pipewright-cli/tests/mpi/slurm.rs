@@ -12,8 +12,8 @@ use tempfile::TempDir;
 
 use super::{figures, folder, pipewright, restarts, with_overrides, words};
 
-/// Starts a process for each entry of the list of nodes, or fails if a node is down. Only processes on the node
-/// `WRONG` get the fault `FAULT`.
+/// Starts a process for each entry of the list of nodes, after `before`, or fails if a node is down. Only
+/// processes on the node `WRONG` get the fault `FAULT`.
 const SRUN: &str = r#"#!/bin/sh
 [ "$1" != --version ] || { echo 'slurm 22.05.8'; exit; }
 options=$*
@@ -29,6 +29,7 @@ done
 for node in $nodes; do [ ! -e "down-$node" ] || exit 1; done
 [ "$2" != launch ] || exec "$@"
 echo "$options" >> starts
+[ ! -e before ] || . ./before
 [ ! -e down-next ] || mv down-next "$(cat down-next)"
 processes=
 for node in $nodes; do
@@ -155,8 +156,11 @@ struct WrongRun {
 
 impl WrongRun {
     /// Trains on `nodes`, each with so many `tasks`, with the fault in the processes on one node.
-    fn new((nodes, tasks): (&str, u32), fault: (&str, &str), set: &[&str]) -> Self {
-        let folder = allocation();
+    fn new(nodes: (&str, u32), fault: (&str, &str), set: &[&str]) -> Self {
+        Self::in_folder(allocation(), nodes, fault, set)
+    }
+
+    fn in_folder(folder: TempDir, (nodes, tasks): (&str, u32), fault: (&str, &str), set: &[&str]) -> Self {
         let all: Vec<&str> = WRONG.iter().chain(set).copied().collect();
         let tasks = format!("{tasks}(x{})", nodes.split(',').count());
         let output = launch(folder.path(), nodes, &tasks, fault, &all).output().expect("it starts");
@@ -218,6 +222,24 @@ fn all_hosts_are_left_out_that_may_have_computed_wrong_bits() {
     let set = ["pipeline.ranks=2", "mesh.data_parallel=2"];
     let run = WrongRun::new(("a,b,c,d,e,f", 1), ("b", "flip:1:10:100"), &set);
     run.check_left_out(&set, ["a,b,c,d", "a,c,e,f"], "; the hosts b and d are left out; ");
+}
+
+/// The launcher may end the leader before it has left a record.
+#[test]
+fn hosts_are_left_out_although_the_leader_leaves_no_record() {
+    // The leader takes the link for a record that exists.
+    let before = "rm before\nmkdir -p out\nln -s nowhere out/failure.json\n";
+    let check = |nodes: &str, fault: &str, set: &[&str], starts, change: &str| {
+        let folder = allocation();
+        fs::write(folder.path().join("before"), before).expect("a file");
+        let run = WrongRun::in_folder(folder, (nodes, 1), ("b", fault), set);
+        run.check_left_out(set, starts, change);
+    };
+    let set = ["pipeline.ranks=2"];
+    check("a,b,c", "flip:1:10", &set, ["a,b", "a,c"], "; its host b is left out; ");
+    // Without the ranks, this failure is final.
+    let set = ["pipeline.ranks=2", "mesh.data_parallel=2"];
+    check("a,b,c,d,e,f", "flip:1:10:100", &set, ["a,b,c,d", "a,c,e,f"], "; the hosts b and d are left out; ");
 }
 
 #[test]
