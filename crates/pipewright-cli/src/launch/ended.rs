@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::failure::{Exit, Failure};
 use crate::fault::Fault;
 use crate::launch::attempt::Stop;
-use crate::recovery::is_full;
+use crate::recovery::{Restart, is_full};
 use crate::run_folder::newest_checkpoint_bytes;
 use crate::run_record::metrics;
 use crate::text::quoted;
@@ -62,7 +62,8 @@ impl Ended<'_> {
 
     /// Returns the fault that ended the processes, and its report; `None` if it is a mistake of the user.
     fn fault(&self, exit: Exit, status: ExitStatus, late: Option<Duration>) -> Option<(Fault, String)> {
-        Fault::take(self.folder).or_else(|| {
+        let first = Fault::take(self.folder).map(|(fault, report)| (self.with_space(fault), report));
+        first.or_else(|| {
             // A full disk may not even take the first cause.
             let is_disk_full = self.has_run && is_full(self.folder);
             // The launcher may have ended the leader before it had left the fault.
@@ -76,6 +77,10 @@ impl Ended<'_> {
                     format!("the processes have not joined each other within {} s", waited.as_secs())
                 }
                 (false, None, Exit::WrongInput) => return None,
+                // It is not the same failure as one in the step that the run resumes with.
+                (false, None, _) if Restart::is_left(self.folder) => {
+                    format!("a process has ended before the run had resumed: {status}")
+                }
                 (false, None, _) => format!("a process has ended: {status}"),
             };
             let step = self.steps_done() + 1;
@@ -85,6 +90,15 @@ impl Ended<'_> {
                 Fault { step, rank: None, cause, summary: summary.clone(), space, ..Fault::default() };
             Some((fault, summary))
         })
+    }
+
+    /// Returns the fault with the space that the run needs to continue, if the disk is full. The process that has
+    /// left the fault may have noticed only that another one, which could not write, had ended.
+    fn with_space(&self, fault: Fault) -> Fault {
+        if fault.space.is_some() || !self.has_run || !is_full(self.folder) {
+            return fault;
+        }
+        Fault { space: Some(newest_checkpoint_bytes(self.folder).unwrap_or_default()), ..fault }
     }
 
     /// Returns the last step in the metrics.

@@ -4,6 +4,7 @@
 //! `PIPEWRIGHT_FAULTS` is the number of faults, by default 27, and `PIPEWRIGHT_SEED` chooses their moments.
 //! The hosts are network namespaces of this machine, and each has a file system in memory for its copies.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::hosts::{Disk, Hosts, Memories, launch_on};
-use super::{figures, folder, pipewright, process_of, restarts, with_overrides, words};
+use super::{figures, find_process, folder, pipewright, with_overrides, words};
 
 /// The steps of the run for each fault. The trial needs fewer, and the run ends by itself after the last
 /// fault.
@@ -76,19 +77,41 @@ impl Trial {
         (mixed ^ (mixed >> 31)) % limit
     }
 
-    fn lines(&self) -> Vec<Value> {
-        let metrics = fs::read_to_string(self.folder.join("out/metrics.jsonl")).unwrap_or_default();
-        metrics.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    /// Returns the newest complete line of the metrics that contains `part`. Only this line is parsed: if all
+    /// lines were, the run would take many steps meanwhile.
+    fn newest(&self, part: &str) -> Option<Value> {
+        let metrics = fs::read(self.folder.join("out/metrics.jsonl")).unwrap_or_default();
+        let metrics = String::from_utf8_lossy(&metrics);
+        let mut lines = metrics.lines().rev().filter(|line| line.contains(part));
+        lines.find_map(|line| serde_json::from_str(line).ok())
     }
 
-    /// Returns the restarts in the metrics.
-    fn restarts(&self) -> Vec<Value> {
-        restarts(&self.folder)
+    /// Returns the number of the newest restart; 0 if there was none. The restarts in the metrics are not
+    /// counted, because a restart from an older state removes lines.
+    fn restart(&self) -> u64 {
+        self.newest(r#""event":"restart""#).and_then(|line| line["restart"].as_u64()).unwrap_or(0)
     }
 
     /// Returns the last step in the metrics.
     fn step(&self) -> u64 {
-        self.lines().last().and_then(|line| line["step"].as_u64()).unwrap_or(0)
+        self.newest("").and_then(|line| line["step"].as_u64()).unwrap_or(0)
+    }
+
+    /// Returns the number of the process of a rank, once it has started.
+    fn process(&self, rank: u32) -> u32 {
+        let found = Cell::new(None);
+        self.wait_until("a process", |trial| {
+            found.set(find_process(rank, &trial.folder));
+            found.get().is_some()
+        });
+        found.get().expect("it was found")
+    }
+
+    /// Returns whether a rank is on the second host.
+    fn uses_second(&self) -> bool {
+        let second = self.hosts.processes_of_second();
+        let mut ranks = (0..4).filter_map(|rank| find_process(rank, &self.folder));
+        ranks.any(|number| second.contains(&number.to_string()))
     }
 
     fn said(&self) -> String {
@@ -104,36 +127,42 @@ impl Trial {
         }
     }
 
-    /// Sends a signal to processes, which may have ended.
-    fn kill(numbers: &[String], signal: &str) {
-        let _ = Command::new("kill").arg(format!("-{signal}")).args(numbers).stderr(Stdio::null()).status();
+    /// Sends a signal to processes. Returns `false` if one of them has ended.
+    fn kill(numbers: &[String], signal: &str) -> bool {
+        let mut kill = Command::new("kill");
+        let status = kill.arg(format!("-{signal}")).args(numbers).stderr(Stdio::null()).status();
+        status.is_ok_and(|status| status.success())
     }
 
-    fn signal_rank(&self, rank: u32, signal: &str) {
-        Self::kill(&[process_of(rank, &self.folder).to_string()], signal);
+    fn signal_rank(&self, rank: u32, signal: &str) -> bool {
+        Self::kill(&[self.process(rank).to_string()], signal)
     }
 
-    /// Lets a fault happen, and ends it if it does not end by itself.
-    fn disturb(&mut self, fault: Fault) {
-        let (restarts, moment) = (self.restarts().len(), self.below(200));
+    /// Lets a fault happen, ends it if it does not end by itself, and waits for the next step. Returns the fault
+    /// and the seconds from it to that step; `None` if its process had already ended, because the run had failed
+    /// by itself.
+    fn disturb(&mut self, fault: Fault) -> Option<(Fault, f64)> {
+        let moment = self.below(200);
         std::thread::sleep(Duration::from_millis(moment));
-        match fault {
-            // A host that answered too late for the last restart has no process that a fault could reach.
-            Fault::KillHost | Fault::LoseHost | Fault::CutLink
-                if self.hosts.processes_of_second().is_empty() =>
-            {
-                self.signal_rank(1, "KILL");
-            }
+        let is_of_second = matches!(fault, Fault::KillHost | Fault::LoseHost | Fault::CutLink);
+        // A host that answered too late for the last restart has no rank that a fault could reach.
+        let fault = if is_of_second && !self.uses_second() { Fault::Kill } else { fault };
+        let (mut begun, mut restart) = (Instant::now(), self.restart());
+        let has_reached = match fault {
             Fault::Kill => self.signal_rank(1, "KILL"),
             Fault::KillLeader => self.signal_rank(0, "KILL"),
             Fault::Stop => self.signal_rank(1, "STOP"),
-            Fault::KillHost => Self::kill(&self.hosts.processes_of_second(), "KILL"),
+            Fault::KillHost => {
+                Self::kill(&self.hosts.processes_of_second(), "KILL");
+                true
+            }
             Fault::LoseHost => {
                 Self::kill(&self.hosts.processes_of_second(), "KILL");
                 self.memories.lose_second();
+                true
             }
             Fault::KillInCheckpoint => {
-                let number = process_of(1, &self.folder).to_string();
+                let number = self.process(1).to_string();
                 let is_saving = |trial: &Self| {
                     let entries =
                         fs::read_dir(trial.folder.join("out/checkpoints")).into_iter().flatten().flatten();
@@ -142,21 +171,26 @@ impl Trial {
                         .any(|entry| entry.file_name().to_string_lossy().starts_with(".saving-"))
                 };
                 self.wait_until("a checkpoint", is_saving);
-                Self::kill(&[number], "KILL");
+                (begun, restart) = (Instant::now(), self.restart());
+                Self::kill(&[number], "KILL")
             }
             Fault::KillInResume => {
-                let first = process_of(1, &self.folder);
-                Self::kill(&[first.to_string()], "KILL");
-                self.wait_until("a resumption", |trial| process_of(1, &trial.folder) != first);
+                let first = self.process(1);
+                let has_reached = Self::kill(&[first.to_string()], "KILL");
+                self.wait_until("a resumption", |trial| {
+                    find_process(1, &trial.folder).is_some_and(|number| number != first)
+                });
                 let moment = self.below(300);
                 std::thread::sleep(Duration::from_millis(moment));
-                self.signal_rank(1, "KILL");
+                restart = self.restart();
+                self.signal_rank(1, "KILL") && has_reached
             }
             Fault::CutLink => {
                 self.hosts.cut();
-                self.wait_until("a restart", |trial| trial.restarts().len() > restarts);
+                self.wait_until("a restart", |trial| trial.restart() > restart);
                 self.hosts.mend();
                 Self::kill(&self.hosts.processes_of_second(), "KILL");
+                true
             }
             Fault::FullDisk => {
                 let waits = |trial: &Self| trial.said().matches("waits for space").count();
@@ -165,9 +199,17 @@ impl Trial {
                 let _ = fs::write(&filling, vec![0; DISK]);
                 self.wait_until("a full disk", |trial| waits(trial) > before);
                 fs::remove_file(filling).expect("the file");
+                true
             }
+        };
+        if !has_reached {
+            return None;
         }
-        self.wait_until("a restart", |trial| trial.restarts().len() > restarts);
+        self.wait_until("a restart", |trial| trial.restart() > restart);
+        self.wait_until("the next step", |trial| {
+            trial.newest("").is_some_and(|line| line["event"].is_null()) && trial.restart() > restart
+        });
+        Some((fault, begun.elapsed().as_secs_f64()))
     }
 }
 
@@ -196,35 +238,68 @@ fn figures_of(mut seconds: Vec<f64>) -> String {
     }
 }
 
-/// Prints how many steps the restarts computed again, and how long the run took to continue after each fault.
-#[expect(clippy::print_stderr, reason = "the figures of the trial are its result")]
-fn print_figures(restarts: &[Value], seconds: BTreeMap<Fault, Vec<f64>>) {
-    let lost = |restart: &Value| restart["failed_step"].as_u64().zip(restart["step"].as_u64());
+/// Returns all restarts of a run in their order. A restart from an older state than that of the restart before
+/// it has moved its line to another file.
+fn all_restarts(run: &Path) -> Vec<Value> {
+    let files = fs::read_dir(run).expect("the run's folder").flatten().map(|entry| entry.path());
+    let files = files.filter(|path| path.extension().is_some_and(|ending| ending == "jsonl"));
+    let texts = files.map(|path| fs::read(path).expect("a file of the run"));
+    let texts: Vec<String> = texts.map(|text| String::from_utf8_lossy(&text).into_owned()).collect();
+    let lines = texts.iter().flat_map(|text| text.lines());
+    let lines = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let restarts = lines.filter(|line| line["event"] == "restart");
+    let restarts = restarts.filter_map(|line| Some((line["restart"].as_u64()?, line)));
+    restarts.collect::<BTreeMap<u64, Value>>().into_values().collect()
+}
+
+/// Returns how many of these restarts computed how many complete steps again, as text.
+fn steps_again(restarts: &[&Value]) -> String {
+    let lost = |restart: &&Value| restart["failed_step"].as_u64().zip(restart["step"].as_u64());
     let lost: Vec<u64> =
         restarts.iter().filter_map(lost).map(|(failed, step)| failed.saturating_sub(step + 1)).collect();
-    let from = |state: &str| restarts.iter().filter(|restart| restart["state"] == state).count();
-    let [memory, neighbour, disk] = ["memory", "neighbour", "disk"].map(from);
-    eprintln!(
-        "{} faults, {} restarts: {memory} from the memory of all hosts, {neighbour} from a neighbour's, {disk} from the \
-         disk",
-        seconds.values().map(Vec::len).sum::<usize>(),
-        restarts.len()
-    );
     let times = |steps: u64| lost.iter().filter(|lost| **lost == steps).count();
-    eprintln!(
-        "complete steps computed again: none {} times, one {} times, more {} times, at most {:?}",
-        times(0),
-        times(1),
-        lost.len() - times(0) - times(1),
-        lost.iter().max()
-    );
+    let more = lost.len() - times(0) - times(1);
+    let largest = lost.iter().max().copied().unwrap_or(0);
+    format!("none {} times, one {} times, more {more} times, at most {largest}", times(0), times(1))
+}
+
+/// Prints a line about a fault, so that a trial that fails has figures too.
+#[expect(clippy::print_stderr, reason = "the figures of the trial are its result")]
+fn print_fault(number: u64, count: u64, fault: Fault, seconds: f64) {
+    eprintln!("fault {number} of {count}: {fault:?}: {seconds:.1} s to the next step");
+}
+
+/// Prints how many steps the restarts computed again, and how long the run took to continue after each fault.
+/// `missed` faults found no process.
+#[expect(clippy::print_stderr, reason = "the figures of the trial are its result")]
+fn print_figures(restarts: &[Value], seconds: &BTreeMap<Fault, Vec<f64>>, missed: u64) {
+    let faults = seconds.values().map(Vec::len).sum::<usize>();
+    eprintln!("{faults} faults, {} restarts; {missed} further faults found no process", restarts.len());
+    eprintln!("complete steps computed again: {}", steps_again(&restarts.iter().collect::<Vec<_>>()));
+    for (state, place) in [
+        ("memory", "the memory of all hosts"),
+        ("neighbour", "the memory of a neighbour"),
+        ("disk", "the disk"),
+    ] {
+        let of_state: Vec<&Value> = restarts.iter().filter(|restart| restart["state"] == state).collect();
+        eprintln!("  from {place} ({} restarts): {}", of_state.len(), steps_again(&of_state));
+    }
     let read: Vec<f64> =
         restarts.iter().filter_map(|restart| Some(restart["read_ms"].as_f64()? / 1000.0)).collect();
     eprintln!("finding and reading the state: {}", figures_of(read));
     eprintln!("from a fault to the next step: {}", figures_of(seconds.values().flatten().copied().collect()));
     for (fault, seconds) in seconds {
-        eprintln!("  {fault:?} ({}): {}", seconds.len(), figures_of(seconds));
+        eprintln!("  {fault:?} ({}): {}", seconds.len(), figures_of(seconds.clone()));
     }
+}
+
+/// Prints that the results are those of an undisturbed run.
+#[expect(clippy::print_stderr, reason = "the figures of the trial are its result")]
+fn print_equality(steps: usize, tensors: usize) {
+    eprintln!(
+        "equal to an undisturbed run, to the bit: the losses and norms of {steps} steps, and {tensors} tensors of \
+         parameters and moments"
+    );
 }
 
 #[test]
@@ -238,36 +313,42 @@ fn a_run_survives_many_faults() {
     let _disk = Disk::mount(path.join("out"), DISK).expect("mounting a file system needs root");
     let memories = Memories::mount(&path, &hosts, DISK).expect("mounting a file system needs root");
     let steps = format!("run.steps={}", STEPS_PER_FAULT * count);
-    let set = ["pipeline.ranks=4", &steps, "run.timelines=0", "run.deadline_seconds=3"];
+    let set = ["pipeline.ranks=4", &steps, "run.timelines=0"];
     let copies = ["run.copy_every=1", "run.copies=neighbour", "run.copy_folder=memory"];
     // A host that is lost again and again would be left out for longer and longer.
-    let disturbed = [&["run.checkpoint_every=5", "run.grow=false"], &copies[..]].concat();
+    let disturbed = ["run.checkpoint_every=5", "run.grow=false", "run.deadline_seconds=3"];
+    let disturbed = [&disturbed[..], &copies].concat();
     let mut command = launch_on(&path, &hosts, &["--restarts", "1000"], &[&set[..], &disturbed].concat());
     command.env("MPIEXEC_TIMEOUT", "3600");
     let said = fs::File::create(path.join("said")).expect("the scratch folder takes files");
     let mut child = command.stdout(Stdio::null()).stderr(said).spawn().expect("sh is everywhere");
     let mut trial = Trial { folder: path.clone(), hosts, memories, random: seed };
-    let mut seconds: BTreeMap<Fault, Vec<f64>> = BTreeMap::new();
+    let (mut seconds, mut missed) = (BTreeMap::<Fault, Vec<f64>>::new(), 0);
     trial.wait_until("the first steps", |trial| trial.step() > 5);
-    for fault in FAULTS.into_iter().cycle().take(usize::try_from(count).expect("a small number")) {
-        let (begun, restarts) = (Instant::now(), trial.restarts().len());
-        trial.disturb(fault);
-        trial.wait_until("the next step", |trial| {
-            trial.lines().last().is_some_and(|line| line["event"].is_null())
-                && trial.restarts().len() > restarts
-        });
-        seconds.entry(fault).or_default().push(begun.elapsed().as_secs_f64());
-        let from = trial.step();
-        trial.wait_until("further steps", |trial| trial.step() > from + 3);
+    for (number, fault) in (1..=count).zip(FAULTS.into_iter().cycle()) {
+        let (fault, took) = loop {
+            let disturbed = trial.disturb(fault);
+            let from = trial.step();
+            trial.wait_until("further steps", |trial| trial.step() > from + 3);
+            match disturbed {
+                Some(disturbed) => break disturbed,
+                None => missed += 1,
+            }
+        };
+        print_fault(number, count, fault, took);
+        seconds.entry(fault).or_default().push(took);
     }
     let status = child.wait().expect("it ends");
     assert_eq!(status.code(), Some(0), "{}", trial.said());
+    print_figures(&all_restarts(&path.join("out")), &seconds, missed);
     let mut undisturbed = Command::new(pipewright());
     with_overrides(undisturbed.current_dir(alone.path()), &set);
     let output = undisturbed.output().expect("it starts");
     assert_eq!(output.status.code(), Some(0), "the undisturbed run: {}", words(&output));
-    assert!(figures(&path) == figures(alone.path()), "the losses and norms of an undisturbed run");
+    let losses = figures(&path);
+    assert!(losses == figures(alone.path()), "the losses and norms of an undisturbed run");
     let last = format!("out/checkpoints/step-{:08}", STEPS_PER_FAULT * count);
-    assert!(tensors(&path.join(&last)) == tensors(&alone.path().join(&last)), "its parameters and moments");
-    print_figures(&trial.restarts(), seconds);
+    let parameters = tensors(&path.join(&last));
+    assert!(parameters == tensors(&alone.path().join(&last)), "its parameters and moments");
+    print_equality(losses.len(), parameters.len());
 }

@@ -115,19 +115,27 @@ fn process_of(rank: u32, folder: &Path) -> u32 {
     loop {
         assert!(start.elapsed() < Duration::from_secs(60), "rank {rank} does not start");
         let is_training = fs::metadata(folder.join("out/metrics.jsonl")).is_ok_and(|file| file.len() > 0);
-        let numbers = fs::read_dir("/proc").expect("Linux").flatten();
-        let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-        let mut found = numbers.filter(|number| {
-            let environment = fs::read(format!("/proc/{number}/environ")).unwrap_or_default();
-            let is_rank = format!("OMPI_COMM_WORLD_RANK={rank}");
-            let of_rank = environment.split(|byte| *byte == 0).any(|variable| variable == is_rank.as_bytes());
-            of_rank && fs::read_link(format!("/proc/{number}/cwd")).is_ok_and(|cwd| cwd == folder)
-        });
-        if let Some(number) = found.next().filter(|_| is_training) {
+        if let Some(number) = find_process(rank, folder).filter(|_| is_training) {
             return number;
         }
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Returns the number of the process of a rank; `None` if there is none. A process that answers a question of
+/// `launch` has a rank too, but does not train.
+fn find_process(rank: u32, folder: &Path) -> Option<u32> {
+    let numbers = fs::read_dir("/proc").expect("Linux").flatten();
+    let mut numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    numbers.find(|number| {
+        let has = |file: &str, word: &str| {
+            let words = fs::read(format!("/proc/{number}/{file}")).unwrap_or_default();
+            words.split(|byte| *byte == 0).any(|other| other == word.as_bytes())
+        };
+        has("environ", &format!("OMPI_COMM_WORLD_RANK={rank}"))
+            && !has("cmdline", "--answer")
+            && fs::read_link(format!("/proc/{number}/cwd")).is_ok_and(|cwd| cwd == folder)
+    })
 }
 
 fn signal(number: u32, name: &str) {
