@@ -110,20 +110,23 @@ pub(crate) fn ask(
 }
 
 /// Asks again while all hosts are silent and `is_over` is false: a machine or a network that is busy for a moment
-/// does not end a run.
+/// does not end a run. The first time of an answer is the first one of `patience`, and it doubles with each question
+/// until the second one: a machine that stays busy answers each question late.
 ///
 /// # Errors
 /// Fails if `ask` fails.
 pub(crate) fn ask_until_one_answers(
-    mut ask: impl FnMut() -> Result<Answers, Failure>,
+    mut ask: impl FnMut(Duration) -> Result<Answers, Failure>,
+    [mut patience, longest]: [Duration; 2],
     pause: Duration,
     is_over: impl Fn() -> bool,
 ) -> Result<Answers, Failure> {
     loop {
-        let answers = ask()?;
+        let answers = ask(patience)?;
         if is_over() || answers.iter().any(|answer| *answer != Err(Refusal::Silent)) {
             return Ok(answers);
         }
+        patience = (patience * 2).min(longest);
         // Hosts that refuse at once are silent too.
         std::thread::sleep(pause);
     }
@@ -189,11 +192,13 @@ mod tests {
         let check = |later: &[Answers], limit: usize, asked: usize| {
             let count = Cell::new(0);
             let silent = vec![Err(Refusal::Silent); 2];
-            let ask = || {
+            let ask = |patience: Duration| {
+                assert_eq!(patience.as_secs(), [5, 10, 20].get(count.get()).copied().unwrap_or(20));
                 count.set(count.get() + 1);
                 Ok(later.get(count.get() - 1).unwrap_or(&silent).clone())
             };
-            let answers = ask_until_one_answers(ask, Duration::ZERO, || count.get() >= limit)
+            let patience = [5, 20].map(Duration::from_secs);
+            let answers = ask_until_one_answers(ask, patience, Duration::ZERO, || count.get() >= limit)
                 .expect("no question fails");
             assert_eq!(count.get(), asked);
             assert_eq!(answers, *later.get(asked - 1).unwrap_or(&silent));

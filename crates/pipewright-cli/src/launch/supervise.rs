@@ -430,7 +430,9 @@ impl Launched {
         }
         let since = Instant::now();
         let is_over = || since.elapsed() > LONGEST_SILENCE;
-        let answers = ask_until_one_answers(|| self.ask(hosts, stop), SILENCE_PAUSE, is_over)?;
+        let ask = |patience| ask(&self.launch.starter, hosts, self.folder(), patience, stop);
+        let patience = [self.patience(), LONGEST_PATIENCE];
+        let answers = ask_until_one_answers(ask, patience, SILENCE_PAUSE, is_over)?;
         let mut answering = answering(hosts, &answers);
         // The processes on the further hosts of a run may have failed before it has resumed.
         let has_resumed = !Restart::is_left(self.folder());
