@@ -1,6 +1,9 @@
 //! The highest rate of multiplications and additions that this processor's instructions reach on registers.
 //! Benches compare products with it, and runs compare their steps with it.
 
+#[cfg(target_arch = "x86_64")]
+use crate::bf16_product::{Instruction, REGISTERS, instruction, multiply_registers};
+
 /// Multiplies and adds numbers in single precision, `rounds` times in each of several registers. Returns the
 /// number of operations, a multiplication and an addition counting as two; `None` on a processor with neither
 /// AVX-512 nor FMA.
@@ -21,16 +24,28 @@ pub fn run_single(rounds: usize) -> Option<f64> {
     None
 }
 
-/// Like [`run_single`], but for pairs of bfloat16; `None` on a processor without AVX512-BF16.
+/// Like [`run_single`], but for pairs of bfloat16, with the instruction of their products
+/// ([`bf16_product`](crate::bf16_product)); `None` on a processor without it.
 pub fn run_bf16(rounds: usize) -> Option<f64> {
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16") {
-        // SAFETY: the processor has the instructions.
-        unsafe { instructions::multiply_bf16(rounds) };
-        return Some((rounds * instructions::SUMS * 32 * 2) as f64);
+    return Some(match instruction()? {
+        Instruction::Avx512Bf16 => {
+            // SAFETY: the processor has the instructions.
+            unsafe { instructions::multiply_bf16(rounds) };
+            (rounds * instructions::SUMS * 32 * 2) as f64
+        }
+        Instruction::Amx => {
+            // SAFETY: the process may use the instructions, and computes no product here.
+            unsafe { multiply_registers(rounds) };
+            // Each instruction adds 16 pairs to each of 16 x 16 sums.
+            (rounds * REGISTERS * 16 * 16 * 32 * 2) as f64
+        }
+    });
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = rounds;
+        None
     }
-    let _ = rounds;
-    None
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -1,20 +1,33 @@
 //! Tests of the path without the instruction on a processor that has it: a program of tests runs some of its
-//! tests again in a process that does not use the instruction. Narrow products then do not use AVX-512 either.
+//! tests again in a process that does not use the instruction. Narrow products then do not use AVX-512
+//! either. On a processor with AMX, such a process can also use AVX512-BF16 instead.
 
 use std::env;
+use std::ffi::OsString;
 use std::process::Command;
 use std::sync::LazyLock;
 
-/// A process in which this variable is set does not use the instruction.
+/// A process in which this variable is [`TILES`] does not use AMX, and one in which it is set otherwise does
+/// not use any instruction.
 const HIDDEN: &str = "PIPEWRIGHT_HIDE_BF16_PRODUCTS";
+const TILES: &str = "AMX";
 
 /// Tests with this part in their names are not run again, so that a test that runs others does not run itself.
 const CALLER: &str = "without_the_instruction";
 
+fn hidden() -> Option<&'static OsString> {
+    static VALUE: LazyLock<Option<OsString>> = LazyLock::new(|| env::var_os(HIDDEN));
+    VALUE.as_ref()
+}
+
 /// Returns whether this process does not use the instruction even if the processor has it.
 pub fn is_hidden() -> bool {
-    static IS_HIDDEN: LazyLock<bool> = LazyLock::new(|| env::var_os(HIDDEN).is_some());
-    *IS_HIDDEN
+    hidden().is_some_and(|value| value != TILES)
+}
+
+/// Returns whether this process does not use AMX even if the processor has it.
+pub fn are_tiles_hidden() -> bool {
+    hidden().is_some()
 }
 
 /// Runs the tests of this program whose names contain `filter` in a process that does not use the instruction.
@@ -23,13 +36,25 @@ pub fn is_hidden() -> bool {
 /// # Panics
 /// When a test fails, or no test has such a name.
 pub fn run_without_instruction(filter: &str) {
+    run_again(filter, "1");
+}
+
+/// Like [`run_without_instruction`], but the process uses AVX512-BF16 if the processor has it.
+///
+/// # Panics
+/// When a test fails, or no test has such a name.
+pub fn run_without_tiles(filter: &str) {
+    run_again(filter, TILES);
+}
+
+fn run_again(filter: &str, hidden: &str) {
     let program = env::current_exe().expect("a program of tests has a path");
     let output = Command::new(program)
         .args([filter, "--skip", CALLER])
-        .env(HIDDEN, "1")
+        .env(HIDDEN, hidden)
         .output()
         .expect("a program of tests can run again");
     let [printed, errors] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
-    assert!(output.status.success(), "{filter} without the instruction:\n{printed}\n{errors}");
+    assert!(output.status.success(), "{filter} with {HIDDEN}={hidden}:\n{printed}\n{errors}");
     assert!(printed.contains("test result: ok.") && !printed.contains("ok. 0 passed"), "no test is {filter}");
 }

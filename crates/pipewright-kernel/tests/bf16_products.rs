@@ -1,13 +1,13 @@
 //! Products of bfloat16 operands: against a sum in double precision on every processor, and to the bit where
-//! the processor has the instruction.
+//! the processor has an instruction for them. With AMX, all tests also run with AVX512-BF16.
 
 use std::io::Write;
 use std::sync::Once;
 
 use half::bf16;
-use pipewright_kernel::bf16_product::testing::run_without_instruction;
+use pipewright_kernel::bf16_product::testing::{run_without_instruction, run_without_tiles};
 use pipewright_kernel::bf16_product::{
-    add_product, is_available, product, product_in_single, product_into, product_with_update,
+    Instruction, add_product, instruction, product, product_in_single, product_into, product_with_update,
     rounded_product_into,
 };
 use pipewright_kernel::product::Matrix;
@@ -50,14 +50,21 @@ impl Operand {
 
 /// Returns the sum of an element's products in the order of the instruction. A product of two numbers of 8
 /// bits is exact in single precision.
-fn in_order(a: &Operand, b: &Operand, [row, column, inner]: [usize; 3]) -> f32 {
+fn in_order(instruction: Instruction, a: &Operand, b: &Operand, [row, column, inner]: [usize; 3]) -> f32 {
     let term = |i: usize| if i < inner { a.at(row, i) * b.at(i, column) } else { 0.0 };
-    (0..inner).step_by(2).fold(0.0, |sum, i| (sum + term(i + 1)) + term(i))
+    match instruction {
+        Instruction::Avx512Bf16 => (0..inner).step_by(2).fold(0.0, |sum, i| (sum + term(i + 1)) + term(i)),
+        Instruction::Amx => (0..inner).step_by(32).fold(0.0, |sum, start| {
+            let [even, odd] =
+                [0, 1].map(|first| (start + first..start + 32).step_by(2).fold(0.0, |sum, i| sum + term(i)));
+            sum + (even + odd)
+        }),
+    }
 }
 
 /// Checks a product of `[m, k]` and `[k, n]` in all orientations.
 fn check([m, n, k]: [usize; 3], gap: usize) {
-    let is_exact = has_instruction();
+    let exact = available();
     for (left, right) in [(false, false), (false, true), (true, false), (true, true)] {
         let (a, b) = (Operand::new([m, k], gap, left, 1), Operand::new([k, n], gap, right, 2));
         let single = product_in_single(a.matrix(), b.matrix());
@@ -81,8 +88,9 @@ fn check([m, n, k]: [usize; 3], gap: usize) {
             // Each of `k` additions rounds a sum that is at most the magnitude.
             let bound = magnitude * f64::from(f32::EPSILON) * k as f64;
             assert!((f64::from(found) - expected).abs() <= bound, "{case}: {found} instead of {expected}");
-            if is_exact {
-                assert_eq!(found.to_bits(), in_order(&a, &b, [row, column, k]).to_bits(), "{case}");
+            if let Some(instruction) = exact {
+                let expected = in_order(instruction, &a, &b, [row, column, k]);
+                assert_eq!(found.to_bits(), expected.to_bits(), "{case}, {instruction}");
             }
             assert_eq!(rounded[index].to_bits(), bf16::from_f32(found).to_bits(), "{case}");
             assert_eq!(set[row * stride + column], found, "{case}");
@@ -97,30 +105,37 @@ fn check([m, n, k]: [usize; 3], gap: usize) {
     }
 }
 
-/// Returns whether the instruction exists; if it does not, says once that the bits of its results are not
-/// compared.
-fn has_instruction() -> bool {
+/// Returns the instruction; says once which instructions are not tested.
+fn available() -> Option<Instruction> {
     static SAID: Once = Once::new();
-    if !is_available() {
-        SAID.call_once(|| {
-            let _said =
-                writeln!(std::io::stderr(), "SKIPPED: the bits of AVX512-BF16, which is not available");
-        });
-    }
-    is_available()
+    let skipped = match instruction() {
+        None => "AVX512-BF16 and of AMX, which are",
+        Some(Instruction::Avx512Bf16) => "AMX, which is",
+        Some(Instruction::Amx) => return instruction(),
+    };
+    SAID.call_once(|| {
+        let _said = writeln!(std::io::stderr(), "SKIPPED: the bits of {skipped} not available");
+    });
+    instruction()
 }
 
 /// Without this test, a processor's instruction could stay unused and each comparison of bits be skipped.
 #[test]
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 fn the_instruction_is_available_if_the_kernel_lists_it() {
-    use pipewright_kernel::bf16_product::testing::is_hidden;
+    use pipewright_kernel::bf16_product::testing::{are_tiles_hidden, is_hidden};
 
     let file = std::fs::read_to_string("/proc/cpuinfo").expect("Linux describes the processor");
     let flags = file.lines().find(|line| line.starts_with("flags")).expect("processors have flags");
     let has = |flag: &str| flags.split_whitespace().any(|listed| listed == flag);
-    let is_listed = ["avx512f", "avx512bw", "avx512vl", "avx512_bf16"].into_iter().all(has);
-    assert_eq!(is_available(), is_listed && !is_hidden());
+    let has_registers = ["avx512f", "avx512bw", "avx512vl", "avx512_bf16"].into_iter().all(has);
+    let has_tiles = ["amx_tile", "amx_bf16"].into_iter().all(has);
+    let expected = match (has_registers && !is_hidden(), has_tiles && !are_tiles_hidden()) {
+        (false, _) => None,
+        (true, false) => Some(Instruction::Avx512Bf16),
+        (true, true) => Some(Instruction::Amx),
+    };
+    assert_eq!(instruction(), expected);
 }
 
 #[test]
@@ -129,9 +144,16 @@ fn products_have_tests_without_the_instruction() {
 }
 
 #[test]
+fn products_have_tests_with_avx_without_the_instruction_of_amx() {
+    if available() == Some(Instruction::Amx) {
+        run_without_tiles("");
+    }
+}
+
+#[test]
 fn products_equal_their_definition() {
-    // Around the tile of 14 x 32, the 16 lanes and the pairs.
-    for m in [1, 2, 13, 14, 15, 29] {
+    // Around the tiles of 14 x 32 and 32 x 32, the 16 lanes and the pairs.
+    for m in [1, 2, 13, 14, 15, 17, 29, 33] {
         for n in [1, 15, 17, 31, 32, 33, 65] {
             for k in [1, 2, 3, 31, 33, 64] {
                 check([m, n, k], 0);
@@ -168,7 +190,7 @@ fn any_number_of_rows_may_have_no_columns() {
 
 #[test]
 fn every_number_of_rows_has_its_tile() {
-    (1..=14).for_each(|m| check([m, 34, 5], 1));
+    (1..=32).for_each(|m| check([m, 34, 5], 1));
 }
 
 #[test]
@@ -198,7 +220,7 @@ fn rows_are_equal([m, n, k]: [usize; 3]) {
     for threads in [2, 3] {
         assert_eq!(on_threads(threads), whole, "{threads} threads");
     }
-    if !has_instruction() {
+    if available().is_none() {
         return;
     }
     // As microbatches of other sizes.
@@ -231,7 +253,7 @@ fn numbers_that_are_not_finite_stay_so() {
 
 #[test]
 fn subnormal_numbers_count_as_zero() {
-    if !has_instruction() {
+    if available().is_none() {
         return;
     }
     assert_eq!(multiply(1e-39, 1e10), 0.0);

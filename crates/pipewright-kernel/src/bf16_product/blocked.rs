@@ -5,8 +5,11 @@ use std::ops::Range;
 use half::bf16;
 use rayon::prelude::*;
 
+use super::amx::Tiles;
+use super::available::Available;
+use super::instruction::Instruction;
 use super::pack::Vectors;
-use super::tile::{COLUMNS, Output, ROWS, Tile, Update};
+use super::tile::{COLUMNS, Output, Tile, Update};
 use crate::product::{Matrix, is_parallel};
 use crate::scratch::Scratch;
 
@@ -14,26 +17,8 @@ use crate::scratch::Scratch;
 /// rows of the left operand.
 const GROUP_BYTES: usize = 256 * 1024;
 
-/// Panels of rows whose products take about ten times as long as packing the columns.
+/// Panels of rows whose products take about ten times as long as packing the columns, or five times with AMX.
 const LEAST_ROWS: usize = 8;
-
-/// Proves that the processor has the instructions.
-#[derive(Clone, Copy)]
-pub(super) struct Instructions(());
-
-impl Instructions {
-    pub(super) fn detect() -> Option<Self> {
-        #[cfg(feature = "testing")]
-        if crate::testing::is_hidden() {
-            return None;
-        }
-        let are_available = is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512bf16");
-        are_available.then_some(Self(()))
-    }
-}
 
 /// The result of a product.
 #[derive(Clone, Copy)]
@@ -48,7 +33,8 @@ pub(super) struct Target {
 
 /// A product and memory for its packed left operand.
 struct Work<'a> {
-    /// The first of as many words as the left operand's vectors have pairs.
+    instruction: Instruction,
+    /// The first of as many words as the packed rows of the left operand have pairs.
     left: *mut u32,
     rows: Vectors<'a>,
     right: Vectors<'a>,
@@ -64,15 +50,22 @@ unsafe impl Sync for Work<'_> {}
 /// # Safety
 /// The target must have `a.rows` rows of `b.columns` elements that nothing else uses; if they are added to,
 /// they must be initialised. The operands of its update must have as many rows and columns.
-pub(super) unsafe fn multiply(_: Instructions, a: Matrix<'_, bf16>, b: Matrix<'_, bf16>, target: Target) {
+pub(super) unsafe fn multiply(
+    available: Available,
+    a: Matrix<'_, bf16>,
+    b: Matrix<'_, bf16>,
+    target: Target,
+) {
     assert_eq!(a.columns, b.rows, "inner dimensions of a product agree");
     if a.rows == 0 || b.columns == 0 {
         return;
     }
-    let (rows, right) = (Vectors::rows_of(a), Vectors::columns_of(b));
-    let mut left = Scratch::new(rows.count * rows.pairs());
-    let work = Work { left: left.as_mut_ptr(), rows, right, target };
-    let panels = rows.count.div_ceil(ROWS);
+    let instruction = available.instruction();
+    let at_once = instruction.pairs_at_once();
+    let (rows, right) = (Vectors::rows_of(a, at_once), Vectors::columns_of(b, at_once));
+    let mut left = Scratch::new(instruction.packed_rows(rows.count) * rows.pairs());
+    let work = Work { instruction, left: left.as_mut_ptr(), rows, right, target };
+    let panels = rows.count.div_ceil(instruction.panel_rows());
     // SAFETY: the processor has the instructions, and each panel is packed once.
     let pack = |panel| unsafe { work.pack_left(panel) };
     // SAFETY: the processor has the instructions, the left operand is packed, and each block is computed
@@ -104,7 +97,8 @@ impl Work<'_> {
         let in_cache = (GROUP_BYTES / size_of::<u32>() / COLUMNS / self.right.pairs().max(1)).max(1);
         // Several blocks for each thread, so that threads that are interrupted compute fewer.
         let wanted = if threads == 1 { 1 } else { 4 * threads };
-        let [row_panels, panels] = [self.rows.count.div_ceil(ROWS), self.right.count.div_ceil(COLUMNS)];
+        let row_panels = self.rows.count.div_ceil(self.instruction.panel_rows());
+        let panels = self.right.count.div_ceil(COLUMNS);
         let columns = in_cache.min(panels.div_ceil(wanted));
         let groups = panels.div_ceil(columns);
         // Each part of the rows packs the columns again. So rows are cut into short parts only if a thread would
@@ -118,16 +112,21 @@ impl Work<'_> {
         })
     }
 
-    /// Packs [`ROWS`] rows of the left operand; the last panel may have fewer.
+    /// Packs a panel of the left operand; the last may have fewer rows.
     ///
     /// # Safety
     /// The processor must have the instructions, and no other thread may use the panel.
     unsafe fn pack_left(&self, panel: usize) {
-        let first = panel * ROWS;
+        let height = self.instruction.panel_rows();
+        let first = panel * height;
+        let count = height.min(self.rows.count - first);
         // SAFETY: panels before this one have a word for each pair of the rows before `first`.
         unsafe {
             let into = self.left.add(first * self.rows.pairs());
-            self.rows.pack(first, ROWS.min(self.rows.count - first), into);
+            match self.instruction {
+                Instruction::Avx512Bf16 => self.rows.pack(first, count, into),
+                Instruction::Amx => self.rows.pack_tiles(first, count, into),
+            }
         }
     }
 
@@ -145,11 +144,14 @@ impl Work<'_> {
             // SAFETY: the memory has a panel at this index.
             unsafe { self.right.pack(panel * COLUMNS, COLUMNS, words.add(index * COLUMNS * pairs)) };
         }
-        let tiles = rows.len() * columns.len();
-        for (part, row) in rows.map(|panel| panel * ROWS).enumerate() {
+        let count = rows.len() * columns.len();
+        let height = self.instruction.panel_rows();
+        // SAFETY: the process may use the instructions, and the thread computes one block at a time.
+        let tiles = (self.instruction == Instruction::Amx).then(|| unsafe { Tiles::configure() });
+        for (part, row) in rows.map(|panel| panel * height).enumerate() {
             for (index, column) in columns.clone().map(|panel| panel * COLUMNS).enumerate() {
                 let tile = part * columns.len() + index;
-                self.right.prefetch(next.start * COLUMNS, next.len() * COLUMNS, tile, tiles);
+                self.right.prefetch(next.start * COLUMNS, next.len() * COLUMNS, tile, count);
                 // SAFETY: both operands are packed, and the target has the rows and columns of the tile, which
                 // this thread alone uses.
                 unsafe {
@@ -159,11 +161,14 @@ impl Work<'_> {
                         right: words.add(index * COLUMNS * pairs),
                         output: self.target.output.at(row * self.target.row_stride + column),
                         stride: self.target.row_stride,
-                        rows: ROWS.min(self.rows.count - row),
+                        rows: height.min(self.rows.count - row),
                         columns: COLUMNS.min(self.right.count - column),
                         update: self.target.update.map(|update| update.at(row, column)),
                     };
-                    tile.compute();
+                    match &tiles {
+                        None => tile.compute(),
+                        Some(tiles) => tile.compute_with(tiles),
+                    }
                 }
             }
         }
@@ -175,13 +180,13 @@ mod tests {
     use super::*;
 
     /// Returns the number of blocks of rows and of columns.
-    fn blocks([m, n, k]: [usize; 3], threads: usize) -> [usize; 2] {
+    fn blocks(instruction: Instruction, [m, n, k]: [usize; 3], threads: usize) -> [usize; 2] {
         let (a, b) = (vec![bf16::ONE; m * k], vec![bf16::ONE; k * n]);
-        let (rows, right) =
-            (Vectors::rows_of(Matrix::new(&a, m, k)), Vectors::columns_of(Matrix::new(&b, k, n)));
+        let rows = Vectors::rows_of(Matrix::new(&a, m, k), instruction.pairs_at_once());
+        let right = Vectors::columns_of(Matrix::new(&b, k, n), instruction.pairs_at_once());
         let target = Target { output: Output::Single(std::ptr::null_mut()), row_stride: n, update: None };
-        let work = Work { left: std::ptr::null_mut(), rows, right, target };
-        let mut counts = vec![0; m.div_ceil(ROWS) * n.div_ceil(COLUMNS)];
+        let work = Work { instruction, left: std::ptr::null_mut(), rows, right, target };
+        let mut counts = vec![0; m.div_ceil(instruction.panel_rows()) * n.div_ceil(COLUMNS)];
         let (mut of_rows, mut of_columns) = (0, 0);
         for Block { rows, columns } in work.blocks(threads) {
             of_rows += usize::from(columns.start == 0);
@@ -194,6 +199,7 @@ mod tests {
 
     #[test]
     fn each_thread_has_a_block() {
+        let blocks = |size, threads| blocks(Instruction::Avx512Bf16, size, threads);
         assert_eq!(blocks([100, 320, 8], 1), [1, 1]);
         // A group of columns is 256 KiB: 4 panels of 1,024 elements.
         assert_eq!(blocks([100, 320, 1024], 1), [1, 3]);
@@ -206,6 +212,7 @@ mod tests {
 
     #[test]
     fn each_thread_has_several_blocks_of_many_rows() {
+        let blocks = |size, threads| blocks(Instruction::Avx512Bf16, size, threads);
         // As many groups of columns as threads, and one more.
         assert_eq!(blocks([1000, 512, 8], 16), [4, 16]);
         assert_eq!(blocks([1000, 544, 8], 16), [4, 17]);
@@ -213,5 +220,19 @@ mod tests {
         assert_eq!(blocks([200, 544, 8], 16), [1, 17]);
         assert_eq!(blocks([250, 544, 8], 16), [2, 17]);
         assert_eq!(blocks([1000, 20, 8], 2), [8, 1]);
+    }
+
+    /// Panels of rows are higher with AMX, and vectors are filled up to a multiple of 32 elements.
+    #[test]
+    fn tiles_have_blocks_of_their_own() {
+        let blocks = |size, threads| blocks(Instruction::Amx, size, threads);
+        assert_eq!(blocks([100, 320, 8], 1), [1, 1]);
+        assert_eq!(blocks([100, 320, 1024], 1), [1, 3]);
+        assert_eq!(blocks([100, 320, 1025], 1), [1, 4]);
+        // Four panels of rows and two of columns for six threads.
+        assert_eq!(blocks([100, 64, 8], 6), [2, 2]);
+        // Half of 480 rows is less than 8 panels.
+        assert_eq!(blocks([480, 544, 8], 16), [1, 17]);
+        assert_eq!(blocks([481, 544, 8], 16), [2, 17]);
     }
 }

@@ -2,9 +2,10 @@
 
 use half::bf16;
 
+use super::instruction::Instruction;
 #[cfg(target_arch = "x86_64")]
 use super::{
-    blocked::Instructions,
+    available::Available,
     results::{into_rows, new_memory},
     tile::{Output, Update},
 };
@@ -12,21 +13,26 @@ use crate::half::Half;
 use crate::narrow_product::{self, AnyMatrix};
 use crate::product::{self, Matrix, assert_fits};
 
-/// Returns whether the processor has the instruction. Without it, the functions of this module widen their
-/// operands.
-pub fn is_available() -> bool {
+/// Returns the instruction that the functions of this module use, always the same one in a process. Without
+/// it, they widen their operands.
+pub fn instruction() -> Option<Instruction> {
     #[cfg(target_arch = "x86_64")]
-    return Instructions::detect().is_some();
+    return Available::detect().map(Available::instruction);
     #[cfg(not(target_arch = "x86_64"))]
-    return false;
+    return None;
+}
+
+/// Returns whether there is such an [`instruction`].
+pub fn is_available() -> bool {
+    instruction().is_some()
 }
 
 /// Computes `a b` into new memory, in row-major order. Each element is rounded once.
 pub fn product(a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) -> Vec<bf16> {
     #[cfg(target_arch = "x86_64")]
-    if let Some(instructions) = Instructions::detect() {
+    if let Some(available) = Available::detect() {
         // SAFETY: the function writes each element.
-        return unsafe { new_memory(instructions, a, b, Output::Rounded, None) };
+        return unsafe { new_memory(available, a, b, Output::Rounded, None) };
     }
     bf16::narrowed(&product_in_single(a, b))
 }
@@ -42,10 +48,10 @@ pub fn product_with_update(
 ) -> Vec<bf16> {
     assert_eq!([c.len(), d.len()], [a.rows * rank, rank * b.columns], "sizes of the products agree");
     #[cfg(target_arch = "x86_64")]
-    if let Some(instructions) = Instructions::detect() {
+    if let Some(available) = Available::detect() {
         let update = Update { rank, left: c.as_ptr(), right: d.as_ptr(), stride: b.columns };
         // SAFETY: the function writes each element, and the assertion bounds the operands of the update.
-        return unsafe { new_memory(instructions, a, b, Output::Rounded, Some(update)) };
+        return unsafe { new_memory(available, a, b, Output::Rounded, Some(update)) };
     }
     let mut sum = product_in_single(a, b);
     let [c, d] = [Matrix::new(c, a.rows, rank), Matrix::new(d, rank, b.columns)].map(AnyMatrix::Single);
@@ -56,9 +62,9 @@ pub fn product_with_update(
 /// Computes `a b` into new memory in single precision, in row-major order.
 pub fn product_in_single(a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) -> Vec<f32> {
     #[cfg(target_arch = "x86_64")]
-    if let Some(instructions) = Instructions::detect() {
+    if let Some(available) = Available::detect() {
         // SAFETY: the function writes each element.
-        return unsafe { new_memory(instructions, a, b, Output::Single, None) };
+        return unsafe { new_memory(available, a, b, Output::Single, None) };
     }
     widened(a, b, product::product)
 }
@@ -66,8 +72,8 @@ pub fn product_in_single(a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) -> Vec<f32> {
 /// Computes `out = a b`, in rows that begin `row_stride` elements apart.
 pub fn product_into(out: &mut [f32], row_stride: usize, a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) {
     #[cfg(target_arch = "x86_64")]
-    if let Some(instructions) = Instructions::detect() {
-        return into_rows(instructions, (out, row_stride), a, b, Output::Single);
+    if let Some(available) = Available::detect() {
+        return into_rows(available, (out, row_stride), a, b, Output::Single);
     }
     widened(a, b, |a, b| product::product_into(out, row_stride, a, b));
 }
@@ -75,8 +81,8 @@ pub fn product_into(out: &mut [f32], row_stride: usize, a: Matrix<'_, bf16>, b: 
 /// Like [`product_into`], with each element rounded once.
 pub fn rounded_product_into(out: &mut [bf16], row_stride: usize, a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) {
     #[cfg(target_arch = "x86_64")]
-    if let Some(instructions) = Instructions::detect() {
-        return into_rows(instructions, (out, row_stride), a, b, Output::Rounded);
+    if let Some(available) = Available::detect() {
+        return into_rows(available, (out, row_stride), a, b, Output::Rounded);
     }
     let columns = b.columns;
     assert_fits(out.len(), a.rows, columns, row_stride);
@@ -88,8 +94,8 @@ pub fn rounded_product_into(out: &mut [bf16], row_stride: usize, a: Matrix<'_, b
 /// Computes `out += a b`, in rows that begin `row_stride` elements apart.
 pub fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) {
     #[cfg(target_arch = "x86_64")]
-    if let Some(instructions) = Instructions::detect() {
-        return into_rows(instructions, (out, row_stride), a, b, Output::Added);
+    if let Some(available) = Available::detect() {
+        return into_rows(available, (out, row_stride), a, b, Output::Added);
     }
     widened(a, b, |a, b| product::add_product(out, row_stride, a, b));
 }

@@ -1,24 +1,28 @@
 //! Matrix products of bfloat16 operands with sums in single precision, by the instruction `vdpbf16ps` of
-//! AVX512-BF16. It multiplies 32 pairs of elements at once and adds each two neighbouring products to a sum in
-//! single precision: twice the rate of products in single precision.
+//! AVX512-BF16 or `tdpbf16ps` of AMX. The first multiplies 32 pairs of elements at once and adds each two
+//! neighbouring products to a sum in single precision: twice the rate of products in single precision. The
+//! second multiplies two tiles of 16 x 16 pairs. A process uses AMX if the processor has it and the operating
+//! system permits it, which only Linux is asked for.
 //!
 //! ```text
 //! left   [rows, inner]     packed in panels of 14 rows:    for each pair of the inner dimension, a word per row
+//!                          AMX: in panels of 32 rows:      for each 16 rows and 16 pairs, 16 words per row
 //! right  [inner, columns]  packed in panels of 32 columns: for each pair of the inner dimension, a word per column
-//! tile   14 x 32 sums in registers, over the whole inner dimension
+//! tile   14 x 32 sums in registers, over the whole inner dimension; AMX: 32 x 32 sums
 //! ```
 //!
 //! A word holds two neighbouring elements of the inner dimension. Packing reads operands in either
 //! orientation, so no product needs a transposed copy: `x w`, `g wᵀ` and `xᵀ g` read `x`, `w` and `g` as they
-//! are.
+//! are. For AMX, it adds zeros up to a multiple of 16 pairs.
 //!
 //! Each product packs its operands. A step multiplies a weight twice per microbatch, so its packed forms
 //! could be kept until the update, one for `x w` and one for `g wᵀ`. They would need 4 bytes per parameter,
 //! in addition to the 18 of parameter, gradient, two moments of AdamW and copy in bfloat16. Packing the right
 //! operand takes a thirteenth of a product of 256 rows and a quarter of one of 64 rows, some of it for reads
 //! that would remain (processor time of one thread on a virtual AMD EPYC with AVX512-BF16). That is at most
-//! 4 % of a step of the bench model, and 13 % with experts that have 64 rows each. It is not worth a fifth
-//! more memory.
+//! 4 % of a step of the bench model, and 13 % with experts that have 64 rows each. It is not worth a fifth more
+//! memory. With AMX, packing takes a larger part of a product, because the rest takes up to eight times less.
+//! This has not been measured.
 //!
 //! # Bits
 //!
@@ -29,7 +33,13 @@
 //! as zero (Intel's Instruction Set Extensions Programming Reference, `VDPBF16PS`). Infinities and NaN are as in
 //! single precision. [`add_product`] adds the finished sum to the old value.
 //!
-//! On a processor without the instruction, operands are widened and multiplied in single precision
+//! AMX has another order. It adds the products of up to 16 pairs from zero on, in one sum for even elements
+//! and one for odd elements. Then it adds the two sums, and adds the result to the sum of the pairs
+//! before. Rounding is as above (Intel's Software Developer's Manual, volume 2, `TDPBF16PS`). Each 16 pairs
+//! begin at a multiple of 32 elements of the inner dimension, so a row has the same bits in every product
+//! with AMX too.
+//!
+//! On a processor without these instructions, operands are widened and multiplied in single precision
 //! ([`product`](crate::product)). The results then have other last bits.
 //!
 //! # Why not a library
@@ -42,6 +52,11 @@ mod pack;
 #[cfg(target_arch = "x86_64")]
 mod tile;
 #[cfg(target_arch = "x86_64")]
+mod amx;
+mod instruction;
+#[cfg(target_arch = "x86_64")]
+mod available;
+#[cfg(target_arch = "x86_64")]
 mod blocked;
 #[cfg(target_arch = "x86_64")]
 mod results;
@@ -49,7 +64,10 @@ mod functions;
 
 #[cfg(feature = "testing")]
 pub use crate::testing;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use amx::{REGISTERS, multiply_registers};
 pub use functions::{
-    add_product, is_available, product, product_in_single, product_into, product_with_update,
+    add_product, instruction, is_available, product, product_in_single, product_into, product_with_update,
     rounded_product_into,
 };
+pub use instruction::Instruction;

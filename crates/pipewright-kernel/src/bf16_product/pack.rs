@@ -19,6 +19,8 @@ pub(super) struct Vectors<'a> {
     pub(super) count: usize,
     /// Elements of a vector.
     depth: usize,
+    /// Pairs of a packed vector, with zeros at the end.
+    pairs: usize,
     /// The distance between two vectors. This or the next is 1.
     stride: usize,
     /// The distance between two elements of a vector.
@@ -26,19 +28,20 @@ pub(super) struct Vectors<'a> {
 }
 
 impl<'a> Vectors<'a> {
-    pub(super) fn columns_of(matrix: Matrix<'a, bf16>) -> Self {
-        Self::rows_of(matrix.transposed())
+    pub(super) fn columns_of(matrix: Matrix<'a, bf16>, at_once: usize) -> Self {
+        Self::rows_of(matrix.transposed(), at_once)
     }
 
-    pub(super) fn rows_of(matrix: Matrix<'a, bf16>) -> Self {
+    /// Returns the rows of a matrix, for an instruction that multiplies `at_once` pairs of each.
+    pub(super) fn rows_of(matrix: Matrix<'a, bf16>, at_once: usize) -> Self {
         let Matrix { data, rows, columns, row_stride, column_stride } = matrix;
-        Self { data, count: rows, depth: columns, stride: row_stride, depth_stride: column_stride }
+        let pairs = columns.div_ceil(2).next_multiple_of(at_once);
+        Self { data, count: rows, depth: columns, pairs, stride: row_stride, depth_stride: column_stride }
     }
 
-    /// Returns the number of pairs of a vector's elements. Zero stands in for the second element of the last
-    /// pair of an odd number of elements.
+    /// Returns the number of pairs of a packed vector. Elements behind the last are zero.
     pub(super) fn pairs(self) -> usize {
-        self.depth.div_ceil(2)
+        self.pairs
     }
 
     /// Packs the vectors from `first` on, at most `width`: pair `p` of vector `first + v` becomes word
@@ -68,6 +71,68 @@ impl<'a> Vectors<'a> {
         }
     }
 
+    /// Packs `count` vectors from `first` on for AMX, in tiles of [`LANES`] vectors and as many pairs: pair
+    /// `16 t + p` of vector `first + v` becomes word `p` of row `v` of tile `t`. The tiles of the next 16
+    /// vectors follow. Words without a vector are zero.
+    ///
+    /// # Safety
+    /// `into` must point to memory for `pairs` words of `count` vectors, rounded up to a multiple of
+    /// [`LANES`], that begins at a cache line.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    pub(super) unsafe fn pack_tiles(self, first: usize, count: usize, mut into: *mut u32) {
+        for first in (first..first + count).step_by(LANES) {
+            let present = self.count.saturating_sub(first).min(LANES);
+            for start in (0..self.pairs).step_by(LANES) {
+                let vectors = if self.depth_stride == 1 {
+                    self.vectors(first, present, start)
+                } else {
+                    transpose(self.pairs_of(first, present, start))
+                };
+                for words in vectors {
+                    // SAFETY: each vector of a tile has a row of 16 words.
+                    unsafe {
+                        _mm512_store_si512(into.cast(), words);
+                        into = into.add(LANES);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns [`LANES`] pairs from `start` on of up to as many vectors, whose elements are neighbours: a
+    /// register for each vector.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    fn vectors(self, first: usize, present: usize, start: usize) -> [__m512i; LANES] {
+        let read = low_bits(self.depth.saturating_sub(2 * start).min(2 * LANES));
+        let mut vectors = [_mm512_setzero_si512(); LANES];
+        for (lane, words) in vectors.iter_mut().enumerate().take(present) {
+            let at = (first + lane) * self.stride + 2 * start;
+            // The processor does not predict accesses to so many short rows, so the next strip's are
+            // requested here. The address may be beyond the data, where a prefetch has no effect.
+            let next = self.data.as_ptr().wrapping_add(at + LANES * self.stride);
+            _mm_prefetch::<_MM_HINT_T0>(next.cast());
+            // SAFETY: the vector exists, the mask ends at its last element, and masked elements are not
+            // accessed; without an element none is, so the pointer may be beyond the data.
+            *words = unsafe { _mm512_maskz_loadu_epi16(read, self.data.as_ptr().wrapping_add(at).cast()) };
+        }
+        vectors
+    }
+
+    /// Returns the same of neighbouring vectors: a register for each pair.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    fn pairs_of(self, first: usize, present: usize, start: usize) -> [__m512i; LANES] {
+        let [low, _] = interleaving();
+        let strip = Strip { first, present, stored: 0, width: 0 };
+        let mut pairs = [_mm512_setzero_si512(); LANES];
+        for (pair, words) in (start..).zip(&mut pairs) {
+            let (even, odd) = (self.elements(strip, 2 * pair), self.elements(strip, 2 * pair + 1));
+            *words = _mm512_permutex2var_epi16(even, low, odd);
+        }
+        pairs
+    }
+
     /// Asks for a part of the memory of `count` vectors from `first` on in the second-level cache: the part
     /// `part` of `parts`.
     pub(super) fn prefetch(self, first: usize, count: usize, part: usize, parts: usize) {
@@ -93,21 +158,9 @@ impl<'a> Vectors<'a> {
     /// `into` must point to the strip's first word.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn pack_transposed(self, strip: Strip, into: *mut u32) {
-        let pairs = self.pairs();
-        for start in (0..pairs).step_by(LANES) {
-            let read = low_bits((self.depth - 2 * start).min(2 * LANES));
-            let mut words = [_mm512_setzero_si512(); LANES];
-            for (lane, words) in words.iter_mut().enumerate().take(strip.present) {
-                let at = (strip.first + lane) * self.stride + 2 * start;
-                // The processor does not predict accesses to so many short rows, so the next strip's are requested
-                // here. The address may be beyond the data, where a prefetch has no effect.
-                let next = self.data.as_ptr().wrapping_add(at + LANES * self.stride);
-                _mm_prefetch::<_MM_HINT_T0>(next.cast());
-                // SAFETY: the vector exists, the mask ends at its last element, and masked elements are not
-                // accessed.
-                *words = unsafe { _mm512_maskz_loadu_epi16(read, self.data.as_ptr().add(at).cast()) };
-            }
-            for (pair, words) in (start..pairs).zip(transpose(words)) {
+        for start in (0..self.pairs).step_by(LANES) {
+            let vectors = self.vectors(strip.first, strip.present, start);
+            for (pair, words) in (start..self.pairs).zip(transpose(vectors)) {
                 let stored = strip.stored as __mmask16;
                 // SAFETY: the pair is one of the vector's, and the mask ends at the strip's last word.
                 unsafe { _mm512_mask_storeu_epi32(into.add(pair * strip.width).cast(), stored, words) };
@@ -123,7 +176,7 @@ impl<'a> Vectors<'a> {
     unsafe fn pack_interleaved(self, strip: Strip, into: *mut u32) {
         let [low, high] = interleaving();
         let [low_stored, high_stored] = [strip.stored as __mmask16, (strip.stored >> LANES) as __mmask16];
-        for pair in 0..self.pairs() {
+        for pair in 0..self.pairs {
             let (even, odd) = (self.elements(strip, 2 * pair), self.elements(strip, 2 * pair + 1));
             let into = into.wrapping_add(pair * strip.width);
             let low = _mm512_permutex2var_epi16(even, low, odd);
@@ -137,11 +190,11 @@ impl<'a> Vectors<'a> {
         }
     }
 
-    /// Returns an element of each vector of a strip. The element behind the last is zero.
+    /// Returns an element of each vector of a strip. Elements behind the last are zero.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     fn elements(self, strip: Strip, index: usize) -> __m512i {
-        if index == self.depth {
+        if index >= self.depth {
             return _mm512_setzero_si512();
         }
         let at = index * self.depth_stride + strip.first;
@@ -211,4 +264,80 @@ fn transpose(rows: [__m512i; LANES]) -> [__m512i; LANES] {
         columns[12 + j] = _mm512_shuffle_i32x4::<0xdd>(odd, odd_2);
     }
     columns
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::scratch::Scratch;
+
+    /// Checks the packed forms of `count` vectors of `depth` elements, in both orientations, on a processor with
+    /// AVX-512.
+    fn check(count: usize, depth: usize) {
+        let element = |vector: usize, index: usize| (vector * 131 + index + 1) as u16;
+        let [by_vector, by_index] = [
+            (0..count * depth).map(|i| element(i / depth, i % depth)).collect::<Vec<_>>(),
+            (0..count * depth).map(|i| element(i % count, i / count)).collect(),
+        ]
+        .map(|bits| bits.into_iter().map(bf16::from_bits).collect::<Vec<_>>());
+        let word = |vector: usize, pair: usize| {
+            let bits = |index| if vector < count && index < depth { element(vector, index) } else { 0 };
+            u32::from(bits(2 * pair)) | (u32::from(bits(2 * pair + 1)) << 16)
+        };
+        for matrix in
+            [Matrix::new(&by_vector, count, depth), Matrix::new(&by_index, depth, count).transposed()]
+        {
+            for at_once in [1, LANES] {
+                let vectors = Vectors::rows_of(matrix, at_once);
+                let pairs = depth.div_ceil(2).next_multiple_of(at_once);
+                assert_eq!(vectors.pairs(), pairs);
+                for first in (0..count).step_by(2 * LANES) {
+                    // SAFETY: the processor has the instructions, and `packed` gives memory for all words.
+                    let words =
+                        packed(2 * LANES * pairs, |into| unsafe { vectors.pack(first, 2 * LANES, into) });
+                    for (i, &found) in words.iter().enumerate() {
+                        let (vector, pair) = (first + i % (2 * LANES), i / (2 * LANES));
+                        assert_eq!(found, word(vector, pair), "{count} {depth}: {vector} {pair}");
+                    }
+                }
+            }
+            let vectors = Vectors::rows_of(matrix, LANES);
+            let (rows, tiles) = (count.next_multiple_of(LANES), vectors.pairs() / LANES);
+            // SAFETY: as above.
+            let words = packed(rows * vectors.pairs(), |into| unsafe { vectors.pack_tiles(0, count, into) });
+            for (i, &found) in words.iter().enumerate() {
+                let (row, tile) = (i / LANES % LANES, i / (LANES * LANES));
+                let vector = tile / tiles * LANES + row;
+                let pair = tile % tiles * LANES + i % LANES;
+                assert_eq!(found, word(vector, pair), "tiles of {count} {depth}: {vector} {pair}");
+            }
+        }
+    }
+
+    /// Returns the words that `pack` writes.
+    fn packed(words: usize, pack: impl FnOnce(*mut u32)) -> Vec<u32> {
+        let mut memory = Scratch::new(words);
+        let start = memory.as_mut_ptr();
+        // SAFETY: the memory has so many words, and each has a value before it is read.
+        unsafe {
+            (0..words).for_each(|i| start.add(i).write(u32::MAX));
+            pack(start);
+            (0..words).map(|i| start.add(i).read()).collect()
+        }
+    }
+
+    #[test]
+    fn each_pair_of_a_vector_has_its_word() {
+        if !is_x86_feature_detected!("avx512bw") || !is_x86_feature_detected!("avx512vl") {
+            let _said = writeln!(std::io::stderr(), "SKIPPED: packing with AVX-512, which is not available");
+            return;
+        }
+        for count in [1, 2, 15, 16, 17, 32, 33, 50] {
+            for depth in [1, 2, 31, 32, 33, 70] {
+                check(count, depth);
+            }
+        }
+    }
 }

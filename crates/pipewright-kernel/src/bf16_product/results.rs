@@ -2,7 +2,8 @@
 
 use half::bf16;
 
-use super::blocked::{Instructions, Target, multiply};
+use super::available::Available;
+use super::blocked::{Target, multiply};
 use super::tile::{Output, Update};
 use crate::product::{Matrix, assert_fits, product_size};
 use crate::simd::{fresh, written};
@@ -13,7 +14,7 @@ use crate::simd::{fresh, written};
 /// The output that `output` makes must write each element and read none. The operands of the update must have
 /// as many rows and columns as the result.
 pub(super) unsafe fn new_memory<T>(
-    instructions: Instructions,
+    available: Available,
     a: Matrix<'_, bf16>,
     b: Matrix<'_, bf16>,
     output: fn(*mut T) -> Output,
@@ -23,14 +24,14 @@ pub(super) unsafe fn new_memory<T>(
     let target = Target { output: output(out.as_mut_ptr().cast()), row_stride: b.columns, update };
     // SAFETY: `out` has an element for each of the result, and each is written, as the caller says.
     unsafe {
-        multiply(instructions, a, b, target);
+        multiply(available, a, b, target);
         written(out)
     }
 }
 
 /// Computes `a b` in rows of `out` that begin `row_stride` elements apart.
 pub(super) fn into_rows<T>(
-    instructions: Instructions,
+    available: Available,
     (out, row_stride): (&mut [T], usize),
     a: Matrix<'_, bf16>,
     b: Matrix<'_, bf16>,
@@ -39,5 +40,5 @@ pub(super) fn into_rows<T>(
     assert_fits(out.len(), a.rows, b.columns, row_stride);
     let target = Target { output: output(out.as_mut_ptr()), row_stride, update: None };
     // SAFETY: the assertion bounds every element of the result.
-    unsafe { multiply(instructions, a, b, target) };
+    unsafe { multiply(available, a, b, target) };
 }

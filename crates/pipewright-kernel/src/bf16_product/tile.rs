@@ -1,4 +1,4 @@
-//! One tile of a result: the sums of up to 14 rows and 32 columns, which stay in registers.
+//! One tile of a result with AVX512-BF16: the sums of up to 14 rows and 32 columns, which stay in registers.
 
 use std::arch::x86_64::*;
 
@@ -65,7 +65,7 @@ impl Update {
 pub(super) struct Tile {
     /// Pairs of the inner dimension.
     pub(super) pairs: usize,
-    /// `rows` words for each pair.
+    /// `rows` words for each pair, or the tiles of AMX.
     pub(super) left: *const u32,
     /// [`COLUMNS`] words for each pair.
     pub(super) right: *const u32,
@@ -73,7 +73,7 @@ pub(super) struct Tile {
     pub(super) output: Output,
     /// The distance between two rows of the output.
     pub(super) stride: usize,
-    /// From 1 to [`ROWS`].
+    /// From 1 to [`ROWS`], or to the rows of a panel of AMX.
     pub(super) rows: usize,
     /// From 1 to [`COLUMNS`].
     pub(super) columns: usize,
@@ -132,6 +132,17 @@ impl Tile {
                 (left, right) = (left.add(N), right.add(COLUMNS));
             }
         }
+        // SAFETY: as the caller says.
+        unsafe { self.finish(sums) };
+    }
+
+    /// Adds the update, and writes `N` rows of the output.
+    ///
+    /// # Safety
+    /// As [`Tile::compute`], for a tile of `N` rows.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    pub(super) unsafe fn finish<const N: usize>(self, mut sums: [[__m512; 2]; N]) {
         if let Some(update) = self.update {
             let mask = low_bits(self.columns);
             for inner in 0..update.rank {

@@ -45,8 +45,10 @@ fn check(case: &str, numbers: &[f32], flushed: f32) {
         assert!(numbers.iter().all(|&x| x == flushed), "{case}: {numbers:?}");
     } else {
         SAID.call_once(|| {
-            let _said =
-                writeln!(std::io::stderr(), "SKIPPED: results of AVX512-BF16, which is not available");
+            let _said = writeln!(
+                std::io::stderr(),
+                "SKIPPED: results of AVX512-BF16 or AMX, which are not available"
+            );
         });
         assert!(numbers.iter().all(|&x| x != flushed), "{case}: {numbers:?}");
     }

@@ -1,0 +1,74 @@
+//! Finds out which instruction for products of bfloat16 the processor has.
+
+use std::arch::x86_64::{__cpuid_count, _xgetbv};
+use std::sync::LazyLock;
+
+use super::instruction::Instruction;
+
+/// Proves that the processor has an instruction, and that the operating system lets this process use it.
+#[derive(Clone, Copy)]
+pub(super) struct Available(Instruction);
+
+impl Available {
+    /// Returns the fastest instruction. It is the same for the whole life of the process, so all its products
+    /// have the same bits.
+    pub(super) fn detect() -> Option<Self> {
+        #[cfg(feature = "testing")]
+        if crate::testing::is_hidden() {
+            return None;
+        }
+        // AMX needs AVX-512 too: for packing, and for rounding the sums.
+        let has_registers = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512bf16");
+        has_registers.then(|| Self(if has_tiles() { Instruction::Amx } else { Instruction::Avx512Bf16 }))
+    }
+
+    pub(super) fn instruction(self) -> Instruction {
+        self.0
+    }
+}
+
+/// Returns whether the processor has `tdpbf16ps`, and this process may use it. Other processors must have
+/// AVX-512.
+fn has_tiles() -> bool {
+    static HAS_TILES: LazyLock<bool> = LazyLock::new(|| is_supported() && is_permitted());
+    #[cfg(feature = "testing")]
+    if crate::testing::are_tiles_hidden() {
+        return false;
+    }
+    *HAS_TILES
+}
+
+/// Returns whether the processor has the instructions, and the operating system saves their registers
+/// (Intel's Software Developer's Manual, volume 2, `CPUID` and `XGETBV`).
+fn is_supported() -> bool {
+    const AMX_BF16: u32 = 1 << 22;
+    const AMX_TILE: u32 = 1 << 24;
+    // The configuration of the tiles, and the tiles.
+    const REGISTERS: u64 = (1 << 17) | (1 << XTILEDATA);
+    let listed = __cpuid_count(7, 0).edx;
+    // SAFETY: the operating system lets programs read which registers it saves if it saves AVX-512 registers.
+    let saved = unsafe { _xgetbv(0) };
+    listed & (AMX_BF16 | AMX_TILE) == AMX_BF16 | AMX_TILE && saved & REGISTERS == REGISTERS
+}
+
+/// The number of the tiles among the registers that operating systems save.
+const XTILEDATA: u32 = 18;
+
+/// Asks Linux to let this process use tiles. The permission is for all threads of the process, running and
+/// future ones. Linux refuses it if a thread's stack for signals is too small to save the tiles.
+#[cfg(target_os = "linux")]
+fn is_permitted() -> bool {
+    // `asm/prctl.h`.
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    // SAFETY: the call reads and writes no memory of the process.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, libc::c_long::from(XTILEDATA)) == 0 }
+}
+
+/// Other systems have other ways to ask.
+#[cfg(not(target_os = "linux"))]
+fn is_permitted() -> bool {
+    false
+}
