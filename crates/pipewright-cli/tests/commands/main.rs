@@ -32,6 +32,7 @@ mod tokenize;
 mod mixtures;
 mod fine_tuning;
 mod adapters;
+mod chat_adapters;
 mod adapter_plans;
 mod folders;
 mod ruined;
