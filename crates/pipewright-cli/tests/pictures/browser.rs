@@ -6,11 +6,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::chromium::{Chromium, PATIENCE, Session, Turn};
+use crate::chromium::{Chromium, PATIENCE, Session};
 
 /// The protocol's numbers of modifier keys.
 pub(crate) const CTRL: u32 = 2;
 pub(crate) const SHIFT: u32 = 8;
+
+/// The messages of an expression whose page loads itself again before the value is known.
+const RELOADED: [&str; 2] = ["Inspected target navigated or closed", "Execution context was destroyed."];
 
 /// One page in a window of its own.
 pub(crate) struct Browser {
@@ -19,23 +22,13 @@ pub(crate) struct Browser {
     exceptions: Vec<String>,
     /// The modifier keys that are held while the mouse is used.
     pub(crate) held: u32,
-    _turn: Turn,
 }
 
 impl Browser {
     /// Opens a file in a window of this size. Returns `None` if Chromium is neither installed nor required.
     pub(crate) fn open(file: &Path, width: u32, height: u32) -> Option<Self> {
-        Self::open_at(Turn::shared(), file, width, height)
-    }
-
-    /// Opens a file while no other page is open.
-    pub(crate) fn open_alone(file: &Path, width: u32, height: u32) -> Option<Self> {
-        Self::open_at(Turn::alone(), file, width, height)
-    }
-
-    fn open_at(turn: Turn, file: &Path, width: u32, height: u32) -> Option<Self> {
         let page = Chromium::shared()?.page();
-        let mut browser = Self { page, exceptions: Vec::new(), held: 0, _turn: turn };
+        let mut browser = Self { page, exceptions: Vec::new(), held: 0 };
         browser.enable();
         browser.resize(width, height);
         browser.navigate(file);
@@ -45,6 +38,8 @@ impl Browser {
     fn enable(&mut self) {
         self.call("Runtime.enable", json!({}));
         self.call("Page.enable", json!({}));
+        // Times are processor times of the page's thread, which other programs do not change.
+        self.call("Performance.enable", json!({"timeDomain": "threadTicks"}));
         // Pages of other tests do not take the focus away.
         self.call("Emulation.setFocusEmulationEnabled", json!({"enabled": true}));
         // A canvas cannot return its texts, so the texts are recorded when they are drawn.
@@ -90,8 +85,7 @@ impl Browser {
     /// Waits until an expression holds, also while the page loads itself again.
     pub(crate) fn wait_until(&mut self, expression: &str) {
         let start = Instant::now();
-        let settings = json!({"expression": expression, "returnByValue": true});
-        while self.call("Runtime.evaluate", settings.clone())["result"]["value"] != json!(true) {
+        while self.evaluate(expression)["result"]["value"] != json!(true) {
             assert!(start.elapsed() < PATIENCE, "{expression} does not become true");
             thread::sleep(Duration::from_millis(20));
         }
@@ -106,11 +100,32 @@ impl Browser {
 
     /// Returns the value of a JavaScript expression. Exceptions in the page fail the test.
     pub(crate) fn value(&mut self, expression: &str) -> Value {
-        let settings = json!({"expression": expression, "awaitPromise": true, "returnByValue": true});
-        let answer = self.call("Runtime.evaluate", settings);
+        let answer = self.evaluate(expression);
         assert!(answer["exceptionDetails"].is_null(), "{expression}: {}", answer["exceptionDetails"]);
         assert!(self.exceptions.is_empty(), "the page failed: {:?}", self.exceptions);
         answer["result"]["value"].clone()
+    }
+
+    /// Evaluates a JavaScript expression, once more if the page loads itself again meanwhile.
+    fn evaluate(&mut self, expression: &str) -> Value {
+        let settings = json!({"expression": expression, "awaitPromise": true, "returnByValue": true});
+        let start = Instant::now();
+        loop {
+            let error = match self.request("Runtime.evaluate", settings.clone()) {
+                Ok(answer) => return answer,
+                Err(error) => error,
+            };
+            let is_reloaded = RELOADED.iter().any(|&message| error["message"] == message);
+            assert!(is_reloaded && start.elapsed() < PATIENCE, "{expression}: {error}");
+        }
+    }
+
+    /// Returns the milliseconds in which the page's thread has used a processor for its callbacks.
+    pub(crate) fn script_ms(&mut self) -> f64 {
+        let metrics = self.call("Performance.getMetrics", json!({}));
+        let mut metrics = metrics["metrics"].as_array().expect("metrics").iter();
+        let duration = metrics.find(|metric| metric["name"] == "ScriptDuration").expect("a metric");
+        duration["value"].as_f64().expect("seconds") * 1000.0
     }
 
     pub(crate) fn number(&mut self, expression: &str) -> f64 {
@@ -229,6 +244,10 @@ impl Browser {
     }
 
     fn call(&mut self, method: &str, params: Value) -> Value {
+        self.request(method, params).unwrap_or_else(|error| panic!("{method}: {error}"))
+    }
+
+    fn request(&mut self, method: &str, params: Value) -> Result<Value, Value> {
         let exceptions = &mut self.exceptions;
         self.page.call(method, params, |event| {
             if event["method"] == "Runtime.exceptionThrown" {

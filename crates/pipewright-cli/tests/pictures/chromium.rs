@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,27 +24,6 @@ const NAMES: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 /// The Chromium that runs, if a test uses one. It ends with the last page, because the harness drops nothing at
 /// the end of the process.
 static RUNNING: Mutex<Weak<Chromium>> = Mutex::new(Weak::new());
-
-/// Held by each page that is open.
-static PAGES: RwLock<()> = RwLock::new(());
-
-/// The right of a test to have a page. A test has one page at a time.
-pub(crate) enum Turn {
-    /// Pages of other tests may be open too.
-    Shared(#[expect(dead_code, reason = "held until it is dropped")] RwLockReadGuard<'static, ()>),
-    /// No other page is open, so that its times can be measured.
-    Alone(#[expect(dead_code, reason = "held until it is dropped")] RwLockWriteGuard<'static, ()>),
-}
-
-impl Turn {
-    pub(crate) fn shared() -> Self {
-        Self::Shared(PAGES.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    pub(crate) fn alone() -> Self {
-        Self::Alone(PAGES.write().unwrap_or_else(PoisonError::into_inner))
-    }
-}
 
 /// The channels of the sessions by their names; messages of no session belong to the name "".
 type Sessions = Arc<Mutex<HashMap<String, Sender<Value>>>>;
@@ -116,7 +95,7 @@ impl Chromium {
     fn call(&self, method: &str, params: Value) -> Value {
         let answers = lock(&self.answers);
         let id = self.send(json!({"method": method, "params": params}));
-        answer(&answers, method, id, |_| {})
+        answer(&answers, method, id, |_| {}).unwrap_or_else(|error| panic!("{method}: {error}"))
     }
 
     /// Sends a request and returns its number.
@@ -129,8 +108,14 @@ impl Chromium {
 }
 
 impl Session {
-    /// Sends a request and returns its result. `on_event` gets the other messages that arrive before it.
-    pub(crate) fn call(&self, method: &str, params: Value, on_event: impl FnMut(&Value)) -> Value {
+    /// Sends a request and returns its result or its error. `on_event` gets the other messages that arrive
+    /// before it.
+    pub(crate) fn call(
+        &self,
+        method: &str,
+        params: Value,
+        on_event: impl FnMut(&Value),
+    ) -> Result<Value, Value> {
         let id = self.chromium.send(json!({"method": method, "params": params, "sessionId": self.name}));
         answer(&self.messages, method, id, on_event)
     }
@@ -165,15 +150,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for the answer to a request.
-fn answer(from: &Receiver<Value>, method: &str, id: u64, mut on_event: impl FnMut(&Value)) -> Value {
+/// Waits for the answer to a request. Returns its result or its error.
+fn answer(
+    from: &Receiver<Value>,
+    method: &str,
+    id: u64,
+    mut on_event: impl FnMut(&Value),
+) -> Result<Value, Value> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let message = from.recv_timeout(left).unwrap_or_else(|_| panic!("no answer to {method}"));
         if message["id"] == id {
-            assert!(message["error"].is_null(), "{method}: {}", message["error"]);
-            return message["result"].clone();
+            let error = &message["error"];
+            return if error.is_null() { Ok(message["result"].clone()) } else { Err(error.clone()) };
         }
         on_event(&message);
     }

@@ -4,8 +4,10 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use crate::browser::{Browser, CTRL};
+use crate::chromium::PATIENCE;
 use crate::view_run::trained;
 
 fn report(folder: &Path, runs: &[&str]) {
@@ -434,16 +436,20 @@ fn a_page_that_follows_its_run_keeps_what_was_chosen() {
     command.current_dir(folder.path()).args(["report", "a", "b", "-o", "report.html", "--follow=500ms"]);
     let mut following = command.spawn().expect("the binary starts");
     let file = folder.path().join("report.html");
+    let start = Instant::now();
     while !fs::read_to_string(&file).is_ok_and(|page| page.ends_with("</html>\n")) {
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(start.elapsed() < PATIENCE, "there is no page");
+        std::thread::sleep(Duration::from_millis(20));
     }
     let browser = Browser::open(&file, 1400, 900);
     following.kill().and_then(|()| following.wait()).expect("it is ours to end");
     let Some(mut browser) = browser else { return };
     browser.wait_until("document.getElementById('following')?.textContent.includes('every 0.5 s') ?? false");
-    browser.wait_until(
-        "window.isOld = true, switchRun(1, document.querySelectorAll('#runs button')[1]), zoomTo([10, 20]), document.getElementById('log').click(), true",
-    );
+    // The page may load itself again at any moment, so this may run twice.
+    let choose =
+        "window.isOld = true, isHidden(1) || switchRun(1, document.querySelectorAll('#runs button')[1]),
+        zoomTo([10, 20]), chosen.log || document.getElementById('log').click(), true";
+    browser.wait_until(choose);
     browser.wait_until("window.isOld === undefined && typeof charts === 'object' && charts.length > 3");
     let kept = "chosen.log && document.getElementById('log').checked && charts[0].first === 10 && charts[0].last === 20
         && charts[0].lines.every(({ index }) => index === 0)";

@@ -1,4 +1,4 @@
-//! Exchanges within an action, such as those of experts, and the overlaps that hide them.
+//! Exchanges of tokens within an action, and the overlaps that hide them.
 
 use std::collections::HashMap;
 
