@@ -1,16 +1,16 @@
-//! Measures the cost of copies of the state in memory: the time of steps that are each followed by a copy,
-//! over the time of steps without copies, in turn.
+//! Measures the cost of copies of the state in memory: steps during which a copy is written, over steps
+//! without, in turn.
 //!
 //! On one machine, the ranks are threads, and the copies stay there. With a neighbour, two processes over MPI
 //! stand for two hosts: each has a folder of its own, and sends its part to the other one. A copy is written
-//! and sent while the next step computes, and that step waits for it at its end, as in `train`. If no
+//! and sent while a step computes, and that step waits for it at its end, as in `train`. If no
 //! processor is idle, the copy takes its time from the ranks, so the ratio falls with the number of tokens per
 //! step and rises with the bytes of the state.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pipewright::checkpoint::{CheckpointWriter, CopyExchange, CopyFolder, CopyPart, CopyTarget};
 use pipewright::ids::WorldRank;
@@ -21,8 +21,8 @@ use pipewright_models::{InitialParameters, ModelConfig};
 
 use crate::checkpoints::save;
 use crate::model::{Bench, SEED, Setup, VOCABULARY};
+use crate::pairs::Pairs;
 use crate::processes::mpirun;
-use crate::statistics::Spread;
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -33,12 +33,9 @@ pub(crate) struct Options {
     /// The width of the model, which has 4 layers.
     #[arg(long, default_value_t = 256)]
     width: usize,
-    /// Turns that count; a turn has steps with copies and steps without.
-    #[arg(long, default_value_t = 6)]
-    turns: usize,
-    /// Steps of each kind in a turn; the first one of each kind does not count.
-    #[arg(long, default_value_t = 4)]
-    steps: usize,
+    /// Pairs of steps that count: one with a copy, and one without.
+    #[arg(long, default_value_t = 24)]
+    rounds: usize,
     /// The folder of the copies.
     #[arg(long, default_value = "/dev/shm")]
     folder: PathBuf,
@@ -50,11 +47,9 @@ pub(crate) struct Options {
 const RANKS: u32 = 2;
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// The ratio of each turn, the seconds of a step without copies, and the bytes of a copy that the first
-/// process writes of its own state.
+/// The steps, and the bytes of a copy that the first process writes of its own state.
 struct Figures {
-    ratios: Vec<f64>,
-    step: f64,
+    pairs: Pairs,
     bytes: u64,
 }
 
@@ -71,22 +66,20 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         "--child".to_owned(),
         format!("--microbatches={}", options.microbatches),
         format!("--width={}", options.width),
-        format!("--turns={}", options.turns),
-        format!("--steps={}", options.steps),
+        format!("--rounds={}", options.rounds),
         format!("--folder={}", options.folder.display()),
     ];
     let output = mpirun(&arguments.each_ref().map(String::as_str))?;
-    let (ratios, step, bytes) =
+    let (time, processor, seconds, bytes) =
         serde_json::from_str(&output).map_err(|error| format!("{error} in {output}"))?;
-    print("neighbour", &Figures { ratios, step, bytes });
+    print("neighbour", &Figures { pairs: Pairs { time, processor, seconds }, bytes });
     Ok(())
 }
 
-fn print(name: &str, Figures { ratios, step, bytes }: &Figures) {
-    let ratios = Spread::new(ratios.clone());
+fn print(name: &str, Figures { pairs, bytes }: &Figures) {
     println!(
-        "{name}: steps with copies over steps without: {ratios}; a step takes {step:.2} s, and the first \
-         process writes {bytes} bytes of its own state in each copy"
+        "{name}: steps with a copy over steps without, in the first process, which writes {bytes} bytes of its own state in \
+         each copy:\n{pairs}"
     );
 }
 
@@ -96,8 +89,8 @@ fn run_child(options: &Options) -> Result<(), Box<dyn Error>> {
     let figures =
         in_scratch(options, &rank.to_string(), |folder| measure(world, folder, Some(rank), options))?;
     if rank == WorldRank::new(0) {
-        let Figures { ratios, step, bytes } = figures;
-        println!("{}", serde_json::json!((ratios, step, bytes)));
+        let Figures { pairs: Pairs { time, processor, seconds }, bytes } = figures;
+        println!("{}", serde_json::json!((time, processor, seconds, bytes)));
     }
     Ok(())
 }
@@ -137,31 +130,16 @@ fn measure(
     let model = ModelConfig::Llama(LlamaConfig::from(model));
     let setup = Setup::new("1f1b", RANKS, options.microbatches);
     let mut bench = Bench::of_model(world, &setup, model, InitialParameters::Seed(SEED))?;
-    let steps = options.steps.max(2);
-    let (mut step, mut plain, mut ratios) = (0, Vec::new(), Vec::new());
-    // The first turn allocates memory that the later ones reuse.
-    for turn in 0..=options.turns {
-        let mut times = [0.0; 2];
-        for (has_copies, time) in [false, true].into_iter().zip(&mut times) {
-            for taken in 0..steps {
-                let began = Instant::now();
-                bench.step()?;
-                writer.wait()?;
-                if has_copies {
-                    step += 1;
-                    save(&mut bench, &mut writer, step)?;
-                }
-                if taken > 0 {
-                    *time += began.elapsed().as_secs_f64();
-                }
-            }
-            writer.wait()?;
+    let mut step = 0;
+    let pairs = Pairs::measure(options.rounds, |has_copy| {
+        if has_copy {
+            step += 1;
+            save(&mut bench, &mut writer, step)?;
         }
-        if turn > 0 {
-            ratios.push(times[1] / times[0]);
-            plain.push(times[0] / (steps - 1) as f64);
-        }
-    }
+        bench.step()?;
+        writer.wait()?;
+        Ok(())
+    })?;
     // The part of the other process may still arrive.
     let own: Vec<CopyPart> = copies.parts()?.into_iter().filter(CopyPart::is_own).collect();
     let newest = own.iter().map(CopyPart::step).max();
@@ -169,5 +147,5 @@ fn measure(
     // The other process may still send.
     bench.step()?;
     drop((writer, exchange));
-    Ok(Figures { ratios, step: Spread::new(plain).median(), bytes })
+    Ok(Figures { pairs, bytes })
 }

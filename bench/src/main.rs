@@ -43,6 +43,7 @@ mod peer_process;
 mod products;
 mod product_rates;
 mod statistics;
+mod pairs;
 mod precision_figures;
 mod predicted_run;
 mod processes;

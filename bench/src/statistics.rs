@@ -1,4 +1,4 @@
-//! Minimum, median and maximum of a few measurements.
+//! Minimum, median and maximum of a few measurements, and where the true median is.
 
 use std::fmt;
 
@@ -14,6 +14,33 @@ impl Spread {
     pub(crate) fn median(&self) -> f64 {
         self.0.get(self.0.len() / 2).copied().unwrap_or(f64::NAN)
     }
+
+    /// Returns two of the measurements. With a probability of at least 95%, the true median is between them;
+    /// with fewer than six measurements, the two are the least and the greatest one, and the probability is
+    /// smaller.
+    pub(crate) fn interval(&self) -> [f64; 2] {
+        let n = self.0.len();
+        let low = index_of_bound(n);
+        [low, n.saturating_sub(1 + low)].map(|index| self.0.get(index).copied().unwrap_or(f64::NAN))
+    }
+}
+
+/// Returns the greatest index below the middle of `n` sorted measurements whose measurement is above the true
+/// median with a probability of at most 2.5%. That is the probability that at most `index` of them are below
+/// the median.
+fn index_of_bound(n: usize) -> usize {
+    let mut term = 0.5_f64.powi(i32::try_from(n).unwrap_or(i32::MAX));
+    let (mut sum, mut index) = (term, 0);
+    while 2 * (index + 1) < n {
+        // The next term of the binomial distribution.
+        term *= (n - index) as f64 / (index + 1) as f64;
+        sum += term;
+        if sum > 0.025 {
+            break;
+        }
+        index += 1;
+    }
+    index
 }
 
 impl fmt::Display for Spread {
@@ -26,5 +53,23 @@ impl fmt::Display for Spread {
             self.median(),
             self.0.len()
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The indexes of published tables for the confidence interval of a median, from 0.
+    #[test]
+    fn the_true_median_is_between_two_measurements() {
+        for (n, expected) in
+            [(0, 0), (1, 0), (5, 0), (6, 0), (8, 0), (9, 1), (12, 2), (20, 5), (40, 13), (60, 21)]
+        {
+            assert_eq!(index_of_bound(n), expected, "{n} measurements");
+        }
+        let spread = Spread::new((0..20).rev().map(f64::from).collect());
+        assert_eq!(spread.interval(), [5.0, 14.0]);
+        assert!(Spread::new(Vec::new()).interval().iter().all(|bound| bound.is_nan()));
     }
 }

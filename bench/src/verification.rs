@@ -7,7 +7,7 @@ use pipewright::transport::World;
 use pipewright::verification::Verify;
 
 use crate::model::{Bench, Setup};
-use crate::statistics::Spread;
+use crate::pairs::Pairs;
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -19,7 +19,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 8)]
     microbatches: u32,
     /// Pairs of steps that count.
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 60)]
     rounds: usize,
 }
 
@@ -30,19 +30,13 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         Bench::over(World::local(ranks), &setup)
     };
     let (mut verified, mut plain) = (start(Verify::OnSuspicion)?, start(Verify::Off)?);
-    let (mut ratios, mut milliseconds) = (Vec::new(), Vec::new());
-    // The first pair allocates memory that the later ones reuse.
-    for round in 0..=rounds {
-        let (with, without) = (verified.step()?, plain.step()?);
-        if with.verification.is_some() {
+    let pairs = Pairs::measure(rounds, |has_checksums| {
+        let step = if has_checksums { verified.step()? } else { plain.step()? };
+        if step.verification.is_some() {
             return Err("a step was suspicious, and was computed again".into());
         }
-        if round > 0 {
-            ratios.push(with.wall.as_secs_f64() / without.wall.as_secs_f64());
-            milliseconds.push(without.wall.as_secs_f64() * 1e3);
-        }
-    }
-    println!("steps with checksums over steps without: {}", Spread::new(ratios));
-    println!("a step without: {:.1} ms", Spread::new(milliseconds));
+        Ok(())
+    })?;
+    println!("steps with checksums over steps without:\n{pairs}");
     Ok(())
 }
