@@ -92,8 +92,8 @@ impl Ended<'_> {
         })
     }
 
-    /// Returns the fault with the space that the run needs to continue, if the disk is full. The process that has
-    /// left the fault may have noticed only that another one, which could not write, had ended.
+    /// Returns the fault with the space that the run needs to continue, if the disk is full. The process that
+    /// has left the fault may have noticed only that another one, which could not write, had ended.
     fn with_space(&self, fault: Fault) -> Fault {
         if fault.space.is_some() || !self.has_run || !is_full(self.folder) {
             return fault;
@@ -164,6 +164,21 @@ mod tests {
         check_cause(4, false, false, Some("a process has ended: exit status: 4"));
         // The leader has reported a mistake of the user.
         check_cause(2, false, true, None);
+    }
+
+    #[test]
+    fn an_end_before_the_run_has_resumed_is_another_failure() {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let fault = || {
+            let ended = Ended { folder: folder.path(), has_run: false };
+            let failure = ended.outcome(ExitStatus::from_raw(4 << 8), None, &Stop::default());
+            failure.expect_err("it has failed").fault().expect("a fault").clone()
+        };
+        let in_a_step = fault();
+        Restart::after(&in_a_step, 1, 3).leave(folder.path()).expect("the folder takes files");
+        let before = fault();
+        assert_eq!(before.cause, "a process has ended before the run had resumed: exit status: 4");
+        assert!(!before.repeats(&in_a_step) && before.repeats(&fault()));
     }
 
     #[test]

@@ -185,7 +185,12 @@ pub(crate) fn failure(error: &PipelineError) -> Failure {
         }
         PipelineError::OffloadFolder { .. } => Exit::WrongInput,
         // A stage is made from the user's files, so a failure to make it is wrong input.
-        PipelineError::Step(step) if matches!(step.cause, Cause::Build { .. } | Cause::Restore { .. }) => {
+        PipelineError::Step(step)
+            if matches!(
+                step.cause,
+                Cause::Build { .. } | Cause::Restore { .. } | Cause::WrongInput { .. }
+            ) =>
+        {
             Exit::WrongInput
         }
         PipelineError::Step(_) | PipelineError::Thread { .. } | PipelineError::Diverged { .. } => {
@@ -201,17 +206,35 @@ pub(crate) fn failure(error: &PipelineError) -> Failure {
 }
 
 /// Notifies the other processes of a failure that only this process knows of, so that they do not wait for
-/// it.
+/// it. After a mistake of the user, which no restart mends, they end with the same exit code.
 pub(crate) fn abandon(trainer: &mut Trainer, failure: Failure) -> Failure {
-    trainer.pipeline().abandon(&failure.text());
+    if failure.exit == Exit::WrongInput && failure.fault().is_none() {
+        trainer.pipeline().refuse(&failure.text());
+    } else {
+        trainer.pipeline().abandon(&failure.text());
+    }
     failure
 }
 
 #[cfg(test)]
 mod tests {
+    use pipewright::failure::StepError;
     use pipewright::ids::WorldRank;
 
     use super::*;
+
+    #[test]
+    fn a_mistake_that_another_process_finds_in_a_step_is_wrong_input() {
+        let of = |cause| {
+            let error = StepError { rank: WorldRank::new(1), step: 7.into(), action: None, cause };
+            failure(&PipelineError::Step(error))
+        };
+        let message = || "out.csv: cannot be written".to_owned();
+        let mistake = of(Cause::WrongInput { message: message() });
+        assert!(mistake.exit == Exit::WrongInput && mistake.fault().is_none(), "{}", mistake.text());
+        let fault = of(Cause::Abandoned { message: message() });
+        assert!(fault.exit == Exit::RankFailed && fault.fault().is_some(), "{}", fault.text());
+    }
 
     #[test]
     fn data_that_another_process_cannot_read_is_wrong_input() {

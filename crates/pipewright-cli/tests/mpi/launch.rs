@@ -171,6 +171,33 @@ fn a_signal_to_the_launch_saves_a_checkpoint() {
     assert_eq!(left_running(&path), 0, "nothing is left running");
 }
 
+/// Lets the process of rank 1 fail to write its part of a later checkpoint, of a run that saves one after
+/// every 20 steps. Returns the path of the part.
+pub(super) fn refuse_part(folder: &Path) -> String {
+    let metrics = fs::read_to_string(folder.join("out/metrics.jsonl")).expect("metrics");
+    let step = (metrics.lines().count() / 20 + 5) * 20;
+    let part = format!("out/checkpoints/.saving-{step:08}/rank-0001.safetensors");
+    fs::create_dir_all(folder.join(&part)).expect("the folder takes folders");
+    part
+}
+
+#[test]
+fn a_mistake_that_one_process_finds_while_it_trains_is_not_a_fault() {
+    let folder = folder();
+    let path = folder.path().canonicalize().expect("it exists");
+    let child =
+        launch(&path, &[], &["run.steps=3000", "run.checkpoint_every=20"]).spawn().expect("it starts");
+    wait_for_step(&path, 2);
+    let part = refuse_part(&path);
+    let output = end(child);
+    let said = words(&output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains(&part) && !said.contains("the run continues"), "{said}");
+    let leader = "rank 1: the run cannot continue: ";
+    assert_eq!(said.matches(leader).count(), 1, "{said}");
+    assert_eq!(left_running(&path), 0, "nothing is left running");
+}
+
 #[test]
 fn mistakes_are_found_before_processes_start() {
     let folder = folder();

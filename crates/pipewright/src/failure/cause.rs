@@ -350,6 +350,13 @@ pub enum Cause {
         /// Why.
         message: String,
     },
+    /// The program that owns the pipeline cannot continue because of a mistake of the user, such as a file
+    /// that it can no longer read.
+    #[error("the run cannot continue: {message}")]
+    WrongInput {
+        /// The mistake.
+        message: String,
+    },
     /// Another rank failed first. Only ranks see this cause; the caller gets the first one.
     #[error("aborted because rank {first} failed")]
     Aborted {

@@ -108,8 +108,11 @@ impl Ranks {
         };
         answers.map_err(|error| {
             let first = first.unwrap_or(error);
-            if let Cause::LostPeer { peer } | Cause::SilentPeer { peer, .. } = first.cause {
-                self.end = Some(End::Lost(peer));
+            match first.cause {
+                Cause::LostPeer { peer } | Cause::SilentPeer { peer, .. } => self.end = Some(End::Lost(peer)),
+                // Its process takes part in no further step.
+                Cause::Transport { .. } => self.end = Some(End::Lost(first.rank)),
+                _ => {}
             }
             first
         })

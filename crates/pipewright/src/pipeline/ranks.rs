@@ -141,12 +141,14 @@ impl Ranks {
     }
 
     /// Returns the error of a pipeline whose parameters have diverged since `step`. If the other processes
-    /// treated a rank of this process as lost, because it was paused, that is the error.
+    /// treated a rank of this process as lost, because it was paused, that is the error. So is a mistake that
+    /// another process has found.
     fn diverged(&self, step: StepNumber) -> PipelineError {
         let is_own = |rank: WorldRank| self.threads.iter().any(|thread| thread.rank == rank);
         match self.abort.diverged_by() {
             Some(error) => match error.cause {
                 Cause::LostPeer { peer } | Cause::SilentPeer { peer, .. } if is_own(peer) => error.into(),
+                Cause::WrongInput { .. } => error.into(),
                 _ => PipelineError::Diverged { step },
             },
             None => PipelineError::Diverged { step },
@@ -197,18 +199,14 @@ impl Ranks {
     }
 
     /// Notifies the ranks of other processes that this process cannot continue.
-    pub(super) fn abandon(&self, reason: &str) {
-        self.abort.raise(self.abandoned(self.at, reason));
+    pub(super) fn abandon(&self, cause: Cause) {
+        self.abort.raise(self.own_error(self.at, cause));
     }
 
     /// Stops all ranks in the command with the numbers `at` and in later ones, because this process does not
     /// continue.
     pub(super) fn stop(&self, at: StepAttempt, reason: &str) {
-        self.raise(at, &self.abandoned(at, reason));
-    }
-
-    fn abandoned(&self, at: StepAttempt, reason: &str) -> StepError {
-        self.own_error(at, Cause::Abandoned { message: reason.to_owned() })
+        self.raise(at, &self.own_error(at, Cause::Abandoned { message: reason.to_owned() }));
     }
 }
 
@@ -373,6 +371,25 @@ mod tests {
         launched(true).expect("it makes progress");
         let error = launched(false).expect_err("it is silent").to_string();
         assert!(error.contains("no rank has moved for 1.0 s"), "{error}");
+    }
+
+    #[test]
+    fn a_mistake_of_a_process_that_has_updated_is_the_error() {
+        let (mut pipeline, other) = launch(Cause::WrongInput { message: "out of cheese".to_owned() });
+        *other.diverged.lock().expect("no panic") = Some(StepNumber::new(1));
+        for _ in 0..2 {
+            assert_eq!(failed_step(&mut pipeline), "step 1: rank 1: the run cannot continue: out of cheese");
+        }
+    }
+
+    /// A process whose transport has failed takes part in no further step, so the next one does not wait for
+    /// it.
+    #[test]
+    fn a_rank_whose_transport_has_failed_is_lost() {
+        let (mut pipeline, _) = launch(Cause::Transport { message: "out of cheese".to_owned() });
+        assert_eq!(failed_step(&mut pipeline), "step 1: rank 1: the transport failed: out of cheese");
+        let next = failed_step(&mut pipeline);
+        assert!(next.ends_with("rank 1 is lost: its thread or process has ended"), "{next}");
     }
 
     #[test]

@@ -25,7 +25,7 @@ use super::verified_step::Verifier;
 use crate::batch::{Batch, Purpose, StepForm, UnsplitPart};
 use crate::driver::{Command, FailedRank, StepReply};
 use crate::executor::{OpenReport, RankReport, StepOrigin, agreed_before};
-use crate::failure::StepError;
+use crate::failure::{Cause, StepError};
 use crate::ids::{StepNumber, WorldRank};
 use crate::mesh::Mesh;
 use crate::tensor::{Boundary, pack};
@@ -378,7 +378,13 @@ impl Pipeline {
     /// Notifies the ranks of other processes that this process cannot continue, so that they do not wait for
     /// it.
     pub fn abandon(&self, reason: &str) {
-        self.ranks.abandon(reason);
+        self.ranks.abandon(Cause::Abandoned { message: reason.to_owned() });
+    }
+
+    /// Like [`Pipeline::abandon`], because of a mistake of the user, such as a file that this process can no
+    /// longer read ([`Cause::WrongInput`]).
+    pub fn refuse(&self, mistake: &str) {
+        self.ranks.abandon(Cause::WrongInput { message: mistake.to_owned() });
     }
 }
 

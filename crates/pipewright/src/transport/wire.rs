@@ -30,7 +30,7 @@ use crate::verification::{Difference, Suspicion};
 pub(crate) const BLOCK: usize = 64;
 
 /// The first bytes of every frame. A change of the heads, or of what processes do with frames, changes it.
-const FORMAT: [u8; 4] = *b"pw 4";
+const FORMAT: [u8; 4] = *b"pw 5";
 /// The number of bytes before the head.
 const PREFIX: usize = 8;
 
@@ -182,14 +182,16 @@ struct TensorHead {
     layout: Option<Layout>,
 }
 
-/// A cause for another process: its message, which peer is lost, which stage's update failed, and why the step
-/// is repeated.
+/// A cause for another process: its message, which peer is lost, which stage's update failed, whose mistake
+/// it is, and why the step is repeated.
 #[derive(Serialize, Deserialize)]
 enum CauseHead {
     Build(String),
     LostPeer(WorldRank),
     SilentPeer { peer: WorldRank, waited: Duration, report: String },
     Update { stage: StageIndex, message: String },
+    Transport(String),
+    WrongInput(String),
     Suspicious(Suspicion),
     Unconfirmed(Box<Difference>),
     Other(String),
@@ -300,6 +302,8 @@ fn failure_head(FailureNotice { error, attempt, stops_all, diverged }: FailureNo
             CauseHead::SilentPeer { peer: *peer, waited: *waited, report: report.clone() }
         }
         Cause::Update { stage, failure } => CauseHead::Update { stage: *stage, message: failure.to_string() },
+        Cause::Transport { message } => CauseHead::Transport(message.clone()),
+        Cause::WrongInput { message } => CauseHead::WrongInput(message.clone()),
         Cause::Suspicious { suspicion } => CauseHead::Suspicious(suspicion.clone()),
         Cause::Unconfirmed { difference } => CauseHead::Unconfirmed(difference.clone()),
         cause => CauseHead::Other(cause.to_string()),
@@ -317,6 +321,8 @@ impl From<CauseHead> for Cause {
             CauseHead::Update { stage, message } => {
                 Self::Update { stage, failure: UpdateFailure::Remote { message } }
             }
+            CauseHead::Transport(message) => Self::Transport { message },
+            CauseHead::WrongInput(message) => Self::WrongInput { message },
             CauseHead::Suspicious(suspicion) => Self::Suspicious { suspicion },
             CauseHead::Unconfirmed(difference) => Self::Unconfirmed { difference },
             CauseHead::Other(message) => Self::Remote { message },

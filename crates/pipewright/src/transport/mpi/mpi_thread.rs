@@ -120,8 +120,27 @@ impl MpiThread {
             Ok(left) => left,
             Err(error) => {
                 self.fail(Cause::Transport { message: error.to_string() });
+                self.send_notices();
                 false
             }
+        }
+    }
+
+    /// Sends the notices of failures although a call has failed. Otherwise the other processes would wait for
+    /// this one until their deadline. Best effort: these calls may fail too.
+    fn send_notices(&mut self) {
+        let (own, since) = (self.calls.rank(), Instant::now());
+        let mut notices = Vec::new();
+        while let Ok(command) = self.commands.try_recv() {
+            let Command::Fail(notice) = command else { continue };
+            for to in (0..self.calls.ranks()).map(WorldRank::new).filter(|&to| to != own) {
+                let mut frame = self.shared.buffer();
+                wire::encode(Frame::Failed(notice.clone()), self.shared.clock.moment(), &mut frame);
+                notices.extend(self.calls.send(to, frame, Way::Announced).ok());
+            }
+        }
+        while !notices.is_empty() && since.elapsed() < PARTING && self.calls.next_done(&mut notices).is_ok() {
+            std::thread::sleep(PAUSE_MOVING);
         }
     }
 

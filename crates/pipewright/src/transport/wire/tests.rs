@@ -235,6 +235,20 @@ fn a_failed_update_keeps_its_stage() {
 }
 
 #[test]
+fn a_failed_transport_and_a_mistake_are_the_same_in_every_process() {
+    let message = || "out of cheese".to_owned();
+    for cause in [Cause::Transport { message: message() }, Cause::WrongInput { message: message() }] {
+        let kind = std::mem::discriminant(&cause);
+        let error = StepError { rank: WorldRank::new(1), step: StepNumber::new(4), action: None, cause };
+        let words = error.to_string();
+        let Frame::Failed(found) = round(Frame::Failed(of_attempt(error))) else {
+            panic!("a failure was sent")
+        };
+        assert_eq!((found.error.to_string(), std::mem::discriminant(&found.error.cause)), (words, kind));
+    }
+}
+
+#[test]
 fn a_suspicious_step_is_suspicious_in_every_process() {
     let stage = StageIndex::new(5);
     let difference = Difference {
@@ -293,7 +307,7 @@ fn frames_of_another_version_are_refused() {
     encode(Frame::Room { bytes: 64 }, now(), &mut bytes);
     bytes[..4].copy_from_slice(&[17, 0, 0, 0]);
     let error = decode(FROM, &bytes, now()).expect_err("the format differs");
-    let expected = "rank 3 sends frames that begin with `\\x11\\x00\\x00\\x00`, and frames of this process begin with `pw 4`: the ranks \
+    let expected = "rank 3 sends frames that begin with `\\x11\\x00\\x00\\x00`, and frames of this process begin with `pw 5`: the ranks \
                     run different versions of the program";
     assert!(error.to_string().starts_with(expected), "{error}");
 }

@@ -42,6 +42,7 @@ pub(crate) fn refuse_longer_frame() {
             let frame = first_message(&communicator);
             communicator.process_at_rank(0).send_with_tag(&frame[..], ANNOUNCED);
             communicator.process_at_rank(0).send_with_tag(&frame.repeat(2)[..], POSTED);
+            await_notice(&communicator, b" sent a message that is longer than the ");
         }
     }
 }
@@ -49,7 +50,7 @@ pub(crate) fn refuse_longer_frame() {
 /// As above, but the second process sends the frames of another version.
 pub(crate) fn refuse_other_format() {
     let words = [
-        "rank 1 sends frames that begin with `pw 0`, and frames of this process begin with `pw 4`: ",
+        "rank 1 sends frames that begin with `pw 0`, and frames of this process begin with `pw 5`: ",
         "the ranks run different versions of the program; install the same version on every host",
     ];
     match own_rank() {
@@ -78,6 +79,22 @@ fn first_message(communicator: &SimpleCommunicator) -> Vec<u8> {
         frame = communicator.any_process().receive_vec().0;
     }
     frame
+}
+
+/// Waits for the notice of the other process's failure, which has these words. It sends the notice although a
+/// call of MPI has failed, so nobody waits for the deadline.
+fn await_notice(communicator: &SimpleCommunicator, words: &[u8]) {
+    let until = Instant::now() + DEADLINE / 4;
+    loop {
+        assert!(Instant::now() < until, "no notice");
+        if communicator.any_process().immediate_probe().is_some() {
+            let (frame, _) = communicator.any_process().receive_vec::<u8>();
+            if frame.windows(words.len()).any(|part| part == words) {
+                return;
+            }
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Sends a message to the other process and fails with an error that has the first of these words and ends with
