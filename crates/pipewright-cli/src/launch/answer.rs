@@ -2,24 +2,20 @@
 //! build, and see the folder of the run.
 
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{OFlags, fcntl_setfl};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Exit, Failure};
 use crate::fault::Start;
 use crate::launch::attempt::Stop;
 use crate::launch::hosts::{Host, Places};
+use crate::launch::short_command::wait;
 use crate::launch::starter::Starter;
 use crate::output;
 use crate::training::shared_folder::{Token, is_seen, unwritable};
-
-/// The time between two looks at the answers.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// The answers of some hosts: for each, whether it can take part.
 pub(crate) type Answers = Vec<Result<(), Refusal>>;
@@ -101,17 +97,18 @@ pub(crate) fn ask(
     };
     let questions: Vec<Option<Child>> = hosts.iter().map(question).collect();
     let since = Instant::now();
-    let wait = |child| wait(child, || since.elapsed() > patience || stop.is_asked());
-    let answers = questions.into_iter().map(|child| judge(child.and_then(wait), &own)).collect();
+    let is_over = || since.elapsed() > patience || stop.is_asked();
+    let text = |child: Option<Child>| Some(wait(child?, is_over)?.stdout);
+    let answers = questions.into_iter().map(|child| judge(text(child), &own)).collect();
     if stop.is_asked() {
         return Err(Failure::new(Exit::Interrupted, "stopped by a signal while the hosts were asked"));
     }
     Ok(answers)
 }
 
-/// Asks again while all hosts are silent and `is_over` is false: a machine or a network that is busy for a moment
-/// does not end a run. The first time of an answer is the first one of `patience`, and it doubles with each question
-/// until the second one: a machine that stays busy answers each question late.
+/// Asks again while all hosts are silent and `is_over` is false: a machine or a network that is busy for a
+/// moment does not end a run. The first time of an answer is the first one of `patience`, and it doubles with
+/// each question until the second one: a machine that stays busy answers each question late.
 ///
 /// # Errors
 /// Fails if `ask` fails.
@@ -130,27 +127,6 @@ pub(crate) fn ask_until_one_answers(
         // Hosts that refuse at once are silent too.
         std::thread::sleep(pause);
     }
-}
-
-/// Waits for the end of a question, and returns what it printed. If `is_over` is true first, the question is
-/// ended.
-fn wait(mut child: Child, is_over: impl Fn() -> bool) -> Option<String> {
-    while child.try_wait().ok()?.is_none() {
-        if is_over() {
-            // It may have ended meanwhile.
-            let _ = child.kill();
-            let _ = child.wait();
-            return None;
-        }
-        std::thread::sleep(PAUSE);
-    }
-    let mut stdout = child.stdout.take()?;
-    // A process that the launcher has left behind may keep the pipe open. The answer is already in the pipe.
-    fcntl_setfl(&stdout, OFlags::NONBLOCK).ok()?;
-    let mut text = Vec::new();
-    // The error says that the pipe is empty.
-    let _ = stdout.read_to_end(&mut text);
-    Some(String::from_utf8_lossy(&text).into_owned())
 }
 
 fn judge(text: Option<String>, own: &str) -> Result<(), Refusal> {
@@ -183,7 +159,6 @@ pub(crate) fn require(
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::process::Command;
 
     use super::*;
 
@@ -220,22 +195,6 @@ mod tests {
         check("{\"build\":\"abc\",\"sees_folder\":false}\n", Err(Refusal::OtherFolder));
         check("Welcome\n", Err(Refusal::Silent));
         assert_eq!(judge(None, "abc"), Err(Refusal::Silent));
-    }
-
-    #[test]
-    fn an_answer_is_read_while_another_process_keeps_the_pipe_open() {
-        let mut shell = Command::new("sh");
-        shell.args(["-c", "sleep 60 & echo $!"]).stdout(Stdio::piped());
-        let text = wait(shell.spawn().expect("sh is everywhere"), || false).expect("an answer");
-        let mut kill = Command::new("kill");
-        assert!(kill.arg(text.trim()).status().expect("kill is everywhere").success(), "`sleep` has ended");
-    }
-
-    #[test]
-    fn a_question_ends_when_its_time_is_over() {
-        let mut sleep = Command::new("sleep");
-        let child = sleep.arg("600").stdout(Stdio::piped()).spawn().expect("sleep is everywhere");
-        assert_eq!(wait(child, || true), None);
     }
 
     #[test]

@@ -3,9 +3,10 @@
 
 use std::path::Path;
 
+use crate::display::say;
 use crate::launch::hosts::Host;
 use crate::launch::layout::Layout;
-use crate::launch::returning_hosts::{Question, ReturningHosts};
+use crate::launch::returning_hosts::{Answering, Question, ReturningHosts};
 use crate::launch::whole_run::WholeRun;
 use crate::recovery::request_growth;
 
@@ -14,6 +15,8 @@ pub(super) struct Growth {
     returning: ReturningHosts,
     /// The hosts that have answered although the run cannot grow onto them.
     useless: Vec<String>,
+    /// The last words about hosts that cannot take part again, which were printed.
+    refusal: Option<String>,
     /// The hosts for which the processes are asked to end after their next checkpoint.
     asked: Vec<String>,
 }
@@ -32,7 +35,7 @@ pub(super) struct Growing<'a> {
 impl Growth {
     /// Returns a search that asks with `returning`.
     pub(super) fn new(returning: ReturningHosts) -> Self {
-        Self { returning, useless: Vec::new(), asked: Vec::new() }
+        Self { returning, useless: Vec::new(), refusal: None, asked: Vec::new() }
     }
 
     /// Continues the search. If hosts have answered onto which the run can grow, asks the processes to end
@@ -41,9 +44,13 @@ impl Growth {
         if !self.asked.is_empty() {
             return;
         }
-        let Some(answering) = self.returning.poll(question).filter(|hosts| !hosts.is_empty()) else { return };
+        let Some(Answering { hosts: answering, refusal }) = self.returning.poll(question) else { return };
+        if refusal != self.refusal {
+            refusal.iter().for_each(|refusal| say(refusal));
+            self.refusal = refusal;
+        }
         let names: Vec<String> = answering.iter().map(|host| host.name.clone()).collect();
-        if names == self.useless {
+        if names.is_empty() || names == self.useless {
             return;
         }
         let slots = run.used.iter().chain(&answering).map(|host| host.slots).fold(0, u32::saturating_add);

@@ -10,6 +10,8 @@ mod hosts;
 mod target;
 mod layout;
 mod whole_run;
+mod short_command;
+mod allocation;
 mod starter;
 mod attempt;
 mod answer;

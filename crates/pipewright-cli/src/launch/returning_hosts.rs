@@ -1,6 +1,7 @@
 //! [`ReturningHosts`]: asks the hosts that a run does not use whether they answer, while the processes run.
 //!
 //! A question runs on a thread of its own and has a deadline, so a host that does not answer delays nothing.
+//! Nodes that have left the allocation of Slurm join it again first.
 
 use std::path::PathBuf;
 use std::thread::JoinHandle;
@@ -33,7 +34,15 @@ pub(super) struct ReturningHosts {
 /// A question that is under way.
 struct Asked {
     stop: Stop,
-    thread: JoinHandle<Vec<Host>>,
+    thread: JoinHandle<Answering>,
+}
+
+/// The result of a question.
+pub(super) struct Answering {
+    /// The hosts that answer.
+    pub(super) hosts: Vec<Host>,
+    /// Words about hosts that Slurm does not let take part again.
+    pub(super) refusal: Option<String>,
 }
 
 impl ReturningHosts {
@@ -42,8 +51,8 @@ impl ReturningHosts {
         Self { pause, next: Instant::now() + pause, asked: None }
     }
 
-    /// Begins the next question if it is due. Returns the hosts that have answered once a question is over.
-    pub(super) fn poll(&mut self, question: impl FnOnce() -> Question) -> Option<Vec<Host>> {
+    /// Begins the next question if it is due. Returns its result once it is over.
+    pub(super) fn poll(&mut self, question: impl FnOnce() -> Question) -> Option<Answering> {
         if let Some(asked) = self.asked.take_if(|asked| asked.thread.is_finished()) {
             self.next = Instant::now() + self.pause;
             // A question that panicked has no answer.
@@ -70,11 +79,13 @@ impl Drop for ReturningHosts {
 }
 
 impl Question {
-    /// Returns the hosts that answer.
-    fn answering(self, stop: &Stop) -> Vec<Host> {
+    /// Asks the hosts.
+    fn answering(self, stop: &Stop) -> Answering {
         let Self { starter, hosts, folder, patience } = self;
+        let refusal = starter.rejoin(&hosts, || stop.is_asked()).err();
         // A folder that takes no file ends the run by itself.
-        let Ok(answers) = ask(&starter, &hosts, &folder, patience, stop) else { return Vec::new() };
-        hosts.into_iter().zip(answers).filter(|(_, answer)| answer.is_ok()).map(|(host, _)| host).collect()
+        let answers = ask(&starter, &hosts, &folder, patience, stop).unwrap_or_default();
+        let answering = hosts.into_iter().zip(answers).filter(|(_, answer)| answer.is_ok());
+        Answering { hosts: answering.map(|(host, _)| host).collect(), refusal }
     }
 }

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 
 use crate::failure::Failure;
 use crate::fault::{LAUNCHED, Start};
+use crate::launch::allocation;
 use crate::launch::hosts::{Host, Places};
 
 /// A program that starts processes.
@@ -54,6 +55,14 @@ impl Starter {
             (_, false) => Kind::Mpi,
         };
         Ok(Self { kind, binary })
+    }
+
+    /// Lets hosts join the allocation of Slurm again that have left it, if the run is in one.
+    ///
+    /// # Errors
+    /// Returns words about hosts that are free and cannot join.
+    pub(super) fn rejoin(&self, hosts: &[Host], is_stopped: impl Fn() -> bool) -> Result<(), String> {
+        if self.kind == Kind::Slurm { allocation::rejoin(hosts, is_stopped) } else { Ok(()) }
     }
 
     /// Returns the command that starts `count` processes of this binary with the arguments `words`, on the

@@ -138,9 +138,9 @@ impl Trial {
         Self::kill(&[self.process(rank).to_string()], signal)
     }
 
-    /// Lets a fault happen, ends it if it does not end by itself, and waits for the next step. Returns the fault
-    /// and the seconds from it to that step; `None` if its process had already ended, because the run had failed
-    /// by itself.
+    /// Lets a fault happen, ends it if it does not end by itself, and waits for the next step. Returns the
+    /// fault and the seconds from it to that step; `None` if its process had already ended, because the run
+    /// had failed by itself.
     fn disturb(&mut self, fault: Fault) -> Option<(Fault, f64)> {
         let moment = self.below(200);
         std::thread::sleep(Duration::from_millis(moment));
@@ -238,8 +238,8 @@ fn figures_of(mut seconds: Vec<f64>) -> String {
     }
 }
 
-/// Returns all restarts of a run in their order. A restart from an older state than that of the restart before
-/// it has moved its line to another file.
+/// Returns all restarts of a run in their order. A restart from an older state than that of the restart
+/// before it has moved its line to another file.
 fn all_restarts(run: &Path) -> Vec<Value> {
     let files = fs::read_dir(run).expect("the run's folder").flatten().map(|entry| entry.path());
     let files = files.filter(|path| path.extension().is_some_and(|ending| ending == "jsonl"));

@@ -1,16 +1,17 @@
-//! Tests of `launch` inside an allocation of Slurm, with scripts in place of `srun` and `scontrol`. The scripts
+//! Tests of `launch` inside an allocation of Slurm, with scripts in place of Slurm's programs. The scripts
 //! start the processes of all nodes on this machine. `slurm_cluster.rs` has a trial with Slurm itself.
 
 use std::env;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{figures, folder, pipewright, restarts, with_overrides, words};
+use super::{figures, folder, pipewright, restarts, signal, with_overrides, words};
 
 /// Starts a process for each entry of the list of nodes, after `before`, or fails if a node is down. Only
 /// processes on the node `WRONG` get the fault `FAULT`.
@@ -41,10 +42,31 @@ done
 exec mpirun --quiet --oversubscribe $processes
 "#;
 
+/// Hands the nodes of the job 8 over to the allocation, which is the job 7.
 const SCONTROL: &str = r#"#!/bin/sh
-[ "$1 $2" = 'show hostnames' ] || exit 1
-echo "$3" | tr , '\n'
+case "$*" in
+'show hostnames '*) echo "$3" | tr , '\n' ;;
+'update JobId=8 NumNodes=0') rm "$RUN/down-b" ;;
+*) exit 1 ;;
+esac
 "#;
+
+/// A node that was down is not in the allocation.
+const SQUEUE: &str = r#"#!/bin/sh
+node=${4#--nodelist=}
+[ "$3" != --jobs=7 ] || [ -e "down-$node" ] || echo 7
+"#;
+
+const SINFO: &str = "#!/bin/sh\necho idle\n";
+
+/// Gets a job with the number 8, or refuses it if there is the file `refuse`.
+const SALLOC: &str = r#"#!/bin/sh
+echo "salloc $*" >> jobs
+[ ! -e refuse ] || { echo 'salloc: error: Requested operation not supported' >&2; exit 1; }
+echo 'salloc: Granted job allocation 8' >&2
+"#;
+
+const SCANCEL: &str = "#!/bin/sh\necho \"scancel $*\" >> jobs\n";
 
 /// The settings of runs whose rank has computed wrong bits: a copy of the state after each step.
 const WRONG: [&str; 6] = [
@@ -61,7 +83,8 @@ fn allocation() -> TempDir {
     let folder = folder();
     fs::create_dir(folder.path().join("bin")).expect("a new folder");
     fs::create_dir(folder.path().join("copies")).expect("a new folder");
-    for (name, script) in [("srun", SRUN), ("scontrol", SCONTROL)] {
+    let scripts = [("srun", SRUN), ("scontrol", SCONTROL), ("squeue", SQUEUE), ("sinfo", SINFO)];
+    for (name, script) in scripts.into_iter().chain([("salloc", SALLOC), ("scancel", SCANCEL)]) {
         let path = folder.path().join("bin").join(name);
         fs::write(&path, script).expect("a file");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("the file is ours");
@@ -77,7 +100,8 @@ fn launch(folder: &Path, nodes: &str, tasks: &str, (wrong, fault): (&str, &str),
     command.current_dir(folder).env("PATH", path).env("OMPI_MCA_orte_tmpdir_base", folder);
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     command.env("MPIEXEC_TIMEOUT", "150").env("WRONG", wrong).env("FAULT", fault);
-    command.env("SLURM_JOB_NODELIST", nodes).env("SLURM_TASKS_PER_NODE", tasks);
+    command.env("SLURM_JOB_NODELIST", nodes).env("SLURM_TASKS_PER_NODE", tasks).env("SLURM_JOB_ID", "7");
+    command.env("SLURM_JOB_PARTITION", "main").env("RUN", folder);
     command.args(["launch", "--"]).stdin(Stdio::null());
     with_overrides(&mut command, set);
     command
@@ -145,6 +169,74 @@ fn a_node_that_does_not_answer_is_an_error_before_the_first_start() {
         "{said}"
     );
     assert!(node_lists(folder.path()).is_empty(), "{said}");
+}
+
+/// A run on two nodes whose second one is lost in step 6, and no longer belongs to the allocation.
+struct SmallerRun {
+    folder: TempDir,
+    launch: Child,
+}
+
+impl SmallerRun {
+    const SET: [&str; 3] = ["pipeline.ranks=2", "run.checkpoint_every=20", "run.timelines=0"];
+
+    fn start(folder: TempDir) -> Self {
+        fs::write(folder.path().join("down-next"), "down-b").expect("a file");
+        let said = fs::File::create(folder.path().join("said")).expect("a file");
+        let set = [&Self::SET[..], &["run.steps=200000", "run.deadline_seconds=5"]].concat();
+        let mut command = launch(folder.path(), "a,b", "1(x2)", ("b", "panic:1:6"), &set);
+        let launch = command.stdout(Stdio::null()).stderr(said).spawn().expect("it starts");
+        Self { folder, launch }
+    }
+
+    fn text(&self, file: &str) -> String {
+        fs::read_to_string(self.folder.path().join(file)).unwrap_or_default()
+    }
+
+    fn wait_until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        let since = Instant::now();
+        while !is_so(self) {
+            assert!(since.elapsed() < Duration::from_secs(120), "no {what}: {}", self.text("said"));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Ends the run, checks that it has the figures of an undisturbed one, and returns what it has said.
+    fn end(mut self) -> String {
+        signal(self.launch.id(), "TERM");
+        let status = self.launch.wait().expect("it ends");
+        let (said, found) = (self.text("said"), figures(self.folder.path()));
+        assert_eq!(status.code(), Some(5), "{said}");
+        let steps = format!("run.steps={}", found.len());
+        assert_eq!(found, undisturbed(&[&Self::SET[..], &[&*steps]].concat()), "{said}");
+        said
+    }
+}
+
+#[test]
+fn a_run_grows_again_onto_a_node_that_joins_its_allocation_again() {
+    let run = SmallerRun::start(allocation());
+    run.wait_until("growth", |run| run.text("out/metrics.jsonl").contains(r#"{"event":"growth""#));
+    run.wait_until("start", |run| node_lists(run.folder.path()).len() == 3);
+    assert_eq!(node_lists(run.folder.path()), ["a,b", "a", "a,b"]);
+    let options = "--no-shell --nodes=1 --job-name=pipewright-7-b --nodelist=b --immediate=10 --dependency=expand:7 \
+                   --ntasks-per-node=1 --partition=main";
+    assert_eq!(run.text("jobs"), format!("salloc {options}\nscancel --quiet --name=pipewright-7-b\n"));
+    let said = run.end();
+    assert_eq!(said.matches("the host b answers; the run continues from step ").count(), 1, "{said}");
+}
+
+#[test]
+fn a_node_that_slurm_does_not_give_back_is_named_once() {
+    let folder = allocation();
+    fs::write(folder.path().join("refuse"), "").expect("a file");
+    let run = SmallerRun::start(folder);
+    run.wait_until("second request", |run| run.text("jobs").matches("salloc ").count() > 1);
+    assert_eq!(node_lists(run.folder.path()), ["a,b", "a"]);
+    let said = run.end();
+    let sentence = "the node b is free, and cannot join the allocation again: `salloc: error: Requested operation not \
+                    supported` (it needs `SchedulerParameters=permit_job_expansion` in slurm.conf)";
+    assert_eq!(said.matches(sentence).count(), 1, "{said}");
 }
 
 /// A run in an allocation with a rank that computes wrong bits in step 10.

@@ -10,9 +10,10 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use tempfile::TempDir;
 
-use super::launch::wait_for_step;
+use super::launch::{refuse_part, wait_for_step};
 use super::slurm::undisturbed;
 use super::{figures, folder, pipewright, restarts, signal};
 
@@ -97,6 +98,7 @@ impl Cluster {
              SlurmctldLogFile={at}/slurmctld.log\nSlurmdLogFile={at}/%n.log\nTaskProlog={at}/prolog\n\
              ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nJobAcctGatherType=jobacct_gather/none\n\
              SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\nSlurmdParameters=config_overrides\n\
+             SchedulerParameters=permit_job_expansion\n\
              ReturnToService=2\nSlurmdTimeout=10\nKillWait=5\n{}PartitionName=main Nodes=ALL Default=YES State=UP\n",
             nodes.collect::<String>()
         )
@@ -124,12 +126,33 @@ impl Cluster {
         node.spawn().expect("util-linux is everywhere")
     }
 
+    /// Returns the state of each node, a node in each line.
+    fn states(&self) -> String {
+        let output = self.command("sinfo").args(["--noheader", "-N", "-o", "%N %T"]).output();
+        String::from_utf8_lossy(&output.expect("Slurm has sinfo").stdout).into_owned()
+    }
+
     fn wait_until_idle(&self) {
-        let states = || {
-            let output = self.command("sinfo").args(["--noheader", "-N", "-o", "%T"]).output();
-            String::from_utf8_lossy(&output.expect("Slurm has sinfo").stdout).into_owned()
-        };
-        wait_for("three idle nodes", || states().lines().filter(|state| *state == "idle").count() == 3);
+        wait_for("three idle nodes", || self.states().matches(" idle\n").count() == 3);
+    }
+
+    fn said(&self) -> String {
+        fs::read_to_string(self.path("said")).unwrap_or_default()
+    }
+
+    /// Waits for an event in the metrics, and for some steps after it.
+    fn wait_for_event(&self, name: &str) -> Value {
+        let since = Instant::now();
+        loop {
+            let metrics = fs::read_to_string(self.path("out/metrics.jsonl")).unwrap_or_default();
+            let lines = metrics.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            let mut lines = lines.skip_while(|line| line["event"] != name);
+            if let (Some(event), Some(_)) = (lines.next(), lines.nth(2)) {
+                return event;
+            }
+            assert!(since.elapsed() < Duration::from_secs(120), "no {name}: {}", self.said());
+            thread::sleep(Duration::from_millis(100));
+        }
     }
 
     /// Starts `salloc` for all nodes with `launch` and the words after it. Its words go to the file `said`.
@@ -269,6 +292,31 @@ fn runs_in_an_allocation_survive_faults() {
     });
 }
 
+/// Slurm takes a lost node from the allocation, and does not give it back by itself when it is free again.
+#[test]
+#[ignore = "takes a minute, and needs root and Slurm"]
+fn a_run_grows_again_onto_a_node_that_comes_back() {
+    let mut cluster = Cluster::start();
+    let set = ["pipeline.ranks=6", "model.num_hidden_layers=6", "run.checkpoint_every=20", "run.timelines=0"];
+    let all = [&set[..], &["run.steps=200000", "run.deadline_seconds=5"]].concat();
+    let words = ["train", "small.toml"].into_iter().chain(all.iter().flat_map(|set| ["--set", *set]));
+    let mut run = cluster.launch(&words.collect::<Vec<_>>(), ("", ""));
+    wait_for_step(cluster.folder.path(), 5);
+    cluster.lose(1);
+    cluster.wait_for_event("restart");
+    wait_for("n2 down", || cluster.states().contains("n2 down"));
+    cluster.nodes[1] = cluster.start_node(NODES[1]);
+    let growth = cluster.wait_for_event("growth");
+    assert_eq!(growth["change"], "with 6 ranks instead of 4", "{}", cluster.said());
+    assert_eq!(cluster.processes_on(Some("n2")).len(), 2, "{}", cluster.said());
+    kill(&cluster.processes_on(None), "TERM");
+    assert_eq!(run.wait().expect("it ends").code(), Some(5), "{}", cluster.said());
+    let found = figures(cluster.folder.path());
+    let steps = format!("run.steps={}", found.len());
+    assert!(found == undisturbed(&[&set[..], &[&*steps]].concat()), "other bits: {}", cluster.said());
+    say(&format!("a node comes back: {growth}"));
+}
+
 /// Slurm's launcher ends the processes when the first one ends, and takes the greatest of their exit codes.
 #[test]
 #[ignore = "takes half a minute, and needs root and Slurm"]
@@ -280,6 +328,16 @@ fn a_mistake_that_the_processes_find_is_not_a_fault() {
     let said = fs::read_to_string(cluster.path("said")).expect("text");
     assert_eq!(code, Some(2), "{said}");
     assert_eq!(said.matches("none.txt: there is no such data file").count(), 1, "{said}");
+    // Only one process finds this one, while it trains.
+    let set = SETTINGS.iter().chain(&["run.steps=3000", "run.checkpoint_every=20"]);
+    let words = ["train", "small.toml"].into_iter().chain(set.flat_map(|set| ["--set", *set]));
+    let mut run = cluster.launch(&words.collect::<Vec<_>>(), ("", ""));
+    wait_for_step(cluster.folder.path(), 2);
+    let part = refuse_part(cluster.folder.path());
+    let code = run.wait().expect("it ends").code();
+    assert_eq!(code, Some(2), "{}", cluster.said());
+    assert!(cluster.said().contains(&part), "{}", cluster.said());
+    assert!(restarts(cluster.folder.path()).is_empty(), "{}", cluster.said());
 }
 
 /// Checks that a run saves a checkpoint and ends after a signal, and resumes from it.

@@ -1,0 +1,132 @@
+//! Lets nodes join the run's allocation of Slurm again that Slurm has declared lost.
+//!
+//! With `--no-kill`, Slurm takes a lost node from the allocation, and does not give it back when the node
+//! registers again. But another job can get the node and hand it over (`--dependency=expand`), if the cluster
+//! has `SchedulerParameters=permit_job_expansion`.
+
+use std::env;
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::launch::hosts::Host;
+use crate::launch::short_command::{Printed, run};
+
+/// The time within which Slurm must give a free node to the other job.
+const SECONDS_FOR_NODE: u32 = 10;
+
+/// The longest time of a command of Slurm.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// The options of the allocation, which the other job must have too, with the variables that have their
+/// values.
+const OPTIONS: [(&str, &str); 7] = [
+    ("partition", "SLURM_JOB_PARTITION"),
+    ("account", "SLURM_JOB_ACCOUNT"),
+    ("qos", "SLURM_JOB_QOS"),
+    ("cpus-per-task", "SLURM_CPUS_PER_TASK"),
+    ("mem", "SLURM_MEM_PER_NODE"),
+    ("mem-per-cpu", "SLURM_MEM_PER_CPU"),
+    ("gpus-per-node", "SLURM_GPUS_PER_NODE"),
+];
+
+/// Lets those of `hosts` join the allocation again that are not in it any more and are free. The others stay
+/// as they are, also when `is_stopped`.
+///
+/// # Errors
+/// Returns Slurm's words about nodes that are free and cannot join.
+pub(super) fn rejoin(hosts: &[Host], is_stopped: impl Fn() -> bool) -> Result<(), String> {
+    let Ok(job) = env::var("SLURM_JOB_ID") else { return Ok(()) };
+    let refusals = hosts.iter().filter(|host| is_free_outside(&job, &host.name, &is_stopped));
+    let refusals = refusals.filter_map(|host| add(&job, host, &is_stopped).err());
+    let refusals: Vec<String> = refusals.collect();
+    if refusals.is_empty() || is_stopped() { Ok(()) } else { Err(refusals.join("\n")) }
+}
+
+/// Returns whether a node is not in the allocation of a job and takes further jobs.
+fn is_free_outside(job: &str, node: &str, is_stopped: impl Fn() -> bool) -> bool {
+    let mut jobs = Command::new("squeue");
+    jobs.args(["--noheader", "--format=%A", &format!("--jobs={job}"), &format!("--nodelist={node}")]);
+    let jobs = run(&mut jobs, LIMIT, &is_stopped);
+    let is_outside = jobs.is_some_and(|jobs| jobs.is_success && jobs.stdout.trim().is_empty());
+    let mut states = Command::new("sinfo");
+    states.args(["--noheader", "--format=%T", &format!("--nodes={node}")]);
+    let is_free = |state: &str| matches!(state.trim(), "idle" | "mixed");
+    is_outside && run(&mut states, LIMIT, is_stopped).is_some_and(|states| states.stdout.lines().any(is_free))
+}
+
+/// Adds a free node to the allocation of a job.
+///
+/// # Errors
+/// Returns Slurm's words if it refuses.
+fn add(job: &str, Host { name: node, slots }: &Host, is_stopped: impl Fn() -> bool) -> Result<(), String> {
+    let name = format!("pipewright-{job}-{node}");
+    let mut get = Command::new("salloc");
+    get.args(["--no-shell", "--nodes=1", &format!("--job-name={name}"), &format!("--nodelist={node}")]);
+    get.args([format!("--immediate={SECONDS_FOR_NODE}"), format!("--dependency=expand:{job}")]);
+    get.arg(format!("--ntasks-per-node={slots}"));
+    let options = OPTIONS.iter().filter_map(|(option, variable)| Some((option, env::var(variable).ok()?)));
+    get.args(options.map(|(option, value)| format!("--{option}={value}")));
+    let granted = run(&mut get, LIMIT, is_stopped);
+    let added = granted_job(granted.as_ref()).and_then(|other| {
+        // The nodes of the other job go to the job that it expands.
+        let mut hand_over = Command::new("scontrol");
+        hand_over.args(["update", &format!("JobId={other}"), "NumNodes=0"]);
+        // It leaves scripts for shells inside the other job.
+        let folder = env::temp_dir();
+        let handed_over = run(hand_over.current_dir(&folder), LIMIT, || false);
+        for ending in ["sh", "csh"] {
+            let _ = fs::remove_file(folder.join(format!("slurm_job_{other}_resize.{ending}")));
+        }
+        if handed_over.as_ref().is_some_and(|printed| printed.is_success) {
+            return Ok(());
+        }
+        Err(words_of("scontrol", handed_over.as_ref()))
+    });
+    // The other job has no node any more, or would keep the node from the run. Best effort: it may not exist.
+    let mut end = Command::new("scancel");
+    let _ = run(end.args(["--quiet", &format!("--name={name}")]), LIMIT, || false);
+    added.map_err(|words| {
+        format!(
+            "the node {node} is free, and cannot join the allocation again: {words} (it needs \
+             `SchedulerParameters=permit_job_expansion` in slurm.conf)"
+        )
+    })
+}
+
+/// Returns the number of the job that `salloc` has got.
+///
+/// # Errors
+/// Returns its words if it has got none.
+fn granted_job(granted: Option<&Printed>) -> Result<u32, String> {
+    let number = granted.filter(|printed| printed.is_success).and_then(|printed| {
+        let (_, number) = printed.stderr.split_once("Granted job allocation ")?;
+        number.split_whitespace().next()?.parse().ok()
+    });
+    number.ok_or_else(|| words_of("salloc", granted))
+}
+
+/// Returns the last words of a command of Slurm that has failed.
+fn words_of(program: &str, printed: Option<&Printed>) -> String {
+    let words = printed.and_then(|printed| printed.stderr.lines().rfind(|line| !line.trim().is_empty()));
+    words.map_or_else(|| format!("`{program}` has not answered"), |line| format!("`{}`", line.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_a_job_is_in_the_words_of_salloc() {
+        let check = |is_success, stderr: &str, expected: Result<u32, &str>| {
+            let printed = Printed { is_success, stdout: String::new(), stderr: stderr.to_owned() };
+            assert_eq!(granted_job(Some(&printed)), expected.map_err(str::to_owned), "{stderr}");
+        };
+        let pending = "salloc: Pending job allocation 7\n";
+        check(true, &format!("{pending}salloc: Granted job allocation 7\nsalloc: Nodes b\n"), Ok(7));
+        check(true, "salloc: Granted job allocation 81", Ok(81));
+        check(false, &format!("{pending}salloc: error: busy\n\n"), Err("`salloc: error: busy`"));
+        check(true, "", Err("`salloc` has not answered"));
+        assert_eq!(granted_job(None), Err("`salloc` has not answered".to_owned()));
+    }
+}

@@ -1,0 +1,95 @@
+//! Waits for commands that end soon, and returns what they print.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{OFlags, fcntl_setfl};
+
+/// The time between two looks at a command.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What a command has printed before its end.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Printed {
+    pub(super) is_success: bool,
+    pub(super) stdout: String,
+    pub(super) stderr: String,
+}
+
+/// Runs a command. Returns `None` if it cannot be started, or if it is not over after the time `limit` or when
+/// `is_stopped`, and then ends it.
+pub(super) fn run(command: &mut Command, limit: Duration, is_stopped: impl Fn() -> bool) -> Option<Printed> {
+    let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let since = Instant::now();
+    wait(command.spawn().ok()?, || since.elapsed() > limit || is_stopped())
+}
+
+/// Waits for the end of a command, and returns what it has printed into its pipes. If `is_over` is true
+/// first, the command is ended.
+pub(super) fn wait(mut child: Child, is_over: impl Fn() -> bool) -> Option<Printed> {
+    let status = loop {
+        if let Some(status) = child.try_wait().ok()? {
+            break status;
+        }
+        if is_over() {
+            // It may have ended meanwhile.
+            let _ = child.kill();
+            let _ = child.wait();
+            return None;
+        }
+        std::thread::sleep(PAUSE);
+    };
+    let stdout = read(child.stdout.take().map(OwnedFd::from)).ok()?;
+    let stderr = read(child.stderr.take().map(OwnedFd::from)).ok()?;
+    Some(Printed { is_success: status.success(), stdout, stderr })
+}
+
+/// Returns the text in a pipe.
+fn read(pipe: Option<OwnedFd>) -> io::Result<String> {
+    let Some(pipe) = pipe else { return Ok(String::new()) };
+    // A process that the command has left behind may keep the pipe open. What was printed is already in the
+    // pipe.
+    fcntl_setfl(&pipe, OFlags::NONBLOCK)?;
+    let mut text = Vec::new();
+    // The error says that the pipe is empty.
+    let _ = File::from(pipe).read_to_end(&mut text);
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(text: &str, limit: Duration) -> Option<Printed> {
+        run(Command::new("sh").args(["-c", text]), limit, || false)
+    }
+
+    #[test]
+    fn a_command_has_a_status_and_two_texts() {
+        let printed = |is_success, [stdout, stderr]: [&str; 2]| {
+            Some(Printed { is_success, stdout: stdout.to_owned(), stderr: stderr.to_owned() })
+        };
+        let limit = Duration::from_secs(60);
+        assert_eq!(shell("echo a; echo b >&2", limit), printed(true, ["a\n", "b\n"]));
+        assert_eq!(shell("echo c >&2; exit 3", limit), printed(false, ["", "c\n"]));
+        assert_eq!(run(&mut Command::new("./no-such-program"), limit, || false), None);
+    }
+
+    #[test]
+    fn the_text_is_read_while_another_process_keeps_the_pipe_open() {
+        let printed = shell("sleep 60 & echo $!", Duration::from_secs(30)).expect("a text");
+        let mut kill = Command::new("kill");
+        let killed = kill.arg(printed.stdout.trim()).status().expect("kill is everywhere");
+        assert!(killed.success(), "`sleep` has ended");
+    }
+
+    #[test]
+    fn a_command_ends_when_its_time_is_over() {
+        assert_eq!(shell("exec sleep 600", Duration::ZERO), None);
+        let sleep = &mut Command::new("sleep");
+        assert_eq!(run(sleep.arg("600"), Duration::from_secs(600), || true), None);
+    }
+}
