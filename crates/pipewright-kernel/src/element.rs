@@ -1,13 +1,26 @@
 //! The element types that operations read and write without a copy in single precision.
 
 use half::bf16;
+#[cfg(not(target_arch = "x86_64"))]
+use stored::Stored;
 
+#[cfg(target_arch = "x86_64")]
+use crate::avx512::Stored;
 use crate::bf16_product;
-use crate::half::{narrow, narrow_into, widen};
+use crate::half::{narrow_into, narrow_over};
 use crate::product::{self, Matrix};
+use crate::rounding::{narrow, widen};
+
+#[cfg(not(target_arch = "x86_64"))]
+mod stored {
+    pub trait Stored: Copy {}
+
+    impl Stored for f32 {}
+    impl Stored for half::bf16 {}
+}
 
 /// An element of memory. Arithmetic is in single precision, in registers.
-pub trait Element: Copy {
+pub trait Element: Stored {
     /// Returns the number in single precision, exactly.
     fn single(self) -> f32;
 
@@ -16,6 +29,9 @@ pub trait Element: Copy {
 
     /// Returns the closest numbers of this type, in `room` if they are not the same numbers.
     fn all_rounded<'a>(single: &'a [f32], room: &'a mut Vec<Self>) -> &'a [Self];
+
+    /// Replaces the elements of `out` by the closest numbers of this type.
+    fn round_all(single: &[f32], out: &mut [Self]);
 
     /// Computes `out = a b`, in rows that begin `row_stride` elements apart.
     fn product_into(out: &mut [f32], row_stride: usize, a: Matrix<'_, Self>, b: Matrix<'_, Self>);
@@ -40,6 +56,10 @@ impl Element for f32 {
 
     fn all_rounded<'a>(single: &'a [f32], _room: &'a mut Vec<Self>) -> &'a [Self] {
         single
+    }
+
+    fn round_all(single: &[f32], out: &mut [Self]) {
+        out.copy_from_slice(single);
     }
 
     fn product_into(out: &mut [f32], row_stride: usize, a: Matrix<'_>, b: Matrix<'_>) {
@@ -69,6 +89,10 @@ impl Element for bf16 {
     fn all_rounded<'a>(single: &'a [f32], room: &'a mut Vec<Self>) -> &'a [Self] {
         narrow_into(single, room);
         room
+    }
+
+    fn round_all(single: &[f32], out: &mut [Self]) {
+        narrow_over(single, out);
     }
 
     fn product_into(out: &mut [f32], row_stride: usize, a: Matrix<'_, Self>, b: Matrix<'_, Self>) {

@@ -1,11 +1,18 @@
 //! The exponential, in a form that a compiler can vectorise.
 
 /// Above this the result is infinity. The true limit is 88.72; a scale of `2^128` would not fit.
-const LARGEST: f32 = 88.0;
+pub(super) const LARGEST: f32 = 88.0;
 /// Below this the result, no longer a normal number, is zero.
-const SMALLEST: f32 = -87.3;
+pub(super) const SMALLEST: f32 = -87.3;
 /// Adding and subtracting this number rounds to an integer, which is then in the low bits.
-const ROUND: f32 = 12_582_912.0;
+pub(super) const ROUND: f32 = 12_582_912.0;
+
+/// `ln 2` in two parts. The first has 9 bits.
+pub(super) const LN_2_HIGH: f32 = 0.693_359_4;
+pub(super) const LN_2_LOW: f32 = -2.121_944_4e-4;
+/// The polynomial, from the highest power on.
+pub(super) const COEFFICIENTS: [f32; 6] =
+    [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
 
 /// Returns `e^x`, within 2 units in the last place from [`SMALLEST`] to [`LARGEST`]; zero below, infinity
 /// above, NaN for NaN.
@@ -14,15 +21,13 @@ const ROUND: f32 = 12_582_912.0;
 /// `2^n` is written into the bits of the exponent.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
-    const LN_2_HIGH: f32 = 0.693_359_4;
-    const LN_2_LOW: f32 = -2.121_944_4e-4;
     let clamped = if x > LARGEST { LARGEST } else { x };
     let clamped = if clamped < SMALLEST { SMALLEST } else { clamped };
     let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
     let r = clamped - n * LN_2_HIGH - n * LN_2_LOW;
-    let mut p = 1.987_569_1e-4;
-    for coefficient in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+    let mut p = COEFFICIENTS[0];
+    for coefficient in &COEFFICIENTS[1..] {
         p = p * r + coefficient;
     }
     let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(1f32.to_bits()));

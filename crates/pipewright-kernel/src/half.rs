@@ -7,6 +7,9 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use multiversion::multiversion;
 
+#[cfg(target_arch = "x86_64")]
+use super::bf16_instructions::Instructions;
+use super::rounding::{narrow, widen};
 use super::simd::{fresh, written};
 
 /// A type of half precision. Its functions take slices, so that their loops are compiled with this crate's
@@ -52,27 +55,28 @@ fn widen_all(elements: &[bf16], widened: &mut [MaybeUninit<f32>]) {
     }
 }
 
+/// Replaces the elements of `narrowed` by as many `elements` in half precision.
+pub(crate) fn narrow_over(elements: &[f32], narrowed: &mut [bf16]) {
+    let len = narrowed.len();
+    // SAFETY: the same memory; `narrow_all` writes elements, so they stay initialised.
+    narrow_all(elements, unsafe { std::slice::from_raw_parts_mut(narrowed.as_mut_ptr().cast(), len) });
+}
+
+/// Writes the elements in half precision.
+pub(crate) fn narrow_all(elements: &[f32], narrowed: &mut [MaybeUninit<bf16>]) {
+    assert_eq!(elements.len(), narrowed.len(), "both are as long");
+    #[cfg(target_arch = "x86_64")]
+    if let Some(instructions) = Instructions::detect() {
+        return instructions.narrow(elements, narrowed);
+    }
+    narrow_each(elements, narrowed);
+}
+
 #[multiversion(targets = "simd")]
-fn narrow_all(elements: &[f32], narrowed: &mut [MaybeUninit<bf16>]) {
+fn narrow_each(elements: &[f32], narrowed: &mut [MaybeUninit<bf16>]) {
     for (to, &element) in narrowed.iter_mut().zip(elements) {
         to.write(narrow(element));
     }
-}
-
-#[inline(always)]
-pub(crate) fn widen(element: bf16) -> f32 {
-    f32::from_bits(u32::from(element.to_bits()) << 16)
-}
-
-/// Has no branch, so that the compiler makes vector instructions of the loop over it.
-#[inline(always)]
-pub(crate) fn narrow(element: f32) -> bf16 {
-    let bits = element.to_bits();
-    // Half of the last place, less one if that place is even: the carry then rounds to the closest number.
-    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-    // Rounding could turn a NaN into infinity, so it is cut, with a bit set that keeps it a NaN.
-    let not_a_number = (bits >> 16) | 0x40;
-    bf16::from_bits((if element.is_nan() { not_a_number } else { rounded }) as u16)
 }
 
 /// The type's own conversions of slices use the processor's instructions where it has them.

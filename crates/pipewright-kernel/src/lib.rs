@@ -6,8 +6,9 @@
 //! tape. It is a crate of its own so that builds for tests optimise the arithmetic and not what calls it.
 //!
 //! Vector instructions are chosen at run time. No result depends on which were chosen: sums run over a fixed
-//! number of lanes, and no multiplication is contracted with an addition. (Matrix products are the exception:
-//! their kernels use what the machine has, as Burn's do.)
+//! number of lanes, no multiplication is contracted with an addition, and rounding to bfloat16 keeps
+//! subnormal numbers. (Matrix products are the exception: their kernels use what the machine has, as Burn's
+//! do.)
 //!
 //! # Panics
 //!
@@ -17,18 +18,24 @@
 #[cfg(test)]
 mod numbers;
 mod simd;
+mod rounding;
+#[cfg(feature = "testing")]
+pub mod testing;
+#[cfg(target_arch = "x86_64")]
+mod bf16_instructions;
 pub mod half;
 mod exp;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod scratch;
 mod turned;
 pub mod product;
-#[cfg(feature = "testing")]
-pub mod testing;
 pub mod narrow_product;
 pub mod bf16_product;
 pub mod element;
 pub mod adamw;
 pub mod squares;
+pub mod addition;
 pub mod rms_norm;
 pub mod gated_norm;
 pub mod relu_squared;

@@ -6,6 +6,10 @@ use std::mem::MaybeUninit;
 use half::bf16;
 use multiversion::multiversion;
 
+#[cfg(target_arch = "x86_64")]
+use super::avx512;
+#[cfg(target_arch = "x86_64")]
+use super::bf16_instructions::Instructions;
 use super::element::Element;
 use super::simd::{fresh, sum, written};
 
@@ -25,9 +29,31 @@ pub fn forward_bf16(x: &[bf16], weight: &[bf16], epsilon: f32) -> (Vec<bf16>, Ve
 fn forward_in<T: Element>(x: &[T], weight: &[T], epsilon: f32) -> (Vec<T>, Vec<f32>) {
     let mut y = fresh(x.len());
     let mut scales = vec![0.0; x.len() / weight.len()];
-    forward_rows(x, weight, epsilon, &mut y, &mut scales);
+    if !forward_vectors(x, weight, epsilon, &mut y, &mut scales) {
+        forward_rows(x, weight, epsilon, &mut y, &mut scales);
+    }
     // SAFETY: a row of `y` was written for each row of `x`, which have the same length.
     (unsafe { written(y) }, scales)
+}
+
+/// Computes all rows if the processor has AVX512-BF16 and they consist of whole vectors, and returns whether
+/// they do.
+fn forward_vectors<T: Element>(
+    x: &[T],
+    weight: &[T],
+    epsilon: f32,
+    y: &mut [MaybeUninit<T>],
+    scales: &mut [f32],
+) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if weight.len().is_multiple_of(avx512::BLOCK)
+        && let Some(instructions) = Instructions::detect()
+    {
+        avx512::norm(instructions, x, weight, epsilon, y, scales);
+        return true;
+    }
+    let _ = (x, weight, epsilon, y, scales);
+    false
 }
 
 #[multiversion(targets = "simd")]
@@ -70,9 +96,32 @@ pub fn backward_bf16(
 fn backward_in<T: Element>(x: &[T], weight: &[T], scales: &[f32], gradient: &[T]) -> (Vec<T>, Vec<f32>) {
     let mut dx = fresh(x.len());
     let mut dw = vec![0.0; weight.len()];
-    backward_rows(x, weight, scales, gradient, &mut dx, &mut dw);
+    if !backward_vectors(x, weight, scales, gradient, &mut dx, &mut dw) {
+        backward_rows(x, weight, scales, gradient, &mut dx, &mut dw);
+    }
     // SAFETY: a row of `dx` was written for each row of `x`, which have the same length.
     (unsafe { written(dx) }, dw)
+}
+
+/// Like [`forward_vectors`], for the gradients.
+fn backward_vectors<T: Element>(
+    x: &[T],
+    weight: &[T],
+    scales: &[f32],
+    gradient: &[T],
+    dx: &mut [MaybeUninit<T>],
+    dw: &mut [f32],
+) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if weight.len().is_multiple_of(avx512::BLOCK)
+        && let Some(instructions) = Instructions::detect()
+    {
+        let inputs = avx512::NormGradient { x, weight, scales, gradient };
+        avx512::norm_backward(instructions, inputs, dx, dw);
+        return true;
+    }
+    let _ = (x, weight, scales, gradient, dx, dw);
+    false
 }
 
 #[multiversion(targets = "simd")]

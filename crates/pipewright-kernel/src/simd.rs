@@ -34,6 +34,10 @@ pub(super) fn sum(count: usize, term: impl Fn(usize) -> f32) -> f32 {
     let whole = count - count % LANES;
     for start in (0..whole).step_by(LANES) {
         for (lane, index) in lanes.iter_mut().zip(start..start + LANES) {
+            // If `term` checks the index, the compiler uses vector instructions only if it knows that the
+            // check passes.
+            // SAFETY: `start` and `whole` are multiples of `LANES`, and `start < whole <= count`.
+            unsafe { std::hint::assert_unchecked(index < count) };
             *lane += term(index);
         }
     }
@@ -59,8 +63,9 @@ pub(super) fn max(elements: &[f32]) -> f32 {
     fold(lanes, f32::max)
 }
 
+/// Joins the lanes pairwise: each with the one half of them further.
 #[inline(always)]
-fn fold(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
+pub(super) fn fold(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
     let mut width = LANES / 2;
     while width > 0 {
         for lane in 0..width {

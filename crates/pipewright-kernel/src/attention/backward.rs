@@ -81,7 +81,7 @@ fn backward_in<T: Element>(results: Results<'_, T>) -> Gradients<T> {
         let value_start = dims.value_start(batch, key_head);
         for (row, d) in heads.d_values.chunks_exact(value_dim).enumerate() {
             let to = &mut d_v[value_start + row * dims.value_width()..][..value_dim];
-            to.iter_mut().zip(d).for_each(|(to, &d)| *to = T::rounded(d));
+            T::round_all(d, to);
         }
     }
     Gradients { q: d_q, k: d_k, v: d_v, table: d_table, sinks: d_sinks }
