@@ -175,7 +175,7 @@ impl Attention {
         attend: impl FnOnce([Tensor<2>; 3]) -> Tensor<2>,
         context: &StageContext,
     ) -> Tensor<2> {
-        let x = SharedInput::new(tensor.enter(x));
+        let x = SharedInput::of_several(tensor.enter(x));
         let inputs = self.inputs(&x, tensor, context);
         drop(x);
         self.o_proj.forward_split_inputs(&SharedInput::new(attend(inputs)), tensor, context)

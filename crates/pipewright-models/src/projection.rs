@@ -13,7 +13,9 @@ use std::cell::OnceCell;
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
-use pipewright::nn::{Dropout, Linear, LowRank, TensorParallel, adapted_product, at_least_single, linear};
+use pipewright::nn::{
+    Branches, Dropout, Linear, LowRank, TensorParallel, adapted_product, at_least_single, linear,
+};
 use pipewright::random::RandomStream;
 use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
@@ -44,6 +46,8 @@ pub(crate) struct Projection {
 /// ([`adapted_product`]) share its copy in single precision, which is made for the first one.
 pub(crate) struct SharedInput {
     x: Tensor<2>,
+    /// The input for each of several layers.
+    branches: Option<Branches>,
     in_single: OnceCell<Tensor<2>>,
 }
 
@@ -168,9 +172,19 @@ pub(crate) fn part_of(outputs: Tensor<2>, parts: OutputParts, part: usize) -> Te
 }
 
 impl SharedInput {
-    /// Shares `x`, of the shape `[tokens, inputs]`.
+    /// Returns the input `x` of one layer, of the shape `[tokens, inputs]`.
     pub(crate) fn new(x: Tensor<2>) -> Self {
-        Self { x, in_single: OnceCell::new() }
+        Self { x, branches: None, in_single: OnceCell::new() }
+    }
+
+    /// Returns the input `x` of several layers.
+    pub(crate) fn of_several(x: Tensor<2>) -> Self {
+        Self { branches: Some(Branches::new(x.clone())), ..Self::new(x) }
+    }
+
+    /// Returns the input for one layer.
+    fn branch(&self) -> Tensor<2> {
+        self.branches.as_ref().map_or_else(|| self.x.clone(), Branches::branch)
     }
 
     fn in_single(&self) -> Tensor<2> {
@@ -233,7 +247,7 @@ impl Projection {
         context: &StageContext,
     ) -> Tensor<2> {
         let Some(adapted) = self.adapted() else {
-            return linear(x.x.clone(), &self.weight, self.bias.as_ref(), tensor);
+            return linear(x.branch(), &self.weight, self.bias.as_ref(), tensor);
         };
         let Adaptation { path, dropout, .. } = adapted.settings;
         let random = (*dropout > 0.0).then(|| context.random(path)).filter(RandomStream::is_training);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::{CausalAttention, KeyValueCache, TensorParallel};
+use pipewright::nn::{Branches, CausalAttention, KeyValueCache, TensorParallel, add};
 use pipewright::stage::StageContext;
 
 use super::config::DecoderConfig;
@@ -145,7 +145,8 @@ impl DecoderBlock {
         tensor: &TensorParallel,
         context: &StageContext,
     ) -> Tensor<2> {
-        let input = normalised(hidden.clone(), self.input_layernorm.as_ref());
+        let hidden = Branches::new(hidden);
+        let input = normalised(hidden.branch(), self.input_layernorm.as_ref());
         let between = Some(&self.post_attention_layernorm);
         let (after_attention, before_mlp) = match self.norms {
             NormPlaces::Before => (None, between),
@@ -153,10 +154,10 @@ impl DecoderBlock {
             NormPlaces::Both => (between, self.pre_feedforward_layernorm.as_ref()),
         };
         let attended = normalised(attention(input), after_attention);
-        let hidden = hidden + scaled(attended, self.residual);
-        let transformed = self.mlp.forward(normalised(hidden.clone(), before_mlp), rows, tensor, context);
+        let hidden = Branches::new(add(hidden.into_branch(), scaled(attended, self.residual)));
+        let transformed = self.mlp.forward(normalised(hidden.branch(), before_mlp), rows, tensor, context);
         let transformed = normalised(transformed, self.post_feedforward_layernorm.as_ref());
-        hidden + scaled(transformed, self.residual)
+        add(hidden.into_branch(), scaled(transformed, self.residual))
     }
 }
 

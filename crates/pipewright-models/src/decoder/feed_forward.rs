@@ -264,7 +264,7 @@ impl FeedForward {
             };
         }
         let down = self.down_proj.as_ref().expect("a layer without experts has a down projection");
-        let x = SharedInput::new(tensor.enter(x));
+        let x = SharedInput::of_several(tensor.enter(x));
         let inner = self.inner(&x, context);
         drop(x);
         down.forward_split_inputs(&SharedInput::new(inner), tensor, context)

@@ -49,7 +49,7 @@ impl SharedExpert {
         context: &StageContext,
     ) -> Tensor<2> {
         let share = gate.map(|gate| sigmoid(gate.forward(x.clone())));
-        let x = SharedInput::new(tensor.enter(x));
+        let x = SharedInput::of_several(tensor.enter(x));
         let inner = swiglu(self.gate_proj.forward(&x, context), self.up_proj.forward(&x, context));
         drop(x);
         let result = self.down_proj.forward_split_inputs(&SharedInput::new(inner), tensor, context);

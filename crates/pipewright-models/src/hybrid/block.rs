@@ -2,7 +2,9 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use pipewright::nn::{AttentionForm, Expert, Linear, Mamba2, RmsNorm, ScopedAttention, TensorParallel};
+use pipewright::nn::{
+    AttentionForm, Branches, Expert, Linear, Mamba2, RmsNorm, ScopedAttention, TensorParallel, add,
+};
 use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
 
@@ -143,7 +145,11 @@ impl Block {
         };
         match &self.mod_router {
             Some(router) => self.depths.forward(router, x, tokens, context, branch),
-            None => x.clone() + branch(x, tokens),
+            None => {
+                let x = Branches::new(x);
+                let mixed = branch(x.branch(), tokens);
+                add(x.into_branch(), mixed)
+            }
         }
     }
 
@@ -170,7 +176,7 @@ impl Block {
         let BlockCache { keys_values, mamba } = cache;
         let scan = |mixer: &Mamba2, x| mixer.extend(x, mamba);
         let attend = |[q, k, v]: [Tensor<2>; 3]| keys_values.attend(q, k, v);
-        x.clone() + self.mix(x, tokens, scan, attend, tensor, context)
+        add(x.clone(), self.mix(x, tokens, scan, attend, tensor, context))
     }
 
     /// Runs the norm and the mixer. `scan` runs a Mamba-2 layer, and `attend` an attention.

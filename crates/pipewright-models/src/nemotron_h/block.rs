@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::{Linear, Mamba2, RmsNorm, TensorParallel, relu_squared};
+use pipewright::nn::{Branches, Linear, Mamba2, RmsNorm, TensorParallel, add, relu_squared};
 use pipewright::stage::StageContext;
 
 use super::config::{BlockKind, NemotronHConfig};
@@ -74,7 +74,8 @@ impl Block {
         tensor: &TensorParallel,
         context: &StageContext,
     ) -> Tensor<2> {
-        let x = self.norm.forward(hidden.clone());
+        let hidden = Branches::new(hidden);
+        let x = self.norm.forward(hidden.branch());
         let mixed = match &self.mixer {
             Mixer::Mamba(mixer) => scan(mixer, x),
             Mixer::Attention(mixer) => {
@@ -83,7 +84,7 @@ impl Block {
             Mixer::Mlp(mixer) => mixer.forward(x, tensor),
             Mixer::Experts(mixer) => mixer.forward(x, sequence, tensor, context),
         };
-        hidden + mixed
+        add(hidden.into_branch(), mixed)
     }
 
     /// Maps the hidden states `[tokens, hidden]` of the next tokens of a row to hidden states of the same

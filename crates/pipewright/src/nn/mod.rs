@@ -7,12 +7,14 @@
 //!
 //! A layer of your own defers its weight gradients as a [`SplitBackward`].
 //!
-//! [`adapted_product`] is the product with a frozen weight and its low-rank adapter.
+//! [`adapted_product`] is the product with a frozen weight and its low-rank adapter. [`add`] adds two
+//! tensors, and [`Branches`] adds the gradients of a tensor with several uses.
 //!
 //! [`Dropout`] has the same mask for every cut of the model.
 //!
-//! If a stage computes parts of its layers again ([`LayerParts`](pipewright_schedule::recompute::LayerParts)),
-//! products do not keep the results of [`rms_norm`], [`swiglu`] and [`relu_squared`] that they multiply.
+//! If a stage computes parts of its layers again
+//! ([`LayerParts`](pipewright_schedule::recompute::LayerParts)), products do not keep the results of
+//! [`rms_norm`], [`swiglu`] and [`relu_squared`] that they multiply.
 //!
 //! The functions ([`rms_norm`], [`swiglu`], [`relu_squared`], [`CausalAttention`], [`ScopedAttention`],
 //! [`cross_entropy`], [`vocabulary_statistics`], [`Routing`], [`mix_experts`], and [`Mamba2`] without its
@@ -25,10 +27,12 @@
 //! every device.
 
 mod adapted_product;
+mod addition;
 mod attention;
 mod attention_blocks;
 mod attention_form;
 mod attention_passes;
+mod branches;
 mod bundle;
 mod clamped_gate;
 mod composed;
@@ -82,8 +86,10 @@ mod expert_travel;
 mod half_precision;
 
 pub use adapted_product::{LowRank, adapted_product};
+pub use addition::add;
 pub use attention::CausalAttention;
 pub use attention_form::{AttentionForm, RotaryPositions, rotary_frequencies};
+pub use branches::Branches;
 pub use composed::at_least_single;
 pub(crate) use composed::{add_product as add_product_on_device, add_rows as add_rows_on_device};
 pub use cross_entropy::cross_entropy;
