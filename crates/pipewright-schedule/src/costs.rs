@@ -87,6 +87,10 @@ pub struct StageCosts {
     pub unshard: f64,
     /// `REDUCE_GRAD`, for each call.
     pub reduce_grad: f64,
+    /// `OFFLOAD`; `None` for the time that the bytes take on [`Costs::offload`].
+    pub offload: Option<f64>,
+    /// `RELOAD`; `None` for the same time.
+    pub reload: Option<f64>,
     /// The exchanges inside the actions, which the times above do not include.
     pub exchanges: StageExchanges,
 }
@@ -260,6 +264,8 @@ impl StageCosts {
             recompute: None,
             unshard: 0.0,
             reduce_grad: 0.0,
+            offload: None,
+            reload: None,
             exchanges: StageExchanges::default(),
         }
     }
@@ -269,7 +275,7 @@ impl StageCosts {
         self.recompute.unwrap_or(self.forward)
     }
 
-    fn named(&self) -> [(&'static str, f64); 10] {
+    fn named(&self) -> [(&'static str, f64); 12] {
         let [forward, backward, again] = self.exchanges.all().map(|exchanges| exchanges.seconds());
         [
             ("F", self.forward),
@@ -279,6 +285,8 @@ impl StageCosts {
             ("recompute", self.again()),
             ("UNSHARD", self.unshard),
             ("REDUCE_GRAD", self.reduce_grad),
+            ("OFFLOAD", self.offload.unwrap_or(0.0)),
+            ("RELOAD", self.reload.unwrap_or(0.0)),
             ("exchange", forward),
             ("exchange", backward),
             ("exchange", again),
@@ -327,11 +335,14 @@ impl Costs {
     }
 
     /// Returns how long the tensors of a microbatch of `stage`, or of its slice, occupy the link over which they
-    /// leave memory or come back.
-    pub(crate) fn offload_seconds(&self, stage: StageIndex, slices: Slices) -> f64 {
+    /// leave memory, and how long when they come back.
+    pub(crate) fn transfer_seconds(&self, stage: StageIndex, slices: Slices) -> [f64; 2] {
         let last = self.sizes.len().saturating_sub(1);
         let bytes = self.sizes.get(stage.index().min(last)).map_or(0, |sizes| slices.share(sizes.offload));
-        self.offload.latency + bytes as f64 / self.offload.bandwidth
+        let by_bytes = self.offload.latency + bytes as f64 / self.offload.bandwidth;
+        let StageCosts { offload, reload, .. } = self.stage(stage);
+        let share = |seconds: &f64| seconds / f64::from(slices.get());
+        [offload, reload].map(|measured| measured.as_ref().map_or(by_bytes, share))
     }
 
     /// Checks that the costs fit a program and are in range.

@@ -85,6 +85,8 @@ mod tests {
         recompute: Some(4.0),
         unshard: 3.0,
         reduce_grad: 5.0,
+        offload: None,
+        reload: None,
         exchanges: StageExchanges {
             forward: Exchanges::new(2, 2.0),
             backward: Exchanges::new(4, 8.0),

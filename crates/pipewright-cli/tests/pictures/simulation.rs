@@ -176,16 +176,17 @@ fn bandwidth_links_and_collectives_delay_as_in_the_crate() {
 
 #[test]
 fn tensors_leave_and_come_back_as_in_the_crate() {
-    // A link of the rank moves one microbatch after another, 2.5 s each, and a backward waits for its tensors.
+    // A link of the rank moves one microbatch after another, 2.5 s there and 1.5 s back, and a backward waits for its
+    // tensors.
     let made = Made::view("1f1b --ranks 1 --microbatches 2");
     let Some(mut browser) = Browser::open(&made.path(), 800, 600) else { return };
     let costs =
         "{ stages: [{ F: 1, I: 1, W: 1, B: 2, unshard: 0, reduce: 0 }], outputs: [], latency: 0, links: {},
-        offloads: [2.5] }";
+        transfers: [[2.5, 1.5]] }";
     let events = found(&mut browser, "0F0,0OFFLOAD0,0F1,0RELOAD0,0B1,0B0\n", costs);
     let of = |name: &str| events.iter().find(|event| event.1 == name).map(|event| (event.2, event.3));
-    assert_eq!((of("0OFFLOAD0"), of("0RELOAD0")), (Some((1.0, 3.5)), Some((3.5, 6.0))));
-    assert_eq!((of("0F1"), of("0B1"), of("0B0")), (Some((1.0, 2.0)), Some((2.0, 4.0)), Some((6.0, 8.0))));
+    assert_eq!((of("0OFFLOAD0"), of("0RELOAD0")), (Some((1.0, 3.5)), Some((3.5, 5.0))));
+    assert_eq!((of("0F1"), of("0B1"), of("0B0")), (Some((1.0, 2.0)), Some((2.0, 4.0)), Some((5.0, 7.0))));
 }
 
 #[test]

@@ -21,6 +21,8 @@ use crate::transfer::Transfer;
 /// `B` are the same ones. An exchange lasts until the last replica has sent its tokens, so it contains the
 /// wait for slower replicas.
 ///
+/// `OFFLOAD` and `RELOAD` have the times of their transfers, which do not depend on the sizes.
+///
 /// If microbatches are cut into slices, the time of a microbatch is the sum of the medians of its slices. The
 /// share of attention is not measured, so all slices take equally long in a simulation.
 pub fn costs_of(replicas: &[Timeline]) -> Costs {
@@ -75,7 +77,11 @@ pub fn costs_of(replicas: &[Timeline]) -> Costs {
             backward: exchanges_of(stage, &[ActionKind::InputBackward, ActionKind::Backward]),
             recompute: None,
         };
-        StageCosts { backward, unshard, reduce_grad: reduce, exchanges, ..costs }
+        let [offload, reload] = [ActionKind::Offload, ActionKind::Reload].map(|kind| {
+            let is_known = each_slice().any(|slice| times.contains_key(&(stage, kind, slice)));
+            is_known.then(|| median_of(stage, kind))
+        });
+        StageCosts { backward, unshard, reduce_grad: reduce, offload, reload, exchanges, ..costs }
     };
     Costs {
         stages: (0..stages).map(stage_costs).collect(),
@@ -138,6 +144,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::csv::parse_program;
     use crate::generate::{ScheduleSpec, generate};
     use crate::ids::Rank;
     use crate::lower::{TrainingLowering, for_training};
@@ -263,6 +270,25 @@ mod tests {
         assert_eq!((forward.count(), forward.seconds()), (1, 1.0 + 2.0));
         assert_eq!((backward.count(), backward.seconds()), (1, 3.0 + 4.0));
         assert_eq!(recompute, None);
+    }
+
+    #[test]
+    fn transfers_out_of_memory_and_back_have_their_times() {
+        let rows = "0F0,0OFFLOAD0,0F1,0RELOAD0,0F2,0B0,0B1,0B2\n";
+        let program = parse_program(rows).expect("a program");
+        let stage = StageCosts { offload: Some(0.75), reload: Some(2.5), ..StageCosts::new(1.0, 1.0, 1.0) };
+        let costs = Costs { stages: vec![stage], recompute: Recompute::Stage, ..Costs::default() };
+        let run = timed(&program, &costs).expect("no deadlock");
+        let found = costs_of(&[run.timeline().clone()]);
+        assert_eq!((found.stages[0].offload, found.stages[0].reload), (Some(0.75), Some(2.5)));
+        let again = program_of(run.timeline()).expect("its program");
+        // The timeline contains the second forwards.
+        let predicted = timed(&again, &found).expect("no deadlock").timeline().makespan();
+        assert_eq!(predicted, run.timeline().makespan());
+        let without = StageCosts { offload: None, reload: None, ..found.stages[0] };
+        let found = Costs { stages: vec![without], ..found };
+        let faster = timed(&again, &found).expect("no deadlock").timeline().makespan();
+        assert!(faster < predicted, "{faster} and {predicted}");
     }
 
     #[test]

@@ -151,8 +151,8 @@ struct CostsData {
     links: std::collections::BTreeMap<String, LinkData>,
     /// The share of attention, which grows from slice to slice.
     attention: f64,
-    /// The seconds of each `OFFLOAD` and `RELOAD` of each stage.
-    offloads: Vec<f64>,
+    /// The seconds of each `OFFLOAD` and of each `RELOAD` of each stage.
+    transfers: Vec<[f64; 2]>,
     /// Whether tokens are exchanged inside actions. The page does not simulate that, so nothing can be
     /// changed.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -300,8 +300,8 @@ fn costs_data(costs: &Costs, slices: Slices) -> CostsData {
         link: link(&costs.link),
         skips: costs.skips.iter().map(|skip| (skip.from.get(), skip.to.get(), skip.bytes)).collect(),
         attention: costs.attention,
-        offloads: (0..costs.sizes.len().max(1) as u32)
-            .map(|stage| costs.offload_seconds(StageIndex::new(stage), slices))
+        transfers: (0..costs.sizes.len().max(costs.stages.len()) as u32)
+            .map(|stage| costs.transfer_seconds(StageIndex::new(stage), slices))
             .collect(),
         exchanges: costs.has_exchanges(),
         links: costs.links.iter().map(|((from, to), other)| (format!("{from} {to}"), link(other))).collect(),

@@ -18,7 +18,7 @@
 //! ([`StageCosts::for_slice`](crate::costs::StageCosts::for_slice)); (10) an action that is not in an overlap
 //! takes the time of its computation and of its exchanges ([`StageExchanges`](crate::costs::StageExchanges)),
 //! in which the rank waits; (11) `OFFLOAD` and `RELOAD` run one after another on a link of the rank
-//! ([`Costs::offload`]), in parallel with the computation, and a backward, with the forward that it computes again,
+//! ([`Costs::offload`], or in measured times), in parallel with the computation, and a backward, with the forward that it computes again,
 //! waits until its `RELOAD` has ended. There is one link for each ordered pair of ranks, and messages are buffered: a
 //! send does not wait for its receive.
 //!
@@ -146,11 +146,12 @@ impl Run<'_> {
                 times
             }
             Action::Offload { stage, .. } => {
-                clock.run_transfer(self.costs.offload_seconds(stage, self.program.slices()))
+                let [away, _] = self.costs.transfer_seconds(stage, self.program.slices());
+                clock.run_transfer(away)
             }
             Action::Reload { stage, microbatch } => {
-                let seconds = self.costs.offload_seconds(stage, self.program.slices());
-                let times = clock.run_transfer(seconds);
+                let [_, back] = self.costs.transfer_seconds(stage, self.program.slices());
+                let times = clock.run_transfer(back);
                 self.reloaded.insert((stage, microbatch), Arrival { issued: times.0, at: times.1 });
                 times
             }

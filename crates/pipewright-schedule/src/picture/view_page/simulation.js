@@ -124,9 +124,9 @@ class Simulation {
       case "UNSHARD": return this.collective(rank, now, costs.unshard, this.gathered, stage);
       case "REDUCE_GRAD": return this.collective(rank, now, costs.reduce, this.reduced, stage);
       case "WAIT_REDUCE_GRAD": return this.wait(rank, now, this.reduced[stage] ?? 0);
-      case "OFFLOAD": return this.transfer(rank, now, stage);
+      case "OFFLOAD": return this.transfer(rank, now, stage, 0);
       case "RELOAD": {
-        const [issued, at] = this.transfer(rank, now, stage);
+        const [issued, at] = this.transfer(rank, now, stage, 1);
         this.reloaded.set(tensorKey(true, stage, microbatch), { issued, at });
         return [issued, at];
       }
@@ -180,7 +180,8 @@ class Simulation {
     const state = this.ranks[rank], now = state.free;
     let latest = { issued: now, at: now };
     const arrivals = this.needs(part).map((key) => this.arrivals.get(key)), gathered = { issued: now, at: this.gathered[part.stage] ?? 0 };
-    const reloaded = "BI".includes(part.kind) ? this.reloaded.get(tensorKey(true, part.stage, part.microbatch)) : undefined;
+    // A recorded row has the forward that is computed again, which needs the tensors too.
+    const reloaded = "FBI".includes(part.kind) ? this.reloaded.get(tensorKey(true, part.stage, part.microbatch)) : undefined;
     for (const one of [...arrivals, gathered, ...(reloaded ? [reloaded] : [])]) if (one.at > latest.at) latest = one;
     const start = latest.at, end = start + this.timeOf(part);
     state.exposed += start - Math.max(latest.issued, now);
@@ -257,10 +258,10 @@ class Simulation {
     return [start, state.collectives];
   }
 
-  // Moves the tensors of a stage out of memory or back beside the computation.
-  transfer(rank, now, stage) {
-    const state = this.ranks[rank], offloads = this.costs.offloads ?? [], start = Math.max(state.transfers, now);
-    state.transfers = start + (offloads[Math.min(stage, offloads.length - 1)] ?? 0);
+  // Moves the tensors of a stage out of memory (0) or back (1) beside the computation.
+  transfer(rank, now, stage, way) {
+    const state = this.ranks[rank], transfers = this.costs.transfers ?? [], start = Math.max(state.transfers, now);
+    state.transfers = start + (transfers[Math.min(stage, transfers.length - 1)]?.[way] ?? 0);
     return [start, state.transfers];
   }
 
