@@ -8,6 +8,7 @@
 use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use pipewright::tensor::Precision;
 use pipewright::transport::World;
@@ -32,6 +33,9 @@ pub(crate) struct Options {
     /// Steps of each side that count; the first two do not.
     #[arg(long, default_value_t = 7)]
     steps: usize,
+    /// Minutes for each family, after which fewer steps count, but at least three.
+    #[arg(long, default_value_t = 5.0, value_parser = positive)]
+    minutes: f64,
     /// Microbatches of a step, of one row each.
     #[arg(long, default_value_t = 8)]
     microbatches: u32,
@@ -47,6 +51,16 @@ pub(crate) struct Options {
 }
 
 const WARM_UP: usize = 2;
+
+/// Steps that count even if the time is over.
+const LEAST: usize = 3;
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(minutes) if minutes > 0.0 && minutes <= 1e6 => Ok(minutes),
+        _ => Err("not a number of minutes above 0".to_owned()),
+    }
+}
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let mut all = Vec::new();
@@ -71,13 +85,17 @@ fn compare(
     let rows = random_rows(options.microbatches, options.sequence);
     fs::write(folder.join("tokens.json"), json!(rows).to_string())?;
     let mut compared = Vec::new();
-    for &ranks in &options.ranks {
+    let mut left = Duration::from_secs_f64(60.0 * options.minutes);
+    for (&ranks, others) in options.ranks.iter().zip((0..options.ranks.len() as u32).rev()) {
+        let start = Instant::now();
+        let share = left / (others + 1);
         let name =
             format!("{}, {active} of {all} parameters active, {}", family.name(), counted(ranks, "rank"));
         println!("{name}");
         let mut sides = Sides::start(&model, ranks, options, folder, &rows)?;
         let mut figures = Figures::default();
         for step in 1..=WARM_UP + options.steps {
+            let before = start.elapsed();
             let rates = sides.step(step == 1)?;
             let mut latest = Figures::default();
             rates.add_to(&mut latest);
@@ -85,7 +103,13 @@ fn compare(
             if step > WARM_UP {
                 rates.add_to(&mut figures);
             }
+            let after = start.elapsed();
+            // The next step takes about as long as this one.
+            if step >= WARM_UP + LEAST && after + (after - before) > share {
+                break;
+            }
         }
+        left = left.saturating_sub(start.elapsed());
         compared.push((name, figures));
     }
     Ok(compared)
@@ -183,6 +207,7 @@ mod tests {
         let options: Options = parsed(&[]).expect("all have defaults");
         assert_eq!((options.ranks, options.alone), (vec![1, 2], false));
         assert!(parsed::<Options>(&["--ranks", "3"]).is_err());
+        assert!(parsed::<Options>(&["--minutes", "0"]).is_err());
     }
 
     #[test]
