@@ -1,7 +1,7 @@
 //! Measures the gap between two steps: the time in which no rank runs an action of a program, as milliseconds
 //! and as a share of the step, with its parts. Steps that begin after the results of the one before are
 //! written, with the metrics and a timeline, are compared with steps that begin during it
-//! (`Trainer::step_ahead`).
+//! (`Trainer::step_ahead`), and with `--post-validation` both with updates before the gradient norm.
 
 use std::error::Error;
 use std::time::Duration;
@@ -10,6 +10,7 @@ use pipewright::pipeline::{StepGap, StepSummary};
 use pipewright::train::data::DataConfig;
 use pipewright::train::{RunLog, Trainer};
 use pipewright::transport::World;
+use tempfile::TempDir;
 
 use crate::model::{Bench, SEQUENCE, Setup, VOCABULARY, random_numbers};
 use crate::processes::mpirun;
@@ -33,17 +34,24 @@ pub(crate) struct Options {
     /// Two processes over MPI, instead of threads.
     #[arg(long, conflicts_with = "ranks")]
     processes: bool,
+    /// Also measure pipelines whose ranks update while the gradient norm is computed.
+    #[arg(long)]
+    post_validation: bool,
     /// Run as one of the processes.
     #[arg(long, hide = true)]
     child: bool,
 }
+
+/// A gradient norm that no step of the bench model reaches, so that no update is repaired.
+const CLIP_NORM: f64 = 1e6;
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     for schedule in &options.schedules {
         if options.child {
             let world = World::mpi(Duration::from_secs(60))?;
             let is_first = world.own_ranks().any(|rank| rank.get() == 0);
-            let text = measure(world, schedule, 2, options)?;
+            let measured = [Measured::launch(world, schedule, 2, options, options.post_validation)?];
+            let text = measure(measured.into(), schedule, 2, options)?;
             if is_first {
                 println!("{text}");
             }
@@ -52,9 +60,17 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             let sizes = ["--microbatches", &microbatches, "--steps", &steps];
             let arguments = [&["gaps", "--child", "--schedules", schedule][..], &sizes].concat();
             print!("processes, {}", mpirun(&arguments)?);
+            if options.post_validation {
+                print!("processes, {}", mpirun(&[&arguments[..], &["--post-validation"]].concat())?);
+            }
         } else {
             for &ranks in &options.ranks {
-                println!("{}", measure(World::local(ranks), schedule, ranks, options)?);
+                let launch = |early| Measured::launch(World::local(ranks), schedule, ranks, options, early);
+                let mut measured = vec![launch(false)?];
+                if options.post_validation {
+                    measured.push(launch(true)?);
+                }
+                println!("{}", measure(measured, schedule, ranks, options)?);
             }
         }
     }
@@ -64,27 +80,95 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 /// The turns of steps alone and of steps ahead, one after the other.
 const TURNS: usize = 5;
 
-/// Returns lines with the gaps between steps of the bench model. Their metrics and timelines are written, as
-/// in a run. The turns alternate, so that a drift of the machine affects both.
-fn measure(world: World, schedule: &str, ranks: u32, options: &Options) -> Result<String, Box<dyn Error>> {
-    let bench = Bench::over(world, &Setup::new(schedule, ranks, options.microbatches))?;
-    let data = DataConfig { seq_len: SEQUENCE, ..DataConfig::default() };
-    let text: String =
-        random_numbers().take(1 << 20).map(|number| char::from(b'a' + (number % 26) as u8)).collect();
-    let rows = data.open_text(&text, VOCABULARY, options.microbatches as usize)?;
-    let (mut trainer, folder) = (bench.into_trainer(rows), tempfile::tempdir()?);
-    let mut log = RunLog::open(folder.path(), 0)?;
-    let (mut alone, mut ahead) = (Vec::new(), Vec::new());
-    for _ in 0..TURNS {
-        alone.extend(steps(&mut trainer, &mut log, options.steps.div_ceil(TURNS), false)?);
-        ahead.extend(steps(&mut trainer, &mut log, options.steps.div_ceil(TURNS), true)?);
+/// A pipeline, and its steps that count.
+struct Measured {
+    trainer: Trainer,
+    log: RunLog,
+    /// The folder of the log.
+    _folder: TempDir,
+    /// Whether ranks update while the gradient norm is computed.
+    post_validation: bool,
+    alone: Vec<StepSummary>,
+    ahead: Vec<StepSummary>,
+}
+
+impl Measured {
+    fn launch(
+        world: World,
+        schedule: &str,
+        ranks: u32,
+        options: &Options,
+        post_validation: bool,
+    ) -> Result<Self, Box<dyn Error>> {
+        let setup = Setup::new(schedule, ranks, options.microbatches);
+        let bench = Bench::over(world, &Setup { clip_norm: CLIP_NORM, post_validation, ..setup })?;
+        let data = DataConfig { seq_len: SEQUENCE, ..DataConfig::default() };
+        let text: String =
+            random_numbers().take(1 << 20).map(|number| char::from(b'a' + (number % 26) as u8)).collect();
+        let rows = data.open_text(&text, VOCABULARY, options.microbatches as usize)?;
+        let folder = tempfile::tempdir()?;
+        Ok(Self {
+            trainer: bench.into_trainer(rows),
+            log: RunLog::open(folder.path(), 0)?,
+            _folder: folder,
+            post_validation,
+            alone: Vec::new(),
+            ahead: Vec::new(),
+        })
     }
-    let [(alone, before), (ahead, after)] = [gaps_of(&alone), gaps_of(&ahead)];
-    Ok(format!(
-        "{schedule} on {ranks} ranks\n  after the results: {alone}\n  during the step:   {ahead}\n  \
-         ratio of the medians: {:.2}",
-        after / before
-    ))
+
+    /// Describes the gaps, and returns the median of those before steps that begin ahead, in milliseconds.
+    fn text(&self) -> (String, f64) {
+        let [(alone, before), (ahead, after)] = [gaps_of(&self.alone), gaps_of(&self.ahead)];
+        let early = if self.post_validation { early_updates_of(&self.ahead) } else { String::new() };
+        let text = format!(
+            "\n  after the results: {alone}\n  during the step:   {ahead}\n  ratio of the medians: {:.2}{early}",
+            after / before
+        );
+        (text, after)
+    }
+}
+
+/// Returns lines with the gaps between steps of the bench model. Their metrics and timelines are written, as
+/// in a run. The turns alternate, also between pipelines, so that a drift of the machine affects all.
+fn measure(
+    mut measured: Vec<Measured>,
+    schedule: &str,
+    ranks: u32,
+    options: &Options,
+) -> Result<String, Box<dyn Error>> {
+    let count = options.steps.div_ceil(TURNS);
+    for _ in 0..TURNS {
+        for Measured { trainer, log, alone, ahead, .. } in &mut measured {
+            alone.extend(steps(trainer, log, count, false)?);
+            ahead.extend(steps(trainer, log, count, true)?);
+        }
+    }
+    let mut text = format!("{schedule} on {ranks} ranks");
+    let mut medians = Vec::new();
+    for measured in &measured {
+        let (lines, median) = measured.text();
+        text += if measured.post_validation { "\n with post-validation" } else { "\n the norm first" };
+        text += &lines;
+        medians.push(median);
+    }
+    if let [first, early] = medians[..] {
+        text += &format!("\n ratio of the gaps during the step: {:.2}", early / first);
+    }
+    Ok(text)
+}
+
+/// Describes the updates before the norm, and how many steps have repaired them.
+fn early_updates_of(steps: &[StepSummary]) -> String {
+    let milliseconds = |step: &StepSummary| {
+        step.early_update.iter().map(|time| time.as_secs_f64() * 1e3).fold(0.0, f64::max)
+    };
+    let longest = Spread::new(steps.iter().map(milliseconds).collect());
+    let repaired = steps.iter().filter(|step| step.repaired).count();
+    format!(
+        "\n  longest update before the norm: {longest:.2} ms; {repaired} of {} steps repaired",
+        steps.len()
+    )
 }
 
 /// Takes steps, each after the results of the one before are written, or during it. Returns all but the first

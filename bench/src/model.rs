@@ -71,6 +71,10 @@ pub(crate) struct Setup<'a> {
     pub(crate) precision: Precision,
     /// Whether suspicious steps are computed again.
     pub(crate) verify: Verify,
+    /// The largest norm of the gradients.
+    pub(crate) clip_norm: f64,
+    /// Whether ranks update while the gradient norm is computed.
+    pub(crate) post_validation: bool,
     /// Whether to lower the schedule for training. Otherwise messages follow whole actions, for one replica.
     pub(crate) send_early: bool,
 }
@@ -90,6 +94,8 @@ impl<'a> Setup<'a> {
             recompute: &Recompute::None,
             precision: Precision::F32,
             verify: Verify::Off,
+            clip_norm: 1.0,
+            post_validation: false,
             send_early: true,
         }
     }
@@ -158,7 +164,8 @@ impl Bench {
         let optimizer = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 }.init();
         let config = PipelineConfig {
             optimizer: Some(optimizer),
-            clip_norm: Some(1.0),
+            clip_norm: Some(setup.clip_norm),
+            post_validation: setup.post_validation,
             data_parallel: setup.replicas,
             data_parallel_mode: setup.mode,
             recompute: setup.recompute.clone(),

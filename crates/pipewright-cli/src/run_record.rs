@@ -46,6 +46,10 @@ pub(crate) struct StepMetrics {
     pub(crate) gap_sums_ms: Option<f64>,
     pub(crate) gap_update_ms: Option<f64>,
     #[serde(default)]
+    pub(crate) early_update_ms: Vec<Option<f64>>,
+    #[serde(default)]
+    pub(crate) repaired: bool,
+    #[serde(default)]
     pub(crate) expert_exchange_ms: Vec<Option<f64>>,
     #[serde(default)]
     pub(crate) exposed_expert_exchange_ms: Vec<Option<f64>>,

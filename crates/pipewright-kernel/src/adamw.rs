@@ -36,3 +36,52 @@ pub fn step(
         *p = keep * *p - step_size * *m / ((*v * second_correction).sqrt() + epsilon);
     }
 }
+
+/// Like [`step`], with the same bits, but returns the updated parameter and moments and leaves the old ones.
+#[multiversion(targets = "simd")]
+pub fn stepped(
+    parameter: &[f32],
+    gradient: &[f32],
+    first: &[f32],
+    second: &[f32],
+    by: Coefficients,
+) -> [Vec<f32>; 3] {
+    let Coefficients { betas: (beta_1, beta_2), step_size, second_correction, epsilon, keep } = by;
+    let len = parameter.len();
+    assert_eq!((gradient.len(), first.len(), second.len()), (len, len, len), "all are as long");
+    let mut updated = [vec![0.0; len], vec![0.0; len], vec![0.0; len]];
+    let [new_parameter, new_first, new_second] = &mut updated;
+    let old = parameter.iter().zip(gradient).zip(first.iter().zip(second));
+    let new = new_parameter.iter_mut().zip(new_first.iter_mut().zip(new_second));
+    for (((p, g), (m, v)), (new_p, (new_m, new_v))) in old.zip(new) {
+        *new_m = beta_1 * m + (1.0 - beta_1) * g;
+        *new_v = beta_2 * v + (1.0 - beta_2) * g * g;
+        *new_p = keep * p - step_size * *new_m / ((*new_v * second_correction).sqrt() + epsilon);
+    }
+    updated
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_have_the_same_bits() {
+        let numbers = |seed: f32| -> Vec<f32> { (0..1003).map(|i| (i as f32 * 0.37 + seed).sin()).collect() };
+        let by = Coefficients {
+            betas: (0.9, 0.95),
+            step_size: 3e-3,
+            second_correction: 1.7,
+            epsilon: 1e-8,
+            keep: 0.999,
+        };
+        let gradient = numbers(1.0);
+        let squares: Vec<f32> = numbers(3.0).iter().map(|x| x * x).collect();
+        let old = [numbers(0.0), numbers(2.0), squares];
+        let apart = stepped(&old[0], &gradient, &old[1], &old[2], by);
+        let [mut parameter, mut first, mut second] = old.clone();
+        step(&mut parameter, &gradient, &mut first, &mut second, by);
+        assert_eq!(apart, [parameter, first, second]);
+        assert_ne!(apart, old);
+    }
+}

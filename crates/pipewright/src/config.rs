@@ -29,6 +29,15 @@ pub struct PipelineConfig {
     pub clip_norm: Option<f64>,
     /// Groups of parameters with a largest norm of their own.
     pub clip_groups: Vec<ClipGroup>,
+    /// Whether a rank updates its parameters while the gradient norm is computed, as if no gradient were
+    /// scaled down. It keeps the parameters and the optimizer's state from before. If the norm is greater
+    /// than `clip_norm` or a group's, if an update is skipped in f16, or if the step fails, the rank goes
+    /// back to them, and updates again with the right factor. So parameters, losses and norms have the same
+    /// bits as without the option. [`StepSummary::early_update`](crate::pipeline::StepSummary::early_update)
+    /// and [`StepSummary::repaired`](crate::pipeline::StepSummary::repaired) report it. An optimizer must
+    /// have its whole state in [`Optimizer::State`](burn::optim::Optimizer::State): it may be called twice in
+    /// a step. The processes of a run may have different values.
+    pub post_validation: bool,
     /// Called for each gradient before the norm is computed; the same on all ranks.
     pub gradient_hook: Option<Arc<dyn GradientHook>>,
     /// Threads for the tensor operations of one rank.
@@ -122,6 +131,7 @@ impl Default for PipelineConfig {
             optimizer_groups: Vec::new(),
             clip_norm: None,
             clip_groups: Vec::new(),
+            post_validation: false,
             gradient_hook: None,
             threads_per_rank: 1,
             devices: Devices::default(),

@@ -194,6 +194,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "no_decay",
             "clip_norm",
             "clip_value",
+            "post_validation",
             "schedule",
             "warmup_steps",
             "decay_steps",

@@ -38,6 +38,8 @@ pub(crate) struct OptimizerSettings {
     pub(crate) clip_norm: f64,
     /// The largest element of a gradient, after clipping by norm; 0 turns it off.
     pub(crate) clip_value: f64,
+    /// Whether a rank updates while the gradient norm is computed, and repairs the update if necessary.
+    pub(crate) post_validation: bool,
     /// How the learning rate falls after the warm-up.
     pub(crate) schedule: Decay,
     /// The number of steps over which the learning rate rises.
@@ -111,6 +113,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Opti
         no_decay: section.choices("no_decay", &groups),
         clip_norm: section.single("clip_norm", 1.0, &Bound::NonNegative),
         clip_value: section.single("clip_value", 0.0, &Bound::NonNegative),
+        post_validation: section.flag("post_validation", false),
         schedule,
         warmup_steps: section.whole("warmup_steps", 0, 0, i64::MAX as u64),
         decay_steps: read_decay_steps(&mut section, schedule),

@@ -13,7 +13,8 @@ use crate::training::optimizer::state_rule;
 pub(crate) fn training_state(settings: &Settings, model: &CutModel) -> Result<TrainingState, Failure> {
     let mesh = &settings.mesh;
     let state = state_rule(settings).per_byte(model, mesh.shard_groups(), mesh.unshard_window);
-    state.map_err(Failure::input)
+    let post_validation = settings.optimizer.post_validation;
+    state.map(|state| TrainingState { post_validation, ..state }).map_err(Failure::input)
 }
 
 /// Returns the numbers of parts that a plan for `ranks` tries: for a whole head that can be cut, 1, the

@@ -105,6 +105,9 @@ struct Figures {
     exposed_expert_exchange_ms: Option<f64>,
     /// The gap between two steps, in milliseconds.
     gap_ms: Option<f64>,
+    /// The number of steps whose updates before the gradient norm were repaired, and of all steps with such
+    /// updates.
+    repaired: Option<[usize; 2]>,
     /// The share of the time in which each rank computes: the median over the run, or the share in the last
     /// step.
     utilisation: Vec<f64>,
@@ -247,10 +250,19 @@ impl Figures {
             expert_exchange_ms: median_of(|step| mean_of_ranks(&step.expert_exchange_ms)),
             exposed_expert_exchange_ms: median_of(|step| mean_of_ranks(&step.exposed_expert_exchange_ms)),
             gap_ms: median_of(|step| step.gap_ms),
+            repaired: repaired(steps),
             utilisation: utilisation(run),
             peak_bytes: peaks(steps),
         }
     }
+}
+
+/// Returns the number of steps with a repaired update, and of steps with an update before the gradient norm;
+/// `None` if there is none.
+fn repaired(steps: &[StepMetrics]) -> Option<[usize; 2]> {
+    let early = steps.iter().filter(|step| !step.early_update_ms.is_empty());
+    let counts = [early.clone().filter(|step| step.repaired).count(), early.count()];
+    (counts[1] > 0).then_some(counts)
 }
 
 /// Returns the mean of a value of the ranks; `None` without ranks.
@@ -295,10 +307,10 @@ mod tests {
                 "{\"step\":1,\"loss\":4.0,\"step_ms\":90,\"peak_bytes\":[1,9],\"bubble_per_rank\":[0.5,0.25]}",
             ),
             line(
-                "{\"step\":2,\"loss\":2.0,\"step_ms\":30,\"samples\":[{\"prompt\":\"a\",\"text\":\"b\"}],\"validation_loss\":3.0,\"validation_sources\":[{\"name\":\"a.txt\",\"loss\":2.5},{\"name\":\"b\",\"loss\":null}],\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
+                "{\"step\":2,\"loss\":2.0,\"step_ms\":30,\"early_update_ms\":[0,1],\"repaired\":true,\"samples\":[{\"prompt\":\"a\",\"text\":\"b\"}],\"validation_loss\":3.0,\"validation_sources\":[{\"name\":\"a.txt\",\"loss\":2.5},{\"name\":\"b\",\"loss\":null}],\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
             ),
             line(
-                "{\"step\":3,\"loss\":3.0,\"step_ms\":31,\"expert_exchange_ms\":[4,2],\"exposed_expert_exchange_ms\":[1,0],\"auxiliary\":{\"moe_z\":0.5},\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
+                "{\"step\":3,\"loss\":3.0,\"step_ms\":31,\"early_update_ms\":[0,2],\"expert_exchange_ms\":[4,2],\"exposed_expert_exchange_ms\":[1,0],\"auxiliary\":{\"moe_z\":0.5},\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
             ),
         ];
         let fault = Fault {
@@ -326,6 +338,7 @@ mod tests {
         assert_eq!(run["figures"]["best_validation_loss"], serde_json::json!([3.0, 2]));
         let exchange = [&run["figures"]["expert_exchange_ms"], &run["figures"]["exposed_expert_exchange_ms"]];
         assert_eq!(exchange.map(serde_json::Value::as_f64), [Some(3.0), Some(0.5)]);
+        assert_eq!(run["figures"]["repaired"], serde_json::json!([1, 2]));
         assert_eq!(run["figures"]["utilisation"], serde_json::json!([0.75, 0.5]));
         assert_eq!(run["figures"]["peak_bytes"], serde_json::json!([2.0, 9.0]));
         assert_eq!(run["series"]["auxiliary moe_z"]["mean"], serde_json::json!([null, null, 0.5]));

@@ -143,6 +143,7 @@ pub(crate) fn pipeline_config(settings: &Settings, model: &CutModel) -> Result<P
         optimizer_groups: groups,
         clip_groups,
         clip_norm: (clip_norm > 0.0).then_some(clip_norm),
+        post_validation: settings.optimizer.post_validation,
         threads_per_rank: settings.pipeline.threads_per_rank as usize,
         recompute: settings.pipeline.recompute.clone(),
         offload: offload_to(settings),

@@ -28,6 +28,9 @@ use crate::training::state_copies::copy_bytes;
 /// most memory.
 const ROWS: usize = 16;
 
+/// What a rank keeps of the time before its update.
+const OLD_STATE: &str = "old parameters and state (optimizer.post_validation)";
+
 /// Plans the memory of a run whose stages have these parameters.
 pub(crate) fn memory_plan(run: RunParts<'_>, stages: &[Vec<ParameterSpec>]) -> Result<MemoryPlan, Failure> {
     let RunParts { settings, model, program, partition } = run;
@@ -44,6 +47,7 @@ pub(crate) fn memory_plan(run: RunParts<'_>, stages: &[Vec<ParameterSpec>]) -> R
         devices: compute_devices(settings),
         expert_ranks: mesh.expert_parallel,
         expert_load: ExpertLoad::Mean,
+        post_validation: settings.optimizer.post_validation,
     };
     let estimate = |training: &TrainingRun<'_>| {
         TrainingMemory::estimate(training, stages).map_err(|error| Failure::new(Exit::Bug, error))
@@ -121,12 +125,16 @@ pub(crate) fn memory_json(plan: &MemoryPlan) -> Value {
 
 /// Returns the bytes of a rank or a stage as JSON.
 pub(crate) fn held_json(held: &HeldBytes) -> Value {
-    json!({
+    let mut json = json!({
         "parameters": held.parameters,
         "gradients": held.gradients,
         "optimizer": held.optimizer,
         "activations": held.activations,
-    })
+    });
+    if held.undo > 0 {
+        json["undo"] = json!(held.undo);
+    }
+    json
 }
 
 /// Returns the table of all stages.
@@ -159,6 +167,11 @@ pub(crate) fn table(plan: &MemoryPlan) -> String {
         line(&mut text, "", &format!("these {ROWS} of {} ranks need the most", ranks.len()));
     }
     line(&mut text, "", "temporary tensors and messages of a step are not included");
+    let undo = ranks.iter().map(|held| held.undo).max().unwrap_or(0);
+    if undo > 0 {
+        let words = "in its update a rank holds, instead of activations, old parameters and state of at most";
+        line(&mut text, "update", &format!("{words} {}", bytes(undo)));
+    }
     if let Some(needed) = plan.one_replica() {
         let words = "if all tokens choose experts of one replica, a rank of it needs at most";
         line(&mut text, "experts", &format!("{words} {}", bytes(needed)));
@@ -248,6 +261,7 @@ fn machine_shortage(plan: &MemoryPlan, needed: u64, available: u64) -> String {
         (most.gradients, "gradients"),
         (most.optimizer, "optimizer state"),
         (most.activations, "activations"),
+        (if most.undo > most.activations { most.undo } else { 0 }, OLD_STATE),
     ];
     let (part, name) = parts.into_iter().max_by_key(|(part, _)| *part).unwrap_or_default();
     let advice = match name {
@@ -255,6 +269,7 @@ fn machine_shortage(plan: &MemoryPlan, needed: u64, available: u64) -> String {
             "use fewer or shorter rows per microbatch, a schedule that holds fewer microbatches, or \
              pipeline.recompute for more layers or stages"
         }
+        OLD_STATE => "set optimizer.post_validation=false",
         _ => {
             "use a smaller model, or spread it over more machines with more pipeline.ranks and \
              pipeline.transport=mpi, or over replicas with mesh.data_parallel_mode=sharded"

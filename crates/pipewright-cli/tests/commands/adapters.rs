@@ -182,6 +182,20 @@ fn a_plan_for_a_cluster_refuses_tensor_groups_with_dropout() {
     assert!(code == Some(2) && said.contains("--tensor-parallel 2: `adapter.dropout` needs"), "{said}");
 }
 
+/// The base is not updated, so only the adapters are kept until the gradient norm is known.
+#[test]
+fn adapters_with_early_updates_have_the_same_figures() {
+    let folder = folder();
+    let train = |early: &str, clip: &str| {
+        succeed(&folder, &["train", "lora.toml"], &["pipeline.ranks=2", clip, early]);
+        figures(&folder)
+    };
+    for clip in ["optimizer.clip_norm=0", "optimizer.clip_norm=0.01"] {
+        let expected = train("optimizer.post_validation=false", clip);
+        assert_eq!(train("optimizer.post_validation=true", clip), expected, "{clip}");
+    }
+}
+
 /// Returns each rank's measured peak, as a share of what `check` estimates.
 fn measured_share(folder: &TempDir, config: &str, set: &[&str]) -> [f64; 2] {
     let (out, _) = succeed(folder, &["check", config, "--format", "json"], set);

@@ -10,6 +10,7 @@ mod validation;
 mod slices;
 mod optimizers;
 mod optimizer_groups;
+mod post_validation;
 mod learning_rates;
 mod efficiency;
 mod experts;

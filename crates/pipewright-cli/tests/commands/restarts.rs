@@ -116,6 +116,15 @@ fn a_step_that_fails_drops_the_one_that_has_begun_behind_it() {
     check("hang:0:6", &every, &[(6, 4)]);
 }
 
+/// In step 6, rank 1 has updated before rank 0 finds a gradient that is not finite.
+#[test]
+fn a_step_that_fails_undoes_its_early_updates() {
+    let early = ["optimizer.post_validation=true", "optimizer.clip_norm=0"];
+    let words = check("infinite:1:6", &early, &[(6, 4)]);
+    assert!(words.contains("gradient") && words.contains("continues from step 4"), "{words}");
+    check("panic:0:6,panic:1:7", &early, &[(6, 4), (7, 6)]);
+}
+
 #[test]
 fn a_run_without_a_checkpoint_begins_again() {
     let words = check("panic:0:2", &[], &[(2, 0)]);

@@ -24,13 +24,16 @@ pub struct HeldBytes {
     pub optimizer: u64,
     /// The tensors that forwards keep for backwards.
     pub activations: u64,
+    /// The trained parameters and the optimizer's state from before an update that may be undone; 0 if the
+    /// rank updates only when it has the gradient norm. They exist when all activations are gone.
+    pub undo: u64,
 }
 
 impl HeldBytes {
-    /// Returns the sum.
+    /// Returns the sum, with the larger one of activations and what can undo an update.
     pub fn total(&self) -> u64 {
         let state = self.parameters.saturating_add(self.gradients).saturating_add(self.optimizer);
-        state.saturating_add(self.activations)
+        state.saturating_add(self.activations.max(self.undo))
     }
 
     /// Returns the memory of a rank with these stages, without activations. Gradients are whole until a
@@ -42,6 +45,7 @@ impl HeldBytes {
             gradients: stages.iter().map(|stage| stage.gradients).fold(0, u64::saturating_add),
             optimizer: held.optimizer,
             activations: 0,
+            undo: stages.iter().map(|stage| stage.undo).fold(0, u64::saturating_add),
         }
     }
 }
@@ -51,6 +55,7 @@ impl HeldBytes {
 struct StageState {
     bytes: StageBytes,
     gradients: u64,
+    undo: u64,
 }
 
 /// A training run, as far as its memory depends on it.
@@ -78,6 +83,9 @@ pub struct TrainingRun<'a> {
     pub expert_ranks: u32,
     /// The tokens that choose the experts of a replica, if several hold them together.
     pub expert_load: ExpertLoad,
+    /// Whether a rank updates before it has the gradient norm
+    /// ([`PipelineConfig::post_validation`](pipewright::pipeline::PipelineConfig::post_validation)).
+    pub post_validation: bool,
 }
 
 /// The most bytes that each stage and each rank of a replica holds. All replicas need the same.
@@ -106,6 +114,7 @@ impl TrainingMemory {
         let state = |specs: &Vec<ParameterSpec>| StageState {
             bytes: run.state.of_stage(specs, is_trained),
             gradients: gradient_bytes(specs, run.expert_ranks, is_trained),
+            undo: if run.post_validation { run.undo_bytes(specs) } else { 0 },
         };
         let states: Vec<StageState> = stages.iter().map(state).collect();
         let rank_bytes = |(rank, activations): (Rank, u64)| {
@@ -165,14 +174,23 @@ impl TrainingRun<'_> {
 
     /// Returns the bytes of a stage without activations. If parameters are sharded, a replica holds its part
     /// of them and of the optimizer's state; the parameters of a stage that computes are whole.
-    fn stage_state(&self, StageState { bytes, gradients }: StageState) -> HeldBytes {
+    fn stage_state(&self, StageState { bytes, gradients, undo }: StageState) -> HeldBytes {
         let part = self.sharding.part(bytes, self.expert_ranks);
         HeldBytes {
             parameters: part.parameters.saturating_add(part.copy),
             gradients,
             optimizer: part.optimizer,
             activations: 0,
+            undo,
         }
+    }
+
+    /// Returns the bytes of a stage's trained parameters, with the optimizer's state, on one replica.
+    fn undo_bytes(&self, specs: &[ParameterSpec]) -> u64 {
+        let trained = specs.iter().filter(|spec| self.model.is_trained(&spec.path)).cloned();
+        let trained: Vec<ParameterSpec> = trained.collect();
+        let part = self.sharding.part(self.state.of_stage(&trained, |_| true), self.expert_ranks);
+        part.parameters.saturating_add(part.optimizer)
     }
 }
 
@@ -202,7 +220,7 @@ mod tests {
 
     #[test]
     fn replicas_that_share_hold_their_part_and_what_is_gathered() {
-        let whole = HeldBytes { parameters: 240, gradients: 240, optimizer: 480, activations: 0 };
+        let whole = HeldBytes { parameters: 240, gradients: 240, optimizer: 480, ..HeldBytes::default() };
         let held_in = |shards, window, precision| {
             let rule = StateRule { optimizer: OptimizerState::TwoMoments, precision };
             let stage = |elements: usize| {
@@ -211,13 +229,14 @@ mod tests {
                 StageState {
                     bytes: rule.of_stage(&specs, |_| true),
                     gradients: gradient_bytes(&specs, 1, |_| true),
+                    undo: 0,
                 }
             };
             HeldBytes::without_activations(&[10, 30, 20].map(stage), Sharding { shards, window }, 1)
         };
         let held = |shards, window| held_in(shards, window, Precision::F32);
         assert_eq!(held(1, 1), whole);
-        let parts = HeldBytes { parameters: 4 * (15 + 30), gradients: 240, optimizer: 120, activations: 0 };
+        let parts = HeldBytes { parameters: 4 * (15 + 30), optimizer: 120, ..whole };
         assert_eq!(held(4, 1), parts);
         assert_eq!(held(4, 9).parameters, 4 * (15 + 60));
         // With the rounded copy of the parameters that compute.

@@ -142,7 +142,8 @@ impl StateRule {
     ) -> Result<TrainingState, ConfigError> {
         let whole = self.of(&model.model().parameters()?, |_| true);
         let share = |bytes: u64| bytes as f64 / whole.parameters.max(1) as f64;
-        Ok(TrainingState { optimizer: share(whole.optimizer), copy: share(whole.copy), groups, window })
+        let (optimizer, copy) = (share(whole.optimizer), share(whole.copy));
+        Ok(TrainingState { optimizer, copy, groups, window, ..TrainingState::default() })
     }
 
     /// Writes the optimizer's state of each layer into a profile of the model, and with adapters the memory

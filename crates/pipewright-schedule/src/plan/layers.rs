@@ -86,6 +86,8 @@ pub(super) struct Layers {
     pub(super) list: Vec<Layer>,
     pub(super) network: Network,
     pub(super) sharding: Sharding,
+    /// See [`TrainingState::post_validation`].
+    pub(super) post_validation: bool,
     /// The memory that a stage always holds besides parameters and optimizer state.
     pub(super) stage_bytes: u64,
     /// The memory that a rank always holds besides its stages.
@@ -169,6 +171,7 @@ impl Layers {
             list,
             network,
             sharding,
+            post_validation: state.post_validation,
             stage_bytes,
             rank_bytes,
             has_exchanges: profile.has_exchanges(),

@@ -64,7 +64,9 @@ fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, tra
         held = held.saturating_add(made).saturating_sub(less);
         peak = peak.max(held.saturating_add(load.temporary));
     }
-    peak
+    // No microbatch is in flight in the update.
+    let undo = own_loads.iter().map(|load| load.undo).fold(0, u64::saturating_add);
+    if trains { peak.max(held.saturating_add(undo)) } else { peak }
 }
 
 #[cfg(test)]

@@ -19,12 +19,21 @@ pub struct TrainingState {
     /// The number of stages of a rank whose parameters are gathered at the same time, if replicas hold them
     /// together.
     pub window: u32,
+    /// Whether a rank may update before it has the gradient norm, and then keeps the parameters and the
+    /// optimizer's state from before the update until the end of the step.
+    pub post_validation: bool,
 }
 
 impl Default for TrainingState {
     /// AdamW in single precision, all of it on each replica.
     fn default() -> Self {
-        Self { optimizer: ADAMW_STATE, copy: 0.0, groups: ShardGroups::default(), window: 1 }
+        Self {
+            optimizer: ADAMW_STATE,
+            copy: 0.0,
+            groups: ShardGroups::default(),
+            window: 1,
+            post_validation: false,
+        }
     }
 }
 
@@ -39,7 +48,7 @@ pub struct PlanRequest {
     pub microbatch_rows: u32,
     /// The memory of each rank in bytes; `None` for any amount.
     pub memory: Option<u64>,
-    /// The bytes of the optimizer's state and of the copy in half precision.
+    /// The bytes of the optimizer's state, of the copy in half precision, and of what can undo an update.
     pub state: TrainingState,
     /// The number of replicas; `None` to search it.
     pub data_parallel: Option<u32>,

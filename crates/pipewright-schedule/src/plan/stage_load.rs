@@ -58,6 +58,9 @@ pub(super) struct StageLoad {
     pub(super) gradient: u64,
     /// Parameters and optimizer state of all replicas that hold them together.
     pub(super) state: StateBytes,
+    /// The bytes of trained parameters and optimizer state that the rank keeps in the update, so that it can
+    /// undo it.
+    pub(super) undo: u64,
     /// The other memory that the stage always holds.
     pub(super) base: u64,
     /// The memory that its rank always holds besides its stages.
@@ -216,6 +219,7 @@ pub(super) fn stage_load(
         shared: layers.list[start].shared,
         gradient: 0,
         state: StateBytes::default(),
+        undo: 0,
         base: layers.stage_bytes,
         of_rank: layers.rank_bytes,
         temporary: 0,
@@ -253,6 +257,11 @@ pub(super) fn stage_load(
         load.input_sums += layer.input_sums;
     }
     load.state = Layers::state_of(&layers.list[start..end]);
+    if layers.post_validation {
+        // The gradients are as large as the parameters that are trained.
+        let updated = load.gradient.saturating_add(load.state.optimizer);
+        load.undo = updated.div_ceil(u64::from(layers.sharding.shards.max(1)));
+    }
     if recompute.is_some() {
         // The input of the stage is part of its activations. The next layer keeps what it shares.
         let input = start.checked_sub(1).map_or(0, |before| layers.list[before].output);

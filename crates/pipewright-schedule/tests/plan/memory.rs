@@ -49,6 +49,16 @@ fn replicas_that_hold_the_parameters_together_need_less_memory() {
     assert_eq!(quarters(4, ShardGroups::Of(2), 0.0), 6.0 + 4.0 + 4.0);
     // Groups of three do not divide four replicas.
     assert_eq!(quarters(4, ShardGroups::Of(3), 0.0), 3.0 + 4.0 + 4.0);
+    // Until the norm is known, the parameters and moments from before an update. The gathered parameters of
+    // the last stage are counted too, although they are gone by then.
+    let with_undo = |data_parallel, groups| {
+        let state = TrainingState { groups, post_validation: true, ..TrainingState::default() };
+        let choice = PlanChoice { data_parallel, state, ..PlanChoice::default() };
+        let peaks = predict(&profile, &schedule, &choice).expect("it fits the schedule").peak_bytes;
+        4.0 * peaks[0] as f64 / PARAMETERS as f64
+    };
+    assert_eq!(with_undo(2, ShardGroups::Whole), 16.0 + 12.0);
+    assert_eq!(with_undo(4, ShardGroups::All), 3.0 + 4.0 + 4.0 + 3.0);
     // The copy of half precision copies the gathered parameters.
     assert_eq!(quarters(2, ShardGroups::All, 0.5), 6.0 + 4.0 + 2.0 + 4.0);
     // The same if the profile has the bytes of each layer.

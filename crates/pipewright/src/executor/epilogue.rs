@@ -21,7 +21,7 @@ use super::sharing::{exchange_shared_gradients, receive_shared_gradients, set_sh
 use super::statistics::{exchange_statistics, receive_statistics, set_statistics};
 use super::step::{Outcome, Phase};
 use super::tensor_shards::check_shards;
-use super::update::update;
+use super::update::{update, update_early};
 use crate::batch::{StepForm, StepForms};
 use crate::collective::Exchange;
 use crate::failure::Cause;
@@ -33,13 +33,26 @@ impl Executor {
     /// Continues the current phase after the program, or returns the message that it waits for.
     pub(super) fn poll_epilogue(&mut self) -> Result<Option<AwaitedMessage>, Cause> {
         let mut phase = self.step.take_phase();
-        let awaited = self.receive(&mut phase)?;
+        let mut awaited = self.receive(&mut phase)?;
         if awaited.is_none() {
             self.connection.moved(self.step.position());
             phase = self.next_phase(phase)?;
+        } else if phase.awaits_norm() && self.update_early() {
+            awaited = None;
         }
         self.step.set_phase(phase);
         Ok(awaited)
+    }
+
+    /// Updates the next stage while the rank waits for the norm. Returns whether there was one. The squares
+    /// of the rank's gradients are known by then, so its own message does not wait for its updates.
+    fn update_early(&mut self) -> bool {
+        let Self { context, connection, stages, step, accumulation, .. } = self;
+        let updates = context.config().post_validation && update_early(context, stages, step, *accumulation);
+        if updates {
+            connection.moved(step.position());
+        }
+        updates
     }
 
     /// Ends the phase that is done and begins the next one. The first arms list the phases of a step in
@@ -248,7 +261,7 @@ impl Executor {
         let norm = update(&self.context, &mut self.stages, &mut self.step, self.accumulation, norms)?;
         self.accumulation = Accumulation::default();
         let (sums, time) = (self.recorder.since_program(start), start.elapsed());
-        Ok(self.report(Update { gradient_norm: Some(norm), sums, time }))
+        Ok(self.report(Update { gradient_norm: Some(norm), sums, time, early: self.step.early() }))
     }
 
     /// Ends the rank's part of a step with its report.

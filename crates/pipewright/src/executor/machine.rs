@@ -128,7 +128,11 @@ impl Executor {
     /// Runs the next action or phase that can run, or returns that it waits for a message to arrive or to
     /// leave.
     pub(crate) fn poll(&mut self) -> Result<Poll, StepError> {
-        self.advance().map_err(|cause| self.error(cause))
+        self.advance().map_err(|cause| {
+            // No other rank depends on them, and the error looks at the parameters.
+            self.stages.undo_updates();
+            self.error(cause)
+        })
     }
 
     fn advance(&mut self) -> Result<Poll, Cause> {

@@ -61,6 +61,7 @@ mod compute;
 mod connection;
 mod context;
 mod copies;
+mod early_updates;
 mod edges;
 mod epilogue;
 mod expert_holders;

@@ -8,6 +8,7 @@ use pipewright_schedule::{ClockSkew, Event, Scope, SkipEvent, StageIndex};
 
 use super::connection::Connection;
 use super::context::RankContext;
+use super::early_updates::EarlyUpdates;
 use super::recorder::{AuxiliaryPart, ExchangeTime, Recorder, Records};
 use super::stages::LocalStages;
 use crate::device::held_on;
@@ -50,10 +51,14 @@ pub(crate) struct RankReport {
     pub exposed_communication: Duration,
     /// The time of the rank's exchanges of tokens; zero if its replica holds all experts.
     pub expert_exchange: ExchangeTime,
-    /// Time between the program and the update: gradients are summed, and the gradient norm is computed.
+    /// Time from the end of the program until the rank has the gradient norm.
     pub sums: Duration,
-    /// Time of the gradient scaling and the optimizer step.
+    /// Time of the gradient scaling and the optimizer step, from the norm on.
     pub update: Duration,
+    /// The part of `sums` in which the rank has updated early.
+    pub early_update: Duration,
+    /// Whether it has undone an early update because of the norm.
+    pub repaired: bool,
     /// Most bytes that the rank held at once in this step; on a device other than the processor, the bytes
     /// that its back end has reserved there for the rank.
     pub peak_bytes: u64,
@@ -106,10 +111,11 @@ pub(crate) fn sums_of(loads: impl IntoIterator<Item = ExpertLoad>) -> Vec<Expert
 pub(super) struct Update {
     /// See [`RankReport::gradient_norm`].
     pub(super) gradient_norm: Option<f64>,
-    /// Time between the program and the update.
+    /// Time from the end of the program until the rank has the gradient norm.
     pub(super) sums: Duration,
-    /// Time of the gradient scaling and the optimizer step.
+    /// Time of the gradient scaling and the optimizer step, from the norm on.
     pub(super) time: Duration,
+    pub(super) early: EarlyUpdates,
 }
 
 impl RankReport {
@@ -159,6 +165,8 @@ impl RankReport {
             expert_exchange: exchange,
             sums: update.sums,
             update: update.time,
+            early_update: update.early.time,
+            repaired: update.early.undone,
             peak_bytes,
             sends_in_flight: connection.sends_in_flight(),
             boundary_bytes: connection.boundary_bytes(),

@@ -32,6 +32,8 @@ pub(super) struct ReportMessage {
     expert_exchange: Option<(Duration, Duration)>,
     sums: Duration,
     update: Duration,
+    early_update: Duration,
+    repaired: bool,
     peak_bytes: u64,
     sends_in_flight: u32,
     boundary_bytes: u64,
@@ -171,6 +173,8 @@ impl ReportMessage {
             expert_exchange: packed_exchange(report.expert_exchange),
             sums: report.sums,
             update: report.update,
+            early_update: report.early_update,
+            repaired: report.repaired,
             peak_bytes: report.peak_bytes,
             sends_in_flight: report.sends_in_flight,
             boundary_bytes: report.boundary_bytes,
@@ -227,6 +231,8 @@ impl ReportMessage {
             expert_exchange: unpacked_exchange(self.expert_exchange),
             sums: self.sums,
             update: self.update,
+            early_update: self.early_update,
+            repaired: self.repaired,
             peak_bytes: self.peak_bytes,
             sends_in_flight: self.sends_in_flight,
             boundary_bytes: self.boundary_bytes,
@@ -280,6 +286,8 @@ mod tests {
             expert_exchange: ExchangeTime::default(),
             sums: Duration::from_nanos(6),
             update: Duration::from_nanos(8),
+            early_update: Duration::from_nanos(5),
+            repaired: true,
             peak_bytes: 9,
             sends_in_flight: 3,
             boundary_bytes: 4,
@@ -334,6 +342,7 @@ mod tests {
         assert_eq!((found.clock_skew, found.sends_in_flight), (report.clock_skew, 3));
         assert_eq!((found.interrupted, found.announced), (true, 300));
         assert_eq!((found.sums, found.update), (report.sums, report.update));
+        assert_eq!((found.early_update, found.repaired), (report.early_update, report.repaired));
         assert!(bytes.len() < 220 + (texts.len() + 3) * 26, "{} bytes", bytes.len());
     }
 

@@ -369,6 +369,13 @@ impl LocalStages {
         self.stages.iter_mut().for_each(|stage| stage.runner.keep_buffers(false));
     }
 
+    /// Undoes the early updates of all stages.
+    pub(super) fn undo_updates(&mut self) {
+        for stage in &mut self.stages {
+            stage.runner.undo_update();
+        }
+    }
+
     /// Drops the rows of the other replicas of all stages.
     pub(super) fn release_all(&mut self) {
         self.stages.iter_mut().for_each(LocalStage::release);

@@ -6,6 +6,7 @@ use pipewright_schedule::{Action, Rank, StageIndex, ValidatedProgram};
 
 use super::agreement::Agreement;
 use super::collection::{Collection, NamedParameter, Visited};
+use super::early_updates::EarlyUpdates;
 use super::norm::{Contribution, Norms};
 use super::parameters::{ListedParameter, NormOrder};
 use super::report::RankReport;
@@ -42,6 +43,7 @@ pub(super) struct Step {
     waits: bool,
     /// The last stage whose update has begun. The step can then no longer be undone.
     updates: Option<StageIndex>,
+    early: EarlyUpdates,
     /// Across processes: whether all ranks have the same next batch, which they begin after the update.
     has_next: bool,
 }
@@ -98,6 +100,14 @@ pub(super) enum Phase {
     Done(Outcome),
 }
 
+impl Phase {
+    /// Returns whether the gradient sums of the rank are complete, and it waits for the norm or for what the
+    /// norm depends on.
+    pub(super) fn awaits_norm(&self) -> bool {
+        matches!(self, Self::ReplicaSquares(_) | Self::Squares(_) | Self::Norm(_))
+    }
+}
+
 /// The results of a step, or of an exchange between two steps.
 #[derive(Default)]
 pub(crate) struct Outcome {
@@ -118,7 +128,16 @@ pub(crate) struct Outcome {
 impl Step {
     /// Makes the state between two steps: an exchange that begins with `phase`, or none.
     pub(super) fn between(number: StepNumber, phase: Phase) -> Self {
-        Self { number, input: None, phase, position: 0, waits: false, updates: None, has_next: false }
+        Self {
+            number,
+            input: None,
+            phase,
+            position: 0,
+            waits: false,
+            updates: None,
+            early: EarlyUpdates::default(),
+            has_next: false,
+        }
     }
 
     /// Begins a step.
@@ -202,6 +221,14 @@ impl Step {
     /// Notes that the update of a stage begins.
     pub(super) fn begin_update(&mut self, stage: StageIndex) {
         self.updates = Some(stage);
+    }
+
+    pub(super) fn early(&self) -> EarlyUpdates {
+        self.early
+    }
+
+    pub(super) fn early_mut(&mut self) -> &mut EarlyUpdates {
+        &mut self.early
     }
 
     /// Notes that all ranks have the same next batch.

@@ -7,9 +7,9 @@ use burn::optim::{
     StateSource,
 };
 use burn::tensor::{DType, Device, Tensor};
-use pipewright_kernel::adamw::{Coefficients, step};
+use pipewright_kernel::adamw::{Coefficients, step, stepped};
 
-use crate::nn::{CpuTensor, elements, owned};
+use crate::nn::{CpuTensor, cpu_tensor, elements, owned};
 
 /// Burn's `AdamW` with the same update and the same state, in place on the CPU back end and composed of
 /// Burn's operations elsewhere.
@@ -95,7 +95,11 @@ impl Optimizer for AdamW {
         let [parameter, moment_1, moment_2] = match on_cpu {
             [Some(parameter), Some(gradient), Some(moment_1), Some(moment_2)] => {
                 drop(tensors);
-                in_place(parameter, &gradient, moment_1, moment_2, step)
+                if parameter.is_unique() {
+                    in_place(parameter, &gradient, moment_1, moment_2, step)
+                } else {
+                    apart([&parameter, &gradient, &moment_1, &moment_2], step)
+                }
             }
             _ => composed(tensors, step),
         };
@@ -126,6 +130,15 @@ fn in_place<const D: usize>(
     let (first, second) = (moment_1.storage_mut(), moment_2.storage_mut());
     step(parameter.storage_mut(), &elements(gradient), first, second, by);
     [parameter, moment_1, moment_2].map(Tensor::from_primitive::<Flex>)
+}
+
+/// Returns the same update in storage of its own, in one pass: someone holds the old parameter, such as a
+/// stage that may undo the update.
+fn apart<const D: usize>(tensors: [&CpuTensor; 4], by: Coefficients) -> [Tensor<D>; 3] {
+    let shape = tensors[0].layout().shape().clone();
+    let [parameter, gradient, first, second] = tensors.map(elements);
+    let updated = stepped(&parameter, &gradient, &first, &second, by);
+    updated.map(|elements| Tensor::from_primitive::<Flex>(cpu_tensor(elements, shape.clone())))
 }
 
 /// Returns the same update, composed of Burn's operations.
@@ -177,7 +190,10 @@ mod tests {
         let device = Device::flex();
         let parameter = Tensor::<1>::ones([4], &device);
         let (updated, _) = AdamW::default().step(0.1, parameter.clone(), Tensor::ones([4], &device), None);
-        assert_eq!(parameter.into_data().iter::<f32>().collect::<Vec<_>>(), [1.0; 4]);
-        assert!(updated.into_data().iter::<f32>().all(|x| x < 1.0));
+        assert_eq!(parameter.clone().into_data().iter::<f32>().collect::<Vec<_>>(), [1.0; 4]);
+        assert!(updated.clone().into_data().iter::<f32>().all(|x| x < 1.0));
+        let ones = || Tensor::<1>::ones([4], &device);
+        let (in_place, _) = AdamW::default().step(0.1, ones(), ones(), None);
+        assert_eq!(in_place.into_data(), updated.into_data());
     }
 }

@@ -41,6 +41,12 @@ impl PipelineBuilder {
         self.configured(|config| config.clip_groups.push(group))
     }
 
+    /// Sets whether a rank updates its parameters while the gradient norm is computed, and repairs the update
+    /// if the norm says so ([`PipelineConfig::post_validation`]). Default: it waits for the norm.
+    pub fn post_validation(self, updates_early: bool) -> Self {
+        self.configured(|config| config.post_validation = updates_early)
+    }
+
     /// Sets the hook that is called for each gradient before the norm is computed. Default: none.
     pub fn gradient_hook(self, hook: impl GradientHook + 'static) -> Self {
         self.configured(|config| config.gradient_hook = Some(Arc::new(hook)))

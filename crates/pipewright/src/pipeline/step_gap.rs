@@ -16,9 +16,10 @@ pub struct StepGap {
     /// From the end of the last action of any rank to the first action of the rank that starts the next
     /// step; 0 if this rank starts before.
     pub critical: Duration,
-    /// Until this rank's update begins: gradients are summed, and the gradient norm is computed.
+    /// Until this rank has the gradient norm: gradients are summed, the norm is computed, and the rank may
+    /// update early ([`PipelineConfig::post_validation`](super::PipelineConfig::post_validation)).
     pub sums: Duration,
-    /// The update of this rank.
+    /// The update of this rank after that.
     pub update: Duration,
     /// From the end of the update to the first action.
     pub between: Duration,

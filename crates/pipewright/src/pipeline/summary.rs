@@ -85,11 +85,18 @@ pub struct StepSummary {
     /// turns, the overlap is one event, and the recomputation is a part of it; scopes have the times in which
     /// each half computed and exchanged.
     pub timeline: Timeline,
-    /// The time of each rank between its program and its update: it sums gradients over replicas and waits for
-    /// the gradient norm. 0 without an update.
+    /// The time of each rank from the end of its program until it has the gradient norm: it sums gradients
+    /// over replicas, waits for the norm, and may update meanwhile. 0 without an update.
     pub sums: Vec<Duration>,
-    /// The time of each rank's optimizer step.
+    /// The time of each rank's optimizer step, from the gradient norm on.
     pub update: Vec<Duration>,
+    /// The part of `sums` in which each rank updated before it had the gradient norm
+    /// ([`PipelineConfig::post_validation`](crate::pipeline::PipelineConfig::post_validation)). It is 0 for a
+    /// rank that did not need to wait for the norm.
+    pub early_update: Vec<Duration>,
+    /// Whether a rank has undone such an update, because gradients were clipped or the update was skipped.
+    /// The results are the same as without it.
+    pub repaired: bool,
     /// The gap between the step before and this one. `None` in the first step, and if an evaluation, a step
     /// that failed or a restore was in between.
     pub gap: Option<StepGap>,
@@ -243,6 +250,8 @@ pub(super) fn training(
         repeated: Vec::new(),
         sums: reports.iter().map(|report| report.sums).collect(),
         update: reports.iter().map(|report| report.update).collect(),
+        early_update: reports.iter().map(|report| report.early_update).collect(),
+        repaired: reports.iter().any(|report| report.repaired),
         gap: None,
         began_early: false,
         exposed_communication: reports.iter().map(|report| report.exposed_communication).collect(),

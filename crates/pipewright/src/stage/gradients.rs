@@ -25,7 +25,7 @@ use crate::tensor::{Value, ValueKind, Values};
 
 /// One sum for each float parameter of a stage, by the parameter's index. Gradients in half precision are
 /// added in single precision.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct GradientSums {
     table: Arc<ParameterTable>,
     sums: Vec<Option<DispatchTensor>>,

@@ -145,6 +145,13 @@ impl<M: StageBody> HeldModule<M> {
         result
     }
 
+    /// Puts `module`, which has the same parameters, in place of this one, which a change that failed may
+    /// have lost.
+    pub(super) fn put(&mut self, module: M) {
+        drop(self.rounded.take());
+        self.module = Some(module);
+    }
+
     /// Returns the state of sharded parameters; `None` if this replica holds all parameters.
     pub(super) fn shards(&self) -> Option<&Shards> {
         self.shards.as_ref()

@@ -215,6 +215,18 @@ pub(crate) trait StageParameters: Send {
     /// Multiplies the gradient sums by their factors, takes one optimizer step with them and clears them.
     fn update(&mut self, factors: &Factors, learning_rate: f64);
 
+    /// Updates as [`StageParameters::update`] does, before it is known whether the factors are right. The
+    /// sums, the parameters and the optimizer's state from before are kept until
+    /// [`StageParameters::keep_update`] or [`StageParameters::undo_update`]. If the optimizer panics, the
+    /// stage is as before. Returns whether it is updated.
+    fn update_early(&mut self, factors: &Factors, learning_rate: f64) -> bool;
+
+    /// Keeps the early update, if there is one, and clears the gradient sums. Returns whether there is one.
+    fn keep_update(&mut self) -> bool;
+
+    /// Undoes the early update, if there is one. Returns whether there was one.
+    fn undo_update(&mut self) -> bool;
+
     /// Visits the module, whose parameters must be whole. Returns the number of modules or parameters that it
     /// found.
     fn visit(&mut self, stage: StageIndex, visit: &Visit) -> Result<usize, StageError>;

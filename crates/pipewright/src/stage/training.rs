@@ -27,6 +27,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use burn::module::ParamId;
+use burn::optim::ModuleOptimizer;
 use pipewright_schedule::StageBackward;
 
 use self::probe::Probes;
@@ -54,6 +55,8 @@ pub(super) struct TrainingStage<M: StageBody> {
     table: Arc<ParameterTable>,
     sums: GradientSums,
     optimizer: StageOptimizer,
+    /// Present from an early update until it is known whether it stays.
+    before_update: Option<BeforeUpdate<M>>,
     loss: Option<Loss<M::Output>>,
     /// The user's function that computes weight gradients instead of the stage.
     weight_runner: Option<WeightRunner>,
@@ -66,6 +69,13 @@ pub(super) struct TrainingStage<M: StageBody> {
     /// Which outputs of the recomputed forwards need a gradient.
     pattern: GradientPattern,
     statistics: StatisticsBefore,
+}
+
+/// The parameters and the optimizer's state from before an update that may be undone. They shared their
+/// storage with the stage's until the update, which therefore has written to other storage.
+struct BeforeUpdate<M> {
+    module: M,
+    optimizer: ModuleOptimizer,
 }
 
 /// The parts of a stage that follow from its module and its settings.
@@ -102,6 +112,7 @@ impl<M: StageBody> TrainingStage<M> {
             table,
             sums,
             optimizer,
+            before_update: None,
             loss,
             weight_runner,
             is_base,

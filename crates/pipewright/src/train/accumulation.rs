@@ -132,6 +132,8 @@ mod tests {
             timeline: pipewright_schedule::Timeline::new(1, Vec::new()),
             sums: Vec::new(),
             update: Vec::new(),
+            early_update: Vec::new(),
+            repaired: false,
             gap: None,
             began_early: false,
             exposed_communication: Vec::new(),

@@ -74,6 +74,14 @@ pub struct Metrics {
     /// ([`Trainer::step_ahead`](crate::train::Trainer::step_ahead)); left out if not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub began_early: bool,
+    /// The milliseconds in which each rank updated before it had the gradient norm
+    /// ([`StepSummary::early_update`]); left out if none did.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub early_update_ms: Vec<f64>,
+    /// Whether a rank has undone such an update because of the norm ([`StepSummary::repaired`]); left out if
+    /// not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub repaired: bool,
     /// The gap before this step ([`StepGap::critical`](crate::pipeline::StepGap::critical)), in milliseconds.
     /// This and its parts are left out in the first step of a process, and in a step that follows an evaluation
     /// or a failed step.
@@ -166,6 +174,8 @@ impl Metrics {
             expert_exchange_ms: exchange_ms(report, |exchange| exchange.total),
             exposed_expert_exchange_ms: exchange_ms(report, |exchange| exchange.exposed),
             began_early: report.began_early,
+            early_update_ms: early_update_ms(report),
+            repaired: report.repaired,
             gap_ms: gap.map(|gap| milliseconds(gap.critical)),
             gap_sums_ms: gap.map(|gap| milliseconds(gap.sums)),
             gap_update_ms: gap.map(|gap| milliseconds(gap.update)),
@@ -204,6 +214,15 @@ fn exchange_ms(report: &StepSummary, time: impl Fn(&ExchangeTime) -> Duration) -
         return Vec::new();
     }
     exchanges.iter().map(|exchange| milliseconds(time(exchange))).collect()
+}
+
+/// Returns the times of early updates of each rank, in milliseconds; none if no rank has updated early.
+fn early_update_ms(report: &StepSummary) -> Vec<f64> {
+    let times = &report.early_update;
+    if times.iter().all(Duration::is_zero) {
+        return Vec::new();
+    }
+    times.iter().copied().map(milliseconds).collect()
 }
 
 fn milliseconds(time: Duration) -> f64 {

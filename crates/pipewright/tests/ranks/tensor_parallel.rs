@@ -2,6 +2,7 @@
 //! boundaries, hooks, modules, failures, checkpoints, whole experts.
 
 mod checkpoints;
+mod early_updates;
 mod expert_groups;
 mod expert_overlaps;
 mod expert_verification;

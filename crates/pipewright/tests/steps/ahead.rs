@@ -1,9 +1,9 @@
 //! Steps that begin while the one before them ends: their results, and the calls that are refused while a step
 //! runs.
 
-mod batches;
+pub(crate) mod batches;
 mod failures;
-mod watch;
+pub(crate) mod watch;
 
 use std::collections::BTreeMap;
 use std::path::Path;

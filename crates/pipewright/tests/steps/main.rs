@@ -4,6 +4,7 @@ mod element_types;
 mod training;
 mod steps;
 mod ahead;
+mod post_validation;
 mod batches;
 mod batch_forms;
 mod boundaries;

@@ -24,8 +24,10 @@ use support::{config, descent, program, stage};
 
 const STEPS: u64 = 6;
 
-const TASKS: [(u32, &str); 11] = [
+const TASKS: [(u32, &str); 13] = [
     (2, "ahead"),
+    (2, "early updates"),
+    (4, "early updates of replicas"),
     (2, "replicas"),
     (4, "replicas of pipelines"),
     (2, "accumulated"),
@@ -41,6 +43,8 @@ const TASKS: [(u32, &str); 11] = [
 fn main() -> ExitCode {
     mpirun::run(&TASKS, |task| match task {
         "ahead" => ahead(2, 1),
+        "early updates" => early_updates(2, 1),
+        "early updates of replicas" => early_updates(2, 2),
         "replicas" => ahead(1, 2),
         "replicas of pipelines" => ahead(2, 2),
         "accumulated" => accumulated(),
@@ -161,6 +165,43 @@ fn ahead(ranks: u32, replicas: u32) {
     assert!(!own.is_empty() && own.iter().all(|one| all.contains(one)), "rank {} differs", process.rank);
     assert_eq!(results, expected, "rank {}", process.rank);
     process.report(&format!("steps that begin early, {ranks} ranks, {replicas} replicas"));
+}
+
+/// Processes that update before they have the gradient norm have the bits of threads that update after it.
+/// The limit is the median of the norms, so some updates are repaired. All processes have the same report on
+/// them.
+fn early_updates(ranks: u32, replicas: u32) {
+    let config = PipelineConfig { data_parallel: replicas, ..config() };
+    let (unclipped, _) = of_threads(ranks, &PipelineConfig { clip_norm: None, ..config.clone() }, STEPS);
+    let mut norms: Vec<f64> = unclipped.iter().map(|(_, _, norm, ..)| *norm).collect();
+    norms.sort_by(f64::total_cmp);
+    let limit = norms[norms.len() / 2];
+    let config = PipelineConfig { clip_norm: Some(limit), ..config };
+    let early = PipelineConfig { post_validation: true, ..config.clone() };
+    let mut process = Process::launch_with(early, ranks, STEPS, 0);
+    let mut results = Vec::new();
+    let (mut repaired, mut early) = (0, 0);
+    process.begin(0);
+    for number in 1..=STEPS {
+        if number < STEPS {
+            process.begin(number);
+        }
+        let summary = process.pipeline.finish().expect("a step");
+        let is_early = summary.early_update.iter().any(|time| !time.is_zero());
+        let is_clipped = summary.gradient_norm + 1e-6 > limit;
+        assert_eq!(summary.early_update.len() as u32, ranks * replicas);
+        assert_eq!(summary.repaired, is_early && is_clipped, "{summary:?}");
+        early += u32::from(is_early);
+        repaired += u32::from(summary.repaired);
+        results.push(result_of(&summary));
+    }
+    let (expected, mut threads) = of_threads(ranks, &config, STEPS);
+    let all = parameters(&mut threads);
+    let own = parameters(&mut process.pipeline);
+    assert!(!own.is_empty() && own.iter().all(|one| all.contains(one)), "rank {} differs", process.rank);
+    assert_eq!(results, expected, "rank {}", process.rank);
+    assert!(0 < repaired && repaired < early, "{repaired} of {early} early updates are repaired");
+    process.report(&format!("early updates, {ranks} ranks, {replicas} replicas"));
 }
 
 /// Every second batch updates. The batch after an update begins without further calls, the other ones begin when

@@ -2,7 +2,9 @@
 
 #![expect(dead_code, reason = "each test file uses its own part")]
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use burn::module::{Module, Param};
 use burn::nn::LinearConfig;
@@ -10,13 +12,16 @@ use burn::optim::{AdamWConfig, GradientsParams, LearningRate, LionState, ModuleO
 use burn::tensor::{Device, Tensor, TensorData, activation};
 use pipewright::batch::Batch;
 use pipewright::failure::{Cause, StepError};
+use pipewright::hook::ActionHook;
+use pipewright::ids::{StepNumber, WorldRank};
 use pipewright::nn::Linear;
 use pipewright::pipeline::{PipelineConfig, PipelineError, SeededPipeline};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::Values;
 use pipewright_schedule::lower::{OffloadConfig, TrainingLowering, for_training, offload};
 use pipewright_schedule::{
-    Level, LowerConfig, ScheduleSpec, StageIndex, TrainedStages, ValidatedProgram, generate, lower, validate,
+    Action, Level, LowerConfig, Rank, ScheduleSpec, StageIndex, TrainedStages, ValidatedProgram, generate,
+    lower, validate,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -177,7 +182,7 @@ pub(crate) fn descent(before: impl Fn() + Send + Sync + 'static) -> ModuleOptimi
 }
 
 pub(crate) fn config() -> PipelineConfig {
-    let deadline = std::time::Duration::from_secs(20);
+    let deadline = Duration::from_secs(20);
     PipelineConfig {
         optimizer: Some(optimizer()),
         clip_norm: Some(0.05),
@@ -282,4 +287,35 @@ pub(crate) fn collect_log() {
 pub(crate) fn logged(is_meant: fn(&str) -> bool) -> Vec<String> {
     let all = LOG.lock().expect("no panic");
     all.iter().filter(|text| is_meant(text)).cloned().collect()
+}
+
+/// Lets a rank wait before its last action of each batch, so that other ranks get to the gradient norm first.
+pub(crate) struct Late {
+    rank: u32,
+    /// The number of actions of each rank of the world.
+    rows: Vec<usize>,
+    begun: Vec<AtomicUsize>,
+}
+
+impl Late {
+    /// Makes the hook of a program whose stages are computed by `tensor` ranks together, in `replicas`
+    /// replicas.
+    pub(crate) fn new(program: &ValidatedProgram, [replicas, tensor]: [u32; 2], rank: u32) -> Self {
+        let row = |world: u32| program.row(Rank::new(world / tensor % program.ranks())).len();
+        let rows: Vec<usize> = (0..program.ranks() * replicas * tensor).map(row).collect();
+        Self { rank, begun: rows.iter().map(|_| AtomicUsize::new(0)).collect(), rows }
+    }
+}
+
+impl ActionHook for Late {
+    fn begin_step(&self, rank: WorldRank, _step: StepNumber) {
+        self.begun[rank.index()].store(0, Ordering::SeqCst);
+    }
+
+    fn before(&self, rank: WorldRank, _action: Action) {
+        let begun = self.begun[rank.index()].fetch_add(1, Ordering::SeqCst) + 1;
+        if rank.get() == self.rank && begun == self.rows[rank.index()] {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
 }

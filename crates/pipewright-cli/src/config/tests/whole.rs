@@ -51,6 +51,7 @@ fn settings_survive_being_written_and_read() {
             "optimizer.name=muon",
             "optimizer.momentum=0.9",
             "optimizer.clip_value=0.5",
+            "optimizer.post_validation=true",
             "optimizer.groups=[{ parameters = [\"norm\"], clip_norm = 1 }, { parameters = [\"a.*\"], learning_rate = 1e-5 }]",
         ],
         &[

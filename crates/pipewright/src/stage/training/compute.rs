@@ -11,7 +11,7 @@ use crate::stage::body::{Skips, StageBody};
 use crate::stage::error::{ElementTypeError, StageError};
 use crate::stage::forwarded::Forwarded;
 use crate::stage::microbatch::{BackwardState, ForwardState, InFlight};
-use crate::stage::runner::{BatchPart, StageCompute};
+use crate::stage::runner::{BatchPart, StageCompute, StageParameters};
 use crate::stage::segment::{Replacement, Segment};
 use crate::stage::weight_work::WeightWork;
 use crate::tensor::{Lossy, OptionalTensors, Value, ValueKind, Values, int_type_of};
@@ -157,6 +157,7 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
     }
 
     fn reset(&mut self) {
+        self.undo_update();
         self.in_flight.clear();
         self.sums.clear();
         let kept = self.statistics.take_kept();

@@ -10,7 +10,7 @@ use burn::tensor::{Tensor, TensorData};
 use pipewright_schedule::StageIndex;
 use pipewright_schedule::error_text::panic_message;
 
-use super::TrainingStage;
+use super::{BeforeUpdate, TrainingStage};
 use crate::checkpoint::{Checkpoint, CheckpointError, HeldParameter, StageState, Target, put_together};
 use crate::device::computes_behind;
 use crate::optimizer::{Factors, GradientHook, ParameterGradient};
@@ -148,6 +148,33 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
 
     fn update(&mut self, factors: &Factors, learning_rate: f64) {
         self.optimizer.update(&mut self.module, &mut self.sums, factors, learning_rate);
+    }
+
+    fn update_early(&mut self, factors: &Factors, learning_rate: f64) -> bool {
+        let Some(optimizer) = self.optimizer.get().cloned() else { return false };
+        self.before_update = Some(BeforeUpdate { module: self.module.settled().clone(), optimizer });
+        let mut sums = self.sums.clone();
+        let update = || self.optimizer.update(&mut self.module, &mut sums, factors, learning_rate);
+        let is_updated = catch_unwind(AssertUnwindSafe(update)).is_ok();
+        if !is_updated {
+            self.undo_update();
+        }
+        is_updated
+    }
+
+    fn keep_update(&mut self) -> bool {
+        let is_early = self.before_update.take().is_some();
+        if is_early {
+            self.sums.clear();
+        }
+        is_early
+    }
+
+    fn undo_update(&mut self) -> bool {
+        let Some(BeforeUpdate { module, optimizer }) = self.before_update.take() else { return false };
+        self.module.put(module);
+        self.optimizer.set(optimizer);
+        true
     }
 
     fn visit(&mut self, stage: StageIndex, visit: &Visit) -> Result<usize, StageError> {

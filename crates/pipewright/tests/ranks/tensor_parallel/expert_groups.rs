@@ -26,7 +26,7 @@ const RANKS: u32 = 2;
 const REPLICAS: u32 = 4;
 
 /// Returns the settings of four replicas; so many of them hold the experts together.
-fn config(expert_parallel: u32) -> PipelineConfig {
+pub(super) fn config(expert_parallel: u32) -> PipelineConfig {
     PipelineConfig { expert_parallel, ..config_of(sizes(RANKS, REPLICAS, 1)) }
 }
 
@@ -66,7 +66,7 @@ fn try_launch_with(
     })
 }
 
-fn launch(schedule: &str, config: &PipelineConfig) -> Pipeline {
+pub(super) fn launch(schedule: &str, config: &PipelineConfig) -> Pipeline {
     try_launch(schedule, config).expect("it starts")
 }
 
@@ -77,7 +77,11 @@ fn parameters(pipeline: &mut Pipeline, experts: u32) -> Vec<(String, Vec<f32>)> 
 }
 
 /// Returns the settings of replicas that hold the other parameters together in `mode`.
-fn sharded(replicas: u32, data_parallel_mode: DataParallelMode, expert_parallel: u32) -> PipelineConfig {
+pub(super) fn sharded(
+    replicas: u32,
+    data_parallel_mode: DataParallelMode,
+    expert_parallel: u32,
+) -> PipelineConfig {
     PipelineConfig { data_parallel_mode, data_parallel: replicas, ..config(expert_parallel) }
 }
 

@@ -67,7 +67,7 @@ impl Watch {
     }
 }
 
-pub(super) fn wait_until(condition: impl Fn() -> bool) {
+pub(crate) fn wait_until(condition: impl Fn() -> bool) {
     let until = Instant::now() + Duration::from_secs(10);
     while !condition() {
         assert!(Instant::now() < until, "it does not happen");
