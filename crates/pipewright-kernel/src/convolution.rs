@@ -2,8 +2,10 @@
 //! `u_t = silu(bias + sum_k w_k v_(t - back))` with `back = taps - 1 - k`. The sum stops at the beginning of
 //! the sequence and of the document.
 
+use half::bf16;
 use multiversion::multiversion;
 
+use super::element::Element;
 use super::exp::exp;
 
 /// Sizes of a convolution, and the place of its channels in the rows of the input.
@@ -22,7 +24,7 @@ pub struct Dims {
 }
 
 impl Dims {
-    fn input(self, v: &[f32], row: usize) -> &[f32] {
+    fn input<T>(self, v: &[T], row: usize) -> &[T] {
         &v[row * self.stride + self.start..][..self.channels]
     }
 
@@ -44,11 +46,11 @@ fn by_distance(dims: Dims, weight: &[f32]) -> Vec<f32> {
 
 /// The inputs of a convolution.
 #[derive(Clone, Copy, Debug)]
-pub struct Inputs<'a> {
+pub struct Inputs<'a, T = f32> {
     /// Sizes.
     pub dims: Dims,
     /// Rows of [`Dims::stride`] elements.
-    pub v: &'a [f32],
+    pub v: &'a [T],
     /// `[channels, taps]`.
     pub weight: &'a [f32],
     /// `[channels]`.
@@ -57,7 +59,7 @@ pub struct Inputs<'a> {
     pub documents: Option<&'a [u32]>,
 }
 
-impl Inputs<'_> {
+impl<T> Inputs<'_, T> {
     fn rows(&self) -> usize {
         self.v.len() / self.dims.stride
     }
@@ -65,6 +67,11 @@ impl Inputs<'_> {
 
 /// Returns the result, rows of `channels`.
 pub fn forward(inputs: Inputs<'_>) -> Vec<f32> {
+    forward_in(inputs)
+}
+
+/// Like [`forward`], from elements of any type.
+pub(crate) fn forward_in<T: Element>(inputs: Inputs<'_, T>) -> Vec<f32> {
     let mut u = vec![0f32; inputs.rows() * inputs.dims.channels];
     let weight = by_distance(inputs.dims, inputs.weight);
     forward_rows(inputs, &weight, &mut u);
@@ -72,7 +79,7 @@ pub fn forward(inputs: Inputs<'_>) -> Vec<f32> {
 }
 
 #[multiversion(targets = "simd")]
-fn forward_rows(inputs: Inputs<'_>, weight: &[f32], u: &mut [f32]) {
+fn forward_rows<T: Element>(inputs: Inputs<'_, T>, weight: &[f32], u: &mut [f32]) {
     for (row, u) in u.chunks_exact_mut(inputs.dims.channels).enumerate() {
         weigh(inputs, weight, row, u);
         for u in u.iter_mut() {
@@ -83,7 +90,7 @@ fn forward_rows(inputs: Inputs<'_>, weight: &[f32], u: &mut [f32]) {
 
 /// Computes a row before its activation.
 #[inline(always)]
-fn weigh(inputs: Inputs<'_>, weight: &[f32], row: usize, out: &mut [f32]) {
+fn weigh<T: Element>(inputs: Inputs<'_, T>, weight: &[f32], row: usize, out: &mut [f32]) {
     let dims = inputs.dims;
     match inputs.bias {
         Some(bias) => out.copy_from_slice(bias),
@@ -92,19 +99,19 @@ fn weigh(inputs: Inputs<'_>, weight: &[f32], row: usize, out: &mut [f32]) {
     for back in (0..=dims.reach(inputs.documents, row)).rev() {
         let v = dims.input(inputs.v, row - back);
         for ((out, v), w) in out.iter_mut().zip(v).zip(&weight[back * dims.channels..]) {
-            *out += v * w;
+            *out += v.single() * w;
         }
     }
 }
 
 /// Turns the gradient of the result into the gradient of the sums before the activation, in place.
-pub fn activation_backward(inputs: Inputs<'_>, gradient: &mut [f32]) {
+pub(crate) fn activation_backward<T: Element>(inputs: Inputs<'_, T>, gradient: &mut [f32]) {
     let weight = by_distance(inputs.dims, inputs.weight);
     activation_backward_rows(inputs, &weight, gradient);
 }
 
 #[multiversion(targets = "simd")]
-fn activation_backward_rows(inputs: Inputs<'_>, weight: &[f32], gradient: &mut [f32]) {
+fn activation_backward_rows<T: Element>(inputs: Inputs<'_, T>, weight: &[f32], gradient: &mut [f32]) {
     let mut sums = vec![0f32; inputs.dims.channels];
     for (row, gradient) in gradient.chunks_exact_mut(inputs.dims.channels).enumerate() {
         weigh(inputs, weight, row, &mut sums);
@@ -115,35 +122,44 @@ fn activation_backward_rows(inputs: Inputs<'_>, weight: &[f32], gradient: &mut [
     }
 }
 
-/// Writes the gradient of `v` into the same places of `d_v`. `gradient` belongs to the sums before the
-/// activation.
-pub fn input_gradient(inputs: Inputs<'_>, gradient: &[f32], d_v: &mut [f32]) {
+/// Writes the gradient of `v` into the same places of `d_v`, each element rounded once. `gradient` belongs to
+/// the sums before the activation.
+pub(crate) fn input_gradient<T: Element>(inputs: Inputs<'_, T>, gradient: &[f32], d_v: &mut [T]) {
     let weight = by_distance(inputs.dims, inputs.weight);
     input_gradient_rows(inputs, &weight, gradient, d_v);
 }
 
 #[multiversion(targets = "simd")]
-fn input_gradient_rows(inputs: Inputs<'_>, weight: &[f32], gradient: &[f32], d_v: &mut [f32]) {
-    let dims = inputs.dims;
-    for row in 0..inputs.rows() {
-        d_v[row * dims.stride + dims.start..][..dims.channels].fill(0.0);
-        for back in 0..=dims.reach(inputs.documents, row) {
-            let d_v = &mut d_v[(row - back) * dims.stride + dims.start..][..dims.channels];
-            let gradient = &gradient[row * dims.channels..];
-            for ((d, g), w) in d_v.iter_mut().zip(gradient).zip(&weight[back * dims.channels..]) {
-                *d += g * w;
+fn input_gradient_rows<T: Element>(inputs: Inputs<'_, T>, weight: &[f32], gradient: &[f32], d_v: &mut [T]) {
+    let (dims, rows) = (inputs.dims, inputs.rows());
+    let mut sums = vec![0f32; dims.channels];
+    for row in 0..rows {
+        sums.fill(0.0);
+        // The later rows that see this one follow each other.
+        for back in 0..dims.taps.min(rows - row) {
+            let later = row + back;
+            if dims.reach(inputs.documents, later) < back {
+                break;
             }
+            let gradient = &gradient[later * dims.channels..];
+            for ((sum, g), w) in sums.iter_mut().zip(gradient).zip(&weight[back * dims.channels..]) {
+                *sum += g * w;
+            }
+        }
+        let d_v = &mut d_v[row * dims.stride + dims.start..][..dims.channels];
+        for (d, &sum) in d_v.iter_mut().zip(&sums) {
+            *d = T::rounded(sum);
         }
     }
 }
 
 /// The inputs of the gradient of the weight.
 #[derive(Clone, Copy, Debug)]
-pub struct WeightInputs<'a> {
+pub struct WeightInputs<'a, T = f32> {
     /// Sizes.
     pub dims: Dims,
     /// The input of the forward pass.
-    pub v: &'a [f32],
+    pub v: &'a [T],
     /// The documents of the forward pass.
     pub documents: Option<&'a [u32]>,
     /// The gradient of the sums before the activation.
@@ -152,6 +168,15 @@ pub struct WeightInputs<'a> {
 
 /// Adds the gradient of the weight, `[channels, taps]`, to `sum`.
 pub fn add_weight_gradient(inputs: WeightInputs<'_>, sum: &mut [f32]) {
+    add_weight_gradient_in(inputs, sum);
+}
+
+/// Like [`add_weight_gradient`], from an input in bfloat16.
+pub fn add_weight_gradient_bf16(inputs: WeightInputs<'_, bf16>, sum: &mut [f32]) {
+    add_weight_gradient_in(inputs, sum);
+}
+
+fn add_weight_gradient_in<T: Element>(inputs: WeightInputs<'_, T>, sum: &mut [f32]) {
     let Dims { channels, taps, .. } = inputs.dims;
     let mut by_distance = vec![0f32; channels * taps];
     weight_gradient_rows(inputs, &mut by_distance);
@@ -161,14 +186,14 @@ pub fn add_weight_gradient(inputs: WeightInputs<'_>, sum: &mut [f32]) {
 }
 
 #[multiversion(targets = "simd")]
-fn weight_gradient_rows(inputs: WeightInputs<'_>, by_distance: &mut [f32]) {
+fn weight_gradient_rows<T: Element>(inputs: WeightInputs<'_, T>, by_distance: &mut [f32]) {
     let dims = inputs.dims;
     for (row, gradient) in inputs.gradient.chunks_exact(dims.channels).enumerate() {
         for back in 0..=dims.reach(inputs.documents, row) {
             let v = dims.input(inputs.v, row - back);
             let sums = &mut by_distance[back * dims.channels..][..dims.channels];
             for ((sum, g), v) in sums.iter_mut().zip(gradient).zip(v) {
-                *sum += g * v;
+                *sum += g * v.single();
             }
         }
     }

@@ -3,16 +3,17 @@
 
 use multiversion::multiversion;
 
+use super::element::Element;
 use super::exp::exp;
 use super::simd::sum;
 
 /// The inputs of a gated norm.
 #[derive(Clone, Copy, Debug)]
-pub struct Inputs<'a> {
+pub struct Inputs<'a, T = f32> {
     /// Rows of as many elements as `weight`.
-    pub y: &'a [f32],
+    pub y: &'a [T],
     /// The gates; a row begins every `stride` elements.
-    pub z: &'a [f32],
+    pub z: &'a [T],
     /// Elements between the beginnings of two rows of `z`.
     pub stride: usize,
     /// One factor for each channel.
@@ -24,36 +25,43 @@ pub struct Inputs<'a> {
 }
 
 /// Returns the result, and `1 / sqrt(mean(v²) + epsilon)` of each run.
-#[multiversion(targets = "simd")]
 pub fn forward(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
+    forward_in(inputs)
+}
+
+/// Like [`forward`], on elements of any type.
+#[multiversion(targets = "simd")]
+pub(crate) fn forward_in<T: Element>(inputs: Inputs<'_, T>) -> (Vec<T>, Vec<f32>) {
     let Inputs { y, z, stride, weight, runs, epsilon } = inputs;
     let (width, run) = (weight.len(), weight.len() / runs);
-    let mut out = vec![0f32; y.len()];
+    let mut out = vec![T::rounded(0.0); y.len()];
     let mut scales = vec![0f32; y.len() / run];
+    let mut v = vec![0f32; width];
     for (row, (y, out)) in y.chunks_exact(width).zip(out.chunks_exact_mut(width)).enumerate() {
         let z = &z[row * stride..][..width];
-        for ((out, y), &z) in out.iter_mut().zip(y).zip(z) {
-            *out = y * (z / (1.0 + exp(-z)));
+        for ((v, y), z) in v.iter_mut().zip(y).zip(z) {
+            let z = z.single();
+            *v = y.single() * (z / (1.0 + exp(-z)));
         }
-        let all = out.chunks_exact_mut(run).zip(weight.chunks_exact(run));
-        for ((v, weight), scale) in all.zip(&mut scales[row * runs..]) {
+        let all = v.chunks_exact(run).zip(out.chunks_exact_mut(run)).zip(weight.chunks_exact(run));
+        for (((v, out), weight), scale) in all.zip(&mut scales[row * runs..]) {
             *scale = 1.0 / (sum(run, |i| v[i] * v[i]) / run as f32 + epsilon).sqrt();
-            for (v, w) in v.iter_mut().zip(weight) {
-                *v = *v * *scale * w;
+            for ((out, v), w) in out.iter_mut().zip(v).zip(weight) {
+                *out = T::rounded(v * *scale * w);
             }
         }
     }
     (out, scales)
 }
 
-/// Returns the gradients of `y` and of the weight, and writes the gradient of `z` into the same places of
-/// `d_z`.
+/// Returns the gradients of `y` and of the weight, and writes the gradient of `z`, each element rounded once,
+/// into the same places of `d_z`.
 #[multiversion(targets = "simd")]
-pub fn backward(
-    inputs: Inputs<'_>,
+pub(crate) fn backward_in<T: Element>(
+    inputs: Inputs<'_, T>,
     scales: &[f32],
-    gradient: &[f32],
-    d_z: &mut [f32],
+    gradient: &[T],
+    d_z: &mut [T],
 ) -> (Vec<f32>, Vec<f32>) {
     let Inputs { y, z, stride, weight, runs, .. } = inputs;
     let (width, run) = (weight.len(), weight.len() / runs);
@@ -64,26 +72,26 @@ pub fn backward(
     {
         let z = &z[row * stride..][..width];
         let d_z = &mut d_z[row * stride..][..width];
-        for (((v, gate), y), &z) in v.iter_mut().zip(&mut gate).zip(y).zip(z) {
-            *gate = 1.0 / (1.0 + exp(-z));
-            *v = y * z * *gate;
+        for (((v, gate), y), z) in v.iter_mut().zip(&mut gate).zip(y).zip(z) {
+            *gate = 1.0 / (1.0 + exp(-z.single()));
+            *v = y.single() * z.single() * *gate;
         }
         for (index, &scale) in scales[row * runs..][..runs].iter().enumerate() {
             let part = index * run..(index + 1) * run;
             let (v, g, weight) = (&v[part.clone()], &g[part.clone()], &weight[part.clone()]);
-            let along = scale * scale * sum(run, |i| g[i] * weight[i] * v[i]) / run as f32;
+            let along = scale * scale * sum(run, |i| g[i].single() * weight[i] * v[i]) / run as f32;
             for (((d, v), g), w) in d_y[part.clone()].iter_mut().zip(v).zip(g).zip(weight) {
-                *d = scale * (g * w - v * along);
+                *d = scale * (g.single() * w - v * along);
             }
             for ((d, v), g) in d_weight[part].iter_mut().zip(v).zip(g) {
-                *d += g * v * scale;
+                *d += g.single() * v * scale;
             }
         }
         let both = d_y.iter_mut().zip(d_z);
-        for (((d_y, d_z), y), (&z, &gate)) in both.zip(y).zip(z.iter().zip(&gate)) {
-            let d_v = *d_y;
+        for (((d_y, d_z), y), (z, &gate)) in both.zip(y).zip(z.iter().zip(&gate)) {
+            let (d_v, z) = (*d_y, z.single());
             *d_y = d_v * z * gate;
-            *d_z = d_v * y * gate * (1.0 + z * (1.0 - gate));
+            *d_z = T::rounded(d_v * y.single() * gate * (1.0 + z * (1.0 - gate)));
         }
     }
     (d_y, d_weight)

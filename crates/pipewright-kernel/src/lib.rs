@@ -52,4 +52,5 @@ pub mod routing;
 pub mod router_losses;
 pub mod grouped;
 pub mod scan;
+pub mod mamba;
 pub mod peak;

@@ -10,7 +10,7 @@ use crate::product::{Matrix, add_product, product_into};
 use crate::simd::sum;
 
 /// The gradients of a scan's inputs, in their layouts.
-pub struct Gradients {
+pub(crate) struct Gradients {
     pub u: Vec<f32>,
     pub steps: Vec<f32>,
     pub rates: Vec<f32>,
@@ -18,7 +18,7 @@ pub struct Gradients {
 }
 
 /// Returns the gradients of a scan from the gradient of its result.
-pub fn backward(inputs: Inputs<'_>, gradient: &[f32]) -> Gradients {
+pub(crate) fn backward(inputs: Inputs<'_>, gradient: &[f32]) -> Gradients {
     let dims = inputs.dims;
     let mut found = Gradients {
         u: vec![0f32; inputs.u.len()],

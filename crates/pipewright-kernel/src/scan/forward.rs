@@ -4,10 +4,11 @@ use multiversion::multiversion;
 
 use super::chunks::{CHUNK, Chunk, Inputs};
 use super::decays::{Decays, scale_heads, scale_state, weigh};
+use crate::element::Element;
 use crate::product::{Matrix, add_product, product_into};
 
-/// Returns the result, rows of all heads.
-pub fn forward(inputs: Inputs<'_>) -> Vec<f32> {
+/// Returns the result, rows of all heads, each element rounded once.
+pub(crate) fn forward<T: Element>(inputs: Inputs<'_>) -> Vec<T> {
     run(inputs, None)
 }
 
@@ -20,14 +21,15 @@ pub fn forward_with_state(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
 }
 
 /// Returns the result, and appends the states after the last tokens to `states`.
-fn run(inputs: Inputs<'_>, mut states: Option<&mut Vec<f32>>) -> Vec<f32> {
+fn run<T: Element>(inputs: Inputs<'_>, mut states: Option<&mut Vec<f32>>) -> Vec<T> {
     let dims = inputs.dims;
     let (width, wide, channels) = (dims.width(), dims.group_width(), dims.channels());
-    let mut y = vec![0f32; dims.rows() * width];
+    let mut y = vec![T::rounded(0.0); dims.rows() * width];
     let mut decays = Decays::new(dims.group_heads());
     let (mut scores, mut weights) = (vec![0f32; CHUNK * CHUNK], vec![0f32; CHUNK * CHUNK]);
     let mut state = vec![0f32; dims.state * wide];
-    let mut scratch = vec![0f32; CHUNK * wide];
+    // Sums of several products, which are rounded at the end.
+    let [mut sums, mut scratch] = [(); 2].map(|()| vec![0f32; CHUNK * wide]);
     for (batch, group) in dims.parts() {
         for chunk in dims.chunks(batch) {
             let Chunk { first, len, .. } = chunk;
@@ -35,19 +37,21 @@ fn run(inputs: Inputs<'_>, mut states: Option<&mut Vec<f32>>) -> Vec<f32> {
             decays.fill(&inputs, group, chunk);
             let [b, c] = inputs.directions(group, chunk);
             let x = &inputs.u[first * channels + dims.x(group)..];
-            let y = &mut y[first * width + dims.x(group)..];
+            let sums = &mut sums[..len * wide];
             product_into(scores, len, c, b.transposed());
             if chunk.index > 0 {
                 product_into(&mut scratch, wide, c, Matrix::new(&state, dims.state, wide));
-                scale_heads(dims.heads_of(chunk), &decays.enter, (&scratch, wide), (y, width));
+                scale_heads(dims.heads_of(chunk), &decays.enter, (&scratch, wide), (sums, wide));
+            } else {
+                sums.fill(0.0);
             }
             for index in 0..dims.group_heads() {
                 weigh(&decays, index, len, scores, weights);
                 let column = index * dims.head_dim;
                 let x = Matrix::strided(&x[column..], len, dims.head_dim, channels);
-                add_product(&mut y[column..], width, Matrix::new(weights, len, len), x);
+                add_product(&mut sums[column..], wide, Matrix::new(weights, len, len), x);
             }
-            add_skip(&inputs, group, chunk, y);
+            add_skip(&inputs, group, chunk, sums, &mut y[first * width + dims.x(group)..]);
             if !chunk.is_last || states.is_some() {
                 advance(&inputs, group, chunk, &decays, &mut state, &mut scratch);
             }
@@ -79,18 +83,18 @@ pub(super) fn advance(
     add_product(state, wide, b.transposed(), Matrix::new(scratch, chunk.len, wide));
 }
 
-/// Adds `D x` to the rows of a chunk.
+/// Writes the rows of a chunk: `D x` and the sums of its products, `[len, channels of the group]`.
 #[multiversion(targets = "simd")]
-fn add_skip(inputs: &Inputs<'_>, group: usize, chunk: Chunk, y: &mut [f32]) {
-    let dims = inputs.dims;
+fn add_skip<T: Element>(inputs: &Inputs<'_>, group: usize, chunk: Chunk, sums: &[f32], y: &mut [T]) {
+    let (dims, wide) = (inputs.dims, inputs.dims.group_width());
     let skip = &inputs.skip[group * dims.group_heads()..][..dims.group_heads()];
-    for t in 0..chunk.len {
-        let x = &inputs.u[(chunk.first + t) * dims.channels() + dims.x(group)..][..dims.group_width()];
-        let y = &mut y[t * dims.width()..][..dims.group_width()];
-        let heads = x.chunks_exact(dims.head_dim).zip(y.chunks_exact_mut(dims.head_dim));
-        for ((x, y), skip) in heads.zip(skip) {
-            for (y, x) in y.iter_mut().zip(x) {
-                *y += skip * x;
+    for (t, sums) in sums.chunks_exact(wide).enumerate() {
+        let x = &inputs.u[(chunk.first + t) * dims.channels() + dims.x(group)..][..wide];
+        let y = &mut y[t * dims.width()..][..wide];
+        let (x, sums) = (x.chunks_exact(dims.head_dim), sums.chunks_exact(dims.head_dim));
+        for (((x, sums), y), skip) in x.zip(sums).zip(y.chunks_exact_mut(dims.head_dim)).zip(skip) {
+            for ((y, sum), x) in y.iter_mut().zip(sums).zip(x) {
+                *y = T::rounded(sum + skip * x);
             }
         }
     }

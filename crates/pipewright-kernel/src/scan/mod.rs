@@ -26,8 +26,10 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-pub use backward::backward;
+pub(crate) use backward::{Gradients, backward};
 pub use chunks::{Dims, Inputs};
-pub use forward::{forward, forward_with_state};
+pub(crate) use forward::forward;
+pub use forward::forward_with_state;
 pub use step::step;
-pub use steps::{Steps, steps, steps_backward};
+pub use steps::{Steps, steps};
+pub(crate) use steps::{steps_backward, steps_in};

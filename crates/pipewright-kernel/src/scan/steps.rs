@@ -1,5 +1,7 @@
 //! The steps `δ = softplus(raw + bias)`, limited to a range.
 
+use crate::element::Element;
+
 /// Sizes and limits of the steps, and their place in the rows of the input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Steps {
@@ -15,30 +17,42 @@ pub struct Steps {
 
 /// Returns the steps as `[heads, rows]`.
 pub fn steps(of: Steps, raw: &[f32], bias: &[f32]) -> Vec<f32> {
+    steps_in(of, raw, bias)
+}
+
+/// Like [`steps`], from elements of any type.
+pub(crate) fn steps_in<T: Element>(of: Steps, raw: &[T], bias: &[f32]) -> Vec<f32> {
     let rows = raw.len() / of.stride;
     let mut steps = vec![0f32; of.heads * rows];
     for (row, raw) in raw.chunks_exact(of.stride).enumerate() {
         for (head, (raw, bias)) in raw[of.start..][..of.heads].iter().zip(bias).enumerate() {
-            steps[head * rows + row] = softplus(raw + bias).max(of.limits.0).min(of.limits.1);
+            steps[head * rows + row] = softplus(raw.single() + bias).max(of.limits.0).min(of.limits.1);
         }
     }
     steps
 }
 
-/// Returns the gradient of the bias, and writes the gradient of the raw numbers into the same places of
-/// `d_raw`. `gradient` is `[heads, rows]`. A step that is limited passes no gradient on.
-pub fn steps_backward(of: Steps, raw: &[f32], bias: &[f32], gradient: &[f32], d_raw: &mut [f32]) -> Vec<f32> {
+/// Returns the gradient of the bias, and writes the gradient of the raw numbers, each rounded once, into the
+/// same places of `d_raw`. `gradient` is `[heads, rows]`. A step that is limited passes no gradient on.
+pub(crate) fn steps_backward<T: Element>(
+    of: Steps,
+    raw: &[T],
+    bias: &[f32],
+    gradient: &[f32],
+    d_raw: &mut [T],
+) -> Vec<f32> {
     let rows = raw.len() / of.stride;
     let mut d_bias = vec![0f32; of.heads];
     for (row, (raw, d_raw)) in raw.chunks_exact(of.stride).zip(d_raw.chunks_exact_mut(of.stride)).enumerate()
     {
         let (raw, d_raw) = (&raw[of.start..][..of.heads], &mut d_raw[of.start..][..of.heads]);
         for (head, (raw, d_raw)) in raw.iter().zip(d_raw).enumerate() {
-            let sum = raw + bias[head];
+            let sum = raw.single() + bias[head];
             let step = softplus(sum);
             let is_free = of.limits.0 <= step && step <= of.limits.1;
-            *d_raw = if is_free { gradient[head * rows + row] / (1.0 + (-sum).exp()) } else { 0.0 };
-            d_bias[head] += *d_raw;
+            let d = if is_free { gradient[head * rows + row] / (1.0 + (-sum).exp()) } else { 0.0 };
+            *d_raw = T::rounded(d);
+            d_bias[head] += d;
         }
     }
     d_bias

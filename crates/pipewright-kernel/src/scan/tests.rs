@@ -24,7 +24,7 @@ fn a_token_sees_no_later_token() {
             skip: &[1.0; 4],
             documents: None,
         };
-        forward(inputs)
+        forward::<f32>(inputs)
     };
     let expected = run(200);
     for sequence in [1, 63, 64, 65, 130] {
@@ -54,7 +54,7 @@ fn a_state_continues_a_sequence() {
         run(Inputs { dims: *dims, u, steps, rates, skip, documents: None });
     };
     let mut expected = Vec::new();
-    inputs(&part(0..140), &mut |inputs| expected = forward(inputs));
+    inputs(&part(0..140), &mut |inputs| expected = forward::<f32>(inputs));
     for first in [1, 64, 100] {
         let (mut found, mut states) = (Vec::new(), Vec::new());
         inputs(&part(0..first), &mut |inputs| (found, states) = forward_with_state(inputs));
@@ -74,7 +74,7 @@ fn fast_decays_stay_finite() {
     let dims = Dims { batch: 1, sequence: 130, heads: 1, head_dim: 2, groups: 1, state: 2 };
     let (u, steps) = (vec![0.5; 130 * dims.channels()], vec![20.0; 130]);
     let inputs = Inputs { dims, u: &u, steps: &steps, rates: &[-16.0], skip: &[0.0], documents: None };
-    let y = forward(inputs);
+    let y: Vec<f32> = forward(inputs);
     assert!(y.iter().all(|y| (y - 20.0 * 0.5 * 0.5).abs() < 1e-4), "only the token itself is left: {y:?}");
     let found = backward(inputs, &vec![1.0; y.len()]);
     assert!(found.u.iter().chain(&found.steps).chain(&found.rates).all(|d| d.is_finite()));

@@ -23,9 +23,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::backend::autodiff::NodeId;
 use burn::module::ParamId;
 use burn::tensor::{Int, Tensor};
-use pipewright_kernel::convolution::{Dims, WeightInputs, add_weight_gradient};
+use pipewright_kernel::convolution::{Dims, WeightInputs, add_weight_gradient, add_weight_gradient_bf16};
 
-use super::operation::{CpuTensor, Tape, cpu, elements, node_of};
+use super::operation::{CpuTensor, Tape, cpu, elements, in_bf16, node_of};
 use crate::tensor::{Value, Values};
 
 thread_local! {
@@ -75,14 +75,15 @@ pub(crate) struct ConvolutionTask {
 impl ConvolutionTask {
     /// Adds the gradient to `sum`, in the layout of the weight.
     pub(crate) fn add_to(&self, sum: &mut [f32]) {
-        let (input, gradient) = (elements(&self.input), elements(&self.gradient));
-        let inputs = WeightInputs {
-            dims: self.dims,
-            v: &input,
-            documents: self.documents.as_deref(),
-            gradient: &gradient,
-        };
-        add_weight_gradient(inputs, sum);
+        let (dims, documents, gradient) = (self.dims, self.documents.as_deref(), elements(&self.gradient));
+        let gradient = &*gradient;
+        match in_bf16([&self.input]) {
+            Some([v]) => add_weight_gradient_bf16(WeightInputs { dims, v, documents, gradient }, sum),
+            None => {
+                let v = &elements(&self.input);
+                add_weight_gradient(WeightInputs { dims, v, documents, gradient }, sum);
+            }
+        }
     }
 }
 

@@ -5,10 +5,13 @@ use std::sync::Arc;
 
 use burn::module::{Param, ParamId};
 use burn::tensor::Tensor;
-use pipewright_kernel::{convolution, gated_norm, scan};
+use pipewright_kernel::convolution::sum_rows;
+use pipewright_kernel::mamba;
 
 use super::super::deferred::{ConvolutionTask, Deferred, KeptWeight, WeightTask, recorded_on};
-use super::super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, on_cpu};
+use super::super::operation::{
+    CpuTensor, Operation, cpu_tensor, elements, from_cpu, in_bf16, on_cpu, tensor_of,
+};
 use super::composed::on_device;
 use super::mixer::{Mamba2, MambaSizes};
 
@@ -72,18 +75,30 @@ pub(super) fn mix(
         skip,
         norm,
     };
-    let (y, (out, scales)) = {
-        let read = saved.read(&weight);
-        // The tensor that the backward keeps is rounded first, so that it sees the numbers with which the
-        // forward continues.
-        let y = tape.kept(read.scanned(), [rows, mixer.sizes.width()]);
-        let normed = gated_norm::forward(read.norm(&elements(&y)));
-        (y, normed)
+    let shape = [rows, mixer.sizes.width()];
+    let parameters = saved.parameters(&weight);
+    let (y, out, scales) = match in_bf16([&saved.projected]) {
+        Some([projected]) => {
+            let inputs = parameters.with(projected);
+            let y = mamba::scanned_bf16(inputs);
+            let (out, scales) = mamba::gated_bf16(inputs, &y);
+            (tensor_of(y, shape), tensor_of(out, shape), scales)
+        }
+        None => {
+            let projected = elements(&saved.projected);
+            let inputs = parameters.with(&projected);
+            // The tensor that the backward keeps is rounded first, so that it sees the numbers with which the
+            // forward continues.
+            let y = tape.kept(mamba::scanned(inputs), shape);
+            let (out, scales) = mamba::gated(inputs, &elements(&y));
+            (y, tape.kept(out, shape), scales)
+        }
     };
+    drop(parameters);
     // The kept weight is of any number of dimensions.
     let weight = KeptWeight::new(from_cpu(weight), id, deferred.as_ref());
     let tape = recorded_on(tape, WEIGHT, deferred.as_ref());
-    tape.record(out, [rows, mixer.sizes.width()], |_| MixBackward { saved, weight, id, deferred, y, scales })
+    tape.record_tensor(out, |_| MixBackward { saved, weight, id, deferred, y, scales })
 }
 
 fn check(sizes: &MambaSizes, projected: &Tensor<2>, weight: &Tensor<3>, others: &[Tensor<1>; 5]) {
@@ -111,11 +126,10 @@ struct Saved {
 }
 
 impl Saved {
-    fn read<'a>(&'a self, weight: &'a CpuTensor) -> Read<'a> {
-        Read {
+    fn parameters<'a>(&'a self, weight: &'a CpuTensor) -> Parameters<'a> {
+        Parameters {
             saved: self,
             weight: elements(weight),
-            projected: elements(&self.projected),
             bias: self.bias.as_ref().map(elements),
             dt_bias: elements(&self.dt_bias),
             rates: elements(&self.rates),
@@ -125,11 +139,10 @@ impl Saved {
     }
 }
 
-/// The elements of the inputs in single precision.
-struct Read<'a> {
+/// The parameters in single precision.
+struct Parameters<'a> {
     saved: &'a Saved,
     weight: Cow<'a, [f32]>,
-    projected: Cow<'a, [f32]>,
     bias: Option<Cow<'a, [f32]>>,
     dt_bias: Cow<'a, [f32]>,
     rates: Cow<'a, [f32]>,
@@ -137,52 +150,24 @@ struct Read<'a> {
     norm: Cow<'a, [f32]>,
 }
 
-impl Read<'_> {
-    fn convolution(&self) -> convolution::Inputs<'_> {
-        convolution::Inputs {
-            dims: self.saved.sizes.convolution(self.saved.sequence),
-            v: &self.projected,
+impl Parameters<'_> {
+    /// Returns the inputs of the mixer, with the elements of the input projection's result.
+    fn with<'a, T>(&'a self, projected: &'a [T]) -> mamba::Inputs<'a, T> {
+        let Saved { sizes, rows, sequence, documents, .. } = self.saved;
+        mamba::Inputs {
+            projected,
+            convolution: sizes.convolution(*sequence),
+            scan: sizes.scan(*rows, *sequence),
+            steps: sizes.steps(),
             weight: &self.weight,
             bias: self.bias.as_deref(),
-            documents: self.saved.documents.as_deref(),
-        }
-    }
-
-    fn steps(&self) -> Vec<f32> {
-        scan::steps(self.saved.sizes.steps(), &self.projected, &self.dt_bias)
-    }
-
-    /// Returns `A` of each head.
-    fn rates(&self) -> Vec<f32> {
-        self.rates.iter().map(|log| -log.exp()).collect()
-    }
-
-    fn scan<'a>(&'a self, u: &'a [f32], steps: &'a [f32], rates: &'a [f32]) -> scan::Inputs<'a> {
-        scan::Inputs {
-            dims: self.saved.sizes.scan(self.saved.rows, self.saved.sequence),
-            u,
-            steps,
-            rates,
+            dt_bias: &self.dt_bias,
+            log_rates: &self.rates,
             skip: &self.skip,
-            documents: self.saved.documents.as_deref(),
+            norm: &self.norm,
+            epsilon: sizes.epsilon as f32,
+            documents: documents.as_deref(),
         }
-    }
-
-    fn norm<'a>(&'a self, y: &'a [f32]) -> gated_norm::Inputs<'a> {
-        gated_norm::Inputs {
-            y,
-            z: &self.projected,
-            stride: self.saved.sizes.projected(),
-            weight: &self.norm,
-            runs: self.saved.sizes.groups,
-            epsilon: self.saved.sizes.epsilon as f32,
-        }
-    }
-
-    /// Returns the scan's result.
-    fn scanned(&self) -> Vec<f32> {
-        let u = convolution::forward(self.convolution());
-        scan::forward(self.scan(&u, &self.steps(), &self.rates()))
     }
 }
 
@@ -202,33 +187,35 @@ impl Operation<7> for MixBackward {
         let Self { saved, weight, id, deferred, y, scales } = self;
         let (sizes, rows) = (saved.sizes, saved.rows);
         let weight = weight.get_on_cpu();
-        let read = saved.read(&weight);
-        let convolution = read.convolution();
-        let mut d_projected = vec![0f32; rows * sizes.projected()];
-
-        let (d_y, d_norm) =
-            gated_norm::backward(read.norm(&elements(&y)), &scales, &elements(&gradient), &mut d_projected);
-        drop(y);
-        let (u, steps, rates) = (convolution::forward(convolution), read.steps(), read.rates());
-        let of_scan = scan::backward(read.scan(&u, &steps, &rates), &d_y);
-        drop((u, d_y));
-        let steps = &of_scan.steps;
-        let d_dt_bias =
-            scan::steps_backward(sizes.steps(), &read.projected, &read.dt_bias, steps, &mut d_projected);
-        // `A = -exp(A_log)` is its own derivative.
-        let d_rates = of_scan.rates.iter().zip(&rates).map(|(d, rate)| d * rate).collect();
-        let mut d_sums = of_scan.u;
-        convolution::activation_backward(convolution, &mut d_sums);
-        convolution::input_gradient(convolution, &d_sums, &mut d_projected);
-        let d_bias = wanted[2].then(|| convolution::sum_rows(&d_sums, sizes.convolved()));
-
+        let parameters = saved.parameters(&weight);
+        let shape = [rows, sizes.projected()];
+        let operands = (in_bf16([&saved.projected]), in_bf16([&y, &gradient]));
+        let (d_projected, of_others) = match operands {
+            (Some([projected]), Some([scanned, of_result])) => {
+                let inputs = parameters.with(projected);
+                let gated = mamba::gated_backward_bf16(inputs, scanned, &scales, of_result);
+                drop((y, gradient));
+                let found = mamba::scanned_backward_bf16(inputs, gated);
+                (tensor_of(found.projected, shape), found.others)
+            }
+            _ => {
+                let projected = elements(&saved.projected);
+                let inputs = parameters.with(&projected);
+                let gated = mamba::gated_backward(inputs, &elements(&y), &scales, &elements(&gradient));
+                drop((y, gradient));
+                let found = mamba::scanned_backward(inputs, gated);
+                (cpu_tensor(found.projected, shape), found.others)
+            }
+        };
+        let mamba::OtherGradients { sums, dt_bias, log_rates, skip, norm } = of_others;
         let channels = sizes.convolved();
+        let d_bias = wanted[2].then(|| sum_rows(&sums, channels));
         let task = ConvolutionTask {
             weight: id,
-            dims: convolution.dims,
+            dims: sizes.convolution(saved.sequence),
             input: saved.projected.clone(),
             documents: saved.documents.clone(),
-            gradient: cpu_tensor(d_sums, [rows, channels]),
+            gradient: cpu_tensor(sums, [rows, channels]),
         };
         let d_weight = match deferred {
             Some(deferred) => {
@@ -247,16 +234,14 @@ impl Operation<7> for MixBackward {
             let len = d.len();
             Some(cpu_tensor(d, [len]))
         };
-        let d_projected = Some(cpu_tensor(d_projected, [rows, sizes.projected()]));
-        let d_bias = d_bias.and_then(vector);
         [
-            d_projected,
+            Some(d_projected),
             d_weight,
-            d_bias,
-            vector(d_dt_bias),
-            vector(d_rates),
-            vector(of_scan.skip),
-            vector(d_norm),
+            d_bias.and_then(vector),
+            vector(dt_bias),
+            vector(log_rates),
+            vector(skip),
+            vector(norm),
         ]
     }
 }
