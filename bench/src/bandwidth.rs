@@ -55,7 +55,7 @@ struct Row {
     count: usize,
     /// The bytes of a token that it reads and writes, in each element type.
     bytes: [usize; 2],
-    /// The highest rates, in 10⁹ bytes per second. 0 where the precision does not have the operation.
+    /// The highest rates, in 10⁹ bytes per second.
     rates: [f64; 2],
 }
 
@@ -92,7 +92,7 @@ impl Table {
     fn totals(&self) -> ([usize; 2], [f64; 2]) {
         let (mut bytes, mut seconds) = ([0; 2], [0.0; 2]);
         for row in &self.rows {
-            for i in [0, 1].into_iter().filter(|&i| row.rates[i] > 0.0) {
+            for i in [0, 1] {
                 bytes[i] += row.count * row.bytes[i];
                 seconds[i] += (row.count * row.bytes[i]) as f64 / row.rates[i] / 1e9;
             }
@@ -105,13 +105,7 @@ impl Table {
 /// known.
 fn print(name: &str, bytes: [usize; 2], rates: [f64; 2], copy: [f64; 2]) {
     let share = |i: usize| if copy[i] > 0.0 { format!("{:.2}", rates[i] / copy[i]) } else { String::new() };
-    let cell = |i: usize| {
-        if rates[i] > 0.0 {
-            format!("{:>9} {:>6.1} {:>6}", bytes[i], rates[i], share(i))
-        } else {
-            format!("{:>9} {:>6} {:>6}", "-", "", "")
-        }
-    };
+    let cell = |i: usize| format!("{:>9} {:>6.1} {:>6}", bytes[i], rates[i], share(i));
     println!("{name:<28} {} {}", cell(0), cell(1));
 }
 
@@ -137,63 +131,58 @@ impl Bench {
         };
         [
             row("RMS norm", 2 * LAYERS + 1, WIDTH, 2, &|bytes| {
-                let single = |[x]: &[Vec<f32>; 1]| drop(black_box(rms_norm::forward(x, &weight, 1e-5)));
+                let single = |[x]: &mut [Vec<f32>; 1]| drop(black_box(rms_norm::forward(x, &weight, 1e-5)));
                 let half =
-                    |[x]: &[Vec<bf16>; 1]| drop(black_box(rms_norm::forward_bf16(x, &half_weight, 1e-5)));
+                    |[x]: &mut [Vec<bf16>; 1]| drop(black_box(rms_norm::forward_bf16(x, &half_weight, 1e-5)));
                 self.rates(WIDTH, bytes, single, half)
             }),
             row("RMS norm backward", 2 * LAYERS + 1, WIDTH, 3, &|bytes| {
                 let single =
-                    |[x, g]: &[Vec<f32>; 2]| drop(black_box(rms_norm::backward(x, &weight, &scales, g)));
-                let half = |[x, g]: &[Vec<bf16>; 2]| {
+                    |[x, g]: &mut [Vec<f32>; 2]| drop(black_box(rms_norm::backward(x, &weight, &scales, g)));
+                let half = |[x, g]: &mut [Vec<bf16>; 2]| {
                     drop(black_box(rms_norm::backward_bf16(x, &half_weight, &scales, g)));
                 };
                 self.rates(WIDTH, bytes, single, half)
             }),
             row("SwiGLU", LAYERS, INTERMEDIATE, 3, &|bytes| {
-                let single = |[gate, up]: &[Vec<f32>; 2]| drop(black_box(swiglu::forward(gate, up)));
-                let half = |[gate, up]: &[Vec<bf16>; 2]| drop(black_box(swiglu::forward_bf16(gate, up)));
+                let single = |[gate, up]: &mut [Vec<f32>; 2]| drop(black_box(swiglu::forward(gate, up)));
+                let half = |[gate, up]: &mut [Vec<bf16>; 2]| drop(black_box(swiglu::forward_bf16(gate, up)));
                 self.rates(INTERMEDIATE, bytes, single, half)
             }),
             row("SwiGLU backward", LAYERS, INTERMEDIATE, 5, &|bytes| {
-                let single = |[gate, up, g]: &[Vec<f32>; 3]| drop(black_box(swiglu::backward(gate, up, g)));
+                let single =
+                    |[gate, up, g]: &mut [Vec<f32>; 3]| drop(black_box(swiglu::backward(gate, up, g)));
                 let half =
-                    |[gate, up, g]: &[Vec<bf16>; 3]| drop(black_box(swiglu::backward_bf16(gate, up, g)));
+                    |[gate, up, g]: &mut [Vec<bf16>; 3]| drop(black_box(swiglu::backward_bf16(gate, up, g)));
                 self.rates(INTERMEDIATE, bytes, single, half)
             }),
             row("addition", 7 * LAYERS, WIDTH, 3, &|bytes| self.additions(bytes)),
         ]
     }
 
-    /// Measures cross entropy, which is computed in single precision, with the conversions of logits from and to
-    /// bfloat16.
-    fn of_loss(self) -> [Row; 4] {
+    /// Measures cross entropy, whose backward writes the gradient into the memory of the logits.
+    fn of_loss(self) -> [Row; 2] {
         let targets = vec![0; self.rows];
         let normalisers = vec![1f32; self.rows];
-        let (single, conversion) = ([VOCABULARY * 4; 2], [0, VOCABULARY * 6]);
-        let forward = |[x]: &[Vec<f32>; 1]| drop(black_box(cross_entropy::forward(x, &targets, VOCABULARY)));
-        let backward =
-            |[x]: &[Vec<f32>; 1]| drop(black_box(cross_entropy::backward(x, &targets, &normalisers, 1.0)));
-        let rates = |bytes, function: &dyn Fn(&[Vec<f32>; 1])| [self.rate_of(VOCABULARY, bytes, function); 2];
-        let both = single.map(|bytes| 2 * bytes);
-        let widen = |[x]: &[Vec<bf16>; 1]| drop(black_box(bf16::widened(x)));
-        let narrow = |[x]: &[Vec<f32>; 1]| drop(black_box(bf16::narrowed(x)));
-        let of_conversion = |rate| [0.0, rate];
+        let forward = SIZES.map(|size| VOCABULARY * size);
+        let backward = forward.map(|bytes| 2 * bytes);
+        let forward_rates = self.rates(
+            VOCABULARY,
+            forward,
+            |[x]: &mut [Vec<f32>; 1]| drop(black_box(cross_entropy::forward(x, &targets, VOCABULARY))),
+            |[x]: &mut [Vec<bf16>; 1]| drop(black_box(cross_entropy::forward_bf16(x, &targets, VOCABULARY))),
+        );
+        let backward_rates = self.rates(
+            VOCABULARY,
+            backward,
+            |[x]: &mut [Vec<f32>; 1]| cross_entropy::backward(black_box(x), &targets, &normalisers, 1.0),
+            |[x]: &mut [Vec<bf16>; 1]| {
+                cross_entropy::backward_bf16(black_box(x), &targets, &normalisers, 1.0);
+            },
+        );
         [
-            Row { name: "cross entropy", count: 1, bytes: single, rates: rates(single[0], &forward) },
-            Row { name: "cross entropy backward", count: 1, bytes: both, rates: rates(both[0], &backward) },
-            Row {
-                name: "widened logits",
-                count: 1,
-                bytes: conversion,
-                rates: of_conversion(self.rate_of(VOCABULARY, conversion[1], widen)),
-            },
-            Row {
-                name: "narrowed gradient",
-                count: 1,
-                bytes: conversion,
-                rates: of_conversion(self.rate_of(VOCABULARY, conversion[1], narrow)),
-            },
+            Row { name: "cross entropy", count: 1, bytes: forward, rates: forward_rates },
+            Row { name: "cross entropy backward", count: 1, bytes: backward, rates: backward_rates },
         ]
     }
 
@@ -222,8 +211,8 @@ impl Bench {
         self,
         width: usize,
         bytes: [usize; 2],
-        single: impl Fn(&[Vec<f32>; K]),
-        half: impl Fn(&[Vec<bf16>; K]),
+        single: impl Fn(&mut [Vec<f32>; K]),
+        half: impl Fn(&mut [Vec<bf16>; K]),
     ) -> [f64; 2] {
         let moved = bytes.map(|bytes| Some((self.rows * bytes) as f64));
         let (mut of_single, mut of_half) = (self.operands(width), self.operands(width));
@@ -243,18 +232,6 @@ impl Bench {
     fn operands<T: Element, const K: usize>(self, width: usize) -> Operands<T, K> {
         Operands::new(self.rows * width, self.operands)
     }
-
-    /// Like [`Bench::rates`], for an operation of one element type.
-    fn rate_of<T: Element>(self, width: usize, bytes: usize, function: impl Fn(&[Vec<T>; 1])) -> f64 {
-        let mut operands = self.operands(width);
-        let mut best = [0.0; 2];
-        let run = &mut || {
-            function(operands.next());
-            Some((self.rows * bytes) as f64)
-        };
-        alternate(self.time, &mut best, [run, &mut || None]);
-        best[0]
-    }
 }
 
 /// Sets of the `K` operands of an operation, which follow each other without end.
@@ -271,9 +248,10 @@ impl<T: Element, const K: usize> Operands<T, K> {
         Self { sets: (0..count).map(|_| std::array::from_fn(|_| operand())).collect(), turn: 0 }
     }
 
-    fn next(&mut self) -> &[Vec<T>; K] {
+    fn next(&mut self) -> &mut [Vec<T>; K] {
         self.turn += 1;
-        &self.sets[self.turn % self.sets.len()]
+        let index = self.turn % self.sets.len();
+        &mut self.sets[index]
     }
 }
 
@@ -282,12 +260,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn totals_count_what_a_precision_has() {
+    fn totals_count_each_operation_as_often_as_it_runs() {
         let row = |count, bytes, rates| Row { name: "", count, bytes, rates };
-        let rows = vec![row(2, [8, 4], [1.0, 2.0]), row(1, [0, 6], [0.0, 3.0])];
+        let rows = vec![row(2, [8, 4], [1.0, 2.0]), row(1, [12, 6], [4.0, 3.0])];
         let (bytes, seconds) = Table { copy: [1.0; 2], rows }.totals();
-        assert_eq!(bytes, [16, 14]);
-        assert_eq!(seconds.map(|seconds| (seconds * 1e9).round()), [16.0, 6.0]);
+        assert_eq!(bytes, [28, 14]);
+        assert_eq!(seconds.map(|seconds| (seconds * 1e9).round()), [19.0, 6.0]);
     }
 
     #[test]
@@ -301,6 +279,6 @@ mod tests {
     fn each_operation_has_a_rate() {
         let table = Table::measure(&Options { rows: 2, milliseconds: 1 }, 1 << 16);
         assert!(table.copy.iter().all(|&rate| rate > 0.0));
-        assert!(table.rows.iter().all(|row| row.rates[1] > 0.0), "bfloat16 has all of them");
+        assert!(table.rows.iter().all(|row| row.rates.iter().all(|&rate| rate > 0.0)));
     }
 }

@@ -50,14 +50,22 @@ pub(super) fn sum(count: usize, term: impl Fn(usize) -> f32) -> f32 {
 /// Returns the largest of `elements`, or minus infinity if there is none. NaN is ignored.
 #[inline(always)]
 pub(super) fn max(elements: &[f32]) -> f32 {
+    max_of(elements, |element| element)
+}
+
+/// Like [`max`], for elements that `single` converts.
+#[inline(always)]
+pub(super) fn max_of<T: Copy>(elements: &[T], single: impl Fn(T) -> f32) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let (chunks, rest) = elements.as_chunks::<LANES>();
     for chunk in chunks {
         for (lane, &element) in lanes.iter_mut().zip(chunk) {
+            let element = single(element);
             *lane = if element > *lane { element } else { *lane };
         }
     }
     for (lane, &element) in lanes.iter_mut().zip(rest) {
+        let element = single(element);
         *lane = if element > *lane { element } else { *lane };
     }
     fold(lanes, f32::max)

@@ -5,22 +5,38 @@
 //! row is their difference after the last part. The statistics of rows are `[rows, 2]`. Before the first part
 //! they are [`NOTHING`].
 
-use super::cross_entropy::{normalise, scaled_probabilities};
+use half::bf16;
+use multiversion::multiversion;
+
+use super::cross_entropy::{normalise, probability, scale_probabilities, whole_rows};
+use super::element::Element;
 
 /// The statistics of a row before the first part: the logarithm of 0, and no logit. If all logits of a row
 /// are masked, they are minus infinity, and the normaliser stays so. The loss of the row is then not a
 /// number, as with a whole vocabulary.
 pub const NOTHING: [f32; 2] = [f32::NEG_INFINITY, 0.0];
 
+// Functions for each element type, not generic ones, so that their loops are compiled with this crate's
+// optimisation.
+
 /// Returns the statistics after a part from those before it. `columns` has the column of each row's target in
 /// the part, or any larger number if another part has it.
 pub fn forward(logits: &[f32], columns: &[usize], earlier: &[f32]) -> Vec<f32> {
+    forward_in(logits, columns, earlier)
+}
+
+/// Like [`forward`], on logits in bfloat16.
+pub fn forward_bf16(logits: &[bf16], columns: &[usize], earlier: &[f32]) -> Vec<f32> {
+    forward_in(logits, columns, earlier)
+}
+
+fn forward_in<T: Element>(logits: &[T], columns: &[usize], earlier: &[f32]) -> Vec<f32> {
     let width = logits.len() / columns.len().max(1);
     let mut own = vec![0.0; columns.len()];
     normalise(logits, width.max(1), &mut own);
     let rows = logits.chunks_exact(width.max(1)).zip(columns).zip(own).zip(earlier.as_chunks().0);
     let of_parts = rows.flat_map(|(((row, &column), own), &[normaliser, target])| {
-        [joined(normaliser, own), target + row.get(column).copied().unwrap_or(0.0)]
+        [joined(normaliser, own), target + row.get(column).map_or(0.0, |logit| logit.single())]
     });
     of_parts.collect()
 }
@@ -31,38 +47,68 @@ fn joined(a: f32, b: f32) -> f32 {
     if smaller == f32::NEG_INFINITY { larger } else { larger + (smaller - larger).exp().ln_1p() }
 }
 
-/// Returns the gradients of the logits and of the earlier statistics, from the gradients of the later ones.
+/// Replaces the logits by their gradient, and returns the gradient of the earlier statistics, from the
+/// gradient of the later ones.
 ///
 /// With `L` the later normaliser and `g`, `h` the gradients of a row's statistics: `g exp(logits - L)`, plus
 /// `h` at the target, and `g exp(earlier - L)` and `h`. A row whose logits are all masked up to this part has
 /// gradients of 0 if a later part has a logit that is not: `g` is then 0.
 pub fn backward(
-    logits: &[f32],
+    logits: &mut [f32],
+    columns: &[usize],
+    statistics: (&[f32], &[f32]),
+    gradient: &[f32],
+) -> Vec<f32> {
+    backward_in(logits, columns, statistics, gradient)
+}
+
+/// Like [`backward`], on logits in bfloat16. Each element of their gradient is rounded once.
+pub fn backward_bf16(
+    logits: &mut [bf16],
+    columns: &[usize],
+    statistics: (&[f32], &[f32]),
+    gradient: &[f32],
+) -> Vec<f32> {
+    backward_in(logits, columns, statistics, gradient)
+}
+
+fn backward_in<T: Element>(
+    logits: &mut [T],
     columns: &[usize],
     (earlier, later): (&[f32], &[f32]),
     gradient: &[f32],
-) -> (Vec<f32>, Vec<f32>) {
-    let width = (logits.len() / columns.len().max(1)).max(1);
+) -> Vec<f32> {
     let normaliser = |(&[after, _], &[share, _]): (&[f32; 2], &[f32; 2])| {
         // Infinities have no difference.
-        let after = if share == 0.0 { after.max(f32::MIN) } else { after };
-        (after, share)
+        if share == 0.0 { after.max(f32::MIN) } else { after }
     };
-    let (normalisers, shares): (Vec<f32>, Vec<f32>) =
-        later.as_chunks().0.iter().zip(gradient.as_chunks().0).map(normaliser).unzip();
-    let mut d_logits = scaled_probabilities(logits, &normalisers, &shares);
-    let gradients = gradient.as_chunks().0.iter().copied();
-    for ((row, &column), [_, of_target]) in
-        d_logits.chunks_exact_mut(width).zip(columns).zip(gradients.clone())
-    {
-        if let Some(d) = row.get_mut(column) {
-            *d += of_target;
-        }
-    }
+    let gradients = gradient.as_chunks().0;
+    let normalisers: Vec<f32> = later.as_chunks().0.iter().zip(gradients).map(normaliser).collect();
+    replace_rows(logits, columns, &normalisers, gradients);
     let rows = earlier.as_chunks().0.iter().zip(normalisers).zip(gradients);
     let d_earlier = rows
-        .flat_map(|((&[before, _], after), [share, of_target])| [share * (before - after).exp(), of_target]);
-    (d_logits, d_earlier.collect())
+        .flat_map(|((&[before, _], after), &[share, of_target])| [share * (before - after).exp(), of_target]);
+    d_earlier.collect()
+}
+
+/// Replaces the logits of each row by `g exp(logits - normaliser)`, plus `h` at its column.
+#[multiversion(targets = "simd")]
+fn replace_rows<T: Element>(
+    logits: &mut [T],
+    columns: &[usize],
+    normalisers: &[f32],
+    gradients: &[[f32; 2]],
+) {
+    let width = whole_rows(logits.len(), columns.len());
+    assert_eq!((columns.len(), columns.len()), (normalisers.len(), gradients.len()), "one for each row");
+    let rows = logits.chunks_exact_mut(width).zip(columns).zip(normalisers).zip(gradients);
+    for (((row, &column), &normaliser), &[share, of_target]) in rows {
+        let at_column = row.get(column).map(|&logit| probability(logit, normaliser) * share + of_target);
+        scale_probabilities(row, normaliser, share);
+        if let Some(d) = at_column {
+            row[column] = T::rounded(d);
+        }
+    }
 }
 
 #[cfg(test)]

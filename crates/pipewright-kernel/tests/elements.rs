@@ -3,7 +3,7 @@
 
 use half::bf16;
 use pipewright_kernel::half::Half;
-use pipewright_kernel::{cross_entropy, relu_squared, rms_norm, swiglu};
+use pipewright_kernel::{cross_entropy, relu_squared, rms_norm, swiglu, vocabulary_part};
 
 const WIDTH: usize = 5;
 const ROWS: usize = 3;
@@ -106,7 +106,8 @@ fn cross_entropy_is_its_definition() {
     let loss_of =
         |(row, target): (usize, &usize)| sum(row * WIDTH).ln() - f64::from(logits[row * WIDTH + target]);
     check(&[loss], |_| targets.iter().enumerate().map(loss_of).sum::<f64>() / ROWS as f64);
-    let d_logits = cross_entropy::backward(&logits, &targets, &normalisers, 2.0);
+    let mut d_logits = logits.clone();
+    cross_entropy::backward(&mut d_logits, &targets, &normalisers, 2.0);
     let one_hot = |i: usize| if targets[i / WIDTH] == i % WIDTH { 1.0 } else { 0.0 };
     check(&d_logits, |i| 2.0 * (f64::from(logits[i]).exp() / sum(i) - one_hot(i)) / ROWS as f64);
 }
@@ -124,11 +125,45 @@ fn rows_without_a_target_do_not_count_in_the_cross_entropy() {
         (loss, normalisers[0], normalisers[2]),
         (expected, expected_normalisers[0], expected_normalisers[1])
     );
-    let d_logits = cross_entropy::backward(&logits, &targets, &normalisers, 2.0);
-    let d_counted = cross_entropy::backward(&counted, &[1, 0], &expected_normalisers, 2.0);
+    let (mut d_logits, mut d_counted) = (logits.clone(), counted);
+    cross_entropy::backward(&mut d_logits, &targets, &normalisers, 2.0);
+    cross_entropy::backward(&mut d_counted, &[1, 0], &expected_normalisers, 2.0);
     assert_eq!(d_logits, [&d_counted[..WIDTH], &[0.0; WIDTH], &d_counted[WIDTH..]].concat());
     let none = [cross_entropy::IGNORED_TARGET; ROWS];
     let (loss, normalisers) = cross_entropy::forward(&logits, &none, WIDTH);
     assert_eq!(loss, 0.0);
-    assert_eq!(cross_entropy::backward(&logits, &none, &normalisers, 2.0), [0.0; WIDTH * ROWS]);
+    cross_entropy::backward(&mut logits, &none, &normalisers, 2.0);
+    assert_eq!(logits, [0.0; WIDTH * ROWS]);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "Miri rounds `ln` at random")]
+fn cross_entropy_of_bf16_is_rounded_once() {
+    let targets = [1, cross_entropy::IGNORED_TARGET, 4];
+    for seed in 0..20 {
+        let (mut logits, mut wide) = both_precisions(WIDTH * ROWS, seed);
+        let (loss, normalisers) = cross_entropy::forward(&wide, &targets, WIDTH);
+        let found = cross_entropy::forward_bf16(&logits, &targets, WIDTH);
+        assert_eq!(found, (loss, normalisers.clone()));
+        cross_entropy::backward(&mut wide, &targets, &normalisers, 1.4);
+        cross_entropy::backward_bf16(&mut logits, &targets, &normalisers, 1.4);
+        assert_eq!(logits, bf16::narrowed(&wide));
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "Miri rounds `ln` at random")]
+fn parts_of_a_vocabulary_in_bf16_are_rounded_once() {
+    // The second row has its target in another part.
+    let columns = [1, usize::MAX, 4];
+    let earlier = [0.5, 0.25, f32::NEG_INFINITY, 0.0, -1.0, 2.0];
+    let gradient = [0.7, -0.3, 1.1, 0.25, 0.13, -0.6];
+    for seed in 0..20 {
+        let (mut logits, mut wide) = both_precisions(WIDTH * ROWS, seed);
+        let later = vocabulary_part::forward(&wide, &columns, &earlier);
+        assert_eq!(vocabulary_part::forward_bf16(&logits, &columns, &earlier), later);
+        let d_earlier = vocabulary_part::backward(&mut wide, &columns, (&earlier, &later), &gradient);
+        let found = vocabulary_part::backward_bf16(&mut logits, &columns, (&earlier, &later), &gradient);
+        assert_eq!((logits, found), (bf16::narrowed(&wide), d_earlier));
+    }
 }

@@ -21,16 +21,19 @@ pub(crate) fn stage_of_logits<M: StageModule<Output = Tensor<3>>>(
     is_last: bool,
     SplitStage { tensor, vocabulary, .. }: SplitStage,
 ) -> Stage {
-    match (is_last, tensor.ranks()) {
-        (false, _) => Stage::new(module),
-        (true, 1) => Stage::with_loss(module, cross_entropy),
-        (true, _) => Stage::with_loss(module, move |logits: Tensor<3>, targets: Tensor<2, Int>| {
-            let [batch, sequence, part] = logits.dims();
-            let tokens = batch * sequence;
-            let (logits, targets) = (logits.reshape([tokens, part]), targets.reshape([tokens]));
-            split_cross_entropy(logits, targets, vocabulary, &tensor)
-        }),
+    if !is_last {
+        return Stage::new(module);
     }
+    let stage = Stage::with_loss(module, move |logits: Tensor<3>, targets: Tensor<2, Int>| {
+        if tensor.ranks() == 1 {
+            return cross_entropy(logits, targets);
+        }
+        let [batch, sequence, part] = logits.dims();
+        let tokens = batch * sequence;
+        let (logits, targets) = (logits.reshape([tokens, part]), targets.reshape([tokens]));
+        split_cross_entropy(logits, targets, vocabulary, &tensor)
+    });
+    stage.with_half_precision_loss()
 }
 
 /// Returns the cross entropy between `softmax(logits)` and the target ids in nats, as the mean over all

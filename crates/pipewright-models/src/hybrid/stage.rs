@@ -245,9 +245,10 @@ impl TrainingModule for HybridStage {
             return Stage::new(self);
         }
         let (further, split) = (self.config.further(), self.split.clone());
-        Stage::with_context_loss(self, move |output, targets: Tensor<2, Int>, context: &StageContext| {
+        let loss = move |output, targets: Tensor<2, Int>, context: &StageContext| {
             loss(further, output, &targets, &split, context)
-        })
+        };
+        Stage::with_context_loss(self, loss).with_half_precision_loss()
     }
 }
 

@@ -1,8 +1,9 @@
 //! The training loss of a language model.
 
 use burn::tensor::{Int, Tensor};
+use pipewright_kernel::cross_entropy::{backward, backward_bf16, forward, forward_bf16};
 
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
+use super::operation::{CpuTensor, Operation, elements, in_bf16, on_cpu, replace_elements};
 use super::parallel::TensorParallel;
 use super::targets::{IGNORED_TARGET, target_indices};
 use super::vocabulary_loss::loss;
@@ -15,7 +16,8 @@ use crate::autodiff::inner_of;
 /// counts.
 ///
 /// Shapes: logits `[rows, vocabulary]`, targets `[rows]`, result `[1]`. Logits in half precision have a loss
-/// in single precision.
+/// in single precision. The backward pass writes their gradient into their memory, unless another tensor
+/// shares it.
 ///
 /// For the mean over all tokens of a step, each microbatch must count by its targets:
 /// [`Batch::ignoring`](crate::batch::Batch::ignoring).
@@ -30,8 +32,10 @@ pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
         return on_device(logits, targets);
     };
     let targets = target_indices(targets, vocabulary);
-    let (loss, normalisers) =
-        pipewright_kernel::cross_entropy::forward(&elements(&logits), &targets, vocabulary);
+    let (loss, normalisers) = match in_bf16([&logits]) {
+        Some([logits]) => forward_bf16(logits, &targets, vocabulary),
+        None => forward(&elements(&logits), &targets, vocabulary),
+    };
     tape.in_single().record(vec![loss], [1], |_| CrossEntropyBackward { logits, targets, normalisers })
 }
 
@@ -51,10 +55,14 @@ struct CrossEntropyBackward {
 
 impl Operation<1> for CrossEntropyBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 1]) -> [Option<CpuTensor>; 1] {
-        let Self { logits, targets, normalisers } = &self;
+        let Self { mut logits, targets, normalisers } = self;
         let gradient = elements(&gradient)[0];
-        let d = pipewright_kernel::cross_entropy::backward(&elements(logits), targets, normalisers, gradient);
-        [Some(cpu_tensor(d, logits.layout().shape().clone()))]
+        replace_elements(
+            &mut logits,
+            |logits| backward(logits, &targets, &normalisers, gradient),
+            |logits| backward_bf16(logits, &targets, &normalisers, gradient),
+        );
+        [Some(logits)]
     }
 }
 

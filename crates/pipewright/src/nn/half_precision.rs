@@ -11,9 +11,10 @@ use pipewright_kernel::bf16_product::testing::run_without_instruction;
 
 use super::check::numbers;
 use super::{
-    CausalAttention, DepthwiseConvolution, Embedding, Expert, GroupNormWeight, Linear, Mamba2, MambaSizes,
-    Relations, Routing, ScopedAttention, TiedHead, TokenScope, choice_loss, cross_entropy, mix_experts,
-    relu_squared, rms_norm, router_losses, statistics_loss, swiglu, vocabulary_statistics,
+    CausalAttention, DepthwiseConvolution, Embedding, Expert, GroupNormWeight, IGNORED_TARGET, Linear,
+    Mamba2, MambaSizes, Relations, Routing, ScopedAttention, TiedHead, TokenScope, choice_loss,
+    cross_entropy, mix_experts, relu_squared, rms_norm, router_losses, statistics_loss, swiglu,
+    vocabulary_statistics,
 };
 
 /// The result of an operation and the gradients of its inputs.
@@ -134,6 +135,39 @@ fn losses_have_single_precision() {
     check([numbers([7, 5], 3.0)], ResultType::Single, |[logits]| {
         Routing::new(logits, 2, true).balance_loss().unsqueeze()
     });
+}
+
+/// A loss, and the gradient of the leaf from which its logits are made.
+fn loss_and_gradient(
+    logits: &TensorData,
+    loss: impl FnOnce(Tensor<2>) -> Tensor<1>,
+) -> (TensorData, TensorData) {
+    let leaf = Tensor::<2>::from_data(logits.clone(), (&Device::flex().autodiff(), DType::BF16));
+    let leaf = leaf.require_grad();
+    // A tensor that nothing else uses, as in a stage: the gradient takes its memory.
+    let loss = loss(leaf.clone() * 2.0);
+    let gradients = loss.clone().backward();
+    (loss.inner().into_data(), leaf.grad(&gradients).expect("it is a leaf").into_data())
+}
+
+#[test]
+fn losses_have_the_bits_that_a_copy_of_the_logits_in_single_precision_gives() {
+    let targets = || Tensor::<1, Int>::from_data([0, 19, IGNORED_TARGET, 1, 11, 3], &Device::flex());
+    let parts = |logits: Tensor<2>| {
+        let part = |range: Range<usize>, earlier| {
+            let own = logits.clone().narrow(1, range.start, range.len());
+            vocabulary_statistics(own, targets(), (range, 20), earlier)
+        };
+        statistics_loss(part(12..20, Some(part(0..12, None))), targets())
+    };
+    for scale in [0.3, 3.0, 300.0] {
+        let logits = numbers([6, 20], scale).into_data();
+        let whole = |logits| cross_entropy(logits, targets());
+        for loss in [&whole as &dyn Fn(Tensor<2>) -> Tensor<1>, &parts] {
+            let found = loss_and_gradient(&logits, loss);
+            assert_eq!(found, loss_and_gradient(&logits, |logits| loss(logits.cast(DType::F32))), "{scale}");
+        }
+    }
 }
 
 #[test]

@@ -104,7 +104,7 @@ pub use key_value_cache::KeyValueCache;
 pub use linear::{Linear, linear};
 pub use mamba::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaCache, MambaSizes};
 pub(crate) use matrix::{Operand, add_product, product_in_single};
-pub(crate) use operation::{CpuTensor, cpu, cpu_tensor, elements, from_cpu, node_of, owned};
+pub(crate) use operation::{CpuTensor, cpu, cpu_tensor, elements, from_cpu, node_of, owned, rounded_to};
 pub use parallel::TensorParallel;
 pub use relations::Relations;
 pub use relu_squared::relu_squared;

@@ -177,6 +177,14 @@ pub(super) fn with_dtype(tensor: CpuTensor, dtype: DType) -> CpuTensor {
     }
 }
 
+/// Returns a tensor off the tape with its elements rounded to `dtype`, single or half precision.
+pub(crate) fn rounded_to<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
+    match cpu(tensor.clone()) {
+        Some(tensor) => from_cpu(with_dtype(tensor, dtype)),
+        None => tensor.cast(dtype),
+    }
+}
+
 /// Returns a tensor of any element type from its elements in row-major order.
 pub(super) fn tensor_of<E: Element>(elements: Vec<E>, shape: impl Into<Shape>) -> CpuTensor {
     CpuTensor::from_data(TensorData::new(elements, shape.into()))
@@ -204,6 +212,23 @@ pub(super) fn are_multiplied_in_bf16<'a>(tensors: impl IntoIterator<Item = &'a C
 pub(crate) fn in_bf16<const N: usize>(tensors: [&CpuTensor; N]) -> Option<[&[bf16]; N]> {
     let are_bf16 = tensors.iter().all(|tensor| tensor.dtype() == DType::BF16);
     are_bf16.then(|| tensors.map(|tensor| &tensor.storage()[range_of(tensor)]))
+}
+
+/// Lets `single` or `half` replace the elements of a tensor that [`row_major`] returned: in its own memory,
+/// unless another tensor shares it. A tensor of f16 gets single precision.
+pub(super) fn replace_elements<R>(
+    tensor: &mut CpuTensor,
+    single: impl FnOnce(&mut [f32]) -> R,
+    half: impl FnOnce(&mut [bf16]) -> R,
+) -> R {
+    if tensor.dtype() == DType::F16 {
+        *tensor = with_dtype(tensor.clone(), DType::F32);
+    }
+    let range = range_of(tensor);
+    match tensor.dtype() {
+        DType::BF16 => half(&mut tensor.storage_mut()[range]),
+        _ => single(&mut tensor.storage_mut()[range]),
+    }
 }
 
 /// An element type in which an operation reads the tensors that [`row_major`] returned.
@@ -284,4 +309,31 @@ pub(super) fn takes_features(layer: &str, expected: usize, shape: &[usize]) {
         found == expected,
         "{layer} takes {expected} features, got {found}: its input has the shape {shape:?}"
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+
+    #[test]
+    fn elements_are_replaced_in_their_memory_unless_it_is_shared() {
+        for dtype in [DType::F32, DType::BF16] {
+            let tensor = Tensor::<1>::from_data([1.0, 2.0], (&Device::flex(), dtype));
+            let mut tensor = cpu(tensor).expect("on the processor");
+            let replace = |tensor: &mut CpuTensor, by: f32| {
+                replace_elements(tensor, |single| single.fill(by), |half| half.fill(bf16::from_f32(by)));
+            };
+            let start = tensor.bytes().as_ptr();
+            replace(&mut tensor, 3.0);
+            assert_eq!((tensor.bytes().as_ptr(), elements(&tensor).as_ref()), (start, [3.0; 2].as_slice()));
+            let mut copy = tensor.clone();
+            replace(&mut copy, 4.0);
+            assert_eq!(
+                (elements(&tensor).as_ref(), elements(&copy).as_ref()),
+                (&[3.0; 2][..], &[4.0; 2][..])
+            );
+        }
+    }
 }

@@ -10,11 +10,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
-use pipewright_kernel::vocabulary_part::{NOTHING, backward, forward};
+use pipewright_kernel::vocabulary_part::{NOTHING, backward, backward_bf16, forward, forward_bf16};
 
 use super::composed::at_least_single;
 use super::embedding::local_ids;
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, indices, on_cpu};
+use super::operation::{
+    CpuTensor, Operation, cpu_tensor, elements, in_bf16, indices, on_cpu, replace_elements,
+};
 use super::targets::{IGNORED_TARGET, with_0_for_ignored};
 use super::weighted_cross_entropy::weights_of_valid;
 use super::weighted_rows::{WeightedRows, weighted_sum};
@@ -52,7 +54,10 @@ pub fn vocabulary_statistics(
     assert!(ids.iter().all(|&id| id < vocabulary), "a target lies outside the vocabulary of {vocabulary}");
     // The column of an id of an earlier part wraps to one that is larger than all columns.
     let columns: Vec<usize> = ids.iter().map(|id| id.wrapping_sub(range.start)).collect();
-    let later = forward(&elements(&logits), &columns, &elements(&earlier));
+    let later = match in_bf16([&logits]) {
+        Some([logits]) => forward_bf16(logits, &columns, &elements(&earlier)),
+        None => forward(&elements(&logits), &columns, &elements(&earlier)),
+    };
     let tape = tape.in_single();
     tape.record(later, [rows, 2], |later| StatisticsBackward {
         logits,
@@ -119,12 +124,15 @@ struct StatisticsBackward {
 
 impl Operation<2> for StatisticsBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 2]) -> [Option<CpuTensor>; 2] {
-        let Self { logits, columns, earlier, later } = &self;
-        let statistics = (elements(earlier), elements(later));
-        let (d_logits, d_earlier) =
-            backward(&elements(logits), columns, (&statistics.0, &statistics.1), &elements(&gradient));
-        let like = |values, tensor: &CpuTensor| Some(cpu_tensor(values, tensor.layout().shape().clone()));
-        [like(d_logits, logits), like(d_earlier, earlier)]
+        let Self { mut logits, columns, earlier, later } = self;
+        let (before, after, gradient) = (elements(&earlier), elements(&later), elements(&gradient));
+        let statistics: (&[f32], &[f32]) = (&before, &after);
+        let d_earlier = replace_elements(
+            &mut logits,
+            |logits| backward(logits, &columns, statistics, &gradient),
+            |logits| backward_bf16(logits, &columns, statistics, &gradient),
+        );
+        [Some(logits), Some(cpu_tensor(d_earlier, earlier.layout().shape().clone()))]
     }
 }
 

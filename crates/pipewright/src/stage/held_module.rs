@@ -17,9 +17,9 @@ use super::module_parameters::{
 };
 use super::parameter_table::ParameterTable;
 use super::shards::{Catches, Shards};
-use crate::nn::Deferred;
+use crate::nn::{Deferred, rounded_to};
 use crate::tensor::shard::{RowShard, RowShards};
-use crate::tensor::{OptionalTensors, Precision};
+use crate::tensor::{OptionalTensors, Precision, Value};
 
 /// The module of a stage, on the stage's device.
 pub(super) struct HeldModule<M: StageBody> {
@@ -256,7 +256,9 @@ fn rounded<M: StageBody>(
     let (module, outcome) = filled(module, |index, held| {
         let is_rounded =
             held.dtype() == DType::F32 && !table.stays_single(index) && contains(&table.paths()[index]);
-        Ok(is_rounded.then(|| held.clone().cast(half)))
+        // The number of dimensions does not matter here; 1 is arbitrary.
+        let value = || Tensor::<1>::from_dispatch(held.clone().into_dispatch());
+        Ok(is_rounded.then(|| Value::of(rounded_to(value(), half))))
     });
     outcome.unwrap_or_else(|never: Infallible| match never {});
     module

@@ -52,6 +52,14 @@ impl Stage {
         Self::of_body(module, Some(Box::new(loss)))
     }
 
+    /// Passes outputs in half precision to the loss as they are. By default, the loss gets a copy of them in
+    /// single precision. The losses of [`nn`](crate::nn) compute in single precision in both cases, with the
+    /// same results, and need no copy.
+    pub fn with_half_precision_loss(mut self) -> Self {
+        self.unprepared.set_loss_takes_half();
+        self
+    }
+
     /// Passes the weight gradients that wait for `W` to `runner` instead of computing them in order, for
     /// example to interleave them with other work, to time them, or to compute some in another way. `runner`
     /// is called in `W` or at the end of `B`, and also when a hook's function computes weight gradients
@@ -89,7 +97,8 @@ impl Stage {
     }
 
     pub(crate) fn of_body<M: StageBody>(body: M, loss: Option<Loss<M::Output>>) -> Self {
-        let parts = StageParts { body, loss, prefixes: Vec::new(), weight_runner: None, is_base: None };
+        let (prefixes, weight_runner, is_base) = (Vec::new(), None, None);
+        let parts = StageParts { body, loss, loss_takes_half: false, prefixes, weight_runner, is_base };
         Self { unprepared: Box::new(parts) }
     }
 
@@ -109,6 +118,8 @@ impl std::fmt::Debug for Stage {
 trait Unprepared: Send {
     fn add_prefix(&mut self, prefix: &str);
 
+    fn set_loss_takes_half(&mut self);
+
     fn set_weight_runner(&mut self, runner: WeightRunner);
 
     fn set_base(&mut self, is_base: BasePaths);
@@ -119,6 +130,10 @@ trait Unprepared: Send {
 impl<M: StageBody> Unprepared for StageParts<M> {
     fn add_prefix(&mut self, prefix: &str) {
         self.prefixes.push(prefix.to_owned());
+    }
+
+    fn set_loss_takes_half(&mut self) {
+        self.loss_takes_half = true;
     }
 
     fn set_weight_runner(&mut self, runner: WeightRunner) {

@@ -55,6 +55,8 @@ pub(crate) type Loss<O> = Box<dyn Fn(O, Values, &StageContext) -> Result<Tensor<
 pub(super) struct StageParts<M: StageBody> {
     pub(super) body: M,
     pub(super) loss: Option<Loss<M::Output>>,
+    /// Whether the loss gets outputs in half precision as they are.
+    pub(super) loss_takes_half: bool,
     /// The prefixes of the parameters' paths, the innermost first.
     pub(super) prefixes: Vec<String>,
     pub(super) weight_runner: Option<WeightRunner>,

@@ -58,6 +58,8 @@ pub(super) struct TrainingStage<M: StageBody> {
     /// Present from an early update until it is known whether it stays.
     before_update: Option<BeforeUpdate<M>>,
     loss: Option<Loss<M::Output>>,
+    /// Whether the loss gets outputs in half precision as they are.
+    loss_takes_half: bool,
     /// The user's function that computes weight gradients instead of the stage.
     weight_runner: Option<WeightRunner>,
     /// Accepts the paths of the base of an adapter.
@@ -94,7 +96,7 @@ impl<M: StageBody> TrainingStage<M> {
     /// # Errors
     /// When the module does not fit the settings.
     pub(super) fn new(parts: StageParts<M>, settings: StageSettings) -> Result<Self, StageError> {
-        let StageParts { body, loss, prefixes, weight_runner, is_base } = parts;
+        let StageParts { body, loss, loss_takes_half, prefixes, weight_runner, is_base } = parts;
         if settings.must_have_loss && loss.is_none() {
             return Err(StageError::NoLoss);
         }
@@ -114,6 +116,7 @@ impl<M: StageBody> TrainingStage<M> {
             optimizer,
             before_update: None,
             loss,
+            loss_takes_half,
             weight_runner,
             is_base,
             probes: Probes::default(),

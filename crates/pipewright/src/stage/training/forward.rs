@@ -66,12 +66,12 @@ impl<M: StageBody> TrainingStage<M> {
         let precision = self.module.precision();
         let (module, Pass { context, target, .. }) = forward.copy_of(|| self.module.computing().valid());
         let inputs = inputs.into_iter().map(|input| precision.rounded(input)).collect();
-        let outputs = segment.forward::<M>(module, inputs, context, replacement)?.into_iter();
+        let outputs = segment.forward::<M>(module, inputs, context, replacement)?;
         let ends_in_loss = self.has_loss() && segment.is_last();
-        let outputs: Values = if ends_in_loss {
-            outputs.map(|output| precision.widened(output)).collect()
+        let outputs = if ends_in_loss {
+            self.for_loss(outputs)
         } else {
-            outputs.map(|output| precision.rounded(output)).collect()
+            outputs.into_iter().map(|output| precision.rounded(output)).collect()
         };
         let loss = match target {
             Some(target) if ends_in_loss => {
@@ -84,6 +84,7 @@ impl<M: StageBody> TrainingStage<M> {
             }
             _ => None,
         };
+        let outputs = if ends_in_loss { self.for_user(outputs) } else { outputs };
         let (auxiliary, _) = split_auxiliary(context.take_auxiliary(), 1.0)?;
         Ok(Forwarded { outputs, loss, auxiliary, loads: context.take_loads() })
     }
@@ -123,8 +124,8 @@ impl<M: StageBody> TrainingStage<M> {
             return Err(StageError::NotFinite { what });
         }
         if self.has_loss() && segment.is_last() {
-            let output: Values = output.into_iter().map(|output| precision.widened(output)).collect();
-            let outputs = if keep_outputs { all_off_tape(&output) } else { Values::new() };
+            let output = self.for_loss(output);
+            let outputs = if keep_outputs { self.for_user(all_off_tape(&output)) } else { Values::new() };
             let loss =
                 self.loss_of(output, target.clone(), context)?.expect("a stage with a loss computes it");
             let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), *auxiliary_weight)?;
@@ -139,6 +140,17 @@ impl<M: StageBody> TrainingStage<M> {
         let (outputs, roots) = rounded.map(off_tape).unzip();
         let tape = Tape::new(leaves, None, roots, weighted).with_carry(context.take_carry());
         Ok((Forwarded { outputs, loss: None, auxiliary, loads: context.take_loads() }, tape))
+    }
+
+    /// Returns outputs as the loss takes them.
+    fn for_loss(&self, outputs: Values) -> Values {
+        if self.loss_takes_half { outputs } else { self.for_user(outputs) }
+    }
+
+    /// Returns outputs as steps and evaluations return them: not in half precision.
+    fn for_user(&self, outputs: Values) -> Values {
+        let precision = self.module.precision();
+        outputs.into_iter().map(|output| precision.widened(output)).collect()
     }
 
     fn loss_of(

@@ -7,19 +7,19 @@ use std::sync::{Arc, Mutex};
 use burn::backend::Flex;
 use burn::module::{Module, Param};
 use burn::nn::{BatchNorm, BatchNormConfig};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use pipewright::ids::WorldRank;
 use pipewright::mesh::DataParallelMode;
-use pipewright::nn::Linear;
+use pipewright::nn::{Linear, cross_entropy};
 use pipewright::pipeline::{Layers, Pipeline, PipelineConfig, SeededPipeline};
 use pipewright::stage::{Stage, StageContext, StageModule, WeightWork};
-use pipewright::tensor::Precision;
+use pipewright::tensor::{Precision, unpack};
 use pipewright::transport::World;
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::{Microbatch, Recompute, StageIndex};
 
 use super::run::{HALF, MICROBATCHES, Outcome, STEPS, batch_of, in_precision, launch, run, saved, train};
-use crate::support::{LAYERS, ROWS, WIDTH, config, loss, numbers, program, stage};
+use crate::support::{LAYERS, ROWS, WIDTH, config, linear, loss, numbers, program, stage};
 
 /// Checks that a run has the same bits for every schedule and cut, and with recomputation.
 fn check_cuts(precision: Precision) {
@@ -234,6 +234,57 @@ fn weights_are_rounded_once_a_step_and_what_the_module_names_is_not() {
     for addresses in steps {
         assert_eq!(addresses.len(), MICROBATCHES as usize);
         assert!(addresses.iter().all(|address| *address == addresses[0]), "{addresses:?}");
+    }
+}
+
+#[derive(Module, Debug)]
+struct Head {
+    linear: Linear,
+}
+
+impl StageModule for Head {
+    type Input = Tensor<2>;
+    type Output = Tensor<2>;
+
+    fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
+        self.linear.forward(input)
+    }
+}
+
+/// Trains a head for two steps, with its outputs in half precision or in single precision in front of the loss.
+/// Returns the losses, and the outputs of an evaluation.
+fn trained_head(precision: Precision, takes_half: bool) -> (Vec<f64>, Vec<TensorData>) {
+    let ids = |rows: usize| -> Tensor<1, Int> {
+        let ids: Vec<i64> = (0..rows).map(|row| (row * 7 % WIDTH) as i64).collect();
+        Tensor::from_data(TensorData::new(ids, [rows]), &Device::flex())
+    };
+    let make = move |_: StageIndex| -> Result<Stage, Infallible> {
+        let module = Head { linear: linear(3, [WIDTH, WIDTH]) };
+        let stage = Stage::with_loss(module, move |logits: Tensor<2>, targets: Tensor<1, Int>| {
+            let expected = if takes_half { precision.half() } else { None };
+            assert_eq!(logits.dtype(), expected.unwrap_or(DType::F32));
+            cross_entropy(logits, targets)
+        });
+        Ok(if takes_half { stage.with_half_precision_loss() } else { stage })
+    };
+    let program = program("gpipe", 1, MICROBATCHES);
+    let mut pipeline =
+        Pipeline::launch(program, World::local(1), &in_precision(precision), make).expect("it starts");
+    let rows = ROWS * MICROBATCHES as usize;
+    let inputs = || Tensor::<2>::from_data(numbers(5, [rows, WIDTH]), &Device::flex());
+    let mut step = || pipeline.step(inputs(), ids(rows), 1e-2).expect("a step").loss();
+    let losses = vec![step(), step()];
+    let outputs = pipeline.eval(inputs(), Some(ids(rows))).expect("an evaluation").outputs;
+    let data = |output| unpack::<Tensor<2>>(output).expect("one tensor").into_data();
+    (losses, outputs.into_iter().map(data).collect())
+}
+
+#[test]
+fn a_loss_that_takes_half_precision_gets_it_and_evaluations_return_single_precision() {
+    for precision in HALF {
+        let (losses, outputs) = trained_head(precision, true);
+        assert!(outputs.iter().all(|output| output.dtype() == DType::F32));
+        assert_eq!((losses, outputs), trained_head(precision, false));
     }
 }
 
