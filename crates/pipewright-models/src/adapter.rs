@@ -5,12 +5,13 @@ use std::path::PathBuf;
 
 use burn::module::Param;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use pipewright::tensor::{Precision, TensorShard};
+use pipewright::tensor::TensorShard;
 
 use crate::hf::{AdapterWeights, HfError};
 use crate::init::adapter_values;
 use crate::lora::{LoraConfig, is_of_adapter};
 use crate::parameter::{ParameterSource, ParameterSpec};
+use crate::split::Place;
 
 /// The adapters of a model whose own parameters do not change.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,7 +37,7 @@ pub(crate) struct AdaptedSource<'a, S> {
     base: S,
     lora: &'a LoraConfig,
     values: Values,
-    precision: Precision,
+    place: &'a Place,
     /// [`ModelFamily::stays_in_single_precision`](crate::ModelFamily::stays_in_single_precision).
     stays_single: fn(&str) -> bool,
 }
@@ -48,18 +49,18 @@ enum Values {
 
 impl<'a, S> AdaptedSource<'a, S> {
     /// Adds the adapters to the parameters in `base`, which are rounded to the precision in which their stage
-    /// computes, except those for which `stays_single` returns true.
+    /// computes, except those for which `stays_single` returns true. Ranks of one process share the base.
     pub(crate) fn new(
         base: S,
         adapter: &'a Adapter,
-        precision: Precision,
+        place: &'a Place,
         stays_single: fn(&str) -> bool,
     ) -> Result<Self, HfError> {
         let values = match &adapter.start {
             AdapterStart::Seed(seed) => Values::Seed(*seed),
             AdapterStart::Directory(dir) => Values::Weights(AdapterWeights::open(dir)?),
         };
-        Ok(Self { base, lora: &adapter.lora, values, precision, stays_single })
+        Ok(Self { base, lora: &adapter.lora, values, place, stays_single })
     }
 }
 
@@ -95,10 +96,16 @@ where
         device: &Device,
     ) -> Result<Param<Tensor<D>>, HfError> {
         let data = self.data(spec, shard)?;
-        Ok(match self.precision.half().filter(|_| !(self.stays_single)(&spec.path)) {
-            Some(half) => Param::from_tensor(Tensor::from_data(data, (device, half))),
-            None => Param::from_data(data, device),
-        })
+        let half = self.place.precision.half().filter(|_| !(self.stays_single)(&spec.path));
+        let values = match half {
+            Some(half) => Tensor::from_data(data, (device, half)),
+            None => Tensor::from_data(data, device),
+        };
+        Ok(Param::from_tensor(if is_of_adapter(&spec.path) {
+            values
+        } else {
+            self.place.tensor.share_frozen(&spec.path, values)
+        }))
     }
 
     /// New adapters start with the norms of the columns of the base as it computes, so that they change
@@ -115,7 +122,7 @@ where
             Values::Seed(_) => {
                 let base = TensorData::new(self.base.parameter(matrix)?, matrix.shape.clone());
                 let base = Tensor::<2>::from_data(base, &Device::flex());
-                let rounded = match self.precision.half() {
+                let rounded = match self.place.precision.half() {
                     Some(half) => base.cast(half).cast(DType::F32),
                     None => base,
                 };
@@ -130,6 +137,7 @@ where
 #[cfg(test)]
 mod tests {
     use pipewright::stage::StageModule;
+    use pipewright::tensor::Precision;
     use serde_json::json;
 
     use super::*;
@@ -137,7 +145,6 @@ mod tests {
     use crate::family::ModelFamily;
     use crate::parameter::visit_parameters;
     use crate::qwen3_moe::Qwen3MoeConfig;
-    use crate::split::Place;
 
     /// Checks that each parameter of a model with experts has the element type in which its stage computes.
     fn check(precision: Precision, expected: DType) {
@@ -147,9 +154,9 @@ mod tests {
         let lora = LoraConfig { rank: 2, dora: true, ..LoraConfig::default() };
         let adapter = Adapter { lora, start: AdapterStart::Seed(1) };
         let stays_single = Qwen3MoeConfig::stays_in_single_precision;
-        let source = AdaptedSource::new(config.initial(3), &adapter, precision, stays_single);
-        let mut source = source.expect("no file");
         let place = Place { precision, ..Device::flex().autodiff().into() };
+        let source = AdaptedSource::new(config.initial(3), &adapter, &place, stays_single);
+        let mut source = source.expect("no file");
         let stage = config.build_stage(0..config.layers(), &mut source, &place).expect("a stage");
         let mut types = Vec::new();
         visit_parameters(&stage, |spec, _, data| types.push((spec.path, data().dtype())));

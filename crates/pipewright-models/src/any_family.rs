@@ -247,7 +247,7 @@ where
     let Some(adapter) = adapter else {
         return Ok(cut_stage::training_stage(config, head, layers, &mut source, place)?);
     };
-    let mut source = AdaptedSource::new(source, adapter, place.precision, F::stays_in_single_precision)?;
+    let mut source = AdaptedSource::new(source, adapter, place, F::stays_in_single_precision)?;
     let stage = cut_stage::training_stage(config, head, layers, &mut source, place)?;
     Ok(stage.with_base(|path| !is_of_adapter(path)))
 }

@@ -112,6 +112,7 @@ pub(crate) fn memory_json(plan: &MemoryPlan) -> Value {
     let mut json = json!({
         "ranks": ranks.collect::<Vec<_>>(),
         "copies": plan.copies(),
+        "shared": plan.shared(),
         "needed": plan.needed(),
         "machine": plan.machine(),
         "devices": plan.devices().iter().map(device).collect::<Vec<_>>(),
@@ -175,6 +176,10 @@ pub(crate) fn table(plan: &MemoryPlan) -> String {
     if let Some(needed) = plan.one_replica() {
         let words = "if all tokens choose experts of one replica, a rank of it needs at most";
         line(&mut text, "experts", &format!("{words} {}", bytes(needed)));
+    }
+    if plan.shared() > 0 {
+        let words = "the replicas hold the base of the adapters once, which takes";
+        line(&mut text, "base", &format!("{words} {}", bytes(plan.shared())));
     }
     if plan.copies() > 0 {
         let subject = if plan.shape().is_local { "take" } else { "take, for each process," };
@@ -337,6 +342,24 @@ mod tests {
         );
         assert!(on(Some(49), false, 1).is_err());
         assert_eq!(on(None, true, 2), Ok(()));
+    }
+
+    #[test]
+    fn what_replicas_share_counts_once() {
+        let on = |is_local, replicas, machine| {
+            let rank = HeldBytes { parameters: 40, ..HeldBytes::default() };
+            let memory = TrainingMemory::new(vec![rank; 2], Vec::new()).with_shared(60);
+            MemoryPlan::new(memory, shape(is_local, replicas), Some(machine))
+        };
+        // 80 bytes of the first replica, and 20 of each further one.
+        assert_eq!(on(true, 3, 120).shortage(), None);
+        assert!(require_fit(&on(true, 3, 119)).is_err());
+        assert_eq!(on(false, 3, 40).shortage(), None);
+        let words = "base      the replicas hold the base of the adapters once, which takes 60 B";
+        assert!(table(&on(true, 3, 120)).contains(words));
+        for other in [on(true, 1, 120), on(false, 3, 120)] {
+            assert!(!table(&other).contains("base "));
+        }
     }
 
     #[test]

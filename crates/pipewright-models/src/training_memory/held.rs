@@ -93,12 +93,18 @@ pub struct TrainingRun<'a> {
 pub struct TrainingMemory {
     ranks: Vec<HeldBytes>,
     stages: Vec<HeldBytes>,
+    shared: u64,
 }
 
 impl TrainingMemory {
     /// Returns the memory of ranks and stages whose bytes are known.
     pub fn new(ranks: Vec<HeldBytes>, stages: Vec<HeldBytes>) -> Self {
-        Self { ranks, stages }
+        Self { ranks, stages, shared: 0 }
+    }
+
+    /// Adds the bytes of the parameters that the replicas in one process hold together.
+    pub fn with_shared(self, shared: u64) -> Self {
+        Self { shared, ..self }
     }
 
     /// Estimates the memory of a run whose stages have these parameters.
@@ -128,12 +134,19 @@ impl TrainingMemory {
             ..run.stage_state(*state)
         };
         let ranks = placement.all_ranks().zip(peaks).map(rank_bytes).collect();
-        Ok(Self::new(ranks, placement.all_stages().zip(&states).map(stage_bytes).collect()))
+        let memory = Self::new(ranks, placement.all_stages().zip(&states).map(stage_bytes).collect());
+        Ok(memory.with_shared(run.shared_bytes(stages)))
     }
 
     /// Returns the bytes of each rank of a replica.
     pub fn ranks(&self) -> &[HeldBytes] {
         &self.ranks
+    }
+
+    /// Returns the bytes of the parameters of all ranks that the replicas in one process hold together: the
+    /// frozen base of adapters, unless it is sharded. Each rank's parameters include its part.
+    pub fn shared(&self) -> u64 {
+        self.shared
     }
 
     /// Returns the bytes of each stage. Its activations are the peak of the stage alone: a rank with several
@@ -170,6 +183,18 @@ impl TrainingRun<'_> {
             recompute: recompute.clone(),
             ..Costs::default()
         }
+    }
+
+    /// Returns the bytes of [`TrainingMemory::shared`].
+    fn shared_bytes(&self, stages: &[Vec<ParameterSpec>]) -> u64 {
+        if self.sharding.shards > 1 {
+            // Each replica has rows of its own.
+            return 0;
+        }
+        let is_trained = |path: &str| self.model.is_trained(path);
+        let of_stage =
+            |specs: &Vec<ParameterSpec>| self.state.shared_bytes(specs, self.expert_ranks, is_trained);
+        stages.iter().map(of_stage).fold(0, u64::saturating_add)
     }
 
     /// Returns the bytes of a stage without activations. If parameters are sharded, a replica holds its part
@@ -216,6 +241,21 @@ mod tests {
         let specs = ["a.mlp.experts.3.up_proj.weight", "a.mlp.shared_expert.up_proj.weight"].map(spec);
         assert_eq!(gradient_bytes(&specs, 1, |_| true), 4 * 30);
         assert_eq!(gradient_bytes(&specs, 4, |_| true), 4 * (4 * 15 + 15));
+    }
+
+    #[test]
+    fn what_is_frozen_is_the_same_in_all_replicas() {
+        let spec = |path: &str| ParameterSpec::new(path.to_owned(), vec![3, 5], ParameterKind::Matrix);
+        let paths = ["a.mlp.experts.3.up_proj.weight", "a.q_proj.weight", "a.q_proj.lora_A.weight"];
+        let specs = paths.map(spec);
+        let shared = |precision, experts| {
+            let rule = StateRule { optimizer: OptimizerState::TwoMoments, precision };
+            rule.shared_bytes(&specs, experts, |path| path.contains(".lora_"))
+        };
+        assert_eq!(shared(Precision::F32, 1), 4 * 30);
+        assert_eq!(shared(Precision::Bf16, 1), 2 * 30);
+        // Each replica has other experts.
+        assert_eq!(shared(Precision::F32, 2), 4 * 15);
     }
 
     #[test]

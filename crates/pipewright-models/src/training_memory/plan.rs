@@ -137,18 +137,29 @@ impl MemoryPlan {
         ranks.max_by_key(|(index, rank)| (rank.total(), usize::MAX - index)).unwrap_or_default()
     }
 
-    /// Returns the bytes that this machine must have: the sum of all ranks, or the bytes of the largest one
-    /// if each rank is a process, because processes may run on other machines. Both include the copies.
+    /// Returns the bytes that this machine must have: the sum of all ranks, with what replicas share once, or
+    /// the bytes of the largest one if each rank is a process, because processes may run on other machines.
+    /// Both include the copies.
     pub fn needed(&self) -> u64 {
         let RunShape { replicas, tensor_ranks, is_local } = self.shape;
         let ranks = if is_local {
             let ranks = self.memory.ranks().iter();
             let replica = ranks.fold(0, |sum: u64, rank| sum.saturating_add(rank.total()));
-            replica.saturating_mul(replicas.into()).saturating_mul(tensor_ranks.into())
+            let own = replica.saturating_sub(self.memory.shared());
+            let further = own.saturating_mul(replicas.saturating_sub(1).into());
+            replica.saturating_add(further).saturating_mul(tensor_ranks.into())
         } else {
             self.largest().1.total()
         };
         ranks.saturating_add(self.copies)
+    }
+
+    /// Returns the bytes that replicas hold together; 0 unless there are several in one process, on the
+    /// processor.
+    pub fn shared(&self) -> u64 {
+        let RunShape { replicas, tensor_ranks, is_local } = self.shape;
+        let are_together = is_local && replicas > 1 && self.devices.is_empty();
+        if are_together { self.memory.shared().saturating_mul(tensor_ranks.into()) } else { 0 }
     }
 
     /// Returns the first memory that is too small. Memory that is not known is large enough. Copies of the

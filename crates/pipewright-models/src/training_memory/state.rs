@@ -100,6 +100,21 @@ impl StateRule {
         }
     }
 
+    /// Returns the bytes of the base of adapters that are the same in all replicas: all parameters but those whose
+    /// paths `is_trained` accepts, without routed experts if several replicas hold them together.
+    pub(super) fn shared_bytes(
+        &self,
+        specs: &[ParameterSpec],
+        expert_ranks: u32,
+        is_trained: impl Fn(&str) -> bool,
+    ) -> u64 {
+        let is_shared = |spec: &&ParameterSpec| {
+            !is_trained(&spec.path) && (expert_ranks <= 1 || !spec.is_of_routed_expert())
+        };
+        let elements = specs.iter().filter(is_shared).map(|spec| product(&spec.shape));
+        elements.fold(0, u64::saturating_add).saturating_mul(self.precision.bytes())
+    }
+
     /// Like [`StateRule::of`], but apart for the routed experts of mixtures.
     pub fn of_stage(&self, specs: &[ParameterSpec], is_trained: impl Fn(&str) -> bool) -> StageBytes {
         let (experts, others): (Vec<ParameterSpec>, Vec<ParameterSpec>) =

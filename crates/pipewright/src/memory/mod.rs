@@ -19,9 +19,11 @@ mod blocks;
 mod count;
 mod exhaustion;
 mod rank_memory;
+mod frozen_tensors;
 
 pub use allocator::TrackingAllocator;
 pub use blocks::limit_memory;
 pub use count::RankPosition;
 pub use exhaustion::{Exhaustion, on_exhaustion};
+pub(crate) use frozen_tensors::FrozenTensors;
 pub(crate) use rank_memory::{RankMemory, held_and_peak, restart_peak};

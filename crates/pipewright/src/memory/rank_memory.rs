@@ -60,6 +60,15 @@ impl RankMemory {
     }
 }
 
+/// Moves the storage of a tensor from another rank's count to the count of this thread's rank.
+pub(super) fn move_to_this_thread(tensor: &Value) {
+    let count = of_this_thread().filter(|_| blocks::is_in_use());
+    if let (Some(count), Some(storage)) = (count, tensor.storage()) {
+        blocks::give_away(storage.address);
+        blocks::take_over(storage.address, &count);
+    }
+}
+
 /// Returns the bytes that the rank of this thread holds, and the most that it held since [`restart_peak`];
 /// `None` on a thread of no rank, and if blocks are not counted.
 pub(crate) fn held_and_peak() -> Option<(u64, u64)> {

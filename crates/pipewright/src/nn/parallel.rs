@@ -19,6 +19,7 @@ use super::expert_parallel::ExpertParallel;
 use super::remade::note_same;
 use super::tensor_link::{TensorLink, part};
 use crate::autodiff::{Rule, inner_of, on_tape_of, record};
+use crate::memory::FrozenTensors;
 use crate::random::is_probing;
 use crate::tensor::{Placement, TensorRank, TensorShard, Value, Values};
 
@@ -37,6 +38,8 @@ pub struct TensorParallel {
     whole_experts: bool,
     /// The replica's place among the replicas that hold the experts together.
     experts: ExpertParallel,
+    /// The frozen tensors that the ranks of the process share.
+    frozen: FrozenTensors,
 }
 
 impl Default for TensorParallel {
@@ -55,8 +58,8 @@ impl TensorParallel {
     /// Returns the place of a rank without its connection, to describe what the rank holds. Do not compute
     /// with it: sums contain only this rank's part.
     pub fn unconnected(rank: TensorRank) -> Self {
-        let experts = ExpertParallel::default();
-        Self { rank, link: None, progress: None, whole_experts: false, experts }
+        let (experts, frozen) = (ExpertParallel::default(), FrozenTensors::default());
+        Self { rank, link: None, progress: None, whole_experts: false, experts, frozen }
     }
 
     /// Returns the same rank, which holds whole experts of a mixture if `whole`, and otherwise a shard of
@@ -69,6 +72,18 @@ impl TensorParallel {
     /// together.
     pub fn with_expert_parallel(self, experts: ExpertParallel) -> Self {
         Self { experts, ..self }
+    }
+
+    pub(crate) fn with_frozen(self, frozen: FrozenTensors) -> Self {
+        Self { frozen, ..self }
+    }
+
+    /// Returns the values of a frozen parameter, such as one of the base of an adapter. If another rank of this
+    /// process has made the parameter at `path` with the same bits in this launch, the result shares its
+    /// storage. So replicas on threads hold a base once. `path` is the parameter's path in the whole model.
+    pub fn share_frozen<const D: usize>(&self, path: &str, values: Tensor<D>) -> Tensor<D> {
+        let shared = self.frozen.shared(path, Value::of(inner_of(values.clone())));
+        on_tape_of(Tensor::from_dispatch(shared.into_dispatch()), &values)
     }
 
     /// Returns the replica's place among the replicas that hold the experts of each mixture together.

@@ -50,7 +50,7 @@ impl Pipeline {
     /// ([`TensorParallel::experts`]), whose parameters are
     /// [`Placement::ON_ONE_RANK`](crate::tensor::Placement::ON_ONE_RANK). Parameters that several ranks hold must
     /// start with the same values, so draw them from a seed. Do not share tensors between the modules of two
-    /// ranks.
+    /// ranks, except frozen ones ([`TensorParallel::share_frozen`]).
     ///
     /// # Errors
     /// As [`Pipeline::launch`], and when the shards of the ranks do not make up the parameters, or copies
@@ -102,6 +102,7 @@ impl Pipeline {
         drop(sender);
         let mut ranks = Ranks::new(threads, &setup, patience);
         ranks.await_ranks(&ready, |ready| ready)?;
+        setup.end_launch();
         Self::new(setup, ranks)
     }
 }

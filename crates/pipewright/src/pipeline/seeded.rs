@@ -66,6 +66,7 @@ impl SeededPipeline {
         let build =
             |endpoint| setup.build(endpoint, RankMemory::new(), &|stage, _: &TensorParallel| make(stage));
         let executors = endpoints.into_iter().map(build).collect::<Result<_, _>>()?;
+        setup.end_launch();
         let accumulation = Accumulation::new(setup.loss_scale());
         let mut pipeline = Self {
             setup,

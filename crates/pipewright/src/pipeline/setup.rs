@@ -18,7 +18,7 @@ use crate::executor::{Connection, Executor, NextBatch, RankContext};
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{StepNumber, WorldRank};
 use crate::loss_scale::LossScale;
-use crate::memory::RankMemory;
+use crate::memory::{FrozenTensors, RankMemory};
 use crate::mesh::Mesh;
 use crate::nn::TensorParallel;
 use crate::offload::OffloadTo;
@@ -58,6 +58,8 @@ pub(super) struct Setup {
     next_batch: NextBatch,
     /// The channel for the exchange of reports between processes; `None` within one process.
     reports: Option<ByteChannel>,
+    /// The frozen tensors that the ranks make.
+    frozen: FrozenTensors,
 }
 
 impl Setup {
@@ -106,7 +108,8 @@ impl Setup {
         board.set_program(&program);
         let evaluation = evaluation_program(&program, config)?;
         let (config, next_batch) = (Arc::new(config.clone()), NextBatch::default());
-        Ok((Self { program, mesh, evaluation, config, board, abort, next_batch, reports }, endpoints))
+        let frozen = FrozenTensors::open();
+        Ok((Self { program, mesh, evaluation, config, board, abort, next_batch, reports, frozen }, endpoints))
     }
 
     /// Builds a rank's stages and its executor. `make` is the caller's function from
@@ -134,6 +137,7 @@ impl Setup {
             RankContext::new(&world, is_distributed, self.mesh, placement.clone(), config, next_batch);
         let connection = Connection::new(endpoint, &context, self.board.clone(), memory);
         let tensor = connection.tensor_parallel(&context).with_whole_experts(self.config.whole_experts);
+        let tensor = tensor.with_frozen(self.frozen.of(world_rank));
         let clip_groups: Arc<[ClipGroup]> = self.config.clip_groups.clone().into();
         let mut stages = Vec::new();
         for &stage in placement.stages_of(rank) {
@@ -183,6 +187,11 @@ impl Setup {
             stages.push((stage, runner));
         }
         Ok(Executor::new(context, connection, stages, self.program.microbatches()))
+    }
+
+    /// Ends the launch: all ranks have built their stages.
+    pub(super) fn end_launch(&self) {
+        self.frozen.close();
     }
 
     /// Makes the program of evaluations, if it is the forward part of the program and there was no evaluation

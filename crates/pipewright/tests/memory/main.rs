@@ -1,6 +1,7 @@
 //! The bytes that ranks hold, as the allocator of this program counts them.
 
 mod drift;
+mod frozen;
 mod limit;
 mod offload;
 mod shards;

@@ -1,0 +1,100 @@
+//! The frozen tensors of a launch. Ranks of one process that make the same ones hold them once.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::rank_memory::move_to_this_thread;
+use crate::ids::WorldRank;
+use crate::tensor::Value;
+
+/// The frozen tensors that the ranks of this process have made, as one rank sees them. After the launch they are
+/// no longer recorded.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FrozenTensors {
+    /// By path; `None` outside a launch. Ranks of a tensor group have different tensors with one path.
+    by_path: Arc<Mutex<Option<HashMap<String, Vec<Frozen>>>>>,
+    rank: WorldRank,
+}
+
+#[derive(Debug)]
+struct Frozen {
+    tensor: Value,
+    /// The rank on whose count the tensor is.
+    rank: WorldRank,
+}
+
+impl FrozenTensors {
+    /// Begins a launch.
+    pub(crate) fn open() -> Self {
+        Self { by_path: Arc::new(Mutex::new(Some(HashMap::new()))), rank: WorldRank::default() }
+    }
+
+    /// Returns the same tensors for a rank.
+    pub(crate) fn of(&self, rank: WorldRank) -> Self {
+        Self { by_path: self.by_path.clone(), rank }
+    }
+
+    /// Ends the launch: tensors belong to the stages alone.
+    pub(crate) fn close(&self) {
+        drop(self.by_path.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    /// Returns the tensor that a rank has made for the same path with the same bits, in the place of `tensor`.
+    /// The memory of a tensor is on the count of the first of the ranks that share it. Call this on the thread
+    /// of the rank.
+    pub(crate) fn shared(&self, path: &str, tensor: Value) -> Value {
+        let mut by_path = self.by_path.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(by_path) = by_path.as_mut() else { return tensor };
+        let made = by_path.entry(path.to_owned()).or_default();
+        let Some(same) = made.iter_mut().find(|frozen| frozen.tensor.has_bits_of(&tensor)) else {
+            made.push(Frozen { tensor: tensor.clone(), rank: self.rank });
+            return tensor;
+        };
+        if self.rank < same.rank {
+            move_to_this_thread(&same.tensor);
+            same.rank = self.rank;
+        }
+        same.tensor.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, Device, Tensor};
+
+    use super::*;
+
+    fn value(numbers: [f32; 3]) -> Value {
+        Value::of(Tensor::<1>::from_data(numbers, &Device::flex()))
+    }
+
+    fn address(value: &Value) -> usize {
+        value.storage().expect("it is in the host's memory").address
+    }
+
+    #[test]
+    fn equal_tensors_of_a_path_are_one() {
+        let launch = FrozenTensors::open();
+        let [first, second] = [0, 1].map(|rank| launch.of(WorldRank::new(rank)));
+        let held = first.shared("a", value([1.0, 2.0, 3.0]));
+        assert_eq!(address(&second.shared("a", value([1.0, 2.0, 3.0]))), address(&held));
+        // Bits count, not numbers: 0 and -0 are equal.
+        let zero = first.shared("a", value([0.0; 3]));
+        for other in [value([-0.0, 0.0, 0.0]), value([1.0, 2.0, 4.0]), value([0.0; 3]).cast(DType::F16)] {
+            let address_of_other = address(&other);
+            assert_eq!(address(&second.shared("a", other)), address_of_other);
+        }
+        assert_eq!(address(&second.shared("a", value([0.0; 3]))), address(&zero));
+        assert_ne!(address(&second.shared("b", value([0.0; 3]))), address(&zero));
+    }
+
+    #[test]
+    fn nothing_is_kept_after_the_launch() {
+        let launch = FrozenTensors::open();
+        let held = launch.shared("a", value([1.0; 3]));
+        assert!(held.storage().expect("it is in the host's memory").is_shared);
+        launch.close();
+        assert!(!held.storage().expect("it is in the host's memory").is_shared);
+        assert_ne!(address(&launch.shared("a", value([1.0; 3]))), address(&held));
+    }
+}
