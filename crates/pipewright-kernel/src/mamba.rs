@@ -1,8 +1,8 @@
 //! The Mamba-2 mixer between its two projections: the convolution, the scan and the gated norm.
 //!
-//! The input projection's result has rows of gates, of the channels that are convolved, and of raw steps, in this
-//! order. It is read, and its gradient is written, in its own element type. Everything between is in single
-//! precision: the scan adds over whole sequences, and its decays are exponentials of sums.
+//! A row of the input projection's result has gates, the channels that are convolved, and raw steps, in this
+//! order. The mixer reads it and writes its gradient in its element type, and computes in single precision:
+//! the scan adds over whole sequences, and its decays are exponentials of sums.
 
 use half::bf16;
 
@@ -78,8 +78,8 @@ pub fn scanned_bf16(inputs: Inputs<'_, bf16>) -> Vec<bf16> {
     inputs.with_scan(scan::forward)
 }
 
-/// Returns the mixer's result from the scan's, and the scale of each run of the norm, which [`gated_backward`]
-/// takes.
+/// Returns the mixer's result from the scan's, and the scale of each run of the norm, which
+/// [`gated_backward`] takes.
 pub fn gated(inputs: Inputs<'_>, y: &[f32]) -> (Vec<f32>, Vec<f32>) {
     gated_norm::forward_in(inputs.of_norm(y))
 }
@@ -92,11 +92,11 @@ pub fn gated_bf16(inputs: Inputs<'_, bf16>, y: &[bf16]) -> (Vec<bf16>, Vec<f32>)
 /// The gradients after the backward pass of the gate and the norm.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatedGradients<T> {
-    /// Of the input projection's result. Only the gates have theirs.
+    /// The gradient of the input projection's result. Only the gates have theirs.
     projected: Vec<T>,
-    /// Of the scan's result.
+    /// The gradient of the scan's result.
     y: Vec<f32>,
-    /// Of the weight of the norm.
+    /// The gradient of the weight of the norm.
     norm: Vec<f32>,
 }
 
@@ -135,7 +135,7 @@ fn gated_backward_in<T: Element>(
 /// The gradients of the inputs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gradients<T> {
-    /// Of the input projection's result.
+    /// The gradient of the input projection's result.
     pub projected: Vec<T>,
     /// In single precision.
     pub others: OtherGradients,
@@ -144,20 +144,20 @@ pub struct Gradients<T> {
 /// The gradients of the parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OtherGradients {
-    /// Of the sums of the convolution, before its activation. The gradients of its weight
+    /// The gradient of the sums of the convolution, before its activation. The gradients of its weight
     /// ([`convolution::add_weight_gradient`]) and of its bias ([`convolution::sum_rows`]) follow from it.
     pub sums: Vec<f32>,
-    /// Of `dt_bias`.
+    /// The gradient of `dt_bias`.
     pub dt_bias: Vec<f32>,
-    /// Of the logarithms of the rates.
+    /// The gradient of the logarithms of the rates.
     pub log_rates: Vec<f32>,
-    /// Of `skip`.
+    /// The gradient of `skip`.
     pub skip: Vec<f32>,
-    /// Of the weight of the norm.
+    /// The gradient of the weight of the norm.
     pub norm: Vec<f32>,
 }
 
-/// Returns the gradients of all inputs from those that [`gated_backward`] returned. The convolution and the scan
+/// Returns the gradients of all inputs from the results of [`gated_backward`]. The convolution and the scan
 /// are computed again.
 pub fn scanned_backward(inputs: Inputs<'_>, gated: GatedGradients<f32>) -> Gradients<f32> {
     scanned_backward_in(inputs, gated)

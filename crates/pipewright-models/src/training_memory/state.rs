@@ -100,8 +100,8 @@ impl StateRule {
         }
     }
 
-    /// Returns the bytes of the base of adapters that are the same in all replicas: all parameters but those whose
-    /// paths `is_trained` accepts, without routed experts if several replicas hold them together.
+    /// Returns the bytes of the base of adapters that are the same in all replicas. `is_trained` accepts the
+    /// paths of other parameters. Routed experts do not count if several replicas hold them together.
     pub(super) fn shared_bytes(
         &self,
         specs: &[ParameterSpec],

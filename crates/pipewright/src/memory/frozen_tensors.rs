@@ -7,8 +7,8 @@ use super::rank_memory::move_to_this_thread;
 use crate::ids::WorldRank;
 use crate::tensor::Value;
 
-/// The frozen tensors that the ranks of this process have made, as one rank sees them. After the launch they are
-/// no longer recorded.
+/// The frozen tensors that the ranks of this process have made, for one of these ranks. After the launch they
+/// are no longer recorded.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FrozenTensors {
     /// By path; `None` outside a launch. Ranks of a tensor group have different tensors with one path.

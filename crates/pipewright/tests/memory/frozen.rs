@@ -33,8 +33,8 @@ impl StageModule for Adapted {
     }
 }
 
-/// Returns the losses of three steps of `replicas`, and the peaks of their ranks in the last one. The base is shared
-/// if `shares`.
+/// Returns the losses of three steps of `replicas`, and the peaks of their ranks in the last one. The base is
+/// shared if `shares`.
 fn run(replicas: u32, shares: bool) -> (Vec<f64>, Vec<u64>) {
     let make = move |_: StageIndex, tensor: &TensorParallel| -> Result<Stage, Infallible> {
         let values = Tensor::<2>::from_data(numbers(1, [WIDTH, WIDTH]), &Device::flex());
