@@ -1,6 +1,9 @@
 //! Measures the first tokens of a text of a model with latent attention: computed with the keys and values of
 //! all heads, as `generate` does, against attention to the latents, as for later tokens. Both are measured in
 //! turn, for the same number of tokens. A row whose first token is known computes the others in the latents.
+//!
+//! With `--known`, the tokens are a later turn of a chat: the turn in the latents of the text before it,
+//! against the whole text.
 
 use std::error::Error;
 use std::time::Instant;
@@ -19,6 +22,9 @@ pub(crate) struct Options {
     /// Tokens of the prompt.
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
+    /// Tokens of the text before, which the row in latents knows.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    known: u32,
     /// Heads.
     #[arg(long, default_value_t = 16)]
     heads: usize,
@@ -31,7 +37,7 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
-    let &Options { tokens, heads, blocks, rounds } = options;
+    let &Options { tokens, known, heads, blocks, rounds } = options;
     // The published models have these widths of a head and of the latents.
     let keys = json!({
         "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "q_lora_rank": null,
@@ -44,17 +50,17 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         return Err("the model is of another family".into());
     };
     let stage = model.init_stage(0..model.layers(), 1, Device::flex())?;
-    // The first token of the row in latents is known, and is not measured.
-    let ids: Vec<u32> = (0..=tokens).map(|token| token % 256 * 31 % 256).collect();
-    let (first, prompt) = ids.split_at(1);
+    let ids: Vec<u32> = (0..known + tokens).map(|token| token % 256 * 31 % 256).collect();
+    let (first, prompt) = ids.split_at(known as usize);
     let in_heads = || -> Result<f64, Box<dyn Error>> {
         let mut row = StageRow::new(&stage, true);
         let start = Instant::now();
-        row.append(prompt)?.last_logits()?;
+        row.append(if known == 1 { prompt } else { &ids })?.last_logits()?;
         Ok(start.elapsed().as_secs_f64())
     };
     let in_latents = || -> Result<f64, Box<dyn Error>> {
         let mut row = StageRow::new(&stage, true);
+        // The known tokens are not measured.
         row.append(first)?.last_logits()?;
         let start = Instant::now();
         row.append(prompt)?.last_logits()?;
@@ -66,7 +72,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let ratio = Spread::new(times.iter().map(|(heads, latents)| latents / heads).collect());
     let milliseconds =
         |of: fn(&(f64, f64)) -> f64| Spread::new(times.iter().map(|time| of(time) * 1e3).collect());
-    println!("a prompt of {tokens} tokens, {heads} heads, {blocks} blocks of latent attention");
+    println!("a prompt of {tokens} tokens after {known}, {heads} heads, {blocks} blocks of latent attention");
     println!("in heads     {} ms", milliseconds(|time| time.0));
     println!("in latents   {} ms", milliseconds(|time| time.1));
     println!("ratio        {ratio}");

@@ -196,6 +196,16 @@ impl<'a> GrowingText<'a> {
         (self.tokens.len() < end && !self.is_ended).then(|| &self.tokens[self.known..])
     }
 
+    /// Says that the model has computed the first `known` tokens of the prompt already.
+    pub(crate) fn skip(&mut self, known: usize) {
+        self.known = known;
+    }
+
+    /// Returns the tokens that the model has computed.
+    pub(crate) fn known_tokens(&self) -> &[u32] {
+        &self.tokens[..self.known]
+    }
+
     /// Chooses the next token by the logits after the tokens so far; `None` if it ends the text.
     ///
     /// # Errors

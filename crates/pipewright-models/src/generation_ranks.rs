@@ -30,6 +30,8 @@
 //! ```
 
 mod error;
+mod kept_text;
+mod partial_logits;
 mod worker;
 
 use std::ops::Range;
@@ -46,8 +48,11 @@ use pipewright::rank_link::RankLink;
 use pipewright::transport::World;
 
 use crate::generation::{Generated, GrowingText, Request};
+use crate::generation_ranks::kept_text::{KeptText, common_tokens};
+use crate::generation_ranks::partial_logits::PartialLogits;
 use crate::generation_ranks::worker::{
-    Content, Inbox, MakeStage, Message, RankReport, RemoteReport, Report, ReportRoute, Worker, lost,
+    CacheKind, Content, Inbox, MakeStage, Message, RankReport, RemoteReport, Report, ReportRoute, Worker,
+    lost,
 };
 use crate::generation_stage::GenerationStage;
 use crate::hf::HfError;
@@ -105,29 +110,15 @@ pub struct GenerationRanks {
     parameters: Vec<usize>,
     stages: usize,
     deadline: Duration,
-    /// Whether the model can continue a row.
-    has_cache: bool,
+    /// What the caches of all ranks can do.
+    cache: CacheKind,
+    /// The text that the next one may continue.
+    kept: Option<KeptText>,
     /// Whether texts are in work, so that the ranks may be computing.
     is_busy: bool,
     /// The number that the next text gets.
     next_text: usize,
     has_failed: bool,
-}
-
-/// The parts of the logits of a text, one from each rank that has a part of the vocabulary.
-#[derive(Clone, Default)]
-struct PartialLogits(Vec<Option<Vec<f32>>>);
-
-impl PartialLogits {
-    /// Adds a part. Returns the whole logits with the last one.
-    fn add(&mut self, part: usize, parts: usize, logits: Vec<f32>) -> Option<Vec<f32>> {
-        self.0.resize(parts, None);
-        self.0[part] = Some(logits);
-        if self.0.iter().any(Option::is_none) {
-            return None;
-        }
-        Some(std::mem::take(&mut self.0).into_iter().flatten().flatten().collect())
-    }
 }
 
 impl GenerationRanks {
@@ -222,15 +213,16 @@ impl GenerationRanks {
             parameters: vec![0; config.stages.len()],
             stages: config.stages.len() / tensor,
             deadline: config.deadline,
-            has_cache: false,
+            cache: CacheKind::GrowsAndShrinks,
+            kept: None,
             is_busy: true,
             next_text: 0,
             has_failed: false,
         };
         for _ in 0..config.stages.len() {
-            if let RankReport::Ready { rank, parameters, has_cache } = started.wait()? {
+            if let RankReport::Ready { rank, parameters, cache } = started.wait()? {
                 started.parameters[rank] = parameters;
-                started.has_cache = has_cache;
+                started.cache = started.cache.min(cache);
             }
         }
         started.is_busy = false;
@@ -291,7 +283,7 @@ impl GenerationRanks {
             }
             if in_work == 0 {
                 self.is_busy = false;
-                return Ok(texts.into_iter().map(|text| text.finish(self.has_cache)).collect());
+                return Ok(texts.into_iter().map(|text| text.finish(self.has_cache())).collect());
             }
             if let RankReport::Logits { text, part, parts, logits } = self.wait()?
                 && let Some(index) = text.checked_sub(start).filter(|index| *index < texts.len())
@@ -309,6 +301,84 @@ impl GenerationRanks {
                 in_work -= usize::from(!self.continue_text(text, &texts[index])?);
             }
         }
+    }
+
+    /// Generates a text like [`GenerationRanks::generate`], and keeps it in the ranks. If the prompt of the next
+    /// call begins with tokens of the text that is kept, the ranks compute only the other ones: in a chat, a
+    /// turn costs its own tokens. They compute a whole prompt if the model has no cache, if the request does
+    /// not use it, and if the prompt lacks tokens of the text that cannot be taken out of the cache, such as
+    /// those in the state of a Mamba-2 layer.
+    ///
+    /// # Errors
+    /// As [`GenerationRanks::generate`].
+    pub fn answer(
+        &mut self,
+        request: &Request<'_>,
+        each: &mut dyn FnMut(u32),
+    ) -> Result<Generated, RanksError> {
+        let refused = |source| RanksError::Request { index: 0, source };
+        let mut growing = GrowingText::new(*request).map_err(refused)?;
+        self.is_busy = true;
+        let text = match self.shorten_kept(request)? {
+            Some(KeptText { text, tokens }) => {
+                growing.skip(tokens.len());
+                text
+            }
+            None => {
+                let text = self.next_text;
+                self.next_text += 1;
+                self.send(text, Content::Begin { uses_cache: request.uses_cache })?;
+                text
+            }
+        };
+        let mut partial = PartialLogits::default();
+        while let Some(tokens) = growing.unknown_tokens() {
+            self.send(text, Content::Tokens(tokens.to_vec()))?;
+            let logits = loop {
+                if let RankReport::Logits { text: found, part, parts, logits } = self.wait()?
+                    && found == text
+                    && let Some(logits) = partial.add(part, parts, logits)
+                {
+                    break logits;
+                }
+            };
+            match growing.choose(logits) {
+                Ok(token) => token.into_iter().for_each(&mut *each),
+                Err(error) => {
+                    self.send(text, Content::End)?;
+                    self.is_busy = false;
+                    return Err(refused(error));
+                }
+            }
+        }
+        if request.uses_cache && self.has_cache() {
+            self.kept = Some(KeptText { text, tokens: growing.known_tokens().to_vec() });
+        } else {
+            self.send(text, Content::End)?;
+        }
+        self.is_busy = false;
+        Ok(growing.finish(self.has_cache()))
+    }
+
+    /// Returns the text that is kept with the tokens that the prompt of a request begins with. If it cannot be
+    /// continued so, it ends.
+    fn shorten_kept(&mut self, request: &Request<'_>) -> Result<Option<KeptText>, RanksError> {
+        let Some(KeptText { text, mut tokens }) = self.kept.take() else { return Ok(None) };
+        let common = common_tokens(&tokens, request.prompt);
+        let can_continue = common == tokens.len() || self.cache == CacheKind::GrowsAndShrinks;
+        if !request.uses_cache || common == 0 || !can_continue {
+            self.send(text, Content::End)?;
+            return Ok(None);
+        }
+        if common < tokens.len() {
+            self.send(text, Content::Shorten { tokens: common })?;
+            tokens.truncate(common);
+        }
+        Ok(Some(KeptText { text, tokens }))
+    }
+
+    fn has_cache(&self) -> bool {
+        self.cache > CacheKind::Missing
     }
 
     /// Sends the next tokens of a text to the first rank, or ends it. Returns whether it continues.

@@ -59,6 +59,11 @@ pub(crate) trait GeneratingModule: StageModule {
     /// Returns the rank's share of the stage.
     fn split(&self) -> &SplitStage;
 
+    /// Computes a whole row; see [`GenerationStage::compute`].
+    fn compute_row(&self, input: Values) -> Result<Values, BoundaryError> {
+        Ok(pack(self.forward(unpack(input)?, &row_context())))
+    }
+
     /// Returns an empty cache for a row; see [`GenerationStage::cache`].
     fn new_cache(&self) -> Option<Box<dyn StageCache + '_>>;
 
@@ -90,7 +95,7 @@ impl<M: GeneratingModule> GenerationStage for M {
     }
 
     fn compute(&self, input: Values) -> Result<Values, BoundaryError> {
-        Ok(pack(self.forward(unpack(input)?, &row_context())))
+        self.compute_row(input)
     }
 
     fn cache(&self) -> Option<Box<dyn StageCache + '_>> {
@@ -119,6 +124,20 @@ pub trait StageCache {
     /// # Panics
     /// When a token is outside the vocabulary, or `first` is neither 0 nor the number of tokens so far.
     fn extend(&mut self, input: Values, first: usize) -> Result<Values, BoundaryError>;
+
+    /// Returns whether [`StageCache::shorten`] is possible, whatever the row is. A state of all tokens so far
+    /// cannot be shortened.
+    fn can_be_shortened(&self) -> bool {
+        false
+    }
+
+    /// Leaves out the tokens after the first `tokens` ones of the row, which are at least one.
+    ///
+    /// # Panics
+    /// When the cache cannot be shortened.
+    fn shorten(&mut self, _tokens: usize) {
+        panic!("the cache cannot be shortened")
+    }
 }
 
 /// A row of tokens at a stage.
@@ -149,6 +168,23 @@ impl<'a> StageRow<'a> {
     /// Returns whether a cache is used.
     pub fn has_cache(&self) -> bool {
         self.cache.is_some()
+    }
+
+    /// Returns whether [`StageRow::shorten`] is possible, whatever the row is.
+    pub fn can_be_shortened(&self) -> bool {
+        self.cache.as_ref().is_none_or(|cache| cache.can_be_shortened())
+    }
+
+    /// Leaves out the tokens after the first `tokens` ones of the row, which are at least one.
+    ///
+    /// # Panics
+    /// When the row cannot be shortened.
+    pub fn shorten(&mut self, tokens: usize) {
+        if let Some(cache) = &mut self.cache {
+            cache.shorten(tokens);
+        }
+        // A later stage has none.
+        self.tokens.truncate(tokens);
     }
 
     /// Appends tokens, at least one, and computes the first stage.

@@ -47,6 +47,15 @@ fn caches(stage: &DecoderStage, positions: &RotaryPositions) -> Vec<KeyValueCach
 }
 
 impl StageCache for CachedDecoder<'_> {
+    /// Keys have the positions of a longer row if these depend on the length.
+    fn can_be_shortened(&self) -> bool {
+        !self.stage.attentions.depend_on_length() && self.caches.iter().all(KeyValueCache::can_be_shortened)
+    }
+
+    fn shorten(&mut self, tokens: usize) {
+        self.caches.iter_mut().for_each(|cache| cache.shorten(tokens));
+    }
+
     fn extend(&mut self, input: Values, first: usize) -> Result<Values, BoundaryError> {
         let stage = self.stage;
         let input: DecoderInput = unpack(input)?;

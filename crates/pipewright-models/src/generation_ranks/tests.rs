@@ -48,6 +48,68 @@ impl GenerationStage for Stage {
     }
 }
 
+/// A stage whose cache counts tokens.
+struct CountingStage {
+    is_last: bool,
+    can_be_shortened: bool,
+}
+
+impl GenerationStage for CountingStage {
+    fn parameters(&self) -> usize {
+        0
+    }
+
+    fn device(&self) -> Device {
+        Device::flex()
+    }
+
+    fn has_head(&self) -> bool {
+        true
+    }
+
+    fn require_whole(&self) -> Result<(), SplitModel> {
+        Ok(())
+    }
+
+    fn compute(&self, input: Values) -> Result<Values, BoundaryError> {
+        CountingCache { stage: self, tokens: 0 }.extend(input, 0)
+    }
+
+    fn cache(&self) -> Option<Box<dyn StageCache + '_>> {
+        Some(Box::new(CountingCache { stage: self, tokens: 0 }))
+    }
+}
+
+struct CountingCache<'a> {
+    stage: &'a CountingStage,
+    tokens: usize,
+}
+
+impl StageCache for CountingCache<'_> {
+    /// The most likely token is the number of tokens that are computed.
+    fn extend(&mut self, input: Values, first: usize) -> Result<Values, BoundaryError> {
+        let input: Tensor<2, Int> = unpack(input)?;
+        let count = input.dims()[1];
+        assert!(first == 0 || first == self.tokens, "{first} after {}", self.tokens);
+        self.tokens = first + count;
+        if !self.stage.is_last {
+            return Ok(pack(input));
+        }
+        let mut logits = vec![0f32; 16];
+        logits[count] = 9.0;
+        Ok(pack(Tensor::<3>::from_data(TensorData::new(logits, [1, 1, 16]), &Device::flex())))
+    }
+
+    fn can_be_shortened(&self) -> bool {
+        self.stage.can_be_shortened
+    }
+
+    fn shorten(&mut self, tokens: usize) {
+        assert!(self.stage.can_be_shortened && tokens < self.tokens);
+        self.tokens = tokens;
+    }
+}
+
 /// Returns logits for which the token after a row is its length, modulo 5.
 fn length(input: &Tensor<2, Int>) -> Values {
     let mut logits = vec![0f32; 5];
@@ -101,6 +163,42 @@ fn texts_are_in_the_order_of_their_requests() {
     let none = Request { tokens: 0, ..request(&[1]) };
     let nothing = ranks.generate(&[none], &mut |_, _| {}).expect("nothing to do");
     assert!(nothing[0].tokens.is_empty());
+}
+
+/// Each answer says how many tokens the ranks have computed for it.
+#[test]
+fn a_text_continues_with_the_tokens_that_its_prompt_adds() {
+    for (ranks, can_be_shortened) in [(1, true), (1, false), (3, true), (3, false)] {
+        let stages = (0..ranks).map(|rank| RankStage { layers: rank..rank + 1, device: Device::flex() });
+        let config = RanksConfig::new(stages.collect(), LONG);
+        let started = GenerationRanks::start(&config, move |layers, _place| {
+            // The last rank alone decides what all caches can do.
+            let is_last = layers.end == ranks;
+            Ok(Box::new(CountingStage { is_last, can_be_shortened: can_be_shortened || !is_last }))
+        });
+        let mut group = started.expect("it starts");
+        let mut answer = |prompt: &[u32], uses_cache: bool| {
+            let request = Request { tokens: 2, uses_cache, ..request(prompt) };
+            let mut seen = Vec::new();
+            let found = group.answer(&request, &mut |token| seen.push(token)).expect("it generates");
+            assert_eq!((&found.tokens, found.is_cached), (&seen, uses_cache));
+            // Other texts do not disturb the one that is kept.
+            group.generate(&[request, request], &mut |_, _| {}).expect("it generates");
+            seen
+        };
+        assert_eq!(answer(&[1, 2, 3], true), [3, 1]);
+        // The last token of an answer is not computed yet.
+        assert_eq!(answer(&[1, 2, 3, 3, 1, 7], true), [2, 1]);
+        // Two tokens of seven remain.
+        let of_shorter = if can_be_shortened { [2, 1] } else { [4, 1] };
+        assert_eq!(answer(&[1, 2, 9, 9], true), of_shorter);
+        // The logits after the last token of the same prompt are computed again.
+        let of_same = if can_be_shortened { [1, 1] } else { [4, 1] };
+        assert_eq!(answer(&[1, 2, 9, 9], true), of_same);
+        assert_eq!(answer(&[1, 2, 9, 9], false), [4, 5]);
+        assert_eq!(answer(&[1, 2, 9, 9], true), [4, 1]);
+        assert_eq!(answer(&[5, 2, 9, 9], true), [4, 1]);
+    }
 }
 
 /// The second rank computes the first text while the first rank begins the second one.

@@ -38,6 +38,8 @@ pub(super) struct Message {
 pub(super) enum Content {
     /// A text begins.
     Begin { uses_cache: bool },
+    /// Only this number of tokens of the text remain.
+    Shorten { tokens: usize },
     /// The next tokens, for the first stage.
     Tokens(Vec<u32>),
     /// The tensors with the message are the result of the previous stage for the tokens from `first` on.
@@ -52,10 +54,31 @@ pub(super) enum Content {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum RankReport {
     /// The stage is made.
-    Ready { rank: usize, parameters: usize, has_cache: bool },
+    Ready { rank: usize, parameters: usize, cache: CacheKind },
     /// A rank of the last stage has the logits after the latest tokens of a text: the part `part` of `parts`
     /// along the vocabulary.
     Logits { text: usize, part: usize, parts: usize, logits: Vec<f32> },
+}
+
+/// What the cache of a stage can do. A later kind can do what an earlier one can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) enum CacheKind {
+    /// There is no cache.
+    Missing,
+    /// A row can continue.
+    Grows,
+    /// A row can also lose its last tokens.
+    GrowsAndShrinks,
+}
+
+impl CacheKind {
+    fn of(stage: &dyn GenerationStage) -> Self {
+        match stage.cache() {
+            None => Self::Missing,
+            Some(cache) if cache.can_be_shortened() => Self::GrowsAndShrinks,
+            Some(_) => Self::Grows,
+        }
+    }
 }
 
 /// A report, or the failure of a rank.
@@ -121,8 +144,8 @@ impl Worker {
                 return Err(RanksError::NoHead { rank }.into());
             }
             self.link.end();
-            let (parameters, has_cache) = (made.parameters(), made.cache().is_some());
-            self.report(Ok(RankReport::Ready { rank, parameters, has_cache }));
+            let (parameters, cache) = (made.parameters(), CacheKind::of(&*made));
+            self.report(Ok(RankReport::Ready { rank, parameters, cache }));
             self.compute(&*made)
         }));
         let failure = match ended {
@@ -176,6 +199,13 @@ impl Worker {
                 }
                 Content::End => {
                     rows.remove(&text);
+                    self.pass_on(text, content, Vec::new());
+                    None
+                }
+                Content::Shorten { tokens } => {
+                    if let Some(row) = rows.get_mut(&text) {
+                        row.shorten(tokens);
+                    }
                     self.pass_on(text, content, Vec::new());
                     None
                 }

@@ -130,6 +130,23 @@ fn check_text_on_tensor_ranks(reference: &Reference, whole_experts: bool) {
     let uncached = Request { uses_cache: false, ..request };
     let texts = ranks.generate(&[request, uncached], &mut |_, _| {}).expect("it generates");
     assert!(texts.iter().all(|text| text.tokens == *greedy), "{texts:?}, not {greedy:?}");
+    check_turns(&mut ranks, prompt, greedy);
+}
+
+/// Checks that turns of a chat have the most likely tokens of their whole texts without a cache: a turn that
+/// adds several tokens to the text so far, the same one again, and a turn that has only the beginning of the text.
+fn check_turns(ranks: &mut GenerationRanks, prompt: &[u32], greedy: &[u32]) {
+    let further = [prompt, &greedy[..4], &prompt[2..6]].concat();
+    let changed = [&prompt[..6], &prompt[1..6]].concat();
+    let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+    for turn in [prompt, &further, &further, &changed, prompt] {
+        let request = Request { prompt: turn, tokens: 4, sampling, ..Request::default() };
+        let uncached = Request { uses_cache: false, ..request };
+        let whole = ranks.generate(&[uncached], &mut |_, _| {}).expect("it generates");
+        let found = ranks.answer(&request, &mut |_| {}).expect("it generates");
+        assert!(found.is_cached && !whole[0].is_cached);
+        assert_eq!(found.tokens, whole[0].tokens, "{turn:?}");
+    }
 }
 
 /// Checks that the most likely tokens are the same if the layers are distributed over ranks, of which each
@@ -158,6 +175,7 @@ fn check_text_on_ranks(reference: &Reference, prompt: &[u32], greedy: &[u32]) {
         let texts = started.generate(&requests, &mut |_, _| {}).expect("it generates");
         assert_eq!((&texts[0].tokens[..], &texts[2].tokens[..]), (greedy, greedy), "{ranks} ranks");
         assert_eq!(texts[1].tokens.len(), 3);
+        check_turns(&mut started, prompt, greedy);
     }
 }
 

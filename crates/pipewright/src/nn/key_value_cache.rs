@@ -11,8 +11,10 @@ use pipewright_kernel::cached_attention::{Heads, attend};
 pub struct KeyValueCache {
     form: AttentionForm,
     tokens: usize,
-    /// A row for each token, without the first tokens if they are outside the window. Keys are rotated by
-    /// their positions.
+    /// The position of each token in the sequence, ascending, without the first tokens if they are outside the
+    /// window.
+    positions: Vec<u32>,
+    /// A row for each of these positions. Keys are rotated by them.
     keys: Vec<f32>,
     values: Vec<f32>,
 }
@@ -20,7 +22,7 @@ pub struct KeyValueCache {
 impl KeyValueCache {
     /// Returns the cache of an attention of this form, without tokens.
     pub fn new(form: AttentionForm) -> Self {
-        Self { form, tokens: 0, keys: Vec::new(), values: Vec::new() }
+        Self { form, tokens: 0, positions: Vec::new(), keys: Vec::new(), values: Vec::new() }
     }
 
     /// Returns the number of tokens so far.
@@ -42,6 +44,15 @@ impl KeyValueCache {
         self.attend_with(q, k, v, None)
     }
 
+    /// Like [`KeyValueCache::attend`], for tokens at these positions of the sequence. The positions between
+    /// them have no keys and values. The positions ascend, from the last one so far on.
+    ///
+    /// # Panics
+    /// As [`KeyValueCache::attend`], and when there is not a position for each token.
+    pub fn attend_at(&mut self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, positions: &[u32]) -> Tensor<2> {
+        self.attend_in(q, [k, v], positions, None)
+    }
+
     /// Like [`KeyValueCache::attend`], with the sink of each head ([`CausalAttention::with_sinks`]).
     ///
     /// # Panics
@@ -53,9 +64,26 @@ impl KeyValueCache {
         v: Tensor<2>,
         sinks: Option<Tensor<1>>,
     ) -> Tensor<2> {
+        let positions = self.next_positions(q.dims()[0]);
+        self.attend_in(q, [k, v], &positions, sinks)
+    }
+
+    /// Returns the positions of the next `count` tokens of a sequence whose tokens are all here.
+    fn next_positions(&self, count: usize) -> Vec<u32> {
+        (self.tokens as u32..).take(count).collect()
+    }
+
+    fn attend_in(
+        &mut self,
+        q: Tensor<2>,
+        [k, v]: [Tensor<2>; 2],
+        positions: &[u32],
+        sinks: Option<Tensor<1>>,
+    ) -> Tensor<2> {
         let [[count, wide], [rows, narrow], [of_values, value_width]] = [q.dims(), k.dims(), v.dims()];
         let head_dim = self.form.head_dim;
         let fits = rows == count && of_values == count && narrow.is_multiple_of(head_dim);
+        assert_eq!(positions.len(), count, "each token has a position");
         assert!(fits && narrow > 0 && wide.is_multiple_of(narrow), "queries, keys and values fit each other");
         let kv_heads = narrow / head_dim;
         let has_values = value_width > 0 && value_width.is_multiple_of(kv_heads);
@@ -68,16 +96,16 @@ impl KeyValueCache {
             scale: self.form.scale as f32,
             cap: self.form.cap.map(|cap| cap as f32),
         };
-        let (first, device) = (self.tokens, q.device());
-        self.keep(&k, &v);
-        let attended = if first == 0 {
+        let (is_whole, device) = (self.tokens == 0 && (0..).zip(positions).all(|(a, &b)| a == b), q.device());
+        self.keep(&k, &v, positions);
+        let attended = if is_whole {
             // All tokens at once are computed as in training, in blocks.
             CausalAttention::of(count, self.form.clone(), &device).with_sinks(sinks).forward(q, k, v)
         } else {
             let mut queries = floats(&q);
-            self.rotate(&mut queries, wide, first);
+            self.rotate(&mut queries, wide, positions);
             let sinks = sinks.map(|sinks| sinks.to_data().iter::<f32>().collect::<Vec<_>>());
-            let attended = self.attend_rows(&queries, heads, sinks.as_deref());
+            let attended = self.attend_rows(&queries, positions, heads, sinks.as_deref());
             let shape = [count, heads.heads * heads.value_dim];
             Tensor::from_data(TensorData::new(attended, shape), &device)
         };
@@ -92,31 +120,71 @@ impl KeyValueCache {
     /// # Panics
     /// When the shapes do not match.
     pub fn append(&mut self, k: &Tensor<2>, v: &Tensor<2>) {
+        self.append_at(k, v, &self.next_positions(k.dims()[0]));
+    }
+
+    /// Like [`KeyValueCache::append`], for tokens at these positions of the sequence; see
+    /// [`KeyValueCache::attend_at`].
+    ///
+    /// # Panics
+    /// As [`KeyValueCache::append`], and when there is not a position for each token.
+    pub fn append_at(&mut self, k: &Tensor<2>, v: &Tensor<2>, positions: &[u32]) {
         let [[count, narrow], [of_values, value_width]] = [k.dims(), v.dims()];
         let fits = of_values == count && narrow > 0 && narrow.is_multiple_of(self.form.head_dim);
         assert!(fits, "keys and values fit each other");
-        self.keep(k, v);
+        assert_eq!(positions.len(), count, "each token has a position");
+        self.keep(k, v, positions);
         self.forget(narrow, value_width);
     }
 
+    /// Returns whether [`KeyValueCache::shorten`] is possible for every number of tokens: no window makes the
+    /// cache forget tokens.
+    pub fn can_be_shortened(&self) -> bool {
+        self.form.window.is_none()
+    }
+
+    /// Leaves out the tokens of the sequence from the position `length` on.
+    ///
+    /// # Panics
+    /// When the cache has a window.
+    pub fn shorten(&mut self, length: usize) {
+        assert!(self.can_be_shortened(), "tokens outside of a window are not kept");
+        let (held, kept) =
+            (self.positions.len(), self.positions.partition_point(|&at| (at as usize) < length));
+        if let [Some(narrow), Some(value_width)] =
+            [&self.keys, &self.values].map(|rows| rows.len().checked_div(held))
+        {
+            self.keys.truncate(kept * narrow);
+            self.values.truncate(kept * value_width);
+        }
+        self.positions.truncate(kept);
+        self.tokens = kept;
+    }
+
     /// Adds keys, which are rotated by their positions, and values.
-    fn keep(&mut self, k: &Tensor<2>, v: &Tensor<2>) {
-        let ([count, width], first, mut keys) = (k.dims(), self.tokens, floats(k));
-        self.rotate(&mut keys, width, first);
+    fn keep(&mut self, k: &Tensor<2>, v: &Tensor<2>, positions: &[u32]) {
+        let ([count, width], mut keys) = (k.dims(), floats(k));
+        self.rotate(&mut keys, width, positions);
         self.keys.append(&mut keys);
         self.values.append(&mut floats(v));
+        self.positions.extend(positions);
         self.tokens += count;
     }
 
-    /// Returns the attention of the last tokens, which have these rotated queries.
-    fn attend_rows(&self, queries: &[f32], heads: Heads, sinks: Option<&[f32]>) -> Vec<f32> {
+    /// Returns the attention of the last tokens, which have these rotated queries at these positions.
+    fn attend_rows(
+        &self,
+        queries: &[f32],
+        positions: &[u32],
+        heads: Heads,
+        sinks: Option<&[f32]>,
+    ) -> Vec<f32> {
         let [wide, narrow] = [heads.heads, heads.kv_heads].map(|count| count * heads.head_dim);
         let value_width = heads.kv_heads * heads.value_dim;
-        let forgotten = self.tokens - self.keys.len() / narrow;
-        let first = self.tokens - queries.len() / wide;
-        let rows = (first..).zip(queries.chunks_exact(wide));
-        let attended = rows.flat_map(|(token, query)| {
-            let (start, end) = (self.form.first_seen(token) - forgotten, token + 1 - forgotten);
+        let first = self.positions.len() - positions.len();
+        let rows = (first..).zip(positions).zip(queries.chunks_exact(wide));
+        let attended = rows.flat_map(|((row, &position), query)| {
+            let (start, end) = (self.first_seen(position as usize), row + 1);
             let keys = &self.keys[start * narrow..end * narrow];
             attend(query, keys, &self.values[start * value_width..end * value_width], heads, sinks)
         });
@@ -125,20 +193,27 @@ impl KeyValueCache {
 
     /// Drops the tokens that the next token does not see, if they are more than half of the cache.
     fn forget(&mut self, narrow: usize, value_width: usize) {
-        let held = self.keys.len() / narrow;
-        let unseen = held - (self.tokens - self.form.first_seen(self.tokens)).min(held);
-        if 2 * unseen > held {
+        let Some(&last) = self.positions.last() else { return };
+        let unseen = self.first_seen(last as usize + 1);
+        if 2 * unseen > self.positions.len() {
+            self.positions.drain(..unseen);
             self.keys.drain(..unseen * narrow);
             self.values.drain(..unseen * value_width);
         }
     }
 
-    /// Rotates the heads in each row of `width` elements; the first row is at the position `first`.
-    fn rotate(&self, elements: &mut [f32], width: usize, first: usize) {
+    /// Returns the first row that a token at a position sees.
+    fn first_seen(&self, position: usize) -> usize {
+        let first = self.form.first_seen(position);
+        self.positions.partition_point(|&at| (at as usize) < first)
+    }
+
+    /// Rotates the heads in each row of `width` elements by the row's position.
+    fn rotate(&self, elements: &mut [f32], width: usize, positions: &[u32]) {
         let (frequencies, factor) = (&self.form.positions.frequencies, self.form.positions.factor);
         let pairs = frequencies.len();
         let mut turns = Vec::with_capacity(pairs);
-        for (position, row) in (first..).zip(elements.chunks_exact_mut(width)) {
+        for (&position, row) in positions.iter().zip(elements.chunks_exact_mut(width)) {
             turns.clear();
             turns.extend(frequencies.iter().map(|frequency| (position as f32 * frequency).sin_cos()));
             for head in row.chunks_exact_mut(self.form.head_dim) {
@@ -162,6 +237,8 @@ mod tests {
 
     use super::super::attention_form::RotaryPositions;
     use super::super::check::numbers;
+    use super::super::scoped_attention::ScopedAttention;
+    use super::super::token_scope::TokenScope;
     use super::*;
 
     fn check(form: &AttentionForm) {
@@ -194,6 +271,59 @@ mod tests {
         assert_eq!(cache.tokens(), tokens);
         let most = form.window.map_or(tokens, |window| 2 * window);
         assert!(cache.keys.len() <= most * kv_heads * head_dim, "{} elements", cache.keys.len());
+    }
+
+    /// Tokens of a longer sequence, whose other tokens are not here, attend as [`ScopedAttention`] says.
+    #[test]
+    fn tokens_between_which_others_are_missing_keep_their_positions() {
+        let (head_dim, theta, heads, kv_heads) = (4, 100.0, 4, 2);
+        let positions = [0, 1, 4, 5, 9, 20, 21, 22, 30];
+        let tensor =
+            |width: usize, size| numbers([positions.len() * width], size).reshape([positions.len(), width]);
+        let qkv = [
+            tensor(heads * head_dim, 2.0),
+            tensor(kv_heads * head_dim, 2.0),
+            tensor(kv_heads * head_dim, 1.0),
+        ];
+        for window in [None, Some(1), Some(5), Some(12)] {
+            let scope = TokenScope { positions: positions.into(), ..TokenScope::whole(1, positions.len()) };
+            let whole = ScopedAttention { head_dim, rope_theta: Some(theta), window };
+            let expected = whole.forward(qkv.clone(), &scope, None).into_data();
+            let mut cache =
+                KeyValueCache::new(AttentionForm { window, ..AttentionForm::rotary(head_dim, theta) });
+            let parts = [0..4, 4..5, 5..9].map(|part| {
+                let [q, k, v] = qkv.each_ref().map(|x| x.clone().slice(part.clone()));
+                cache.attend_at(q, k, v, &positions[part])
+            });
+            let found = Tensor::cat(parts.into(), 0).into_data();
+            found.assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-5, 1e-6));
+        }
+    }
+
+    #[test]
+    fn a_shortened_cache_continues_with_other_tokens() {
+        let form = AttentionForm::rotary(4, 100.0);
+        let inputs = |count: usize, size| {
+            [8, 4, 4].map(|width| numbers([count * width], size).reshape([count, width]))
+        };
+        let ([first, other], mut cache) =
+            ([inputs(6, 1.0), inputs(3, 2.0)], KeyValueCache::new(form.clone()));
+        let [q, k, v] = first.clone();
+        cache.attend(q, k, v);
+        cache.shorten(9);
+        assert_eq!(cache.tokens(), 6);
+        cache.shorten(4);
+        let [q, k, v] = other.clone();
+        let found = cache.attend(q, k, v).into_data();
+        let whole = std::array::from_fn(|index| {
+            let kept: Tensor<2> = first[index].clone();
+            Tensor::cat(vec![kept.narrow(0, 0, 4), other[index].clone()], 0)
+        });
+        let [q, k, v]: [Tensor<2>; 3] = whole;
+        let expected = KeyValueCache::new(form).attend(q, k, v).narrow(0, 4, 3).into_data();
+        found.assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-5, 1e-6));
+        cache.shorten(0);
+        assert_eq!((cache.tokens(), cache.keys.len()), (0, 0));
     }
 
     #[test]

@@ -89,8 +89,7 @@ impl<'a> Chat<'a> {
         self.messages.push(ChatMessage { role: ChatRole::User, content: message.to_owned() });
         let prompt = self.encode(&self.messages)?;
         let request = self.request(&prompt);
-        let texts = ranks.group.generate(&[request], &mut |_, token| each(token)).map_err(failure)?;
-        let generated = texts.into_iter().next().expect("there is a text for each request");
+        let generated = ranks.group.answer(&request, each).map_err(failure)?;
         let text = self.found.codec.decode(&generated.tokens).map_err(Failure::input)?;
         self.messages.push(ChatMessage { role: ChatRole::Assistant, content: text.clone() });
         Ok(Answer { generated, text })

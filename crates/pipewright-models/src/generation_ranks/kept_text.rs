@@ -1,0 +1,31 @@
+//! A text that a later request may continue.
+
+/// A text whose rows the ranks keep.
+#[derive(Debug)]
+pub(super) struct KeptText {
+    /// Its number.
+    pub(super) text: usize,
+    /// The tokens that the ranks have computed.
+    pub(super) tokens: Vec<u32>,
+}
+
+/// Returns with how many tokens of a text a prompt begins. The last token of the prompt does not count,
+/// because the logits after it are not kept.
+pub(super) fn common_tokens(tokens: &[u32], prompt: &[u32]) -> usize {
+    let before_last = &prompt[..prompt.len().saturating_sub(1)];
+    tokens.iter().zip(before_last).take_while(|(kept, wanted)| kept == wanted).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_token_of_a_prompt_is_not_common() {
+        assert_eq!(common_tokens(&[1, 2, 3], &[1, 2, 3, 4]), 3);
+        assert_eq!(common_tokens(&[1, 2, 3], &[1, 2, 3]), 2);
+        assert_eq!(common_tokens(&[1, 2, 3], &[1, 5, 3, 4]), 1);
+        assert_eq!(common_tokens(&[1, 2, 3], &[1]), 0);
+        assert_eq!(common_tokens(&[], &[1, 2]), 0);
+    }
+}
