@@ -68,7 +68,6 @@ pub(crate) trait AnyFamily {
     fn longest(&self) -> Option<usize>;
     fn positions(&self) -> Option<usize>;
     fn has_unused_window(&self) -> bool;
-    fn refuses_cache(&self) -> Option<&'static str>;
     fn head(&self) -> HeadForm;
     /// Returns whether the linear layers of the blocks can have adapters.
     fn adapts(&self) -> bool;
@@ -136,10 +135,6 @@ impl<F: ModelFamily<Stage: 'static>> AnyFamily for F {
 
     fn longest(&self) -> Option<usize> {
         ModelFamily::longest(self)
-    }
-
-    fn refuses_cache(&self) -> Option<&'static str> {
-        ModelFamily::refuses_cache(self)
     }
 
     fn has_unused_window(&self) -> bool {

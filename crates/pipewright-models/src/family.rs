@@ -153,11 +153,6 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         None
     }
 
-    /// Returns why the stages of the model have no cache for generation; `None` if they have one.
-    fn refuses_cache(&self) -> Option<&'static str> {
-        None
-    }
-
     /// Returns whether the configuration has a window that no layer has, because `use_sliding_window` is not
     /// true or another key leaves all layers out.
     fn has_unused_window(&self) -> bool {

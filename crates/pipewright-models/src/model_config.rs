@@ -184,12 +184,6 @@ impl ModelConfig {
         self.family().layers()
     }
 
-    /// Returns why generation cannot continue a row without computing its earlier tokens again, as a sentence
-    /// without its end; `None` if the model has a cache.
-    pub fn refuses_cache(&self) -> Option<&'static str> {
-        self.family().refuses_cache()
-    }
-
     /// Returns whether the configuration has a window that no layer has, because `use_sliding_window` is not
     /// true or another key leaves all layers out.
     pub fn has_unused_window(&self) -> bool {

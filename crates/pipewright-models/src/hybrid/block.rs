@@ -9,7 +9,7 @@ use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
 
 use super::config::HybridConfig;
-use super::depths::Depths;
+use super::depths::{Choice, Depths};
 use super::experts::ExpertMixer;
 use super::pattern::BlockKind;
 use super::tokens::Tokens;
@@ -125,11 +125,12 @@ impl Block {
         Ok(Self { norm, mixer, relation: None, mod_router: None, attention, depths })
     }
 
-    /// Maps hidden states `[tokens, hidden]` to hidden states of the same shape.
+    /// Maps hidden states `[tokens, hidden]` to hidden states of the same shape. `choice` says by what a router
+    /// chooses the tokens that go through the block.
     pub(super) fn forward(
         &self,
         x: Tensor<2>,
-        tokens: &Tokens,
+        (tokens, choice): (&Tokens, Choice),
         tensor: &TensorParallel,
         context: &StageContext,
     ) -> Tensor<2> {
@@ -144,7 +145,7 @@ impl Block {
             self.mix(x, tokens, scan, attend, tensor, context)
         };
         match &self.mod_router {
-            Some(router) => self.depths.forward(router, x, tokens, context, branch),
+            Some(router) => self.depths.forward((router, choice), x, tokens, context, branch),
             None => {
                 let x = Branches::new(x);
                 let mixed = branch(x.branch(), tokens);
@@ -164,7 +165,7 @@ impl Block {
     }
 
     /// Maps the hidden states `[tokens, hidden]` of the next tokens of a document to hidden states of the
-    /// same shape. All tokens go through the block.
+    /// same shape. The cache has the earlier tokens that went through the block.
     pub(super) fn extend(
         &self,
         x: Tensor<2>,
@@ -175,8 +176,23 @@ impl Block {
     ) -> Tensor<2> {
         let BlockCache { keys_values, mamba } = cache;
         let scan = |mixer: &Mamba2, x| mixer.extend(x, mamba);
-        let attend = |[q, k, v]: [Tensor<2>; 3]| keys_values.attend(q, k, v);
-        add(x.clone(), self.mix(x, tokens, scan, attend, tensor, context))
+        let Some(router) = &self.mod_router else {
+            let attend = |[q, k, v]: [Tensor<2>; 3]| keys_values.attend(q, k, v);
+            return add(x.clone(), self.mix(x, tokens, scan, attend, tensor, context));
+        };
+        let branch = |x: Tensor<2>, tokens: &Tokens| {
+            let (scope, positions) = (&tokens.scope, &tokens.scope.positions);
+            let attend = |[q, k, v]: [Tensor<2>; 3]| {
+                if keys_values.tokens() > 0 {
+                    return keys_values.attend_at(q, k, v, positions);
+                }
+                // All tokens at once are computed as in training, in blocks.
+                keys_values.append_at(&k, &v, positions);
+                self.attention.forward([q, k, v], scope, None)
+            };
+            self.mix(x, tokens, scan, attend, tensor, context)
+        };
+        self.depths.forward((router, Choice::Positive), x, tokens, context, branch)
     }
 
     /// Runs the norm and the mixer. `scan` runs a Mamba-2 layer, and `attend` an attention.

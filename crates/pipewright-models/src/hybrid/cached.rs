@@ -1,7 +1,8 @@
 //! A stage that generates text, and keeps what it needs of earlier tokens.
 //!
 //! Nothing of a document reaches another one, and positions are relative. So a cache is of the document of
-//! the latest token, and is empty again when a document begins.
+//! the latest token, and is empty again when a document begins. A block with a mixture of depths keeps the
+//! tokens that went through it, with their positions in the document.
 
 use burn::tensor::{Int, Tensor, TensorData};
 use pipewright::tensor::{BoundaryError, Values, pack, unpack};
@@ -11,7 +12,6 @@ use super::boundary::{HybridInput, HybridOutput};
 use super::stage::HybridStage;
 use super::tokens::{Tokens, host};
 use crate::block_cache::BlockCache;
-use crate::family::ModelFamily;
 use crate::generation_stage::{GeneratingModule, StageCache, row_context};
 use crate::split::SplitStage;
 
@@ -24,12 +24,12 @@ impl GeneratingModule for HybridStage {
         &self.split
     }
 
-    /// Returns no cache if the model has a mixture of depths.
+    fn compute_row(&self, input: Values) -> Result<Values, BoundaryError> {
+        Ok(pack(self.run_text(unpack(input)?, &row_context())))
+    }
+
     fn new_cache(&self) -> Option<Box<dyn StageCache + '_>> {
-        self.config.refuses_cache().is_none().then(|| {
-            let cache = CachedHybrid { stage: self, document: Vec::new(), caches: caches(self) };
-            Box::new(cache) as Box<dyn StageCache>
-        })
+        Some(Box::new(CachedHybrid { stage: self, document: Vec::new(), known: 0, caches: caches(self) }))
     }
 }
 
@@ -38,6 +38,8 @@ struct CachedHybrid<'a> {
     stage: &'a HybridStage,
     /// The ids of the document so far; empty unless it is the first stage.
     document: Vec<i64>,
+    /// The number of tokens of the document so far.
+    known: usize,
     caches: Vec<BlockCache>,
 }
 
@@ -78,12 +80,14 @@ impl StageCache for CachedHybrid<'_> {
             HybridInput::Tokens(ids) => self.embed(&ids, first),
             HybridInput::Hidden(hidden, ids) => (hidden, ids),
         };
-        let tokens = Tokens::new(&stage.config, &ids, &context);
         let begins = host(&ids).first().copied() == stage.config.bos_token_id.map(|bos| bos as i64);
         if first == 0 || begins {
-            self.caches = caches(stage);
+            (self.caches, self.known) = (caches(stage), 0);
         }
         let [_, count, width] = hidden.dims();
+        let mut tokens = Tokens::new(&stage.config, &ids, &context);
+        tokens.scope.positions = (self.known as u32..).take(count).collect();
+        self.known += count;
         let mut hidden = hidden.reshape([count, width]);
         for (block, cache) in stage.blocks().zip(&mut self.caches) {
             hidden = block.extend(hidden, cache, &tokens, &stage.split.tensor, &context);

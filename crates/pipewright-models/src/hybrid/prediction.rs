@@ -14,6 +14,7 @@ use pipewright::stage::StageContext;
 
 use super::block::Block;
 use super::config::HybridConfig;
+use super::depths::Choice;
 use super::pattern::BlockKind;
 use super::tokens::Tokens;
 use crate::head_form::prediction_path;
@@ -75,7 +76,7 @@ impl Prediction {
         let embedded = self.table.forward(ahead(ids, self.depth), split).reshape([count, width]);
         let (before, embedded) = (self.hidden_norm.forward(before), self.embed_norm.forward(embedded));
         let x = self.proj.forward(Tensor::cat(vec![before, embedded], 1));
-        let x = self.block.forward(x, tokens, &split.tensor, context);
+        let x = self.block.forward(x, (tokens, Choice::Largest), &split.tensor, context);
         Tensor::cat(vec![states, x], 0)
     }
 }

@@ -14,6 +14,7 @@ use pipewright_schedule::ModelDesc;
 use super::block::{Block, RELATION_BIAS, relation_table};
 use super::boundary::{HybridInput, HybridOutput};
 use super::config::HybridConfig;
+use super::depths::Choice;
 use super::embedding::{FurtherEmbeddings, with_zero_gradient};
 use super::initial::InitialParameters;
 use super::pattern::Pattern;
@@ -75,7 +76,15 @@ impl HybridStage {
     /// # Panics
     /// When the input is not of the kind that the stage takes, or an id lies outside its table.
     pub fn run(&self, input: HybridInput, context: &StageContext) -> HybridOutput {
-        self.run_layers(&self.layers(), input, context)
+        self.run_layers(&self.layers(), input, Choice::Largest, context)
+    }
+
+    /// Runs the stage for a text, whose later tokens are not known.
+    ///
+    /// # Panics
+    /// As [`HybridStage::run`].
+    pub(super) fn run_text(&self, input: HybridInput, context: &StageContext) -> HybridOutput {
+        self.run_layers(&self.layers(), input, Choice::Positive, context)
     }
 
     /// Returns the layers that the stage has, in order.
@@ -92,6 +101,7 @@ impl HybridStage {
         &self,
         layers: &[HeldLayer<'_>],
         input: HybridInput,
+        choice: Choice,
         context: &StageContext,
     ) -> HybridOutput {
         let (hidden, ids) = match input {
@@ -113,7 +123,7 @@ impl HybridStage {
         let mut hidden = hidden.reshape([rows * sequence, width]);
         for layer in layers {
             hidden = match layer {
-                HeldLayer::Block(block) => block.forward(hidden, &tokens, tensor, context),
+                HeldLayer::Block(block) => block.forward(hidden, (&tokens, choice), tensor, context),
                 HeldLayer::Prediction(prediction) => {
                     prediction.forward(hidden, &ids, &tokens, &self.split, context)
                 }
@@ -185,7 +195,8 @@ impl StageModule for HybridStage {
         input: Values,
         context: &StageContext,
     ) -> Result<Values, BoundaryError> {
-        Ok(pack(self.run_layers(&self.layers()[block..=block], unpack(input)?, context)))
+        let layer = &self.layers()[block..=block];
+        Ok(pack(self.run_layers(layer, unpack(input)?, Choice::Largest, context)))
     }
 
     /// Gives parameters the paths of the checkpoint.
@@ -326,12 +337,6 @@ impl ModelFamily for HybridConfig {
 
     fn initializer_range(&self) -> f64 {
         self.initializer_range
-    }
-
-    fn refuses_cache(&self) -> Option<&'static str> {
-        let reason = "a further token may change which earlier tokens go through the blocks of `mod_layers`, and a model \
-                      without `mod_layers` has a cache";
-        (!self.mod_layers.is_empty()).then_some(reason)
     }
 
     fn check_side(&self, side: &SideRows, sequence: usize) -> Result<(), SideError> {

@@ -20,7 +20,7 @@ use pipewright::tensor::Precision;
 use pipewright::train::data::{DataConfig, SideRows, Tokenizer};
 use pipewright::train::{LearningRate, Trainer};
 use pipewright::transport::World;
-use pipewright_models::generation::{self, Request};
+use pipewright_models::generation::{self, Request, Sampling};
 use pipewright_models::generation_ranks::{GenerationRanks, RankStage, RanksConfig};
 use pipewright_models::generation_stage::GenerationStage;
 use pipewright_models::hf::{self, HfError};
@@ -763,24 +763,23 @@ fn side_inputs_that_do_not_fit_are_refused_where_they_are_wrong() {
     check(&plain, "chunk_relation_mask", vec![1, 1, 3, 3], &[0; 9], "needs a table, and the model has");
 }
 
-/// Texts with and without caches, on one rank and on several: with n-grams, windows, and documents that begin
-/// in the prompt and in the text.
-#[test]
-fn a_cache_begins_again_with_each_document() {
+/// Checks texts with and without caches of a model with these `mod_layers`, on one rank and on several: with
+/// n-grams, windows, and documents that begin in the prompt and in the text.
+fn check_documents_in_cache(mod_layers: &[usize], seed: u64) -> [Vec<u32>; 2] {
     const BOS: u32 = 1;
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/hybrid-full/config.json");
     let text = read_to_string(path).expect("the file can be read");
     let mut json: Value = serde_json::from_str(&text).expect("it is JSON");
     let changes = [
         ("vocab_size", json!(8)),
-        ("mod_layers", json!([])),
+        ("mod_layers", json!(mod_layers)),
         ("mtp_loss_weight", json!(0.0)),
         ("initializer_range", json!(0.3)),
     ];
     changes.into_iter().for_each(|(key, value)| json[key] = value);
     let Ok(ModelConfig::Hybrid(config)) = ModelConfig::from_json(json) else { panic!("it is a hybrid") };
     let layers = config.layers();
-    let whole = config.init_stage(0..layers, 9, Device::flex()).expect("a model");
+    let whole = config.init_stage(0..layers, seed, Device::flex()).expect("a model");
     let requests = [&[5, BOS, 7, 3, BOS, 2, 6][..], &[4]].map(|prompt| Request {
         prompt,
         tokens: 50,
@@ -797,13 +796,45 @@ fn a_cache_begins_again_with_each_document() {
         "{expected:?}"
     );
     assert_eq!(texts(requests), expected);
-    let stages = (0..layers).map(|layer| RankStage { layers: layer..layer + 1, device: Device::flex() });
-    let make = move |layers, place: &Place| -> Result<Box<dyn GenerationStage>, HfError> {
-        Ok(Box::new(config.init_stage(layers, 9, place.clone())?))
-    };
-    let ranks = RanksConfig::new(stages.collect(), Duration::from_secs(60));
-    let ranks = GenerationRanks::start(&ranks, make);
-    let found = ranks.expect("they start").generate(&requests, &mut |_, _| {}).expect("it generates");
-    assert!(found.iter().all(|text| text.is_cached));
-    assert!(found.iter().map(|text| &text.tokens).eq(&expected));
+    // Tensor ranks add in another order than one rank, so only the most likely tokens are the same.
+    let greedy = requests.map(|request| Request {
+        sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+        tokens: 12,
+        ..request
+    });
+    let greedy_texts = texts(greedy.map(|request| Request { uses_cache: false, ..request }));
+    for (stages, tensor_ranks) in [(layers, 1), (2, 1), (4, 1), (2, 2)] {
+        let cut = partition(&vec![1; layers], stages as u32, &Method::Even).expect("enough layers");
+        let stages = cut.ranges().flat_map(|layers| std::iter::repeat_n(layers, tensor_ranks as usize));
+        let stages = stages.map(|layers| RankStage { layers, device: Device::flex() }).collect();
+        let config = config.clone();
+        let make = move |layers, place: &Place| -> Result<Box<dyn GenerationStage>, HfError> {
+            Ok(Box::new(config.init_stage(layers, seed, place.clone())?))
+        };
+        let ranks = RanksConfig { tensor_ranks, ..RanksConfig::new(stages, Duration::from_secs(60)) };
+        let mut ranks = GenerationRanks::start(&ranks, make).expect("they start");
+        let mut found = |requests: &[Request<'_>]| {
+            let texts = ranks.generate(requests, &mut |_, _| {}).expect("it generates");
+            assert!(texts.iter().all(|text| text.is_cached));
+            texts.into_iter().map(|text| text.tokens).collect::<Vec<_>>()
+        };
+        if tensor_ranks == 1 {
+            assert_eq!(found(&requests), expected);
+        }
+        assert_eq!(found(&greedy), greedy_texts, "{tensor_ranks} tensor ranks");
+    }
+    expected
+}
+
+#[test]
+fn a_cache_begins_again_with_each_document() {
+    check_documents_in_cache(&[], 9);
+}
+
+/// Blocks of each kind with a mixture of depths, among them attentions with a window and without positions.
+#[test]
+fn a_cache_has_the_tokens_that_go_through_a_block() {
+    let some = check_documents_in_cache(&[3, 5, 7], 9);
+    let all = check_documents_in_cache(&[0, 1, 2, 3, 4, 5, 6, 7], 9);
+    assert_ne!(some, all);
 }

@@ -96,12 +96,10 @@ impl Report<'_> {
 
     /// Returns a sentence with the speed, the ranks, and whether a cache was used.
     fn summary(&self) -> String {
-        let reason = self.found.model.refuses_cache().map(|reason| format!(" ({reason})"));
         let cache = if self.is_cached() {
-            "with a key-value cache".to_owned()
+            "with a key-value cache"
         } else {
-            let reason = reason.unwrap_or_default();
-            format!("without a key-value cache: each token computes all earlier ones again{reason}")
+            "without a key-value cache: each token computes all earlier ones again"
         };
         let end = match self.outcomes.as_slice() {
             [text] if text.generated.is_ended => ", ended by the model",
