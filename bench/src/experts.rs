@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use burn::module::Param;
 use burn::tensor::{Device, Distribution, Tensor};
-use pipewright::nn::{Expert, ExpertForm, Linear, Routing, mix_experts, swiglu};
+use pipewright::nn::{Expert, ExpertActivation, ExpertForm, Linear, Routing, mix_experts};
 
 use crate::statistics::Spread;
 
@@ -29,24 +29,32 @@ pub(crate) struct Options {
     /// Experts of a token.
     #[arg(long, default_value_t = 2)]
     chosen: usize,
+    /// Give all layers biases, and the experts bounded gates, as in gpt-oss.
+    #[arg(long)]
+    biases: bool,
     /// Rounds that count.
     #[arg(long, default_value_t = 20)]
     rounds: usize,
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
-    let &Options { tokens, width, inner, experts, chosen, rounds } = options;
+    let &Options { tokens, width, inner, experts, chosen, biases, rounds } = options;
     let device = Device::flex();
     let random = |shape: [usize; 2], deviation| {
         Tensor::<2>::random(shape, Distribution::Normal(0.0, deviation), &device).autodiff()
     };
-    let linear =
-        |inputs, outputs| Linear { weight: Param::from_tensor(random([inputs, outputs], 0.02)), bias: None };
+    let linear = |inputs, outputs| {
+        let bias = || Param::from_tensor(random([1, outputs], 0.02).reshape([outputs]));
+        Linear { weight: Param::from_tensor(random([inputs, outputs], 0.02)), bias: biases.then(bias) }
+    };
+    let activation =
+        if biases { ExpertActivation::Clamped { alpha: 1.702, limit: 7.0 } } else { ExpertActivation::Usual };
+    let form = ExpertForm { activation, ..ExpertForm::default() };
     let expert = |inner| Expert {
         gate_proj: Some(linear(width, inner)),
         up_proj: linear(width, inner),
         down_proj: linear(inner, width),
-        form: ExpertForm::default(),
+        form,
     };
     let mixture: Vec<Expert> = (0..experts).map(|_| expert(inner)).collect();
     let wide = expert(chosen * inner);
@@ -54,10 +62,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let logits = random([tokens, experts], 1.0).require_grad();
 
     let sparse = || mix_experts(x.clone(), &Routing::new(logits.clone(), chosen, true), &mixture);
-    let dense = || {
-        let gate = wide.gate_proj.as_ref().map(|gate| gate.forward(x.clone())).expect("a gate");
-        wide.down_proj.forward(swiglu(gate, wide.up_proj.forward(x.clone())))
-    };
+    let dense = || wide.forward(x.clone());
     let timed = |layer: &dyn Fn() -> Tensor<2>| {
         let start = Instant::now();
         drop(layer().sum().backward());

@@ -8,6 +8,7 @@ use std::ops::Range;
 use half::bf16;
 use multiversion::multiversion;
 
+use super::clamped_gate::{self, Bounds};
 use super::element::Element;
 use super::product::Matrix;
 use super::relu_squared;
@@ -148,6 +149,34 @@ impl Groups {
         self.multiply(out, (rows, matrices), size, transposed, T::add_product);
     }
 
+    /// Returns a row for each assignment: its expert's bias times `factor`, zeros for an expert without one.
+    /// Such rows are what [`Groups::add_product`] adds the products to.
+    pub fn biases<'b>(
+        &self,
+        biases: impl IntoIterator<Item = Option<&'b [f32]>>,
+        width: usize,
+        factor: f32,
+    ) -> Vec<f32> {
+        let mut rows = Vec::with_capacity(self.rows() * width);
+        for (range, bias) in self.ranges().zip(biases) {
+            let start = rows.len();
+            match bias {
+                _ if range.is_empty() => continue,
+                Some(bias) => rows.extend(bias.iter().map(|element| factor * element)),
+                None => rows.resize(start + width, 0.0),
+            }
+            for _ in 1..range.len() {
+                rows.extend_from_within(start..start + width);
+            }
+        }
+        rows
+    }
+
+    /// Returns the sum of the rows of each expert, zeros for an expert without rows.
+    pub fn sums<T: ExpertElement>(&self, rows: &[T], width: usize) -> Vec<Vec<f32>> {
+        self.ranges().map(|range| T::sum_rows(&rows[range.start * width..range.end * width], width)).collect()
+    }
+
     fn multiply<'m, O, T: 'm>(
         &self,
         out: &mut [O],
@@ -186,17 +215,28 @@ pub trait ExpertElement: Element {
     /// Returns the gradient of `up`: [`relu_squared::backward`].
     fn relu_squared_backward(up: &[Self], gradient: &[f32]) -> Vec<Self>;
 
+    /// Returns the gradients of `gate` and `up`: [`clamped_gate::backward`].
+    fn clamped_gate_backward(
+        gate: &[Self],
+        up: &[Self],
+        gradient: &[f32],
+        bounds: Bounds,
+    ) -> (Vec<Self>, Vec<Self>);
+
     /// Returns the scalar product of each pair of rows.
     fn row_products(a: &[Self], b: &[f32], width: usize) -> Vec<f32>;
 
     /// Multiplies row `i` by `factors[i]`.
     fn scale_rows(rows: &mut [Self], factors: &[f32], width: usize);
+
+    /// Returns the sum of the rows.
+    fn sum_rows(rows: &[Self], width: usize) -> Vec<f32>;
 }
 
 /// Implements [`ExpertElement`] with functions that are not generic, so that their loops are compiled with
 /// this crate's optimisation. Provided methods of the trait would be compiled by the crate that calls them.
 macro_rules! expert_element {
-    ($element:ty, $swiglu_backward:path, $relu_squared_backward:path) => {
+    ($element:ty, $swiglu_backward:path, $relu_squared_backward:path, $clamped_gate_backward:path) => {
         impl ExpertElement for $element {
             fn swiglu_backward(gate: &[Self], up: &[Self], gradient: &[f32]) -> (Vec<Self>, Vec<Self>) {
                 $swiglu_backward(gate, up, gradient)
@@ -206,6 +246,15 @@ macro_rules! expert_element {
                 $relu_squared_backward(up, gradient)
             }
 
+            fn clamped_gate_backward(
+                gate: &[Self],
+                up: &[Self],
+                gradient: &[f32],
+                bounds: Bounds,
+            ) -> (Vec<Self>, Vec<Self>) {
+                $clamped_gate_backward(gate, up, gradient, bounds)
+            }
+
             fn row_products(a: &[Self], b: &[f32], width: usize) -> Vec<f32> {
                 row_products(a, b, width)
             }
@@ -213,18 +262,36 @@ macro_rules! expert_element {
             fn scale_rows(rows: &mut [Self], factors: &[f32], width: usize) {
                 scale_rows(rows, factors, width);
             }
+
+            fn sum_rows(rows: &[Self], width: usize) -> Vec<f32> {
+                sum_rows(rows, width)
+            }
         }
     };
 }
 
-expert_element!(f32, swiglu::backward, relu_squared::backward);
-expert_element!(bf16, swiglu::backward_bf16_from_single, relu_squared::backward_bf16_from_single);
+expert_element!(f32, swiglu::backward, relu_squared::backward, clamped_gate::backward);
+expert_element!(
+    bf16,
+    swiglu::backward_bf16_from_single,
+    relu_squared::backward_bf16_from_single,
+    clamped_gate::backward_bf16_from_single
+);
 
 #[multiversion(targets = "simd")]
 fn scale_rows<T: Element>(rows: &mut [T], factors: &[f32], width: usize) {
     for (row, factor) in rows.chunks_exact_mut(width).zip(factors) {
         row.iter_mut().for_each(|element| *element = T::rounded(element.single() * factor));
     }
+}
+
+#[multiversion(targets = "simd")]
+fn sum_rows<T: Element>(rows: &[T], width: usize) -> Vec<f32> {
+    let mut sums = vec![0.0; width];
+    for row in rows.chunks_exact(width) {
+        sums.iter_mut().zip(row).for_each(|(sum, element)| *sum += element.single());
+    }
+    sums
 }
 
 #[multiversion(targets = "simd")]
@@ -287,6 +354,18 @@ mod tests {
     }
 
     #[test]
+    fn each_group_has_the_rows_of_its_bias_and_a_sum() {
+        // Sorted rows: token 1 for expert 0, tokens 0 and 2 for expert 2, and token 3 for expert 3.
+        let groups = Groups::new(&[2, 0, 2, 3], 4, 1);
+        let biases = [Some(&[1.0, 2.0][..]), Some(&[f32::NAN; 2]), Some(&[3.0, -4.0]), None];
+        assert_eq!(groups.biases(biases, 2, 0.5), [0.5, 1.0, 1.5, -2.0, 1.5, -2.0, 0.0, 0.0]);
+        let rows = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
+        let expected = [[1.0, 2.0], [0.0; 2], [8.0, 10.0], [7.0, 8.0]];
+        assert_eq!(groups.sums(&rows, 2), expected);
+        assert_eq!(groups.sums(&bf16::narrowed(&rows), 2), expected);
+    }
+
+    #[test]
     fn rows_of_bf16_are_the_rounded_rows() {
         let (b, factors) = (numbers(21, 1), numbers(21, 2));
         let [gate, up] = [3, 4].map(|seed| bf16::narrowed(&numbers(21, seed)));
@@ -294,6 +373,12 @@ mod tests {
         let (d_gate, d_up) = bf16::swiglu_backward(&gate, &up, &b);
         let (wide_d_gate, wide_d_up) = f32::swiglu_backward(&wide_gate, &wide_up, &b);
         assert_eq!([d_gate, d_up], [wide_d_gate, wide_d_up].map(|d| bf16::narrowed(&d)));
+        let bounds = Bounds { alpha: 1.5, limit: 0.4 };
+        let (d_gate, d_up) = bf16::clamped_gate_backward(&gate, &up, &b, bounds);
+        let (wide_d_gate, wide_d_up) = f32::clamped_gate_backward(&wide_gate, &wide_up, &b, bounds);
+        assert_eq!([d_gate, d_up], [wide_d_gate, wide_d_up].map(|d| bf16::narrowed(&d)));
+        let activated = clamped_gate::forward(&wide_gate, &wide_up, bounds);
+        assert_eq!(clamped_gate::forward_bf16(&gate, &up, bounds), bf16::narrowed(&activated));
         let d_up = f32::relu_squared_backward(&wide_up, &b);
         assert_eq!(bf16::relu_squared_backward(&up, &b), bf16::narrowed(&d_up));
         assert_eq!(bf16::row_products(&gate, &b, 7), f32::row_products(&wide_gate, &b, 7));

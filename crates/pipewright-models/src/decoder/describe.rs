@@ -1,6 +1,5 @@
 //! The description of a model as a list of layers with sizes and costs.
 
-use pipewright::nn::ExpertActivation;
 use pipewright_schedule::{LayerDesc, ModelDesc};
 
 use super::config::DecoderConfig;
@@ -181,23 +180,17 @@ fn experts(config: &DecoderConfig, mixture: &MixtureConfig, tokens: u64) -> Cost
     }
 }
 
-/// Returns the costs of the biases of a router and its experts, and of experts that are composed of several
-/// operations.
+/// Returns the costs of the biases of a router and its experts, and what devices keep for the experts.
 fn expert_parts(config: &DecoderConfig, form: &BlockForm<'_>, mixture: &MixtureConfig) -> Cost {
-    let ExpertForm { has_bias, activation, .. } = form.experts;
+    let ExpertForm { has_bias, .. } = form.experts;
     let (hidden, inner) = (config.hidden_size as u64, mixture.moe_intermediate_size as u64);
     let (experts, chosen) = (mixture.num_experts as u64, mixture.num_experts_per_tok as u64);
     let bias = if has_bias { 2 * inner + hidden } else { 0 };
     let router = if has_bias { experts } else { 0 };
-    let is_composed = has_bias || activation != ExpertActivation::Usual;
-    // The rows of the experts before and after their layers.
-    let (kept, kept_on_devices) =
-        if is_composed { (chosen * 2 * hidden, 0) } else { (0, cost::mixture_on_devices(chosen, hidden)) };
     Cost {
         parameters: experts * bias + router,
         elements: BIAS_PASSES * (chosen * bias + router),
-        kept,
-        kept_on_devices,
+        kept_on_devices: cost::mixture_on_devices(chosen, hidden),
         ..Cost::default()
     }
 }

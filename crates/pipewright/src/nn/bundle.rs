@@ -48,7 +48,7 @@ impl Bundle {
     }
 
     /// Adds a weight, whose gradient will be in the slot `index`.
-    pub(super) fn add(&mut self, index: usize, weight: Tensor<2>) {
+    pub(super) fn add<const D: usize>(&mut self, index: usize, weight: Tensor<D>) {
         let inputs = [self.token.clone().into_dispatch(), weight.into_dispatch()];
         let (_, tape) =
             on_cpu(inputs).expect("the caller has checked that the weight is of the CPU back end");

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use burn::tensor::{Tensor, activation};
-use pipewright_kernel::clamped_gate::{Bounds, backward, forward};
+use pipewright_kernel::clamped_gate::{Bounds, backward, forward, forward_bf16};
 
 use super::composed::at_least_single;
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, in_bf16, on_cpu, tensor_of};
 use crate::autodiff::{Rule, inner_of, record};
 
 /// Returns `(up + 1) gate sigmoid(alpha gate)`, where the gate is at most `limit`, and `up` is between `-limit`
@@ -19,9 +19,23 @@ pub(super) fn clamped_gate(gate: Tensor<2>, up: Tensor<2>, [alpha, limit]: [f64;
     assert!(shape == up.dims(), "a gate has the shape of what it gates, got {shape:?} and {:?}", up.dims());
     let inputs = [gate.clone().into_dispatch(), up.clone().into_dispatch()];
     let Some(([gate, up], tape)) = on_cpu(inputs) else { return on_device(gate, up, [alpha, limit]) };
-    let bounds = Bounds { alpha: alpha as f32, limit: limit as f32 };
-    let y = forward(&elements(&gate), &elements(&up), bounds);
-    tape.record(y, shape, |_| ClampedBackward { gate, up, bounds, shape })
+    let bounds = bounds([alpha, limit]);
+    let y = tape.rounded(activated(&gate, &up, bounds));
+    tape.record_tensor(y, |_| ClampedBackward { gate, up, bounds, shape })
+}
+
+/// Returns the constants for the kernel.
+pub(super) fn bounds([alpha, limit]: [f64; 2]) -> Bounds {
+    Bounds { alpha: alpha as f32, limit: limit as f32 }
+}
+
+/// Returns the activation, in bfloat16 if both inputs are, and otherwise in single precision.
+pub(super) fn activated(gate: &CpuTensor, up: &CpuTensor, bounds: Bounds) -> CpuTensor {
+    let shape = gate.layout().shape().clone();
+    match in_bf16([gate, up]) {
+        Some([gate, up]) => tensor_of(forward_bf16(gate, up, bounds), shape),
+        None => cpu_tensor(forward(&elements(gate), &elements(up), bounds), shape),
+    }
 }
 
 /// The operation for tensors that [`on_cpu`] does not take.

@@ -42,8 +42,6 @@ pub enum ExpertActivation {
 }
 
 /// A feed-forward layer: `down(activation(gate(x), up(x)))` with a gate, `down(activation(up(x)))` without.
-/// A mixture with such an expert, one with a bias or with [`ExpertActivation::Clamped`], computes its experts
-/// one by one.
 #[derive(Module, Debug)]
 pub struct Expert {
     /// Weight `[width, inner]`.
@@ -85,12 +83,6 @@ impl Expert {
             }
             _ => self.down_proj.forward(inner),
         }
-    }
-
-    /// Returns whether the expert has a part that the operation of the CPU back end does not have.
-    pub(super) fn is_composed(&self) -> bool {
-        let has_bias = self.layers().iter().any(|layer| layer.bias.is_some());
-        has_bias || self.form.activation != ExpertActivation::Usual
     }
 }
 

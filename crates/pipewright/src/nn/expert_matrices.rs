@@ -1,19 +1,20 @@
-//! The matrices of a mixture's experts, as one input of an operation on the tape, and their gradients.
+//! The matrices and biases of a mixture's experts, as one input of an operation on the tape, and their
+//! gradients.
 //!
 //! The gradient of a matrix is computed in `W` if its stage can defer it, on the tape if the matrix is
-//! tracked, and otherwise never.
+//! tracked, and otherwise never. The gradient of a bias is never deferred, because it is only a sum of rows.
 
 use std::borrow::Cow;
 
 use burn::module::ParamId;
 use burn::tensor::Tensor;
-use pipewright_kernel::grouped::Groups;
+use pipewright_kernel::grouped::{ExpertElement, Groups};
 
 use super::bundle::{Bundle, Slots};
 use super::deferred::{Deferred, KeptWeight, WeightTask};
 use super::expert::Expert;
 use super::matrix::{Operand, product};
-use super::operation::{CpuTensor, ReadElement, from_cpu, on_cpu};
+use super::operation::{CpuTensor, ReadElement, cpu_tensor, elements, from_cpu, on_cpu};
 
 /// A layer of an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,25 +79,83 @@ impl<'a, T: ReadElement> Parts<'a, T> {
         groups.add_product(out, rows, self.of_part(part), size, true);
     }
 
+    /// Adds the products of [`Parts::product`] to rows.
+    pub(super) fn add_product(
+        &self,
+        out: &mut [f32],
+        groups: &Groups,
+        rows: &[T],
+        part: Part,
+        size: [usize; 2],
+    ) {
+        groups.add_product(out, rows, self.of_part(part), size, false);
+    }
+
     fn of_part(&self, part: Part) -> impl Iterator<Item = &[T]> {
-        let index = match part {
-            Part::Gate => 0,
-            Part::Up => self.parts - 2,
-            Part::Down => self.parts - 1,
-        };
-        let matrices = self.held.iter().skip(index).step_by(self.parts).map(AsRef::as_ref);
+        let matrices = self.held.iter().skip(part.index(self.parts)).step_by(self.parts).map(AsRef::as_ref);
         matrices.flat_map(|matrix| std::iter::repeat_n(matrix, self.sources))
     }
 }
 
-/// The matrices of all experts.
+impl Part {
+    /// Returns the index of the layer among the `parts` layers of an expert.
+    fn index(self, parts: usize) -> usize {
+        match self {
+            Self::Gate => 0,
+            Self::Up => parts - 2,
+            Self::Down => parts - 1,
+        }
+    }
+}
+
+/// The matrices and biases of all experts.
 pub(super) struct Matrices {
     /// The layers of the first expert, of the second, and so on.
     pub(super) held: Vec<HeldMatrix>,
     /// The number of layers of an expert.
     pub(super) parts: usize,
-    /// The matrices whose gradients are computed on the tape, at the indices of `held`.
+    pub(super) biases: Biases,
+    /// The matrices whose gradients are computed on the tape, at the indices of `held`, and the biases, at
+    /// the indices after them.
     bundle: Bundle,
+}
+
+/// The biases of all experts, in the order of the matrices.
+#[derive(Clone, Debug)]
+pub(super) struct Biases {
+    held: Vec<Option<HeldBias>>,
+    /// The number of layers of an expert.
+    parts: usize,
+}
+
+/// The bias of a layer.
+#[derive(Clone, Debug)]
+struct HeldBias {
+    value: CpuTensor,
+    /// Whether its gradient is computed.
+    is_on_tape: bool,
+}
+
+impl Biases {
+    /// Returns whether a layer of an expert has a bias.
+    pub(super) fn exist(&self) -> bool {
+        self.held.iter().any(Option::is_some)
+    }
+
+    /// Returns a row for each row of the groups: the bias of its expert's layer times `factor`. `None` if no
+    /// expert has a bias there.
+    pub(super) fn rows(&self, groups: &Groups, part: Part, width: usize, factor: f32) -> Option<Vec<f32>> {
+        let of_part = || self.held.iter().skip(part.index(self.parts)).step_by(self.parts);
+        if of_part().all(Option::is_none) {
+            return None;
+        }
+        let values: Vec<_> = of_part().map(|bias| bias.as_ref().map(|bias| elements(&bias.value))).collect();
+        Some(groups.biases(values.iter().map(Option::as_deref), width, factor))
+    }
+
+    fn is_wanted(&self, index: usize) -> bool {
+        self.held[index].as_ref().is_some_and(|bias| bias.is_on_tape)
+    }
 }
 
 /// A matrix of the CPU back end.
@@ -124,10 +183,12 @@ impl Gradient {
 }
 
 impl Matrices {
-    /// Returns `None` if a matrix has no operations of its own on the CPU back end.
+    /// Returns `None` if a matrix or a bias has no operations of its own on the CPU back end.
     pub(super) fn new(experts: &[&Expert]) -> Option<Self> {
         let parts = experts[0].layers().len();
-        let mut held = Vec::with_capacity(parts * experts.len());
+        let count = parts * experts.len();
+        let mut biases = Vec::with_capacity(count);
+        let mut held = Vec::with_capacity(count);
         let mut bundle = Bundle::new();
         for layer in experts.iter().flat_map(|expert| expert.layers()) {
             let (weight, id) = (layer.weight.val(), layer.weight.id);
@@ -141,8 +202,20 @@ impl Matrices {
                 bundle.add(held.len(), weight);
             }
             held.push(HeldMatrix { id, value, gradient });
+            let bias = layer.bias.as_ref().map(|bias| bias.val());
+            biases.push(match bias {
+                Some(bias) => {
+                    let ([value], _) = on_cpu([bias.clone().into_dispatch()])?;
+                    let is_on_tape = bias.is_tracked();
+                    if is_on_tape {
+                        bundle.add(count + biases.len(), bias);
+                    }
+                    Some(HeldBias { value, is_on_tape })
+                }
+                None => None,
+            });
         }
-        Some(Self { held, parts, bundle })
+        Some(Self { held, parts, biases: Biases { held: biases, parts }, bundle })
     }
 
     /// Returns the tensor through which the tape reaches the matrices: the token of the matrices on the tape.
@@ -168,7 +241,8 @@ impl Matrices {
             gradient,
         };
         let slots = self.bundle.token.is_tracked().then_some(self.bundle.slots);
-        KeptMatrices { kept: self.held.into_iter().map(keep).collect(), parts: self.parts, slots }
+        let kept = self.held.into_iter().map(keep).collect();
+        KeptMatrices { kept, parts: self.parts, biases: self.biases, slots }
     }
 }
 
@@ -177,6 +251,7 @@ impl Matrices {
 pub(super) struct KeptMatrices {
     pub(super) kept: Vec<KeptMatrix>,
     pub(super) parts: usize,
+    pub(super) biases: Biases,
     /// For the gradients on the tape, if there are any.
     pub(super) slots: Option<Slots>,
 }
@@ -208,6 +283,31 @@ impl KeptMatrices {
                     (Gradient::OnTape, Some(slots)) => slots.add(index, weight_gradient(&x, &gradient)),
                     _ => {}
                 }
+            }
+        }
+    }
+}
+
+impl KeptMatrices {
+    /// Computes the gradients of the biases of a part: `factor` times the sums of the output gradients of each
+    /// expert, which are rows of `width` numbers. A replica has no experts with biases for others, so each
+    /// expert has one group of rows.
+    pub(super) fn differentiate_biases<T: ExpertElement>(
+        &self,
+        groups: &Groups,
+        part: Part,
+        gradient: &[T],
+        (width, factor): (usize, f32),
+    ) {
+        let Some(slots) = &self.slots else { return };
+        let of_part = (part.index(self.parts)..self.kept.len()).step_by(self.parts);
+        if !of_part.clone().any(|index| self.biases.is_wanted(index)) {
+            return;
+        }
+        for (index, mut sum) in of_part.zip(groups.sums(gradient, width)) {
+            if self.biases.is_wanted(index) {
+                sum.iter_mut().for_each(|element| *element *= factor);
+                slots.add(self.kept.len() + index, cpu_tensor(sum, [width]));
             }
         }
     }

@@ -1,6 +1,7 @@
 //! A mixture of experts: each token goes through the experts that its router chose.
 //!
 //! On the CPU back end the tokens are sorted by expert, so that each expert is a product over its own tokens.
+//! The product is added to rows of the expert's bias if it has one.
 //! The weight gradients of the experts can be deferred. The gradient of an expert that no token chose is
 //! zero: it is not absent, because an optimizer changes parameters with a zero gradient (momentum, weight
 //! decay) and skips those without one.
@@ -10,9 +11,10 @@ use std::borrow::Cow;
 use burn::tensor::{Tensor, bf16};
 use pipewright_kernel::grouped::{ExpertElement, Groups};
 
+use super::clamped_gate::{self, bounds};
 use super::deferred::recorded_on;
 use super::embedding::{RowChoice, rows_of};
-use super::expert::{Expert, ExpertActivation, composed};
+use super::expert::{Expert, ExpertActivation, ExpertForm, composed};
 use super::expert_exchange::{Arrived, Sorted};
 use super::expert_matrices::{KeptMatrices, Matrices, Part, Parts};
 use super::expert_parallel::ExpertParallel;
@@ -40,7 +42,7 @@ pub fn mix_experts(x: Tensor<2>, routing: &Routing, experts: &[Expert]) -> Tenso
 ///
 /// # Panics
 /// When there are no experts, weights and choices are not of the tokens, a choice is not of an expert, an
-/// expert has a shape that differs from the first one's, or an expert without a gate has
+/// expert has a shape or a form that differs from the first one's, or an expert without a gate has
 /// [`ExpertActivation::Clamped`].
 pub fn mix_chosen(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &[Expert]) -> Tensor<2> {
     mix(x, weights, chosen, &experts.iter().map(Some).collect::<Vec<_>>(), &ExpertParallel::default())
@@ -88,13 +90,13 @@ fn mix(
         None => groups(chosen, experts, count),
     };
     let composed = |x, weights| {
-        assert!(link.is_none(), "experts whose tokens are sent have no biases, and are on the processor");
+        assert!(link.is_none(), "experts whose tokens are sent are on the processor");
         composed(x, weights, &held, &groups)
     };
-    if held.iter().any(|expert| expert.is_composed()) {
-        return composed(x, weights);
-    }
     let Some(matrices) = Matrices::new(&held) else { return composed(x, weights) };
+    let form = held[0].form;
+    let is_plain = !matrices.biases.exist() && form.activation == ExpertActivation::Usual;
+    assert!(link.is_none() || is_plain, "experts whose tokens are sent have neither biases nor bounds");
     let (token, deferred) = matrices.token(&held);
     let inputs =
         |x: Tensor<2>| [x.into_dispatch(), weights.clone().into_dispatch(), token.clone().into_dispatch()];
@@ -121,7 +123,8 @@ fn mix(
         arrived
     });
     let tape = recorded_on(tape, 2, deferred.as_ref());
-    let mixture = Mixture { sizes: [tokens, width, inner], count, x: rows, weights: sorted, groups, arrived };
+    let sizes = [tokens, width, inner];
+    let mixture = Mixture { sizes, count, form, x: rows, weights: sorted, groups, arrived };
     let operands = matrices.held.iter().map(|held| &held.value).chain([&mixture.x]);
     if are_multiplied_in_bf16(operands) {
         mixture.forward::<bf16>(matrices, tape)
@@ -146,6 +149,7 @@ fn check_experts(experts: &[&Expert], width: usize) -> usize {
         shapes.push([inner, width]);
         let found: Vec<_> = expert.layers().iter().map(|layer| layer.weight.dims()).collect();
         assert!(found == shapes && has_gate == expert.gate_proj.is_some(), "the experts have one shape");
+        assert!(expert.form == experts[0].form, "the experts have one form");
         let is_usual = expert.form.activation == ExpertActivation::Usual;
         assert!(has_gate || is_usual, "an expert without a gate has no bounds");
     }
@@ -159,6 +163,7 @@ struct Mixture {
     sizes: [usize; 3],
     /// The number of choices of a token.
     count: usize,
+    form: ExpertForm,
     x: CpuTensor,
     /// The weight of each sorted row.
     weights: Vec<f32>,
@@ -186,24 +191,41 @@ impl Mixture {
 
     /// Computes the mixture, with products of operands of the type `T`.
     fn forward<T: ReadElement + ExpertElement>(self, matrices: Matrices, tape: Tape<3>) -> Tensor<2> {
-        let Self { sizes: [tokens, width, inner], weights, .. } = &self;
+        let Self { sizes: [tokens, width, inner], weights, form, .. } = &self;
         let (groups, sources) = self.computed();
         let held = matrices.held.iter().map(|held| &held.value);
         let parts = Parts::<T>::new(held, matrices.parts, sources);
         let rows = self.rows::<T>();
         // The tensors that the backward keeps are rounded first, so that it sees the numbers with which the
         // forward continues.
-        let enter = |part| {
-            let rows = parts.rounded_product(groups, &rows, (part, false), [*width, *inner]);
-            tape.rounded(tensor_of(rows, [groups.rows(), *inner]))
+        let shape = [groups.rows(), *inner];
+        let enter = |part| match matrices.biases.rows(groups, part, *inner, 1.0) {
+            Some(mut out) => {
+                parts.add_product(&mut out, groups, &rows, part, [*width, *inner]);
+                tape.rounded(cpu_tensor(out, shape))
+            }
+            None => {
+                let rows = parts.rounded_product(groups, &rows, (part, false), [*width, *inner]);
+                tape.rounded(tensor_of(rows, shape))
+            }
         };
         let gate = parts.has_gates().then(|| enter(Part::Gate));
         let up = enter(Part::Up);
-        let activated = tape.rounded(match &gate {
-            Some(gate) => swiglu::activated(gate, &up),
-            None => relu_squared::activated(&up),
+        let activated = tape.rounded(match (&gate, form.activation) {
+            (Some(gate), ExpertActivation::Usual) => swiglu::activated(gate, &up),
+            (Some(gate), ExpertActivation::Clamped { alpha, limit }) => {
+                clamped_gate::activated(gate, &up, bounds([alpha, limit]))
+            }
+            (None, _) => relu_squared::activated(&up),
         });
-        let out = parts.product(groups, &T::read(&activated), (Part::Down, false), [*inner, *width]);
+        let activated_rows = T::read(&activated);
+        let out = match matrices.biases.rows(groups, Part::Down, *width, form.bias_share as f32) {
+            Some(mut out) => {
+                parts.add_product(&mut out, groups, &activated_rows, Part::Down, [*inner, *width]);
+                out
+            }
+            None => parts.product(groups, &activated_rows, (Part::Down, false), [*inner, *width]),
+        };
         let out = match &self.arrived {
             Some(arrived) => {
                 let [out] = arrived.to_tokens([(out, *width)]);
@@ -214,7 +236,7 @@ impl Mixture {
         let out = self.groups.scatter(&out, Some(weights), *width);
         let shape = [*tokens, *width];
         // Matrices in single precision may be copies.
-        drop((parts, rows));
+        drop((parts, rows, activated_rows));
         tape.record(out, shape, |_| {
             let matrices = matrices.kept();
             ExpertsBackward { mixture: self, gate, up, activated, matrices }
@@ -264,10 +286,18 @@ impl ExpertsBackward {
         let are_sent = mixture.arrived.is_some();
         // The gradient of the activated rows, before the weight of the row.
         let mut d_activated = parts.product(groups, &d_out, (Part::Down, true), [width, inner]);
-        let d_weights =
-            (for_weights || are_sent).then(|| T::row_products(&T::read(&activated), &d_activated, inner));
+        let share = mixture.form.bias_share as f32;
+        let d_weights = (for_weights || are_sent).then(|| {
+            // The weight of a row multiplies its product and its bias.
+            let mut products = T::row_products(&T::read(&activated), &d_activated, inner);
+            if let Some(biases) = matrices.biases.rows(groups, Part::Down, width, share) {
+                let of_biases = T::row_products(&d_out, &biases, width);
+                products.iter_mut().zip(of_biases).for_each(|(product, of_bias)| *product += of_bias);
+            }
+            products
+        });
         f32::scale_rows(&mut d_activated, weights, inner);
-        let (d_gate, d_up) = activation_gradients::<T>(gate, up, d_activated);
+        let (d_gate, d_up) = activation_gradients::<T>(gate, up, d_activated, mixture.form.activation);
         let d_rows = (for_x || are_sent).then(|| {
             let mut d_rows = parts.product(groups, &d_up, (Part::Up, true), [inner, width]);
             if let Some(d_gate) = &d_gate {
@@ -277,6 +307,11 @@ impl ExpertsBackward {
         });
         if for_matrices {
             T::scale_rows(&mut d_out, weights, width);
+            if let Some(d_gate) = &d_gate {
+                matrices.differentiate_biases(groups, Part::Gate, d_gate, (inner, 1.0));
+            }
+            matrices.differentiate_biases(groups, Part::Up, &d_up, (inner, 1.0));
+            matrices.differentiate_biases(groups, Part::Down, &d_out, (width, share));
             let dtype = mixture.x.dtype();
             let rounded =
                 |rows, width: usize| with_dtype(tensor_of::<T>(rows, [groups.rows(), width]), dtype);
@@ -315,14 +350,18 @@ fn activation_gradients<T: ReadElement + ExpertElement>(
     gate: Option<CpuTensor>,
     up: CpuTensor,
     gradient: Vec<f32>,
+    activation: ExpertActivation,
 ) -> (Option<Vec<T>>, Vec<T>) {
-    match gate {
-        Some(gate) => {
-            let (d_gate, d_up) = T::swiglu_backward(&T::read(&gate), &T::read(&up), &gradient);
-            (Some(d_gate), d_up)
+    let up = T::read(&up);
+    let Some(gate) = gate else { return (None, T::relu_squared_backward(&up, &gradient)) };
+    let gate = T::read(&gate);
+    let (d_gate, d_up) = match activation {
+        ExpertActivation::Usual => T::swiglu_backward(&gate, &up, &gradient),
+        ExpertActivation::Clamped { alpha, limit } => {
+            T::clamped_gate_backward(&gate, &up, &gradient, bounds([alpha, limit]))
         }
-        None => (None, T::relu_squared_backward(&T::read(&up), &gradient)),
-    }
+    };
+    (Some(d_gate), d_up)
 }
 
 #[cfg(test)]
@@ -335,7 +374,6 @@ mod tests {
 
     use super::super::check::numbers;
     use super::super::deferred::{Deferred, WeightTask};
-    use super::super::expert::ExpertForm;
     use super::super::expert_matrices::weight_gradient;
     use super::super::linear::Linear;
     use super::super::operation::cpu;
@@ -344,17 +382,34 @@ mod tests {
     const WIDTH: usize = 6;
     const INNER: usize = 5;
 
+    /// The parts of the experts.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Kind {
+        Gated,
+        Ungated,
+        /// With biases and bounds, on one of two ranks.
+        Clamped,
+    }
+
     /// Returns the experts' weights, the inputs and the router's logits, in one precision.
-    fn setup(tokens: usize, count: usize, gated: bool, dtype: DType) -> (Vec<Expert>, Tensor<2>, Tensor<2>) {
+    fn setup(tokens: usize, count: usize, kind: Kind, dtype: DType) -> (Vec<Expert>, Tensor<2>, Tensor<2>) {
         let linear = |shape: [usize; 2], scale| {
             let weight = Param::from_tensor(numbers(shape, scale).cast(dtype).autodiff());
-            Linear { weight, bias: None }
+            let bias = || Param::from_tensor(numbers([shape[1]], scale).cast(dtype).autodiff());
+            Linear { weight, bias: (kind == Kind::Clamped).then(bias) }
+        };
+        let form = match kind {
+            Kind::Clamped => {
+                let activation = ExpertActivation::Clamped { alpha: 1.7, limit: 0.8 };
+                ExpertForm { activation, bias_share: 0.5 }
+            }
+            Kind::Gated | Kind::Ungated => ExpertForm::default(),
         };
         let expert = |number: usize| Expert {
-            gate_proj: gated.then(|| linear([WIDTH, INNER], 1.0 + number as f32 / 10.0)),
+            gate_proj: (kind != Kind::Ungated).then(|| linear([WIDTH, INNER], 1.0 + number as f32 / 10.0)),
             up_proj: linear([WIDTH, INNER], 0.5 + number as f32 / 5.0),
             down_proj: linear([INNER, WIDTH], 0.8),
-            form: ExpertForm::default(),
+            form,
         };
         let leaf = |shape, scale| numbers(shape, scale).cast(dtype).autodiff().require_grad();
         // The last expert's logits are so low that no token chooses it.
@@ -377,33 +432,46 @@ mod tests {
         experts.iter().flat_map(Expert::layers).map(|layer| (layer.weight.id, layer.weight.val()))
     }
 
-    /// Returns the result, and the gradients of the inputs, of the logits, and of each matrix.
-    fn run(tokens: usize, count: usize, gated: bool, dtype: DType) -> Vec<TensorData> {
-        run_with((tokens, count, gated, dtype), mix_experts)
+    fn biases(experts: &[Expert]) -> impl Iterator<Item = Tensor<1>> {
+        experts.iter().flat_map(Expert::layers).filter_map(|layer| Some(layer.bias.as_ref()?.val()))
+    }
+
+    /// Returns the result, and the gradients of the inputs, of the logits, of each matrix, and of each bias.
+    fn run(tokens: usize, count: usize, kind: Kind, dtype: DType) -> Vec<TensorData> {
+        run_with((tokens, count, kind, dtype), mix_experts)
     }
 
     /// Like [`run`], but with `mix` instead of [`mix_experts`].
     fn run_with(
-        (tokens, count, gated, dtype): (usize, usize, bool, DType),
+        (tokens, count, kind, dtype): (usize, usize, Kind, DType),
         mix: impl Fn(Tensor<2>, &Routing, &[Expert]) -> Tensor<2>,
     ) -> Vec<TensorData> {
-        let (experts, x, logits) = setup(tokens, count, gated, dtype);
+        let (experts, x, logits) = setup(tokens, count, kind, dtype);
         let routing = Routing::new(logits.clone(), count, true);
         let y = mix(x.clone(), &routing, &experts);
         let gradients = backward(y.clone());
         let gradient = |tensor: Tensor<2>| tensor.grad(&gradients).expect("a gradient").into_data();
         let inputs = [gradient(x), gradient(logits)];
         let matrices = weights(&experts).map(|(_, weight)| gradient(weight));
-        let all = [y.into_data()].into_iter().chain(inputs).chain(matrices);
+        let biases = biases(&experts).map(|bias| bias.grad(&gradients).expect("a gradient").into_data());
+        let all = [y.into_data()].into_iter().chain(inputs).chain(matrices).chain(biases);
         all.map(|data| data.convert_dtype(DType::F32)).collect()
     }
 
     #[test]
     fn equals_its_composition_in_f64() {
-        for (tokens, count, gated) in
-            [(9, 2, true), (40, 1, true), (1, 3, true), (9, 2, false), (1, 1, false)]
-        {
-            let run = |dtype| run(tokens, count, gated, dtype);
+        use Kind::{Clamped, Gated, Ungated};
+        for (tokens, count, kind) in [
+            (9, 2, Gated),
+            (40, 1, Gated),
+            (1, 3, Gated),
+            (9, 2, Ungated),
+            (1, 1, Ungated),
+            (9, 2, Clamped),
+            (40, 1, Clamped),
+            (1, 3, Clamped),
+        ] {
+            let run = |dtype| run(tokens, count, kind, dtype);
             assert_close(&run(DType::F32), &run(DType::F64));
         }
     }
@@ -421,9 +489,15 @@ mod tests {
             let hold = |(index, expert): (usize, &Expert)| held.contains(&index).then(|| expert.clone());
             experts.iter().enumerate().map(hold).collect()
         };
-        for (dtype, gated) in [(DType::F32, true), (DType::F32, false), (DType::F64, true)] {
+        for (dtype, kind) in [
+            (DType::F32, Kind::Gated),
+            (DType::F32, Kind::Ungated),
+            (DType::F32, Kind::Clamped),
+            (DType::F64, Kind::Gated),
+            (DType::F64, Kind::Clamped),
+        ] {
             // No token chooses the last expert, so the last part has no rows.
-            let found = run_with((9, 2, gated, dtype), |x, routing, experts| {
+            let found = run_with((9, 2, kind, dtype), |x, routing, experts| {
                 let part = |part| {
                     mix_held(
                         x.clone(),
@@ -435,47 +509,61 @@ mod tests {
                 };
                 part(0..1) + part(1..3) + part(3..4)
             });
-            assert_close(&found, &run(9, 2, gated, DType::F64));
+            assert_close(&found, &run(9, 2, kind, DType::F64));
         }
     }
 
     #[test]
     fn an_expert_that_no_token_chose_has_the_gradient_zero() {
         for dtype in [DType::F32, DType::F64] {
-            let found = run(9, 2, true, dtype);
-            let unused = &found[found.len() - 3..];
-            assert!(unused.iter().all(|gradient| gradient.iter::<f32>().all(|x| x == 0.0)), "{unused:?}");
+            for kind in [Kind::Gated, Kind::Clamped] {
+                // The gradients of the matrices of all experts begin at the fourth entry.
+                let found = run(9, 2, kind, dtype);
+                let unused = found[12..15].iter().chain(&found[found.len() - 3..]);
+                unused.for_each(|gradient| assert!(gradient.iter::<f32>().all(|x| x == 0.0), "{gradient:?}"));
+            }
         }
     }
 
     #[test]
     fn inside_a_collector_the_weight_gradients_wait() {
-        let (experts, x, logits) = setup(9, 2, true, DType::F32);
-        let ids = weights(&experts).map(|(id, _)| id).collect();
-        let deferred = Deferred::new(Arc::new(ids));
-        let y = deferred.collect(|| mix_experts(x.clone(), &Routing::new(logits.clone(), 2, true), &experts));
-        let gradients = backward(y);
-        assert!(x.grad(&gradients).is_some() && logits.grad(&gradients).is_some());
-        assert!(weights(&experts).all(|(_, weight)| weight.grad(&gradients).is_none()));
+        for kind in [Kind::Gated, Kind::Clamped] {
+            let (experts, x, logits) = setup(9, 2, kind, DType::F32);
+            let ids = weights(&experts).map(|(id, _)| id).collect();
+            let deferred = Deferred::new(Arc::new(ids));
+            let routing = Routing::new(logits.clone(), 2, true);
+            let y = deferred.collect(|| mix_experts(x.clone(), &routing, &experts));
+            let gradients = backward(y);
+            assert!(x.grad(&gradients).is_some() && logits.grad(&gradients).is_some());
+            assert!(weights(&experts).all(|(_, weight)| weight.grad(&gradients).is_none()));
 
-        let tasks = deferred.take();
-        let expected = &run(9, 2, true, DType::F32)[3..];
-        assert_eq!(tasks.len(), expected.len());
-        for ((task, expected), (id, _)) in tasks.iter().zip(expected).zip(weights(&experts)) {
-            let WeightTask::Product { weight, x, gradient, .. } = task else { panic!("{task:?}") };
-            assert_eq!(*weight, id);
-            let [x, gradient] = [x.as_ref(), gradient].map(|rows| cpu(rows.clone()).expect("on the CPU"));
-            let found = Tensor::<2>::from_primitive::<Flex>(weight_gradient(&x, &gradient));
-            assert_eq!(found.into_data(), *expected);
+            let tasks = deferred.take();
+            let expected = run(9, 2, kind, DType::F32);
+            let (of_weights, of_biases) = expected[3..].split_at(12);
+            assert_eq!(tasks.len(), of_weights.len());
+            for ((task, expected), (id, _)) in tasks.iter().zip(of_weights).zip(weights(&experts)) {
+                let WeightTask::Product { weight, x, gradient, .. } = task else { panic!("{task:?}") };
+                assert_eq!(*weight, id);
+                let [x, gradient] = [x.as_ref(), gradient].map(|rows| cpu(rows.clone()).expect("on the CPU"));
+                let found = Tensor::<2>::from_primitive::<Flex>(weight_gradient(&x, &gradient));
+                assert_eq!(found.into_data(), *expected);
+            }
+            // Gradients of biases do not wait.
+            let found: Vec<TensorData> =
+                biases(&experts).map(|bias| bias.grad(&gradients).expect("a gradient").into_data()).collect();
+            assert_eq!(found, of_biases);
         }
     }
 
     #[test]
     fn frozen_experts_pass_gradients_on() {
-        let (experts, x, logits) = setup(9, 2, true, DType::F32);
-        let experts: Vec<_> = experts.into_iter().map(Module::no_grad).collect();
-        let gradients = backward(mix_experts(x.clone(), &Routing::new(logits.clone(), 2, true), &experts));
-        let found = [x, logits].map(|leaf| leaf.grad(&gradients).expect("a gradient").into_data());
-        assert_eq!(found.as_slice(), &run(9, 2, true, DType::F32)[1..3]);
+        for kind in [Kind::Gated, Kind::Clamped] {
+            let (experts, x, logits) = setup(9, 2, kind, DType::F32);
+            let experts: Vec<_> = experts.into_iter().map(Module::no_grad).collect();
+            let routing = Routing::new(logits.clone(), 2, true);
+            let gradients = backward(mix_experts(x.clone(), &routing, &experts));
+            let found = [x, logits].map(|leaf| leaf.grad(&gradients).expect("a gradient").into_data());
+            assert_eq!(found.as_slice(), &run(9, 2, kind, DType::F32)[1..3]);
+        }
     }
 }
