@@ -1,5 +1,7 @@
 //! The errors of configuring a model and of cutting it into stages.
 
+use crate::quantisation::advice;
+
 /// An error of configuring a model, or of cutting it into stages.
 #[derive(thiserror::Error)]
 pub enum ConfigError {
@@ -37,9 +39,8 @@ pub enum ConfigError {
     },
     /// The weights are quantised.
     #[error(
-        "`quantization_config` says that the weights are quantised ({method}), and training needs them whole: use the model from \
-         which the quantised one was made, or write it without quantisation ({} of transformers)",
-        without_quantisation(method)
+        "`quantization_config` says that the weights are quantised ({method}), and training needs them whole: {}",
+        advice(method)
     )]
     Quantised {
         /// The method, as the file names it.
@@ -340,15 +341,6 @@ pub struct RefusedKey {
 }
 
 pipewright_schedule::message_as_debug!(RefusedKey);
-
-/// Returns what transformers needs to write a model without this quantisation.
-fn without_quantisation(method: &str) -> &'static str {
-    if method == "mxfp4" {
-        "`from_pretrained` with `quantization_config=Mxfp4Config(dequantize=True)`, and `save_pretrained`"
-    } else {
-        "`model.dequantize()` and `save_pretrained`"
-    }
-}
 
 fn listed(keys: &[RefusedKey]) -> String {
     let each =

@@ -17,6 +17,7 @@ use crate::generation_stage::GenerationStage;
 use crate::head_form::HeadForm;
 use crate::init::SeededInit;
 use crate::parameter::{Outline, ParameterSource, ParameterSpec};
+use crate::quantisation::method_of;
 use crate::split::Place;
 use crate::training_module::TrainingModule;
 
@@ -76,9 +77,7 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     /// When a key is missing or out of range, when it has a value that the family does not support, or when
     /// it is not known and has the name of a part of a computation.
     fn from_json(json: Value) -> Result<Self, ConfigError> {
-        let has_keys = |settings: &&Value| settings.as_object().is_some_and(|settings| !settings.is_empty());
-        if let Some(quantised) = json.get("quantization_config").filter(has_keys) {
-            let method = quantised["quant_method"].as_str().unwrap_or("no method is named").to_owned();
+        if let Some(method) = method_of(&json) {
             return Err(ConfigError::Quantised { method });
         }
         check_class::<Self>(&json)?;

@@ -31,6 +31,7 @@
 //! ```
 
 // Reading order: a module imports only earlier ones, which `tools/layers` checks.
+mod quantisation;
 pub mod error;
 
 mod key_check;

@@ -169,6 +169,20 @@ pub enum HfError {
         /// The tensor.
         tensor: String,
     },
+    /// A matrix is quantised, which the configuration does not say.
+    #[error(
+        "{}: tensor `{tensor}` is quantised, because there is `{found}` too, and training needs whole weights: use the model from \
+         which the quantised one was made; if transformers has undone the quantisation, write the model again with \
+         `save_original_format=False`", path.display()
+    )]
+    QuantisedTensor {
+        /// The file that should have the matrix, or the index.
+        path: PathBuf,
+        /// The tensor with the matrix.
+        tensor: String,
+        /// A tensor that quantised matrices have.
+        found: String,
+    },
     /// A tensor has another shape than the configuration implies.
     #[error(
         "{}: tensor `{tensor}` has shape {found:?}, and the configuration asks for {expected:?}",

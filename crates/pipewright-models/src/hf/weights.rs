@@ -16,6 +16,7 @@ use super::layout::{INDEX, SINGLE, file_shape, from_file, is_of_rows};
 use super::other_form::{names, other_form};
 use super::weight_type::WeightType;
 use crate::parameter::{ParameterSource, ParameterSpec};
+use crate::quantisation::companions;
 
 /// The largest index that is read. An index has about a hundred bytes for each tensor.
 const LARGEST_INDEX: u64 = 1 << 28;
@@ -80,10 +81,20 @@ impl Weights {
 
     /// Returns the name of a parameter in the files, and the file that has it.
     pub(super) fn find(&self, parameter: &str) -> Result<(String, String), HfError> {
+        if let Some(found) = self.quantised(parameter) {
+            let (path, tensor) = (self.index.clone(), parameter.to_owned());
+            return Err(HfError::QuantisedTensor { path, tensor, found });
+        }
         let missing = || HfError::MissingTensor { path: self.index.clone(), tensor: parameter.to_owned() };
         let tensor = self.name_of(parameter).ok_or_else(missing)?.into_owned();
         let file = self.file_of(&tensor)?;
         Ok((tensor, file))
+    }
+
+    /// Returns the name of a tensor in the files that only a quantised parameter has.
+    fn quantised(&self, parameter: &str) -> Option<String> {
+        let names = file_names_of(parameter).flat_map(|name| companions(&name));
+        names.into_iter().find(|name| self.files.contains_key(name))
     }
 
     /// Returns the file that has the tensor of this name, which is one of [`Weights::tensors`].

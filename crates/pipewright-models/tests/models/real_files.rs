@@ -263,9 +263,52 @@ fn other_forms_of_a_model_have_their_own_sentence() {
         &parts,
     );
     check(&[("adapter_config.json", adapter), ("adapter_model.safetensors", "x")], &parts);
-    let quantised = Copy::of(LLAMA);
-    quantised.configure(&json!({"quantization_config": {"quant_method": "fp8"}}));
-    quantised.check_refused(&["quantised (fp8)"]);
+}
+
+#[test]
+fn quantised_weights_are_refused_with_what_transformers_can_do() {
+    for (settings, method, advice) in [
+        (
+            json!({"quant_method": "fp8"}),
+            "fp8",
+            "`quantization_config=FineGrainedFP8Config(dequantize=True)`",
+        ),
+        (json!({"quant_method": "mxfp4"}), "mxfp4", "`quantization_config=Mxfp4Config(dequantize=True)`"),
+        (json!({"quant_method": "gptq", "bits": 4}), "gptq", "transformers cannot undo this quantisation"),
+        (json!({"quant_method": "awq", "bits": 4}), "awq", "transformers cannot undo this quantisation"),
+        (json!({"load_in_4bit": true}), "bitsandbytes", "`model.dequantize()` and `save_pretrained`"),
+        (json!({"bits": 4}), "no method is named", "use the model from which the quantised one was made"),
+    ] {
+        let copy = Copy::of(LLAMA);
+        copy.configure(&json!({"quantization_config": settings}));
+        copy.check_refused(&["config.json:", &format!("quantised ({method})"), advice]);
+    }
+    // The configuration may not say so: older files of GPTQ and AWQ have one of their own.
+    let proj = "model.layers.1.self_attn.q_proj";
+    for (companion, has_matrix) in [
+        ("qweight", false),
+        ("weight_packed", false),
+        ("weight_blocks", false),
+        ("weight.absmax", true),
+        ("SCB", true),
+        ("weight_scale_inv", true),
+        ("weight_scale", true),
+    ] {
+        let copy = Copy::of(LLAMA);
+        let found = format!("{proj}.{companion}");
+        copy.edit(|tensors| {
+            let matrix = format!("{proj}.weight");
+            let index = tensors.iter().position(|(name, ..)| *name == matrix).expect("it has one");
+            let (_, dtype, shape, bytes) = tensors[index].clone();
+            if !has_matrix {
+                tensors.remove(index);
+            }
+            tensors.push((found.clone(), dtype, shape, bytes));
+        });
+        let expected = format!("tensor `{proj}.weight` is quantised, because there is `{found}` too");
+        copy.check_refused(&["model.safetensors:", &expected, "use the model from which"]);
+        assert!(copy.values().expect_err("it is refused").contains(&expected));
+    }
 }
 
 #[test]

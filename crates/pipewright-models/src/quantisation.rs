@@ -1,0 +1,94 @@
+//! Quantised weights: by which method, and how transformers writes them without quantisation.
+
+use serde_json::Value;
+
+/// Returns the method by which weights are quantised, as `quantization_config` names it; `None` if there is no
+/// such table, or an empty one. Files of bitsandbytes need not name it.
+pub(crate) fn method_of(config: &Value) -> Option<String> {
+    let settings = config.get("quantization_config")?;
+    let is_empty = settings.as_object().is_none_or(|settings| settings.is_empty());
+    if is_empty {
+        return None;
+    }
+    let is_set = |key: &str| settings[key].as_bool().unwrap_or(false);
+    let unnamed =
+        if is_set("load_in_4bit") || is_set("load_in_8bit") { "bitsandbytes" } else { "no method is named" };
+    Some(settings["quant_method"].as_str().unwrap_or(unnamed).to_owned())
+}
+
+/// Returns what to do with weights that are quantised by a method.
+pub(crate) fn advice(method: &str) -> String {
+    const ORIGINAL: &str = "use the model from which the quantised one was made";
+    // The methods and classes of transformers 5.23. Without `save_original_format=False`, it writes matrices
+    // of gpt-oss under the names of quantised ones. It writes experts of other families in a form that is
+    // not read.
+    let (class, limit) = match method {
+        "mxfp4" => ("Mxfp4Config", ""),
+        "fp8" | "mxfp8" => ("FineGrainedFP8Config", ", if it has no experts,"),
+        "compressed-tensors" => ("CompressedTensorsConfig", ", if it has no experts,"),
+        "bitsandbytes" | "higgs" => {
+            return format!(
+                "{ORIGINAL}, or write it without quantisation (`from_pretrained`, `model.dequantize()` and `save_pretrained` of \
+                 transformers)"
+            );
+        }
+        _ => return format!("{ORIGINAL}, because transformers cannot undo this quantisation"),
+    };
+    format!(
+        "{ORIGINAL}, or{limit} write it without quantisation (`from_pretrained` with \
+         `quantization_config={class}(dequantize=True)`, and `save_pretrained` with `save_original_format=False`, of transformers)"
+    )
+}
+
+/// Returns the names that tensors of a quantised matrix have in files next to its tensor, or in its place.
+pub(crate) fn companions(tensor: &str) -> [String; 7] {
+    let layer = tensor.strip_suffix(".weight").unwrap_or(tensor);
+    [
+        // GPTQ and AWQ, compressed-tensors, and MXFP4 of gpt-oss.
+        format!("{layer}.qweight"),
+        format!("{tensor}_packed"),
+        format!("{tensor}_blocks"),
+        // bitsandbytes in four and eight bits.
+        format!("{tensor}.absmax"),
+        format!("{layer}.SCB"),
+        // Eight bits of several methods.
+        format!("{tensor}_scale_inv"),
+        format!("{tensor}_scale"),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn methods_are_named_or_follow_from_other_keys() {
+        let method = |settings: Value| method_of(&json!({"quantization_config": settings}));
+        assert_eq!(method(json!({"quant_method": "gptq", "bits": 4})).as_deref(), Some("gptq"));
+        assert_eq!(method(json!({"load_in_8bit": true})).as_deref(), Some("bitsandbytes"));
+        assert_eq!(method(json!({"load_in_4bit": false, "bits": 4})).as_deref(), Some("no method is named"));
+        assert_eq!((method(json!({})), method(json!(null)), method_of(&json!({}))), (None, None, None));
+    }
+
+    #[test]
+    fn advice_is_what_transformers_can_do() {
+        let check = |methods: &[&str], part: &str| {
+            for method in methods {
+                let advice = advice(method);
+                assert!(advice.starts_with("use the model from") && advice.contains(part), "{advice}");
+            }
+        };
+        check(
+            &["mxfp4"],
+            "or write it without quantisation (`from_pretrained` with `quantization_config=Mxfp4Config(",
+        );
+        check(&["mxfp4"], "`save_pretrained` with `save_original_format=False`");
+        check(&["fp8", "mxfp8"], "or, if it has no experts, write it without quantisation");
+        check(&["fp8", "mxfp8"], "quantization_config=FineGrainedFP8Config(dequantize=True)");
+        check(&["compressed-tensors"], "quantization_config=CompressedTensorsConfig(dequantize=True)");
+        check(&["bitsandbytes", "higgs"], "`model.dequantize()`");
+        check(&["gptq", "awq", "hqq", "aqlm", "torchao", "of tomorrow"], "transformers cannot undo");
+    }
+}
