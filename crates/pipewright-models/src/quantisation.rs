@@ -6,7 +6,7 @@ use serde_json::Value;
 /// such table, or an empty one. Files of bitsandbytes need not name it.
 pub(crate) fn method_of(config: &Value) -> Option<String> {
     let settings = config.get("quantization_config")?;
-    let is_empty = settings.as_object().is_none_or(|settings| settings.is_empty());
+    let is_empty = settings.as_object().is_none_or(serde_json::Map::is_empty);
     if is_empty {
         return None;
     }

@@ -12,9 +12,11 @@ use crate::tensor::Value;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FrozenTensors {
     /// By path; `None` outside a launch. Ranks of a tensor group have different tensors with one path.
-    by_path: Arc<Mutex<Option<HashMap<String, Vec<Frozen>>>>>,
+    by_path: Arc<Mutex<Option<ByPath>>>,
     rank: WorldRank,
 }
+
+type ByPath = HashMap<String, Vec<Frozen>>;
 
 #[derive(Debug)]
 struct Frozen {
@@ -26,7 +28,7 @@ struct Frozen {
 impl FrozenTensors {
     /// Begins a launch.
     pub(crate) fn open() -> Self {
-        Self { by_path: Arc::new(Mutex::new(Some(HashMap::new()))), rank: WorldRank::default() }
+        Self { by_path: Arc::new(Mutex::new(Some(ByPath::new()))), rank: WorldRank::default() }
     }
 
     /// Returns the same tensors for a rank.

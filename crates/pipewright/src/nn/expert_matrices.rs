@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use burn::module::ParamId;
+use burn::module::{Param, ParamId};
 use burn::tensor::Tensor;
 use pipewright_kernel::grouped::{ExpertElement, Groups};
 
@@ -202,7 +202,7 @@ impl Matrices {
                 bundle.add(held.len(), weight);
             }
             held.push(HeldMatrix { id, value, gradient });
-            let bias = layer.bias.as_ref().map(|bias| bias.val());
+            let bias = layer.bias.as_ref().map(Param::val);
             biases.push(match bias {
                 Some(bias) => {
                     let ([value], _) = on_cpu([bias.clone().into_dispatch()])?;
