@@ -7,8 +7,9 @@ averaged over the microbatches, gradients clipped by their global norm, AdamW on
 One rank is a process that accumulates the gradients of the microbatches. Two ranks are Gloo processes under
 `Schedule1F1B`; the first one has the embedding and the first `--cut` blocks of the model.
 
-With `--adapter-rank`, adapters of PEFT on all linear layers of the blocks are trained in place of the model. They are in the
-folder `adapter` of the model's folder, and are made there first. PEFT keeps them in single precision.
+With `--adapter-rank`, adapters of PEFT on all linear layers of the blocks, or on those of `--adapter-target`, are trained
+in place of the model. They are in the folder `adapter` of the model's folder, and are made there first. PEFT keeps them
+in single precision.
 
 The first line of the output has the settings. Each further one has a step's loss, gradient norm and seconds. Every line
 is an object in JSON.
@@ -130,7 +131,8 @@ def make_adapter(options: argparse.Namespace) -> None:
 
     torch.manual_seed(17)
     rank = options.adapter_rank
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    targets = options.adapter_target or "all-linear"
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, task_type="CAUSAL_LM")
     get_peft_model(load_base(options), config).save_pretrained(adapter_of(options))
 
 
@@ -281,6 +283,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--rate", default=3e-5, type=float, help="the learning rate")
     parser.add_argument("--clip-norm", default=1.0, type=float, help="limit of the global gradient norm")
     parser.add_argument("--adapter-rank", type=positive, metavar="N", help="train adapters of this rank with PEFT")
+    help_of_target = "a layer that has an adapter, once for each; all linear layers of the blocks without it"
+    parser.add_argument("--adapter-target", action="append", metavar="NAME", help=help_of_target)
     parser.add_argument("--ranks", default=1, type=int, choices=[1, 2])
     parser.add_argument("--cut", type=positive, metavar="N", help="blocks of the first of two ranks")
     parser.add_argument(

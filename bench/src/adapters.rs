@@ -12,7 +12,9 @@ use std::path::{Path, PathBuf};
 
 use pipewright::tensor::Precision;
 use pipewright::transport::World;
-use pipewright_models::{Adapter, AdapterStart, CutModel, InitialParameters, LoraConfig, ModelConfig};
+use pipewright_models::{
+    Adapter, AdapterStart, CutModel, InitialParameters, LoraConfig, LoraTargets, ModelConfig,
+};
 use pipewright_schedule::words::counted;
 use serde_json::json;
 
@@ -29,9 +31,12 @@ pub(crate) struct Options {
     /// The schedule of two ranks.
     #[arg(long, default_value = "1f1b")]
     schedule: String,
-    /// The rank of the adapters, which are on all linear layers of the blocks.
+    /// The rank of the adapters.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     adapter_rank: u32,
+    /// The names of the layers that have an adapter; all linear layers of the blocks if none is given.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    targets: Vec<String>,
     /// Steps of each side that count; the first two do not.
     #[arg(long, default_value_t = 9)]
     steps: usize,
@@ -59,10 +64,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let scratch = tempfile::tempdir()?;
     let compared = compare(options, &scratch.path().join("model"))?;
     println!(
-        "{} tokens per microbatch, {} per step, adapters of rank {}, {}, one thread per rank:",
+        "{} tokens per microbatch, {} per step, adapters of rank {} on {}, {}, one thread per rank:",
         options.sequence,
         counted(options.microbatches, "microbatch"),
         options.adapter_rank,
+        if options.targets.is_empty() { "all linear layers".to_owned() } else { options.targets.join(", ") },
         if options.bf16 { "bf16" } else { "f32" },
     );
     compared.iter().for_each(|(ranks, figures)| println!("{}\n{figures}", counted(*ranks, "rank")));
@@ -110,8 +116,9 @@ impl Sides {
     ) -> Result<Self, Box<dyn Error>> {
         let cut = (ranks == 2).then(|| blocks_of_first(model, options.sequence)).transpose()?;
         let precision = if options.bf16 { "bf16" } else { "f32" };
-        let arguments =
-            [format!("--precision={precision}"), format!("--adapter-rank={}", options.adapter_rank)];
+        let mut arguments =
+            vec![format!("--precision={precision}"), format!("--adapter-rank={}", options.adapter_rank)];
+        arguments.extend(options.targets.iter().map(|target| format!("--adapter-target={target}")));
         // PEFT makes the adapters, so its process starts first.
         let peer = options.peer.then(|| PeerProcess::start(&options.python, folder, &arguments, cut));
         let peer = peer.transpose()?;
@@ -120,7 +127,7 @@ impl Sides {
             None => AdapterStart::Seed(SEED),
         };
         let whole = CutModel::from(model.clone());
-        let adapted = whole.clone().with_adapter(Adapter { lora: lora(options.adapter_rank), start })?;
+        let adapted = whole.clone().with_adapter(Adapter { lora: lora(options), start })?;
         if let Some(peer) = &peer {
             let trained = adapted.trained_parameters()?;
             let trained: usize = trained.iter().map(|spec| spec.shape.iter().product::<usize>()).sum();
@@ -159,9 +166,13 @@ impl Sides {
 }
 
 /// Returns the adapters that PEFT makes too.
-fn lora(rank: u32) -> LoraConfig {
-    let alpha = f64::from(2 * rank);
-    LoraConfig { rank, alpha, ..LoraConfig::default() }
+fn lora(options: &Options) -> LoraConfig {
+    let rank = options.adapter_rank;
+    let targets = match options.targets.as_slice() {
+        [] => LoraTargets::AllLinear,
+        named => LoraTargets::Named(named.to_vec()),
+    };
+    LoraConfig { rank, alpha: f64::from(2 * rank), targets, ..LoraConfig::default() }
 }
 
 /// The seconds of a step of each side.
@@ -248,6 +259,7 @@ mod tests {
             ranks: vec![2],
             schedule: "1f1b".to_owned(),
             adapter_rank: 2,
+            targets: Vec::new(),
             steps: 1,
             microbatches: 2,
             sequence: 16,
