@@ -26,8 +26,9 @@ pub(crate) const BLOCK: usize = VECTORS * LANES;
 /// Bytes.
 const CACHE_LINE: usize = 64;
 
-/// Rows of a norm whose sums take turns.
-const ROWS: usize = 4;
+/// Rows of a norm in bfloat16 whose sums take turns. In single precision the sums wait for memory, which one
+/// row after the other reads faster.
+const HALF_ROWS: usize = 4;
 
 pub(crate) type Vectors = [__m512; VECTORS];
 
@@ -277,13 +278,35 @@ pub(crate) fn norm<T: Stored>(
     let width = weight.len();
     assert!(width.is_multiple_of(BLOCK), "the width is a multiple of a block");
     assert_eq!((x.len(), y.len()), (scales.len() * width, x.len()), "rows are whole");
-    let (groups, rest) = scales.as_chunks_mut::<ROWS>();
-    let rest_start = groups.len() * ROWS * width;
     let (x, y) = (x.as_ptr(), y.as_mut_ptr().cast::<T>());
     // SAFETY: the processor has the instructions, and each scale has a row in both slices.
     unsafe {
+        if size_of::<T>() == size_of::<f32>() {
+            norm_groups::<T, 1>(x, weight, epsilon, y, scales);
+        } else {
+            norm_groups::<T, HALF_ROWS>(x, weight, epsilon, y, scales);
+        }
+    }
+}
+
+/// Computes a row for each scale, `R` in turn.
+///
+/// # Safety
+/// The processor must have the instructions, and both pointers must point to as many rows as there are scales.
+unsafe fn norm_groups<T: Stored, const R: usize>(
+    x: *const T,
+    weight: &[T],
+    epsilon: f32,
+    y: *mut T,
+    scales: &mut [f32],
+) {
+    let width = weight.len();
+    let (groups, rest) = scales.as_chunks_mut::<R>();
+    let rest_start = groups.len() * R * width;
+    // SAFETY: as the caller says.
+    unsafe {
         for (group, scales) in groups.iter_mut().enumerate() {
-            let start = group * ROWS * width;
+            let start = group * R * width;
             norm_rows(x.add(start), weight, epsilon, y.add(start), scales);
         }
         for (row, scale) in rest.iter_mut().enumerate() {
@@ -346,13 +369,35 @@ pub(crate) fn norm_backward<T: Stored>(
         (scales.len() * width, x.len(), x.len()),
         "rows are whole"
     );
-    let (groups, rest) = scales.as_chunks::<ROWS>();
-    let rest_start = groups.len() * ROWS * width;
     let (inputs, dx) = ([x.as_ptr(), gradient.as_ptr()], dx.as_mut_ptr().cast::<T>());
     // SAFETY: the processor has the instructions, and each scale has a row in all slices.
     unsafe {
+        if size_of::<T>() == size_of::<f32>() {
+            norm_backward_groups::<T, 1>(inputs, weight, scales, dx, dw);
+        } else {
+            norm_backward_groups::<T, HALF_ROWS>(inputs, weight, scales, dx, dw);
+        }
+    }
+}
+
+/// Computes a row for each scale, `R` in turn.
+///
+/// # Safety
+/// As [`norm_groups`].
+unsafe fn norm_backward_groups<T: Stored, const R: usize>(
+    inputs: [*const T; 2],
+    weight: &[T],
+    scales: &[f32],
+    dx: *mut T,
+    dw: &mut [f32],
+) {
+    let width = weight.len();
+    let (groups, rest) = scales.as_chunks::<R>();
+    let rest_start = groups.len() * R * width;
+    // SAFETY: as the caller says.
+    unsafe {
         for (group, scales) in groups.iter().enumerate() {
-            let start = group * ROWS * width;
+            let start = group * R * width;
             norm_backward_rows(inputs.map(|input| input.add(start)), weight, scales, dx.add(start), dw);
         }
         for (row, scale) in rest.iter().enumerate() {
