@@ -30,7 +30,7 @@ const OPTIONS: [(&str, &str); 7] = [
     ("gpus-per-node", "SLURM_GPUS_PER_NODE"),
 ];
 
-/// Lets those of `hosts` join the allocation again that are not in it any more and are free. The others stay
+/// Lets the free hosts of `hosts` that are not in the allocation any more join it again. The others stay
 /// as they are, also when `is_stopped`.
 ///
 /// # Errors

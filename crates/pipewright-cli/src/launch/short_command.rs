@@ -11,7 +11,7 @@ use rustix::fs::{OFlags, fcntl_setfl};
 /// The time between two looks at a command.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What a command has printed before its end.
+/// The output of a command before its end.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Printed {
     pub(super) is_success: bool,
@@ -50,7 +50,7 @@ pub(super) fn wait(mut child: Child, is_over: impl Fn() -> bool) -> Option<Print
 /// Returns the text in a pipe.
 fn read(pipe: Option<OwnedFd>) -> io::Result<String> {
     let Some(pipe) = pipe else { return Ok(String::new()) };
-    // A process that the command has left behind may keep the pipe open. What was printed is already in the
+    // A process that the command has left behind may keep the pipe open. The output is already in the
     // pipe.
     fcntl_setfl(&pipe, OFlags::NONBLOCK)?;
     let mut text = Vec::new();

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::run_record::{RunEvent, StepMetrics};
 
-/// What a run's time was spent on.
+/// The parts of a run's time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Goodput {
     /// The share of the time that was spent on steps that count, from 0 to 1; `None` if the time of a restart

@@ -13,7 +13,7 @@ use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
 use crate::training::prepare::Prepared;
 
-/// What a run computes per token, and the most that its devices compute.
+/// The computation of a run per token, and the most that its devices compute.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Efficiency {
     /// Floating-point operations of the model's matrix products per token; 0 if they are not known.

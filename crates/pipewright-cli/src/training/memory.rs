@@ -28,7 +28,7 @@ use crate::training::state_copies::copy_bytes;
 /// most memory.
 const ROWS: usize = 16;
 
-/// What a rank keeps of the time before its update.
+/// The state that a rank keeps from before its update.
 const OLD_STATE: &str = "old parameters and state (optimizer.post_validation)";
 
 /// Plans the memory of a run whose stages have these parameters.

@@ -21,7 +21,7 @@ fn ids(list: &Value) -> Vec<i32> {
 }
 
 /// Compares the inputs and targets of each chat with the rows of the reference, whose labels are at the places
-/// of the tokens themselves. What follows a chat in its row does not count.
+/// of the tokens themselves. The rest of a row does not count.
 fn check_rows(name: &str, tokenizer: Tokenizer, chat_template: Option<ChatTemplate>) {
     let expected = expected();
     let rows = expected[name]["rows"].as_array().expect("the rows");

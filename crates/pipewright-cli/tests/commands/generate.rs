@@ -97,7 +97,7 @@ fn a_text_without_a_cache_says_so() {
     );
 }
 
-/// Each family's own tests compare its tokens with references; here they are those of one rank.
+/// Each family's own tests compare its tokens with references; here one rank must give the same ones.
 #[test]
 fn tensor_ranks_generate_from_a_run_with_tensor_ranks() {
     for set in [

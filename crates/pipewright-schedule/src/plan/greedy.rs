@@ -32,7 +32,7 @@ use crate::plan::balance::Numbers;
 use crate::plan::links::Links;
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order, first_backward};
-use crate::plan::stage_load::{StageLoad, besides_microbatches};
+use crate::plan::stage_load::{StageLoad, besides_microbatches, held_in_update};
 use crate::sharding::Sharding;
 use crate::trained::StageBackward;
 
@@ -399,7 +399,7 @@ fn drains(task: &Task<'_>, rank_of: &[u32], first: usize) -> Vec<f64> {
 }
 
 /// Returns the bytes that a rank has for activations, and sets the room that a forward of each of its stages
-/// needs; `None` if not even one microbatch fits.
+/// needs; `None` if not even one microbatch or the update fits.
 fn rank_limit(task: &Task<'_>, own: &[StageIndex], stages: &mut [StageState]) -> Option<u64> {
     let other = besides_microbatches(own, task.loads, task.sharding);
     let growth = own.iter().map(|stage| task.loads[stage.index()].growth());
@@ -408,6 +408,8 @@ fn rank_limit(task: &Task<'_>, own: &[StageIndex], stages: &mut [StageState]) ->
         room = room.saturating_add(task.loads[stage].kept);
         stages[stage].room = room;
     }
-    let limit = task.memory.unwrap_or(u64::MAX).checked_sub(other)?;
-    (room <= limit).then_some(limit)
+    let memory = task.memory.unwrap_or(u64::MAX);
+    let limit = memory.checked_sub(other)?;
+    let fits = room <= limit && held_in_update(own, task.loads, task.sharding) <= memory;
+    fits.then_some(limit)
 }

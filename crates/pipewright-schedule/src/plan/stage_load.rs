@@ -171,6 +171,12 @@ pub(super) fn besides_microbatches(own: &[StageIndex], loads: &[StageLoad], shar
     held_throughout(own, loads, sharding).saturating_add(gradients).saturating_add(temporary)
 }
 
+/// Returns the bytes that a rank holds after the last action of a step, with what can undo its update.
+pub(super) fn held_in_update(own: &[StageIndex], loads: &[StageLoad], sharding: Sharding) -> u64 {
+    let added = own.iter().map(|stage| &loads[stage.index()]).flat_map(|load| [load.gradient, load.undo]);
+    added.fold(held_throughout(own, loads, sharding), u64::saturating_add)
+}
+
 /// Returns the loads of all stages. `starts` has the first layer of each stage and the number of layers at
 /// the end; `recompute` tells for each stage what it recomputes.
 pub(super) fn stage_loads(

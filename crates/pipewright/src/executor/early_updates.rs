@@ -1,4 +1,4 @@
-//! What a rank has updated before it has the gradient norm; `update.rs` updates.
+//! The updates of a rank that does not have the gradient norm yet; `update.rs` updates.
 
 use std::time::Duration;
 

@@ -11,7 +11,7 @@
 //!             └─ branch 2 ── use
 //! ```
 //!
-//! The tape runs the backward of the trunk after those of all branches. It adds the gradients in the order of
+//! The tape runs the backward of the trunk after the backwards of all branches. It adds the gradients in the order of
 //! the branches, each sum rounded.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -159,7 +159,7 @@ mod tests {
         tensor.into_data().iter().collect()
     }
 
-    /// Returns the gradient of a tensor of which `used` of three branches are used.
+    /// Returns the gradient of a tensor with three branches, if only the branches in `used` are used.
     fn gradient(x: &Tensor<2>, used: [bool; 3], with_branches: bool) -> Vec<f32> {
         let leaf = x.clone().require_grad();
         let product = leaf.clone() * 0.3;
