@@ -16,11 +16,14 @@ fn check_drift(schedule: &str, steps: usize, overrides: &[&str]) {
     assert_eq!(output.status.code(), Some(0), "{schedule}: {}", words(&output));
     let metrics =
         fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("a run writes its metrics");
-    let peaks = |line: &str| -> Vec<u64> {
-        let value: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
-        value["peak_bytes"].as_array().expect("a list").iter().filter_map(serde_json::Value::as_u64).collect()
+    let lines = metrics.lines().map(|line| serde_json::from_str(line).expect("a line is an object"));
+    // On a busy machine, a rank can be named as slow.
+    let of_steps = lines.filter(|line: &serde_json::Value| line.get("event").is_none());
+    let peaks = |line: serde_json::Value| -> Vec<u64> {
+        line["peak_bytes"].as_array().expect("a list").iter().filter_map(serde_json::Value::as_u64).collect()
     };
-    let peaks: Vec<Vec<u64>> = metrics.lines().map(peaks).collect();
+    let peaks: Vec<Vec<u64>> = of_steps.map(peaks).collect();
+    assert_eq!(peaks.len(), steps, "{schedule}");
     let greatest = |steps: &[Vec<u64>], rank: usize| steps.iter().map(|peaks| peaks[rank]).max();
     for rank in 0..2 {
         let [early, late] =
