@@ -14,7 +14,8 @@
 //! If the last group has `s < p` microbatches, that warm-up may be too long: a rank would wait for a forward
 //! whose input needs, through later ranks, a backward that the rank has put after it. `2 (p - 1 - r)` then
 //! becomes `(p - 1 - r) + min(p - 1 - r, s + 1 + g - p)`. This is the longest warm-up of that form without a
-//! deadlock, which the tests check for all small sizes. With `s = 1` and `v = 2` there is none.
+//! deadlock for any number of groups. With `s = 1` and `v = 2` it may have `g` more forwards, which only the
+//! setting `overlap` asks for. The tests check all small sizes.
 //!
 //! With the setting `overlap`, a rank warms up with `g` more forwards, as far as a short last group allows. Then
 //! the forward and the backward that follow each other are of different stages more often, and only those

@@ -51,11 +51,12 @@ impl Interleaving {
     /// Returns the most forwards of a warm-up beyond one for each later rank.
     fn most_further(self, ranks: u32) -> u32 {
         let short = self.microbatches % self.group;
-        if short == 0 || (self.chunks - 1) * short <= 1 {
+        if short == 0 {
             return u32::MAX;
         }
         // A group is smaller than the number of ranks only if all microbatches are one group, which is not short.
-        short + 1 + (self.group - ranks)
+        let most = short + 1 + (self.group - ranks);
+        if (self.chunks - 1) * short <= 1 { most + self.group } else { most }
     }
 }
 

@@ -137,25 +137,37 @@ fn every_generator_has_the_plain_size() -> Result<(), TestCaseError> {
     })
 }
 
-/// All groups of small sizes, with a short last group or without.
+/// Groups of small sizes, with a short last group or without, and with each setting that changes the warm-up.
 #[test]
 fn groups_of_every_size_are_sound() -> Result<(), TestCaseError> {
-    for name in ["interleaved1f1b", "interleavedzerobubble", "interleaved-zb-h1"] {
-        for (ranks, chunks) in [(2, 2), (2, 3), (3, 2), (4, 2), (4, 3), (5, 2), (5, 3)] {
-            for group_size in ranks..ranks + 3 {
-                for microbatches in group_size..2 * group_size + 1 {
-                    let spec = ScheduleSpec {
-                        ranks,
-                        stages_per_rank: Some(chunks),
-                        microbatches,
-                        group_size: Some(group_size),
-                        ..ScheduleSpec::default()
-                    };
-                    let schedule = generate(name, &spec).unwrap_or_else(|error| panic!("{error}"));
-                    let program = lowered(&schedule, Level::Comms);
-                    prop_assert_eq!(execute(&program, Level::Comms), Ok(()), "{} {:?}", name, spec);
-                    prop_assert!(validate(program, Level::Comms).is_ok(), "{} {:?}", name, spec);
-                }
+    let plain = ScheduleSpec::default();
+    let (wide, overlap) = (
+        ScheduleSpec { wide_warmup: true, ..plain.clone() },
+        ScheduleSpec { overlap: true, ..plain.clone() },
+    );
+    check_groups("interleavedzerobubble", &plain)?;
+    check_groups("interleaved-zb-h1", &plain)?;
+    check_groups("interleaved-zb-h1", &wide)?;
+    check_groups("interleaved1f1b", &plain)?;
+    check_groups("interleaved1f1b", &overlap)
+}
+
+/// Checks a schedule with `settings` for all sizes with up to two whole groups.
+fn check_groups(name: &str, settings: &ScheduleSpec) -> Result<(), TestCaseError> {
+    for (ranks, chunks) in [(2, 2), (2, 3), (3, 2), (4, 2), (4, 3), (5, 2), (5, 3)] {
+        for group_size in ranks..ranks + 3 {
+            for microbatches in group_size..3 * group_size {
+                let spec = ScheduleSpec {
+                    ranks,
+                    stages_per_rank: Some(chunks),
+                    microbatches,
+                    group_size: Some(group_size),
+                    ..settings.clone()
+                };
+                let schedule = generate(name, &spec).unwrap_or_else(|error| panic!("{error}"));
+                let program = lowered(&schedule, Level::Comms);
+                prop_assert_eq!(execute(&program, Level::Comms), Ok(()), "{} {:?}", name, spec);
+                prop_assert!(validate(program, Level::Comms).is_ok(), "{} {:?}", name, spec);
             }
         }
     }
