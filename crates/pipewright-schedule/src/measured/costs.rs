@@ -103,10 +103,11 @@ struct Times {
 }
 
 impl Times {
-    /// Adds the times of an event that is not an overlap. While it lasts, its rank exchanges tokens only for
-    /// it.
+    /// Adds the times of an event that is not an overlap. While an action runs, its rank exchanges tokens
+    /// only for it. A transfer runs in parallel with the actions of its rank, and has no exchanges.
     fn push(&mut self, event: &Event, timeline: &Timeline) {
-        let scopes = timeline.scopes_of(event.rank);
+        let is_transfer = matches!(event.action.kind(), ActionKind::Offload | ActionKind::Reload);
+        let scopes = if is_transfer { &[] } else { timeline.scopes_of(event.rank) };
         let first = scopes.partition_point(|scope| scope.start < event.start);
         let inside = scopes[first..].iter().take_while(|scope| scope.start < event.end);
         let (mut count, mut exchanged) = (0.0, 0.0);
@@ -289,6 +290,23 @@ mod tests {
         let found = Costs { stages: vec![without], ..found };
         let faster = timed(&again, &found).expect("no deadlock").timeline().makespan();
         assert!(faster < predicted, "{faster} and {predicted}");
+    }
+
+    #[test]
+    fn exchanges_during_a_transfer_are_not_part_of_it() {
+        let program = parse_program("0F0,0OFFLOAD0,0F1,0RELOAD0,0F2,0B0,0B1,0B2\n").expect("a program");
+        let exchanges = StageExchanges::both(Exchanges::new(2, 0.5));
+        let stage = StageCosts {
+            offload: Some(0.75),
+            reload: Some(2.5),
+            exchanges,
+            ..StageCosts::new(1.0, 1.0, 1.0)
+        };
+        let costs = Costs { stages: vec![stage], recompute: Recompute::Stage, ..Costs::default() };
+        let run = timed(&program, &costs).expect("no deadlock");
+        let found = costs_of(&[run.timeline().clone()]).stages[0];
+        assert_eq!((found.offload, found.reload), (Some(0.75), Some(2.5)));
+        assert_eq!(found.exchanges.forward, exchanges.forward);
     }
 
     #[test]
