@@ -16,7 +16,7 @@ use crate::plan::report::Collectives;
 use crate::plan::request::TrainingState;
 use crate::plan::search::optimizer_time;
 use crate::plan::second_forwards::is_recomputed;
-use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads};
+use crate::plan::stage_load::{StageLoad, engine_costs, held_in_update, stage_loads};
 use crate::profile::{LayerProfile, Profile};
 use crate::recompute::{KeptForwards, LayerParts, Recompute, StageRecompute};
 use crate::schedule::Schedule;
@@ -230,8 +230,8 @@ pub fn predict(
 
 /// Does the same for a program that is already lowered, for the stages that the choice trains
 /// ([`PlanChoice::trained_stages`]), with the exchanges of the profile
-/// ([`TrainingLowering::with_exchanges`]). `schedule` is its computation, by which memory is counted. Tensors that
-/// the program moves out of memory are not counted while they are away.
+/// ([`TrainingLowering::with_exchanges`]). `schedule` is its computation, by which memory is counted. Tensors
+/// that the program moves out of memory are not counted while they are away.
 ///
 /// # Errors
 /// When the choice does not fit the schedule, or the schedule cuts microbatches into slices.
@@ -253,16 +253,20 @@ pub fn predict_program(
         (optimizer_time(&order, &loads), peaks(&order, &loads, layers.sharding));
     if program.as_program().offloads() {
         let less = less_by_offload(&run, &costs.sizes);
-        peak_bytes.iter_mut().zip(less).for_each(|(peak, less)| *peak = peak.saturating_sub(less));
+        for ((peak, less), rank) in peak_bytes.iter_mut().zip(less).zip(order.placement.all_ranks()) {
+            // In the update, which may have the peak, no tensors are away.
+            let in_update = held_in_update(order.placement.stages_of(rank), &loads, layers.sharding);
+            *peak = peak.saturating_sub(less).max(in_update);
+        }
     }
     let collectives = collectives(&order, &loads);
     Ok(Prediction { program, costs, run, optimizer_s, peak_bytes, collectives })
 }
 
-/// Returns how many bytes less each rank holds at most because tensors leave memory: the difference of the
-/// simulated peaks. The time of the transfers decides it, so [`peaks`], which counts an order, cannot. It is exact for
-/// a rank with one stage. The stages of a rank may differ in what their actions hold while they run, and the result
-/// is off by at most this difference.
+/// Returns by how many bytes the peak of each rank in its actions falls because tensors leave memory: the
+/// difference of the simulated peaks. It depends on the times of the transfers, so [`peaks`], which counts an
+/// order, does not know it. It is exact for a rank with one stage. The stages of a rank may differ in the
+/// bytes that their actions hold while they run, and the result is off by at most this difference.
 fn less_by_offload(run: &TimedRun, sizes: &[StageSizes]) -> Vec<u64> {
     let all_stay: Vec<StageSizes> = sizes.iter().map(|&sizes| StageSizes { offload: 0, ..sizes }).collect();
     let [whole, less] = [&all_stay[..], sizes].map(|sizes| peak_memory(run.timeline(), sizes));

@@ -78,35 +78,57 @@ fn replicas_that_hold_the_parameters_together_need_less_memory() {
     assert_eq!(fits(ShardGroups::All), Ok(()));
 }
 
-/// Two ranks that compute their forwards again. The second one keeps the inputs of four microbatches, or moves them.
+/// The bytes of an input of [`moved_inputs`].
+const INPUT: u64 = 1000;
+
+/// Returns how many inputs less each of two ranks with a layer each holds in its peak if inputs leave memory.
+/// The ranks compute their forwards again. The second one keeps the inputs of four microbatches, or moves
+/// them.
+fn moved_inputs(layer: &LayerProfile, state: TrainingState, offload_bytes_per_s: Option<f64>) -> [u64; 2] {
+    let link = LinkProfile { offload_bytes_per_s, ..LinkProfile::new(0.0, 1e12) };
+    let profile = Profile { link, layers: vec![layer.clone(); 2], ..Profile::default() };
+    let spec = ScheduleSpec { ranks: 2, microbatches: 4, ..ScheduleSpec::default() };
+    let schedule = generate("gpipe", &spec).expect("a schedule");
+    let recompute = vec![Some(StageRecompute::WHOLE); 2];
+    let choice = PlanChoice { boundaries: vec![1], recompute, state, ..PlanChoice::default() };
+    let all = Some(OffloadConfig::all(Recompute::Stage));
+    let peaks = [None, all].map(|offload| {
+        let lowering = TrainingLowering { offload, ..TrainingLowering::default() };
+        let program = for_training(&schedule, &lowering).expect("it is sound");
+        predict_program(&profile, &schedule, program, &choice).expect("it fits the schedule").peak_bytes
+    });
+    [0, 1].map(|rank| (peaks[0][rank] - peaks[1][rank]) / INPUT)
+}
+
 #[test]
 fn inputs_that_leave_memory_are_not_counted() {
-    const INPUT: u64 = 1000;
     let layer = LayerProfile {
         output_bytes: INPUT,
         parameter_bytes: 0,
         weight_activation_bytes: Some(0),
         ..block("layer", 1.0)
     };
-    let less = |offload_bytes_per_s| {
-        let link = LinkProfile { offload_bytes_per_s, ..LinkProfile::new(0.0, 1e12) };
-        let profile = Profile { link, layers: vec![layer.clone(); 2], ..Profile::default() };
-        let spec = ScheduleSpec { ranks: 2, microbatches: 4, ..ScheduleSpec::default() };
-        let schedule = generate("gpipe", &spec).expect("a schedule");
-        let recompute = vec![Some(StageRecompute::WHOLE); 2];
-        let choice = PlanChoice { boundaries: vec![1], recompute, ..PlanChoice::default() };
-        let all = Some(OffloadConfig::all(Recompute::Stage));
-        let peaks = [None, all].map(|offload| {
-            let lowering = TrainingLowering { offload, ..TrainingLowering::default() };
-            let program = for_training(&schedule, &lowering).expect("it is sound");
-            predict_program(&profile, &schedule, program, &choice).expect("it fits the schedule").peak_bytes
-        });
-        [0, 1].map(|rank| (peaks[0][rank] - peaks[1][rank]) / INPUT)
-    };
+    let less = |bytes_per_s| moved_inputs(&layer, TrainingState::default(), bytes_per_s);
     // The first backward holds its own input.
     assert_eq!(less(None), [0, 3]);
     // Each transfer takes a hundred times as long as a computation: the last input has not left yet.
     assert_eq!(less(Some(INPUT as f64 / 100.0 / layer.forward_s)), [0, 2]);
+}
+
+/// In its update, a rank holds no inputs, wherever they were before.
+#[test]
+fn inputs_that_leave_memory_do_not_make_the_update_smaller() {
+    let layer = LayerProfile {
+        output_bytes: INPUT,
+        parameter_bytes: 100 * INPUT,
+        activation_bytes: 2 * INPUT,
+        weight_activation_bytes: Some(0),
+        ..block("layer", 1.0)
+    };
+    let less = |post_validation| {
+        moved_inputs(&layer, TrainingState { post_validation, ..TrainingState::default() }, None)
+    };
+    assert_eq!((less(false), less(true)), ([0, 3], [0, 0]));
 }
 
 /// Two ranks with room for the activations of one and a half microbatches. Two thirds of them are results of
