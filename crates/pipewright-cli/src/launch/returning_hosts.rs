@@ -72,7 +72,7 @@ impl Drop for ReturningHosts {
     fn drop(&mut self) {
         if let Some(Asked { stop, thread }) = self.asked.take() {
             stop.request();
-            // The processes of the question end within one look of `ask`.
+            // The commands of the question end within one look at them, except those that hand a node over.
             let _ = thread.join();
         }
     }

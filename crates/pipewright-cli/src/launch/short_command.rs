@@ -1,4 +1,5 @@
-//! Waits for commands that end soon, and returns what they print.
+//! Waits for commands that end soon, and returns what they print. They must not print more than a pipe holds
+//! (64 KiB on Linux): the pipes are read after the end of a command.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -19,8 +20,8 @@ pub(super) struct Printed {
     pub(super) stderr: String,
 }
 
-/// Runs a command. Returns `None` if it cannot be started, or if it is not over after the time `limit` or when
-/// `is_stopped`, and then ends it.
+/// Runs a command. Returns `None` if it cannot be started. Also ends it and returns `None` if it still runs
+/// after the time `limit`, or when `is_stopped` is true.
 pub(super) fn run(command: &mut Command, limit: Duration, is_stopped: impl Fn() -> bool) -> Option<Printed> {
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let since = Instant::now();
@@ -50,8 +51,7 @@ pub(super) fn wait(mut child: Child, is_over: impl Fn() -> bool) -> Option<Print
 /// Returns the text in a pipe.
 fn read(pipe: Option<OwnedFd>) -> io::Result<String> {
     let Some(pipe) = pipe else { return Ok(String::new()) };
-    // A process that the command has left behind may keep the pipe open. The output is already in the
-    // pipe.
+    // A process that the command has left behind may keep the pipe open. The output is already in the pipe.
     fcntl_setfl(&pipe, OFlags::NONBLOCK)?;
     let mut text = Vec::new();
     // The error says that the pipe is empty.
