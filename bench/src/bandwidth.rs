@@ -2,10 +2,10 @@
 //! machine copies memory. That rate bounds them.
 //!
 //! Each operation has a number of bytes per token that it must read and write. It runs on operands that
-//! together are larger than the caches, so each comes from memory, as what a stage keeps of other microbatches
-//! does. One thread runs operations in single precision and in bfloat16 in turn, and the best of many
-//! repetitions counts: others on the machine make a repetition slower, never faster. Rotary embeddings and the
-//! softmax of attention are computed in blocks that stay in the caches, so they are not listed.
+//! together are larger than the caches, so each comes from memory, as what a stage keeps of other
+//! microbatches does. One thread runs operations in single precision and in bfloat16 in turn, and the best of
+//! many repetitions counts: others on the machine make a repetition slower, never faster. Rotary embeddings
+//! and the softmax of attention are computed in blocks that stay in the caches, so they are not listed.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -205,8 +205,8 @@ impl Bench {
         best
     }
 
-    /// Returns the highest rates of an operation in single precision and of the same in bfloat16, which run in
-    /// turn. Their `K` operands have `width` elements per row.
+    /// Returns the highest rates of an operation in single precision and of the same in bfloat16, which run
+    /// in turn. Their `K` operands have `width` elements per row.
     fn rates<const K: usize>(
         self,
         width: usize,

@@ -3,9 +3,9 @@
 //!
 //! On one machine, the ranks are threads, and the copies stay there. With a neighbour, two processes over MPI
 //! stand for two hosts: each has a folder of its own, and sends its part to the other one. A copy is written
-//! and sent while a step computes, and that step waits for it at its end, as in `train`. If no
-//! processor is idle, the copy takes its time from the ranks, so the ratio falls with the number of tokens per
-//! step and rises with the bytes of the state.
+//! and sent while a step computes, and that step waits for it at its end, as in `train`. If no processor is
+//! idle, the copy takes its time from the ranks, so the ratio falls with the number of tokens per step and
+//! rises with the bytes of the state.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Compares the throughput of Nemotron-H and Qwen3-MoE with PyTorch and transformers on the same model: in f32, and in
-//! bfloat16 with PyTorch's autocast and with its bfloat16 alone. Each rank has one thread.
+//! Compares the throughput of Nemotron-H and Qwen3-MoE with PyTorch and transformers on the same model: in
+//! f32, and in bfloat16 with PyTorch's autocast and with its bfloat16 alone. Each rank has one thread.
 //!
 //! The bench writes the model as a Hugging Face directory, which all sides load. They train in turn, a step
 //! each, so that changes in the speed of the machine affect all. Their losses must agree: it is the same
@@ -173,8 +173,8 @@ impl Sides {
         Ok(Self { own, peers })
     }
 
-    /// Trains a step on each side. PyTorch's bfloat16 alone has the loss of the others in the first step only: the
-    /// rounding of its parameters loses most updates at this rate.
+    /// Trains a step on each side. PyTorch's bfloat16 alone has the loss of the others in the first step
+    /// only: the rounding of its parameters loses most updates at this rate.
     fn step(&mut self, is_first: bool) -> Result<Rates, Box<dyn Error>> {
         let tokens = self.own[0].tokens as f64;
         let (mut own, mut losses) = ([0.0; 2], [0.0; 2]);

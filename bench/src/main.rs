@@ -146,10 +146,11 @@ enum Bench {
     Peer(peer::Options),
     /// Throughput in f32 and in bfloat16, in turn, and with `--peer` PyTorch's.
     Precision(precision::Options),
-    /// Throughput of Nemotron-H and Qwen3-MoE in f32 and in bfloat16 against PyTorch with transformers, step by step
-    /// in turn.
+    /// Throughput of Nemotron-H and Qwen3-MoE in f32 and in bfloat16 against PyTorch with transformers, step
+    /// by step in turn.
     Families(families::Options),
-    /// A step that trains adapters against a step of the whole model, and with `--peer` against PEFT, in turn.
+    /// A step that trains adapters against a step of the whole model, and with `--peer` against PEFT, in
+    /// turn.
     Adapters(adapters::Options),
     /// The rate of `pipewright tokenize` against the tokenizers library's own, in turn.
     #[cfg(feature = "tokenizers")]

@@ -82,8 +82,8 @@ pub(crate) struct Fault {
     pub(crate) summary: String,
     /// The bytes that the disk must have before the run continues, if the disk was full.
     pub(crate) space: Option<u64>,
-    /// Whether the run must not be restarted. A restarted run that verifies steps would not know the usual norm,
-    /// and would accept wrong bits.
+    /// Whether the run must not be restarted. A restarted run that verifies steps would not know the usual
+    /// norm, and would accept wrong bits.
     #[serde(default)]
     pub(crate) is_final: bool,
     /// The ranks that have computed wrong bits, if the run continues without their hosts.
@@ -142,9 +142,9 @@ impl Fault {
         }
     }
 
-    /// Writes the fault and its report as the process of a rank sees them that is not the leader. They count if
-    /// the launcher ends the leader before it has written its own. So that each reader finds a whole record, the
-    /// process writes a draft first.
+    /// Writes the fault and its report as the process of a rank sees them that is not the leader. They count
+    /// if the launcher ends the leader before it has written its own. So that each reader finds a whole
+    /// record, the process writes a draft first.
     pub(crate) fn leave_second(&self, run: &Path, report: &str, rank: WorldRank) {
         let path = run.join(SECOND_FILE);
         if path.exists() {

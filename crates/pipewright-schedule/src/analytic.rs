@@ -152,7 +152,8 @@ impl Figure {
 /// A figure that a profile lacks: the index of the `[[layers]]` section, and the figure.
 pub type Missing = (usize, Figure);
 
-/// The passes over the result of a part of a layer: the part reads one or two tensors of its size and writes it.
+/// The passes over the result of a part of a layer: the part reads one or two tensors of its size and writes
+/// it.
 const PART_PASSES: f64 = 3.0;
 
 /// Returns a profile in which everything is estimated.
@@ -176,9 +177,9 @@ pub fn estimate(workload: &Workload<'_>, rates: PeakRates, link: LinkProfile) ->
 }
 
 /// Replaces the missing figures of a profile by estimates, in their order, and adds them to what the profile
-/// assumes. Parts come after the activations of their layer, because they are at most as large. The profile has
-/// the layers of the workload's model. Estimates are for the rows of the profile, which may differ from the
-/// workload's.
+/// assumes. Parts come after the activations of their layer, because they are at most as large. The profile
+/// has the layers of the workload's model. Estimates are for the rows of the profile, which may differ from
+/// the workload's.
 pub fn fill(profile: &mut Profile, missing: &[Missing], workload: &Workload<'_>, rates: PeakRates) {
     let workload = &Workload { rows: profile.rows, ..*workload };
     profile.tokens = Some(workload.tokens);

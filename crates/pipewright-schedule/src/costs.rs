@@ -45,8 +45,9 @@ pub struct Costs {
     pub skips: Vec<SkipTransfer>,
     /// The stages that compute their forward again before their backward.
     pub recompute: Recompute,
-    /// The link of each rank to the place to which `OFFLOAD` moves tensors, and from which `RELOAD` brings them
-    /// back. It moves the tensors of one microbatch after another, and is occupied during its latency too.
+    /// The link of each rank to the place to which `OFFLOAD` moves tensors, and from which `RELOAD` brings
+    /// them back. It moves the tensors of one microbatch after another, and is occupied during its latency
+    /// too.
     pub offload: Link,
     /// The share of `F` and `I` in which tokens attend to keys, from 0 to 1. If microbatches are cut into
     /// slices of equal length, this share of the time grows from slice to slice, because a slice attends to
@@ -116,8 +117,8 @@ pub struct StageSizes {
     /// The results that each `B` and `I` computes again because `activation` does not have them
     /// ([`LayerParts`](crate::recompute::LayerParts)), for one microbatch. They are held until it ends.
     pub parts: u64,
-    /// The tensors that an `OFFLOAD` moves out of memory, for one microbatch: the inputs of the layers that are
-    /// computed again. They are a part of [`RecomputeSizes::kept`].
+    /// The tensors that an `OFFLOAD` moves out of memory, for one microbatch: the inputs of the layers that
+    /// are computed again. They are a part of [`RecomputeSizes::kept`].
     pub offload: u64,
 }
 
@@ -334,8 +335,8 @@ impl Costs {
         (bytes as f64 / link.bandwidth, link.latency)
     }
 
-    /// Returns how long the tensors of a microbatch of `stage`, or of its slice, occupy the link over which they
-    /// leave memory, and how long when they come back.
+    /// Returns how long the tensors of a microbatch of `stage`, or of its slice, occupy the link over which
+    /// they leave memory, and how long when they come back.
     pub(crate) fn transfer_seconds(&self, stage: StageIndex, slices: Slices) -> [f64; 2] {
         let last = self.sizes.len().saturating_sub(1);
         let bytes = self.sizes.get(stage.index().min(last)).map_or(0, |sizes| slices.share(sizes.offload));

@@ -1,20 +1,21 @@
 //! Pairs forwards with backwards: makes overlaps in a schedule that has none.
 //!
-//! Rules: (1) a forward and the `B` after it become one overlap ([`crate::overlap`]). An `I` and the `W` after it
-//! count as a `B`, and also become an overlap with a forward after them. A `B` and a forward after it do not: a
-//! run without exchanges takes overlaps apart and runs the forward first, so the gradient would leave later; (2)
-//! both are of different stages, because a stage computes one thing at a time, and of different microbatches,
-//! because the backward of a microbatch needs its forwards; (3) neither needs the other through other ranks.
-//! Everything else keeps its order. Idle cells are removed.
+//! Rules: (1) a forward and the `B` after it become one overlap ([`crate::overlap`]). An `I` and the `W`
+//! after it count as a `B`, and also become an overlap with a forward after them. A `B` and a forward after
+//! it do not: a run without exchanges takes overlaps apart and runs the forward first, so the gradient would
+//! leave later; (2) both are of different stages, because a stage computes one thing at a time, and of
+//! different microbatches, because the backward of a microbatch needs its forwards; (3) neither needs the
+//! other through other ranks. Everything else keeps its order. Idle cells are removed.
 //!
-//! Rule 3 depends on the other pairs: an overlap begins when the tensors of both halves exist, so two pairs may
-//! wait for each other although each of them could run alone. So the pass runs the schedule. A rank runs its next
-//! pair when both halves can begin. If no rank can go on, the first rank that could run the first part of its pair
-//! alone does so, and pairs what follows. The order of this run proves that the result has no deadlock.
+//! Rule 3 depends on the other pairs: an overlap begins when the tensors of both halves exist, so two pairs
+//! may wait for each other although each of them could run alone. So the pass runs the schedule. A rank runs
+//! its next pair when both halves can begin. If no rank can go on, the first rank that could run the first
+//! part of its pair alone does so, and pairs what follows. The order of this run proves that the result has
+//! no deadlock.
 //!
-//! A backward in two halves becomes one, so `W` runs in the overlap and its gradient leaves later. In return there is
-//! more to compute while the tokens of the forward travel, and an overlap keeps the form that files and runs of
-//! DualPipeV have. A `W` that does not follow its `I` stays where it is.
+//! A backward in two halves becomes one, so `W` runs in the overlap and its gradient leaves later. In return
+//! there is more to compute while the tokens of the forward travel, and an overlap keeps the form that files
+//! and runs of DualPipeV have. A `W` that does not follow its `I` stays where it is.
 //!
 //! Time: linear in the schedule, times the ranks that wait.
 
@@ -26,7 +27,8 @@ use crate::schedule::Schedule;
 
 /// Returns the schedule with overlaps of forwards and backwards that follow each other on a rank.
 ///
-/// A schedule whose microbatches are cut into slices does not change, and neither does the end of an unsound one.
+/// A schedule whose microbatches are cut into slices does not change, and neither does the end of an unsound
+/// one.
 ///
 /// ```
 /// use pipewright_schedule::csv::{parse_schedule, print_schedule};
@@ -175,8 +177,8 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Returns the overlap of the first actions of a row; `None` if they are not a forward and a backward that may
-/// run together.
+/// Returns the overlap of the first actions of a row; `None` if they are not a forward and a backward that
+/// may run together.
 fn pair(row: &[Action]) -> Option<Next> {
     let (first, first_count) = computation(row)?;
     let (second, second_count) = computation(&row[first_count..])?;
@@ -255,7 +257,8 @@ mod tests {
         check(rows, rows);
     }
 
-    /// `0F1` and `2B0` could overlap, and so could `1F1` and `3B0`. But `2B0` needs `3B0`, and `1F1` needs `0F1`.
+    /// `0F1` and `2B0` could overlap, and so could `1F1` and `3B0`. But `2B0` needs `3B0`, and `1F1` needs
+    /// `0F1`.
     #[test]
     fn pairs_that_would_wait_for_each_other_stay_apart() {
         check(
@@ -287,7 +290,8 @@ mod tests {
         Ok(())
     }
 
-    /// Checks a paired schedule: it is sound, and each of its overlaps consists of actions that follow each other.
+    /// Checks a paired schedule: it is sound, and each of its overlaps consists of actions that follow each
+    /// other.
     fn check_paired(name: &str, [plain, paired]: &[Schedule; 2]) -> Result<(), TestCaseError> {
         check_sound(name, paired)?;
         for rank in plain.placement().all_ranks() {
@@ -306,8 +310,8 @@ mod tests {
         Ok(())
     }
 
-    /// Returns the number of actions at the beginning of a row that may be the halves of an overlap; `None` if
-    /// these are others.
+    /// Returns the number of actions at the beginning of a row that may be the halves of an overlap; `None`
+    /// if these are others.
     fn pair_length(overlap: Overlap, row: &[Action]) -> Option<usize> {
         let ((stage, microbatch), of_forward) = (overlap.backward(), overlap.forward());
         let forward = Action::Forward { stage: of_forward.0, microbatch: of_forward.1 };

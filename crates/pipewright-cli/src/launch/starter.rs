@@ -87,8 +87,9 @@ impl Starter {
     }
 }
 
-/// Returns `srun` of Slurm, which starts the processes in the order of the hosts, as `mpirun` does. By itself,
-/// it would order the nodes, and spread the tasks over all of them. The user's own settings have precedence.
+/// Returns `srun` of Slurm, which starts the processes in the order of the hosts, as `mpirun` does. By
+/// itself, it would order the nodes, and spread the tasks over all of them. The user's own settings have
+/// precedence.
 fn srun(count: u32, hosts: &[Host]) -> Command {
     let mut command = Command::new("srun");
     if env::var_os("SLURM_MPI_TYPE").is_none() {

@@ -116,8 +116,8 @@ pub(crate) fn supervise(launch: Launch) -> Result<(), Failure> {
     outcome
 }
 
-/// Returns the longest time in which so many processes join each other. They give up by themselves after a minute;
-/// a launcher needs the rest to start them and to end.
+/// Returns the longest time in which so many processes join each other. They give up by themselves after a
+/// minute; a launcher needs the rest to start them and to end.
 fn longest_start(processes: u32) -> Duration {
     Duration::from_secs(90) + Duration::from_millis(20) * processes
 }

@@ -109,8 +109,8 @@ impl Restart {
         self.restart + self.growths
     }
 
-    /// Returns the record of a run that continues after `step`, whose state of so many `bytes` was in `source`
-    /// and read in the time `took`.
+    /// Returns the record of a run that continues after `step`, whose state of so many `bytes` was in
+    /// `source` and read in the time `took`.
     pub(crate) fn with_state(self, step: u64, source: StateSource, bytes: u64, took: Duration) -> Self {
         let read_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         Self { step, state: Some(source), state_bytes: Some(bytes), read_ms: Some(read_ms), ..self }

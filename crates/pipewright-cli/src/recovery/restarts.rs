@@ -79,8 +79,8 @@ impl Restarts {
     /// Decides whether the run is restarted.
     ///
     /// # Errors
-    /// Returns the failure if the run ends with it: it is not a fault or a final one, it repeats the last fault, or
-    /// `limit` restarts are done. A failure that repeats has the earlier report above its own.
+    /// Returns the failure if the run ends with it: it is not a fault or a final one, it repeats the last
+    /// fault, or `limit` restarts are done. A failure that repeats has the earlier report above its own.
     pub(crate) fn next(&mut self, failure: Failure, limit: u64) -> Result<NextRestart, Failure> {
         let Some(fault) = failure.fault().cloned().filter(|fault| limit > 0 && !fault.is_final) else {
             return Err(failure);

@@ -14,7 +14,8 @@ use crate::fault::Fault;
 pub(crate) struct VerifiedStep {
     pub(crate) event: VerificationEvent,
     pub(crate) step: u64,
-    /// Why the step was computed again; left out if a rank of another process has failed before this one knew.
+    /// Why the step was computed again; left out if a rank of another process has failed before this one
+    /// knew.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) suspicion: Option<String>,
     /// The number of computations after the first one.
@@ -49,8 +50,8 @@ pub(crate) enum VerificationEvent {
 }
 
 impl VerifiedStep {
-    /// Returns the record of a step that has succeeded. `counts` says whether the run continues from its result
-    /// if bits differ. `hosts` returns the hosts of ranks.
+    /// Returns the record of a step that has succeeded. `counts` says whether the run continues from its
+    /// result if bits differ. `hosts` returns the hosts of ranks.
     pub(crate) fn of(
         step: u64,
         verification: &Verification,
@@ -83,8 +84,9 @@ impl VerifiedStep {
         Self { suspicion: Some(suspicion.to_string()), repetitions: *repetitions, ..record }
     }
 
-    /// Returns the record of a step that has failed although it was computed again: its bits are not confirmed, or
-    /// the repetition fails too. Returns `None` for a step that was not computed again, and for another failure.
+    /// Returns the record of a step that has failed although it was computed again: its bits are not
+    /// confirmed, or the repetition fails too. Returns `None` for a step that was not computed again, and for
+    /// another failure.
     pub(crate) fn failed(failed: &StepFailure, hosts: impl Fn(&[u32]) -> Vec<String>) -> Option<Self> {
         let StepFailure { error, suspicion, repetitions, difference, .. } = failed;
         if *repetitions == 0 {
@@ -143,8 +145,8 @@ impl VerifiedStep {
 
     /// Returns the fault of a step in which ranks have computed wrong bits, after which the run can continue
     /// without their hosts. If it is not known which of several ranks is wrong, it names all of them. Returns
-    /// `None` if all bits agree. If parameters differ, the state before the step may be wrong too, so the fault
-    /// would not be mended by a restart; `None` then too.
+    /// `None` if all bits agree. If parameters differ, the state before the step may be wrong too, so the
+    /// fault would not be mended by a restart; `None` then too.
     pub(crate) fn fault(&self) -> Option<Fault> {
         self.action.as_ref()?;
         let ranks = if self.ranks.is_empty() { &self.undecided } else { &self.ranks };

@@ -99,8 +99,8 @@ struct Figures {
     /// The share of the time in which ranks do not compute, a mean over the ranks.
     bubble: Option<f64>,
     exposed: Option<f64>,
-    /// The milliseconds of a step in which ranks exchange the tokens of experts, and the part of it in which they
-    /// compute nothing: means over the ranks.
+    /// The milliseconds of a step in which ranks exchange the tokens of experts, and the part of it in which
+    /// they compute nothing: means over the ranks.
     expert_exchange_ms: Option<f64>,
     exposed_expert_exchange_ms: Option<f64>,
     /// The gap between two steps, in milliseconds.

@@ -1,9 +1,9 @@
 //! The share of a run's time that was spent on steps that count.
 //!
-//! The time is that of the run's processes, with checkpoints and evaluations, and the time that restarts and growths
-//! took: from the end of the last step that counts to the beginning of the next one, with the steps that were computed
-//! in vain. The time between a stop by a person and the resumption does not count, unless the stop comes between a
-//! restart and its first step.
+//! The time is that of the run's processes, with checkpoints and evaluations, and the time that restarts and
+//! growths took: from the end of the last step that counts to the beginning of the next one, with the steps
+//! that were computed in vain. The time between a stop by a person and the resumption does not count, unless
+//! the stop comes between a restart and its first step.
 
 use serde::Serialize;
 
@@ -44,8 +44,8 @@ impl Goodput {
     }
 }
 
-/// Returns the seconds between a step and the next one that are not in the run's elapsed time; `None` if one of
-/// them is not in the metrics, or has no time.
+/// Returns the seconds between a step and the next one that are not in the run's elapsed time; `None` if one
+/// of them is not in the metrics, or has no time.
 fn pause_after(steps: &[StepMetrics], step: u64) -> Option<f64> {
     let next = steps.iter().position(|metrics| metrics.step > step)?;
     let (before, after) = (&steps[next.checked_sub(1)?], &steps[next]);
@@ -83,7 +83,8 @@ mod tests {
         RunEvent::Restart(Restart { step, ..Restart::growth("b answers again".to_owned(), 0, 1) })
     }
 
-    /// Checks the share and the seconds of pauses, if they are known, and the numbers of restarts and growths.
+    /// Checks the share and the seconds of pauses, if they are known, and the numbers of restarts and
+    /// growths.
     fn check(steps: &[StepMetrics], events: &[RunEvent], expected: Option<(f64, f64)>, counts: [usize; 2]) {
         let found = Goodput::of(steps, events).expect("the steps have times");
         assert_eq!((found.share.zip(found.paused_s), [found.restarts, found.growths]), (expected, counts));

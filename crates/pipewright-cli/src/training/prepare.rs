@@ -298,8 +298,8 @@ fn overlap_note(settings: &Settings) -> Option<String> {
     })
 }
 
-/// Refuses a program that moves tensors out of memory otherwise than the settings say. Rows that have messages are not
-/// changed, so they move none if they have no `OFFLOAD`.
+/// Refuses a program that moves tensors out of memory otherwise than the settings say. Rows that have
+/// messages are not changed, so they move none if they have no `OFFLOAD`.
 fn require_offload(
     program: &ValidatedProgram,
     settings: &Settings,

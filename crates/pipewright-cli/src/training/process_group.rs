@@ -243,7 +243,8 @@ impl ProcessGroup {
             let fault = failure.fault().zip(self.folder.as_ref());
             if !self.is_leader {
                 // A launcher ends this process when the leader has ended. Slurm's launcher takes the greatest
-                // exit code, and that of a process which SIGTERM ends is greater than the leader's. Best effort.
+                // exit code, and that of a process which SIGTERM ends is greater than the leader's. Best
+                // effort.
                 let _ = flag::register(SIGTERM, Arc::default());
                 std::thread::sleep(TIME_TO_REPORT);
                 // The launcher may end the leader before it has left the fault.
@@ -266,8 +267,8 @@ mod tests {
     use super::*;
     use crate::fault::Fault;
 
-    /// Checks who leaves a record for `launch` when the process of `rank` learns that rank `lost` is lost: the
-    /// leader, another process, or none.
+    /// Checks who leaves a record for `launch` when the process of `rank` learns that rank `lost` is lost:
+    /// the leader, another process, or none.
     fn check(rank: u32, lost: u32, is_first: bool, is_second: bool) {
         let folder = tempfile::tempdir().expect("a scratch folder");
         let (rank, peer) = (WorldRank::new(rank), WorldRank::new(lost));

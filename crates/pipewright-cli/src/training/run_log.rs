@@ -100,8 +100,8 @@ impl RunLog {
         self.folder.as_ref().map_or(Ok(()), RunFolder::require)
     }
 
-    /// Shows and writes the results of a step. Fails if they cannot be written, or, in all processes, if a rank
-    /// has computed wrong bits and `launch` continues the run without its host.
+    /// Shows and writes the results of a step. Fails if they cannot be written, or, in all processes, if a
+    /// rank has computed wrong bits and `launch` continues the run without its host.
     pub(super) fn step(&mut self, metrics: &mut Metrics, report: StepSummary) -> Result<(), Failure> {
         let verified = report.verification.as_ref().map(|verification| {
             let counts = !self.replaces_wrong;
@@ -174,8 +174,8 @@ impl RunLog {
     }
 
     /// Returns the failure of a step, below the schedule around the failing action, and draws the step into
-    /// the folder. If `launch` continues the run without the hosts of ranks with wrong bits, the failure names
-    /// them in all processes.
+    /// the folder. If `launch` continues the run without the hosts of ranks with wrong bits, the failure
+    /// names them in all processes.
     pub(super) fn failed_step(&mut self, failed: Option<&StepFailure>, error: &PipelineError) -> Failure {
         let Some(failed) = failed else { return failure(error) };
         let mut context = format!("{failed}\n");

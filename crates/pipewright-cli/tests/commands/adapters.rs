@@ -212,8 +212,9 @@ fn measured_share(folder: &TempDir, config: &str, set: &[&str]) -> [f64; 2] {
 /// The estimate does not have the tensors of the operation that runs and messages: at these sizes, a run of
 /// all parameters takes up to 1.13 of it. Adapters with dropout add to that the output that is added to the
 /// output of their layer, and, in half precision, gradients in single precision; magnitudes add copies of the
-/// matrix of their layer, whose norms they need. Without the tensors that adapters keep, the estimate would be
-/// too small by more. A run in bfloat16 that copied all inputs to single precision would exceed its bounds.
+/// matrix of their layer, whose norms they need. Without the tensors that adapters keep, the estimate would
+/// be too small by more. A run in bfloat16 that copied all inputs to single precision would exceed its
+/// bounds.
 #[test]
 fn the_estimate_of_memory_covers_a_run_of_adapters() {
     let folder = scratch::folder(&scratch::small(2, 4, 2));

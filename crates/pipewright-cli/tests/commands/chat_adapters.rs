@@ -20,8 +20,8 @@ fn ids(list: &Value) -> Vec<i32> {
     list.as_array().expect("a list").iter().map(|id| id.as_i64().expect("an id") as i32).collect()
 }
 
-/// Compares the inputs and targets of each chat with the rows of the reference, whose labels are at the places
-/// of the tokens themselves. The rest of a row does not count.
+/// Compares the inputs and targets of each chat with the rows of the reference, whose labels are at the
+/// places of the tokens themselves. The rest of a row does not count.
 fn check_rows(name: &str, tokenizer: Tokenizer, chat_template: Option<ChatTemplate>) {
     let expected = expected();
     let rows = expected[name]["rows"].as_array().expect("the rows");

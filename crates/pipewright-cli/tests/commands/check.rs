@@ -157,8 +157,8 @@ fn memory_follows_from_microbatches_schedule_and_sharding() {
     // output of each layer but the last, 512 bytes, for two microbatches, and the activations of one block.
     assert_eq!(column(&["pipeline.recompute=stage"], 3), "12.8 KiB");
     assert_eq!(column(&["pipeline.recompute=block"], 3), "8.4 KiB");
-    // GPipe keeps the inputs of the two blocks, 1 KiB, of four microbatches. If they leave, a backward holds its
-    // own, and the inputs of the next microbatch come back meanwhile.
+    // GPipe keeps the inputs of the two blocks, 1 KiB, of four microbatches. If they leave, a backward holds
+    // its own, and the inputs of the next microbatch come back meanwhile.
     let gpipe = ["pipeline.schedule=gpipe", "pipeline.recompute=block"];
     assert_eq!(column(&gpipe, 3), "10.4 KiB");
     assert_eq!(column(&[&gpipe[..], &["pipeline.offload=file"]].concat(), 3), "8.4 KiB");

@@ -275,8 +275,8 @@ fn a_plan_counts_the_exchanges_of_experts() {
     fs::write(folder.path().join("p.toml"), PROFILE).expect("the scratch folder takes files");
     let step = |replicas: u32, experts: u32| {
         let set = [
-            // A rank for each layer. The messages between them take longer than the sums over the replicas, so
-            // the sum of the first rank ends last.
+            // A rank for each layer. The messages between them take longer than the sums over the replicas,
+            // so the sum of the first rank ends last.
             "pipeline.ranks=6".to_owned(),
             format!("mesh.data_parallel={replicas}"),
             // One for each replica.

@@ -149,8 +149,8 @@ fn check_counts_what_can_undo_an_update() {
     }
 }
 
-/// At these sizes the estimate leaves out many temporary tensors, so the peaks with and without the option are
-/// compared. The rank that ends first updates early.
+/// At these sizes the estimate leaves out many temporary tensors, so the peaks with and without the option
+/// are compared. The rank that ends first updates early.
 #[test]
 fn early_updates_take_the_memory_that_check_counts() {
     let run = Run::new();

@@ -1,5 +1,5 @@
-//! A trial of `launch` with Slurm itself: a cluster whose nodes are daemons of this machine, each with its own
-//! host name and `/dev/shm`.
+//! A trial of `launch` with Slurm itself: a cluster whose nodes are daemons of this machine, each with its
+//! own host name and `/dev/shm`.
 
 use std::env;
 use std::fs::{self, File};
@@ -168,7 +168,8 @@ impl Cluster {
         command.spawn().expect("Slurm has salloc")
     }
 
-    /// Returns the numbers of the processes of the run on a node, without a node those outside of the cluster.
+    /// Returns the numbers of the processes of the run on a node, without a node those outside of the
+    /// cluster.
     fn processes_on(&self, node: Option<&str>) -> Vec<String> {
         let variable = node.map(|node| format!("SLURMD_NODENAME={node}"));
         let own = pipewright().canonicalize().expect("it is built");

@@ -1,7 +1,8 @@
 //! The headless Chromium that all tests of this program share, and its DevTools protocol.
 //!
 //! Each page has a browser context of its own, so the tests share neither storage nor windows. The protocol
-//! uses two pipes, which are descriptors 3 and 4 of Chromium. Messages are JSON, each followed by a zero byte.
+//! uses two pipes, which are descriptors 3 and 4 of Chromium. Messages are JSON, each followed by a zero
+//! byte.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -21,8 +22,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 const NAMES: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 
-/// The Chromium that runs, if a test uses one. It ends with the last page, because the harness drops nothing at
-/// the end of the process.
+/// The Chromium that runs, if a test uses one. It ends with the last page, because the harness drops nothing
+/// at the end of the process.
 static RUNNING: Mutex<Weak<Chromium>> = Mutex::new(Weak::new());
 
 /// The channels of the sessions by their names; messages of no session belong to the name "".
@@ -204,7 +205,8 @@ fn start(program: &str, profile: &Path) -> Child {
         .expect("a shell starts")
 }
 
-/// Hands the messages to their sessions on a separate thread, so that waiting for a message can have a deadline.
+/// Hands the messages to their sessions on a separate thread, so that waiting for a message can have a
+/// deadline.
 fn listen(from: ChildStdout, sessions: Sessions) {
     thread::spawn(move || {
         for message in BufReader::new(from).split(0).map_while(Result::ok) {

@@ -176,8 +176,8 @@ fn bandwidth_links_and_collectives_delay_as_in_the_crate() {
 
 #[test]
 fn tensors_leave_and_come_back_as_in_the_crate() {
-    // A link of the rank moves one microbatch after another, 2.5 s there and 1.5 s back, and a backward waits for its
-    // tensors.
+    // A link of the rank moves one microbatch after another, 2.5 s there and 1.5 s back, and a backward waits
+    // for its tensors.
     let made = Made::view("1f1b --ranks 1 --microbatches 2");
     let Some(mut browser) = Browser::open(&made.path(), 800, 600) else { return };
     let costs =

@@ -17,11 +17,11 @@
 //! deadlock for any number of groups. With `s = 1` and `v = 2` it may have `g` more forwards, which only the
 //! setting `overlap` asks for. The tests check all small sizes.
 //!
-//! With the setting `overlap`, a rank warms up with `g` more forwards, as far as a short last group allows. Then
-//! the forward and the backward that follow each other are of different stages more often, and only those
-//! overlap ([`crate::pairing`]). With `v = 2` and the usual warm-up, those of the last rank are always of one
-//! stage. Megatron-LM adds one forward for the same purpose, because both halves of its overlaps may be of one
-//! stage: it only needs different microbatches.
+//! With the setting `overlap`, a rank warms up with `g` more forwards, as far as a short last group allows.
+//! Then the forward and the backward that follow each other are of different stages more often, and only
+//! those overlap ([`crate::pairing`]). With `v = 2` and the usual warm-up, those of the last rank are always
+//! of one stage. Megatron-LM adds one forward for the same purpose, because both halves of its overlaps may
+//! be of one stage: it only needs different microbatches.
 //!
 //! Each action has one cell. The idle cells are: `r` before the first forward; after the warm-up, until the
 //! first gradient can arrive from the last rank; one before each backward of the cool-down, in which other

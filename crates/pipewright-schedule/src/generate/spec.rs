@@ -38,8 +38,8 @@ pub struct ScheduleSpec {
     pub slices: Option<Slices>,
     /// Whether forwards and backwards of different stages that follow each other on a rank become overlaps
     /// ([`pair_overlaps`](crate::pairing::pair_overlaps)), for schedules with this setting. Set it if ranks
-    /// exchange tokens inside their stages. Otherwise a run takes overlaps apart, and the forward of each runs
-    /// first.
+    /// exchange tokens inside their stages. Otherwise a run takes overlaps apart, and the forward of each
+    /// runs first.
     pub overlap: bool,
 }
 

@@ -1,14 +1,14 @@
 //! The pass `offload`: moves the tensors that recomputed forwards keep out of memory until their backwards.
 //!
-//! A forward that is computed again keeps its inputs only ([`crate::recompute`]). They are whole tensors outside of
-//! any tape, so a rank can write them somewhere else and read them again, and no bit changes.
+//! A forward that is computed again keeps its inputs only ([`crate::recompute`]). They are whole tensors
+//! outside of any tape, so a rank can write them somewhere else and read them again, and no bit changes.
 //!
-//! Rules: (1) `OFFLOAD` directly follows the forward; (2) `RELOAD` comes directly before the computation that precedes
-//! the backward, so that the tensors arrive while the rank computes; (3) a forward is left alone if it is not computed
-//! again, or if fewer than two computations of its rank come between it and its backward: then nothing would be away
-//! during a computation; (4) of the forwards that are not left alone, the first ones in flight stay in memory
-//! ([`OffloadConfig::keep`]); (5) a program that offloads already does not change. Time and memory are linear in the
-//! program.
+//! Rules: (1) `OFFLOAD` directly follows the forward; (2) `RELOAD` comes directly before the computation that
+//! precedes the backward, so that the tensors arrive while the rank computes; (3) a forward is left alone if
+//! it is not computed again, or if fewer than two computations of its rank come between it and its backward:
+//! then nothing would be away during a computation; (4) of the forwards that are not left alone, the first
+//! ones in flight stay in memory ([`OffloadConfig::keep`]); (5) a program that offloads already does not
+//! change. Time and memory are linear in the program.
 //!
 //! The pass comes last, so it does not change the order of messages.
 
@@ -49,8 +49,8 @@ pub fn offload(program: Program, config: &OffloadConfig) -> Program {
     program.map_rows(|_, row| offloaded(row, config))
 }
 
-/// Returns the first `OFFLOAD` whose forward is not computed again with a choice of recomputation. Such a forward keeps
-/// a tape, which cannot leave memory.
+/// Returns the first `OFFLOAD` whose forward is not computed again with a choice of recomputation. Such a
+/// forward keeps a tape, which cannot leave memory.
 pub fn unmovable(program: &Program, recompute: &Recompute) -> Option<Action> {
     program.rows().iter().find_map(|row| {
         let movable = recomputed(row, recompute);
@@ -146,8 +146,8 @@ mod tests {
     use super::*;
     use crate::csv::{parse_program, print_program};
 
-    /// Checks the rows that the pass makes. `choice` is what is recomputed, the stages or `all`, and the number
-    /// that stays.
+    /// Checks the rows that the pass makes. `choice` is what is recomputed, the stages or `all`, and the
+    /// number that stays.
     fn check((recompute, stages, keep): (&str, &str, u32), rows: &str, expected: &str) {
         let program = parse_program(rows).unwrap_or_else(|error| panic!("{error}"));
         let stage = |text: &str| StageIndex::new(text.parse().expect("a stage"));

@@ -7,11 +7,11 @@
 //! A change moves one computation within a block of the critical path, or the boundaries of a few
 //! neighbouring stages by one layer. If the memory is limited, it may also let a stage recompute a layer or a
 //! part of its layers more or less, or keep a microbatch more or less. The critical path is a chain of
-//! computations without a gap that ends with the step: each starts when the one before it on its rank ends, or
-//! when its message arrives. A block is a part of it on one rank. Only a change that puts another computation
-//! first or last in a block can shorten the path, as in the job shop problem (Nowicki and Smutnicki, "A fast
-//! taboo search algorithm for the job shop problem", 1996). A change may make the plan a little slower. The
-//! less work is left in the round, the less slower it may become.
+//! computations without a gap that ends with the step: each starts when the one before it on its rank ends,
+//! or when its message arrives. A block is a part of it on one rank. Only a change that puts another
+//! computation first or last in a block can shorten the path, as in the job shop problem (Nowicki and
+//! Smutnicki, "A fast taboo search algorithm for the job shop problem", 1996). A change may make the plan a
+//! little slower. The less work is left in the round, the less slower it may become.
 
 use std::rc::Rc;
 

@@ -3,12 +3,12 @@
 //! A stage that recomputes keeps its input instead of the activations of the layers that it computes again.
 //! Before `I` (or `B`) it computes their forward once more, and their activations exist until the end of `I`.
 //! A forward that its own backward follows at once keeps its activations and is not computed again, and
-//! neither are the forwards that the stage keeps ([`mod@crate::recompute`]). Parts of layers that are computed
-//! again make `I` and `B` longer and exist only in them. Each byte of parameters needs a byte of gradients, from the first weight gradient of the step, and, always, the
-//! optimizer's state for it. Replicas may hold parameters and optimizer state together ([`crate::sharding`]).
-//! A stage also holds what does not depend on its layers, such as tables of positions.
-//! A stage without trained parameters has no `W`, and one before all trained layers runs forward only
-//! ([`crate::trained`]).
+//! neither are the forwards that the stage keeps ([`mod@crate::recompute`]). Parts of layers that are
+//! computed again make `I` and `B` longer and exist only in them. Each byte of parameters needs a byte of
+//! gradients, from the first weight gradient of the step, and, always, the optimizer's state for it. Replicas
+//! may hold parameters and optimizer state together ([`crate::sharding`]). A stage also holds what does not
+//! depend on its layers, such as tables of positions. A stage without trained parameters has no `W`, and one
+//! before all trained layers runs forward only ([`crate::trained`]).
 
 use std::ops::Range;
 

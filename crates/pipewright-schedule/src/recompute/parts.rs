@@ -46,8 +46,8 @@ impl LayerPart {
         }
     }
 
-    /// Returns the bytes that a layer does not keep if its backward computes the part again, for a microbatch of
-    /// one row; 0 if the layer lacks the part.
+    /// Returns the bytes that a layer does not keep if its backward computes the part again, for a microbatch
+    /// of one row; 0 if the layer lacks the part.
     pub fn bytes_of(self, layer: &LayerDesc) -> u64 {
         match self {
             Self::Norms => layer.norms_bytes,
@@ -56,8 +56,8 @@ impl LayerPart {
     }
 }
 
-/// The parts of the layers of a stage that are computed again. The result is not kept: the backward of a layer
-/// computes it where it is needed, for every microbatch.
+/// The parts of the layers of a stage that are computed again. The result is not kept: the backward of a
+/// layer computes it where it is needed, for every microbatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct LayerParts(u8);
 

@@ -9,8 +9,8 @@
 //! are not computed again ([`StageSizes::recompute`]), the second one allocates the other activations, and
 //! the backward after it frees both; (6) the full backward or the input backward of a stage that computes
 //! parts of its layers again ([`StageSizes::parts`]) allocates their results when it starts, and frees them
-//! when it ends; (7) `OFFLOAD` frees the tensors that it moves ([`StageSizes::offload`]) when it ends, and `RELOAD`
-//! allocates them when it starts. Parameters, optimizer state and messages are not included.
+//! when it ends; (7) `OFFLOAD` frees the tensors that it moves ([`StageSizes::offload`]) when it ends, and
+//! `RELOAD` allocates them when it starts. Parameters, optimizer state and messages are not included.
 //!
 //! If microbatches are cut into slices, a slice has its share of the bytes of its microbatch, rounded up. Two
 //! rules are added: (8) the backward of a slice allocates the gradients of the keys and values of the slices

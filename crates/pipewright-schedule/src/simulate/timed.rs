@@ -18,13 +18,13 @@
 //! ([`StageCosts::for_slice`](crate::costs::StageCosts::for_slice)); (10) an action that is not in an overlap
 //! takes the time of its computation and of its exchanges ([`StageExchanges`](crate::costs::StageExchanges)),
 //! in which the rank waits; (11) `OFFLOAD` and `RELOAD` run one after another on a link of the rank
-//! ([`Costs::offload`], or in measured times), in parallel with the computation, and a backward, with the forward that it computes again,
-//! waits until its `RELOAD` has ended. There is one link for each ordered pair of ranks, and messages are buffered: a
-//! send does not wait for its receive.
+//! ([`Costs::offload`]), in parallel with the computation. They take the measured time if the costs have it.
+//! A backward, with the forward that it computes again, waits until its `RELOAD` has ended. There is one link
+//! for each ordered pair of ranks, and messages are buffered: a send does not wait for its receive.
 //!
-//! [`timed_on`] replaces rules 2 and 3 by the rules of another communicator ([`super::queues`]), for programs that
-//! are sound on it. Messages of skip connections are not actions of a row: they stay buffered, and have links of
-//! their own.
+//! [`timed_on`] replaces rules 2 and 3 by the rules of another communicator ([`super::queues`]), for programs
+//! that are sound on it. Messages of skip connections are not actions of a row: they stay buffered, and have
+//! links of their own.
 //!
 //! Rule 6 assumes that a rank computes one thing at a time. Without exchanges, an overlap then saves time
 //! because the messages of each half travel while the other half computes. With this rule the bubble of
@@ -125,7 +125,8 @@ impl Run<'_> {
         true
     }
 
-    /// Runs `action`, which does not compute. An error names the tensor of a message that has to be sent first.
+    /// Runs `action`, which does not compute. An error names the tensor of a message that has to be sent
+    /// first.
     fn act(&mut self, rank: Rank, action: Action) -> Result<(), BoundaryTensor> {
         let clock = &mut self.ranks[rank.index()].clock;
         let now = clock.now();

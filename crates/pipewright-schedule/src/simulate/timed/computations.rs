@@ -160,8 +160,8 @@ impl Run<'_> {
         Some(Arrival { issued: 0.0, at })
     }
 
-    /// Returns when the tensors of a backward are back in memory, or those of a forward that a row has again before its
-    /// backward, as recorded programs do. Must be called once for each computation.
+    /// Returns when the tensors of a backward are back in memory, or those of the second forward before it,
+    /// which is in the row of a recorded program. Must be called once for each computation.
     fn reloaded_for(&mut self, part: Action) -> Option<Arrival> {
         match part {
             Action::Forward { stage, microbatch } => self.reloaded.get(&(stage, microbatch)).copied(),
