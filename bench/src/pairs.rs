@@ -7,6 +7,7 @@
 use std::error::Error;
 use std::fmt;
 use std::fs;
+use std::path::Path;
 use std::time::Instant;
 
 use crate::statistics::Spread;
@@ -66,16 +67,24 @@ fn timed(step: impl FnOnce() -> Result<(), Box<dyn Error>>) -> Result<Times, Box
 /// Returns the processor time of the threads of this process; `None` if the system does not tell it. Threads
 /// that have ended are missing, so it suits programs that keep their threads.
 fn processor_seconds() -> Option<f64> {
-    let nanos = fs::read_dir("/proc/self/task").ok()?.map(|task| {
-        let text = fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
-        text.split_whitespace().next()?.parse::<u64>().ok()
-    });
-    Some(nanos.sum::<Option<u64>>()? as f64 / 1e9)
+    let threads = fs::read_dir("/proc/self/task").ok()?.flatten();
+    // A thread may end while the others are read.
+    let seconds: Vec<f64> = threads.filter_map(|thread| seconds_of_thread(&thread.path())).collect();
+    (!seconds.is_empty()).then(|| seconds.iter().sum())
+}
+
+/// Returns the processor time of the thread with this folder of the system; `None` if the system does not
+/// tell it.
+fn seconds_of_thread(folder: &Path) -> Option<f64> {
+    let text = fs::read_to_string(folder.join("schedstat")).ok()?;
+    let nanos: u64 = text.split_whitespace().next()?.parse().ok()?;
+    Some(nanos as f64 / 1e9)
 }
 
 impl fmt::Display for Pairs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (name, ratios) in [("time", &self.time), ("processor time", &self.processor)] {
+        let kinds = [("time", &self.time), ("processor time", &self.processor)];
+        for (name, ratios) in kinds.into_iter().filter(|(_, ratios)| !ratios.is_empty()) {
             let ratios = Spread::new(ratios.clone());
             let [low, high] = ratios.interval();
             writeln!(
@@ -89,6 +98,9 @@ impl fmt::Display for Pairs {
 
 #[cfg(test)]
 mod tests {
+    #[cfg(target_os = "linux")]
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -103,24 +115,32 @@ mod tests {
         assert_eq!((pairs.time.len(), pairs.seconds.len()), (3, 3));
     }
 
+    #[test]
+    fn unknown_processor_times_are_not_printed() {
+        let pairs = Pairs { time: vec![1.5], processor: Vec::new(), seconds: vec![2.0] };
+        let text = pairs.to_string();
+        assert!(text.contains("by time") && !text.contains("processor"), "{text}");
+    }
+
+    /// Other tests run in threads of the same process, so the time of this thread counts.
     #[cfg(target_os = "linux")]
     #[test]
     fn work_takes_processor_time_and_a_pause_takes_none() {
-        let times = |work: fn()| {
-            timed(|| {
-                work();
-                Ok(())
-            })
+        let own = || seconds_of_thread(Path::new("/proc/thread-self")).expect("Linux tells it");
+        let took = |step: fn()| {
+            let before = own();
+            step();
+            own() - before
         };
-        let work: fn() = || {
-            let until = Instant::now() + std::time::Duration::from_millis(100);
+        let work = took(|| {
+            let until = Instant::now() + Duration::from_millis(100);
             while Instant::now() < until {
                 std::hint::black_box((0..1000_u64).sum::<u64>());
             }
-        };
-        let pause: fn() = || std::thread::sleep(std::time::Duration::from_millis(100));
-        let [work, pause] = [work, pause].map(|step: fn()| times(step).expect("no step fails").processor);
-        let [work, pause] = [work, pause].map(|seconds| seconds.expect("Linux tells it"));
+        });
+        let pause = took(|| std::thread::sleep(Duration::from_millis(100)));
         assert!(pause < work, "{pause} s and {work} s");
+        let before = own();
+        assert!(processor_seconds().expect("Linux tells it") >= before, "this thread counts");
     }
 }
