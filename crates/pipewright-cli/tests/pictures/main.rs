@@ -15,6 +15,7 @@ mod page_input;
 mod page_look;
 mod redraw;
 mod report_page;
+mod report_look;
 mod simulation;
 mod view_page;
 mod view_run;
