@@ -37,9 +37,8 @@ fn closed_forms() {
     check_closed_form("zbvzerobubble", 2, bubble(7.0, 2.0), 16);
     // (p - 1) (FB + B - 3 W), as DualPipe's authors give it, where FB is the time that an overlap adds to the
     // critical path. They assume that F and B together take the time of B; here the next rank continues when
-    // F ends. Both give p
-    // - 1. The peak is one activation more than 2 p, because the forward of an overlap starts before its
-    //   backward ends.
+    // F ends. With both, the rank is idle for p - 1 units. The peak is one activation more than 2 p, because
+    // the forward of an overlap starts before its backward ends.
     check_closed_form("dualpipev", 2, bubble(7.0, 2.0), 17);
     check_closed_form("v-half", 2, bubble(17.0, 2.0), 10);
 }
