@@ -118,7 +118,7 @@ impl Trial {
         fs::read_to_string(self.folder.join("said")).unwrap_or_default()
     }
 
-    /// Waits until something is so. Fails if it takes too long or the run has ended.
+    /// Waits until something is so. Fails if it takes too long.
     fn wait_until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
         let start = Instant::now();
         while !is_so(self) {
@@ -147,6 +147,17 @@ impl Trial {
         let is_of_second = matches!(fault, Fault::KillHost | Fault::LoseHost | Fault::CutLink);
         // A host that answered too late for the last restart has no rank that a fault could reach.
         let fault = if is_of_second && !self.uses_second() { Fault::Kill } else { fault };
+        let (begun, restart) = self.inject(fault)?;
+        self.wait_until("a restart", |trial| trial.restart() > restart);
+        self.wait_until("the next step", |trial| {
+            trial.newest("").is_some_and(|line| line["event"].is_null()) && trial.restart() > restart
+        });
+        Some((fault, begun.elapsed().as_secs_f64()))
+    }
+
+    /// Lets a fault happen, and ends it if it does not end by itself. Returns its time and the number of the
+    /// newest restart before it; `None` if its process had already ended.
+    fn inject(&mut self, fault: Fault) -> Option<(Instant, u64)> {
         let (mut begun, mut restart) = (Instant::now(), self.restart());
         let has_reached = match fault {
             Fault::Kill => self.signal_rank(1, "KILL"),
@@ -163,14 +174,7 @@ impl Trial {
             }
             Fault::KillInCheckpoint => {
                 let number = self.process(1).to_string();
-                let is_saving = |trial: &Self| {
-                    let entries =
-                        fs::read_dir(trial.folder.join("out/checkpoints")).into_iter().flatten().flatten();
-                    entries
-                        .into_iter()
-                        .any(|entry| entry.file_name().to_string_lossy().starts_with(".saving-"))
-                };
-                self.wait_until("a checkpoint", is_saving);
+                self.wait_until("a checkpoint", Self::is_saving);
                 (begun, restart) = (Instant::now(), self.restart());
                 Self::kill(&[number], "KILL")
             }
@@ -193,23 +197,27 @@ impl Trial {
                 true
             }
             Fault::FullDisk => {
-                let waits = |trial: &Self| trial.said().matches("waits for space").count();
-                let (before, filling) = (waits(self), self.folder.join("out/filling"));
-                // The write ends when the disk is full.
-                let _ = fs::write(&filling, vec![0; DISK]);
-                self.wait_until("a full disk", |trial| waits(trial) > before);
-                fs::remove_file(filling).expect("the file");
+                self.fill_disk();
                 true
             }
         };
-        if !has_reached {
-            return None;
-        }
-        self.wait_until("a restart", |trial| trial.restart() > restart);
-        self.wait_until("the next step", |trial| {
-            trial.newest("").is_some_and(|line| line["event"].is_null()) && trial.restart() > restart
-        });
-        Some((fault, begun.elapsed().as_secs_f64()))
+        has_reached.then_some((begun, restart))
+    }
+
+    /// Returns whether a checkpoint is being written.
+    fn is_saving(&self) -> bool {
+        let mut entries = fs::read_dir(self.folder.join("out/checkpoints")).into_iter().flatten().flatten();
+        entries.any(|entry| entry.file_name().to_string_lossy().starts_with(".saving-"))
+    }
+
+    /// Fills the disk until the run waits for space.
+    fn fill_disk(&self) {
+        let waits = |trial: &Self| trial.said().matches("waits for space").count();
+        let (before, filling) = (waits(self), self.folder.join("out/filling"));
+        // The write ends when the disk is full.
+        let _ = fs::write(&filling, vec![0; DISK]);
+        self.wait_until("a full disk", |trial| waits(trial) > before);
+        fs::remove_file(filling).expect("the file");
     }
 }
 
