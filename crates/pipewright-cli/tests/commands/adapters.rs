@@ -11,7 +11,7 @@ use super::command_line::{reference, run_in, text};
 use crate::scratch;
 
 /// Writes a configuration that trains the adapter of the reference on a tiny Qwen3.
-fn folder() -> TempDir {
+pub(super) fn folder() -> TempDir {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let base = reference("qwen3-tiny");
     let config = format!(
@@ -39,7 +39,7 @@ pub(super) fn succeed(folder: &TempDir, arguments: &[&str], set: &[&str]) -> (St
 }
 
 /// Returns the loss and the gradient norm of each step.
-fn figures(folder: &TempDir) -> Vec<[f64; 2]> {
+pub(super) fn figures(folder: &TempDir) -> Vec<[f64; 2]> {
     let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("the metrics");
     let figure = |line: &str| {
         let line: Value = serde_json::from_str(line).expect("JSON");
@@ -368,131 +368,6 @@ fn adapters_that_do_not_fit_are_refused() {
     let llama = Path::new(&reference("lora/llama-tiny")).join("adapter_model.safetensors");
     fs::copy(llama, dir.join("adapter_model.safetensors")).expect("it can be copied");
     refused("has shape [6, ");
-}
-
-/// Takes a step on the rows after the first `rows` rows of the data. Returns the figures before its update.
-fn step_after(folder: &TempDir, rows: usize, set: &[&str]) -> [f64; 2] {
-    let data =
-        fs::read_to_string(Path::new(&reference("qwen3-tiny")).join("tokens.jsonl")).expect("the data");
-    let rest: Vec<&str> = data.lines().skip(rows).collect();
-    let file = folder.path().join("rest.jsonl");
-    fs::write(&file, rest.join("\n")).expect("the scratch folder takes files");
-    let rest = format!("data.path={}", file.display());
-    succeed(
-        folder,
-        &["train", "lora.toml"],
-        &[&[rest.as_str(), "run.steps=1", "run.out=next"], set].concat(),
-    );
-    let metrics = fs::read_to_string(folder.path().join("next/metrics.jsonl")).expect("the metrics");
-    let line: Value = serde_json::from_str(metrics.lines().next().expect("a step")).expect("JSON");
-    ["loss", "grad_norm"].map(|key| line[key].as_f64().expect("a number"))
-}
-
-/// Returns the names and shapes of the tensors of a file.
-fn tensors(file: &Path) -> Vec<(String, Vec<usize>)> {
-    let bytes = fs::read(file).expect("the file");
-    let file = safetensors::SafeTensors::deserialize(&bytes).expect("a sound file");
-    let mut tensors: Vec<_> =
-        file.tensors().into_iter().map(|(name, view)| (name, view.shape().to_vec())).collect();
-    tensors.sort_unstable();
-    tensors
-}
-
-#[test]
-fn an_export_has_the_form_of_peft_and_trains_on() {
-    let folder = folder();
-    succeed(&folder, &["train", "lora.toml"], &["run.steps=2"]);
-    let (_, said) = succeed(&folder, &["export", "out", "adapter"], &[]);
-    assert!(said.contains("wrote the adapters of step 2 to adapter"), "{said}");
-    let (written, golden) = (folder.path().join("adapter"), reference("lora/qwen3-tiny"));
-    let golden = Path::new(&golden);
-    assert_eq!(
-        tensors(&written.join("adapter_model.safetensors")),
-        tensors(&golden.join("adapter_model.safetensors"))
-    );
-    let config = |dir: &Path| -> Value {
-        let text = fs::read_to_string(dir.join("adapter_config.json")).expect("the configuration");
-        serde_json::from_str(&text).expect("JSON")
-    };
-    let (found, expected) = (config(&written), config(golden));
-    for (key, value) in found.as_object().expect("an object") {
-        let is_base = key == "base_model_name_or_path";
-        assert_eq!(
-            value,
-            &if is_base { json!(reference("qwen3-tiny")) } else { expected[key].clone() },
-            "{key}"
-        );
-    }
-    let whole = self::folder();
-    succeed(&whole, &["train", "lora.toml"], &["run.steps=3"]);
-    let path = format!("adapter.path={}", written.display());
-    assert_eq!(step_after(&folder, 16, &[&path]), figures(&whole)[2]);
-}
-
-#[test]
-fn a_merged_model_computes_what_the_adapted_one_does() {
-    let folder = folder();
-    succeed(&folder, &["train", "lora.toml"], &[]);
-    let generate = |of: &str| {
-        let how = ["--prompt", "a", "--tokens", "12", "--temperature", "0", "--tokenizer", "bytes", "--json"];
-        let (out, _) = succeed(&folder, &[&["generate", of], &how[..]].concat(), &[]);
-        let json: Value = serde_json::from_str(&out).expect("JSON");
-        json["tokens"].clone()
-    };
-    let (_, said) = succeed(&folder, &["export", "out", "merged", "--merge"], &[]);
-    assert!(said.contains("wrote the model of step 4 in float32 to merged"), "{said}");
-    assert_eq!(generate("merged"), generate("out"));
-    // The base may have moved.
-    let on_base = |base: &str| {
-        let how = ["generate", "out", "--prompt", "a", "--tokens", "3", "--tokenizer", "bytes", "--base"];
-        command(&folder, &[&how[..], &[base]].concat(), &[])
-    };
-    assert_eq!(on_base(&reference("qwen3-tiny")).0, Some(0));
-    let (code, _, said) = on_base(&reference("llama-tiny"));
-    assert!(code == Some(2) && said.contains("the adapters were trained on other weights"), "{said}");
-    succeed(&folder, &["export", "out", "adapter"], &[]);
-    let path = format!("adapter.path={}", folder.path().join("adapter").display());
-    let [adapted, _] = step_after(&folder, 32, &[&path]);
-    let from = format!("model.from={}", folder.path().join("merged").display());
-    let [merged, _] = step_after(&folder_without_path(), 32, &[&from]);
-    assert!((adapted - merged).abs() <= 2e-6 * adapted, "{adapted} {merged}");
-    let [base, _] = step_after(&folder_without_path(), 32, &[]);
-    assert!((base - merged).abs() > 1e-3 * merged, "{base} {merged}");
-}
-
-#[test]
-fn magnitudes_are_resumed_exported_and_merged() {
-    let (folder, whole) = (folder_without_path(), folder_without_path());
-    let dora = ["adapter.kind=lora", "adapter.rank=4", "adapter.dora=true"];
-    let (_, said) = succeed(&whole, &["train", "lora.toml"], &dora);
-    assert!(said.contains("adapter: dora of rank 4 on 56 layers"), "{said}");
-    succeed(
-        &folder,
-        &["train", "lora.toml"],
-        &[&dora[..], &["run.steps=2", "pipeline.schedule=zb-h1"]].concat(),
-    );
-    succeed(&folder, &["resume", "out"], &["run.steps=4", "pipeline.ranks=4", "pipeline.schedule=1f1b"]);
-    assert_eq!(figures(&folder), figures(&whole));
-    succeed(&folder, &["export", "out", "merged", "--merge"], &[]);
-    succeed(&folder, &["export", "out", "adapter"], &[]);
-    let adapter = folder.path().join("adapter");
-    let config = fs::read_to_string(adapter.join("adapter_config.json")).expect("the configuration");
-    let config: Value = serde_json::from_str(&config).expect("JSON");
-    assert_eq!(config["use_dora"], json!(true));
-    let magnitudes = ("base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector", vec![96]);
-    let magnitudes = (magnitudes.0.to_owned(), magnitudes.1);
-    assert!(tensors(&adapter.join("adapter_model.safetensors")).contains(&magnitudes));
-    let path = format!("adapter.path={}", adapter.display());
-    let [adapted, _] = step_after(&folder, 32, &["adapter.kind=lora", &path]);
-    let from = format!("model.from={}", folder.path().join("merged").display());
-    let [merged, _] = step_after(&folder, 32, &[&from]);
-    assert!((adapted - merged).abs() <= 2e-6 * adapted, "{adapted} {merged}");
-    // Without its magnitudes it is another adapter.
-    let file = adapter.join("adapter_config.json");
-    fs::write(file, config.to_string().replace("\"use_dora\":true", "\"use_dora\":false"))
-        .expect("it can be written");
-    let (code, _, said) = command(&folder, &["train", "lora.toml"], &["adapter.kind=lora", &path]);
-    assert!(code == Some(2) && said.contains("lora_magnitude_vector"), "{said}");
 }
 
 #[test]

@@ -33,6 +33,7 @@ mod tokenize;
 mod mixtures;
 mod fine_tuning;
 mod adapters;
+mod exported_adapters;
 mod chat_adapters;
 mod adapter_plans;
 mod folders;
