@@ -14,14 +14,14 @@ use std::ops::Range;
 
 use crate::costs::{Costs, Link, RecomputeSizes, StageCosts, StageExchanges, StageSizes};
 use crate::ids::{Rank, StageIndex};
-use crate::plan::layers::Layers;
+use crate::plan::layers::{Layer, Layers};
 use crate::profile::LinkProfile;
 use crate::recompute::{LayerParts, Recompute, StageRecompute};
 use crate::sharding::{Sharding, StateBytes};
 use crate::trained::StageBackward;
 
 /// The times and sizes of a stage for one microbatch.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct StageLoad {
     /// The gradients that its backward computes.
     pub(super) computes: StageBackward,
@@ -79,6 +79,28 @@ pub(super) struct StageLoad {
 }
 
 impl StageLoad {
+    /// Adds the times and sizes of the next layer, except those of its second forward. Tensors that it shares
+    /// with the layer before it count once if both are in the stage.
+    fn add(&mut self, layer: &Layer, is_first: bool) {
+        let again_in_backward = layer.cost_of(self.parts);
+        let shared = if is_first { 0 } else { layer.shared };
+        let not_kept = shared.saturating_add(again_in_backward.bytes);
+        self.forward += layer.forward;
+        self.input += layer.input + again_in_backward.takes;
+        self.weight += layer.weight;
+        self.apart += layer.apart;
+        self.optimizer += layer.optimizer;
+        self.exchanges.forward = self.exchanges.forward.plus(layer.exchanges);
+        self.exchanges.backward = self.exchanges.backward.plus(layer.input_exchanges);
+        self.kept = self.kept.saturating_add(layer.activation.saturating_sub(not_kept));
+        self.remade = self.remade.saturating_add(again_in_backward.bytes);
+        self.stash = self.stash.saturating_add(layer.stash.saturating_sub(shared));
+        self.gradient = self.gradient.saturating_add(layer.gradient);
+        self.temporary = self.temporary.max(layer.temporary);
+        self.sums += layer.sums;
+        self.input_sums += layer.input_sums;
+    }
+
     /// Returns the bytes that a rank with these stages always holds.
     pub(super) fn always<'a>(loads: impl Iterator<Item = &'a Self> + Clone, sharding: Sharding) -> u64 {
         let of_rank = loads.clone().map(|load| load.of_rank).max().unwrap_or(0);
@@ -207,48 +229,18 @@ pub(super) fn stage_load(
     let again = start..start + recompute.map_or(0, |choice| choice.layers_of(end - start));
     let mut load = StageLoad {
         computes,
-        forward: 0.0,
-        input: 0.0,
-        weight: 0.0,
-        apart: 0.0,
-        again: 0.0,
         recompute,
         parts,
-        exchanges: StageExchanges::default(),
-        optimizer: 0.0,
-        reduce: 0.0,
         output: layers.list[end - 1].output,
-        kept: 0,
-        rebuilt: 0,
-        remade: 0,
-        stash: 0,
         shared: layers.list[start].shared,
-        gradient: 0,
-        state: StateBytes::default(),
-        undo: 0,
         base: layers.stage_bytes,
         of_rank: layers.rank_bytes,
-        temporary: 0,
-        sums: 0.0,
-        sums_again: 0.0,
-        input_sums: 0.0,
-        replica_sums: 0.0,
+        ..StageLoad::default()
     };
     // The activations of the layers that are computed again.
     let mut rebuilt = 0u64;
     for (position, layer) in layers.list[start..end].iter().enumerate() {
-        load.forward += layer.forward;
-        let again_in_backward = layer.cost_of(parts);
-        load.input += layer.input + again_in_backward.takes;
-        load.remade = load.remade.saturating_add(again_in_backward.bytes);
-        load.weight += layer.weight;
-        load.apart += layer.apart;
-        load.optimizer += layer.optimizer;
-        load.exchanges.forward = load.exchanges.forward.plus(layer.exchanges);
-        load.exchanges.backward = load.exchanges.backward.plus(layer.input_exchanges);
-        let shared = if position > 0 { layer.shared } else { 0 };
-        let others = shared.saturating_add(again_in_backward.bytes);
-        load.kept = load.kept.saturating_add(layer.activation.saturating_sub(others));
+        load.add(layer, position == 0);
         if again.contains(&(start + position)) {
             rebuilt = load.kept;
             load.again += layer.recompute;
@@ -256,11 +248,6 @@ pub(super) fn stage_load(
             load.exchanges.recompute = Some(exchanges.plus(layer.exchanges));
             load.sums_again += layer.sums;
         }
-        load.stash = load.stash.saturating_add(layer.stash.saturating_sub(shared));
-        load.gradient = load.gradient.saturating_add(layer.gradient);
-        load.temporary = load.temporary.max(layer.temporary);
-        load.sums += layer.sums;
-        load.input_sums += layer.input_sums;
     }
     load.state = Layers::state_of(&layers.list[start..end]);
     if layers.post_validation {
