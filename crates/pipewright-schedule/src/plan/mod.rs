@@ -48,6 +48,7 @@ mod families;
 mod recompute;
 mod shape;
 mod search;
+mod moved_tensors;
 mod predict;
 mod best_cut;
 mod pool;

@@ -2,13 +2,14 @@
 
 use thiserror::Error;
 
-use crate::costs::{Costs, StageSizes};
+use crate::costs::Costs;
 use crate::ids::StageIndex;
 use crate::lower::{LowerError, TrainingLowering, for_training};
 use crate::partition::{Method, PartitionError, partition};
 use crate::placement::Placement;
 use crate::plan::head_parts::with_head_parts;
 use crate::plan::layers::Layers;
+use crate::plan::moved_tensors::less_by_offload;
 use crate::plan::network::{Mesh, MeshOrder, Network};
 use crate::plan::order::{Cell, Kind, Order, first_backward};
 use crate::plan::peaks::peaks;
@@ -20,7 +21,7 @@ use crate::plan::stage_load::{StageLoad, engine_costs, held_in_update, stage_loa
 use crate::profile::{LayerProfile, Profile};
 use crate::recompute::{KeptForwards, LayerParts, Recompute, StageRecompute};
 use crate::schedule::Schedule;
-use crate::simulate::{SimulateError, Summary, TimedRun, logical, peak_memory, timed};
+use crate::simulate::{SimulateError, Summary, TimedRun, logical, timed};
 use crate::slices::Slices;
 use crate::trained::TrainedStages;
 use crate::validate::ValidatedProgram;
@@ -261,16 +262,6 @@ pub fn predict_program(
     }
     let collectives = collectives(&order, &loads);
     Ok(Prediction { program, costs, run, optimizer_s, peak_bytes, collectives })
-}
-
-/// Returns by how many bytes the peak of each rank in its actions falls because tensors leave memory: the
-/// difference of the simulated peaks. It depends on the times of the transfers, so [`peaks`], which counts an
-/// order, does not know it. It is exact for a rank with one stage. The stages of a rank may differ in the
-/// bytes that their actions hold while they run, and the result is off by at most this difference.
-fn less_by_offload(run: &TimedRun, sizes: &[StageSizes]) -> Vec<u64> {
-    let all_stay: Vec<StageSizes> = sizes.iter().map(|&sizes| StageSizes { offload: 0, ..sizes }).collect();
-    let [whole, less] = [&all_stay[..], sizes].map(|sizes| peak_memory(run.timeline(), sizes));
-    whole.into_iter().zip(less).map(|(whole, less)| whole.saturating_sub(less)).collect()
 }
 
 /// Returns the costs of the stages of a placement at a choice, for schedules that are made to measure.
