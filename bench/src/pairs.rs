@@ -86,11 +86,11 @@ impl fmt::Display for Pairs {
         let kinds = [("time", &self.time), ("processor time", &self.processor)];
         for (name, ratios) in kinds.into_iter().filter(|(_, ratios)| !ratios.is_empty()) {
             let ratios = Spread::new(ratios.clone());
-            let [low, high] = ratios.interval();
-            writeln!(
-                f,
-                "  by {name:<14}  {ratios}; the true median is between {low:.3} and {high:.3} (95%)"
-            )?;
+            write!(f, "  by {name:<14}  {ratios}")?;
+            if let Some([low, high]) = ratios.interval() {
+                write!(f, "; the true median is between {low:.3} and {high:.3} (95%)")?;
+            }
+            writeln!(f)?;
         }
         write!(f, "  a step without it takes {:.3} s", Spread::new(self.seconds.clone()))
     }
@@ -120,6 +120,7 @@ mod tests {
         let pairs = Pairs { time: vec![1.5], processor: Vec::new(), seconds: vec![2.0] };
         let text = pairs.to_string();
         assert!(text.contains("by time") && !text.contains("processor"), "{text}");
+        assert!(!text.contains("95%"), "a single pair: {text}");
     }
 
     /// Other tests run in threads of the same process, so the time of this thread counts.

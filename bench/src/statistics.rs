@@ -15,13 +15,12 @@ impl Spread {
         self.0.get(self.0.len() / 2).copied().unwrap_or(f64::NAN)
     }
 
-    /// Returns two of the measurements. With a probability of at least 95%, the true median is between them;
-    /// with fewer than six measurements, the two are the least and the greatest one, and the probability is
-    /// smaller.
-    pub(crate) fn interval(&self) -> [f64; 2] {
+    /// Returns two of the measurements. With a probability of at least 95%, the true median is between them.
+    /// Returns `None` for fewer than six measurements: it may be outside all of them with more than 5%.
+    pub(crate) fn interval(&self) -> Option<[f64; 2]> {
         let n = self.0.len();
         let low = index_of_bound(n);
-        [low, n.saturating_sub(1 + low)].map(|index| self.0.get(index).copied().unwrap_or(f64::NAN))
+        (n >= 6).then(|| [self.0[low], self.0[n - 1 - low]])
     }
 }
 
@@ -70,7 +69,8 @@ mod tests {
             assert_eq!(index_of_bound(n), expected, "{n} measurements");
         }
         let spread = Spread::new((0..20).rev().map(f64::from).collect());
-        assert_eq!(spread.interval(), [5.0, 14.0]);
-        assert!(Spread::new(Vec::new()).interval().iter().all(|bound| bound.is_nan()));
+        assert_eq!(spread.interval(), Some([5.0, 14.0]));
+        assert_eq!(Spread::new(vec![1.0; 6]).interval(), Some([1.0; 2]));
+        assert_eq!(Spread::new(vec![1.0; 5]).interval(), None);
     }
 }
