@@ -107,7 +107,7 @@ impl Times {
     /// only for it. A transfer runs in parallel with the actions of its rank, and has no exchanges.
     fn push(&mut self, event: &Event, timeline: &Timeline) {
         let is_transfer = matches!(event.action.kind(), ActionKind::Offload | ActionKind::Reload);
-        let scopes = if is_transfer { &[] } else { timeline.scopes_of(event.rank) };
+        let scopes = if is_transfer { &[][..] } else { timeline.scopes_of(event.rank) };
         let first = scopes.partition_point(|scope| scope.start < event.start);
         let inside = scopes[first..].iter().take_while(|scope| scope.start < event.end);
         let (mut count, mut exchanged) = (0.0, 0.0);
