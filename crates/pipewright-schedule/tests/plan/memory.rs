@@ -128,7 +128,9 @@ fn inputs_that_leave_memory_do_not_make_the_update_smaller() {
     let less = |post_validation| {
         moved_inputs(&layer, TrainingState { post_validation, ..TrainingState::default() }, None)
     };
-    assert_eq!((less(false), less(true)), ([0, 3], [0, 0]));
+    // The gradients are larger than an input, so the peak is in the second backward, which holds its own
+    // input instead of three.
+    assert_eq!((less(false), less(true)), ([0, 2], [0, 0]));
 }
 
 /// Two ranks with room for the activations of one and a half microbatches. Two thirds of them are results of
