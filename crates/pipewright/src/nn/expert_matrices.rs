@@ -67,28 +67,16 @@ impl<'a, T: ReadElement> Parts<'a, T> {
         groups.rounded_product(rows, self.of_part(part), size, is_transposed)
     }
 
-    /// Like [`Parts::product`] with the transposed matrices, but adds to `out`.
-    pub(super) fn add_transposed(
-        &self,
-        out: &mut [f32],
-        groups: &Groups,
-        rows: &[T],
-        part: Part,
-        size: [usize; 2],
-    ) {
-        groups.add_product(out, rows, self.of_part(part), size, true);
-    }
-
-    /// Adds the products of [`Parts::product`] to rows.
+    /// Like [`Parts::product`], but adds to `out`.
     pub(super) fn add_product(
         &self,
         out: &mut [f32],
         groups: &Groups,
         rows: &[T],
-        part: Part,
+        (part, is_transposed): (Part, bool),
         size: [usize; 2],
     ) {
-        groups.add_product(out, rows, self.of_part(part), size, false);
+        groups.add_product(out, rows, self.of_part(part), size, is_transposed);
     }
 
     fn of_part(&self, part: Part) -> impl Iterator<Item = &[T]> {
@@ -286,9 +274,7 @@ impl KeptMatrices {
             }
         }
     }
-}
 
-impl KeptMatrices {
     /// Computes the gradients of the biases of a part: `factor` times the sums of the output gradients of each
     /// expert, which are rows of `width` numbers. A replica has no experts with biases for others, so each
     /// expert has one group of rows.

@@ -43,6 +43,7 @@ mod embedding;
 mod expert;
 mod expert_exchange;
 mod expert_matrices;
+mod expert_mixture;
 mod expert_parallel;
 mod experts;
 mod key_value_cache;

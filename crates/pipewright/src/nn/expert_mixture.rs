@@ -1,0 +1,247 @@
+//! The forward and the backward pass of a mixture of experts on the CPU back end.
+
+use std::borrow::Cow;
+
+use burn::tensor::{Tensor, bf16};
+use pipewright_kernel::grouped::{ExpertElement, Groups};
+
+use super::clamped_gate::{self, bounds};
+use super::expert::{ExpertActivation, ExpertForm};
+use super::expert_exchange::Arrived;
+use super::expert_matrices::{KeptMatrices, Matrices, Part, Parts};
+use super::operation::{
+    CpuTensor, Operation, ReadElement, Tape, are_multiplied_in_bf16, cpu_tensor, tensor_of, with_dtype,
+};
+use super::relu_squared;
+use super::swiglu;
+
+/// The inputs of a mixture, without its matrices.
+#[derive(Clone, Debug)]
+pub(super) struct Mixture {
+    /// Tokens, width, inner width.
+    pub(super) sizes: [usize; 3],
+    /// The number of choices of a token.
+    pub(super) count: usize,
+    pub(super) form: ExpertForm,
+    pub(super) x: CpuTensor,
+    /// The weight of each sorted row.
+    pub(super) weights: Vec<f32>,
+    pub(super) groups: Groups,
+    /// The rows that this rank computes, if several replicas hold the experts together.
+    pub(super) arrived: Option<Arrived>,
+}
+
+impl Mixture {
+    /// Returns the groups of the rows that this rank computes, and the number of groups of an expert.
+    fn computed(&self) -> (&Groups, usize) {
+        match &self.arrived {
+            Some(arrived) => (&arrived.groups, arrived.sources()),
+            None => (&self.groups, 1),
+        }
+    }
+
+    /// Returns the inputs of the rows that this rank computes.
+    fn rows<T: ReadElement>(&self) -> Cow<'_, [T]> {
+        match &self.arrived {
+            Some(arrived) => T::read(&arrived.rows),
+            None => self.groups.gather(&T::read(&self.x), self.sizes[1]).into(),
+        }
+    }
+
+    /// Computes the mixture, with products of operands of the type `T`.
+    pub(super) fn forward<T: ReadElement + ExpertElement>(
+        self,
+        matrices: Matrices,
+        tape: Tape<3>,
+    ) -> Tensor<2> {
+        let Self { sizes: [tokens, width, inner], weights, form, .. } = &self;
+        let (groups, sources) = self.computed();
+        let held = matrices.held.iter().map(|held| &held.value);
+        let parts = Parts::<T>::new(held, matrices.parts, sources);
+        let rows = self.rows::<T>();
+        // The tensors that the backward keeps are rounded first, so that it sees the numbers with which the
+        // forward continues.
+        let shape = [groups.rows(), *inner];
+        let enter = |part| match matrices.biases.rows(groups, part, *inner, 1.0) {
+            Some(mut out) => {
+                parts.add_product(&mut out, groups, &rows, (part, false), [*width, *inner]);
+                tape.rounded(cpu_tensor(out, shape))
+            }
+            None => {
+                let rows = parts.rounded_product(groups, &rows, (part, false), [*width, *inner]);
+                tape.rounded(tensor_of(rows, shape))
+            }
+        };
+        let gate = parts.has_gates().then(|| enter(Part::Gate));
+        let up = enter(Part::Up);
+        let activated = tape.rounded(match (&gate, form.activation) {
+            (Some(gate), ExpertActivation::Usual) => swiglu::activated(gate, &up),
+            (Some(gate), ExpertActivation::Clamped { alpha, limit }) => {
+                clamped_gate::activated(gate, &up, bounds([alpha, limit]))
+            }
+            (None, _) => relu_squared::activated(&up),
+        });
+        let activated_rows = T::read(&activated);
+        let out = match matrices.biases.rows(groups, Part::Down, *width, form.bias_share as f32) {
+            Some(mut out) => {
+                parts.add_product(&mut out, groups, &activated_rows, (Part::Down, false), [*inner, *width]);
+                out
+            }
+            None => parts.product(groups, &activated_rows, (Part::Down, false), [*inner, *width]),
+        };
+        let out = match &self.arrived {
+            Some(arrived) => {
+                let [out] = arrived.to_tokens([(out, *width)]);
+                out
+            }
+            None => out,
+        };
+        let out = self.groups.scatter(&out, Some(weights), *width);
+        let shape = [*tokens, *width];
+        // Matrices in single precision may be copies.
+        drop((parts, rows, activated_rows));
+        tape.record(out, shape, |_| {
+            let matrices = matrices.kept();
+            ExpertsBackward { mixture: self, gate, up, activated, matrices }
+        })
+    }
+
+    /// Defers or computes the gradients of the matrices and biases. `activated` is the input of the last part.
+    fn differentiate<T: ReadElement + ExpertElement>(
+        &self,
+        matrices: &KeptMatrices,
+        activated: CpuTensor,
+        PartGradients { gate, up, down }: PartGradients<T>,
+    ) {
+        let [_, width, inner] = self.sizes;
+        let (groups, sources) = self.computed();
+        if let Some(gate) = &gate {
+            matrices.differentiate_biases(groups, Part::Gate, gate, (inner, 1.0));
+        }
+        matrices.differentiate_biases(groups, Part::Up, &up, (inner, 1.0));
+        matrices.differentiate_biases(groups, Part::Down, &down, (width, self.form.bias_share as f32));
+        let dtype = self.x.dtype();
+        let rounded = |rows, width: usize| with_dtype(tensor_of::<T>(rows, [groups.rows(), width]), dtype);
+        let inputs = match &self.arrived {
+            Some(arrived) => arrived.rows.clone(),
+            None => rounded(self.rows::<T>().into_owned(), width),
+        };
+        let before = gate.into_iter().chain([up]).map(|gradient| (inputs.clone(), rounded(gradient, inner)));
+        let last = (activated, rounded(down, width));
+        matrices.differentiate(groups, sources, &before.chain([last]).collect::<Vec<_>>());
+    }
+}
+
+#[derive(Clone, Debug)]
+struct ExpertsBackward {
+    mixture: Mixture,
+    /// Shape `[rows, inner width]`, as are the next two.
+    gate: Option<CpuTensor>,
+    up: CpuTensor,
+    activated: CpuTensor,
+    matrices: KeptMatrices,
+}
+
+/// The gradients of the results of each part.
+struct PartGradients<T> {
+    gate: Option<Vec<T>>,
+    up: Vec<T>,
+    down: Vec<T>,
+}
+
+impl Operation<3> for ExpertsBackward {
+    fn backward(self, gradient: CpuTensor, wanted: [bool; 3]) -> [Option<CpuTensor>; 3] {
+        let held: Vec<_> = self.matrices.kept.iter().map(|kept| kept.weight.get_on_cpu()).collect();
+        if are_multiplied_in_bf16(held.iter().chain([&self.mixture.x])) {
+            self.backward_in::<bf16>(&held, &gradient, wanted)
+        } else {
+            self.backward_in::<f32>(&held, &gradient, wanted)
+        }
+    }
+}
+
+impl ExpertsBackward {
+    /// Returns the gradients, from products of operands of the type `T`.
+    fn backward_in<T: ReadElement + ExpertElement>(
+        self,
+        held: &[CpuTensor],
+        gradient: &CpuTensor,
+        [for_x, for_weights, for_matrices]: [bool; 3],
+    ) -> [Option<CpuTensor>; 3] {
+        let Self { mixture, gate, up, activated, matrices } = self;
+        let [tokens, width, inner] = mixture.sizes;
+        let (groups, sources) = mixture.computed();
+        let parts = Parts::<T>::new(held, matrices.parts, sources);
+        let d_out = mixture.groups.gather(&T::read(gradient), width);
+        let (mut d_out, weights) = match &mixture.arrived {
+            Some(arrived) => (arrived.to_experts(d_out, width), &arrived.weights),
+            None => (d_out, &mixture.weights),
+        };
+        // The replicas whose tokens the rows are need the gradients.
+        let are_sent = mixture.arrived.is_some();
+        // The gradient of the activated rows, before the weight of the row.
+        let mut d_activated = parts.product(groups, &d_out, (Part::Down, true), [width, inner]);
+        let share = mixture.form.bias_share as f32;
+        let d_weights = (for_weights || are_sent).then(|| {
+            // The weight of a row multiplies its product and its bias.
+            let mut products = T::row_products(&T::read(&activated), &d_activated, inner);
+            if let Some(biases) = matrices.biases.rows(groups, Part::Down, width, share) {
+                let of_biases = T::row_products(&d_out, &biases, width);
+                products.iter_mut().zip(of_biases).for_each(|(product, of_bias)| *product += of_bias);
+            }
+            products
+        });
+        f32::scale_rows(&mut d_activated, weights, inner);
+        let (d_gate, d_up) = activation_gradients::<T>(gate, up, d_activated, mixture.form.activation);
+        let d_rows = (for_x || are_sent).then(|| {
+            let mut d_rows = parts.product(groups, &d_up, (Part::Up, true), [inner, width]);
+            if let Some(d_gate) = &d_gate {
+                parts.add_product(&mut d_rows, groups, d_gate, (Part::Gate, true), [inner, width]);
+            }
+            d_rows
+        });
+        if for_matrices {
+            T::scale_rows(&mut d_out, weights, width);
+            let gradients = PartGradients { gate: d_gate, up: d_up, down: d_out };
+            mixture.differentiate(&matrices, activated, gradients);
+        }
+        let (d_rows, d_weights) = match (&mixture.arrived, d_rows, d_weights) {
+            (Some(arrived), Some(d_rows), Some(d_weights)) => {
+                let [d_rows, d_weights] = arrived.to_tokens([(d_rows, width), (d_weights, 1)]);
+                (for_x.then_some(d_rows), for_weights.then_some(d_weights))
+            }
+            (_, d_rows, d_weights) => (d_rows, d_weights),
+        };
+        let d_x =
+            d_rows.map(|d_rows| cpu_tensor(mixture.groups.scatter(&d_rows, None, width), [tokens, width]));
+        let d_weights = d_weights.map(|products| {
+            let mut d_weights = vec![0.0; tokens * mixture.count];
+            let assignments = mixture.groups.assignments().iter();
+            assignments.zip(products).for_each(|(&index, d)| d_weights[index] = d);
+            cpu_tensor(d_weights, [tokens, mixture.count])
+        });
+        // The token has a gradient, so that the tape continues to the bundle, which takes the gradients out
+        // of the slots.
+        let d_token = matrices.slots.filter(|_| for_matrices).map(|_| cpu_tensor(vec![0.0], [1]));
+        [d_x, d_weights, d_token]
+    }
+}
+
+/// Returns the gradients of the results of the gates, if there are gates, and of `up`.
+fn activation_gradients<T: ReadElement + ExpertElement>(
+    gate: Option<CpuTensor>,
+    up: CpuTensor,
+    gradient: Vec<f32>,
+    activation: ExpertActivation,
+) -> (Option<Vec<T>>, Vec<T>) {
+    let up = T::read(&up);
+    let Some(gate) = gate else { return (None, T::relu_squared_backward(&up, &gradient)) };
+    let gate = T::read(&gate);
+    let (d_gate, d_up) = match activation {
+        ExpertActivation::Usual => T::swiglu_backward(&gate, &up, &gradient),
+        ExpertActivation::Clamped { alpha, limit } => {
+            T::clamped_gate_backward(&gate, &up, &gradient, bounds([alpha, limit]))
+        }
+    };
+    (Some(d_gate), d_up)
+}
