@@ -5,6 +5,12 @@ use multiversion::multiversion;
 
 use super::element::Element;
 
+/// Returns `max(x, 0)`. NaN stays NaN, which [`f32::max`] would replace by 0.
+#[inline(always)]
+fn rectified(x: f32) -> f32 {
+    if x <= 0.0 { 0.0 } else { x }
+}
+
 // Functions for each element type, not generic ones, so that their loops are compiled with this crate's
 // optimisation.
 
@@ -20,7 +26,8 @@ pub fn forward_bf16(x: &[bf16]) -> Vec<bf16> {
 
 #[multiversion(targets = "simd")]
 fn forward_in<T: Element>(x: &[T]) -> Vec<T> {
-    x.iter().map(|x| T::rounded(x.single().max(0.0) * x.single().max(0.0))).collect()
+    let squared = |x: f32| rectified(x) * rectified(x);
+    x.iter().map(|x| T::rounded(squared(x.single()))).collect()
 }
 
 /// Returns the gradient of `x`: `2 g max(x, 0)`.
@@ -40,5 +47,5 @@ pub fn backward_bf16_from_single(x: &[bf16], gradient: &[f32]) -> Vec<bf16> {
 
 #[multiversion(targets = "simd")]
 fn backward_in<T: Element, G: Element>(x: &[T], gradient: &[G]) -> Vec<T> {
-    x.iter().zip(gradient).map(|(x, g)| T::rounded(2.0 * g.single() * x.single().max(0.0))).collect()
+    x.iter().zip(gradient).map(|(x, g)| T::rounded(2.0 * g.single() * rectified(x.single()))).collect()
 }

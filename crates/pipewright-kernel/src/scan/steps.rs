@@ -26,7 +26,7 @@ pub(crate) fn steps_in<T: Element>(of: Steps, raw: &[T], bias: &[f32]) -> Vec<f3
     let mut steps = vec![0f32; of.heads * rows];
     for (row, raw) in raw.chunks_exact(of.stride).enumerate() {
         for (head, (raw, bias)) in raw[of.start..][..of.heads].iter().zip(bias).enumerate() {
-            steps[head * rows + row] = softplus(raw.single() + bias).max(of.limits.0).min(of.limits.1);
+            steps[head * rows + row] = limited(softplus(raw.single() + bias), of.limits);
         }
     }
     steps
@@ -61,4 +61,28 @@ pub(crate) fn steps_backward<T: Element>(
 /// Returns `ln(1 + e^x)`.
 fn softplus(x: f32) -> f32 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
+}
+
+/// Returns the step within the limits. NaN stays NaN, which [`f32::max`] would replace by a limit.
+fn limited(step: f32, (low, high): (f32, f32)) -> f32 {
+    if step > high {
+        high
+    } else if step < low {
+        low
+    } else {
+        step
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_limited_and_nan_stays() {
+        let of = Steps { heads: 1, stride: 1, start: 0, limits: (0.5, 2.0) };
+        let found = steps(of, &[-9.0, 9.0, 1.0, f32::NAN], &[0.0]);
+        assert_eq!(found[..3], [0.5, 2.0, softplus(1.0)]);
+        assert!(found[3].is_nan());
+    }
 }
