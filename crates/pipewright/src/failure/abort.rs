@@ -181,8 +181,9 @@ impl Abort {
         self.lock().diverged
     }
 
-    /// Raises the flag for a failure that another process reports. Does nothing if the attempt is over. If the
-    /// attempt has not begun and the other process can complete the current one, the flag is raised later.
+    /// Raises the flag for a failure that another process reports. If the whole process has failed, it takes
+    /// part in no attempt, so the flag is raised in all of them. Otherwise nothing happens if the attempt is
+    /// over, and the flag is raised later if the attempt has not begun.
     #[cfg(any(feature = "mpi", test))]
     pub(crate) fn raise_from_remote(&self, notice: FailureNotice) {
         let FailureNotice { error, attempt, stops_all, diverged } = notice;
@@ -193,11 +194,10 @@ impl Abort {
         }
         // A process that has diverged takes part in no further attempt, so the current one cannot end.
         let attempt = if diverged.is_some() { attempt.max(reasons.attempt) } else { attempt };
-        if reasons.over.is_some_and(|over| attempt <= over) {
-            return;
-        }
         if stops_all {
             reasons.whole.get_or_insert(error);
+        } else if reasons.over.is_some_and(|over| attempt <= over) {
+            return;
         } else if attempt > reasons.attempt {
             reasons.early.get_or_insert((error, attempt));
             return;
@@ -353,6 +353,23 @@ mod tests {
             assert_eq!(causes, [Some(WorldRank::new(1)); 2], "{begun:?}");
             assert!(own.is_raised_in(attempts[0]), "{begun:?}");
         }
+    }
+
+    /// The notice arrives when this process has handled the failure of the same attempt, and waits in the next
+    /// one.
+    #[test]
+    fn a_failure_of_another_whole_process_stops_the_attempt_after_one_that_is_over() {
+        let [own, other] = [Abort::default(), Abort::default()];
+        let attempts = [4, 5].map(Attempt::new);
+        [&own, &other].into_iter().for_each(|abort| abort.begin_step(attempts[0]));
+        own.raise_from(attempts[0], error(0));
+        own.clear_in(attempts[0]);
+        own.begin_step(attempts[1]);
+        let notified = own.clone();
+        other.on_raise(move |notice| notified.raise_from_remote(notice));
+        other.raise(error(1));
+        assert_eq!(own.first_in(attempts[1]).map(|first| first.rank), Some(WorldRank::new(1)));
+        assert!(own.is_raised_in(attempts[1]));
     }
 
     /// Whether a failure is this process's own or another's makes no difference to which one is kept.
