@@ -48,7 +48,8 @@ impl KeyValueCache {
     /// them have no keys and values. The positions ascend, from the last one so far on.
     ///
     /// # Panics
-    /// As [`KeyValueCache::attend`], and when there is not a position for each token.
+    /// As [`KeyValueCache::attend`], when the number of positions is not the number of tokens, and when the
+    /// positions do not ascend.
     pub fn attend_at(&mut self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, positions: &[u32]) -> Tensor<2> {
         self.attend_in(q, [k, v], positions, None)
     }
@@ -68,7 +69,7 @@ impl KeyValueCache {
         self.attend_in(q, [k, v], &positions, sinks)
     }
 
-    /// Returns the positions of the next `count` tokens of a sequence whose tokens are all here.
+    /// Returns the positions of the next `count` tokens of a sequence all of whose tokens the cache has got.
     fn next_positions(&self, count: usize) -> Vec<u32> {
         (self.tokens as u32..).take(count).collect()
     }
@@ -127,7 +128,8 @@ impl KeyValueCache {
     /// [`KeyValueCache::attend_at`].
     ///
     /// # Panics
-    /// As [`KeyValueCache::append`], and when there is not a position for each token.
+    /// As [`KeyValueCache::append`], when the number of positions is not the number of tokens, and when the
+    /// positions do not ascend.
     pub fn append_at(&mut self, k: &Tensor<2>, v: &Tensor<2>, positions: &[u32]) {
         let [[count, narrow], [of_values, value_width]] = [k.dims(), v.dims()];
         let fits = of_values == count && narrow > 0 && narrow.is_multiple_of(self.form.head_dim);
@@ -143,7 +145,7 @@ impl KeyValueCache {
         self.form.window.is_none()
     }
 
-    /// Leaves out the tokens of the sequence from the position `length` on.
+    /// Removes the tokens of the sequence from the position `length` on.
     ///
     /// # Panics
     /// When the cache has a window.
@@ -163,6 +165,7 @@ impl KeyValueCache {
 
     /// Adds keys, which are rotated by their positions, and values.
     fn keep(&mut self, k: &Tensor<2>, v: &Tensor<2>, positions: &[u32]) {
+        assert!(self.positions.last().into_iter().chain(positions).is_sorted(), "positions ascend");
         let ([count, width], mut keys) = (k.dims(), floats(k));
         self.rotate(&mut keys, width, positions);
         self.keys.append(&mut keys);
@@ -273,7 +276,8 @@ mod tests {
         assert!(cache.keys.len() <= most * kv_heads * head_dim, "{} elements", cache.keys.len());
     }
 
-    /// Tokens of a longer sequence, whose other tokens are not here, attend as [`ScopedAttention`] says.
+    /// Tokens of a longer sequence, whose other tokens the cache does not get, attend like the tokens of
+    /// [`ScopedAttention`].
     #[test]
     fn tokens_between_which_others_are_missing_keep_their_positions() {
         let (head_dim, theta, heads, kv_heads) = (4, 100.0, 4, 2);
@@ -298,6 +302,15 @@ mod tests {
             let found = Tensor::cat(parts.into(), 0).into_data();
             found.assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-5, 1e-6));
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "positions ascend")]
+    fn positions_before_the_last_one_are_refused() {
+        let mut cache = KeyValueCache::new(AttentionForm::rotary(4, 100.0));
+        let rows = || numbers([2, 4], 1.0);
+        cache.append_at(&rows(), &rows(), &[3, 7]);
+        cache.append_at(&rows(), &rows(), &[6, 8]);
     }
 
     #[test]
