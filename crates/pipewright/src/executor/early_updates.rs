@@ -1,4 +1,4 @@
-//! The updates of a rank that does not have the gradient norm yet; `update.rs` updates.
+//! The record of the updates that a rank makes before it has the gradient norm. `update.rs` makes them.
 
 use std::time::Duration;
 

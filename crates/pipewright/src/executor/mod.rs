@@ -30,6 +30,7 @@
 //! | `skip.rs` | skip connections that go directly to their stage |
 //! | `boundary.rs` | both ends of a message between two stages, which tensor groups send in parts |
 //! | `edges.rs` | the inputs and outputs of a stage |
+//! | `transfers.rs` | the actions that move tensors out of memory and back |
 //! | `compute.rs` | the actions that compute, and the hooks that run them |
 //! | `statistics.rs` | running statistics, averaged over replicas |
 //! | `copies.rs` | gradients of shards that several ranks of a tensor group hold |
@@ -42,7 +43,8 @@
 //! | `collection.rs` | whole parameters, or a visit to modules, between two steps |
 //! | `report.rs` | a rank's report |
 //! | `report_message.rs`, `report_exchange.rs` | a report as a message, and the exchange of reports between processes |
-//! | `norm.rs` | the gradient norm |
+//! | `norm.rs`, `square_parts.rs` | the gradient norm, and the squares that it adds |
+//! | `early_updates.rs` | the record of updates before the gradient norm is known |
 //! | `state.rs` | parameters and optimizer state, read and restored |
 //! | `step.rs` | a step: its phase, how far it is, and its result |
 //! | `update.rs` | the update of the parameters |
