@@ -28,7 +28,7 @@ pub fn step(
 ) {
     let Coefficients { betas: (beta_1, beta_2), step_size, second_correction, epsilon, keep } = by;
     let len = parameter.len();
-    assert_eq!((gradient.len(), first.len(), second.len()), (len, len, len), "all are as long");
+    assert_eq!((gradient.len(), first.len(), second.len()), (len, len, len), "all have the same length");
     let moments = first.iter_mut().zip(second);
     for ((p, g), (m, v)) in parameter.iter_mut().zip(gradient).zip(moments) {
         *m = beta_1 * *m + (1.0 - beta_1) * g;
@@ -48,7 +48,7 @@ pub fn stepped(
 ) -> [Vec<f32>; 3] {
     let Coefficients { betas: (beta_1, beta_2), step_size, second_correction, epsilon, keep } = by;
     let len = parameter.len();
-    assert_eq!((gradient.len(), first.len(), second.len()), (len, len, len), "all are as long");
+    assert_eq!((gradient.len(), first.len(), second.len()), (len, len, len), "all have the same length");
     let mut updated = [vec![0.0; len], vec![0.0; len], vec![0.0; len]];
     let [new_parameter, new_first, new_second] = &mut updated;
     let old = parameter.iter().zip(gradient).zip(first.iter().zip(second));

@@ -12,10 +12,10 @@ use super::simd::{fresh, written};
 
 /// Returns `a + b`. Both have the same length.
 pub fn add_bf16(a: &[bf16], b: &[bf16]) -> Vec<bf16> {
-    assert_eq!(a.len(), b.len(), "both are as long");
+    assert_eq!(a.len(), b.len(), "both have the same length");
     let mut sums = fresh(a.len());
     write_sums(a, b, &mut sums);
-    // SAFETY: an element was written for each of `a`, which are as many.
+    // SAFETY: all sums were written: they are as many as the elements of `a`.
     unsafe { written(sums) }
 }
 
@@ -34,9 +34,9 @@ fn write_each(a: &[bf16], b: &[bf16], sums: &mut [MaybeUninit<bf16>]) {
     }
 }
 
-/// Adds the elements of `other` to those of `sums`. Both have the same length.
+/// Adds the elements of `other` to the elements of `sums`. Both have the same length.
 pub fn add_assign_bf16(sums: &mut [bf16], other: &[bf16]) {
-    assert_eq!(sums.len(), other.len(), "both are as long");
+    assert_eq!(sums.len(), other.len(), "both have the same length");
     #[cfg(target_arch = "x86_64")]
     if let Some(instructions) = Instructions::detect() {
         return instructions.add_assign(sums, other);

@@ -1,12 +1,13 @@
 //! Operations on whole vectors with AVX-512, in single precision and in bfloat16.
 //!
-//! The loops that the compiler makes of [`swiglu`](crate::swiglu) and [`rms_norm`](crate::rms_norm) wait:
-//! each operation needs the result of the one before, and the processor's window has few other operations to
-//! run meanwhile. Here [`VECTORS`] independent vectors take turns, so that about as many results are on their
-//! way. Conversion between precisions takes two or three instructions for a vector.
+//! In the loops that the compiler makes of [`swiglu`](crate::swiglu) and [`rms_norm`](crate::rms_norm), each
+//! operation needs the result of the one before, so the processor finds few operations that it can run at the
+//! same time. The functions here apply each operation to [`VECTORS`] independent vectors before the next one,
+//! so it can run about as many operations at the same time. Conversion between precisions takes two or three
+//! instructions for a vector.
 //!
-//! Each result has the bits of those loops: the operations are the same, in the same order. A product is
-//! contracted with a subtraction in one place, where it is exact.
+//! Each result has the bits of those loops: the operations are the same, in the same order. One product is
+//! contracted with a subtraction. It is exact, so this does not change the bits.
 
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -17,7 +18,7 @@ use super::bf16_instructions::{Instructions, rounded};
 use super::exp::{COEFFICIENTS, LARGEST, LN_2_HIGH, LN_2_LOW, ROUND, SMALLEST};
 use super::simd::{LANES, fold};
 
-/// Vectors that take turns.
+/// Vectors to which each operation is applied before the next one.
 const VECTORS: usize = 4;
 
 /// The elements of these vectors.
@@ -26,8 +27,8 @@ pub(crate) const BLOCK: usize = VECTORS * LANES;
 /// Bytes.
 const CACHE_LINE: usize = 64;
 
-/// Rows of a norm in bfloat16 whose sums take turns. In single precision the sums wait for memory, which one
-/// row after the other reads faster.
+/// Rows of a norm in bfloat16 whose sums are computed at the same time. In single precision, reading the rows
+/// takes longer than adding, and rows are read faster one after another.
 const HALF_ROWS: usize = 4;
 
 pub(crate) type Vectors = [__m512; VECTORS];
@@ -94,7 +95,7 @@ impl Stored for bf16 {
 
 /// Writes `silu(gate) up` for the first elements, and returns how many.
 pub(crate) fn swiglu<T: Stored>(_: Instructions, gate: &[T], up: &[T], y: &mut [MaybeUninit<T>]) -> usize {
-    assert_eq!((gate.len(), gate.len()), (up.len(), y.len()), "all are as long");
+    assert_eq!((gate.len(), gate.len()), (up.len(), y.len()), "all have the same length");
     // SAFETY: the processor has the instructions, and the slices have the same length.
     unsafe { swiglu_blocks(gate, up, y.as_mut_ptr().cast()) }
 }
@@ -120,8 +121,8 @@ pub(crate) fn swiglu_backward<T: Stored, G: Stored>(
     d_gate: &mut [MaybeUninit<T>],
     d_up: &mut [MaybeUninit<T>],
 ) -> usize {
-    assert_eq!((gate.len(), gate.len()), (up.len(), gradient.len()), "all are as long");
-    assert_eq!((gate.len(), gate.len()), (d_gate.len(), d_up.len()), "all are as long");
+    assert_eq!((gate.len(), gate.len()), (up.len(), gradient.len()), "all have the same length");
+    assert_eq!((gate.len(), gate.len()), (d_gate.len(), d_up.len()), "all have the same length");
     let outputs = [d_gate.as_mut_ptr().cast(), d_up.as_mut_ptr().cast()];
     // SAFETY: the processor has the instructions, and the slices have the same length.
     unsafe { swiglu_backward_blocks(gate, up, gradient, outputs) }
@@ -289,7 +290,7 @@ pub(crate) fn norm<T: Stored>(
     }
 }
 
-/// Computes a row for each scale, `R` in turn.
+/// Computes a row for each scale, `R` rows at the same time.
 ///
 /// # Safety
 /// The processor must have the instructions, and both pointers must point to as many rows as there are scales.
@@ -380,7 +381,7 @@ pub(crate) fn norm_backward<T: Stored>(
     }
 }
 
-/// Computes a row for each scale, `R` in turn.
+/// Computes a row for each scale, `R` rows at the same time.
 ///
 /// # Safety
 /// As [`norm_groups`].
@@ -457,8 +458,8 @@ unsafe fn norm_backward_rows<T: Stored, const R: usize>(
     }
 }
 
-/// Asks for the block at `index`, which need not exist. The processor does not predict that rows are followed
-/// by the next ones, because several are read in turn.
+/// Prefetches the block at `index`, which need not exist. The processor does not predict that the next rows
+/// follow, because several rows are read at the same time.
 #[inline]
 fn prefetch<T>(start: *const T, index: usize) {
     for line in (0..BLOCK).step_by(CACHE_LINE / size_of::<T>()) {

@@ -1,7 +1,7 @@
 //! Rounding to bfloat16, and sums of bfloat16, with the instruction `vcvtne2ps2bf16` of AVX512-BF16.
 //! Arithmetic on integers ([`narrow`]) takes twice as long.
 //!
-//! The instruction takes subnormal numbers for zero. Vectors with such a number are rounded by the arithmetic
+//! The instruction treats subnormal numbers as zero. Vectors with such a number are rounded by the arithmetic
 //! on integers, so the bits do not depend on the processor.
 
 use std::arch::x86_64::*;
@@ -42,13 +42,13 @@ impl Instructions {
         unsafe { narrow_blocks(elements, narrowed) }
     }
 
-    /// Writes the sums of the elements of `a` and `b`, which are as many.
+    /// Writes the sums of the elements of `a` and `b`, which have the same length.
     pub(crate) fn add(self, a: &[bf16], b: &[bf16], sums: &mut [MaybeUninit<bf16>]) {
         // SAFETY: the processor has the instructions.
         unsafe { add_blocks(a, b, sums) }
     }
 
-    /// Adds the elements of `other` to those of `sums`, which are as many.
+    /// Adds the elements of `other` to the elements of `sums`, which have the same length.
     pub(crate) fn add_assign(self, sums: &mut [bf16], other: &[bf16]) {
         // SAFETY: the processor has the instructions.
         unsafe { add_assign_blocks(sums, other) }
@@ -57,7 +57,7 @@ impl Instructions {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn narrow_blocks(elements: &[f32], narrowed: &mut [MaybeUninit<bf16>]) {
-    assert_eq!(elements.len(), narrowed.len(), "both are as long");
+    assert_eq!(elements.len(), narrowed.len(), "both have the same length");
     let (blocks, rest) = elements.as_chunks::<BLOCK>();
     let (narrowed, narrowed_rest) = narrowed.as_chunks_mut::<BLOCK>();
     for (block, narrowed) in blocks.iter().zip(narrowed) {
@@ -74,7 +74,7 @@ fn narrow_blocks(elements: &[f32], narrowed: &mut [MaybeUninit<bf16>]) {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn add_blocks(a: &[bf16], b: &[bf16], sums: &mut [MaybeUninit<bf16>]) {
-    assert_eq!((a.len(), a.len()), (b.len(), sums.len()), "all are as long");
+    assert_eq!((a.len(), a.len()), (b.len(), sums.len()), "all have the same length");
     let (a, a_rest) = a.as_chunks::<BLOCK>();
     let (b, b_rest) = b.as_chunks::<BLOCK>();
     let (sums, sums_rest) = sums.as_chunks_mut::<BLOCK>();
@@ -89,7 +89,7 @@ fn add_blocks(a: &[bf16], b: &[bf16], sums: &mut [MaybeUninit<bf16>]) {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 fn add_assign_blocks(sums: &mut [bf16], other: &[bf16]) {
-    assert_eq!(sums.len(), other.len(), "both are as long");
+    assert_eq!(sums.len(), other.len(), "both have the same length");
     let (sums, sums_rest) = sums.as_chunks_mut::<BLOCK>();
     let (other, other_rest) = other.as_chunks::<BLOCK>();
     for (sums, other) in sums.iter_mut().zip(other) {

@@ -37,7 +37,7 @@ pub fn forward_bf16(gate: &[bf16], up: &[bf16], bounds: Bounds) -> Vec<bf16> {
 
 #[multiversion(targets = "simd")]
 fn forward_in<T: Element>(gate: &[T], up: &[T], bounds: Bounds) -> Vec<T> {
-    assert_eq!(gate.len(), up.len(), "gate and up are as long");
+    assert_eq!(gate.len(), up.len(), "gate and up have the same length");
     let Bounds { alpha, limit } = bounds;
     let activated = |(gate, up): (&T, &T)| {
         let (gate, up) = (bounded(gate.single(), limit), up.single());
@@ -64,7 +64,7 @@ pub fn backward_bf16_from_single(
 
 #[multiversion(targets = "simd")]
 fn backward_in<T: Element>(gate: &[T], up: &[T], gradient: &[f32], bounds: Bounds) -> (Vec<T>, Vec<T>) {
-    assert_eq!((gate.len(), gate.len()), (up.len(), gradient.len()), "all are as long");
+    assert_eq!((gate.len(), gate.len()), (up.len(), gradient.len()), "all have the same length");
     let Bounds { alpha, limit } = bounds;
     let zeros = || vec![T::rounded(0.0); gate.len()];
     let (mut d_gate, mut d_up) = (zeros(), zeros());

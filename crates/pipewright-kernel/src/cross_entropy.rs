@@ -98,7 +98,7 @@ fn backward_in<T: Element>(logits: &mut [T], targets: &[usize], normalisers: &[f
 #[multiversion(targets = "simd")]
 fn differences<T: Element>(logits: &mut [T], targets: &[usize], normalisers: &[f32], share: f32) {
     let width = whole_rows(logits.len(), targets.len());
-    assert_eq!(targets.len(), normalisers.len(), "one normaliser a row");
+    assert_eq!(targets.len(), normalisers.len(), "one normaliser per row");
     for ((row, &target), &normaliser) in logits.chunks_exact_mut(width).zip(targets).zip(normalisers) {
         if target == IGNORED_TARGET {
             row.fill(T::rounded(0.0));

@@ -27,7 +27,8 @@ pub trait Element: Stored {
     /// Returns the closest number of this type; ties go to the even one.
     fn rounded(single: f32) -> Self;
 
-    /// Returns the closest numbers of this type, in `room` if they are not the same numbers.
+    /// Returns the closest numbers of this type: `single` itself if no number is rounded, or else numbers in
+    /// `room`.
     fn all_rounded<'a>(single: &'a [f32], room: &'a mut Vec<Self>) -> &'a [Self];
 
     /// Replaces the elements of `out` by the closest numbers of this type.

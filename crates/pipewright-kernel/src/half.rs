@@ -64,7 +64,7 @@ pub(crate) fn narrow_over(elements: &[f32], narrowed: &mut [bf16]) {
 
 /// Writes the elements in half precision.
 pub(crate) fn narrow_all(elements: &[f32], narrowed: &mut [MaybeUninit<bf16>]) {
-    assert_eq!(elements.len(), narrowed.len(), "both are as long");
+    assert_eq!(elements.len(), narrowed.len(), "both have the same length");
     #[cfg(target_arch = "x86_64")]
     if let Some(instructions) = Instructions::detect() {
         return instructions.narrow(elements, narrowed);

@@ -36,8 +36,8 @@ fn forward_in<T: Element>(x: &[T], weight: &[T], epsilon: f32) -> (Vec<T>, Vec<f
     (unsafe { written(y) }, scales)
 }
 
-/// Computes all rows if the processor has AVX512-BF16 and they consist of whole vectors, and returns whether
-/// they do.
+/// Computes all rows if the processor has AVX512-BF16 and a row consists of whole vectors. Returns whether it
+/// has computed them.
 fn forward_vectors<T: Element>(
     x: &[T],
     weight: &[T],

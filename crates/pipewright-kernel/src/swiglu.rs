@@ -51,7 +51,7 @@ fn forward_vectors<T: Element>(gate: &[T], up: &[T], y: &mut [MaybeUninit<T>]) -
 
 #[multiversion(targets = "simd")]
 fn forward_elements<T: Element>(gate: &[T], up: &[T], y: &mut [MaybeUninit<T>]) {
-    assert_eq!(gate.len(), up.len(), "gate and up are as long");
+    assert_eq!(gate.len(), up.len(), "gate and up have the same length");
     for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
         let (gate, up) = (gate.single(), up.single());
         y.write(T::rounded(gate * sigmoid(gate) * up));
@@ -103,7 +103,7 @@ fn backward_elements<T: Element, G: Element>(
     d_gate: &mut [MaybeUninit<T>],
     d_up: &mut [MaybeUninit<T>],
 ) {
-    assert_eq!((gate.len(), gate.len()), (up.len(), gradient.len()), "all are as long");
+    assert_eq!((gate.len(), gate.len()), (up.len(), gradient.len()), "all have the same length");
     let inputs = gate.iter().zip(up).zip(gradient);
     for (((gate, up), g), (d_gate, d_up)) in inputs.zip(d_gate.iter_mut().zip(d_up)) {
         let (gate, up, g) = (gate.single(), up.single(), g.single());

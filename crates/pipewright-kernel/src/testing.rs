@@ -7,8 +7,8 @@ use std::ffi::OsString;
 use std::process::Command;
 use std::sync::LazyLock;
 
-/// A process in which this variable is [`TILES`] does not use AMX, and one in which it is set otherwise does
-/// not use any instruction.
+/// A process in which this variable is [`TILES`] does not use AMX. A process in which it has another value
+/// uses neither instruction.
 const HIDDEN: &str = "PIPEWRIGHT_HIDE_BF16_PRODUCTS";
 const TILES: &str = "AMX";
 

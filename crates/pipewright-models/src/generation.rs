@@ -196,7 +196,7 @@ impl<'a> GrowingText<'a> {
         (self.tokens.len() < end && !self.is_ended).then(|| &self.tokens[self.known..])
     }
 
-    /// Says that the model has computed the first `known` tokens of the prompt already.
+    /// Records that the model has computed the first `known` tokens of the prompt.
     pub(crate) fn skip(&mut self, known: usize) {
         self.known = known;
     }

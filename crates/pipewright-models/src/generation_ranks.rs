@@ -304,10 +304,10 @@ impl GenerationRanks {
     }
 
     /// Generates a text like [`GenerationRanks::generate`], and keeps it in the ranks. If the prompt of the next
-    /// call begins with tokens of the text that is kept, the ranks compute only the other ones: in a chat, a
-    /// turn costs its own tokens. They compute a whole prompt if the model has no cache, if the request does
-    /// not use it, and if the prompt lacks tokens of the text that cannot be taken out of the cache, such as
-    /// those in the state of a Mamba-2 layer.
+    /// call begins with tokens of the text that is kept, the ranks compute only the other tokens: in a chat, the
+    /// tokens of the new turn. They compute a whole prompt if the model has no cache, or if the request does not
+    /// use it. They also compute it if the prompt lacks tokens of the text that cannot be removed from the
+    /// cache, such as tokens in the state of a Mamba-2 layer.
     ///
     /// # Errors
     /// As [`GenerationRanks::generate`].
@@ -360,8 +360,8 @@ impl GenerationRanks {
         Ok(growing.finish(self.has_cache()))
     }
 
-    /// Returns the text that is kept with the tokens that the prompt of a request begins with. If it cannot be
-    /// continued so, it ends.
+    /// Shortens the text that is kept to the tokens with which the prompt of a request begins, and returns it.
+    /// Ends the text and returns `None` if the request cannot continue it.
     fn shorten_kept(&mut self, request: &Request<'_>) -> Result<Option<KeptText>, RanksError> {
         let Some(KeptText { text, mut tokens }) = self.kept.take() else { return Ok(None) };
         let common = common_tokens(&tokens, request.prompt);

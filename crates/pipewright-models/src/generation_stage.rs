@@ -131,7 +131,7 @@ pub trait StageCache {
         false
     }
 
-    /// Leaves out the tokens after the first `tokens` ones of the row, which are at least one.
+    /// Removes the tokens of the row after the first `tokens`, which is at least 1.
     ///
     /// # Panics
     /// When the cache cannot be shortened.
@@ -175,7 +175,7 @@ impl<'a> StageRow<'a> {
         self.cache.as_ref().is_none_or(|cache| cache.can_be_shortened())
     }
 
-    /// Leaves out the tokens after the first `tokens` ones of the row, which are at least one.
+    /// Removes the tokens of the row after the first `tokens`, which is at least 1.
     ///
     /// # Panics
     /// When the row cannot be shortened.
@@ -183,7 +183,7 @@ impl<'a> StageRow<'a> {
         if let Some(cache) = &mut self.cache {
             cache.shorten(tokens);
         }
-        // A later stage has none.
+        // Only the first stage has tokens here.
         self.tokens.truncate(tokens);
     }
 

@@ -40,7 +40,8 @@ pub(crate) fn advice(method: &str) -> String {
     )
 }
 
-/// Returns the names that tensors of a quantised matrix have in files next to its tensor, or in its place.
+/// Returns the names of tensors that files of a quantised matrix have next to the tensor of the matrix, or
+/// instead of it.
 pub(crate) fn companions(tensor: &str) -> [String; 7] {
     let layer = tensor.strip_suffix(".weight").unwrap_or(tensor);
     [

@@ -67,7 +67,7 @@ fn is_permitted() -> bool {
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, libc::c_long::from(XTILEDATA)) == 0 }
 }
 
-/// Other systems have other ways to ask.
+/// Other systems are not asked: each has its own call for it.
 #[cfg(not(target_os = "linux"))]
 fn is_permitted() -> bool {
     false

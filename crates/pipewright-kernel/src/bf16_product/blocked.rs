@@ -101,8 +101,8 @@ impl Work<'_> {
         let panels = self.right.count.div_ceil(COLUMNS);
         let columns = in_cache.min(panels.div_ceil(wanted));
         let groups = panels.div_ceil(columns);
-        // Each part of the rows packs the columns again. So rows are cut into short parts only if a thread would
-        // have no block otherwise.
+        // Each part of the rows packs the columns again. So rows are cut into short parts only if a thread
+        // would have no block otherwise.
         let parts = wanted.div_ceil(groups).min(row_panels / LEAST_ROWS).max(threads.div_ceil(groups));
         let rows = row_panels.div_ceil(parts);
         let ranges =
@@ -152,8 +152,8 @@ impl Work<'_> {
             for (index, column) in columns.clone().map(|panel| panel * COLUMNS).enumerate() {
                 let tile = part * columns.len() + index;
                 self.right.prefetch(next.start * COLUMNS, next.len() * COLUMNS, tile, count);
-                // SAFETY: both operands are packed, and the target has the rows and columns of the tile, which
-                // this thread alone uses.
+                // SAFETY: both operands are packed, and the target has the rows and columns of the tile,
+                // which only this thread uses.
                 unsafe {
                     let tile = Tile {
                         pairs,

@@ -34,7 +34,7 @@ impl Instruction {
         }
     }
 
-    /// Returns the rows of a packed left operand of `rows` rows. Rows behind the last are zero.
+    /// Returns the rows of a packed left operand of `rows` rows. Rows after the last one are zero.
     pub(super) fn packed_rows(self, rows: usize) -> usize {
         match self {
             Self::Avx512Bf16 => rows,
@@ -43,7 +43,7 @@ impl Instruction {
     }
 
     /// Pairs of the inner dimension that are multiplied at once. The packed operands have a multiple of them;
-    /// pairs behind the last are zero.
+    /// pairs after the last one are zero.
     pub(super) fn pairs_at_once(self) -> usize {
         match self {
             Self::Avx512Bf16 => 1,

@@ -1,8 +1,8 @@
 //! Matrix products of bfloat16 operands with sums in single precision, by the instruction `vdpbf16ps` of
 //! AVX512-BF16 or `tdpbf16ps` of AMX. The first multiplies 32 pairs of elements at once and adds each two
 //! neighbouring products to a sum in single precision: twice the rate of products in single precision. The
-//! second multiplies two tiles of 16 x 16 pairs. A process uses AMX if the processor has it and the operating
-//! system permits it, which only Linux is asked for.
+//! second multiplies two tiles of 16 x 16 pairs. A process uses AMX if the processor has it and Linux permits
+//! it. Other operating systems are not asked.
 //!
 //! ```text
 //! left   [rows, inner]     packed in panels of 14 rows:    for each pair of the inner dimension, a word per row

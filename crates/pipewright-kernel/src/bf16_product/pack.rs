@@ -39,7 +39,7 @@ impl<'a> Vectors<'a> {
         Self { data, count: rows, depth: columns, pairs, stride: row_stride, depth_stride: column_stride }
     }
 
-    /// Returns the number of pairs of a packed vector. Elements behind the last are zero.
+    /// Returns the number of pairs of a packed vector. Elements after the last one are zero.
     pub(super) fn pairs(self) -> usize {
         self.pairs
     }
@@ -119,7 +119,7 @@ impl<'a> Vectors<'a> {
         vectors
     }
 
-    /// Returns the same of neighbouring vectors: a register for each pair.
+    /// Like [`Vectors::vectors`], for vectors that are neighbours: returns a register for each pair.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     fn pairs_of(self, first: usize, present: usize, start: usize) -> [__m512i; LANES] {
@@ -181,8 +181,8 @@ impl<'a> Vectors<'a> {
             let into = into.wrapping_add(pair * strip.width);
             let low = _mm512_permutex2var_epi16(even, low, odd);
             let high = _mm512_permutex2var_epi16(even, high, odd);
-            // SAFETY: the pair is one of the vector's, the mask ends at the strip's last word, and masked words
-            // are not accessed; the pointer to masked words may be beyond the memory.
+            // SAFETY: the pair is one of the vector's, the mask ends at the strip's last word, and masked
+            // words are not accessed; the pointer to masked words may be beyond the memory.
             unsafe {
                 _mm512_mask_storeu_epi32(into.cast(), low_stored, low);
                 _mm512_mask_storeu_epi32(into.wrapping_add(LANES).cast(), high_stored, high);
@@ -190,7 +190,7 @@ impl<'a> Vectors<'a> {
         }
     }
 
-    /// Returns an element of each vector of a strip. Elements behind the last are zero.
+    /// Returns an element of each vector of a strip. Elements after the last one are zero.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     fn elements(self, strip: Strip, index: usize) -> __m512i {

@@ -19,8 +19,8 @@ impl DecoderConfig {
         let norm = cost::norm(hidden) + centring;
         let pair = norm + norm;
         let norms = if form.norms == NormPlaces::Both { pair + pair } else { pair };
-        // The norms before an attention and before a dense feed-forward layer. A layer normalisation, and a norm
-        // before a mixture, whose experts keep rows of its result, are not computed again.
+        // The norms before an attention and before a dense feed-forward layer. A layer normalisation, and a
+        // norm before a mixture, whose experts keep rows of its result, are not computed again.
         let before = if form.norms == NormPlaces::After || self.norm(form).centres { 0 } else { hidden };
         let block = |index| {
             let (kind, feed_forward) = match form.mixture_of(index) {

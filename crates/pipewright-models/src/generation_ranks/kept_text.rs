@@ -9,8 +9,8 @@ pub(super) struct KeptText {
     pub(super) tokens: Vec<u32>,
 }
 
-/// Returns with how many tokens of a text a prompt begins. The last token of the prompt does not count,
-/// because the logits after it are not kept.
+/// Returns the number of tokens at the beginning of a text that are also at the beginning of a prompt. The last
+/// token of the prompt does not count, because the logits after it are not kept.
 pub(super) fn common_tokens(tokens: &[u32], prompt: &[u32]) -> usize {
     let before_last = &prompt[..prompt.len().saturating_sub(1)];
     tokens.iter().zip(before_last).take_while(|(kept, wanted)| kept == wanted).count()

@@ -63,7 +63,7 @@ pub(super) enum RankReport {
 /// What the cache of a stage can do. A later kind can do what an earlier one can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum CacheKind {
-    /// There is no cache.
+    /// The stage has no cache.
     Missing,
     /// A row can continue.
     Grows,

@@ -125,7 +125,7 @@ impl Block {
         Ok(Self { norm, mixer, relation: None, mod_router: None, attention, depths })
     }
 
-    /// Maps hidden states `[tokens, hidden]` to hidden states of the same shape. `choice` says by what a router
+    /// Maps hidden states `[tokens, hidden]` to hidden states of the same shape. `choice` says how a router
     /// chooses the tokens that go through the block.
     pub(super) fn forward(
         &self,

@@ -26,19 +26,19 @@ pub(super) struct Depths {
     pub(super) share: f64,
 }
 
-/// By what the router of a block chooses tokens.
+/// How the router of a block chooses tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
-    /// By the largest scores of each row, as many as the capacity allows.
+    /// It chooses the tokens with the largest scores of each row, as many as the capacity allows.
     Largest,
-    /// By scores above 0, in a text that is one row.
+    /// It chooses the tokens with scores above 0, in a text that is one row.
     Positive,
 }
 
 impl Depths {
     /// Returns `x + sigmoid(r) branch(x)` for the chosen tokens, and `x` for the others; `r` are the router's
-    /// scores of `x` `[tokens, hidden]`. The branch gets the chosen tokens in their order. It does not run if
-    /// there are none.
+    /// scores of `x` `[tokens, hidden]`. The branch gets the chosen tokens in their order. If no token is
+    /// chosen, the branch does not run.
     ///
     /// # Panics
     /// When tokens of several rows are chosen by scores above 0.

@@ -30,7 +30,7 @@ pub struct HeldBytes {
 }
 
 impl HeldBytes {
-    /// Returns the sum, with the larger one of activations and what can undo an update.
+    /// Returns the sum, with the larger one of the activations and the bytes that can undo an update.
     pub fn total(&self) -> u64 {
         let state = self.parameters.saturating_add(self.gradients).saturating_add(self.optimizer);
         state.saturating_add(self.activations.max(self.undo))
@@ -102,7 +102,7 @@ impl TrainingMemory {
         Self { ranks, stages, shared: 0 }
     }
 
-    /// Adds the bytes of the parameters that the replicas in one process hold together.
+    /// Sets the bytes of the parameters that the replicas in one process hold together.
     pub fn with_shared(self, shared: u64) -> Self {
         Self { shared, ..self }
     }

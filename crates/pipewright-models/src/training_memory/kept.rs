@@ -94,8 +94,8 @@ impl KeptActivations<'_> {
         (ModelDesc { layers }, parts)
     }
 
-    /// Returns the bytes of the inputs that a stage keeps if it is recomputed, for a row. The first layer's inputs
-    /// are token ids, which its activations include.
+    /// Returns the bytes of the inputs that a stage keeps if it is recomputed, for a row. The first layer's
+    /// inputs are token ids, which its activations include.
     fn input_bytes(&self, layers: &ModelDesc, stage: StageIndex) -> u64 {
         let range = self.partition.range(stage);
         let first = range.start;
@@ -114,8 +114,8 @@ impl KeptActivations<'_> {
         } else {
             let again = self.recompute.of(stage).map_or(own.len(), |choice| choice.layers_of(own.len()));
             let others = kept_bytes(&own[again..]);
-            // A slice that is computed again keeps the keys and values of all layers. Those of the other layers
-            // are part of their activations.
+            // A slice that is computed again keeps the keys and values of all layers. The keys and values of
+            // the other layers are part of their activations.
             let keys_values = if self.slices.is_one() { 0 } else { keys_values_bytes(&own[again..]) };
             let kept = inputs.saturating_add(others).saturating_sub(keys_values);
             (kept, kept_bytes(own).saturating_sub(others))

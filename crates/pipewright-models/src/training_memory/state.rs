@@ -119,8 +119,8 @@ impl StateRule {
     pub fn of_stage(&self, specs: &[ParameterSpec], is_trained: impl Fn(&str) -> bool) -> StageBytes {
         let (experts, others): (Vec<ParameterSpec>, Vec<ParameterSpec>) =
             specs.iter().cloned().partition(ParameterSpec::is_of_routed_expert);
-        // A stage with the base of adapters needs no copy of its parameters, and its experts alone do not show
-        // that it has a base.
+        // A stage with the base of adapters needs no copy of its parameters, and its experts alone do not
+        // show that it has a base.
         let has_copy = self.of(specs, &is_trained).copy > 0;
         let of = |specs: &[ParameterSpec]| {
             let state = self.of(specs, &is_trained);

@@ -7,8 +7,8 @@ use super::rank_memory::move_to_this_thread;
 use crate::ids::WorldRank;
 use crate::tensor::Value;
 
-/// The frozen tensors that the ranks of this process have made, for one of these ranks. After the launch they
-/// are no longer recorded.
+/// The frozen tensors that the ranks of this process have made during a launch, for one of these ranks. The
+/// list is dropped at the end of the launch.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FrozenTensors {
     /// By path; `None` outside a launch. Ranks of a tensor group have different tensors with one path.
@@ -21,7 +21,7 @@ type ByPath = HashMap<String, Vec<Frozen>>;
 #[derive(Debug)]
 struct Frozen {
     tensor: Value,
-    /// The rank on whose count the tensor is.
+    /// The rank for which the memory of the tensor counts.
     rank: WorldRank,
 }
 
@@ -36,14 +36,13 @@ impl FrozenTensors {
         Self { by_path: self.by_path.clone(), rank }
     }
 
-    /// Ends the launch: tensors belong to the stages alone.
+    /// Ends the launch. From then on only the stages hold the tensors.
     pub(crate) fn close(&self) {
         drop(self.by_path.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
-    /// Returns the tensor that a rank has made for the same path with the same bits, in the place of `tensor`.
-    /// The memory of a tensor is on the count of the first of the ranks that share it. Call this on the thread
-    /// of the rank.
+    /// Returns `tensor`, or a tensor that another rank has made for the same path if it has the same bits. The
+    /// memory of a tensor counts for the first of the ranks that share it. Call this on the thread of the rank.
     pub(crate) fn shared(&self, path: &str, tensor: Value) -> Value {
         let mut by_path = self.by_path.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(by_path) = by_path.as_mut() else { return tensor };

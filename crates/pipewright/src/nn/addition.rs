@@ -5,8 +5,8 @@ use pipewright_kernel::addition::{add_assign_bf16, add_bf16};
 
 use super::operation::{CpuTensor, Operation, on_cpu, range_of, tensor_of};
 
-/// Returns `a + b`, like Burn's `+`, but faster in bfloat16 on the CPU back end. The sum takes the place of
-/// an operand that nothing else uses.
+/// Returns `a + b`, like Burn's `+`, but faster in bfloat16 on the CPU back end. The sum is written into the
+/// memory of an operand that nothing else uses.
 ///
 /// # Panics
 /// When the shapes differ.
@@ -35,7 +35,7 @@ pub(super) fn sum([mut a, mut b]: [CpuTensor; 2]) -> CpuTensor {
     tensor_of(add_bf16(of_a, of_b), a.layout().shape().clone())
 }
 
-/// Adds `other` to `to` if nothing else uses the storage of `to`. Returns whether it has.
+/// Adds `other` to `to` if nothing else uses the storage of `to`. Returns whether it has added.
 fn add_in_place(to: &mut CpuTensor, other: &CpuTensor) -> bool {
     let range = range_of(to);
     let Some(storage) = to.try_storage_mut::<bf16>() else { return false };

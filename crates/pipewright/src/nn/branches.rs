@@ -1,9 +1,8 @@
 //! A tensor with several uses.
 //!
-//! Burn adds the gradients of the uses one after the other, as they come. In bfloat16 on the CPU back end,
-//! its addition takes several times as long as reading and writing the elements does. So each use gets a
-//! branch, a node of its own on the tape, which keeps its gradient for the trunk, the node before the
-//! branches:
+//! Burn adds the gradients of the uses one after another. In bfloat16 on the CPU back end, its addition takes
+//! several times as long as reading and writing the elements does. So each use gets a branch, a node of its
+//! own on the tape. It keeps its gradient for the trunk, the node before the branches:
 //!
 //! ```text
 //! x ── trunk ─┬─ branch 0 ── use       gradient of x = (g0 + g1) + g2
@@ -11,8 +10,8 @@
 //!             └─ branch 2 ── use
 //! ```
 //!
-//! The tape runs the backward of the trunk after the backwards of all branches. It adds the gradients in the order of
-//! the branches, each sum rounded.
+//! The tape runs the backward of the trunk after the backwards of all branches. The backward of the trunk adds
+//! the gradients in the order of the branches, and rounds each sum.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -50,7 +49,7 @@ struct Trunk {
 struct BranchGradients(Arc<Mutex<Vec<Option<CpuTensor>>>>);
 
 impl BranchGradients {
-    /// Makes a slot and returns its index.
+    /// Adds a slot for a branch and returns its index.
     fn add_slot(&self) -> usize {
         let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         slots.push(None);
@@ -77,7 +76,7 @@ fn add(a: CpuTensor, b: CpuTensor) -> CpuTensor {
 }
 
 impl Branches {
-    /// Returns a tensor without branches yet.
+    /// Makes a tensor that has no branches yet.
     pub fn new(x: Tensor<2>) -> Self {
         let trunk = (x.dtype() == DType::BF16 && x.is_tracked()).then(|| Trunk::new(&x)).flatten();
         Self { x, trunk }

@@ -132,8 +132,8 @@ fn in_place<const D: usize>(
     [parameter, moment_1, moment_2].map(Tensor::from_primitive::<Flex>)
 }
 
-/// Returns the same update in storage of its own, in one pass: someone holds the old parameter, such as a
-/// stage that may undo the update.
+/// Returns the same update in storage of its own, in one pass. The old parameter is still used, for example by
+/// a stage that may undo the update.
 fn apart<const D: usize>(tensors: [&CpuTensor; 4], by: Coefficients) -> [Tensor<D>; 3] {
     let shape = tensors[0].layout().shape().clone();
     let [parameter, gradient, first, second] = tensors.map(elements);

@@ -95,8 +95,8 @@ where
         parameters.map(|number| number.saturating_mul(STATE_BYTES)).collect()
     };
     let mut collection = Collection::new(&sample, &split, model, state, config.rows);
-    // The other runs have one or two figures for each layer and need fewer steps. If stages are recomputed, each
-    // layer is a stage, which shows what a stage holds.
+    // The other runs have one or two figures for each layer and need fewer steps. If stages are recomputed,
+    // each layer is a stage, which shows what a stage holds.
     let mut runs = vec![
         Run { recompute: Recompute::None, steps: config.steps, time: config.time_limit / 2 },
         Run { recompute: Recompute::Stage, steps: config.steps / 3, time: config.time_limit / 4 },

@@ -145,8 +145,8 @@ impl<M: StageBody> HeldModule<M> {
         result
     }
 
-    /// Puts `module`, which has the same parameters, in place of this one, which a change that failed may
-    /// have lost.
+    /// Replaces the module by `module`, which has the same parameters. A change that has panicked may have lost
+    /// the old module.
     pub(super) fn put(&mut self, module: M) {
         drop(self.rounded.take());
         self.module = Some(module);

@@ -88,7 +88,8 @@ impl Stage {
     /// Makes the parameters whose global path `is_base` accepts the base of an adapter, which comes from files
     /// of its own. They are frozen from the start: their gradients are not computed, and neither the norm of
     /// the gradients nor the optimizer knows them. Checkpoints do not contain them, and a restore keeps their
-    /// values. In half precision they are held rounded. [`Pipeline::unfreeze`](crate::pipeline::Pipeline::unfreeze) does not train them.
+    /// values. In half precision they are held rounded.
+    /// [`Pipeline::unfreeze`](crate::pipeline::Pipeline::unfreeze) does not train them.
     ///
     /// All stages of a pipeline must make the same parameters their base.
     pub fn with_base(mut self, is_base: impl Fn(&str) -> bool + Send + 'static) -> Self {

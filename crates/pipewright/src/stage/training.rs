@@ -55,7 +55,7 @@ pub(super) struct TrainingStage<M: StageBody> {
     table: Arc<ParameterTable>,
     sums: GradientSums,
     optimizer: StageOptimizer,
-    /// Present from an early update until it is known whether it stays.
+    /// Present after an early update, until the update is kept or undone.
     before_update: Option<BeforeUpdate<M>>,
     loss: Option<Loss<M::Output>>,
     /// Whether the loss gets outputs in half precision as they are.
@@ -73,8 +73,8 @@ pub(super) struct TrainingStage<M: StageBody> {
     statistics: StatisticsBefore,
 }
 
-/// The parameters and the optimizer's state from before an update that may be undone. They shared their
-/// storage with the stage's until the update, which therefore has written to other storage.
+/// The parameters and the optimizer's state from before an update that may be undone. The update has written to
+/// other storage, because these used the old one.
 struct BeforeUpdate<M> {
     module: M,
     optimizer: ModuleOptimizer,

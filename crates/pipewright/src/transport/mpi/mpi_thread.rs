@@ -127,7 +127,7 @@ impl MpiThread {
     }
 
     /// Sends the notices of failures although a call has failed. Otherwise the other processes would wait for
-    /// this one until their deadline. Best effort: these calls may fail too.
+    /// this one until their deadline. These calls may fail too; their errors are ignored.
     fn send_notices(&mut self) {
         let (own, since) = (self.calls.rank(), Instant::now());
         let mut notices = Vec::new();

@@ -81,8 +81,8 @@ fn first_message(communicator: &SimpleCommunicator) -> Vec<u8> {
     frame
 }
 
-/// Waits for the notice of the other process's failure, which has these words. It sends the notice although a
-/// call of MPI has failed, so nobody waits for the deadline.
+/// Waits for the notice of the other process's failure, which has these words. The other process sends the
+/// notice although its call of MPI has failed, so this process need not wait until the deadline.
 fn await_notice(communicator: &SimpleCommunicator, words: &[u8]) {
     let until = Instant::now() + DEADLINE / 4;
     loop {
