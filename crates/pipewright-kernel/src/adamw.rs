@@ -39,7 +39,7 @@ pub fn step(
 
 /// Like [`step`], with the same bits, but returns the updated parameter and moments and leaves the old ones.
 #[multiversion(targets = "simd")]
-pub fn stepped(
+pub fn step_apart(
     parameter: &[f32],
     gradient: &[f32],
     first: &[f32],
@@ -78,7 +78,7 @@ mod tests {
         let gradient = numbers(1.0);
         let squares: Vec<f32> = numbers(3.0).iter().map(|x| x * x).collect();
         let old = [numbers(0.0), numbers(2.0), squares];
-        let apart = stepped(&old[0], &gradient, &old[1], &old[2], by);
+        let apart = step_apart(&old[0], &gradient, &old[1], &old[2], by);
         let [mut parameter, mut first, mut second] = old.clone();
         step(&mut parameter, &gradient, &mut first, &mut second, by);
         assert_eq!(apart, [parameter, first, second]);

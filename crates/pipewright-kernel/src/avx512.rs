@@ -14,7 +14,7 @@ use std::mem::MaybeUninit;
 
 use half::bf16;
 
-use super::bf16_instructions::{Instructions, rounded};
+use super::bf16_instructions::{Instructions, round};
 use super::exp::{COEFFICIENTS, LARGEST, LN_2_HIGH, LN_2_LOW, ROUND, SMALLEST};
 use super::simd::{LANES, fold};
 
@@ -88,7 +88,7 @@ impl Stored for bf16 {
     unsafe fn store(at: *mut Self, elements: Vectors) {
         for (i, &[low, high]) in elements.as_chunks::<2>().0.iter().enumerate() {
             // SAFETY: the caller has memory for these elements.
-            unsafe { _mm512_storeu_si512(at.add(2 * i * LANES).cast(), rounded(low, high)) };
+            unsafe { _mm512_storeu_si512(at.add(2 * i * LANES).cast(), round(low, high)) };
         }
     }
 }
@@ -157,7 +157,7 @@ unsafe fn swiglu_backward_blocks<T: Stored, G: Stored>(
 #[target_feature(enable = "avx512f")]
 fn sigmoid(x: Vectors) -> Vectors {
     let one = splat(1.0);
-    div(one, add(one, exp(negated(x))))
+    div(one, add(one, exp(negate(x))))
 }
 
 /// Returns `e^x` of each element, with the bits of [`exp`](crate::exp::exp).
@@ -244,7 +244,7 @@ fn minus_product(mut a: Vectors, b: Vectors, c: Vectors) -> Vectors {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn negated(mut x: Vectors) -> Vectors {
+fn negate(mut x: Vectors) -> Vectors {
     let sign = _mm512_set1_epi32((-0f32).to_bits().cast_signed());
     for x in &mut x {
         *x = _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(*x), sign));
@@ -443,8 +443,8 @@ unsafe fn norm_backward_rows<T: Stored, const R: usize>(
         // SAFETY: the block ends in the weight, in its gradient and in each row.
         unsafe {
             let weight = T::load(weight.as_ptr().add(start));
-            let of_weight = dw.as_mut_ptr().add(start);
-            let mut sums = f32::load(of_weight);
+            let weight_gradient = dw.as_mut_ptr().add(start);
+            let mut sums = f32::load(weight_gradient);
             for (row, (&scale, &along)) in scales.iter().zip(&along).enumerate() {
                 let at = row * width + start;
                 prefetch(x, R * width + at);
@@ -453,7 +453,7 @@ unsafe fn norm_backward_rows<T: Stored, const R: usize>(
                 T::store(dx.add(at), mul(scale, sub(mul(g, weight), mul(x, splat(along)))));
                 sums = add(sums, mul(mul(g, x), scale));
             }
-            f32::store(of_weight, sums);
+            f32::store(weight_gradient, sums);
         }
     }
 }

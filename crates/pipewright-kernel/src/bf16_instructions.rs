@@ -65,7 +65,7 @@ fn narrow_blocks(elements: &[f32], narrowed: &mut [MaybeUninit<bf16>]) {
         let (low, high) =
             unsafe { (_mm512_loadu_ps(block.as_ptr()), _mm512_loadu_ps(block.as_ptr().add(BLOCK / 2))) };
         // SAFETY: the block of results has the elements of one register.
-        unsafe { _mm512_storeu_si512(narrowed.as_mut_ptr().cast(), rounded(low, high)) };
+        unsafe { _mm512_storeu_si512(narrowed.as_mut_ptr().cast(), round(low, high)) };
     }
     for (to, &element) in narrowed_rest.iter_mut().zip(rest) {
         to.write(narrow(element));
@@ -111,7 +111,7 @@ fn sum(a: &[bf16; BLOCK], b: &[bf16; BLOCK]) -> __m512i {
     let even = _mm512_add_ps(even_elements(a), even_elements(b));
     let odd = _mm512_add_ps(odd_elements(a), odd_elements(b));
     // The even sums come first.
-    _mm512_permutexvar_epi16(interleaving(), rounded(even, odd))
+    _mm512_permutexvar_epi16(interleaving(), round(even, odd))
 }
 
 /// Returns the elements 0, 2, ... of a block in single precision.
@@ -139,10 +139,10 @@ fn interleaving() -> __m512i {
 /// Returns the elements of `low` and then of `high` in bfloat16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) fn rounded(low: __m512, high: __m512) -> __m512i {
+pub(super) fn round(low: __m512, high: __m512) -> __m512i {
     let subnormal = _mm512_fpclass_ps_mask::<SUBNORMAL>(low) | _mm512_fpclass_ps_mask::<SUBNORMAL>(high);
     if subnormal != 0 {
-        return rounded_by_integers(low, high);
+        return round_by_integers(low, high);
     }
     // SAFETY: the two types of registers have the same bits.
     unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
@@ -151,14 +151,14 @@ pub(super) fn rounded(low: __m512, high: __m512) -> __m512i {
 #[cold]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn rounded_by_integers(low: __m512, high: __m512) -> __m512i {
-    let low = _mm512_castsi256_si512(half_by_integers(low));
-    _mm512_inserti64x4::<1>(low, half_by_integers(high))
+fn round_by_integers(low: __m512, high: __m512) -> __m512i {
+    let low = _mm512_castsi256_si512(round_half_by_integers(low));
+    _mm512_inserti64x4::<1>(low, round_half_by_integers(high))
 }
 
-/// [`narrow`] of each element.
+/// Rounds each element with the operations of [`narrow`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn half_by_integers(elements: __m512) -> __m256i {
+fn round_half_by_integers(elements: __m512) -> __m256i {
     let bits = _mm512_castps_si512(elements);
     let high_bits = _mm512_srli_epi32::<16>(bits);
     let is_odd = _mm512_and_si512(high_bits, _mm512_set1_epi32(1));

@@ -39,12 +39,12 @@ pub struct Inputs<'a, T = f32> {
 }
 
 impl<T: Element> Inputs<'_, T> {
-    fn of_convolution(&self) -> convolution::Inputs<'_, T> {
+    fn convolution_inputs(&self) -> convolution::Inputs<'_, T> {
         let &Self { projected, convolution, weight, bias, documents, .. } = self;
         convolution::Inputs { dims: convolution, v: projected, weight, bias, documents }
     }
 
-    fn of_norm<'a>(&'a self, y: &'a [T]) -> gated_norm::Inputs<'a, T> {
+    fn norm_inputs<'a>(&'a self, y: &'a [T]) -> gated_norm::Inputs<'a, T> {
         gated_norm::Inputs {
             y,
             z: self.projected,
@@ -57,7 +57,7 @@ impl<T: Element> Inputs<'_, T> {
 
     /// Calls `pass` with the inputs of the scan.
     fn with_scan<R>(&self, pass: impl FnOnce(scan::Inputs<'_>) -> R) -> R {
-        let u = convolution::forward_in(self.of_convolution());
+        let u = convolution::forward_in(self.convolution_inputs());
         let steps = scan::steps_in(self.steps, self.projected, self.dt_bias);
         let rates: Vec<f32> = self.log_rates.iter().map(|log| -log.exp()).collect();
         let &Self { skip, documents, .. } = self;
@@ -81,12 +81,12 @@ pub fn scanned_bf16(inputs: Inputs<'_, bf16>) -> Vec<bf16> {
 /// Returns the mixer's result from the scan's, and the scale of each run of the norm, which
 /// [`gated_backward`] takes.
 pub fn gated(inputs: Inputs<'_>, y: &[f32]) -> (Vec<f32>, Vec<f32>) {
-    gated_norm::forward_in(inputs.of_norm(y))
+    gated_norm::forward_in(inputs.norm_inputs(y))
 }
 
 /// Like [`gated`], on bfloat16.
 pub fn gated_bf16(inputs: Inputs<'_, bf16>, y: &[bf16]) -> (Vec<bf16>, Vec<f32>) {
-    gated_norm::forward_in(inputs.of_norm(y))
+    gated_norm::forward_in(inputs.norm_inputs(y))
 }
 
 /// The gradients after the backward pass of the gate and the norm.
@@ -128,7 +128,7 @@ fn gated_backward_in<T: Element>(
     gradient: &[T],
 ) -> GatedGradients<T> {
     let mut projected = vec![T::rounded(0.0); inputs.projected.len()];
-    let (y, norm) = gated_norm::backward_in(inputs.of_norm(y), scales, gradient, &mut projected);
+    let (y, norm) = gated_norm::backward_in(inputs.norm_inputs(y), scales, gradient, &mut projected);
     GatedGradients { projected, y, norm }
 }
 
@@ -170,17 +170,18 @@ pub fn scanned_backward_bf16(inputs: Inputs<'_, bf16>, gated: GatedGradients<bf1
 
 fn scanned_backward_in<T: Element>(inputs: Inputs<'_, T>, gated: GatedGradients<T>) -> Gradients<T> {
     let GatedGradients { mut projected, y, norm } = gated;
-    let (of_scan, log_rates) = inputs.with_scan(|scan| {
-        let of_scan = scan::backward(scan, &y);
+    let (scan_gradients, log_rates) = inputs.with_scan(|scan| {
+        let scan_gradients = scan::backward(scan, &y);
         // `A = -exp(A_log)` is its own derivative.
-        let log_rates: Vec<f32> = of_scan.rates.iter().zip(scan.rates).map(|(d, rate)| d * rate).collect();
-        (of_scan, log_rates)
+        let log_rates: Vec<f32> =
+            scan_gradients.rates.iter().zip(scan.rates).map(|(d, rate)| d * rate).collect();
+        (scan_gradients, log_rates)
     });
     drop(y);
-    let scan::Gradients { u: mut sums, steps, skip, .. } = of_scan;
+    let scan::Gradients { u: mut sums, steps, skip, .. } = scan_gradients;
     let dt_bias =
         scan::steps_backward(inputs.steps, inputs.projected, inputs.dt_bias, &steps, &mut projected);
-    let convolution = inputs.of_convolution();
+    let convolution = inputs.convolution_inputs();
     convolution::activation_backward(convolution, &mut sums);
     convolution::input_gradient(convolution, &sums, &mut projected);
     Gradients { projected, others: OtherGradients { sums, dt_bias, log_rates, skip, norm } }

@@ -7,7 +7,7 @@ use super::element::Element;
 
 /// Returns `max(x, 0)`. NaN stays NaN, which [`f32::max`] would replace by 0.
 #[inline(always)]
-fn rectified(x: f32) -> f32 {
+fn rectify(x: f32) -> f32 {
     if x <= 0.0 { 0.0 } else { x }
 }
 
@@ -26,7 +26,7 @@ pub fn forward_bf16(x: &[bf16]) -> Vec<bf16> {
 
 #[multiversion(targets = "simd")]
 fn forward_in<T: Element>(x: &[T]) -> Vec<T> {
-    let squared = |x: f32| rectified(x) * rectified(x);
+    let squared = |x: f32| rectify(x) * rectify(x);
     x.iter().map(|x| T::rounded(squared(x.single()))).collect()
 }
 
@@ -47,5 +47,5 @@ pub fn backward_bf16_from_single(x: &[bf16], gradient: &[f32]) -> Vec<bf16> {
 
 #[multiversion(targets = "simd")]
 fn backward_in<T: Element, G: Element>(x: &[T], gradient: &[G]) -> Vec<T> {
-    x.iter().zip(gradient).map(|(x, g)| T::rounded(2.0 * g.single() * rectified(x.single()))).collect()
+    x.iter().zip(gradient).map(|(x, g)| T::rounded(2.0 * g.single() * rectify(x.single()))).collect()
 }

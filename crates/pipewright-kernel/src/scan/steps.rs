@@ -26,7 +26,7 @@ pub(crate) fn steps_in<T: Element>(of: Steps, raw: &[T], bias: &[f32]) -> Vec<f3
     let mut steps = vec![0f32; of.heads * rows];
     for (row, raw) in raw.chunks_exact(of.stride).enumerate() {
         for (head, (raw, bias)) in raw[of.start..][..of.heads].iter().zip(bias).enumerate() {
-            steps[head * rows + row] = limited(softplus(raw.single() + bias), of.limits);
+            steps[head * rows + row] = limit(softplus(raw.single() + bias), of.limits);
         }
     }
     steps
@@ -64,7 +64,7 @@ fn softplus(x: f32) -> f32 {
 }
 
 /// Returns the step within the limits. NaN stays NaN, which [`f32::max`] would replace by a limit.
-fn limited(step: f32, (low, high): (f32, f32)) -> f32 {
+fn limit(step: f32, (low, high): (f32, f32)) -> f32 {
     if step > high {
         high
     } else if step < low {

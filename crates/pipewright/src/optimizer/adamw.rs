@@ -7,7 +7,7 @@ use burn::optim::{
     StateSource,
 };
 use burn::tensor::{DType, Device, Tensor};
-use pipewright_kernel::adamw::{Coefficients, step, stepped};
+use pipewright_kernel::adamw::{Coefficients, step, step_apart};
 
 use crate::nn::{CpuTensor, cpu_tensor, elements, owned};
 
@@ -137,7 +137,7 @@ fn in_place<const D: usize>(
 fn apart<const D: usize>(tensors: [&CpuTensor; 4], by: Coefficients) -> [Tensor<D>; 3] {
     let shape = tensors[0].layout().shape().clone();
     let [parameter, gradient, first, second] = tensors.map(elements);
-    let updated = stepped(&parameter, &gradient, &first, &second, by);
+    let updated = step_apart(&parameter, &gradient, &first, &second, by);
     updated.map(|elements| Tensor::from_primitive::<Flex>(cpu_tensor(elements, shape.clone())))
 }
 
