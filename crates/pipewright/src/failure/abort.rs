@@ -9,7 +9,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::cause::{Cause, StepError};
+use super::cause::Cause;
+use super::step_error::StepError;
 use crate::ids::{Attempt, StepNumber};
 
 /// The flag that stops every rank, with the first cause. Raising it wakes the ranks that wait for a message.

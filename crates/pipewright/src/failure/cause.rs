@@ -1,4 +1,4 @@
-//! A failed step, and its cause.
+//! [`Cause`]: why a rank failed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,47 +7,13 @@ use pipewright_schedule::error_text::panic_message;
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{Action, Microbatch, StageIndex};
 
+use super::update_failure::{UpdateFailure, device_memory};
 use crate::checkpoint::{CheckpointError, NotFinite};
-use crate::ids::{StepNumber, WorldRank};
+use crate::ids::WorldRank;
 use crate::message::MessageError;
 use crate::stage::StageError;
 use crate::tensor::MetadataError;
 use crate::verification::{Difference, Suspicion};
-
-/// A step that failed: where, and why.
-#[derive(Clone, thiserror::Error)]
-#[error("step {step}: rank {rank}{}: {cause}", Where(*.action, .cause))]
-pub struct StepError {
-    /// The rank that failed first.
-    pub rank: WorldRank,
-    /// The step, counted from 1.
-    pub step: StepNumber,
-    /// The rank's action; `None` after the program, unless its device failed in it.
-    pub action: Option<Action>,
-    /// Why it failed.
-    #[source]
-    pub cause: Cause,
-}
-
-pipewright_schedule::message_as_debug!(StepError);
-
-/// The place of an error spelled out: `, stage 2, microbatch 5, action 2F5` or `, stage 2, update`.
-struct Where<'a>(Option<Action>, &'a Cause);
-
-impl std::fmt::Display for Where<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let &Self(action, cause) = self;
-        if let Cause::Update { stage, .. } = cause {
-            return write!(f, ", stage {stage}, update");
-        }
-        let Some(action) = action else { return Ok(()) };
-        write!(f, ", stage {}", action.stage())?;
-        if let Some(microbatch) = action.microbatch() {
-            write!(f, ", microbatch {microbatch}")?;
-        }
-        write!(f, ", action {action}")
-    }
-}
 
 /// Why a rank failed.
 #[derive(Clone, thiserror::Error)]
@@ -367,48 +333,6 @@ pub enum Cause {
 
 pipewright_schedule::message_as_debug!(Cause);
 
-/// Why the update of a stage's parameters failed.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum UpdateFailure {
-    /// The optimizer panicked.
-    #[error("the optimizer panicked: {message}")]
-    Optimizer {
-        /// The message.
-        message: String,
-    },
-    /// The stage's device has no memory left.
-    #[error("the device has no memory left: {bytes} bytes were asked for")]
-    DeviceMemory {
-        /// The bytes that were asked for.
-        bytes: u64,
-    },
-    /// The stage's device failed.
-    #[error("the device failed: {message}")]
-    Device {
-        /// The back end's message.
-        message: String,
-    },
-    /// The update failed in another process.
-    #[error("{message}")]
-    Remote {
-        /// The other process's message.
-        message: String,
-    },
-}
-
-pipewright_schedule::message_as_debug!(UpdateFailure);
-
-impl UpdateFailure {
-    /// Returns the failure of a device from its back end's message.
-    pub(crate) fn of_device(message: String) -> Self {
-        match device_memory(&message) {
-            Some(bytes) => Self::DeviceMemory { bytes },
-            None => Self::Device { message },
-        }
-    }
-}
-
 impl Cause {
     /// Returns why a step with this failure is suspicious; `None` if it must not be repeated.
     pub(crate) fn suspicion(&self) -> Option<Suspicion> {
@@ -446,27 +370,9 @@ impl Cause {
     }
 }
 
-/// Returns the bytes that a device could not provide, if a back end's message says so. Burn reports a failure
-/// of a device only as the text of a panic.
-fn device_memory(message: &str) -> Option<u64> {
-    const WORDS: [&str; 2] = ["out of device memory allocating ", "can't allocate buffer of size: "];
-    let rest = WORDS.iter().find_map(|words| Some(message.split_once(words)?.1))?;
-    let end = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
-    rest[..end].parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn error(rank: u32, action: Option<&str>) -> StepError {
-        StepError {
-            rank: WorldRank::new(rank),
-            step: StepNumber::new(3),
-            action: action.map(|text| text.parse().expect("an action")),
-            cause: Cause::Panic { message: "out of cheese".to_owned() },
-        }
-    }
 
     #[test]
     fn a_device_without_memory_is_distinguished_from_other_panics() {
@@ -476,32 +382,5 @@ mod tests {
         assert_eq!(cause(read), expected);
         assert_eq!(cause("can't allocate buffer of size: 4096\n"), expected);
         assert_eq!(cause("out of cheese"), "the stage panicked: out of cheese");
-    }
-
-    #[test]
-    fn a_failed_update_names_its_stage() {
-        let stage = StageIndex::new(5);
-        let text =
-            |failure| StepError { cause: Cause::Update { stage, failure }, ..error(1, None) }.to_string();
-        let device = |message: &str| text(UpdateFailure::of_device(message.to_owned()));
-        assert_eq!(device("lost"), "step 3: rank 1, stage 5, update: the device failed: lost");
-        assert_eq!(
-            device("can't allocate buffer of size: 4096"),
-            "step 3: rank 1, stage 5, update: the device has no memory left: 4096 bytes were asked for"
-        );
-        let message = "out of cheese".to_owned();
-        assert_eq!(
-            text(UpdateFailure::Optimizer { message }),
-            "step 3: rank 1, stage 5, update: the optimizer panicked: out of cheese"
-        );
-    }
-
-    #[test]
-    fn an_error_names_its_place_and_cause() {
-        assert_eq!(
-            error(1, Some("1F3")).to_string(),
-            "step 3: rank 1, stage 1, microbatch 3, action 1F3: the stage panicked: out of cheese"
-        );
-        assert_eq!(error(1, None).to_string(), "step 3: rank 1: the stage panicked: out of cheese");
     }
 }

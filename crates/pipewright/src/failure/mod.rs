@@ -5,9 +5,13 @@
 //! consequence of it.
 
 mod abort;
+mod step_error;
 mod cause;
+mod update_failure;
 
 pub use abort::Abort;
 #[cfg(any(feature = "mpi", test))]
 pub(crate) use abort::FailureNotice;
-pub use cause::{Cause, StepError, UpdateFailure};
+pub use cause::Cause;
+pub use step_error::StepError;
+pub use update_failure::UpdateFailure;
