@@ -199,10 +199,13 @@ pub(crate) fn failure(error: &PipelineError) -> Failure {
         }
         _ => Exit::Bug,
     };
-    let (lost, fault) = match error {
-        PipelineError::Step(step) => (lost(step), (exit == Exit::RankFailed).then(|| Fault::of_step(step))),
-        _ => (None, None),
+    let cause = match error {
+        PipelineError::Step(step) => Some(step),
+        PipelineError::Diverged { first, .. } => Some(&**first),
+        _ => None,
     };
+    let fault = cause.filter(|_| exit == Exit::RankFailed).map(Fault::of_step);
+    let lost = cause.and_then(lost);
     Failure::new(exit, sentence(error)).loss_of(lost).with_fault(fault)
 }
 
@@ -235,6 +238,17 @@ mod tests {
         assert!(mistake.exit == Exit::WrongInput && mistake.fault().is_none(), "{}", mistake.text());
         let fault = of(Cause::Abandoned { message: message() });
         assert!(fault.exit == Exit::RankFailed && fault.fault().is_some(), "{}", fault.text());
+    }
+
+    /// A process that has begun the next step learns that others have not ended the one before.
+    #[test]
+    fn a_step_that_ends_in_half_an_update_is_a_fault_with_its_first_cause() {
+        let [rank, peer] = [2, 1].map(WorldRank::new);
+        let first = StepError { rank, step: 7.into(), action: None, cause: Cause::LostPeer { peer } };
+        let diverged = failure(&PipelineError::Diverged { step: 7.into(), first: Box::new(first.clone()) });
+        assert_eq!((diverged.exit, diverged.lost()), (Exit::RankFailed, Some(peer)));
+        assert_eq!(diverged.fault(), Some(&Fault::of_step(&first)));
+        assert!(diverged.text().ends_with("step 7: rank 2: rank 1 is lost: its thread or process has ended"));
     }
 
     #[test]

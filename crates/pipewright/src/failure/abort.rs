@@ -46,6 +46,14 @@ pub(crate) struct FailureNotice {
     pub(crate) diverged: Option<StepNumber>,
 }
 
+/// A step that failed after some rank had begun to update, in this or another process.
+#[derive(Clone, Debug)]
+pub(crate) struct Divergence {
+    pub(crate) step: StepNumber,
+    /// The failure that was first reported with it.
+    pub(crate) first: StepError,
+}
+
 /// The reasons for the flag. Processes end a failed step at different times, so a failure that another
 /// process reports may belong to an attempt that has ended in this process, or to one that has not begun.
 #[derive(Debug, Default)]
@@ -61,10 +69,8 @@ struct Reasons {
     over: Option<Attempt>,
     /// A failure of a later attempt.
     early: Option<(StepError, Attempt)>,
-    /// A step that failed after some rank had begun to update, in this or another process.
-    diverged: Option<StepNumber>,
-    /// The failure that another process reported with it.
-    diverged_by: Option<StepError>,
+    /// Since when the ranks' parameters have diverged.
+    diverged: Option<Divergence>,
 }
 
 impl std::fmt::Debug for AbortState {
@@ -89,6 +95,10 @@ impl Reasons {
         let own = self.first.as_ref().filter(|(_, first)| *first <= attempt).map(|(error, _)| error);
         own.or(self.whole.as_ref())
     }
+
+    fn diverged_step(&self) -> Option<StepNumber> {
+        self.diverged.as_ref().map(|diverged| diverged.step)
+    }
 }
 
 impl Abort {
@@ -104,7 +114,7 @@ impl Abort {
         if reasons.whole.is_none() {
             reasons.whole = Some(error.clone());
             if reasons.first.is_none() {
-                let Reasons { attempt, diverged, .. } = *reasons;
+                let (attempt, diverged) = (reasons.attempt, reasons.diverged_step());
                 self.announce(FailureNotice { error, attempt, stops_all: true, diverged });
             }
         }
@@ -128,7 +138,7 @@ impl Abort {
 
     fn raise_first(&self, mut reasons: MutexGuard<'_, Reasons>, attempt: Attempt, error: &StepError) {
         if reasons.keep_first(attempt, error) {
-            let (error, diverged) = (error.clone(), reasons.diverged);
+            let (error, diverged) = (error.clone(), reasons.diverged_step());
             self.announce(FailureNotice { error, attempt, stops_all: false, diverged });
         }
         self.show(reasons);
@@ -161,9 +171,10 @@ impl Abort {
     /// the other processes, which may not have begun.
     pub(crate) fn diverge(&self, step: StepNumber, error: &StepError) {
         let mut reasons = self.lock();
-        reasons.diverged.get_or_insert(step);
-        let Reasons { attempt, diverged, .. } = *reasons;
-        self.notify(FailureNotice { error: error.clone(), attempt, stops_all: false, diverged });
+        let own = || Divergence { step, first: error.clone() };
+        let Divergence { step, first: error } = reasons.diverged.get_or_insert_with(own).clone();
+        let (attempt, diverged) = (reasons.attempt, Some(step));
+        self.notify(FailureNotice { error, attempt, stops_all: false, diverged });
     }
 
     fn notify(&self, notice: FailureNotice) {
@@ -172,14 +183,9 @@ impl Abort {
         }
     }
 
-    /// Returns the failure that another process reported when the parameters diverged.
-    pub(crate) fn diverged_by(&self) -> Option<StepError> {
-        self.lock().diverged_by.clone()
-    }
-
-    /// Returns the step since which the ranks' parameters have diverged.
-    pub(crate) fn diverged(&self) -> Option<StepNumber> {
-        self.lock().diverged
+    /// Returns since when the ranks' parameters have diverged, and why.
+    pub(crate) fn diverged(&self) -> Option<Divergence> {
+        self.lock().diverged.clone()
     }
 
     /// Raises the flag for a failure that another process reports. If the whole process has failed, it takes
@@ -189,9 +195,8 @@ impl Abort {
     pub(crate) fn raise_from_remote(&self, notice: FailureNotice) {
         let FailureNotice { error, attempt, stops_all, diverged } = notice;
         let mut reasons = self.lock();
-        reasons.diverged = reasons.diverged.or(diverged);
-        if diverged.is_some() {
-            reasons.diverged_by.get_or_insert_with(|| error.clone());
+        if let Some(step) = diverged {
+            reasons.diverged.get_or_insert_with(|| Divergence { step, first: error.clone() });
         }
         // A process that has diverged takes part in no further attempt, so the current one cannot end.
         let attempt = if diverged.is_some() { attempt.max(reasons.attempt) } else { attempt };
@@ -434,13 +439,17 @@ mod tests {
         // This process fails first. A later notice says that the other one had updated.
         own.raise(error(1));
         own.clear();
-        assert_eq!(own.diverged(), None);
+        let diverged = |abort: &Abort| abort.diverged().map(|diverged| (diverged.step, diverged.first.rank));
+        assert_eq!(diverged(&own), None);
         other.diverge(StepNumber::new(3), &error(1));
-        assert_eq!((own.diverged(), other.diverged()), (Some(StepNumber::new(3)), Some(StepNumber::new(3))));
+        let expected = Some((StepNumber::new(3), WorldRank::new(1)));
+        assert_eq!([&own, &other].map(diverged), [expected; 2]);
         assert!(!own.is_raised(), "the attempt is over");
         // One that has begun meanwhile cannot end.
         own.begin_step(Attempt::new(8));
-        other.diverge(StepNumber::new(3), &error(1));
+        // A later failure is not the cause.
+        other.diverge(StepNumber::new(4), &error(2));
         assert!(own.is_raised());
+        assert_eq!([&own, &other].map(diverged), [expected; 2]);
     }
 }

@@ -10,6 +10,7 @@ mod cause;
 mod update_failure;
 
 pub use abort::Abort;
+pub(crate) use abort::Divergence;
 #[cfg(any(feature = "mpi", test))]
 pub(crate) use abort::FailureNotice;
 pub use cause::Cause;

@@ -7,7 +7,7 @@ use pipewright_schedule::words::counted;
 use pipewright_schedule::{Action, Level, LowerError, Slices, StageIndex};
 
 use crate::batch::{BatchDisagreement, InputGradientError, SplitError};
-use crate::failure::StepError;
+use crate::failure::{Divergence, StepError};
 use crate::ids::{StepNumber, WorldRank};
 use crate::loss_scale::LossScaling;
 use crate::stage::{ModulePlace, StageError};
@@ -311,11 +311,14 @@ pub enum PipelineError {
     /// An earlier step failed after some ranks had updated their parameters.
     #[error(
         "step {step} failed after some ranks had updated their parameters and others had not: they no longer belong \
-         together; start again from a checkpoint"
+         together; start again from a checkpoint; the first failure is: {first}"
     )]
     Diverged {
         /// The step that failed.
         step: StepNumber,
+        /// The failure of that step which was first reported.
+        #[source]
+        first: Box<StepError>,
     },
     /// The state was asked for while accumulated gradients wait for an update.
     #[error(
@@ -378,3 +381,9 @@ pub enum PipelineError {
 }
 
 pipewright_schedule::message_as_debug!(PipelineError);
+
+impl From<Divergence> for PipelineError {
+    fn from(Divergence { step, first }: Divergence) -> Self {
+        Self::Diverged { step, first: Box::new(first) }
+    }
+}

@@ -9,7 +9,7 @@ use super::error::PipelineError;
 use super::setup::Setup;
 use super::step_plan::StepAttempt;
 use crate::driver::{Command, RankThread, Reply};
-use crate::failure::{Abort, Cause, StepError};
+use crate::failure::{Abort, Cause, Divergence, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::progress::ProgressBoard;
 use crate::random::runs_layer_alone;
@@ -119,8 +119,8 @@ impl Ranks {
             Some(End::HalfChanged) => return Err(PipelineError::HalfChanged),
             None => {}
         }
-        if let Some(step) = self.abort.diverged() {
-            return Err(self.diverged(step));
+        if let Some(diverged) = self.abort.diverged() {
+            return Err(self.diverged(diverged));
         }
         let (sender, replies) = crossbeam_channel::unbounded();
         for thread in &self.threads {
@@ -140,18 +140,17 @@ impl Ranks {
         StepError { rank: peer, step, action: None, cause: Cause::LostPeer { peer } }
     }
 
-    /// Returns the error of a pipeline whose parameters have diverged since `step`. If the other processes
-    /// treated a rank of this process as lost, because it was paused, that is the error. So is a mistake that
-    /// another process has found.
-    fn diverged(&self, step: StepNumber) -> PipelineError {
+    /// Returns the error of a pipeline whose parameters have diverged. If the other processes treated a rank of
+    /// this process as lost, because it was paused, that is the error. So is a mistake that another process has
+    /// found.
+    fn diverged(&self, diverged: Divergence) -> PipelineError {
         let is_own = |rank: WorldRank| self.threads.iter().any(|thread| thread.rank == rank);
-        match self.abort.diverged_by() {
-            Some(error) => match error.cause {
-                Cause::LostPeer { peer } | Cause::SilentPeer { peer, .. } if is_own(peer) => error.into(),
-                Cause::WrongInput { .. } => error.into(),
-                _ => PipelineError::Diverged { step },
-            },
-            None => PipelineError::Diverged { step },
+        match diverged.first.cause {
+            Cause::LostPeer { peer } | Cause::SilentPeer { peer, .. } if is_own(peer) => {
+                diverged.first.into()
+            }
+            Cause::WrongInput { .. } => diverged.first.into(),
+            _ => diverged.into(),
         }
     }
 
@@ -164,7 +163,7 @@ impl Ranks {
         match self.abort.diverged() {
             // In an earlier step ranks of another process had updated; this process was notified after that
             // step.
-            Some(step) if step != at => return self.diverged(step),
+            Some(diverged) if diverged.step != at => return self.diverged(diverged),
             Some(_) => {}
             None => {
                 // Ranks that finished may hold gradients of this step; the others have dropped the gradients
@@ -314,8 +313,12 @@ mod tests {
         let (mut pipeline, other) = launch(Cause::Remote { message: "out of cheese".to_owned() });
         assert_eq!(failed_step(&mut pipeline), "step 1: rank 1: out of cheese");
         *other.diverged.lock().expect("no panic") = Some(StepNumber::new(1));
-        let expected = PipelineError::Diverged { step: StepNumber::new(1) }.to_string();
-        assert_eq!(failed_step(&mut pipeline), expected, "it had begun");
+        let expected = failed_step(&mut pipeline);
+        assert!(
+            expected.starts_with("step 1 failed after some ranks had updated"),
+            "it had begun: {expected}"
+        );
+        assert!(expected.ends_with("the first failure is: step 1: rank 1: out of cheese"), "{expected}");
         assert_eq!(failed_step(&mut pipeline), expected, "it does not begin");
         let frozen = pipeline.freeze(|_| true).expect_err("no command begins").to_string();
         let changed = pipeline.change_module(StageIndex::new(0), |layer: Layer| layer);

@@ -133,8 +133,8 @@ impl SeededPipeline {
         batches: Vec<Batch>,
         learning_rate: f64,
     ) -> Result<Vec<Result<StepSummary, PipelineError>>, PipelineError> {
-        if let Some(step) = self.setup.abort().diverged() {
-            return Err(PipelineError::Diverged { step });
+        if let Some(diverged) = self.setup.abort().diverged() {
+            return Err(diverged.into());
         }
         let start = Instant::now();
         let ranks = || (0..self.executors.len() as u32).map(WorldRank::new);

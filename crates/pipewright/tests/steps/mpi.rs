@@ -347,7 +347,8 @@ fn update_fails() {
     let error = process.finish().expect_err("rank 1 panics").to_string();
     assert!(error.starts_with("step 1: rank 1, stage 1, update") && error.contains("cheese"), "{error}");
     let next = process.pipeline.step_batch(numbered(2, &process.config), RATE).expect_err("one has updated");
-    assert!(matches!(next, PipelineError::Diverged { step } if step.get() == 1), "{next}");
+    let PipelineError::Diverged { step, first } = next else { panic!("{next}") };
+    assert_eq!((step.get(), first.to_string()), (1, error), "the first failure is named");
     process.report("an update that fails with the next batch begun");
 }
 

@@ -201,7 +201,8 @@ fn an_update_that_fails_while_another_rank_is_in_the_next_step_ends_the_training
     let error = pipeline.finish().expect_err("the optimizer panics").to_string();
     assert!(error.starts_with("step 1: rank 0, stage 0, update"), "{error}");
     let next = pipeline.step_batch(numbered(2, &config), RATE).expect_err("rank 1 has updated");
-    assert!(matches!(next, PipelineError::Diverged { step } if step.get() == 1), "{next}");
+    let PipelineError::Diverged { step, first } = next else { panic!("{next}") };
+    assert_eq!((step.get(), first.to_string()), (1, error), "the first failure is named");
     drop(pipeline);
     // The stage has four layers with two parameters each.
     assert_eq!(updated.load(Ordering::SeqCst), 8, "only the first step has updated");
