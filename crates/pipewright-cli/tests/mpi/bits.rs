@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use super::{figures, folder, pipewright, processes, schedules, with_overrides, words};
+use super::{figures, folder, pipewright, processes, schedules, train_on_threads, with_overrides, words};
 
 /// Trains with threads and with processes, and compares the figures. Returns the number of compared
 /// schedules.
@@ -48,11 +48,7 @@ fn parts_of_a_head_train_in_processes_as_in_threads_to_the_bit() {
         "pipeline.partition=explicit",
         "pipeline.boundaries=[9, 18, 19]",
     ];
-    let mut alone = Command::new(pipewright());
-    with_overrides(alone.current_dir(folder.path()), &parts);
-    let output = alone.output().expect("it starts");
-    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
-    let expected = figures(folder.path());
+    let expected = train_on_threads(folder.path(), &parts);
     let output = processes(folder.path(), 4, &parts);
     assert_eq!(output.status.code(), Some(0), "{}", words(&output));
     assert_eq!(figures(folder.path()), expected);
@@ -64,10 +60,7 @@ fn experts_train_in_processes_as_in_threads_to_the_bit() {
     let model = ["model.architecture=qwen3_moe", "model.num_experts=4", "model.output_router_logits=true"];
     for schedule in ["pipeline.schedule=zb-h1", "pipeline.schedule=zbvzerobubble"] {
         let overrides: Vec<&str> = model.into_iter().chain(["pipeline.ranks=4", schedule]).collect();
-        let mut alone = Command::new(pipewright());
-        with_overrides(alone.current_dir(folder.path()), &overrides);
-        assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
-        let expected = figures(folder.path());
+        let expected = train_on_threads(folder.path(), &overrides);
         assert!(
             expected.iter().all(|[_, auxiliary, ..]| auxiliary.starts_with("{\"moe_aux\":")),
             "{expected:?}"
@@ -96,10 +89,7 @@ fn evaluations_in_processes_have_the_bits_of_threads() {
             [learning_rate, "pipeline.ranks=2", "mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"];
         let overrides: Vec<&str> =
             common.into_iter().chain(cut).chain(["optimizer.weight_decay=0"]).collect();
-        let mut alone = Command::new(pipewright());
-        with_overrides(alone.current_dir(folder.path()), &overrides);
-        assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
-        let expected = figures(folder.path());
+        let expected = train_on_threads(folder.path(), &overrides);
         assert!(expected.iter().all(|figures| figures[4] != "null"), "{expected:?}");
         assert_eq!(expected.len(), steps, "a loss that does not fall ends the run");
         let output = processes(folder.path(), 4, &overrides);
@@ -116,10 +106,7 @@ fn processes_skip_the_same_updates_as_threads() {
     let set = ["pipeline.ranks=2", "mesh.data_parallel=2", "run.steps=8", "run.precision=f16"];
     let scale = ["run.loss_scale=4194304", "run.loss_scale_interval=2"];
     let overrides: Vec<&str> = set.into_iter().chain(scale).collect();
-    let mut alone = Command::new(pipewright());
-    with_overrides(alone.current_dir(folder.path()), &overrides);
-    assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
-    let expected = figures(folder.path());
+    let expected = train_on_threads(folder.path(), &overrides);
     let skipped = expected.iter().filter(|[_, _, _, norm, _]| norm == "null").count();
     assert!((1..8).contains(&skipped), "{expected:?}");
     let output = processes(folder.path(), 4, &overrides);
@@ -139,10 +126,7 @@ fn replicas_train_in_processes_as_in_threads_to_the_bit() {
         let (schedule, mode) =
             (format!("pipeline.schedule={schedule}"), format!("mesh.data_parallel_mode={mode}"));
         let overrides = ["mesh.data_parallel=2", "mesh.unshard_window=1", &schedule, &mode];
-        let mut alone = Command::new(pipewright());
-        with_overrides(alone.current_dir(folder.path()), &overrides);
-        assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
-        let expected = figures(folder.path());
+        let expected = train_on_threads(folder.path(), &overrides);
         let output = processes(folder.path(), 4, &overrides);
         assert_eq!(output.status.code(), Some(0), "{}", words(&output));
         assert_eq!(figures(folder.path()), expected, "{overrides:?}");
@@ -156,10 +140,7 @@ fn groups_of_replicas_train_in_processes_as_in_threads_to_the_bit() {
     let cuts = [(8, "pipeline.schedule=1f1b"), (4, "pipeline.ranks=1")];
     for (count, cut) in cuts {
         let overrides = [&set[..], &[cut]].concat();
-        let mut alone = Command::new(pipewright());
-        with_overrides(alone.current_dir(folder.path()), &overrides);
-        assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
-        let expected = figures(folder.path());
+        let expected = train_on_threads(folder.path(), &overrides);
         let output = processes(folder.path(), count, &overrides);
         assert_eq!(output.status.code(), Some(0), "{}", words(&output));
         assert_eq!(figures(folder.path()), expected, "{overrides:?}");
@@ -191,11 +172,7 @@ fn tensor_ranks_train_in_processes_as_in_threads_to_the_bit() {
             ],
         ),
     ] {
-        let mut alone = Command::new(pipewright());
-        with_overrides(alone.current_dir(folder.path()), overrides);
-        let output = alone.output().expect("it starts");
-        assert_eq!(output.status.code(), Some(0), "{}", words(&output));
-        let expected = figures(folder.path());
+        let expected = train_on_threads(folder.path(), overrides);
         let output = processes(folder.path(), ranks, overrides);
         assert_eq!(output.status.code(), Some(0), "{}", words(&output));
         assert_eq!(figures(folder.path()), expected, "{overrides:?}");
@@ -215,11 +192,7 @@ fn replicas_that_hold_experts_together_train_in_processes_as_in_threads_to_the_b
         (4, &["pipeline.ranks=1", "mesh.data_parallel=4", "mesh.data_parallel_mode=sharded"]),
     ] {
         let whole = [&experts[..], set].concat();
-        let mut alone = Command::new(pipewright());
-        with_overrides(alone.current_dir(folder.path()), &whole);
-        let output = alone.output().expect("it starts");
-        assert_eq!(output.status.code(), Some(0), "{}", words(&output));
-        let expected = figures(folder.path());
+        let expected = train_on_threads(folder.path(), &whole);
         let output = processes(folder.path(), count, &[&whole[..], &["mesh.expert_parallel=2"]].concat());
         assert_eq!(output.status.code(), Some(0), "{}", words(&output));
         assert_eq!(figures(folder.path()), expected, "{set:?}");

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::{figures, folder, mpirun, pipewright, processes, with_overrides, words};
+use super::{figures, folder, mpirun, pipewright, processes, train_on_threads, words};
 
 /// A process that saves after another step than the others waits for their parts until its deadline.
 #[test]
@@ -12,10 +12,7 @@ fn processes_save_after_the_same_steps_of_a_chosen_interval() {
     let folder = folder();
     let auto =
         ["run.checkpoint_every=auto", "run.failure_every=1s", "run.steps=12", "run.keep_checkpoints=12"];
-    let mut alone = Command::new(pipewright());
-    with_overrides(alone.current_dir(folder.path()), &["run.steps=12", "mesh.data_parallel=2"]);
-    assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
-    let expected = figures(folder.path());
+    let expected = train_on_threads(folder.path(), &["run.steps=12", "mesh.data_parallel=2"]);
     let output = processes(folder.path(), 4, &[&["mesh.data_parallel=2"], &auto[..]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", words(&output));
     assert!(words(&output).contains("checkpoints: every "), "{}", words(&output));

@@ -1,11 +1,10 @@
 //! Tests of processes whose ranks compute on a device that is not the processor.
 
 use std::fs;
-use std::process::Command;
 
 use pipewright::device::{DeviceChoice, Devices};
 
-use super::{figures, folder, pipewright, processes, with_overrides, words};
+use super::{figures, folder, processes, train_on_threads, words};
 
 /// Returns whether there is an adapter that computes on the processor. A test without one prints a message
 /// and passes, unless `PIPEWRIGHT_REQUIRE_DEVICE` is set.
@@ -67,11 +66,7 @@ fn processes_on_a_device_train_as_threads_do_to_the_bit() {
             "pipeline.schedule=zbvzerobubble",
             devices.as_str(),
         ];
-        let mut alone = Command::new(pipewright());
-        with_overrides(alone.current_dir(folder.path()), &overrides);
-        let output = alone.output().expect("it starts");
-        assert_eq!(output.status.code(), Some(0), "{}", words(&output));
-        let expected = figures(folder.path());
+        let expected = train_on_threads(folder.path(), &overrides);
         let output = processes(folder.path(), 2, &overrides);
         assert_eq!(output.status.code(), Some(0), "{devices}: {}", words(&output));
         assert_eq!(figures(folder.path()), expected, "{devices}");

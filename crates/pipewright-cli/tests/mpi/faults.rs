@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::hosts::{Disk, Hosts, Memories, launch_on};
-use super::{figures, find_process, folder, pipewright, with_overrides, words};
+use super::hosts::{Disk, Hosts, Memories, launch_on, said_in, spawn_saying};
+use super::{figures, find_process, folder, train_on_threads};
 
 /// The steps of the run for each fault. The trial needs fewer, and the run ends by itself after the last
 /// fault.
@@ -115,7 +115,7 @@ impl Trial {
     }
 
     fn said(&self) -> String {
-        fs::read_to_string(self.folder.join("said")).unwrap_or_default()
+        said_in(&self.folder)
     }
 
     /// Waits until something is so. Fails if it takes too long.
@@ -328,8 +328,7 @@ fn a_run_survives_many_faults() {
     let disturbed = [&disturbed[..], &copies].concat();
     let mut command = launch_on(&path, &hosts, &["--restarts", "1000"], &[&set[..], &disturbed].concat());
     command.env("MPIEXEC_TIMEOUT", "3600");
-    let said = fs::File::create(path.join("said")).expect("the scratch folder takes files");
-    let mut child = command.stdout(Stdio::null()).stderr(said).spawn().expect("sh is everywhere");
+    let mut child = spawn_saying(&mut command, &path);
     let mut trial = Trial { folder: path.clone(), hosts, memories, random: seed };
     let (mut seconds, mut missed) = (BTreeMap::<Fault, Vec<f64>>::new(), 0);
     trial.wait_until("the first steps", |trial| trial.step() > 5);
@@ -349,12 +348,9 @@ fn a_run_survives_many_faults() {
     let status = child.wait().expect("it ends");
     assert_eq!(status.code(), Some(0), "{}", trial.said());
     print_figures(&all_restarts(&path.join("out")), &seconds, missed);
-    let mut undisturbed = Command::new(pipewright());
-    with_overrides(undisturbed.current_dir(alone.path()), &set);
-    let output = undisturbed.output().expect("it starts");
-    assert_eq!(output.status.code(), Some(0), "the undisturbed run: {}", words(&output));
     let losses = figures(&path);
-    assert!(losses == figures(alone.path()), "the losses and norms of an undisturbed run");
+    let undisturbed = train_on_threads(alone.path(), &set);
+    assert!(losses == undisturbed, "the losses and norms of an undisturbed run");
     let last = format!("out/checkpoints/step-{:08}", STEPS_PER_FAULT * count);
     let parameters = tensors(&path.join(&last));
     assert!(parameters == tensors(&alone.path().join(&last)), "its parameters and moments");

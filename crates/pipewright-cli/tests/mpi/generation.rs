@@ -9,16 +9,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::{folder, left_running, mpirun, pipewright, process_of, signal, with_overrides, words};
+use crate::{folder, left_running, mpirun, pipewright, process_of, signal, train_on_threads, words};
 
 const GREEDY: [&str; 6] = ["--prompt", "the quick ", "--prompt", "fox", "--temperature", "0"];
 
 /// Trains a few steps with threads.
 fn train(folder: &Path, set: &[&str]) {
-    let mut command = Command::new(pipewright());
-    with_overrides(command.current_dir(folder), &[&["run.steps=2"], set].concat());
-    let output = command.output().expect("it starts");
-    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    train_on_threads(folder, &[&["run.steps=2"], set].concat());
 }
 
 fn generate_command(folder: &Path, count: u32, arguments: &[&str]) -> Command {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{figures, folder, mpirun, pipewright, with_overrides, words};
+use super::{figures, folder, mpirun, pipewright, train_on_threads, with_overrides, words};
 
 /// The addresses of the two hosts.
 const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
@@ -154,10 +154,16 @@ fn write_remote_shell(folder: &Path, namespace: &str) -> PathBuf {
     path
 }
 
+/// Writes the hostfile of both hosts.
+fn write_hostfile(folder: &Path) -> PathBuf {
+    let path = folder.join("hosts");
+    fs::write(&path, ADDRESSES.map(|address| format!("{address} slots=2\n")).concat()).expect("a file");
+    path
+}
+
 fn train(folder: &Path, hosts: &Hosts) -> Output {
     let shell = write_remote_shell(folder, &hosts.names[1]);
-    let file = folder.join("hosts");
-    fs::write(&file, ADDRESSES.map(|address| format!("{address} slots=2\n")).concat()).expect("a file");
+    let file = write_hostfile(folder);
     let mut command = mpirun(folder);
     let of_mpirun = std::mem::replace(&mut command, Command::new("sh"));
     command.current_dir(folder).args(["-c", &on_host(&hosts.names[0], folder, r#"exec "$@""#), "sh"]);
@@ -181,10 +187,7 @@ fn two_hosts_train_as_one_does() {
         return;
     };
     let folder = folder();
-    let mut alone = Command::new(pipewright());
-    with_overrides(alone.current_dir(folder.path()), &["pipeline.ranks=4"]);
-    assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
-    let expected = figures(folder.path());
+    let expected = train_on_threads(folder.path(), &["pipeline.ranks=4"]);
     let output = train(folder.path(), &hosts);
     assert_eq!(output.status.code(), Some(0), "{}", words(&output));
     assert_eq!(figures(folder.path()), expected);
@@ -201,14 +204,11 @@ fn a_launched_run_continues_on_the_host_that_answers() {
     let set = ["pipeline.ranks=4", "run.steps=600", "run.checkpoint_every=2", "run.deadline_seconds=6"];
     let expected = undisturbed(folder.path(), &set);
     let mut command = launch_on(folder.path(), &hosts, &[], &set);
-    // The processes of the host that is cut off stay, and would keep a pipe open.
-    let file = folder.path().join("said");
-    let stderr = fs::File::create(&file).expect("the scratch folder takes files");
-    let mut child = command.stdout(Stdio::null()).stderr(stderr).spawn().expect("sh is everywhere");
+    let mut child = spawn_saying(&mut command, folder.path());
     super::launch::wait_for_step(folder.path(), 5);
     hosts.cut();
     let status = child.wait().expect("it ends");
-    let said = fs::read_to_string(&file).expect("text");
+    let said = said_in(folder.path());
     assert_eq!(status.code(), Some(0), "{said}");
     let change = "with 2 ranks instead of 4 (2 processes can run; 1f1b as configured, cut by `pipeline.partition`) \
                   (restart 1 of 3)";
@@ -231,18 +231,16 @@ impl Disturbed {
         let folder = folder();
         let own = ["pipeline.ranks=4", "run.checkpoint_every=20", "run.timelines=0"];
         let set = [&own, set].concat();
-        // The processes of a host that is cut off stay, and would keep a pipe open.
-        let stderr = fs::File::create(folder.path().join("said")).expect("the scratch folder takes files");
         // On a busy machine, a process may be silent for three seconds.
         let disturbed = ["run.steps=200000", "run.deadline_seconds=6"];
         let mut command = launch_on(folder.path(), &hosts, &[], &[&set[..], &disturbed].concat());
-        let child = command.stdout(Stdio::null()).stderr(stderr).spawn().expect("sh is everywhere");
+        let child = spawn_saying(&mut command, folder.path());
         super::launch::wait_for_step(folder.path(), 5);
         Self { hosts, folder, set: set.into_iter().map(str::to_owned).collect(), child }
     }
 
     fn said(&self) -> String {
-        fs::read_to_string(self.folder.path().join("said")).expect("text")
+        said_in(self.folder.path())
     }
 
     /// Returns the events of this name in the metrics, each with the number of lines behind it.
@@ -349,14 +347,12 @@ fn a_lost_host_costs_at_most_two_steps_with_the_copy_of_its_neighbour() {
     let memories = Memories::mount(&path, &hosts, 64 << 20).expect("mounting a file system needs root");
     let copies = ["run.copy_every=1", "run.copies=neighbour", "run.copy_folder=memory"];
     let mut command = launch_on(&path, &hosts, &[], &[&set[..], &copies].concat());
-    let file = path.join("said");
-    let stderr = fs::File::create(&file).expect("the scratch folder takes files");
-    let mut child = command.stdout(Stdio::null()).stderr(stderr).spawn().expect("sh is everywhere");
+    let mut child = spawn_saying(&mut command, &path);
     super::launch::wait_for_step(&path, 9);
     let _ = Command::new("kill").arg("-KILL").args(hosts.processes_of_second()).status();
     memories.lose_second();
     let status = child.wait().expect("it ends");
-    let said = fs::read_to_string(&file).expect("text");
+    let said = said_in(&path);
     assert_eq!(status.code(), Some(0), "{said}");
     let [restart] = &super::restarts(&path)[..] else { panic!("one restart: {said}") };
     assert_eq!(restart["state"], "neighbour", "{said}");
@@ -387,20 +383,27 @@ fn the_host_of_a_slow_rank_is_replaced() {
 
 /// Returns the figures of a run on threads, and removes its results.
 fn undisturbed(folder: &Path, set: &[&str]) -> Vec<[String; 5]> {
-    let mut alone = Command::new(pipewright());
-    with_overrides(alone.current_dir(folder), set);
-    let output = alone.output().expect("it starts");
-    assert_eq!(output.status.code(), Some(0), "{set:?}: {}", words(&output));
-    let expected = figures(folder);
+    let expected = train_on_threads(folder, set);
     fs::remove_dir_all(folder.join("out")).expect("the results");
     expected
+}
+
+/// Starts `launch`, which writes its words into the file `said` of the folder: processes of a host that is cut off
+/// stay, and would keep a pipe open.
+pub(super) fn spawn_saying(command: &mut Command, folder: &Path) -> Child {
+    let said = fs::File::create(folder.join("said")).expect("the scratch folder takes files");
+    command.stdout(Stdio::null()).stderr(said).spawn().expect("sh is everywhere")
+}
+
+/// Returns the words of `launch` so far.
+pub(super) fn said_in(folder: &Path) -> String {
+    fs::read_to_string(folder.join("said")).expect("text")
 }
 
 /// Returns `launch` on the first host, with both hosts in its hostfile, and with further options.
 pub(super) fn launch_on(folder: &Path, hosts: &Hosts, options: &[&str], set: &[&str]) -> Command {
     let shell = write_remote_shell(folder, &hosts.names[1]);
-    let file = folder.join("hosts");
-    fs::write(&file, ADDRESSES.map(|address| format!("{address} slots=2\n")).concat()).expect("a file");
+    write_hostfile(folder);
     let mut command = Command::new("sh");
     command.current_dir(folder).args(["-c", &on_host(&hosts.names[0], folder, r#"exec "$@""#), "sh"]);
     command.env("OMPI_MCA_orte_tmpdir_base", folder).env("OMPI_MCA_plm_rsh_agent", &shell);

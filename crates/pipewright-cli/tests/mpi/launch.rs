@@ -6,7 +6,10 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{figures, folder, left_running, pipewright, process_of, restarts, signal, with_overrides, words};
+use super::{
+    figures, folder, left_running, pipewright, process_of, restarts, signal, train_on_threads,
+    with_overrides, words,
+};
 
 /// The settings of runs that are disturbed: long enough for a fault, with a checkpoint after every second
 /// step.
@@ -31,11 +34,7 @@ fn launch(folder: &Path, options: &[&str], set: &[&str]) -> Command {
 /// Returns the figures of a run that nothing disturbs, on threads.
 fn undisturbed() -> Vec<[String; 5]> {
     let folder = folder();
-    let mut alone = Command::new(pipewright());
-    with_overrides(alone.current_dir(folder.path()), &SETTINGS);
-    let output = alone.output().expect("it starts");
-    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
-    figures(folder.path())
+    train_on_threads(folder.path(), &SETTINGS)
 }
 
 /// Waits until the run has taken this step.
@@ -127,9 +126,7 @@ fn a_failure_that_repeats_ends_the_launch_with_both_reports() {
 #[test]
 fn a_fault_of_an_earlier_attempt_does_not_end_the_processes() {
     let folder = folder();
-    let mut train = Command::new(pipewright());
-    with_overrides(train.current_dir(folder.path()), &SETTINGS);
-    assert_eq!(train.output().expect("it starts").status.code(), Some(0));
+    train_on_threads(folder.path(), &SETTINGS);
     let left = folder.path().join("out/failure.json");
     fs::write(&left, "{}").expect("the folder takes files");
     let mut launch = Command::new(pipewright());

@@ -73,6 +73,15 @@ fn processes(folder: &Path, count: u32, overrides: &[&str]) -> Output {
     processes_command(folder, count, overrides).output().expect("mpirun is installed with MPI")
 }
 
+/// Trains on threads of one process. Returns the figures.
+fn train_on_threads(folder: &Path, overrides: &[&str]) -> Vec<[String; 5]> {
+    let mut command = Command::new(pipewright());
+    with_overrides(command.current_dir(folder), overrides);
+    let output = command.output().expect("it starts");
+    assert_eq!(output.status.code(), Some(0), "{overrides:?}: {}", words(&output));
+    figures(folder)
+}
+
 fn words(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }

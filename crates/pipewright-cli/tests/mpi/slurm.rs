@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{figures, folder, pipewright, restarts, signal, with_overrides, words};
+use super::{figures, folder, pipewright, restarts, signal, train_on_threads, with_overrides, words};
 
 /// Starts a process for each entry of the list of nodes, after `before`, or fails if a node is down. Only
 /// processes on the node `WRONG` get the fault `FAULT`.
@@ -110,11 +110,7 @@ fn launch(folder: &Path, nodes: &str, tasks: &str, (wrong, fault): (&str, &str),
 /// Returns the figures of a run on threads, which nothing disturbs.
 pub(super) fn undisturbed(set: &[&str]) -> Vec<[String; 5]> {
     let folder = folder();
-    let mut alone = Command::new(pipewright());
-    with_overrides(alone.current_dir(folder.path()), set);
-    let output = alone.output().expect("it starts");
-    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
-    figures(folder.path())
+    train_on_threads(folder.path(), set)
 }
 
 /// Returns the lists of nodes of all starts.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use super::{folder, pipewright, signal, with_overrides, words};
+use super::{folder, pipewright, signal, train_on_threads, with_overrides, words};
 
 /// Answers a question to a host with the real program, after `ask`. Records a start in the file `starts` and
 /// runs `start`, which has the number of the start in `$1`.
@@ -95,17 +95,10 @@ fn a_run_that_has_not_begun_starts_again_on_the_hosts_that_answer() {
     assert_eq!(words, format!("train small.toml {set}"));
 }
 
-/// Trains for two steps.
-fn train(folder: &Path) {
-    let mut command = Command::new(pipewright());
-    with_overrides(command.current_dir(folder), &["run.steps=2", "pipeline.ranks=2"]);
-    succeed(&mut command);
-}
-
 #[test]
 fn a_resumption_that_has_not_begun_keeps_its_settings() {
     let folder = with_launcher("");
-    train(folder.path());
+    train_on_threads(folder.path(), &["run.steps=2", "pipeline.ranks=2"]);
     let said = succeed(launch(folder.path(), &[]).args(["resume", "out", "--set", "run.steps=4"]));
     assert!(
         said.contains("step 3: a process has ended") && said.contains("the processes start again"),

@@ -1,9 +1,8 @@
 //! Tests of verified steps in several processes: the process that has computed wrong bits is named.
 
 use std::fs;
-use std::process::Command;
 
-use super::{figures, folder, pipewright, processes_command, with_overrides, words};
+use super::{figures, folder, processes_command, train_on_threads, words};
 
 /// Checks that a process that computes wrong bits once is named, and that the run has the figures of threads
 /// without the fault.
@@ -11,11 +10,7 @@ fn check_verified(count: u32, rank: u32, set: &[&str]) {
     let folder = folder();
     let common = ["run.steps=10", "pipeline.microbatches=4", "model.num_hidden_layers=4", "pipeline.ranks=2"];
     let set = [&common[..], set].concat();
-    let mut alone = Command::new(pipewright());
-    with_overrides(alone.current_dir(folder.path()), &set);
-    let output = alone.output().expect("it starts");
-    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
-    let expected = figures(folder.path());
+    let expected = train_on_threads(folder.path(), &set);
     let set = [&set[..], &["run.verify=on-suspicion"]].concat();
     let mut command = processes_command(folder.path(), count, &set);
     let fault = format!("flip:{rank}:9");
