@@ -174,6 +174,26 @@ fn the_blocks_of_an_overlap_alternate() {
 }
 
 #[test]
+fn each_rank_begins_its_update_once_in_a_step_that_updates() {
+    /// Counts the updates that ranks begin.
+    #[derive(Default)]
+    struct Begun(AtomicUsize);
+    impl ActionHook for Begun {
+        fn begin_update(&self, _rank: WorldRank) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    let hook = Arc::new(Begun::default());
+    // Each rank has two stages.
+    let mut pipeline = builder("zbvzerobubble").hook(hook.clone()).launch().expect("it starts");
+    pipeline.eval_batch(brought(0)).expect("an evaluation");
+    pipeline.accumulate(brought(1)).expect("a batch");
+    assert_eq!(hook.0.load(Ordering::SeqCst), 0);
+    pipeline.step_batch(brought(2), 1e-2).expect("a step");
+    assert_eq!(hook.0.load(Ordering::SeqCst), 2);
+}
+
+#[test]
 fn recomputed_and_sharded_stages_run_block_by_block() {
     for recompute in [Recompute::Stage, Recompute::Block] {
         let hook = Arc::new(ByBlock::default());

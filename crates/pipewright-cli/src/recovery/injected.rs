@@ -8,9 +8,15 @@
 //! computes a wrong bit in each element of the gradients that it sends for the first microbatch, in as many
 //! computations of the step as the number of times. With the kind `infinite`, the first element of these
 //! gradients is infinite. A tensor rank sends only some of the elements. A rank that has the first stage alone
-//! sends no gradients and is refused.
+//! sends no gradients and is refused. With the kinds `kill-in-update` and `stop-in-update`, the process of the rank
+//! kills or stops itself when the rank has the gradient norm and has not updated its parameters.
+//!
+//! A fault of any kind but `slow` may have `file=PATH` instead of the step and the number of times. It then happens
+//! when the file exists, and removes it. So it happens once, although the run starts again.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -21,6 +27,7 @@ use pipewright::ids::{StepNumber, WorldRank};
 use pipewright::stage::StageError;
 use pipewright::tensor::{pack, unpack};
 use pipewright_schedule::Action;
+use rustix::process::{Signal, getpid, kill_process};
 
 use crate::failure::Failure;
 
@@ -42,9 +49,18 @@ pub(crate) struct InjectedFaults {
 struct InjectedFault {
     kind: Kind,
     rank: WorldRank,
-    step: u64,
-    /// How often it is still to happen; the number of steps of a slow rank.
-    left: AtomicU32,
+    moment: Moment,
+}
+
+#[derive(Debug)]
+enum Moment {
+    Step {
+        step: u64,
+        /// How often the fault is still to happen; the number of steps of a slow rank.
+        left: AtomicU32,
+    },
+    /// When this file exists.
+    File(PathBuf),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +70,20 @@ enum Kind {
     Slow,
     Flip,
     Infinite,
+    KillInUpdate,
+    StopInUpdate,
 }
+
+/// The names of the kinds.
+const KINDS: [(&str, Kind); 7] = [
+    ("panic", Kind::Panic),
+    ("hang", Kind::Hang),
+    ("slow", Kind::Slow),
+    ("flip", Kind::Flip),
+    ("infinite", Kind::Infinite),
+    ("kill-in-update", Kind::KillInUpdate),
+    ("stop-in-update", Kind::StopInUpdate),
+];
 
 impl Kind {
     fn is_wrong_gradient(self) -> bool {
@@ -85,9 +114,10 @@ impl InjectedFaults {
         let text = text.to_string_lossy();
         let faults: Option<Vec<InjectedFault>> = text.split(',').map(InjectedFault::read).collect();
         let faults = faults.ok_or_else(|| {
+            let kinds = KINDS.map(|(name, _)| name).join(", ");
             Failure::input(format!(
-                "{VARIABLE}={text}: write KIND:RANK:STEP or KIND:RANK:STEP:TIMES with the kind panic, hang, slow, flip or \
-                 infinite, such as panic:1:3, and a step and a number of times from 1"
+                "{VARIABLE}={text}: write KIND:RANK:STEP or KIND:RANK:STEP:TIMES with one of the kinds {kinds}, such as \
+                 panic:1:3, and a step and a number of times from 1; or KIND:RANK:file=PATH with another kind than slow"
             ))
         })?;
         Ok(Some(Arc::new(Self { faults, steps: Mutex::default() })))
@@ -126,20 +156,13 @@ impl InjectedFaults {
 
 impl InjectedFault {
     fn read(text: &str) -> Option<Self> {
-        let mut parts = text.trim().split(':');
-        let kind = match parts.next()? {
-            "panic" => Kind::Panic,
-            "hang" => Kind::Hang,
-            "slow" => Kind::Slow,
-            "flip" => Kind::Flip,
-            "infinite" => Kind::Infinite,
-            _ => return None,
-        };
-        let (rank, step): (u32, u64) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
-        let times: u32 = parts.next().map_or(Ok(1), str::parse).ok()?;
-        let happens = step > 0 && times > 0 && parts.next().is_none();
-        let (rank, left) = (WorldRank::new(rank), AtomicU32::new(times));
-        happens.then_some(Self { kind, rank, step, left })
+        let mut parts = text.trim().splitn(3, ':');
+        let name = parts.next()?;
+        let kind = KINDS.iter().find(|(known, _)| *known == name)?.1;
+        let rank = WorldRank::new(parts.next()?.parse().ok()?);
+        let moment = Moment::read(parts.next()?)?;
+        let happens = kind != Kind::Slow || matches!(moment, Moment::Step { .. });
+        happens.then_some(Self { kind, rank, moment })
     }
 
     /// Returns whether the fault ends the action of this rank in this step, and counts it.
@@ -152,23 +175,68 @@ impl InjectedFault {
         self.kind.is_wrong_gradient() && self.takes(rank, step)
     }
 
+    /// Returns the signal that the fault sends to the process of this rank in the update of this step, and counts
+    /// the fault.
+    fn signals_update(&self, rank: WorldRank, step: u64) -> Option<Signal> {
+        let signal = match self.kind {
+            Kind::KillInUpdate => Signal::KILL,
+            Kind::StopInUpdate => Signal::STOP,
+            _ => return None,
+        };
+        self.takes(rank, step).then_some(signal)
+    }
+
     fn takes(&self, rank: WorldRank, step: u64) -> bool {
-        let take = |left: u32| left.checked_sub(1);
-        (self.rank, self.step) == (rank, step)
-            && self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok()
+        self.rank == rank && self.moment.takes(step)
     }
 
     /// Returns whether the fault makes this rank slow in this step.
     fn slows(&self, rank: WorldRank, step: u64) -> bool {
-        let steps = u64::from(self.left.load(Ordering::SeqCst));
-        let is_due = step.checked_sub(self.step).is_some_and(|since| since < steps);
-        self.kind == Kind::Slow && self.rank == rank && is_due
+        self.kind == Kind::Slow && self.rank == rank && self.moment.lasts(step)
+    }
+}
+
+impl Moment {
+    fn read(text: &str) -> Option<Self> {
+        if let Some(path) = text.strip_prefix("file=") {
+            return (!path.is_empty()).then(|| Self::File(path.into()));
+        }
+        let (step, times) = text.split_once(':').unwrap_or((text, "1"));
+        let (step, times): (u64, u32) = (step.parse().ok()?, times.parse().ok()?);
+        (step > 0 && times > 0).then(|| Self::Step { step, left: AtomicU32::new(times) })
+    }
+
+    /// Returns whether a fault happens in this step, and counts it.
+    fn takes(&self, step: u64) -> bool {
+        match self {
+            Self::Step { step: due, left } => {
+                let take = |left: u32| left.checked_sub(1);
+                *due == step && left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok()
+            }
+            // Only one process can remove it.
+            Self::File(path) => fs::remove_file(path).is_ok(),
+        }
+    }
+
+    /// Returns whether a fault that lasts several steps has begun and not ended in this step.
+    fn lasts(&self, step: u64) -> bool {
+        let Self::Step { step: first, left } = self else { return false };
+        let steps = u64::from(left.load(Ordering::SeqCst));
+        step.checked_sub(*first).is_some_and(|since| since < steps)
     }
 }
 
 impl ActionHook for InjectedFaults {
     fn begin_step(&self, rank: WorldRank, step: StepNumber) {
         self.steps.lock().unwrap_or_else(PoisonError::into_inner).insert(rank, step.get());
+    }
+
+    fn begin_update(&self, rank: WorldRank) {
+        let step = self.step_of(rank);
+        if let Some(signal) = self.faults.iter().find_map(|fault| fault.signals_update(rank, step)) {
+            // A process may always send a signal to itself.
+            let _ = kill_process(getpid(), signal);
+        }
     }
 
     fn around(&self, rank: WorldRank, action: Action, run: &mut dyn FnMut()) {
@@ -181,7 +249,7 @@ impl ActionHook for InjectedFaults {
             Some(Kind::Hang) => loop {
                 std::thread::sleep(Duration::from_secs(3600));
             },
-            Some(Kind::Slow | Kind::Flip | Kind::Infinite) | None => run(),
+            _ => run(),
         }
     }
 
@@ -233,6 +301,14 @@ mod tests {
         assert!(!flip.happens(rank, 3) && !flip.changes_gradient(rank, 2), "another kind or step");
         assert_eq!([(); 2].map(|()| flip.changes_gradient(rank, 3)), [true, false]);
         assert!(InjectedFault::read("infinite:1:3").is_some_and(|fault| fault.changes_gradient(rank, 3)));
+        for (text, signal) in [("kill-in-update:1:3", Signal::KILL), ("stop-in-update:1:3", Signal::STOP)] {
+            let fault = InjectedFault::read(text).expect("a fault");
+            assert!(
+                !fault.happens(rank, 3) && fault.signals_update(rank, 2).is_none(),
+                "another kind or step"
+            );
+            assert_eq!([(); 2].map(|()| fault.signals_update(rank, 3)), [Some(signal), None], "{text}");
+        }
         let faults = InjectedFaults {
             faults: vec![InjectedFault::read("flip:1:3").expect("a fault")],
             steps: Mutex::default(),
@@ -244,5 +320,20 @@ mod tests {
         {
             assert!(InjectedFault::read(wrong).is_none(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_fault_happens_once_for_each_file() {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let file = folder.path().join("a:b");
+        let with_file = |kind: &str| InjectedFault::read(&format!("{kind}:1:file={}", file.display()));
+        let fault = with_file("panic").expect("a fault");
+        let happens = |rank: u32| fault.happens(WorldRank::new(rank), 7);
+        assert!(!happens(1), "there is no file");
+        for _ in 0..2 {
+            fs::write(&file, "").expect("the folder takes files");
+            assert_eq!([0, 1, 1].map(happens), [false, true, false]);
+        }
+        assert!(with_file("slow").is_none() && InjectedFault::read("panic:1:file=").is_none());
     }
 }

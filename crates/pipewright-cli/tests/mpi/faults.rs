@@ -1,7 +1,7 @@
 //! A long trial, run by hand: a run of four processes on two hosts meets many faults, ends without help, and
 //! has the results of an undisturbed run, to the bit.
 //!
-//! `PIPEWRIGHT_FAULTS` is the number of faults, by default 27, and `PIPEWRIGHT_SEED` chooses their moments.
+//! `PIPEWRIGHT_FAULTS` is the number of faults, by default 33, and `PIPEWRIGHT_SEED` chooses their moments.
 //! The hosts are network namespaces of this machine, and each has a file system in memory for its copies.
 
 use std::cell::Cell;
@@ -40,23 +40,32 @@ enum Fault {
     LoseHost,
     /// A process is stopped, and stays so.
     Stop,
+    /// A process is killed when it has the gradient norm and has not updated its parameters.
+    KillInUpdate,
+    /// A process is stopped at the same moment, and stays so.
+    StopInUpdate,
     /// The cable between the hosts is cut, and mended after the run has continued without the second host.
     CutLink,
     /// The disk of the run's folder is full for a while.
     FullDisk,
 }
 
-const FAULTS: [Fault; 9] = [
+const FAULTS: [Fault; 11] = [
     Fault::Kill,
     Fault::LoseHost,
     Fault::KillInCheckpoint,
     Fault::KillHost,
+    Fault::KillInUpdate,
     Fault::KillLeader,
     Fault::CutLink,
     Fault::KillInResume,
+    Fault::StopInUpdate,
     Fault::FullDisk,
     Fault::Stop,
 ];
+
+/// The faults of the processes by themselves. Each happens when its file is in the folder of the trial.
+const INJECTED: &str = "kill-in-update:1:file=kill,stop-in-update:1:file=stop";
 
 /// A disturbed run.
 struct Trial {
@@ -189,6 +198,14 @@ impl Trial {
                 restart = self.restart();
                 self.signal_rank(1, "KILL") && has_reached
             }
+            Fault::KillInUpdate | Fault::StopInUpdate => {
+                let name = if fault == Fault::KillInUpdate { "kill" } else { "stop" };
+                let file = self.folder.join(name);
+                fs::write(&file, "").expect("the scratch folder takes files");
+                self.wait_until("an update", |_| !file.exists());
+                (begun, restart) = (Instant::now(), self.restart());
+                true
+            }
             Fault::CutLink => {
                 self.hosts.cut();
                 self.wait_until("a restart", |trial| trial.restart() > restart);
@@ -314,7 +331,7 @@ fn print_equality(steps: usize, tensors: usize) {
 #[ignore = "takes minutes, and needs root; see docs/processes.md"]
 fn a_run_survives_many_faults() {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let (count, seed) = (number("PIPEWRIGHT_FAULTS").unwrap_or(27), number("PIPEWRIGHT_SEED").unwrap_or(1));
+    let (count, seed) = (number("PIPEWRIGHT_FAULTS").unwrap_or(33), number("PIPEWRIGHT_SEED").unwrap_or(1));
     let Some(hosts) = Hosts::new('f') else { panic!("network namespaces need root and iproute2") };
     let (scratch, alone) = (folder(), folder());
     let path = scratch.path().canonicalize().expect("it exists");
@@ -327,7 +344,7 @@ fn a_run_survives_many_faults() {
     let disturbed = ["run.checkpoint_every=5", "run.grow=false", "run.deadline_seconds=3"];
     let disturbed = [&disturbed[..], &copies].concat();
     let mut command = launch_on(&path, &hosts, &["--restarts", "1000"], &[&set[..], &disturbed].concat());
-    command.env("MPIEXEC_TIMEOUT", "3600");
+    command.env("MPIEXEC_TIMEOUT", "3600").env("PIPEWRIGHT_FAULT", INJECTED);
     let mut child = spawn_saying(&mut command, &path);
     let mut trial = Trial { folder: path.clone(), hosts, memories, random: seed };
     let (mut seconds, mut missed) = (BTreeMap::<Fault, Vec<f64>>::new(), 0);

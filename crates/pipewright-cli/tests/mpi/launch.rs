@@ -88,6 +88,36 @@ fn a_run_survives_processes_that_are_killed() {
     check_survived(&[1, 0], "KILL");
 }
 
+/// Lets rank 1 kill or stop itself in an update after step 5. Checks that the run continues after it with the
+/// results of an undisturbed run, and that the record names the rank.
+fn check_survived_in_update(kind: &str) {
+    let folder = folder();
+    let path = folder.path().canonicalize().expect("it exists");
+    let fault = format!("{kind}-in-update:1:file=fault");
+    let child = launch(&path, &[], &[]).env("PIPEWRIGHT_FAULT", fault).spawn().expect("it starts");
+    wait_for_step(&path, 5);
+    fs::write(path.join("fault"), "").expect("the scratch folder takes files");
+    let output = end(child);
+    let said = words(&output);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(!path.join("fault").exists(), "the fault has happened");
+    let [restart] = &restarts(&path)[..] else { panic!("one restart: {said}") };
+    let cause = restart["cause"].as_str().expect("a text");
+    assert!(cause.contains("rank 1 is lost") || cause.contains("rank 1 has sent no heartbeat"), "{cause}");
+    assert_eq!(figures(&path), undisturbed(), "{said}");
+}
+
+#[test]
+fn a_run_survives_a_process_that_is_killed_in_its_update() {
+    check_survived_in_update("kill");
+}
+
+#[test]
+#[ignore = "takes half a minute"]
+fn a_run_survives_a_process_that_is_stopped_in_its_update() {
+    check_survived_in_update("stop");
+}
+
 #[test]
 fn a_killed_process_costs_at_most_one_step_with_copies_in_memory() {
     let folder = folder();

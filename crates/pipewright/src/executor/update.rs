@@ -33,6 +33,9 @@ pub(super) fn update(
     let factors = factors(context, step.input(), accumulation, Some(norms));
     let is_as_assumed = norms.whole.is_finite() && factors == assumed;
     let learning_rate = step.input().learning_rate;
+    if let Some(hook) = context.hook() {
+        hook.begin_update(context.world_rank());
+    }
     for stage in stages.iter_mut() {
         // A skipped update notes this too: a rank that fails from here on may not learn that the loss scale
         // changes.

@@ -87,6 +87,11 @@ pub trait ActionHook: Send + Sync {
     /// hook that needs the step keeps it for each rank.
     fn begin_step(&self, _rank: WorldRank, _step: StepNumber) {}
 
+    /// Called in a step that updates, when the rank has the gradient norm and before it updates its parameters.
+    /// Other ranks may have updated theirs, so a failure here ends the training
+    /// ([`PipelineError::Diverged`](crate::pipeline::PipelineError::Diverged)).
+    fn begin_update(&self, _rank: WorldRank) {}
+
     /// Called when the tensors of an action have arrived; for a receive, at once. It must call `run`, which
     /// runs the action. Use it for scopes that end with the action.
     fn around(&self, _rank: WorldRank, _action: Action, run: &mut dyn FnMut()) {

@@ -8,6 +8,8 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use pipewright::batch::Batch;
 use pipewright::failure::{Cause, StepError};
+use pipewright::hook::ActionHook;
+use pipewright::ids::WorldRank;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::transport::World;
@@ -224,6 +226,34 @@ fn a_failed_update_is_reported_with_its_stage_and_ends_the_training() {
     // Rank 0 has updated.
     let next = pipeline.step(batch(0, 4), batch(100, 4), 1e-2);
     assert!(matches!(next, Err(PipelineError::Diverged { .. })), "{next:?}");
+}
+
+#[test]
+fn a_failure_between_the_norm_and_the_update_ends_the_training_with_its_cause() {
+    /// Lets rank 1 fail in its first update when rank 0 has updated.
+    struct Fails(Arc<AtomicBool>);
+    impl ActionHook for Fails {
+        fn begin_update(&self, rank: WorldRank) {
+            if rank.get() == 1 {
+                while !self.0.load(Ordering::SeqCst) {
+                    std::thread::yield_now();
+                }
+                panic!("out of cheese");
+            }
+        }
+    }
+    let updated = Arc::new(AtomicBool::new(false));
+    let hook: Arc<dyn ActionHook> = Arc::new(Fails(updated.clone()));
+    let optimizer = Some(descent(move || updated.store(true, Ordering::SeqCst)));
+    let config = PipelineConfig { optimizer, hook: Some(hook), ..config() };
+    let mut pipeline =
+        Pipeline::launch(program("1f1b", 2, 4), World::local(2), &config, |index| stage(index, 2))
+            .expect("the pipeline starts");
+    let error = step(&mut pipeline).expect_err("the hook panics").to_string();
+    assert_eq!(error, "step 1: rank 1: the stage panicked: out of cheese");
+    let next = pipeline.step(batch(0, 4), batch(100, 4), 1e-2).expect_err("rank 0 has updated");
+    let PipelineError::Diverged { step, first } = next else { panic!("{next}") };
+    assert_eq!((step.get(), first.to_string()), (1, error));
 }
 
 #[test]
