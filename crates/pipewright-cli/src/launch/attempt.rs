@@ -53,23 +53,25 @@ pub(crate) struct AttemptEnd {
     pub(crate) status: ExitStatus,
     /// The time after which it was ended because its processes had not joined each other.
     pub(crate) late: Option<Duration>,
+    /// The time after which its processes had joined each other, if they had.
+    pub(crate) joined: Option<Duration>,
 }
 
 /// When the processes have joined each other.
 pub(crate) struct Joining<F> {
     /// Returns whether they have.
     pub(crate) is_done: F,
-    /// The longest time that it may take.
-    pub(crate) limit: Duration,
+    /// The longest time that it may take; `None` if it may take any time.
+    pub(crate) limit: Option<Duration>,
 }
 
 /// Starts the launcher and waits for its end. If a signal asks for the end of the run, or `is_replaced` does,
 /// the processes save a checkpoint and end. If `first_cause` is written and the launcher does not end, it is
-/// ended. So is one whose processes do not join each other in time.
+/// ended. So is one whose processes do not join each other in time, at once.
 pub(crate) fn run<F: Fn() -> bool>(
     command: &mut Command,
     first_cause: &Path,
-    joining: Option<&Joining<F>>,
+    joining: &Joining<F>,
     stop: &Stop,
     mut is_replaced: impl FnMut() -> bool,
 ) -> io::Result<AttemptEnd> {
@@ -79,10 +81,10 @@ pub(crate) fn run<F: Fn() -> bool>(
     let mut child = command.spawn()?;
     let begun = Instant::now();
     let (mut is_stopping, mut is_ending, mut failed) = (false, false, None);
-    let (mut joining, mut late) = (joining, None);
+    let (mut joined, mut late) = (None, None);
     loop {
         if let Some(status) = child.try_wait()? {
-            return Ok(AttemptEnd { status, late });
+            return Ok(AttemptEnd { status, late, joined });
         }
         if (stop.is_asked() || is_replaced()) && !std::mem::replace(&mut is_stopping, true) {
             // Launchers pass this signal on to their processes, and do not end them.
@@ -91,19 +93,21 @@ pub(crate) fn run<F: Fn() -> bool>(
         if failed.is_none() && first_cause.exists() {
             failed = Some(Instant::now());
         }
-        joining = joining.filter(|joining| !(joining.is_done)());
-        if let Some(joining) = joining.take_if(|joining| begun.elapsed() > joining.limit)
-            && failed.is_none()
-        {
-            late = Some(joining.limit);
-            failed = Some(Instant::now());
+        if joined.is_none() && (joining.is_done)() {
+            joined = Some(begun.elapsed());
+        }
+        if joined.is_none() && failed.is_none() {
+            late = joining.limit.filter(|limit| begun.elapsed() > *limit);
+            failed = late.map(|_| Instant::now());
         }
         let waited = failed.map_or(Duration::ZERO, |failed: Instant| failed.elapsed());
+        // A launcher whose processes are late does not know of a failure, and does not end them by itself.
+        let grace = if late.is_some() { Duration::ZERO } else { GRACE };
         // A second signal would interrupt the launcher while it ends its processes.
-        if waited > GRACE && !std::mem::replace(&mut is_ending, true) {
+        if waited > grace && !std::mem::replace(&mut is_ending, true) {
             send(&child, Signal::TERM);
         }
-        if waited > GRACE + LAST_GRACE {
+        if waited > grace + LAST_GRACE {
             child.kill()?;
         }
         std::thread::sleep(PAUSE);
@@ -120,23 +124,24 @@ mod tests {
     use super::*;
 
     /// Runs `sleep` for a time, with processes that join each other or do not.
-    fn check(seconds: &str, has_joined: bool, expected: Option<Duration>) {
-        let limit = Duration::from_millis(100);
+    fn check(seconds: &str, has_joined: bool, limit: Option<Duration>, expected: Option<Duration>) {
         let joining = Joining { is_done: || has_joined, limit };
         let begun = Instant::now();
         let mut command = Command::new("sleep");
-        let end =
-            run(command.arg(seconds), Path::new("no fault"), Some(&joining), &Stop::default(), || false);
+        let end = run(command.arg(seconds), Path::new("no fault"), &joining, &Stop::default(), || false);
         let end = end.expect("sleep is everywhere");
         assert_eq!(end.late, expected, "{seconds} {has_joined}");
         assert_eq!(end.status.success(), expected.is_none(), "{seconds} {has_joined}: {}", end.status);
-        assert!(begun.elapsed() < limit + GRACE + 2 * LAST_GRACE);
+        assert_eq!(end.joined.is_some(), has_joined, "{seconds}");
+        assert!(begun.elapsed() < GRACE, "a launcher that is late has no time to end by itself");
     }
 
     #[test]
     fn a_launcher_whose_processes_do_not_come_is_ended() {
-        check("0.4", true, None);
-        check("0.01", false, None);
-        check("60", false, Some(Duration::from_millis(100)));
+        let limit = Some(Duration::from_millis(100));
+        check("0.4", true, limit, None);
+        check("0.01", false, limit, None);
+        check("0.4", false, None, None);
+        check("60", false, limit, limit);
     }
 }

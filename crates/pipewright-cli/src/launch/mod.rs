@@ -13,6 +13,7 @@ mod whole_run;
 mod short_command;
 mod allocation;
 mod starter;
+mod start_times;
 mod attempt;
 mod answer;
 mod replacement;

@@ -17,6 +17,7 @@ use crate::launch::lost_hosts::LostHosts;
 use crate::launch::replacement::Replacement;
 use crate::launch::returning_hosts::{Question, ReturningHosts};
 use crate::launch::selection::{Selection, answering, enough, names_of, usable_slots};
+use crate::launch::start_times::StartTimes;
 use crate::launch::starter::Starter;
 use crate::launch::target::{Target, with_settings};
 use crate::launch::whole_run::{MemoryRule, WholeRun};
@@ -60,6 +61,7 @@ struct Launched {
     slow: Vec<String>,
     /// The hosts that were lost.
     lost: LostHosts,
+    starts: StartTimes,
     /// When the configuration of an earlier run in the folder was written.
     earlier: Option<SystemTime>,
 }
@@ -98,6 +100,7 @@ pub(crate) fn supervise(launch: Launch) -> Result<(), Failure> {
         whole: None,
         slow: Vec::new(),
         lost: LostHosts::default(),
+        starts: StartTimes::default(),
         launch,
     };
     run.earlier = run.config_written();
@@ -114,12 +117,6 @@ pub(crate) fn supervise(launch: Launch) -> Result<(), Failure> {
     remove_growth_request(run.folder());
     remove_joined(run.folder());
     outcome
-}
-
-/// Returns the longest time in which so many processes join each other. They give up by themselves after a
-/// minute; a launcher needs the rest to start them and to end.
-fn longest_start(processes: u32) -> Duration {
-    Duration::from_secs(90) + Duration::from_millis(20) * processes
 }
 
 impl Launched {
@@ -141,21 +138,23 @@ impl Launched {
             let start = Start { number: *number, leaves_out_hosts: self.leaves_out_hosts(&restarts) };
             let mut command = self.launch.starter.command(self.processes(), hosts, words, start);
             let (mut replacement, mut growth) = (None, self.growth(&restarts));
-            let is_done = || have_joined(self.folder(), *number);
-            let joining = Joining { is_done, limit: longest_start(self.processes()) };
-            // Before the run has begun, its folder may have an earlier run.
-            let joining = Restart::is_left(self.folder()).then_some(&joining);
-            let end = attempt::run(&mut command, &self.first_cause(), joining, stop, || {
+            let resumes = self.launch.target.resumes || Restart::is_left(self.folder());
+            // The processes of `train` leave no mark, because their folder may have an earlier run.
+            let is_done = || if resumes { have_joined(self.folder(), *number) } else { self.has_begun() };
+            let limit = Restart::is_left(self.folder()).then(|| self.starts.limit(self.processes()));
+            let joining = Joining { is_done, limit };
+            let end = attempt::run(&mut command, &self.first_cause(), &joining, stop, || {
                 if let Some((growth, whole)) = &mut growth {
                     self.look_for_growth(growth, whole, hosts);
                 }
                 replacement = replacement.take().or_else(|| self.replacement(hosts, &restarts, stop));
                 replacement.is_some()
             });
-            let AttemptEnd { status, late } = end.map_err(|error| {
+            let AttemptEnd { status, late, joined } = end.map_err(|error| {
                 Failure::input(format!("{} cannot be started: {error}", command.get_program().display()))
             })?;
             let grown = growth.and_then(|(growth, _)| growth.into_asked());
+            self.starts.note(joined);
             let Err(failure) = self.ended().outcome(status, late, stop) else { return Ok(()) };
             let would_continue =
                 replacement.is_some() || grown.is_some() || !SlowRank::find(self.folder()).is_empty();

@@ -130,6 +130,24 @@ fn a_run_that_has_begun_resumes_as_quietly_as_it_has_begun() {
 }
 
 #[test]
+#[ignore = "takes half a minute"]
+fn a_start_that_hangs_is_ended_long_before_a_minute_after_one_that_did_not() {
+    let folder = with_launcher("mkdir out; echo > out/config.toml; sleep 0.5");
+    let start = fs::read_to_string(folder.path().join("start")).expect("the script");
+    // The resumed run would print the record of its restart.
+    let hangs = "[ \"$1\" != 2 ] || exec sleep 600\n[ \"$1\" != 3 ] || cp out/restart.json record\n";
+    fs::write(folder.path().join("start"), hangs.to_owned() + &start).expect("a file");
+    let begun = Instant::now();
+    let mut command = launch(folder.path(), &[]);
+    with_overrides(&mut command, &["run.steps=2"]);
+    succeed(&mut command);
+    assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
+    let record = fs::read_to_string(folder.path().join("record")).expect("a third start");
+    let cause = "the processes have not joined each other within 2";
+    assert!(record.contains(cause) && record.contains(r#""restart":2"#), "{record}");
+}
+
+#[test]
 fn a_signal_ends_the_launch_while_hosts_are_asked() {
     let folder = with_launcher("");
     fs::write(folder.path().join("ask"), "echo > asked\nexec sleep 600\n").expect("a file");
