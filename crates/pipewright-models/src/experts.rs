@@ -5,7 +5,7 @@ use pipewright::nn::{self, Expert, ExpertActivation};
 
 use crate::error::ConfigError;
 use crate::expert_form::ExpertForm;
-use crate::file_layout::{FileLayout, TensorEntry};
+use crate::file_layout::{FileLayout, StackedMatrix, TensorEntry};
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
 use crate::split::require_parts;
 
@@ -86,9 +86,16 @@ impl<S: ParameterSource> Builder<'_, S> {
         let joined = self.named(&format!("{layer}.experts"));
         let mut linear = |name: &str, sizes, split, (tensor, first, step): (&str, usize, usize)| {
             let layout = |parameter: &str| {
+                if !are_joined {
+                    // A stack has the name of most families, also where the family has other names.
+                    let tensor = format!("{layer}.experts.{tensor}");
+                    let (experts, matrix, matrices) = (count, first, step);
+                    let stack = StackedMatrix { tensor, expert: index, experts, matrix, matrices };
+                    return FileLayout { stack: Some(stack), ..FileLayout::default() };
+                }
                 let ending = if parameter == "bias" { "_bias" } else { "" };
                 let tensor = format!("{joined}.{tensor}{ending}");
-                let entry = are_joined.then_some(TensorEntry { tensor, index, count, first, step });
+                let entry = Some(TensorEntry { tensor, index, count, first, step });
                 FileLayout { entry, ..FileLayout::default() }
             };
             self.linear_in(has_bias, &format!("{path}.{name}"), sizes, split, layout)
@@ -96,7 +103,8 @@ impl<S: ParameterSource> Builder<'_, S> {
         let gate_proj = has_gate
             .then(|| linear("gate_proj", [width, inner], outputs, ("gate_up_proj", 0, 2)))
             .transpose()?;
-        let up_proj = linear("up_proj", [width, inner], outputs, ("gate_up_proj", 1, 2))?;
+        let of_up = if has_gate { ("gate_up_proj", 1, 2) } else { ("up_proj", 0, 1) };
+        let up_proj = linear("up_proj", [width, inner], outputs, of_up)?;
         let down_proj = linear("down_proj", [inner, width], inputs, ("down_proj", 0, 1))?;
         let form = nn::ExpertForm { activation, bias_share };
         Ok(Expert { gate_proj, up_proj, down_proj, form })

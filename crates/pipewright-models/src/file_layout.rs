@@ -10,6 +10,10 @@ pub struct FileLayout {
     pub parts: Option<OutputParts>,
     /// The larger tensor of which the parameter is an entry.
     pub entry: Option<TensorEntry>,
+    /// Another name that the tensor may have.
+    pub other_name: Option<String>,
+    /// The larger tensor that may have the matrix instead of a tensor of its own.
+    pub stack: Option<StackedMatrix>,
 }
 
 /// The outputs of a linear layer that are several parts, such as queries, keys and values. Files have one
@@ -64,6 +68,35 @@ pub struct TensorEntry {
     pub first: usize,
     /// The distance of neighbouring columns.
     pub step: usize,
+}
+
+/// A matrix in a tensor that has the matrices of all experts of a layer. transformers computes with such
+/// tensors, and writes them if `save_pretrained` has `save_original_format=False`. The tensor is
+/// `[experts, matrices * outputs, inputs]`: the matrices of an expert follow each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StackedMatrix {
+    /// The name of the tensor.
+    pub tensor: String,
+    /// The index of the expert.
+    pub expert: usize,
+    /// The number of experts.
+    pub experts: usize,
+    /// The index of the matrix among those of the expert.
+    pub matrix: usize,
+    /// The number of matrices of an expert in the tensor.
+    pub matrices: usize,
+}
+
+impl StackedMatrix {
+    /// Returns the shape of the tensor with matrices of `[outputs, inputs]`.
+    pub(crate) fn tensor_shape(&self, [outputs, inputs]: [usize; 2]) -> Vec<usize> {
+        vec![self.experts, self.matrices.saturating_mul(outputs), inputs]
+    }
+
+    /// Returns the index of the matrix among all matrices of the tensor.
+    pub(crate) fn index(&self) -> usize {
+        self.expert * self.matrices + self.matrix
+    }
 }
 
 impl TensorEntry {

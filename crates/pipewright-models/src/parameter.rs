@@ -102,9 +102,16 @@ impl ParameterSpec {
         Self { path, shape, kind, layout: FileLayout::default() }
     }
 
-    /// Returns the name of the tensor in files that has the parameter.
+    /// Returns the name of the tensor in files that has the parameter, unless it has another place.
     pub(crate) fn tensor(&self) -> &str {
         self.layout.entry.as_ref().map_or(&self.path, |entry| &entry.tensor)
+    }
+
+    /// Returns the names that the tensor with the parameter may have in files.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &str> {
+        let FileLayout { other_name, stack, .. } = &self.layout;
+        let stack = stack.as_ref().map(|stack| &*stack.tensor);
+        [Some(self.tensor()), other_name.as_deref(), stack].into_iter().flatten()
     }
 
     /// Returns whether the parameter belongs to an expert that a router chooses.

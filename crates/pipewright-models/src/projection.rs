@@ -82,7 +82,7 @@ impl<S: ParameterSource> Builder<'_, S> {
         split: SplitLinear,
         parts: Option<OutputParts>,
     ) -> Result<Projection, S::Error> {
-        let layout = FileLayout { inputs_first: self.inputs_first(), parts, entry: None };
+        let layout = FileLayout { inputs_first: self.inputs_first(), parts, ..FileLayout::default() };
         let stored = |_: &str| layout.clone();
         let Linear { weight, bias } = self.linear_in(bias, path, [inputs, outputs], split, stored)?;
         let mut projection = Projection {

@@ -20,12 +20,11 @@ pub(crate) fn method_of(config: &Value) -> Option<String> {
 pub(crate) fn advice(method: &str) -> String {
     const ORIGINAL: &str = "use the model from which the quantised one was made";
     // The methods and classes of transformers 5.23. Without `save_original_format=False`, it writes matrices
-    // of gpt-oss under the names of quantised ones. It writes experts of other families in a form that is
-    // not read.
-    let (class, limit) = match method {
-        "mxfp4" => ("Mxfp4Config", ""),
-        "fp8" | "mxfp8" => ("FineGrainedFP8Config", ", if it has no experts,"),
-        "compressed-tensors" => ("CompressedTensorsConfig", ", if it has no experts,"),
+    // of gpt-oss under the names of quantised ones, and cannot write the experts of other families.
+    let class = match method {
+        "mxfp4" => "Mxfp4Config",
+        "fp8" | "mxfp8" => "FineGrainedFP8Config",
+        "compressed-tensors" => "CompressedTensorsConfig",
         "bitsandbytes" | "higgs" => {
             return format!(
                 "{ORIGINAL}, or write it without quantisation (`from_pretrained`, `model.dequantize()` and `save_pretrained` of \
@@ -35,7 +34,7 @@ pub(crate) fn advice(method: &str) -> String {
         _ => return format!("{ORIGINAL}, because transformers cannot undo this quantisation"),
     };
     format!(
-        "{ORIGINAL}, or{limit} write it without quantisation (`from_pretrained` with \
+        "{ORIGINAL}, or write it without quantisation (`from_pretrained` with \
          `quantization_config={class}(dequantize=True)`, and `save_pretrained` with `save_original_format=False`, of transformers)"
     )
 }
@@ -86,7 +85,7 @@ mod tests {
             "or write it without quantisation (`from_pretrained` with `quantization_config=Mxfp4Config(",
         );
         check(&["mxfp4"], "`save_pretrained` with `save_original_format=False`");
-        check(&["fp8", "mxfp8"], "or, if it has no experts, write it without quantisation");
+        check(&["fp8", "mxfp8", "compressed-tensors"], "`save_pretrained` with `save_original_format=False`");
         check(&["fp8", "mxfp8"], "quantization_config=FineGrainedFP8Config(dequantize=True)");
         check(&["compressed-tensors"], "quantization_config=CompressedTensorsConfig(dequantize=True)");
         check(&["bitsandbytes", "higgs"], "`model.dequantize()`");

@@ -6,7 +6,9 @@ use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData, activation};
 use pipewright::nn::{TensorParallel, at_least_single, count_choices, linear};
 use pipewright::stage::StageContext;
+use pipewright::tensor::Placement;
 
+use crate::file_layout::FileLayout;
 use crate::parameter::{Builder, ParameterKind, ParameterSource};
 use crate::valid_tokens::{valid_choices, valid_tokens};
 
@@ -74,7 +76,12 @@ impl<S: ParameterSource> Builder<'_, S> {
         [hidden, experts]: [usize; 2],
         has_correction: bool,
     ) -> Result<Router, S::Error> {
-        let weight = self.parameter(path, "weight", [hidden, experts], ParameterKind::Matrix)?;
+        // transformers may write the router under the name that it has in most families.
+        let usual = format!("{path}.weight");
+        let other_name = (self.named(&usual) != usual).then_some(usual);
+        let (shape, layout) = ([hidden, experts], FileLayout { other_name, ..FileLayout::default() });
+        let kind = (ParameterKind::Matrix, layout);
+        let weight = self.stored(path, "weight", shape, kind, Placement::REPLICATED)?;
         let mut router = Router { weight, bias: None, e_score_correction_bias: None };
         if has_correction {
             let correction = self.parameter(path, CORRECTION, [experts], ParameterKind::Bias)?;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::error::HfError;
-use super::layout::file_shape;
+use super::layout::FilePlace;
 use super::weights::{PREFIXES, Weights};
 use crate::parameter::{ParameterKind, ParameterSpec};
 
@@ -37,8 +37,8 @@ pub fn check_weights(dir: &Path, parameters: &[ParameterSpec]) -> Result<Vec<Str
         weights.file(name)?;
     }
     for spec in parameters {
-        let (tensor, file) = weights.find(spec.tensor())?;
-        weights.file(file)?.check(&tensor, &file_shape(spec))?;
+        let (place, file) = weights.find(spec)?;
+        weights.file(file)?.check(&place.tensor, &place.shape)?;
     }
     unused(&mut weights, parameters)
 }
@@ -47,7 +47,7 @@ pub fn check_weights(dir: &Path, parameters: &[ParameterSpec]) -> Result<Vec<Str
 /// contradict it.
 pub(super) fn unused(weights: &mut Weights, parameters: &[ParameterSpec]) -> Result<Vec<String>, HfError> {
     let used: BTreeSet<String> =
-        parameters.iter().filter_map(|spec| weights.name_of(spec.tensor())).map(Into::into).collect();
+        parameters.iter().filter_map(|spec| Some(weights.place_of(spec)?.tensor)).collect();
     let is_computed = |tensor: &str| COMPUTED.iter().any(|end| tensor.ends_with(end));
     let is_unused = |tensor: &&str| !used.contains(*tensor) && !is_computed(tensor);
     let mut unused: Vec<String> = weights.tensors().filter(is_unused).map(str::to_owned).collect();
@@ -91,17 +91,19 @@ fn is_tied_to(weights: &mut Weights, parameters: &[ParameterSpec]) -> Result<boo
     let Some(table) = parameters.iter().find(|spec| spec.kind == ParameterKind::Table) else {
         return Ok(false);
     };
-    let ((tensor, file), (_, head_file)) = (weights.find(table.tensor())?, weights.find(HEAD)?);
-    let shape = file_shape(table);
+    let head = ParameterSpec { path: HEAD.to_owned(), ..table.clone() };
+    let ((FilePlace { tensor, shape, .. }, file), (_, head_file)) =
+        (weights.find(table)?, weights.find(&head)?);
     let path = weights.directory().join(&head_file);
     let different = || HfError::UntiedHead { path: path.clone(), embedding: tensor.clone() };
     if weights.file(head_file.clone())?.check(HEAD, &shape).is_err() {
         return Err(different());
     }
-    for start in (0..shape[0]).step_by(ROWS) {
-        let rows = start..(start + ROWS).min(shape[0]);
-        let own = weights.file(file.clone())?.read_rows(&tensor, &shape, rows.clone())?;
-        let head = weights.file(head_file.clone())?.read_rows(HEAD, &shape, rows)?;
+    let (all, width) = (shape.iter().product(), shape.last().copied().unwrap_or(1).max(1));
+    for start in (0..all).step_by(ROWS * width) {
+        let rows = start..(start + ROWS * width).min(all);
+        let own = weights.file(file.clone())?.read_elements(&tensor, &shape, rows.clone())?;
+        let head = weights.file(head_file.clone())?.read_elements(HEAD, &shape, rows)?;
         // Values that are not numbers are reported when they are loaded.
         if own.iter().zip(&head).any(|(own, head)| own != head && !own.is_nan()) {
             return Err(different());

@@ -169,6 +169,19 @@ pub enum HfError {
         /// The tensor.
         tensor: String,
     },
+    /// The experts are stored in a form that is not known.
+    #[error(
+        "{}: tensor `{tensor}` is missing, and `{found}` belongs to all experts, in a form that is not read: load the model with \
+         transformers, and write it with `model.save_pretrained(DIR, save_original_format=False)`", path.display()
+    )]
+    UnknownExperts {
+        /// The file that should have the matrix, or the index.
+        path: PathBuf,
+        /// The tensor with a matrix of one expert.
+        tensor: String,
+        /// A tensor of all experts.
+        found: String,
+    },
     /// A matrix is quantised, which the configuration does not say.
     #[error(
         "{}: tensor `{tensor}` is quantised, because there is `{found}` too, and training needs whole weights: use the model from \
@@ -185,8 +198,8 @@ pub enum HfError {
     },
     /// A tensor has another shape than the configuration implies.
     #[error(
-        "{}: tensor `{tensor}` has shape {found:?}, and the configuration asks for {expected:?}",
-        path.display()
+        "{}: tensor `{tensor}` has shape {found:?}, and the configuration asks for {expected:?}{}",
+        path.display(), advice_on_order(expected, found)
     )]
     Shape {
         /// The file.
@@ -315,6 +328,19 @@ pipewright_schedule::message_as_debug!(HfError);
 fn first_of(names: &[String]) -> String {
     let first = names.iter().take(3).cloned().collect::<Vec<_>>().join(", ");
     if names.len() > 3 { format!("{first}, ...") } else { first }
+}
+
+/// Returns advice on a tensor of all experts whose dimensions have another order.
+fn advice_on_order(expected: &[usize], found: &[usize]) -> &'static str {
+    let sorted = |shape: &[usize]| {
+        let mut shape = shape.to_vec();
+        shape.sort_unstable();
+        shape
+    };
+    if expected.len() != 3 || sorted(expected) != sorted(found) {
+        return "";
+    }
+    ", in this order: load the model with transformers, and write it with `model.save_pretrained(DIR, save_original_format=False)`"
 }
 
 /// Prints a line number after a path.

@@ -15,6 +15,7 @@ use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
 use super::error::HfError;
+use super::layout::count;
 use super::weight_type::WeightType;
 
 /// The longest header that is read; the format has the same limit.
@@ -104,19 +105,19 @@ impl SafetensorsFile {
 
     /// Reads the elements of `tensor`, which must have `shape`.
     pub(super) fn read(&mut self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, HfError> {
-        self.read_rows(tensor, shape, 0..shape.first().copied().unwrap_or(1))
+        self.read_elements(tensor, shape, 0..count(shape))
     }
 
-    /// Like [`SafetensorsFile::read`], but reads some rows of the tensor only.
-    pub(super) fn read_rows(
+    /// Like [`SafetensorsFile::read`], but reads some neighbouring elements of the tensor only.
+    pub(super) fn read_elements(
         &mut self,
         tensor: &str,
         shape: &[usize],
-        rows: Range<usize>,
+        elements: Range<usize>,
     ) -> Result<Vec<f32>, HfError> {
         let (convert, (first, last)) = self.find(tensor, shape)?;
-        let in_a_row = (last - first) / shape.first().copied().unwrap_or(1).max(1);
-        let (start, end) = (first + rows.start * in_a_row, first + rows.end * in_a_row);
+        let size = (last - first) / count(shape).max(1);
+        let (start, end) = (first + elements.start * size, first + elements.end * size);
         let mut bytes = vec![0; end - start];
         let position = SeekFrom::Start(self.data + start as u64);
         let read = self.file.seek(position).and_then(|_| self.file.read_exact(&mut bytes));

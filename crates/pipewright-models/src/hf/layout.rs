@@ -3,6 +3,7 @@
 //! ([`FileLayout`](crate::file_layout::FileLayout)).
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use crate::parameter::{ParameterKind, ParameterSpec};
 
@@ -23,6 +24,41 @@ pub(super) fn file_shape(spec: &ParameterSpec) -> Vec<usize> {
         Some(entry) => entry.tensor_shape(&shape),
         None => shape,
     }
+}
+
+/// Returns the number of elements of a tensor, or the largest number if there are more.
+pub(super) fn count(shape: &[usize]) -> usize {
+    shape.iter().fold(1, |count, &size| count.saturating_mul(size))
+}
+
+/// A place of a parameter in a file: neighbouring elements of a tensor.
+#[derive(Debug)]
+pub(super) struct FilePlace<N> {
+    /// The name of the tensor.
+    pub(super) tensor: N,
+    /// The shape of the tensor.
+    pub(super) shape: Vec<usize>,
+    /// The elements that are read for the parameter.
+    pub(super) elements: Range<usize>,
+}
+
+/// Returns the places where files may have the parameter: the usual one first.
+pub(super) fn places(spec: &ParameterSpec) -> Vec<FilePlace<&str>> {
+    let layout = &spec.layout;
+    let shape = file_shape(spec);
+    let all = count(&shape);
+    let elements = layout.entry.as_ref().map_or(0..all, |entry| {
+        let length = all / entry.count.max(1);
+        entry.index * length..(entry.index + 1) * length
+    });
+    let usual = |tensor| FilePlace { tensor, shape: shape.clone(), elements: elements.clone() };
+    let mut places = vec![usual(spec.tensor())];
+    places.extend(layout.other_name.as_deref().map(usual));
+    if let (Some(stack), &[outputs, inputs]) = (&layout.stack, &*shape) {
+        let (shape, first) = (stack.tensor_shape([outputs, inputs]), stack.index().saturating_mul(all));
+        places.push(FilePlace { tensor: &stack.tensor, shape, elements: first..first.saturating_add(all) });
+    }
+    places
 }
 
 /// Returns whether a matrix has its dimensions in a file in the other order.
@@ -85,7 +121,7 @@ fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::file_layout::{FileLayout, OutputParts};
+    use crate::file_layout::{FileLayout, OutputParts, StackedMatrix};
 
     fn check(rows: usize, columns: usize) {
         let values: Vec<f32> = (0..rows * columns).map(|i| i as f32).collect();
@@ -116,6 +152,20 @@ mod tests {
         assert_eq!(file_shape(&plain), [2, 4]);
         let bias = spec(&[4], ParameterKind::Bias);
         assert_eq!(from_file(&bias, to_file(&bias, &values[..4])), values[..4]);
+    }
+
+    #[test]
+    fn a_matrix_is_also_looked_for_among_those_of_all_experts() {
+        let tensor = "mlp.experts.gate_up_proj".to_owned();
+        let stack = StackedMatrix { tensor, expert: 2, experts: 4, matrix: 1, matrices: 2 };
+        let layout = FileLayout { stack: Some(stack), ..FileLayout::default() };
+        let path = "mlp.experts.2.up_proj.weight".to_owned();
+        let matrix = ParameterSpec { layout, ..ParameterSpec::new(path, vec![3, 5], ParameterKind::Matrix) };
+        let found = places(&matrix);
+        let place = |index: usize| (found[index].tensor, &*found[index].shape, found[index].elements.clone());
+        assert_eq!(found.len(), 2);
+        assert_eq!(place(0), ("mlp.experts.2.up_proj.weight", &[5, 3][..], 0..15));
+        assert_eq!(place(1), ("mlp.experts.gate_up_proj", &[4, 10, 3][..], 75..90));
     }
 
     #[test]

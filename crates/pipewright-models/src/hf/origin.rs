@@ -19,6 +19,7 @@ use super::layout::CONFIG;
 use super::weight_type::WeightType;
 use super::weights::{Weights, file_names_of};
 use crate::config_key::is_dropout;
+use crate::parameter::ParameterSpec;
 
 /// The file name of a tokenizer.
 pub const TOKENIZER: &str = "tokenizer.json";
@@ -198,9 +199,10 @@ impl WeightTypes {
         Self { default, others: BTreeMap::new() }
     }
 
-    /// Returns the type of a parameter, whatever name the original files have for it.
-    pub(super) fn of(&self, parameter: &str) -> WeightType {
-        let other = file_names_of(parameter).find_map(|name| self.others.get(&*name).copied());
+    /// Returns the type of a parameter, in whatever tensor the original files have it.
+    pub(super) fn of(&self, parameter: &ParameterSpec) -> WeightType {
+        let names = parameter.tensors().flat_map(file_names_of);
+        let other = names.into_iter().find_map(|name| self.others.get(&*name).copied());
         other.unwrap_or(self.default)
     }
 
@@ -228,6 +230,7 @@ impl WeightTypes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parameter::ParameterKind;
 
     /// Other programs assume dropout for a GPT-2 whose file leaves it out.
     #[test]
@@ -250,8 +253,9 @@ mod tests {
         let check = |stored: &str, parameter: &str| {
             let others = BTreeMap::from([(stored.to_owned(), WeightType::Float32)]);
             let types = WeightTypes { default: WeightType::Bfloat16, others };
-            assert_eq!(types.of(parameter), WeightType::Float32, "{stored}");
-            assert_eq!(types.of("model.other.weight"), WeightType::Bfloat16);
+            let spec = |path: &str| ParameterSpec::new(path.to_owned(), vec![1], ParameterKind::Scale);
+            assert_eq!(types.of(&spec(parameter)), WeightType::Float32, "{stored}");
+            assert_eq!(types.of(&spec("model.other.weight")), WeightType::Bfloat16);
         };
         check("model.norm.weight", "model.norm.weight");
         check("norm.weight", "model.norm.weight");

@@ -12,7 +12,7 @@ use super::directory::resolve;
 use super::error::HfError;
 use super::file::SafetensorsFile;
 use super::json_file::{parse, read_bytes};
-use super::layout::{INDEX, SINGLE, file_shape, from_file, is_of_rows};
+use super::layout::{FilePlace, INDEX, SINGLE, from_file, is_of_rows, places};
 use super::other_form::{names, other_form};
 use super::weight_type::WeightType;
 use crate::parameter::{ParameterSource, ParameterSpec};
@@ -35,6 +35,9 @@ pub(super) struct Weights {
 struct Index {
     weight_map: BTreeMap<String, String>,
 }
+
+/// The names of tensors with the matrices of all experts that are read.
+const STACKS: [&str; 2] = ["gate_up_proj", "down_proj"];
 
 /// The beginnings of the names of all parameters but those of the head.
 pub(super) const PREFIXES: [&str; 3] = ["model.", "backbone.", "transformer."];
@@ -74,27 +77,54 @@ impl Weights {
         Ok(())
     }
 
-    /// Returns the name under which the files have a parameter.
-    pub(super) fn name_of<'s>(&self, parameter: &'s str) -> Option<Cow<'s, str>> {
-        file_names_of(parameter).find(|name| self.files.contains_key(&**name))
+    /// Returns the place at which the files have a parameter, with the name that they have for the tensor.
+    pub(super) fn place_of(&self, spec: &ParameterSpec) -> Option<FilePlace<String>> {
+        places(spec).into_iter().find_map(|FilePlace { tensor, shape, elements }| {
+            let tensor = file_names_of(tensor).find(|name| self.files.contains_key(&**name))?.into_owned();
+            Some(FilePlace { tensor, shape, elements })
+        })
     }
 
-    /// Returns the name of a parameter in the files, and the file that has it.
-    pub(super) fn find(&self, parameter: &str) -> Result<(String, String), HfError> {
-        if let Some(found) = self.quantised(parameter) {
-            let (path, tensor) = (self.index.clone(), parameter.to_owned());
+    /// Returns the place of a parameter in the files, and the file that has it.
+    pub(super) fn find(&self, spec: &ParameterSpec) -> Result<(FilePlace<String>, String), HfError> {
+        let quantised = spec.tensors().find_map(|tensor| Some((tensor, self.quantised(tensor)?)));
+        if let Some((tensor, found)) = quantised {
+            let (path, tensor) = (self.index.clone(), tensor.to_owned());
             return Err(HfError::QuantisedTensor { path, tensor, found });
         }
-        let missing = || HfError::MissingTensor { path: self.index.clone(), tensor: parameter.to_owned() };
-        let tensor = self.name_of(parameter).ok_or_else(missing)?.into_owned();
-        let file = self.file_of(&tensor)?;
-        Ok((tensor, file))
+        let place = self.place_of(spec).ok_or_else(|| self.missing(spec))?;
+        let file = self.file_of(&place.tensor)?;
+        Ok((place, file))
     }
 
-    /// Returns the name of a tensor in the files that only a quantised parameter has.
-    fn quantised(&self, parameter: &str) -> Option<String> {
-        let names = file_names_of(parameter).flat_map(|name| companions(&name));
+    /// Returns the name of a tensor in the files that only a quantised tensor has.
+    fn quantised(&self, tensor: &str) -> Option<String> {
+        let names = file_names_of(tensor).flat_map(|name| companions(&name));
         names.into_iter().find(|name| self.files.contains_key(name))
+    }
+
+    /// Returns the error of a parameter that the files do not have.
+    fn missing(&self, spec: &ParameterSpec) -> HfError {
+        let (path, tensor) = (self.index.clone(), spec.tensor().to_owned());
+        match self.of_all_experts(spec) {
+            Some(found) => HfError::UnknownExperts { path, tensor, found },
+            None => HfError::MissingTensor { path, tensor },
+        }
+    }
+
+    /// Returns the name of a tensor in the files that belongs to all experts of the mixture of a parameter, in
+    /// a form that is not read.
+    fn of_all_experts(&self, spec: &ParameterSpec) -> Option<String> {
+        let list = |tensor: &str| Some(format!("{}.experts.", tensor.split_once(".experts.")?.0));
+        let lists: Vec<String> = spec.tensors().filter_map(list).collect();
+        let is_of_all = |name: &&str| {
+            let names = lists.iter().flat_map(|list| file_names_of(list));
+            let part = names.into_iter().find_map(|list| name.strip_prefix(&*list));
+            let is_known =
+                |part: &str| STACKS.contains(&part) || part.starts_with(|first: char| first.is_ascii_digit());
+            part.is_some_and(|part| !is_known(part))
+        };
+        self.tensors().find(is_of_all).map(str::to_owned)
     }
 
     /// Returns the file that has the tensor of this name, which is one of [`Weights::tensors`].
@@ -207,26 +237,25 @@ impl ParameterSource for Weights {
     type Error = HfError;
 
     fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, HfError> {
-        let (tensor, file) = self.find(spec.tensor())?;
-        let (shape, source) = (file_shape(spec), self.file(file.clone())?);
+        let (FilePlace { tensor, shape, elements }, file) = self.find(spec)?;
+        let values = self.file(file.clone())?.read_elements(&tensor, &shape, elements)?;
         let values = match &spec.layout.entry {
-            None => source.read(&tensor, &shape)?,
-            Some(entry) => {
-                let rows = entry.index..entry.index + 1;
-                entry.columns_of(source.read_rows(&tensor, &shape, rows)?)
-            }
+            None => values,
+            Some(entry) => entry.columns_of(values),
         };
         Ok(from_file(spec, self.require_finite(&tensor, &file, values)?))
     }
 
     /// Reads no more of the file than the shard if its elements follow each other there.
     fn shard_of(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<Vec<f32>, HfError> {
-        let shape = file_shape(spec);
         if !is_of_rows(spec, shard.dimension) {
             return Ok(shard.cut(self.parameter(spec)?, &spec.shape));
         }
-        let (tensor, file) = self.find(spec.tensor())?;
-        let values = self.file(file.clone())?.read_rows(&tensor, &shape, shard.range(shape[0]))?;
+        let (FilePlace { tensor, shape, elements }, file) = self.find(spec)?;
+        let all = spec.shape[shard.dimension];
+        let (rows, in_a_row) = (shard.range(all), elements.len() / all.max(1));
+        let elements = elements.start + rows.start * in_a_row..elements.start + rows.end * in_a_row;
+        let values = self.file(file.clone())?.read_elements(&tensor, &shape, elements)?;
         let values = self.require_finite(&tensor, &file, values)?;
         Ok(from_file(&ParameterSpec { shape: shard.shape(&spec.shape), ..spec.clone() }, values))
     }

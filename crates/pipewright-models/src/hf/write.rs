@@ -122,7 +122,7 @@ impl Writer {
         }
         let mut typed = BTreeMap::new();
         for spec in sorted.values() {
-            let (spec, kind) = (spec.clone(), types.of(spec.tensor()));
+            let (spec, kind) = (spec.clone(), types.of(spec));
             typed.entry(spec.tensor().to_owned()).or_insert(Typed { spec, kind });
         }
         let shards = plan(typed.into_values(), max_shard_bytes);

@@ -8,4 +8,6 @@ mod hf;
 mod packed;
 mod adapters;
 mod expert_metrics;
+mod model_copy;
 mod real_files;
+mod stacked_experts;

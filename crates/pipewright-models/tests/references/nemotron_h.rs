@@ -262,6 +262,12 @@ fn descriptions_count_the_parameters_of_each_layer() {
         outline.sort_by(|a, b| a.path.cmp(&b.path));
         outline.dedup();
         held.sort_by(|a, b| a.path.cmp(&b.path));
+        // A stage does not know that files may have the matrices of all experts in one tensor.
+        for (held, outlined) in held.iter_mut().zip(&outline).filter(|(held, _)| held.is_of_routed_expert()) {
+            let stack = outlined.layout.stack.clone();
+            assert!(stack.is_some(), "{}", held.path);
+            held.layout.stack = stack;
+        }
         assert_eq!(outline, held);
     }
 }
