@@ -14,10 +14,11 @@ use serde_json::Value;
 
 use crate::adapter::{AdaptedSource, Adapter};
 use crate::cut_stage;
+use crate::embedding_form::VocabularyCut;
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
 use crate::generation_stage::GenerationStage;
-use crate::head_form::{CutHead, HeadForm};
+use crate::head_form::HeadForm;
 use crate::hf::{self, ExportOptions, HfError, Stored, WeightType};
 use crate::lora::{LoraConfig, is_of_adapter};
 use crate::merged::MergedSource;
@@ -73,14 +74,14 @@ pub(crate) trait AnyFamily {
     fn adapts(&self) -> bool;
     fn outline(
         &self,
-        head: Option<&CutHead>,
+        cut: &VocabularyCut,
         layers: Range<usize>,
         tensor: &TensorParallel,
         lora: Option<&LoraConfig>,
     ) -> Result<Vec<ParameterSpec>, ConfigError>;
     fn training_stage(
         &self,
-        head: Option<&CutHead>,
+        cut: &VocabularyCut,
         layers: Range<usize>,
         initial: &InitialParameters,
         adapter: Option<&Adapter>,
@@ -155,17 +156,17 @@ impl<F: ModelFamily<Stage: 'static>> AnyFamily for F {
 
     fn outline(
         &self,
-        head: Option<&CutHead>,
+        cut: &VocabularyCut,
         layers: Range<usize>,
         tensor: &TensorParallel,
         lora: Option<&LoraConfig>,
     ) -> Result<Vec<ParameterSpec>, ConfigError> {
-        cut_stage::outline(self, head, layers, tensor, lora)
+        cut_stage::outline(self, cut, layers, tensor, lora)
     }
 
     fn training_stage(
         &self,
-        head: Option<&CutHead>,
+        cut: &VocabularyCut,
         layers: Range<usize>,
         initial: &InitialParameters,
         adapter: Option<&Adapter>,
@@ -173,10 +174,10 @@ impl<F: ModelFamily<Stage: 'static>> AnyFamily for F {
     ) -> Result<Stage, HfError> {
         match initial {
             InitialParameters::Seed(seed) => {
-                stage_from(self, head, layers, self.initial(*seed), adapter, place)
+                stage_from(self, cut, layers, self.initial(*seed), adapter, place)
             }
             InitialParameters::Directory(directory) => {
-                stage_from(self, head, layers, hf::open_weights(directory, self)?, adapter, place)
+                stage_from(self, cut, layers, hf::open_weights(directory, self)?, adapter, place)
             }
         }
     }
@@ -230,7 +231,7 @@ impl<F: ModelFamily<Stage: 'static>> AnyFamily for F {
 /// model has some.
 fn stage_from<F: ModelFamily<Stage: 'static>, S: ParameterSource>(
     config: &F,
-    head: Option<&CutHead>,
+    cut: &VocabularyCut,
     layers: Range<usize>,
     mut source: S,
     adapter: Option<&Adapter>,
@@ -240,10 +241,10 @@ where
     HfError: From<S::Error>,
 {
     let Some(adapter) = adapter else {
-        return Ok(cut_stage::training_stage(config, head, layers, &mut source, place)?);
+        return Ok(cut_stage::training_stage(config, cut, layers, &mut source, place)?);
     };
     let mut source = AdaptedSource::new(source, adapter, place, F::stays_in_single_precision)?;
-    let stage = cut_stage::training_stage(config, head, layers, &mut source, place)?;
+    let stage = cut_stage::training_stage(config, cut, layers, &mut source, place)?;
     Ok(stage.with_base(|path| !is_of_adapter(path)))
 }
 
@@ -252,7 +253,13 @@ fn merged<F: ModelFamily>(
     config: &F,
     AdaptedCheckpoint { checkpoint, lora, base }: AdaptedCheckpoint<'_>,
 ) -> Result<impl ParameterSource<Error = HfError>, HfError> {
-    let specs = cut_stage::outline(config, None, 0..config.layers(), &TensorParallel::default(), Some(lora))?;
+    let specs = cut_stage::outline(
+        config,
+        &VocabularyCut::default(),
+        0..config.layers(),
+        &TensorParallel::default(),
+        Some(lora),
+    )?;
     Ok(MergedSource::new(hf::open_weights(base, config)?, Stored(checkpoint), lora, &specs))
 }
 

@@ -19,6 +19,8 @@ pub(crate) const ELEMENT: u64 = 32;
 pub(crate) const FLOAT: u64 = 4;
 pub(crate) const TOKEN_ID: u64 = 8;
 
+/// Element-wise passes of a row of a table: the forward copies it, and the backward adds to it.
+pub(crate) const TABLE_PASSES: u64 = 4;
 /// Element-wise passes of a bias, of a normalisation, of the loss, and of a gated activation, forward and
 /// backward.
 pub(crate) const BIAS_PASSES: u64 = 4;
@@ -119,12 +121,7 @@ pub(crate) struct ModelSizes {
 impl ModelSizes {
     /// Returns the layer of the token embeddings at `path`.
     pub(crate) fn embedding(self, path: &str) -> LayerDesc {
-        let cost = Cost {
-            parameters: self.table(),
-            // The forward copies a row, and the backward adds to a row.
-            elements: 4 * self.hidden,
-            ..Cost::default()
-        };
+        let cost = Cost { parameters: self.table(), elements: TABLE_PASSES * self.hidden, ..Cost::default() };
         let layer = cost.layer(path.to_owned(), "embedding", self.tokens, self.hidden);
         LayerDesc { activation_bytes: self.tokens * TOKEN_ID, ..layer }
     }

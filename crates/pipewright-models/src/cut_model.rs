@@ -1,4 +1,5 @@
-//! A model as a pipeline trains it: its head may be cut along the vocabulary into several layers.
+//! A model as a pipeline trains it: its embedding and its head may be cut along the vocabulary into several
+//! layers.
 
 use std::ops::Range;
 
@@ -10,6 +11,7 @@ use crate::adapter::Adapter;
 use crate::any_family::InitialParameters;
 use crate::cost::{frozen, magnitudes};
 use crate::cut_stage::NO_SLICES;
+use crate::embedding_form::{CutEmbedding, VocabularyCut};
 use crate::error::ConfigError;
 use crate::head_form::CutHead;
 use crate::hf::HfError;
@@ -18,12 +20,12 @@ use crate::model_config::ModelConfig;
 use crate::parameter::ParameterSpec;
 use crate::split::Place;
 
-/// A model whose output head is cut along the vocabulary into parts, each of them a layer. With one part it
-/// is the model itself.
+/// A model whose embedding and output head are cut along the vocabulary into parts, each of them a layer. With
+/// one part of each it is the model itself.
 ///
 /// All parts together compute the loss of the whole head, and have its parameters: a checkpoint has the whole
 /// head, and a run resumes with another number of parts. The parts of a tied head share the rows of the
-/// embedding's table. With several parts, the steps of its pipeline need
+/// embedding's table. With several parts of the head, the steps of its pipeline need
 /// the targets as a side input
 /// ([`PipelineConfig::targets_for_all`](pipewright::pipeline::PipelineConfig::targets_for_all)). The last
 /// stage returns no logits.
@@ -41,16 +43,16 @@ use crate::split::Place;
 #[derive(Clone, Debug, PartialEq)]
 pub struct CutModel {
     model: ModelConfig,
-    /// The head, if it has several parts.
-    head: Option<CutHead>,
+    /// The embedding and the head, where they have several parts.
+    cut: VocabularyCut,
     /// The adapters, if only these are trained.
     adapter: Option<Adapter>,
 }
 
 impl From<ModelConfig> for CutModel {
-    /// Returns the model with its head in one part.
+    /// Returns the model with its embedding and its head in one part each.
     fn from(model: ModelConfig) -> Self {
-        Self { model, head: None, adapter: None }
+        Self { model, cut: VocabularyCut::default(), adapter: None }
     }
 }
 
@@ -63,7 +65,24 @@ impl CutModel {
         if parts == 1 {
             return Ok(model.into());
         }
-        Ok(Self { head: Some(CutHead::new(model.family().head(), parts)?), model, adapter: None })
+        let cut = VocabularyCut {
+            head: Some(CutHead::new(model.family().head(), parts)?),
+            ..VocabularyCut::default()
+        };
+        Ok(Self { cut, model, adapter: None })
+    }
+
+    /// Returns the model with its embedding in `parts` parts. They compute the bits of the whole embedding.
+    ///
+    /// # Errors
+    /// When a part would have no token, or when the head is tied and has another number of parts, unless
+    /// `parts` is 1.
+    pub fn with_embedding_parts(&self, parts: u32) -> Result<Self, ConfigError> {
+        let embedding =
+            (parts != 1).then(|| CutEmbedding::new(self.model.family().head(), parts)).transpose()?;
+        let cut = VocabularyCut { embedding, ..self.cut };
+        cut.check()?;
+        Ok(Self { cut, ..self.clone() })
     }
 
     /// Returns the model with adapters, which are trained in place of its own parameters.
@@ -77,12 +96,13 @@ impl CutModel {
         Ok(Self { adapter: Some(adapter), ..self })
     }
 
-    /// Returns the model, with its adapters, with its head in so many parts.
+    /// Returns the model, with its adapters and the parts of its embedding, with its head in so many parts.
     ///
     /// # Errors
-    /// As [`CutModel::new`].
+    /// As [`CutModel::new`] and [`CutModel::with_embedding_parts`].
     pub fn with_parts(&self, parts: u32) -> Result<Self, ConfigError> {
-        Ok(Self { adapter: self.adapter.clone(), ..Self::new(self.model.clone(), parts)? })
+        let with_head = Self { adapter: self.adapter.clone(), ..Self::new(self.model.clone(), parts)? };
+        with_head.with_embedding_parts(self.embedding_parts())
     }
 
     /// Returns the adapters, if only these are trained.
@@ -130,20 +150,25 @@ impl CutModel {
         Ok(TrainedStages::of(&stages))
     }
 
-    /// Returns the model with its head in one part.
+    /// Returns the model with its embedding and its head in one part each.
     pub fn model(&self) -> &ModelConfig {
         &self.model
     }
 
-    /// Returns the number of parts.
+    /// Returns the number of parts of the head.
     pub fn parts(&self) -> u32 {
-        self.head.map_or(1, |head| head.parts())
+        self.cut.head.map_or(1, |head| head.parts())
+    }
+
+    /// Returns the number of parts of the embedding.
+    pub fn embedding_parts(&self) -> u32 {
+        self.cut.embedding.map_or(1, |embedding| embedding.parts())
     }
 
     /// Returns whether stages need the targets as a side input
     /// ([`PipelineConfig::targets_for_all`](pipewright::pipeline::PipelineConfig::targets_for_all)).
     pub fn needs_targets(&self) -> bool {
-        self.head.is_some()
+        self.cut.head.is_some()
     }
 
     /// Returns why stages of the model cannot run slices of microbatches; `None` if they can.
@@ -151,7 +176,7 @@ impl CutModel {
     /// # Errors
     /// As [`ModelConfig::refuses_slices`].
     pub fn refuses_slices(&self) -> Result<Option<String>, ConfigError> {
-        if self.head.is_some() { Ok(Some(NO_SLICES.to_owned())) } else { self.model.refuses_slices() }
+        if self.cut.head.is_some() { Ok(Some(NO_SLICES.to_owned())) } else { self.model.refuses_slices() }
     }
 
     /// Returns the layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe). With
@@ -178,11 +203,7 @@ impl CutModel {
 
     /// Returns the layers as they are if all parameters are trained.
     fn describe_whole(&self, sequence: usize) -> ModelDesc {
-        let whole = self.model.describe(sequence);
-        match &self.head {
-            Some(head) => head.describe(whole, sequence as u64),
-            None => whole,
-        }
+        self.cut.describe(self.model.describe(sequence), sequence as u64)
     }
 
     /// Returns the parameters of the stage that holds `layers`, without their values and with the shapes of
@@ -190,14 +211,14 @@ impl CutModel {
     ///
     /// # Errors
     /// When `layers` is not a range of the layers, when a layer cannot be split over the tensor ranks, or
-    /// when there are several of them and the head has several parts.
+    /// when there are several of them and the embedding or the head has several parts.
     pub fn outline(
         &self,
         layers: Range<usize>,
         tensor: &TensorParallel,
     ) -> Result<Vec<ParameterSpec>, ConfigError> {
         let lora = self.adapter.as_ref().map(|adapter| &adapter.lora);
-        self.model.family().outline(self.head.as_ref(), layers, tensor, lora)
+        self.model.family().outline(&self.cut, layers, tensor, lora)
     }
 
     /// Builds the stage that holds `layers`, for training. The last stage computes the loss. With adapters,
@@ -212,8 +233,8 @@ impl CutModel {
         initial: &InitialParameters,
         place: impl Into<Place>,
     ) -> Result<Stage, HfError> {
-        let (head, adapter) = (self.head.as_ref(), self.adapter.as_ref());
-        self.model.family().training_stage(head, layers, initial, adapter, &place.into())
+        let adapter = self.adapter.as_ref();
+        self.model.family().training_stage(&self.cut, layers, initial, adapter, &place.into())
     }
 }
 

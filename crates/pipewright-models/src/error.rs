@@ -246,6 +246,39 @@ pub enum ConfigError {
         /// The size of the vocabulary.
         vocabulary: usize,
     },
+    /// A part of the embedding would have no token.
+    #[error(
+        "{parts} parts of a vocabulary of {vocabulary} tokens leave a part of the embedding without a token; use a smaller \
+         `pipeline.embedding_parts`"
+    )]
+    EmbeddingParts {
+        /// The number of parts.
+        parts: u32,
+        /// The size of the vocabulary.
+        vocabulary: usize,
+    },
+    /// The head uses the table of the embedding, and both are cut into other numbers of parts.
+    #[error(
+        "the embedding and the tied head have one table, which cannot have {parts} parts and {head_parts}: set \
+         `pipeline.embedding_parts` to 1, or `pipeline.head_parts` to {parts}"
+    )]
+    TiedParts {
+        /// The number of parts of the embedding.
+        parts: u32,
+        /// The number of parts of the head.
+        head_parts: u32,
+    },
+    /// Several ranks compute the stages of a model whose embedding is cut.
+    #[error(
+        "the embedding is cut into {parts} parts, and {ranks} tensor ranks split the vocabulary already: set \
+         `pipeline.embedding_parts` or `mesh.tensor_parallel` to 1"
+    )]
+    EmbeddingPartsOfRanks {
+        /// The number of parts.
+        parts: u32,
+        /// The number of ranks.
+        ranks: u32,
+    },
     /// Several ranks compute the stages of a model whose head is cut.
     #[error(
         "the head is cut into {parts} parts, and {ranks} tensor ranks split the vocabulary already: set `pipeline.head_parts` \
@@ -406,7 +439,10 @@ impl ConfigError {
             | Self::LoraPattern { .. }
             | Self::LoraDropout { .. }
             | Self::HeadParts { .. }
-            | Self::HeadPartsOfRanks { .. } => None,
+            | Self::HeadPartsOfRanks { .. }
+            | Self::EmbeddingParts { .. }
+            | Self::TiedParts { .. }
+            | Self::EmbeddingPartsOfRanks { .. } => None,
         }
     }
 }

@@ -53,6 +53,7 @@ mod cost;
 mod expert_form;
 mod experts;
 mod head_form;
+mod embedding_form;
 mod vocabulary;
 
 pub mod init;

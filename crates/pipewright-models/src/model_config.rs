@@ -18,6 +18,7 @@ use crate::config_key::KeyTable;
 use crate::decoder::DecoderConfig;
 use crate::deepseek_v2::DeepseekV2Config;
 use crate::deepseek_v3::DeepseekV3Config;
+use crate::embedding_form::VocabularyCut;
 use crate::error::ConfigError;
 use crate::family::{AbsentKey, ModelFamily};
 use crate::gemma2::Gemma2Config;
@@ -224,7 +225,7 @@ impl ModelConfig {
     /// # Errors
     /// As [`ModelFamily::outline`].
     pub fn parameters(&self) -> Result<Vec<ParameterSpec>, ConfigError> {
-        self.family().outline(None, 0..self.layers(), &TensorParallel::default(), None)
+        self.family().outline(&VocabularyCut::default(), 0..self.layers(), &TensorParallel::default(), None)
     }
 
     /// Returns the paths of the linear layers that can have an adapter.
@@ -248,7 +249,12 @@ impl ModelConfig {
     /// As [`ModelFamily::outline`].
     pub fn adapter_parameters(&self, lora: &LoraConfig) -> Result<Vec<ParameterSpec>, ConfigError> {
         let layers = 0..self.layers();
-        let mut specs = self.family().outline(None, layers, &TensorParallel::default(), Some(lora))?;
+        let mut specs = self.family().outline(
+            &VocabularyCut::default(),
+            layers,
+            &TensorParallel::default(),
+            Some(lora),
+        )?;
         specs.retain(|spec| is_of_adapter(&spec.path));
         Ok(specs)
     }

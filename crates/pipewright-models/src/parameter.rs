@@ -224,6 +224,11 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         self.place.table_parts
     }
 
+    /// Returns whether the layer of the embedding has only the last shard; see [`Place::embedding_is_cut`].
+    pub(crate) fn embedding_is_cut(&self) -> bool {
+        self.place.embedding_is_cut
+    }
+
     /// Returns how the stage that was built is split.
     pub(crate) fn into_split(self, vocabulary: usize) -> SplitStage {
         let (placements, Place { tensor, table_parts, .. }) = (Arc::new(self.placements), self.place);

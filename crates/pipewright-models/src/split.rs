@@ -23,14 +23,23 @@ pub struct Place {
     /// depend on this.
     pub precision: Precision,
     /// The number of shards in which the stage holds the table of the token embeddings. It is the number of
-    /// parts of a tied head, so that each part shares the rows of one shard
+    /// parts of the embedding or of a tied head, so that each part shares the rows of one shard
     /// ([`CutModel`](crate::CutModel)), and otherwise 1.
     pub table_parts: u32,
+    /// Whether the layer of the embedding has only the last of these shards, because the layers before it
+    /// have the others.
+    pub embedding_is_cut: bool,
 }
 
 impl From<Device> for Place {
     fn from(device: Device) -> Self {
-        Self { device, tensor: TensorParallel::default(), precision: Precision::F32, table_parts: 1 }
+        Self {
+            device,
+            tensor: TensorParallel::default(),
+            precision: Precision::F32,
+            table_parts: 1,
+            embedding_is_cut: false,
+        }
     }
 }
 

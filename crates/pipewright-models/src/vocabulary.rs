@@ -14,12 +14,13 @@ use crate::split::{SplitStage, ids_of_part, require_parts, shard_of_table};
 /// The path of an output head that has a matrix of its own.
 pub(crate) const HEAD: &str = "lm_head";
 
-/// The table of the token embeddings: whole, a rank's shard of it, or all shards that the parts of a tied
-/// head share. All shards have the path of the table.
+/// The table of the token embeddings: whole, a rank's shard of it, or the shards of the parts of the embedding
+/// and of a tied head. All shards have the path of the table.
 #[derive(Module, Debug)]
 pub(crate) struct TokenTable {
-    /// In the order of the token ids. [`shard_of_table`] reads the name of this field.
-    shards: Vec<Embedding>,
+    /// In the order of the token ids; `None` for shards that only other layers have. [`shard_of_table`] reads
+    /// the name of this field.
+    shards: Vec<Option<Embedding>>,
 }
 
 /// A copy of the table of the token embeddings on a layer behind the embedding. A model directory does not
@@ -30,48 +31,108 @@ pub(crate) struct TableCopy {
 }
 
 impl TokenTable {
-    /// Returns the row of each id. Shapes: ids `[batch, sequence]`, result `[batch, sequence, hidden]`.
+    /// Returns a table without any of its shards.
+    pub(crate) fn empty(shards: u32) -> Self {
+        Self { shards: vec![None; shards as usize] }
+    }
+
+    /// Returns the indices of the shards that this layer has, in order.
+    pub(crate) fn held(&self) -> impl Iterator<Item = usize> {
+        (0..self.shards.len()).filter(|&index| self.shards[index].is_some())
+    }
+
+    /// Adds a shard to a table that has several.
+    pub(crate) fn add(&mut self, index: usize, shard: Embedding) {
+        self.shards[index] = Some(shard);
+    }
+
+    /// Returns the row of each id that the shards of this layer have. Other ids have the rows that earlier
+    /// parts of the embedding have found, or zeros. Shapes: ids `[batch, sequence]`, rows and result `[batch,
+    /// sequence, hidden]`.
     ///
     /// # Panics
-    /// When an id is outside the vocabulary.
-    pub(crate) fn forward(&self, ids: Tensor<2, Int>, split: &SplitStage) -> Tensor<3> {
-        let vocabulary = split.vocabulary;
-        if let [table] = self.shards.as_slice() {
-            return table.forward_split(ids, vocabulary, &split.tensor);
+    /// When an id is outside the vocabulary, or a whole table gets rows of earlier parts.
+    pub(crate) fn forward(
+        &self,
+        earlier: Option<Tensor<3>>,
+        ids: Tensor<2, Int>,
+        split: &SplitStage,
+    ) -> Tensor<3> {
+        if let [Some(table)] = self.shards.as_slice() {
+            assert!(earlier.is_none(), "the first stage takes token ids, not hidden states");
+            return table.forward_split(ids, split.vocabulary, &split.tensor);
         }
-        let shards = self.shards.len() as u32;
-        let parts = self.shards.iter().zip(0..).map(|(shard, index)| {
-            shard.forward_part(ids.clone(), vocabulary, ids_of_part(index, shards, vocabulary))
+        let rows = self.held().fold(earlier, |earlier, index| {
+            Some(self.forward_shard(index, earlier, ids.clone(), split.vocabulary))
         });
-        parts.reduce(|sum, part| sum + part).expect("a table has a shard")
+        rows.expect("a table has a shard")
+    }
+
+    /// Like [`TokenTable::forward`], but for one shard of several.
+    ///
+    /// # Panics
+    /// As [`TokenTable::forward`], and when the layer does not have the shard.
+    pub(crate) fn forward_shard(
+        &self,
+        index: usize,
+        earlier: Option<Tensor<3>>,
+        ids: Tensor<2, Int>,
+        vocabulary: usize,
+    ) -> Tensor<3> {
+        let shard = self.shards[index].as_ref().expect("the shard is one of this layer's");
+        let own = ids_of_part(index as u32, self.shards.len() as u32, vocabulary);
+        match earlier {
+            Some(earlier) => shard.forward_part_onto(earlier, ids, vocabulary, own),
+            None => shard.forward_part(ids, vocabulary, own),
+        }
     }
 }
 
 impl TableCopy {
-    /// Does what [`TokenTable::forward`] does.
+    /// Returns the row of each id; see [`TokenTable::forward`].
     pub(crate) fn forward(&self, ids: Tensor<2, Int>, split: &SplitStage) -> Tensor<3> {
-        self.table.forward(ids, split)
+        self.table.forward(None, ids, split)
     }
 }
 
 impl<S: ParameterSource> Builder<'_, S> {
-    /// Builds the table of the token embeddings, `[vocabulary, hidden]`, at `path`.
+    /// Builds the table of the token embeddings, `[vocabulary, hidden]`, at `path`, or its last shard if other
+    /// layers are the parts before it.
     pub(crate) fn token_table(
         &mut self,
         path: &str,
         vocabulary: usize,
         hidden: usize,
     ) -> Result<TokenTable, S::Error> {
-        let (ranks, parts) = (self.tensor_ranks(), self.table_parts());
-        require_parts(&self.named(path), "weight", ("vocab_size", vocabulary), ranks)?;
-        let shards = (0..parts).map(|index| {
-            let placement =
-                if parts > 1 { Placement::of_layer(0, index, parts) } else { Placement::split(0, ranks) };
-            let shape = [vocabulary, hidden];
-            let weight = self.placed(path, "weight", shape, ParameterKind::Table, placement)?;
-            Ok(Embedding { weight })
-        });
+        if !self.embedding_is_cut() {
+            return self.whole_table(path, [vocabulary, hidden]);
+        }
+        let mut table = TokenTable::empty(self.table_parts());
+        let last = table.shards.len() - 1;
+        table.add(last, self.table_shard(path, [vocabulary, hidden], last as u32)?);
+        Ok(table)
+    }
+
+    /// Builds all shards of the table.
+    fn whole_table(&mut self, path: &str, shape: [usize; 2]) -> Result<TokenTable, S::Error> {
+        let ranks = self.tensor_ranks();
+        require_parts(&self.named(path), "weight", ("vocab_size", shape[0]), ranks)?;
+        let shards = (0..self.table_parts()).map(|index| self.table_shard(path, shape, index).map(Some));
         Ok(TokenTable { shards: shards.collect::<Result<_, S::Error>>()? })
+    }
+
+    /// Builds a shard of the table with this shape, or the rank's share of a table with one shard.
+    pub(crate) fn table_shard(
+        &mut self,
+        path: &str,
+        shape: [usize; 2],
+        index: u32,
+    ) -> Result<Embedding, S::Error> {
+        let (ranks, parts) = (self.tensor_ranks(), self.table_parts());
+        let placement =
+            if parts > 1 { Placement::of_layer(0, index, parts) } else { Placement::split(0, ranks) };
+        let weight = self.placed(path, "weight", shape, ParameterKind::Table, placement)?;
+        Ok(Embedding { weight })
     }
 
     /// Builds a copy of the table of the token embeddings, which is at `path`.
@@ -81,7 +142,7 @@ impl<S: ParameterSource> Builder<'_, S> {
         vocabulary: usize,
         hidden: usize,
     ) -> Result<TableCopy, S::Error> {
-        Ok(TableCopy { table: self.token_table(path, vocabulary, hidden)? })
+        Ok(TableCopy { table: self.whole_table(path, [vocabulary, hidden])? })
     }
 }
 

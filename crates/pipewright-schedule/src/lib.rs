@@ -68,7 +68,7 @@ pub use generate::{GenerateError, GenerateErrorKind, ScheduleSpec, generate};
 pub use ids::{Chunk, Microbatch, Rank, StageIndex};
 pub use level::Level;
 pub use lower::{LowerConfig, LowerError, lower};
-pub use model::{LayerDesc, ModelDesc};
+pub use model::{EMBEDDING_PART, LayerDesc, ModelDesc};
 pub use overlap::Overlap;
 pub use partition::{Method, Partition, PartitionError, partition};
 pub use placement::{Placement, PlacementError};

@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 /// The kind of a layer that is one of the parts into which the head is cut along the vocabulary. Such layers
 /// are the last ones of a model.
 pub const HEAD_PART: &str = "head part";
+/// The kind of a layer that is one of the parts into which the embedding is cut along the vocabulary. Such
+/// layers are the first ones of a model.
+pub const EMBEDDING_PART: &str = "embedding part";
 
 /// The description of a model: its layers in order.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -10,8 +10,8 @@ use pipewright_models::CutModel;
 use pipewright_models::training_memory::ExpertShare;
 use pipewright_schedule::analytic::estimate;
 use pipewright_schedule::bytes::parse_bytes;
-use pipewright_schedule::plan::{PlanRequest, TrainingState, plan};
-use pipewright_schedule::profile::Profile;
+use pipewright_schedule::plan::{PlanError, PlanRequest, TrainingState, plan};
+use pipewright_schedule::profile::{EMBEDDING_PART, Profile};
 use pipewright_system::schedule_memory::check_plan;
 
 use crate::clusters::arguments::ClusterArguments;
@@ -19,7 +19,7 @@ use crate::clusters::request::PlanOptions;
 use crate::clusters::{plan as cluster_plan, plan_json, plan_text};
 use crate::config::mesh::MeshSettings;
 use crate::config::{self, Settings};
-use crate::display::say;
+use crate::display::{bytes, say};
 use crate::failure::Failure;
 use crate::output;
 use crate::planning::checked::{Check, Checked};
@@ -143,6 +143,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
     let settings = run.as_ref().map(|run| &run.settings);
     let profile = profile(arguments, run.as_ref())?;
     refuse_frozen_layers_of_others(arguments, &profile)?;
+    refuse_parts_for_others(arguments, &profile)?;
     if let Some(file) = &arguments.check {
         return check(arguments, file, &profile, run.as_ref());
     }
@@ -152,7 +153,10 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
     let target = target(arguments, precision)?;
     let start = Instant::now();
     let mut keep_going = || start.elapsed() < arguments.time_limit();
-    let report = plan(&profile, &request, &mut keep_going).map_err(refused)?;
+    let report = plan(&profile, &request, &mut keep_going).map_err(|error| {
+        whole_embedding_note(&error, &profile).iter().for_each(|note| say(note));
+        refused(error)
+    })?;
     let seconds = start.elapsed().as_secs_f64();
     if let Some(output) = &arguments.output {
         let best = report.plans.first().ok_or_else(|| Failure::input("there is no plan to write"))?;
@@ -250,6 +254,20 @@ fn refuse_frozen_layers_of_others(arguments: &PlanArguments, profile: &Profile) 
             Err(Failure::input(format!(
                 "{flag}: the profile has frozen layers (`trained_bytes = 0`), and a plan leaves out their weight gradients, \
                  which other systems compute: leave {flag} out, or give a profile without frozen layers"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses plans of other systems for an embedding in parts, which these systems do not have.
+fn refuse_parts_for_others(arguments: &PlanArguments, profile: &Profile) -> Result<(), Failure> {
+    let flags = [("--emit", arguments.emit.is_some()), ("--check", arguments.check.is_some())];
+    match flags.into_iter().find(|(_, is_given)| *is_given) {
+        Some((flag, _)) if profile.layers.iter().any(|layer| layer.kind == EMBEDDING_PART) => {
+            Err(Failure::input(format!(
+                "{flag}: the embedding is in parts (`pipeline.embedding_parts`), which other systems do not have: leave {flag} \
+                 out, or set pipeline.embedding_parts to 1"
             )))
         }
         _ => Ok(()),
@@ -382,6 +400,22 @@ fn head_parts(
     }
 }
 
+/// Returns advice if no plan fits because no rank can hold the whole embedding.
+fn whole_embedding_note(error: &PlanError, profile: &Profile) -> Option<String> {
+    let PlanError::DoesNotFit { shortage, .. } = error else { return None };
+    let embedding = profile.layers.first().filter(|layer| layer.kind == EMBEDDING)?;
+    let state = embedding.optimizer_bytes.unwrap_or(0);
+    let needed = embedding.parameter_bytes.saturating_add(embedding.gradient_bytes()).saturating_add(state);
+    (needed > shortage.memory).then(|| {
+        format!(
+            "note: the embedding alone needs {}, and a rank has {}: cut it along the vocabulary (`pipeline.embedding_parts`; \
+             with a tied head, `pipeline.head_parts` too)",
+            bytes(needed),
+            bytes(shortage.memory)
+        )
+    })
+}
+
 /// Returns that all replicas of a plan form one group, if the groups of the configuration do not divide their
 /// number.
 fn one_group(settings: &Settings, replicas: u32) -> Option<String> {
@@ -393,6 +427,9 @@ fn one_group(settings: &Settings, replicas: u32) -> Option<String> {
         )
     })
 }
+
+/// The kind of the layer that is a whole embedding.
+const EMBEDDING: &str = "embedding";
 
 /// Returns the profile to plan for: of the run, or of the file alone.
 fn profile(arguments: &PlanArguments, run: Option<&PlannedRun>) -> Result<Profile, Failure> {

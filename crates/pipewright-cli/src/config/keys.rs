@@ -154,6 +154,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "boundaries",
             "layout",
             "head_parts",
+            "embedding_parts",
             "transport",
             "threads_per_rank",
             "recompute",

@@ -47,6 +47,8 @@ pub(crate) struct PipelineSettings {
     pub(crate) layout: Option<Layout>,
     /// The number of layers into which the output head is cut along the vocabulary.
     pub(crate) head_parts: u32,
+    /// The number of layers into which the embedding is cut along the vocabulary.
+    pub(crate) embedding_parts: u32,
     /// The transport of tensors between ranks.
     pub(crate) transport: TransportChoice,
     /// The number of threads that each rank computes with.
@@ -169,6 +171,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Pipe
         boundaries: section.counts("boundaries"),
         layout: None,
         head_parts: section.count("head_parts", 1),
+        embedding_parts: section.count("embedding_parts", 1),
         transport: read_transport(&mut section),
         threads_per_rank: section.count_to("threads_per_rank", 1, 1024),
         recompute: read_recompute(&mut section),
@@ -269,7 +272,7 @@ fn read_layout(section: &mut Section<'_>, pipeline: &mut PipelineSettings) {
         section.report("layout", ProblemKind::Twice { what: "the cut", key: "layout", other });
         return;
     }
-    match Layout::with_head_parts(&text, pipeline.head_parts) {
+    match Layout::with_parts(&text, pipeline.embedding_parts, pipeline.head_parts) {
         Ok(layout) => {
             pipeline.partition = PartitionChoice::Explicit;
             pipeline.boundaries = Some(layout.boundaries.iter().map(|&layer| layer as u32).collect());

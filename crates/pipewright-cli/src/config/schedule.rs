@@ -34,7 +34,7 @@ pub(super) fn read(
     mesh: &MeshSettings,
 ) -> Option<ProgramSource> {
     let mut section = Section::new(document, surroundings, "pipeline");
-    let layers = cut_head(&mut section, pipeline.head_parts, model, mesh);
+    let layers = cut_ends(&mut section, pipeline, model, mesh);
     if !section.is_sound() {
         return None;
     }
@@ -61,23 +61,31 @@ pub(super) fn read(
     }
 }
 
-/// Returns the layers of the model with its head in parts. Refuses parts of a head that cannot be cut, and
-/// parts together with tensor ranks.
-fn cut_head(
+/// Returns the layers of the model with its embedding and its head in parts. Refuses parts of ends that cannot
+/// be cut so, and parts together with tensor ranks.
+fn cut_ends(
     section: &mut Section<'_>,
-    parts: u32,
+    pipeline: &PipelineSettings,
     model: Option<(ModelConfig, usize)>,
     mesh: &MeshSettings,
 ) -> Option<ModelDesc> {
-    let cut = match model {
-        _ if parts > 1 && mesh.tensor_parallel > 1 => {
-            let ranks = mesh.tensor_parallel;
-            Err(pipewright_models::ConfigError::HeadPartsOfRanks { parts, ranks })
-        }
-        None => return None,
-        Some((model, tokens)) => CutModel::new(model, parts).map(|model| model.describe(tokens)),
-    };
-    cut.map_err(|error| section.report("head_parts", error.into())).ok()
+    let (ranks, embedding_parts) = (mesh.tensor_parallel, pipeline.embedding_parts);
+    if ranks > 1 && pipeline.head_parts > 1 {
+        let error = pipewright_models::ConfigError::HeadPartsOfRanks { parts: pipeline.head_parts, ranks };
+        section.report("head_parts", error.into());
+        return None;
+    }
+    if ranks > 1 && embedding_parts > 1 {
+        let error = pipewright_models::ConfigError::EmbeddingPartsOfRanks { parts: embedding_parts, ranks };
+        section.report("embedding_parts", error.into());
+        return None;
+    }
+    let (model, tokens) = model?;
+    let model = CutModel::new(model, pipeline.head_parts);
+    let model = model.map_err(|error| section.report("head_parts", error.into())).ok()?;
+    let model = model.with_embedding_parts(embedding_parts);
+    let model = model.map_err(|error| section.report("embedding_parts", error.into())).ok()?;
+    Some(model.describe(tokens))
 }
 
 /// Refuses settings that a plan does not use.

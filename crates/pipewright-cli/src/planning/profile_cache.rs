@@ -22,7 +22,7 @@ const ENDING: &str = ".toml";
 /// Returns the name of the profile's file, with a hash of the model, the device, and the settings that change
 /// the times of a layer.
 pub(crate) fn profile_file(settings: &Settings, model: &CutModel) -> String {
-    const KEYS: [&str; 14] = [
+    const KEYS: [&str; 15] = [
         "data.bos_id",
         "data.packed",
         "data.restart_positions",
@@ -32,6 +32,7 @@ pub(crate) fn profile_file(settings: &Settings, model: &CutModel) -> String {
         "pipeline.threads_per_rank",
         "pipeline.transport",
         "pipeline.head_parts",
+        "pipeline.embedding_parts",
         "optimizer.momentum",
         "optimizer.name",
         "run.device",

@@ -18,7 +18,7 @@ use crate::failure::Failure;
 /// The number of different bytes.
 const BYTE_TOKENS: usize = 256;
 
-/// Returns the configuration of the model that the settings name, with its head in as many parts.
+/// Returns the configuration of the model that the settings name, with its embedding and its head in as many parts.
 pub(crate) fn read_model(settings: &Settings) -> Result<CutModel, Failure> {
     let model = match &settings.model {
         ModelSettings::From { from } => ModelConfig::read(from).map_err(Failure::input)?,
@@ -28,6 +28,7 @@ pub(crate) fn read_model(settings: &Settings) -> Result<CutModel, Failure> {
     let adapter =
         settings.adapter.as_ref().map(|adapter| read_adapter(settings, adapter, &model)).transpose()?;
     let model = CutModel::new(model, settings.pipeline.head_parts).map_err(Failure::input)?;
+    let model = model.with_embedding_parts(settings.pipeline.embedding_parts).map_err(Failure::input)?;
     match adapter {
         Some(adapter) => model.with_adapter(adapter).map_err(Failure::input),
         None => Ok(model),

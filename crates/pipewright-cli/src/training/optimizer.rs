@@ -165,6 +165,13 @@ pub(crate) fn require_whole(settings: &Settings) -> Result<(), Failure> {
             settings.pipeline.head_parts
         )));
     }
+    if settings.pipeline.embedding_parts > 1 && settings.optimizer.name == OptimizerName::Adafactor {
+        return Err(Failure::input(format!(
+            "`optimizer.name = \"adafactor\"` updates whole matrices, and with `pipeline.embedding_parts = {}` each layer has \
+             only some rows of the embedding; use adamw, adam, sgd or muon, or write `embedding_parts = 1`",
+            settings.pipeline.embedding_parts
+        )));
+    }
     if !settings.mesh.is_sharded() {
         return Ok(());
     }

@@ -246,7 +246,9 @@ fn cuts_of_pattern(model: &CutModel, stages: u32) -> Result<Vec<usize>, Failure>
             counted(stages, "stage"),
         )));
     }
-    Ok(cuts)
+    // Their layers are those of a model with its embedding in one part.
+    let before = model.embedding_parts() as usize - 1;
+    Ok(cuts.into_iter().map(|cut| cut + before).collect())
 }
 
 /// Makes the program of one replica, of which these stages are trained: generates and lowers the schedule,

@@ -127,7 +127,7 @@ impl Summary<'_> {
         }
         for (path, stages) in self.shared() {
             let stages = listed(&stages);
-            let (held, size) = if self.prepared.model.parts() > 1 {
+            let (held, size) = if self.has_parts() {
                 ("all or some of its rows", "all rows")
             } else {
                 ("a copy", "each copy")
@@ -138,8 +138,13 @@ impl Summary<'_> {
         }
     }
 
-    /// Returns the parameters that several stages hold, each with the list of its stages. The parts of a head
-    /// with a matrix of its own are not copies: together they are the matrix.
+    /// Returns whether a stage may have only some rows of a matrix or of a table.
+    fn has_parts(&self) -> bool {
+        self.prepared.model.parts().max(self.prepared.model.embedding_parts()) > 1
+    }
+
+    /// Returns the parameters that several stages hold, each with the list of its stages. The parts of an
+    /// embedding or of a head with a matrix of its own are not copies: together they are the matrix.
     fn shared(&self) -> BTreeMap<&str, Vec<StageIndex>> {
         let mut holders: BTreeMap<&str, (Vec<StageIndex>, usize)> = BTreeMap::new();
         for (stage, specs) in (0..).map(StageIndex::new).zip(self.stages) {
@@ -151,7 +156,7 @@ impl Summary<'_> {
                 *elements += spec.shape.iter().product::<usize>();
             }
         }
-        let has_parts = self.prepared.model.parts() > 1;
+        let has_parts = self.has_parts();
         holders.retain(|path, (stages, elements)| {
             stages.len() > 1 && (!has_parts || *elements > elements_of(self.prepared, path))
         });

@@ -7,10 +7,10 @@ use std::path::Path;
 use crate::run::{Run, tensors};
 use crate::scratch;
 
-const CONSTANT: &str = "optimizer.schedule=constant";
+pub(crate) const CONSTANT: &str = "optimizer.schedule=constant";
 
 /// Runs a command with overrides. Returns the exit code, standard output and standard error.
-fn command(run: &Run, arguments: &[&str], set: &[&str]) -> (Option<i32>, String, String) {
+pub(crate) fn command(run: &Run, arguments: &[&str], set: &[&str]) -> (Option<i32>, String, String) {
     let set = set.iter().flat_map(|set| ["--set", set]);
     let output = run.command(&arguments.iter().copied().chain(set).collect::<Vec<_>>());
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -30,7 +30,7 @@ fn assert_near(found: &Run, expected: &Run) {
 }
 
 /// Returns the weights of a model directory, by name.
-fn weights(folder: &Path) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+pub(crate) fn weights(folder: &Path) -> Vec<(String, Vec<usize>, Vec<f32>)> {
     let bytes = fs::read(folder.join("model.safetensors")).expect("the weights");
     let file = safetensors::SafeTensors::deserialize(&bytes).expect("a sound file");
     let mut names: Vec<&str> = file.names();

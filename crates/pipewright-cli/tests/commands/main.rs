@@ -16,6 +16,7 @@ mod efficiency;
 mod experts;
 mod expert_groups;
 mod head_parts;
+mod embedding_parts;
 mod patterns;
 mod generate;
 mod profile;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use pipewright::stage::Stage;
+use burn::tensor::Tensor;
 
 use super::attentions::BlockAttentions;
 use super::block::DecoderBlock;
@@ -13,7 +13,7 @@ use crate::head_form::{FurtherPredictions, HeadForm};
 use crate::parameter::{Builder, ParameterSource};
 use crate::split::{Place, SplitStage};
 use crate::stage_layers::{Layer, stage_layers};
-use crate::training_module::{TrainingModule, stage_of_logits};
+use crate::training_module::{Loss, TrainingModule, loss_of_logits};
 use crate::vocabulary::OutputHead;
 
 impl DecoderConfig {
@@ -84,8 +84,7 @@ impl DecoderStage {
 }
 
 impl TrainingModule for DecoderStage {
-    fn into_stage(self, is_last: bool) -> Stage {
-        let split = self.split.clone();
-        stage_of_logits(self, is_last, split)
+    fn loss(&self) -> Loss<Tensor<3>> {
+        loss_of_logits(&self.split)
     }
 }

@@ -6,7 +6,9 @@ use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::nn::{CausalAttention, Embedding};
 use pipewright::stage::{StageContext, StageModule};
-use pipewright::tensor::{Boundary, BoundaryError, Placement, Unpack, ValueKind, Values, pack, unpack};
+use pipewright::tensor::{
+    Boundary, BoundaryError, Placement, Unpack, Value, ValueKind, Values, pack, unpack,
+};
 
 use super::attentions::{BlockAttentions, MicrobatchAttentions};
 use super::block::{DecoderBlock, scaled};
@@ -66,6 +68,9 @@ pub enum DecoderInput {
     Tokens(Tensor<2, Int>),
     /// Hidden states from the previous stage.
     Hidden(Tensor<3>),
+    /// Token ids, and the rows of the embedding's table `[batch, sequence, hidden]` that earlier parts of the
+    /// embedding have found for them. The stage holds the last part.
+    Rows(Tensor<3>, Tensor<2, Int>),
 }
 
 impl DecoderStage {
@@ -291,29 +296,36 @@ impl DecoderInput {
     /// When the input is not of the kind that the stage takes, or a token id is outside the vocabulary.
     pub(crate) fn embed(self, table: Option<&TokenTable>, split: &SplitStage) -> Tensor<3> {
         match (table, self) {
-            (Some(table), Self::Tokens(tokens)) => table.forward(tokens, split),
+            (Some(table), Self::Tokens(tokens)) => table.forward(None, tokens, split),
+            (Some(table), Self::Rows(rows, tokens)) => table.forward(Some(rows), tokens, split),
             (None, Self::Hidden(hidden)) => hidden,
             (Some(_), Self::Hidden(_)) => panic!("the first stage takes token ids, not hidden states"),
-            (None, Self::Tokens(_)) => {
+            (None, Self::Tokens(_) | Self::Rows(..)) => {
                 panic!("a stage without the embedding takes hidden states, not token ids")
             }
         }
     }
 }
 
-/// An integer tensor holds token ids, any other tensor hidden states.
+/// An integer tensor holds token ids, any other tensor hidden states, or rows of a table if token ids follow.
 impl Boundary for DecoderInput {
     fn pack(self, into: &mut Values) {
         match self {
             Self::Tokens(tokens) => tokens.pack(into),
             Self::Hidden(hidden) => hidden.pack(into),
+            Self::Rows(rows, tokens) => (rows, tokens).pack(into),
         }
     }
 
     fn unpack(from: &mut Unpack) -> Result<Self, BoundaryError> {
-        match from.peek().map(pipewright::tensor::Value::kind) {
-            Some(ValueKind::Int) => Tensor::unpack(from).map(Self::Tokens),
-            _ => Tensor::unpack(from).map(Self::Hidden),
+        let is_int = |from: &Unpack| from.peek().map(Value::kind) == Some(ValueKind::Int);
+        if is_int(from) {
+            return Tensor::unpack(from).map(Self::Tokens);
         }
+        let hidden = Tensor::unpack(from)?;
+        if is_int(from) {
+            return Tensor::unpack(from).map(|tokens| Self::Rows(hidden, tokens));
+        }
+        Ok(Self::Hidden(hidden))
     }
 }

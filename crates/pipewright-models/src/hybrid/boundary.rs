@@ -13,7 +13,8 @@ pub enum HybridInput {
     /// Token ids `[batch, sequence]`, for the stage with the embeddings.
     Tokens(Tensor<2, Int>),
     /// Hidden states `[predictions * batch, sequence, hidden]` and the token ids. The states of the last block
-    /// before the stage come first. The states of each further prediction before the stage follow.
+    /// before the stage come first. The states of each further prediction before the stage follow. The stage
+    /// with the last part of the embedding takes the rows of the table that earlier parts have found.
     Hidden(Tensor<3>, Tensor<2, Int>),
 }
 

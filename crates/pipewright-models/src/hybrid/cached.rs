@@ -68,7 +68,7 @@ impl CachedHybrid<'_> {
         let seen = Tensor::<2, Int>::from_data(seen, &device);
         let context = row_context();
         let tokens = Tokens::new(config, &seen, &context);
-        let hidden = self.stage.embed(&seen, &tokens, &context);
+        let hidden = self.stage.embed(None, &seen, &tokens, &context);
         (hidden.narrow(1, known - start, ids.len()), seen.narrow(1, known - start, ids.len()))
     }
 }

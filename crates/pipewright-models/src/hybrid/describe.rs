@@ -6,7 +6,7 @@ use pipewright_schedule::{LayerDesc, ModelDesc};
 
 use super::config::{EmbedNorm, HybridConfig};
 use super::pattern::BlockKind;
-use crate::cost::{self, Cost, ELEMENT, FLOAT, LOSS_PASSES, ModelSizes, NORM_PASSES, TOKEN_ID};
+use crate::cost::{self, Cost, ELEMENT, FLOAT, LOSS_PASSES, ModelSizes, NORM_PASSES, TABLE_PASSES, TOKEN_ID};
 use crate::head_form::prediction_path;
 use crate::mamba;
 
@@ -26,8 +26,7 @@ impl HybridConfig {
         let hidden = self.hidden_size as u64;
         let embedding = LayerDesc {
             parameters: self.embedding_parameters(),
-            // For each table the forward copies a row, and the backward adds to a row.
-            weight: ELEMENT * hidden * (4 * self.tables() + NORM_PASSES),
+            weight: ELEMENT * hidden * (TABLE_PASSES * self.tables() + NORM_PASSES),
             activation_bytes: tokens * (TOKEN_ID * self.tables() + 2 * FLOAT * hidden),
             ..sizes.embedding("model.embed_tokens")
         };

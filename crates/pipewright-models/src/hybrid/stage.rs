@@ -6,7 +6,7 @@ use std::ops::Range;
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor};
 use pipewright::nn::split_cross_entropy;
-use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::{BoundaryError, Placement, Values, pack, unpack};
 use pipewright::train::data::{SideError, SideRows};
 use pipewright_schedule::ModelDesc;
@@ -33,7 +33,7 @@ use crate::path_names::PathNames;
 use crate::predictions::{loss_of_all, targets_of_each};
 use crate::split::{Place, SplitStage};
 use crate::stage_layers::{Layer, stage_layers};
-use crate::training_module::TrainingModule;
+use crate::training_module::{Loss, TrainingModule};
 use crate::vocabulary::{OutputHead, TokenTable, vocabulary_path};
 
 /// The path of the embedding.
@@ -111,10 +111,7 @@ impl HybridStage {
         // The head by itself does not need them.
         let tokens = LazyCell::new(|| Tokens::new(&self.config, &ids, context));
         let hidden = match (layers.first(), hidden) {
-            (Some(HeldLayer::Embedding), None) => self.embed(&ids, &tokens, context),
-            (Some(HeldLayer::Embedding), Some(_)) => {
-                panic!("the first stage takes token ids, not hidden states")
-            }
+            (Some(HeldLayer::Embedding), earlier) => self.embed(earlier, &ids, &tokens, context),
             (_, Some(hidden)) => hidden,
             (_, None) => panic!("layers after the embeddings take hidden states, not token ids"),
         };
@@ -148,15 +145,22 @@ impl HybridStage {
         self.model.layers.iter().flatten()
     }
 
-    /// Returns the hidden states before the first block.
+    /// Returns the hidden states before the first block. `earlier` has the rows of the token ids that earlier
+    /// parts of the embedding have found, if it is in parts.
     ///
     /// # Panics
     /// When the stage does not have the embeddings.
-    pub(super) fn embed(&self, ids: &Tensor<2, Int>, tokens: &Tokens, context: &StageContext) -> Tensor<3> {
+    pub(super) fn embed(
+        &self,
+        earlier: Option<Tensor<3>>,
+        ids: &Tensor<2, Int>,
+        tokens: &Tokens,
+        context: &StageContext,
+    ) -> Tensor<3> {
         let (Some(table), Some(further)) = (&self.model.embed_tokens, &self.model.further) else {
             panic!("a stage without the embeddings takes hidden states, not token ids")
         };
-        let mut x = table.forward(ids.clone(), &self.split);
+        let mut x = table.forward(earlier, ids.clone(), &self.split);
         if let Some(table) = &self.model.relation_bias {
             // The attentions have copies of the table, which are all that is read.
             x = with_zero_gradient(x, table.weight.val());
@@ -251,15 +255,9 @@ impl StageModule for HybridStage {
 }
 
 impl TrainingModule for HybridStage {
-    fn into_stage(self, is_last: bool) -> Stage {
-        if !is_last {
-            return Stage::new(self);
-        }
+    fn loss(&self) -> Loss<HybridOutput> {
         let (further, split) = (self.config.further(), self.split.clone());
-        let loss = move |output, targets: Tensor<2, Int>, context: &StageContext| {
-            loss(further, output, &targets, &split, context)
-        };
-        Stage::with_context_loss(self, loss).with_half_precision_loss()
+        Box::new(move |output, targets, context| loss(further, output, &targets, &split, context))
     }
 }
 

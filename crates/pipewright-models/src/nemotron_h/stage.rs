@@ -6,7 +6,7 @@ use std::ops::Range;
 use burn::module::Module;
 use burn::tensor::Tensor;
 use pipewright::nn::{CausalAttention, Mamba2};
-use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::{BoundaryError, Placement, Values, pack, unpack};
 use pipewright_schedule::ModelDesc;
 
@@ -27,7 +27,7 @@ use crate::path_names::PathNames;
 use crate::router::is_of_router;
 use crate::split::{Place, SplitStage};
 use crate::stage_layers::{Layer, held_layers, stage_layers};
-use crate::training_module::{TrainingModule, stage_of_logits};
+use crate::training_module::{Loss, TrainingModule, loss_of_logits};
 use crate::vocabulary::{OutputHead, TokenTable, vocabulary_path};
 
 /// The path of the embedding.
@@ -173,9 +173,8 @@ impl StageModule for NemotronHStage {
 }
 
 impl TrainingModule for NemotronHStage {
-    fn into_stage(self, is_last: bool) -> Stage {
-        let split = self.split.clone();
-        stage_of_logits(self, is_last, split)
+    fn loss(&self) -> Loss<Tensor<3>> {
+        loss_of_logits(&self.split)
     }
 }
 

@@ -4,7 +4,7 @@
 use pipewright::tensor::Precision;
 use pipewright_schedule::costs::StageSizes;
 use pipewright_schedule::recompute::LayerParts;
-use pipewright_schedule::{LayerDesc, ModelDesc};
+use pipewright_schedule::{EMBEDDING_PART, LayerDesc, ModelDesc};
 
 use crate::cut_model::CutModel;
 use crate::training_memory::adapters::add_adapters;
@@ -72,13 +72,13 @@ pub(super) fn kept_bytes(layers: &[LayerDesc]) -> u64 {
 }
 
 /// Returns the description of a model whose stages compute in `precision`. The token ids that the first layer
-/// keeps do not depend on it.
+/// and the parts of the embedding keep do not depend on it.
 fn in_precision(model: &ModelDesc, precision: Precision) -> ModelDesc {
     let scaled = |bytes: u64| bytes / Precision::F32.bytes() * precision.bytes();
     let layer = |(index, layer): (usize, &LayerDesc)| {
         let kept = layer.activation_bytes;
         LayerDesc {
-            activation_bytes: if index == 0 { kept } else { scaled(kept) },
+            activation_bytes: if index == 0 || layer.kind == EMBEDDING_PART { kept } else { scaled(kept) },
             output_bytes: scaled(layer.output_bytes),
             keys_values_bytes: scaled(layer.keys_values_bytes),
             norms_bytes: scaled(layer.norms_bytes),

@@ -27,9 +27,9 @@ use serde_json::{Value, json};
 
 const VOCABULARY: usize = 50;
 const MICROBATCHES: u32 = 4;
-const SEQUENCE: usize = 6;
+pub(crate) const SEQUENCE: usize = 6;
 
-fn model(family: &str, keys: &Value) -> ModelConfig {
+pub(crate) fn model(family: &str, keys: &Value) -> ModelConfig {
     let mut sizes = DecoderConfig::new(VOCABULARY, 4);
     (sizes.hidden_size, sizes.intermediate_size, sizes.initializer_range) = (32, 48, 0.2);
     let keys = keys.as_object().expect("an object").clone();
@@ -41,7 +41,7 @@ fn launch(model: &CutModel, schedule: &str, ranks: u32) -> Pipeline {
     launch_with(model, schedule, ranks, config)
 }
 
-fn launch_with(model: &CutModel, schedule: &str, ranks: u32, config: PipelineConfig) -> Pipeline {
+pub(crate) fn launch_with(model: &CutModel, schedule: &str, ranks: u32, config: PipelineConfig) -> Pipeline {
     let spec = ScheduleSpec { ranks, microbatches: MICROBATCHES, ..ScheduleSpec::default() };
     let schedule = generate(schedule, &spec).expect("a schedule");
     let program = for_training(&schedule, &TrainingLowering::default()).expect("it is sound");
@@ -55,7 +55,7 @@ fn launch_with(model: &CutModel, schedule: &str, ranks: u32, config: PipelineCon
     Pipeline::launch(program, World::local(ranks), &config, make).expect("it starts")
 }
 
-fn batch() -> Batch {
+pub(crate) fn batch() -> Batch {
     let rows = MICROBATCHES as usize;
     let ids = |shift: i32| {
         let ids =
@@ -69,7 +69,7 @@ fn batch() -> Batch {
 }
 
 /// Returns the parameters by path. Shards are joined, and copies must be equal.
-fn joined(parameters: Vec<NamedParameter>) -> BTreeMap<String, TensorData> {
+pub(crate) fn joined(parameters: Vec<NamedParameter>) -> BTreeMap<String, TensorData> {
     let mut shards: BTreeMap<String, Vec<NamedParameter>> = BTreeMap::new();
     for parameter in parameters {
         shards.entry(parameter.path.to_string()).or_default().push(parameter);
@@ -97,7 +97,9 @@ fn joined(parameters: Vec<NamedParameter>) -> BTreeMap<String, TensorData> {
 
 /// Takes a step at the rate 1, so that the parameters change by their gradients. Returns the loss, the
 /// parameters before the step, and their gradients.
-fn step(pipeline: &mut Pipeline) -> (f64, BTreeMap<String, TensorData>, BTreeMap<String, Vec<f32>>) {
+pub(crate) fn step(
+    pipeline: &mut Pipeline,
+) -> (f64, BTreeMap<String, TensorData>, BTreeMap<String, Vec<f32>>) {
     let before = joined(pipeline.parameters().expect("the parameters"));
     let evaluated = pipeline.eval_losses(batch()).expect("an evaluation");
     let trained = pipeline.step_batch(batch(), 1.0).expect("a step");
@@ -169,7 +171,7 @@ fn a_hybrid_with_further_predictions_has_the_gradients_of_one_head() {
 }
 
 /// Saves the state of a pipeline, and restores it to another one.
-fn hand_over(from: &mut Pipeline, to: &mut Pipeline) {
+pub(crate) fn hand_over(from: &mut Pipeline, to: &mut Pipeline) {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let ranks = from.state().expect("a state");
     let (folder, parts) = (CheckpointFolder::own(scratch.path()).expect("a folder"), ranks.len() as u32);

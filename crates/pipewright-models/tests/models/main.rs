@@ -2,6 +2,7 @@
 //! metrics of experts.
 
 mod head_parts;
+mod embedding_parts;
 mod stages;
 mod config_keys;
 mod hf;

@@ -12,7 +12,8 @@ use crate::reference::{Cut, Reference, Step};
 const MICROBATCHES: u32 = 8;
 
 fn reference(name: &str, head_parts: u32) -> Reference {
-    Reference { cut: Cut { head_parts, method: Method::Optimal }, ..Reference::load(name) }
+    let whole = Reference::load(name);
+    Reference { cut: Cut { head_parts, ..whole.cut }, ..whole }
 }
 
 fn run(reference: &Reference, schedule: &str, ranks: u32, config: &PipelineConfig) -> Vec<Step> {
@@ -64,7 +65,7 @@ fn every_rank_has_a_part() {
         let whole = Reference::load(name);
         let layers = whole.config.describe(1).layers.len();
         let boundaries = vec![1, 2, layers - 1, layers, layers + 1];
-        let cut = Cut { head_parts: 3, method: Method::Explicit { boundaries } };
+        let cut = Cut { head_parts: 3, embedding_parts: 1, method: Method::Explicit { boundaries } };
         let cut = Reference { cut, ..whole };
         for schedule in ["interleaved1f1b", "interleavedzerobubble"] {
             let found = run(&cut, schedule, 3, &PipelineConfig::default());

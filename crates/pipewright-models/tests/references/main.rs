@@ -9,6 +9,7 @@ mod slices;
 mod families;
 mod decoders;
 mod head_parts;
+mod embedding_parts;
 mod nemotron_h;
 mod hybrid;
 mod tensor_parallel;

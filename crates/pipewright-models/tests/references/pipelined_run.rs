@@ -256,6 +256,7 @@ fn train_program(
 fn launch(reference: &Reference, program: ValidatedProgram, config: &PipelineConfig) -> Pipeline {
     let count = program.placement().stages();
     let model = CutModel::new(reference.config.clone(), reference.cut.head_parts).expect("it can be cut");
+    let model = model.with_embedding_parts(reference.cut.embedding_parts).expect("it can be cut");
     let model = match reference.adapter.clone() {
         Some(adapter) => model.with_adapter(adapter).expect("it has these layers"),
         None => model,

@@ -26,6 +26,8 @@ pub(crate) struct Reference {
 pub(crate) struct Cut {
     /// The parts of the output head.
     pub(crate) head_parts: u32,
+    /// The parts of the embedding.
+    pub(crate) embedding_parts: u32,
     pub(crate) method: Method,
 }
 
@@ -127,7 +129,7 @@ impl Reference {
         if config.to_json()["output_router_logits"] != true {
             expected.expected_aux.clear();
         }
-        let cut = Cut { head_parts: 1, method: Method::Optimal };
+        let cut = Cut { head_parts: 1, embedding_parts: 1, method: Method::Optimal };
         Self { dir, config, expected, cut, adapter: None, balance_speed: None }
     }
 

@@ -7,8 +7,8 @@
 //! A capital letter is a layer: `E` the embedding, `L` the head, any other letter a layer of that kind. A bar
 //! ends a stage. `*3` repeats the layer or the group before it; a group in parentheses may contain bars.
 //! Spaces do not matter. The embedding comes first and the head last, each exactly once, and no stage is
-//! empty. A head that is cut into parts along the vocabulary is as many layers, each with its own `L`
-//! ([`Layout::with_head_parts`]).
+//! empty. An embedding or a head that is cut into parts along the vocabulary is as many layers, each with its
+//! own `E` or `L` ([`Layout::with_parts`]).
 //!
 //! ```
 //! use pipewright_schedule::partition::Layout;
@@ -88,6 +88,13 @@ pub enum LayoutErrorKind {
         /// The number of parts.
         parts: u32,
     },
+    /// The embedding has several parts, and not as many letters.
+    EmbeddingParts {
+        /// The number of letters.
+        found: usize,
+        /// The number of parts.
+        parts: u32,
+    },
     /// A second embedding or head.
     Twice(char),
     /// An embedding that is not the first layer, or a head that is not the last.
@@ -131,7 +138,7 @@ impl FromStr for Layout {
     type Err = LayoutError;
 
     fn from_str(text: &str) -> Result<Self, LayoutError> {
-        Self::with_head_parts(text, 1)
+        Self::with_parts(text, 1, 1)
     }
 }
 
@@ -222,7 +229,7 @@ impl Parser<'_> {
     }
 
     /// Splits the parts at their bars, and checks the stages and the ends.
-    fn assemble(&self, parts: &[Part], head_parts: u32) -> Result<Layout, LayoutError> {
+    fn assemble(&self, parts: &[Part], [embedding, head]: [u32; 2]) -> Result<Layout, LayoutError> {
         let (mut kinds, mut boundaries) = (String::new(), Vec::new());
         let mut is_empty = true;
         let layers: Vec<Part> = parts.iter().copied().filter(|part| part.letter != '|').collect();
@@ -244,13 +251,13 @@ impl Parser<'_> {
         if kinds.len() > MAX_LAYOUT_LAYERS {
             return Err(self.error(self.letters.len(), LayoutErrorKind::TooLong));
         }
-        self.check_end(&layers, ENDS[0], 1)?;
-        self.check_end(&layers, ENDS[1], head_parts)?;
+        self.check_end(&layers, ENDS[0], embedding)?;
+        self.check_end(&layers, ENDS[1], head)?;
         let columns = layers.iter().map(|part| part.column).collect();
         Ok(Layout { text: self.text.to_owned(), kinds, boundaries, columns })
     }
 
-    /// Checks that the embedding, or each of the head's parts, is where its letter belongs, and nowhere else.
+    /// Checks that each part of the embedding or of the head is where its letter belongs, and nowhere else.
     fn check_end(&self, layers: &[Part], letter: char, parts: u32) -> Result<(), LayoutError> {
         let count = parts as usize;
         let is_first = letter == ENDS[0];
@@ -261,29 +268,37 @@ impl Parser<'_> {
             2.. if count == 1 => (layers[found[1]].column, LayoutErrorKind::Twice(letter)),
             other if other != count => {
                 let column = found.get(count).map_or(missing, |&at| layers[at].column);
-                (column, LayoutErrorKind::HeadParts { found: other, parts })
+                let kind = if is_first {
+                    LayoutErrorKind::EmbeddingParts { found: other, parts }
+                } else {
+                    LayoutErrorKind::HeadParts { found: other, parts }
+                };
+                (column, kind)
             }
-            _ => match found.iter().find(|&&at| if is_first { at > 0 } else { at + count < layers.len() }) {
-                Some(&at) => (layers[at].column, LayoutErrorKind::OutOfPlace(letter)),
-                None => return Ok(()),
-            },
+            _ => {
+                match found.iter().find(|&&at| if is_first { at >= count } else { at + count < layers.len() })
+                {
+                    Some(&at) => (layers[at].column, LayoutErrorKind::OutOfPlace(letter)),
+                    None => return Ok(()),
+                }
+            }
         };
         Err(self.error(column, kind))
     }
 }
 
 impl Layout {
-    /// Reads a layout of a model whose head is cut into `parts` layers along the vocabulary.
+    /// Reads a layout of a model whose embedding and head are cut into so many layers along the vocabulary.
     ///
     /// # Errors
-    /// At the first mistake, also if `L` is not written once for each part.
-    pub fn with_head_parts(text: &str, parts: u32) -> Result<Self, LayoutError> {
+    /// At the first mistake, also if `E` or `L` is not written once for each part.
+    pub fn with_parts(text: &str, embedding: u32, head: u32) -> Result<Self, LayoutError> {
         let mut parser = Parser { text, letters: text.chars().collect(), at: 0 };
         let sequence = parser.sequence(0)?;
         if parser.at < parser.letters.len() {
             return Err(parser.error(parser.at, LayoutErrorKind::Unopened));
         }
-        parser.assemble(&sequence, parts.max(1))
+        parser.assemble(&sequence, [embedding, head].map(|parts| parts.max(1)))
     }
 
     /// Checks that a model has as many layers as the layout, and that layers with one letter are of one kind.
@@ -335,6 +350,10 @@ impl fmt::Display for LayoutErrorKind {
             Self::HeadParts { found, parts } => write!(
                 f,
                 "the head has {parts} parts, and the layout {found}; write `L` {parts} times, as the last layers"
+            ),
+            Self::EmbeddingParts { found, parts } => write!(
+                f,
+                "the embedding has {parts} parts, and the layout {found}; write `E` {parts} times, as the first layers"
             ),
             Self::Twice(letter) => write!(f, "a second {}; write `{letter}` once", name(letter)),
             Self::OutOfPlace('E') => f.write_str("the embedding is not the first layer; write `E` first"),

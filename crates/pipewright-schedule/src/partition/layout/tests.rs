@@ -52,7 +52,7 @@ fn mistakes_have_a_column() {
 
 #[test]
 fn a_head_in_parts_has_a_letter_for_each() {
-    let kinds = |text: &str, parts| Layout::with_head_parts(text, parts).map(|layout| layout.kinds);
+    let kinds = |text: &str, parts| Layout::with_parts(text, 1, parts).map(|layout| layout.kinds);
     assert_eq!(kinds("E | A*3 L | L | L*2", 4), Ok("EAAALLLL".into()));
     assert_eq!(kinds("E L", 1), kinds("E L", 0));
     let check = |text: &str, parts, column, kind| {
@@ -66,9 +66,29 @@ fn a_head_in_parts_has_a_letter_for_each() {
     check("E A", 2, 3, LayoutErrorKind::Missing('L'));
     check("E L A L", 2, 2, LayoutErrorKind::OutOfPlace('L'));
     check("A L L", 2, 0, LayoutErrorKind::Missing('E'));
-    let error = Layout::with_head_parts("E | A L", 2).expect_err("one part is missing").to_string();
+    let error = Layout::with_parts("E | A L", 1, 2).expect_err("one part is missing").to_string();
     let message = "column 8: the head has 2 parts, and the layout 1; write `L` 2 times, as the last layers\n  \
                    E | A L\n         ^";
+    assert_eq!(error, message);
+}
+
+#[test]
+fn an_embedding_in_parts_has_a_letter_for_each() {
+    let kinds = |text: &str, parts| Layout::with_parts(text, parts, 2).map(|layout| layout.kinds);
+    assert_eq!(kinds("E | E*2 A | L*2", 3), Ok("EEEALL".into()));
+    let check = |text: &str, parts, column, kind| {
+        let error = LayoutError { text: text.to_owned(), column, kind };
+        assert_eq!(kinds(text, parts), Err(error), "{text}");
+    };
+    let count = |found, parts| LayoutErrorKind::EmbeddingParts { found, parts };
+    check("E E | E A L L", 2, 6, count(3, 2));
+    check("E A | L L", 3, 0, count(1, 3));
+    check("A L L", 2, 0, LayoutErrorKind::Missing('E'));
+    check("E A E L L", 2, 4, LayoutErrorKind::OutOfPlace('E'));
+    check("E E A L L", 1, 2, LayoutErrorKind::Twice('E'));
+    let error = Layout::with_parts("E | A L", 2, 1).expect_err("one part is missing").to_string();
+    let message = "column 1: the embedding has 2 parts, and the layout 1; write `E` 2 times, as the first layers\n  \
+                   E | A L\n  ^";
     assert_eq!(error, message);
 }
 
