@@ -343,8 +343,8 @@ impl<M: TrainingModule> StageModule for CutStage<M> {
             None => Ok(input),
             Some(body) => Ok(pack(body.forward(unpack(input)?, context))),
         });
-        let heads = self.held().filter(|block| matches!(block, HeldBlock::Head(_)));
-        let output = hidden.and_then(|input| heads.fold(Ok(input), |input, block| run(input?, block)));
+        let mut heads = self.held().filter(|block| matches!(block, HeldBlock::Head(_)));
+        let output = hidden.and_then(|input| heads.try_fold(input, run));
         output.expect("the stage takes the input")
     }
 

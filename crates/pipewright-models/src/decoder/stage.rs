@@ -62,6 +62,10 @@ pub(super) struct DecoderModel {
 
 /// The input of a stage: token ids `[batch, sequence]` if it holds the embedding, otherwise hidden states
 /// `[batch, sequence, hidden]`.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "an input lives for one call, and a box would cost an allocation"
+)]
 #[derive(Debug, Clone)]
 pub enum DecoderInput {
     /// Token ids.
