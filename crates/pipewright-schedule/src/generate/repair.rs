@@ -41,6 +41,7 @@ pub(super) fn advice(
     }
     if let GenerateErrorKind::TooLargeToSearch { other: name, .. } = kind
         && let Some(generator) = other(name)
+        && fits(spec)
         && generator
             .check(&Setting::ALL.iter().fold(spec.clone(), |spec, it| spec.without(*it)), limits.layers)
             .is_ok()

@@ -106,6 +106,16 @@ proptest! {
     }
 }
 
+/// All replicas together may have more microbatches than can be counted.
+#[test]
+fn another_schedule_is_advised_only_for_microbatches_that_can_be_counted() -> Result<(), TestCaseError> {
+    let spec = ScheduleSpec { ranks: 1, microbatches: 5_592_406, ..ScheduleSpec::default() };
+    for generator in catalogue() {
+        check_advice(generator.name, &spec, Limits { replicas: 1_000_000, ..Limits::default() })?;
+    }
+    Ok(())
+}
+
 /// All small sizes, so that no combination is left to chance: whatever is refused has advice, and the
 /// schedules of accepted sizes can be made.
 #[test]
