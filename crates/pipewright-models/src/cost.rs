@@ -6,6 +6,7 @@
 use std::ops::Add;
 
 use pipewright_schedule::LayerDesc;
+use pipewright_schedule::profile::EMBEDDING;
 
 use crate::attention::AttentionSizes;
 use crate::norm::NormForm;
@@ -122,7 +123,7 @@ impl ModelSizes {
     /// Returns the layer of the token embeddings at `path`.
     pub(crate) fn embedding(self, path: &str) -> LayerDesc {
         let cost = Cost { parameters: self.table(), elements: TABLE_PASSES * self.hidden, ..Cost::default() };
-        let layer = cost.layer(path.to_owned(), "embedding", self.tokens, self.hidden);
+        let layer = cost.layer(path.to_owned(), EMBEDDING, self.tokens, self.hidden);
         LayerDesc { activation_bytes: self.tokens * TOKEN_ID, ..layer }
     }
 

@@ -55,8 +55,8 @@ impl CutEmbedding {
         ids_of_part(part, self.parts, self.form.vocabulary)
     }
 
-    /// Returns `model` with a layer for each part in the place of the embedding. `tokens` is the number of
-    /// tokens of a row.
+    /// Returns `model` with a layer for each part instead of the embedding. `tokens` is the number of tokens
+    /// of a row.
     fn describe(&self, mut model: ModelDesc, tokens: u64) -> ModelDesc {
         if !model.layers.is_empty() {
             let whole = model.layers.remove(0);

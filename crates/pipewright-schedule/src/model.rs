@@ -7,6 +7,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+/// The kind of the layer with the whole embedding of the tokens.
+pub const EMBEDDING: &str = "embedding";
 /// The kind of a layer that is one of the parts into which the head is cut along the vocabulary. Such layers
 /// are the last ones of a model.
 pub const HEAD_PART: &str = "head part";

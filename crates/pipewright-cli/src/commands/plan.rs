@@ -11,7 +11,7 @@ use pipewright_models::training_memory::ExpertShare;
 use pipewright_schedule::analytic::estimate;
 use pipewright_schedule::bytes::parse_bytes;
 use pipewright_schedule::plan::{PlanError, PlanRequest, TrainingState, plan};
-use pipewright_schedule::profile::{EMBEDDING_PART, Profile};
+use pipewright_schedule::profile::{EMBEDDING, EMBEDDING_PART, Profile};
 use pipewright_system::schedule_memory::check_plan;
 
 use crate::clusters::arguments::ClusterArguments;
@@ -427,9 +427,6 @@ fn one_group(settings: &Settings, replicas: u32) -> Option<String> {
         )
     })
 }
-
-/// The kind of the layer that is a whole embedding.
-const EMBEDDING: &str = "embedding";
 
 /// Returns the profile to plan for: of the run, or of the file alone.
 fn profile(arguments: &PlanArguments, run: Option<&PlannedRun>) -> Result<Profile, Failure> {

@@ -4,7 +4,7 @@
 
 use std::fs;
 
-use crate::head_parts::{CONSTANT, command, weights};
+use crate::head_parts::{command, killed_and_resumed, weights};
 use crate::run::{Run, tensors};
 use crate::scratch;
 
@@ -51,26 +51,7 @@ fn check_lists_the_parts_and_counts_their_memory() {
 
 #[test]
 fn a_killed_run_resumes_with_another_number_of_parts() {
-    let cut = Run::new();
-    let set = [
-        "pipeline.embedding_parts=3",
-        "pipeline.schedule=zb-h1",
-        CONSTANT,
-        "run.steps=100000",
-        "run.checkpoint_every=2",
-    ];
-    let mut child = cut.start("train", &["small.toml"], &set);
-    cut.wait_for_step(4);
-    child.kill().and_then(|()| child.wait()).expect("the run is ours to kill");
-    let steps = cut.figures().len();
-    let [second, third] = [4, 6].map(|more| format!("run.steps={}", steps + more));
-    let stages =
-        ["pipeline.schedule=interleaved1f1b", "pipeline.stages_per_rank=2", "pipeline.embedding_parts=5"];
-    cut.resume(&[&stages[..], &[second.as_str()]].concat());
-    let one = ["pipeline.schedule=1f1b", "pipeline.stages_per_rank=1", "pipeline.embedding_parts=1"];
-    cut.resume(&[&one[..], &[third.as_str()]].concat());
-    let whole = Run::new();
-    whole.train(&[CONSTANT, &third]);
+    let [cut, whole] = killed_and_resumed("pipeline.embedding_parts");
     assert_same(&cut, &whole);
 }
 

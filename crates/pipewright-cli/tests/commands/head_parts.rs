@@ -58,28 +58,28 @@ fn check_lists_the_parts_and_counts_their_memory() {
     assert!(text.contains("stage 1   on rank 1: layers 4 to 5 (2 head part), 1360 parameters"), "{text}");
 }
 
-#[test]
-fn a_killed_run_resumes_with_another_number_of_parts() {
+/// Trains with 3 parts, kills the run, and resumes it with 5 parts and then with one; `parts` is the setting.
+/// Returns the run, and one without parts that has as many steps.
+pub(crate) fn killed_and_resumed(parts: &str) -> [Run; 2] {
+    let [three, five, one] = [3, 5, 1].map(|number| format!("{parts}={number}"));
     let cut = Run::new();
-    let set = [
-        "pipeline.head_parts=3",
-        "pipeline.schedule=zb-h1",
-        CONSTANT,
-        "run.steps=100000",
-        "run.checkpoint_every=2",
-    ];
+    let set = [&three, "pipeline.schedule=zb-h1", CONSTANT, "run.steps=100000", "run.checkpoint_every=2"];
     let mut child = cut.start("train", &["small.toml"], &set);
     cut.wait_for_step(4);
     child.kill().and_then(|()| child.wait()).expect("the run is ours to kill");
     let steps = cut.figures().len();
     let [second, third] = [4, 6].map(|more| format!("run.steps={}", steps + more));
-    // Interleaved, a rank stores several slices of the head in its file.
-    let stages = ["pipeline.schedule=interleaved1f1b", "pipeline.stages_per_rank=2", "pipeline.head_parts=5"];
-    cut.resume(&[&stages[..], &[second.as_str()]].concat());
-    let one = ["pipeline.schedule=1f1b", "pipeline.stages_per_rank=1", "pipeline.head_parts=1"];
-    cut.resume(&[&one[..], &[third.as_str()]].concat());
+    // Interleaved, a rank stores several slices of a matrix in its file.
+    cut.resume(&["pipeline.schedule=interleaved1f1b", "pipeline.stages_per_rank=2", &five, &second]);
+    cut.resume(&["pipeline.schedule=1f1b", "pipeline.stages_per_rank=1", &one, &third]);
     let whole = Run::new();
     whole.train(&[CONSTANT, &third]);
+    [cut, whole]
+}
+
+#[test]
+fn a_killed_run_resumes_with_another_number_of_parts() {
+    let [cut, whole] = killed_and_resumed("pipeline.head_parts");
     assert_near(&cut, &whole);
 }
 

@@ -188,8 +188,7 @@ fn replace_own(
     }
     let deferred = Deferred::current(table, id);
     let ([count, width], OwnIds { indices, own, .. }) = (table.dims(), own_ids(ids, vocabulary, range));
-    let new = rows_of(&weight, &RowChoice::all(&own), width);
-    replace_rows(&mut rows, &indices, Some(&new), width);
+    replace_rows(&mut rows, &indices, Some((&weight, &own)), width);
     let tape = recorded_on(tape, 0, deferred.as_ref());
     Some(tape.record_tensor(rows, |_| {
         let select = SelectBackward { ids: own, count, width, id, deferred };
@@ -271,45 +270,49 @@ pub(super) fn rows_of(table: &CpuTensor, choice: &RowChoice<'_>, width: usize) -
 }
 
 fn chosen<E: Copy + Default>(table: &[E], choice: &RowChoice<'_>, width: usize) -> Vec<E> {
-    let rows = choice.ids.iter().map(|id| &table[id * width..][..width]);
     let Some(indices) = choice.indices else {
         let mut all = Vec::with_capacity(choice.count * width);
-        rows.for_each(|row| all.extend_from_slice(row));
+        choice.ids.iter().for_each(|id| all.extend_from_slice(&table[id * width..][..width]));
         return all;
     };
     let mut all = vec![E::default(); choice.count * width];
-    for (row, index) in rows.zip(indices) {
-        all[index * width..][..width].copy_from_slice(row);
-    }
+    put_rows(&mut all, indices, Some((table, choice.ids)), width);
     all
 }
 
-/// Replaces the rows of `all` at `indices` by the rows of `new`, which has the same element type, or by zeros.
-fn replace_rows(all: &mut CpuTensor, indices: &[usize], new: Option<&CpuTensor>, width: usize) {
-    let (range, of_new) = (range_of(all), new.map(range_of).unwrap_or_default());
+/// Replaces the rows of `all` at `indices` by rows of a table with the same element type, given with their
+/// numbers, or by zeros.
+fn replace_rows(all: &mut CpuTensor, indices: &[usize], rows: Option<(&CpuTensor, &[usize])>, width: usize) {
+    let (range, of_table) = (range_of(all), rows.map(|(table, _)| range_of(table)).unwrap_or_default());
     match all.dtype() {
         DType::BF16 => {
-            let new = new.map(|new| &new.storage::<bf16>()[of_new]);
-            put_rows(&mut all.storage_mut::<bf16>()[range], indices, new, width);
+            let rows = rows.map(|(table, ids)| (&table.storage::<bf16>()[of_table], ids));
+            put_rows(&mut all.storage_mut::<bf16>()[range], indices, rows, width);
         }
         DType::F16 => {
-            let new = new.map(|new| &new.storage::<f16>()[of_new]);
-            put_rows(&mut all.storage_mut::<f16>()[range], indices, new, width);
+            let rows = rows.map(|(table, ids)| (&table.storage::<f16>()[of_table], ids));
+            put_rows(&mut all.storage_mut::<f16>()[range], indices, rows, width);
         }
         _ => {
-            let new = new.map(|new| &new.storage::<f32>()[of_new]);
-            put_rows(&mut all.storage_mut::<f32>()[range], indices, new, width);
+            let rows = rows.map(|(table, ids)| (&table.storage::<f32>()[of_table], ids));
+            put_rows(&mut all.storage_mut::<f32>()[range], indices, rows, width);
         }
     }
 }
 
-fn put_rows<E: Copy + Default>(all: &mut [E], indices: &[usize], new: Option<&[E]>, width: usize) {
-    for (i, index) in indices.iter().enumerate() {
-        let row = &mut all[index * width..][..width];
-        match new {
-            Some(new) => row.copy_from_slice(&new[i * width..][..width]),
-            None => row.fill(E::default()),
-        }
+/// Replaces the rows of `all` at `indices` by rows of a table, or by zeros.
+fn put_rows<E: Copy + Default>(
+    all: &mut [E],
+    indices: &[usize],
+    rows: Option<(&[E], &[usize])>,
+    width: usize,
+) {
+    let Some((table, ids)) = rows else {
+        indices.iter().for_each(|index| all[index * width..][..width].fill(E::default()));
+        return;
+    };
+    for (index, id) in indices.iter().zip(ids) {
+        all[index * width..][..width].copy_from_slice(&table[id * width..][..width]);
     }
 }
 
