@@ -2,6 +2,8 @@
 
 use multiversion::multiversion;
 
+use super::threads::{CHUNK, for_each};
+
 /// The coefficients of one step; `t` is the number of the step, from 1.
 #[derive(Clone, Copy, Debug)]
 pub struct Coefficients {
@@ -18,7 +20,6 @@ pub struct Coefficients {
 }
 
 /// Updates `parameter` and both moments in place.
-#[multiversion(targets = "simd")]
 pub fn step(
     parameter: &mut [f32],
     gradient: &[f32],
@@ -26,9 +27,22 @@ pub fn step(
     second: &mut [f32],
     by: Coefficients,
 ) {
-    let Coefficients { betas: (beta_1, beta_2), step_size, second_correction, epsilon, keep } = by;
     let len = parameter.len();
     assert_eq!((gradient.len(), first.len(), second.len()), (len, len, len), "all have the same length");
+    let moments = first.chunks_mut(CHUNK).zip(second.chunks_mut(CHUNK));
+    let chunks = parameter.chunks_mut(CHUNK).zip(gradient.chunks(CHUNK)).zip(moments);
+    for_each(chunks, len, |((p, g), (m, v))| step_chunk(p, g, m, v, by));
+}
+
+#[multiversion(targets = "simd")]
+fn step_chunk(
+    parameter: &mut [f32],
+    gradient: &[f32],
+    first: &mut [f32],
+    second: &mut [f32],
+    by: Coefficients,
+) {
+    let Coefficients { betas: (beta_1, beta_2), step_size, second_correction, epsilon, keep } = by;
     let moments = first.iter_mut().zip(second);
     for ((p, g), (m, v)) in parameter.iter_mut().zip(gradient).zip(moments) {
         *m = beta_1 * *m + (1.0 - beta_1) * g;
@@ -38,7 +52,6 @@ pub fn step(
 }
 
 /// Like [`step`], with the same bits, but returns the updated parameter and moments and leaves the old ones.
-#[multiversion(targets = "simd")]
 pub fn step_apart(
     parameter: &[f32],
     gradient: &[f32],
@@ -46,11 +59,26 @@ pub fn step_apart(
     second: &[f32],
     by: Coefficients,
 ) -> [Vec<f32>; 3] {
-    let Coefficients { betas: (beta_1, beta_2), step_size, second_correction, epsilon, keep } = by;
     let len = parameter.len();
     assert_eq!((gradient.len(), first.len(), second.len()), (len, len, len), "all have the same length");
     let mut updated = [vec![0.0; len], vec![0.0; len], vec![0.0; len]];
     let [new_parameter, new_first, new_second] = &mut updated;
+    let moments = new_first.chunks_mut(CHUNK).zip(new_second.chunks_mut(CHUNK));
+    let new = new_parameter.chunks_mut(CHUNK).zip(moments);
+    let moments = first.chunks(CHUNK).zip(second.chunks(CHUNK));
+    let old = parameter.chunks(CHUNK).zip(gradient.chunks(CHUNK)).zip(moments);
+    for_each(new.zip(old), len, |((new_p, (new_m, new_v)), ((p, g), (m, v)))| {
+        write_step([new_p, new_m, new_v], [p, g, m, v], by);
+    });
+    updated
+}
+
+/// Writes the updated parameter and moments. The old ones and the gradient are of the same length.
+#[multiversion(targets = "simd")]
+fn write_step(new: [&mut [f32]; 3], old: [&[f32]; 4], by: Coefficients) {
+    let Coefficients { betas: (beta_1, beta_2), step_size, second_correction, epsilon, keep } = by;
+    let [new_parameter, new_first, new_second] = new;
+    let [parameter, gradient, first, second] = old;
     let old = parameter.iter().zip(gradient).zip(first.iter().zip(second));
     let new = new_parameter.iter_mut().zip(new_first.iter_mut().zip(new_second));
     for (((p, g), (m, v)), (new_p, (new_m, new_v))) in old.zip(new) {
@@ -58,16 +86,33 @@ pub fn step_apart(
         *new_v = beta_2 * v + (1.0 - beta_2) * g * g;
         *new_p = keep * p - step_size * *new_m / ((*new_v * second_correction).sqrt() + epsilon);
     }
-    updated
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use rayon::ThreadPoolBuilder;
+
     use super::*;
+    use crate::threads::with_pool;
 
     #[test]
     fn both_forms_have_the_same_bits() {
-        let numbers = |seed: f32| -> Vec<f32> { (0..1003).map(|i| (i as f32 * 0.37 + seed).sin()).collect() };
+        check(1003);
+    }
+
+    #[test]
+    fn several_threads_compute_the_same_bits() {
+        let pool = Arc::new(ThreadPoolBuilder::new().num_threads(3).build().expect("threads"));
+        let alone = ThreadPoolBuilder::new().num_threads(1).build().expect("a thread");
+        let alone = alone.install(|| check(3 * CHUNK + 5));
+        assert_eq!(with_pool(&pool, || check(3 * CHUNK + 5)), alone);
+    }
+
+    /// Compares both forms for parameters of this length, and returns the result.
+    fn check(len: usize) -> [Vec<f32>; 3] {
+        let numbers = |seed: f32| -> Vec<f32> { (0..len).map(|i| (i as f32 * 0.37 + seed).sin()).collect() };
         let by = Coefficients {
             betas: (0.9, 0.95),
             step_size: 3e-3,
@@ -83,5 +128,6 @@ mod tests {
         step(&mut parameter, &gradient, &mut first, &mut second, by);
         assert_eq!(apart, [parameter, first, second]);
         assert_ne!(apart, old);
+        apart
     }
 }

@@ -28,6 +28,7 @@ mod exp;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod scratch;
+pub mod threads;
 mod turned;
 pub mod product;
 pub mod narrow_product;
@@ -35,6 +36,7 @@ pub mod bf16_product;
 pub mod element;
 pub mod adamw;
 pub mod squares;
+pub mod scale;
 pub mod addition;
 pub mod rms_norm;
 pub mod gated_norm;

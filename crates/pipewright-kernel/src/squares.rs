@@ -1,8 +1,18 @@
-//! The sum of squares of a gradient, in f64.
+//! The sums of squares of gradients, in f64.
 
 use multiversion::multiversion;
 
 use super::simd::LANES;
+use super::threads::for_each;
+
+/// Returns the [`sum_squares`] of each slice. Several threads take one slice at a time, so a sum has the same
+/// bits for any number of threads.
+pub fn sums_of_squares(slices: &[&[f32]]) -> Vec<f64> {
+    let mut sums = vec![0.0; slices.len()];
+    let elements = slices.iter().map(|slice| slice.len()).sum();
+    for_each(sums.iter_mut().zip(slices), elements, |(sum, slice)| *sum = sum_squares(slice));
+    sums
+}
 
 /// Returns `sum x²` in a fixed number of lanes, which are added in order at the end.
 #[multiversion(targets = "simd")]
@@ -16,4 +26,24 @@ pub fn sum_squares(elements: &[f32]) -> f64 {
     }
     let rest: f64 = rest.iter().map(|&element| f64::from(element) * f64::from(element)).sum();
     lanes.iter().sum::<f64>() + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use rayon::ThreadPoolBuilder;
+
+    use super::*;
+    use crate::threads::{CHUNK, with_pool};
+
+    #[test]
+    fn the_number_of_threads_changes_no_bit() {
+        let numbers: Vec<f32> = (0..3 * CHUNK).map(|i| (i as f32 * 0.37).sin()).collect();
+        let slices = [&numbers[..5], &numbers[7..2 * CHUNK], &[], &numbers[CHUNK..]];
+        let alone = slices.map(sum_squares).to_vec();
+        let pool = Arc::new(ThreadPoolBuilder::new().num_threads(3).build().expect("threads"));
+        assert_eq!(with_pool(&pool, || sums_of_squares(&slices)), alone);
+        assert_eq!(sums_of_squares(&slices), alone);
+    }
 }

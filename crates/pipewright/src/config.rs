@@ -40,7 +40,9 @@ pub struct PipelineConfig {
     pub post_validation: bool,
     /// Called for each gradient before the norm is computed; the same on all ranks.
     pub gradient_hook: Option<Arc<dyn GradientHook>>,
-    /// Threads for the tensor operations of one rank.
+    /// Threads for the tensor operations of one rank. While a rank sums the squares of its gradients or updates
+    /// with [`AdamW`](crate::optimizer::AdamW), and all other ranks of the process wait, it uses their threads
+    /// too, together at most as many as there are processors.
     pub threads_per_rank: usize,
     /// The devices of the ranks. A stage is made where the caller makes it and then moved to the device of
     /// its rank. Without devices it stays where it was made.

@@ -194,6 +194,12 @@ impl ProgressBoard {
         Some((program?, position as usize))
     }
 
+    /// Returns whether every rank but this one waits for a message or is in no step.
+    pub(crate) fn others_wait(&self, rank: WorldRank) -> bool {
+        let others = self.ranks.iter().enumerate().filter(|(index, _)| *index != rank.index());
+        others.into_iter().all(|(_, other)| *other.activity() != Activity::Computes)
+    }
+
     /// Returns the last step that a rank of this process has begun; 0 before the first.
     #[cfg(feature = "mpi")]
     pub(crate) fn step(&self) -> StepNumber {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use pipewright_schedule::{Placement, Rank, StageIndex};
 
+use super::idle_threads::IdleThreads;
 use super::next_batch::NextBatch;
 use crate::collective::{Group, Tree};
 use crate::config::PipelineConfig;
@@ -26,6 +27,7 @@ pub(crate) struct RankContext {
     /// Whether other ranks run in other processes.
     is_distributed: bool,
     next_batch: NextBatch,
+    idle_threads: IdleThreads,
     /// The same rank in all replicas.
     data_group: Group,
     /// The same rank in the replicas that hold the parameters together.
@@ -54,6 +56,7 @@ impl RankContext {
         placement: Placement,
         config: Arc<PipelineConfig>,
         next_batch: NextBatch,
+        idle_threads: IdleThreads,
     ) -> Self {
         let rank = world.own();
         let expect = |group: Option<Group>| group.expect("the world has the mesh's ranks");
@@ -65,6 +68,7 @@ impl RankContext {
             config,
             is_distributed,
             next_batch,
+            idle_threads,
             shard_group: expect(mesh.shard_group(rank)),
             copy_group: expect(mesh.copy_group(rank)),
             expert_group: expect(mesh.expert_group(rank)),
@@ -81,6 +85,11 @@ impl RankContext {
 
     pub(crate) fn config(&self) -> &PipelineConfig {
         &self.config
+    }
+
+    /// Calls `work`, whose loops over long slices use the threads of all ranks of this process if these wait.
+    pub(super) fn with_idle_threads<R>(&self, work: impl FnOnce() -> R) -> R {
+        self.idle_threads.lend(self.world_rank, work)
     }
 
     pub(super) fn hook(&self) -> Option<&dyn ActionHook> {

@@ -209,7 +209,8 @@ impl Executor {
 
     /// Sums the squares of this rank's gradients and waits for the other replicas in its subtree.
     fn gather_replica_squares(&self) -> Phase {
-        let squares = squares(&self.context, &self.stages, &self.parameters);
+        let Self { context, stages, parameters, .. } = self;
+        let squares = context.with_idle_threads(|| squares(context, stages, parameters));
         let own = Contribution { squares, next_batch: self.context.sent_batch() };
         let children = self.context.copies_tree().children();
         Phase::ReplicaSquares(Exchange::gather(own, replica_tag(&self.context), children))

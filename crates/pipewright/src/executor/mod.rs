@@ -48,6 +48,7 @@
 //! | `state.rs` | parameters and optimizer state, read and restored |
 //! | `step.rs` | a step: its phase, how far it is, and its result |
 //! | `update.rs` | the update of the parameters |
+//! | `idle_threads.rs` | the threads of all ranks, for the squares and the update of a rank that works alone |
 //! | `failed_action.rs` | the action that an error names |
 //! | `machine.rs` | the executor: its parts, and polling |
 //! | `actions.rs` | one handler for each kind of action |
@@ -70,6 +71,7 @@ mod expert_holders;
 mod failed_action;
 mod gather;
 mod group_link;
+mod idle_threads;
 mod losses;
 mod machine;
 mod next_batch;
@@ -100,6 +102,7 @@ pub(crate) use collection::Visited;
 pub(crate) use connection::Connection;
 pub(crate) use context::RankContext;
 pub(crate) use group_link::GroupLink;
+pub(crate) use idle_threads::IdleThreads;
 pub(crate) use machine::Executor;
 pub(crate) use next_batch::NextBatch;
 pub(crate) use recorder::AuxiliaryPart;

@@ -46,7 +46,7 @@ pub(super) fn update(
         }
         step.early_mut().undone |= runner.undo_update();
         if norms.whole.is_finite() {
-            runner.update(&factors, learning_rate);
+            context.with_idle_threads(|| runner.update(&factors, learning_rate));
         } else {
             runner.drop_gradients();
         }
@@ -76,7 +76,8 @@ pub(super) fn update_early(
     let Some(stage) = stages.iter_mut().nth(step.early().stages) else { return false };
     let start = Instant::now();
     let factors = factors(context, step.input(), accumulation, None);
-    let is_updated = stage.runner_mut().update_early(&factors, step.input().learning_rate);
+    let (runner, learning_rate) = (stage.runner_mut(), step.input().learning_rate);
+    let is_updated = context.with_idle_threads(|| runner.update_early(&factors, learning_rate));
     let early = step.early_mut();
     early.stages += 1;
     if is_updated {

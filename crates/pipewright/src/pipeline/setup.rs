@@ -14,7 +14,7 @@ use crate::byte_channel::ByteChannel;
 use crate::collective::Group;
 use crate::config::PipelineConfig;
 use crate::device::computes_behind;
-use crate::executor::{Connection, Executor, NextBatch, RankContext};
+use crate::executor::{Connection, Executor, IdleThreads, NextBatch, RankContext};
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{StepNumber, WorldRank};
 use crate::loss_scale::LossScale;
@@ -56,6 +56,7 @@ pub(super) struct Setup {
     board: ProgressBoard,
     abort: Abort,
     next_batch: NextBatch,
+    idle_threads: IdleThreads,
     /// The channel for the exchange of reports between processes; `None` within one process.
     reports: Option<ByteChannel>,
     /// The frozen tensors that the ranks make.
@@ -108,8 +109,20 @@ impl Setup {
         board.set_program(&program);
         let evaluation = evaluation_program(&program, config)?;
         let (config, next_batch) = (Arc::new(config.clone()), NextBatch::default());
-        let frozen = FrozenTensors::open();
-        Ok((Self { program, mesh, evaluation, config, board, abort, next_batch, reports, frozen }, endpoints))
+        let idle_threads = IdleThreads::new(board.clone(), endpoints.len(), config.threads_per_rank.max(1));
+        let setup = Self {
+            program,
+            mesh,
+            evaluation,
+            config,
+            board,
+            abort,
+            next_batch,
+            idle_threads,
+            reports,
+            frozen: FrozenTensors::open(),
+        };
+        Ok((setup, endpoints))
     }
 
     /// Builds a rank's stages and its executor. `make` is the caller's function from
@@ -132,9 +145,15 @@ impl Setup {
         };
         let placement = self.program.placement();
         let (world, is_distributed) = (Group::of_world(&endpoint), endpoint.is_distributed());
-        let (config, next_batch) = (self.config.clone(), self.next_batch.clone());
-        let context =
-            RankContext::new(&world, is_distributed, self.mesh, placement.clone(), config, next_batch);
+        let context = RankContext::new(
+            &world,
+            is_distributed,
+            self.mesh,
+            placement.clone(),
+            self.config.clone(),
+            self.next_batch.clone(),
+            self.idle_threads.clone(),
+        );
         let connection = Connection::new(endpoint, &context, self.board.clone(), memory);
         let tensor = connection.tensor_parallel(&context).with_whole_experts(self.config.whole_experts);
         let tensor = tensor.with_frozen(self.frozen.of(world_rank));

@@ -9,7 +9,8 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOp
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, FloatDType, Gradients, Tensor};
-use pipewright_kernel::squares::sum_squares;
+use pipewright_kernel::scale::scale;
+use pipewright_kernel::squares::sums_of_squares;
 
 use super::error::StageError;
 use super::parameter_table::ParameterTable;
@@ -201,31 +202,28 @@ impl GradientSums {
     /// The CPU back end adds the squares of a part in f64, in storage order. Another device adds them in f32,
     /// in an order that depends only on the number of elements; its sums are read in one go.
     pub(crate) fn squares(&self, copies: u32, row_shard: impl Fn(usize) -> RowShard) -> Vec<Vec<f64>> {
-        let mut on_device = Vec::new();
+        let mut pending = PendingSquares::default();
         let mut squares_of = |(index, sum): (usize, &Option<DispatchTensor>)| -> Vec<PartSquares> {
             let Some(sum) = sum.clone().map(Value::from_dispatch) else { return Vec::new() };
             let shard = row_shard(index);
             if copies == 1 && shard.count == 1 {
                 // A slice of the whole would be a copy on some devices.
-                return vec![PartSquares::of(sum, &mut on_device)];
+                return vec![pending.square(sum)];
             }
             let parts = shard.parts().flat_map(|part| self.rows_of_part(index, shard, part, copies));
             let parts = parts.map(|rows| (!rows.is_empty()).then(|| sum.narrow(0, rows.start, rows.end)));
             let square = |part: Option<Value>| match part {
-                Some(part) => PartSquares::of(part, &mut on_device),
-                None => PartSquares::Added(0.0),
+                Some(part) => pending.square(part),
+                None => PartSquares::Zero,
             };
             parts.map(square).collect()
         };
         let sums: Vec<Vec<PartSquares>> = self.sums.iter().enumerate().map(&mut squares_of).collect();
-        let read: Vec<f64> = if on_device.is_empty() {
-            Vec::new()
-        } else {
-            Tensor::cat(on_device, 0).into_data().iter().collect()
-        };
+        let [on_host, on_device] = pending.add();
         let square = |part: PartSquares| match part {
-            PartSquares::Added(square) => square,
-            PartSquares::OnDevice(index) => read[index],
+            PartSquares::Zero => 0.0,
+            PartSquares::OnHost(index) => on_host[index],
+            PartSquares::OnDevice(index) => on_device[index],
         };
         sums.into_iter().map(|parts| parts.into_iter().map(square).collect()).collect()
     }
@@ -324,31 +322,54 @@ fn into_cpu(sum: Tensor<2>) -> CpuTensor {
     owned(cpu(sum).expect("a parameter's gradients are all on its stage's device"))
 }
 
-/// The sum of squares of a part of a gradient sum.
+/// The sum of squares of a part of a gradient sum, or its index in one of the lists of such sums.
 enum PartSquares {
-    Added(f64),
-    /// The index in the list of the sums on the device.
+    Zero,
+    OnHost(usize),
     OnDevice(usize),
 }
 
-impl PartSquares {
-    fn of(part: Value, on_device: &mut Vec<Tensor<1>>) -> Self {
+/// The parts whose squares are added together: on the processor by several threads, and on another device
+/// with one wait for all.
+#[derive(Default)]
+struct PendingSquares {
+    on_host: Vec<CpuTensor>,
+    /// A sum of squares each.
+    on_device: Vec<Tensor<1>>,
+}
+
+impl PendingSquares {
+    fn square(&mut self, part: Value) -> PartSquares {
         let is_on_host = !computes_behind(&part.device());
         let elements_of_row = part.shape().last().map_or(1, |&width| width.max(1));
         let rows = part.shape().iter().product::<usize>() / elements_of_row;
         // The number of dimensions does not matter for a sum over all elements; 1 is arbitrary.
         let part = Tensor::<1>::from_dispatch(part.into_dispatch());
         if let Some(part) = cpu(part.clone()) {
-            return Self::Added(sum_squares(&elements(&part)));
+            self.on_host.push(part);
+            return PartSquares::OnHost(self.on_host.len() - 1);
         }
         if is_on_host {
-            return Self::Added(sum_squares(&part.into_data().iter::<f32>().collect::<Vec<_>>()));
+            let elements: Vec<f32> = part.into_data().iter::<f32>().collect();
+            let count = elements.len();
+            self.on_host.push(cpu_tensor(elements, [count]));
+            return PartSquares::OnHost(self.on_host.len() - 1);
         }
         // Burn's sum over all elements adds atomically, in no fixed order; its sums along a dimension have an
         // order.
         let squares = part.cast(DType::F32).square().reshape([rows, elements_of_row]);
-        on_device.push(squares.sum_dim(1).sum_dim(0).reshape([1]));
-        Self::OnDevice(on_device.len() - 1)
+        self.on_device.push(squares.sum_dim(1).sum_dim(0).reshape([1]));
+        PartSquares::OnDevice(self.on_device.len() - 1)
+    }
+
+    /// Returns the sums of squares on the processor, and those on another device.
+    fn add(self) -> [Vec<f64>; 2] {
+        let on_host: Vec<_> = self.on_host.iter().map(elements).collect();
+        let on_host = sums_of_squares(&on_host.iter().map(AsRef::as_ref).collect::<Vec<_>>());
+        if self.on_device.is_empty() {
+            return [on_host, Vec::new()];
+        }
+        [on_host, Tensor::cat(self.on_device, 0).into_data().iter().collect()]
     }
 }
 
@@ -369,6 +390,22 @@ impl ModuleVisitor for Adder<'_> {
     }
 }
 
+/// Returns the tensor times `factor`.
+fn scaled<const D: usize>(tensor: Tensor<D>, factor: f64) -> Tensor<D> {
+    if tensor.dtype() != DType::F32 {
+        return tensor.mul_scalar(factor);
+    }
+    match cpu(tensor.clone()) {
+        Some(on_cpu) => {
+            drop(tensor);
+            let mut on_cpu = owned(on_cpu);
+            scale(on_cpu.storage_mut(), factor as f32);
+            from_cpu(on_cpu)
+        }
+        None => tensor.mul_scalar(factor),
+    }
+}
+
 struct Taker<'a, F> {
     sums: std::iter::Enumerate<std::slice::IterMut<'a, Option<DispatchTensor>>>,
     factor: F,
@@ -379,7 +416,7 @@ impl<F: Fn(usize) -> f64> ModuleVisitor for Taker<'_, F> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let (index, sum) = self.sums.next().expect("a module has the same parameters on every visit");
         if let Some(sum) = sum.take() {
-            let gradient = Tensor::<D>::from_dispatch(sum).mul_scalar((self.factor)(index));
+            let gradient = scaled(Tensor::<D>::from_dispatch(sum), (self.factor)(index));
             self.taken.register(param.id, gradient.cast(param.dtype()));
         }
     }
@@ -415,10 +452,10 @@ mod tests {
         let elements: Vec<f32> = (0..37).map(|i| i as f32 * 0.1).collect();
         let whole = Tensor::<1>::from_floats(elements.as_slice(), &device);
         let expected: f64 = elements[3..35].iter().map(|&x| f64::from(x) * f64::from(x)).sum();
-        let PartSquares::Added(found) = PartSquares::of(Value::of(whole.slice(3..35)), &mut Vec::new())
-        else {
-            panic!("the CPU back end adds squares at once")
-        };
+        let mut pending = PendingSquares::default();
+        pending.square(Value::of(whole.slice(3..35)));
+        let [found, _] = pending.add();
+        let [found] = found[..] else { panic!("one part, on the processor") };
         assert!((found - expected).abs() < 1e-9 * expected, "{found} {expected}");
     }
 }
