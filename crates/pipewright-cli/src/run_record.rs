@@ -54,6 +54,8 @@ pub(crate) struct StepMetrics {
     #[serde(default)]
     pub(crate) exposed_expert_exchange_ms: Vec<Option<f64>>,
     #[serde(default)]
+    pub(crate) expert_wait_ms: Vec<Option<f64>>,
+    #[serde(default)]
     pub(crate) samples: Vec<Sample>,
     #[serde(default)]
     pub(crate) auxiliary: BTreeMap<String, Option<f64>>,

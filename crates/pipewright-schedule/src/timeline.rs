@@ -43,7 +43,8 @@ pub struct Scope {
 pub enum ScopeKind {
     /// A span that the user's code has named.
     User(Arc<str>),
-    /// An exchange of the tokens of experts is in transit. In an overlap, the action is the half that exchanges.
+    /// The rank exchanges tokens of experts: it has sent its own, and those of others have not arrived. They may
+    /// not be sent yet. In an overlap, the action is the half that exchanges.
     Exchange(Action),
     /// A half of an overlap computes. The other half waits for an exchange, has ended, or has not begun.
     Computation(Action),

@@ -99,10 +99,12 @@ struct Figures {
     /// The share of the time in which ranks do not compute, a mean over the ranks.
     bubble: Option<f64>,
     exposed: Option<f64>,
-    /// The milliseconds of a step in which ranks exchange the tokens of experts, and the part of it in which
-    /// they compute nothing: means over the ranks.
+    /// The milliseconds of a step in which tokens of experts are under way, the part of it in which ranks
+    /// compute nothing, and the time in which they wait for a replica that has not sent yet: means over the
+    /// ranks.
     expert_exchange_ms: Option<f64>,
     exposed_expert_exchange_ms: Option<f64>,
+    expert_wait_ms: Option<f64>,
     /// The gap between two steps, in milliseconds.
     gap_ms: Option<f64>,
     /// The number of steps whose updates before the gradient norm were repaired, and of all steps with such
@@ -249,6 +251,7 @@ impl Figures {
             exposed: median_of(|step| step.exposed_comm_fraction),
             expert_exchange_ms: median_of(|step| mean_of_ranks(&step.expert_exchange_ms)),
             exposed_expert_exchange_ms: median_of(|step| mean_of_ranks(&step.exposed_expert_exchange_ms)),
+            expert_wait_ms: median_of(|step| mean_of_ranks(&step.expert_wait_ms)),
             gap_ms: median_of(|step| step.gap_ms),
             repaired: repaired(steps),
             utilisation: utilisation(run),
@@ -310,7 +313,7 @@ mod tests {
                 "{\"step\":2,\"loss\":2.0,\"step_ms\":30,\"early_update_ms\":[0,1],\"repaired\":true,\"samples\":[{\"prompt\":\"a\",\"text\":\"b\"}],\"validation_loss\":3.0,\"validation_sources\":[{\"name\":\"a.txt\",\"loss\":2.5},{\"name\":\"b\",\"loss\":null}],\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
             ),
             line(
-                "{\"step\":3,\"loss\":3.0,\"step_ms\":31,\"early_update_ms\":[0,2],\"expert_exchange_ms\":[4,2],\"exposed_expert_exchange_ms\":[1,0],\"auxiliary\":{\"moe_z\":0.5},\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
+                "{\"step\":3,\"loss\":3.0,\"step_ms\":31,\"early_update_ms\":[0,2],\"expert_exchange_ms\":[4,2],\"exposed_expert_exchange_ms\":[1,0],\"expert_wait_ms\":[0,9],\"auxiliary\":{\"moe_z\":0.5},\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
             ),
         ];
         let fault = Fault {
@@ -336,8 +339,9 @@ mod tests {
             (Some(31.0), Some(3.0))
         );
         assert_eq!(run["figures"]["best_validation_loss"], serde_json::json!([3.0, 2]));
-        let exchange = [&run["figures"]["expert_exchange_ms"], &run["figures"]["exposed_expert_exchange_ms"]];
-        assert_eq!(exchange.map(serde_json::Value::as_f64), [Some(3.0), Some(0.5)]);
+        let exchange = ["expert_exchange_ms", "exposed_expert_exchange_ms", "expert_wait_ms"]
+            .map(|key| run["figures"][key].as_f64());
+        assert_eq!(exchange, [Some(3.0), Some(0.5), Some(4.5)]);
         assert_eq!(run["figures"]["repaired"], serde_json::json!([1, 2]));
         assert_eq!(run["figures"]["utilisation"], serde_json::json!([0.75, 0.5]));
         assert_eq!(run["figures"]["peak_bytes"], serde_json::json!([2.0, 9.0]));

@@ -157,9 +157,15 @@ fn replicas_hold_the_experts_of_a_base_together() {
     assert_eq!(train("mesh.expert_parallel=2"), alone);
     let exchanged = |line: &str| {
         let step: Value = serde_json::from_str(line).expect("a line is an object");
+        let [total, exposed, waits] = ["expert_exchange_ms", "exposed_expert_exchange_ms", "expert_wait_ms"]
+            .map(|key| {
+                let ranks = step[key].as_array().expect("a time for each rank").iter();
+                ranks.map(|rank| rank.as_f64().expect("a time")).collect::<Vec<_>>()
+            });
+        assert_eq!([total.len(), exposed.len(), waits.len()], [4; 3]);
+        assert!(total.iter().zip(&exposed).all(|(total, exposed)| exposed <= total), "{line}");
         // The first rank has no experts.
-        let ranks = step["expert_exchange_ms"].as_array().expect("a time for each rank");
-        ranks.iter().any(|rank| rank.as_f64().is_some_and(|time| time > 0.0))
+        [total, waits].iter().all(|times| times.iter().any(|&time| time > 0.0))
     };
     let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("metrics");
     assert!(metrics.lines().all(exchanged), "{metrics}");

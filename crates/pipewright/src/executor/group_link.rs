@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::Device;
 
 use super::context::RankContext;
+use super::exchange_time::Span;
 use super::shared_endpoint::{SharedEndpoint, wait_for_message};
 use super::turns::{OtherFailed, Turn};
 use crate::collective::{Exchange, Group};
@@ -78,11 +79,14 @@ pub(super) struct ExchangeSum {
 #[derive(Debug, Default)]
 pub(super) struct ExchangeTimes {
     pub(super) exchanges: Vec<ExchangeSpan>,
-    /// The starts and ends of the times in which the rank waited for exchanges and computed nothing.
-    pub(super) waits: Vec<(Instant, Instant)>,
+    /// The times in which the messages for this rank were under way.
+    pub(super) messages: Vec<Span>,
+    /// The times in which the rank waited for exchanges and computed nothing, in order.
+    pub(super) waits: Vec<Span>,
 }
 
-/// The time from the moment at which a rank had sent its tensors until the others' had arrived.
+/// The time from the moment at which a rank had sent its tensors until the others' had arrived. It contains the
+/// wait for a rank that sends later.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExchangeSpan {
     /// The half of an overlap that exchanged; `None` in an action that ran alone.
@@ -268,8 +272,12 @@ impl GroupLink {
     ) -> Result<Option<(Instant, OptionalTensors)>, MessageError> {
         let Some(message) = self.endpoint.lock().try_take(from, tag) else { return Ok(None) };
         self.board.keep_alive(self.group.own());
-        *latest = message.arrived().max(*latest);
-        let sent = message.sent();
+        let (sent, arrived) = (message.sent(), message.arrived());
+        *latest = arrived.max(*latest);
+        if let Some(times) = &self.times {
+            // The clocks of two processes may disagree a little.
+            locked(times).messages.push((sent.min(arrived), arrived));
+        }
         let tensors = message.into_tensors()?;
         self.memory.take_over(tensors.iter().flatten());
         Ok(Some((sent, tensors)))

@@ -7,6 +7,7 @@ use pipewright_schedule::{
     Action, Event, Microbatch, Rank, Scope, ScopeKind, SkipAction, SkipEvent, StageIndex,
 };
 
+use super::exchange_time::ExchangeTime;
 use super::group_link::{ExchangeSpan, ExchangeTimes};
 use super::turns::ComputingSpan;
 use crate::memory::RankMemory;
@@ -28,24 +29,6 @@ pub(crate) struct AuxiliaryPart {
     pub weight: f64,
     /// The loss times the microbatch's share in the mean over the microbatches.
     pub loss: f64,
-}
-
-/// The time in which a rank exchanged tokens with the replicas that hold the experts together with it. The
-/// exchange of a mixture lasts from the moment at which the rank sends its rows until the rows of the others
-/// have arrived, so it contains the wait for a replica that sends later.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ExchangeTime {
-    /// The time in which at least one exchange was under way.
-    pub total: Duration,
-    /// The part of it in which the rank waited and computed nothing.
-    pub exposed: Duration,
-}
-
-impl std::ops::AddAssign for ExchangeTime {
-    fn add_assign(&mut self, other: Self) {
-        self.total += other.total;
-        self.exposed += other.exposed;
-    }
 }
 
 /// The events of a step, and the losses and loads that its forwards have reported.
@@ -191,20 +174,13 @@ impl Recorder {
     /// an exchange, which may be a half of an overlap.
     pub(super) fn note_exchanges(
         &mut self,
-        ExchangeTimes { exchanges, waits }: ExchangeTimes,
+        ExchangeTimes { exchanges, messages, waits }: ExchangeTimes,
         action_of: impl Fn(Option<Direction>) -> Action,
     ) {
-        let mut spans = Vec::with_capacity(exchanges.len() + waits.len());
         for ExchangeSpan { half, start, end } in exchanges {
             self.add_scope(ScopeKind::Exchange(action_of(half)), start, end);
-            spans.push((start, end));
         }
-        for (start, end) in waits {
-            self.records.exchange.exposed += end - start;
-            // A wait ends a moment after its message has arrived.
-            spans.push((start, end));
-        }
-        self.records.exchange.total += length_of_union(spans);
+        self.records.exchange += ExchangeTime::of(messages, waits);
     }
 
     /// Adds the spans in which the halves of an overlap computed.
@@ -260,36 +236,5 @@ impl Recorder {
 
     fn seconds(&self, at: Instant) -> f64 {
         at.saturating_duration_since(self.origin).as_secs_f64()
-    }
-}
-
-/// Returns the time in which at least one of the spans lasts. They are given by their starts and ends.
-fn length_of_union(mut spans: Vec<(Instant, Instant)>) -> Duration {
-    spans.sort_unstable();
-    let Some(&(mut until, _)) = spans.first() else { return Duration::ZERO };
-    let mut length = Duration::ZERO;
-    for (start, end) in spans {
-        length += end.saturating_duration_since(start.max(until));
-        until = until.max(end);
-    }
-    length
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn spans_at_the_same_time_count_once() {
-        let origin = Instant::now();
-        let check = |spans: &[(u64, u64)], expected| {
-            let at = |seconds| origin + Duration::from_secs(seconds);
-            let spans = spans.iter().map(|&(start, end)| (at(start), at(end))).collect();
-            assert_eq!(length_of_union(spans), Duration::from_secs(expected));
-        };
-        check(&[], 0);
-        check(&[(5, 7), (1, 3)], 4);
-        check(&[(1, 4), (2, 3), (3, 6)], 5);
-        check(&[(1, 2), (2, 4), (9, 9)], 3);
     }
 }

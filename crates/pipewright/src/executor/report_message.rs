@@ -13,7 +13,8 @@ use pipewright_schedule::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::recorder::{AuxiliaryPart, ExchangeTime};
+use super::exchange_time::ExchangeTime;
+use super::recorder::AuxiliaryPart;
 use super::report::{RankReport, UndeferredParameter};
 use crate::ids::WorldRank;
 use crate::stage::ExpertLoad;
@@ -28,8 +29,8 @@ pub(super) struct ReportMessage {
     loads: Vec<(String, Vec<u64>)>,
     gradient_norm: Option<f64>,
     exposed_communication: Duration,
-    /// All of it, and the exposed part; `None` without exchanges.
-    expert_exchange: Option<(Duration, Duration)>,
+    /// The fields of [`ExchangeTime`] in order; `None` without exchanges.
+    expert_exchange: Option<[Duration; 3]>,
     sums: Duration,
     update: Duration,
     early_update: Duration,
@@ -145,12 +146,13 @@ fn unpacked_undeferred((stage, path, elements): (StageIndex, String, usize)) -> 
     UndeferredParameter { stage, path: path.into(), elements }
 }
 
-fn packed_exchange(ExchangeTime { total, exposed }: ExchangeTime) -> Option<(Duration, Duration)> {
-    (!total.is_zero()).then_some((total, exposed))
+fn packed_exchange(time: ExchangeTime) -> Option<[Duration; 3]> {
+    let ExchangeTime { total, exposed, waited } = time;
+    (time != ExchangeTime::default()).then_some([total, exposed, waited])
 }
 
-fn unpacked_exchange(packed: Option<(Duration, Duration)>) -> ExchangeTime {
-    packed.map(|(total, exposed)| ExchangeTime { total, exposed }).unwrap_or_default()
+fn unpacked_exchange(packed: Option<[Duration; 3]>) -> ExchangeTime {
+    packed.map(|[total, exposed, waited]| ExchangeTime { total, exposed, waited }).unwrap_or_default()
 }
 
 impl ReportMessage {
@@ -317,8 +319,8 @@ mod tests {
         let half = texts[0].parse().expect("an action");
         let kinds = [ScopeKind::User("name".into()), ScopeKind::Exchange(half), ScopeKind::Computation(half)];
         let scopes = kinds.map(|kind| Scope { rank: row, kind, start: 0.5, end: 0.625 }).to_vec();
-        let expert_exchange =
-            ExchangeTime { total: Duration::from_nanos(30), exposed: Duration::from_nanos(10) };
+        let [total, exposed, waited] = [30, 10, 20].map(Duration::from_nanos);
+        let expert_exchange = ExchangeTime { total, exposed, waited };
         let report = RankReport {
             events: events.to_vec(),
             skips: skips.to_vec(),

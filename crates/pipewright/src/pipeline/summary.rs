@@ -104,8 +104,8 @@ pub struct StepSummary {
     pub began_early: bool,
     /// The time in which each rank only waited for a message that had been sent, or sent one.
     pub exposed_communication: Vec<Duration>,
-    /// The time in which each rank exchanged tokens with the replicas that hold the experts together with it
-    /// ([`PipelineConfig::expert_parallel`](crate::pipeline::PipelineConfig::expert_parallel)); zero without
+    /// The time in which each rank exchanged tokens with the replicas that hold the experts together with it,
+    /// and waited for them ([`PipelineConfig::expert_parallel`](crate::pipeline::PipelineConfig::expert_parallel)); zero without
     /// such replicas.
     pub expert_exchange: Vec<ExchangeTime>,
     /// The most bytes that each rank held at once; 0 without [`crate::memory::TrackingAllocator`].

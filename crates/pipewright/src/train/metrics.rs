@@ -63,13 +63,17 @@ pub struct Metrics {
     pub bubble_fraction: f64,
     /// Share of the ranks' time in which they only communicated.
     pub exposed_comm_fraction: f64,
-    /// The milliseconds in which each rank exchanged tokens with the replicas that hold the experts together
-    /// with it ([`ExchangeTime`]); left out if each replica holds all experts.
+    /// The milliseconds in which tokens for each rank were under way from the replicas that hold the experts
+    /// together with it ([`ExchangeTime`]); left out if each replica holds all experts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub expert_exchange_ms: Vec<f64>,
     /// The part of `expert_exchange_ms` in which each rank waited and computed nothing; left out like it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub exposed_expert_exchange_ms: Vec<f64>,
+    /// The milliseconds in which each rank computed nothing and waited for tokens that another of these
+    /// replicas had not sent yet; left out like `expert_exchange_ms`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub expert_wait_ms: Vec<f64>,
     /// Whether the step was begun while the one before ran
     /// ([`Trainer::step_ahead`](crate::train::Trainer::step_ahead)); left out if not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -173,6 +177,7 @@ impl Metrics {
             exposed_comm_fraction: report.exposed_communication_fraction(),
             expert_exchange_ms: exchange_ms(report, |exchange| exchange.total),
             exposed_expert_exchange_ms: exchange_ms(report, |exchange| exchange.exposed),
+            expert_wait_ms: exchange_ms(report, |exchange| exchange.waited),
             began_early: report.began_early,
             early_update_ms: early_update_ms(report),
             repaired: report.repaired,
@@ -210,7 +215,7 @@ impl Metrics {
 /// Returns a time of the exchanges of each rank, in milliseconds; none if no rank exchanges tokens.
 fn exchange_ms(report: &StepSummary, time: impl Fn(&ExchangeTime) -> Duration) -> Vec<f64> {
     let exchanges = &report.expert_exchange;
-    if exchanges.iter().all(|exchange| exchange.total.is_zero()) {
+    if exchanges.iter().all(|exchange| *exchange == ExchangeTime::default()) {
         return Vec::new();
     }
     exchanges.iter().map(|exchange| milliseconds(time(exchange))).collect()

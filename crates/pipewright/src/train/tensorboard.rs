@@ -115,6 +115,7 @@ fn scalars(metrics: &Metrics) -> Vec<(String, f64)> {
     for (name, times) in [
         ("expert_exchange_ms", &metrics.expert_exchange_ms),
         ("exposed_expert_exchange_ms", &metrics.exposed_expert_exchange_ms),
+        ("expert_wait_ms", &metrics.expert_wait_ms),
     ] {
         let ranks = (0..).zip(times);
         scalars.extend(ranks.map(|(rank, time): (u32, _)| (format!("{name}/rank_{rank}"), *time)));

@@ -3,6 +3,7 @@
 
 mod checkpoints;
 mod early_updates;
+mod expert_exchange_times;
 mod expert_groups;
 mod expert_overlaps;
 mod expert_verification;

@@ -59,6 +59,7 @@ function figureRows() {
     ["only communication, median", ({ exposed }) => format(exposed, percent)],
     ["exchange of experts, median", ({ expert_exchange_ms }) => format(expert_exchange_ms, milliseconds)],
     ["exchange of experts, not hidden", ({ exposed_expert_exchange_ms }) => format(exposed_expert_exchange_ms, milliseconds)],
+    ["wait for other replicas of experts, median", ({ expert_wait_ms }) => format(expert_wait_ms, milliseconds)],
     ["gap between two steps, median", ({ gap_ms }) => format(gap_ms, milliseconds)],
     ["steps that repaired an early update", ({ repaired }) => format(repaired, ([count, all]) => `${grouped(count)} of ${grouped(all)}`)],
     ["utilisation (without the bubble)", ({ bubble }) => format(bubble, (share) => percent(1 - share))],

@@ -33,9 +33,9 @@ const EXPERTS: usize = 4;
 
 /// The moment at the end of the forward of a microbatch, or at the beginning of its backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Moment {
+pub(super) struct Moment {
     action: Action,
-    replica: u32,
+    pub(super) replica: u32,
 }
 
 /// A function that stages call at each moment.
@@ -116,7 +116,7 @@ impl StageModule for Watched {
     }
 }
 
-fn config(sizes: Sizes, expert_parallel: u32) -> PipelineConfig {
+pub(super) fn config(sizes: Sizes, expert_parallel: u32) -> PipelineConfig {
     PipelineConfig { expert_parallel, ..config_of(sizes) }
 }
 
@@ -136,7 +136,7 @@ pub(super) fn lowered(schedule: &Schedule, sizes: Sizes, config: &PipelineConfig
     for_training(schedule, &lowering).expect("it is sound")
 }
 
-fn launch(
+pub(super) fn launch(
     world: World,
     sizes: Sizes,
     config: &PipelineConfig,
@@ -210,7 +210,7 @@ fn with_deliveries<R>(
 }
 
 /// Takes a step with such a world.
-fn take_delivered_step(
+pub(super) fn take_delivered_step(
     sizes: Sizes,
     config: &PipelineConfig,
     is_due: impl FnMut(WorldRank, WorldRank, Tag) -> bool + Send + 'static,
@@ -219,13 +219,16 @@ fn take_delivered_step(
     with_deliveries(sizes.pipeline * sizes.data, is_due, run).expect("all messages are delivered in the end")
 }
 
-/// Returns a function that is true at once for most messages of a step, and after 2 ms if `is_late` returns
+/// Returns a function that is true at once for most messages of a step, and after `delay` if `is_late` returns
 /// true.
-fn delays(is_late: impl Fn(Tag) -> bool) -> impl FnMut(WorldRank, WorldRank, Tag) -> bool {
+pub(super) fn delays(
+    delay: Duration,
+    is_late: impl Fn(Tag) -> bool,
+) -> impl FnMut(WorldRank, WorldRank, Tag) -> bool {
     let mut sent: HashMap<(WorldRank, WorldRank, Tag), Instant> = HashMap::new();
     move |from, to, tag| {
         let since = *sent.entry((from, to, tag)).or_insert_with(Instant::now);
-        !is_late(tag) || since.elapsed() > Duration::from_millis(2)
+        !is_late(tag) || since.elapsed() > delay
     }
 }
 
@@ -363,7 +366,7 @@ fn an_overlap_begins_after_its_messages_and_sends_after_both_halves() {
     let sizes = sizes(2, 2, 1);
     let config = config(sizes, 2);
     let is_gradient = |tag| matches!(tag, Tag::Boundary { direction: Direction::Backward, .. });
-    let summary = take_delivered_step(sizes, &config, delays(is_gradient));
+    let summary = take_delivered_step(sizes, &config, delays(Duration::from_millis(2), is_gradient));
     let (mut received, mut sent) = (0, 0);
     for rank in (0..sizes.pipeline * sizes.data).map(Rank::new) {
         let events = summary.timeline.events_of(rank);
@@ -455,7 +458,8 @@ fn stages_of_a_rank_may_hold_copies_of_one_parameter() {
     let schedule = parse_schedule(overlaps).expect("a schedule");
     let steps = move |offset_of: Box<dyn Fn(usize, u32) -> Param<Tensor<1>> + Send + Sync>| {
         let config = config(sizes, 2);
-        let tokens_are_late = delays(|tag| matches!(tag, Tag::ExpertGroup { half: Some(_), .. }));
+        let is_late = |tag| matches!(tag, Tag::ExpertGroup { half: Some(_), .. });
+        let tokens_are_late = delays(Duration::from_millis(2), is_late);
         with_deliveries(sizes.data, tokens_are_late, |world| {
             let program = lowered(&schedule, sizes, &config);
             let mut pipeline = launch_with(program, world, &config, offset_of, |_| ());
