@@ -3,20 +3,29 @@
 //! taken apart.
 //!
 //! Both alternate. The processes run this program under `mpirun`; the first prints its figures as JSON.
+//!
+//! A trained router gives all experts about as many tokens. The routers of a new model do not: the tokens of a
+//! row become alike from layer to layer, and most of them choose the same experts. Then a replica mostly waits
+//! for the computation of another one that has more rows. So the tokens of this model have large embeddings,
+//! which stay different, unless `--uneven` says otherwise.
 
 use std::error::Error;
+use std::fmt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::nn::TensorParallel;
 use pipewright::optimizer::AdamW;
-use pipewright::pipeline::{Pipeline, PipelineConfig, StepSummary};
+use pipewright::pipeline::{ExchangeTime, Pipeline, PipelineConfig, StepSummary};
 use pipewright::transport::World;
-use pipewright_models::{CutModel, InitialParameters, Place};
+use pipewright_models::{
+    CutModel, InitialParameters, ModelFamily, ParameterKind, ParameterSource, ParameterSpec, Place, hf,
+};
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::{GenerateError, Method, Schedule, ScheduleSpec, StageIndex, generate, partition};
 
-use crate::family_models::Family;
+use crate::family_models::{Family, qwen3_moe};
 use crate::model::{SEED, SEQUENCE, VOCABULARY};
 use crate::processes::mpirun;
 use crate::statistics::Spread;
@@ -36,6 +45,12 @@ pub(crate) struct Options {
     /// The schedule of the overlaps.
     #[arg(long, value_enum, default_value_t = Overlapped::Dualpipev)]
     schedule: Overlapped,
+    /// Keep the routers of a new model, which give some experts most of the tokens.
+    #[arg(long)]
+    uneven: bool,
+    /// The folder of the model's weights.
+    #[arg(long, hide = true)]
+    weights: Option<PathBuf>,
     /// Take overlaps apart.
     #[arg(long, hide = true)]
     apart: bool,
@@ -81,13 +96,53 @@ impl Overlapped {
 /// Milliseconds of a step, as medians over the steps; of exchanges, means over the processes.
 struct Figures {
     step: f64,
+    /// The fields of [`ExchangeTime`].
     exchange: f64,
     exposed: f64,
+    waited: f64,
 }
 
 impl Figures {
+    fn of(steps: &[StepSummary]) -> Self {
+        let median =
+            |time: &dyn Fn(&StepSummary) -> f64| Spread::new(steps.iter().map(time).collect()).median();
+        let exchange = |time: fn(&ExchangeTime) -> Duration| {
+            median(&|step| {
+                let times = step.expert_exchange.iter().map(|exchange| time(exchange).as_secs_f64());
+                1e3 * times.sum::<f64>() / step.expert_exchange.len().max(1) as f64
+            })
+        };
+        Self {
+            step: median(&|step| 1e3 * step.wall.as_secs_f64()),
+            exchange: exchange(|time| time.total),
+            exposed: exchange(|time| time.exposed),
+            waited: exchange(|time| time.waited),
+        }
+    }
+
+    fn read(printed: &str) -> Result<Self, Box<dyn Error>> {
+        let figures: serde_json::Value = serde_json::from_str(printed)?;
+        let figure = |name: &str| figures[name].as_f64().ok_or_else(|| format!("no `{name}` in {figures}"));
+        let [step, exchange] = [figure("step")?, figure("exchange")?];
+        Ok(Self { step, exchange, exposed: figure("exposed")?, waited: figure("waited")? })
+    }
+
+    fn to_json(&self) -> serde_json::Value {
+        let Self { step, exchange, exposed, waited } = self;
+        serde_json::json!({ "step": step, "exchange": exchange, "exposed": exposed, "waited": waited })
+    }
+
+    /// Returns the part of the exchanges in which a process computes nothing.
     fn share(&self) -> f64 {
         self.exposed / self.exchange
+    }
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { step, exchange, exposed, waited } = self;
+        write!(f, "exchange {exchange:.1} ms a step, exposed {exposed:.1} ms: {:.3}; ", self.share())?;
+        write!(f, "wait for the other replica {waited:.1} ms; step {step:.1} ms")
     }
 }
 
@@ -95,45 +150,67 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     if options.child {
         return run_child(options);
     }
-    let (mut hidden, mut apart, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    let folder = tempfile::tempdir()?;
+    if !options.uneven {
+        write_even(folder.path())?;
+    }
+    let weights = (!options.uneven).then_some(folder.path());
+    let [mut hidden, mut apart, mut remaining, mut ratios] = [const { Vec::new() }; 4];
     for turn in 1..=options.turns {
-        let by_turns = run_processes(options, false)?;
-        let alone = run_processes(options, true)?;
-        println!(
-            "turn {turn}: exchange {:.1} ms a step, exposed {:.1} ms: {:.3}; apart {:.1} ms, exposed {:.1} ms: {:.3}",
-            by_turns.exchange,
-            by_turns.exposed,
-            by_turns.share(),
-            alone.exchange,
-            alone.exposed,
-            alone.share()
-        );
+        let by_turns = run_processes(options, weights, false)?;
+        let alone = run_processes(options, weights, true)?;
+        println!("turn {turn}, by turns: {by_turns}");
+        println!("turn {turn}, apart:    {alone}");
         hidden.push(by_turns.share());
         apart.push(alone.share());
+        remaining.push(by_turns.exposed / alone.exchange);
         ratios.push(by_turns.step / alone.step);
     }
-    println!("exposed over exchange, by turns: {}", Spread::new(hidden));
-    println!("exposed over exchange, apart:    {}", Spread::new(apart));
-    println!("step by turns over step apart:   {}", Spread::new(ratios));
+    println!("exposed over exchange, by turns:          {}", Spread::new(hidden));
+    println!("exposed over exchange, apart:             {}", Spread::new(apart));
+    println!("exposed by turns over exchange apart:     {}", Spread::new(remaining));
+    println!("step by turns over step apart:            {}", Spread::new(ratios));
     Ok(())
 }
 
-fn run_processes(options: &Options, apart: bool) -> Result<Figures, Box<dyn Error>> {
+/// Initial parameters with embeddings of a standard deviation of about 1, like those of models that scale them
+/// by the root of their width.
+struct LargeEmbeddings<S>(S);
+
+impl<S: ParameterSource> ParameterSource for LargeEmbeddings<S> {
+    type Error = S::Error;
+
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, S::Error> {
+        let factor = if spec.kind == ParameterKind::Table { 50.0 } else { 1.0 };
+        Ok(self.0.parameter(spec)?.into_iter().map(|number| factor * number).collect())
+    }
+}
+
+/// Writes a model whose routers give all experts about as many tokens.
+fn write_even(folder: &Path) -> Result<(), Box<dyn Error>> {
+    let config = qwen3_moe();
+    let mut source = LargeEmbeddings(config.initial(SEED));
+    let stage = config.build_stage(0..config.layers(), &mut source, &Device::flex().into())?;
+    Ok(hf::save(folder, &config, &[&stage])?)
+}
+
+fn run_processes(options: &Options, weights: Option<&Path>, apart: bool) -> Result<Figures, Box<dyn Error>> {
     let (steps, microbatches) = (options.steps.to_string(), options.microbatches.to_string());
     let mut arguments = vec!["exchange", "--child", "--steps", &steps, "--microbatches", &microbatches];
     arguments.extend(["--schedule", options.schedule.argument()]);
     arguments.extend(apart.then_some("--apart"));
-    let figures: serde_json::Value = serde_json::from_str(&mpirun(&arguments)?)?;
-    let figure = |name: &str| figures[name].as_f64().ok_or_else(|| format!("no `{name}` in {figures}"));
-    Ok(Figures { step: figure("step")?, exchange: figure("exchange")?, exposed: figure("exposed")? })
+    if let Some(weights) = weights {
+        arguments.extend(["--weights", weights.to_str().ok_or("the folder's name is not UTF-8")?]);
+    }
+    Figures::read(&mpirun(&arguments)?)
 }
 
 fn run_child(options: &Options) -> Result<(), Box<dyn Error>> {
     let world = World::mpi(Duration::from_secs(60))?;
     let speaks = world.own_ranks().any(|rank| rank.get() == 0);
-    let Figures { step, exchange, exposed } = measure(world, options)?;
+    let figures = measure(world, options)?;
     if speaks {
-        println!("{}", serde_json::json!({ "step": step, "exchange": exchange, "exposed": exposed }));
+        println!("{}", figures.to_json());
     }
     Ok(())
 }
@@ -145,7 +222,10 @@ fn measure(world: World, options: &Options) -> Result<Figures, Box<dyn Error>> {
     let model = CutModel::from(Family::Qwen3Moe.config());
     let weights = model.describe(SEQUENCE).weights();
     let stages = partition(&weights, program.placement().stages(), &Method::Optimal)?;
-    let initial = InitialParameters::Seed(SEED);
+    let initial = match &options.weights {
+        Some(folder) => InitialParameters::Directory(folder.clone()),
+        None => InitialParameters::Seed(SEED),
+    };
     let make = move |stage: StageIndex, tensor: &TensorParallel| {
         let place = Place { tensor: tensor.clone(), ..Device::flex().autodiff().into() };
         model.training_stage(stages.range(stage), &initial, place)
@@ -167,15 +247,5 @@ fn measure(world: World, options: &Options) -> Result<Figures, Box<dyn Error>> {
     for _ in 0..options.steps {
         steps.push(pipeline.step(ids(0), ids(1), 3e-4)?);
     }
-    let counted = &steps[2.min(steps.len().saturating_sub(1))..];
-    let median =
-        |time: &dyn Fn(&StepSummary) -> f64| Spread::new(counted.iter().map(time).collect()).median();
-    let mean = |times: Vec<Duration>| {
-        1e3 * times.iter().map(Duration::as_secs_f64).sum::<f64>() / times.len().max(1) as f64
-    };
-    Ok(Figures {
-        step: median(&|step| 1e3 * step.wall.as_secs_f64()),
-        exchange: median(&|step| mean(step.expert_exchange.iter().map(|exchange| exchange.total).collect())),
-        exposed: median(&|step| mean(step.expert_exchange.iter().map(|exchange| exchange.exposed).collect())),
-    })
+    Ok(Figures::of(&steps[2.min(steps.len().saturating_sub(1))..]))
 }

@@ -67,7 +67,7 @@ fn nemotron_h() -> NemotronHConfig {
 }
 
 /// A Qwen3-MoE of 8 layers, each with 8 experts. A token meets 2 of them.
-fn qwen3_moe() -> Qwen3MoeConfig {
+pub(crate) fn qwen3_moe() -> Qwen3MoeConfig {
     let sizes = DecoderConfig {
         hidden_size: WIDTH,
         num_hidden_layers: LAYERS,
