@@ -41,8 +41,8 @@ fn a_wait_for_rows_that_travel_is_a_part_of_the_exchange() {
         // The rows of both halves of an overlap may travel at the same time, and those of two exchanges of a
         // half, because the other replica may have all rows of the first one already.
         assert!(exchanges > 0 && exchange.total >= transit * exchanges / 4, "{exchanges}: {exchange:?}");
-        // One half computes while the rows of the other one travel, but not for long.
-        assert!(exchange.exposed < exchange.total, "{exchange:?}");
-        assert!(exchange.exposed > exchange.total / 4, "{exchange:?}");
+        // One half computes while the rows of the other one travel. On a busy machine it may take longer than
+        // most of them.
+        assert!(!exchange.exposed.is_zero() && exchange.exposed < exchange.total, "{exchange:?}");
     }
 }
