@@ -36,8 +36,8 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// The names of tensors with the matrices of all experts that are read.
-const STACKS: [&str; 2] = ["gate_up_proj", "down_proj"];
+/// The names of tensors with the matrices of all experts that are read. Experts without a gate have `up_proj`.
+const STACKS: [&str; 3] = ["gate_up_proj", "up_proj", "down_proj"];
 
 /// The beginnings of the names of all parameters but those of the head.
 pub(super) const PREFIXES: [&str; 3] = ["model.", "backbone.", "transformer."];

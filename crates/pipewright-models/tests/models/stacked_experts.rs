@@ -269,3 +269,21 @@ fn experts_in_another_form_are_refused_with_the_way_to_read_them() {
     copy.edit(|tensors| tensors.retain(|(name, ..)| !name.contains("layers.1.mlp.experts.2.up_proj")));
     copy.check_refused(&["tensor `model.layers.1.mlp.experts.2.up_proj.weight` is missing"]);
 }
+
+/// The stack that exists is in a form that is read, so it does not explain why another one is missing.
+#[test]
+fn a_missing_stack_is_named_without_the_stacks_that_are_read() {
+    let check = |name: &str, stack: &str, tensor: &str| {
+        let copy = Copy::of(&format!("{DATA}/{name}"));
+        copy.edit(|tensors| *tensors = stacked(std::mem::take(tensors)));
+        copy.edit(|tensors| tensors.retain(|(name, ..)| name != stack));
+        assert_eq!(copy.check(), Err(format!("DIR/model.safetensors: tensor `{tensor}` is missing")));
+    };
+    let first = "backbone.layers.3.mixer.experts.0";
+    let stacks = "model.layers.3.mixer.experts";
+    check("nemotron-h-tiny", &format!("{stacks}.up_proj"), &format!("{first}.up_proj.weight"));
+    check("nemotron-h-tiny", &format!("{stacks}.down_proj"), &format!("{first}.down_proj.weight"));
+    let (first, stacks) = ("model.layers.1.mlp.experts.0", "model.layers.1.mlp.experts");
+    check("qwen2-moe-tiny", &format!("{stacks}.gate_up_proj"), &format!("{first}.gate_proj.weight"));
+    check("qwen2-moe-tiny", &format!("{stacks}.down_proj"), &format!("{first}.down_proj.weight"));
+}
