@@ -108,15 +108,20 @@ impl Abort {
         Self { state: Arc::new(state) }
     }
 
-    /// Raises the flag in all attempts. The first error is kept, later ones are dropped.
+    /// Raises the flag in all attempts. The first error is kept, later ones are dropped. The other processes get
+    /// a notice also if an attempt has failed before: it stops that attempt alone, and this process takes part
+    /// in no later one either.
     pub fn raise(&self, error: StepError) {
         let mut reasons = self.lock();
         if reasons.whole.is_none() {
             reasons.whole = Some(error.clone());
-            if reasons.first.is_none() {
-                let (attempt, diverged) = (reasons.attempt, reasons.diverged_step());
-                self.announce(FailureNotice { error, attempt, stops_all: true, diverged });
+            let diverged = reasons.diverged_step();
+            if let Some((error, attempt)) = reasons.first.clone() {
+                // If the transport has failed, this notice may have been lost with it.
+                self.notify(FailureNotice { error, attempt, stops_all: false, diverged });
             }
+            let attempt = reasons.attempt;
+            self.announce(FailureNotice { error, attempt, stops_all: true, diverged });
         }
         self.show(reasons);
     }
@@ -261,17 +266,24 @@ impl Abort {
     /// Lowers the flag, for the next step.
     #[cfg(any(feature = "testing", test))]
     pub(crate) fn clear(&self) {
-        self.clear_in(Attempt::new(u64::MAX));
+        let _ = self.clear_in(Attempt::new(u64::MAX));
     }
 
-    /// Lowers the flag if a rank has failed in `attempt` or before. All attempts that have begun are over then.
-    pub(crate) fn clear_in(&self, attempt: Attempt) {
+    /// Lowers the flag if a rank has failed in `attempt` or before, and returns the cause. All attempts that
+    /// have begun are over then. A failure of a whole process that is not the cause remains: it stops the next
+    /// attempt, in which this process would otherwise wait for the other one until the deadline.
+    pub(crate) fn clear_in(&self, attempt: Attempt) -> Option<StepError> {
         let mut reasons = self.lock();
-        if reasons.cause_in(attempt).is_some() {
-            (reasons.first, reasons.whole) = (None, None);
+        let cause = reasons.cause_in(attempt).cloned();
+        if cause.is_some() {
+            let is_of_attempt = reasons.first.take().is_some_and(|(_, first)| first <= attempt);
+            if !is_of_attempt {
+                reasons.whole = None;
+            }
             reasons.over = Some(reasons.attempt);
         }
         self.show(reasons);
+        cause
     }
 }
 
@@ -376,6 +388,36 @@ mod tests {
         other.raise(error(1));
         assert_eq!(own.first_in(attempts[1]).map(|first| first.rank), Some(WorldRank::new(1)));
         assert!(own.is_raised_in(attempts[1]));
+    }
+
+    /// A step fails on a rank, and then the transport of its process. The other process may know the first
+    /// failure, or not: its notice was lost.
+    #[test]
+    fn a_failure_of_a_whole_process_is_known_after_one_of_the_same_attempt() {
+        let attempts = [4, 5].map(Attempt::new);
+        let ranks = |abort: &Abort| attempts.map(|attempt| abort.first_in(attempt).map(|first| first.rank));
+        let [first, whole] = [0, 1].map(WorldRank::new);
+        for is_first_known in [true, false] {
+            let [own, other] = [Abort::default(), Abort::default()];
+            let notified = own.clone();
+            [&own, &other].into_iter().for_each(|abort| abort.begin_step(attempts[0]));
+            other.raise_from(attempts[0], error(0));
+            if is_first_known {
+                own.raise_from_remote(notice(error(0), attempts[0]));
+            }
+            other.on_raise(move |notice| notified.raise_from_remote(notice));
+            other.raise(error(1));
+            for abort in [&own, &other] {
+                assert_eq!(ranks(abort), [Some(first); 2], "{is_first_known}");
+                let cause = abort.clear_in(attempts[0]).map(|cause| cause.rank);
+                assert_eq!(cause, Some(first), "{is_first_known}");
+                abort.begin_step(attempts[1]);
+                assert!(abort.is_raised_in(attempts[1]), "{is_first_known}");
+                assert_eq!(ranks(abort)[1], Some(whole), "{is_first_known}");
+                abort.clear_in(attempts[1]);
+                assert!(!abort.is_raised(), "{is_first_known}");
+            }
+        }
     }
 
     /// Whether a failure is this process's own or another's makes no difference to which one is kept.

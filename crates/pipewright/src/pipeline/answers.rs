@@ -94,12 +94,11 @@ impl Ranks {
     /// numbers `at` or was lost. If all ranks have answered, the abort flag is reset. Ranks that were given a
     /// later command must have answered that one too.
     pub(super) fn conclude<T>(&mut self, at: StepAttempt, answers: Answers<T>) -> Result<Vec<T>, StepError> {
-        let first = self.abort.first_in(at.attempt);
         let answers = match answers {
             Ok(answers) => answers,
-            Err(lost) => return Err(first.unwrap_or(lost)),
+            Err(lost) => return Err(self.abort.first_in(at.attempt).unwrap_or(lost)),
         };
-        self.abort.clear_in(at.attempt);
+        let first = self.abort.clear_in(at.attempt);
         let answers: Result<Vec<T>, StepError> = answers.into_iter().collect();
         // Another process may have failed after all ranks of this one had answered.
         let answers = match &first {

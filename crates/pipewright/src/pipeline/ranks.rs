@@ -395,6 +395,30 @@ mod tests {
         assert!(next.ends_with("rank 1 is lost: its thread or process has ended"), "{next}");
     }
 
+    /// A step fails on a rank and the transport of its process fails too. The step names the first failure, and
+    /// the next one does not wait until the deadline for a process that takes part in it no more.
+    #[test]
+    fn a_transport_that_fails_in_a_failed_step_ends_the_next_step() {
+        let [own, other] = World::local(2).apart().try_into().ok().expect("two processes");
+        let other = std::thread::spawn(move || launch_in(other, 2, None));
+        let mut pipeline = launch_in(own, 2, None);
+        let _other = other.join().expect("it starts");
+        let failed = |message: &str, cause: fn(String) -> Cause| {
+            let (rank, step, cause) = (WorldRank::new(1), StepNumber::new(1), cause(message.to_owned()));
+            StepError { rank, step, action: None, cause }
+        };
+        let attempt = pipeline.ranks.at.attempt.next();
+        let abort = &pipeline.ranks.abort;
+        abort.raise_from(attempt, failed("out of cheese", |message| Cause::Panic { message }));
+        abort.raise(failed("no route", |message| Cause::Transport { message }));
+        let start = std::time::Instant::now();
+        assert_eq!(failed_step(&mut pipeline), "step 1: rank 1: the stage panicked: out of cheese");
+        assert_eq!(failed_step(&mut pipeline), "step 1: rank 1: the transport failed: no route");
+        assert!(start.elapsed() < pipeline.ranks.deadline / 2, "{:?}", start.elapsed());
+        let next = failed_step(&mut pipeline);
+        assert!(next.ends_with("rank 1 is lost: its thread or process has ended"), "{next}");
+    }
+
     #[test]
     fn a_rank_whose_thread_ends_without_an_answer_is_lost() {
         let (mut pipeline, _) = launch(Cause::Remote { message: "not used".to_owned() });
