@@ -4,14 +4,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{DType, Int, Tensor, bf16, f16};
+use burn::tensor::{Int, Tensor};
 
 use super::composed;
 use super::deferred::{Deferred, RowIds, WeightTask, recorded_on};
-use super::operation::{
-    CpuTensor, Operation, cpu_tensor, elements, from_cpu, indices, on_cpu, range_of, tensor_of,
-};
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, indices, on_cpu};
 use super::parallel::TensorParallel;
+use super::table_rows::{RowChoice, add_rows, replace_rows, rows_of};
 use crate::device::computes_behind;
 
 /// Burn's embedding, with the same parameter and record path. Convert one that Burn initialised.
@@ -241,91 +240,6 @@ fn shown_id(id: Option<&usize>) -> String {
     }
 }
 
-/// Rows of a table, and where they are among the rows of a result.
-pub(super) struct RowChoice<'a> {
-    /// The rows of the table.
-    ids: &'a [usize],
-    /// The index of each of them in the result, whose other rows are zeros; `None` if the result has exactly
-    /// these rows, in their order.
-    indices: Option<&'a [usize]>,
-    /// The number of rows of the result.
-    count: usize,
-}
-
-impl<'a> RowChoice<'a> {
-    /// Returns the choice whose result has exactly the rows `ids`.
-    pub(super) fn all(ids: &'a [usize]) -> Self {
-        Self { ids, indices: None, count: ids.len() }
-    }
-}
-
-/// Returns rows of a table. A whole table is too large to be converted for a few of its rows.
-pub(super) fn rows_of(table: &CpuTensor, choice: &RowChoice<'_>, width: usize) -> CpuTensor {
-    let (range, shape) = (range_of(table), [choice.count, width]);
-    match table.dtype() {
-        DType::BF16 => tensor_of(chosen::<bf16>(&table.storage()[range], choice, width), shape),
-        DType::F16 => tensor_of(chosen::<f16>(&table.storage()[range], choice, width), shape),
-        _ => tensor_of(chosen::<f32>(&table.storage()[range], choice, width), shape),
-    }
-}
-
-fn chosen<E: Copy + Default>(table: &[E], choice: &RowChoice<'_>, width: usize) -> Vec<E> {
-    let Some(indices) = choice.indices else {
-        let mut all = Vec::with_capacity(choice.count * width);
-        choice.ids.iter().for_each(|id| all.extend_from_slice(&table[id * width..][..width]));
-        return all;
-    };
-    let mut all = vec![E::default(); choice.count * width];
-    put_rows(&mut all, indices, Some((table, choice.ids)), width);
-    all
-}
-
-/// Replaces the rows of `all` at `indices` by rows of a table with the same element type, given with their
-/// numbers, or by zeros.
-fn replace_rows(all: &mut CpuTensor, indices: &[usize], rows: Option<(&CpuTensor, &[usize])>, width: usize) {
-    let (range, of_table) = (range_of(all), rows.map(|(table, _)| range_of(table)).unwrap_or_default());
-    match all.dtype() {
-        DType::BF16 => {
-            let rows = rows.map(|(table, ids)| (&table.storage::<bf16>()[of_table], ids));
-            put_rows(&mut all.storage_mut::<bf16>()[range], indices, rows, width);
-        }
-        DType::F16 => {
-            let rows = rows.map(|(table, ids)| (&table.storage::<f16>()[of_table], ids));
-            put_rows(&mut all.storage_mut::<f16>()[range], indices, rows, width);
-        }
-        _ => {
-            let rows = rows.map(|(table, ids)| (&table.storage::<f32>()[of_table], ids));
-            put_rows(&mut all.storage_mut::<f32>()[range], indices, rows, width);
-        }
-    }
-}
-
-/// Replaces the rows of `all` at `indices` by rows of a table, or by zeros.
-fn put_rows<E: Copy + Default>(
-    all: &mut [E],
-    indices: &[usize],
-    rows: Option<(&[E], &[usize])>,
-    width: usize,
-) {
-    let Some((table, ids)) = rows else {
-        indices.iter().for_each(|index| all[index * width..][..width].fill(E::default()));
-        return;
-    };
-    for (index, id) in indices.iter().zip(ids) {
-        all[index * width..][..width].copy_from_slice(&table[id * width..][..width]);
-    }
-}
-
-/// Adds row `i` of `gradient` to row `ids[i]` of `table`.
-pub(crate) fn add_rows(table: &mut [f32], ids: &[usize], gradient: &[f32]) {
-    let width = gradient.len() / ids.len().max(1);
-    for (&id, gradient) in ids.iter().zip(gradient.chunks_exact(width.max(1))) {
-        for (sum, gradient) in table[id * width..][..width].iter_mut().zip(gradient) {
-            *sum += gradient;
-        }
-    }
-}
-
 #[derive(Clone, Debug)]
 struct SelectBackward {
     ids: Arc<[usize]>,
@@ -392,7 +306,7 @@ impl Operation<2> for ReplacedRowsBackward {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Device;
+    use burn::tensor::{DType, Device};
 
     use super::super::check::{check, numbers};
     use super::*;

@@ -10,7 +10,6 @@ use burn::tensor::{Tensor, bf16};
 use pipewright_kernel::grouped::Groups;
 
 use super::deferred::recorded_on;
-use super::embedding::{RowChoice, rows_of};
 use super::expert::{Expert, ExpertActivation, composed};
 use super::expert_exchange::{Arrived, Sorted};
 use super::expert_matrices::Matrices;
@@ -18,6 +17,7 @@ use super::expert_mixture::Mixture;
 use super::expert_parallel::ExpertParallel;
 use super::operation::{are_multiplied_in_bf16, elements, on_cpu};
 use super::routing::Routing;
+use super::table_rows::{RowChoice, rows_of};
 
 /// Returns, for each token, the sum over its chosen experts of `weight * expert(x)`.
 ///
