@@ -1,6 +1,7 @@
 //! The commands that train, and the commands that read what a training needs or leaves.
 
 mod command_line;
+mod schedule_files;
 mod help;
 mod library_run;
 mod written_files;
