@@ -7,13 +7,16 @@
 //! sender's row. An order with overlaps is only evaluated as a whole. A computation that a frozen stage drops
 //! takes no time, and neither waits nor sends.
 
+mod role;
 mod row;
 
+pub(super) use role::Ended;
+use role::{Message, NONE, Role, UNKNOWN, role_of};
 use row::{Row, Tensors};
 
 use crate::costs::Exchanges;
 use crate::ids::{Rank, StageIndex};
-use crate::plan::links::{Links, Route};
+use crate::plan::links::Links;
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::second_forwards::is_recomputed;
@@ -21,12 +24,6 @@ use crate::plan::stage_load::StageLoad;
 use crate::recompute::KeptForwards;
 use crate::simulate::alternation::Work;
 use crate::trained::StageBackward;
-
-/// The time from which a link is free is not known.
-const UNKNOWN: f64 = -1.0;
-
-/// No tensor: a computation needs nothing of another stage, or sends nothing.
-const NONE: usize = usize::MAX;
 
 /// Evaluates an order, and then changes of it.
 #[derive(Debug, Default)]
@@ -61,60 +58,6 @@ pub(super) struct Evaluator {
     again: Vec<Vec<bool>>,
     /// The rank whose row the last evaluation changed.
     changed_row: Option<usize>,
-}
-
-/// The data that all computations of one kind on one stage share.
-#[derive(Debug, Clone, Copy)]
-struct Role {
-    /// Whether the stage drops it.
-    is_dropped: bool,
-    /// Whether the stage is trained. An overlap with its backward stays whole.
-    is_whole: bool,
-    /// The time with exchanges.
-    takes: f64,
-    /// The computation and the exchanges in it.
-    work: Work,
-    /// The second forward before it, as in `work`.
-    work_again: Work,
-    /// The time of the second forward before it, if the stage computes forwards again.
-    again: Option<f64>,
-    /// The first of the messages that it receives, one for each microbatch; [`NONE`] if it receives none.
-    needs: usize,
-    /// The first of the messages that it sends to another stage, one for each microbatch; [`NONE`] if it
-    /// sends none.
-    sends: usize,
-    /// The rank of that stage.
-    receiver: u32,
-    /// The way to that rank.
-    route: Route,
-}
-
-/// A tensor that a stage receives.
-#[derive(Debug, Clone, Copy)]
-struct Message {
-    /// The end of the computation that sends it.
-    sent: f64,
-    arrival: f64,
-    /// The time from which its link is free.
-    free: f64,
-    /// The evaluation that found these times.
-    evaluation: u32,
-    /// The position of the computation that sends it in the row of its rank.
-    position: u32,
-}
-
-impl Message {
-    const UNKNOWN: Self = Self { sent: f64::INFINITY, arrival: 0.0, free: 0.0, evaluation: 0, position: 0 };
-}
-
-/// When a computation ended.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Ended {
-    pub(super) at: f64,
-    /// The time of the computations of its rank that have not run by then, without second forwards.
-    rest: f64,
-    /// Whether its rank was idle before it, until a message arrived.
-    pub(super) has_waited: bool,
 }
 
 /// The computations of an order that may have other times than before.
@@ -421,25 +364,4 @@ impl Evaluator {
         }
         latest
     }
-}
-
-impl Role {
-    /// The role of a computation that takes no time, and neither receives nor sends anything.
-    const NOTHING: Self = Self {
-        is_dropped: false,
-        is_whole: false,
-        takes: 0.0,
-        work: Work { compute: 0.0, exchanges: Exchanges::new(0, 0.0) },
-        work_again: Work { compute: 0.0, exchanges: Exchanges::new(0, 0.0) },
-        again: None,
-        needs: NONE,
-        sends: NONE,
-        receiver: 0,
-        route: Route::NONE,
-    };
-}
-
-/// Returns the role of a computation.
-fn role_of(roles: &[[Role; 4]], cell: Cell) -> &Role {
-    &roles[cell.stage as usize][cell.kind as usize]
 }

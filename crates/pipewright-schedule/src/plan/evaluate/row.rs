@@ -3,7 +3,7 @@
 //!
 //! The search runs these functions for every computation of every order that it tries.
 
-use super::{Ended, Message, NONE, Role, UNKNOWN, role_of};
+use super::role::{Ended, Message, NONE, Role, UNKNOWN, role_of};
 use crate::plan::order::Cell;
 use crate::plan::second_forwards::is_recomputed_at;
 use crate::simulate::alternation::{Halves, alternate};
