@@ -7,23 +7,22 @@
 //! sender's row. An order with overlaps is only evaluated as a whole. A computation that a frozen stage drops
 //! takes no time, and neither waits nor sends.
 
-mod role;
-mod row;
-
-pub(super) use role::Ended;
-use role::{Message, NONE, Role, UNKNOWN, role_of};
-use row::{Row, Tensors};
-
 use crate::costs::Exchanges;
 use crate::ids::{Rank, StageIndex};
-use crate::plan::links::Links;
+use crate::plan::links::{Links, Route};
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
-use crate::plan::second_forwards::is_recomputed;
+use crate::plan::second_forwards::{is_recomputed, is_recomputed_at};
 use crate::plan::stage_load::StageLoad;
 use crate::recompute::KeptForwards;
-use crate::simulate::alternation::Work;
+use crate::simulate::alternation::{Halves, Work, alternate};
 use crate::trained::StageBackward;
+
+/// The time from which a link is free is not known.
+const UNKNOWN: f64 = -1.0;
+
+/// No tensor: a computation needs nothing of another stage, or sends nothing.
+const NONE: usize = usize::MAX;
 
 /// Evaluates an order, and then changes of it.
 #[derive(Debug, Default)]
@@ -58,6 +57,60 @@ pub(super) struct Evaluator {
     again: Vec<Vec<bool>>,
     /// The rank whose row the last evaluation changed.
     changed_row: Option<usize>,
+}
+
+/// The data that all computations of one kind on one stage share.
+#[derive(Debug, Clone, Copy)]
+struct Role {
+    /// Whether the stage drops it.
+    is_dropped: bool,
+    /// Whether the stage is trained. An overlap with its backward stays whole.
+    is_whole: bool,
+    /// The time with exchanges.
+    takes: f64,
+    /// The computation and the exchanges in it.
+    work: Work,
+    /// The second forward before it, as in `work`.
+    work_again: Work,
+    /// The time of the second forward before it, if the stage computes forwards again.
+    again: Option<f64>,
+    /// The first of the messages that it receives, one for each microbatch; [`NONE`] if it receives none.
+    needs: usize,
+    /// The first of the messages that it sends to another stage, one for each microbatch; [`NONE`] if it
+    /// sends none.
+    sends: usize,
+    /// The rank of that stage.
+    receiver: u32,
+    /// The way to that rank.
+    route: Route,
+}
+
+/// A tensor that a stage receives.
+#[derive(Debug, Clone, Copy)]
+struct Message {
+    /// The end of the computation that sends it.
+    sent: f64,
+    arrival: f64,
+    /// The time from which its link is free.
+    free: f64,
+    /// The evaluation that found these times.
+    evaluation: u32,
+    /// The position of the computation that sends it in the row of its rank.
+    position: u32,
+}
+
+impl Message {
+    const UNKNOWN: Self = Self { sent: f64::INFINITY, arrival: 0.0, free: 0.0, evaluation: 0, position: 0 };
+}
+
+/// When a computation ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ended {
+    pub(super) at: f64,
+    /// The time of the computations of its rank that have not run by then, without second forwards.
+    rest: f64,
+    /// Whether its rank was idle before it, until a message arrived.
+    pub(super) has_waited: bool,
 }
 
 /// The computations of an order that may have other times than before.
@@ -200,45 +253,94 @@ impl Evaluator {
     }
 
     /// Runs a rank as far as it can, and returns its last computation.
-    fn advance(&mut self, cells: &[Cell], rank: usize) -> Ended {
-        let kept = self.kept[rank];
+    fn advance(&mut self, row: &[Cell], rank: usize) -> Ended {
+        let Self { roles, messages, replaced, links, waits, ready, since, evaluation, again, .. } = self;
+        let again = &again[rank];
         let changed = &mut self.changed[rank];
-        let before = changed.last().or_else(|| self.ended[rank][..kept].last()).copied();
+        let mut position = self.kept[rank] + changed.len();
+        let before = changed.last().or_else(|| self.ended[rank][..self.kept[rank]].last()).copied();
         let start = || Ended { at: 0.0, rest: self.work[rank], has_waited: false };
         let mut ended = before.unwrap_or_else(start);
-        let row = Row { cells, kept, roles: &self.roles, again: &self.again[rank] };
-        let mut tensors = Tensors {
-            messages: &mut self.messages,
-            replaced: &mut self.replaced,
-            free: &mut self.links.free,
-            waits: &mut self.waits,
-            ready: &mut self.ready,
-            since: self.since,
-            evaluation: self.evaluation,
-        };
-        let mut position = kept + changed.len();
-        while let Some(&cell) = cells.get(position) {
-            let partner = row.partner_of(position, cell);
-            let both = [Some(cell), partner].into_iter().flatten();
-            let arrival = match tensors.arrival_of(&row, both.clone(), ended.at) {
+        while let Some(&cell) = row.get(position) {
+            let role = role_of(roles, cell);
+            // Returns when the message that a cell needs arrives, or the message if that is not known.
+            let arrival_of = |cell: Cell, now: f64| {
+                let needs = role_of(roles, cell).needs;
+                if needs == NONE {
+                    return Ok(now);
+                }
+                let message = &messages[needs + cell.microbatch as usize];
+                let is_unknown = message.evaluation != *evaluation && message.sent >= *since;
+                if is_unknown { Err(needs + cell.microbatch as usize) } else { Ok(message.arrival) }
+            };
+            let is_dropped = |cell: Cell| role_of(roles, cell).is_dropped;
+            let is_again = |position: usize, role: &Role| {
+                role.again.filter(|_| match again.get(position) {
+                    Some(&is_again) => is_again,
+                    None => is_recomputed_at(row, position, is_dropped),
+                })
+            };
+            let now = ended.at;
+            // An overlap is taken apart if its backward has no weight gradients.
+            let partner = row.get(position + 1).copied();
+            let partner = partner.filter(|&partner| cell.overlaps && role_of(roles, partner).is_whole);
+            let cells = [Some(cell), partner].into_iter().flatten();
+            let arrival = cells.clone().try_fold(now, |latest, cell| Ok(latest.max(arrival_of(cell, now)?)));
+            let arrival = match arrival {
                 Ok(arrival) => arrival,
                 Err(message) => {
-                    tensors.waits[rank] = Some(message);
+                    waits[rank] = Some(message);
                     break;
                 }
             };
             match partner {
                 None => {
-                    ended = row.run_alone(position, cell, ended, arrival);
+                    let now = now + is_again(position, role).unwrap_or(0.0);
+                    ended = Ended {
+                        at: now.max(arrival) + role.takes,
+                        rest: ended.rest - role.work.compute,
+                        has_waited: arrival > now,
+                    };
                     changed.push(ended);
                 }
                 Some(partner) => {
-                    ended = row.run_overlap(position, [cell, partner], ended, arrival);
+                    let other = role_of(roles, partner);
+                    let again = is_again(position + 1, other).map(|_| other.work_again);
+                    let both = [again.unwrap_or(other.work), other.work];
+                    let second = if again.is_some() { &both[..] } else { &both[1..] };
+                    let are_of_one_stage = cell.stage == partner.stage;
+                    let halves = Halves { works: [&[role.work], second], are_of_one_stage };
+                    ended = Ended {
+                        at: alternate(now.max(arrival), halves, |_| {}),
+                        rest: ended.rest - role.work.compute - other.work.compute,
+                        has_waited: arrival > now,
+                    };
                     changed.extend([ended; 2]);
                 }
             }
-            for cell in both {
-                tensors.send(&row, position, cell, ended.at);
+            let sent = ended.at;
+            for cell in cells {
+                let role = role_of(roles, cell);
+                if role.sends != NONE {
+                    let target = role.sends + cell.microbatch as usize;
+                    let (mut free, mut arrival) = (0.0, sent);
+                    let link = role.route.link;
+                    if let Some(link_free) = links.free.get_mut(link as usize) {
+                        if *link_free == UNKNOWN {
+                            *link_free = freed(roles, messages, &row[..self.kept[rank]], link);
+                        }
+                        arrival = role.route.send(link_free, sent);
+                        free = *link_free;
+                    }
+                    let message =
+                        Message { sent, arrival, free, evaluation: *evaluation, position: position as u32 };
+                    replaced.push((target, std::mem::replace(&mut messages[target], message)));
+                    let receiver = role.receiver as usize;
+                    if waits[receiver] == Some(target) {
+                        waits[receiver] = None;
+                        ready.push(role.receiver);
+                    }
+                }
                 position += 1;
             }
         }
@@ -364,4 +466,33 @@ impl Evaluator {
         }
         latest
     }
+}
+
+impl Role {
+    /// The role of a computation that takes no time, and neither receives nor sends anything.
+    const NOTHING: Self = Self {
+        is_dropped: false,
+        is_whole: false,
+        takes: 0.0,
+        work: Work { compute: 0.0, exchanges: Exchanges::new(0, 0.0) },
+        work_again: Work { compute: 0.0, exchanges: Exchanges::new(0, 0.0) },
+        again: None,
+        needs: NONE,
+        sends: NONE,
+        receiver: 0,
+        route: Route::NONE,
+    };
+}
+
+/// Returns the time from which a link is free after the kept computations of the rank that sends on it; 0 if
+/// none did.
+fn freed(roles: &[[Role; 4]], messages: &[Message], kept: &[Cell], link: u32) -> f64 {
+    let sends = |cell: &&Cell| role_of(roles, **cell).route.link == link;
+    let last = kept.iter().rev().find(sends);
+    last.map_or(0.0, |&cell| messages[role_of(roles, cell).sends + cell.microbatch as usize].free)
+}
+
+/// Returns the role of a computation.
+fn role_of(roles: &[[Role; 4]], cell: Cell) -> &Role {
+    &roles[cell.stage as usize][cell.kind as usize]
 }
