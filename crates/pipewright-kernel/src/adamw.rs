@@ -95,7 +95,7 @@ mod tests {
     use rayon::ThreadPoolBuilder;
 
     use super::*;
-    use crate::threads::with_pool;
+    use crate::threads::{LentThreads, with_threads};
 
     #[test]
     fn both_forms_have_the_same_bits() {
@@ -104,10 +104,10 @@ mod tests {
 
     #[test]
     fn several_threads_compute_the_same_bits() {
-        let pool = Arc::new(ThreadPoolBuilder::new().num_threads(3).build().expect("threads"));
+        let threads = Arc::new(LentThreads::new(2));
         let alone = ThreadPoolBuilder::new().num_threads(1).build().expect("a thread");
         let alone = alone.install(|| check(3 * CHUNK + 5));
-        assert_eq!(with_pool(&pool, || check(3 * CHUNK + 5)), alone);
+        assert_eq!(with_threads(&threads, || check(3 * CHUNK + 5)), alone);
     }
 
     /// Compares both forms for parameters of this length, and returns the result.

@@ -32,18 +32,16 @@ pub fn sum_squares(elements: &[f32]) -> f64 {
 mod tests {
     use std::sync::Arc;
 
-    use rayon::ThreadPoolBuilder;
-
     use super::*;
-    use crate::threads::{CHUNK, with_pool};
+    use crate::threads::{CHUNK, LentThreads, with_threads};
 
     #[test]
     fn the_number_of_threads_changes_no_bit() {
         let numbers: Vec<f32> = (0..3 * CHUNK).map(|i| (i as f32 * 0.37).sin()).collect();
         let slices = [&numbers[..5], &numbers[7..2 * CHUNK], &[], &numbers[CHUNK..]];
         let alone = slices.map(sum_squares).to_vec();
-        let pool = Arc::new(ThreadPoolBuilder::new().num_threads(3).build().expect("threads"));
-        assert_eq!(with_pool(&pool, || sums_of_squares(&slices)), alone);
+        let threads = Arc::new(LentThreads::new(2));
+        assert_eq!(with_threads(&threads, || sums_of_squares(&slices)), alone);
         assert_eq!(sums_of_squares(&slices), alone);
     }
 }

@@ -5,53 +5,40 @@
 //! then use the threads of all ranks. They are bound by the bandwidth of memory, of which the threads of one
 //! rank take a part. The results do not depend on the number of threads.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use pipewright_kernel::threads::with_pool;
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use pipewright_kernel::threads::{LentThreads, with_threads};
 
 use crate::ids::WorldRank;
 use crate::progress::ProgressBoard;
 
 /// The threads of the ranks of a process. Clones share them.
 #[derive(Clone)]
-pub(crate) struct IdleThreads(Arc<Shared>);
-
-struct Shared {
+pub(crate) struct IdleThreads {
     board: ProgressBoard,
-    /// The threads that a rank uses besides its own one while all others wait; 0 if it has as many itself.
-    others: usize,
-    /// Started by the first rank that works alone. `None` if the system has no more threads.
-    pool: OnceLock<Option<Arc<ThreadPool>>>,
+    /// The threads that a rank uses besides its own one while all others wait; none if it has as many itself.
+    others: Arc<LentThreads>,
 }
 
 impl IdleThreads {
-    /// Describes the threads of `ranks` ranks, all in this process. There are no more of them than processors.
+    /// Describes the threads of `ranks` ranks, all in this process, and counts at most one for each processor.
     pub(crate) fn new(board: ProgressBoard, ranks: usize, threads_per_rank: usize) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = (ranks * threads_per_rank).min(processors);
         let others = if threads > threads_per_rank { threads - 1 } else { 0 };
-        Self(Arc::new(Shared { board, others, pool: OnceLock::new() }))
+        Self { board, others: Arc::new(LentThreads::new(others)) }
     }
 
     /// Calls `work`, whose loops over long slices use the threads of all ranks if the other ranks wait.
     pub(super) fn lend<R>(&self, rank: WorldRank, work: impl FnOnce() -> R) -> R {
-        match self.pool_for(rank) {
-            Some(pool) => with_pool(pool, work),
+        match self.of_others(rank) {
+            Some(threads) => with_threads(threads, work),
             None => work(),
         }
     }
 
-    fn pool_for(&self, rank: WorldRank) -> Option<&Arc<ThreadPool>> {
-        let Shared { board, others, pool } = &*self.0;
-        if *others == 0 || !board.others_wait(rank) {
-            return None;
-        }
-        let start = || {
-            let builder = ThreadPoolBuilder::new().num_threads(*others);
-            builder.thread_name(|index| format!("idle-ranks-{index}")).build().ok().map(Arc::new)
-        };
-        pool.get_or_init(start).as_ref()
+    fn of_others(&self, rank: WorldRank) -> Option<&Arc<LentThreads>> {
+        (self.others.count() > 0 && self.board.others_wait(rank)).then_some(&self.others)
     }
 }
 
@@ -68,7 +55,7 @@ mod tests {
         board.set_activity(WorldRank::new(0), Activity::Computes);
         board.set_activity(WorldRank::new(1), activity);
         let threads = IdleThreads::new(board, 2, 1);
-        threads.pool_for(WorldRank::new(0)).map_or(0, |pool| pool.current_num_threads())
+        threads.of_others(WorldRank::new(0)).map_or(0, |threads| threads.count())
     }
 
     #[test]
@@ -83,6 +70,6 @@ mod tests {
     #[test]
     fn the_only_rank_of_a_process_has_its_own_threads() {
         let board = ProgressBoard::new(1);
-        assert!(IdleThreads::new(board, 1, 2).pool_for(WorldRank::new(0)).is_none());
+        assert!(IdleThreads::new(board, 1, 2).of_others(WorldRank::new(0)).is_none());
     }
 }
