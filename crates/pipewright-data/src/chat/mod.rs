@@ -3,6 +3,8 @@
 pub(crate) mod error;
 pub(crate) mod identity;
 pub(crate) mod python_json;
+pub(crate) mod special_tokens;
 pub(crate) mod template;
+pub(crate) mod anchors;
 pub(crate) mod spans;
 pub(crate) mod turns;

@@ -1,14 +1,16 @@
 //! Finds the parts of a chat that count in the loss.
 //!
 //! If the template has `generation` blocks, they are what the assistant writes; those of a completion begin
-//! behind the text of the messages before it. Otherwise the text of the messages before an answer, with the
-//! beginning of the answer, is compared with the text of the messages up to the answer: the rest is the
-//! answer. This needs texts of first messages that are the beginning of the whole text, which is checked.
+//! behind the text of the messages before it. Otherwise an answer begins where the messages before it and the
+//! beginning of an answer end, and it ends where the messages up to it end. These places are found in the text
+//! of the whole chat (see [`AnchoredChat`]), because a template may write the same message in another way if
+//! other messages follow it.
 
 use std::ops::Range;
 
 use minijinja::Value;
 
+use crate::chat::anchors::AnchoredChat;
 use crate::chat::error::ChatProblem;
 use crate::chat::template::{ChatRenderer, RenderedChat};
 use crate::settings::train_on::TrainOn;
@@ -41,61 +43,47 @@ impl Chat<'_> {
         let counted = match train_on {
             TrainOn::All => std::iter::once(0..text.len()).collect(),
             TrainOn::Assistant if renderer.has_generation() => generated,
-            TrainOn::Assistant => {
-                let answers = (0..messages.len()).filter(|&index| is_answer(&messages[index]));
-                answers
-                    .map(|index| self.answer(renderer, &text, index..index + 1))
-                    .collect::<Result<_, _>>()?
-            }
+            TrainOn::Assistant => self.answers(renderer, &text, 0)?,
             TrainOn::Completion if renderer.has_generation() => {
-                // Blocks may include the beginning of an answer.
-                let start = self.end_of(renderer, &text, prompt, &[false, true])?;
+                let start = self.end_of_prompt(renderer, &text)?;
                 generated.into_iter().filter(|block| block.start >= start).collect()
             }
             // A chat that ends with a question has no completion.
             TrainOn::Completion if !messages.last().is_some_and(is_answer) => Vec::new(),
-            TrainOn::Completion => vec![self.answer(renderer, &text, prompt..messages.len())?],
+            TrainOn::Completion => self.answers(renderer, &text, prompt)?,
         };
         Ok(MarkedText { text, counted })
     }
 
-    /// Returns the part of the whole text that some messages are, without the beginning of an answer, which
-    /// the prompt has already.
-    fn answer(
+    /// Returns the parts of the whole text that are the answers from message `first` on, without the beginning
+    /// of an answer, which the prompt has already.
+    fn answers(
         &self,
         renderer: &ChatRenderer,
         whole: &str,
-        range: Range<usize>,
-    ) -> Result<Range<usize>, ChatProblem> {
-        let end = if range.end == self.messages.len() {
-            whole.len()
-        } else {
-            self.end_of(renderer, whole, range.end, &[false])?
+        first: usize,
+    ) -> Result<Vec<Range<usize>>, ChatProblem> {
+        let chat = AnchoredChat::new(renderer, self.messages, self.tools, whole)?;
+        let answers = (first..self.messages.len()).filter(|&index| is_answer(&self.messages[index]));
+        let part = |index: usize| {
+            let start = if index == 0 { Some(chat.start_of_first()) } else { chat.start(index) };
+            let start = start.ok_or(ChatProblem::PrefixesDisagree { messages: index })?;
+            let is_last = index + 1 == self.messages.len();
+            let end = if is_last { Some(whole.len()) } else { chat.end(index, start) };
+            end.map(|end| start..end).ok_or(ChatProblem::PrefixesDisagree { messages: index + 1 })
         };
-        // A template may have no beginning of an answer, or one that differs from an answer's.
-        let start = self.end_of(renderer, &whole[..end], range.start, &[true, false])?;
-        Ok(start..end)
+        answers.map(part).collect()
     }
 
-    /// Returns the first byte of `whole` behind the text of the first `count` messages. `prompts` says in
-    /// which order their texts with and without the beginning of an answer are tried.
-    fn end_of(
-        &self,
-        renderer: &ChatRenderer,
-        whole: &str,
-        count: usize,
-        prompts: &[bool],
-    ) -> Result<usize, ChatProblem> {
+    /// Returns the place behind the prompt of a completion. Blocks may include the beginning of an answer.
+    fn end_of_prompt(&self, renderer: &ChatRenderer, whole: &str) -> Result<usize, ChatProblem> {
+        let count = self.prompt;
         if count == 0 {
             return Ok(0);
         }
-        for &prompt in prompts {
-            let before = renderer.render(&self.messages[..count], self.tools, prompt)?.text;
-            if whole.starts_with(&before) {
-                return Ok(before.len());
-            }
-        }
-        Err(ChatProblem::PrefixesDisagree { messages: count })
+        let chat = AnchoredChat::new(renderer, self.messages, self.tools, whole)?;
+        let end = [false, true].into_iter().find_map(|prompt| chat.boundary(count, prompt));
+        end.map(|end| end.at).ok_or(ChatProblem::PrefixesDisagree { messages: count })
     }
 }
 

@@ -18,6 +18,7 @@ use serde_json::Value as Json;
 use crate::chat::error::{ChatProblem, TemplateError};
 use crate::chat::identity::{DATE_FUNCTION, TemplateIdentity};
 use crate::chat::python_json::tojson;
+use crate::chat::special_tokens::SpecialTokens;
 use crate::config::{DataConfig, Tokenizer};
 use crate::settings::chat_template_choice::ChatTemplate;
 use crate::settings::date::Date;
@@ -75,11 +76,6 @@ impl ChatRenderer {
     /// Returns the identity of the template that this renderer has read.
     pub(crate) fn identity(&self) -> &TemplateIdentity {
         &self.identity
-    }
-
-    /// Returns the token of the tokenizer that ends a text, if it has one.
-    pub(crate) fn end_token(config: &DataConfig) -> Result<Option<String>, TemplateError> {
-        Ok(special_tokens(&tokenizer_settings(config)?).remove("eos_token"))
     }
 
     /// Compiles a template. `date` is the date of `strftime_now`.
@@ -167,7 +163,7 @@ impl Source {
                 }
             },
         };
-        Ok(Self { text: source, template, tokens: special_tokens(&settings) })
+        Ok(Self { text: source, template, tokens: SpecialTokens::of(config)?.into_texts() })
     }
 }
 
@@ -216,16 +212,6 @@ fn template_in(settings: &Json) -> Option<String> {
         }
         _ => None,
     }
-}
-
-/// Returns the special tokens of a `tokenizer_config.json`: texts, or tables with the text as `content`.
-fn special_tokens(settings: &Json) -> BTreeMap<String, String> {
-    let entries = settings.as_object().into_iter().flatten();
-    let tokens = entries.filter(|(name, _)| name.ends_with("_token")).filter_map(|(name, value)| {
-        let text = value.as_str().or_else(|| value["content"].as_str())?;
-        Some((name.clone(), text.to_owned()))
-    });
-    tokens.collect()
 }
 
 /// Replaces the tags of `generation` blocks, which Jinja does not know, by tags of a filter. Returns whether

@@ -78,7 +78,7 @@ fn templates_render_as_transformers_renders_them() {
             }
         }
     }
-    assert_eq!((renderers.len(), reference.results.len()), (11, 220));
+    assert_eq!((renderers.len(), reference.results.len()), (13, 312));
 }
 
 /// Opens `.jsonl` lines with a named template, whose tokens are bytes.
@@ -152,7 +152,7 @@ fn without_generation_blocks_the_first_messages_are_compared() {
     let error = with_file(short, |_| {}).map(|rows| rows.rows()).expect_err("the beginnings differ");
     assert!(
         error.starts_with(
-            "a.jsonl:1: the text of the first 2 messages is not how the text of all of them begins"
+            "a.jsonl:1: where the text of the first 2 messages ends cannot be found in the text of the chat"
         ),
         "{error}"
     );
@@ -295,7 +295,7 @@ fn chats_that_cannot_be_used() {
     let missing = second(r#"[{"role": "user"}]"#);
     check_refused(&missing, "chatml", "a.jsonl:2: the chat template fails in line 6: ");
     let marked = second(r#"[{"role": "user", "content": "\ufdd0"}, {"role": "assistant", "content": "B"}]"#);
-    check_refused(&marked, "chatml", "a.jsonl:2: the chat contains the noncharacter U+FDD0");
+    check_refused(&marked, "chatml", "a.jsonl:2: the chat contains a noncharacter from U+FDD0");
     let completion = |config: &mut DataConfig| config.train_on = Some(TrainOn::Completion);
     let chat = "{\"messages\": [{\"role\": \"assistant\", \"content\": \"B\"}, {\"role\": \"user\", \"content\": \"A\"}]}";
     let error =

@@ -1,10 +1,13 @@
 //! Tests of reading data, from files to batches.
 
 mod chats;
+mod chat_spans;
 mod formats;
 #[cfg(feature = "parquet")]
 mod parquet_files;
 mod rows;
+#[cfg(feature = "tokenizers")]
+mod tokenizer_files;
 mod tokenized;
 mod damaged;
 mod mix;
