@@ -68,8 +68,8 @@ pub enum ChatProblem {
     Marks,
     /// The place behind the first messages is not known.
     #[error(
-        "where the text of the first {messages} messages ends cannot be found in the text of the chat, so the assistant's part is \
-         not known: write `train_on = \"completion\"` or \"all\" in [data], or name a template with `generation` blocks"
+        "where the text of the first {messages} messages ends cannot be found in the text of the chat, so the assistant's part \
+         is not known: write `train_on = \"completion\"` or \"all\" in [data], or name a template with `generation` blocks"
     )]
     PrefixesDisagree {
         /// The number of messages.

@@ -50,6 +50,7 @@ const AS_IN_THE_FILE: [&str; 33] = [
 
 /// A `tokenizer.json` as its class reads it.
 pub(crate) struct Rewritten {
+    #[cfg_attr(not(feature = "tokenizers"), expect(dead_code, reason = "only the fingerprint is needed"))]
     pub(crate) content: Vec<u8>,
     /// Which parts of a text begin with a space.
     pub(crate) scheme: &'static str,

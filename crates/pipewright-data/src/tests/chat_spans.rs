@@ -54,9 +54,16 @@ fn answer(content: &str) -> serde_json::Value {
     json!({"role": "assistant", "content": content})
 }
 
+/// Returns an answer with a thought, under the names of both kinds of templates.
+fn thinking(content: &str, thought: &str) -> serde_json::Value {
+    json!({"role": "assistant", "content": content, "thinking": thought, "reasoning_content": thought})
+}
+
 fn call(content: &str, thought: &str) -> serde_json::Value {
     let call = json!({"type": "function", "function": {"name": "weather", "arguments": {"city": "Two"}}});
-    json!({"role": "assistant", "content": content, "thinking": thought, "tool_calls": [call]})
+    let mut message = thinking(content, thought);
+    message["tool_calls"] = json!([call]);
+    message
 }
 
 fn result(content: &str) -> serde_json::Value {
@@ -117,8 +124,6 @@ fn the_parts_are_those_of_blocks() {
 
 /// Chats with thoughts and tools.
 fn thoughts() -> Vec<serde_json::Value> {
-    let thinking =
-        |content: &str, thought: &str| json!({"role": "assistant", "content": content, "thinking": thought});
     vec![
         json!([user("A"), thinking("B", "B"), user("B"), thinking("B", "B")]),
         json!([
