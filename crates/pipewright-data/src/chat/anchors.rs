@@ -37,6 +37,8 @@ enum Marking {
     InsideSpace,
     /// The marks are around the white space too.
     AroundSpace,
+    /// The only mark is behind a text, inside the white space.
+    Behind,
 }
 
 /// Messages with their text.
@@ -79,7 +81,7 @@ impl<'a> AnchoredChat<'a> {
             return Ok(chat);
         }
         for index in 0..messages.len() {
-            for marking in [Marking::InsideSpace, Marking::AroundSpace] {
+            for marking in [Marking::InsideSpace, Marking::AroundSpace, Marking::Behind] {
                 let mut one = vec![Marking::Nothing; messages.len()];
                 one[index] = marking;
                 if let Some(anchors) = chat.anchors_of(&one) {
@@ -168,6 +170,12 @@ impl<'a> AnchoredChat<'a> {
         Some(shared().map_or(before, |shared| shared.max(before)))
     }
 
+    /// Returns the place of an answer that follows another one, which ends at `end`.
+    pub(crate) fn start_behind(&self, index: usize, end: usize) -> Option<usize> {
+        let beginning = self.beginning_behind(&self.messages[..index])?;
+        self.text[end..].starts_with(&*beginning).then_some(end + beginning.len())
+    }
+
     /// Returns the place behind an answer that begins at `start` and is not the last message.
     pub(crate) fn end(&self, index: usize, start: usize) -> Option<usize> {
         let end = self.boundary(index + 1, false).filter(|end| end.at >= start);
@@ -235,9 +243,10 @@ fn with_marks(message: &Value, index: usize, marking: Marking) -> Value {
     let mut mark = |value: &Value| match value.as_str().filter(|text| !is_blank(text)) {
         None => value.clone(),
         Some(text) => {
-            let core = if marking == Marking::InsideSpace { text.trim() } else { text };
-            let [begin, end, close] = MARKS;
-            let marked = format!("{begin}{index}/{count}{close}{core}{end}{index}/{count}{close}");
+            let core = if marking == Marking::AroundSpace { text } else { text.trim() };
+            let mark = |first: char| format!("{first}{index}/{count}{}", MARKS[2]);
+            let front = if marking == Marking::Behind { String::new() } else { mark(MARKS[0]) };
+            let marked = format!("{front}{core}{}", mark(MARKS[1]));
             count += 1;
             Value::from(text.replacen(core, &marked, 1))
         }

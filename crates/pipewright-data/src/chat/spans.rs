@@ -64,15 +64,20 @@ impl Chat<'_> {
         first: usize,
     ) -> Result<Vec<Range<usize>>, ChatProblem> {
         let chat = AnchoredChat::new(renderer, self.messages, self.tools, whole)?;
-        let answers = (first..self.messages.len()).filter(|&index| is_answer(&self.messages[index]));
-        let part = |index: usize| {
+        let (mut parts, mut last): (Vec<Range<usize>>, Option<usize>) = (Vec::new(), None);
+        for index in (first..self.messages.len()).filter(|&index| is_answer(&self.messages[index])) {
+            let end_before =
+                parts.last().map(|part| part.end).filter(|_| last.map(|last| last + 1) == Some(index));
             let start = if index == 0 { Some(chat.start_of_first()) } else { chat.start(index) };
+            let start = start.or_else(|| chat.start_behind(index, end_before?));
             let start = start.ok_or(ChatProblem::PrefixesDisagree { messages: index })?;
             let is_last = index + 1 == self.messages.len();
             let end = if is_last { Some(whole.len()) } else { chat.end(index, start) };
-            end.map(|end| start..end).ok_or(ChatProblem::PrefixesDisagree { messages: index + 1 })
-        };
-        answers.map(part).collect()
+            let end = end.ok_or(ChatProblem::PrefixesDisagree { messages: index + 1 })?;
+            parts.push(start..end);
+            last = Some(index);
+        }
+        Ok(parts)
     }
 
     /// Returns the place behind the prompt of a completion. Blocks may include the beginning of an answer.

@@ -155,6 +155,9 @@ fn thoughts_and_tools_are_parts_of_answers() {
     );
     let chat = json!([user("A"), answer(thought), user("<tool_response>C</tool_response>"), answer("B")]);
     check_blocks("qwen3", &unmarked(named("qwen3")), &chat);
+    // Answers that follow each other.
+    let several = json!([user("A"), answer(""), answer("</think>B"), answer(""), answer("B")]);
+    check_blocks("qwen3", &unmarked(named("qwen3")), &several);
     let chat = json!([user("A"), call("", "hm"), result("1"), answer("B"), user("C"), answer("B")]);
     assert_eq!(
         counted(&renderer(named("gpt_oss")), &chat),
