@@ -5,14 +5,20 @@
 //! marks around the texts of its messages, and the marks are where the texts begin and end. They count only
 //! if the text without its marks is the text of the chat.
 
+use std::cell::OnceCell;
+use std::ops::Range;
+
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
 use crate::chat::error::ChatProblem;
+use crate::chat::message::normalized;
 use crate::chat::template::ChatRenderer;
 
 /// Noncharacters of Unicode, which begin a mark before a text, begin one behind it, and end a mark.
 const MARKS: [char; 3] = ['\u{fdd2}', '\u{fdd3}', '\u{fdd4}'];
+/// The number of times that a text with marks may take the steps of a chat, because the marks take steps too.
+const LIMITS: u64 = 2;
 /// The keys of the texts of a message.
 const TEXTS: [&str; 4] = ["reasoning_content", "reasoning", "thinking", "content"];
 
@@ -44,45 +50,57 @@ enum Marking {
 /// Messages with their text.
 pub(crate) struct AnchoredChat<'a> {
     renderer: &'a ChatRenderer,
-    messages: &'a [Value],
+    /// The messages as templates read them, where tool calls are tables.
+    messages: Vec<Value>,
     tools: &'a Value,
     text: &'a str,
     marking: Vec<Marking>,
     anchors: Vec<Anchor>,
+    /// The limit that the template exceeds. It is not rendered again then.
+    exceeded: OnceCell<ChatProblem>,
 }
 
 /// The place behind the text of the first messages.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Boundary {
-    pub(crate) at: usize,
+struct Boundary {
+    at: usize,
     /// Whether the template writes more than white space between the last known place and this one.
-    pub(crate) has_ending: bool,
+    has_ending: bool,
 }
 
 impl<'a> AnchoredChat<'a> {
     /// Finds the places in `text`, which is the text of the messages.
     ///
     /// # Errors
-    /// When the text has the characters of marks.
+    /// When the text has the characters of marks, or a message is malformed.
     pub(crate) fn new(
         renderer: &'a ChatRenderer,
-        messages: &'a [Value],
+        messages: &[Value],
         tools: &'a Value,
         text: &'a str,
     ) -> Result<Self, ChatProblem> {
         if text.contains(MARKS) {
             return Err(ChatProblem::Marks);
         }
-        let marking = vec![Marking::Nothing; messages.len()];
-        let mut chat = Self { renderer, messages, tools, text, marking, anchors: Vec::new() };
-        let all = vec![Marking::InsideSpace; messages.len()];
+        let count = messages.len();
+        let messages = messages.iter().enumerate().map(|(index, message)| normalized(message, index + 1));
+        let mut chat = Self {
+            renderer,
+            messages: messages.collect::<Result<_, _>>()?,
+            tools,
+            text,
+            marking: vec![Marking::Nothing; count],
+            anchors: Vec::new(),
+            exceeded: OnceCell::new(),
+        };
+        let all = vec![Marking::InsideSpace; count];
         if let Some(anchors) = chat.anchors_of(&all) {
             (chat.marking, chat.anchors) = (all, anchors);
             return Ok(chat);
         }
-        for index in 0..messages.len() {
+        for index in 0..count {
             for marking in [Marking::InsideSpace, Marking::AroundSpace, Marking::Behind] {
-                let mut one = vec![Marking::Nothing; messages.len()];
+                let mut one = vec![Marking::Nothing; count];
                 one[index] = marking;
                 if let Some(anchors) = chat.anchors_of(&one) {
                     chat.marking[index] = marking;
@@ -96,7 +114,7 @@ impl<'a> AnchoredChat<'a> {
 
     /// Returns the places of messages that are marked; `None` if the marks change the text.
     fn anchors_of(&self, marking: &[Marking]) -> Option<Vec<Anchor>> {
-        let (text, anchors) = self.marked(self.messages, marking, false)?;
+        let (text, anchors) = self.marked(&self.messages, marking, false)?;
         (text == self.text).then_some(anchors)
     }
 
@@ -109,7 +127,73 @@ impl<'a> AnchoredChat<'a> {
             .enumerate()
             .map(|(index, (message, marking))| with_marks(message, index, *marking))
             .collect();
-        without_marks(&self.renderer.render(&messages, self.tools, prompt).ok()?.text)
+        without_marks(&self.rendered(&messages, prompt)?)
+    }
+
+    /// Renders messages; `None` if the template fails.
+    fn rendered(&self, messages: &[Value], prompt: bool) -> Option<String> {
+        if self.exceeded.get().is_some() {
+            return None;
+        }
+        match self.renderer.render_within(messages, self.tools, prompt, LIMITS) {
+            Ok(chat) => Some(chat.text),
+            Err(problem @ ChatProblem::Exhausted { .. }) => {
+                self.exceeded.get_or_init(|| problem);
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
+    /// Returns the part of the text that is an answer, without the beginning of an answer. An answer right before it
+    /// ends at `end_before`.
+    ///
+    /// # Errors
+    /// When the part is not found or the template exceeds a limit.
+    pub(crate) fn answer(
+        &self,
+        index: usize,
+        end_before: Option<usize>,
+    ) -> Result<Range<usize>, ChatProblem> {
+        let start = if index == 0 { Some(self.start_of_first()) } else { self.start(index) };
+        let start = start.or_else(|| self.start_behind(index, end_before?));
+        let start = start.ok_or_else(|| self.unknown(index))?;
+        Ok(start..self.end_or_last(index, start)?)
+    }
+
+    /// Returns the part of the text that is a message, with the beginning of an answer.
+    ///
+    /// # Errors
+    /// When the part is not found or the template exceeds a limit.
+    pub(crate) fn message(&self, index: usize) -> Result<Range<usize>, ChatProblem> {
+        let start = if index == 0 { Some(0) } else { self.end(index - 1, 0).or_else(|| self.start(index)) };
+        let start = start.ok_or_else(|| self.unknown(index))?;
+        Ok(start..self.end_or_last(index, start)?)
+    }
+
+    /// Returns the place behind the first `count` messages, or behind the beginning of an answer after them.
+    ///
+    /// # Errors
+    /// When the place is not found or the template exceeds a limit.
+    pub(crate) fn end_of_prompt(&self, count: usize) -> Result<usize, ChatProblem> {
+        let end = [false, true].into_iter().find_map(|prompt| self.boundary(count, prompt));
+        end.map(|end| end.at).ok_or_else(|| self.unknown(count))
+    }
+
+    fn end_or_last(&self, index: usize, start: usize) -> Result<usize, ChatProblem> {
+        let is_last = index + 1 == self.messages.len();
+        let end = if is_last { Some(self.text.len()) } else { self.end(index, start) };
+        end.ok_or_else(|| self.unknown(index + 1))
+    }
+
+    /// Returns why the place behind the first messages is not known.
+    fn unknown(&self, messages: usize) -> ChatProblem {
+        match self.exceeded.get() {
+            Some(ChatProblem::Exhausted { steps, bytes }) => {
+                ChatProblem::Exhausted { steps: *steps, bytes: *bytes }
+            }
+            _ => ChatProblem::PrefixesDisagree { messages },
+        }
     }
 
     /// Returns the place in the whole text behind the first `count` messages, with the beginning of an answer
@@ -117,7 +201,7 @@ impl<'a> AnchoredChat<'a> {
     ///
     /// The text of these messages and the whole text must be the same from the end of a message's text on.
     /// Before it they may differ.
-    pub(crate) fn boundary(&self, count: usize, prompt: bool) -> Option<Boundary> {
+    fn boundary(&self, count: usize, prompt: bool) -> Option<Boundary> {
         let (first, anchors) = self.marked(&self.messages[..count], &self.marking, prompt)?;
         self.common_places(&anchors).find_map(|(here, there)| {
             let tail = &first[there..];
@@ -141,7 +225,7 @@ impl<'a> AnchoredChat<'a> {
 
     /// Returns the place of an answer that is the first message: behind the beginning of an answer, which is the same
     /// as behind a question.
-    pub(crate) fn start_of_first(&self) -> usize {
+    fn start_of_first(&self) -> usize {
         let question = [Value::from_pairs([("role", "user"), ("content", "a")])];
         let beginning = self.beginning_behind(&question).filter(|beginning| !beginning.is_empty());
         let own = self.anchors.iter().filter(|anchor| anchor.text.0 == 0).map(|anchor| anchor.at).min();
@@ -151,7 +235,7 @@ impl<'a> AnchoredChat<'a> {
 
     /// Returns the place of an answer: behind the messages before it, and behind the beginning of an answer,
     /// which the prompt has already.
-    pub(crate) fn start(&self, index: usize) -> Option<usize> {
+    fn start(&self, index: usize) -> Option<usize> {
         if let Some(start) = self.boundary(index, true) {
             return Some(start.at);
         }
@@ -171,13 +255,13 @@ impl<'a> AnchoredChat<'a> {
     }
 
     /// Returns the place of an answer that follows another one, which ends at `end`.
-    pub(crate) fn start_behind(&self, index: usize, end: usize) -> Option<usize> {
+    fn start_behind(&self, index: usize, end: usize) -> Option<usize> {
         let beginning = self.beginning_behind(&self.messages[..index])?;
         self.text[end..].starts_with(&*beginning).then_some(end + beginning.len())
     }
 
     /// Returns the place behind an answer that begins at `start` and is not the last message.
-    pub(crate) fn end(&self, index: usize, start: usize) -> Option<usize> {
+    fn end(&self, index: usize, start: usize) -> Option<usize> {
         let end = self.boundary(index + 1, false).filter(|end| end.at >= start);
         if let Some(Boundary { at, has_ending: true }) = end {
             return Some(at);
@@ -206,8 +290,7 @@ impl<'a> AnchoredChat<'a> {
 
     /// Returns the beginning of an answer behind messages, as far as it differs from the text without it.
     fn beginning_behind(&self, messages: &[Value]) -> Option<String> {
-        let text = |prompt| self.renderer.render(messages, self.tools, prompt).ok().map(|chat| chat.text);
-        text(true)?.strip_prefix(&*text(false)?).map(str::to_owned)
+        self.rendered(messages, true)?.strip_prefix(&*self.rendered(messages, false)?).map(str::to_owned)
     }
 
     /// Returns the place behind an answer without text, of which the text of the chat shows nothing either:

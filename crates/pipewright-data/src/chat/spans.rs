@@ -12,6 +12,7 @@ use minijinja::Value;
 
 use crate::chat::anchors::AnchoredChat;
 use crate::chat::error::ChatProblem;
+use crate::chat::message::is_left_out;
 use crate::chat::template::{ChatRenderer, RenderedChat};
 use crate::settings::train_on::TrainOn;
 
@@ -39,56 +40,94 @@ impl Chat<'_> {
         train_on: TrainOn,
     ) -> Result<MarkedText, ChatProblem> {
         let Self { messages, tools, prompt } = *self;
+        let left_out = self.left_out(train_on)?;
         let RenderedChat { text, generated } = renderer.render(messages, tools, false)?;
         let counted = match train_on {
             TrainOn::All => std::iter::once(0..text.len()).collect(),
-            TrainOn::Assistant if renderer.has_generation() => generated,
-            TrainOn::Assistant => self.answers(renderer, &text, 0)?,
+            TrainOn::Assistant if renderer.has_generation() => {
+                self.without(generated, &left_out, renderer, &text)?
+            }
+            TrainOn::Assistant => self.answers(renderer, &text, 0, &left_out)?,
             TrainOn::Completion if renderer.has_generation() => {
                 let start = self.end_of_prompt(renderer, &text)?;
-                generated.into_iter().filter(|block| block.start >= start).collect()
+                let blocks = generated.into_iter().filter(|block| block.start >= start).collect();
+                self.without(blocks, &left_out, renderer, &text)?
             }
             // A chat that ends with a question has no completion.
             TrainOn::Completion if !messages.last().is_some_and(is_answer) => Vec::new(),
-            TrainOn::Completion => self.answers(renderer, &text, prompt)?,
+            TrainOn::Completion => self.answers(renderer, &text, prompt, &left_out)?,
         };
         Ok(MarkedText { text, counted })
     }
 
+    /// Returns the answers that say that their tokens do not count, in order.
+    fn left_out(&self, train_on: TrainOn) -> Result<Vec<usize>, ChatProblem> {
+        let mut left_out = Vec::new();
+        for (index, message) in self.messages.iter().enumerate() {
+            match (is_left_out(message, index + 1), train_on) {
+                (Ok(false), _) | (Err(ChatProblem::CountsNoAnswer { .. }), TrainOn::All) => {}
+                (Ok(true), TrainOn::All) => return Err(ChatProblem::AllCount { message: index + 1 }),
+                (Ok(true), _) if is_answer(message) => left_out.push(index),
+                (Ok(true), _) => {}
+                (Err(problem), _) => return Err(problem),
+            }
+        }
+        Ok(left_out)
+    }
+
     /// Returns the parts of the whole text that are the answers from message `first` on, without the beginning
-    /// of an answer, which the prompt has already.
+    /// of an answer, which the prompt has already, and without the answers in `left_out`.
     fn answers(
         &self,
         renderer: &ChatRenderer,
         whole: &str,
         first: usize,
+        left_out: &[usize],
     ) -> Result<Vec<Range<usize>>, ChatProblem> {
         let chat = AnchoredChat::new(renderer, self.messages, self.tools, whole)?;
-        let (mut parts, mut last): (Vec<Range<usize>>, Option<usize>) = (Vec::new(), None);
+        let (mut parts, mut before): (Vec<Range<usize>>, Option<(usize, usize)>) = (Vec::new(), None);
         for index in (first..self.messages.len()).filter(|&index| is_answer(&self.messages[index])) {
-            let end_before =
-                parts.last().map(|part| part.end).filter(|_| last.map(|last| last + 1) == Some(index));
-            let start = if index == 0 { Some(chat.start_of_first()) } else { chat.start(index) };
-            let start = start.or_else(|| chat.start_behind(index, end_before?));
-            let start = start.ok_or(ChatProblem::PrefixesDisagree { messages: index })?;
-            let is_last = index + 1 == self.messages.len();
-            let end = if is_last { Some(whole.len()) } else { chat.end(index, start) };
-            let end = end.ok_or(ChatProblem::PrefixesDisagree { messages: index + 1 })?;
-            parts.push(start..end);
-            last = Some(index);
+            let end_before = before.filter(|(last, _)| last + 1 == index).map(|(_, end)| end);
+            let part = chat.answer(index, end_before);
+            before = part.as_ref().ok().map(|part| (index, part.end));
+            if !left_out.contains(&index) {
+                parts.push(part?);
+            }
         }
         Ok(parts)
     }
 
-    /// Returns the place behind the prompt of a completion. Blocks may include the beginning of an answer.
-    fn end_of_prompt(&self, renderer: &ChatRenderer, whole: &str) -> Result<usize, ChatProblem> {
-        let count = self.prompt;
-        if count == 0 {
-            return Ok(0);
+    /// Returns what remains of `generation` blocks without the answers in `left_out`, with their beginnings, which may
+    /// be in the blocks.
+    fn without(
+        &self,
+        mut blocks: Vec<Range<usize>>,
+        left_out: &[usize],
+        renderer: &ChatRenderer,
+        whole: &str,
+    ) -> Result<Vec<Range<usize>>, ChatProblem> {
+        if left_out.is_empty() {
+            return Ok(blocks);
         }
         let chat = AnchoredChat::new(renderer, self.messages, self.tools, whole)?;
-        let end = [false, true].into_iter().find_map(|prompt| chat.boundary(count, prompt));
-        end.map(|end| end.at).ok_or(ChatProblem::PrefixesDisagree { messages: count })
+        for &index in left_out {
+            let message = chat.message(index)?;
+            let remaining = |block: Range<usize>| {
+                let before = block.start..block.end.min(message.start);
+                let behind = block.start.max(message.end)..block.end;
+                [before, behind].into_iter().filter(|part| !part.is_empty())
+            };
+            blocks = blocks.into_iter().flat_map(remaining).collect();
+        }
+        Ok(blocks)
+    }
+
+    /// Returns the place behind the prompt of a completion. Blocks may include the beginning of an answer.
+    fn end_of_prompt(&self, renderer: &ChatRenderer, whole: &str) -> Result<usize, ChatProblem> {
+        if self.prompt == 0 {
+            return Ok(0);
+        }
+        AnchoredChat::new(renderer, self.messages, self.tools, whole)?.end_of_prompt(self.prompt)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Tests of reading data, from files to batches.
 
 mod chats;
+mod chat_messages;
 mod chat_spans;
 mod formats;
 #[cfg(feature = "parquet")]
