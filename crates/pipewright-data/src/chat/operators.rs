@@ -13,7 +13,7 @@ use crate::chat::source::{ATTRIBUTE, COMPARE, CONCAT, HELD, ITEM, ITERATED, REMA
 /// The deepest nesting of a value that a namespace keeps.
 const DEPTH: usize = 300;
 /// The number of visited values that cost as much as an instruction.
-const VISITS: u64 = 8;
+const VISITS: u64 = 2;
 
 /// Adds the functions.
 pub(crate) fn add_to(environment: &mut Environment<'_>) {

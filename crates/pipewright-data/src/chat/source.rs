@@ -115,7 +115,8 @@ impl Expression {
 
     fn call(function: &str, arguments: &[Self]) -> Self {
         let texts: Vec<&str> = arguments.iter().map(|argument| argument.text.as_str()).collect();
-        let depth = arguments.iter().map(|argument| argument.depth).max().unwrap_or_default() + 1;
+        let depth =
+            arguments.iter().map(|argument| argument.depth).max().unwrap_or_default() + arguments.len();
         // The space keeps the name apart from a keyword.
         Self { text: format!(" {function}({})", texts.join(",")), depth }
     }

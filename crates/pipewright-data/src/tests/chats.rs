@@ -124,34 +124,6 @@ fn templates_of_packages_render_as_transformers_renders_them() {
     assert!(found.is_empty(), "{} differences\n{}", found.len(), found.join("\n"));
 }
 
-#[test]
-fn fuzz_local() {
-    let Some(path) = std::env::var_os("FUZZ") else { return };
-    let text = std::fs::read_to_string(path).expect("a file");
-    let (found, same) = differences(&text);
-    println!("{} differences, same {same:?}\n{}", found.len(), found.join("\n"));
-}
-
-#[test]
-fn limit_local() {
-    let Some(path) = std::env::var_os("LIMIT") else { return };
-    let text = std::fs::read_to_string(path).expect("a file");
-    let sources: BTreeMap<String, String> = serde_json::from_str(&text).expect("JSON");
-    for (name, source) in sources {
-        let start = std::time::Instant::now();
-        let message = serde_json::from_str::<Value>(r#"{"role": "user", "content": "a"}"#).expect("JSON");
-        let result = ChatRenderer::new(&source, BTreeMap::new(), None)
-            .map_err(|malformed| format!("MALFORMED {:?} {}", malformed.line, malformed.reason))
-            .and_then(|renderer| {
-                renderer.render(&[message], &Value::from(()), false).map_err(|problem| problem.to_string())
-            })
-            .map(|rendered| rendered.text.len());
-        let mut result = format!("{result:?}");
-        result.truncate(300);
-        println!("{name}: {:?}: {result}", start.elapsed());
-    }
-}
-
 /// Opens `.jsonl` lines with a named template, whose tokens are bytes.
 fn open(lines: &str, template: &str, change: impl FnOnce(&mut DataConfig)) -> Result<TokenRows, String> {
     open_files(&[("a.jsonl", lines.as_bytes())], 256, 1, |config| {
