@@ -37,7 +37,7 @@ const NAME: &str = "chat template";
 const STEPS: u64 = 300_000;
 const STEPS_PER_BYTE: u64 = 20;
 /// The deepest nesting of loops, macros and blocks while a template is rendered. A call of a macro counts as 4.
-const RECURSION: usize = 100;
+const RECURSION: usize = 200;
 
 /// A rendered chat.
 #[derive(Clone, Debug, PartialEq, Eq)]
