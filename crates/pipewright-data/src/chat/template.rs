@@ -35,7 +35,7 @@ const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 const NAME: &str = "chat template";
 /// The steps that a template may take: as many for each chat, and as many more for each byte of it. A byte of text
 /// that the template writes or copies costs a small part of a step.
-const STEPS: u64 = 2_000_000;
+const STEPS: u64 = 300_000;
 const STEPS_PER_BYTE: u64 = 20;
 /// The deepest nesting of loops, macros and blocks while a template is rendered. A call of a macro counts as 4.
 const RECURSION: usize = 200;
