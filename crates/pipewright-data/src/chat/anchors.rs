@@ -155,6 +155,9 @@ impl<'a> AnchoredChat<'a> {
         index: usize,
         end_before: Option<usize>,
     ) -> Result<Range<usize>, ChatProblem> {
+        if self.is_missing(index) {
+            return Err(self.unknown(index + 1));
+        }
         let start = if index == 0 { Some(self.start_of_first()) } else { self.start(index) };
         let start = start.or_else(|| self.start_behind(index, end_before?));
         let start = start.ok_or_else(|| self.unknown(index))?;
@@ -166,9 +169,9 @@ impl<'a> AnchoredChat<'a> {
     /// # Errors
     /// When the part is not found or the template exceeds a limit.
     pub(crate) fn message(&self, index: usize) -> Result<Range<usize>, ChatProblem> {
-        let start = if index == 0 { Some(0) } else { self.end(index - 1, 0).or_else(|| self.start(index)) };
-        let start = start.ok_or_else(|| self.unknown(index))?;
-        Ok(start..self.end_or_last(index, start)?)
+        let before = if index == 0 { Some(0) } else { self.end(index - 1, 0) };
+        let answer = self.answer(index, before)?;
+        Ok(before.map_or(answer.start, |before| before.min(answer.start))..answer.end)
     }
 
     /// Returns the place behind the first `count` messages, or behind the beginning of an answer after them.
@@ -184,6 +187,15 @@ impl<'a> AnchoredChat<'a> {
         let is_last = index + 1 == self.messages.len();
         let end = if is_last { Some(self.text.len()) } else { self.end(index, start) };
         end.ok_or_else(|| self.unknown(index + 1))
+    }
+
+    /// Returns whether the template leaves out the text of a message: its marks change nothing and are not written.
+    fn is_missing(&self, index: usize) -> bool {
+        let content = self.messages[index].get_attr("content").unwrap_or_default();
+        let is_text = content.as_str().is_some_and(|text| !is_blank(text));
+        is_text
+            && self.marking[index] != Marking::Nothing
+            && self.anchors.iter().all(|anchor| anchor.text.0 != index)
     }
 
     /// Returns why the place behind the first messages is not known.
@@ -248,6 +260,7 @@ impl<'a> AnchoredChat<'a> {
             let pairs = self.text[here..].char_indices().zip(first[there..].chars());
             let end = pairs.take_while(|((_, here), there)| here == there).last();
             let end = end.map_or(here, |((at, letter), _)| here + at + letter.len_utf8());
+            let end = here + before_open_tag(&self.text[here..end]).len();
             let texts = self.anchors.iter().filter(|anchor| anchor.text.0 == index);
             Some(texts.map(|anchor| anchor.at).fold(end, usize::min))
         };
@@ -311,6 +324,12 @@ impl<'a> AnchoredChat<'a> {
         let is_there = !is_blank(ending) && self.text[start..].starts_with(ending);
         is_there.then_some(start + ending.len())
     }
+}
+
+/// Returns a text up to a tag that it ends within, such as `<t`: other tags begin with the same letters.
+fn before_open_tag(text: &str) -> &str {
+    let open = text.rfind(['<', '[']).filter(|&open| !text[open..].contains(['>', ']']));
+    &text[..open.unwrap_or(text.len())]
 }
 
 fn is_blank(text: &str) -> bool {

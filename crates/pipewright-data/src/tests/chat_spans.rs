@@ -197,6 +197,13 @@ fn the_end_of_an_answer_counts_wherever_the_template_writes_it() {
          {% if add_generation_prompt %}<assistant><think>{% endif %}",
         "B</s>|D</s>",
     );
+    // A call begins with the first letters of a thought.
+    let mut called = call("", "");
+    called["content"] = json!("");
+    let calls = json!([user("A"), called, user("C"), answer("D")]);
+    let source = "{% for m in messages %}{{ '<' + m.role + '>' }}{{ m.content }}{% for c in m.tool_calls %}<tool>{{ c.function.name }}\
+                  {% endfor %}</s>{% endfor %}{% if add_generation_prompt %}<assistant><think>{% endif %}";
+    assert_eq!(counted(&renderer(source), &calls), "<tool>weather</s>|D</s>");
     // The instructions are in the last question.
     check(
         "{% for m in messages %}{% if m.role == 'user' %}[{{ 'Be brief. ' if loop.index0 >= messages | length - 2 }}{{ m.content }}]\
@@ -227,6 +234,94 @@ fn what_is_not_in_the_text_is_refused() {
     let short = "{% for m in messages %}{{ m.role[0] }}:{{ m.content if loop.last or m.role == 'user' }};{% endfor %}";
     let chat = json!([user("A"), answer("B"), user("C"), answer("D")]);
     check(short, chat, "where the text of the first 2 messages ends cannot be found");
+    let none = "{% for m in messages %}{{ m.role[0] }}:{% if m.role == 'user' %}{{ m.content }}{% endif %};{% endfor %}";
+    check(
+        none,
+        json!([user("A"), answer("B")]),
+        "where the text of the first 2 messages ends cannot be found",
+    );
     let marks = json!([user("\u{fdd3}"), answer("B")]);
     check("{{ messages[0].content }}", marks, "the chat contains a noncharacter from U+FDD0 to U+FDD4");
+}
+
+/// Returns the messages with `"weight": 0` in one of them.
+fn without(messages: &serde_json::Value, index: usize) -> serde_json::Value {
+    let mut messages = messages.clone();
+    messages[index]["weight"] = json!(0);
+    messages
+}
+
+/// Checks that one answer less counts if a message says so, with the same places of the others.
+fn check_left_out(name: &str, renderer: &ChatRenderer, messages: &serde_json::Value) {
+    let all = marked(renderer, messages, 0, TrainOn::Assistant).expect(name).counted;
+    let roles = messages.as_array().expect("a list").iter().map(|message| &message["role"]);
+    let answers = roles.enumerate().filter(|(_, role)| *role == "assistant").map(|(index, _)| index);
+    for (place, index) in answers.enumerate() {
+        let mut expected = all.clone();
+        expected.remove(place);
+        let messages = without(messages, index);
+        for train_on in [TrainOn::Assistant, TrainOn::Completion] {
+            let found = marked(renderer, &messages, 1, train_on)
+                .unwrap_or_else(|problem| panic!("{name}, {messages}: {problem}"));
+            assert_eq!(found.counted, expected, "{name}, {messages}, {:?}", found.text);
+        }
+    }
+}
+
+#[test]
+fn answers_that_do_not_count_are_left_out_with_and_without_blocks() {
+    let turns = json!([user("A"), answer("B"), user("B"), answer("B"), user("C"), answer("B")]);
+    for (name, source) in TEMPLATES {
+        check_left_out(name, &renderer(source), &turns);
+        check_left_out(name, &unmarked(source), &turns);
+    }
+    let several = json!([user("A"), answer("B"), answer("B"), user("C"), answer("B"), answer("D")]);
+    for name in ["chatml", "phi3", "qwen3", "gpt_oss"] {
+        check_left_out(name, &renderer(named(name)), &several);
+        check_left_out(name, &unmarked(named(name)), &several);
+    }
+    for name in ["qwen3", "gpt_oss"] {
+        for messages in thoughts() {
+            check_left_out(name, &renderer(named(name)), &messages);
+            check_left_out(name, &unmarked(named(name)), &messages);
+        }
+    }
+    // One block has the answers of a turn.
+    let wide = "{% for m in messages %}{% if m.role == 'user' %}u:{{ m.content }};{% else %}\
+                {% if loop.previtem.role == 'user' %}{% generation %}a:{{ m.content }};\
+                {%- if loop.nextitem and loop.nextitem.role == 'assistant' %}a:{{ loop.nextitem.content }};{% endif %}\
+                {% endgeneration %}{% endif %}{% endif %}{% endfor %}{% if add_generation_prompt %}a:{% endif %}";
+    let chat = json!([user("A"), answer("B"), answer("C"), user("D"), answer("E")]);
+    let left_out = [1, 2, 4].map(|index| counted(&renderer(wide), &without(&chat, index)));
+    assert_eq!(left_out, ["a:C;|a:E;", "a:B;|a:E;", "a:B;a:C;"]);
+}
+
+#[test]
+fn calls_in_texts_are_read_before_answers_are_found() {
+    let mut texts = json!([user("A"), call("", "B"), result("weather"), answer("B")]);
+    let tables = texts.clone();
+    texts[1]["tool_calls"] = json!(texts[1]["tool_calls"].to_string());
+    for name in ["qwen3", "gpt_oss"] {
+        for renderer in [renderer(named(name)), unmarked(named(name))] {
+            assert_eq!(counted(&renderer, &texts), counted(&renderer, &tables), "{name}");
+        }
+    }
+}
+
+#[test]
+fn limits_hold_while_answers_are_found() {
+    let chat = json!([user("A"), answer("B"), user("C"), answer("D")]);
+    let write = "{% for m in messages %}{{ m.role[0] + ':' + m.content + ';' }}{% endfor %}";
+    let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+    let marked = |source: &str| marked(&renderer(source), &chat, 0, TrainOn::Assistant);
+    for condition in ["add_generation_prompt", "messages | length < 4", "'\u{fdd2}' in messages[0].content"] {
+        let problem = marked(&format!("{{% if {condition} %}}{endless}{{% endif %}}{write}"));
+        assert!(matches!(problem, Err(ChatProblem::Exhausted { .. })), "{condition}: {problem:?}");
+    }
+    // A template that takes most of the steps of a chat.
+    let long =
+        "{% for a in range(30) %}{% for b in range(999) %}{% if b %}{% endif %}{% endfor %}{% endfor %}";
+    let MarkedText { text, counted } = marked(&format!("{long}{write}")).expect("it ends");
+    let parts: Vec<&str> = counted.into_iter().map(|part| &text[part]).collect();
+    assert_eq!(parts, ["a:B;", "a:D;"]);
 }

@@ -105,6 +105,7 @@ fn templates_render_as_transformers_renders_them() {
     let reference = file("tests/data/chats.json").expect("the reference is there");
     let (found, same) = differences(&reference);
     assert!(found.is_empty(), "{} differences\n{}", found.len(), found.join("\n"));
+    assert_eq!(same, (13, 815));
 }
 
 /// Runs with the templates of the packages of a Python: `PIPEWRIGHT_PYTHON` names one that has transformers, and
