@@ -254,17 +254,14 @@ impl<'a> AnchoredChat<'a> {
         // The beginning of an answer may go on, for example with the beginning of a thought, where this answer has
         // none.
         let before = self.boundary(index, false)?.at;
-        let shared = || {
+        let end_of_shared = || {
             let (first, anchors) = self.marked(&self.messages[..index], &self.marking, true)?;
             let (here, there) = self.common_places(&anchors).next()?;
-            let pairs = self.text[here..].char_indices().zip(first[there..].chars());
-            let end = pairs.take_while(|((_, here), there)| here == there).last();
-            let end = end.map_or(here, |((at, letter), _)| here + at + letter.len_utf8());
-            let end = here + before_open_tag(&self.text[here..end]).len();
+            let end = here + before_open_tag(shared(&self.text[here..], &first[there..])).len();
             let texts = self.anchors.iter().filter(|anchor| anchor.text.0 == index);
             Some(texts.map(|anchor| anchor.at).fold(end, usize::min))
         };
-        Some(shared().map_or(before, |shared| shared.max(before)))
+        Some(end_of_shared().map_or(before, |end| end.max(before)))
     }
 
     /// Returns the place of an answer that follows another one, which ends at `end`.
@@ -282,7 +279,8 @@ impl<'a> AnchoredChat<'a> {
         // The template may write the end of an answer only if something follows it.
         let followed = self.end_before_answer(index).filter(|at| *at >= start);
         let known = end.map(|end| end.at).max(followed);
-        known.or_else(|| self.end_of_empty(index, start))
+        let known = known.or_else(|| self.end_of_empty(index, start));
+        known.or_else(|| self.end_before_all(index).filter(|at| *at >= start))
     }
 
     /// Returns the place behind an answer, which is the same where the beginning of an answer follows it.
@@ -299,6 +297,26 @@ impl<'a> AnchoredChat<'a> {
             })
         });
         ends.into_iter().max().flatten()
+    }
+
+    /// Returns the place behind an answer that the template ends in the same way whether the chat ends, the beginning
+    /// of an answer follows, or another message. The template may end a chat with a token of its own.
+    fn end_before_all(&self, index: usize) -> Option<usize> {
+        let first_of_own = self.anchors.iter().find(|anchor| anchor.text.0 == index)?.at;
+        let render = |prompt| self.marked(&self.messages[..=index], &self.marking, prompt);
+        let (closed, open) = (render(false)?, render(true)?);
+        // If the beginning of an answer ends every chat, it may begin as the next message does.
+        if closed == open {
+            return None;
+        }
+        let tail = |(first, anchors): (String, Vec<Anchor>)| {
+            let (here, there) =
+                self.common_places(&anchors).next().filter(|(here, _)| *here >= first_of_own)?;
+            Some((here, shared(&self.text[here..], &first[there..]).len()))
+        };
+        let ((here, closed), (other, open)) = (tail(closed)?, tail(open)?);
+        let ending = before_open_tag(&self.text[here..here + closed.min(open)]);
+        (here == other && !is_blank(ending)).then_some(here + ending.len())
     }
 
     /// Returns the beginning of an answer behind messages, as far as it differs from the text without it.
@@ -324,6 +342,12 @@ impl<'a> AnchoredChat<'a> {
         let is_there = !is_blank(ending) && self.text[start..].starts_with(ending);
         is_there.then_some(start + ending.len())
     }
+}
+
+/// Returns how a text begins as another one does.
+fn shared<'t>(text: &'t str, other: &str) -> &'t str {
+    let same = text.char_indices().zip(other.chars()).take_while(|((_, one), two)| one == two).last();
+    &text[..same.map_or(0, |((at, letter), _)| at + letter.len_utf8())]
 }
 
 /// Returns a text up to a tag that it ends within, such as `<t`: other tags begin with the same letters.

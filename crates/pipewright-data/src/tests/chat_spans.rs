@@ -197,6 +197,12 @@ fn the_end_of_an_answer_counts_wherever_the_template_writes_it() {
          {% if add_generation_prompt %}<assistant><think>{% endif %}",
         "B</s>|D</s>",
     );
+    // A token ends the whole chat.
+    check(
+        "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '<end>' }}{% endfor %}\
+         {{ '<assistant>' if add_generation_prompt else '</s>' }}",
+        "B<end>|D<end></s>",
+    );
     // A call begins with the first letters of a thought.
     let mut called = call("", "");
     called["content"] = json!("");
