@@ -7,7 +7,7 @@
 //! have taken the path in between. They never wait for the other end of a pipe.
 //!
 //! A file under a name that only this program gives is not reached through a link: [`create_fresh`] for drafts,
-//! [`open_lock`] for locks, and [`open_unlinked`]. Who plants a link there would choose the file that is changed.
+//! [`open_lock`] for locks, and [`open_unlinked`]. Another user who plants a link there would choose the file that is changed.
 
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions};
@@ -60,7 +60,11 @@ pub fn open_regular_with(path: &Path, options: &OpenOptions) -> io::Result<File>
 /// When something else than a regular file has this path, or when the system reports an error.
 pub fn open_unlinked(path: &Path, options: &OpenOptions) -> io::Result<File> {
     match std::fs::symlink_metadata(path) {
-        Ok(found) if found.is_symlink() => return Err(link()),
+        Ok(found) if found.is_symlink() => {
+            // A device says more than the link to it.
+            refuse_special(path)?;
+            return Err(link());
+        }
         Ok(found) => require_file(&found)?,
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error),
@@ -84,8 +88,8 @@ pub fn open_lock(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Creates an empty file under a name that only this program gives. What has the name, for example a part of a file
-/// that an earlier process has left, is removed first. A link there is removed and not followed.
+/// Creates an empty file under a name that only this program gives. A file of this name, for example one that an earlier
+/// process has left incomplete, is removed first. A link is removed and not followed.
 ///
 /// # Errors
 /// When a folder has this path, or when the system reports an error.
@@ -352,7 +356,7 @@ mod tests {
         }
     }
 
-    /// What is planted under a name that only this program gives changes no other file.
+    /// A link that is planted under a name that only this program gives changes no other file.
     #[test]
     #[cfg(unix)]
     fn files_of_this_program_are_not_reached_through_links() {

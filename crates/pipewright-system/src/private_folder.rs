@@ -1,10 +1,10 @@
 //! Folders that only their user can enter, in places where all users can make folders, such as `/dev/shm`.
 //!
-//! In such a place, another user may have made a folder or a symbolic link before this program comes there. What is
-//! read from it is then what that user wants, and what is written to it changes other files. So a private folder must
-//! belong to the user of this process, and no one else may enter it. Each folder on the way to it must belong to that
-//! user or to root, and other users must not be able to rename what is in it; each symbolic link on the way must
-//! belong to one of the two too.
+//! In such a place, another user may have made a folder or a symbolic link before this program comes there. That user
+//! would choose the content that is read, and a link would change a file elsewhere. So a private folder must belong to
+//! the user of this process, and no one else may enter it. Each folder on the way to it must belong to that user or to
+//! root, and other users must not be able to rename its entries; each symbolic link on the way must belong to that user
+//! or to root too.
 //!
 //! A path that passes the check stays valid: no other user can replace a part of it, or make a file in the folder.
 //! So what follows the check needs no check of its own.
@@ -55,8 +55,8 @@ enum Problem {
     )]
     OtherLink { owner: u32 },
     #[error(
-        "the folder belongs to the user with the number {owner}, who can replace what is in it; use a folder below folders of \
-         your own"
+        "the folder belongs to the user with the number {owner}, who can replace what is in it; use a folder that is below no \
+         other user's folders"
     )]
     OtherWay { owner: u32 },
     #[error(
@@ -94,6 +94,14 @@ pub fn create(path: &Path) -> Result<(), PrivateFolderError> {
 /// When it does not exist, when other users could have made or could change it, or when the system reports an error.
 pub fn require(path: &Path) -> Result<(), PrivateFolderError> {
     system::require(path)
+}
+
+/// Checks that no other user can change the private folders that are created in this folder.
+///
+/// # Errors
+/// When it does not exist, when other users can replace what is in it, or when the system reports an error.
+pub fn require_place(folder: &Path) -> Result<(), PrivateFolderError> {
+    system::require_place(folder)
 }
 
 /// Creates a folder for files without names, unless it exists. It may be one that all users write to, such as `/tmp`,
@@ -172,6 +180,10 @@ mod system {
         require_private(&private_path(path, None)?)
     }
 
+    pub(super) fn require_place(folder: &Path) -> Result<(), PrivateFolderError> {
+        follow(folder, None, require_way).map(drop)
+    }
+
     pub(super) fn create_for_scratch(path: &Path) -> Result<(), PrivateFolderError> {
         let path = follow(path, Some(USUAL), |_| Ok(()))?;
         let owner = metadata(&path)?.uid();
@@ -179,7 +191,7 @@ mod system {
         if is_trusted(owner) { Ok(()) } else { Err(refuse()) }
     }
 
-    /// Returns the path with the folders on its way resolved, each of which is checked. The last part is as it is.
+    /// Checks each folder on the way to a path, and returns the path without links there. The last part is as it is.
     fn private_path(path: &Path, create: Option<u32>) -> Result<PathBuf, PrivateFolderError> {
         let path = std::path::absolute(path).map_err(|error| Problem::System(error).at(path))?;
         let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
@@ -285,7 +297,7 @@ mod system {
         user == 0 || user == own_user() || Some(user) == *UNMAPPED
     }
 
-    /// The number that the system shows for all users that have none in this container, among them the root of the
+    /// The number that the system shows for all users without a number in this container, among them the root of the
     /// machine, who owns its folders; `None` if a user of the container has it.
     static UNMAPPED: LazyLock<Option<u32>> = LazyLock::new(|| {
         let number: u32 = fs::read_to_string("/proc/sys/kernel/overflowuid").ok()?.trim().parse().ok()?;
@@ -329,6 +341,10 @@ mod system {
             Ok(_) => Err(Problem::NotAFolder.at(path)),
             Err(error) => Err(Problem::System(error).at(path)),
         }
+    }
+
+    pub(super) fn require_place(folder: &Path) -> Result<(), PrivateFolderError> {
+        require(folder)
     }
 
     pub(super) fn create_for_scratch(path: &Path) -> Result<(), PrivateFolderError> {
@@ -416,6 +432,8 @@ mod tests {
         require(&path).expect("the sticky bit keeps the name");
         mode(&way, 0o777);
         refused(&path, "(its mode is 0777, without the sticky bit)");
+        require_place(&way).expect_err("others can replace what is made in it");
+        require_place(scratch.path()).expect("only its user can write to it");
         mode(&way, 0o770);
         let found = fs::metadata(&way).expect("a folder");
         assert_eq!(require(&path).is_ok(), found.gid() == found.uid(), "the user's own group may write");
