@@ -194,7 +194,8 @@ fn an_output_folder_that_cannot_be_written() {
 fn a_host_that_would_be_an_option_of_ssh_is_refused() {
     let folder = folder();
     write(&folder, "hosts", "node1 slots=2\n-oProxyCommand=touch${IFS}out\n");
-    let message = "error: hosts:2: `-oProxyCommand=touch${IFS}out` is not the name of a host: ";
+    let message = "error: hosts:2: `-oProxyCommand=touch${IFS}out` is not the name of a host: a name has letters, digits, `.`, \
+                   `-` and `_`, and begins with a letter or a digit";
     fail(&folder, &["launch", "--hosts", "hosts", "--", "train", "small.toml"], 2, &[message]);
 }
 
