@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use pipewright::bounded_file::{SMALL_TEXT, read_regular_text, write_regular};
+use pipewright::bounded_file::{SMALL_TEXT, read_regular_text, write_fresh};
 use pipewright::failure::{Cause, StepError};
 use pipewright::ids::WorldRank;
 use pipewright_schedule::error_text::with_causes as sentence;
@@ -17,6 +17,12 @@ const FILE: &str = "failure.json";
 
 /// The file of the same fault as another process than the leader sees it.
 const SECOND_FILE: &str = "failure-others.json";
+
+/// Returns whether a file in the folder of a run has the name of a record of a fault, or of its draft.
+pub(crate) fn is_record(name: &str) -> bool {
+    let rank = name.strip_prefix(".failure-").and_then(|name| name.strip_suffix(".json"));
+    [FILE, SECOND_FILE].contains(&name) || rank.is_some_and(|rank| rank.parse::<u32>().is_ok())
+}
 
 /// The variable that `launch` sets for its processes. Its value is the text of a [`Start`].
 pub(crate) const LAUNCHED: &str = "PIPEWRIGHT_LAUNCHED";
@@ -153,7 +159,7 @@ impl Fault {
         let draft = run.join(format!(".failure-{rank}.json"));
         let left = Left { fault: self.clone(), report: report.to_owned() };
         let text = serde_json::to_vec(&left).unwrap_or_default();
-        if write_regular(&draft, &text).and_then(|()| fs::rename(&draft, &path)).is_err() {
+        if write_fresh(&draft, &text).and_then(|()| fs::rename(&draft, &path)).is_err() {
             // Best effort: the disk may be full, and the file may not exist.
             let _ = fs::remove_file(&draft);
         }

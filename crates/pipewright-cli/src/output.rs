@@ -5,7 +5,7 @@ use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use pipewright::bounded_file::write_regular;
+use pipewright::bounded_file::{write_fresh, write_regular};
 
 use crate::browser;
 use crate::display::say;
@@ -126,7 +126,7 @@ pub(crate) fn replace_file(path: &Path, text: &str) -> Result<(), Failure> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".part");
     let part = path.with_file_name(name);
-    write_regular(&part, text.as_bytes()).map_err(unwritable(&part))?;
+    write_fresh(&part, text.as_bytes()).map_err(unwritable(&part))?;
     std::fs::rename(&part, path).map_err(|error| {
         Failure::input(format!("{}: cannot be replaced: {error}; choose another file", path.display()))
     })

@@ -5,9 +5,10 @@
 //! has `SchedulerParameters=permit_job_expansion`.
 
 use std::env;
-use std::fs;
 use std::process::Command;
 use std::time::Duration;
+
+use pipewright_system::private_folder::TemporaryFolder;
 
 use crate::launch::hosts::Host;
 use crate::launch::short_command::{Printed, run};
@@ -72,12 +73,10 @@ fn add(job: &str, Host { name: node, slots }: &Host, is_stopped: impl Fn() -> bo
         // The nodes of the other job go to the job that it expands.
         let mut hand_over = Command::new("scontrol");
         hand_over.args(["update", &format!("JobId={other}"), "NumNodes=0"]);
-        // It leaves scripts for shells inside the other job.
-        let folder = env::temp_dir();
-        let handed_over = run(hand_over.current_dir(&folder), LIMIT, || false);
-        for ending in ["sh", "csh"] {
-            let _ = fs::remove_file(folder.join(format!("slurm_job_{other}_resize.{ending}")));
-        }
+        // It leaves scripts for shells inside the other job. Their names are known, so no other user may put links
+        // under these names where it writes them.
+        let folder = TemporaryFolder::create().map_err(|error| error.to_string())?;
+        let handed_over = run(hand_over.current_dir(folder.path()), LIMIT, || false);
         if handed_over.as_ref().is_some_and(|printed| printed.is_success) {
             return Ok(());
         }

@@ -10,7 +10,7 @@ use crate::fault::launched_start;
 use crate::recovery::record;
 
 /// The file of the mark.
-const FILE: &str = "joined.json";
+pub(super) const FILE: &str = "joined.json";
 
 /// Writes the mark into the folder of a run, if `launch` started this process.
 ///

@@ -21,6 +21,9 @@ mod verified_step;
 mod restarts;
 mod attempts;
 
+/// The files of records in the folder of a run.
+pub(crate) const RECORDS: [&str; 4] = [restart::FILE, growth_request::FILE, joined::FILE, slow_rank::FILE];
+
 pub(crate) use attempts::Attempts;
 pub(crate) use disk_space::is_full;
 pub(crate) use growth_request::{is_growth_requested, remove_growth_request, request_growth};

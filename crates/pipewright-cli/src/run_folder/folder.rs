@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use pipewright::bounded_file::{create_regular, read_regular, refuse_special, write_regular};
+use pipewright::bounded_file::{create_fresh, read_regular, refuse_special, write_fresh, write_regular};
 use pipewright::checkpoint::{CheckpointFolder, FolderIdentity};
 use pipewright::ids::StepNumber;
 use pipewright::train::{Metrics, timeline_name};
@@ -15,6 +15,7 @@ use crate::run_folder::aside::{
     create_in_run, cut_metrics, keep_last_timeline, move_later_checkpoints, move_later_timelines,
     move_run_aside,
 };
+use crate::run_folder::contents::foreign_paths;
 use crate::run_folder::error::{RunFolderError, write_error};
 use crate::run_folder::lock::RunLock;
 use crate::run_folder::paths::{CONFIG, LARGEST, METRICS, TIMELINE, is_run, timelines_of};
@@ -192,7 +193,7 @@ impl RunFolder {
         let mut draft = path.as_os_str().to_owned();
         draft.push(".draft");
         let draft = PathBuf::from(draft);
-        write_regular(&draft, text.as_bytes()).and_then(|()| fs::rename(&draft, path)).map_err(|error| {
+        write_fresh(&draft, text.as_bytes()).and_then(|()| fs::rename(&draft, path)).map_err(|error| {
             // Best effort: the file may not exist.
             let _ = fs::remove_file(&draft);
             // The folder may be moved between the check and the write.
@@ -223,9 +224,17 @@ pub(crate) fn probe(path: &Path, files: &[(String, String)]) -> Result<(), RunFo
     tried.map_err(|source| RunFolderError::Write { path: path.to_owned(), source })
 }
 
-/// Refuses a folder without a run if a file in it would be overwritten. One of `files` may be there with the
-/// same text.
+/// Refuses a folder with a run if it has files of the user, which would be moved aside with the run, and a folder
+/// without a run if a file in it would be overwritten. One of `files` may be there with the same text.
 fn refuse_foreign_files(path: &Path, files: &[(String, String)]) -> Result<(), RunFolderError> {
+    if is_run(path) {
+        let names = foreign_paths(path).map_err(write_error(path))?;
+        return if names.is_empty() {
+            Ok(())
+        } else {
+            Err(RunFolderError::HasForeign { path: path.to_owned(), names })
+        };
+    }
     let is_other = |file: &Path, text: &str| match read_regular(file, LARGEST) {
         Ok(found) => found != text.as_bytes(),
         Err(_) => file.exists(),
@@ -235,10 +244,7 @@ fn refuse_foreign_files(path: &Path, files: &[(String, String)]) -> Result<(), R
         let mut files = files.iter().map(|(name, text)| (path.join(name), text));
         files.find(|(file, text)| is_other(file, text)).map(|(file, _)| file)
     });
-    match foreign {
-        Some(file) if !is_run(path) => Err(RunFolderError::Foreign { path: file }),
-        _ => Ok(()),
-    }
+    foreign.map_or(Ok(()), |path| Err(RunFolderError::Foreign { path }))
 }
 
 /// Replaces the configuration of a run that has ended, before it resumes, and writes `files`, each with its
@@ -253,7 +259,7 @@ pub(crate) fn replace_config(
 ) -> Result<(), RunFolderError> {
     for (name, text) in files {
         let file = run.join(name);
-        write_regular(&file, text.as_bytes()).map_err(write_error(&file))?;
+        write_fresh(&file, text.as_bytes()).map_err(write_error(&file))?;
     }
     write_config(run, config)
 }
@@ -262,7 +268,7 @@ pub(crate) fn replace_config(
 /// remains.
 fn write_config(run: &Path, config: &str) -> Result<(), RunFolderError> {
     let (path, scratch) = (run.join(CONFIG), run.join(format!(".{CONFIG}")));
-    let written = create_regular(&scratch).and_then(|mut file| {
+    let written = create_fresh(&scratch).and_then(|mut file| {
         file.write_all(config.as_bytes())?;
         file.sync_all()?;
         fs::rename(&scratch, &path)

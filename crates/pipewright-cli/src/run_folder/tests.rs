@@ -141,6 +141,162 @@ fn checkpoints_without_metrics_are_moved_aside_too() {
     assert!(!checkpoints_of(&path).join("step-00000009").exists());
 }
 
+/// The paths that a run can have in its folder.
+const OWN: [&str; 42] = [
+    "metrics.jsonl",
+    "metrics.1.jsonl",
+    "config.toml",
+    ".config.toml",
+    "timeline.json",
+    "timeline.json.draft",
+    "view.html",
+    "report.html",
+    "report.html.part",
+    "failed-step-7.html",
+    "plan.csv",
+    "plan-2x3.csv",
+    "profile-0123456789abcdef.toml",
+    "copies.json",
+    ".copies.json",
+    "failure.json",
+    "failure-others.json",
+    ".failure-3.json",
+    "restart.json",
+    "growth.json",
+    "joined.json",
+    "slow-rank.json",
+    ".pipewright-space",
+    ".nfs000000001",
+    "events.out.tfevents.1700000000.pipewright.1",
+    "checkpoints/lock",
+    "checkpoints/step-00000040/manifest.json",
+    "checkpoints/step-00000040/rank-0000.safetensors",
+    "checkpoints/.saving-00000041/rank-0001.safetensors",
+    "checkpoints/.saving-00000041/rank-0001.note",
+    "checkpoints/.saving-00000041/rank-0001.note.draft",
+    "checkpoints/.removing-step-00000039/manifest.json",
+    "checkpoints.1/step-00000050/manifest.json",
+    "timelines/step-00000003.json",
+    "timelines/step-00000003.json.draft",
+    "timelines.2/step-00000009.json",
+    "model/config.json",
+    "model/tokenizer.json",
+    "model/chat_template.jinja",
+    "model/merges.txt",
+    "model/weight_types.json",
+    "model/generation_config.json",
+];
+
+/// Makes a file, and the folders on the way.
+fn put(path: &Path) {
+    fs::create_dir_all(path.parent().expect("it is in a folder")).expect("a folder");
+    fs::write(path, "").expect("a file");
+}
+
+#[test]
+fn everything_that_runs_write_is_moved_aside() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let path = scratch.path().join("a");
+    OWN.iter().for_each(|name| put(&path.join(name)));
+    #[cfg(unix)]
+    std::os::unix::fs::symlink("step-00000040", path.join("checkpoints/best")).expect("a link");
+    let folder = RunFolder::create(&path, "", &[]).expect("all of it is of runs");
+    assert_eq!(folder.moved().len(), 1);
+    // The owner of the checkpoints removes those that are not complete.
+    let is_kept = |name: &&&str| !name.contains("/.saving-") && !name.contains("/.removing-");
+    assert!(OWN.iter().filter(is_kept).all(|name| scratch.path().join("a.1").join(name).exists()));
+}
+
+/// Checks that a run in whose folder someone has put these paths is neither moved nor written, with these words.
+fn check_kept(paths: &[&str], words: &str) {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let path = scratch.path().join("a");
+    drop(RunFolder::create(&path, "", &[]).expect("a new folder"));
+    for name in paths {
+        put(&path.join(name.trim_end_matches('/')));
+        if name.ends_with('/') {
+            let folder = path.join(name.trim_end_matches('/'));
+            fs::remove_file(&folder).and_then(|()| fs::create_dir(folder)).expect("a folder");
+        }
+    }
+    for result in [RunFolder::create(&path, "", &[]).map(drop), probe(&path, &[])] {
+        let message = result.expect_err("the files are not ours").to_string();
+        let expected =
+            format!("{}: the folder of the earlier run also has {words}, which no run has", path.display());
+        assert!(message.starts_with(&expected), "`{expected}` in: {message}");
+    }
+    assert!(paths.iter().all(|name| path.join(name).exists()) && !scratch.path().join("a.1").exists());
+}
+
+#[test]
+fn a_run_with_files_of_the_user_is_not_moved_aside() {
+    let one = |path: &str| check_kept(&[path], &format!("`{path}`"));
+    [
+        "notes.txt",
+        ".git/",
+        ".env",
+        "slurm-123.out",
+        "model.safetensors",
+        "checkpoints/notes.txt",
+        "checkpoints/mine/",
+        "checkpoints/step-00000040/notes.txt",
+        "checkpoints/step-00000040/export/",
+        "timelines/mine.json",
+        "model/own.py",
+        "metrics.jsonl.bak",
+        "metrics.old.jsonl",
+        "config.toml.1",
+        "events.out.tfevents.1.host",
+        "checkpoints.old/",
+        "model.1/",
+        "best",
+        "plan-b.csv",
+        "profile-mine.toml",
+        "failed-step-x.html",
+        "timeline.json/",
+        "checkpoints/lock/",
+        "data/",
+    ]
+    .into_iter()
+    .for_each(one);
+    check_kept(&["a", "b"], "`a` and `b`");
+    check_kept(&["d", "a", "b", "c"], "`a`, `b`, `c` and 1 other path");
+    check_kept(&["d", "a", "b", "c", "checkpoints/x"], "`a`, `b`, `c` and 2 other paths");
+}
+
+/// For example, the checkpoints of a run may be on another disk.
+#[test]
+#[cfg(unix)]
+fn a_link_of_the_user_is_moved_and_not_followed() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let (path, elsewhere) = (scratch.path().join("a"), scratch.path().join("elsewhere"));
+    put(&elsewhere.join("notes.txt"));
+    fs::create_dir(&path).expect("a folder");
+    for name in ["checkpoints", "model", "view.html"] {
+        std::os::unix::fs::symlink(&elsewhere, path.join(name)).expect("a link");
+    }
+    let folder = RunFolder::create(&path, "", &[]).expect("the links have names of a run");
+    assert_eq!(folder.moved().len(), 1);
+    assert!(elsewhere.join("notes.txt").exists() && scratch.path().join("a.1/model/notes.txt").exists());
+}
+
+#[test]
+fn metrics_of_another_program_are_not_moved_aside() {
+    let check = |text: &str, is_ours: bool| {
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        fs::write(scratch.path().join(METRICS), text).expect("a file");
+        let found = probe(scratch.path(), &[]);
+        assert_eq!(found.is_ok(), is_ours, "{text}: {found:?}");
+    };
+    check("", true);
+    check("{\"step\":1,\"loss\":2.5}\n", true);
+    check("{\"event\":\"restart\"}\n{\"step\":1}\n", true);
+    check("{\"st", true);
+    check("{\"epoch\":1}\n", false);
+    check("notes\n", false);
+    check(&format!("{}\n", "a".repeat(1 << 20)), false);
+}
+
 #[test]
 fn files_of_no_run_are_kept() {
     let scratch = tempfile::tempdir().expect("a scratch folder");

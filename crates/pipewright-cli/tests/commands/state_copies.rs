@@ -2,6 +2,7 @@
 //! and ends with the bits of an undisturbed run. The folder of the copies is in the scratch folder.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -123,6 +124,68 @@ fn a_copy_that_is_damaged_or_incomplete_is_not_used() {
     let expected =
         format!("the copy of step {newest} in memory cannot be used, so the run uses an earlier state: ");
     assert!(words.contains(&expected), "{words}");
+}
+
+/// Gives what is in a folder to another user; `false`, with a line that says so, if this user may not.
+fn give_away(folder: &Path) -> bool {
+    let is_given = std::os::unix::fs::chown(folder, Some(65534), None).is_ok();
+    if !is_given {
+        eprintln!("only root can give files to another user, so this case is left out");
+    }
+    is_given
+}
+
+/// Resumes a run whose copies are from then on in the folder of another user, or open to others, and checks that the
+/// run says so with these words, uses its checkpoints, and changes nothing there.
+fn check_planted(words: &str, plant: impl Fn(&Path) -> bool) {
+    let run = new_run();
+    killed(&run, &["run.checkpoint_every=2"]);
+    let planted = copies(&run).expect("copies");
+    if !plant(&planted) {
+        return;
+    }
+    let before = names(&planted);
+    let output = run.command(&["resume", "out"]);
+    let said = self::words(&output);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(
+        said.contains("the copies of the state in memory are not used: ") && said.contains(words),
+        "{said}"
+    );
+    assert!(said.contains("out/checkpoints/step-"), "{said}");
+    assert_eq!(run.figures(), undisturbed().0);
+    assert_eq!(names(&planted), before, "what another user has made is left alone");
+}
+
+fn names(folder: &Path) -> Vec<PathBuf> {
+    let mut names: Vec<PathBuf> =
+        fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()).collect();
+    names.sort_unstable();
+    names
+}
+
+/// Another user can make a folder of the same name after the machine was switched off.
+#[test]
+fn copies_that_another_user_could_have_made_are_not_used() {
+    check_planted("belongs to the user with the number 65534", give_away);
+    check_planted("other users can enter or change this folder (its mode is 0777)", |folder| {
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).is_ok()
+    });
+    check_planted("this is a symbolic link", |folder| {
+        let moved = folder.with_file_name("moved");
+        fs::rename(folder, &moved).and_then(|()| std::os::unix::fs::symlink(&moved, folder)).is_ok()
+    });
+}
+
+#[test]
+fn copies_are_not_kept_where_others_can_replace_them() {
+    let run = new_run();
+    fs::set_permissions(run.path("memory"), fs::Permissions::from_mode(0o777)).expect("an own folder");
+    refused(&run, "train", "memory", 2, "other users can replace what is in this folder");
+    if give_away(&run.path("memory")) {
+        refused(&run, "check", "memory", 2, "belongs to the user with the number 65534");
+    }
+    assert_eq!(copies(&run), None);
 }
 
 #[test]

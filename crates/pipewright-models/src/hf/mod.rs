@@ -30,7 +30,9 @@ pub use error::HfError;
 pub(crate) use export::export_from;
 pub use export::{ExportOptions, export};
 pub use fingerprint::fingerprint;
-pub use origin::{TOKENIZER, TextEnds, WeightTypes, end_tokens, keep_keys, keep_origin, text_ends};
+pub use origin::{
+    TOKENIZER, TextEnds, WeightTypes, end_tokens, is_origin_file, keep_keys, keep_origin, text_ends,
+};
 pub use other_form::OtherForm;
 pub use peft::adapter_fingerprint;
 pub(crate) use peft::{AdapterWeights, read_adapter};

@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use burn::tensor::{BoolStore, DType};
-use pipewright_system::bounded_file::{SMALL_TEXT, read_regular, write_regular};
+use pipewright_system::bounded_file::{SMALL_TEXT, read_regular, write_fresh};
 use serde::{Deserialize, Serialize};
 
-use super::committed::{committed_name, publish, scratch_name, sync_folder};
+use super::committed::{committed_name, create_folder, publish, scratch_name, sync_folder};
 use super::error::CheckpointError;
 use super::finite::NotFinite;
 use super::folder::CheckpointFolder;
@@ -61,12 +61,9 @@ impl Saving {
     pub fn join(folder: &FolderIdentity, step: u64) -> Result<Self, CheckpointError> {
         folder.require()?;
         let scratch = folder.path().join(scratch_name(step));
-        match fs::create_dir(&scratch) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-                return Err(folder.explain(CheckpointError::io("create", &scratch)(error)));
-            }
-            _ => {}
-        }
+        create_folder(&scratch)
+            .map_err(CheckpointError::io("create", &scratch))
+            .map_err(|error| folder.explain(error))?;
         Ok(Self { folder: folder.clone(), scratch, step, owns_scratch: false, written: Arc::default() })
     }
 
@@ -157,7 +154,7 @@ impl Saving {
     pub(super) fn put(&self, name: &str, text: &str) -> Result<(), CheckpointError> {
         self.folder.require()?;
         let (path, draft) = (self.scratch.join(name), self.scratch.join(format!("{name}.draft")));
-        let written = write_regular(&draft, text.as_bytes()).and_then(|()| fs::rename(&draft, &path));
+        let written = write_fresh(&draft, text.as_bytes()).and_then(|()| fs::rename(&draft, &path));
         written.map_err(CheckpointError::io("write", &path))
     }
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::{BoolStore, DType, TensorData};
-use pipewright_system::bounded_file::create_regular;
+use pipewright_system::bounded_file::create_fresh;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
@@ -166,7 +166,7 @@ pub(super) fn write(
     written: &AtomicU64,
 ) -> Result<(u64, blake3::Hash), WriteError> {
     let header = header(texts, &tensors)?;
-    let file = create_regular(path).map_err(CheckpointError::io("create", path))?;
+    let file = create_fresh(path).map_err(CheckpointError::io("create", path))?;
     let mut sink = Sink { file, hasher: blake3::Hasher::new(), bytes: 0, unsynced: 0, written };
     sink.put(&header, |_| ()).map_err(CheckpointError::io("write", path))?;
     for Named { name, content, accepted } in tensors {

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+use pipewright_system::private_folder::create_for_scratch;
+
 use super::scratch::ScratchFile;
 
 /// The place to which the tensors of forwards move.
@@ -20,7 +22,7 @@ impl OffloadTo {
     /// Makes the folder, and writes a byte to a file there.
     pub(crate) fn prepare(&self) -> io::Result<()> {
         let Self::Folder(folder) = self else { return Ok(()) };
-        std::fs::create_dir_all(folder)?;
+        create_for_scratch(folder).map_err(io::Error::other)?;
         ScratchFile::create(folder, "test")?.write_all(&[0])
     }
 }
