@@ -43,6 +43,8 @@ enum Problem {
          files in it are not used; remove it, or use another folder"
     )]
     OtherOwner { owner: u32, own: u32 },
+    #[error("the folder belongs to the user with the number {owner}, and not to you or root")]
+    OtherScratch { owner: u32 },
     #[error(
         "other users can enter or change this folder (its mode is {mode:04o}), so the files in it are not used; if they are \
          yours, run `chmod 700` on it, and otherwise remove it"
@@ -187,8 +189,7 @@ mod system {
     pub(super) fn create_for_scratch(path: &Path) -> Result<(), PrivateFolderError> {
         let path = follow(path, Some(USUAL), |_| Ok(()))?;
         let owner = metadata(&path)?.uid();
-        let refuse = || Problem::OtherOwner { owner, own: own_user() }.at(&path);
-        if is_trusted(owner) { Ok(()) } else { Err(refuse()) }
+        if is_trusted(owner) { Ok(()) } else { Err(Problem::OtherScratch { owner }.at(&path)) }
     }
 
     /// Checks each folder on the way to a path, and returns the path without links there. The last part is as it is.
