@@ -36,7 +36,8 @@ impl fmt::Display for OffloadTo {
     }
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use std::os::unix::fs::{chown, symlink};
 
