@@ -59,12 +59,16 @@ fn private_path(path: &Path, create: Option<u32>) -> Result<PathBuf, PrivateFold
 fn require_private(path: &Path) -> Result<(), PrivateFolderError> {
     let found = metadata(path)?;
     let (owner, own, mode) = (found.uid(), own_user(), found.mode() & 0o7777);
-    let problem = match () {
-        () if found.is_symlink() => Problem::Link,
-        () if !found.is_dir() => Problem::NotAFolder,
-        () if owner != own => Problem::OtherOwner { owner, own },
-        () if mode & OTHERS != 0 => Problem::Open { mode },
-        () => return Ok(()),
+    let problem = if found.is_symlink() {
+        Problem::Link
+    } else if !found.is_dir() {
+        Problem::NotAFolder
+    } else if owner != own {
+        Problem::OtherOwner { owner, own }
+    } else if mode & OTHERS != 0 {
+        Problem::Open { mode }
+    } else {
+        return Ok(());
     };
     Err(problem.at(path))
 }

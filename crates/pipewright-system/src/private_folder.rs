@@ -96,6 +96,7 @@ mod tests {
     }
 
     /// Gives what is at a path to another user; `false`, with a line that says so, if this user may not.
+    #[expect(clippy::print_stdout, reason = "a test that cannot run says so")]
     fn give_away(path: &Path) -> bool {
         let is_given = lchown(path, Some(OTHER), Some(OTHER)).is_ok();
         if !is_given {
