@@ -154,7 +154,9 @@ fn of_slurm(nodes: &str) -> Result<Vec<Host>, Failure> {
         ))
     };
     if nodes.starts_with('-') {
-        return Err(Failure::input(format!("SLURM_JOB_NODELIST={nodes}: this is not a list of nodes")));
+        return Err(Failure::input(format!(
+            "SLURM_JOB_NODELIST={nodes}: this is not a list of nodes; name the hosts in a file (--hosts)"
+        )));
     }
     let output = Command::new("scontrol").args(["show", "hostnames", nodes]).output();
     let output = output.map_err(|error| failed(format!("cannot be started: {error}")))?;

@@ -323,7 +323,8 @@ pub(super) struct WrittenPart {
     pub(super) files: Vec<String>,
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 

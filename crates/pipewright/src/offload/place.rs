@@ -35,3 +35,24 @@ impl fmt::Display for OffloadTo {
         }
     }
 }
+
+#[cfg(unix)]
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{chown, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_folder_of_another_user_is_refused() {
+        let scratch = tempfile::tempdir().expect("a folder");
+        let (planted, link) = (scratch.path().join("planted"), scratch.path().join("link"));
+        let is_usable = |folder: &std::path::Path| OffloadTo::Folder(folder.to_owned()).prepare().is_ok();
+        std::fs::create_dir(&planted).and_then(|()| symlink("planted", &link)).expect("a folder and a link");
+        assert!(is_usable(&planted) && is_usable(&link), "they are the user's own");
+        // Only root can give a folder to another user.
+        if chown(&planted, Some(65534), None).is_ok() {
+            assert!(!is_usable(&planted) && !is_usable(&link));
+        }
+    }
+}
