@@ -315,8 +315,8 @@ impl ModelConfig {
     }
 
     /// Writes the adapters of a checkpoint as a PEFT directory into `dir`, which must be empty or not exist.
-    /// The directory names `base` as the model that the adapters change. Returns what PEFT does not do with
-    /// the adapters; [`ModelConfig::export_merged`] keeps it.
+    /// The directory names `base` as the model that the adapters change. Returns the part of the training that
+    /// PEFT does not support for these layers, if there is one; [`ModelConfig::export_merged`] keeps it.
     ///
     /// # Errors
     /// When the checkpoint does not have these adapters of the model, or when the system reports an error.
@@ -335,8 +335,9 @@ impl ModelConfig {
         Ok(limit)
     }
 
-    /// Returns the targets for PEFT of adapters of these parameters, and what PEFT does not do with them. PEFT
-    /// puts an adapter on every linear layer that a name means, also on those of experts.
+    /// Returns the targets for PEFT of adapters of these parameters, and the part of the training that PEFT does
+    /// not support for them. PEFT puts an adapter on every linear layer that a name means, also on those of
+    /// experts.
     fn peft_targets(
         &self,
         lora: &LoraConfig,

@@ -198,7 +198,7 @@ fn an_export_of_a_family_with_experts_names_parameters() {
 }
 
 #[test]
-fn an_export_says_what_peft_does_not_do() {
+fn an_export_names_the_limits_of_peft() {
     let folder = deepseek();
     let said = |set: &str| {
         succeed(&folder, &["train", "lora.toml"], &["run.steps=1", set]);

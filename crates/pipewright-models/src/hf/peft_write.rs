@@ -25,7 +25,7 @@ use crate::parameter::{ParameterSource, ParameterSpec};
 /// The names of layers that PEFT takes for those of routed experts, in a family that has such experts.
 const EXPERT_LAYERS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
-/// What PEFT does not do with a written adapter, although the adapter was trained with it.
+/// A part of an adapter's training that PEFT does not support for the layers of the adapter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PeftLimit {
     /// PEFT refuses the directory.
@@ -67,8 +67,9 @@ pub(crate) struct PeftTargets {
 }
 
 impl PeftTargets {
-    /// Returns the targets that mean the layers `adapted` of a model with the linear layers `layers`, and what PEFT
-    /// does not do with them. `has_experts` says whether the family has routed experts.
+    /// Returns the targets that mean the layers `adapted` of a model with the linear layers `layers`, and the part
+    /// of the training that PEFT does not support for them. `has_experts` says whether the family has routed
+    /// experts.
     pub(crate) fn of(
         lora: &LoraConfig,
         adapted: BTreeSet<String>,
@@ -175,7 +176,7 @@ mod tests {
         "model.layers.1.mlp.shared_experts.up_proj",
     ];
 
-    /// Checks the targets of an adapter on these of [`LAYERS`], and what PEFT does not do with it.
+    /// Checks the targets of an adapter on these of [`LAYERS`], and the limit of PEFT.
     fn check(
         lora: &LoraConfig,
         adapted: &[usize],
