@@ -36,7 +36,8 @@ pub use origin::{
 pub use other_form::OtherForm;
 pub use peft::adapter_fingerprint;
 pub(crate) use peft::{AdapterWeights, read_adapter};
-pub(crate) use peft_write::{Described, write_adapter};
+pub use peft_write::PeftLimit;
+pub(crate) use peft_write::{Described, PeftTargets, write_adapter};
 pub(crate) use read::{Stored, open_weights, read_config};
 pub use read::{load_stage, restore_stage};
 pub use weight_type::WeightType;
