@@ -12,7 +12,7 @@ use crate::config::{Loaded, Scheduled};
 use crate::display;
 use crate::failure::Failure;
 use crate::fault::{Fault, launched_start};
-use crate::recovery::{Attempts, Restart, StateSource, leave_joined};
+use crate::recovery::{Attempts, Restart, StateSource};
 use crate::run_folder::{self, RunFolder, RunFolderError, RunLock};
 use crate::text::quoted;
 use crate::training::arguments::load_settings;
@@ -58,25 +58,13 @@ pub(crate) fn after_faults(
     outcome
 }
 
-/// Leaves the mark for `launch` that the processes have joined each other, if this process is the leader.
-fn mark_joined(arguments: &ResumeArguments, processes: &ProcessGroup) -> Result<(), Failure> {
-    if !processes.is_leader() {
-        return Ok(());
-    }
-    leave_joined(&RunPath::of(&arguments.run)?.run).map_err(|error| {
-        let folder = arguments.run.display();
-        Failure::input(format!("{folder}: the run cannot continue in this folder: {error}"))
-    })
-}
-
 fn run_with(
     arguments: &ResumeArguments,
     processes: &mut ProcessGroup,
     attempts: &mut Attempts,
 ) -> Result<(), Failure> {
     // The leader locks the folder and cleans it up before the other processes read it.
-    let owned = mark_joined(arguments, processes).and_then(|()| own(arguments, processes.is_leader()));
-    let owned = processes.agree(owned, |_| Fields::new())?;
+    let owned = processes.agree(own(arguments, processes.is_leader()), |_| Fields::new())?;
     shared_folder::require(processes, &RunPath::of(&arguments.run)?.run)?;
     let restart = attempts.take_restart();
     let steps = arguments.load().ok().map(|loaded| loaded.settings.run.steps);
@@ -94,6 +82,10 @@ fn run_with(
         found.rate_note.iter().for_each(|note| display::say(note));
     }
     if found.is_finished() {
+        // The process that would have removed the copies may have been killed.
+        if RunPath::of(&arguments.run)?.checkpoint.is_none() {
+            state_copies::remove_all(processes, &found.prepared.settings)?;
+        }
         return Ok(());
     }
     let ResumableRun {

@@ -4,11 +4,16 @@ use std::env;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
 
 use crate::failure::Failure;
 use crate::host_name::host_name;
+use crate::launch::short_command::run;
+
+/// The longest time in which Slurm names the hosts of an allocation.
+const LONGEST_ANSWER: Duration = Duration::from_secs(60);
 
 /// A host, and the number of processes that it takes. Its name becomes an argument of other programs, among them
 /// `mpirun` and through it `ssh`, so a name that comes from outside is checked ([`Host::read`]).
@@ -158,11 +163,11 @@ fn of_slurm(nodes: &str) -> Result<Vec<Host>, Failure> {
             "SLURM_JOB_NODELIST={nodes}: this is not a list of nodes; name the hosts in a file (--hosts)"
         )));
     }
-    let output = Command::new("scontrol").args(["show", "hostnames", nodes]).output();
-    let output = output.map_err(|error| failed(format!("cannot be started: {error}")))?;
-    let names = String::from_utf8_lossy(&output.stdout).into_owned();
-    if !output.status.success() {
-        return Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+    let printed = run(Command::new("scontrol").args(["show", "hostnames", nodes]), LONGEST_ANSWER, || false);
+    let printed = printed.map_err(|error| failed(format!("cannot be run: {error}")))?;
+    let names = printed.stdout;
+    if !printed.is_success {
+        return Err(failed(printed.stderr.trim().to_owned()));
     }
     let tasks = env::var("SLURM_TASKS_PER_NODE").unwrap_or_default();
     let slots = slots_of_slurm(&tasks).ok_or_else(|| {

@@ -77,6 +77,11 @@ impl RunFolderError {
         matches!(self, Self::Checkpoints(error) if is_lost_folder(error))
     }
 
+    /// Returns whether another process writes to the folder.
+    pub(crate) fn is_in_use(&self) -> bool {
+        matches!(self, Self::InUse { .. } | Self::Checkpoints(CheckpointError::Locked { .. }))
+    }
+
     /// Returns the message without the advice to choose another folder, for a run that continues.
     pub(crate) fn reason(&self) -> String {
         match self {

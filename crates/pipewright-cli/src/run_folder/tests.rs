@@ -1,7 +1,9 @@
 //! Tests of the folder of a run's results.
 
+use std::cell::{Cell, RefCell};
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use pipewright::train::{Metrics, RunLog, RunLogError};
 
@@ -163,7 +165,6 @@ const OWN: [&str; 42] = [
     ".failure-3.json",
     "restart.json",
     "growth.json",
-    "joined.json",
     "slow-rank.json",
     ".pipewright-space",
     ".nfs000000001",
@@ -353,4 +354,26 @@ fn a_run_and_a_log_do_not_write_to_one_folder() {
     assert!(matches!(logged, RunLogError::InUse { .. }), "{logged}");
     drop(lock);
     assert!(RunLog::open(&path, 1).is_ok());
+}
+
+#[test]
+fn the_lock_of_a_run_that_ends_is_waited_for() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let path = scratch.path().join("a");
+    let folder =
+        RefCell::new(Some(RunFolder::create(&path, "", &[]).expect("the scratch folder takes files")));
+    let in_use = RunLock::wait(&path, Duration::ZERO, || false).expect_err("the run has not ended");
+    assert!(in_use.is_in_use(), "{in_use}");
+    RunLock::wait(&path, Duration::MAX, || true).expect_err("a signal ends the wait");
+    let (looks, long) = (Cell::new(0), Duration::from_secs(60));
+    let end = || {
+        looks.set(looks.get() + 1);
+        if looks.get() == 2 {
+            drop(folder.take());
+        }
+        false
+    };
+    RunLock::wait(&path, long, end).expect("the run has ended");
+    assert_eq!(looks.get(), 2);
+    RunLock::take(&path).expect("the wait leaves no lock");
 }

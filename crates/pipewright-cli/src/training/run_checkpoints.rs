@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use crate::config::Settings;
 use crate::failure::{Exit, Failure, sentence};
 use crate::fault::{Fault, is_full, launched_start};
+use crate::recovery::leave_loss;
 use crate::run_folder::{self, RunFolder, is_lost_folder};
 use crate::text::quoted;
 use crate::training::checkpoint_space::CheckpointSpace;
@@ -174,7 +175,7 @@ impl Checkpoints {
                  moved to"
             ),
         };
-        Failure::new(Exit::RankFailed, format!("{}; {lost}", sentence(error)))
+        lost_folder(format!("{}; {lost}", sentence(error)))
     }
 
     /// Returns the message of an error, and how the run can be resumed.
@@ -192,4 +193,12 @@ impl Checkpoints {
         };
         format!("{message}; earlier checkpoints are complete: {advice}: pipewright resume {run}")
     }
+}
+
+/// Returns the failure of a run whose folder is gone. `launch` reports it, because it also learns of the loss when no
+/// process is left that could report it.
+pub(super) fn lost_folder(sentence: String) -> Failure {
+    let is_left = leave_loss(&sentence);
+    let failure = Failure::new(Exit::RankFailed, sentence);
+    if is_left { failure.reported_elsewhere() } else { failure }
 }

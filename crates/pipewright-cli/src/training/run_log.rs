@@ -17,6 +17,7 @@ use crate::training::checkpoint_space::CheckpointSpace;
 use crate::training::efficiency::Efficiency;
 use crate::training::launch::failure;
 use crate::training::rank_hosts::RankHosts;
+use crate::training::run_checkpoints::lost_folder;
 use crate::training::timeline_recorder::TimelineRecorder;
 
 /// The leader's output: the display, the metrics and the timeline.
@@ -241,5 +242,5 @@ fn note_timeline(written: Result<(), RunFolderError>, is_noted: &mut bool) -> Re
 
 /// Returns the failure for results that cannot be written.
 fn write_failure(error: RunFolderError) -> Failure {
-    if error.is_lost_folder() { Failure::new(Exit::RankFailed, error) } else { Failure::input(error) }
+    if error.is_lost_folder() { lost_folder(sentence(&error)) } else { Failure::input(error) }
 }

@@ -174,6 +174,24 @@ fn is_planted(processes: &mut ProcessGroup, copies: &Path) -> Result<bool, Failu
     processes.combine(&own, any, Duration::ZERO)
 }
 
+/// Removes the copies of a run that is finished, on the hosts of all processes. All processes call it.
+///
+/// # Errors
+/// Fails if the processes do not reach each other.
+pub(crate) fn remove_all(processes: &mut ProcessGroup, settings: &Settings) -> Result<(), Failure> {
+    let run = &settings.run.out;
+    let own = serde_json::to_string(&link_of(run)).expect("paths are plain data");
+    let copies: Option<PathBuf> =
+        serde_json::from_str(&processes.share(own)?).map_err(|error| Failure::new(Exit::Bug, error))?;
+    if let Some(copies) = copies {
+        remove_copies(&copies);
+    }
+    if processes.is_leader() {
+        remove_link(run);
+    }
+    Ok(())
+}
+
 /// The copies that a run makes.
 pub(crate) struct StateCopies {
     every: u64,

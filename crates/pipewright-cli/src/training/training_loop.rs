@@ -90,6 +90,7 @@ impl TrainingLoop<'_> {
         let saved = settle(settings, processes, checkpoints.finish(&mut trainer))?;
         attempts.interrupt().note_end();
         copies.into_iter().for_each(|copies| copies.finish(saved.as_deref(), run.deadline()));
+        processes.note_end();
         // `launch` continues a run whose slow host it replaces, or that it lets grow.
         let is_replaced = log.replaces_slow && !SlowRank::find(&run.out).is_empty();
         let continues = reason == Reason::Signal && (is_replaced || grows);

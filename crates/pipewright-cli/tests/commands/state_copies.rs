@@ -293,3 +293,27 @@ fn what_happens_between_steps_changes_no_bits() {
         assert!(last(run) == last(&never), "the parameters and the optimizer's state");
     }
 }
+
+/// A process may be killed after its last checkpoint and before it has removed the copies.
+#[test]
+fn copies_are_removed_when_the_run_is_found_finished() {
+    let run = new_run();
+    killed(&run, &[]);
+    let [memory, link] = [run.path("memory"), run.path("out/copies.json")];
+    let [kept, kept_link] = [run.path("kept"), run.path("kept.json")];
+    let copy = |from: &Path, to: &Path| {
+        let copied = Command::new("cp").arg("-r").arg(from).arg(to).status();
+        assert!(copied.is_ok_and(|status| status.success()), "{} is ours", from.display());
+    };
+    copy(&memory, &kept);
+    copy(&link, &kept_link);
+    run.resume(&SETTINGS);
+    assert!(copies(&run).is_none() && !link.exists(), "a run that ends well removes its copies");
+    fs::remove_dir(&memory).and_then(|()| fs::rename(&kept, &memory)).expect("they are ours");
+    fs::rename(&kept_link, &link).expect("it is ours");
+    let output = run.command(&["resume", LAST]);
+    assert!(copies(&run).is_some(), "an earlier checkpoint may have been named: {output:?}");
+    let output = run.command(&["resume", "out"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("the run is finished"), "{output:?}");
+    assert!(copies(&run).is_none() && !link.exists(), "{output:?}");
+}
