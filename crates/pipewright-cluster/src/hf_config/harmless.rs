@@ -143,5 +143,12 @@ pub(super) const HARMLESS_IF_ZERO: &[&str] = &[
 pub(super) const HARMLESS_WORDS: &[(&str, &str)] = &[("mlp_type", "default")];
 
 /// Dropout of GPT, which its costs include.
-pub(super) const DROPOUT_OF_GPT: &[&str] =
-    &["attention_dropout", "attn_pdrop", "embd_pdrop", "hidden_dropout", "resid_pdrop", "residual_dropout"];
+pub(super) const DROPOUT_OF_GPT: &[&str] = &[
+    "attention_dropout",
+    "attn_pdrop",
+    "embd_pdrop",
+    "embedding_dropout",
+    "hidden_dropout",
+    "resid_pdrop",
+    "residual_dropout",
+];
