@@ -142,6 +142,16 @@ pub(super) const HARMLESS_IF_ZERO: &[&str] = &[
     "use_bidirectional_attention",
 ];
 
+/// Keys that do not change the costs with this word.
+pub(super) const HARMLESS_WORDS: &[(&str, &str)] = &[("mlp_type", "default")];
+
 /// Dropout of GPT, which its costs include.
-pub(super) const DROPOUT_OF_GPT: &[&str] =
-    &["attention_dropout", "attn_pdrop", "embd_pdrop", "hidden_dropout", "resid_pdrop", "residual_dropout"];
+pub(super) const DROPOUT_OF_GPT: &[&str] = &[
+    "attention_dropout",
+    "attn_pdrop",
+    "embd_pdrop",
+    "embedding_dropout",
+    "hidden_dropout",
+    "resid_pdrop",
+    "residual_dropout",
+];

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::error::{ConfigError, MAX_SIZE};
 use super::family::Family;
-use super::harmless::{HARMLESS, HARMLESS_IF_ZERO};
+use super::harmless::{HARMLESS, HARMLESS_IF_ZERO, HARMLESS_WORDS};
 
 /// The keys of a configuration, and which of them are used.
 pub(super) struct Keys<'a> {
@@ -171,7 +171,9 @@ impl<'a> Keys<'a> {
         let is_said = |(key, value): &(&String, &Value)| {
             let word = key.as_str();
             let is_off = value.as_f64() == Some(0.0) || value.as_bool() == Some(false);
-            let is_harmless = HARMLESS.contains(&word) || HARMLESS_IF_ZERO.contains(&word) && is_off;
+            let is_harmless = HARMLESS.contains(&word)
+                || HARMLESS_IF_ZERO.contains(&word) && is_off
+                || value.as_str().is_some_and(|value| HARMLESS_WORDS.contains(&(word, value)));
             !self.used.contains(word) && !key.starts_with('_') && !is_harmless && !value.is_null()
         };
         self.object.iter().filter(is_said).map(|(key, _)| key.clone()).collect()

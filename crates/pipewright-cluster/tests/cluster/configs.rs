@@ -57,6 +57,18 @@ fn families_of_gpt_have_no_gate() {
         "num_hidden_layers": 30, "num_attention_heads": 24, "num_key_value_heads": 2, "vocab_size": 49152,
         "hidden_act": "gelu_pytorch_tanh"}"#;
     check(starcoder2, 3_030_371_328);
+    // The keys of the published file.
+    let published = r#""activation_function": "gelu", "architectures": ["Starcoder2ForCausalLM"],
+        "attention_dropout": 0.1, "attention_softmax_in_fp32": true, "bos_token_id": 0, "embedding_dropout": 0.1,
+        "eos_token_id": 0, "initializer_range": 0.018042, "layer_norm_epsilon": 1e-05,
+        "max_position_embeddings": 16384, "mlp_type": "default", "norm_epsilon": 1e-05, "norm_type": "layer_norm",
+        "residual_dropout": 0.1, "rope_theta": 999999.4420358813, "scale_attention_softmax_in_fp32": true,
+        "scale_attn_weights": true, "sliding_window": 4096, "torch_dtype": "bfloat16",
+        "transformers_version": "4.37.0.dev0", "use_bias": true, "use_cache": true, "use_sliding_window": true}"#;
+    let published = starcoder2.replace('}', &format!(", {published}"));
+    check(&published, 3_030_371_328);
+    let gated = described(&published.replace("default", "gated"));
+    assert_eq!(gated.ignored, ["mlp_type"]);
     // Gemma has the same activation, with a gate.
     let gemma = described(&starcoder2.replace("starcoder2", "gemma")).model;
     assert_eq!(gemma.blocks[0].feed_forward, FeedForward::Dense(Dense { inner: 12_288, gated: true }));
