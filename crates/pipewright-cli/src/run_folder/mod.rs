@@ -13,6 +13,7 @@ mod aside;
 mod error;
 mod folder;
 mod lock;
+mod metrics_lines;
 mod paths;
 #[cfg(test)]
 mod tests;

@@ -126,7 +126,7 @@ fn a_reopened_run_goes_on_behind_its_checkpoint() {
     assert_eq!(steps(&aside), ["{\"step\":2", "{\"step\":3"]);
     let expected =
         format!("moved the metrics of steps after 1 to {}", path.join("metrics.1.jsonl").display());
-    assert_eq!(folder.moved(), [expected]);
+    assert_eq!(folder.moved(), [expected + ": 2 lines of steps 2 to 3"]);
     assert_eq!(fs::read_to_string(path.join(CONFIG)).ok().as_deref(), Some("new"));
 }
 
