@@ -126,9 +126,11 @@ fn run_with(
     let mut folder = reopened.transpose().map_err(|error| abandon(&mut trainer, refusal(error)))?;
     if let (Some(folder), Some(restart)) = (&mut folder, &restart) {
         folder.write_restart(restart).map_err(|error| abandon(&mut trainer, refusal(error)))?;
+    } else {
+        folder.iter().flat_map(RunFolder::moved).for_each(|sentence| display::say(sentence));
     }
     if let Some(folder) = &folder {
-        folder.moved().iter().for_each(|sentence| display::say(sentence));
+        folder.lost().into_iter().for_each(display::say);
         trainer.set_earlier(folder.earlier());
     }
     attempts.begin(&settings);

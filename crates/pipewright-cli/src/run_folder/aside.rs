@@ -76,19 +76,26 @@ pub(super) fn move_later_timelines(run: &Path, done: u64) -> Result<Option<Strin
     Ok(Some(format!("moved {count} of steps after {done} to {}", aside.display())))
 }
 
+/// The metrics of a run that resumes, without the lines that do not stay.
+pub(super) struct CutMetrics {
+    /// The file, open for appending.
+    pub(super) metrics: File,
+    /// A sentence about the lines that were moved aside.
+    pub(super) moved: Option<String>,
+    /// A warning about lines that were lost before.
+    pub(super) lost: Option<String>,
+    /// The time that the run has taken.
+    pub(super) earlier: Duration,
+}
+
 /// Removes the lines of steps after `done` and broken lines from the metrics. They are copied to a separate file
-/// before. Adds what to say of them to `sentences`. Returns the metrics and the time that the run has taken.
-pub(super) fn cut_metrics(
-    run: &Path,
-    metrics: File,
-    done: u64,
-    sentences: &mut Vec<String>,
-) -> Result<(File, Duration), RunFolderError> {
+/// before.
+pub(super) fn cut_metrics(run: &Path, metrics: File, done: u64) -> Result<CutMetrics, RunFolderError> {
     let (path, bytes) = (run.join(METRICS), metrics_lines::read(run)?);
     let lines = MetricsLines::of(&bytes, done);
-    sentences.extend(lines.lost(&path));
+    let cut = CutMetrics { metrics, moved: None, lost: lines.lost(&path), earlier: lines.elapsed };
     if lines.dropped.is_empty() {
-        return Ok((metrics, lines.elapsed));
+        return Ok(cut);
     }
     let aside = free_name(&run.join("metrics"), ".jsonl");
     let written = File::create_new(&aside).and_then(|mut file| {
@@ -96,12 +103,12 @@ pub(super) fn cut_metrics(
         file.sync_all()
     });
     written.map_err(write_error(&aside))?;
-    sentences.extend(lines.moved_to(done, &aside));
+    let cut = CutMetrics { moved: lines.moved_to(done, &aside), ..cut };
     if bytes.starts_with(&lines.kept) {
-        metrics.set_len(lines.kept.len() as u64).map_err(write_error(&path))?;
-        return Ok((metrics, lines.elapsed));
+        cut.metrics.set_len(lines.kept.len() as u64).map_err(write_error(&path))?;
+        return Ok(cut);
     }
-    Ok((metrics_lines::replace(run, &lines.kept)?, lines.elapsed))
+    Ok(CutMetrics { metrics: metrics_lines::replace(run, &lines.kept)?, ..cut })
 }
 
 /// Returns the first free name of `PATH.1ENDING`, `PATH.2ENDING` and so on.

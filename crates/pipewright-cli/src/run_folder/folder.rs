@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::recovery::{Restart, SlowRank, VerifiedStep};
 use crate::run_folder::aside::{
-    create_in_run, cut_metrics, keep_last_timeline, move_later_checkpoints, move_later_timelines,
+    CutMetrics, create_in_run, cut_metrics, keep_last_timeline, move_later_checkpoints, move_later_timelines,
     move_run_aside,
 };
 use crate::run_folder::error::{RunFolderError, write_error};
@@ -26,8 +26,10 @@ use crate::run_folder::paths::{CONFIG, LARGEST, METRICS, TIMELINE, is_run, timel
 pub(crate) struct RunFolder {
     path: PathBuf,
     metrics: File,
-    /// One sentence for each file or folder that was moved aside, and for lost lines of the metrics.
+    /// One sentence for each file or folder that was moved aside.
     moved: Vec<String>,
+    /// A warning, if lines of the metrics were lost before the run resumed.
+    lost: Option<String>,
     /// The time that the run had taken before it resumed.
     earlier: Duration,
     /// The folder of the checkpoints, until the writer of checkpoints takes it.
@@ -60,8 +62,9 @@ impl RunFolder {
         }
         write_config(path, config)?;
         let identity = checkpoints.identity().clone();
-        let (path, earlier, checkpoints) = (path.to_owned(), Duration::ZERO, Some(checkpoints));
-        Ok(Self { path, metrics, moved, earlier, checkpoints, identity })
+        let (path, lost, earlier) = (path.to_owned(), None, Duration::ZERO);
+        let checkpoints = Some(checkpoints);
+        Ok(Self { path, metrics, moved, lost, earlier, checkpoints, identity })
     }
 
     /// Resumes the run in the folder after step `done`: moves aside the checkpoints and the metrics of later
@@ -82,10 +85,11 @@ impl RunFolder {
         keep_last_timeline(path)?;
         moved.extend(move_later_timelines(path, done)?);
         let (checkpoints, metrics) = lock.into_parts(path)?;
-        let (metrics, earlier) = cut_metrics(path, metrics, done, &mut moved)?;
+        let CutMetrics { metrics, moved: cut, lost, earlier } = cut_metrics(path, metrics, done)?;
+        moved.extend(cut);
         write_config(path, config)?;
         let (path, checkpoints) = (path.to_owned(), Some(checkpoints));
-        Ok(Self { path, metrics, moved, earlier, checkpoints, identity })
+        Ok(Self { path, metrics, moved, lost, earlier, checkpoints, identity })
     }
 
     /// Takes the folder of the checkpoints. The second call panics.
@@ -106,7 +110,12 @@ impl RunFolder {
         self.earlier
     }
 
-    /// Returns one sentence for each file or folder that was moved aside, and for lost lines of the metrics.
+    /// Returns a warning, if lines of the metrics were lost before the run resumed.
+    pub(crate) fn lost(&self) -> Option<&str> {
+        self.lost.as_deref()
+    }
+
+    /// Returns one sentence for each file or folder that was moved aside.
     pub(crate) fn moved(&self) -> &[String] {
         &self.moved
     }

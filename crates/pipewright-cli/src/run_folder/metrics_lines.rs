@@ -228,7 +228,7 @@ mod tests {
             6,
             rest,
             Some("moved 1 broken line of the metrics to aside"),
-            Some("steps 2 to 3, step 5"),
+            Some("steps 2 to 3, steps 5 to 6"),
         );
     }
 

@@ -198,3 +198,28 @@ fn a_run_and_a_log_do_not_write_to_one_folder() {
     drop(lock);
     assert!(RunLog::open(&path, 1).is_ok());
 }
+
+#[test]
+fn a_reopened_run_names_lost_lines_and_knows_its_time() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let path = scratch.path().join("a");
+    let mut folder = RunFolder::create(&path, "", &[]).expect("the scratch folder takes files");
+    assert_eq!((folder.lost(), folder.earlier().as_secs_f64()), (None, 0.0));
+    for step in [1, 4, 5] {
+        folder.write_metrics(&metrics(step)).expect("it takes lines");
+    }
+    drop(folder);
+    let lock = RunLock::take(&path).expect("no other process has it");
+    let mut folder = RunFolder::reopen(&path, "", 5, lock).expect("the folder takes files");
+    let lost = format!("warning: {}: the metrics of steps 2 to 3 are lost, ", path.join(METRICS).display());
+    assert!(folder.lost().is_some_and(|warning| warning.starts_with(&lost)), "{:?}", folder.lost());
+    assert_eq!((folder.moved().len(), folder.earlier().as_secs_f64()), (0, 1.5));
+    // The metrics are replaced, and this process has the right to the file that takes their place.
+    let evaluated = Metrics { validation_loss: Some(2.5), ..metrics(5) };
+    folder.write_evaluation(&evaluated).expect("it takes lines");
+    assert!(matches!(RunLog::open(&path, 5), Err(RunLogError::InUse { .. })));
+    folder.write_metrics(&metrics(6)).expect("it takes lines");
+    let text = fs::read_to_string(path.join(METRICS)).expect("metrics");
+    let losses: Vec<bool> = text.lines().map(|line| line.contains("\"validation_loss\":2.5")).collect();
+    assert_eq!(losses, [false, false, true, false], "{text}");
+}

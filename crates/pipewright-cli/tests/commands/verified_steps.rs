@@ -65,7 +65,8 @@ fn a_flipped_bit_names_its_rank_in_the_display_the_metrics_and_the_report() {
 #[test]
 fn a_flipped_bit_names_its_rank_in_half_precision() {
     check(1, &["run.precision=bf16"]);
-    check(1, &["run.precision=f16"]);
+    // With a larger scale, a gradient of this run overflows by itself.
+    check(1, &["run.precision=f16", "run.loss_scale=1024"]);
 }
 
 #[test]
