@@ -20,7 +20,6 @@ use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, PipelineConfig, Pi
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::train::data::{DataConfig, TokenRows, Tokenizer};
 use pipewright::train::{LearningRate, Metrics, ResumeError, Trainer, Validation};
-use pipewright::transport::World;
 use serde_json::Map;
 
 const VOCABULARY: usize = 128;
@@ -224,7 +223,7 @@ fn a_step_that_was_begun_without_the_trainer_is_an_error() {
     assert_eq!((metrics.step, metrics.tokens), (1, (BATCH_ROWS * SEQUENCE) as u64), "no row was read before");
 }
 
-/// Raises the flag of the process of rank 1 when this rank begins step 2.
+/// Raises the flag when rank 1 begins step 2.
 struct RaisedInStep2(Arc<AtomicBool>);
 
 impl ActionHook for RaisedInStep2 {
@@ -237,13 +236,12 @@ impl ActionHook for RaisedInStep2 {
 
 /// Trains two replicas until the interrupt flag ends the steps. Returns the number of these steps, and with the flag
 /// lowered, the validation loss and the loss of the next step. Until then, an evaluation has no result.
-fn stopped(world: World) -> (u64, Option<f64>, f64) {
+fn stopped() -> (u64, Option<f64>, f64) {
     let flag = Arc::new(AtomicBool::new(false));
     let hook: Arc<dyn ActionHook> = Arc::new(RaisedInStep2(flag.clone()));
     let (interrupt, hook) = (Some(flag.clone()), Some(hook));
     let config = PipelineConfig { interrupt, hook, data_parallel: 2, ..PipelineConfig::default() };
-    let pipeline = builder(config).world(world).launch().expect("it starts");
-    let mut trainer = with_validation(pipeline);
+    let mut trainer = with_validation(builder(config).launch().expect("it starts"));
     while !trainer.step_ahead().expect("a step").1.interrupted {}
     assert!(!trainer.has_begun_next());
     let done = trainer.steps_done();
@@ -268,10 +266,5 @@ fn a_raised_flag_ends_the_steps_with_the_one_that_is_under_way() {
     (0..2).for_each(|_| drop(whole.step().expect("a step")));
     let loss = whole.evaluate().expect("an evaluation");
     let expected = (2, loss, whole.step().expect("a step").0.loss);
-    assert_eq!(stopped(World::local(2)), expected);
-    let processes = World::local(2).apart().into_iter();
-    let processes: Vec<_> = processes.map(|world| std::thread::spawn(move || stopped(world))).collect();
-    for process in processes {
-        assert_eq!(process.join().expect("no panic"), expected, "processes");
-    }
+    assert_eq!(stopped(), expected);
 }
