@@ -22,7 +22,7 @@ use crate::training::copies_link::{Origin, has_copies};
 use crate::training::copy_search::{self, FoundCopy};
 use crate::training::efficiency::Efficiency;
 use crate::training::evaluations::Evaluations;
-use crate::training::identity::{checkpoint_files, describe, identity, require_same};
+use crate::training::identity::{LOSS, checkpoint_files, describe, identity, require_same};
 use crate::training::launch::{abandon, launch, launch_from};
 use crate::training::model::read_model;
 use crate::training::overview::overview;
@@ -121,6 +121,10 @@ fn run_with(
     } else {
         folder.iter().flat_map(RunFolder::moved).for_each(|sentence| display::say(sentence));
     }
+    if let Some(folder) = &folder {
+        folder.lost().into_iter().for_each(display::say);
+        trainer.set_earlier(folder.earlier());
+    }
     attempts.begin(&settings);
     TrainingLoop {
         settings: &settings,
@@ -195,13 +199,18 @@ impl ResumableRun {
         if prints_notes {
             prepared.notes.iter().for_each(|note| display::say(note));
         }
-        let description = describe(&prepared)?;
+        let mut description = describe(&prepared)?;
         if let Some(checkpoint) = &state.checkpoint {
             require_same(&description, checkpoint)?;
             require_numbers(checkpoint)?;
             require_no_more_steps(&prepared, checkpoint)?;
         }
         let mut evaluations = Evaluations::new(&prepared, state.checkpoint.as_deref());
+        if let Some(loss) = state.checkpoint.as_ref().and_then(|state| state.manifest().description.get(LOSS))
+        {
+            // The checkpoint may be written again, after an evaluation that was left out.
+            description.insert(LOSS.to_owned(), loss.clone());
+        }
         if state.origin.is_some() && evaluations.are_exhausted() {
             // The run ends with the state that it resumes from, so that state must be on the disk.
             state = read_state(&path, None, searched)?;
@@ -232,11 +241,13 @@ impl ResumableRun {
         fields
     }
 
-    /// Returns whether the checkpoint is the one of the run's last step, or the run ended early.
+    /// Returns whether the checkpoint is the one of the run's last step, or the run ended early, and no evaluation is
+    /// left out.
     fn is_finished(&self) -> bool {
-        self.checkpoint.as_ref().is_some_and(|checkpoint| {
-            checkpoint.step() == self.prepared.settings.run.steps || self.evaluations.are_exhausted()
-        })
+        self.evaluations.left_out().is_none()
+            && self.checkpoint.as_ref().is_some_and(|checkpoint| {
+                checkpoint.step() == self.prepared.settings.run.steps || self.evaluations.are_exhausted()
+            })
     }
 
     /// Returns a sentence that says from which step the run resumes, or why it does not.

@@ -8,11 +8,15 @@ use pipewright::train::CONFIG_FILE;
 use pipewright_schedule::words::counted;
 use thiserror::Error;
 
+use crate::failure::disk_advice;
+
 /// The reason why results cannot be written.
 #[derive(Debug, Error)]
 pub(crate) enum RunFolderError {
     /// The folder or a file in it cannot be written.
-    #[error("{}: cannot be written: {source}; choose another run.out", path.display())]
+    #[error(
+        "{}: cannot be written: {source}; {}", path.display(), disk_advice(source).unwrap_or("choose another run.out")
+    )]
     Write {
         /// The folder or file.
         path: PathBuf,

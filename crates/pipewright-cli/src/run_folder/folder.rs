@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use pipewright::bounded_file::{create_fresh, read_regular, refuse_special, write_fresh, write_regular};
 use pipewright::checkpoint::{CheckpointFolder, FolderIdentity};
@@ -12,12 +13,13 @@ use serde::Serialize;
 
 use crate::recovery::{Restart, SlowRank, VerifiedStep};
 use crate::run_folder::aside::{
-    create_in_run, cut_metrics, keep_last_timeline, move_later_checkpoints, move_later_timelines,
+    CutMetrics, create_in_run, cut_metrics, keep_last_timeline, move_later_checkpoints, move_later_timelines,
     move_run_aside,
 };
 use crate::run_folder::contents::foreign_paths;
 use crate::run_folder::error::{RunFolderError, write_error};
 use crate::run_folder::lock::RunLock;
+use crate::run_folder::metrics_lines::{self, with_evaluation};
 use crate::run_folder::paths::{CONFIG, LARGEST, METRICS, TIMELINE, is_run, timelines_of};
 
 /// A run's folder, ready to be written to.
@@ -27,6 +29,10 @@ pub(crate) struct RunFolder {
     metrics: File,
     /// One sentence for each file or folder that was moved aside.
     moved: Vec<String>,
+    /// A warning, if lines of the metrics were lost before the run resumed.
+    lost: Option<String>,
+    /// The time that the run had taken before it resumed.
+    earlier: Duration,
     /// The folder of the checkpoints, until the writer of checkpoints takes it.
     checkpoints: Option<CheckpointFolder>,
     /// The folder of the checkpoints, to recognise this run's folder before each write.
@@ -57,7 +63,9 @@ impl RunFolder {
         }
         write_config(path, config)?;
         let identity = checkpoints.identity().clone();
-        Ok(Self { path: path.to_owned(), metrics, moved, checkpoints: Some(checkpoints), identity })
+        let (path, lost, earlier) = (path.to_owned(), None, Duration::ZERO);
+        let checkpoints = Some(checkpoints);
+        Ok(Self { path, metrics, moved, lost, earlier, checkpoints, identity })
     }
 
     /// Resumes the run in the folder after step `done`: moves aside the checkpoints and the metrics of later
@@ -78,9 +86,11 @@ impl RunFolder {
         keep_last_timeline(path)?;
         moved.extend(move_later_timelines(path, done)?);
         let (checkpoints, metrics) = lock.into_parts(path)?;
-        moved.extend(cut_metrics(path, &metrics, done)?);
+        let CutMetrics { metrics, moved: cut, lost, earlier } = cut_metrics(path, metrics, done)?;
+        moved.extend(cut);
         write_config(path, config)?;
-        Ok(Self { path: path.to_owned(), metrics, moved, checkpoints: Some(checkpoints), identity })
+        let (path, checkpoints) = (path.to_owned(), Some(checkpoints));
+        Ok(Self { path, metrics, moved, lost, earlier, checkpoints, identity })
     }
 
     /// Takes the folder of the checkpoints. The second call panics.
@@ -96,6 +106,16 @@ impl RunFolder {
         Ok(self.identity.require()?)
     }
 
+    /// Returns the time that the run had taken before it resumed, as its metrics say.
+    pub(crate) fn earlier(&self) -> Duration {
+        self.earlier
+    }
+
+    /// Returns a warning, if lines of the metrics were lost before the run resumed.
+    pub(crate) fn lost(&self) -> Option<&str> {
+        self.lost.as_deref()
+    }
+
     /// Returns one sentence for each file or folder that was moved aside.
     pub(crate) fn moved(&self) -> &[String] {
         &self.moved
@@ -107,6 +127,19 @@ impl RunFolder {
     /// Fails if the file cannot be written.
     pub(crate) fn write_metrics(&mut self, metrics: &Metrics) -> Result<(), RunFolderError> {
         self.write_line(metrics)
+    }
+
+    /// Adds the results of an evaluation to the line of its step, unless the line has them.
+    ///
+    /// # Errors
+    /// Fails if the metrics cannot be written.
+    pub(crate) fn write_evaluation(&mut self, evaluated: &Metrics) -> Result<(), RunFolderError> {
+        self.require()?;
+        let text = String::from_utf8_lossy(&metrics_lines::read(&self.path)?).into_owned();
+        if let Some(text) = with_evaluation(&text, evaluated) {
+            self.metrics = metrics_lines::replace(&self.path, text.as_bytes())?;
+        }
+        Ok(())
     }
 
     /// Appends a restart to the metrics, and removes its record from the folder.

@@ -100,7 +100,7 @@ fn existing_metrics(run: &Path) -> Result<Option<File>, RunFolderError> {
 }
 
 /// Locks the metrics.
-fn locked(metrics: File, path: &Path) -> Result<File, RunFolderError> {
+pub(super) fn locked(metrics: File, path: &Path) -> Result<File, RunFolderError> {
     match metrics.try_lock() {
         Ok(()) => Ok(metrics),
         Err(TryLockError::WouldBlock) => Err(RunFolderError::InUse { path: path.to_owned() }),

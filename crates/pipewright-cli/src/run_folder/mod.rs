@@ -15,6 +15,7 @@ mod contents;
 mod error;
 mod folder;
 mod lock;
+mod metrics_lines;
 mod paths;
 #[cfg(test)]
 mod tests;

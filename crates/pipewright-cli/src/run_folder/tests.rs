@@ -128,7 +128,7 @@ fn a_reopened_run_goes_on_behind_its_checkpoint() {
     assert_eq!(steps(&aside), ["{\"step\":2", "{\"step\":3"]);
     let expected =
         format!("moved the metrics of steps after 1 to {}", path.join("metrics.1.jsonl").display());
-    assert_eq!(folder.moved(), [expected]);
+    assert_eq!(folder.moved(), [expected + ": 2 lines of steps 2 to 3"]);
     assert_eq!(fs::read_to_string(path.join(CONFIG)).ok().as_deref(), Some("new"));
 }
 
@@ -376,4 +376,29 @@ fn the_lock_of_a_run_that_ends_is_waited_for() {
     RunLock::wait(&path, long, end).expect("the run has ended");
     assert_eq!(looks.get(), 2);
     RunLock::take(&path).expect("the wait leaves no lock");
+}
+
+#[test]
+fn a_reopened_run_names_lost_lines_and_knows_its_time() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let path = scratch.path().join("a");
+    let mut folder = RunFolder::create(&path, "", &[]).expect("the scratch folder takes files");
+    assert_eq!((folder.lost(), folder.earlier().as_secs_f64()), (None, 0.0));
+    for step in [1, 4, 5] {
+        folder.write_metrics(&metrics(step)).expect("it takes lines");
+    }
+    drop(folder);
+    let lock = RunLock::take(&path).expect("no other process has it");
+    let mut folder = RunFolder::reopen(&path, "", 5, lock).expect("the folder takes files");
+    let lost = format!("warning: {}: the metrics of steps 2 to 3 are lost, ", path.join(METRICS).display());
+    assert!(folder.lost().is_some_and(|warning| warning.starts_with(&lost)), "{:?}", folder.lost());
+    assert_eq!((folder.moved().len(), folder.earlier().as_secs_f64()), (0, 1.5));
+    // The metrics are replaced, and this process has the right to the file that takes their place.
+    let evaluated = Metrics { validation_loss: Some(2.5), ..metrics(5) };
+    folder.write_evaluation(&evaluated).expect("it takes lines");
+    assert!(matches!(RunLog::open(&path, 5), Err(RunLogError::InUse { .. })));
+    folder.write_metrics(&metrics(6)).expect("it takes lines");
+    let text = fs::read_to_string(path.join(METRICS)).expect("metrics");
+    let losses: Vec<bool> = text.lines().map(|line| line.contains("\"validation_loss\":2.5")).collect();
+    assert_eq!(losses, [false, false, true, false], "{text}");
 }

@@ -68,7 +68,7 @@ pub(crate) fn write_link(
         write_fresh(&draft, &serde_json::to_vec(&link)?)?;
         fs::rename(&draft, &path)
     });
-    written.map_err(|error| Failure::input(format!("{}: cannot be written: {error}", path.display())))
+    written.map_err(|error| Failure::unwritten(&path, &error, "choose another run.out"))
 }
 
 /// Removes the file that names the folder of the copies. It may already be gone.

@@ -69,7 +69,7 @@ pub(crate) fn is_seen(file: &Path) -> bool {
 
 /// Returns the failure of a run whose folder cannot be written.
 pub(crate) fn unwritable(folder: &Path, error: &io::Error) -> Failure {
-    Failure::input(format!("{}: cannot be written: {error}; choose another run.out", folder.display()))
+    Failure::unwritten(folder, error, "choose another run.out")
 }
 
 /// Returns the absolute path, since processes may have different working folders.

@@ -3,7 +3,7 @@
 //! Several processes that share one folder may write files. Each process writes a note for every file, after
 //! the file. The process that began the checkpoint commits it when it has read the notes of all ranks.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
@@ -88,7 +88,7 @@ impl Saving {
         let RankState { rank, stages, loss_scale, memory } = state;
         let _counted = memory.count_this_thread();
         let name = format!("rank-{:04}.safetensors", rank.get());
-        let mut texts = HashMap::from([(STEP.to_owned(), self.step.to_string())]);
+        let mut texts = BTreeMap::from([(STEP.to_owned(), self.step.to_string())]);
         if let Some(LossScale { factor, updates }) = loss_scale {
             texts.insert(LOSS_SCALE.to_owned(), format!("{factor} {updates}"));
         }
@@ -115,7 +115,7 @@ impl Saving {
         let tensors = tensors.into_values().collect();
         let path = self.scratch.join(&name);
         let (bytes, hash) =
-            tensor_file::write(&path, texts, tensors, &self.written).map_err(|error| match error {
+            tensor_file::write(&path, &texts, tensors, &self.written).map_err(|error| match error {
                 WriteError::NotFinite { name, found } => self.not_finite(names.path_of(&name), found),
                 WriteError::Other(error) => error,
             })?;
@@ -304,7 +304,7 @@ fn add_stage(
     stage: StageState,
     names: &Names,
     tensors: &mut BTreeMap<String, Named>,
-    texts: &mut HashMap<String, String>,
+    texts: &mut BTreeMap<String, String>,
 ) -> Result<(), CheckpointError> {
     let StageState { parameters, optimizer, row_shard } = stage;
     if let Some(parameter) = parameters.iter().find(|parameter| parameter.path.contains(FIELD)) {
