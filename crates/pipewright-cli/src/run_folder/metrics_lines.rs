@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use pipewright::bounded_file::{open_regular_with, read_regular};
@@ -173,7 +173,7 @@ pub(super) fn replace(run: &Path, text: &[u8]) -> Result<File, RunFolderError> {
     })
 }
 
-fn write_locked(draft: &PathBuf, text: &[u8]) -> Result<File, RunFolderError> {
+fn write_locked(draft: &Path, text: &[u8]) -> Result<File, RunFolderError> {
     let opened = open_regular_with(draft, File::options().append(true).create(true));
     let mut file = locked(opened.map_err(write_error(draft))?, draft)?;
     let written = file.set_len(0).and_then(|()| file.write_all(text)).and_then(|()| file.sync_all());

@@ -29,7 +29,7 @@ pub(super) enum Condition {
     /// it.
     Gate { gate: Gate, last: StepAttempt },
     /// In several processes: then, if all processes have begun the same batch.
-    Offer(Offered),
+    Offer(Box<Offered>),
 }
 
 /// Whether a batch begins that is begun while another one runs.

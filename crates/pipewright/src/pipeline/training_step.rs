@@ -226,7 +226,7 @@ impl Pipeline {
         let last = self.ranks.at();
         let Waiting { purpose, when, start, .. } = *waiting;
         let offered = Offered { batch: checked.clone(), purpose, when, last };
-        let Ok(running) = self.send_batch(batch, start, Condition::Offer(offered)) else {
+        let Ok(running) = self.send_batch(batch, start, Condition::Offer(Box::new(offered))) else {
             self.ranks.begin(last);
             return None;
         };
@@ -242,7 +242,8 @@ impl Pipeline {
             next.as_ref().is_ok_and(|next| matches!(next.condition, Condition::Offer(_)))
         };
         let Some(Ok(Running { condition, start, .. })) = self.begun.pop_front_if(is_offered) else { return };
-        if let Condition::Offer(Offered { batch, purpose, when, last }) = condition {
+        if let Condition::Offer(offered) = condition {
+            let Offered { batch, purpose, when, last } = *offered;
             self.take_back(last);
             self.waiting = Some(Waiting { batch: Ok(batch), purpose, when, common: None, start });
         }
