@@ -89,8 +89,9 @@ pub struct PipelineConfig {
     /// forward is the first blocks of a stage
     /// ([`StageModule::blocks`](crate::stage::StageModule::blocks)), or the microbatches above a number in
     /// flight. Random numbers do not change, and losses and gradients keep their bits, with two exceptions.
-    /// [`Recompute::Block`] and a choice of layers cut a stage into parts: in half precision, the values between
-    /// two parts are rounded, and with slices, gradients are added in another order. A forward that its backward
+    /// [`Recompute::Block`] and a choice of layers cut a stage of [`Stage::new`](crate::stage::Stage::new) into
+    /// parts: in half precision, the values between two parts are rounded, and with slices, gradients are added
+    /// in another order. A forward that its backward
     /// follows at once is not recomputed ([`pipewright_schedule::recompute`]).
     ///
     /// A module must depend only on itself, its input and its context. Numbers from a device's own generator
