@@ -89,8 +89,9 @@ pub struct PipelineConfig {
     /// forward is the first blocks of a stage
     /// ([`StageModule::blocks`](crate::stage::StageModule::blocks)), or the microbatches above a number in
     /// flight. Random numbers do not change, and losses and gradients keep their bits, with two exceptions.
-    /// [`Recompute::Block`] and a choice of layers cut a stage into parts: in half precision, the values between
-    /// two parts are rounded, and with slices, gradients are added in another order. A forward that its backward
+    /// [`Recompute::Block`] and a choice of layers cut a stage of [`Stage::new`](crate::stage::Stage::new) into
+    /// parts: in half precision, the values between two parts are rounded, and with slices, gradients are added
+    /// in another order. A forward that its backward
     /// follows at once is not recomputed ([`pipewright_schedule::recompute`]).
     ///
     /// A module must depend only on itself, its input and its context. Numbers from a device's own generator
@@ -117,8 +118,10 @@ pub struct PipelineConfig {
     pub verify: Verify,
     /// Runs around actions, or in their place.
     pub hook: Option<Arc<dyn ActionHook>>,
-    /// A flag that the caller raises to end training. Each rank reads it at the end of a step, and the step's
-    /// report says whether any rank found it raised. So the processes of a run agree on their last step.
+    /// A flag that the caller raises to end training. Each rank reads it at the end of a step and of an
+    /// evaluation, and the summary says whether any rank found it raised. So the processes of a run agree on their
+    /// last step. A [`Trainer`](crate::train::Trainer) also ends an evaluation of several batches early, and
+    /// does not begin the next step during one.
     pub interrupt: Option<Arc<AtomicBool>>,
     /// The number that [`Pipeline::announce`](crate::pipeline::Pipeline::announce) sets.
     pub announcement: Arc<AtomicU64>,

@@ -77,6 +77,10 @@ where
         self.layers.len()
     }
 
+    fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
     fn forward_block(
         &self,
         block: usize,

@@ -1,13 +1,13 @@
 //! [`GraphLayer`], which users implement, and [`GraphStage`], which runs the layers of one stage.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 
 use super::builder::ValueId;
-use super::plan::Plan;
+use super::plan::{Parcel, Plan};
 use crate::autodiff::branch;
 use crate::stage::{ModulePlace, Skips, Stage, StageBody, StageContext, StageError, any, any_mut, in_layer};
 use crate::tensor::{Boundary, BoundaryError, Value, Values, unpack};
@@ -36,6 +36,9 @@ pub struct GraphStage<L: Module> {
     layers: Vec<L>,
     #[module(skip)]
     plan: Plan,
+    /// The values before each layer and after the last one ([`Plan::uses`]).
+    #[module(skip)]
+    uses: Vec<BTreeMap<ValueId, usize>>,
     /// The prefix that Burn adds to the parameter paths of a layer that is an enum: the variant's name.
     #[module(skip)]
     variants: Vec<Option<String>>,
@@ -44,7 +47,7 @@ pub struct GraphStage<L: Module> {
 impl<L: Module> GraphStage<L> {
     pub(super) fn new(layers: Vec<L>, plan: Plan) -> Self {
         let variants = layers.iter().map(variant_of).collect();
-        Self { layers, plan, variants }
+        Self { layers, uses: plan.uses(), plan, variants }
     }
 
     /// Returns the index of a node among the layers.
@@ -62,32 +65,59 @@ impl<L: GraphLayer> GraphStage<L> {
     /// # Errors
     /// When the stage takes other inputs, or a layer's inputs or outputs differ from the graph.
     pub fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
-        check_count(inputs.len(), self.plan.takes.len())?;
-        let mut live = Live::new(&self.plan);
-        let mut parcels = HashMap::new();
-        for (&parcel, input) in self.plan.takes.iter().zip(inputs) {
-            if parcel.target == self.plan.stage {
-                live.add(&[parcel.value], vec![input]);
-            } else {
-                parcels.insert(parcel, input);
-            }
+        (0..self.layers.len()).try_fold(inputs, |values, layer| self.run_layer(layer, values, context))
+    }
+
+    /// Runs a layer. The first takes the inputs of the stage, and the last returns its outputs. Between two
+    /// layers there are the values that later layers or the outputs of the stage use, and then the values
+    /// that only pass through the stage.
+    fn run_layer(&self, index: usize, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
+        let (layer, step) = (&self.layers[index], &self.plan.steps[index]);
+        let (mut live, passing) = self.live_before(index, inputs)?;
+        let inputs = live.take(&step.inputs);
+        let run = || context.run_layer(&step.name, || layer.forward(inputs, context));
+        let outputs = in_layer(&step.name, run)?
+            .map_err(|source| StageError::Layer { layer: step.name.clone(), source })?;
+        if outputs.len() != step.outputs.len() {
+            let (found, expected) = (outputs.len(), step.outputs.len());
+            return Err(StageError::LayerOutputs { layer: step.name.clone(), found, expected });
         }
-        for (layer, step) in self.layers.iter().zip(&self.plan.steps) {
-            let inputs = live.take(&step.inputs);
-            let run = || context.run_layer(&step.name, || layer.forward(inputs, context));
-            let outputs = in_layer(&step.name, run)?
-                .map_err(|source| StageError::Layer { layer: step.name.clone(), source })?;
-            if outputs.len() != step.outputs.len() {
-                let (found, expected) = (outputs.len(), step.outputs.len());
-                return Err(StageError::LayerOutputs { layer: step.name.clone(), found, expected });
-            }
-            live.add(&step.outputs, outputs);
+        live.add(&step.outputs, outputs);
+        if index + 1 < self.layers.len() {
+            let between = self.uses[index + 1].keys().map(|id| live.pass_on(*id));
+            return Ok(between.chain(passing).collect());
         }
+        let mut parcels: HashMap<Parcel, Value> = self.plan.passing().zip(passing).collect();
         parcels.extend(self.plan.sends.iter().map(|&parcel| (parcel, live.take_one(parcel.value))));
         let given = self.plan.gives.iter().map(|parcel| parcels.remove(parcel));
         let given: Values =
             given.map(|parcel| parcel.expect("a stage gives values that came in or that it sends")).collect();
         Ok(given.into_iter().chain(live.take(&self.plan.outputs)).collect())
+    }
+
+    /// Returns the values that a layer and those after it use, and the values that pass through the stage.
+    fn live_before(&self, index: usize, inputs: Values) -> Result<(Live, Values), StageError> {
+        let uses = self.uses[index].iter().chain(&self.uses[index + 1]);
+        // A value from before this layer has more uses before it than after it.
+        let uses = uses.rev().map(|(id, uses)| (*id, *uses)).collect();
+        let mut live = Live { uses, values: HashMap::new() };
+        if index > 0 {
+            let ids: Vec<ValueId> = self.uses[index].keys().copied().collect();
+            check_count(inputs.len(), ids.len() + self.plan.passing().count())?;
+            let mut inputs = inputs.into_iter();
+            live.add(&ids, inputs.by_ref().take(ids.len()).collect());
+            return Ok((live, inputs.collect()));
+        }
+        check_count(inputs.len(), self.plan.takes.len())?;
+        let mut passing = Values::new();
+        for (parcel, input) in self.plan.takes.iter().zip(inputs) {
+            if parcel.target == self.plan.stage {
+                live.add(&[parcel.value], vec![input]);
+            } else {
+                passing.push(input);
+            }
+        }
+        Ok((live, passing))
     }
 }
 
@@ -96,6 +126,19 @@ impl<L: GraphLayer> StageBody for GraphStage<L> {
 
     fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
         GraphStage::forward(self, inputs, context)
+    }
+
+    fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    fn forward_layer(
+        &self,
+        layer: usize,
+        inputs: Values,
+        context: &StageContext,
+    ) -> Result<Values, StageError> {
+        self.run_layer(layer, inputs, context)
     }
 
     fn part(&self, place: &ModulePlace) -> Option<(&dyn Any, &'static str)> {
@@ -201,19 +244,15 @@ struct Live {
 }
 
 impl Live {
-    fn new(plan: &Plan) -> Self {
-        let mut uses = HashMap::new();
-        let taken = plan.steps.iter().flat_map(|step| &step.inputs).chain(&plan.outputs).copied();
-        for value in taken.chain(plan.sends.iter().map(|parcel| parcel.value)) {
-            *uses.entry(value).or_default() += 1;
-        }
-        Self { uses, values: HashMap::new() }
-    }
-
     /// Adds values. A value without a use is dropped.
     fn add(&mut self, ids: &[ValueId], values: Values) {
         let used = ids.iter().copied().zip(values).filter(|(id, _)| self.uses.contains_key(id));
         self.values.extend(used);
+    }
+
+    /// Takes out a value for the layers after this one, with all its uses.
+    fn pass_on(&mut self, id: ValueId) -> Value {
+        self.values.remove(&id).expect("nodes run after the nodes whose values they take")
     }
 
     fn take(&mut self, ids: &[ValueId]) -> Values {

@@ -43,6 +43,30 @@ pub(super) struct Step {
     pub(super) outputs: Vec<ValueId>,
 }
 
+impl Plan {
+    /// Returns the values that exist before each layer and after the last one, with the number of their uses
+    /// from there on. Values without a use are left out.
+    pub(super) fn uses(&self) -> Vec<BTreeMap<ValueId, usize>> {
+        let mut uses: BTreeMap<ValueId, usize> = BTreeMap::new();
+        for value in self.sends.iter().map(|parcel| parcel.value).chain(self.outputs.iter().copied()) {
+            *uses.entry(value).or_default() += 1;
+        }
+        let mut before = vec![uses.clone()];
+        for Step { inputs, outputs, .. } in self.steps.iter().rev() {
+            uses.retain(|value, _| !outputs.contains(value));
+            inputs.iter().for_each(|value| *uses.entry(*value).or_default() += 1);
+            before.push(uses.clone());
+        }
+        before.reverse();
+        before
+    }
+
+    /// Returns the values that only pass through the stage.
+    pub(super) fn passing(&self) -> impl Iterator<Item = Parcel> {
+        self.takes.iter().copied().filter(|parcel| parcel.target != self.stage)
+    }
+}
+
 /// Returns the plan of every stage.
 pub(super) fn plans<C>(graph: &Graph<C>, placement: &Placement) -> Vec<Plan> {
     let mut plans: Vec<Plan> = placement.all_stages().map(|stage| steps_of(graph, stage)).collect();

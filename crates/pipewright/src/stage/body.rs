@@ -35,6 +35,23 @@ pub(crate) trait StageBody: Module + 'static {
         Ok(pack(self.forward(inputs, context)?))
     }
 
+    /// Returns the number of layers. Each has a tape of its own, so the gradients inside it are added in an order
+    /// that does not depend on the other layers of the stage (`tape.rs`). A module whose layers are not known
+    /// counts as one. If a module with several layers has several blocks, these are its layers.
+    fn layers(&self) -> usize {
+        1
+    }
+
+    /// Runs a layer, as [`StageBody::forward_block`] runs a block.
+    fn forward_layer(
+        &self,
+        layer: usize,
+        inputs: Values,
+        context: &StageContext,
+    ) -> Result<Values, StageError> {
+        self.forward_block(layer, inputs, context)
+    }
+
     /// Returns the module at a place, if it is this one or a part of it, and the name of its type.
     fn part(&self, place: &ModulePlace) -> Option<(&dyn Any, &'static str)>;
 

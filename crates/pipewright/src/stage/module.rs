@@ -54,6 +54,10 @@ pub trait StageModule: Module + 'static {
     type Output: Boundary;
 
     /// Returns the stage's output for one microbatch. It must depend only on `self`, `input` and `context`.
+    ///
+    /// The layers of a [`Layers`](crate::pipeline::Layers) have the same bits under every cut. In a module that
+    /// holds several layers itself, the gradients of a value with three or more uses are added in an order that
+    /// depends on all of its layers.
     fn forward(&self, input: Self::Input, context: &StageContext) -> Self::Output;
 
     /// Returns the number of blocks: parts of the module that run one after another. If stages are recomputed

@@ -1,4 +1,5 @@
-//! A segment of a stage's module: the whole, one of its blocks, or several blocks that follow each other.
+//! A segment of a stage's module: the whole, one of its blocks, several blocks that follow each other, or one
+//! of its layers.
 
 use std::any::Any;
 
@@ -11,7 +12,7 @@ use crate::tensor::{Values, pack};
 pub(crate) type Replacement<'a> =
     &'a mut dyn FnMut(&dyn Any, Values, &StageContext) -> Result<Values, StageError>;
 
-/// The whole of a stage's module, or consecutive blocks of it.
+/// The whole of a stage's module, or consecutive blocks of it, or a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Segment {
     Whole,
@@ -19,6 +20,11 @@ pub(super) enum Segment {
     Blocks {
         first: usize,
         end: usize,
+        of: usize,
+    },
+    /// A layer, which has a tape of its own, out of `of` layers.
+    Layer {
+        index: usize,
         of: usize,
     },
 }
@@ -35,19 +41,34 @@ impl Segment {
         (0 < count && count < of).then_some(parts)
     }
 
-    /// Returns the index of the first block; 0 for the whole module.
+    /// Returns the layers of this segment of `module`, in order; the segment itself if it has no layers.
+    pub(super) fn layers<M: StageBody>(self, module: &M) -> impl Iterator<Item = Self> + use<M> {
+        let of = module.layers();
+        let layers = match self {
+            Self::Whole if of > 1 => 0..of,
+            // The blocks of such a module are its layers.
+            Self::Blocks { first, end, of: blocks } if blocks == of => first..end,
+            _ => 0..0,
+        };
+        let itself = layers.is_empty().then_some(self);
+        itself.into_iter().chain(layers.map(move |index| Self::Layer { index, of }))
+    }
+
+    /// Returns the index of the first block or of the layer; 0 for the whole module.
     pub(super) fn index(self) -> usize {
         match self {
             Self::Whole => 0,
             Self::Blocks { first, .. } => first,
+            Self::Layer { index, .. } => index,
         }
     }
 
-    /// Returns the block after this segment.
+    /// Returns the block or the layer after this segment.
     pub(super) fn next(self) -> Option<usize> {
         match self {
             Self::Whole => None,
             Self::Blocks { end, of, .. } => (end < of).then_some(end),
+            Self::Layer { index, of } => (index + 1 < of).then_some(index + 1),
         }
     }
 
@@ -72,6 +93,7 @@ impl Segment {
             (None, Self::Blocks { first, end, .. }) => {
                 (first..end).try_fold(inputs, |values, block| module.forward_block(block, values, context))
             }
+            (None, Self::Layer { index, .. }) => module.forward_layer(index, inputs, context),
         }
     }
 }

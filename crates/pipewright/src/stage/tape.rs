@@ -1,4 +1,13 @@
-//! The tape of one forward: the leaves at which its backward ends, and the roots from which it starts.
+//! The tape of one forward: the ends of its parts, at which their backwards end and from which they start.
+//!
+//! Burn adds the gradients of a value with several uses in an order that depends on the depth of each operation
+//! below the leaves of the tape, and on the path from the root of the backward to it. Both depend on everything
+//! that the tape contains, and a sum of three floats depends on its order. So each layer has a tape of its own, a
+//! part: its inputs come onto the tape where it begins, and its outputs leave the tape where it ends, with their
+//! gradient roots. A part contains one layer and its auxiliary losses under every cut, and therefore the order is
+//! the same under every cut. The values between two parts are moved, so this adds no arithmetic and no copy.
+//!
+//! A module whose layers are not known to the stage (`StageBody::layers`) has one part.
 
 use burn::tensor::{Gradients, Tensor};
 
@@ -7,52 +16,46 @@ use super::error::StageError;
 use super::module::Auxiliary;
 use super::shards::Catches;
 use super::tape_ends::{OutputRoot, fill_roots, join};
-use crate::autodiff::inner_of;
+use crate::autodiff::{Caught, inner_of};
 use crate::nn::{Deferred, at_least_single};
-use crate::tensor::{OptionalTensors, Value};
+use crate::tensor::OptionalTensors;
 
-/// The start and the end points of one backward.
+/// The tape of a segment.
 pub(super) struct Tape {
-    /// The inputs as leaves; `None` for inputs that carry no gradient.
-    pub(super) leaves: Vec<Option<Tensor<1>>>,
-    /// The loss, from which the backward of the last stage starts.
-    pub(super) loss: Option<Tensor<1>>,
-    /// The outputs, from which the backward of every other stage starts.
-    pub(super) outputs: Vec<OutputRoot>,
-    /// The weighted auxiliary losses, which the backward of any stage starts from too.
-    pub(super) auxiliary: Option<Tensor<1>>,
-    /// The tensors that the forward of a slice took from earlier slices and left for later ones.
-    pub(super) carry: Option<CarryEnds>,
+    /// The parts, in the order of the layers.
+    parts: Vec<TapePart>,
     /// The weight gradients that the layers defer; `None` if nothing was recorded.
     pub(super) deferred: Option<Deferred>,
     /// The other gradients, which are caught if parameters are sharded.
     pub(super) catches: Catches,
 }
 
+/// The tape of one layer: the start and the end points of its backward.
+pub(super) struct TapePart {
+    /// The gradients of the inputs; `None` for inputs that carry no gradient.
+    pub(super) inputs: Vec<Option<Caught>>,
+    /// The loss, from which the backward of the last stage starts.
+    pub(super) loss: Option<Tensor<1>>,
+    /// The outputs, from which every other backward starts.
+    pub(super) outputs: Vec<OutputRoot>,
+    /// The weighted auxiliary losses, which the backward of any layer starts from too.
+    pub(super) auxiliary: Option<Tensor<1>>,
+    /// The tensors that the forward of a slice took from earlier slices and left for later ones.
+    pub(super) carry: Option<CarryEnds>,
+}
+
 /// A backward that has run.
 pub(super) struct FinishedTape {
-    /// The gradients of the inputs and of the parameters; `None` if no parameter and no input has one.
-    pub(super) gradients: Option<Gradients>,
-    pub(super) leaves: Vec<Option<Tensor<1>>>,
-    pub(super) carry: Option<CarryEnds>,
-    pub(super) deferred: Option<Deferred>,
-    pub(super) catches: Catches,
+    /// The gradients of the inputs.
+    pub(super) inputs: OptionalTensors,
+    /// The other results; `None` if no parameter and no input has a gradient.
+    pub(super) parameters: Option<(Option<Deferred>, Catches)>,
 }
 
 impl Tape {
-    /// Makes the tape of a forward with a loss, or with outputs.
-    pub(super) fn new(
-        leaves: Vec<Option<Tensor<1>>>,
-        loss: Option<Tensor<1>>,
-        outputs: Vec<OutputRoot>,
-        auxiliary: Option<Tensor<1>>,
-    ) -> Self {
-        Self { leaves, loss, outputs, auxiliary, carry: None, deferred: None, catches: Catches::new() }
-    }
-
-    /// Adds the tensors that the forward of a slice took from earlier slices and left for later ones.
-    pub(super) fn with_carry(self, carry: Option<CarryEnds>) -> Self {
-        Self { carry, ..self }
+    /// Makes the tape of a forward from the tapes of its layers.
+    pub(super) fn new(parts: Vec<TapePart>) -> Self {
+        Self { parts, deferred: None, catches: Catches::new() }
     }
 
     /// Adds the collectors of gradients that the forward ran with.
@@ -60,44 +63,60 @@ impl Tape {
         Self { deferred: Some(deferred), catches, ..self }
     }
 
-    /// Runs the backward, from the loss or from the gradients of the outputs.
-    pub(super) fn backward(self, gradients: OptionalTensors) -> Result<FinishedTape, StageError> {
-        let Self { leaves, loss, outputs, auxiliary, mut carry, deferred, catches } = self;
+    /// Runs the backwards of the parts, from the last to the first: from the loss, or from the gradients of the
+    /// outputs. Calls `add` with the gradients that each of them has computed.
+    pub(super) fn backward(
+        self,
+        gradients: OptionalTensors,
+        mut add: impl FnMut(&mut Gradients),
+    ) -> Result<FinishedTape, StageError> {
+        let Self { parts, deferred, catches } = self;
+        let (mut inputs, mut has_run) = (gradients, false);
+        for part in parts.into_iter().rev() {
+            inputs = part.backward(inputs, |gradients| {
+                has_run = true;
+                add(gradients);
+            })?;
+        }
+        Ok(FinishedTape { inputs, parameters: has_run.then_some((deferred, catches)) })
+    }
+
+    /// Frees the tensors that the operations recorded. Burn frees a tape only when its backward runs, so this
+    /// runs the backward, with gradients of zero, and drops the result.
+    pub(super) fn discard(self) {
+        for TapePart { loss, outputs, auxiliary, .. } in self.parts {
+            let roots = outputs.into_iter().filter_map(|output| output.root.map(|(root, _)| root));
+            let root = roots.fold(join(loss, auxiliary), |joined, root| join(joined, Some(root)));
+            if let Some(root) = root.filter(Tensor::is_tracked) {
+                drop(root.backward());
+            }
+        }
+    }
+}
+
+impl TapePart {
+    /// Runs the backward, and calls `add` with the gradients if there are any. Returns the gradients of the
+    /// inputs.
+    fn backward(
+        self,
+        gradients: OptionalTensors,
+        add: impl FnOnce(&mut Gradients),
+    ) -> Result<OptionalTensors, StageError> {
+        let Self { inputs, loss, outputs, auxiliary, mut carry } = self;
         let root = match loss {
             Some(loss) => Some(loss),
             None => fill_roots(outputs, gradients)?,
         };
         let carried = carry.as_mut().map(CarryEnds::start_backward).transpose()?.flatten();
         let root = join(join(root, carried), auxiliary).filter(Tensor::is_tracked);
-        let gradients = root.map(|root| root.backward());
-        Ok(FinishedTape { gradients, leaves, carry, deferred, catches })
-    }
-
-    /// Frees the tensors that the operations recorded. Burn frees a tape only when its backward runs, so this
-    /// runs the backward, with gradients of zero, and drops the result.
-    pub(super) fn discard(self) {
-        let Self { loss, outputs, auxiliary, .. } = self;
-        let roots = outputs.into_iter().filter_map(|output| output.root.map(|(root, _)| root));
-        let root = roots.fold(join(loss, auxiliary), |joined, root| join(joined, Some(root)));
-        if let Some(root) = root.filter(Tensor::is_tracked) {
-            drop(root.backward());
+        if let Some(root) = root {
+            let mut gradients = root.backward();
+            if let Some(carry) = carry {
+                carry.add_gradients(&mut gradients);
+            }
+            add(&mut gradients);
         }
-    }
-}
-
-impl FinishedTape {
-    /// Adds the gradients of the tensors of earlier slices to their sums.
-    pub(super) fn pass_to_earlier_slices(&mut self) {
-        if let (Some(carry), Some(gradients)) = (self.carry.take(), &mut self.gradients) {
-            carry.add_gradients(gradients);
-        }
-    }
-
-    /// Takes the gradients of the inputs out.
-    pub(super) fn input_gradients(&mut self) -> OptionalTensors {
-        let leaves = std::mem::take(&mut self.leaves);
-        let Some(gradients) = &mut self.gradients else { return vec![None; leaves.len()] };
-        leaves.into_iter().map(|leaf| Some(Value::of(leaf?.grad_remove(gradients)?))).collect()
+        Ok(inputs.into_iter().map(|caught| caught?.take()).collect())
     }
 }
 

@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Device, Tensor};
 
 use super::error::StageError;
-use crate::autodiff::{GradientSlot, gradient_root, inner_of};
+use crate::autodiff::{Caught, GradientSlot, catch, gradient_root, inner_of};
 use crate::tensor::{OptionalTensors, Value, ValueKind, Values};
 
 /// A value that has left the tape.
@@ -16,7 +16,7 @@ pub(super) struct OutputRoot {
     pub(super) root: Option<(Tensor<1>, GradientSlot)>,
 }
 
-/// Returns an input for the module, and the leaf that collects its gradient if an earlier stage needs it. The
+/// Returns an input for a layer, and the leaf that collects its gradient if an earlier layer needs it. The
 /// input is put on a tape of the module's kind, because tapes with and without gradient checkpointing do not
 /// mix.
 pub(super) fn as_leaf(input: Value, device: &Device) -> (Value, Option<Tensor<1>>) {
@@ -37,7 +37,17 @@ pub(super) fn as_leaf(input: Value, device: &Device) -> (Value, Option<Tensor<1>
     (Value::of(leaf.clone()), Some(leaf))
 }
 
-/// Returns an output for the next stage, and the root through which its gradient comes back.
+/// Returns an input for a layer as [`as_leaf`] does, and its gradient once a backward has run. Only the tape
+/// keeps the node, so nothing holds the storage of the input unless an operation needs it.
+pub(super) fn as_input(input: Value, device: &Device) -> (Value, Option<Caught>) {
+    let (input, leaf) = as_leaf(input, device);
+    let Some(leaf) = leaf else { return (input, None) };
+    drop(input);
+    let caught = Caught::default();
+    (Value::of(catch(&leaf, leaf.clone(), caught.clone())), Some(caught))
+}
+
+/// Returns an output for the next layer, and the root through which its gradient comes back.
 pub(super) fn off_tape(output: Value) -> (Value, OutputRoot) {
     let (shape, dtype) = (output.shape().to_vec(), output.dtype());
     if output.kind() != ValueKind::Float {

@@ -11,8 +11,8 @@
 //!
 //! # What a forward keeps
 //!
-//! The inputs become leaves of the tape. The outputs are taken off the tape and returned *by value*. The
-//! stage keeps the leaves, one gradient root per float output (or the loss), and the tensors that the
+//! The inputs come onto the tape. The outputs are taken off the tape and returned *by value*. The
+//! stage keeps one gradient root per float output (or the loss), and the tensors that the
 //! operations recorded for their own backward. It keeps no output storage unless an operation needs it. A
 //! forward that is recomputed keeps its inputs only (`recompute.rs`).
 

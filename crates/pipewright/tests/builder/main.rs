@@ -3,6 +3,7 @@
 mod bad_input;
 mod lists;
 mod model;
+mod order;
 mod setters;
 #[path = "../support/mod.rs"]
 mod support;
@@ -27,13 +28,17 @@ pub(crate) type Run = (Vec<(Vec<f64>, f64)>, Vec<(String, Vec<f32>)>);
 
 pub(crate) const MICROBATCHES: u32 = 8;
 
-pub(crate) fn train(mut pipeline: Pipeline) -> Run {
+pub(crate) fn train(pipeline: Pipeline) -> Run {
+    train_for(3, pipeline)
+}
+
+pub(crate) fn train_for(steps: u64, mut pipeline: Pipeline) -> Run {
     let step = |step| {
         let summary =
             pipeline.step(batch(step, MICROBATCHES), batch(100 + step, MICROBATCHES), 1e-2).expect("a step");
         (summary.losses, summary.gradient_norm)
     };
-    let steps = (0..3).map(step).collect();
+    let steps = (0..steps).map(step).collect();
     let parameters = pipeline.parameters().expect("every rank answers").into_iter();
     let mut parameters: Vec<_> = parameters
         .map(|parameter| (parameter.path.to_string(), parameter.data.iter::<f32>().collect()))

@@ -8,7 +8,7 @@ use super::TrainingStage;
 use crate::stage::body::StageBody;
 use crate::stage::error::StageError;
 use crate::stage::microbatch::{BackwardState, ForwardedSegment, Saved};
-use crate::stage::tape::Tape;
+use crate::stage::tape::{FinishedTape, Tape};
 use crate::tensor::OptionalTensors;
 
 impl<M: StageBody> TrainingStage<M> {
@@ -69,17 +69,21 @@ impl<M: StageBody> TrainingStage<M> {
             // The layers look up their weights, which must be the same as in the forward.
             self.module.computing();
         }
-        let mut finished = tape.backward(gradients)?;
-        let inputs = finished.input_gradients();
-        finished.pass_to_earlier_slices();
-        let Some(mut gradients) = finished.gradients else { return Ok(inputs) };
-        match self.module.shards() {
-            None => self.sums.add(self.module.last_computing(), &mut gradients),
-            Some(_) => self.sums.add_caught(finished.catches),
+        let (module, sums) = (&self.module, &mut self.sums);
+        let is_sharded = module.shards().is_some();
+        let finished = tape.backward(gradients, |gradients| {
+            if !is_sharded {
+                sums.add(module.last_computing(), gradients);
+            }
+        })?;
+        let FinishedTape { inputs, parameters } = finished;
+        let Some((deferred, catches)) = parameters else { return Ok(inputs) };
+        if is_sharded {
+            self.sums.add_caught(catches);
         }
         // Without `W`, nothing takes them out.
         if self.settings.backward == StageBackward::Whole {
-            self.in_flight.defer(microbatch, finished.deferred);
+            self.in_flight.defer(microbatch, deferred);
         }
         Ok(inputs)
     }

@@ -2,8 +2,9 @@
 //!
 //! If a stage runs block by block, each block has a tape of its own, and the values between two blocks are
 //! off the tape. So the caller may read and replace them, and the backward runs block by block too
-//! (`backward.rs`). Losses and gradients have the bits of the whole forward, except in half precision, where
-//! the values between blocks are rounded, and with slices, where gradients are added in another order.
+//! (`backward.rs`). Losses and gradients have the bits of the whole forward. The exceptions are modules whose
+//! blocks have no tapes of their own in the whole forward ([`StageBody::layers`]): in half precision, the values
+//! between blocks are rounded, and with slices, gradients are added in another order.
 
 use burn::tensor::Tensor;
 
@@ -17,8 +18,8 @@ use crate::stage::held_module::Recording;
 use crate::stage::microbatch::{ForwardState, Pass, Saved};
 use crate::stage::module::StageContext;
 use crate::stage::segment::{Replacement, Segment};
-use crate::stage::tape::{Tape, check_scalar, scaled, split_auxiliary};
-use crate::stage::tape_ends::{all_off_tape, as_leaf, off_tape};
+use crate::stage::tape::{Tape, TapePart, check_scalar, scaled, split_auxiliary};
+use crate::stage::tape_ends::{all_off_tape, as_input, off_tape};
 use crate::tensor::{Values, unpack};
 
 impl<M: StageBody> TrainingStage<M> {
@@ -104,8 +105,8 @@ impl<M: StageBody> TrainingStage<M> {
         Ok((forwarded, tape.with(deferred, catches)))
     }
 
-    /// Runs a segment of `module`; after the last one, the loss. The tape is empty if nothing in `module` and
-    /// no input requires a gradient.
+    /// Runs a segment of `module` layer by layer, or `replacement` in its place. The tape is empty if nothing in
+    /// `module` and no input requires a gradient.
     pub(super) fn forward_on_tape(
         &self,
         module: &M,
@@ -115,31 +116,62 @@ impl<M: StageBody> TrainingStage<M> {
         keep_outputs: bool,
         replacement: Option<Replacement<'_>>,
     ) -> Result<(Forwarded, Tape), StageError> {
+        if replacement.is_some() {
+            let (forwarded, part) =
+                self.layer_on_tape(module, segment, inputs, pass, keep_outputs, replacement)?;
+            return Ok((forwarded, Tape::new(vec![part])));
+        }
+        let (mut parts, mut auxiliary, mut loads) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut outputs, mut loss) = (inputs, None);
+        for layer in segment.layers(module) {
+            let (forwarded, part) = self.layer_on_tape(module, layer, outputs, pass, keep_outputs, None)?;
+            (outputs, loss) = (forwarded.outputs, forwarded.loss);
+            auxiliary.extend(forwarded.auxiliary);
+            loads.extend(forwarded.loads);
+            parts.push(part);
+        }
+        Ok((Forwarded { outputs, loss, auxiliary, loads }, Tape::new(parts)))
+    }
+
+    /// Runs a segment of `module` on one tape; after the last one, the loss.
+    fn layer_on_tape(
+        &self,
+        module: &M,
+        segment: Segment,
+        inputs: Values,
+        pass: &Pass,
+        keep_outputs: bool,
+        replacement: Option<Replacement<'_>>,
+    ) -> Result<(Forwarded, TapePart), StageError> {
         let Pass { context, target, loss_weight, auxiliary_weight } = pass;
         let precision = self.module.precision();
         let rounded = inputs.into_iter().map(|input| precision.rounded(input));
-        let (inputs, leaves) = rounded.map(|input| as_leaf(input, self.module.device())).unzip();
+        let (inputs, caught) = rounded.map(|input| as_input(input, self.module.device())).unzip();
         let output = segment.forward(module, inputs, context, replacement)?;
         if let Some(what) = context.take_not_finite() {
             return Err(StageError::NotFinite { what });
         }
-        if self.has_loss() && segment.is_last() {
+        let (outputs, roots, loss) = if self.has_loss() && segment.is_last() {
             let output = self.for_loss(output);
             let outputs = if keep_outputs { self.for_user(all_off_tape(&output)) } else { Values::new() };
             let loss =
                 self.loss_of(output, target.clone(), context)?.expect("a stage with a loss computes it");
-            let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), *auxiliary_weight)?;
-            let report = inner_of(loss.clone());
-            let tape = Tape::new(leaves, Some(scaled(loss, *loss_weight)), Vec::new(), weighted);
-            let tape = tape.with_carry(context.take_carry());
-            let loads = context.take_loads();
-            return Ok((Forwarded { outputs, loss: Some(report), auxiliary, loads }, tape));
-        }
+            (outputs, Vec::new(), Some(loss))
+        } else {
+            let rounded = output.into_iter().map(|output| precision.rounded(output));
+            let (outputs, roots) = rounded.map(off_tape).unzip();
+            (outputs, roots, None)
+        };
         let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), *auxiliary_weight)?;
-        let rounded = output.into_iter().map(|output| precision.rounded(output));
-        let (outputs, roots) = rounded.map(off_tape).unzip();
-        let tape = Tape::new(leaves, None, roots, weighted).with_carry(context.take_carry());
-        Ok((Forwarded { outputs, loss: None, auxiliary, loads: context.take_loads() }, tape))
+        let report = loss.clone().map(inner_of);
+        let part = TapePart {
+            inputs: caught,
+            loss: loss.map(|loss| scaled(loss, *loss_weight)),
+            outputs: roots,
+            auxiliary: weighted,
+            carry: context.take_carry(),
+        };
+        Ok((Forwarded { outputs, loss: report, auxiliary, loads: context.take_loads() }, part))
     }
 
     /// Returns outputs as the loss takes them.
