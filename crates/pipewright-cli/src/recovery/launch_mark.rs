@@ -1,5 +1,5 @@
 //! The mark of a launch: a file next to the folder of the run, through which the processes tell `launch` that they
-//! have joined each other, that the run has begun, that they live, and why it ends if its folder is lost.
+//! have joined each other, that the run has begun, that they are running, and why the run ends if its folder is lost.
 //!
 //! `launch` makes the file and names it to the processes ([`Start`]). It does not move with the folder of the run. The
 //! first process writes a [`Sign`] into it and then renews the time of the file, until it ends or the run does. The time
