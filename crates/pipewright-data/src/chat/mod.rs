@@ -8,6 +8,7 @@ pub(crate) mod python_json;
 pub(crate) mod tokens;
 pub(crate) mod source;
 pub(crate) mod arguments;
+pub(crate) mod limits;
 pub(crate) mod operators;
 pub(crate) mod text_methods;
 pub(crate) mod filters;

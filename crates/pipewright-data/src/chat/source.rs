@@ -19,6 +19,14 @@ pub(crate) const ATTRIBUTE: &str = "__attribute";
 pub(crate) const ITEM: &str = "__item";
 pub(crate) const HELD: &str = "__held";
 pub(crate) const ITERATED: &str = "__iterated";
+/// The functions that limit values ([`limits`](crate::chat::limits)).
+pub(crate) const BOUND: &str = "__bound";
+pub(crate) const MADE: &str = "__made";
+pub(crate) const INDEXED: &str = "__indexed";
+pub(crate) const SLICED: &str = "__sliced";
+pub(crate) const KEY: &str = "__key";
+pub(crate) const TABLE_KEY: &str = "__table_key";
+pub(crate) const PAID: &str = "__paid";
 
 /// Methods of Python's dictionaries. An attribute with such a name is the method, even if the dictionary has the
 /// key.
@@ -28,6 +36,8 @@ const METHODS: [&str; 10] =
 const NESTING: usize = 64;
 /// The deepest accepted tree of operators, brackets and blocks.
 const DEPTH: usize = 256;
+/// The longest accepted source. The engine needs seconds for some that are longer.
+const LONGEST: usize = 1 << 20;
 /// Words that are not the beginning of a value.
 const KEYWORDS: [&str; 6] = ["if", "else", "and", "or", "in", "is"];
 /// Statements that need other files, or that transformers does not know.
@@ -80,6 +90,9 @@ pub(crate) fn prepare(source: &str) -> Result<Prepared, Malformed> {
             }
         }
     }
+    if source.len() > LONGEST {
+        return Err(Malformed { line: None, reason: format!("it has more than {LONGEST} bytes") });
+    }
     Ok(prepared)
 }
 
@@ -92,6 +105,11 @@ fn too_deep() -> String {
         "more than {NESTING} brackets or blocks are inside each other, or more than {DEPTH} operators, filters and branches \
          follow each other"
     )
+}
+
+/// Refuses more operands of an operator than the tree of an expression is deep.
+fn check_count(operands: &[Expression]) -> Result<(), String> {
+    if operands.len() > DEPTH { Err(too_deep()) } else { Ok(()) }
 }
 
 /// The rewritten text of an expression, and the depth of its tree.
@@ -123,6 +141,15 @@ impl Expression {
 
     fn constant(text: &str) -> Self {
         Self { text: format!("'{text}'"), depth: 0 }
+    }
+
+    /// Calls a function with a value, which may be a tuple without brackets.
+    fn given_to(self, function: &str) -> Self {
+        Self::call(function, &[Self { text: format!("({})", self.text), ..self }])
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.depth > DEPTH { Err(too_deep()) } else { Ok(()) }
     }
 }
 
@@ -158,7 +185,7 @@ impl<'s> Tag<'_, 's> {
             return Err(format!("the statement `{}` is not available in chat templates", name.text));
         }
         let mut statement = Expression::default();
-        let is_block = name.text == "set" && !self.has_value();
+        let is_block = name.text == "set" && !self.has("=");
         match name.text {
             "elif" => *blocks.last_mut().ok_or("`elif` is not in an `if` block")? += 1,
             end if end.starts_with("end") => drop(blocks.pop()),
@@ -186,18 +213,26 @@ impl<'s> Tag<'_, 's> {
         Ok(statement)
     }
 
-    /// Returns whether a `set` has a value, and not a block.
-    fn has_value(&self) -> bool {
+    /// Returns whether an operator follows that is not in brackets, before the bracket that is open is closed.
+    fn has(&self, operator: &str) -> bool {
         let mut nesting = 0_usize;
-        self.tokens.iter().any(|token| {
+        for token in self.tokens[self.next..].iter().filter(|token| token.kind == Kind::Operator) {
             match token.text {
-                _ if token.kind != Kind::Operator => {}
                 "(" | "[" | "{" => nesting += 1,
-                ")" | "]" | "}" => nesting = nesting.saturating_sub(1),
+                ")" | "]" | "}" if nesting == 0 => return false,
+                ")" | "]" | "}" => nesting -= 1,
+                text if nesting == 0 && text == operator => return true,
                 _ => {}
             }
-            nesting == 0 && token.is("=")
-        })
+        }
+        false
+    }
+
+    /// Returns whether the tokens from a place to the next one have no variables.
+    fn is_constant(&self, start: usize) -> bool {
+        let constants = ["true", "false", "none", "True", "False", "None"];
+        let mut tokens = self.tokens[start..self.next].iter();
+        tokens.all(|token| token.kind != Kind::Name || constants.contains(&token.text))
     }
 
     /// Copies the variables of a loop, and rewrites what it iterates.
@@ -207,12 +242,11 @@ impl<'s> Tag<'_, 's> {
         }
         statement.push(self.take()?);
         let iterated = self.sequence(&["if", "recursive"])?;
-        let iterated = Expression { text: format!("({})", iterated.text), ..iterated };
-        statement.append(&Expression::call(ITERATED, &[iterated]));
+        statement.append(&iterated.given_to(ITERATED));
         Ok(())
     }
 
-    /// Copies the variables of an assignment, and rewrites a value that a namespace keeps.
+    /// Copies the variables of an assignment, and rewrites its value.
     fn assignment(&mut self, statement: &mut Expression) -> Result<(), String> {
         let mut is_held = false;
         while !self.is("=") {
@@ -220,10 +254,15 @@ impl<'s> Tag<'_, 's> {
             self.target(statement)?;
         }
         statement.push(self.take()?);
+        let is_tuple = self.has(",");
+        let start = self.next;
+        let value = self.sequence(&[])?;
         if is_held {
-            let value = self.sequence(&[])?;
-            let value = Expression { text: format!("({})", value.text), ..value };
-            statement.append(&Expression::call(HELD, &[value]));
+            statement.append(&value.given_to(HELD));
+        } else if self.is_constant(start) {
+            statement.append(&value);
+        } else {
+            statement.append(&value.given_to(if is_tuple { MADE } else { BOUND }));
         }
         Ok(())
     }
@@ -261,6 +300,7 @@ impl<'s> Tag<'_, 's> {
                 let value = self.comparison()?;
                 all.text.push_str(&value.text);
                 all.depth = all.depth.max(value.depth + operators);
+                all.check()?;
                 continue;
             }
             if token.kind == Kind::Operator && matches!(token.text, ")" | "]" | "}") {
@@ -268,6 +308,7 @@ impl<'s> Tag<'_, 's> {
             }
             operators = if matches!(token.text, "," | ":" | "=") { 0 } else { operators + 1 };
             all.depth = all.depth.max(operators);
+            all.check()?;
             all.push(token);
             self.next += 1;
         }
@@ -295,6 +336,7 @@ impl<'s> Tag<'_, 's> {
                 self.tokens[self.next..self.next + count].iter().map(|token| token.text).collect();
             self.next += count;
             chain.extend([Expression::constant(&operator.join(" ")), self.sum()?]);
+            check_count(&chain)?;
         }
         Ok(if chain.len() == 1 { chain.remove(0) } else { Expression::call(COMPARE, &chain) })
     }
@@ -304,12 +346,16 @@ impl<'s> Tag<'_, 's> {
     }
 
     fn sum(&mut self) -> Result<Expression, String> {
+        let start = self.next;
         let mut left = self.concatenation()?;
+        let mut is_sum = false;
         while self.is_operator(&["+", "-"]) {
+            is_sum |= self.is("+");
             left.push(self.take()?);
             left.append(&self.concatenation()?);
+            left.check()?;
         }
-        Ok(left)
+        Ok(if is_sum && !self.is_constant(start) { left.given_to(BOUND) } else { left })
     }
 
     fn concatenation(&mut self) -> Result<Expression, String> {
@@ -317,11 +363,13 @@ impl<'s> Tag<'_, 's> {
         while self.is_operator(&["~"]) {
             self.next += 1;
             parts.push(self.product()?);
+            check_count(&parts)?;
         }
         Ok(if parts.len() == 1 { parts.remove(0) } else { Expression::call(CONCAT, &parts) })
     }
 
     fn product(&mut self) -> Result<Expression, String> {
+        let start = self.next;
         let mut left = self.power()?;
         while self.is_operator(&["*", "/", "//", "%"]) {
             let operator = self.take()?;
@@ -329,8 +377,13 @@ impl<'s> Tag<'_, 's> {
                 left = Expression::call(REMAINDER, &[left, self.power()?]);
             } else {
                 left.push(operator);
+                let is_repeated = operator.text == "*" && !self.is_constant(start);
                 left.append(&self.power()?);
+                if is_repeated {
+                    left = left.given_to(BOUND);
+                }
             }
+            left.check()?;
         }
         Ok(left)
     }
@@ -340,6 +393,7 @@ impl<'s> Tag<'_, 's> {
         while self.is_operator(&["**"]) {
             left.push(self.take()?);
             left.append(&self.value(true)?);
+            left.check()?;
         }
         Ok(left)
     }
@@ -351,11 +405,12 @@ impl<'s> Tag<'_, 's> {
         while self.is_operator(&["-"]) {
             signs.push(self.take()?);
             signs.depth += 1;
+            signs.check()?;
         }
         let first = self.take()?;
         let mut value = Expression::default();
         match first.kind {
-            Kind::Operator => value = self.bracket(first)?,
+            Kind::Operator => value = self.literal(first)?,
             Kind::Text => value.text = format!("{}{}", first.space, decoded(first.text)?),
             Kind::Name | Kind::Number => value.push(first),
         }
@@ -374,6 +429,72 @@ impl<'s> Tag<'_, 's> {
             self.filters(&mut signs)?;
         }
         Ok(signs)
+    }
+
+    /// Rewrites a list, a tuple, a table, or an expression in brackets.
+    fn literal(&mut self, open: Token<'s>) -> Result<Expression, String> {
+        let (start, is_list) = (self.next, open.text != "(" || self.has(","));
+        let literal = if open.text == "{" { self.table(open)? } else { self.bracket(open)? };
+        Ok(if is_list && !self.is_constant(start) { Expression::call(MADE, &[literal]) } else { literal })
+    }
+
+    /// Rewrites a table.
+    fn table(&mut self, open: Token<'s>) -> Result<Expression, String> {
+        self.open()?;
+        let mut all = Expression::default();
+        all.push(open);
+        while !self.is("}") {
+            let start = self.next;
+            let key = self.sequence(&[":", "}"])?;
+            all.append(&if self.is_constant(start) { key } else { key.given_to(TABLE_KEY) });
+            if self.is(":") {
+                all.push(self.take()?);
+                let value = self.sequence(&[",", "}"])?;
+                all.append(&value);
+            }
+            if self.is(",") {
+                all.push(self.take()?);
+            }
+            if self.peek().is_none() {
+                break;
+            }
+        }
+        all.push(self.take()?);
+        self.nesting -= 1;
+        Ok(all)
+    }
+
+    /// Rewrites the subscript of a value behind its bracket.
+    fn subscript(&mut self, value: Expression, open: Token<'s>) -> Result<Expression, String> {
+        let start = self.next;
+        let is_slice = self.has(":");
+        let is_name = self.peek().is_some_and(|token| token.kind == Kind::Text);
+        let mut item = Expression::default();
+        self.open()?;
+        let index = self.sequence(&["]"])?;
+        let close = self.take()?;
+        self.nesting -= 1;
+        let index = if is_slice || self.is_constant(start) { index } else { index.given_to(KEY) };
+        let function = if is_slice { SLICED } else { INDEXED };
+        item.append(&if is_name && !is_slice { value } else { Expression::call(function, &[value]) });
+        item.push(open);
+        item.append(&index);
+        item.push(close);
+        Ok(item)
+    }
+
+    /// Rewrites the arguments of `loop.changed`, which compares them; `cycle` needs arguments.
+    fn arguments(&mut self, method: &str, open: Token<'s>) -> Result<Expression, String> {
+        let is_empty = self.is(")") || self.is("*") || self.is("**");
+        if method == "cycle" && is_empty {
+            return Err("`cycle` needs values".to_owned());
+        }
+        let arguments = self.bracket(open)?;
+        if method != "changed" {
+            return Ok(arguments);
+        }
+        let text = format!("({PAID}{})", arguments.text);
+        Ok(Expression { text, depth: arguments.depth + 1 })
     }
 
     /// Rewrites what is between brackets.
@@ -395,6 +516,7 @@ impl<'s> Tag<'_, 's> {
 
     /// Rewrites the attributes, subscripts and calls of a value.
     fn postfix(&mut self, value: &mut Expression) -> Result<(), String> {
+        let mut method = "";
         while self.is_operator(&[".", "[", "("]) {
             let token = self.take()?;
             if token.text != "." {
@@ -405,12 +527,17 @@ impl<'s> Tag<'_, 's> {
                 if let Some(name) = name.filter(|name| is_closed && METHODS.contains(name)) {
                     self.next += 2;
                     *value = Expression::call(ITEM, &[std::mem::take(value), Expression::constant(name)]);
+                } else if token.text == "[" {
+                    *value = self.subscript(std::mem::take(value), token)?;
                 } else {
-                    value.append(&self.bracket(token)?);
+                    value.append(&self.arguments(method, token)?);
                 }
+                method = "";
+                value.check()?;
                 continue;
             }
             let name = self.take()?;
+            method = name.text;
             if METHODS.contains(&name.text) && !self.is_operator(&["("]) {
                 let name = Expression::constant(name.text);
                 *value = Expression::call(ATTRIBUTE, &[std::mem::take(value), name]);
@@ -419,6 +546,7 @@ impl<'s> Tag<'_, 's> {
                 value.push(name);
                 value.depth += 1;
             }
+            value.check()?;
         }
         Ok(())
     }
@@ -426,6 +554,7 @@ impl<'s> Tag<'_, 's> {
     /// Rewrites the filters and tests of a value.
     fn filters(&mut self, value: &mut Expression) -> Result<(), String> {
         while self.is_operator(&["|"]) || self.is("is") {
+            value.check()?;
             let token = self.take()?;
             value.push(token);
             if token.text == "is" && self.is("not") {

@@ -19,7 +19,7 @@ use crate::chat::error::{ChatProblem, TemplateError};
 use crate::chat::identity::{DATE_FUNCTION, TemplateIdentity};
 use crate::chat::message::{normalized, tools_of, with_decoded_arguments};
 use crate::chat::source::{self, Malformed, Prepared};
-use crate::chat::{filters, operators, python_text, text_methods, value_tests};
+use crate::chat::{filters, limits, operators, python_text, text_methods, value_tests};
 use crate::config::{DataConfig, Tokenizer};
 use crate::settings::chat_template_choice::ChatTemplate;
 use crate::settings::date::Date;
@@ -107,13 +107,14 @@ impl ChatRenderer {
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         environment.set_unknown_method_callback(method_of_python);
         environment.set_formatter(write_as_python);
+        limits::add_to(&mut environment);
         filters::add_to(&mut environment);
         value_tests::add_to(&mut environment);
         operators::add_to(&mut environment);
         environment.remove_global("debug");
         environment.add_filter(source::GENERATION, |text: &str| format!("{}{text}{}", MARKS[0], MARKS[1]));
-        environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, message))
+        environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
+            Err(python_text::error(python_text::text_of(message)?))
         });
         environment.add_function(DATE_FUNCTION, move |format: &str| {
             let date = date.ok_or_else(|| {
@@ -161,7 +162,7 @@ impl ChatRenderer {
         let bytes = size_of(messages.iter().chain([tools]));
         let steps = STEPS + STEPS_PER_BYTE * bytes;
         let failed = |error: Error| match error.kind() {
-            ErrorKind::OutOfFuel => ChatProblem::Exhausted { steps, bytes },
+            ErrorKind::OutOfFuel => ChatProblem::Exhausted { steps, bytes, line: error.line() },
             _ => ChatProblem::Template { line: error.line(), reason: reason_of(&error) },
         };
         let tokens = self.tokens.iter().map(|(name, token)| (name.as_str(), Value::from(token.as_str())));
@@ -306,8 +307,12 @@ fn method_of_python(
     method: &str,
     arguments: &[Value],
 ) -> Result<Value, Error> {
+    limits::charge_reading(state, arguments)?;
     let own = match value.as_str() {
-        Some(text) => text_methods::call(state, text, method, arguments)?,
+        Some(text) => {
+            limits::charge_reading(state, std::slice::from_ref(value))?;
+            text_methods::call(state, text, method, arguments)?
+        }
         None => text_methods::call_of_list(state, value, method, arguments)?,
     };
     own.map_or_else(|| unknown_method_callback(state, value, method, arguments), Ok)
