@@ -6,6 +6,7 @@ pub(crate) mod python_text;
 pub(crate) mod json_text;
 pub(crate) mod python_json;
 pub(crate) mod tokens;
+pub(crate) mod tag;
 pub(crate) mod source;
 pub(crate) mod arguments;
 pub(crate) mod limits;

@@ -7,6 +7,7 @@
 //!
 //! The engine parses and compiles with recursion, so the depth of what it receives is limited here.
 
+use crate::chat::tag::{DEPTH, Expression, NESTING, Tag, check_count, too_deep};
 use crate::chat::tokens::{Kind, Part, Parts, Token, decoded, line_of};
 
 /// The filter that stands for the tag `generation`.
@@ -32,10 +33,6 @@ pub(crate) const PAID: &str = "__paid";
 /// key.
 const METHODS: [&str; 10] =
     ["items", "keys", "values", "get", "copy", "pop", "popitem", "update", "setdefault", "clear"];
-/// The deepest accepted nesting of brackets and of blocks.
-const NESTING: usize = 64;
-/// The deepest accepted tree of operators, brackets and blocks.
-const DEPTH: usize = 256;
 /// The longest accepted source. The engine needs seconds for some that are longer.
 const LONGEST: usize = 1 << 20;
 /// Words that are not the beginning of a value.
@@ -100,83 +97,7 @@ fn malformed(source: &str, at: usize, reason: String) -> Malformed {
     Malformed { line: Some(line_of(source, at)), reason }
 }
 
-fn too_deep() -> String {
-    format!(
-        "more than {NESTING} brackets or blocks are inside each other, or more than {DEPTH} operators, filters and branches \
-         follow each other"
-    )
-}
-
-/// Refuses more operands of an operator than the tree of an expression is deep.
-fn check_count(operands: &[Expression]) -> Result<(), String> {
-    if operands.len() > DEPTH { Err(too_deep()) } else { Ok(()) }
-}
-
-/// The rewritten text of an expression, and the depth of its tree.
-#[derive(Default)]
-struct Expression {
-    text: String,
-    depth: usize,
-}
-
-impl Expression {
-    fn push(&mut self, token: Token<'_>) {
-        self.text.push_str(token.space);
-        self.text.push_str(token.text);
-    }
-
-    /// Appends an operand, which is one level deeper than the operator before it.
-    fn append(&mut self, other: &Self) {
-        self.text.push_str(&other.text);
-        self.depth = self.depth.max(other.depth) + 1;
-    }
-
-    fn call(function: &str, arguments: &[Self]) -> Self {
-        let texts: Vec<&str> = arguments.iter().map(|argument| argument.text.as_str()).collect();
-        let depth =
-            arguments.iter().map(|argument| argument.depth).max().unwrap_or_default() + arguments.len();
-        // The space keeps the name apart from a keyword.
-        Self { text: format!(" {function}({})", texts.join(",")), depth }
-    }
-
-    fn constant(text: &str) -> Self {
-        Self { text: format!("'{text}'"), depth: 0 }
-    }
-
-    /// Calls a function with a value, which may be a tuple without brackets.
-    fn given_to(self, function: &str) -> Self {
-        Self::call(function, &[Self { text: format!("({})", self.text), ..self }])
-    }
-
-    fn check(&self) -> Result<(), String> {
-        if self.depth > DEPTH { Err(too_deep()) } else { Ok(()) }
-    }
-}
-
-/// The tokens of a tag.
-struct Tag<'t, 's> {
-    tokens: &'t [Token<'s>],
-    next: usize,
-    /// The number of open brackets.
-    nesting: usize,
-}
-
 impl<'s> Tag<'_, 's> {
-    fn peek(&self) -> Option<Token<'s>> {
-        self.tokens.get(self.next).copied()
-    }
-
-    /// Returns whether the next token is this operator or word.
-    fn is(&self, text: &str) -> bool {
-        self.peek().is_some_and(|token| token.is(text))
-    }
-
-    fn take(&mut self) -> Result<Token<'s>, String> {
-        let token = self.peek().ok_or("a tag ends early")?;
-        self.next += 1;
-        Ok(token)
-    }
-
     /// Rewrites a statement, and opens or closes its block.
     fn statement(&mut self, blocks: &mut Vec<usize>) -> Result<Expression, String> {
         let Some(name) = self.peek() else { return self.sequence(&[]) };
@@ -211,28 +132,6 @@ impl<'s> Tag<'_, 's> {
         let rest = self.sequence(&[])?;
         statement.append(&rest);
         Ok(statement)
-    }
-
-    /// Returns whether an operator follows that is not in brackets, before the bracket that is open is closed.
-    fn has(&self, operator: &str) -> bool {
-        let mut nesting = 0_usize;
-        for token in self.tokens[self.next..].iter().filter(|token| token.kind == Kind::Operator) {
-            match token.text {
-                "(" | "[" | "{" => nesting += 1,
-                ")" | "]" | "}" if nesting == 0 => return false,
-                ")" | "]" | "}" => nesting -= 1,
-                text if nesting == 0 && text == operator => return true,
-                _ => {}
-            }
-        }
-        false
-    }
-
-    /// Returns whether the tokens from a place to the next one have no variables.
-    fn is_constant(&self, start: usize) -> bool {
-        let constants = ["true", "false", "none", "True", "False", "None"];
-        let mut tokens = self.tokens[start..self.next].iter();
-        tokens.all(|token| token.kind != Kind::Name || constants.contains(&token.text))
     }
 
     /// Copies the variables of a loop, and rewrites what it iterates.
@@ -280,11 +179,6 @@ impl<'s> Tag<'_, 's> {
         Ok(())
     }
 
-    fn open(&mut self) -> Result<(), String> {
-        self.nesting += 1;
-        if self.nesting > NESTING { Err(too_deep()) } else { Ok(()) }
-    }
-
     /// Rewrites expressions and what is between them, up to one of these tokens or the end.
     fn sequence(&mut self, ends: &[&str]) -> Result<Expression, String> {
         let mut all = Expression::default();
@@ -315,19 +209,6 @@ impl<'s> Tag<'_, 's> {
         Ok(all)
     }
 
-    /// Returns the number of tokens of the comparison that is next: `not in` has two.
-    fn comparison_tokens(&self) -> usize {
-        let Some(token) = self.peek() else { return 0 };
-        let is_not_in =
-            token.is("not") && self.tokens.get(self.next + 1).is_some_and(|second| second.is("in"));
-        match token.text {
-            _ if token.kind == Kind::Text => 0,
-            "==" | "!=" | "<" | ">" | "<=" | ">=" | "in" => 1,
-            _ if is_not_in => 2,
-            _ => 0,
-        }
-    }
-
     /// Rewrites a chain of comparisons.
     fn comparison(&mut self) -> Result<Expression, String> {
         let mut chain = vec![self.sum()?];
@@ -339,10 +220,6 @@ impl<'s> Tag<'_, 's> {
             check_count(&chain)?;
         }
         Ok(if chain.len() == 1 { chain.remove(0) } else { Expression::call(COMPARE, &chain) })
-    }
-
-    fn is_operator(&self, operators: &[&str]) -> bool {
-        self.peek().is_some_and(|token| token.kind == Kind::Operator && operators.contains(&token.text))
     }
 
     fn sum(&mut self) -> Result<Expression, String> {
@@ -575,14 +452,5 @@ impl<'s> Tag<'_, 's> {
             }
         }
         Ok(())
-    }
-
-    /// Returns whether the argument of a test follows.
-    fn is_argument(&self) -> bool {
-        self.peek().is_some_and(|token| match token.kind {
-            Kind::Name => !["and", "or", "else", "is"].contains(&token.text),
-            Kind::Number | Kind::Text => true,
-            Kind::Operator => matches!(token.text, "[" | "{"),
-        })
     }
 }

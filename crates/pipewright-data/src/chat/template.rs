@@ -32,10 +32,13 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// Noncharacters of Unicode, which mark the text of `generation` blocks.
 const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 const NAME: &str = "chat template";
-/// The steps that a template may take: as many for each chat, and as many more for each byte of it. A byte of text
-/// that the template writes or copies costs a small part of a step.
+/// The steps that a template may take: as many for each chat, as many more for each byte of it, and as many for each
+/// pair of its first messages, because some templates compare each message with all others. A byte of text that the
+/// template reads, writes or copies costs a small part of a step.
 const STEPS: u64 = 300_000;
 const STEPS_PER_BYTE: u64 = 20;
+const STEPS_PER_PAIR: u64 = 16;
+const PAIRED_MESSAGES: usize = 2000;
 /// The deepest nesting of loops, macros and blocks while a template is rendered. A call of a macro counts as 4.
 const RECURSION: usize = 200;
 
@@ -160,7 +163,8 @@ impl ChatRenderer {
         prompt: bool,
     ) -> Result<RenderedChat, ChatProblem> {
         let bytes = size_of(messages.iter().chain([tools]));
-        let steps = STEPS + STEPS_PER_BYTE * bytes;
+        let paired = messages.len().min(PAIRED_MESSAGES) as u64;
+        let steps = STEPS + STEPS_PER_BYTE * bytes + STEPS_PER_PAIR * paired * paired;
         let failed = |error: Error| match error.kind() {
             ErrorKind::OutOfFuel => ChatProblem::Exhausted { steps, bytes, line: error.line() },
             _ => ChatProblem::Template { line: error.line(), reason: reason_of(&error) },
