@@ -62,7 +62,9 @@ impl Failure {
     pub(crate) fn new(exit: Exit, error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         let error: Box<dyn Error + Send + Sync> = error.into();
         let mut message = sentence(error.as_ref());
-        if let Some(advice) = advice_for(error.as_ref()).filter(|_| !message.contains("free ")) {
+        if let Some(advice) = advice_for(error.as_ref())
+            .filter(|advice| !message.contains("free ") && !message.contains(*advice))
+        {
             message = format!("{message}; {advice}");
         }
         Self {

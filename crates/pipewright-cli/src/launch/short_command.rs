@@ -1,5 +1,4 @@
-//! Waits for commands that end soon, and returns what they print. They must not print more than a pipe holds
-//! (64 KiB on Linux): the pipes are read after the end of a command.
+//! Waits for commands that end soon, and returns what they print.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -42,7 +41,12 @@ pub(super) fn run(
 /// Waits for the end of a command, and returns what it has printed into its pipes. If `is_over` is true
 /// first, the command is ended.
 pub(super) fn wait(mut child: Child, is_over: impl Fn() -> bool) -> Option<Printed> {
+    let mut stdout = Pipe::new(child.stdout.take().map(OwnedFd::from)).ok()?;
+    let mut stderr = Pipe::new(child.stderr.take().map(OwnedFd::from)).ok()?;
     let status = loop {
+        // A full pipe would hold up the command.
+        stdout.read();
+        stderr.read();
         if let Some(status) = child.try_wait().ok()? {
             break status;
         }
@@ -57,20 +61,34 @@ pub(super) fn wait(mut child: Child, is_over: impl Fn() -> bool) -> Option<Print
         }
         std::thread::sleep(PAUSE);
     };
-    let stdout = read(child.stdout.take().map(OwnedFd::from)).ok()?;
-    let stderr = read(child.stderr.take().map(OwnedFd::from)).ok()?;
-    Some(Printed { is_success: status.success(), stdout, stderr })
+    Some(Printed { is_success: status.success(), stdout: stdout.into_text(), stderr: stderr.into_text() })
 }
 
-/// Returns the text in a pipe.
-fn read(pipe: Option<OwnedFd>) -> io::Result<String> {
-    let Some(pipe) = pipe else { return Ok(String::new()) };
-    // A process that the command has left behind may keep the pipe open. The output is already in the pipe.
-    fcntl_setfl(&pipe, OFlags::NONBLOCK)?;
-    let mut text = Vec::new();
-    // The error says that the pipe is empty.
-    let _ = File::from(pipe).read_to_end(&mut text);
-    Ok(String::from_utf8_lossy(&text).into_owned())
+/// A pipe of a command, and what was read from it.
+struct Pipe {
+    pipe: Option<File>,
+    read: Vec<u8>,
+}
+
+impl Pipe {
+    fn new(pipe: Option<OwnedFd>) -> io::Result<Self> {
+        // A process that the command has left behind may keep the pipe open, so no read waits.
+        pipe.iter().try_for_each(|pipe| fcntl_setfl(pipe, OFlags::NONBLOCK))?;
+        Ok(Self { pipe: pipe.map(File::from), read: Vec::new() })
+    }
+
+    /// Reads what is in the pipe.
+    fn read(&mut self) {
+        if let Some(pipe) = &mut self.pipe {
+            // The error says that the pipe is empty.
+            let _ = pipe.read_to_end(&mut self.read);
+        }
+    }
+
+    fn into_text(mut self) -> String {
+        self.read();
+        String::from_utf8_lossy(&self.read).into_owned()
+    }
 }
 
 #[cfg(test)]
@@ -89,6 +107,8 @@ mod tests {
         let limit = Duration::from_secs(60);
         assert_eq!(shell("echo a; echo b >&2", limit), printed(true, ["a\n", "b\n"]));
         assert_eq!(shell("echo c >&2; exit 3", limit), printed(false, ["", "c\n"]));
+        let long = shell("head -c 300000 /dev/zero", limit).expect("more than a pipe holds");
+        assert_eq!(long.stdout.len(), 300_000);
         let missing =
             run(&mut Command::new("./no-such-program"), limit, || false).expect_err("it is missing");
         assert_eq!(missing.kind(), io::ErrorKind::NotFound);

@@ -18,6 +18,7 @@ fn check(output: &Output, code: i32, words: &[&str]) {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(code), "{said}");
     assert!(words.iter().all(|word| said.contains(word)) && !said.contains("panicked"), "{words:?}: {said}");
+    assert_eq!(said.matches(ADVICE).count(), usize::from(words.contains(&ADVICE)), "{said}");
 }
 
 const ADVICE: &str = "raise the limit on the size of files (`ulimit -f unlimited`)";

@@ -201,8 +201,8 @@ impl<'a> AnchoredChat<'a> {
     /// Returns why the place behind the first messages is not known.
     fn unknown(&self, messages: usize) -> ChatProblem {
         match self.exceeded.get() {
-            Some(ChatProblem::Exhausted { steps, bytes }) => {
-                ChatProblem::Exhausted { steps: *steps, bytes: *bytes }
+            Some(&ChatProblem::Exhausted { steps, bytes, line }) => {
+                ChatProblem::Exhausted { steps, bytes, line }
             }
             _ => ChatProblem::PrefixesDisagree { messages },
         }

@@ -145,10 +145,13 @@ pub enum ChatProblem {
     },
     /// A template does more than a limit allows.
     #[error(
-        "the chat template takes more than {steps} steps for a chat of {bytes} bytes, or writes too much text: it does not \
-         end, or its loops are inside each other; correct it, or name another as `chat_template` in [data]"
+        "the chat template takes more than {steps} steps for a chat of {bytes} bytes{}, or makes values that are too large: it \
+         does not end, or its loops are inside each other; correct it, or name another as `chat_template` in [data]",
+        in_line(*line)
     )]
     Exhausted {
+        /// The line where it ends, counted from 1.
+        line: Option<usize>,
         /// The limit.
         steps: u64,
         /// The size of the chat.

@@ -1,18 +1,16 @@
 //! The filters of Jinja that write text or numbers, as Jinja computes them.
 
-use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
+use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, State, Value, filters};
 
 use crate::chat::arguments::Arguments;
-use crate::chat::operators::{charge, charge_values, formatted, holds};
+use crate::chat::limits::{Filter, add_filter, bound, charge, charge_values};
+use crate::chat::operators::{formatted, holds};
 use crate::chat::python_json::tojson;
 use crate::chat::python_text::{Written, error, text_of};
 use crate::chat::text_methods::{capitalized, centred, lines, replaced, stripped};
 
-/// A filter of a value with its arguments.
-type Filter = fn(&State<'_, '_>, &Value, &[Value]) -> Result<Value, Error>;
-
-const FILTERS: [(&str, Filter); 26] = [
+const FILTERS: [(&str, Filter); 25] = [
     ("capitalize", |_, value, given| without(given, || Ok(capitalized(&text_of(value)?).into()))),
     ("center", |state, value, given| {
         let width = Arguments::of(["width"], given)?.size(0, 80)?;
@@ -26,11 +24,11 @@ const FILTERS: [(&str, Filter); 26] = [
     }),
     ("float", float),
     ("forceescape", |_, value, given| without(given, || escape(value, true))),
-    ("format", |_, value, given| {
+    ("format", |state, value, given| {
         if given.last().is_some_and(Value::is_kwargs) {
             return Err(error("`format` with names is not available; use `%`"));
         }
-        formatted(&text_of(value)?, given)
+        formatted(state, &text_of(value)?, given)
     }),
     ("indent", indent),
     ("int", int),
@@ -65,7 +63,6 @@ const FILTERS: [(&str, Filter); 26] = [
         })
     }),
     ("abs", |_, value, given| without(given, || absolute(value))),
-    ("count", |_, value, given| without(given, || length(value))),
 ];
 
 /// Filters of the engine that Jinja does not have, or that write another text.
@@ -93,14 +90,11 @@ pub(crate) fn add_to(environment: &mut Environment<'_>) {
         check_order(state, &value, &kwargs)?;
         filters::max(state, value, kwargs)
     });
-    let length: (&str, Filter) = ("length", |_, value, given| without(given, || length(value)));
-    for (name, filter) in FILTERS.into_iter().chain([length]) {
-        environment.add_filter(
-            name,
-            move |state: &State<'_, '_>, value: Value, arguments: Rest<ValueOrKwargs>| {
-                filter(state, &value, &arguments.into_values())
-            },
-        );
+    for (name, filter) in FILTERS {
+        add_filter(environment, name, false, filter);
+    }
+    for name in ["length", "count"] {
+        add_filter(environment, name, true, |state, value, given| without(given, || length(state, value)));
     }
 }
 
@@ -121,11 +115,11 @@ fn without(given: &[Value], run: impl FnOnce() -> Result<Value, Error>) -> Resul
     run()
 }
 
-fn length(value: &Value) -> Result<Value, Error> {
+fn length(state: &State<'_, '_>, value: &Value) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::Undefined => Ok(Value::from(0)),
         ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Iterable => {
-            let counted = || value.try_iter().map(Iterator::count);
+            let counted = || bound(state, value.clone())?.try_iter().map(Iterator::count);
             value.len().map_or_else(counted, Ok).map(Value::from)
         }
         other => Err(error(format!("a value of the type {other} has no length"))),
@@ -420,7 +414,7 @@ fn urlencode(state: &State<'_, '_>, value: &Value) -> Result<Value, Error> {
         for byte in text.bytes() {
             match byte {
                 b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | b'-' | b'~' => {
-                    all.push(char::from(byte))
+                    all.push(char::from(byte));
                 }
                 b'/' if !is_query => all.push('/'),
                 b' ' if is_query => all.push('+'),

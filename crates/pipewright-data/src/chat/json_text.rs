@@ -7,17 +7,20 @@ use serde::de::IgnoredAny;
 
 use crate::chat::python_text::Written;
 
+/// The most lists and objects inside each other, as in `serde_json`.
+const DEPTH: usize = 127;
+
 /// Parses a text.
 ///
 /// # Errors
 /// When the text is not JSON.
 pub(crate) fn parse(text: &[u8]) -> Result<Value, serde_json::Error> {
-    // This check bounds the depth too, so what follows reads well-formed text.
+    // What follows reads well-formed text. This check has no limit of depth.
     let mut check = serde_json::Deserializer::from_slice(text);
     IgnoredAny::deserialize(&mut check)?;
     check.end()?;
     // It does not read the characters of strings. The engine's own reader knows the place of such an error.
-    Reader { text, at: 0 }
+    Reader { text, at: 0, depth: 0 }
         .value()
         .map_err(|error| serde_json::from_slice::<Value>(text).err().unwrap_or(error))
 }
@@ -26,12 +29,13 @@ pub(crate) fn parse(text: &[u8]) -> Result<Value, serde_json::Error> {
 struct Reader<'a> {
     text: &'a [u8],
     at: usize,
+    depth: usize,
 }
 
 impl<'a> Reader<'a> {
     /// Returns the next byte that is not white space.
     fn peek(&mut self) -> u8 {
-        while self.text.get(self.at).is_some_and(|byte| byte.is_ascii_whitespace()) {
+        while self.text.get(self.at).is_some_and(u8::is_ascii_whitespace) {
             self.at += 1;
         }
         self.text.get(self.at).copied().unwrap_or_default()
@@ -39,14 +43,26 @@ impl<'a> Reader<'a> {
 
     fn value(&mut self) -> Result<Value, serde_json::Error> {
         match self.peek() {
-            b'{' => self.object(),
-            b'[' => self.array(),
+            b'{' | b'[' if self.depth == DEPTH => Err(serde::de::Error::custom("recursion limit exceeded")),
+            b'{' => self.inside(Self::object),
+            b'[' => self.inside(Self::array),
             b'"' => {
                 let text: std::borrow::Cow<'_, str> = serde_json::from_slice(self.string())?;
                 Ok(Value::from(&*text))
             }
             _ => Ok(scalar(self.scalar())),
         }
+    }
+
+    /// Reads an object or a list, which is one level deeper.
+    fn inside(
+        &mut self,
+        read: fn(&mut Self) -> Result<Value, serde_json::Error>,
+    ) -> Result<Value, serde_json::Error> {
+        self.depth += 1;
+        let value = read(self)?;
+        self.depth -= 1;
+        Ok(value)
     }
 
     fn object(&mut self) -> Result<Value, serde_json::Error> {
@@ -151,6 +167,11 @@ mod tests {
         for text in ["", "{", "[1,]", "{\"a\" 1}", "nul", "01", "\"a", "1 2", "[1] x"] {
             assert!(parse(text.as_bytes()).is_err(), "{text}");
         }
-        assert!(parse("[".repeat(200).as_bytes()).is_err());
+        for depth in [128, 1_000_000] {
+            let text = "[".repeat(depth) + &"]".repeat(depth);
+            let error = parse(text.as_bytes()).expect_err("it is too deep").to_string();
+            assert!(error.starts_with("recursion limit exceeded"), "{error}");
+        }
+        parse(("[".repeat(127) + &"]".repeat(127)).as_bytes()).expect("JSON");
     }
 }

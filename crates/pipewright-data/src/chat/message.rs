@@ -87,7 +87,7 @@ fn decoded_call(call: &Value, message: usize) -> Result<Option<Value>, ChatProbl
     {
         let table =
             decoded(arguments).filter(|table| arguments.as_str().is_some() && table.kind() == ValueKind::Map);
-        *arguments = table.ok_or_else(|| ChatProblem::NoArguments { message })?;
+        *arguments = table.ok_or(ChatProblem::NoArguments { message })?;
         is_changed = true;
     }
     Ok(is_changed.then(|| Value::from_pairs(pairs)))

@@ -7,29 +7,34 @@ use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Object, ObjectRepr, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value};
 
+use crate::chat::limits::{
+    bound, charge, charge_values, indexed, key, key_of_table, made, paid, sliced, walk,
+};
 use crate::chat::python_text::{Written, error, text_of};
-use crate::chat::source::{ATTRIBUTE, COMPARE, CONCAT, HELD, ITEM, ITERATED, REMAINDER};
-
-/// The deepest nesting of a value that a namespace keeps.
-const DEPTH: usize = 300;
-/// The number of visited values that cost as much as an instruction.
-const VISITS: u64 = 2;
+use crate::chat::source::{
+    ATTRIBUTE, BOUND, COMPARE, CONCAT, HELD, INDEXED, ITEM, ITERATED, KEY, MADE, PAID, REMAINDER, SLICED,
+    TABLE_KEY,
+};
 
 /// Adds the functions.
 pub(crate) fn add_to(environment: &mut Environment<'_>) {
     environment.add_function(CONCAT, |state: &State<'_, '_>, parts: Rest<Value>| concat(state, &parts));
-    environment.add_function(REMAINDER, |left: &Value, right: &Value| remainder(left, right));
+    environment.add_function(REMAINDER, |state: &State<'_, '_>, left: &Value, right: &Value| {
+        remainder(state, left, right)
+    });
     environment.add_function(COMPARE, |state: &State<'_, '_>, all: Rest<Value>| compare(state, &all));
     environment.add_function(ATTRIBUTE, |value: &Value, name: &str| attribute(value, name));
     environment.add_function(ITEM, |value: &Value, name: &str| item(value, name));
     environment.add_function(HELD, |state: &State<'_, '_>, value: Value| held(state, value));
     environment.add_function(ITERATED, |value: Value| iterated(value));
+    environment.add_function(BOUND, |state: &State<'_, '_>, value: Value| bound(state, value));
+    environment.add_function(MADE, |state: &State<'_, '_>, value: Value| made(state, value));
+    environment.add_function(INDEXED, |state: &State<'_, '_>, value: Value| indexed(state, value));
+    environment.add_function(SLICED, |state: &State<'_, '_>, value: Value| sliced(state, value));
+    environment.add_function(KEY, |state: &State<'_, '_>, value: Value| key(state, value));
+    environment.add_function(TABLE_KEY, |state: &State<'_, '_>, value: Value| key_of_table(state, value));
+    environment.add_function(PAID, |state: &State<'_, '_>, values: Rest<Value>| paid(state, &values));
     environment.add_function("namespace", namespace);
-}
-
-/// Charges for a text of some bytes before it is written.
-pub(crate) fn charge(state: &State<'_, '_>, bytes: usize) -> Result<(), Error> {
-    state.consume_fuel(bytes as u64 / 64)
 }
 
 fn concat(state: &State<'_, '_>, parts: &[Value]) -> Result<Value, Error> {
@@ -43,14 +48,14 @@ fn concat(state: &State<'_, '_>, parts: &[Value]) -> Result<Value, Error> {
 }
 
 /// Returns the remainder of a division, or a formatted text.
-fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
+fn remainder(state: &State<'_, '_>, left: &Value, right: &Value) -> Result<Value, Error> {
     if let Some(pattern) = left.as_str() {
         if Written::text_of(right).is_some() {
             return Err(error("this value cannot be formatted with `%`"));
         }
         let arguments: Vec<Value> =
             if right.is_tuple() { right.try_iter()?.collect() } else { vec![right.clone()] };
-        return formatted(pattern, &arguments);
+        return formatted(state, pattern, &arguments);
     }
     let is_number = |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool);
     if !is_number(left) || !is_number(right) {
@@ -80,8 +85,29 @@ fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
     }))
 }
 
+/// Charges for a pattern: each of its specifications may write all arguments. Refuses a width of more than four digits,
+/// or one that an argument has.
+pub(crate) fn charge_pattern<'p>(
+    state: &State<'_, '_>,
+    specifications: impl Iterator<Item = &'p str>,
+    argument: char,
+    arguments: &[Value],
+) -> Result<(), Error> {
+    let mut bytes = 0_usize;
+    for value in arguments {
+        bytes = bytes.saturating_add(charge_values(state, value)?);
+    }
+    for specification in specifications {
+        check_width(specification, argument)?;
+        let widths = specification.split(|letter: char| !letter.is_ascii_digit());
+        let widths: usize = widths.filter_map(|width| width.parse::<usize>().ok()).sum();
+        charge(state, bytes.saturating_add(widths).saturating_add(64))?;
+    }
+    Ok(())
+}
+
 /// Refuses a width of more than four digits, or one that an argument has.
-pub(crate) fn check_width(specification: &str, argument: char) -> Result<(), Error> {
+fn check_width(specification: &str, argument: char) -> Result<(), Error> {
     let mut numbers = specification.split(|letter: char| !letter.is_ascii_digit());
     if specification.contains(argument) || numbers.any(|number| number.len() > 4) {
         return Err(error(
@@ -92,11 +118,12 @@ pub(crate) fn check_width(specification: &str, argument: char) -> Result<(), Err
 }
 
 /// Formats arguments by the pattern of Python's `%`.
-pub(crate) fn formatted(pattern: &str, arguments: &[Value]) -> Result<Value, Error> {
-    for specification in pattern.split('%').skip(1) {
+pub(crate) fn formatted(state: &State<'_, '_>, pattern: &str, arguments: &[Value]) -> Result<Value, Error> {
+    let specifications = pattern.split('%').skip(1).map(|specification| {
         let end = specification.find(|letter: char| letter.is_ascii_alphabetic());
-        check_width(&specification[..end.unwrap_or(specification.len())], '*')?;
-    }
+        &specification[..end.unwrap_or(specification.len())]
+    });
+    charge_pattern(state, specifications, '*', arguments)?;
     let is_plain = |value: &Value| {
         value.is_integer() || matches!(value.kind(), ValueKind::String | ValueKind::None | ValueKind::Bool)
     };
@@ -146,15 +173,10 @@ fn is_equal(state: &State<'_, '_>, left: &Value, right: &Value) -> Result<bool, 
     if left.as_object().is_some() && right.as_object().is_some() {
         charge_values(state, left)?;
         charge_values(state, right)?;
+    } else if let (Some(left), Some(right)) = (left.as_str(), right.as_str()) {
+        charge(state, left.len().min(right.len()))?;
     }
     Ok(left == right)
-}
-
-/// Charges for a visit of a value and all that it contains.
-pub(crate) fn charge_values(state: &State<'_, '_>, value: &Value) -> Result<(), Error> {
-    let mut visits = 0;
-    visit(state, value, 0, &mut visits, &|_| Ok(()))?;
-    state.consume_fuel(visits / VISITS)
 }
 
 /// Returns the order of two values; `None` if one is not a number.
@@ -165,7 +187,10 @@ fn order(state: &State<'_, '_>, left: &Value, right: &Value) -> Result<Option<Or
         return Ok((!is_nan(left) && !is_nan(right)).then(|| left.cmp(right)));
     }
     match (left.as_str(), right.as_str()) {
-        (Some(left), Some(right)) => return Ok(Some(left.cmp(right))),
+        (Some(left), Some(right)) => {
+            charge(state, left.len().min(right.len()))?;
+            return Ok(Some(left.cmp(right)));
+        }
         _ if left.kind() == ValueKind::Seq && right.kind() == ValueKind::Seq => {}
         _ => return Err(error(format!("{} and {} have no order", left.kind(), right.kind()))),
     }
@@ -257,50 +282,13 @@ fn method(value: &Value, name: &str) -> Result<Value, Error> {
     }
 }
 
-/// Returns a value that a namespace may keep: it does not contain a namespace, so no value contains itself, and
-/// lists are complete, so that no list waits for a list that waits for a list.
+/// Returns a value that a namespace may keep: it does not contain a namespace, so no value contains itself.
 fn held(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
-    let value = match value.kind() {
-        ValueKind::Iterable => {
-            let items: Vec<Value> = value.try_iter()?.collect();
-            state.consume_fuel(items.len() as u64)?;
-            Value::from(items)
-        }
-        _ => value,
-    };
-    let mut visits = 0;
-    visit(state, &value, 0, &mut visits, &|value| {
+    let value = bound(state, value)?;
+    walk(state, &value, 64, &|value| {
         if is_namespace(value) { Err(error("a namespace cannot keep a namespace")) } else { Ok(()) }
     })?;
-    state.consume_fuel(visits / VISITS)?;
     Ok(value)
-}
-
-/// Checks a value and all that it contains. A value may contain another one often, so the visits are charged.
-fn visit(
-    state: &State<'_, '_>,
-    value: &Value,
-    depth: usize,
-    visits: &mut u64,
-    check: &dyn Fn(&Value) -> Result<(), Error>,
-) -> Result<(), Error> {
-    *visits += 1;
-    if *visits == 4096 {
-        state.consume_fuel(*visits / VISITS)?;
-        *visits = 0;
-    }
-    if depth > DEPTH {
-        return Err(error(format!("a value has more than {DEPTH} lists inside each other")));
-    }
-    check(value)?;
-    if matches!(value.kind(), ValueKind::Map | ValueKind::Seq | ValueKind::Iterable) {
-        let is_map = value.kind() == ValueKind::Map;
-        for item in value.try_iter()? {
-            let item = if is_map { value.get_item(&item)? } else { item };
-            visit(state, &item, depth + 1, visits, check)?;
-        }
-    }
-    Ok(())
 }
 
 fn namespace(state: &State<'_, '_>, arguments: Rest<ValueOrKwargs>) -> Result<Value, Error> {

@@ -7,6 +7,7 @@
 //!
 //! The engine parses and compiles with recursion, so the depth of what it receives is limited here.
 
+use crate::chat::tag::{DEPTH, Expression, NESTING, Tag, check_count, too_deep};
 use crate::chat::tokens::{Kind, Part, Parts, Token, decoded, line_of};
 
 /// The filter that stands for the tag `generation`.
@@ -19,15 +20,21 @@ pub(crate) const ATTRIBUTE: &str = "__attribute";
 pub(crate) const ITEM: &str = "__item";
 pub(crate) const HELD: &str = "__held";
 pub(crate) const ITERATED: &str = "__iterated";
+/// The functions that limit values ([`limits`](crate::chat::limits)).
+pub(crate) const BOUND: &str = "__bound";
+pub(crate) const MADE: &str = "__made";
+pub(crate) const INDEXED: &str = "__indexed";
+pub(crate) const SLICED: &str = "__sliced";
+pub(crate) const KEY: &str = "__key";
+pub(crate) const TABLE_KEY: &str = "__table_key";
+pub(crate) const PAID: &str = "__paid";
 
 /// Methods of Python's dictionaries. An attribute with such a name is the method, even if the dictionary has the
 /// key.
 const METHODS: [&str; 10] =
     ["items", "keys", "values", "get", "copy", "pop", "popitem", "update", "setdefault", "clear"];
-/// The deepest accepted nesting of brackets and of blocks.
-const NESTING: usize = 64;
-/// The deepest accepted tree of operators, brackets and blocks.
-const DEPTH: usize = 256;
+/// The longest accepted source. The engine needs seconds for some that are longer.
+const LONGEST: usize = 1 << 20;
 /// Words that are not the beginning of a value.
 const KEYWORDS: [&str; 6] = ["if", "else", "and", "or", "in", "is"];
 /// Statements that need other files, or that transformers does not know.
@@ -80,6 +87,9 @@ pub(crate) fn prepare(source: &str) -> Result<Prepared, Malformed> {
             }
         }
     }
+    if source.len() > LONGEST {
+        return Err(Malformed { line: None, reason: format!("it has more than {LONGEST} bytes") });
+    }
     Ok(prepared)
 }
 
@@ -87,69 +97,7 @@ fn malformed(source: &str, at: usize, reason: String) -> Malformed {
     Malformed { line: Some(line_of(source, at)), reason }
 }
 
-fn too_deep() -> String {
-    format!(
-        "more than {NESTING} brackets or blocks are inside each other, or more than {DEPTH} operators, filters and branches \
-         follow each other"
-    )
-}
-
-/// The rewritten text of an expression, and the depth of its tree.
-#[derive(Default)]
-struct Expression {
-    text: String,
-    depth: usize,
-}
-
-impl Expression {
-    fn push(&mut self, token: Token<'_>) {
-        self.text.push_str(token.space);
-        self.text.push_str(token.text);
-    }
-
-    /// Appends an operand, which is one level deeper than the operator before it.
-    fn append(&mut self, other: &Self) {
-        self.text.push_str(&other.text);
-        self.depth = self.depth.max(other.depth) + 1;
-    }
-
-    fn call(function: &str, arguments: &[Self]) -> Self {
-        let texts: Vec<&str> = arguments.iter().map(|argument| argument.text.as_str()).collect();
-        let depth =
-            arguments.iter().map(|argument| argument.depth).max().unwrap_or_default() + arguments.len();
-        // The space keeps the name apart from a keyword.
-        Self { text: format!(" {function}({})", texts.join(",")), depth }
-    }
-
-    fn constant(text: &str) -> Self {
-        Self { text: format!("'{text}'"), depth: 0 }
-    }
-}
-
-/// The tokens of a tag.
-struct Tag<'t, 's> {
-    tokens: &'t [Token<'s>],
-    next: usize,
-    /// The number of open brackets.
-    nesting: usize,
-}
-
 impl<'s> Tag<'_, 's> {
-    fn peek(&self) -> Option<Token<'s>> {
-        self.tokens.get(self.next).copied()
-    }
-
-    /// Returns whether the next token is this operator or word.
-    fn is(&self, text: &str) -> bool {
-        self.peek().is_some_and(|token| token.is(text))
-    }
-
-    fn take(&mut self) -> Result<Token<'s>, String> {
-        let token = self.peek().ok_or("a tag ends early")?;
-        self.next += 1;
-        Ok(token)
-    }
-
     /// Rewrites a statement, and opens or closes its block.
     fn statement(&mut self, blocks: &mut Vec<usize>) -> Result<Expression, String> {
         let Some(name) = self.peek() else { return self.sequence(&[]) };
@@ -158,7 +106,7 @@ impl<'s> Tag<'_, 's> {
             return Err(format!("the statement `{}` is not available in chat templates", name.text));
         }
         let mut statement = Expression::default();
-        let is_block = name.text == "set" && !self.has_value();
+        let is_block = name.text == "set" && !self.has("=");
         match name.text {
             "elif" => *blocks.last_mut().ok_or("`elif` is not in an `if` block")? += 1,
             end if end.starts_with("end") => drop(blocks.pop()),
@@ -186,20 +134,6 @@ impl<'s> Tag<'_, 's> {
         Ok(statement)
     }
 
-    /// Returns whether a `set` has a value, and not a block.
-    fn has_value(&self) -> bool {
-        let mut nesting = 0_usize;
-        self.tokens.iter().any(|token| {
-            match token.text {
-                _ if token.kind != Kind::Operator => {}
-                "(" | "[" | "{" => nesting += 1,
-                ")" | "]" | "}" => nesting = nesting.saturating_sub(1),
-                _ => {}
-            }
-            nesting == 0 && token.is("=")
-        })
-    }
-
     /// Copies the variables of a loop, and rewrites what it iterates.
     fn loop_head(&mut self, statement: &mut Expression) -> Result<(), String> {
         while !self.is("in") {
@@ -207,12 +141,11 @@ impl<'s> Tag<'_, 's> {
         }
         statement.push(self.take()?);
         let iterated = self.sequence(&["if", "recursive"])?;
-        let iterated = Expression { text: format!("({})", iterated.text), ..iterated };
-        statement.append(&Expression::call(ITERATED, &[iterated]));
+        statement.append(&iterated.given_to(ITERATED));
         Ok(())
     }
 
-    /// Copies the variables of an assignment, and rewrites a value that a namespace keeps.
+    /// Copies the variables of an assignment, and rewrites its value.
     fn assignment(&mut self, statement: &mut Expression) -> Result<(), String> {
         let mut is_held = false;
         while !self.is("=") {
@@ -220,10 +153,15 @@ impl<'s> Tag<'_, 's> {
             self.target(statement)?;
         }
         statement.push(self.take()?);
+        let is_tuple = self.has(",");
+        let start = self.next;
+        let value = self.sequence(&[])?;
         if is_held {
-            let value = self.sequence(&[])?;
-            let value = Expression { text: format!("({})", value.text), ..value };
-            statement.append(&Expression::call(HELD, &[value]));
+            statement.append(&value.given_to(HELD));
+        } else if self.is_constant(start) {
+            statement.append(&value);
+        } else {
+            statement.append(&value.given_to(if is_tuple { MADE } else { BOUND }));
         }
         Ok(())
     }
@@ -241,11 +179,6 @@ impl<'s> Tag<'_, 's> {
         Ok(())
     }
 
-    fn open(&mut self) -> Result<(), String> {
-        self.nesting += 1;
-        if self.nesting > NESTING { Err(too_deep()) } else { Ok(()) }
-    }
-
     /// Rewrites expressions and what is between them, up to one of these tokens or the end.
     fn sequence(&mut self, ends: &[&str]) -> Result<Expression, String> {
         let mut all = Expression::default();
@@ -261,6 +194,7 @@ impl<'s> Tag<'_, 's> {
                 let value = self.comparison()?;
                 all.text.push_str(&value.text);
                 all.depth = all.depth.max(value.depth + operators);
+                all.check()?;
                 continue;
             }
             if token.kind == Kind::Operator && matches!(token.text, ")" | "]" | "}") {
@@ -268,23 +202,11 @@ impl<'s> Tag<'_, 's> {
             }
             operators = if matches!(token.text, "," | ":" | "=") { 0 } else { operators + 1 };
             all.depth = all.depth.max(operators);
+            all.check()?;
             all.push(token);
             self.next += 1;
         }
         Ok(all)
-    }
-
-    /// Returns the number of tokens of the comparison that is next: `not in` has two.
-    fn comparison_tokens(&self) -> usize {
-        let Some(token) = self.peek() else { return 0 };
-        let is_not_in =
-            token.is("not") && self.tokens.get(self.next + 1).is_some_and(|second| second.is("in"));
-        match token.text {
-            _ if token.kind == Kind::Text => 0,
-            "==" | "!=" | "<" | ">" | "<=" | ">=" | "in" => 1,
-            _ if is_not_in => 2,
-            _ => 0,
-        }
     }
 
     /// Rewrites a chain of comparisons.
@@ -295,21 +217,22 @@ impl<'s> Tag<'_, 's> {
                 self.tokens[self.next..self.next + count].iter().map(|token| token.text).collect();
             self.next += count;
             chain.extend([Expression::constant(&operator.join(" ")), self.sum()?]);
+            check_count(&chain)?;
         }
         Ok(if chain.len() == 1 { chain.remove(0) } else { Expression::call(COMPARE, &chain) })
     }
 
-    fn is_operator(&self, operators: &[&str]) -> bool {
-        self.peek().is_some_and(|token| token.kind == Kind::Operator && operators.contains(&token.text))
-    }
-
     fn sum(&mut self) -> Result<Expression, String> {
+        let start = self.next;
         let mut left = self.concatenation()?;
+        let mut is_sum = false;
         while self.is_operator(&["+", "-"]) {
+            is_sum |= self.is("+");
             left.push(self.take()?);
             left.append(&self.concatenation()?);
+            left.check()?;
         }
-        Ok(left)
+        Ok(if is_sum && !self.is_constant(start) { left.given_to(BOUND) } else { left })
     }
 
     fn concatenation(&mut self) -> Result<Expression, String> {
@@ -317,11 +240,13 @@ impl<'s> Tag<'_, 's> {
         while self.is_operator(&["~"]) {
             self.next += 1;
             parts.push(self.product()?);
+            check_count(&parts)?;
         }
         Ok(if parts.len() == 1 { parts.remove(0) } else { Expression::call(CONCAT, &parts) })
     }
 
     fn product(&mut self) -> Result<Expression, String> {
+        let start = self.next;
         let mut left = self.power()?;
         while self.is_operator(&["*", "/", "//", "%"]) {
             let operator = self.take()?;
@@ -329,8 +254,13 @@ impl<'s> Tag<'_, 's> {
                 left = Expression::call(REMAINDER, &[left, self.power()?]);
             } else {
                 left.push(operator);
+                let is_repeated = operator.text == "*" && !self.is_constant(start);
                 left.append(&self.power()?);
+                if is_repeated {
+                    left = left.given_to(BOUND);
+                }
             }
+            left.check()?;
         }
         Ok(left)
     }
@@ -340,6 +270,7 @@ impl<'s> Tag<'_, 's> {
         while self.is_operator(&["**"]) {
             left.push(self.take()?);
             left.append(&self.value(true)?);
+            left.check()?;
         }
         Ok(left)
     }
@@ -351,11 +282,12 @@ impl<'s> Tag<'_, 's> {
         while self.is_operator(&["-"]) {
             signs.push(self.take()?);
             signs.depth += 1;
+            signs.check()?;
         }
         let first = self.take()?;
         let mut value = Expression::default();
         match first.kind {
-            Kind::Operator => value = self.bracket(first)?,
+            Kind::Operator => value = self.literal(first)?,
             Kind::Text => value.text = format!("{}{}", first.space, decoded(first.text)?),
             Kind::Name | Kind::Number => value.push(first),
         }
@@ -374,6 +306,72 @@ impl<'s> Tag<'_, 's> {
             self.filters(&mut signs)?;
         }
         Ok(signs)
+    }
+
+    /// Rewrites a list, a tuple, a table, or an expression in brackets.
+    fn literal(&mut self, open: Token<'s>) -> Result<Expression, String> {
+        let (start, is_list) = (self.next, open.text != "(" || self.has(","));
+        let literal = if open.text == "{" { self.table(open)? } else { self.bracket(open)? };
+        Ok(if is_list && !self.is_constant(start) { Expression::call(MADE, &[literal]) } else { literal })
+    }
+
+    /// Rewrites a table.
+    fn table(&mut self, open: Token<'s>) -> Result<Expression, String> {
+        self.open()?;
+        let mut all = Expression::default();
+        all.push(open);
+        while !self.is("}") {
+            let start = self.next;
+            let key = self.sequence(&[":", "}"])?;
+            all.append(&if self.is_constant(start) { key } else { key.given_to(TABLE_KEY) });
+            if self.is(":") {
+                all.push(self.take()?);
+                let value = self.sequence(&[",", "}"])?;
+                all.append(&value);
+            }
+            if self.is(",") {
+                all.push(self.take()?);
+            }
+            if self.peek().is_none() {
+                break;
+            }
+        }
+        all.push(self.take()?);
+        self.nesting -= 1;
+        Ok(all)
+    }
+
+    /// Rewrites the subscript of a value behind its bracket.
+    fn subscript(&mut self, value: Expression, open: Token<'s>) -> Result<Expression, String> {
+        let start = self.next;
+        let is_slice = self.has(":");
+        let is_name = self.peek().is_some_and(|token| token.kind == Kind::Text);
+        let mut item = Expression::default();
+        self.open()?;
+        let index = self.sequence(&["]"])?;
+        let close = self.take()?;
+        self.nesting -= 1;
+        let index = if is_slice || self.is_constant(start) { index } else { index.given_to(KEY) };
+        let function = if is_slice { SLICED } else { INDEXED };
+        item.append(&if is_name && !is_slice { value } else { Expression::call(function, &[value]) });
+        item.push(open);
+        item.append(&index);
+        item.push(close);
+        Ok(item)
+    }
+
+    /// Rewrites the arguments of `loop.changed`, which compares them; `cycle` needs arguments.
+    fn arguments(&mut self, method: &str, open: Token<'s>) -> Result<Expression, String> {
+        let is_empty = self.is(")") || self.is("*") || self.is("**");
+        if method == "cycle" && is_empty {
+            return Err("`cycle` needs values".to_owned());
+        }
+        let arguments = self.bracket(open)?;
+        if method != "changed" {
+            return Ok(arguments);
+        }
+        let text = format!("({PAID}{})", arguments.text);
+        Ok(Expression { text, depth: arguments.depth + 1 })
     }
 
     /// Rewrites what is between brackets.
@@ -395,6 +393,7 @@ impl<'s> Tag<'_, 's> {
 
     /// Rewrites the attributes, subscripts and calls of a value.
     fn postfix(&mut self, value: &mut Expression) -> Result<(), String> {
+        let mut method = "";
         while self.is_operator(&[".", "[", "("]) {
             let token = self.take()?;
             if token.text != "." {
@@ -405,12 +404,17 @@ impl<'s> Tag<'_, 's> {
                 if let Some(name) = name.filter(|name| is_closed && METHODS.contains(name)) {
                     self.next += 2;
                     *value = Expression::call(ITEM, &[std::mem::take(value), Expression::constant(name)]);
+                } else if token.text == "[" {
+                    *value = self.subscript(std::mem::take(value), token)?;
                 } else {
-                    value.append(&self.bracket(token)?);
+                    value.append(&self.arguments(method, token)?);
                 }
+                method = "";
+                value.check()?;
                 continue;
             }
             let name = self.take()?;
+            method = name.text;
             if METHODS.contains(&name.text) && !self.is_operator(&["("]) {
                 let name = Expression::constant(name.text);
                 *value = Expression::call(ATTRIBUTE, &[std::mem::take(value), name]);
@@ -419,6 +423,7 @@ impl<'s> Tag<'_, 's> {
                 value.push(name);
                 value.depth += 1;
             }
+            value.check()?;
         }
         Ok(())
     }
@@ -426,6 +431,7 @@ impl<'s> Tag<'_, 's> {
     /// Rewrites the filters and tests of a value.
     fn filters(&mut self, value: &mut Expression) -> Result<(), String> {
         while self.is_operator(&["|"]) || self.is("is") {
+            value.check()?;
             let token = self.take()?;
             value.push(token);
             if token.text == "is" && self.is("not") {
@@ -446,14 +452,5 @@ impl<'s> Tag<'_, 's> {
             }
         }
         Ok(())
-    }
-
-    /// Returns whether the argument of a test follows.
-    fn is_argument(&self) -> bool {
-        self.peek().is_some_and(|token| match token.kind {
-            Kind::Name => !["and", "or", "else", "is"].contains(&token.text),
-            Kind::Number | Kind::Text => true,
-            Kind::Operator => matches!(token.text, "[" | "{"),
-        })
     }
 }

@@ -20,7 +20,7 @@ use crate::chat::identity::{DATE_FUNCTION, TemplateIdentity};
 use crate::chat::message::{normalized, tools_of, with_decoded_arguments};
 use crate::chat::source::{self, Malformed, Prepared};
 use crate::chat::special_tokens::SpecialTokens;
-use crate::chat::{filters, operators, python_text, text_methods, value_tests};
+use crate::chat::{filters, limits, operators, python_text, text_methods, value_tests};
 use crate::config::{DataConfig, Tokenizer};
 use crate::settings::chat_template_choice::ChatTemplate;
 use crate::settings::date::Date;
@@ -33,10 +33,13 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// Noncharacters of Unicode, which mark the text of `generation` blocks.
 const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 const NAME: &str = "chat template";
-/// The steps that a template may take: as many for each chat, and as many more for each byte of it. A byte of text
-/// that the template writes or copies costs a small part of a step.
+/// The steps that a template may take: as many for each chat, as many more for each byte of it, and as many for each
+/// pair of its first messages, because some templates compare each message with all others. A byte of text that the
+/// template reads, writes or copies costs a small part of a step.
 const STEPS: u64 = 300_000;
 const STEPS_PER_BYTE: u64 = 20;
+const STEPS_PER_PAIR: u64 = 16;
+const PAIRED_MESSAGES: usize = 2000;
 /// The deepest nesting of loops, macros and blocks while a template is rendered. A call of a macro counts as 4.
 const RECURSION: usize = 200;
 
@@ -103,13 +106,14 @@ impl ChatRenderer {
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         environment.set_unknown_method_callback(method_of_python);
         environment.set_formatter(write_as_python);
+        limits::add_to(&mut environment);
         filters::add_to(&mut environment);
         value_tests::add_to(&mut environment);
         operators::add_to(&mut environment);
         environment.remove_global("debug");
         environment.add_filter(source::GENERATION, |text: &str| format!("{}{text}{}", MARKS[0], MARKS[1]));
-        environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, message))
+        environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
+            Err(python_text::error(python_text::text_of(message)?))
         });
         environment.add_function(DATE_FUNCTION, move |format: &str| {
             let date = date.ok_or_else(|| {
@@ -171,9 +175,10 @@ impl ChatRenderer {
         limits: u64,
     ) -> Result<RenderedChat, ChatProblem> {
         let bytes = size_of(messages.iter().chain([tools]));
-        let steps = limits * (STEPS + STEPS_PER_BYTE * bytes);
+        let paired = messages.len().min(PAIRED_MESSAGES) as u64;
+        let steps = limits * (STEPS + STEPS_PER_BYTE * bytes + STEPS_PER_PAIR * paired * paired);
         let failed = |error: Error| match error.kind() {
-            ErrorKind::OutOfFuel => ChatProblem::Exhausted { steps, bytes },
+            ErrorKind::OutOfFuel => ChatProblem::Exhausted { steps, bytes, line: error.line() },
             _ => ChatProblem::Template { line: error.line(), reason: reason_of(&error) },
         };
         let tokens = self.tokens.iter().map(|(name, token)| (name.as_str(), Value::from(token.as_str())));
@@ -195,7 +200,7 @@ impl ChatRenderer {
 fn size_of<'v>(values: impl Iterator<Item = &'v Value>) -> u64 {
     let bytes = values.map(|value| match value.kind() {
         ValueKind::Map => {
-            let pairs = value.as_object().and_then(|object| object.try_iter_pairs());
+            let pairs = value.as_object().and_then(minijinja::value::DynObject::try_iter_pairs);
             pairs.into_iter().flatten().map(|(key, value)| size_of([&key, &value].into_iter())).sum()
         }
         ValueKind::Seq => {
@@ -308,8 +313,12 @@ fn method_of_python(
     method: &str,
     arguments: &[Value],
 ) -> Result<Value, Error> {
+    limits::charge_reading(state, arguments)?;
     let own = match value.as_str() {
-        Some(text) => text_methods::call(state, text, method, arguments)?,
+        Some(text) => {
+            limits::charge_reading(state, std::slice::from_ref(value))?;
+            text_methods::call(state, text, method, arguments)?
+        }
         None => text_methods::call_of_list(state, value, method, arguments)?,
     };
     own.map_or_else(|| unknown_method_callback(state, value, method, arguments), Ok)

@@ -1,10 +1,13 @@
 //! The methods of Python's texts.
 
+use std::collections::HashSet;
+
 use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 
 use crate::chat::arguments::Arguments;
-use crate::chat::operators::{charge, charge_values, check_width};
+use crate::chat::limits::{charge, charge_values};
+use crate::chat::operators::charge_pattern;
 use crate::chat::python_text::{error, is_space};
 
 /// Calls a method of a text. Those that are not listed here are methods of the engine.
@@ -14,35 +17,11 @@ pub(crate) fn call(
     method: &str,
     given: &[Value],
 ) -> Result<Option<Value>, Error> {
-    let none = || Arguments::of([], given).map(drop);
+    if let Some(value) = plain(text, method)? {
+        Arguments::of([], given)?;
+        return Ok(Some(value));
+    }
     Ok(Some(match method {
-        "lower" | "casefold" if method == "lower" || text.is_ascii() => {
-            none()?;
-            text.to_lowercase().into()
-        }
-        "upper" => {
-            none()?;
-            text.to_uppercase().into()
-        }
-        "swapcase" => {
-            none()?;
-            let swap = |letter: char| -> String {
-                if letter.is_uppercase() {
-                    letter.to_lowercase().collect()
-                } else {
-                    letter.to_uppercase().collect()
-                }
-            };
-            text.chars().map(swap).collect::<String>().into()
-        }
-        "title" => {
-            none()?;
-            titled(text).into()
-        }
-        "capitalize" => {
-            none()?;
-            capitalized(text).into()
-        }
         "strip" | "lstrip" | "rstrip" => {
             let arguments = Arguments::of(["chars"], given)?;
             let sides = [method != "rstrip", method != "lstrip"];
@@ -76,36 +55,48 @@ pub(crate) fn call(
         "find" | "rfind" | "index" | "rindex" | "count" => found(text, method, given)?,
         "startswith" | "endswith" => begins_or_ends(text, method, given)?.into(),
         "zfill" | "center" | "ljust" | "rjust" | "expandtabs" => padded(state, text, method, given)?.into(),
-        "isdigit" | "isdecimal" | "isnumeric" => {
-            none()?;
-            is_digits(text)?.into()
-        }
-        "isspace" => {
-            none()?;
-            (!text.is_empty() && text.chars().all(is_space)).into()
-        }
-        "isalnum" => {
-            none()?;
-            let is_alphanumeric = |letter: char| letter.is_alphanumeric();
-            (!text.is_empty() && text.chars().all(is_alphanumeric)).into()
-        }
-        "istitle" => {
-            none()?;
-            let is_cased = text.chars().any(|letter| letter.is_lowercase() || letter.is_uppercase());
-            (is_cased && titled(text) == text).into()
-        }
         "format" => {
-            for field in text.split('{').skip(1) {
+            let specifications = text.split('{').skip(1).map(|field| {
                 let specification = field.split('}').next().unwrap_or_default();
-                check_width(specification.split_once(':').map_or("", |(_, width)| width), '{')?;
-            }
-            // The engine writes lists without a limit.
-            given.iter().try_for_each(|argument| charge_values(state, argument))?;
+                specification.split_once(':').map_or("", |(_, width)| width)
+            });
+            charge_pattern(state, specifications, '{', given)?;
             return Ok(None);
         }
         "join" => {
             let [items] = given else { return Err(Error::from(ErrorKind::MissingArgument)) };
             joined(state, text, items)?.into()
+        }
+        _ => return Ok(None),
+    }))
+}
+
+/// Returns the result of a method without arguments.
+fn plain(text: &str, method: &str) -> Result<Option<Value>, Error> {
+    Ok(Some(match method {
+        "lower" | "casefold" if method == "lower" || text.is_ascii() => text.to_lowercase().into(),
+        "upper" => text.to_uppercase().into(),
+        "swapcase" => {
+            let swap = |letter: char| -> String {
+                if letter.is_uppercase() {
+                    letter.to_lowercase().collect()
+                } else {
+                    letter.to_uppercase().collect()
+                }
+            };
+            text.chars().map(swap).collect::<String>().into()
+        }
+        "title" => titled(text).into(),
+        "capitalize" => capitalized(text).into(),
+        "isdigit" | "isdecimal" | "isnumeric" => is_digits(text)?.into(),
+        "isspace" => (!text.is_empty() && text.chars().all(is_space)).into(),
+        "isalnum" => {
+            let is_alphanumeric = |letter: char| letter.is_alphanumeric();
+            (!text.is_empty() && text.chars().all(is_alphanumeric)).into()
+        }
+        "istitle" => {
+            let is_cased = text.chars().any(|letter| letter.is_lowercase() || letter.is_uppercase());
+            (is_cased && titled(text) == text).into()
         }
         _ => return Ok(None),
     }))
@@ -142,9 +133,11 @@ pub(crate) fn replaced(
 
 /// Returns a text without white space or some characters at its beginning and its end.
 pub(crate) fn stripped<'t>(text: &'t str, letters: Option<&str>, [start, end]: [bool; 2]) -> &'t str {
-    let is_cut = |letter: char| letters.map_or_else(|| is_space(letter), |letters| letters.contains(letter));
+    let letters: Option<HashSet<char>> = letters.map(|letters| letters.chars().collect());
+    let is_cut =
+        |letter: char| letters.as_ref().map_or_else(|| is_space(letter), |letters| letters.contains(&letter));
     let text = if start { text.trim_start_matches(is_cut) } else { text };
-    if end { text.trim_end_matches(is_cut) } else { text }
+    if end { text.trim_end_matches(&is_cut) } else { text }
 }
 
 /// Returns a text whose words begin with capitals; a word is a sequence of letters that have capitals.
@@ -378,7 +371,8 @@ pub(crate) fn call_of_list(
         ("count", [value]) => Ok(Some(Value::from(items()?.iter().filter(|item| *item == value).count()))),
         ("index", [value]) => {
             let at = items()?.iter().position(|item| item == value);
-            at.map(|at| Some(Value::from(at))).ok_or_else(|| error(format!("{value} is not in the list")))
+            at.map(|at| Some(Value::from(at)))
+                .ok_or_else(|| error("the list does not have the value of `index`"))
         }
         _ => Ok(None),
     }

@@ -210,9 +210,9 @@ pub(crate) fn decoded(quoted: &str) -> Result<String, String> {
         if letter != '\\' {
             // A line end in a text stays one, so that lines keep their numbers.
             if letter == '\n' {
-                text.push('\n')
+                text.push('\n');
             } else {
-                push(&mut text, letter)
+                push(&mut text, letter);
             }
             continue;
         }

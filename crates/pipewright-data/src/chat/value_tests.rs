@@ -1,8 +1,9 @@
 //! The tests of Jinja for the types of values.
 
 use minijinja::value::ValueKind;
-use minijinja::{Environment, Error, State, Value};
+use minijinja::{Environment, Error, State, Value, tests};
 
+use crate::chat::limits::{charge, charge_reading};
 use crate::chat::operators::holds;
 use crate::chat::python_text::{Written, error, text_of};
 
@@ -50,8 +51,16 @@ pub(crate) fn add_to(environment: &mut Environment<'_>) {
         value.is_undefined()
             || (value.kind() == ValueKind::Plain && value.downcast_object_ref::<Written>().is_none())
     });
-    environment.add_test("lower", |value: &Value| is_cased(value, char::is_lowercase, char::is_uppercase));
-    environment.add_test("upper", |value: &Value| is_cased(value, char::is_uppercase, char::is_lowercase));
+    environment.add_test("lower", |state: &State<'_, '_>, value: &Value| {
+        is_cased(state, value, char::is_lowercase, char::is_uppercase)
+    });
+    environment.add_test("upper", |state: &State<'_, '_>, value: &Value| {
+        is_cased(state, value, char::is_uppercase, char::is_lowercase)
+    });
+    environment.add_test("sameas", |state: &State<'_, '_>, value: &Value, other: &Value| {
+        charge(state, value.as_str().map_or(0, str::len))?;
+        Ok::<_, Error>(tests::is_sameas(value, other))
+    });
     environment.add_test("odd", |value: &Value| Ok::<_, Error>(rest_of(value, 2)? == 1));
     environment.add_test("even", |value: &Value| Ok::<_, Error>(rest_of(value, 2)? == 0));
     environment.add_test("divisibleby", |value: &Value, by: i128| Ok::<_, Error>(rest_of(value, by)? == 0));
@@ -65,7 +74,13 @@ fn is_long_integer(value: &Value) -> bool {
     matches!(value.downcast_object_ref::<Written>(), Some(Written::Integer(_)))
 }
 
-fn is_cased(value: &Value, is: fn(char) -> bool, is_other: fn(char) -> bool) -> Result<bool, Error> {
+fn is_cased(
+    state: &State<'_, '_>,
+    value: &Value,
+    is: fn(char) -> bool,
+    is_other: fn(char) -> bool,
+) -> Result<bool, Error> {
+    charge_reading(state, std::slice::from_ref(value))?;
     let text = text_of(value)?;
     Ok(text.chars().any(is) && !text.chars().any(is_other))
 }

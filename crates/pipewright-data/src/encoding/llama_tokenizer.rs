@@ -6,10 +6,13 @@
 //! does so for each part. Sources: `LlamaTokenizer`, `CodeLlamaTokenizer` and `AutoTokenizer` of transformers
 //! 5.23.
 
-use std::path::Path;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 
 use pipewright_system::bounded_file::{SMALL_TEXT, read_regular, without_mark};
 use serde_json::{Value, json};
+
+use crate::error::{DataError, FileError};
 
 /// Types of models for which transformers keeps the file as it is, whatever class the settings name.
 const AS_IN_THE_FILE: [&str; 33] = [
@@ -58,12 +61,27 @@ pub(crate) struct Rewritten {
 
 /// Returns a `tokenizer.json` as the class that the files next to it name reads it; `None` if that changes
 /// nothing.
-pub(crate) fn as_its_class_reads(path: &Path, content: &[u8]) -> Option<Rewritten> {
-    let read = |name| {
-        let content = read_regular(&path.with_file_name(name), SMALL_TEXT).unwrap_or_default();
-        serde_json::from_slice::<Value>(without_mark(&content)).unwrap_or_default()
+///
+/// # Errors
+/// When one of these files exists, and cannot be read or is not JSON.
+pub(crate) fn as_its_class_reads(path: &Path, content: &[u8]) -> Result<Option<Rewritten>, DataError> {
+    let settings = read(path.with_file_name("tokenizer_config.json"))?;
+    let model = read(path.with_file_name("config.json"))?;
+    Ok(rewritten(content, &settings, &model))
+}
+
+/// Returns the content of a JSON file; null if the file does not exist.
+fn read(path: PathBuf) -> Result<Value, DataError> {
+    let content = match read_regular(&path, SMALL_TEXT) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Value::Null),
+        content => content,
     };
-    let (settings, model) = (read("tokenizer_config.json"), read("config.json"));
+    let value = content.and_then(|content| Ok(serde_json::from_slice(without_mark(&content))?));
+    Ok(value.map_err(|source| FileError::Read { path, source })?)
+}
+
+/// Returns the `tokenizer.json` with this content as the class reads it that the settings or else the model name.
+fn rewritten(content: &[u8], settings: &Value, model: &Value) -> Option<Rewritten> {
     let class = settings["tokenizer_class"].as_str().or_else(|| model["tokenizer_class"].as_str())?;
     let class = class.strip_suffix("Fast").unwrap_or(class);
     let has_own_code = !settings["auto_map"].is_null();

@@ -53,7 +53,7 @@ pub(crate) fn fingerprint(tokenizer: &Tokenizer) -> Result<String, DataError> {
         Tokenizer::File(path) => {
             let content = pipewright_system::bounded_file::read_regular(path, LARGEST_TOKENIZER)
                 .map_err(|source| FileError::Read { path: path.to_owned(), source })?;
-            Ok(fingerprint_of(&content, llama_tokenizer::as_its_class_reads(path, &content).as_ref()))
+            Ok(fingerprint_of(&content, llama_tokenizer::as_its_class_reads(path, &content)?.as_ref()))
         }
     }
 }
@@ -89,7 +89,7 @@ impl Encoder {
         if crate::content::is_lfs_pointer(&content) {
             return Err(FileError::LfsPointer { path: path.to_owned() }.into());
         }
-        let rewritten = llama_tokenizer::as_its_class_reads(path, &content);
+        let rewritten = llama_tokenizer::as_its_class_reads(path, &content)?;
         let fingerprint = fingerprint_of(&content, rewritten.as_ref());
         let content = rewritten.map_or(content, |rewritten| rewritten.content);
         let unusable = |source| DataError::from(TokenizerError::Malformed { path: path.to_owned(), source });

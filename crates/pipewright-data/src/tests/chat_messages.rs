@@ -168,11 +168,14 @@ fn templates_have_the_line_ends_of_unix() {
     check(template, r#"{"messages": [{"role": "user", "content": "A"}]}"#, "user\na\nb");
 }
 
+/// Checks that a template is refused for a small chat.
+fn check_limit(template: &str, part: &str) {
+    check_refused(template, &chat("\"a\": 1"), part);
+}
+
 #[test]
-fn templates_have_limits() {
-    let check = |template: &str, part: &str| {
-        check_refused(template, &chat("\"a\": 1"), part);
-    };
+fn templates_are_not_deep() {
+    let check = check_limit;
     let deep = "is malformed in line 1: more than 64 brackets or blocks are inside each other, or more than 256 operators";
     let nested = |before: &str, middle: &str, after: &str| {
         format!("{{{{ {}{middle}{} }}}}", before.repeat(50_000), after.repeat(50_000))
@@ -205,7 +208,73 @@ fn templates_have_limits() {
     check(&blocks("{% generation %}", "{% endgeneration %}"), deep);
     check(&format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(50_000)), deep);
     check(&format!("{{% set {}a{} = 1 %}}", "(".repeat(50_000), ")".repeat(50_000)), deep);
+    check(&format!("{{% set a{} = 1 %}}", ".b".repeat(50_000)), deep);
     check(&nested("(", "", ""), "is malformed in line 1: a tag has no end");
+    check(&" ".repeat(2 << 20), "is malformed: it has more than 1048576 bytes");
+    check("{{ loop.cycle() }}", "is malformed in line 1: `cycle` needs values");
+}
+
+#[test]
+fn values_of_templates_are_not_deep() {
+    let deep = "a value has more than 300 lists inside each other";
+    for value in ["[a]", "a, 1", "(a, 1)", "{'b': a}", "dict(b=a)", "a | batch(1) | list"] {
+        let deeper = format!("{{% set a = {value} %}}").repeat(5_000);
+        check_limit(&format!("{{% set a = [1] %}}{deeper}"), deep);
+    }
+    for value in ["a[0:]", "a | reverse", "a + []", "a * 1"] {
+        let same = format!("{{% set a = {value} %}}").repeat(1_000);
+        let message = r#"{"messages": [{"role": "user", "content": "A"}]}"#;
+        check(&format!("{{% set a = [] %}}{same}{{{{ a | length }}}}"), message, "0");
+    }
+}
+
+#[test]
+fn templates_pay_for_what_they_read() {
+    let steps = "the chat template takes more than ";
+    let shared = "{% set a = [1, 1] %}".to_owned() + &"{% set a = [a, a] %}".repeat(60);
+    check_limit(&shared, steps);
+    let shared = "{% set a = [1, 1] %}".to_owned() + &"{% set a = [a, a] %}".repeat(12);
+    let text = "{% set a = 'ab ' * 300000 %}".to_owned();
+    for (value, operations) in [
+        (
+            shared,
+            "{[a]:1} | [a] == [a] | loop.changed(a) | {'x':a,'y':a}|dictsort(by='value') | [a].index(a) | a < a | [a]|sort",
+        ),
+        (
+            text.clone(),
+            "a|wordcount | a == a | a[::-1] | a[999999] | a is lower | a is sameas a | a.find('c') | a|attr(a) | {a:1}",
+        ),
+        (
+            text,
+            "loop.changed(a) | '%s' % a | '{}'.format(a) | messages|map(attribute=a)|list | a.split() | a|last | a in [a]",
+        ),
+        (
+            "{% set a = range(100000) %}".to_owned(),
+            "a|join | a|sort | a[0:] | a + a | a|batch(2) | a == a | 'b' in a",
+        ),
+    ] {
+        for operation in operations.split(" | ") {
+            check_limit(
+                &format!("{value}{{% for b in range(100000) %}}{{% set c = {operation} %}}{{% endfor %}}"),
+                if operation.starts_with("{[") { "cannot be a key" } else { steps },
+            );
+        }
+    }
+    let pattern = "{% set a = 'a' * 100000 %}{{ ";
+    check_limit(&format!("{pattern}('{{0}}' * 100000).format(a) }}}}"), steps);
+    check_limit(&format!("{pattern}('%(a)s' * 100000) % {{'a': a}} }}}}"), steps);
+    check_limit("{{ ('{0:9999}' * 100000).format(1) }}", steps);
+    check_limit(
+        "{% macro f(a, n) %}{% if n %}{{ f(a + a, n - 1) }}{% endif %}{% endmacro %}{{ f([1], 40) }}",
+        steps,
+    );
+    check_limit("{{ none[1:] }}", "a value of the type none has no parts");
+    check_limit("{{ a[1:] }}", "a value of the type undefined has no parts");
+}
+
+#[test]
+fn templates_end() {
+    let check = check_limit;
     let steps = "the chat template takes more than ";
     check("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}", steps);
     check(
@@ -233,6 +302,5 @@ fn templates_have_limits() {
     );
     check("{{ '%1000000000d' % 1 }}", "a width or a precision of a pattern has more than four digits");
     check("{{ '{:1000000000}'.format(1) }}", "a width or a precision of a pattern has more than four digits");
-    check(&format!("{{% set a{} = 1 %}}", ".b".repeat(50_000)), deep);
     check("{% include 'chat template' %}", "the statement `include` is not available in chat templates");
 }

@@ -1,5 +1,7 @@
 //! The parts of chats that count, where the template does not mark them.
 
+use std::io::Write as _;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -170,7 +172,10 @@ fn thoughts_and_tools_are_parts_of_answers() {
 #[test]
 fn the_published_templates_have_the_same_parts() {
     let Some(folder) = std::env::var_os("PIPEWRIGHT_TRL_TEMPLATES") else {
-        println!("skipped: PIPEWRIGHT_TRL_TEMPLATES is not the folder `trl/chat_templates` of TRL");
+        let _said = writeln!(
+            std::io::stderr(),
+            "SKIPPED: PIPEWRIGHT_TRL_TEMPLATES is not the folder `trl/chat_templates` of TRL"
+        );
         return;
     };
     for (name, file) in [("qwen3", "qwen3.jinja"), ("gpt_oss", "gptoss.jinja")] {

@@ -1,5 +1,7 @@
 //! Chat templates next to transformers, and the tokens of chats that count in the loss.
 
+use std::io::Write as _;
+
 use std::collections::BTreeMap;
 
 use minijinja::Value;
@@ -113,7 +115,7 @@ fn templates_render_as_transformers_renders_them() {
 #[test]
 fn templates_of_packages_render_as_transformers_renders_them() {
     let Some(python) = std::env::var_os("PIPEWRIGHT_PYTHON") else {
-        println!("skipped: PIPEWRIGHT_PYTHON names no Python");
+        let _said = writeln!(std::io::stderr(), "SKIPPED: PIPEWRIGHT_PYTHON names no Python");
         return;
     };
     let script = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/make_chats.py");
@@ -121,7 +123,7 @@ fn templates_of_packages_render_as_transformers_renders_them() {
     let text = String::from_utf8(output.stdout).expect("UTF-8");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let (found, (templates, same)) = differences(&text);
-    println!("{templates} templates, {same} texts are the same");
+    let _said = writeln!(std::io::stderr(), "{templates} templates, {same} texts are the same");
     assert!(found.is_empty(), "{} differences\n{}", found.len(), found.join("\n"));
 }
 
