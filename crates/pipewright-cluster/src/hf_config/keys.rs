@@ -79,7 +79,7 @@ impl<'a> Keys<'a> {
 
     /// Returns whether a key is given and not null.
     pub(super) fn has(&self, name: &str) -> bool {
-        let is_given = |value: &Value| !value.is_null() && !(self.zero_is_missing && *value == 0);
+        let is_given = |value: &Value| !value.is_null() && (!self.zero_is_missing || *value != 0);
         !self.foreign.contains(&name) && self.object.get(name).is_some_and(is_given)
     }
 

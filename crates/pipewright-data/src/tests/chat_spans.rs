@@ -1,8 +1,7 @@
 //! The parts of chats that count, where the template does not mark them.
 
-use std::io::Write as _;
-
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::path::Path;
 
 use minijinja::Value;

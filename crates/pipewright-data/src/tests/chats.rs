@@ -1,8 +1,7 @@
 //! Chat templates next to transformers, and the tokens of chats that count in the loss.
 
-use std::io::Write as _;
-
 use std::collections::BTreeMap;
+use std::io::Write as _;
 
 use minijinja::Value;
 use serde::Deserialize;
