@@ -7,7 +7,7 @@ use pipewright_schedule::simulate::{SimulateError, memory_curve, peak_memory, ti
 use pipewright_schedule::{Costs, Placement, Rank, Recompute, StageIndex, Timeline, ValidatedProgram};
 
 use crate::cut_model::CutModel;
-use crate::parameter::ParameterSpec;
+use crate::parameter::{FirstCopies, ParameterSpec};
 use crate::training_memory::arrived_rows::ExpertLoad;
 use crate::training_memory::compute_devices::ComputeDevices;
 use crate::training_memory::kept::KeptActivations;
@@ -116,15 +116,17 @@ impl TrainingMemory {
         let costs = run.costs(stages);
         let simulation = timed(run.program.as_program(), &costs)?;
         let timeline = simulation.timeline();
-        let is_trained = |path: &str| run.model.is_trained(path);
-        let state = |specs: &Vec<ParameterSpec>| StageState {
-            bytes: run.state.of_stage(specs, is_trained),
-            gradients: gradient_bytes(specs, run.expert_ranks, is_trained),
-            undo: if run.post_validation { run.undo_bytes(specs) } else { 0 },
-        };
+        let state = |specs: &Vec<ParameterSpec>| run.state_of(specs, &mut FirstCopies::default());
         let states: Vec<StageState> = stages.iter().map(state).collect();
         let rank_bytes = |(rank, activations): (Rank, u64)| {
-            let own = placement.stages_of(rank).iter().map(|stage| states[stage.index()]);
+            let mut known = FirstCopies::default();
+            let own = placement.stages_of(rank).iter().map(|stage| {
+                if run.sharding.shards > 1 {
+                    // A stage that computes has all of its parameters whole.
+                    return states[stage.index()];
+                }
+                run.state_of(&stages[stage.index()], &mut known)
+            });
             let own: Vec<StageState> = own.collect();
             HeldBytes { activations, ..HeldBytes::without_activations(&own, run.sharding, run.expert_ranks) }
         };
@@ -192,9 +194,27 @@ impl TrainingRun<'_> {
             return 0;
         }
         let is_trained = |path: &str| self.model.is_trained(path);
-        let of_stage =
-            |specs: &Vec<ParameterSpec>| self.state.shared_bytes(specs, self.expert_ranks, is_trained);
-        stages.iter().map(of_stage).fold(0, u64::saturating_add)
+        let placement = self.program.placement();
+        let of_rank = |rank: Rank| {
+            let mut known = FirstCopies::default();
+            let own = placement.stages_of(rank).iter().flat_map(|stage| known.of(&stages[stage.index()]));
+            self.state.shared_bytes(&own.collect::<Vec<_>>(), self.expert_ranks, is_trained)
+        };
+        placement.all_ranks().map(of_rank).fold(0, u64::saturating_add)
+    }
+
+    /// Returns the bytes of a stage with these parameters on a rank that holds the parameters in `known` already,
+    /// for other stages, and adds them to `known`. The copy in half precision belongs to the stage.
+    fn state_of(&self, specs: &[ParameterSpec], known: &mut FirstCopies) -> StageState {
+        let is_trained = |path: &str| self.model.is_trained(path);
+        let (own, of_stage) = (known.of(specs), FirstCopies::default().of(specs));
+        let [mut bytes, of_stage] = [&own, &of_stage].map(|specs| self.state.of_stage(specs, is_trained));
+        bytes.others.copy = of_stage.others.copy;
+        StageState {
+            bytes,
+            gradients: gradient_bytes(specs, self.expert_ranks, is_trained),
+            undo: if self.post_validation { self.undo_bytes(&own) } else { 0 },
+        }
     }
 
     /// Returns the bytes of a stage without activations. If parameters are sharded, a replica holds its part
