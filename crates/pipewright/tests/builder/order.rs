@@ -16,19 +16,10 @@ use crate::{MICROBATCHES, Run, train_for};
 /// Layers of each model, which are cut for at most six ranks with two stages each.
 const LAYERS: usize = 12;
 /// A sum in another order shows in the losses after a few steps.
-const STEPS: u64 = 12;
+const STEPS: u64 = 10;
 
-const CUTS: [(&str, u32); 9] = [
-    ("1f1b", 2),
-    ("1f1b", 3),
-    ("gpipe", 4),
-    ("zb-h1", 5),
-    ("1f1b", 6),
-    ("interleaved1f1b", 2),
-    ("interleaved1f1b", 3),
-    ("zbvzerobubble", 2),
-    ("zbvzerobubble", 6),
-];
+const CUTS: [(&str, u32); 5] =
+    [("1f1b", 3), ("zb-h1", 5), ("interleaved1f1b", 2), ("zbvzerobubble", 2), ("zbvzerobubble", 6)];
 
 /// Trains a model under every cut, and with recomputed stages.
 fn check(layers: impl Fn() -> Layers, config: &PipelineConfig) {
@@ -43,10 +34,8 @@ fn check(layers: impl Fn() -> Layers, config: &PipelineConfig) {
         assert_eq!(run(builder(schedule, ranks)), expected, "{schedule} on {ranks}");
     }
     for recompute in [Recompute::Stage, Recompute::Block] {
-        for ranks in [1, 3] {
-            let found = run(builder("1f1b", ranks).recompute(recompute.clone()));
-            assert_eq!(found, expected, "{recompute:?} on {ranks}");
-        }
+        let found = run(builder("1f1b", 3).recompute(recompute.clone()));
+        assert_eq!(found, expected, "{recompute:?}");
     }
     let uneven = run(builder("1f1b", 4).boundaries([1, 2, 7]));
     assert_eq!(uneven, expected, "an uneven cut");
