@@ -2,7 +2,8 @@
 
 use std::error::Error;
 use std::fmt;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
+use std::path::Path;
 use std::process::ExitCode;
 
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteDiagnostic, SourceCode};
@@ -56,9 +57,14 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Returns a failure with one message: an error with all its causes, or a sentence.
+    /// Returns a failure with one message: an error with all its causes, or a sentence. If a full disk or a limit on
+    /// files is the cause, the message says what to do.
     pub(crate) fn new(exit: Exit, error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        let message = sentence(error.into().as_ref());
+        let error: Box<dyn Error + Send + Sync> = error.into();
+        let mut message = sentence(error.as_ref());
+        if let Some(advice) = advice_for(error.as_ref()).filter(|_| !message.contains("free ")) {
+            message = format!("{message}; {advice}");
+        }
         Self {
             exit,
             is_reported: false,
@@ -84,6 +90,13 @@ impl Failure {
     /// Returns a failure for wrong input, with one message: an error with all its causes, or a sentence.
     pub(crate) fn input(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::new(Exit::WrongInput, error)
+    }
+
+    /// Returns the failure of a file or a folder that cannot be written. `otherwise` is the advice if neither a full
+    /// disk nor a limit is the reason.
+    pub(crate) fn unwritten(path: &Path, error: &io::Error, otherwise: &str) -> Self {
+        let advice = disk_advice(error).unwrap_or(otherwise);
+        Self::input(format!("{}: cannot be written: {error}; {advice}", path.display()))
     }
 
     /// Returns the same failure as the loss of a rank.
@@ -137,7 +150,7 @@ impl Failure {
         if std::mem::replace(&mut self.is_reported, true) {
             return;
         }
-        let is_terminal = std::io::stderr().is_terminal();
+        let is_terminal = io::stderr().is_terminal();
         let handler = handler(is_terminal, std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()));
         let mut text = escape(&std::mem::take(&mut self.context)).into_owned();
         for problem in &self.problems {
@@ -151,6 +164,26 @@ impl Failure {
         }
         screen::print_error(&text);
     }
+}
+
+/// Returns what to do if a file cannot be written because the disk is full or a limit is reached; `None` for another
+/// reason.
+pub(crate) fn disk_advice(error: &io::Error) -> Option<&'static str> {
+    match error.kind() {
+        io::ErrorKind::StorageFull => Some("free some space"),
+        io::ErrorKind::QuotaExceeded => Some("free some of your space there"),
+        // The error of a file that this program refuses as too large to be read has no number.
+        io::ErrorKind::FileTooLarge if error.raw_os_error().is_some() => {
+            Some("raise the limit on the size of files (`ulimit -f unlimited`)")
+        }
+        _ => None,
+    }
+}
+
+/// Returns the advice for an error of the system among an error and its causes.
+pub(crate) fn advice_for(error: &(dyn Error + 'static)) -> Option<&'static str> {
+    std::iter::successors(Some(error), |&error| error.source())
+        .find_map(|error| disk_advice(error.downcast_ref::<io::Error>()?))
 }
 
 impl From<OutOfMemory> for Failure {

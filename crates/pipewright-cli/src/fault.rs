@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use pipewright::bounded_file::{SMALL_TEXT, read_regular_text, write_regular};
+use pipewright::bounded_file::{SMALL_TEXT, read_regular_text, write_fresh};
 use pipewright::failure::{Cause, StepError};
 use pipewright::ids::WorldRank;
 use pipewright_schedule::error_text::with_causes as sentence;
@@ -18,19 +18,29 @@ const FILE: &str = "failure.json";
 /// The file of the same fault as another process than the leader sees it.
 const SECOND_FILE: &str = "failure-others.json";
 
+/// Returns whether a file in the folder of a run has the name of a record of a fault, or of its draft.
+pub(crate) fn is_record(name: &str) -> bool {
+    let rank = name.strip_prefix(".failure-").and_then(|name| name.strip_suffix(".json"));
+    [FILE, SECOND_FILE].contains(&name) || rank.is_some_and(|rank| rank.parse::<u32>().is_ok())
+}
+
 /// The variable that `launch` sets for its processes. Its value is the text of a [`Start`].
 pub(crate) const LAUNCHED: &str = "PIPEWRIGHT_LAUNCHED";
 
-/// The end of the text of a start after which `launch` may leave out hosts.
+/// The part of the text of a start after which `launch` may leave out hosts, and the part before its mark.
 const LEAVES_OUT: &str = ",hosts";
+const MARK: &str = ",mark=";
 
 /// A start of the processes of a run by `launch`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Start {
     /// How often `launch` had started processes before: restarts and growths together.
     pub(crate) number: u64,
     /// Whether a restart may leave out a host: the run has several hosts, and a restart is left.
     pub(crate) leaves_out_hosts: bool,
+    /// The file of the launch next to the folder of the run, which no other launch has. `None` for a process
+    /// that answers a question of `launch`.
+    pub(crate) mark: Option<PathBuf>,
 }
 
 impl Start {
@@ -39,19 +49,30 @@ impl Start {
         Self::read(&std::env::var(LAUNCHED).ok()?)
     }
 
-    fn read(text: &str) -> Option<Self> {
+    /// Reads the text of a start.
+    pub(crate) fn read(text: &str) -> Option<Self> {
+        let (text, mark) = match text.split_once(MARK) {
+            Some((text, mark)) => (text, Some(PathBuf::from(mark))),
+            None => (text, None),
+        };
         let (number, leaves_out_hosts) = match text.strip_suffix(LEAVES_OUT) {
             Some(number) => (number, true),
             None => (text, false),
         };
-        Some(Self { number: number.parse().ok()?, leaves_out_hosts })
+        Some(Self { number: number.parse().ok()?, leaves_out_hosts, mark })
+    }
+
+    /// Returns whether the same launch has made this start before the start `other`.
+    pub(crate) fn is_before(&self, other: &Self) -> bool {
+        self.mark.is_some() && self.mark == other.mark && self.number < other.number
     }
 }
 
 impl fmt::Display for Start {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { number, leaves_out_hosts } = self;
-        write!(f, "{number}{}", if *leaves_out_hosts { LEAVES_OUT } else { "" })
+        let Self { number, leaves_out_hosts, mark } = self;
+        write!(f, "{number}{}", if *leaves_out_hosts { LEAVES_OUT } else { "" })?;
+        mark.iter().try_for_each(|mark| write!(f, "{MARK}{}", mark.display()))
     }
 }
 
@@ -89,6 +110,10 @@ pub(crate) struct Fault {
     /// The ranks that have computed wrong bits, if the run continues without their hosts.
     #[serde(default)]
     pub(crate) wrong_ranks: Vec<u32>,
+    /// Whether the cause may lie outside the run: a process was killed or stopped, or a host is gone. Such a
+    /// fault in the same step says nothing about that step.
+    #[serde(default)]
+    pub(crate) is_external: bool,
 }
 
 impl Fault {
@@ -100,6 +125,10 @@ impl Fault {
             cause: first_line(&sentence(&error.cause)),
             summary: first_line(&sentence(error)),
             is_final: matches!(error.cause, Cause::Unconfirmed { .. }),
+            is_external: matches!(
+                error.cause,
+                Cause::LostPeer { .. } | Cause::SilentPeer { .. } | Cause::Transport { .. }
+            ),
             ..Self::default()
         }
     }
@@ -121,15 +150,10 @@ impl Fault {
         })
     }
 
-    /// Returns the path of the first fault of several processes, in the folder of their run.
-    pub(crate) fn path_in(run: &Path) -> PathBuf {
-        run.join(FILE)
-    }
-
     /// Writes the fault and its report into the folder of the run, unless another process has written an
     /// earlier one. Returns whether there is a fault now.
     pub(crate) fn leave(&self, run: &Path, report: &str) -> bool {
-        let path = Self::path_in(run);
+        let path = run.join(FILE);
         let left = Left { fault: self.clone(), report: report.to_owned() };
         let text = serde_json::to_vec(&left).unwrap_or_default();
         match File::create_new(&path).and_then(|mut file| file.write_all(&text)) {
@@ -153,10 +177,15 @@ impl Fault {
         let draft = run.join(format!(".failure-{rank}.json"));
         let left = Left { fault: self.clone(), report: report.to_owned() };
         let text = serde_json::to_vec(&left).unwrap_or_default();
-        if write_regular(&draft, &text).and_then(|()| fs::rename(&draft, &path)).is_err() {
+        if write_fresh(&draft, &text).and_then(|()| fs::rename(&draft, &path)).is_err() {
             // Best effort: the disk may be full, and the file may not exist.
             let _ = fs::remove_file(&draft);
         }
+    }
+
+    /// Returns whether a process has left a fault in the folder of a run.
+    pub(crate) fn is_left(run: &Path) -> bool {
+        [FILE, SECOND_FILE].into_iter().any(|file| run.join(file).exists())
     }
 
     /// Removes what an earlier attempt has left of a fault in the folder of a run.
@@ -175,7 +204,7 @@ impl Fault {
 
     /// Removes the fault from the folder of a run, and returns it with its report.
     pub(crate) fn take(run: &Path) -> Option<(Self, String)> {
-        Self::take_file(&Self::path_in(run))
+        Self::take_file(&run.join(FILE))
     }
 
     /// Like [`Fault::take`], as another process than the leader has seen the fault.
@@ -192,7 +221,8 @@ impl Fault {
 
     /// Returns whether this is the same fault again, although another rank may have noticed it first.
     pub(crate) fn repeats(&self, earlier: &Self) -> bool {
-        self.step == earlier.step && self.cause == earlier.cause
+        let may_repeat = !self.is_external && !earlier.is_external;
+        may_repeat && self.step == earlier.step && self.cause == earlier.cause
     }
 }
 
@@ -236,6 +266,19 @@ mod tests {
     }
 
     #[test]
+    fn only_a_fault_that_the_run_itself_reports_can_repeat() {
+        let check = |cause: Cause, expected: bool| {
+            let error = StepError { rank: WorldRank::new(1), step: 7.into(), action: None, cause };
+            let fault = Fault::of_step(&error);
+            assert_eq!(fault.repeats(&fault), expected, "{fault:?}");
+        };
+        let peer = WorldRank::new(0);
+        check(Cause::Abandoned { message: "NaN".to_owned() }, true);
+        check(Cause::LostPeer { peer }, false);
+        check(Cause::SilentPeer { peer, waited: Duration::from_secs(3), report: String::new() }, false);
+    }
+
+    #[test]
     fn the_first_fault_in_a_folder_is_kept_until_it_is_taken() {
         let folder = tempfile::tempdir().expect("a scratch folder");
         let run = folder.path();
@@ -270,11 +313,28 @@ mod tests {
 
     #[test]
     fn a_start_is_read_from_its_text() {
-        for (text, number, leaves_out_hosts) in [("0", 0, false), ("2", 2, false), ("3,hosts", 3, true)] {
-            let start = Start { number, leaves_out_hosts };
+        for (text, number, leaves_out_hosts, mark) in [
+            ("0", 0, false, None),
+            ("2", 2, false, None),
+            ("3,hosts", 3, true, None),
+            ("3,hosts,mark=/a,hosts", 3, true, Some("/a,hosts")),
+            ("2,mark=/b", 2, false, Some("/b")),
+        ] {
+            let start = Start { number, leaves_out_hosts, mark: mark.map(PathBuf::from) };
             assert_eq!((start.to_string(), Start::read(text)), (text.to_owned(), Some(start)));
         }
-        assert_eq!(["", "hosts", "2,host"].map(Start::read), [None; 3]);
+        assert_eq!(["", "hosts", "2,host", ",mark=/a"].map(Start::read), [const { None }; 4]);
+    }
+
+    #[test]
+    fn a_start_is_before_the_later_starts_of_its_launch() {
+        let start = |text| Start::read(text).expect("a start");
+        let check = |one, other, expected| assert_eq!(start(one).is_before(&start(other)), expected);
+        check("1,mark=/a", "2,mark=/a", true);
+        check("2,mark=/a", "2,mark=/a", false);
+        check("1,mark=/a", "2,mark=/b", false);
+        // Processes that answer a question are not processes of the run.
+        check("1", "2", false);
     }
 
     #[test]

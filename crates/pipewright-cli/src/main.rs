@@ -54,6 +54,7 @@ fn keep_freed_memory() {
 fn main() -> ExitCode {
     keep_freed_memory();
     exhaustion::watch();
+    signal::outlive_limits();
     let arguments = Arguments::parse_shortened();
     display::set_quiet(arguments.quiet);
     display::log::start();

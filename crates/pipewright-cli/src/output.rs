@@ -1,11 +1,12 @@
 //! Writes a command's data to a file or to standard output.
 
 use std::borrow::Cow;
+use std::fs::File;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use pipewright::bounded_file::write_regular;
+use pipewright::bounded_file::{write_fresh, write_regular};
 
 use crate::browser;
 use crate::display::say;
@@ -111,7 +112,7 @@ pub(crate) fn write(file: Option<&Path>, text: &str) -> Result<(), Failure> {
         let text = if out.is_terminal() { escape(text) } else { Cow::Borrowed(text) };
         return match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
             Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-                Err(Failure::input(format!("standard output cannot be written: {error}")))
+                Err(Failure::unwritten(Path::new("standard output"), &error, "choose another place"))
             }
             _ => Ok(()),
         };
@@ -126,22 +127,27 @@ pub(crate) fn replace_file(path: &Path, text: &str) -> Result<(), Failure> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".part");
     let part = path.with_file_name(name);
-    write_regular(&part, text.as_bytes()).map_err(unwritable(&part))?;
+    write_fresh(&part, text.as_bytes()).map_err(unwritable(&part))?;
     std::fs::rename(&part, path).map_err(|error| {
         Failure::input(format!("{}: cannot be replaced: {error}; choose another file", path.display()))
     })
 }
 
-/// Writes `text` to a file. The caller prints its path.
+/// Writes `text` to a file, or leaves no part of it there. The caller prints its path.
 pub(crate) fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text).map_err(unwritable(path))
+    let mut file = File::create(path).map_err(unwritable(path))?;
+    file.write_all(text.as_bytes()).map_err(|error| {
+        if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+            // Best effort: the error is reported in any case.
+            let _ = std::fs::remove_file(path);
+        }
+        unwritable(path)(error)
+    })
 }
 
 /// Returns a function for `map_err` that adds the path to a failed write.
 fn unwritable(path: &Path) -> impl FnOnce(std::io::Error) -> Failure {
-    move |error| {
-        Failure::input(format!("{}: cannot be written: {error}; choose another file", path.display()))
-    }
+    move |error| Failure::unwritten(path, &error, "choose another file")
 }
 
 #[cfg(test)]

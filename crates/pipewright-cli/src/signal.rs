@@ -5,17 +5,30 @@
 //!
 //! SIGUSR1, which `launch` sends through `mpirun` or `srun`, sets the flag too.
 //!
+//! A run prints the name of the first signal at once, above the live display: the step that is under way may take
+//! long. A thread of its own prints it, because a signal handler must not lock the screen.
+//!
 //! SIGHUP never ends the process immediately: a shell may send it again when its terminal is closed. A
 //! process that was started with SIGHUP ignored, by `nohup` for example, continues to ignore it.
 
-use std::io;
+use std::io::{self, PipeReader, PipeWriter, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::{flag, low_level};
 
-use crate::display::screen;
+use crate::display::{say, screen};
+
+/// Lets a write beyond the limit on the size of files (`ulimit -f`) fail with an error, which says which file it is,
+/// instead of ending the process. Programs that this one starts have the usual behaviour.
+pub(crate) fn outlive_limits() {
+    // If the system refuses, the signal ends the process.
+    let _ = flag::register(SIGXFSZ, Arc::default());
+}
 
 /// The number that a shell adds to a signal's number to form the exit code of a process that the signal
 /// ended.
@@ -47,6 +60,32 @@ impl Interrupt {
         self.has_ended.store(true, Ordering::SeqCst);
     }
 
+    /// Returns whether the process was asked to end.
+    pub(crate) fn is_requested(&self) -> bool {
+        self.flag.load(Ordering::SeqCst)
+    }
+
+    /// Like [`Interrupt::watch`], and prints the name of the first signal.
+    ///
+    /// # Errors
+    /// Fails if the system refuses.
+    pub(crate) fn watch_and_say(&self) -> io::Result<()> {
+        if self.is_watching.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        self.watch()?;
+        let (names, writer) = io::pipe()?;
+        let writer = Arc::new(writer);
+        for signal in watched() {
+            let writer = writer.clone();
+            // SAFETY: the action writes to a file descriptor that stays open.
+            unsafe { low_level::register(signal, move || send(&writer, signal)) }?;
+        }
+        let has_ended = self.has_ended.clone();
+        let thread = std::thread::Builder::new().name("signals".to_owned());
+        thread.spawn(move || say_first(names, &has_ended)).map(drop)
+    }
+
     /// Starts to watch for the signals. Before this call, they end the process. Further calls do nothing.
     ///
     /// # Errors
@@ -67,35 +106,49 @@ impl Interrupt {
             // SAFETY: the action reads atomics, writes to a file descriptor and ends the process. It does not
             // lock or allocate.
             unsafe { low_level::register(signal, end) }?;
+        }
+        for signal in watched() {
             flag::register(signal, self.flag())?;
         }
-        #[cfg(unix)]
-        if !hangup::is_ignored() {
-            flag::register(signal_hook::consts::SIGHUP, self.flag())?;
-        }
-        // Launchers of processes pass this signal on without ending the processes.
-        #[cfg(unix)]
-        flag::register(signal_hook::consts::SIGUSR1, self.flag())?;
         Ok(())
     }
 }
 
-/// The signal SIGHUP.
-#[cfg(unix)]
-mod hangup {
-    use std::mem::MaybeUninit;
-    use std::ptr;
+/// Returns the signals that ask the process to end. Launchers of processes pass SIGUSR1 on without ending the
+/// processes.
+fn watched() -> impl Iterator<Item = i32> {
+    let hangup = (!ignores_hangup()).then_some(SIGHUP);
+    [SIGINT, SIGTERM, SIGUSR1].into_iter().chain(hangup)
+}
 
-    /// Returns whether this process ignores the signal.
-    pub(super) fn is_ignored() -> bool {
-        let mut action = MaybeUninit::<libc::sigaction>::uninit();
-        // SAFETY: a null pointer asks for the present action without changing it, and the result is read only
-        // if the call has filled it in.
-        unsafe {
-            libc::sigaction(libc::SIGHUP, ptr::null(), action.as_mut_ptr()) == 0
-                && action.assume_init().sa_sigaction == libc::SIG_IGN
-        }
+/// Returns whether this process ignores SIGHUP.
+fn ignores_hangup() -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: a null pointer asks for the present action without changing it, and the result is read only if the
+    // call has filled it in.
+    unsafe {
+        libc::sigaction(SIGHUP, ptr::null(), action.as_mut_ptr()) == 0
+            && action.assume_init().sa_sigaction == libc::SIG_IGN
     }
+}
+
+/// Sends a signal's number to the thread that prints its name. A signal handler calls it.
+fn send(writer: &PipeWriter, signal: i32) {
+    // Only the first number is read. If it cannot be written, the run ends without the sentence.
+    let _ = rustix::io::write(writer.as_fd(), &[signal as u8]);
+}
+
+/// Waits for the first signal and prints its name, unless the run has ended.
+fn say_first(mut names: PipeReader, has_ended: &AtomicBool) {
+    let mut number = [0];
+    if names.read_exact(&mut number).is_err() || has_ended.load(Ordering::SeqCst) {
+        return;
+    }
+    let name = low_level::signal_name(number[0].into()).unwrap_or("a signal");
+    say(&format!(
+        "{name} has arrived: the run ends with a checkpoint as soon as the step or the batch of an evaluation that is \
+         under way has ended; a second SIGINT or SIGTERM ends it at once, without a checkpoint"
+    ));
 }
 
 #[cfg(test)]

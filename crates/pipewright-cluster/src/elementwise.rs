@@ -145,10 +145,11 @@ impl Sum {
         let activation = |gated: bool| if gated { bytes.gated } else { bytes.plain };
         match block.feed_forward {
             FeedForward::Dense(dense) => self.add(activation(dense.gated), dense.inner as f64 / tensor),
-            FeedForward::Experts(experts) => {
+            FeedForward::Experts(experts) | FeedForward::LatentExperts { experts, .. } => {
                 let inner = experts.per_token * experts.expert.inner + experts.shared_inner;
                 self.add(activation(experts.expert.gated), inner as f64 / tensor);
-                self.add(SORTED, (experts.per_token * model.hidden) as f64 / division);
+                let width = block.feed_forward.expert_width(model.hidden);
+                self.add(SORTED, (experts.per_token * width) as f64 / division);
             }
             FeedForward::None => {}
         }

@@ -77,7 +77,7 @@ fn kind_of(model: &Model, block: &Block) -> String {
         };
         let feed_forward = match block.feed_forward {
             FeedForward::Dense(_) => Some("a dense feed-forward part"),
-            FeedForward::Experts(_) => Some("experts"),
+            FeedForward::Experts(_) | FeedForward::LatentExperts { .. } => Some("experts"),
             FeedForward::None => None,
         };
         [mixer, feed_forward].into_iter().flatten().collect::<Vec<_>>().join(" and ")

@@ -2,7 +2,7 @@
 
 pub use crate::layout_error::LayoutError;
 use crate::matrix::Division;
-use crate::model::{FeedForward, Mixer, Model};
+use crate::model::{Mixer, Model};
 
 /// The configuration of a training run.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -304,7 +304,7 @@ impl Layout {
                 Mixer::None => 0,
             };
             divides("head", heads, self.tensor, "tensor")?;
-            if let FeedForward::Experts(experts) = block.feed_forward {
+            if let Some(experts) = block.feed_forward.experts() {
                 divides("expert", experts.count, self.expert, "expert")?;
             }
         }

@@ -140,12 +140,12 @@ fn matrix_division(matrix: &Matrix, layout: &Layout) -> f64 {
     }
 }
 
-/// Returns the parameters of a block that predicts a further token, on one rank of a tensor group. It uses
-/// the tables of the embedding and the head.
+/// Returns the parameters of a predictor of a further token, on one rank of a tensor group. It uses the tables
+/// of the embedding and the head.
 pub fn predictor_parameters(model: &Model, layout: &Layout) -> Parameters {
-    let last = model.blocks.last();
-    let block = last.map_or_else(Parameters::default, |block| block_parameters(block, model, layout));
-    block + Parameters::shared((2 * model.hidden * model.hidden) as f64 / f64::from(layout.tensor))
+    let blocks = model.predictor_blocks().iter().map(|block| block_parameters(block, model, layout));
+    blocks.fold(Parameters::default(), Parameters::add)
+        + Parameters::shared((2 * model.hidden * model.hidden) as f64 / f64::from(layout.tensor))
 }
 
 /// Returns the parameters of the embedding's table or of the head, on one rank of a tensor group.
@@ -312,9 +312,10 @@ fn everything(block: &Block, model: &Model, layout: &Layout) -> f64 {
     let dense = |width: f64, products: u64| (2.0 * products as f64 + input) * width / tensor;
     let feed_forward = match block.feed_forward {
         FeedForward::Dense(dense_part) => outer + dense(dense_part.inner as f64, dense_part.up_products()),
-        FeedForward::Experts(experts) => {
+        FeedForward::Experts(experts) | FeedForward::LatentExperts { experts, .. } => {
+            let width = block.feed_forward.expert_width(model.hidden);
             let inner = experts.per_token * experts.expert.inner + experts.shared_inner;
-            let sent = 2.0 * input * (experts.per_token * model.hidden) as f64 / division;
+            let sent = 2.0 * input * (experts.per_token * width) as f64 / division;
             outer + sent + dense(inner as f64, experts.expert.up_products())
         }
         FeedForward::None => 0.0,
@@ -349,9 +350,10 @@ pub fn buffers(model: &Model, layout: &Layout) -> f64 {
     let hidden = 2.0 * layout.tokens() * model.hidden as f64;
     let gathered = if layout.sequence_parallel { 2.0 * hidden } else { 0.0 };
     let passed = if layout.pipeline > 1 { 4.0 * hidden / f64::from(layout.tensor) } else { 0.0 };
-    let copies = |block: &Block| match block.feed_forward {
-        FeedForward::Experts(experts) => experts.per_token as f64,
-        FeedForward::Dense(_) | FeedForward::None => 0.0,
+    let copies = |block: &Block| {
+        let width = block.feed_forward.expert_width(model.hidden) as f64;
+        let experts = block.feed_forward.experts();
+        experts.map_or(0.0, |experts| experts.per_token as f64 * width / model.hidden as f64)
     };
     let copies = model.blocks.iter().map(copies).fold(0.0, f64::max);
     let sent = if layout.expert > 1 { 2.0 * hidden * copies / layout.sequence_division() } else { 0.0 };

@@ -3,6 +3,8 @@
 //! A model is an embedding, blocks and a head. A block has a mixer, in which tokens exchange information, and
 //! a feed-forward part. Either may be missing. All sizes are numbers of elements.
 
+use std::slice;
+
 pub use crate::matrix::{Division, Matrix, Share};
 use crate::training::{AdaptedLayer, AdapterError, AdapterSizes, Adapters, Training};
 use crate::vectors::Vectors;
@@ -20,11 +22,17 @@ pub struct Model {
     pub tied: bool,
     /// The blocks, from the first to the last.
     pub blocks: Vec<Block>,
-    /// The blocks that predict further tokens (multi-token prediction). Each has the shapes of the last block,
-    /// a product that joins two hidden states, and a pass through the head.
+    /// The predictors of further tokens (multi-token prediction). Each has the blocks of
+    /// [`Model::predictor_blocks`], a product that joins two hidden states, and a pass through the head.
     pub predictors: u32,
-    /// The rows of the table of learned positions; 0 for none.
-    pub positions: u64,
+    /// The blocks of one predictor; empty if it has the shapes of the last block.
+    pub predictor: Vec<Block>,
+    /// Whether the predictors belong to the number of parameters that the model is known by. In most families
+    /// they are an addition, which training may leave out.
+    pub counts_predictors: bool,
+    /// The parameters of the embedding in addition to the table of tokens: learned positions, further tables
+    /// and the small parameters that are in no block.
+    pub further_embedding: u64,
     /// The norms and biases of the blocks.
     pub vectors: Vectors,
     /// Whether dropout follows each residual branch, and positions are not rotary, as in GPT-3.
@@ -109,6 +117,14 @@ pub enum FeedForward {
     Dense(Dense),
     /// Experts behind a router.
     Experts(Experts),
+    /// Experts behind a router whose routed experts work in a width of their own: a product makes their inputs
+    /// of the hidden states, and another one the hidden states of their sum.
+    LatentExperts {
+        /// The experts. The shared expert has the width of the hidden states.
+        experts: Experts,
+        /// The width of the routed experts' inputs and outputs.
+        width: u64,
+    },
     /// No feed-forward part.
     None,
 }
@@ -138,7 +154,15 @@ pub struct Experts {
 impl Model {
     /// Returns whether some block has experts.
     pub fn has_experts(&self) -> bool {
-        self.blocks.iter().any(|block| matches!(block.feed_forward, FeedForward::Experts(_)))
+        self.blocks.iter().any(|block| block.feed_forward.experts().is_some())
+    }
+
+    /// Returns the blocks of one predictor of a further token.
+    pub fn predictor_blocks(&self) -> &[Block] {
+        match self.blocks.last() {
+            Some(last) if self.predictor.is_empty() => slice::from_ref(last),
+            _ => &self.predictor,
+        }
     }
 
     /// Returns the model with adapters on these layers, each with the index of its block, in place of the
@@ -270,11 +294,30 @@ impl Latent {
 }
 
 impl FeedForward {
+    /// Returns the experts.
+    pub fn experts(&self) -> Option<&Experts> {
+        match self {
+            Self::Experts(experts) | Self::LatentExperts { experts, .. } => Some(experts),
+            Self::Dense(_) | Self::None => None,
+        }
+    }
+
+    /// Returns the width of the routed experts' inputs and outputs, in a model with hidden states of the width
+    /// `hidden`.
+    pub fn expert_width(&self, hidden: u64) -> u64 {
+        if let Self::LatentExperts { width, .. } = self { *width } else { hidden }
+    }
+
     /// Returns the products of the feed-forward part.
     pub fn matrices(&self, hidden: u64) -> Vec<Matrix> {
         match self {
             Self::Dense(dense) => dense.matrices(hidden).to_vec(),
-            Self::Experts(experts) => experts.matrices(hidden),
+            Self::Experts(experts) => experts.matrices(hidden, hidden),
+            Self::LatentExperts { experts, width } => {
+                let mut matrices = experts.matrices(hidden, *width);
+                matrices.extend([whole(hidden, *width), whole(*width, hidden)]);
+                matrices
+            }
             Self::None => Vec::new(),
         }
     }
@@ -287,10 +330,12 @@ impl Dense {
 }
 
 impl Experts {
-    fn matrices(&self, hidden: u64) -> Vec<Matrix> {
+    /// Returns the products of routed experts whose inputs have the width `width`, the router and the shared
+    /// expert.
+    fn matrices(&self, hidden: u64, width: u64) -> Vec<Matrix> {
         let share = Share { used: self.per_token, of: self.count };
         let routed =
-            self.expert.matrices(hidden).map(|of_expert| Matrix { of_experts: Some(share), ..of_expert });
+            self.expert.matrices(width).map(|of_expert| Matrix { of_experts: Some(share), ..of_expert });
         let mut matrices = vec![whole(hidden, self.count)];
         matrices.extend(routed);
         if self.shared_inner > 0 {

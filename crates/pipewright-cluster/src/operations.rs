@@ -100,7 +100,8 @@ impl Mixer {
         match self {
             Self::Mamba2(mamba) => {
                 let convolved = mamba.inner() + 2 * mamba.groups * mamba.state;
-                let own = convolved * (mamba.convolution + 1) + 3 * mamba.heads + mamba.inner();
+                let taps = mamba.convolution + u64::from(biases.convolution);
+                let own = convolved * taps + 3 * mamba.heads + mamba.inner();
                 own + bias(biases.mamba, mamba.projected() + hidden)
             }
             Self::Latent(latent) => {
@@ -135,8 +136,9 @@ impl FeedForward {
         let has_bias = vectors.biases.feed_forward;
         match self {
             Self::Dense(dense) => bias(has_bias, dense.up_products() * dense.inner + hidden),
-            Self::Experts(experts) => {
-                let of_one = experts.expert.up_products() * experts.expert.inner + hidden;
+            Self::Experts(experts) | Self::LatentExperts { experts, .. } => {
+                let width = self.expert_width(hidden);
+                let of_one = experts.expert.up_products() * experts.expert.inner + width;
                 bias(has_bias, counted(experts) * of_one)
                     + bias(vectors.biases.router, experts.count)
                     + bias(vectors.shared_gate && experts.shared_inner > 0, hidden)
@@ -152,15 +154,16 @@ impl Model {
         u128::from(self.vocabulary) * u128::from(self.hidden)
     }
 
-    /// Returns the parameters of the table of learned positions.
-    pub fn position_parameters(&self) -> u128 {
-        u128::from(self.positions) * u128::from(self.hidden)
-    }
-
     /// Returns all parameters, including the blocks that predict further tokens.
     pub fn parameters(&self) -> u128 {
         let blocks: u128 = self.blocks.iter().map(|block| block.parameters(self)).sum();
         blocks + self.outer_parameters() + self.predictor_parameters()
+    }
+
+    /// Returns the number of parameters that the model is known by: all except those of predictors that are an
+    /// addition to it.
+    pub fn own_parameters(&self) -> u128 {
+        self.parameters() - if self.counts_predictors { 0 } else { self.predictor_parameters() }
     }
 
     /// Returns the parameters that one token uses: all except experts that it does not pass, and the
@@ -173,13 +176,13 @@ impl Model {
     /// The parameters outside of blocks: tables and the last norm.
     fn outer_parameters(&self) -> u128 {
         let tables = self.table_parameters() * (2 - u128::from(self.tied));
-        tables + self.position_parameters() + u128::from(self.hidden * self.vectors.norm_parameters)
+        tables + u128::from(self.further_embedding) + u128::from(self.hidden * self.vectors.norm_parameters)
     }
 
-    /// Returns the parameters of the blocks that predict further tokens. They use the tables of the model.
+    /// Returns the parameters of the predictors of further tokens. They use the tables of the model.
     pub fn predictor_parameters(&self) -> u128 {
-        let last = self.blocks.last().map_or(0, |block| block.parameters(self));
-        u128::from(self.predictors) * (last + u128::from(2 * self.hidden * self.hidden + 3 * self.hidden))
+        let blocks: u128 = self.predictor_blocks().iter().map(|block| block.parameters(self)).sum();
+        u128::from(self.predictors) * (blocks + u128::from(2 * self.hidden * self.hidden + 3 * self.hidden))
     }
 
     /// Returns the number of parameters that are trained.
@@ -214,7 +217,7 @@ impl Model {
         let per_parameter = self.head_operations_per_parameter();
         let head = per_parameter * self.table_parameters() as f64;
         let joined = per_parameter * (2 * self.hidden * self.hidden) as f64;
-        let predictor = self.blocks.last().map_or(0.0, block_operations) + joined + head;
+        let predictor = self.predictor_blocks().iter().map(block_operations).sum::<f64>() + joined + head;
         blocks + head + f64::from(self.predictors) * predictor
     }
 }

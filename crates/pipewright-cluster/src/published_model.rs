@@ -126,7 +126,9 @@ impl ModelTable {
             tied: self.tied,
             blocks: blocks.collect(),
             predictors: 0,
-            positions: 0,
+            predictor: Vec::new(),
+            counts_predictors: false,
+            further_embedding: 0,
             vectors: if gpt { Vectors::GPT } else { Vectors::LLAMA },
             gpt,
         })

@@ -101,7 +101,7 @@ impl Setting<'_> {
         let experts = self.expert_communication(block);
         let context = self.context_communication(block);
         let wait = |communication: f64, computation: f64| (communication - computation).max(0.0);
-        let is_routed = matches!(block.feed_forward, FeedForward::Experts(_));
+        let is_routed = block.feed_forward.experts().is_some();
         let routing = if is_routed { EXPERT_KERNELS * self.machine.constants.launch } else { 0.0 };
         let forward = Parts {
             products: products.forward,
@@ -146,12 +146,10 @@ impl Setting<'_> {
         time
     }
 
-    /// Returns the time of one head that predicts a further token, with its block.
+    /// Returns the time of one head that predicts a further token, with its blocks.
     pub fn predictor(&self) -> StageTime {
         let mut time = self.head();
-        if let Some(last) = self.model.blocks.last() {
-            time += self.block(last);
-        }
+        self.model.predictor_blocks().iter().for_each(|block| time += self.block(block));
         let [forward, input, weight] = self.product(&self.joining_matrix(), self.layout.precision);
         time.forward.products += forward;
         time.backward.products += input + weight;
@@ -220,7 +218,8 @@ impl Setting<'_> {
     pub fn product_shapes(&self) -> Vec<(Product, Precision)> {
         let precision = self.layout.precision;
         let mut kinds: Vec<Block> = Vec::new();
-        for block in &self.model.blocks {
+        let predictor = if self.model.predictors > 0 { self.model.predictor_blocks() } else { &[] };
+        for block in self.model.blocks.iter().chain(predictor) {
             let block = block.with_copies(self.layout.tensor);
             if !kinds.contains(&block) {
                 kinds.push(block);
@@ -291,10 +290,11 @@ impl Setting<'_> {
         let mixer = if block.mixer == Mixer::None { 0.0 } else { exchange(hidden) };
         let feed_forward = match block.feed_forward {
             FeedForward::Dense(_) => exchange(hidden),
-            FeedForward::Experts(experts) => {
+            FeedForward::Experts(experts) | FeedForward::LatentExperts { experts, .. } => {
+                let share = self.expert_share(block);
                 let shared = if experts.shared_inner > 0 { exchange(hidden) } else { 0.0 };
                 let divided = self.layout.expert_tensor > 1;
-                shared + if divided { exchange(hidden * experts.per_token as f64) } else { 0.0 }
+                shared + if divided { exchange(hidden * share * experts.per_token as f64) } else { 0.0 }
             }
             FeedForward::None => 0.0,
         };
@@ -320,11 +320,16 @@ impl Setting<'_> {
         overlapping.min(weights)
     }
 
+    /// The width of the routed experts' inputs, as a share of that of the hidden states.
+    fn expert_share(&self, block: &Block) -> f64 {
+        block.feed_forward.expert_width(self.model.hidden) as f64 / self.model.hidden as f64
+    }
+
     /// The seconds in which tokens are sent to the ranks of their experts and back.
     fn expert_communication(&self, block: &Block) -> f64 {
-        let FeedForward::Experts(experts) = block.feed_forward else { return 0.0 };
+        let Some(experts) = block.feed_forward.experts() else { return 0.0 };
         let group = Group { ranks: self.layout.expert, stride: self.layout.expert_tensor };
-        let bytes = self.hidden_bytes() / self.layout.sequence_division();
+        let bytes = self.hidden_bytes() * self.expert_share(block) / self.layout.sequence_division();
         2.0 * group.dispatch(self.machine, bytes, experts.per_token as f64)
     }
 

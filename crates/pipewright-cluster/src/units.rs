@@ -10,6 +10,7 @@ use crate::memory::{
     Parameters, RankMemory, adapted_state, adapter_parameters, block_activations, block_parameters,
     block_stash, predictor_parameters, state, table_parameters, whole_block_activations,
 };
+use crate::model::{Block, Model};
 use crate::operations::AttentionCount;
 use crate::setting::Setting;
 use crate::stage_time::StageTime;
@@ -81,7 +82,7 @@ impl Units {
         let mut units = Self {
             kinds: Vec::new(),
             kind_of: Vec::with_capacity(model.blocks.len()),
-            embedding: outer(setting.embedding(), table + model.position_parameters() as f64),
+            embedding: outer(setting.embedding(), table + model.further_embedding as f64),
             head: outer(setting.head(), table),
             is_adapted,
             tied: model.tied,
@@ -117,9 +118,16 @@ impl Units {
             });
             units.kind_of.push(kind);
         }
-        let last = units.kind_of.last().map_or_else(Unit::default, |&kind| units.kinds[kind]);
-        let predictor =
-            Unit { time: setting.predictor(), parameters: predictor_parameters(model, layout), ..last };
+        let kept = |bytes: fn(&Block, &Model, &Layout) -> f64| {
+            model.predictor_blocks().iter().map(|block| bytes(block, model, layout)).sum()
+        };
+        let predictor = Unit {
+            time: setting.predictor(),
+            parameters: predictor_parameters(model, layout),
+            activation: kept(block_activations),
+            stash: kept(block_stash),
+            ..Unit::default()
+        };
         (0..model.predictors).for_each(|_| units.head += predictor);
         units
     }

@@ -45,12 +45,20 @@ pub struct Biases {
     pub router: bool,
     /// The products of Mamba-2 mixers.
     pub mamba: bool,
+    /// The convolutions of Mamba-2 mixers.
+    pub convolution: bool,
 }
 
 impl Biases {
-    /// No product has a bias.
-    pub const NONE: Self =
-        Self { query_key_value: false, output: false, feed_forward: false, router: false, mamba: false };
+    /// No product has a bias; convolutions have one.
+    pub const NONE: Self = Self {
+        query_key_value: false,
+        output: false,
+        feed_forward: false,
+        router: false,
+        mamba: false,
+        convolution: true,
+    };
     /// All products of dense blocks with attention have one.
     pub const DENSE: Self = Self { query_key_value: true, output: true, feed_forward: true, ..Self::NONE };
 }

@@ -72,6 +72,8 @@ pub(crate) trait AnyFamily {
     fn head(&self) -> HeadForm;
     /// Returns whether the linear layers of the blocks can have adapters.
     fn adapts(&self) -> bool;
+    /// Returns whether the family computes with a key of `config.json`.
+    fn computes(&self, key: &str) -> bool;
     fn outline(
         &self,
         cut: &VocabularyCut,
@@ -148,6 +150,10 @@ impl<F: ModelFamily<Stage: 'static>> AnyFamily for F {
 
     fn head(&self) -> HeadForm {
         ModelFamily::head(self)
+    }
+
+    fn computes(&self, key: &str) -> bool {
+        F::TABLE.computes(key)
     }
 
     fn adapts(&self) -> bool {

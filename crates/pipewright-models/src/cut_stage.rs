@@ -10,7 +10,7 @@
 //! up the target ids as a side input ([`TARGETS`]).
 //!
 //! If the head predicts further tokens, the states of these predictions follow the hidden states as further
-//! rows, and go the same way.
+//! rows, and go the same way. The token ids go with them if the loss finds the documents in them.
 //!
 //! A part of a tied head holds a copy of its rows of the embedding's table. The layers that have the table
 //! hold it in as many shards ([`Place::table_parts`]), so a part shares one shard as a whole. Its gradients
@@ -19,11 +19,13 @@
 use std::ops::Range;
 
 use burn::module::Module;
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use pipewright::batch::TARGETS;
-use pipewright::nn::{TensorParallel, statistics_loss, vocabulary_statistics};
+use pipewright::nn::{
+    TensorParallel, cut_statistics, join_statistics, statistics_loss, vocabulary_statistics,
+};
 use pipewright::stage::{Stage, StageContext, StageModule};
-use pipewright::tensor::{BoundaryError, Placement, Values, pack, unpack};
+use pipewright::tensor::{Boundary, BoundaryError, Placement, Values, pack, unpack};
 
 use crate::embedding_form::VocabularyCut;
 use crate::error::ConfigError;
@@ -31,7 +33,7 @@ use crate::family::ModelFamily;
 use crate::head_form::{CutHead, HeadForm};
 use crate::lora::LoraConfig;
 use crate::parameter::{Builder, Outline, ParameterSource, ParameterSpec};
-use crate::predictions::{loss_of_all, targets_of_each};
+use crate::predictions::{loss_of_all, take_ids, targets_of_each};
 use crate::split::{Place, shard_of_table};
 use crate::training_module::TrainingModule;
 use crate::vocabulary::{HeadMatrix, HeadNorms, TokenTable};
@@ -179,10 +181,11 @@ fn build_stage<F: ModelFamily, S: ParameterSource>(
 
 /// Returns the mean cross entropy of the next tokens in nats from what the last part returns, and the target
 /// ids. Adds the losses of further predictions to the step.
-fn loss(head: &CutHead, statistics: Values, targets: &Tensor<2, Int>, context: &StageContext) -> Tensor<1> {
-    let statistics: Tensor<3> = unpack(statistics).expect("the last part returns the statistics");
+fn loss(head: &CutHead, mut output: Values, targets: &Tensor<2, Int>, context: &StageContext) -> Tensor<1> {
+    let ids = take_ids(&mut output).expect("the last part returns the ids of rows");
+    let statistics: Tensor<3> = unpack(output).expect("the last part returns the statistics");
     let ([rows, sequence], further) = (targets.dims(), head.form().further);
-    let targets = targets_of_each(targets, further, context);
+    let targets = targets_of_each(targets, ids.as_ref(), further, context);
     loss_of_all(further, context, |depth| {
         let own = statistics.clone().narrow(0, depth * rows, rows);
         statistics_loss(own.reshape([rows * sequence, STATISTICS]), targets[depth].clone().flatten(0, 1))
@@ -203,32 +206,45 @@ impl<M: TrainingModule> CutStage<M> {
     }
 
     /// Runs a part of the head.
-    fn run_part(&self, index: usize, input: Values, context: &StageContext) -> Result<Values, BoundaryError> {
+    fn run_part(
+        &self,
+        index: usize,
+        mut input: Values,
+        context: &StageContext,
+    ) -> Result<Values, BoundaryError> {
+        let form = &self.form;
+        // Some families send the ids with the hidden states. The head may have no use for them.
+        let ids = take_ids(&mut input)?.filter(|_| form.further.needs_ids());
         let (hidden, earlier) = if index == 0 {
-            (first_of(input)?, None)
+            (unpack::<Tensor<3>>(input)?, None)
         } else {
             let (hidden, earlier): (Tensor<3>, Tensor<3>) = unpack(input)?;
             (hidden, Some(earlier))
         };
-        let form = &self.form;
         let [rows, sequence, width] = hidden.dims();
         let mut x = hidden.reshape([rows * sequence, width]);
         if let (0, Some(norms)) = (index, &self.norms) {
             x = form.scaled(norms.forward(x));
         }
-        let earlier = earlier.map(|pieces| join(pieces.flatten(0, 1)));
+        let earlier = earlier.map(|pieces| join_statistics(pieces.flatten(0, 1)));
         let part = self.parts[index].as_ref().expect("the part is one of this stage's");
         let head = self.cut.head.as_ref().expect("a model with parts of a head has one");
         let range = (head.ids(index as u32), form.vocabulary);
         let logits = form.bounded(part.forward(x.clone()));
-        let targets = Tensor::cat(targets_of_each(&targets(context), form.further, context), 0);
+        let targets = targets_of_each(&targets(context), ids.as_ref(), form.further, context);
+        let targets = Tensor::cat(targets, 0);
         let later = vocabulary_statistics(logits, targets.flatten(0, 1), range, earlier);
-        if index + 1 == self.parts.len() {
-            return Ok(pack(later.reshape([rows, sequence, STATISTICS])));
+        let mut output = if index + 1 == self.parts.len() {
+            pack(later.reshape([rows, sequence, STATISTICS]))
+        } else {
+            let pieces = cut_statistics(later, x.dtype());
+            let numbers = pieces.dims()[1];
+            pack((x.reshape([rows, sequence, width]), pieces.reshape([rows, sequence, numbers])))
+        };
+        if let Some(ids) = ids {
+            ids.pack(&mut output);
         }
-        let pieces = cut(later, x.dtype());
-        let numbers = pieces.dims()[1];
-        Ok(pack((x.reshape([rows, sequence, width]), pieces.reshape([rows, sequence, numbers]))))
+        Ok(output)
     }
 
     /// Returns the blocks that the stage has, in order.
@@ -280,16 +296,6 @@ enum HeldBlock {
 /// The numbers of a token that parts send on.
 const STATISTICS: usize = 2;
 
-/// Returns the hidden states that a stage gets from the layers before the head. The token ids that some
-/// families send with them have no use in the head.
-fn first_of(input: Values) -> Result<Tensor<3>, BoundaryError> {
-    if input.len() == 1 {
-        unpack(input)
-    } else {
-        unpack(input).map(|(hidden, _ids): (_, Tensor<2, Int>)| hidden)
-    }
-}
-
 /// Returns the target ids of the microbatch, `[rows, sequence]`.
 ///
 /// # Panics
@@ -302,31 +308,6 @@ fn targets(context: &StageContext) -> Tensor<2, Int> {
              `Batch::with_targets_for_all`"
         ),
     }
-}
-
-/// Returns statistics in the form that crosses a boundary. Half precision rounds what crosses it, so the
-/// statistics are cut into three numbers each, which have that precision and whose sum they are, except that
-/// f16 has no bits below 2^-24. Gradients flow through the last one.
-fn cut(statistics: Tensor<2>, precision: DType) -> Tensor<2> {
-    if !matches!(precision, DType::F16 | DType::BF16) {
-        return statistics;
-    }
-    let rounded = |x: Tensor<2>| x.cast(precision).cast(DType::F32);
-    let high = rounded(statistics.clone().detach());
-    let middle = rounded(statistics.clone().detach() - high.clone());
-    let low = statistics - high.clone() - middle.clone();
-    Tensor::cat(vec![high, middle, low], 1).cast(precision)
-}
-
-/// Returns the statistics that [`cut`] has cut.
-fn join(pieces: Tensor<2>) -> Tensor<2> {
-    let [_, numbers] = pieces.dims();
-    if numbers == STATISTICS {
-        return pieces;
-    }
-    let pieces = pieces.cast(DType::F32);
-    let piece = |index: usize| pieces.clone().narrow(1, index * STATISTICS, STATISTICS);
-    piece(0) + piece(1) + piece(2)
 }
 
 impl<M: TrainingModule> StageModule for CutStage<M> {
@@ -407,32 +388,5 @@ impl<M: TrainingModule> StageModule for CutStage<M> {
             paths.push(self.table_path());
         }
         paths
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_keep_the_statistics() {
-        let numbers = [0.1f32, -7.654_321, 11.098_765, 0.0, 1e-3, 250.123_46];
-        for half in [DType::BF16, DType::F16] {
-            let statistics = Tensor::<1>::from_floats(numbers, &Device::flex()).reshape([3, 2]);
-            let statistics = statistics.autodiff().require_grad();
-            let pieces = cut(statistics.clone(), half);
-            assert_eq!(pieces.dims(), [3, 6]);
-            let found = join(pieces);
-            // The smallest number of f16 is 2^-24.
-            let lost = if half == DType::F16 { 2f32.powi(-24) } else { 0.0 };
-            let found_numbers = found.clone().inner().into_data();
-            for (found, expected) in found_numbers.iter::<f32>().zip(numbers) {
-                assert!((found - expected).abs() <= lost, "{half:?}: {found} {expected}");
-            }
-            let gradient = statistics.grad(&(found * 0.25).sum().backward()).expect("it is a leaf");
-            assert_eq!(gradient.into_data(), Tensor::<2>::full([3, 2], 0.25, &Device::flex()).into_data());
-        }
-        let single = Tensor::<2>::ones([3, 2], &Device::flex());
-        assert_eq!(join(cut(single, DType::F32)).dims(), [3, 2]);
     }
 }

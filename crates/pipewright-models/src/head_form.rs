@@ -48,6 +48,16 @@ pub struct FurtherPredictions {
     pub depth: usize,
     /// The factor of the mean of their losses.
     pub loss_weight: f64,
+    /// The id with which documents begin, if no side input names the documents. No prediction is of a token of
+    /// another document.
+    pub bos_token_id: Option<usize>,
+}
+
+impl FurtherPredictions {
+    /// Whether the loss finds documents in the token ids, which the head then returns too.
+    pub(crate) fn needs_ids(&self) -> bool {
+        self.depth > 0 && self.bos_token_id.is_some()
+    }
 }
 
 /// Returns the path of the parameters of a further prediction, whose depth is counted from 1.
@@ -151,9 +161,10 @@ impl CutHead {
             ..Cost::default()
         };
         let outputs = if part + 1 == self.parts { STATISTICS } else { width + STATISTICS };
+        let ids = u64::from(self.form.further.needs_ids());
         let path = format!("lm_head {}/{}", part + 1, self.parts);
         let cost = (norm + logits).for_each_of(predictions);
-        LayerDesc { copied, ..cost.layer(path, "head part", tokens, predictions * outputs) }
+        LayerDesc { copied, ..cost.layer(path, "head part", tokens, predictions * outputs + ids) }
     }
 }
 
@@ -209,7 +220,7 @@ mod tests {
     #[test]
     fn each_prediction_costs_as_much_as_the_first() {
         let cut = |depth| {
-            let further = FurtherPredictions { depth, loss_weight: 1.0 };
+            let further = FurtherPredictions { depth, loss_weight: 1.0, bos_token_id: None };
             CutHead::new(HeadForm { further, ..form(10) }, 3).expect("every part has a token")
         };
         for part in 0..3 {

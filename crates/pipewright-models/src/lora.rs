@@ -153,6 +153,11 @@ fn is_target(target: &str, layer: &str) -> bool {
     if is_pattern(target) {
         return Glob::new(target).is_ok_and(|glob| glob.compile_matcher().is_match(layer));
     }
+    is_named(target, layer)
+}
+
+/// Returns whether the path of a layer is `target` or ends in it, from the beginning of a name on.
+pub(crate) fn is_named(target: &str, layer: &str) -> bool {
     layer.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 

@@ -27,10 +27,10 @@ use crate::generation_stage::GenerationStage;
 use crate::gpt_oss::GptOssConfig;
 use crate::gpt2::Gpt2Config;
 use crate::granite::GraniteConfig;
-use crate::hf::{self, Described, ExportOptions, HfError, Stored, WeightType};
+use crate::hf::{self, Described, ExportOptions, HfError, PeftLimit, PeftTargets, Stored, WeightType};
 use crate::hybrid::HybridConfig;
 use crate::llama::LlamaConfig;
-use crate::lora::{LoraConfig, LoraTargets, is_of_adapter, layer_of_first};
+use crate::lora::{LoraConfig, is_of_adapter, layer_of_first};
 use crate::mistral::MistralConfig;
 use crate::mixtral::MixtralConfig;
 use crate::nemotron_h::NemotronHConfig;
@@ -315,7 +315,8 @@ impl ModelConfig {
     }
 
     /// Writes the adapters of a checkpoint as a PEFT directory into `dir`, which must be empty or not exist.
-    /// The directory names `base` as the model that the adapters change.
+    /// The directory names `base` as the model that the adapters change. Returns the part of the training that
+    /// PEFT does not support for these layers, if there is one; [`ModelConfig::export_merged`] keeps it.
     ///
     /// # Errors
     /// When the checkpoint does not have these adapters of the model, or when the system reports an error.
@@ -325,21 +326,28 @@ impl ModelConfig {
         lora: &LoraConfig,
         base: Option<&Path>,
         dir: &Path,
-    ) -> Result<(), HfError> {
+    ) -> Result<Option<PeftLimit>, HfError> {
         let specs = self.adapter_parameters(lora)?;
-        let targets = self.target_modules(&specs)?;
+        let (targets, limit) = self.peft_targets(lora, &specs)?;
         let inputs_first = self.parameters()?.iter().any(|spec| spec.layout.inputs_first);
         let described = Described { lora, targets: &targets, base, inputs_first };
-        hf::write_adapter(dir, described, &specs, &mut Stored(checkpoint))
+        hf::write_adapter(dir, described, &specs, &mut Stored(checkpoint))?;
+        Ok(limit)
     }
 
-    /// Returns the `target_modules` for adapters of these parameters. PEFT puts an adapter on every linear
-    /// layer that they mean, also on those of experts.
-    fn target_modules(&self, adapters: &[ParameterSpec]) -> Result<Vec<String>, ConfigError> {
+    /// Returns the targets for PEFT of adapters of these parameters, and the part of the training that PEFT does
+    /// not support for them. PEFT puts an adapter on every linear layer that a name means, also on those of
+    /// experts.
+    fn peft_targets(
+        &self,
+        lora: &LoraConfig,
+        adapters: &[ParameterSpec],
+    ) -> Result<(PeftTargets, Option<PeftLimit>), ConfigError> {
         let matrices = self.parameters()?.into_iter().filter(|spec| spec.kind == ParameterKind::Matrix);
         let layers = matrices.filter_map(|spec| spec.path.strip_suffix(".weight").map(str::to_owned));
         let adapted = adapters.iter().filter_map(|spec| layer_of_first(&spec.path)).map(str::to_owned);
-        Ok(LoraTargets::short_names(&adapted.collect(), &layers.collect::<Vec<_>>()))
+        let has_experts = self.family().computes("num_experts_per_tok");
+        Ok(PeftTargets::of(lora, adapted.collect(), &layers.collect::<Vec<_>>(), has_experts))
     }
 
     /// Writes a model with the adapters of a checkpoint merged into it as a Hugging Face directory.

@@ -1,34 +1,66 @@
 //! The targets and the loss of a head that predicts further tokens than the next one.
 //!
 //! The prediction of depth `k` is, at position `t`, of the token `k` positions after the target of `t`, which
-//! is the target of `t + k`. The next token has depth 0.
+//! is the target of `t + k`. The next token has depth 0. A further prediction is of a token of the document of
+//! `t`: it does not count if this document ends before.
 
 use burn::tensor::{Bool, Int, Tensor, TensorData};
 use pipewright::nn::IGNORED_TARGET;
 use pipewright::stage::StageContext;
+use pipewright::tensor::{BoundaryError, Value, ValueKind, Values, unpack};
 
+use crate::documents::{documents_of, given_scope, host, last_of_documents};
 use crate::head_form::{FurtherPredictions, prediction_path};
 use crate::valid_tokens::given_counts;
 
 /// The name of the loss of further predictions in reports.
 const LOSS: &str = "mtp";
 
+/// Takes the token ids out of the tensors at the boundary of a head, where they come last if they are there.
+pub(crate) fn take_ids(values: &mut Values) -> Result<Option<Tensor<2, Int>>, BoundaryError> {
+    match values.pop_if(|value| Value::kind(value) == ValueKind::Int) {
+        Some(ids) => unpack(vec![ids]).map(Some),
+        None => Ok(None),
+    }
+}
+
 /// Returns the targets of each prediction, `[rows, sequence]`, in the order of the depths from 0 to
-/// `further.depth`. Targets that a row does not have, or that are behind its valid tokens, do not count.
+/// `further.depth`. Targets that a row does not have, or that are behind its valid tokens, do not count, and
+/// neither do targets of a further prediction in another document. If no side input names the documents, they
+/// are found in the token `ids` ([`FurtherPredictions::needs_ids`]).
 ///
 /// # Panics
-/// When the side input with the numbers of valid tokens does not fit the targets.
+/// When a side input with the numbers of valid tokens or with the documents does not fit the targets.
 pub(crate) fn targets_of_each(
     targets: &Tensor<2, Int>,
+    ids: Option<&Tensor<2, Int>>,
     further: FurtherPredictions,
     context: &StageContext,
 ) -> Vec<Tensor<2, Int>> {
     let [rows, sequence] = targets.dims();
     let targets = match given_counts(context, rows, sequence) {
-        Some(counts) => without_padding(targets.clone(), &counts),
+        Some(counts) => without(targets.clone(), |row, t| t >= counts[row]),
         None => targets.clone(),
     };
-    (0..=further.depth).map(|depth| shifted(&targets, depth)).collect()
+    if further.depth == 0 {
+        return vec![targets];
+    }
+    let documents = match (given_scope(context, [rows, sequence]), ids) {
+        (Some(scope), _) => scope.documents.to_vec(),
+        (None, Some(ids)) => documents_of(&host(ids), sequence, further.bos_token_id),
+        (None, None) => vec![0; rows * sequence],
+    };
+    let last = last_of_documents(&documents, sequence);
+    let further_targets = (1..=further.depth).map(|depth| {
+        let ahead = shifted(&targets, depth);
+        let ahead = without(ahead, |row, t| t + depth > last[row * sequence + t]);
+        // The last token of a document may have the beginning of the next one as its target.
+        match further.bos_token_id {
+            Some(bos) => ahead.clone().mask_fill(ahead.equal_elem(bos as i64), IGNORED_TARGET),
+            None => ahead,
+        }
+    });
+    std::iter::once(targets.clone()).chain(further_targets).collect()
 }
 
 /// Returns the loss of the next token, and adds the losses of further predictions to the step. `loss_of`
@@ -49,9 +81,6 @@ pub(crate) fn loss_of_all(
 /// Returns the targets so many positions ahead. The last ones of a row do not count.
 fn shifted(targets: &Tensor<2, Int>, ahead: usize) -> Tensor<2, Int> {
     let [rows, sequence] = targets.dims();
-    if ahead == 0 {
-        return targets.clone();
-    }
     let nothing = |length| Tensor::full([rows, length], IGNORED_TARGET, &targets.device());
     match sequence.checked_sub(ahead).filter(|&left| left > 0) {
         None => nothing(sequence),
@@ -59,16 +88,17 @@ fn shifted(targets: &Tensor<2, Int>, ahead: usize) -> Tensor<2, Int> {
     }
 }
 
-/// Returns the targets. The targets behind the valid tokens of a row are replaced and do not count.
-fn without_padding(targets: Tensor<2, Int>, counts: &[usize]) -> Tensor<2, Int> {
+/// Returns the targets. Those of the rows and positions that `is_left_out` chooses are replaced and do not
+/// count.
+fn without(targets: Tensor<2, Int>, is_left_out: impl Fn(usize, usize) -> bool) -> Tensor<2, Int> {
     let [rows, sequence] = targets.dims();
-    if counts.iter().all(|&count| count == sequence) {
+    let mask: Vec<bool> =
+        (0..rows * sequence).map(|token| is_left_out(token / sequence, token % sequence)).collect();
+    if !mask.contains(&true) {
         return targets;
     }
-    let is_padding = counts.iter().flat_map(|&count| (0..sequence).map(move |t| t >= count));
-    let is_padding = TensorData::new(is_padding.collect::<Vec<_>>(), [rows, sequence]);
-    let is_padding = Tensor::<2, Bool>::from_data(is_padding, &targets.device());
-    targets.mask_fill(is_padding, IGNORED_TARGET)
+    let mask = Tensor::<2, Bool>::from_data(TensorData::new(mask, [rows, sequence]), &targets.device());
+    targets.mask_fill(mask, IGNORED_TARGET)
 }
 
 #[cfg(test)]
@@ -76,20 +106,38 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
+    use crate::generation_stage::row_context;
+
+    const NOTHING: i64 = IGNORED_TARGET;
+
+    fn numbers(targets: &Tensor<2, Int>) -> Vec<i64> {
+        targets.clone().into_data().iter().collect()
+    }
 
     #[test]
     fn targets_are_ahead_and_stop_with_the_valid_tokens() {
-        const NOTHING: i64 = IGNORED_TARGET;
         let targets = Tensor::<2, Int>::from_data([[1, 2, 3], [4, 5, 6]], &Device::flex());
-        let found = |targets: &Tensor<2, Int>, ahead| {
-            shifted(targets, ahead).into_data().iter::<i64>().collect::<Vec<_>>()
-        };
-        assert_eq!(found(&targets, 0), [1, 2, 3, 4, 5, 6]);
+        let found = |targets: &Tensor<2, Int>, ahead| numbers(&shifted(targets, ahead));
         assert_eq!(found(&targets, 1), [2, 3, NOTHING, 5, 6, NOTHING]);
         assert_eq!(found(&targets, 3), [NOTHING; 6]);
         assert_eq!(found(&targets, 7), [NOTHING; 6]);
-        let valid = without_padding(targets, &[3, 2]);
-        assert_eq!(found(&valid, 0), [1, 2, 3, 4, 5, NOTHING]);
+        let valid = without(targets, |row, t| t >= [3, 2][row]);
+        assert_eq!(numbers(&valid), [1, 2, 3, 4, 5, NOTHING]);
         assert_eq!(found(&valid, 1), [2, 3, NOTHING, 5, NOTHING, NOTHING]);
+    }
+
+    #[test]
+    fn further_targets_are_of_the_same_document() {
+        let tensor = |ids: [i64; 6]| Tensor::<2, Int>::from_data([ids], &Device::flex());
+        let further = FurtherPredictions { depth: 2, loss_weight: 1.0, bos_token_id: Some(1) };
+        let (ids, targets) = (tensor([1, 5, 6, 1, 7, 8]), tensor([5, 6, 1, 7, 8, 9]));
+        let found = targets_of_each(&targets, Some(&ids), further, &row_context());
+        assert_eq!(numbers(&found[0]), [5, 6, 1, 7, 8, 9]);
+        assert_eq!(numbers(&found[1]), [6, NOTHING, NOTHING, 8, 9, NOTHING]);
+        assert_eq!(numbers(&found[2]), [NOTHING, NOTHING, NOTHING, 9, NOTHING, NOTHING]);
+        // A beginning that does not count as a target separates documents too.
+        let targets = tensor([NOTHING, NOTHING, NOTHING, 7, 8, 9]);
+        let found = targets_of_each(&targets, Some(&ids), further, &row_context());
+        assert_eq!(numbers(&found[1]), [NOTHING, NOTHING, NOTHING, 8, 9, NOTHING]);
     }
 }

@@ -6,9 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
 use crate::config_key::{Harmless, KeyTable, Refused};
-use crate::decoder::{
-    Activation, BlockForm, COMPUTED_KEYS, DecoderConfig, LayerForm, REFUSED_KEYS, require_window,
-};
+use crate::decoder::{Activation, BlockForm, COMPUTED_KEYS, DecoderConfig, LayerForm, require_window};
 use crate::decoder_family::DecoderFamily;
 use crate::error::ConfigError;
 use crate::family::AbsentKey;
@@ -47,18 +45,25 @@ impl DecoderFamily for Starcoder2Config {
     const KEY_NAMES: &'static [(&'static str, &'static str)] = &[("norm_epsilon", "rms_norm_eps")];
     const KEY_TABLE: &'static KeyTable = &KeyTable {
         computes: &[COMPUTED_KEYS, &["norm_epsilon", "sliding_window", "use_bias"]],
-        ignored: &[&["activation_function"]],
-        refused: &[
-            REFUSED_KEYS,
-            &[
-                Refused { key: "hidden_act", harmless: Harmless::Word("gelu_pytorch_tanh") },
-                Refused { key: "residual_dropout", harmless: Harmless::Number(0.0) },
-                Refused { key: "embedding_dropout", harmless: Harmless::Number(0.0) },
-                Refused { key: "layer_norm_epsilon", harmless: Harmless::SameAs("norm_epsilon") },
-                Refused { key: "norm_type", harmless: Harmless::Word("layer_norm") },
-                Refused { key: "mlp_type", harmless: Harmless::Word("default") },
-            ],
-        ],
+        // Published files have these keys, and transformers does not read them: `hidden_act` is the activation, the
+        // softmax always has single precision, and `sliding_window` alone says whether there is a window.
+        ignored: &[&[
+            "activation_function",
+            "attention_softmax_in_fp32",
+            "scale_attention_softmax_in_fp32",
+            "use_sliding_window",
+        ]],
+        refused: &[&[
+            Refused { key: "attention_dropout", harmless: Harmless::Number(0.0) },
+            Refused { key: "layer_types", harmless: Harmless::AllOf("full_attention") },
+            Refused { key: "scale_attn_weights", harmless: Harmless::True },
+            Refused { key: "hidden_act", harmless: Harmless::Word("gelu_pytorch_tanh") },
+            Refused { key: "residual_dropout", harmless: Harmless::Number(0.0) },
+            Refused { key: "embedding_dropout", harmless: Harmless::Number(0.0) },
+            Refused { key: "layer_norm_epsilon", harmless: Harmless::SameAs("norm_epsilon") },
+            Refused { key: "norm_type", harmless: Harmless::Word("layer_norm") },
+            Refused { key: "mlp_type", harmless: Harmless::Word("default") },
+        ]],
     };
     const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
         ("num_key_value_heads", AbsentKey::Count(2)),

@@ -5,6 +5,9 @@
 //! must lead to a regular file: [`read_regular`], [`read_regular_text`] and [`open_regular`], and for writing
 //! [`create_regular`]. These check the path before they open it, and the open file again: another file may
 //! have taken the path in between. They never wait for the other end of a pipe.
+//!
+//! A file under a name that only this program gives is not reached through a link: [`create_fresh`] for drafts,
+//! [`open_lock`] for locks, and [`open_unlinked`]. Another user who plants a link there would choose the file that is changed.
 
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions};
@@ -51,29 +54,104 @@ pub fn open_regular_with(path: &Path, options: &OpenOptions) -> io::Result<File>
     open_checked(path, options)
 }
 
-/// Opens a file without waiting for the other end of a pipe, and refuses it if it is not a regular file.
-fn open_checked(path: &Path, options: &OpenOptions) -> io::Result<File> {
-    let file = open_without_waiting(path, options)?;
+/// Like [`open_regular_with`], but refuses a path that is a symbolic link.
+///
+/// # Errors
+/// When something else than a regular file has this path, or when the system reports an error.
+pub fn open_unlinked(path: &Path, options: &OpenOptions) -> io::Result<File> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.is_symlink() => {
+            // A device says more than the link to it.
+            refuse_special(path)?;
+            return Err(link());
+        }
+        Ok(found) => require_file(&found)?,
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let file = open_without_waiting(path, options, NO_LINK)?;
     require_file(&file.metadata()?)?;
     Ok(file)
 }
 
+/// Opens a file that a process locks and then writes to, and creates it if it does not exist. A file with a second
+/// name is refused, because it could be a file of another kind: both names would have what is written.
+///
+/// # Errors
+/// When something else than a regular file with one name has this path, or when the system reports an error.
+pub fn open_lock(path: &Path) -> io::Result<File> {
+    let file = open_unlinked(path, File::options().read(true).write(true).create(true).truncate(false))?;
+    if names(&file.metadata()?) > 1 {
+        let message = "the file has a second name (a hard link), under which its content would change too; remove this one";
+        return Err(io::Error::new(ErrorKind::InvalidInput, message));
+    }
+    Ok(file)
+}
+
+/// Creates an empty file under a name that only this program gives. A file of this name, for example one that an earlier
+/// process has left incomplete, is removed first. A link is removed and not followed.
+///
+/// # Errors
+/// When a folder has this path, or when the system reports an error.
+pub fn create_fresh(path: &Path) -> io::Result<File> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => return Err(folder()),
+        Ok(_) => std::fs::remove_file(path)?,
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    File::create_new(path)
+}
+
+/// Writes a whole file like [`create_fresh`].
+///
+/// # Errors
+/// When a folder has this path, or when the system reports an error.
+pub fn write_fresh(path: &Path, content: &[u8]) -> io::Result<()> {
+    create_fresh(path)?.write_all(content)
+}
+
+/// Opens a file without waiting for the other end of a pipe, and refuses it if it is not a regular file.
+fn open_checked(path: &Path, options: &OpenOptions) -> io::Result<File> {
+    let file = open_without_waiting(path, options, 0)?;
+    require_file(&file.metadata()?)?;
+    Ok(file)
+}
+
+/// The flag with which a symbolic link is not opened.
 #[cfg(unix)]
-fn open_without_waiting(path: &Path, options: &OpenOptions) -> io::Result<File> {
+const NO_LINK: i32 = libc::O_NOFOLLOW;
+#[cfg(not(unix))]
+const NO_LINK: i32 = 0;
+
+#[cfg(unix)]
+fn open_without_waiting(path: &Path, options: &OpenOptions, flags: i32) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
 
-    // The flag has no effect on regular files.
-    let opened = options.clone().custom_flags(libc::O_NONBLOCK).open(path);
+    // The first flag has no effect on regular files.
+    let opened = options.clone().custom_flags(libc::O_NONBLOCK | flags).open(path);
     opened.map_err(|error| match error.raw_os_error() {
         // A pipe that nobody reads.
         Some(libc::ENXIO) => special_file(),
+        Some(libc::ELOOP) if flags & NO_LINK != 0 => link(),
         _ => error,
     })
 }
 
 #[cfg(not(unix))]
-fn open_without_waiting(path: &Path, options: &OpenOptions) -> io::Result<File> {
+fn open_without_waiting(path: &Path, options: &OpenOptions, _flags: i32) -> io::Result<File> {
     options.open(path)
+}
+
+/// Returns the number of names of a file.
+#[cfg(unix)]
+fn names(file: &Metadata) -> u64 {
+    std::os::unix::fs::MetadataExt::nlink(file)
+}
+
+#[cfg(not(unix))]
+fn names(_file: &Metadata) -> u64 {
+    1
 }
 
 /// Creates a file, or empties a regular file. Opening a pipe for writing would wait for its reader.
@@ -169,9 +247,17 @@ pub fn require_regular(path: &Path) -> io::Result<Metadata> {
 /// Refuses what is not a regular file.
 fn require_file(metadata: &Metadata) -> io::Result<()> {
     if metadata.is_dir() {
-        return Err(io::Error::new(ErrorKind::IsADirectory, "this is a folder; name a file"));
+        return Err(folder());
     }
     if metadata.is_file() { Ok(()) } else { Err(special_file()) }
+}
+
+fn folder() -> io::Error {
+    io::Error::new(ErrorKind::IsADirectory, "this is a folder; name a file")
+}
+
+fn link() -> io::Error {
+    io::Error::new(ErrorKind::InvalidInput, "this is a symbolic link, which is not followed here; remove it")
 }
 
 fn special_file() -> io::Error {
@@ -268,6 +354,39 @@ mod tests {
             let error = open_checked(&path, &way).expect_err("a pipe");
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{way:?}: {error}");
         }
+    }
+
+    /// A link that is planted under a name that only this program gives changes no other file.
+    #[test]
+    #[cfg(unix)]
+    fn files_of_this_program_are_not_reached_through_links() {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let at = |name: &str| folder.path().join(name);
+        let plant = |name: &str| {
+            std::os::unix::fs::symlink("mine", at(name)).expect("a link");
+            at(name)
+        };
+        std::fs::write(at("mine"), "mine").expect("a file");
+        std::os::unix::fs::symlink("nothing", at("dangling")).expect("a link");
+        std::fs::hard_link(at("mine"), at("second")).expect("a second name");
+        std::fs::create_dir(at("folder")).expect("a folder");
+        assert!(std::process::Command::new("mkfifo").arg(at("pipe")).status().expect("mkfifo").success());
+        for name in [plant("link"), at("dangling"), at("second"), at("folder"), at("pipe")] {
+            open_lock(&name).expect_err("it is not a file with one name");
+        }
+        let read = File::options().read(true).clone();
+        for name in [at("link"), at("dangling"), at("folder"), at("pipe")] {
+            open_unlinked(&name, &read).expect_err("it is not a file");
+        }
+        assert_eq!(open_unlinked(&at("none"), &read).expect_err("nothing").kind(), ErrorKind::NotFound);
+        drop([open_lock(&at("lock")), open_lock(&at("lock"))].map(|lock| lock.expect("a file")));
+        for name in [at("link"), at("dangling"), at("second"), at("pipe"), at("fresh"), at("fresh")] {
+            write_fresh(&name, b"ours").expect("the name is free");
+            assert_eq!(read_regular_text(&name, 9).ok().as_deref(), Some("ours"));
+        }
+        write_fresh(&at("folder"), b"").expect_err("a folder");
+        assert_eq!(std::fs::read_to_string(at("mine")).ok().as_deref(), Some("mine"));
+        assert!(!at("nothing").exists(), "nothing is made behind a link");
     }
 
     #[test]

@@ -85,8 +85,8 @@ fn train(
 }
 
 pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
-    let folder = std::env::temp_dir().join(format!("pipewright-training-loop-{}", std::process::id()));
-    let (stopped, whole) = (folder.join("stopped"), folder.join("whole"));
+    let folder = tempfile::tempdir()?;
+    let (stopped, whole) = (folder.path().join("stopped"), folder.path().join("whole"));
 
     writeln!(out, "two ranks, 1f1b:")?;
     train(&mut launch(2, "1f1b")?, 1, 6, &stopped, out)?;
@@ -100,7 +100,6 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     writeln!(out, "never stopped:")?;
     let expected = train(&mut launch(2, "1f1b")?, 1, STEPS, &whole, out)?;
     writeln!(out, "the last losses differ by {}", (resumed - expected).abs())?;
-    std::fs::remove_dir_all(folder)?;
     Ok(())
 }
 

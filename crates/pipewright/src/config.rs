@@ -118,8 +118,10 @@ pub struct PipelineConfig {
     pub verify: Verify,
     /// Runs around actions, or in their place.
     pub hook: Option<Arc<dyn ActionHook>>,
-    /// A flag that the caller raises to end training. Each rank reads it at the end of a step, and the step's
-    /// report says whether any rank found it raised. So the processes of a run agree on their last step.
+    /// A flag that the caller raises to end training. Each rank reads it at the end of a step and of an
+    /// evaluation, and the summary says whether any rank found it raised. So the processes of a run agree on their
+    /// last step. A [`Trainer`](crate::train::Trainer) also ends an evaluation of several batches early, and
+    /// does not begin the next step during one.
     pub interrupt: Option<Arc<AtomicBool>>,
     /// The number that [`Pipeline::announce`](crate::pipeline::Pipeline::announce) sets.
     pub announcement: Arc<AtomicU64>,

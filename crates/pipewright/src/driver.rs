@@ -2,7 +2,8 @@
 //! deadline.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender};
@@ -36,6 +37,8 @@ pub(crate) enum Command {
     },
     Step {
         input: Box<StepInput>,
+        /// The rank does not begin the step if the gate is closed.
+        gate: Option<Gate>,
         reply: Reply<StepReply>,
     },
     /// Between processes, the step after one that runs. The rank begins it only if the gradient norm of that one
@@ -68,6 +71,24 @@ pub(crate) enum Command {
     Reset,
 }
 
+/// Whether the ranks of a process begin a step that they have got during the one before. The gate is closed if the
+/// interrupt flag is raised when the first of them asks; from then on it stays as it is. Clones are one gate.
+#[derive(Clone)]
+pub(crate) struct Gate {
+    interrupt: Arc<AtomicBool>,
+    is_open: Arc<OnceLock<bool>>,
+}
+
+impl Gate {
+    pub(crate) fn new(interrupt: Arc<AtomicBool>) -> Self {
+        Self { interrupt, is_open: Arc::default() }
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        *self.is_open.get_or_init(|| !self.interrupt.load(Ordering::Relaxed))
+    }
+}
+
 /// A rank's answer to a step.
 pub(crate) struct StepReply {
     /// The rank's report, and across processes the reports of all other ranks.
@@ -78,6 +99,13 @@ pub(crate) struct StepReply {
     pub failed: Option<FailedRank>,
     /// The rank's report if the rank begins the next step, and its process exchanges the reports.
     pub open: Option<OpenReport>,
+}
+
+impl StepReply {
+    /// Returns the answer of a rank that does not begin the step.
+    fn not_begun() -> Self {
+        Self { outcome: Ok(Vec::new()), has_updated: false, failed: None, open: None }
+    }
 }
 
 /// The data of one rank about a failed step.
@@ -212,10 +240,11 @@ fn execute(executor: &mut Executor, goes_ahead: &mut bool, command: Command) {
             let agreed = run_or_reset(executor).map(|()| executor.take_outcome().agreed);
             reply.send(agreed.map(|agreed| agreed.expect("ranks that have compared batches agree or not")));
         }
-        Command::NextStep { reply, .. } if !*goes_ahead => {
-            reply.send(StepReply { outcome: Ok(Vec::new()), has_updated: false, failed: None, open: None });
+        Command::NextStep { reply, .. } if !*goes_ahead => reply.send(StepReply::not_begun()),
+        Command::Step { gate: Some(gate), reply, .. } if !gate.is_open() => {
+            reply.send(StepReply::not_begun());
         }
-        Command::Step { input, reply } | Command::NextStep { input, reply } => {
+        Command::Step { input, reply, .. } | Command::NextStep { input, reply } => {
             let answer = step(executor, *input);
             *goes_ahead = answer.open.is_some();
             reply.send(answer);

@@ -10,11 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 /// The features of `.ci/run`.
-const FEATURES: &str = "mpi,tokenizers,parquet,wgpu";
-
-/// The dependencies that the devices of Burn need in another way, besides the crates of Burn. Few other crates
-/// depend on them.
-const OF_DEVICES: [&str; 4] = ["ahash", "derive_more", "derive_more-impl", "hashbrown"];
+const FEATURES: &str = "mpi,tokenizers,parquet";
 
 /// Returns the sets of features with which each dependency is compiled.
 fn dependencies(arguments: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
@@ -42,11 +38,7 @@ fn builds_with_features_share_the_dependencies_of_the_others() {
     assert!(without.keys().any(|package| package.starts_with("serde ")), "{without:?}");
     let differs =
         |package: &&String| with.get(*package).is_none_or(|with| !without[*package].is_subset(with));
-    let is_expected = |package: &&String| {
-        let name = package.split(' ').next().unwrap_or_default();
-        ["burn", "cubecl", "pipewright"].iter().any(|start| name.starts_with(start))
-            || OF_DEVICES.contains(&name)
-    };
+    let is_expected = |package: &&String| package.starts_with("pipewright");
     let twice: Vec<&String> =
         without.keys().filter(differs).filter(|package| !is_expected(package)).collect();
     assert!(

@@ -94,3 +94,101 @@ fn of_configuration(path: Option<&Path>, set: &[String]) -> Result<PlannedModel,
     };
     Ok(PlannedModel { described, sequence: Some(settings.data.seq_len), batch: Some(batch), adapters })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use pipewright_models::{ModelConfig, ROUTER_CORRECTION};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// Returns values of keys that change the parameters of some families.
+    fn changes() -> Value {
+        json!({
+            "tie_word_embeddings": true, "attention_bias": true, "mlp_bias": true, "use_bias": true, "use_conv_bias": false,
+            "head_dim": 32, "num_key_value_heads": null, "sliding_window": 8, "mlp_only_layers": [0], "decoder_sparse_step": 2,
+            "first_k_dense_replace": 2, "n_shared_experts": 2, "shared_expert_intermediate_size": 24, "q_lora_rank": null,
+            "num_nextn_predict_layers": 1, "moe_latent_size": 24, "mtp_loss_weight": 0.3, "mtp_depth": 2, "mtp_block": "M",
+            "mod_layers": [0, 1], "embed_norm": "rms", "window_sizes": [], "num_experts": 0,
+        })
+    }
+
+    /// Returns a configuration, and the same without each of its keys, with each flag changed, with each number
+    /// doubled, and with each of [`changes`].
+    fn variations(config: &Value) -> Vec<(String, Value)> {
+        let mut variations = vec![("as it is".to_owned(), config.clone())];
+        let mut add = |key: &str, value: Option<Value>| {
+            let (name, mut varied) = (format!("{key}: {value:?}"), config.clone());
+            let object = varied.as_object_mut().expect("an object");
+            match value {
+                Some(value) => drop(object.insert(key.to_owned(), value)),
+                None => drop(object.remove(key)),
+            }
+            variations.push((name, varied));
+        };
+        for (key, value) in config.as_object().expect("an object") {
+            // All files have these keys; a plan assumes no family, no table of positions and no experts.
+            if !["model_type", "architectures", "n_positions", "num_local_experts"].contains(&key.as_str()) {
+                add(key, None);
+            }
+            if let Some(flag) = value.as_bool() {
+                add(key, Some(json!(!flag)));
+            }
+            if let Some(number) = value.as_u64() {
+                add(key, Some(json!(2 * number)));
+            }
+        }
+        for (key, value) in changes().as_object().expect("an object") {
+            add(key, Some(value.clone()));
+        }
+        variations
+    }
+
+    /// Returns the parameters with a gradient that `train` builds for a model. The table of a tied head is
+    /// listed twice.
+    fn built(model: &ModelConfig) -> u64 {
+        let mut specs = model.parameters().expect("a model");
+        specs.retain(|spec| !spec.path.ends_with(ROUTER_CORRECTION));
+        specs.sort_by(|one, other| one.path.cmp(&other.path));
+        specs.dedup_by(|one, other| one.path == other.path);
+        specs.iter().map(|spec| spec.shape.iter().product::<usize>() as u64).sum()
+    }
+
+    #[test]
+    fn both_readers_count_the_parameters_that_are_built() {
+        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pipewright-models/tests/data");
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        let file = scratch.path().join("config.json");
+        let (mut families, mut wrong) = (Vec::new(), Vec::new());
+        for model in fs::read_dir(models).expect("the test models") {
+            let config = model.expect("a folder").path().join("config.json");
+            let Ok(text) = fs::read_to_string(&config) else { continue };
+            let config: Value = serde_json::from_str(&text).expect("JSON");
+            let family = config["model_type"].as_str().expect("a family").to_owned();
+            for (name, varied) in variations(&config) {
+                let text = varied.to_string();
+                fs::write(&file, &text).expect("the scratch folder takes files");
+                // `train` may refuse what has costs.
+                let Ok(trained) = ModelConfig::read(&file) else { continue };
+                let described: u64 = trained.describe(1).layers.iter().map(|layer| layer.parameters).sum();
+                let planned = hf_config::read(&text).map(|described| described.model.own_parameters());
+                let planned = planned.map_err(|error| error.to_string());
+                // A plan refuses more dense blocks than the model has.
+                if planned.as_ref().is_err_and(|error| error.contains("use at most")) {
+                    continue;
+                }
+                let is_built = name != "as it is" || built(&trained) == described;
+                if planned != Ok(described.into()) || !is_built {
+                    wrong.push(format!("{family}, {name}: {described} by check, {planned:?} by plan"));
+                }
+            }
+            families.push(family);
+        }
+        let is_tested = |family: &&str| families.iter().any(|tested| tested == *family);
+        let all = ModelConfig::MODEL_TYPES.iter().copied();
+        assert_eq!(all.filter(|family| !is_tested(family)).collect::<Vec<_>>(), [""; 0]);
+        assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
+    }
+}

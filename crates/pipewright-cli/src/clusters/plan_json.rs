@@ -145,8 +145,8 @@ pub(crate) fn json(planned: &Planned) -> String {
     let report = Report {
         model: ModelJson {
             name: &model.name,
-            parameters: model.parameters() - model.predictor_parameters(),
-            predictor_parameters: model.predictor_parameters(),
+            parameters: model.own_parameters(),
+            predictor_parameters: model.parameters() - model.own_parameters(),
             active_parameters: model.active_parameters(),
             trained_parameters: model.trained_parameters(),
         },

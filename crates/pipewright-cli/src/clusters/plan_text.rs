@@ -61,9 +61,9 @@ pub(crate) fn text(planned: &Planned) -> String {
 fn title(planned: &Planned) -> String {
     let request = &planned.request;
     let model = &request.model;
-    let predictors = model.predictor_parameters();
+    let predictors = model.parameters() - model.own_parameters();
     let count = |parameters: u128| short_count(u64::try_from(parameters).unwrap_or(u64::MAX));
-    let (all, active) = (count(model.parameters() - predictors), count(model.active_parameters()));
+    let (all, active) = (count(model.own_parameters()), count(model.active_parameters()));
     let mut parameters = format!("{all} parameters");
     if all != active {
         parameters.push_str(&format!(", {active} active"));

@@ -68,9 +68,11 @@ pub(crate) fn run(arguments: &DataArguments) -> Result<(), Failure> {
     let out = std::io::stdout();
     let has_colour = out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let text = shown(&mut rows, arguments.rows, &codec, &Marks::new(has_colour))?;
-    match out.lock().write_all(text.as_bytes()) {
+    // The text has colours, so it is not escaped.
+    let mut out = out.lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(Failure::input(format!("standard output cannot be written: {error}")))
+            Err(Failure::unwritten(Path::new("standard output"), &error, "choose another place"))
         }
         _ => Ok(()),
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use pipewright::checkpoint::Checkpoint;
-use pipewright_models::hf::{ExportOptions, WeightType};
+use pipewright_models::hf::{ExportOptions, PeftLimit, WeightType};
 use pipewright_models::{AdaptedCheckpoint, ModelConfig, hf};
 
 use crate::display;
@@ -118,10 +118,19 @@ fn write_adapter(
     }
     let base = arguments.base.clone().map_or_else(|| base_of_run(checkpoint), |base| Ok(Some(base)))?;
     let written = model.export_adapter(checkpoint, &adapter.lora, base.as_deref(), &arguments.to);
-    written.map_err(Failure::input)?;
+    let limit = written.map_err(Failure::input)?;
     let (step, to) = (checkpoint.step(), arguments.to.display());
     display::say(&format!(
         "wrote the adapters of step {step} to {to}, for PEFT and `adapter.path`; --merge writes the whole model"
     ));
+    match limit {
+        Some(limit @ PeftLimit::Dora { .. }) => display::say(&format!(
+            "warning: {limit}; `adapter.path` reads them, and --merge writes a model that has them"
+        )),
+        Some(limit @ PeftLimit::Dropout { .. }) => {
+            display::say(&format!("{limit}; to train on with it here, set `adapter.dropout`"));
+        }
+        None => {}
+    }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! `pipewright init`: writes a commented configuration.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 
@@ -21,7 +21,12 @@ pub(crate) struct InitArguments {
 /// Runs the command.
 pub(crate) fn run(arguments: &InitArguments) -> Result<(), Failure> {
     let name = arguments.file.display();
-    let written = File::create_new(&arguments.file).and_then(|mut file| file.write_all(TEMPLATE.as_bytes()));
+    let written = File::create_new(&arguments.file).and_then(|mut file| {
+        file.write_all(TEMPLATE.as_bytes()).inspect_err(|_| {
+            // Best effort: a part of the file must not be taken for a configuration.
+            let _ = fs::remove_file(&arguments.file);
+        })
+    });
     match written {
         Ok(()) => {
             display::say(&format!(
@@ -32,6 +37,6 @@ pub(crate) fn run(arguments: &InitArguments) -> Result<(), Failure> {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
             Err(Failure::input(format!("{name}: it exists already and is left as it is; name another file")))
         }
-        Err(error) => Err(Failure::input(format!("{name}: cannot be written: {error}; name another file"))),
+        Err(error) => Err(Failure::unwritten(&arguments.file, &error, "name another file")),
     }
 }

@@ -25,6 +25,9 @@ pub(crate) struct LaunchArguments {
     /// Print the answer of this host to another one
     #[arg(long, value_name = "FILE", hide = true)]
     answer: Option<PathBuf>,
+    /// End the processes of earlier starts on this host before it answers
+    #[arg(long, value_name = "START", hide = true, requires = "answer")]
+    end_before: Option<String>,
     /// The command of the processes: train or resume, with its arguments
     #[arg(last = true, value_name = "COMMAND", required_unless_present = "answer")]
     command: Vec<String>,
@@ -33,7 +36,7 @@ pub(crate) struct LaunchArguments {
 /// Runs the command.
 pub(crate) fn run(arguments: &LaunchArguments) -> Result<(), Failure> {
     if let Some(token) = &arguments.answer {
-        return answer(token);
+        return answer(token, arguments.end_before.as_deref());
     }
     let places = Places::find(arguments.hosts.as_deref(), arguments.ranks.is_some())?;
     let starter = Starter::find(&places)?;

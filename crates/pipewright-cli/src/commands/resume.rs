@@ -12,7 +12,7 @@ use crate::config::{Loaded, Scheduled};
 use crate::display;
 use crate::failure::Failure;
 use crate::fault::{Fault, launched_start};
-use crate::recovery::{Attempts, Restart, StateSource, leave_joined};
+use crate::recovery::{Attempts, Restart, StateSource};
 use crate::run_folder::{self, RunFolder, RunFolderError, RunLock};
 use crate::text::quoted;
 use crate::training::arguments::load_settings;
@@ -22,7 +22,7 @@ use crate::training::copies_link::{Origin, has_copies};
 use crate::training::copy_search::{self, FoundCopy};
 use crate::training::efficiency::Efficiency;
 use crate::training::evaluations::Evaluations;
-use crate::training::identity::{checkpoint_files, describe, identity, require_same};
+use crate::training::identity::{LOSS, checkpoint_files, describe, identity, require_same};
 use crate::training::launch::{abandon, launch, launch_from};
 use crate::training::model::read_model;
 use crate::training::overview::overview;
@@ -58,25 +58,13 @@ pub(crate) fn after_faults(
     outcome
 }
 
-/// Leaves the mark for `launch` that the processes have joined each other, if this process is the leader.
-fn mark_joined(arguments: &ResumeArguments, processes: &ProcessGroup) -> Result<(), Failure> {
-    if !processes.is_leader() {
-        return Ok(());
-    }
-    leave_joined(&RunPath::of(&arguments.run)?.run).map_err(|error| {
-        let folder = arguments.run.display();
-        Failure::input(format!("{folder}: the run cannot continue in this folder: {error}"))
-    })
-}
-
 fn run_with(
     arguments: &ResumeArguments,
     processes: &mut ProcessGroup,
     attempts: &mut Attempts,
 ) -> Result<(), Failure> {
     // The leader locks the folder and cleans it up before the other processes read it.
-    let owned = mark_joined(arguments, processes).and_then(|()| own(arguments, processes.is_leader()));
-    let owned = processes.agree(owned, |_| Fields::new())?;
+    let owned = processes.agree(own(arguments, processes.is_leader()), |_| Fields::new())?;
     shared_folder::require(processes, &RunPath::of(&arguments.run)?.run)?;
     let restart = attempts.take_restart();
     let steps = arguments.load().ok().map(|loaded| loaded.settings.run.steps);
@@ -94,6 +82,10 @@ fn run_with(
         found.rate_note.iter().for_each(|note| display::say(note));
     }
     if found.is_finished() {
+        // The process that would have removed the copies may have been killed.
+        if RunPath::of(&arguments.run)?.checkpoint.is_none() {
+            state_copies::remove_all(processes, &found.prepared.settings)?;
+        }
         return Ok(());
     }
     let ResumableRun {
@@ -128,6 +120,10 @@ fn run_with(
         folder.write_restart(restart).map_err(|error| abandon(&mut trainer, refusal(error)))?;
     } else {
         folder.iter().flat_map(RunFolder::moved).for_each(|sentence| display::say(sentence));
+    }
+    if let Some(folder) = &folder {
+        folder.lost().into_iter().for_each(display::say);
+        trainer.set_earlier(folder.earlier());
     }
     attempts.begin(&settings);
     TrainingLoop {
@@ -203,13 +199,18 @@ impl ResumableRun {
         if prints_notes {
             prepared.notes.iter().for_each(|note| display::say(note));
         }
-        let description = describe(&prepared)?;
+        let mut description = describe(&prepared)?;
         if let Some(checkpoint) = &state.checkpoint {
             require_same(&description, checkpoint)?;
             require_numbers(checkpoint)?;
             require_no_more_steps(&prepared, checkpoint)?;
         }
         let mut evaluations = Evaluations::new(&prepared, state.checkpoint.as_deref());
+        if let Some(loss) = state.checkpoint.as_ref().and_then(|state| state.manifest().description.get(LOSS))
+        {
+            // The checkpoint may be written again, after an evaluation that was left out.
+            description.insert(LOSS.to_owned(), loss.clone());
+        }
         if state.origin.is_some() && evaluations.are_exhausted() {
             // The run ends with the state that it resumes from, so that state must be on the disk.
             state = read_state(&path, None, searched)?;
@@ -240,11 +241,13 @@ impl ResumableRun {
         fields
     }
 
-    /// Returns whether the checkpoint is the one of the run's last step, or the run ended early.
+    /// Returns whether the checkpoint is the one of the run's last step, or the run ended early, and no evaluation is
+    /// left out.
     fn is_finished(&self) -> bool {
-        self.checkpoint.as_ref().is_some_and(|checkpoint| {
-            checkpoint.step() == self.prepared.settings.run.steps || self.evaluations.are_exhausted()
-        })
+        self.evaluations.left_out().is_none()
+            && self.checkpoint.as_ref().is_some_and(|checkpoint| {
+                checkpoint.step() == self.prepared.settings.run.steps || self.evaluations.are_exhausted()
+            })
     }
 
     /// Returns a sentence that says from which step the run resumes, or why it does not.

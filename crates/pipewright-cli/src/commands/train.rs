@@ -71,6 +71,7 @@ fn run_with(
         let earlier = link_of(&settings.run.out);
         let created = RunFolder::create(&settings.run.out, &settings.to_toml(), &files);
         let created = created.map_err(|error| abandon(&mut trainer, Failure::input(error)))?;
+        processes.note_begun();
         for sentence in created.moved() {
             display::say(sentence);
         }

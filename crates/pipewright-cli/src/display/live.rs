@@ -69,6 +69,12 @@ impl Live {
         }
     }
 
+    /// Shows the loss of an evaluation after an earlier step.
+    pub(super) fn evaluation(&mut self, loss: Option<f64>) {
+        let mut state = self.picture.state();
+        state.validation = loss.or(state.validation);
+    }
+
     /// Draws the last state and leaves it on the terminal.
     pub(super) fn finish(&mut self) {
         self.stop();

@@ -56,6 +56,19 @@ impl Display {
         }
     }
 
+    /// Shows the results of an evaluation after an earlier step.
+    pub(crate) fn evaluation(&mut self, metrics: &Metrics) {
+        if let Kind::Live(live) = &mut self.kind {
+            live.evaluation(metrics.validation_loss);
+        }
+        if let Some(loss) = metrics.validation_loss {
+            let step = metrics.step;
+            say(&format!(
+                "step {step}  validation {loss:.4}  (the evaluation that the stop of the run left out)"
+            ));
+        }
+    }
+
     /// Notes the parameters whose gradients cannot wait for `W`.
     pub(crate) fn note_undeferred(&self, found: &[UndeferredParameter]) {
         if let Some(note) = undeferred::note(&self.overview, found) {

@@ -73,22 +73,27 @@ impl Tally {
     }
 }
 
+/// Says why a run has ended before its last step; `None` if it has not.
+fn early_end(ending: &Ending<'_>) -> Option<String> {
+    let Ending { done, saved, .. } = ending;
+    let saved = saved.map(|saved| format!(", saved in {}", short(saved))).unwrap_or_default();
+    match ending.reason {
+        Reason::Complete => None,
+        Reason::LossNoLongerFalls => {
+            Some(format!("ended early after step {done}{saved}: the validation loss no longer falls"))
+        }
+        Reason::Signal => Some(format!("stopped by a signal after step {done}{saved}")),
+    }
+}
+
 /// Returns the text at the end of a run, with a curve for a terminal of this width.
 pub(super) fn summary(overview: &Overview, tally: &Tally, ending: &Ending<'_>, columns: usize) -> String {
-    let (Tally { first: Some(first), best: Some(best), last: Some(last), losses, .. }, done) =
-        (tally, ending.done)
-    else {
-        return format!("all {} steps were taken before; ask for more with --set run.steps=N", ending.done);
+    let Tally { first: Some(first), best: Some(best), last: Some(last), losses, .. } = tally else {
+        let complete =
+            || format!("all {} steps were taken before; ask for more with --set run.steps=N", ending.done);
+        return early_end(ending).unwrap_or_else(complete);
     };
-    let mut lines = Vec::new();
-    let saved = ending.saved.map(|saved| format!(", saved in {}", short(saved))).unwrap_or_default();
-    match ending.reason {
-        Reason::Complete => {}
-        Reason::LossNoLongerFalls => {
-            lines.push(format!("ended early after step {done}{saved}: the validation loss no longer falls"));
-        }
-        Reason::Signal => lines.push(format!("stopped by a signal after step {done}{saved}")),
-    }
+    let mut lines: Vec<String> = early_end(ending).into_iter().collect();
     lines.push(took(first, last));
     lines.extend(last.planned_step_ms.and_then(|planned| against_plan(&tally.planned_steps, planned)));
     let (step, best) = *best;
@@ -329,6 +334,7 @@ results in /r
             None,
             "all 7 steps were taken before; ask for more with --set run.steps=N",
         );
+        check(&Tally::default(), Reason::Signal, None, "stopped by a signal after step 7");
         let tally = tally(1, &[3.0; 1]);
         let overview = Overview::default();
         let ending = Ending {

@@ -5,9 +5,10 @@
 //! has `SchedulerParameters=permit_job_expansion`.
 
 use std::env;
-use std::fs;
 use std::process::Command;
 use std::time::Duration;
+
+use pipewright_system::private_folder::TemporaryFolder;
 
 use crate::launch::hosts::Host;
 use crate::launch::short_command::{Printed, run};
@@ -47,12 +48,12 @@ pub(super) fn rejoin(hosts: &[Host], is_stopped: impl Fn() -> bool) -> Result<()
 fn is_free_outside(job: &str, node: &str, is_stopped: impl Fn() -> bool) -> bool {
     let mut jobs = Command::new("squeue");
     jobs.args(["--noheader", "--format=%A", &format!("--jobs={job}"), &format!("--nodelist={node}")]);
-    let jobs = run(&mut jobs, LIMIT, &is_stopped);
+    let jobs = run(&mut jobs, LIMIT, &is_stopped).ok();
     let is_outside = jobs.is_some_and(|jobs| jobs.is_success && jobs.stdout.trim().is_empty());
     let mut states = Command::new("sinfo");
     states.args(["--noheader", "--format=%T", &format!("--nodes={node}")]);
     let is_free = |state: &str| matches!(state.trim(), "idle" | "mixed");
-    is_outside && run(&mut states, LIMIT, is_stopped).is_some_and(|states| states.stdout.lines().any(is_free))
+    is_outside && run(&mut states, LIMIT, is_stopped).is_ok_and(|states| states.stdout.lines().any(is_free))
 }
 
 /// Adds a free node to the allocation of a job.
@@ -67,17 +68,15 @@ fn add(job: &str, Host { name: node, slots }: &Host, is_stopped: impl Fn() -> bo
     get.arg(format!("--ntasks-per-node={slots}"));
     let options = OPTIONS.iter().filter_map(|(option, variable)| Some((option, env::var(variable).ok()?)));
     get.args(options.map(|(option, value)| format!("--{option}={value}")));
-    let granted = run(&mut get, LIMIT, is_stopped);
+    let granted = run(&mut get, LIMIT, is_stopped).ok();
     let added = granted_job(granted.as_ref()).and_then(|other| {
         // The nodes of the other job go to the job that it expands.
         let mut hand_over = Command::new("scontrol");
         hand_over.args(["update", &format!("JobId={other}"), "NumNodes=0"]);
-        // It leaves scripts for shells inside the other job.
-        let folder = env::temp_dir();
-        let handed_over = run(hand_over.current_dir(&folder), LIMIT, || false);
-        for ending in ["sh", "csh"] {
-            let _ = fs::remove_file(folder.join(format!("slurm_job_{other}_resize.{ending}")));
-        }
+        // It leaves scripts for shells inside the other job. Their names are known, so no other user may put links
+        // under these names where it writes them.
+        let folder = TemporaryFolder::create().map_err(|error| error.to_string())?;
+        let handed_over = run(hand_over.current_dir(folder.path()), LIMIT, || false).ok();
         if handed_over.as_ref().is_some_and(|printed| printed.is_success) {
             return Ok(());
         }

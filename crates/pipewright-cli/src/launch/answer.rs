@@ -12,10 +12,14 @@ use crate::failure::{Exit, Failure};
 use crate::fault::Start;
 use crate::launch::attempt::Stop;
 use crate::launch::hosts::{Host, Places};
+use crate::launch::left_over::end_before;
 use crate::launch::short_command::wait;
 use crate::launch::starter::Starter;
 use crate::output;
 use crate::training::shared_folder::{Token, is_seen, unwritable};
+
+/// The longest time in which a host ends processes before it answers.
+const LONGEST_END: Duration = Duration::from_secs(3);
 
 /// The answers of some hosts: for each, whether it can take part.
 pub(crate) type Answers = Vec<Result<(), Refusal>>;
@@ -60,8 +64,12 @@ impl Refusal {
     }
 }
 
-/// Prints the answer of this host. `token` is the path of a file that the asking host has written.
-pub(crate) fn answer(token: &Path) -> Result<(), Failure> {
+/// Prints the answer of this host. `token` is the path of a file that the asking host has written. Ends the processes
+/// of earlier starts than `before` that are left on this host.
+pub(crate) fn answer(token: &Path, before: Option<&str>) -> Result<(), Failure> {
+    if let Some(before) = before.and_then(Start::read) {
+        end_before(&before, LONGEST_END);
+    }
     let answer = Answer { build: build().map_err(Failure::input)?, sees_folder: is_seen(token) };
     let line = serde_json::to_string(&answer).map_err(|error| Failure::new(Exit::Bug, error))?;
     output::write(None, &format!("{line}\n"))
@@ -75,14 +83,15 @@ fn build() -> std::io::Result<String> {
     Ok(hasher.finalize().to_hex().to_string())
 }
 
-/// Asks all hosts at the same time. Returns for each whether it can take part.
+/// Asks all hosts at the same time. Returns for each whether it can take part. A host that answers has ended the
+/// processes of starts before `before` that were left there.
 ///
 /// # Errors
 /// Fails if the folder cannot be written, or if a signal asks for the end of the run.
 pub(crate) fn ask(
     starter: &Starter,
     hosts: &[Host],
-    folder: &Path,
+    (folder, before): (&Path, &Start),
     patience: Duration,
     stop: &Stop,
 ) -> Result<Answers, Failure> {
@@ -90,9 +99,10 @@ pub(crate) fn ask(
     let token = Token::create(folder).map_err(unwritable)?;
     let own = build().map_err(Failure::input)?;
     let path: PathBuf = std::path::absolute(token.file()).map_err(unwritable)?;
-    let words = ["launch".to_owned(), "--answer".to_owned(), path.display().to_string()];
+    let mut words = vec!["launch".to_owned(), "--answer".to_owned(), path.display().to_string()];
+    words.extend(["--end-before".to_owned(), before.to_string()]);
     let question = |host: &Host| {
-        let mut command = starter.command(1, std::slice::from_ref(host), &words, Start::default());
+        let mut command = starter.command(1, std::slice::from_ref(host), &words, &Start::default());
         command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()
     };
     let questions: Vec<Option<Child>> = hosts.iter().map(question).collect();

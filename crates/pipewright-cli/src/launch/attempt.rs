@@ -1,23 +1,20 @@
 //! Runs the launcher of processes once, and watches it.
 
 use std::io;
-use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 
+use crate::failure::{Exit, Failure};
+use crate::launch::watch::{Early, Limits, Order, Seen, Watch};
+
 /// The time between two looks at the processes.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The time that the launcher has to end the remaining processes after the first failure. It takes about five
-/// seconds to end a process that is stopped.
-const GRACE: Duration = Duration::from_secs(8);
-/// The time between a request to end and the end by force.
-const LAST_GRACE: Duration = Duration::from_secs(3);
 
 /// Whether this process was asked to end the run.
 #[derive(Clone, Debug, Default)]
@@ -50,65 +47,55 @@ impl Stop {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AttemptEnd {
     /// The launcher's status.
-    pub(crate) status: ExitStatus,
-    /// The time after which it was ended because its processes had not joined each other.
-    pub(crate) late: Option<Duration>,
+    pub(super) status: ExitStatus,
+    /// Why it was ended, if no process had left a fault.
+    pub(super) early: Option<Early>,
     /// The time after which its processes had joined each other, if they had.
-    pub(crate) joined: Option<Duration>,
+    pub(super) joined: Option<Duration>,
 }
 
-/// When the processes have joined each other.
-pub(crate) struct Joining<F> {
-    /// Returns whether they have.
-    pub(crate) is_done: F,
-    /// The longest time that it may take; `None` if it may take any time.
-    pub(crate) limit: Option<Duration>,
-}
-
-/// Starts the launcher and waits for its end. If a signal asks for the end of the run, or `is_replaced` does,
-/// the processes save a checkpoint and end. If `first_cause` is written and the launcher does not end, it is
-/// ended. So is one whose processes do not join each other in time, at once.
-pub(crate) fn run<F: Fn() -> bool>(
+/// Starts the launcher and waits for its end. `see` returns what there is to see of its processes, and whether they
+/// should save a checkpoint and end, as after a signal. [`Watch`] decides when the launcher is ended.
+///
+/// # Errors
+/// Fails if the launcher cannot be started, or cannot be ended.
+pub(super) fn run(
     command: &mut Command,
-    first_cause: &Path,
-    joining: &Joining<F>,
+    limits: Limits,
     stop: &Stop,
-    mut is_replaced: impl FnMut() -> bool,
-) -> io::Result<AttemptEnd> {
+    mut see: impl FnMut() -> (Seen, bool),
+) -> Result<AttemptEnd, Failure> {
     // The terminal sends Ctrl-C to this process alone, so that the processes can save a checkpoint.
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(command, 0);
-    let mut child = command.spawn()?;
-    let begun = Instant::now();
-    let (mut is_stopping, mut is_ending, mut failed) = (false, false, None);
-    let (mut joined, mut late) = (None, None);
+    let program = command.get_program().display().to_string();
+    let refused = |error: io::Error| Failure::input(format!("{program} cannot be started: {error}"));
+    let mut child = command.spawn().map_err(refused)?;
+    let (mut watch, mut last, mut is_stopping) = (Watch::new(limits), Instant::now(), false);
     loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(AttemptEnd { status, late, joined });
+        if let Some(status) = child.try_wait().map_err(refused)? {
+            return Ok(AttemptEnd { status, early: watch.early(), joined: watch.joined() });
         }
-        if (stop.is_asked() || is_replaced()) && !std::mem::replace(&mut is_stopping, true) {
+        let (seen, is_asked) = see();
+        if (stop.is_asked() || is_asked) && !std::mem::replace(&mut is_stopping, true) {
             // Launchers pass this signal on to their processes, and do not end them.
             send(&child, Signal::USR1);
         }
-        if failed.is_none() && first_cause.exists() {
-            failed = Some(Instant::now());
-        }
-        if joined.is_none() && (joining.is_done)() {
-            joined = Some(begun.elapsed());
-        }
-        if joined.is_none() && failed.is_none() {
-            late = joining.limit.filter(|limit| begun.elapsed() > *limit);
-            failed = late.map(|_| Instant::now());
-        }
-        let waited = failed.map_or(Duration::ZERO, |failed: Instant| failed.elapsed());
-        // A launcher whose processes are late does not know of a failure, and does not end them by itself.
-        let grace = if late.is_some() { Duration::ZERO } else { GRACE };
-        // A second signal would interrupt the launcher while it ends its processes.
-        if waited > grace && !std::mem::replace(&mut is_ending, true) {
-            send(&child, Signal::TERM);
-        }
-        if waited > grace + LAST_GRACE {
-            child.kill()?;
+        let seen = Seen { is_stopped: is_stopped(&child), ..seen };
+        let passed = std::mem::replace(&mut last, Instant::now()).elapsed();
+        match watch.look(passed, seen) {
+            Order::Wait => {}
+            Order::End => send(&child, Signal::TERM),
+            Order::Kill => send(&child, Signal::KILL),
+            Order::GiveUp => {
+                return Err(Failure::new(
+                    Exit::RankFailed,
+                    format!(
+                        "{program} (process {}) was killed and does not end: end it, then resume",
+                        child.id()
+                    ),
+                ));
+            }
         }
         std::thread::sleep(PAUSE);
     }
@@ -119,29 +106,47 @@ fn send(child: &Child, signal: Signal) {
     let _ = kill_process(Pid::from_child(child), signal);
 }
 
+/// Returns whether a process is stopped by a signal.
+fn is_stopped(child: &Child) -> bool {
+    let what = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    waitid(WaitId::Pid(Pid::from_child(child)), what).is_ok_and(|status| status.is_some())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launch::watch::GRACE;
 
-    /// Runs `sleep` for a time, with processes that join each other or do not.
-    fn check(seconds: &str, has_joined: bool, limit: Option<Duration>, expected: Option<Duration>) {
-        let joining = Joining { is_done: || has_joined, limit };
+    /// Starts a shell with `text`, whose processes join each other or do not. Checks why it is ended, and that it is.
+    fn check(text: &str, has_joined: bool, milliseconds: u64, expected: impl Fn(Duration) -> Option<Early>) {
+        let limit = Duration::from_millis(milliseconds);
+        let limits = Limits { joining: limit, silence: limit, stopped: limit };
+        let seen = Seen { has_joined, ..Seen::default() };
         let begun = Instant::now();
-        let mut command = Command::new("sleep");
-        let end = run(command.arg(seconds), Path::new("no fault"), &joining, &Stop::default(), || false);
-        let end = end.expect("sleep is everywhere");
-        assert_eq!(end.late, expected, "{seconds} {has_joined}");
-        assert_eq!(end.status.success(), expected.is_none(), "{seconds} {has_joined}: {}", end.status);
-        assert_eq!(end.joined.is_some(), has_joined, "{seconds}");
+        let mut command = Command::new("sh");
+        let end = run(command.args(["-c", text]), limits, &Stop::default(), || (seen, false));
+        let end = end.expect("a shell is everywhere");
+        let expected = expected(limit);
+        assert_eq!(
+            (end.early, end.status.success()),
+            (expected, expected.is_none()),
+            "{text}: {}",
+            end.status
+        );
+        assert_eq!(end.joined.is_some(), has_joined, "{text}");
         assert!(begun.elapsed() < GRACE, "a launcher that is late has no time to end by itself");
     }
 
     #[test]
     fn a_launcher_whose_processes_do_not_come_is_ended() {
-        let limit = Some(Duration::from_millis(100));
-        check("0.4", true, limit, None);
-        check("0.01", false, limit, None);
-        check("0.4", false, None, None);
-        check("60", false, limit, limit);
+        check("sleep 0.4", true, 100, |_| None);
+        check("sleep 0.01", false, 60_000, |_| None);
+        check("exec sleep 60", false, 100, |limit| Some(Early::Late(limit)));
+    }
+
+    #[test]
+    fn a_launcher_that_is_stopped_is_killed() {
+        check("kill -STOP $$", true, 100, |limit| Some(Early::Stopped(limit)));
+        check("(sleep 0.1; kill -CONT $$) & kill -STOP $$", true, 60_000, |_| None);
     }
 }

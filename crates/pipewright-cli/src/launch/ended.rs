@@ -1,12 +1,11 @@
 //! [`Ended`]: how the processes of a run have ended, and whether a restart may follow.
 
 use std::path::Path;
-use std::process::ExitStatus;
-use std::time::Duration;
 
 use crate::failure::{Exit, Failure};
 use crate::fault::Fault;
-use crate::launch::attempt::Stop;
+use crate::launch::attempt::{AttemptEnd, Stop};
+use crate::launch::watch::Early;
 use crate::recovery::{Restart, is_full};
 use crate::run_folder::newest_checkpoint_bytes;
 use crate::run_record::metrics;
@@ -18,20 +17,16 @@ pub(super) struct Ended<'a> {
     pub(super) folder: &'a Path,
     /// Whether the folder has this run, and not an earlier one.
     pub(super) has_run: bool,
+    /// How its launcher has ended.
+    pub(super) end: AttemptEnd,
 }
 
 impl Ended<'_> {
     /// Judges the end of the launcher. A failure that is a fault may be followed by a restart.
-    /// `late` is the time after which it was ended because its processes had not joined each other.
-    pub(super) fn outcome(
-        &self,
-        status: ExitStatus,
-        late: Option<Duration>,
-        stop: &Stop,
-    ) -> Result<(), Failure> {
-        let exit = match status.code() {
+    pub(super) fn outcome(&self, stop: &Stop) -> Result<(), Failure> {
+        let exit = match self.end.status.code() {
             Some(0) => return Ok(()),
-            _ if late.is_some() => Exit::RankFailed,
+            _ if self.end.early.is_some() => Exit::RankFailed,
             Some(2) => Exit::WrongInput,
             Some(3) => Exit::CheckFailed,
             Some(5) => Exit::Interrupted,
@@ -54,14 +49,14 @@ impl Ended<'_> {
                 |(_, report)| Failure::new(exit, report),
             ));
         }
-        match self.fault(exit, status, late) {
+        match self.fault(exit) {
             Some((fault, report)) => Err(Failure::new(exit, report).with_fault(Some(fault))),
             None => Err(Failure::already_reported(exit)),
         }
     }
 
     /// Returns the fault that ended the processes, and its report; `None` if it is a mistake of the user.
-    fn fault(&self, exit: Exit, status: ExitStatus, late: Option<Duration>) -> Option<(Fault, String)> {
+    fn fault(&self, exit: Exit) -> Option<(Fault, String)> {
         let first = Fault::take(self.folder).map(|(fault, report)| (self.with_space(fault), report));
         first.or_else(|| {
             // A full disk may not even take the first cause.
@@ -71,11 +66,10 @@ impl Ended<'_> {
             if second.is_some() && exit == Exit::RankFailed && !is_disk_full {
                 return second;
             }
-            let cause = match (is_disk_full, late, exit) {
+            let status = self.end.status;
+            let cause = match (is_disk_full, self.end.early, exit) {
                 (true, ..) => "the disk is full".to_owned(),
-                (false, Some(waited), _) => {
-                    format!("the processes have not joined each other within {} s", waited.as_secs())
-                }
+                (false, Some(early), _) => cause_of(early),
                 (false, None, Exit::WrongInput) => return None,
                 // It is not the same failure as one in the step that the run resumes with.
                 (false, None, _) if Restart::is_left(self.folder) => {
@@ -83,11 +77,12 @@ impl Ended<'_> {
                 }
                 (false, None, _) => format!("a process has ended: {status}"),
             };
-            let step = self.steps_done() + 1;
+            let is_external = !is_disk_full && is_external(self.end);
+            let step = steps_done(self.folder, self.has_run) + 1;
             let summary = format!("step {step}: {cause}");
             let space = is_disk_full.then(|| newest_checkpoint_bytes(self.folder).unwrap_or_default());
             let fault =
-                Fault { step, rank: None, cause, summary: summary.clone(), space, ..Fault::default() };
+                Fault { step, cause, summary: summary.clone(), space, is_external, ..Fault::default() };
             Some((fault, summary))
         })
     }
@@ -100,12 +95,33 @@ impl Ended<'_> {
         }
         Fault { space: Some(newest_checkpoint_bytes(self.folder).unwrap_or_default()), ..fault }
     }
+}
 
-    /// Returns the last step in the metrics.
-    pub(super) fn steps_done(&self) -> u64 {
-        let steps = if self.has_run { metrics(self.folder).unwrap_or_default() } else { Vec::new() };
-        steps.last().map_or(0, |step| step.step)
+/// Returns the last step in the metrics of a folder that contains the run if `has_run`.
+pub(super) fn steps_done(folder: &Path, has_run: bool) -> u64 {
+    let steps = if has_run { metrics(folder).unwrap_or_default() } else { Vec::new() };
+    steps.last().map_or(0, |step| step.step)
+}
+
+/// Returns words about a launcher that was ended although no process had left a fault.
+fn cause_of(early: Early) -> String {
+    match early {
+        Early::Late(waited) => {
+            format!("the processes have not joined each other within {} s", waited.as_secs())
+        }
+        Early::Silent(waited) => format!("the processes have sent no heartbeat for {} s", waited.as_secs()),
+        Early::Stopped(waited) => format!("the launcher was stopped for {} s", waited.as_secs()),
     }
+}
+
+/// Returns whether the end of a launcher without a record of a fault may come from outside the run, so that the same end
+/// in the same step is not a failure that repeats. A launcher that starts no processes says why, and would not start
+/// them the next time either.
+fn is_external(end: AttemptEnd) -> bool {
+    /// A launcher ends with this number plus the number of the signal that has ended a process.
+    const ENDED_BY_SIGNAL: i32 = 128;
+    let by_signal = end.status.code().is_none_or(|code| code > ENDED_BY_SIGNAL);
+    by_signal || end.early.is_some() || end.joined.is_some()
 }
 
 /// Returns the end of a run that was stopped, with a checkpoint, for a `reason`, and that does not continue
@@ -130,11 +146,35 @@ fn resume_advice(folder: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+    use std::time::Duration;
 
     use pipewright::failure::{Cause, StepError};
     use pipewright::ids::WorldRank;
 
     use super::*;
+
+    /// Returns the end of a launcher with this status of the system, before its processes had joined each other.
+    fn end(status: i32) -> AttemptEnd {
+        AttemptEnd { status: ExitStatus::from_raw(status), early: None, joined: None }
+    }
+
+    #[test]
+    fn an_end_that_may_come_from_outside_does_not_repeat() {
+        let waited = Duration::from_secs(3);
+        let joined = |end| AttemptEnd { joined: Some(waited), ..end };
+        for (end, expected) in [
+            (end(9), true),
+            (end(137 << 8), true),
+            (joined(end(1 << 8)), true),
+            (AttemptEnd { early: Some(Early::Late(waited)), ..end(1 << 8) }, true),
+            // The launcher, or a process before it had joined the others, reports a reason of its own.
+            (end(1 << 8), false),
+            (end(127 << 8), false),
+        ] {
+            assert_eq!(is_external(end), expected, "{end:?}");
+        }
+    }
 
     /// Checks the cause of the end of processes with an exit code, after the leader or another process has
     /// left the fault.
@@ -150,9 +190,8 @@ mod tests {
         if has_second {
             fault(2).leave_second(folder.path(), "a report", WorldRank::new(3));
         }
-        let ended = Ended { folder: folder.path(), has_run: false };
-        let failure = ended.outcome(ExitStatus::from_raw(code << 8), None, &Stop::default());
-        let failure = failure.expect_err("it has failed");
+        let ended = Ended { folder: folder.path(), has_run: false, end: end(code << 8) };
+        let failure = ended.outcome(&Stop::default()).expect_err("it has failed");
         assert_eq!(failure.fault().map(|fault| fault.cause.as_str()), expected);
     }
 
@@ -170,9 +209,9 @@ mod tests {
     fn an_end_before_the_run_has_resumed_is_another_failure() {
         let folder = tempfile::tempdir().expect("a scratch folder");
         let fault = || {
-            let ended = Ended { folder: folder.path(), has_run: false };
-            let failure = ended.outcome(ExitStatus::from_raw(4 << 8), None, &Stop::default());
-            failure.expect_err("it has failed").fault().expect("a fault").clone()
+            let ended = Ended { folder: folder.path(), has_run: false, end: end(4 << 8) };
+            let failure = ended.outcome(&Stop::default()).expect_err("it has failed");
+            failure.fault().expect("a fault").clone()
         };
         let in_a_step = fault();
         Restart::after(&in_a_step, 1, 3).leave(folder.path()).expect("the folder takes files");

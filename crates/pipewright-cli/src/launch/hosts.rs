@@ -1,20 +1,55 @@
 //! The hosts on which processes can be started, and how many each takes: from a hostfile, or from Slurm.
 
 use std::env;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
 
 use crate::failure::Failure;
 use crate::host_name::host_name;
+use crate::launch::short_command::run;
 
-/// A host, and the number of processes that it takes.
+/// The longest time in which Slurm names the hosts of an allocation.
+const LONGEST_ANSWER: Duration = Duration::from_secs(60);
+
+/// A host, and the number of processes that it takes. Its name becomes an argument of other programs, among them
+/// `mpirun` and through it `ssh`, so a name that comes from outside is checked ([`Host::read`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Host {
     pub(crate) name: String,
     pub(crate) slots: u32,
+}
+
+impl Host {
+    /// Reads a host by its name or address.
+    ///
+    /// # Errors
+    /// Returns a sentence about a name that no host has. One that begins with `-` would be an option of the programs
+    /// that get it, and one with a comma or a blank would be several hosts.
+    pub(crate) fn read(name: &str, slots: u32) -> Result<Self, String> {
+        if is_host_name(name) || is_address(name) {
+            return Ok(Self { name: name.to_owned(), slots });
+        }
+        Err(format!(
+            "`{}` is not the name of a host: a name has letters, digits, `.`, `-` and `_`, and begins with a letter or a digit",
+            name.escape_debug()
+        ))
+    }
+}
+
+fn is_host_name(name: &str) -> bool {
+    let is_right = |sign: char| sign.is_ascii_alphanumeric() || "._-".contains(sign);
+    name.starts_with(|sign: char| sign.is_ascii_alphanumeric() || sign == '_') && name.chars().all(is_right)
+}
+
+/// Returns whether a text is an address of version 6, which may have brackets and the name of an interface.
+fn is_address(text: &str) -> bool {
+    let text = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    let (address, interface) = text.split_once('%').unwrap_or((text, "_"));
+    address.parse::<Ipv6Addr>().is_ok() && is_host_name(interface)
 }
 
 /// Where processes are started.
@@ -107,7 +142,7 @@ fn read(text: &str) -> Result<Vec<Host>, String> {
                 "{number}: the host `{name}` is in the file twice: write it once, with all its slots"
             ));
         }
-        hosts.push(Host { name: name.to_owned(), slots });
+        hosts.push(Host::read(name, slots).map_err(|mistake| format!("{number}: {mistake}"))?);
     }
     if hosts.is_empty() {
         Err("1: the file has no host: write a line such as `node1 slots=4`".to_owned())
@@ -123,11 +158,16 @@ fn of_slurm(nodes: &str) -> Result<Vec<Host>, Failure> {
             "the hosts of the allocation are not known: `scontrol show hostnames` {reason}"
         ))
     };
-    let output = Command::new("scontrol").args(["show", "hostnames", nodes]).output();
-    let output = output.map_err(|error| failed(format!("cannot be started: {error}")))?;
-    let names = String::from_utf8_lossy(&output.stdout).into_owned();
-    if !output.status.success() {
-        return Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+    if nodes.starts_with('-') {
+        return Err(Failure::input(format!(
+            "SLURM_JOB_NODELIST={nodes}: this is not a list of nodes; name the hosts in a file (--hosts)"
+        )));
+    }
+    let printed = run(Command::new("scontrol").args(["show", "hostnames", nodes]), LONGEST_ANSWER, || false);
+    let printed = printed.map_err(|error| failed(format!("cannot be run: {error}")))?;
+    let names = printed.stdout;
+    if !printed.is_success {
+        return Err(failed(printed.stderr.trim().to_owned()));
     }
     let tasks = env::var("SLURM_TASKS_PER_NODE").unwrap_or_default();
     let slots = slots_of_slurm(&tasks).ok_or_else(|| {
@@ -136,8 +176,10 @@ fn of_slurm(nodes: &str) -> Result<Vec<Host>, Failure> {
         ))
     })?;
     let slots = slots.into_iter().chain(std::iter::repeat(1));
-    let hosts: Vec<Host> =
-        names.lines().zip(slots).map(|(name, slots)| Host { name: name.to_owned(), slots }).collect();
+    let hosts = names.lines().zip(slots).map(|(name, slots)| Host::read(name, slots));
+    let hosts = hosts
+        .collect::<Result<Vec<Host>, String>>()
+        .map_err(|mistake| failed(format!("says that {mistake}")))?;
     if hosts.is_empty() { Err(failed(format!("names none of `{nodes}`"))) } else { Ok(hosts) }
 }
 
@@ -169,6 +211,54 @@ mod tests {
         refuse("a\na slots=2", "2: the host `a` is in the file twice: write it once, with all its slots");
         refuse("a slots=0", "1: `slots=0` is not understood: write `a slots=4`");
         refuse("# none\n", "1: the file has no host: write a line such as `node1 slots=4`");
+    }
+
+    #[test]
+    fn a_name_that_is_no_host_is_refused_before_a_program_gets_it() {
+        let right = ["node1", "node1.lab", "10.0.0.1", "fe80::1%eth0", "[::1]", "::1", "_x-1", "n_1"];
+        for name in right {
+            assert_eq!(Host::read(name, 1).map(|host| host.name), Ok(name.to_owned()));
+        }
+        let wrong = [
+            "-oProxyCommand=touch",
+            "--help",
+            "-",
+            "",
+            "a b",
+            "a\tb",
+            "a,b",
+            "a\u{0}",
+            "a\n",
+            "a;b",
+            "$(a)",
+            "`a`",
+            "a'",
+            "a\"",
+            "a|b",
+            "a/b",
+            "\u{a0}",
+            "n\u{f6}de",
+            "u@a",
+            ".",
+            "%a",
+            "a=b",
+            "a\u{200b}",
+            "a:4",
+            "[a]",
+            "::1%",
+            "::1%-a",
+            "[]",
+        ];
+        for name in wrong {
+            assert!(Host::read(name, 1).is_err(), "{name}");
+        }
+        let refuse = |text: &str, expected: &str| {
+            let mistake = read(text).expect_err("it is not a host");
+            assert!(mistake.starts_with(expected), "{mistake}");
+        };
+        refuse("a\n-oProxyCommand=x slots=2", "2: `-oProxyCommand=x` is not the name of a host: ");
+        refuse("a,b", "1: `a,b` is not the name of a host: ");
+        refuse("\u{feff}a", "1: `\\u{feff}a` is not the name of a host: ");
     }
 
     #[test]

@@ -4,7 +4,9 @@
 //! The launcher (`mpirun`, or `srun` inside an allocation of Slurm) starts the processes, passes their output
 //! on, and ends all of them when one fails. This module decides on which hosts, in which layout and how often
 //! they are started. The processes notice a lost or silent rank by themselves, and write the first cause into
-//! the folder of the run ([`crate::fault`]).
+//! the folder of the run ([`crate::fault`]). A launcher that is stopped, or whose processes are silent, is ended
+//! ([`watch`]), and so are processes that it has left behind ([`left_over`]). A run whose folder is lost ends
+//! ([`known_run`]).
 
 mod hosts;
 mod target;
@@ -14,7 +16,11 @@ mod short_command;
 mod allocation;
 mod starter;
 mod start_times;
+mod watch;
 mod attempt;
+mod left_over;
+mod mark;
+mod known_run;
 mod answer;
 mod replacement;
 mod ended;
@@ -24,6 +30,7 @@ mod growth;
 mod wrong_hosts;
 mod selection;
 mod supervise;
+mod host_choice;
 
 pub(crate) use answer::answer;
 pub(crate) use hosts::Places;

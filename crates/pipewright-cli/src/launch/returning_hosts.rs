@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::fault::Start;
 use crate::launch::answer::ask;
 use crate::launch::attempt::Stop;
 use crate::launch::hosts::Host;
@@ -18,6 +19,8 @@ pub(super) struct Question {
     pub(super) hosts: Vec<Host>,
     /// The folder of the run, which the hosts must see.
     pub(super) folder: PathBuf,
+    /// The start of the processes that run. Hosts that were away may have processes of earlier ones.
+    pub(super) start: Start,
     /// The longest time of an answer.
     pub(super) patience: Duration,
 }
@@ -81,10 +84,10 @@ impl Drop for ReturningHosts {
 impl Question {
     /// Asks the hosts.
     fn answering(self, stop: &Stop) -> Answering {
-        let Self { starter, hosts, folder, patience } = self;
+        let Self { starter, hosts, folder, start, patience } = self;
         let refusal = starter.rejoin(&hosts, || stop.is_asked()).err();
         // A folder that takes no file ends the run by itself.
-        let answers = ask(&starter, &hosts, &folder, patience, stop).unwrap_or_default();
+        let answers = ask(&starter, &hosts, (&folder, &start), patience, stop).unwrap_or_default();
         let answering = hosts.into_iter().zip(answers).filter(|(_, answer)| answer.is_ok());
         Answering { hosts: answering.map(|(host, _)| host).collect(), refusal }
     }

@@ -12,6 +12,9 @@ use rustix::fs::{OFlags, fcntl_setfl};
 /// The time between two looks at a command.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// The number of looks at a command that was killed.
+const LOOKS_AFTER_KILL: u32 = 100;
+
 /// The output of a command before its end.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Printed {
@@ -20,12 +23,20 @@ pub(super) struct Printed {
     pub(super) stderr: String,
 }
 
-/// Runs a command. Returns `None` if it cannot be started. Also ends it and returns `None` if it still runs
-/// after the time `limit`, or when `is_stopped` is true.
-pub(super) fn run(command: &mut Command, limit: Duration, is_stopped: impl Fn() -> bool) -> Option<Printed> {
+/// Runs a command, and ends it if it still runs after the time `limit`, or when `is_stopped` is true.
+///
+/// # Errors
+/// Fails if the command cannot be started, or was ended.
+pub(super) fn run(
+    command: &mut Command,
+    limit: Duration,
+    is_stopped: impl Fn() -> bool,
+) -> io::Result<Printed> {
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let since = Instant::now();
-    wait(command.spawn().ok()?, || since.elapsed() > limit || is_stopped())
+    let printed = wait(command.spawn()?, || since.elapsed() > limit || is_stopped());
+    printed
+        .ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, format!("it has not ended within {limit:?}")))
 }
 
 /// Waits for the end of a command, and returns what it has printed into its pipes. If `is_over` is true
@@ -36,9 +47,12 @@ pub(super) fn wait(mut child: Child, is_over: impl Fn() -> bool) -> Option<Print
             break status;
         }
         if is_over() {
-            // It may have ended meanwhile.
+            // It may have ended meanwhile. The system may not end it at once if it waits for a file system.
             let _ = child.kill();
-            let _ = child.wait();
+            let _ = (0..LOOKS_AFTER_KILL).find(|_| {
+                std::thread::sleep(PAUSE);
+                child.try_wait().is_ok_and(|status| status.is_some())
+            });
             return None;
         }
         std::thread::sleep(PAUSE);
@@ -64,7 +78,7 @@ mod tests {
     use super::*;
 
     fn shell(text: &str, limit: Duration) -> Option<Printed> {
-        run(Command::new("sh").args(["-c", text]), limit, || false)
+        run(Command::new("sh").args(["-c", text]), limit, || false).ok()
     }
 
     #[test]
@@ -75,7 +89,9 @@ mod tests {
         let limit = Duration::from_secs(60);
         assert_eq!(shell("echo a; echo b >&2", limit), printed(true, ["a\n", "b\n"]));
         assert_eq!(shell("echo c >&2; exit 3", limit), printed(false, ["", "c\n"]));
-        assert_eq!(run(&mut Command::new("./no-such-program"), limit, || false), None);
+        let missing =
+            run(&mut Command::new("./no-such-program"), limit, || false).expect_err("it is missing");
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
@@ -90,6 +106,7 @@ mod tests {
     fn a_command_ends_when_its_time_is_over() {
         assert_eq!(shell("exec sleep 600", Duration::ZERO), None);
         let sleep = &mut Command::new("sleep");
-        assert_eq!(run(sleep.arg("600"), Duration::from_secs(600), || true), None);
+        let ended = run(sleep.arg("600"), Duration::from_secs(600), || true).expect_err("it is ended");
+        assert_eq!(ended.kind(), io::ErrorKind::TimedOut);
     }
 }

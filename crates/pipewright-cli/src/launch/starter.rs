@@ -3,11 +3,16 @@
 use std::env;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use crate::failure::Failure;
 use crate::fault::{LAUNCHED, Start};
 use crate::launch::allocation;
 use crate::launch::hosts::{Host, Places};
+use crate::launch::short_command::run;
+
+/// The longest time in which a program says its version.
+const LONGEST_VERSION: Duration = Duration::from_secs(60);
 
 /// A program that starts processes.
 #[derive(Clone, Debug)]
@@ -45,10 +50,11 @@ impl Starter {
         } else {
             ("mpirun", "on Debian: apt-get install openmpi-bin")
         };
-        let version = Command::new(program).arg("--version").stdin(Stdio::null()).output();
-        let version = version
-            .map_err(|error| Failure::input(format!("`{program}` cannot be started: {error}; {advice}")))?;
-        let is_open = String::from_utf8_lossy(&version.stdout).contains("Open MPI");
+        let version = run(Command::new(program).arg("--version"), LONGEST_VERSION, || false);
+        let version = version.map_err(|error| {
+            Failure::input(format!("`{program} --version` cannot be run: {error}; {advice}"))
+        })?;
+        let is_open = version.stdout.contains("Open MPI");
         let kind = match (program, is_open) {
             ("srun", _) => Kind::Slurm,
             (_, true) => Kind::OpenMpi,
@@ -67,7 +73,7 @@ impl Starter {
 
     /// Returns the command that starts `count` processes of this binary with the arguments `words`, on the
     /// hosts in their order, or on this machine if there are none.
-    pub(crate) fn command(&self, count: u32, hosts: &[Host], words: &[String], start: Start) -> Command {
+    pub(crate) fn command(&self, count: u32, hosts: &[Host], words: &[String], start: &Start) -> Command {
         let mut command = match self.kind {
             Kind::Slurm => srun(count, hosts),
             Kind::OpenMpi => open_mpi(hosts),
@@ -142,8 +148,8 @@ mod tests {
     fn check(kind: Kind, expected: &str) {
         let starter = Starter { kind, binary: "/bin/pipewright".into() };
         let hosts = [("a", 2), ("b", 1)].map(|(name, slots)| Host { name: name.to_owned(), slots });
-        let start = Start { number: 2, leaves_out_hosts: false };
-        let command = starter.command(3, &hosts, &["train".to_owned()], start);
+        let start = Start { number: 2, ..Start::default() };
+        let command = starter.command(3, &hosts, &["train".to_owned()], &start);
         let restart = command.get_envs().find_map(|(name, value)| value.filter(|_| name == LAUNCHED));
         assert_eq!(restart, Some("2".as_ref()));
         let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();

@@ -7,37 +7,40 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::display::say;
 use crate::failure::{Exit, Failure};
 use crate::fault::{Fault, Start};
-use crate::launch::answer::{Answers, ask, ask_until_one_answers, require};
-use crate::launch::attempt::{self, AttemptEnd, Joining, Stop};
-use crate::launch::ended::{Ended, stopped, stopped_by_signal};
-use crate::launch::growth::{Growing, Growth, cause_of};
+use crate::launch::attempt::{self, AttemptEnd, Stop};
+use crate::launch::ended::{Ended, steps_done, stopped, stopped_by_signal};
+use crate::launch::growth::cause_of;
 use crate::launch::hosts::{Host, Places, is_this_machine};
+use crate::launch::known_run::KnownRun;
 use crate::launch::layout::Layout;
+use crate::launch::left_over::end_before;
 use crate::launch::lost_hosts::LostHosts;
+use crate::launch::mark::LaunchMark;
 use crate::launch::replacement::Replacement;
-use crate::launch::returning_hosts::{Question, ReturningHosts};
-use crate::launch::selection::{Selection, answering, enough, names_of, usable_slots};
+use crate::launch::selection::{Selection, names_of};
 use crate::launch::start_times::StartTimes;
 use crate::launch::starter::Starter;
 use crate::launch::target::{Target, with_settings};
+use crate::launch::watch::{Limits, Seen};
 use crate::launch::whole_run::{MemoryRule, WholeRun};
 use crate::launch::wrong_hosts::leave_out;
-use crate::recovery::{Restart, Restarts, SlowRank, have_joined, remove_growth_request, remove_joined};
-use crate::run_folder::config_of;
+use crate::recovery::{Restart, Restarts, SlowRank, remove_growth_request};
+use crate::run_folder::{RunLock, config_of};
+use crate::training::shared_folder::unwritable;
 
-/// The time that a host may take to answer: the deadline of the run, within these limits.
-const SHORTEST_PATIENCE: Duration = Duration::from_secs(5);
-const LONGEST_PATIENCE: Duration = Duration::from_secs(20);
+/// The time beyond the deadline of the run in which its processes must send a heartbeat: file systems in networks show
+/// it late.
+const LATE_HEARTBEAT: Duration = Duration::from_secs(20);
 
-/// The time in which hosts are asked again after a failure while none answers, and the pause between two
-/// questions.
-const LONGEST_SILENCE: Duration = Duration::from_secs(60);
-const SILENCE_PAUSE: Duration = Duration::from_secs(2);
+/// The time between two looks at the heartbeat.
+const HEARTBEAT_PAUSE: Duration = Duration::from_millis(500);
 
-/// The time between two questions to the hosts that a smaller run does not use: the deadline of the run,
-/// within these limits.
-const SHORTEST_PAUSE: Duration = Duration::from_secs(5);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// The longest time in which processes that were killed end on this machine.
+const LONGEST_END: Duration = Duration::from_secs(10);
+
+/// The longest time for which the lock of a dead process is waited for. A file system in a network keeps the locks of a
+/// lost machine for about one and a half minutes.
+const LONGEST_LOCK: Duration = Duration::from_secs(120);
 
 /// A run to launch.
 #[derive(Debug)]
@@ -50,31 +53,41 @@ pub(crate) struct Launch {
 }
 
 /// A run that is launched.
-struct Launched {
-    launch: Launch,
-    layout: Layout,
+pub(super) struct Launched {
+    pub(super) launch: Launch,
+    pub(super) layout: Layout,
     /// Whether the layout was changed before the run had begun, so that the words of the command need it.
     has_other_layout: bool,
     /// The run in its configured mesh, once it has begun and a host was lost.
-    whole: Option<WholeRun>,
+    pub(super) whole: Option<WholeRun>,
     /// The hosts of slow ranks, which are used last.
-    slow: Vec<String>,
+    pub(super) slow: Vec<String>,
     /// The hosts that were lost.
-    lost: LostHosts,
+    pub(super) lost: LostHosts,
     starts: StartTimes,
     /// When the configuration of an earlier run in the folder was written.
     earlier: Option<SystemTime>,
+    mark: LaunchMark,
 }
 
 /// The inputs of one start of the processes.
-struct Attempt {
-    hosts: Vec<Host>,
+pub(super) struct Attempt {
+    pub(super) hosts: Vec<Host>,
     /// The words of the command.
     words: Vec<String>,
     /// How often processes were started before.
-    number: u64,
+    pub(super) number: u64,
     /// The hosts onto which the run grows.
-    added: Vec<String>,
+    pub(super) added: Vec<String>,
+}
+
+/// What has become of an attempt.
+struct AttemptResult {
+    end: AttemptEnd,
+    /// The slow hosts for whose replacement the processes were asked to end.
+    replacement: Option<Replacement>,
+    /// The hosts for which they were asked to end, so that the run can grow.
+    grown: Option<Vec<String>>,
 }
 
 /// Why the processes have ended before the run has.
@@ -93,8 +106,12 @@ enum End {
 pub(crate) fn supervise(launch: Launch) -> Result<(), Failure> {
     let stop = Stop::watch().map_err(|error| Failure::input(format!("cannot watch for signals: {error}")))?;
     let layout = Layout::of(&launch.target.settings);
+    let out = &launch.target.settings.run.out;
+    let mark = LaunchMark::create(out).map_err(|error| unwritable(out, &error))?;
+    let mut known = KnownRun::new(out);
     let mut run = Launched {
         earlier: None,
+        mark,
         layout,
         has_other_layout: false,
         whole: None,
@@ -104,62 +121,41 @@ pub(crate) fn supervise(launch: Launch) -> Result<(), Failure> {
         launch,
     };
     run.earlier = run.config_written();
+    known.look(run.launch.target.resumes, None);
     let words = run.launch.target.words.clone();
     let first = Attempt { hosts: run.first_hosts(&stop)?, words, number: 0, added: Vec::new() };
     // A launch that was killed may have left its record.
     Restart::remove(run.folder());
-    let outcome = run.attempts(first, &stop);
+    let outcome = run.attempts(first, &mut known, &stop);
+    if known.is_lost() {
+        // Another folder may be in its place.
+        return outcome;
+    }
     // Other processes than the leader may have left the fault too. Best effort.
     let _ = Fault::remove(run.folder());
     // The last restart may have failed before the run resumed.
     Restart::remove(run.folder());
     SlowRank::remove(run.folder());
     remove_growth_request(run.folder());
-    remove_joined(run.folder());
     outcome
 }
 
 impl Launched {
     /// Runs the attempts from the first one on.
-    fn attempts(&mut self, mut attempt: Attempt, stop: &Stop) -> Result<(), Failure> {
+    fn attempts(&mut self, mut attempt: Attempt, known: &mut KnownRun, stop: &Stop) -> Result<(), Failure> {
         let mut restarts = Restarts::default();
         loop {
-            // The fault of an earlier attempt would end the processes of this one.
-            Fault::remove(self.folder()).map_err(|error| {
-                let folder = self.folder().display();
-                Failure::input(format!(
-                    "{folder}: the record of an earlier fault cannot be removed: {error}; remove `failure*.json` there"
-                ))
-            })?;
-            SlowRank::remove(self.folder());
-            remove_growth_request(self.folder());
-            remove_joined(self.folder());
-            let Attempt { hosts, words, number, .. } = &attempt;
-            let start = Start { number: *number, leaves_out_hosts: self.leaves_out_hosts(&restarts) };
-            let mut command = self.launch.starter.command(self.processes(), hosts, words, start);
-            let (mut replacement, mut growth) = (None, self.growth(&restarts));
-            let resumes = self.launch.target.resumes || Restart::is_left(self.folder());
-            // The processes of `train` leave no mark, because their folder may have an earlier run.
-            let is_done = || if resumes { have_joined(self.folder(), *number) } else { self.has_begun() };
-            let limit = Restart::is_left(self.folder()).then(|| self.starts.limit(self.processes()));
-            let joining = Joining { is_done, limit };
-            let end = attempt::run(&mut command, &self.first_cause(), &joining, stop, || {
-                if let Some((growth, whole)) = &mut growth {
-                    self.look_for_growth(growth, whole, hosts);
-                }
-                replacement = replacement.take().or_else(|| self.replacement(hosts, &restarts, stop));
-                replacement.is_some()
-            });
-            let AttemptEnd { status, late, joined } = end.map_err(|error| {
-                Failure::input(format!("{} cannot be started: {error}", command.get_program().display()))
-            })?;
-            let grown = growth.and_then(|(growth, _)| growth.into_asked());
-            self.starts.note(joined);
-            let Err(failure) = self.ended().outcome(status, late, stop) else { return Ok(()) };
+            // It may have been lost since the last attempt.
+            known.lost(Exit::RankFailed, false).map_or(Ok(()), Err)?;
+            self.clear_records()?;
+            let AttemptResult { end, replacement, grown } = self.attempt(&attempt, known, &restarts, stop)?;
+            self.starts.note(end.joined);
+            let Err(failure) = self.ended(end).outcome(stop) else { return Ok(()) };
+            let is_saved = stop.is_asked() && end.status.code() == Some(Exit::Interrupted as i32);
+            known.lost(failure.exit, is_saved).map_or(Ok(()), Err)?;
             let would_continue =
                 replacement.is_some() || grown.is_some() || !SlowRank::find(self.folder()).is_empty();
-            let has_saved = status.code() == Some(Exit::Interrupted as i32);
-            if stop.is_asked() && has_saved && would_continue {
+            if is_saved && would_continue {
                 // The processes may have reported nothing, because they expected the run to continue.
                 return Err(stopped_by_signal(self.folder()));
             }
@@ -172,93 +168,90 @@ impl Launched {
                     End::Failed(failure)
                 }
             };
-            attempt = self.next(end, &attempt, &mut restarts, stop)?;
+            let next = self.next(end, &attempt, &mut restarts, stop);
+            attempt = next.map_err(|failure| known.lost(failure.exit, stop.is_asked()).unwrap_or(failure))?;
         }
     }
 
-    /// Returns the search for hosts onto which the run can grow, if it has fewer processes than configured
-    /// and a restart is left, because a growth that fails needs one.
-    fn growth(&self, restarts: &Restarts) -> Option<(Growth, &WholeRun)> {
-        let has_restart = restarts.has_left(self.launch.restarts);
-        let whole = self.whole.as_ref().filter(|whole| has_restart && whole.grows())?;
-        let is_smaller = whole.processes(self.layout) < whole.processes(whole.layout());
-        let pause = self.deadline().clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
-        is_smaller.then(|| (Growth::new(ReturningHosts::new(pause)), whole))
+    /// Removes what an earlier attempt has left for this process or for the processes of the next one.
+    fn clear_records(&self) -> Result<(), Failure> {
+        // The fault of an earlier attempt would end the processes of this one.
+        Fault::remove(self.folder()).map_err(|error| {
+            let folder = self.folder().display();
+            Failure::input(format!(
+                "{folder}: the record of an earlier fault cannot be removed: {error}; remove `failure*.json` there"
+            ))
+        })?;
+        SlowRank::remove(self.folder());
+        remove_growth_request(self.folder());
+        self.mark.clear().map_err(|error| unwritable(self.folder(), &error))
     }
 
-    /// Returns whether a restart may leave out a host: the run has several, and a restart is left.
-    fn leaves_out_hosts(&self, restarts: &Restarts) -> bool {
-        self.launch.places.hosts().len() > 1 && restarts.has_left(self.launch.restarts)
-    }
-
-    fn look_for_growth(&self, growth: &mut Growth, whole: &WholeRun, used: &[Host]) {
-        let avoided = self.avoided();
-        let is_unused = |host: &&Host| !used.contains(host) && !avoided.contains(&host.name);
-        let unused: Vec<Host> = self.launch.places.hosts().iter().filter(is_unused).cloned().collect();
-        if unused.is_empty() {
-            return;
-        }
-        let run = Growing { whole, layout: self.layout, used, folder: self.folder() };
-        growth.poll(&run, || Question {
-            starter: self.launch.starter.clone(),
-            hosts: unused,
-            folder: self.folder().clone(),
-            patience: self.patience(),
-        });
-    }
-
-    /// Returns the hosts that the run uses only if the others do not suffice: hosts of slow ranks, and hosts
-    /// that it has lost several times.
-    fn avoided(&self) -> Vec<String> {
-        let grows = self.whole.as_ref().is_some_and(WholeRun::grows);
-        let left_out = if grows { self.lost.left_out(Instant::now()) } else { Vec::new() };
-        [&self.slow[..], &left_out].concat()
-    }
-
-    /// Returns the slow hosts that the processes ask to replace. If no other hosts that answer can take their
-    /// place, removes the request, and the run continues on the slow ones.
-    fn replacement(&self, hosts: &[Host], restarts: &Restarts, stop: &Stop) -> Option<Replacement> {
-        let slow = SlowRank::find(self.folder());
-        if slow.is_empty() {
-            return None;
-        }
-        let among = |all: &[Host]| Replacement::of(&slow, hosts, all, &self.slow, self.processes());
-        let all = self.launch.places.hosts();
-        let replacement = if restarts.has_left(self.launch.restarts) && among(all).is_some() {
-            self.ask(all, stop).ok().and_then(|answers| among(&answering(all, &answers)))
-        } else {
-            None
+    /// Starts the processes, and returns when all on this machine have ended.
+    fn attempt(
+        &self,
+        attempt: &Attempt,
+        known: &mut KnownRun,
+        restarts: &Restarts,
+        stop: &Stop,
+    ) -> Result<AttemptResult, Failure> {
+        let Attempt { hosts, words, number, .. } = attempt;
+        let start = self.start(*number, self.leaves_out_hosts(restarts));
+        let mut command = self.launch.starter.command(self.processes(), hosts, words, &start);
+        let (mut replacement, mut growth) = (None, self.growth(restarts));
+        let (mut has_sent, mut beat, mut heard) = (false, None, None::<Instant>);
+        let mut see = |known: &mut KnownRun| {
+            let has_run = self.has_run();
+            let sign = if has_sent && has_run { None } else { self.mark.sign(*number) };
+            has_sent |= sign.is_some();
+            known.look(has_run, sign);
+            // The file may be on another machine.
+            if has_sent && heard.is_none_or(|heard| heard.elapsed() > HEARTBEAT_PAUSE) {
+                (heard, beat) = (Some(Instant::now()), self.mark.beat());
+            }
+            let has_joined = has_sent || self.has_begun();
+            Seen { has_fault: Fault::is_left(self.folder()), has_joined, beat, is_stopped: false }
         };
-        if replacement.is_none() {
-            SlowRank::remove(self.folder());
-        }
-        replacement
+        let end = attempt::run(&mut command, self.limits(), stop, || {
+            if let Some((growth, whole)) = &mut growth {
+                self.look_for_growth(growth, whole, attempt);
+            }
+            replacement = replacement.take().or_else(|| self.replacement(attempt, restarts, stop));
+            (see(known), replacement.is_some())
+        });
+        // Processes whose launcher was killed may continue, and hold the lock of the folder.
+        end_before(&self.start(number + 1, false), LONGEST_END);
+        // They may have begun the run, or lost its folder, after the last look.
+        known.look(self.has_run(), self.mark.sign(*number));
+        let grown = growth.and_then(|(growth, _)| growth.into_asked());
+        Ok(AttemptResult { end: end?, replacement, grown })
     }
 
-    fn folder(&self) -> &PathBuf {
+    pub(super) fn folder(&self) -> &PathBuf {
         &self.launch.target.settings.run.out
     }
 
-    fn first_cause(&self) -> PathBuf {
-        Fault::path_in(self.folder())
+    /// Returns the start with a number. Its processes know the launch by its mark.
+    pub(super) fn start(&self, number: u64, leaves_out_hosts: bool) -> Start {
+        Start { number, leaves_out_hosts, mark: Some(self.mark.path().to_owned()) }
     }
 
-    fn deadline(&self) -> Duration {
+    /// Returns the longest times of an attempt.
+    fn limits(&self) -> Limits {
+        let deadline = self.deadline();
+        Limits {
+            joining: self.starts.limit(self.processes(), deadline),
+            silence: deadline.saturating_add(LATE_HEARTBEAT),
+            stopped: deadline,
+        }
+    }
+
+    pub(super) fn deadline(&self) -> Duration {
         self.launch.target.settings.run.deadline()
     }
 
-    /// Returns the longest time of an answer.
-    fn patience(&self) -> Duration {
-        self.deadline().clamp(SHORTEST_PATIENCE, LONGEST_PATIENCE)
-    }
-
-    fn processes(&self) -> u32 {
+    pub(super) fn processes(&self) -> u32 {
         self.layout.processes(&self.launch.target.settings)
-    }
-
-    /// Asks all hosts whether they can take part.
-    fn ask(&self, hosts: &[Host], stop: &Stop) -> Result<Answers, Failure> {
-        ask(&self.launch.starter, hosts, self.folder(), self.patience(), stop)
     }
 
     /// Returns when the configuration in the folder was written.
@@ -279,26 +272,9 @@ impl Launched {
         self.launch.target.resumes || self.has_begun()
     }
 
-    /// Returns the hosts of the first attempt, after all hosts have answered.
-    fn first_hosts(&self, stop: &Stop) -> Result<Vec<Host>, Failure> {
-        let hosts = self.launch.places.hosts();
-        if !hosts.is_empty() {
-            let answers = self.ask(hosts, stop)?;
-            require(&self.launch.places, &answers, self.folder())?;
-        }
-        let needed = self.processes();
-        enough(hosts, needed).ok_or_else(|| {
-            let slots: u32 = hosts.iter().map(|host| host.slots).sum();
-            Failure::input(format!(
-                "the run needs {needed} processes, and the hosts take {slots}: name more hosts or slots, or make \
-                 pipeline.ranks or mesh.data_parallel smaller"
-            ))
-        })
-    }
-
-    /// Returns the run after its processes have ended.
-    fn ended(&self) -> Ended<'_> {
-        Ended { folder: self.folder(), has_run: self.has_run() }
+    /// Returns the run after its launcher has ended.
+    fn ended(&self, end: AttemptEnd) -> Ended<'_> {
+        Ended { folder: self.folder(), has_run: self.has_run(), end }
     }
 
     /// Prepares the attempt that follows `before`. A signal that asked for the end of the run ends it.
@@ -366,7 +342,7 @@ impl Launched {
 
     /// Returns the fault of processes that have not resumed the run on these further hosts.
     fn failed_growth(&self, hosts: &[String]) -> Fault {
-        let step = self.ended().steps_done() + 1;
+        let step = steps_done(self.folder(), self.has_run()) + 1;
         let cause = format!("the run could not resume with the processes on {}", hosts.join(" and "));
         Fault { step, rank: None, summary: format!("step {step}: {cause}"), cause, ..Fault::default() }
     }
@@ -379,6 +355,11 @@ impl Launched {
             self.read_whole()?;
         }
         let selection = self.select(before, stop)?;
+        if self.has_run() {
+            // A process on another host may still end.
+            let locked = RunLock::wait(self.folder(), LONGEST_LOCK, || stop.is_asked());
+            locked.map_err(|error| Failure::new(Exit::RankFailed, error))?;
+        }
         record.change = selection.change_from(self.layout);
         let has_changed = selection.layout != self.layout;
         let Selection { hosts, layout, distribution, .. } = selection;
@@ -417,62 +398,5 @@ impl Launched {
         }
         self.whole = Some(whole);
         Ok(())
-    }
-
-    /// Selects the hosts that answer, and the layout of the run on them. Notes the hosts that the attempt
-    /// `before` has lost.
-    fn select(&mut self, before: &Attempt, stop: &Stop) -> Result<Selection, Failure> {
-        let hosts = self.launch.places.hosts();
-        if hosts.is_empty() {
-            let layout = self.layout;
-            return Ok(Selection { hosts: Vec::new(), slots: u32::MAX, layout, distribution: None });
-        }
-        let since = Instant::now();
-        let is_over = || since.elapsed() > LONGEST_SILENCE;
-        let ask = |patience| ask(&self.launch.starter, hosts, self.folder(), patience, stop);
-        let patience = [self.patience(), LONGEST_PATIENCE];
-        let answers = ask_until_one_answers(ask, patience, SILENCE_PAUSE, is_over)?;
-        let mut answering = answering(hosts, &answers);
-        // The processes on the further hosts of a run may have failed before it has resumed.
-        let has_resumed = !Restart::is_left(self.folder());
-        let is_lost =
-            |host: &Host| !answering.contains(host) || (!has_resumed && before.added.contains(&host.name));
-        let lost = names_of(&before.hosts, is_lost);
-        self.lost.note(&lost, Instant::now());
-        if !has_resumed {
-            // Hosts onto which the run could not grow are not tried again at once.
-            answering.retain(|host| !before.added.contains(&host.name));
-        }
-        let avoided = self.avoided();
-        // The sort is stable.
-        answering.sort_by_key(|host| avoided.contains(&host.name));
-        let slots = usable_slots(&answering, &avoided, self.processes());
-        let refused = |why: Option<Failure>| {
-            let lost =
-                require(&self.launch.places, &answers, self.folder()).err().map(|failure| failure.text());
-            let lost = lost.unwrap_or_else(|| "all hosts answer, and no layout of the run fits".to_owned());
-            let why = why.map_or_else(String::new, |why| format!("\n{}", why.text()));
-            Failure::new(
-                Exit::RankFailed,
-                format!(
-                    "the run cannot continue on the hosts that answer, which take {slots} processes: {lost}{why}"
-                ),
-            )
-        };
-        let (layout, distribution) = match &self.whole {
-            Some(whole) => {
-                let distribution = whole.for_slots(slots).map_err(|why| refused(Some(why)))?;
-                (distribution.layout, Some(distribution))
-            }
-            None => {
-                let target = &self.launch.target;
-                let accepts = |layout: Layout| target.accepts(&layout.arguments(&target.settings));
-                let layout = Layout::for_slots(&target.settings, slots, accepts);
-                (layout.ok_or_else(|| refused(None))?, None)
-            }
-        };
-        let processes = layout.processes(&self.launch.target.settings);
-        let hosts = enough(&answering, processes).ok_or_else(|| refused(None))?;
-        Ok(Selection { hosts, slots, layout, distribution })
     }
 }

@@ -11,7 +11,7 @@ use crate::failure::{Exit, Failure, sentence};
 use crate::launch::layout::Layout;
 use crate::planning::decision::Chosen;
 use crate::planning::replan::{is_replanned, replan};
-use crate::run_folder::{config_of, replace_config};
+use crate::run_folder::{config_of, replace_config, replanned};
 use crate::training::arguments::load_text;
 use crate::training::memory::{memory_of_process, memory_plan, require_fit};
 use crate::training::model::read_model;
@@ -162,7 +162,7 @@ impl WholeRun {
         let mut settings = self.settings.clone();
         settings.pipeline.ranks = layout.ranks;
         settings.mesh = settings.mesh.clone().of_replicas(layout.replicas);
-        let file = format!("plan-{}x{}.csv", layout.replicas, layout.ranks);
+        let file = replanned(layout.replicas, layout.ranks);
         let memory = match check {
             MemoryCheck::Required => memory_of_process(&settings),
             MemoryCheck::Skipped => None,

@@ -15,9 +15,8 @@ use crate::config::{Scheduled, Settings};
 use crate::failure::{Exit, Failure};
 use crate::planning::config::{is_named, plan_milliseconds};
 use crate::planning::print::{stages_per_rank, title_of};
+use crate::run_folder::PLAN as SCHEDULE;
 
-/// The file of a schedule without a name, in the folder of the run.
-const SCHEDULE: &str = "plan.csv";
 /// The share by which a plan may be slower than the best one if it is simpler.
 const NEAR: f64 = 0.01;
 

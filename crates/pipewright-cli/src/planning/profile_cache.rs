@@ -13,11 +13,8 @@ use crate::config::Settings;
 use crate::config::profile::read_for;
 use crate::planning::measure::{profiled_run, workload};
 use crate::planning::rates::device_name;
+use crate::run_folder::PROFILE;
 use crate::training::model::described;
-
-/// The parts of the name of a profile's file.
-const PREFIX: &str = "profile-";
-const ENDING: &str = ".toml";
 
 /// Returns the name of the profile's file, with a hash of the model, the device, and the settings that change
 /// the times of a layer.
@@ -47,13 +44,8 @@ pub(crate) fn profile_file(settings: &Settings, model: &CutModel) -> String {
     settings.mesh.ranks(settings.pipeline.ranks).hash(&mut hasher);
     device_name(settings).hash(&mut hasher);
     (env!("CARGO_PKG_VERSION"), cfg!(debug_assertions)).hash(&mut hasher);
-    format!("{PREFIX}{:016x}{ENDING}", hasher.finish())
-}
-
-/// Returns whether a path has a name that [`profile_file`] returns.
-pub(crate) fn is_profile(path: &Path) -> bool {
-    let name = path.file_name().and_then(|name| name.to_str());
-    name.is_some_and(|name| name.starts_with(PREFIX) && name.ends_with(ENDING))
+    let [beginning, ending] = PROFILE;
+    format!("{beginning}{:016x}{ending}", hasher.finish())
 }
 
 /// Reads a profile that an earlier run has left, with its text. A profile that cannot be used is measured
@@ -70,6 +62,7 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+    use crate::run_folder::is_profile;
     use crate::training::arguments::load_settings;
     use crate::training::model::read_model;
 

@@ -20,8 +20,9 @@ use crate::failure::{Exit, Failure};
 use crate::planning::auto::assumed_profile;
 use crate::planning::decision::{Chosen, Decision};
 use crate::planning::print::refused;
-use crate::planning::profile_cache::{is_profile, read_profile};
+use crate::planning::profile_cache::read_profile;
 use crate::planning::request::training_state;
+use crate::run_folder::is_profile;
 use crate::training::optimizer::state_rule;
 use crate::training::prepare::require_whole_layers;
 

@@ -3,7 +3,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use pipewright::hook::ActionHook;
@@ -99,8 +98,14 @@ impl Attempts {
         Ok(folder)
     }
 
+    /// Returns whether a signal has asked for the end of the run, and this process, which has all ranks, may end it
+    /// at once. Several processes agree on the end with the results of a step or an evaluation.
+    pub(crate) fn must_end(&self) -> bool {
+        self.run.is_some() && self.is_stopped()
+    }
+
     /// Returns whether a signal has asked for the end of the run.
     fn is_stopped(&self) -> bool {
-        self.interrupt.flag().load(Ordering::SeqCst)
+        self.interrupt.is_requested()
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pipewright::bounded_file::write_regular;
+use pipewright::bounded_file::write_fresh;
 use rustix::fs::statvfs;
 
 use crate::fault;
@@ -49,7 +49,7 @@ pub(crate) fn is_full(folder: &Path) -> bool {
 /// Writes a file into a folder, and removes it.
 fn write_trial(folder: &Path) -> io::Result<()> {
     let trial = folder.join(".pipewright-space");
-    let written = write_regular(&trial, &vec![0; TRIAL_BYTES]);
+    let written = write_fresh(&trial, &vec![0; TRIAL_BYTES]);
     // Best effort: the file may not exist.
     let _ = fs::remove_file(&trial);
     written

@@ -10,7 +10,7 @@ use std::path::Path;
 use crate::recovery::record;
 
 /// The file of the request.
-const FILE: &str = "growth.json";
+pub(super) const FILE: &str = "growth.json";
 
 /// Writes the request into the folder of a run. `hosts` are the hosts that answer again.
 ///

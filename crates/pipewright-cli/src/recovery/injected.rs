@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 use pipewright::hook::{ActionHook, BackwardRun};
 use pipewright::ids::{StepNumber, WorldRank};
 use pipewright::stage::StageError;
@@ -90,20 +90,50 @@ impl Kind {
         matches!(self, Self::Flip | Self::Infinite)
     }
 
-    /// Flips the highest bit of the exponent of each element, or makes the first element infinite.
+    /// Flips the highest bit of the exponent of each element that is 0, which makes the element larger, or makes the
+    /// first element infinite. The elements keep their type, and all of their other bits.
     fn changed(self, gradient: Tensor<3>) -> Tensor<3> {
         let device = gradient.device();
-        let data = gradient.into_data();
-        let (shape, dtype) = (data.shape().to_vec(), data.dtype());
-        let mut elements: Vec<f32> = data.iter().collect();
-        let count = if self == Self::Infinite { 1 } else { elements.len() };
-        for element in elements.iter_mut().take(count) {
-            *element = match self {
-                Self::Infinite => f32::INFINITY,
-                _ => f32::from_bits(element.to_bits() ^ (1 << 30)),
-            };
+        let (bytes, shape, dtype) = gradient.into_data().into_parts();
+        let mut bytes = bytes.to_vec();
+        for element in bytes.chunks_exact_mut(dtype.size()) {
+            if self == Self::Infinite {
+                element.copy_from_slice(infinity(dtype));
+                break;
+            }
+            flip(element, dtype);
         }
-        Tensor::from_data(TensorData::new(elements, shape).convert_dtype(dtype), &device)
+        Tensor::from_data(TensorData::from_bytes_vec(bytes, shape, dtype), (&device, dtype))
+    }
+}
+
+/// Flips a bit of the exponent of a number in the order of bytes of this machine.
+fn flip(element: &mut [u8], dtype: DType) {
+    // The sign and the exponent are in the two highest bytes.
+    let first = if cfg!(target_endian = "little") { element.len() - 2 } else { 0 };
+    let half = &mut element[first..first + 2];
+    let bits = u16::from_ne_bytes([half[0], half[1]]);
+    let exponent: u16 = match dtype {
+        DType::F16 => 0x7c00,
+        DType::F64 => 0x7ff0,
+        _ => 0x7f80,
+    };
+    // A number that is not finite has no such bit, and gets another sign.
+    let bit = (exponent & !bits).checked_ilog2().unwrap_or(15);
+    half.copy_from_slice(&(bits ^ (1 << bit)).to_ne_bytes());
+}
+
+/// Returns the bytes of an infinite number.
+fn infinity(dtype: DType) -> &'static [u8] {
+    const HALF: [u8; 2] = 0x7c00_u16.to_ne_bytes();
+    const BRAIN: [u8; 2] = 0x7f80_u16.to_ne_bytes();
+    const SINGLE: [u8; 4] = f32::INFINITY.to_ne_bytes();
+    const DOUBLE: [u8; 8] = f64::INFINITY.to_ne_bytes();
+    match dtype {
+        DType::F16 => &HALF,
+        DType::BF16 => &BRAIN,
+        DType::F64 => &DOUBLE,
+        _ => &SINGLE,
     }
 }
 
@@ -320,6 +350,30 @@ mod tests {
         {
             assert!(InjectedFault::read(wrong).is_none(), "{wrong}");
         }
+    }
+
+    /// Returns the bytes of the elements 1, -0.375 and 3 of this type after a fault has changed them.
+    fn changed(kind: Kind, dtype: DType) -> Vec<u8> {
+        let options = (&burn::tensor::Device::flex(), dtype);
+        let gradient = Tensor::<3>::from_data([[[1.0_f32, -0.375, 3.0]]], options);
+        let data = kind.changed(gradient).into_data();
+        assert_eq!(data.dtype(), dtype);
+        data.as_bytes().to_vec()
+    }
+
+    #[test]
+    fn a_flip_changes_one_bit_of_each_element_in_its_own_precision() {
+        let bits = |numbers: [u16; 3]| numbers.map(u16::to_ne_bytes).concat();
+        for (dtype, flipped, infinite) in [
+            (DType::F16, [0x7c00, 0xf600, 0x6200], [0x7c00, 0xb600, 0x4200]),
+            (DType::BF16, [0x7f80, 0xfec0, 0x6040], [0x7f80, 0xbec0, 0x4040]),
+        ] {
+            assert_eq!(changed(Kind::Flip, dtype), bits(flipped), "{dtype:?}");
+            assert_eq!(changed(Kind::Infinite, dtype), bits(infinite), "{dtype:?}");
+        }
+        let single = |numbers: [u32; 3]| numbers.map(u32::to_ne_bytes).concat();
+        assert_eq!(changed(Kind::Flip, DType::F32), single([0x7f80_0000, 0xfec0_0000, 0x6040_0000]));
+        assert_eq!(changed(Kind::Infinite, DType::F32), single([0x7f80_0000, 0xbec0_0000, 0x4040_0000]));
     }
 
     #[test]

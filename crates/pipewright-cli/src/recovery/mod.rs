@@ -13,7 +13,7 @@
 mod disk_space;
 mod growth_request;
 mod injected;
-mod joined;
+mod launch_mark;
 mod record;
 mod restart;
 mod slow_rank;
@@ -21,10 +21,13 @@ mod verified_step;
 mod restarts;
 mod attempts;
 
+/// The files of records in the folder of a run.
+pub(crate) const RECORDS: [&str; 3] = [restart::FILE, growth_request::FILE, slow_rank::FILE];
+
 pub(crate) use attempts::Attempts;
 pub(crate) use disk_space::is_full;
 pub(crate) use growth_request::{is_growth_requested, remove_growth_request, request_growth};
-pub(crate) use joined::{have_joined, leave_joined, remove_joined};
+pub(crate) use launch_mark::{Heartbeat, Sign, leave_loss, renewed};
 pub(crate) use restart::{Restart, StateSource};
 pub(crate) use restarts::Restarts;
 pub(crate) use slow_rank::SlowRank;

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use pipewright::bounded_file::{SMALL_TEXT, read_regular_text, write_regular};
+use pipewright::bounded_file::{SMALL_TEXT, read_regular_text, write_fresh};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 /// # Errors
 /// Fails if the file cannot be written.
 pub(super) fn leave(path: &Path, record: &impl Serialize) -> io::Result<()> {
-    write_regular(path, serde_json::to_string(record).map_err(io::Error::from)?.as_bytes())
+    write_fresh(path, serde_json::to_string(record).map_err(io::Error::from)?.as_bytes())
 }
 
 /// Returns a record; `None` if there is none, or if it is not complete yet.

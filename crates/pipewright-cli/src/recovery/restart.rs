@@ -17,7 +17,7 @@ use crate::fault::Fault;
 use crate::recovery::record;
 
 /// The file of the record.
-const FILE: &str = "restart.json";
+pub(super) const FILE: &str = "restart.json";
 
 /// The names of the events in the metrics.
 const EVENT: &str = "restart";

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::recovery::record;
 
 /// The file of the record for `launch`.
-const FILE: &str = "slow-rank.json";
+pub(super) const FILE: &str = "slow-rank.json";
 
 /// A change of a rank's speed, as a line of the metrics has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

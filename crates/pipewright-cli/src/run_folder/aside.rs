@@ -4,17 +4,17 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use pipewright::bounded_file::{read_regular, read_regular_text};
+use pipewright::bounded_file::read_regular_text;
 use pipewright::checkpoint::CheckpointFolder;
 use pipewright::train::timeline_name;
 use pipewright_schedule::words::counted;
 
 use crate::run_folder::error::{RunFolderError, move_error, write_error};
 use crate::run_folder::lock::RunLock;
-use crate::run_folder::paths::{
-    LARGEST, METRICS, TIMELINE, checkpoints_of, kept_timelines, lines_to, timelines_of,
-};
+use crate::run_folder::metrics_lines::{self, MetricsLines};
+use crate::run_folder::paths::{LARGEST, METRICS, TIMELINE, checkpoints_of, kept_timelines, timelines_of};
 
 /// Renames the folder of a run to a free name. Fails if a run is still writing to it.
 pub(super) fn move_run_aside(path: &Path) -> Result<PathBuf, RunFolderError> {
@@ -76,24 +76,39 @@ pub(super) fn move_later_timelines(run: &Path, done: u64) -> Result<Option<Strin
     Ok(Some(format!("moved {count} of steps after {done} to {}", aside.display())))
 }
 
-/// Cuts the metrics after the line of step `done`. Later lines are copied to a separate file before they are
-/// cut off. Returns a sentence that names that file.
-pub(super) fn cut_metrics(run: &Path, metrics: &File, done: u64) -> Result<Option<String>, RunFolderError> {
-    let path = run.join(METRICS);
-    let bytes = read_regular(&path, LARGEST).map_err(write_error(&path))?;
-    // Only an incomplete last line can contain an incomplete character, and that line is not kept.
-    let kept = lines_to(&String::from_utf8_lossy(&bytes), done);
-    if kept == bytes.len() {
-        return Ok(None);
+/// The metrics of a run that resumes, without the lines that do not stay.
+pub(super) struct CutMetrics {
+    /// The file, open for appending.
+    pub(super) metrics: File,
+    /// A sentence about the lines that were moved aside.
+    pub(super) moved: Option<String>,
+    /// A warning about lines that were lost before.
+    pub(super) lost: Option<String>,
+    /// The time that the run has taken.
+    pub(super) earlier: Duration,
+}
+
+/// Removes the lines of steps after `done` and broken lines from the metrics. They are copied to a separate file
+/// before.
+pub(super) fn cut_metrics(run: &Path, metrics: File, done: u64) -> Result<CutMetrics, RunFolderError> {
+    let (path, bytes) = (run.join(METRICS), metrics_lines::read(run)?);
+    let lines = MetricsLines::of(&bytes, done);
+    let cut = CutMetrics { metrics, moved: None, lost: lines.lost(&path), earlier: lines.elapsed };
+    if lines.dropped.is_empty() {
+        return Ok(cut);
     }
     let aside = free_name(&run.join("metrics"), ".jsonl");
     let written = File::create_new(&aside).and_then(|mut file| {
-        file.write_all(&bytes[kept..])?;
+        file.write_all(&lines.dropped)?;
         file.sync_all()
     });
     written.map_err(write_error(&aside))?;
-    metrics.set_len(kept as u64).map_err(write_error(&path))?;
-    Ok(Some(format!("moved the metrics of steps after {done} to {}", aside.display())))
+    let cut = CutMetrics { moved: lines.moved_to(done, &aside), ..cut };
+    if bytes.starts_with(&lines.kept) {
+        cut.metrics.set_len(lines.kept.len() as u64).map_err(write_error(&path))?;
+        return Ok(cut);
+    }
+    Ok(CutMetrics { metrics: metrics_lines::replace(run, &lines.kept)?, ..cut })
 }
 
 /// Returns the first free name of `PATH.1ENDING`, `PATH.2ENDING` and so on.

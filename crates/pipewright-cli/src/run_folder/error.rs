@@ -5,13 +5,18 @@ use std::path::{Path, PathBuf};
 
 use pipewright::checkpoint::CheckpointError;
 use pipewright::train::CONFIG_FILE;
+use pipewright_schedule::words::counted;
 use thiserror::Error;
+
+use crate::failure::disk_advice;
 
 /// The reason why results cannot be written.
 #[derive(Debug, Error)]
 pub(crate) enum RunFolderError {
     /// The folder or a file in it cannot be written.
-    #[error("{}: cannot be written: {source}; choose another run.out", path.display())]
+    #[error(
+        "{}: cannot be written: {source}; {}", path.display(), disk_advice(source).unwrap_or("choose another run.out")
+    )]
     Write {
         /// The folder or file.
         path: PathBuf,
@@ -32,6 +37,18 @@ pub(crate) enum RunFolderError {
     Foreign {
         /// The file.
         path: PathBuf,
+    },
+    /// The folder of an earlier run, which would be moved aside, has files that no run has written.
+    #[error(
+        "{}: the folder of the earlier run also has {}, which no run has written, so the folder is not moved aside; move what \
+         is yours to another place, or choose another run.out",
+        path.display(), listed(names)
+    )]
+    HasForeign {
+        /// The folder.
+        path: PathBuf,
+        /// The paths of the files in the folder, at least one.
+        names: Vec<String>,
     },
     /// The folder does not contain a run to resume.
     #[error("{}: there is no run to resume in this folder: {CONFIG_FILE} is missing; train first", path.display())]
@@ -64,12 +81,30 @@ impl RunFolderError {
         matches!(self, Self::Checkpoints(error) if is_lost_folder(error))
     }
 
+    /// Returns whether another process writes to the folder.
+    pub(crate) fn is_in_use(&self) -> bool {
+        matches!(self, Self::InUse { .. } | Self::Checkpoints(CheckpointError::Locked { .. }))
+    }
+
     /// Returns the message without the advice to choose another folder, for a run that continues.
     pub(crate) fn reason(&self) -> String {
         match self {
             Self::Write { path, source } => format!("{}: {source}", path.display()),
             other => other.to_string(),
         }
+    }
+}
+
+/// Returns words that name the first few files.
+fn listed(names: &[String]) -> String {
+    const MOST: usize = 3;
+    let quoted = |name: &String| format!("`{name}`");
+    let mut words: Vec<String> = names.iter().take(MOST).map(quoted).collect();
+    words.extend(names.len().checked_sub(MOST + 1).map(|others| counted(others + 1, "other path")));
+    match words.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, first)) => format!("{} and {last}", first.join(", ")),
+        None => String::new(),
     }
 }
 

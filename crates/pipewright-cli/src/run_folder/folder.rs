@@ -3,8 +3,9 @@
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use pipewright::bounded_file::{create_regular, read_regular, refuse_special, write_regular};
+use pipewright::bounded_file::{create_fresh, read_regular, refuse_special, write_fresh, write_regular};
 use pipewright::checkpoint::{CheckpointFolder, FolderIdentity};
 use pipewright::ids::StepNumber;
 use pipewright::train::{Metrics, timeline_name};
@@ -12,11 +13,13 @@ use serde::Serialize;
 
 use crate::recovery::{Restart, SlowRank, VerifiedStep};
 use crate::run_folder::aside::{
-    create_in_run, cut_metrics, keep_last_timeline, move_later_checkpoints, move_later_timelines,
+    CutMetrics, create_in_run, cut_metrics, keep_last_timeline, move_later_checkpoints, move_later_timelines,
     move_run_aside,
 };
+use crate::run_folder::contents::foreign_paths;
 use crate::run_folder::error::{RunFolderError, write_error};
 use crate::run_folder::lock::RunLock;
+use crate::run_folder::metrics_lines::{self, with_evaluation};
 use crate::run_folder::paths::{CONFIG, LARGEST, METRICS, TIMELINE, is_run, timelines_of};
 
 /// A run's folder, ready to be written to.
@@ -26,6 +29,10 @@ pub(crate) struct RunFolder {
     metrics: File,
     /// One sentence for each file or folder that was moved aside.
     moved: Vec<String>,
+    /// A warning, if lines of the metrics were lost before the run resumed.
+    lost: Option<String>,
+    /// The time that the run had taken before it resumed.
+    earlier: Duration,
     /// The folder of the checkpoints, until the writer of checkpoints takes it.
     checkpoints: Option<CheckpointFolder>,
     /// The folder of the checkpoints, to recognise this run's folder before each write.
@@ -56,7 +63,9 @@ impl RunFolder {
         }
         write_config(path, config)?;
         let identity = checkpoints.identity().clone();
-        Ok(Self { path: path.to_owned(), metrics, moved, checkpoints: Some(checkpoints), identity })
+        let (path, lost, earlier) = (path.to_owned(), None, Duration::ZERO);
+        let checkpoints = Some(checkpoints);
+        Ok(Self { path, metrics, moved, lost, earlier, checkpoints, identity })
     }
 
     /// Resumes the run in the folder after step `done`: moves aside the checkpoints and the metrics of later
@@ -77,9 +86,11 @@ impl RunFolder {
         keep_last_timeline(path)?;
         moved.extend(move_later_timelines(path, done)?);
         let (checkpoints, metrics) = lock.into_parts(path)?;
-        moved.extend(cut_metrics(path, &metrics, done)?);
+        let CutMetrics { metrics, moved: cut, lost, earlier } = cut_metrics(path, metrics, done)?;
+        moved.extend(cut);
         write_config(path, config)?;
-        Ok(Self { path: path.to_owned(), metrics, moved, checkpoints: Some(checkpoints), identity })
+        let (path, checkpoints) = (path.to_owned(), Some(checkpoints));
+        Ok(Self { path, metrics, moved, lost, earlier, checkpoints, identity })
     }
 
     /// Takes the folder of the checkpoints. The second call panics.
@@ -95,6 +106,16 @@ impl RunFolder {
         Ok(self.identity.require()?)
     }
 
+    /// Returns the time that the run had taken before it resumed, as its metrics say.
+    pub(crate) fn earlier(&self) -> Duration {
+        self.earlier
+    }
+
+    /// Returns a warning, if lines of the metrics were lost before the run resumed.
+    pub(crate) fn lost(&self) -> Option<&str> {
+        self.lost.as_deref()
+    }
+
     /// Returns one sentence for each file or folder that was moved aside.
     pub(crate) fn moved(&self) -> &[String] {
         &self.moved
@@ -106,6 +127,19 @@ impl RunFolder {
     /// Fails if the file cannot be written.
     pub(crate) fn write_metrics(&mut self, metrics: &Metrics) -> Result<(), RunFolderError> {
         self.write_line(metrics)
+    }
+
+    /// Adds the results of an evaluation to the line of its step, unless the line has them.
+    ///
+    /// # Errors
+    /// Fails if the metrics cannot be written.
+    pub(crate) fn write_evaluation(&mut self, evaluated: &Metrics) -> Result<(), RunFolderError> {
+        self.require()?;
+        let text = String::from_utf8_lossy(&metrics_lines::read(&self.path)?).into_owned();
+        if let Some(text) = with_evaluation(&text, evaluated) {
+            self.metrics = metrics_lines::replace(&self.path, text.as_bytes())?;
+        }
+        Ok(())
     }
 
     /// Appends a restart to the metrics, and removes its record from the folder.
@@ -192,7 +226,7 @@ impl RunFolder {
         let mut draft = path.as_os_str().to_owned();
         draft.push(".draft");
         let draft = PathBuf::from(draft);
-        write_regular(&draft, text.as_bytes()).and_then(|()| fs::rename(&draft, path)).map_err(|error| {
+        write_fresh(&draft, text.as_bytes()).and_then(|()| fs::rename(&draft, path)).map_err(|error| {
             // Best effort: the file may not exist.
             let _ = fs::remove_file(&draft);
             // The folder may be moved between the check and the write.
@@ -223,9 +257,17 @@ pub(crate) fn probe(path: &Path, files: &[(String, String)]) -> Result<(), RunFo
     tried.map_err(|source| RunFolderError::Write { path: path.to_owned(), source })
 }
 
-/// Refuses a folder without a run if a file in it would be overwritten. One of `files` may be there with the
-/// same text.
+/// Refuses a folder with a run if it has files of the user, which would be moved aside with the run, and a folder
+/// without a run if a file in it would be overwritten. One of `files` may be there with the same text.
 fn refuse_foreign_files(path: &Path, files: &[(String, String)]) -> Result<(), RunFolderError> {
+    if is_run(path) {
+        let names = foreign_paths(path).map_err(write_error(path))?;
+        return if names.is_empty() {
+            Ok(())
+        } else {
+            Err(RunFolderError::HasForeign { path: path.to_owned(), names })
+        };
+    }
     let is_other = |file: &Path, text: &str| match read_regular(file, LARGEST) {
         Ok(found) => found != text.as_bytes(),
         Err(_) => file.exists(),
@@ -235,10 +277,7 @@ fn refuse_foreign_files(path: &Path, files: &[(String, String)]) -> Result<(), R
         let mut files = files.iter().map(|(name, text)| (path.join(name), text));
         files.find(|(file, text)| is_other(file, text)).map(|(file, _)| file)
     });
-    match foreign {
-        Some(file) if !is_run(path) => Err(RunFolderError::Foreign { path: file }),
-        _ => Ok(()),
-    }
+    foreign.map_or(Ok(()), |path| Err(RunFolderError::Foreign { path }))
 }
 
 /// Replaces the configuration of a run that has ended, before it resumes, and writes `files`, each with its
@@ -253,7 +292,7 @@ pub(crate) fn replace_config(
 ) -> Result<(), RunFolderError> {
     for (name, text) in files {
         let file = run.join(name);
-        write_regular(&file, text.as_bytes()).map_err(write_error(&file))?;
+        write_fresh(&file, text.as_bytes()).map_err(write_error(&file))?;
     }
     write_config(run, config)
 }
@@ -262,7 +301,7 @@ pub(crate) fn replace_config(
 /// remains.
 fn write_config(run: &Path, config: &str) -> Result<(), RunFolderError> {
     let (path, scratch) = (run.join(CONFIG), run.join(format!(".{CONFIG}")));
-    let written = create_regular(&scratch).and_then(|mut file| {
+    let written = create_fresh(&scratch).and_then(|mut file| {
         file.write_all(config.as_bytes())?;
         file.sync_all()?;
         fs::rename(&scratch, &path)

@@ -6,12 +6,16 @@
 use std::fs::{File, TryLockError};
 use std::io::ErrorKind;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use pipewright::bounded_file::open_regular_with;
 use pipewright::checkpoint::CheckpointFolder;
 
 use crate::run_folder::error::{RunFolderError, write_error};
 use crate::run_folder::paths::{METRICS, checkpoints_of};
+
+/// The time between two attempts to lock a folder.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// The locks of a run's folder. They remain until this, or what it was taken apart into, is dropped.
 #[derive(Debug)]
@@ -34,6 +38,28 @@ impl RunLock {
             CheckpointFolder::own(&folder)?;
         }
         Ok(Self { metrics: metrics?, checkpoints: CheckpointFolder::own(&folder)? })
+    }
+
+    /// Waits until no other process writes to a run's folder, at most for `patience`, and only until `is_stopped`. The
+    /// folder is not locked afterwards.
+    ///
+    /// # Errors
+    /// Fails if another process still writes to the folder. Other errors are left to those who lock the folder.
+    pub(crate) fn wait(
+        run: &Path,
+        patience: Duration,
+        is_stopped: impl Fn() -> bool,
+    ) -> Result<(), RunFolderError> {
+        let since = Instant::now();
+        loop {
+            match Self::take(run) {
+                Err(error) if error.is_in_use() && (since.elapsed() >= patience || is_stopped()) => {
+                    return Err(error);
+                }
+                Err(error) if error.is_in_use() => std::thread::sleep(PAUSE),
+                _ => return Ok(()),
+            }
+        }
     }
 
     /// Returns the folder of the checkpoints and the metrics, which are created if they do not exist.
@@ -74,7 +100,7 @@ fn existing_metrics(run: &Path) -> Result<Option<File>, RunFolderError> {
 }
 
 /// Locks the metrics.
-fn locked(metrics: File, path: &Path) -> Result<File, RunFolderError> {
+pub(super) fn locked(metrics: File, path: &Path) -> Result<File, RunFolderError> {
     match metrics.try_lock() {
         Ok(()) => Ok(metrics),
         Err(TryLockError::WouldBlock) => Err(RunFolderError::InUse { path: path.to_owned() }),

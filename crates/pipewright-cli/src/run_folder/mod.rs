@@ -2,7 +2,8 @@
 //! steps, and its checkpoints.
 //!
 //! Files of an earlier run are never overwritten. `train` renames the folder of an earlier run: it appends
-//! `.1`, `.2` and so on to the name. `resume` from a checkpoint before the run's last step moves the later
+//! `.1`, `.2` and so on to the name. If the folder also has files that no run has written, which would be moved
+//! along, it refuses the run. `resume` from a checkpoint before the run's last step moves the later
 //! lines of the metrics to `metrics.1.jsonl`, the later checkpoints to `checkpoints.1` and the later
 //! timelines to `timelines.1`. If the folder contains files of the same names that do not belong to a run,
 //! the run is refused. The folder of the checkpoints is locked during a run, and so are the metrics, so two
@@ -10,9 +11,11 @@
 //! because a user moved the folder, nothing more is written, and the folder is never created again.
 
 mod aside;
+mod contents;
 mod error;
 mod folder;
 mod lock;
+mod metrics_lines;
 mod paths;
 #[cfg(test)]
 mod tests;
@@ -21,6 +24,6 @@ pub(crate) use error::{RunFolderError, is_lost_folder};
 pub(crate) use folder::{RunFolder, probe, replace_config};
 pub(crate) use lock::RunLock;
 pub(crate) use paths::{
-    CONFIG, LARGEST, METRICS, REPORT, TIMELINE, VIEW, checkpoints_of, config_of, kept_timelines, lines_to,
-    newest_checkpoint_bytes,
+    CONFIG, COPIES, LARGEST, METRICS, MODEL, PLAN, PROFILE, REPORT, TIMELINE, VIEW, checkpoints_of,
+    config_of, is_profile, kept_timelines, lines_to, newest_checkpoint_bytes, replanned,
 };

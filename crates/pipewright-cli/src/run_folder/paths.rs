@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use pipewright::checkpoint::{CheckpointFolder, Manifest};
-use pipewright::train::TIMELINES_FOLDER;
+pub(super) use pipewright::train::TIMELINES_FOLDER as TIMELINES;
 pub(crate) use pipewright::train::{
     CONFIG_FILE as CONFIG, METRICS_FILE as METRICS, TIMELINE_FILE as TIMELINE,
 };
@@ -13,7 +13,15 @@ pub(crate) use pipewright::train::{
 use crate::run_folder::error::RunFolderError;
 
 /// The folder of the checkpoints.
-const CHECKPOINTS: &str = "checkpoints";
+pub(super) const CHECKPOINTS: &str = "checkpoints";
+/// The folder of the files that an exported model needs.
+pub(crate) const MODEL: &str = "model";
+/// The file that names the folder of the copies in memory.
+pub(crate) const COPIES: &str = "copies.json";
+/// The schedule of a plan.
+pub(crate) const PLAN: &str = "plan.csv";
+/// The beginning and the ending of the name of a profile.
+pub(crate) const PROFILE: [&str; 2] = ["profile-", ".toml"];
 /// The page that `pipewright view` makes of a run.
 pub(crate) const VIEW: &str = "view.html";
 /// The page that `pipewright report` makes of a run.
@@ -42,6 +50,17 @@ pub(crate) fn newest_checkpoint_bytes(run: &Path) -> Option<u64> {
     Some(manifest.files.iter().map(|file| file.bytes).fold(0, u64::saturating_add))
 }
 
+/// Returns the name of the schedule of a run that was planned again for these replicas and ranks.
+pub(crate) fn replanned(replicas: u32, ranks: u32) -> String {
+    format!("plan-{replicas}x{ranks}.csv")
+}
+
+/// Returns whether a path has the name of a profile.
+pub(crate) fn is_profile(path: &Path) -> bool {
+    let (name, [beginning, ending]) = (path.file_name().and_then(|name| name.to_str()), PROFILE);
+    name.is_some_and(|name| name.starts_with(beginning) && name.ends_with(ending))
+}
+
 /// Returns whether the folder contains a run: its metrics, or checkpoints if the metrics were deleted.
 pub(super) fn is_run(path: &Path) -> bool {
     path.join(METRICS).exists() || checkpoints_of(path).exists()
@@ -49,7 +68,7 @@ pub(super) fn is_run(path: &Path) -> bool {
 
 /// Returns the folder of the timelines of a run's steps.
 pub(super) fn timelines_of(run: &Path) -> PathBuf {
-    run.join(TIMELINES_FOLDER)
+    run.join(TIMELINES)
 }
 
 /// Returns the steps of a run whose timelines are kept, each with its file, in their order. No folder means

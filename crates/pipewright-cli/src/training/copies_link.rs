@@ -5,15 +5,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use pipewright::bounded_file::{SMALL_TEXT, read_regular, write_regular};
+use pipewright::bounded_file::{SMALL_TEXT, read_regular, write_fresh};
 use pipewright::checkpoint::CopyFolder;
-use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
-
-/// The name of the file.
-const LINK: &str = "copies.json";
+use crate::run_folder::COPIES as LINK;
 
 /// The beginning of the name of each folder of copies, and the number of hexadecimal digits after it.
 const PREFIX: &str = "pipewright-";
@@ -68,10 +65,10 @@ pub(crate) fn write_link(
     let (path, draft) = (run.join(LINK), run.join(format!(".{LINK}")));
     let written = fs::canonicalize(run).and_then(|run| {
         let link = Link { run, copies: copies.to_owned(), series: series.to_owned(), origin };
-        write_regular(&draft, &serde_json::to_vec(&link)?)?;
+        write_fresh(&draft, &serde_json::to_vec(&link)?)?;
         fs::rename(&draft, &path)
     });
-    written.map_err(|error| Failure::input(format!("{}: cannot be written: {error}", path.display())))
+    written.map_err(|error| Failure::unwritten(&path, &error, "choose another run.out"))
 }
 
 /// Removes the file that names the folder of the copies. It may already be gone.
@@ -108,19 +105,20 @@ pub(crate) fn memory_of(copies: &Path) -> Option<String> {
     Some(format!("{} {device}", String::from_utf8_lossy(&boot).trim()))
 }
 
-/// Removes a folder of copies that a run does not need any more, if it is one, and belongs to this user.
+/// Removes a folder of copies that a run does not need any more, if it is one, and no other user could have made it.
 pub(crate) fn remove_copies(copies: &Path) {
-    let owner = fs::symlink_metadata(copies).ok().filter(fs::Metadata::is_dir).map(|folder| folder.uid());
-    if owner == Some(geteuid().as_raw()) && CopyFolder::find(copies).is_ok() {
+    if CopyFolder::find(copies).is_ok() {
         // Best effort: files that remain are never used.
         let _ = CopyFolder::remove(copies);
     }
 }
 
-/// Returns the bytes that the copies of the run in a folder take, if they are in the file system of `folder`.
+/// Returns the bytes that the copies of the run in a folder take, if they are in the file system of `folder` and can be
+/// removed.
 pub(crate) fn earlier_bytes(run: &Path, folder: &Path) -> u64 {
     let device = |path: &Path| fs::metadata(path).ok().map(|found| found.dev());
     let copies = link_of(run).filter(|copies| device(copies).is_some() && device(copies) == device(folder));
+    let copies = copies.filter(|copies| CopyFolder::find(copies).is_ok());
     copies.map_or(0, |copies| bytes_below(&copies))
 }
 

@@ -65,8 +65,11 @@ impl Search {
     /// Returns the parts on this host of copies that are newer than the disk's checkpoints and belong to the
     /// run.
     fn parts(&self) -> Vec<CopyPart> {
-        let folder = CopyFolder::find(&self.link.copies);
-        let mut parts = folder.and_then(|folder| folder.parts()).unwrap_or_default();
+        let held = CopyFolder::find(&self.link.copies).and_then(|folder| folder.parts());
+        if let Err(error @ CheckpointError::NotPrivate(_)) = &held {
+            say(&format!("warning: the copies of the state in memory are not used: {}", sentence(error)));
+        }
+        let mut parts = held.unwrap_or_default();
         let newest = self.saved.last().copied().unwrap_or(0);
         parts.retain(|part| {
             (newest + 1..self.steps).contains(&part.step()) && self.link.accepts(part.series(), part.step())

@@ -1,11 +1,12 @@
 //! The evaluations of a run: when they are due, the best loss so far, and whether the run should end.
 //!
 //! A checkpoint's description has the best loss, so a resumed run compares with it if its evaluations are the
-//! same.
+//! same. It also says if the evaluation after its step was left out because of a signal. The resumed run then makes
+//! up for it before it takes a step.
 
 use pipewright::checkpoint::Checkpoint;
 use pipewright::pipeline::PipelineError;
-use pipewright::train::{BestLoss, Metrics, Trainer};
+use pipewright::train::{BestLoss, Metrics, Sample, Trainer, ValidationLosses};
 use serde_json::{Map, Value, json};
 
 use crate::config::run::RunSettings;
@@ -14,6 +15,9 @@ use crate::training::samples::SamplePrompts;
 
 /// The key of the description that holds the state of the evaluations.
 const VALIDATION: &str = "validation";
+
+/// The key of the description of a checkpoint whose evaluation was left out.
+const LEFT_OUT: &str = "evaluation_left_out";
 
 /// The evaluations of a run.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +29,19 @@ pub(crate) struct Evaluations {
     data: Value,
     /// The prompts that the model continues.
     prompts: Option<SamplePrompts>,
+    /// The step after which the evaluation is due and was left out.
+    left_out: Option<u64>,
+}
+
+/// What happened in the evaluation that is due after a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Evaluated {
+    /// No evaluation was due, or its loss is not the lowest so far.
+    NotBest,
+    /// The loss is the lowest so far.
+    Best,
+    /// It was left out, or ended early, because the run was asked to end. The metrics have nothing of it.
+    LeftOut,
 }
 
 impl Evaluations {
@@ -39,7 +56,17 @@ impl Evaluations {
         let stored = checkpoint.and_then(|checkpoint| checkpoint.manifest().description.get(VALIDATION));
         let stored = stored.filter(|stored| stored["data"] == data);
         let (best, prompts) = (stored.map(best_of).unwrap_or_default(), prepared.samples.clone());
-        Self { every, patience, best, data, prompts }
+        let evaluations = Self { every, patience, best, data, prompts, left_out: None };
+        let left_out = checkpoint.filter(|checkpoint| {
+            let description = &checkpoint.manifest().description;
+            description.contains_key(LEFT_OUT) && evaluations.are_due(checkpoint.step())
+        });
+        Self { left_out: left_out.map(|checkpoint| checkpoint.step()), ..evaluations }
+    }
+
+    /// Returns the step after which the evaluation is due and was left out.
+    pub(crate) fn left_out(&self) -> Option<u64> {
+        self.left_out
     }
 
     /// Returns whether an evaluation is due after a step.
@@ -48,23 +75,42 @@ impl Evaluations {
         step.is_multiple_of(self.every)
     }
 
-    /// Evaluates after a step if it is due, and puts the loss and the samples into the metrics. Returns
-    /// whether the loss is the lowest so far.
+    /// Evaluates after a step if it is due, and puts the loss and the samples into the metrics. If the run is
+    /// asked to end, the evaluation is left out.
     pub(crate) fn after_step(
         &mut self,
         trainer: &mut Trainer,
         metrics: &mut Metrics,
-    ) -> Result<bool, PipelineError> {
+        is_interrupted: bool,
+    ) -> Result<Evaluated, PipelineError> {
         if !self.are_due(metrics.step) {
-            return Ok(false);
+            return Ok(Evaluated::NotBest);
         }
-        if let Some(losses) = trainer.evaluate_sources()? {
+        let outcome = if is_interrupted { Err(PipelineError::Interrupted) } else { self.outcome(trainer) };
+        let (losses, samples) = match outcome {
+            Err(PipelineError::Interrupted) => {
+                self.left_out = Some(metrics.step);
+                return Ok(Evaluated::LeftOut);
+            }
+            outcome => outcome?,
+        };
+        self.left_out = None;
+        if let Some(losses) = losses {
             (metrics.validation_loss, metrics.validation_sources) = (Some(losses.loss), losses.sources);
         }
-        if let Some(prompts) = &self.prompts {
-            metrics.samples = prompts.sample(trainer)?;
-        }
-        Ok(metrics.validation_loss.is_some_and(|loss| self.best.observe(metrics.step, loss)))
+        metrics.samples = samples;
+        let is_best = metrics.validation_loss.is_some_and(|loss| self.best.observe(metrics.step, loss));
+        Ok(if is_best { Evaluated::Best } else { Evaluated::NotBest })
+    }
+
+    /// Returns the losses and the samples of an evaluation.
+    fn outcome(
+        &self,
+        trainer: &mut Trainer,
+    ) -> Result<(Option<ValidationLosses>, Vec<Sample>), PipelineError> {
+        let losses = trainer.evaluate_sources()?;
+        let samples = self.prompts.as_ref().map(|prompts| prompts.sample(trainer)).transpose()?;
+        Ok((losses, samples.unwrap_or_default()))
     }
 
     /// Returns the step with the lowest loss, and that loss.
@@ -87,6 +133,10 @@ impl Evaluations {
         let lowest = lowest.map(|(step, loss)| json!({"step": step, "loss": format!("{loss:?}")}));
         let state = json!({"lowest": lowest, "evaluations_since": evaluations_since, "data": self.data});
         description.insert(VALIDATION.to_owned(), state);
+        match self.left_out {
+            Some(_) => description.insert(LEFT_OUT.to_owned(), true.into()),
+            None => description.remove(LEFT_OUT),
+        };
     }
 }
 

@@ -17,9 +17,8 @@ use crate::config::Settings;
 use crate::config::data::BYTES;
 use crate::config::model::{EXPORTED, FreshModel, ModelSettings};
 use crate::failure::Failure;
+use crate::run_folder::MODEL;
 
-/// The name of the folder.
-const MODEL: &str = "model";
 /// The files with the special tokens and the chat template of a tokenizer, which are next to it.
 const BESIDE_TOKENIZER: [&str; 2] = ["tokenizer_config.json", "chat_template.jinja"];
 

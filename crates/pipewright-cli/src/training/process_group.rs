@@ -16,7 +16,8 @@ use signal_hook::flag;
 
 use crate::config::pipeline::TransportChoice;
 use crate::failure::{Exit, Failure, sentence};
-use crate::fault::launched_start;
+use crate::fault::{Fault, launched_start};
+use crate::recovery::Heartbeat;
 
 /// The time that processes wait for each other before the configuration's own deadline is known.
 const START: Duration = Duration::from_secs(60);
@@ -62,6 +63,9 @@ pub(crate) fn lost(error: &StepError) -> Option<WorldRank> {
 
 /// This process and the other processes of the run.
 pub(crate) struct ProcessGroup {
+    /// The heartbeat for `launch`, in the leader until the run ends. It ends before the process leaves the others,
+    /// because the launcher may not let it leave.
+    heartbeat: Option<Heartbeat>,
     /// The connection to all processes, until the ranks take it.
     world: Option<World>,
     /// The rank of this process.
@@ -78,7 +82,14 @@ impl ProcessGroup {
     /// in `LAUNCHERS`, the process joins later, when the configuration selects MPI.
     pub(crate) fn gather() -> Result<Self, Failure> {
         let is_launched = LAUNCHERS.iter().any(|name| std::env::var_os(name).is_some());
-        let mut group = Self { world: None, rank: FIRST, is_leader: true, deadline: START, folder: None };
+        let mut group = Self {
+            heartbeat: None,
+            world: None,
+            rank: FIRST,
+            is_leader: true,
+            deadline: START,
+            folder: None,
+        };
         if cfg!(feature = "mpi") && is_launched {
             group.join()?;
         }
@@ -169,7 +180,23 @@ impl ProcessGroup {
         self.rank = world.own_ranks().next().unwrap_or(FIRST);
         self.is_leader = self.rank == FIRST;
         self.world = Some(world);
+        if self.is_leader {
+            let heartbeat = Heartbeat::start();
+            self.heartbeat = heartbeat.map_err(|error| {
+                Failure::new(Exit::RankFailed, format!("the mark of the launch cannot be written: {error}"))
+            })?;
+        }
         Ok(())
+    }
+
+    /// Tells `launch` that the processes have made the folder of the run.
+    pub(crate) fn note_begun(&self) {
+        self.heartbeat.iter().for_each(Heartbeat::note_begun);
+    }
+
+    /// Ends the heartbeat for `launch`: the run has ended, and so do the processes.
+    pub(crate) fn note_end(&mut self) {
+        self.heartbeat = None;
     }
 
     /// Returns the time that this process waits for the others.
@@ -235,6 +262,7 @@ impl ProcessGroup {
     /// another process if the leader has left none.
     pub(crate) fn settle<T>(&mut self, outcome: Result<T, Failure>) -> Result<T, Failure> {
         outcome.map_err(|mut failure| {
+            self.note_end();
             match failure.lost() {
                 Some(lost) if lost == self.rank => self.is_leader = false,
                 Some(FIRST) => self.is_leader = self.rank.get() == FIRST.get() + 1,
@@ -253,7 +281,11 @@ impl ProcessGroup {
                 }
                 return failure.reported_elsewhere();
             }
-            if fault.is_some_and(|(fault, folder)| fault.leave(folder, &failure.full_text())) {
+            // `launch` reports a folder that is lost.
+            let is_left = |(fault, folder): (&Fault, &PathBuf)| {
+                fault.leave(folder, &failure.full_text()) || !folder.exists()
+            };
+            if fault.is_some_and(is_left) {
                 return failure.reported_elsewhere();
             }
             failure.report();
@@ -265,7 +297,6 @@ impl ProcessGroup {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fault::Fault;
 
     /// Checks who leaves a record for `launch` when the process of `rank` learns that rank `lost` is lost:
     /// the leader, another process, or none.
@@ -273,6 +304,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a scratch folder");
         let (rank, peer) = (WorldRank::new(rank), WorldRank::new(lost));
         let mut group = ProcessGroup {
+            heartbeat: None,
             world: None,
             rank,
             is_leader: rank == FIRST,

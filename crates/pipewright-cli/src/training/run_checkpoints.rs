@@ -10,8 +10,9 @@ use pipewright::train::{Metrics, Trainer};
 use serde_json::{Map, Value};
 
 use crate::config::Settings;
-use crate::failure::{Exit, Failure, sentence};
-use crate::fault::{Fault, is_full, launched_start};
+use crate::failure::{Exit, Failure, advice_for, sentence};
+use crate::fault::{Fault, launched_start};
+use crate::recovery::leave_loss;
 use crate::run_folder::{self, RunFolder, is_lost_folder};
 use crate::text::quoted;
 use crate::training::checkpoint_space::CheckpointSpace;
@@ -83,6 +84,17 @@ impl Checkpoints {
         evaluations.describe(&mut self.description);
         let outcome = self.writer.poll();
         self.note(outcome, self.requested)
+    }
+
+    /// Writes the checkpoint of the last step again, with the results of the evaluation after it.
+    pub(super) fn after_evaluation(
+        &mut self,
+        trainer: &mut Trainer,
+        evaluations: &Evaluations,
+        is_best: bool,
+    ) -> Result<(), Failure> {
+        evaluations.describe(&mut self.description);
+        self.save(trainer, is_best)
     }
 
     /// Returns whether a checkpoint is due after step `done`, or no step has one but the last.
@@ -174,22 +186,31 @@ impl Checkpoints {
                  moved to"
             ),
         };
-        Failure::new(Exit::RankFailed, format!("{}; {lost}", sentence(error)))
+        lost_folder(format!("{}; {lost}", sentence(error)))
     }
 
     /// Returns the message of an error, and how the run can be resumed.
     fn with_resumption(&self, error: &CheckpointError) -> String {
         let (message, run) = (sentence(error), quoted(&self.run.to_string_lossy()));
-        let is_full = is_full(error);
+        let disk = advice_for(error);
+        let resumption = disk.map(|advice| format!("{advice}, then resume with"));
         let advice = match error {
-            _ if is_full && self.saved == 0 => {
-                return format!("{message}; no step of this run is saved: free some space, then start again");
+            _ if self.saved == 0 => {
+                let advice = disk.map(|advice| format!(": {advice}, then start again")).unwrap_or_default();
+                return format!("{message}; no step of this run is saved{advice}");
             }
-            _ if self.saved == 0 => return format!("{message}; no step of this run is saved"),
-            _ if is_full => "free some space, then resume with",
+            _ if resumption.is_some() => resumption.as_deref().unwrap_or_default(),
             CheckpointError::NotFinite { .. } => "resume with other settings of [optimizer] (`--set`)",
             _ => "resume with",
         };
         format!("{message}; earlier checkpoints are complete: {advice}: pipewright resume {run}")
     }
+}
+
+/// Returns the failure of a run whose folder is gone. `launch` reports it, because it also learns of the loss when no
+/// process is left that could report it.
+pub(super) fn lost_folder(sentence: String) -> Failure {
+    let is_left = leave_loss(&sentence);
+    let failure = Failure::new(Exit::RankFailed, sentence);
+    if is_left { failure.reported_elsewhere() } else { failure }
 }

@@ -1,22 +1,26 @@
 //! The output of a run after each step: the display, the metrics, the timeline, and events for
 //! TensorBoard. Only the leader has a folder and a display; in other processes nothing is written.
 
+use std::path::Path;
+
 use pipewright::pipeline::{PipelineError, StepFailure, StepSummary};
-use pipewright::train::{EventFile, Metrics, StepPrediction};
+use pipewright::train::{EventFile, EventFileError, Metrics, Sample, StepPrediction};
 use pipewright_schedule::Timeline;
 use pipewright_schedule::picture::{PictureSettings, html};
 use pipewright_schedule::slow_ranks::SlowRanks;
 
 use crate::config::Settings;
 use crate::display::{Display, Ending, say};
-use crate::failure::{Exit, Failure, sentence};
+use crate::failure::{Exit, Failure, disk_advice, sentence};
 use crate::fault::{Fault, Start, launched_start};
 use crate::recovery::{SlowRank, VerifiedStep, is_growth_requested};
 use crate::run_folder::{RunFolder, RunFolderError};
+use crate::text::quoted;
 use crate::training::checkpoint_space::CheckpointSpace;
 use crate::training::efficiency::Efficiency;
 use crate::training::launch::failure;
 use crate::training::rank_hosts::RankHosts;
+use crate::training::run_checkpoints::lost_folder;
 use crate::training::timeline_recorder::TimelineRecorder;
 
 /// The leader's output: the display, the metrics and the timeline.
@@ -119,19 +123,10 @@ impl RunLog {
         }
         let kept = self.recorder.record(folder, metrics.step, &report.timeline);
         note_timeline(kept, &mut self.lacks_timelines)?;
-        if let Some(Err(error)) = self.tensorboard.as_mut().map(|tensorboard| tensorboard.step(metrics)) {
-            // Event files are an addition to the run, as timelines are.
-            self.tensorboard = None;
-            say(&format!(
-                "warning: events for TensorBoard are not written, and the training continues without them: {}",
-                sentence(&error)
-            ));
-        }
+        write_events(&mut self.tensorboard, |events| events.step(metrics));
         let done = metrics.step;
-        let unwritten = |error: RunFolderError| {
-            let fault = Fault::of_full_disk(&error, done, || self.space.bytes());
-            write_failure(error).with_fault(fault)
-        };
+        let run = folder.path().to_owned();
+        let unwritten = |error: RunFolderError| unwritten(&run, error, done, &self.space);
         folder.write_metrics(metrics).map_err(unwritten)?;
         if let Some(verified) = &verified {
             folder.write_verified_step(verified).map_err(unwritten)?;
@@ -157,6 +152,26 @@ impl RunLog {
         // Only the first step lists them.
         display.note_undeferred(&report.undeferred);
         Ok(())
+    }
+
+    /// Shows the results of the evaluation after the last step of the run, and adds them to the line of that step.
+    pub(super) fn evaluation(&mut self, metrics: &Metrics) -> Result<(), Failure> {
+        let (Some(folder), Some(display)) = (&mut self.folder, &mut self.display) else { return Ok(()) };
+        write_events(&mut self.tensorboard, |events| events.evaluation(metrics));
+        let run = folder.path().to_owned();
+        folder
+            .write_evaluation(metrics)
+            .map_err(|error| unwritten(&run, error, metrics.step, &self.space))?;
+        display.evaluation(metrics);
+        self.note_samples(metrics);
+        Ok(())
+    }
+
+    /// Prints the texts by which the model has continued prompts.
+    pub(super) fn note_samples(&self, metrics: &Metrics) {
+        for Sample { prompt, text } in &metrics.samples {
+            self.note(Some(format!("step {}: {prompt:?} continues {text:?}", metrics.step)));
+        }
     }
 
     /// Returns the failure of a step in which ranks have computed wrong bits, if `launch` continues the run
@@ -221,6 +236,20 @@ impl RunLog {
     }
 }
 
+/// Writes events for TensorBoard, if they are asked for. Event files are an addition to the run, as timelines are.
+fn write_events(
+    tensorboard: &mut Option<EventFile>,
+    write: impl FnOnce(&mut EventFile) -> Result<(), EventFileError>,
+) {
+    if let Some(Err(error)) = tensorboard.as_mut().map(write) {
+        *tensorboard = None;
+        say(&format!(
+            "warning: events for TensorBoard are not written, and the training continues without them: {}",
+            sentence(&error)
+        ));
+    }
+}
+
 /// Warns once if a timeline could not be written, because a run is worth more than its timelines. Fails if
 /// the run's folder is gone.
 fn note_timeline(written: Result<(), RunFolderError>, is_noted: &mut bool) -> Result<(), Failure> {
@@ -239,7 +268,23 @@ fn note_timeline(written: Result<(), RunFolderError>, is_noted: &mut bool) -> Re
     }
 }
 
+/// Returns the failure for results of step `done` that cannot be written, and how the run continues after a full
+/// disk.
+fn unwritten(run: &Path, error: RunFolderError, done: u64, space: &CheckpointSpace) -> Failure {
+    let fault = Fault::of_full_disk(&error, done, || space.bytes());
+    let failure = match &error {
+        RunFolderError::Write { source, .. } if disk_advice(source).is_some() => {
+            let run = quoted(&run.to_string_lossy());
+            Failure::input(format!(
+                "{error}; the run continues from its newest checkpoint: pipewright resume {run}"
+            ))
+        }
+        _ => write_failure(error),
+    };
+    failure.with_fault(fault)
+}
+
 /// Returns the failure for results that cannot be written.
 fn write_failure(error: RunFolderError) -> Failure {
-    if error.is_lost_folder() { Failure::new(Exit::RankFailed, error) } else { Failure::input(error) }
+    if error.is_lost_folder() { lost_folder(sentence(&error)) } else { Failure::input(error) }
 }

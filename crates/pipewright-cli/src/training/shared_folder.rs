@@ -4,8 +4,8 @@
 //! The leader writes a small file with a unique name into the folder, and all others look for it. The file is
 //! removed afterwards, together with the folders that were created for it.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -69,7 +69,7 @@ pub(crate) fn is_seen(file: &Path) -> bool {
 
 /// Returns the failure of a run whose folder cannot be written.
 pub(crate) fn unwritable(folder: &Path, error: &io::Error) -> Failure {
-    Failure::input(format!("{}: cannot be written: {error}; choose another run.out", folder.display()))
+    Failure::unwritten(folder, error, "choose another run.out")
 }
 
 /// Returns the absolute path, since processes may have different working folders.
@@ -101,7 +101,7 @@ impl Token {
         // If a later line fails, the folders are removed again.
         let token = Self { file: folder.join(&name), name, created };
         fs::create_dir_all(folder)?;
-        fs::write(&token.file, &token.name)?;
+        File::create_new(&token.file)?.write_all(token.name.as_bytes())?;
         Ok(token)
     }
 }

@@ -5,6 +5,7 @@
 //! process writes its part into the memory of its own host and, with `run.copies = "neighbour"`, sends it to a
 //! process of the next host, which holds it too. The copies of a host are gone when the host is.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use pipewright::checkpoint::{
 };
 use pipewright::ids::WorldRank;
 use pipewright::train::Trainer;
+use pipewright_system::private_folder;
 use rustix::fs::statvfs;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -75,9 +77,11 @@ pub(crate) fn require_space(prepared: &Prepared) -> Result<(), Failure> {
         return Ok(());
     }
     let advice = "name another folder in memory (run.copy_folder), or set run.copy_every=0";
-    let space = statvfs(folder).map_err(|error| {
+    let refused = |error: &dyn Display| {
         Failure::input(format!("{}: copies cannot be kept here: {error}; {advice}", folder.display()))
-    })?;
+    };
+    let space = statvfs(folder).map_err(|error| refused(&error))?;
+    private_folder::require_place(folder).map_err(|error| refused(&error))?;
     // A run that is moved aside loses its copies.
     let earlier = earlier_bytes(&prepared.settings.run.out, folder);
     let free = space.f_bavail.saturating_mul(space.f_frsize).saturating_add(earlier);
@@ -113,13 +117,17 @@ pub(crate) struct CopyPlace {
 /// The decisions of the leader.
 #[derive(Serialize, Deserialize)]
 struct ChosenPlace {
+    /// A name that no folder has; `None` if the run makes no copies.
     folder: Option<PathBuf>,
+    /// The folder that has the run's copies so far, if the run can keep it.
+    kept: Option<PathBuf>,
     series: String,
     earlier: Option<PathBuf>,
 }
 
 /// Chooses where a run makes its copies, the same in all processes. All processes call it. If the run
-/// `continues`, the folder stays the same; `origin` is the copy from which it does.
+/// `continues`, the folder stays the same, unless another user has taken its name; `origin` is the copy from
+/// which it continues.
 ///
 /// # Errors
 /// Fails if the processes do not reach each other.
@@ -132,15 +140,21 @@ pub(crate) fn place_of(
     let run = &settings.run;
     let earlier = link_of(&run.out);
     let kept = earlier.clone().filter(|copies| continues && copies.parent() == Some(&*run.copy_folder));
-    let folder = kept.unwrap_or_else(|| run.copy_folder.join(unique_name(&run.out)));
+    let makes_copies = run.copy_every > 0;
     let chosen = ChosenPlace {
-        folder: (run.copy_every > 0).then_some(folder),
+        folder: makes_copies.then(|| run.copy_folder.join(unique_name(&run.out))),
+        kept: kept.filter(|_| makes_copies),
         series: unique_series(&run.out),
         earlier,
     };
     let chosen = processes.share(serde_json::to_string(&chosen).expect("paths are plain data"))?;
     let chosen = serde_json::from_str(&chosen).map_err(|error| Failure::new(Exit::Bug, error))?;
-    let ChosenPlace { folder, series, earlier } = chosen;
+    let ChosenPlace { mut folder, kept, series, earlier } = chosen;
+    if let Some(kept) = kept
+        && !is_planted(processes, &kept)?
+    {
+        folder = Some(kept);
+    }
     let sends = run.copies == Copies::Neighbour;
     let hosts = folder.as_ref().filter(|_| sends).map(|folder| CopyHosts::find(processes, folder));
     let neighbours = hosts.transpose()?.filter(|hosts| {
@@ -151,6 +165,31 @@ pub(crate) fn place_of(
     });
     let neighbours = neighbours.zip(processes.byte_channel());
     Ok(CopyPlace { folder, series, origin, earlier, continues, neighbours })
+}
+
+/// Returns whether another user could have made the folder of the copies on one of the hosts. All processes call it.
+fn is_planted(processes: &mut ProcessGroup, copies: &Path) -> Result<bool, Failure> {
+    let own = matches!(CopyFolder::find(copies), Err(CheckpointError::NotPrivate(_)));
+    let any = |hosts: &[(WorldRank, bool)]| hosts.iter().any(|(_, is_planted)| *is_planted);
+    processes.combine(&own, any, Duration::ZERO)
+}
+
+/// Removes the copies of a run that is finished, on the hosts of all processes. All processes call it.
+///
+/// # Errors
+/// Fails if the processes do not reach each other.
+pub(crate) fn remove_all(processes: &mut ProcessGroup, settings: &Settings) -> Result<(), Failure> {
+    let run = &settings.run.out;
+    let own = serde_json::to_string(&link_of(run)).expect("paths are plain data");
+    let copies: Option<PathBuf> =
+        serde_json::from_str(&processes.share(own)?).map_err(|error| Failure::new(Exit::Bug, error))?;
+    if let Some(copies) = copies {
+        remove_copies(&copies);
+    }
+    if processes.is_leader() {
+        remove_link(run);
+    }
+    Ok(())
 }
 
 /// The copies that a run makes.

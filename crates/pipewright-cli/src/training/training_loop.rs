@@ -5,7 +5,7 @@
 //! parts of a checkpoint after the same steps.
 
 use pipewright::pipeline::PipelineError;
-use pipewright::train::{Sample, Trainer};
+use pipewright::train::{Metrics, Trainer};
 use serde_json::{Map, Value};
 
 use crate::config::Settings;
@@ -16,7 +16,7 @@ use crate::recovery::{Attempts, SlowRank};
 use crate::run_folder::{RunFolder, TIMELINE};
 use crate::training::checkpoint_space::CheckpointSpace;
 use crate::training::efficiency::Efficiency;
-use crate::training::evaluations::Evaluations;
+use crate::training::evaluations::{Evaluated, Evaluations};
 use crate::training::launch::{abandon, failure};
 use crate::training::next_step::AfterStep;
 use crate::training::process_group::ProcessGroup;
@@ -59,7 +59,8 @@ impl TrainingLoop<'_> {
         let Self { settings, overview, efficiency, description, mut evaluations, space, hosts, .. } = self;
         let Self { mut folder, mut copies, saved, processes, attempts, .. } = self;
         let (run, start) = (&settings.run, trainer.steps_done());
-        let watched = attempts.interrupt().watch();
+        let interrupt = attempts.interrupt();
+        let watched = if folder.is_some() { interrupt.watch_and_say() } else { interrupt.watch() };
         watched.map_err(|error| Failure::input(format!("cannot watch for signals: {error}")))?;
         let mut checkpoints =
             Checkpoints::new(&mut folder, settings, description, saved, &evaluations, space.clone())?;
@@ -83,6 +84,7 @@ impl TrainingLoop<'_> {
         traced?;
         let done = trainer.steps_done();
         let reason = match (done == run.steps, evaluations.are_exhausted()) {
+            _ if evaluations.left_out().is_some() => Reason::Signal,
             (true, _) => Reason::Complete,
             (false, true) => Reason::LossNoLongerFalls,
             (false, false) => Reason::Signal,
@@ -90,12 +92,14 @@ impl TrainingLoop<'_> {
         let saved = settle(settings, processes, checkpoints.finish(&mut trainer))?;
         attempts.interrupt().note_end();
         copies.into_iter().for_each(|copies| copies.finish(saved.as_deref(), run.deadline()));
+        processes.note_end();
         // `launch` continues a run whose slow host it replaces, or that it lets grow.
         let is_replaced = log.replaces_slow && !SlowRank::find(&run.out).is_empty();
         let continues = reason == Reason::Signal && (is_replaced || grows);
         if processes.is_leader() && !continues {
             let (saved, best) = (saved.as_deref(), evaluations.lowest());
             let has_timeline = run.out.join(TIMELINE).is_file();
+            log.note(evaluations.left_out().map(left_out));
             log.summarize(&Ending { done, reason, saved, best, out: &run.out, has_timeline });
         }
         match reason {
@@ -143,6 +147,36 @@ struct Saves<'a> {
     copies: Option<&'a mut StateCopies>,
 }
 
+/// What the leader says if another process has got a signal.
+const OTHER_PROCESS: &str =
+    "a signal to another process of the run has arrived: the run ends with a checkpoint";
+
+/// Says that the evaluation after a step is left to the resumed run.
+fn left_out(step: u64) -> String {
+    format!("the evaluation after step {step} is left out; the run makes up for it when it resumes")
+}
+
+/// Evaluates after the last step of the run, because an earlier process has left that out, and saves the results.
+/// Returns whether the evaluation is left out again.
+fn make_up(
+    trainer: &mut Trainer,
+    attempts: &Attempts,
+    evaluations: &mut Evaluations,
+    checkpoints: &mut Checkpoints,
+    log: &mut RunLog,
+) -> Result<bool, Stop> {
+    let mut metrics = Metrics { step: trainer.steps_done(), ..Metrics::default() };
+    let evaluated = evaluations.after_step(trainer, &mut metrics, attempts.must_end());
+    let evaluated = evaluated.map_err(Stop::of_step)?;
+    if evaluated == Evaluated::LeftOut {
+        return Ok(true);
+    }
+    log.evaluation(&metrics).map_err(Stop::Other)?;
+    let is_best = evaluated == Evaluated::Best;
+    checkpoints.after_evaluation(trainer, evaluations, is_best).map_err(Stop::Other)?;
+    Ok(false)
+}
+
 /// Runs steps until all are finished or one is interrupted. Returns whether this process has asked for the
 /// end so that the run can grow.
 fn steps(
@@ -154,7 +188,14 @@ fn steps(
     log: &mut RunLog,
 ) -> Result<bool, Stop> {
     let (mut grows, mut interrupted) = (false, false);
-    while trainer.steps_done() < steps {
+    if evaluations.left_out().is_some() {
+        interrupted = make_up(trainer, attempts, evaluations, checkpoints, log)?;
+    }
+    while trainer.steps_done() < steps && !evaluations.are_exhausted() {
+        interrupted |= attempts.must_end();
+        if interrupted && !trainer.has_begun_next() {
+            break;
+        }
         let number = trainer.steps_done() + 1;
         if checkpoints.saves_or_never_does(number) && log.is_growth_requested() {
             attempts.interrupt().request();
@@ -172,11 +213,15 @@ fn steps(
             // ask before any step, and the step that has begun by then is finished.
             may_end: log.replaces_slow || log.can_grow() && checkpoints.is_due(number + 1),
         };
-        let begins_next = trainer.goes_ahead() && after.may_begin_next();
-        let step = if begins_next { trainer.step_ahead() } else { trainer.step() };
+        let step = if after.may_begin_next() { trainer.step_ahead() } else { trainer.step() };
         let (mut metrics, report) = step.map_err(Stop::of_step)?;
-        interrupted |= report.interrupted;
-        let is_best = evaluations.after_step(trainer, &mut metrics).map_err(Stop::of_step)?;
+        let was_interrupted = interrupted;
+        interrupted |= report.interrupted || attempts.must_end();
+        let evaluated = evaluations.after_step(trainer, &mut metrics, interrupted).map_err(Stop::of_step)?;
+        interrupted |= evaluated == Evaluated::LeftOut;
+        if interrupted && !was_interrupted && !attempts.interrupt().is_requested() {
+            log.note(Some(OTHER_PROCESS.to_owned()));
+        }
         copies.iter_mut().for_each(|copies| copies.settle());
         log.require_folder().map_err(|error| Stop::Other(checkpoints.lost(&error)))?;
         checkpoints.timing.step(&report);
@@ -184,17 +229,16 @@ fn steps(
         let chosen = checkpoints.timing.describe(&mut metrics);
         log.step(&mut metrics, report).map_err(Stop::Other)?;
         log.note(chosen);
-        let step = metrics.step;
-        for Sample { prompt, text } in metrics.samples {
-            log.note(Some(format!("step {step}: {prompt:?} continues {text:?}")));
-        }
+        log.note_samples(&metrics);
         // A step that has begun is finished.
-        let ends =
-            (interrupted && !begins_next) || evaluations.are_exhausted() || trainer.steps_done() == steps;
+        let ends = (interrupted && !trainer.has_begun_next())
+            || evaluations.are_exhausted()
+            || trainer.steps_done() == steps;
         // The last state is saved on the disk at once.
         if let Some(copies) = copies.as_mut().filter(|_| !ends) {
             copies.begin_copy(trainer, &checkpoints.description).map_err(Stop::Other)?;
         }
+        let is_best = evaluated == Evaluated::Best;
         checkpoints.after_step(trainer, CheckpointReason { is_due, is_best }).map_err(Stop::Other)?;
         if ends {
             break;

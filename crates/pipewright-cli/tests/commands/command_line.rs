@@ -189,6 +189,30 @@ fn an_output_folder_that_cannot_be_written() {
     assert_eq!(fs::read_to_string(folder.path().join("out/config.toml")).ok().as_deref(), Some("mine"));
 }
 
+/// `mpirun` passes the names to `ssh`, which would take this one for an option.
+#[test]
+fn a_host_that_would_be_an_option_of_ssh_is_refused() {
+    let folder = folder();
+    write(&folder, "hosts", "node1 slots=2\n-oProxyCommand=touch${IFS}out\n");
+    let message = "error: hosts:2: `-oProxyCommand=touch${IFS}out` is not the name of a host: a name has letters, digits, `.`, \
+                   `-` and `_`, and begins with a letter or a digit";
+    fail(&folder, &["launch", "--hosts", "hosts", "--", "train", "small.toml"], 2, &[message]);
+}
+
+#[test]
+fn an_earlier_run_with_files_of_the_user_stays_where_it_is() {
+    let folder = folder();
+    fs::create_dir_all(folder.path().join("out/.git")).expect("a folder");
+    write(&folder, "out/metrics.jsonl", "{\"step\":1}\n");
+    write(&folder, "out/notes.txt", "mine");
+    let message = "error: out: the folder of the earlier run also has `.git/` and `notes.txt`, which no run has written, so \
+                   the folder is not moved aside; move what is yours to another place, or choose another run.out";
+    for command in ["train", "check"] {
+        fail(&folder, &[command, "small.toml"], 2, &[message]);
+    }
+    assert!(folder.path().join("out/notes.txt").exists() && !folder.path().join("out.1").exists());
+}
+
 #[test]
 fn check_tells_what_would_run_and_leaves_no_trace() {
     let folder = folder();

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -132,4 +134,80 @@ fn magnitudes_are_resumed_exported_and_merged() {
         .expect("it can be written");
     let (code, _, said) = command(&folder, &["train", "lora.toml"], &["adapter.kind=lora", &path]);
     assert!(code == Some(2) && said.contains("lora_magnitude_vector"), "{said}");
+}
+
+/// Writes a configuration that trains new adapters on a tiny DeepSeek V3.
+fn deepseek() -> TempDir {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let base = reference("deepseek-v3-tiny");
+    let config = format!(
+        "[model]\nfrom = \"{base}\"\n[data]\npath = \"{base}/tokens.jsonl\"\nseq_len = 24\nshuffle = false\n[adapter]\n\
+         kind = \"lora\"\n[optimizer]\nlearning_rate = 5e-2\n[run]\nsteps = 2\nout = \"out\"\n"
+    );
+    fs::write(folder.path().join("lora.toml"), config).expect("the scratch folder takes files");
+    folder
+}
+
+/// PEFT takes modules of the names of dense and shared layers for those of routed experts, but keeps parameters.
+#[test]
+fn an_export_of_a_family_with_experts_names_parameters() {
+    let folder = deepseek();
+    succeed(&folder, &["train", "lora.toml"], &[]);
+    let (_, said) = succeed(&folder, &["export", "out", "adapter"], &[]);
+    assert!(!said.contains("PEFT with") && !said.contains("dropout"), "{said}");
+    let read = |dir: &Path| -> Value {
+        let text = fs::read_to_string(dir.join("adapter_config.json")).expect("the configuration");
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let adapter = folder.path().join("adapter");
+    let (mut found, golden) = (read(&adapter), read(Path::new(&reference("lora/deepseek-v3-tiny"))));
+    for key in ["target_modules", "target_parameters"] {
+        assert_eq!(found[key], golden[key], "{key}");
+    }
+    // It trains on as the merged model does.
+    succeed(&folder, &["export", "out", "merged", "--merge"], &[]);
+    let loss = |set: &[&str]| {
+        succeed(&folder, &["train", "lora.toml"], &[set, &["run.steps=1", "run.out=next"]].concat());
+        let metrics = fs::read_to_string(folder.path().join("next/metrics.jsonl")).expect("the metrics");
+        let line: Value = serde_json::from_str(metrics.lines().next().expect("a step")).expect("JSON");
+        line["loss"].as_f64().expect("a number")
+    };
+    let path = format!("adapter.path={}", adapter.display());
+    let (adapted, merged) = (loss(&[&path]), loss(&["model.from=merged"]));
+    assert!((adapted - merged).abs() <= 2e-6 * adapted, "{adapted} {merged}");
+    // Adapters of experts are refused by that name, although PEFT writes `alpha_pattern` next to it.
+    found["alpha_pattern"] = json!({".*gate_up_proj": 16});
+    let file = adapter.join("adapter_config.json");
+    for parameter in ["gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight"] {
+        found["target_parameters"] = json!([parameter]);
+        fs::write(&file, found.to_string()).expect("it can be written");
+        let (code, _, said) = command(&folder, &["train", "lora.toml"], &[&path]);
+        let expected =
+            format!("`target_parameters` is \"{parameter}\": this is not the weight of a linear layer");
+        assert!(code == Some(2) && said.contains(&expected), "{said}");
+    }
+    found["target_parameters"] = Value::Null;
+    found["alpha_pattern"] = json!({});
+    fs::write(&file, found.to_string()).expect("it can be written");
+    let name = "base_model.model.model.layers.1.mlp.experts.lora_A.weight";
+    let tensor = TensorView::new(Dtype::F32, vec![1], &[0; 4]).expect("a tensor");
+    let bytes = safetensors::serialize([(name, tensor)], None).expect("a file");
+    fs::write(adapter.join("adapter_model.safetensors"), bytes).expect("it can be written");
+    let (code, _, said) = command(&folder, &["train", "lora.toml"], &[&path]);
+    assert!(code == Some(2) && said.contains("is an adapter of experts that a router chooses"), "{said}");
+}
+
+#[test]
+fn an_export_names_the_limits_of_peft() {
+    let folder = deepseek();
+    let said = |set: &str| {
+        succeed(&folder, &["train", "lora.toml"], &["run.steps=1", set]);
+        let to = set.split('=').next().expect("a key");
+        succeed(&folder, &["export", "out", to], &[]).1
+    };
+    let dora = said("adapter.dora=true");
+    assert!(dora.contains("no DoRA for the 9 adapted feed-forward layers"), "{dora}");
+    assert!(dora.contains("--merge writes a model that has them"), "{dora}");
+    let dropout = said("adapter.dropout=0.25");
+    assert!(dropout.contains("lora_dropout is written as 0 instead of 0.25"), "{dropout}");
 }

@@ -25,10 +25,12 @@ mod plan_memory;
 mod offload;
 mod real_files;
 mod restarts;
+mod signals;
 mod slow_ranks;
 mod verified_steps;
 mod resume;
 mod checkpoint_interval;
+mod equal_checkpoints;
 mod state_copies;
 mod chats;
 mod tokenize;
@@ -45,6 +47,8 @@ mod ruined;
 mod hostile_files;
 #[cfg(target_os = "linux")]
 mod exhaustion;
+#[cfg(unix)]
+mod full_disk;
 #[path = "../run/mod.rs"]
 mod run;
 #[path = "../scratch/mod.rs"]

@@ -2,6 +2,7 @@
 //! and ends with the bits of an undisturbed run. The folder of the copies is in the scratch folder.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -125,6 +126,69 @@ fn a_copy_that_is_damaged_or_incomplete_is_not_used() {
     assert!(words.contains(&expected), "{words}");
 }
 
+/// Gives what is in a folder to another user; `false`, with a line that says so, if this user may not.
+#[expect(clippy::print_stderr, reason = "a test that cannot run says so")]
+fn give_away(folder: &Path) -> bool {
+    let is_given = std::os::unix::fs::chown(folder, Some(65534), None).is_ok();
+    if !is_given {
+        eprintln!("only root can give files to another user, so this case is left out");
+    }
+    is_given
+}
+
+/// Resumes a run whose copies are from then on in the folder of another user, or open to others, and checks that the
+/// run says so with these words, uses its checkpoints, and changes nothing there.
+fn check_planted(words: &str, plant: impl Fn(&Path) -> bool) {
+    let run = new_run();
+    killed(&run, &["run.checkpoint_every=2"]);
+    let planted = copies(&run).expect("copies");
+    if !plant(&planted) {
+        return;
+    }
+    let before = names(&planted);
+    let output = run.command(&["resume", "out"]);
+    let said = self::words(&output);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(
+        said.contains("the copies of the state in memory are not used: ") && said.contains(words),
+        "{said}"
+    );
+    assert!(said.contains("out/checkpoints/step-"), "{said}");
+    assert_eq!(run.figures(), undisturbed().0);
+    assert_eq!(names(&planted), before, "what another user has made is left alone");
+}
+
+fn names(folder: &Path) -> Vec<PathBuf> {
+    let mut names: Vec<PathBuf> =
+        fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()).collect();
+    names.sort_unstable();
+    names
+}
+
+/// Another user can make a folder of the same name after the machine was switched off.
+#[test]
+fn copies_that_another_user_could_have_made_are_not_used() {
+    check_planted("belongs to the user with the number 65534", give_away);
+    check_planted("other users can enter or change this folder (its mode is 0777)", |folder| {
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).is_ok()
+    });
+    check_planted("this is a symbolic link", |folder| {
+        let moved = folder.with_file_name("moved");
+        fs::rename(folder, &moved).and_then(|()| std::os::unix::fs::symlink(&moved, folder)).is_ok()
+    });
+}
+
+#[test]
+fn copies_are_not_kept_where_others_can_replace_them() {
+    let run = new_run();
+    fs::set_permissions(run.path("memory"), fs::Permissions::from_mode(0o777)).expect("an own folder");
+    refused(&run, "train", "memory", 2, "other users can replace what is in this folder");
+    if give_away(&run.path("memory")) {
+        refused(&run, "check", "memory", 2, "belongs to the user with the number 65534");
+    }
+    assert_eq!(copies(&run), None);
+}
+
 #[test]
 fn without_a_complete_copy_the_state_comes_from_the_disk() {
     let run = new_run();
@@ -228,4 +292,28 @@ fn what_happens_between_steps_changes_no_bits() {
         let last = |run: &Run| tensors(&run.path("out/checkpoints/step-00000014"));
         assert!(last(run) == last(&never), "the parameters and the optimizer's state");
     }
+}
+
+/// A process may be killed after its last checkpoint and before it has removed the copies.
+#[test]
+fn copies_are_removed_when_the_run_is_found_finished() {
+    let run = new_run();
+    killed(&run, &[]);
+    let [memory, link] = [run.path("memory"), run.path("out/copies.json")];
+    let [kept, kept_link] = [run.path("kept"), run.path("kept.json")];
+    let copy = |from: &Path, to: &Path| {
+        let copied = Command::new("cp").arg("-r").arg(from).arg(to).status();
+        assert!(copied.is_ok_and(|status| status.success()), "{} is ours", from.display());
+    };
+    copy(&memory, &kept);
+    copy(&link, &kept_link);
+    run.resume(&SETTINGS);
+    assert!(copies(&run).is_none() && !link.exists(), "a run that ends well removes its copies");
+    fs::remove_dir(&memory).and_then(|()| fs::rename(&kept, &memory)).expect("they are ours");
+    fs::rename(&kept_link, &link).expect("it is ours");
+    let output = run.command(&["resume", LAST]);
+    assert!(copies(&run).is_some(), "an earlier checkpoint may have been named: {output:?}");
+    let output = run.command(&["resume", "out"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("the run is finished"), "{output:?}");
+    assert!(copies(&run).is_none() && !link.exists(), "{output:?}");
 }

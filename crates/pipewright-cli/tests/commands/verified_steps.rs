@@ -63,6 +63,41 @@ fn a_flipped_bit_names_its_rank_in_the_display_the_metrics_and_the_report() {
 }
 
 #[test]
+fn a_flipped_bit_names_its_rank_in_half_precision() {
+    check(1, &["run.precision=bf16"]);
+    // With a larger scale, a gradient of this run overflows by itself.
+    check(1, &["run.precision=f16", "run.loss_scale=1024"]);
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_once_names_its_rank_in_each_precision() {
+    for precision in ["run.precision=f32", "run.precision=bf16", "run.precision=f16"] {
+        let run = Run::new();
+        let output = train(&run, "infinite:1:10", &[precision, "run.verify=on-suspicion"]);
+        let words = words(&output);
+        assert_eq!(output.status.code(), Some(0), "{words}");
+        assert!(
+            words.contains("rank 1 has computed wrong bits in action 1I0; the right bits count"),
+            "{words}"
+        );
+        assert_eq!(run.figures().len(), 12);
+    }
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_with_equal_bits_skips_the_update_in_f16() {
+    let run = Run::new();
+    let output = train(&run, "infinite:1:10:100", &["run.precision=f16", "run.verify=on-suspicion"]);
+    let words = words(&output);
+    assert_eq!(output.status.code(), Some(0), "{words}");
+    assert!(
+        words.contains("so the step was computed again: all bits agree, so the step is genuine"),
+        "{words}"
+    );
+    assert!(words.contains("update skipped"), "{words}");
+}
+
+#[test]
 fn a_flipped_bit_names_its_rank_while_inputs_leave_memory() {
     check(1, &["pipeline.schedule=gpipe", "pipeline.recompute=block", "pipeline.offload=file"]);
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::hosts::{Disk, Hosts, Memories, launch_on, said_in, spawn_saying};
-use super::{figures, find_process, folder, train_on_threads};
+use super::{figures, find_launcher, find_process, folder, train_on_threads};
 
 /// The steps of the run for each fault. The trial needs fewer, and the run ends by itself after the last
 /// fault.
@@ -48,9 +48,17 @@ enum Fault {
     CutLink,
     /// The disk of the run's folder is full for a while.
     FullDisk,
+    /// `mpirun` is killed.
+    KillLauncher,
+    /// `mpirun` is stopped, and stays so.
+    StopLauncher,
+    /// The daemon that `mpirun` has on the second host is killed.
+    KillDaemon,
+    /// All processes of the second host are stopped, and stay so, and its daemon too.
+    StopHost,
 }
 
-const FAULTS: [Fault; 11] = [
+const FAULTS: [Fault; 15] = [
     Fault::Kill,
     Fault::LoseHost,
     Fault::KillInCheckpoint,
@@ -62,6 +70,10 @@ const FAULTS: [Fault; 11] = [
     Fault::StopInUpdate,
     Fault::FullDisk,
     Fault::Stop,
+    Fault::KillLauncher,
+    Fault::KillDaemon,
+    Fault::StopLauncher,
+    Fault::StopHost,
 ];
 
 /// The faults of the processes by themselves. Each happens when its file is in the folder of the trial.
@@ -123,6 +135,15 @@ impl Trial {
         ranks.any(|number| second.contains(&number.to_string()))
     }
 
+    /// Returns the numbers of the daemons that `mpirun` has on the second host.
+    fn daemons(&self) -> Vec<String> {
+        let is_daemon = |number: &String| {
+            let name = fs::read_to_string(format!("/proc/{number}/comm")).unwrap_or_default();
+            ["orted", "prted"].contains(&name.trim())
+        };
+        self.hosts.processes_of_second().into_iter().filter(is_daemon).collect()
+    }
+
     fn said(&self) -> String {
         said_in(&self.folder)
     }
@@ -153,7 +174,10 @@ impl Trial {
     fn disturb(&mut self, fault: Fault) -> Option<(Fault, f64)> {
         let moment = self.below(200);
         std::thread::sleep(Duration::from_millis(moment));
-        let is_of_second = matches!(fault, Fault::KillHost | Fault::LoseHost | Fault::CutLink);
+        let is_of_second = matches!(
+            fault,
+            Fault::KillHost | Fault::LoseHost | Fault::CutLink | Fault::KillDaemon | Fault::StopHost
+        );
         // A host that answered too late for the last restart has no rank that a fault could reach.
         let fault = if is_of_second && !self.uses_second() { Fault::Kill } else { fault };
         let (begun, restart) = self.inject(fault)?;
@@ -172,6 +196,13 @@ impl Trial {
             Fault::Kill => self.signal_rank(1, "KILL"),
             Fault::KillLeader => self.signal_rank(0, "KILL"),
             Fault::Stop => self.signal_rank(1, "STOP"),
+            Fault::KillLauncher | Fault::StopLauncher => {
+                let launcher = find_launcher(&self.folder).map(|number| number.to_string());
+                let signal = if fault == Fault::KillLauncher { "KILL" } else { "STOP" };
+                launcher.is_some_and(|launcher| Self::kill(&[launcher], signal))
+            }
+            Fault::KillDaemon => Self::kill(&self.daemons(), "KILL"),
+            Fault::StopHost => Self::kill(&self.hosts.processes_of_second(), "STOP"),
             Fault::KillHost => {
                 Self::kill(&self.hosts.processes_of_second(), "KILL");
                 true

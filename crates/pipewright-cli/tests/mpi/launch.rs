@@ -13,7 +13,7 @@ use super::{
 
 /// The settings of runs that are disturbed: long enough for a fault, with a checkpoint after every second
 /// step.
-const SETTINGS: [&str; 5] = [
+pub(super) const SETTINGS: [&str; 5] = [
     "run.steps=40",
     "run.checkpoint_every=2",
     "pipeline.ranks=2",
@@ -22,7 +22,7 @@ const SETTINGS: [&str; 5] = [
 ];
 
 /// Returns `launch` with its options, and `train` with the settings behind them.
-fn launch(folder: &Path, options: &[&str], set: &[&str]) -> Command {
+pub(super) fn launch(folder: &Path, options: &[&str], set: &[&str]) -> Command {
     let mut command = Command::new(pipewright());
     command.current_dir(folder).env("OMPI_MCA_orte_tmpdir_base", folder).env("MPIEXEC_TIMEOUT", "150");
     command.stdin(Stdio::null()).stderr(Stdio::piped());

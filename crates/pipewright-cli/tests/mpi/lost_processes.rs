@@ -6,8 +6,8 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use super::{
-    figures, folder, left_running, mpirun, pipewright, process_of, processes_command, signal, with_overrides,
-    words,
+    figures, folder, left_running, mpirun, pipewright, process_of, processes_command, signal,
+    train_on_threads, with_overrides, words,
 };
 
 #[test]
@@ -48,6 +48,35 @@ fn endless(folder: &Path, deadline: u32) -> Child {
     with_overrides(&mut command, &["pipeline.ranks=3", "run.steps=1000000", &deadline]);
     command.args(["--set", "pipeline.transport=mpi"]);
     command.stderr(Stdio::piped()).spawn().expect("mpirun is installed with MPI")
+}
+
+/// The evaluation after step 2 takes minutes. All processes end it after the same batch, and the resumed run makes
+/// up for it.
+#[test]
+fn a_signal_to_one_process_ends_an_evaluation_of_all() {
+    const SET: [&str; 4] =
+        ["pipeline.ranks=2", "run.steps=3", "run.eval_every=2", "data.validation=held.txt"];
+    let folder = folder();
+    let path = folder.path().canonicalize().expect("a folder");
+    let held = "a slow green turtle walks under the fence and into the pond ".repeat(30_000);
+    fs::write(path.join("held.txt"), held).expect("the scratch folder takes files");
+    let mut command = processes_command(&path, 2, &SET);
+    let run = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("mpirun");
+    let process = process_of(1, &path);
+    std::thread::sleep(Duration::from_millis(500));
+    signal(process, "TERM");
+    let output = run.wait_with_output().expect("it ends");
+    let said = words(&output);
+    assert_eq!(output.status.code(), Some(5), "{said}");
+    assert_eq!(said.matches("a signal to another process of the run has arrived").count(), 1, "{said}");
+    let stopped = figures(&path);
+    assert!(stopped.len() == 2 && stopped[1][4] == "null", "{stopped:?}");
+    let mut resumed = mpirun(&path);
+    resumed.args(["-n", "2"]).arg(pipewright()).args(["resume", "out", "--set", "run.eval_batches=2"]);
+    let output = resumed.output().expect("mpirun");
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    let found = figures(&path);
+    assert_eq!(found, train_on_threads(&path, &[&SET[..], &["run.eval_batches=2"]].concat()));
 }
 
 /// Sends a signal to a rank, and checks that the run ends with one report. Returns its standard error.

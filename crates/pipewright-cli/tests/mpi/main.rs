@@ -19,6 +19,7 @@ mod launch;
 mod lost_processes;
 mod measurement;
 mod mistakes;
+mod outside;
 #[path = "../scratch/mod.rs"]
 mod scratch;
 mod slurm;
@@ -143,6 +144,22 @@ fn find_process(rank: u32, folder: &Path) -> Option<u32> {
         };
         has("environ", &format!("OMPI_COMM_WORLD_RANK={rank}"))
             && !has("cmdline", "--answer")
+            && fs::read_link(format!("/proc/{number}/cwd")).is_ok_and(|cwd| cwd == folder)
+    })
+}
+
+/// Returns the number of the launcher that has started the processes of a launched run; `None` if there is none.
+fn find_launcher(folder: &Path) -> Option<u32> {
+    let numbers = fs::read_dir("/proc").expect("Linux").flatten();
+    let mut numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    numbers.find(|number| {
+        let read = |file: &str| fs::read(format!("/proc/{number}/{file}")).unwrap_or_default();
+        // A launcher that asks a question has no mark.
+        let environment = String::from_utf8_lossy(&read("environ")).into_owned();
+        read("comm").starts_with(b"mpirun")
+            && environment
+                .split('\0')
+                .any(|word| word.starts_with("PIPEWRIGHT_LAUNCHED=") && word.contains(",mark="))
             && fs::read_link(format!("/proc/{number}/cwd")).is_ok_and(|cwd| cwd == folder)
     })
 }

@@ -199,3 +199,24 @@ fn hosts_with_another_build_or_folder_are_an_error_before_the_first_start() {
     assert!(!said.contains("the host a "), "{said}");
     assert!(!folder.path().join("starts").exists(), "no process has started");
 }
+
+#[test]
+fn processes_that_are_left_are_ended_and_the_lock_of_others_is_waited_for() {
+    // One process belongs to the run, and another one, which does not, still holds the lock of the folder.
+    let begin = "mkdir -p out/checkpoints; echo > out/config.toml\n\
+                 sleep 600 & echo $! > left\n\
+                 env -u PIPEWRIGHT_LAUNCHED flock out/checkpoints/lock -c 'echo > locked; sleep 1; echo > unlocked' &\n\
+                 while [ ! -e locked ]; do sleep 0.01; done";
+    let folder = with_launcher(begin);
+    let start = fs::read_to_string(folder.path().join("start")).expect("the script");
+    fs::write(folder.path().join("start"), format!("[ \"$1\" = 1 ] || ls > seen\n{start}")).expect("a file");
+    let mut command = launch(folder.path(), &[]);
+    with_overrides(&mut command, &["run.steps=2"]);
+    succeed(&mut command);
+    let left = fs::read_to_string(folder.path().join("left")).expect("a process was left");
+    // A process that nothing has waited for has no environment.
+    let environment = fs::read(format!("/proc/{}/environ", left.trim())).unwrap_or_default();
+    assert!(environment.is_empty(), "it is ended");
+    let seen = fs::read_to_string(folder.path().join("seen")).expect("a second start");
+    assert!(seen.contains("unlocked"), "{seen}");
+}

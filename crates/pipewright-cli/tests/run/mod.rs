@@ -137,6 +137,13 @@ impl Run {
         names
     }
 
+    /// Returns the hash of each file of the newest checkpoint, by name.
+    pub(crate) fn hashes(&self) -> Vec<(String, String)> {
+        let names = self.checkpoints();
+        let newest = names.iter().filter(|name| name.starts_with("step-")).max().expect("a checkpoint");
+        hashes_of(&self.path("out/checkpoints").join(newest))
+    }
+
     /// Changes the first file of a checkpoint, and corrects the manifest, as another program could do.
     pub(crate) fn change_checkpoint(&self, name: &str, change: impl Fn(&mut Vec<u8>)) {
         let checkpoint = self.path("out/checkpoints").join(name);
@@ -170,6 +177,19 @@ impl Run {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
+}
+
+/// Returns the hash of each file of a checkpoint, by name.
+pub(crate) fn hashes_of(checkpoint: &Path) -> Vec<(String, String)> {
+    let files = fs::read_dir(checkpoint).expect("a folder").map(|entry| entry.expect("an entry").path());
+    let hash = |path: PathBuf| {
+        let bytes = fs::read(&path).expect("a file");
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        (name, blake3::hash(&bytes).to_hex().to_string())
+    };
+    let mut hashes: Vec<_> = files.map(hash).collect();
+    hashes.sort();
+    hashes
 }
 
 /// Returns all tensors of a checkpoint by name. The rows that sharded replicas store in separate files are

@@ -12,6 +12,23 @@ use crate::training::Training;
 const LAYERS: [&str; 4] = ["num_hidden_layers", "n_layer", "n_layers", "num_layers"];
 /// The keys of a list of the kinds of blocks.
 const KINDS: [&str; 2] = ["layer_types", "layers_block_type"];
+/// The kinds of blocks of Mamba-2, and of attention, in models whose blocks have one part.
+const MAMBA: [&str; 3] = ["M", "mamba", "linear_attention"];
+const ATTENTION: [&str; 3] = ["*", "attention", "full_attention"];
+/// The keys of mixers, which have no meaning in a model without the mixer.
+const SIZES_OF_MIXERS: [&str; 9] = [
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "mamba_num_heads",
+    "mamba_head_dim",
+    "n_groups",
+    "ssm_state_size",
+    "conv_kernel",
+    "chunk_size",
+];
+/// The most predictors of further tokens.
+pub(super) const MAX_PREDICTORS: u64 = 64;
 /// The kinds of blocks with costs.
 const KNOWN_KINDS: &str = "full_attention, sliding_attention, chunked_attention, mamba";
 
@@ -19,16 +36,17 @@ const KNOWN_KINDS: &str = "full_attention, sliding_attention, chunked_attention,
 pub(super) fn blocks(keys: &mut Keys<'_>, family: &Family, hidden: u64) -> Result<Vec<Block>, ConfigError> {
     let layers = keys.size(&LAYERS, 1, MAX_BLOCKS)?;
     let model_type = keys.text(&["model_type"])?;
-    if let Some(pattern) = keys.text(&["hybrid_override_pattern"])? {
-        let letters: Vec<String> = pattern.chars().map(String::from).collect();
-        return single_parts(keys, family, hidden, "hybrid_override_pattern", &letters);
-    }
+    // A file with both has the same blocks in both.
+    let pattern = keys.text(&["hybrid_override_pattern"])?;
     let kinds = keys.words(&KINDS)?;
+    if let Some(pattern) = pattern {
+        return single_parts(keys, family, hidden, "hybrid_override_pattern", &letters(pattern));
+    }
     match (model_type, kinds) {
         (Some("nemotron_h"), Some((key, kinds))) => single_parts(keys, family, hidden, &key, &kinds),
         (Some("mamba2"), _) => {
             keys.mark(&["hidden_act"]);
-            let mixer = Mixer::Mamba2(mamba(keys, hidden)?);
+            let mixer = Mixer::Mamba2(mamba(keys, hidden, &["head_dim"])?);
             let block = Block { mixer, feed_forward: FeedForward::None, training: Training::Whole };
             Ok(vec![block; counted(layers)? as usize])
         }
@@ -48,12 +66,38 @@ pub(super) fn blocks(keys: &mut Keys<'_>, family: &Family, hidden: u64) -> Resul
     }
 }
 
+/// Returns the letters of a pattern.
+pub(super) fn letters(pattern: &str) -> Vec<String> {
+    pattern.chars().map(String::from).collect()
+}
+
+/// Reads the number of predictors of further tokens, and the blocks of one; none if it has the shapes of the
+/// last block.
+pub(super) fn predictors(
+    keys: &mut Keys<'_>,
+    family: &Family,
+    hidden: u64,
+) -> Result<(u32, Vec<Block>), ConfigError> {
+    let count = keys.size(&["num_nextn_predict_layers"], 0, MAX_PREDICTORS)?.unwrap_or(0) as u32;
+    let listed = keys.words(&["mtp_layers_block_type"])?;
+    let pattern = keys.text(&["mtp_hybrid_override_pattern"])?;
+    let blocks = match (count, listed, pattern) {
+        (0, ..) | (_, None, None) => Vec::new(),
+        (_, Some((key, kinds)), _) => single_parts(keys, family, hidden, &key, &kinds)?,
+        (_, None, Some(pattern)) => {
+            single_parts(keys, family, hidden, "mtp_hybrid_override_pattern", &letters(pattern))?
+        }
+    };
+    Ok((count, blocks))
+}
+
 fn counted(layers: Option<u64>) -> Result<u64, ConfigError> {
     layers.ok_or_else(|| ConfigError::Missing { names: LAYERS.join(", ") })
 }
 
-/// The blocks of a hybrid, each with one part: `M` Mamba-2, `*` attention, `-` feed-forward, `E` experts.
-fn single_parts(
+/// The blocks of a hybrid, each with one part: `M` Mamba-2, `*` attention, `-` feed-forward, `E` experts. The
+/// sizes of a kind of block that the model does not have are not needed.
+pub(super) fn single_parts(
     keys: &mut Keys<'_>,
     family: &Family,
     hidden: u64,
@@ -64,17 +108,17 @@ fn single_parts(
     if !(1..=MAX_BLOCKS).contains(&(blocks as u64)) {
         return Err(ConfigError::Blocks { key: key.into(), blocks });
     }
-    let mixer = attention(keys, hidden)?;
     let parts = FeedForwards::read(keys, family, hidden, blocks as u64)?;
-    let mamba = Mixer::Mamba2(mamba(keys, hidden)?);
-    let of_kind = |kind: &str| match kind {
-        "M" | "mamba" | "linear_attention" => Ok((mamba, FeedForward::None)),
-        "*" | "attention" | "full_attention" => Ok((mixer, FeedForward::None)),
-        "-" | "mlp" => Ok((Mixer::None, parts.dense()?)),
-        "E" | "moe" if parts.experts.is_some() => {
-            Ok((Mixer::None, parts.experts.map_or(FeedForward::None, FeedForward::Experts)))
-        }
-        other => Err(ConfigError::Block {
+    keys.mark(&SIZES_OF_MIXERS);
+    let has = |names: [&str; 3]| kinds.iter().any(|kind| names.contains(&kind.as_ref()));
+    let attention = if has(ATTENTION) { attention(keys, hidden)? } else { Mixer::None };
+    let mamba = if has(MAMBA) { Mixer::Mamba2(mamba(keys, hidden, &[])?) } else { Mixer::None };
+    let of_kind = |kind: &str| match (kind, parts.experts) {
+        (kind, _) if MAMBA.contains(&kind) => Ok((mamba, FeedForward::None)),
+        (kind, _) if ATTENTION.contains(&kind) => Ok((attention, FeedForward::None)),
+        ("-" | "mlp", _) => Ok((Mixer::None, parts.dense()?)),
+        ("E" | "moe", Some(experts)) => Ok((Mixer::None, experts)),
+        (other, _) => Err(ConfigError::Block {
             key: key.into(),
             kind: other.chars().take(64).collect(),
             known: "M, *, -, and E if there are experts",
@@ -104,7 +148,7 @@ fn whole_blocks(
     let is_mamba = |kind: &str| kind == "mamba";
     let has_mamba = attention_layers.is_some()
         || kinds.as_ref().is_some_and(|(_, kinds)| kinds.iter().any(|kind| is_mamba(kind)));
-    let mamba = if has_mamba { Some(Mixer::Mamba2(mamba(keys, hidden)?)) } else { None };
+    let mamba = if has_mamba { Some(Mixer::Mamba2(mamba(keys, hidden, &["head_dim"])?)) } else { None };
     let parts = FeedForwards::read(keys, family, hidden, layers)?;
     let windows = Windows::read(keys, family)?;
     let mixer = |layer: u64| {

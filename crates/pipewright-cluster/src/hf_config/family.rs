@@ -5,6 +5,9 @@
 
 use crate::vectors::{Biases, QueryKeyNorm, Vectors};
 
+/// The `model_type` of this project's hybrids.
+pub(super) const HYBRID: &str = "hybrid";
+
 /// Families of one form.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Family {
@@ -26,10 +29,14 @@ pub(super) struct Family {
     pub(super) vectors: Vectors,
     /// Every how many blocks one sees all tokens, if the others have a window and the file does not say it.
     pub(super) whole_every: Option<u64>,
-    /// The values of keys that published files leave out.
+    /// The values of keys that files leave out. They are those that transformers and `train` assume.
     pub(super) defaults: &'static [(&'static str, u64)],
     /// The values of keys that all models of the family share and no file has.
     pub(super) fixed: &'static [(&'static str, u64)],
+    /// Keys of other families, which have no meaning in files of this one.
+    pub(super) foreign: &'static [&'static str],
+    /// Whether a size of 0 says the same as a missing key.
+    pub(super) zero_is_missing: bool,
     /// Why models of this form have no costs.
     pub(super) refused: Option<&'static str>,
 }
@@ -37,23 +44,17 @@ pub(super) struct Family {
 const LLAMA: Family = Family {
     names: &[
         "llama",
-        "mistral",
         "ministral",
         "ministral3",
-        "mixtral",
         "phi3",
         "granite",
         "granitemoe",
         "granitemoehybrid",
         "bamba",
-        "deepseek_v2",
-        "deepseek_v3",
         "kimi_k2",
-        "smollm3",
         "ernie4_5",
         "seed_oss",
         "helium",
-        "nemotron_h",
         "mamba2",
         "arcee",
         "minicpm3",
@@ -68,8 +69,16 @@ const LLAMA: Family = Family {
     whole_every: None,
     defaults: &[],
     fixed: &[],
+    foreign: &[],
+    zero_is_missing: false,
     refused: None,
 };
+
+/// The keys of the blocks with experts in files of DeepSeek, and in files of Qwen.
+const OF_DEEPSEEK: &[&str] = &["first_k_dense_replace", "moe_layer_freq"];
+const OF_QWEN: &[&str] = &["decoder_sparse_step", "mlp_only_layers"];
+const OF_BOTH: &[&str] =
+    &["first_k_dense_replace", "moe_layer_freq", "decoder_sparse_step", "mlp_only_layers"];
 
 const QUERY_KEY_VALUE: Biases = Biases { query_key_value: true, ..Biases::NONE };
 const HEAD_NORM: Vectors = Vectors { query_key_norm: QueryKeyNorm::Head, ..Vectors::LLAMA };
@@ -80,14 +89,86 @@ const SANDWICH: Vectors = Vectors { norms_per_part: 2, ..Vectors::LLAMA };
 /// The families of blocks of attention and feed-forward parts, and hybrids with Mamba-2.
 const FAMILIES: &[Family] = &[
     LLAMA,
-    Family { names: &["qwen2"], vectors: BIASED, output_bias_is_given: false, ..LLAMA },
+    Family { names: &["mistral"], defaults: &[("num_key_value_heads", 8)], ..LLAMA },
     Family {
-        names: &["qwen2_moe"],
-        vectors: Vectors { shared_gate: true, ..BIASED },
-        output_bias_is_given: false,
+        names: &["mixtral"],
+        defaults: &[("num_key_value_heads", 8), ("num_experts_per_tok", 2)],
+        foreign: OF_BOTH,
         ..LLAMA
     },
-    Family { names: &["qwen3", "qwen3_moe", "dots1"], vectors: HEAD_NORM, ..LLAMA },
+    Family { names: &["smollm3"], tied: true, defaults: &[("num_key_value_heads", 4)], ..LLAMA },
+    Family {
+        names: &["deepseek_v2"],
+        foreign: OF_QWEN,
+        defaults: &[
+            ("q_lora_rank", 1536),
+            ("kv_lora_rank", 512),
+            ("qk_rope_head_dim", 64),
+            ("qk_nope_head_dim", 128),
+            ("v_head_dim", 128),
+            ("n_routed_experts", 64),
+            ("moe_intermediate_size", 1407),
+            ("n_shared_experts", 2),
+        ],
+        ..LLAMA
+    },
+    Family {
+        names: &["deepseek_v3"],
+        foreign: OF_QWEN,
+        defaults: &[
+            ("q_lora_rank", 1536),
+            ("kv_lora_rank", 512),
+            ("qk_rope_head_dim", 64),
+            ("qk_nope_head_dim", 128),
+            ("v_head_dim", 128),
+            ("n_routed_experts", 256),
+            ("num_experts_per_tok", 8),
+            ("moe_intermediate_size", 2048),
+            ("first_k_dense_replace", 3),
+            ("n_shared_experts", 1),
+        ],
+        ..LLAMA
+    },
+    Family {
+        names: &["qwen2"],
+        vectors: BIASED,
+        output_bias_is_given: false,
+        defaults: &[("num_key_value_heads", 32)],
+        ..LLAMA
+    },
+    Family {
+        names: &["qwen2_moe"],
+        foreign: OF_DEEPSEEK,
+        vectors: Vectors { shared_gate: true, ..BIASED },
+        output_bias_is_given: false,
+        defaults: &[
+            ("num_key_value_heads", 16),
+            ("num_experts", 60),
+            ("num_experts_per_tok", 4),
+            ("moe_intermediate_size", 1408),
+            ("shared_expert_intermediate_size", 5632),
+        ],
+        ..LLAMA
+    },
+    Family {
+        names: &["qwen3"],
+        vectors: HEAD_NORM,
+        defaults: &[("num_key_value_heads", 32), ("head_dim", 128)],
+        ..LLAMA
+    },
+    Family {
+        names: &["qwen3_moe"],
+        foreign: OF_DEEPSEEK,
+        vectors: HEAD_NORM,
+        defaults: &[
+            ("num_key_value_heads", 4),
+            ("num_experts", 128),
+            ("num_experts_per_tok", 8),
+            ("moe_intermediate_size", 768),
+        ],
+        ..LLAMA
+    },
+    Family { names: &["dots1"], vectors: HEAD_NORM, ..LLAMA },
     Family { names: &["gemma"], gated: Some(true), tied: true, ..LLAMA },
     Family {
         names: &["gemma2"],
@@ -95,6 +176,7 @@ const FAMILIES: &[Family] = &[
         tied: true,
         vectors: SANDWICH,
         whole_every: Some(2),
+        defaults: &[("num_key_value_heads", 4), ("head_dim", 256)],
         ..LLAMA
     },
     Family {
@@ -122,6 +204,13 @@ const FAMILIES: &[Family] = &[
         names: &["gpt_oss"],
         gated: Some(true),
         vectors: Vectors { sinks: true, biases: Biases { router: true, ..Biases::DENSE }, ..Vectors::LLAMA },
+        defaults: &[
+            ("num_key_value_heads", 8),
+            ("head_dim", 64),
+            ("num_local_experts", 128),
+            ("num_experts_per_tok", 4),
+        ],
+        foreign: OF_BOTH,
         ..LLAMA
     },
     Family {
@@ -135,6 +224,41 @@ const FAMILIES: &[Family] = &[
         names: &["nemotron"],
         gated: Some(false),
         vectors: Vectors { norm_parameters: 2, ..Vectors::LLAMA },
+        ..LLAMA
+    },
+    Family {
+        names: &["nemotron_h"],
+        gated: Some(false),
+        defaults: &[
+            ("num_attention_heads", 32),
+            ("num_key_value_heads", 8),
+            ("head_dim", 128),
+            ("intermediate_size", 21_504),
+            ("mamba_num_heads", 128),
+            ("mamba_head_dim", 64),
+            ("n_groups", 8),
+            ("ssm_state_size", 128),
+            ("conv_kernel", 4),
+            ("chunk_size", 128),
+            ("num_experts_per_tok", 2),
+        ],
+        ..LLAMA
+    },
+    Family {
+        names: &[HYBRID],
+        foreign: &[
+            "first_k_dense_replace",
+            "moe_layer_freq",
+            "decoder_sparse_step",
+            "mlp_only_layers",
+            "use_conv_bias",
+            "mamba_conv_bias",
+        ],
+        gated: Some(true),
+        defaults: &[("n_groups", 1), ("conv_kernel", 4)],
+        // `train` scans in chunks of this many tokens.
+        fixed: &[("chunk_size", 64)],
+        zero_is_missing: true,
         ..LLAMA
     },
     Family { names: &["stablelm"], vectors: Vectors { norm_parameters: 2, ..Vectors::LLAMA }, ..LLAMA },
@@ -157,7 +281,7 @@ const FAMILIES: &[Family] = &[
     GPT,
     Family { names: &["gpt_bigcode"], ..GPT },
     Family { names: &["gpt_neox"], tied: false, more_positions: None, ..GPT },
-    Family { names: &["starcoder2"], more_positions: None, ..GPT },
+    Family { names: &["starcoder2"], more_positions: None, defaults: &[("num_key_value_heads", 2)], ..GPT },
     Family { names: &["opt"], more_positions: Some(2), ..GPT },
     Family { names: &["phi"], tied: false, more_positions: None, vectors: PHI, ..GPT },
     refused(&["jamba", "mamba", "falcon_mamba"], "the costs of Mamba-1 blocks are not known"),

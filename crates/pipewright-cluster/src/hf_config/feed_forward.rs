@@ -16,7 +16,7 @@ pub(super) struct FeedForwards {
     /// The part without experts; `None` if the file does not say how wide it is.
     dense: Option<Dense>,
     /// The part with experts.
-    pub(super) experts: Option<Experts>,
+    pub(super) experts: Option<FeedForward>,
     /// The first blocks, which have no experts.
     first_dense: u64,
     /// Every how many blocks one has experts.
@@ -76,7 +76,7 @@ impl FeedForwards {
             && !self.dense_only.contains(&layer);
         let has_experts = self.listed.as_ref().map_or(by_rule, |listed| listed.contains(&layer));
         match self.experts.filter(|_| has_experts) {
-            Some(experts) => Ok(FeedForward::Experts(experts)),
+            Some(experts) => Ok(experts),
             None => self.dense(),
         }
     }
@@ -94,11 +94,12 @@ fn is_gated(keys: &mut Keys<'_>, family: &Family) -> Result<bool, ConfigError> {
 }
 
 /// Reads the experts. `usual` is the width of a part without experts.
-fn experts(keys: &mut Keys<'_>, usual: Option<u64>, gated: bool) -> Result<Option<Experts>, ConfigError> {
+fn experts(keys: &mut Keys<'_>, usual: Option<u64>, gated: bool) -> Result<Option<FeedForward>, ConfigError> {
+    let width = keys.size(&["moe_latent_size"], 1, MAX_SIZE)?;
     let names = ["n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"];
     let Some(count) = keys.size(&names, 0, MAX_SIZE)?.filter(|&count| count > 0) else {
         // The other keys of experts have no meaning.
-        keys.mark(&["num_experts_per_tok", "moe_intermediate_size"]);
+        keys.mark(&["num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"]);
         return Ok(None);
     };
     let names = ["num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_topk", "moe_k"];
@@ -111,11 +112,11 @@ fn experts(keys: &mut Keys<'_>, usual: Option<u64>, gated: bool) -> Result<Optio
     // Mixtral's experts have the width of a part without experts.
     let missing = || ConfigError::Missing { names: format!("moe_intermediate_size, {}", INNER.join(", ")) };
     let inner = given.or(usual).ok_or_else(missing)?;
-    Ok(Some(Experts {
-        count,
-        per_token,
-        expert: Dense { inner, gated },
-        shared_inner: shared_inner(keys, inner)?,
+    let shared_inner = shared_inner(keys, inner)?;
+    let experts = Experts { count, per_token, expert: Dense { inner, gated }, shared_inner };
+    Ok(Some(match width {
+        Some(width) => FeedForward::LatentExperts { experts, width },
+        None => FeedForward::Experts(experts),
     }))
 }
 

@@ -17,6 +17,7 @@ pub(super) const HARMLESS: &[&str] = &[
     "classifier_dropout",
     "clip_qkv",
     "dtype",
+    "embed_scale",
     "embedding_multiplier",
     "eos_token_id",
     "ep_size",
@@ -35,7 +36,6 @@ pub(super) const HARMLESS: &[&str] = &[
     "layer_norm_epsilon",
     "logit_scale",
     "logits_scaling",
-    "mamba_conv_bias",
     "mamba_expand",
     "mamba_hidden_act",
     "mamba_proj_bias",
@@ -43,9 +43,12 @@ pub(super) const HARMLESS: &[&str] = &[
     "max_length",
     "max_position_embeddings",
     "mlp_hidden_act",
+    "mod_aux_loss_weight",
     "model_max_length",
     "model_type",
+    "moe_aux_loss_weight",
     "moe_router_dtype",
+    "moe_router_z_loss_weight",
     "moe_shared_expert_overlap",
     "n_ctx",
     "n_group",
@@ -53,6 +56,7 @@ pub(super) const HARMLESS: &[&str] = &[
     "no_rope_layer_interval",
     "no_rope_layers",
     "nope_layer_interval",
+    "nope_layers",
     "norm_before_gate",
     "norm_eps",
     "norm_epsilon",
@@ -114,7 +118,6 @@ pub(super) const HARMLESS: &[&str] = &[
     "torch_dtype",
     "transformers_version",
     "use_cache",
-    "use_conv_bias",
     "use_mamba_kernels",
     "use_parallel_residual",
 ];
@@ -139,6 +142,16 @@ pub(super) const HARMLESS_IF_ZERO: &[&str] = &[
     "use_bidirectional_attention",
 ];
 
+/// Keys that do not change the costs with this word.
+pub(super) const HARMLESS_WORDS: &[(&str, &str)] = &[("mlp_type", "default")];
+
 /// Dropout of GPT, which its costs include.
-pub(super) const DROPOUT_OF_GPT: &[&str] =
-    &["attention_dropout", "attn_pdrop", "embd_pdrop", "hidden_dropout", "resid_pdrop", "residual_dropout"];
+pub(super) const DROPOUT_OF_GPT: &[&str] = &[
+    "attention_dropout",
+    "attn_pdrop",
+    "embd_pdrop",
+    "embedding_dropout",
+    "hidden_dropout",
+    "resid_pdrop",
+    "residual_dropout",
+];

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::error::{ConfigError, MAX_SIZE};
 use super::family::Family;
-use super::harmless::{HARMLESS, HARMLESS_IF_ZERO};
+use super::harmless::{HARMLESS, HARMLESS_IF_ZERO, HARMLESS_WORDS};
 
 /// The keys of a configuration, and which of them are used.
 pub(super) struct Keys<'a> {
@@ -15,9 +15,15 @@ pub(super) struct Keys<'a> {
     defaults: &'static [(&'static str, u64)],
     /// The values of keys that no file of the family has.
     fixed: &'static [(&'static str, u64)],
+    /// Keys that have no meaning in files of the family.
+    foreign: &'static [&'static str],
+    /// Whether a size of 0 says the same as a missing key.
+    zero_is_missing: bool,
     used: BTreeSet<String>,
     /// The defaults that were used.
     filled: BTreeSet<(&'static str, u64)>,
+    /// What is assumed about other parts of the file, as sentences.
+    notes: Vec<&'static str>,
 }
 
 /// A value as messages repeat it.
@@ -27,12 +33,32 @@ fn shortened(value: &Value) -> String {
 
 impl<'a> Keys<'a> {
     pub(super) fn new(object: &'a Map<String, Value>) -> Self {
-        Self { object, defaults: &[], fixed: &[], used: BTreeSet::new(), filled: BTreeSet::new() }
+        Self {
+            object,
+            defaults: &[],
+            fixed: &[],
+            foreign: &[],
+            zero_is_missing: false,
+            used: BTreeSet::new(),
+            filled: BTreeSet::new(),
+            notes: Vec::new(),
+        }
     }
 
     /// Sets the values that a family has for keys that the file leaves out.
     pub(super) fn set_family(&mut self, family: &Family) {
         (self.defaults, self.fixed) = (family.defaults, family.fixed);
+        (self.foreign, self.zero_is_missing) = (family.foreign, family.zero_is_missing);
+    }
+
+    /// Adds a sentence about a part of the file whose costs are assumed.
+    pub(super) fn note(&mut self, sentence: &'static str) {
+        self.notes.push(sentence);
+    }
+
+    /// Returns the sentences about parts whose costs are assumed.
+    pub(super) fn notes(&self) -> &[&'static str] {
+        &self.notes
     }
 
     /// Returns the keys that have the values of their family because the file leaves them out.
@@ -46,9 +72,15 @@ impl<'a> Keys<'a> {
         value
     }
 
+    /// Takes back that a missing key has the value of its family.
+    pub(super) fn empty(&mut self, name: &str) {
+        self.filled.retain(|(filled, _)| *filled != name);
+    }
+
     /// Returns whether a key is given and not null.
     pub(super) fn has(&self, name: &str) -> bool {
-        self.object.get(name).is_some_and(|value| !value.is_null())
+        let is_given = |value: &Value| !value.is_null() && !(self.zero_is_missing && *value == 0);
+        !self.foreign.contains(&name) && self.object.get(name).is_some_and(is_given)
     }
 
     /// Marks a key as used.
@@ -66,7 +98,9 @@ impl<'a> Keys<'a> {
     /// Returns a size under the first of its names that is given, or the family's value.
     pub(super) fn size(&mut self, names: &[&str], least: u64, most: u64) -> Result<Option<u64>, ConfigError> {
         let Some((key, value)) = self.value(names) else {
-            let is_named = |(name, _): &&(&str, u64)| names.contains(name);
+            // A value of null stands for what follows from other keys.
+            let is_named =
+                |(name, _): &&(&str, u64)| names.contains(name) && !self.object.contains_key(*name);
             let default = self.defaults.iter().find(is_named);
             self.filled.extend(default);
             return Ok(default.or(self.fixed.iter().find(is_named)).map(|&(_, value)| value));
@@ -111,6 +145,17 @@ impl<'a> Keys<'a> {
         items.iter().map(number).collect::<Result<_, _>>().map(Some)
     }
 
+    /// Returns a list of sizes, in which 0 and null stand for none; an empty list if the key is missing.
+    pub(super) fn optional_sizes(&mut self, name: &str, most: u64) -> Result<Vec<Option<u64>>, ConfigError> {
+        let Some((key, value)) = self.value(&[name]) else { return Ok(Vec::new()) };
+        let size = |item: &Value| match item.as_u64() {
+            Some(size) if size <= most => Some((size > 0).then_some(size)),
+            _ => item.is_null().then_some(None),
+        };
+        let sizes = value.as_array().and_then(|items| items.iter().map(size).collect());
+        sizes.ok_or_else(|| wrong(key, value, &format!("a list of numbers from 0 to {most}")))
+    }
+
     /// Returns a list of one word per block.
     pub(super) fn words(&mut self, names: &[&str]) -> Result<Option<(String, Vec<&'a str>)>, ConfigError> {
         let Some((key, value)) = self.value(names) else { return Ok(None) };
@@ -126,14 +171,17 @@ impl<'a> Keys<'a> {
         let is_said = |(key, value): &(&String, &Value)| {
             let word = key.as_str();
             let is_off = value.as_f64() == Some(0.0) || value.as_bool() == Some(false);
-            let is_harmless = HARMLESS.contains(&word) || HARMLESS_IF_ZERO.contains(&word) && is_off;
+            let is_harmless = HARMLESS.contains(&word)
+                || HARMLESS_IF_ZERO.contains(&word) && is_off
+                || value.as_str().is_some_and(|value| HARMLESS_WORDS.contains(&(word, value)));
             !self.used.contains(word) && !key.starts_with('_') && !is_harmless && !value.is_null()
         };
         self.object.iter().filter(is_said).map(|(key, _)| key.clone()).collect()
     }
 }
 
-fn wrong(key: String, value: &Value, expected: &str) -> ConfigError {
+/// Returns the error of a value of another kind.
+pub(super) fn wrong(key: String, value: &Value, expected: &str) -> ConfigError {
     ConfigError::Value { key, value: shortened(value), expected: expected.into() }
 }
 

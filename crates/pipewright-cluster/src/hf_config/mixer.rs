@@ -42,6 +42,11 @@ fn key_value_heads(keys: &mut Keys<'_>, heads: u64) -> Result<u64, ConfigError> 
     if heads.is_multiple_of(key_value_heads) {
         return Ok(key_value_heads);
     }
+    // The family's value belongs to its usual number of heads.
+    if !names.iter().any(|name| keys.has(name)) {
+        keys.empty("num_key_value_heads");
+        return Ok(heads);
+    }
     let expected = format!("a number that divides the {heads} heads of queries");
     Err(contradiction("num_key_value_heads", key_value_heads, expected))
 }
@@ -61,11 +66,11 @@ fn head_size(keys: &mut Keys<'_>, heads: u64, hidden: u64) -> Result<u64, Config
     Err(contradiction("hidden_size", hidden, expected))
 }
 
-/// Reads a Mamba-2 mixer.
-pub(super) fn mamba(keys: &mut Keys<'_>, hidden: u64) -> Result<Mamba2, ConfigError> {
+/// Reads a Mamba-2 mixer. `further_names` are further names of the width of a head.
+pub(super) fn mamba(keys: &mut Keys<'_>, hidden: u64, further_names: &[&str]) -> Result<Mamba2, ConfigError> {
     let expand = keys.size(&["mamba_expand", "expand"], 1, MAX_SIZE)?;
     let heads = keys.needed(&["mamba_num_heads", "mamba_n_heads", "num_heads"])?;
-    let size_names = ["mamba_head_dim", "mamba_d_head", "head_dim"];
+    let size_names = [&["mamba_head_dim", "mamba_d_head"], further_names].concat();
     let is_automatic = keys.value(&size_names).is_some_and(|(_, value)| value == "auto");
     let head_size = match expand.filter(|_| is_automatic) {
         Some(expand) => (expand * hidden / heads).max(1),

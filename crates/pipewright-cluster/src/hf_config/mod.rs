@@ -11,6 +11,7 @@ mod keys;
 mod mixer;
 mod feed_forward;
 mod blocks;
+mod hybrid;
 mod read;
 
 pub use error::{ConfigError, MAX_FILE};

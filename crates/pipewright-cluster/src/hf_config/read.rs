@@ -4,10 +4,11 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
-use super::blocks::blocks;
+use super::blocks::{blocks, predictors};
 use super::error::{ConfigError, MAX_FILE, MAX_VOCABULARY};
-use super::family::Family;
+use super::family::{Family, HYBRID};
 use super::harmless::{DROPOUT_OF_GPT, HARMLESS};
+use super::hybrid;
 use super::keys::Keys;
 use crate::model::Model;
 use crate::vectors::{Biases, QueryKeyNorm, Vectors};
@@ -54,6 +55,7 @@ pub fn read(text: &str) -> Result<Described, ConfigError> {
         ignored.extend(object.keys().filter(is_said).cloned());
     }
     let mut assumed: Vec<String> = keys.filled().map(|key| filled_sentence(key, &model.name)).collect();
+    assumed.extend(keys.notes().iter().map(|&note| note.to_owned()));
     match (&given_type, family) {
         (None, _) => assumed
             .push("`model_type` is missing: the norms, biases and gates are read as Llama's".to_owned()),
@@ -97,18 +99,34 @@ fn model(
     let vocabulary = keys.needed_up_to(&["vocab_size", "padded_vocab_size"], MAX_VOCABULARY)?;
     let outer = outside.and_then(|object| object.get("tie_word_embeddings")).and_then(Value::as_bool);
     let tied = keys.flag("tie_word_embeddings")?.or(outer).unwrap_or(family.tied);
-    let positions = match family.more_positions {
+    let is_hybrid = model_type == HYBRID;
+    let further_embedding = match family.more_positions {
         Some(more) => {
             let given = keys.size(&["n_positions", "max_position_embeddings"], 1, MAX_VOCABULARY)?;
-            given.map_or(0, |rows| rows + more)
+            given.map_or(0, |rows| (rows + more) * hidden)
         }
+        None if is_hybrid => hybrid::further_embedding(keys, hidden)?,
         None => 0,
     };
-    let blocks = blocks(keys, family, hidden)?;
-    let predictors = keys.size(&["num_nextn_predict_layers"], 0, 64)?.unwrap_or(0) as u32;
+    let (blocks, (predictors, predictor)) = if is_hybrid {
+        (hybrid::blocks(keys, family, hidden)?, hybrid::predictors(keys, family, hidden)?)
+    } else {
+        (blocks(keys, family, hidden)?, predictors(keys, family, hidden)?)
+    };
     let vectors = vectors(keys, family, model_type)?;
-    let name = model_type.to_owned();
-    Ok(Model { name, hidden, vocabulary, tied, blocks, predictors, positions, vectors, gpt: family.gpt })
+    Ok(Model {
+        name: model_type.to_owned(),
+        hidden,
+        vocabulary,
+        tied,
+        blocks,
+        predictors,
+        predictor,
+        counts_predictors: is_hybrid,
+        further_embedding,
+        vectors,
+        gpt: family.gpt,
+    })
 }
 
 /// Reads which products have biases, and which norms there are.
@@ -118,6 +136,11 @@ fn vectors(keys: &mut Keys<'_>, family: &Family, model_type: &str) -> Result<Vec
         if let Some(has_bias) = keys.flag(name)? {
             vectors.biases.query_key_value = has_bias;
             vectors.biases.output = has_bias && family.output_bias_is_given && name == "attention_bias";
+        }
+    }
+    for name in ["use_conv_bias", "mamba_conv_bias"] {
+        if let Some(has_bias) = keys.flag(name)? {
+            vectors.biases.convolution = has_bias;
         }
     }
     if let Some(has_bias) = keys.flag("attention_out_bias")? {

@@ -59,7 +59,7 @@ pub fn lower_bound(request: &Request) -> f64 {
     let head_traffic = loss_traffic(model, &layout);
     let head = products(per_head_parameter, model.table_parameters(), Precision::Half)
         + moved(head_traffic.forward + head_traffic.backward);
-    let predictor = model.blocks.last().map_or(0.0, block_seconds)
+    let predictor = model.predictor_blocks().iter().map(block_seconds).sum::<f64>()
         + products(per_head_parameter, u128::from(2 * model.hidden * model.hidden), layout.precision)
         + head;
     let embedding = embedding_traffic(model, &layout);

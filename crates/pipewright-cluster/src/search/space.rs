@@ -1,7 +1,7 @@
 //! The meshes and microbatches that the search tries.
 
 use crate::layout::Layout;
-use crate::model::{FeedForward, Mixer, Model};
+use crate::model::{Mixer, Model};
 use crate::search::request::Request;
 use crate::search::schedules;
 
@@ -97,10 +97,8 @@ fn contexts(request: &Request, tensor: u32) -> Vec<u32> {
 
 /// Returns the groups of ranks that divide the experts, with the ranks that divide each expert.
 fn experts(request: &Request, tensor: u32) -> Vec<(u32, u32)> {
-    let counts = request.model.blocks.iter().filter_map(|block| match block.feed_forward {
-        FeedForward::Experts(experts) => Some(experts.count),
-        FeedForward::Dense(_) | FeedForward::None => None,
-    });
+    let blocks = request.model.blocks.iter();
+    let counts = blocks.filter_map(|block| block.feed_forward.experts().map(|experts| experts.count));
     let Some(count) = counts.reduce(greatest_divisor) else {
         return given_or(request.fixed.expert, vec![1]).into_iter().map(|expert| (expert, tensor)).collect();
     };

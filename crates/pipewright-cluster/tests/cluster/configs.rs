@@ -57,6 +57,18 @@ fn families_of_gpt_have_no_gate() {
         "num_hidden_layers": 30, "num_attention_heads": 24, "num_key_value_heads": 2, "vocab_size": 49152,
         "hidden_act": "gelu_pytorch_tanh"}"#;
     check(starcoder2, 3_030_371_328);
+    // The keys of the published file.
+    let published = r#""activation_function": "gelu", "architectures": ["Starcoder2ForCausalLM"],
+        "attention_dropout": 0.1, "attention_softmax_in_fp32": true, "bos_token_id": 0, "embedding_dropout": 0.1,
+        "eos_token_id": 0, "initializer_range": 0.018042, "layer_norm_epsilon": 1e-05,
+        "max_position_embeddings": 16384, "mlp_type": "default", "norm_epsilon": 1e-05, "norm_type": "layer_norm",
+        "residual_dropout": 0.1, "rope_theta": 999999.4420358813, "scale_attention_softmax_in_fp32": true,
+        "scale_attn_weights": true, "sliding_window": 4096, "torch_dtype": "bfloat16",
+        "transformers_version": "4.37.0.dev0", "use_bias": true, "use_cache": true, "use_sliding_window": true}"#;
+    let published = starcoder2.replace('}', &format!(", {published}"));
+    check(&published, 3_030_371_328);
+    let gated = described(&published.replace("default", "gated"));
+    assert_eq!(gated.ignored, ["mlp_type"]);
     // Gemma has the same activation, with a gate.
     let gemma = described(&starcoder2.replace("starcoder2", "gemma")).model;
     assert_eq!(gemma.blocks[0].feed_forward, FeedForward::Dense(Dense { inner: 12_288, gated: true }));
@@ -311,4 +323,76 @@ fn windows_of_families_that_do_not_say_which_blocks_have_them() {
         .replace("\"rope_theta\"", "\"sliding_window\": 16, \"rope_theta\"");
     let [first, second, ..] = windows(&described(&gemma).model.blocks)[..] else { panic!("blocks") };
     assert_eq!((first, second), (Some(16), None));
+}
+
+/// A hybrid of this project. Sizes of 0 belong to parts that it does not have.
+const HYBRID: &str = r#"{"model_type": "hybrid", "pattern": "AM|ED", "hidden_size": 64, "vocab_size": 100,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "window_sizes": [8, 0, 0, null], "mamba_num_heads": 8,
+    "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "intermediate_size": 128, "num_experts": 8,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+    "tie_word_embeddings": true, "conv_kernel": 4, "mtp_loss_weight": 0.0, "moe_aux_loss_weight": 0.01}"#;
+
+/// The parameters of Mamba-2, attention, experts and a dense part of [`HYBRID`] follow from its tensors.
+#[test]
+fn hybrids_of_this_project_have_a_pattern() {
+    let Described { model, ignored, assumed } = described(HYBRID);
+    assert_eq!((ignored, assumed), (Vec::new(), Vec::new()));
+    assert_eq!(windows(&model.blocks[..1]), [Some(8)]);
+    let parameters: Vec<u128> = model.blocks.iter().map(|block| block.parameters(&model)).collect();
+    let [attention, mamba, experts, dense] = [
+        2 * 64 * (64 + 32),
+        64 * (2 * 128 + 64 + 8) + 128 * 64 + (128 + 64) * 5 + 3 * 8 + 128,
+        64 * 8 + 8 * 3 * 64 * 32 + 3 * 64 * 48,
+        3 * 64 * 128,
+    ];
+    assert_eq!(parameters, [attention, mamba, experts, dense].map(|part| part + 64));
+    assert_eq!(model.own_parameters(), parameters.iter().sum::<u128>() + 100 * 64 + 64);
+    // The scan has the costs of a state space, in chunks of 64 tokens.
+    let Mixer::Mamba2(scan) = model.blocks[1].mixer else { panic!("Mamba-2") };
+    let operations = model.blocks[1].attention_operations(1 << 20, AttentionCount::Causal);
+    assert_eq!((scan.chunk, operations), (64, 3.0 * (2.0 * 32.0 * 32.0 + 2.0 * 128.0 * (32.0 + 32.0))));
+    let error = read(&HYBRID.replace("AM|ED", "AM|EX")).expect_err("an error").to_string();
+    assert!(
+        error.contains("the kind of block `X`, whose costs are not known; known are A, M, D, -"),
+        "{error}"
+    );
+    let alone = HYBRID
+        .replace("AM|ED", "M")
+        .replace("[8, 0, 0, null]", "[]")
+        .replace(": 4, \"num_key", ": 0, \"num_key");
+    assert_eq!(described(&alone).model.blocks.len(), 1);
+    let error = read(&HYBRID.replace("[8, 0, 0, null]", "[8]")).expect_err("an error").to_string();
+    assert!(
+        error.contains("the number of windows in window_sizes` is 1; use as many as the 4 blocks"),
+        "{error}"
+    );
+}
+
+#[test]
+fn parts_of_hybrids_without_costs_are_named() {
+    let count = |keys: &str| {
+        let Described { model, assumed, .. } = described(&HYBRID.replace("\"mtp_loss_weight\": 0.0", keys));
+        (model.own_parameters() - described(HYBRID).model.own_parameters(), assumed.len())
+    };
+    assert_eq!(count("\"mod_layers\": [1, 3]"), (2 * 64, 1));
+    assert_eq!(count("\"num_relations\": 3"), (3 * 4, 1));
+    assert_eq!(count("\"embed_norm\": \"dyt\""), (2 * 64 + 1, 0));
+    let tables = "\"ngram_orders\": [2, 3], \"ngram_buckets\": 11, \"platform_vocab_size\": 5, \"structure_vocab_sizes\": {\"dep_levels\": 6}";
+    assert_eq!(count(tables), ((2 * 11 + 5 + 6) * 64, 1));
+    // A predictor has a block of its own, three norms and a product.
+    let predictors = "\"mtp_loss_weight\": 0.3, \"mtp_depth\": 2, \"mtp_block\": \"D\"";
+    assert_eq!(count(predictors), (2 * (3 * 64 * 128 + 64 + 3 * 64 + 2 * 64 * 64), 0));
+}
+
+/// A predictor of Nemotron-H has several blocks, which are not those of the model.
+#[test]
+fn predictors_have_blocks_of_their_own() {
+    let text = r#"{"model_type": "nemotron_h", "hybrid_override_pattern": "M-*M", "hidden_size": 64,
+        "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 100, "mamba_num_heads": 8,
+        "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "conv_kernel": 4, "chunk_size": 32,
+        "num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*-"}"#;
+    let model = described(text).model;
+    let blocks: u128 = [2, 1].map(|index| model.blocks[index].parameters(&model)).iter().sum();
+    assert_eq!(model.predictor_parameters(), blocks + 2 * 64 * 64 + 3 * 64);
+    assert_eq!(model.own_parameters(), model.parameters() - model.predictor_parameters());
 }

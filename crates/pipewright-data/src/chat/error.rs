@@ -90,6 +90,68 @@ pub enum ChatProblem {
     /// There are no messages.
     #[error("the chat has no messages; remove the record")]
     Empty,
+    /// Tools or tool calls are not a list of tables.
+    #[error("{place} is neither a list of tables nor a JSON text of one; correct the record")]
+    NotTables {
+        /// The key with its place.
+        place: String,
+    },
+    /// The arguments of a tool call are not a table.
+    #[error(
+        "the arguments of a tool call of message {message} are neither a table nor a JSON text of one; correct the record"
+    )]
+    NoArguments {
+        /// The message, counted from 1.
+        message: usize,
+    },
+    /// The value that says whether a message counts is neither yes nor no.
+    #[error("`{key}` of message {message} is neither 0 or false nor 1 or true; correct the record")]
+    Weight {
+        /// The message, counted from 1.
+        message: usize,
+        /// The key.
+        key: String,
+    },
+    /// A message that the assistant does not write is to count.
+    #[error(
+        "message {message} says with `{key}` that its tokens count, and only the assistant's answers can; remove the key, or          write `train_on = \"all\"` in [data]"
+    )]
+    CountsNoAnswer {
+        /// The message, counted from 1.
+        message: usize,
+        /// The key.
+        key: String,
+    },
+    /// A message has a key that may say which tokens count.
+    #[error(
+        "message {message} has the key `{key}`, which may say which of its tokens count and is not read; say it with \
+         `weight`, 0 or 1, for the whole message, or remove the key"
+    )]
+    UnknownMask {
+        /// The message, counted from 1.
+        message: usize,
+        /// The key.
+        key: String,
+    },
+    /// A message does not count, and all tokens are to count.
+    #[error(
+        "message {message} says that its tokens do not count, and `train_on = \"all\"` counts all tokens; remove its key, or          write `train_on = \"assistant\"` in [data]"
+    )]
+    AllCount {
+        /// The message, counted from 1.
+        message: usize,
+    },
+    /// A template does more than a limit allows.
+    #[error(
+        "the chat template takes more than {steps} steps for a chat of {bytes} bytes, or writes too much text: it does not \
+         end, or its loops are inside each other; correct it, or name another as `chat_template` in [data]"
+    )]
+    Exhausted {
+        /// The limit.
+        steps: u64,
+        /// The size of the chat.
+        bytes: u64,
+    },
     /// No token of the record counts in the loss.
     #[error(
         "no token of the record counts in the loss ({counts}); remove the record, or write `train_on = \"all\"` in [data]"

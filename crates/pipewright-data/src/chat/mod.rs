@@ -2,7 +2,17 @@
 
 pub(crate) mod error;
 pub(crate) mod identity;
+pub(crate) mod python_text;
+pub(crate) mod json_text;
 pub(crate) mod python_json;
+pub(crate) mod tokens;
+pub(crate) mod source;
+pub(crate) mod arguments;
+pub(crate) mod operators;
+pub(crate) mod text_methods;
+pub(crate) mod filters;
+pub(crate) mod value_tests;
+pub(crate) mod message;
 pub(crate) mod template;
 pub(crate) mod spans;
 pub(crate) mod turns;

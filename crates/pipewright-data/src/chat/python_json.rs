@@ -5,50 +5,69 @@
 
 use std::fmt::Write;
 
-use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Error, ErrorKind, Value};
+use minijinja::value::ValueKind;
+use minijinja::{Error, State, Value};
+
+use crate::chat::arguments::Arguments;
+use crate::chat::python_text::{LONGEST, Written, error, float, text_of};
 
 /// How JSON is written.
 struct Style {
-    indent: Option<usize>,
+    indent: Option<String>,
     is_ascii: bool,
     /// Between items, and between a key and its value.
     separators: (String, String),
     is_sorted: bool,
 }
 
+/// The deepest nesting of a value that is written. Only a value that contains itself is deeper.
+const DEPTH: usize = 500;
+
 /// Writes a value as JSON.
-pub(crate) fn tojson(value: &Value, arguments: Kwargs) -> Result<String, Error> {
-    let indent: Option<usize> = arguments.get("indent")?;
-    let separators: Option<Vec<String>> = arguments.get("separators")?;
-    let separators = match separators.as_deref() {
+pub(crate) fn tojson(_: &State<'_, '_>, value: &Value, given: &[Value]) -> Result<Value, Error> {
+    let arguments = Arguments::of(["ensure_ascii", "indent", "separators", "sort_keys"], given)?;
+    let indent = match arguments.get(1) {
+        None => None,
+        Some(indent) if indent.as_str().is_some() => indent.as_str().map(str::to_owned),
+        Some(_) if arguments.size(1, 0)? > 1000 => return Err(error("`indent` is at most 1000")),
+        Some(_) => Some(" ".repeat(arguments.size(1, 0)?)),
+    };
+    let separators = match arguments.get(2) {
         None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
         None => (", ".to_owned(), ": ".to_owned()),
-        Some([items, keys]) => (items.clone(), keys.clone()),
-        Some(_) => {
-            return Err(Error::new(ErrorKind::InvalidOperation, "`separators` takes two texts"));
-        }
+        Some(pair) => match &*pair.try_iter()?.collect::<Vec<Value>>() {
+            [items, keys] => (text_of(items)?, text_of(keys)?),
+            _ => return Err(error("`separators` takes two texts")),
+        },
     };
-    let style = Style {
-        indent,
-        is_ascii: arguments.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
-        separators,
-        is_sorted: arguments.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
-    };
-    arguments.assert_all_used()?;
+    let style = Style { indent, is_ascii: arguments.is_true(0), separators, is_sorted: arguments.is_true(3) };
     let mut text = String::new();
     style.write(value, 0, &mut text)?;
-    Ok(text)
+    Ok(Value::from(text))
 }
 
 impl Style {
     fn write(&self, value: &Value, depth: usize, text: &mut String) -> Result<(), Error> {
+        if depth > DEPTH {
+            return Err(error("a value contains itself"));
+        }
+        if text.len() > LONGEST {
+            return Err(error("the JSON of a value is too long"));
+        }
         match value.kind() {
-            ValueKind::None | ValueKind::Undefined => text.push_str("null"),
+            ValueKind::None => text.push_str("null"),
             ValueKind::Bool => text.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => write!(text, "{value}").expect("a string takes all text"),
+            ValueKind::Number => text.push_str(&number(value)?),
             ValueKind::String => self.write_string(value.as_str().unwrap_or_default(), text),
             ValueKind::Map => self.write_map(value, depth, text)?,
+            ValueKind::Plain => match value.downcast_object_ref::<Written>() {
+                Some(Written::Integer(digits)) => text.push_str(digits),
+                Some(Written::Markup(markup)) => self.write_string(markup, text),
+                None => self.write_string(&value.to_string(), text),
+            },
+            ValueKind::Undefined | ValueKind::Bytes => {
+                return Err(error(format!("a value of the type {} cannot be JSON", value.kind())));
+            }
             _ => {
                 let items: Vec<Value> = value.try_iter()?.collect();
                 self.write_all(['[', ']'], items.iter(), depth, text, |item, text| {
@@ -65,7 +84,15 @@ impl Style {
             keys.sort();
         }
         self.write_all(['{', '}'], keys.iter(), depth, text, |key, text| {
-            self.write_string(&key.to_string(), text);
+            match key.kind() {
+                ValueKind::String => self.write_string(key.as_str().unwrap_or_default(), text),
+                ValueKind::Bool | ValueKind::None | ValueKind::Number => {
+                    let mut written = String::new();
+                    self.write(key, depth, &mut written)?;
+                    self.write_string(&written, text);
+                }
+                other => return Err(error(format!("a key of the type {other} cannot be JSON"))),
+            }
             text.push_str(&self.separators.1);
             self.write(&map.get_item(key)?, depth + 1, text)
         })
@@ -96,9 +123,9 @@ impl Style {
     }
 
     fn begin_line(&self, depth: usize, text: &mut String) {
-        if let Some(indent) = self.indent {
+        if let Some(indent) = &self.indent {
             text.push('\n');
-            text.extend(std::iter::repeat_n(' ', indent * depth));
+            text.extend(std::iter::repeat_n(indent.as_str(), depth));
         }
     }
 
@@ -123,4 +150,18 @@ impl Style {
         }
         text.push('"');
     }
+}
+
+/// Returns a number. Python writes numbers that JSON does not have too.
+fn number(value: &Value) -> Result<String, Error> {
+    if value.is_integer() {
+        return text_of(value);
+    }
+    let number = f64::try_from(value.clone())?;
+    Ok(match number {
+        _ if number.is_nan() => "NaN".to_owned(),
+        f64::INFINITY => "Infinity".to_owned(),
+        f64::NEG_INFINITY => "-Infinity".to_owned(),
+        number => float(number),
+    })
 }

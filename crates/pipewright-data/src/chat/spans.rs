@@ -10,6 +10,7 @@ use std::ops::Range;
 use minijinja::Value;
 
 use crate::chat::error::ChatProblem;
+use crate::chat::message::is_left_out;
 use crate::chat::template::{ChatRenderer, RenderedChat};
 use crate::settings::train_on::TrainOn;
 
@@ -56,7 +57,33 @@ impl Chat<'_> {
             TrainOn::Completion if !messages.last().is_some_and(is_answer) => Vec::new(),
             TrainOn::Completion => vec![self.answer(renderer, &text, prompt..messages.len())?],
         };
+        let counted = self.without_left_out(renderer, &text, counted, train_on)?;
         Ok(MarkedText { text, counted })
+    }
+
+    /// Removes the messages that say that their tokens do not count.
+    fn without_left_out(
+        &self,
+        renderer: &ChatRenderer,
+        text: &str,
+        mut counted: Vec<Range<usize>>,
+        train_on: TrainOn,
+    ) -> Result<Vec<Range<usize>>, ChatProblem> {
+        let is_block = renderer.has_generation();
+        for (index, message) in self.messages.iter().enumerate() {
+            if !is_left_out(message, index + 1)? {
+                continue;
+            }
+            if train_on == TrainOn::All {
+                return Err(ChatProblem::AllCount { message: index + 1 });
+            }
+            if !is_answer(message) {
+                continue;
+            }
+            let left_out = self.answer(renderer, text, index..index + 1)?;
+            counted = counted.into_iter().flat_map(|part| without(part, &left_out, is_block)).collect();
+        }
+        Ok(counted)
     }
 
     /// Returns the part of the whole text that some messages are, without the beginning of an answer, which
@@ -97,6 +124,16 @@ impl Chat<'_> {
         }
         Err(ChatProblem::PrefixesDisagree { messages: count })
     }
+}
+
+/// Returns what is left of a part of the text before and behind another one. Of a `generation` block that begins
+/// before an answer, such as with the name of its writer, nothing is left before it.
+fn without(part: Range<usize>, left_out: &Range<usize>, is_block: bool) -> Vec<Range<usize>> {
+    if part.end <= left_out.start || part.start >= left_out.end {
+        return vec![part];
+    }
+    let before = part.start..if is_block { part.start } else { left_out.start };
+    [before, left_out.end..part.end].into_iter().filter(|part| !part.is_empty()).collect()
 }
 
 /// Returns whether the assistant writes a message.

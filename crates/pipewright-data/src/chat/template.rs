@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Kwargs;
+use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use pipewright_system::bounded_file::{SMALL_TEXT, read_regular_text};
@@ -17,7 +17,9 @@ use serde_json::Value as Json;
 
 use crate::chat::error::{ChatProblem, TemplateError};
 use crate::chat::identity::{DATE_FUNCTION, TemplateIdentity};
-use crate::chat::python_json::tojson;
+use crate::chat::message::{normalized, tools_of, with_decoded_arguments};
+use crate::chat::source::{self, Malformed, Prepared};
+use crate::chat::{filters, operators, python_text, text_methods, value_tests};
 use crate::config::{DataConfig, Tokenizer};
 use crate::settings::chat_template_choice::ChatTemplate;
 use crate::settings::date::Date;
@@ -30,6 +32,12 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// Noncharacters of Unicode, which mark the text of `generation` blocks.
 const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 const NAME: &str = "chat template";
+/// The steps that a template may take: as many for each chat, and as many more for each byte of it. A byte of text
+/// that the template writes or copies costs a small part of a step.
+const STEPS: u64 = 2_000_000;
+const STEPS_PER_BYTE: u64 = 20;
+/// The deepest nesting of loops, macros and blocks while a template is rendered. A call of a macro counts as 4.
+const RECURSION: usize = 200;
 
 /// A rendered chat.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,9 +65,10 @@ impl ChatRenderer {
     /// When there is no template, a file cannot be read, or the template is malformed.
     pub fn of(config: &DataConfig) -> Result<Self, TemplateError> {
         let Source { text, template, tokens } = Source::find(config)?;
-        Self::new(&text, tokens, config.date).map_err(|error| {
-            let (line, reason) = (error.line(), reason_of(&error));
-            TemplateError::Malformed { template, line, reason }
+        Self::new(&text, tokens, config.date).map_err(|Malformed { line, reason }| TemplateError::Malformed {
+            template,
+            line,
+            reason,
         })
     }
 
@@ -87,16 +96,22 @@ impl ChatRenderer {
         source: &str,
         tokens: BTreeMap<String, String>,
         date: Option<Date>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, Malformed> {
         let identity = TemplateIdentity::new(source, &tokens, date);
-        let (source, has_generation) = with_marks(source);
+        let Prepared { source, has_generation } = source::prepare(source)?;
+        let malformed = |error: Error| Malformed { line: error.line(), reason: reason_of(&error) };
         let mut environment = Environment::new();
-        environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.map_err(malformed)?);
+        environment.set_recursion_limit(RECURSION);
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         environment.set_unknown_method_callback(method_of_python);
         environment.set_formatter(write_as_python);
-        environment.add_filter("tojson", |value: &Value, arguments: Kwargs| tojson(value, arguments));
-        environment.add_filter(GENERATION, |text: &str| format!("{}{text}{}", MARKS[0], MARKS[1]));
+        filters::add_to(&mut environment);
+        value_tests::add_to(&mut environment);
+        operators::add_to(&mut environment);
+        environment.remove_global("debug");
+        environment.add_filter(source::GENERATION, |text: &str| format!("{}{text}{}", MARKS[0], MARKS[1]));
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
@@ -107,7 +122,7 @@ impl ChatRenderer {
             date.and_then(|date| date.format(format))
                 .map_err(|reason| Error::new(ErrorKind::InvalidOperation, reason))
         });
-        environment.add_template_owned(NAME, source)?;
+        environment.add_template_owned(NAME, source).map_err(malformed)?;
         Ok(Self { environment, tokens, has_generation, identity })
     }
 
@@ -119,15 +134,36 @@ impl ChatRenderer {
     /// Renders messages. With `prompt`, the beginning of an assistant's answer follows them.
     ///
     /// # Errors
-    /// When the template fails.
+    /// When a message, a tool call or the tools are malformed, or the template fails or exceeds a limit.
     pub fn render(
         &self,
         messages: &[Value],
         tools: &Value,
         prompt: bool,
     ) -> Result<RenderedChat, ChatProblem> {
-        let failed = |error: Error| ChatProblem::Template { line: error.line(), reason: reason_of(&error) };
-        let template = self.environment.get_template(NAME).map_err(failed)?;
+        let messages = messages.iter().enumerate().map(|(index, message)| normalized(message, index + 1));
+        let messages: Vec<Value> = messages.collect::<Result<_, _>>()?;
+        let tools = tools_of(tools)?;
+        let Some(decoded) = with_decoded_arguments(&messages)? else {
+            return self.render_normalized(&messages, &tools, prompt);
+        };
+        // A template that joins the arguments with other text, as DeepSeek V3's does, needs them as text.
+        self.render_normalized(&decoded, &tools, prompt)
+            .or_else(|problem| self.render_normalized(&messages, &tools, prompt).map_err(|_| problem))
+    }
+
+    fn render_normalized(
+        &self,
+        messages: &[Value],
+        tools: &Value,
+        prompt: bool,
+    ) -> Result<RenderedChat, ChatProblem> {
+        let bytes = size_of(messages.iter().chain([tools]));
+        let steps = STEPS + STEPS_PER_BYTE * bytes;
+        let failed = |error: Error| match error.kind() {
+            ErrorKind::OutOfFuel => ChatProblem::Exhausted { steps, bytes },
+            _ => ChatProblem::Template { line: error.line(), reason: reason_of(&error) },
+        };
         let tokens = self.tokens.iter().map(|(name, token)| (name.as_str(), Value::from(token.as_str())));
         let own = [
             ("messages", Value::from(messages)),
@@ -135,9 +171,27 @@ impl ChatRenderer {
             ("documents", Value::from(())),
             ("add_generation_prompt", Value::from(prompt)),
         ];
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(steps));
+        let template = environment.get_template(NAME).map_err(failed)?;
         let text = template.render(Value::from_pairs(tokens.chain(own))).map_err(failed)?;
         without_marks(&text)
     }
+}
+
+/// Returns about how many bytes of text values have.
+fn size_of<'v>(values: impl Iterator<Item = &'v Value>) -> u64 {
+    let bytes = values.map(|value| match value.kind() {
+        ValueKind::Map => {
+            let pairs = value.as_object().and_then(|object| object.try_iter_pairs());
+            pairs.into_iter().flatten().map(|(key, value)| size_of([&key, &value].into_iter())).sum()
+        }
+        ValueKind::Seq => {
+            value.try_iter().into_iter().flatten().map(|item| size_of(std::iter::once(&item))).sum()
+        }
+        _ => value.as_str().map_or(8, |text| 8 + text.len() as u64),
+    });
+    bytes.sum()
 }
 
 /// The text of a template.
@@ -170,9 +224,6 @@ impl Source {
         Ok(Self { text: source, template, tokens: special_tokens(&settings) })
     }
 }
-
-/// The filter that stands for the tag `generation`.
-const GENERATION: &str = "mark_generation";
 
 /// Returns the folder of the tokenizer, if it is a file.
 fn folder_of(config: &DataConfig) -> Option<&Path> {
@@ -228,31 +279,6 @@ fn special_tokens(settings: &Json) -> BTreeMap<String, String> {
     tokens.collect()
 }
 
-/// Replaces the tags of `generation` blocks, which Jinja does not know, by tags of a filter. Returns whether
-/// there are any.
-fn with_marks(source: &str) -> (String, bool) {
-    let (mut marked, mut rest, mut is_marked) = (String::with_capacity(source.len()), source, false);
-    while let Some((before, tag)) = rest.split_once("{%") {
-        marked.push_str(before);
-        marked.push_str("{%");
-        let Some((tag, after)) = tag.split_once("%}") else {
-            rest = tag;
-            continue;
-        };
-        let name = tag.trim_matches(|letter: char| letter.is_whitespace() || matches!(letter, '-' | '+'));
-        match name {
-            "generation" => marked.push_str(&tag.replace(name, &format!("filter {GENERATION}"))),
-            "endgeneration" => marked.push_str(&tag.replace(name, "endfilter")),
-            _ => marked.push_str(tag),
-        }
-        is_marked |= name == "generation";
-        marked.push_str("%}");
-        rest = after;
-    }
-    marked.push_str(rest);
-    (marked, is_marked)
-}
-
 /// Takes the marks out of a rendered text.
 fn without_marks(marked: &str) -> Result<RenderedChat, ChatProblem> {
     let (mut text, mut generated, mut start) = (String::with_capacity(marked.len()), Vec::new(), None);
@@ -280,36 +306,20 @@ fn method_of_python(
     method: &str,
     arguments: &[Value],
 ) -> Result<Value, Error> {
-    match (value.as_str(), method, arguments) {
-        // The library begins a word only after white space and some signs.
-        (Some(text), "title", []) => Ok(Value::from(titled(text))),
-        _ => unknown_method_callback(state, value, method, arguments),
-    }
-}
-
-/// Returns a text whose words begin with capitals; a word is a sequence of letters.
-fn titled(text: &str) -> String {
-    let mut is_inside = false;
-    let letters = text.chars().flat_map(|letter| {
-        let was_inside = std::mem::replace(&mut is_inside, letter.is_alphabetic());
-        let cased: Vec<char> =
-            if was_inside { letter.to_lowercase().collect() } else { letter.to_uppercase().collect() };
-        cased
-    });
-    letters.collect()
-}
-
-/// Writes a value as Python's `str` does, where that differs from Jinja.
-fn write_as_python(output: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
-    use minijinja::value::ValueKind;
-
-    let text = match value.kind() {
-        ValueKind::None => "None",
-        ValueKind::Bool if value.is_true() => "True",
-        ValueKind::Bool => "False",
-        _ => return minijinja::escape_formatter(output, state, value),
+    let own = match value.as_str() {
+        Some(text) => text_methods::call(state, text, method, arguments)?,
+        None => text_methods::call_of_list(state, value, method, arguments)?,
     };
-    output.write_str(text).map_err(Error::from)
+    own.map_or_else(|| unknown_method_callback(state, value, method, arguments), Ok)
+}
+
+/// Writes a value as Python's `str` does.
+fn write_as_python(output: &mut Output<'_>, _: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
+    match value.as_str() {
+        Some(text) => output.write_str(text),
+        None => output.write_str(&python_text::text_of(value)?),
+    }
+    .map_err(Error::from)
 }
 
 /// Returns the message of an error of the template.

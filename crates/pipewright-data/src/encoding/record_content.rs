@@ -4,6 +4,7 @@ use minijinja::Value;
 use minijinja::value::ValueKind;
 
 use crate::chat::error::ChatProblem;
+use crate::chat::message::normalized;
 use crate::record_error::RecordProblem;
 use crate::settings::record::{RecordKeys, RecordKind};
 
@@ -63,7 +64,7 @@ pub(crate) fn messages_of(list: &Value) -> Result<Vec<Value>, ChatProblem> {
     match messages.iter().position(|message| !is_message(message)) {
         Some(index) => Err(ChatProblem::NoMessage { message: index + 1 }),
         None if messages.is_empty() => Err(ChatProblem::Empty),
-        None => Ok(messages),
+        None => messages.iter().enumerate().map(|(index, message)| normalized(message, index + 1)).collect(),
     }
 }
 

@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use minijinja::Value;
-use serde::de::DeserializeOwned;
 
+use crate::chat::json_text;
 use crate::container::data_file::DataFile;
 use crate::content;
 use crate::error::{DataError, FileError, FormatError};
@@ -91,21 +91,21 @@ fn first_line<'a>(path: &Path, line: &'a [u8]) -> Result<&'a [u8], DataError> {
 }
 
 fn ids(path: &Path, line: u64, text: &[u8]) -> Result<Vec<u64>, DataError> {
-    parsed(text).map_err(|(column, reason)| {
+    placed(serde_json::from_slice(text)).map_err(|(column, reason)| {
         DataError::from(FormatError::Line { path: path.to_owned(), line, column, reason })
     })
 }
 
 fn record(path: &Path, line: u64, text: &[u8]) -> Result<Value, DataError> {
-    parsed(text).map_err(|(column, reason)| {
+    placed(json_text::parse(text)).map_err(|(column, reason)| {
         let (path, place) = (path.to_owned(), RecordPlace::Line(line));
         RecordError { path, place, problem: RecordProblem::NotJson { column, reason } }.into()
     })
 }
 
-/// Parses a line of JSON. Returns an error as its column and its reason.
-fn parsed<T: DeserializeOwned>(text: &[u8]) -> Result<T, (usize, String)> {
-    serde_json::from_slice(text).map_err(|error| {
+/// Returns an error of a line of JSON as its column and its reason.
+fn placed<T>(parsed: Result<T, serde_json::Error>) -> Result<T, (usize, String)> {
+    parsed.map_err(|error| {
         let reason = error.to_string();
         // The parser's place counts from the beginning of the line that it received.
         let place = format!(" at line {} column {}", error.line(), error.column());

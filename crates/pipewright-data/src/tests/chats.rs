@@ -6,6 +6,7 @@ use minijinja::Value;
 use serde::Deserialize;
 
 use super::open_files;
+use crate::chat::json_text;
 use crate::chat::template::ChatRenderer;
 use crate::{ChatTemplate, DataConfig, LongRecords, TokenRows, TrainOn};
 
@@ -14,14 +15,13 @@ use crate::{ChatTemplate, DataConfig, LongRecords, TokenRows, TrainOn};
 struct Reference {
     tokens: BTreeMap<String, String>,
     date: String,
-    chats: Vec<Chat>,
+    chats: Vec<Value>,
     results: Vec<Rendered>,
-}
-
-#[derive(Deserialize)]
-struct Chat {
-    messages: Vec<Value>,
-    tools: Value,
+    #[serde(default)]
+    expressions: Vec<Expression>,
+    /// The templates by name, apart from those of this crate.
+    #[serde(default)]
+    templates: BTreeMap<String, String>,
 }
 
 #[derive(Deserialize)]
@@ -36,49 +36,120 @@ struct Rendered {
     error: Option<String>,
 }
 
+#[derive(Deserialize)]
+struct Expression {
+    source: String,
+    /// What transformers renders; `None` if it refuses the expression.
+    text: Option<String>,
+}
+
 /// Returns a file below the folder of the crate.
 fn file(path: &str) -> Option<String> {
     std::fs::read_to_string(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).ok()
 }
 
-#[test]
-fn templates_render_as_transformers_renders_them() {
-    let reference = file("tests/data/chats.json").expect("the reference is there");
-    let reference: Reference = serde_json::from_str(&reference).expect("JSON");
+/// Compares what transformers renders with what this crate does. Returns each difference with its place, and the
+/// numbers of templates and texts that are the same.
+fn differences(reference: &str) -> (Vec<String>, (usize, usize)) {
+    // The numbers of the chats are those of the file.
+    let parsed = json_text::parse(reference.as_bytes()).expect("JSON");
+    let mut reference: Reference = serde_json::from_str(reference).expect("the reference");
+    reference.chats = parsed.get_attr("chats").expect("chats").try_iter().expect("a list").collect();
     let date = Some(reference.date.parse().expect("a date"));
     let mut renderers: BTreeMap<&str, ChatRenderer> = BTreeMap::new();
+    let (mut found, mut same) = (Vec::new(), 0);
     for expected in &reference.results {
         let Rendered { template, chat, prompt, text, generated, error } = expected;
         let renderer = renderers.entry(template).or_insert_with(|| {
-            let own = file(&format!("tests/data/templates/{template}.jinja"));
-            let source = own
-                .or_else(|| file(&format!("src/settings/templates/{template}.jinja")))
-                .expect("a template");
-            ChatRenderer::new(&source, reference.tokens.clone(), date).expect("it compiles")
+            let own = || file(&format!("tests/data/templates/{template}.jinja"));
+            let named = || file(&format!("src/settings/templates/{template}.jinja"));
+            let source = reference.templates.get(template).cloned().or_else(own).or_else(named);
+            ChatRenderer::new(&source.expect("a template"), reference.tokens.clone(), date).expect(template)
         });
-        let Chat { messages, tools } = &reference.chats[*chat];
-        let place = format!("{template}, chat {chat}, prompt {prompt}");
-        match (renderer.render(messages, tools, *prompt), text) {
-            (Ok(found), Some(text)) => {
-                assert_eq!(&found.text, text, "{place}");
-                let spans: Vec<[usize; 2]> =
-                    found.generated.iter().map(|span| [span.start, span.end]).collect();
-                assert_eq!(&spans, generated, "{place}");
+        let [messages, tools] =
+            ["messages", "tools"].map(|key| reference.chats[*chat].get_attr(key).expect(key));
+        let messages: Vec<Value> = messages.try_iter().expect("a list").collect();
+        let rendered = renderer.render(&messages, &tools, *prompt);
+        let is_same = match (&rendered, text) {
+            (Ok(rendered), Some(text)) => {
+                let spans = rendered.generated.iter().map(|span| [span.start, span.end]);
+                &rendered.text == text && spans.eq(generated.iter().copied())
             }
-            (Ok(found), None) => {
-                panic!("{place}: transformers raises {error:?}, and this is rendered: {}", found.text)
-            }
-            (Err(found), Some(_)) => panic!("{place}: {found}"),
-            (Err(found), None) => {
-                let message = error.as_deref().unwrap_or_default();
-                assert!(
-                    found.to_string().ends_with(message),
-                    "{place}: {found}, where {message:?} is raised"
-                );
-            }
+            (Err(problem), None) => problem.to_string().ends_with(error.as_deref().unwrap_or_default()),
+            _ => false,
+        };
+        same += usize::from(is_same);
+        if !is_same {
+            found.push(format!(
+                "{template}, chat {chat}, prompt {prompt}\n  transformers {text:?} {error:?} {generated:?}\n  here         {rendered:?}"
+            ));
         }
     }
-    assert_eq!((renderers.len(), reference.results.len()), (11, 220));
+    for Expression { source, text } in &reference.expressions {
+        let rendered = ChatRenderer::new(source, reference.tokens.clone(), date)
+            .map_err(|malformed| malformed.reason)
+            .and_then(|renderer| {
+                renderer.render(&[], &Value::from(()), false).map_err(|problem| problem.to_string())
+            });
+        if rendered.as_ref().ok().map(|rendered| &rendered.text) == text.as_ref() {
+            same += 1;
+        } else {
+            found.push(format!("{source}\n  transformers {text:?}\n  here         {rendered:?}"));
+        }
+    }
+    (found, (renderers.len(), same))
+}
+
+#[test]
+fn templates_render_as_transformers_renders_them() {
+    let reference = file("tests/data/chats.json").expect("the reference is there");
+    let (found, _) = differences(&reference);
+    assert!(found.is_empty(), "{} differences\n{}", found.len(), found.join("\n"));
+}
+
+/// Runs with the templates of the packages of a Python: `PIPEWRIGHT_PYTHON` names one that has transformers, and
+/// Axolotl or TRL.
+#[test]
+fn templates_of_packages_render_as_transformers_renders_them() {
+    let Some(python) = std::env::var_os("PIPEWRIGHT_PYTHON") else {
+        println!("skipped: PIPEWRIGHT_PYTHON names no Python");
+        return;
+    };
+    let script = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/make_chats.py");
+    let output = std::process::Command::new(python).arg(script).arg("packages").output().expect("it runs");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let (found, (templates, same)) = differences(&text);
+    println!("{templates} templates, {same} texts are the same");
+    assert!(found.is_empty(), "{} differences\n{}", found.len(), found.join("\n"));
+}
+
+#[test]
+fn fuzz_local() {
+    let Some(path) = std::env::var_os("FUZZ") else { return };
+    let text = std::fs::read_to_string(path).expect("a file");
+    let (found, same) = differences(&text);
+    println!("{} differences, same {same:?}\n{}", found.len(), found.join("\n"));
+}
+
+#[test]
+fn limit_local() {
+    let Some(path) = std::env::var_os("LIMIT") else { return };
+    let text = std::fs::read_to_string(path).expect("a file");
+    let sources: BTreeMap<String, String> = serde_json::from_str(&text).expect("JSON");
+    for (name, source) in sources {
+        let start = std::time::Instant::now();
+        let message = serde_json::from_str::<Value>(r#"{"role": "user", "content": "a"}"#).expect("JSON");
+        let result = ChatRenderer::new(&source, BTreeMap::new(), None)
+            .map_err(|malformed| format!("MALFORMED {:?} {}", malformed.line, malformed.reason))
+            .and_then(|renderer| {
+                renderer.render(&[message], &Value::from(()), false).map_err(|problem| problem.to_string())
+            })
+            .map(|rendered| rendered.text.len());
+        let mut result = format!("{result:?}");
+        result.truncate(300);
+        println!("{name}: {:?}: {result}", start.elapsed());
+    }
 }
 
 /// Opens `.jsonl` lines with a named template, whose tokens are bytes.

@@ -1,6 +1,7 @@
 //! Tests of reading data, from files to batches.
 
 mod chats;
+mod chat_messages;
 mod formats;
 #[cfg(feature = "parquet")]
 mod parquet_files;

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use pipewright_system::bounded_file::create_regular;
+use pipewright_system::bounded_file::create_fresh;
 
 use super::header::{Header, LENGTH};
 use crate::chat::identity::TemplateIdentity;
@@ -94,7 +94,7 @@ impl TokenWriter {
         name.push(format!(".{}.tmp", std::process::id()));
         let name = PathBuf::from(name);
         let failed = |source| TokenizedError::Write { path: path.to_owned(), source };
-        let mut file = BufWriter::with_capacity(1 << 20, create_regular(&name).map_err(failed)?);
+        let mut file = BufWriter::with_capacity(1 << 20, create_fresh(&name).map_err(failed)?);
         let unfinished = Unfinished(name);
         file.write_all(&[0; LENGTH]).map_err(failed)?;
         Ok(Self {

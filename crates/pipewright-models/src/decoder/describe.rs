@@ -25,7 +25,7 @@ impl DecoderConfig {
         let block = |index| {
             let (kind, feed_forward) = match form.mixture_of(index) {
                 Some(mixture) => {
-                    let routed = experts(self, mixture, tokens) + correction(form, mixture);
+                    let routed = experts(self, mixture, tokens);
                     let routed = routed + expert_parts(self, form, mixture);
                     ("mixture", routed + shared_expert(self, form))
                 }
@@ -193,12 +193,6 @@ fn expert_parts(config: &DecoderConfig, form: &BlockForm<'_>, mixture: &MixtureC
         kept_on_devices: cost::mixture_on_devices(chosen, hidden),
         ..Cost::default()
     }
-}
-
-/// Returns the costs of the numbers that correct scores.
-fn correction(form: &BlockForm<'_>, mixture: &MixtureConfig) -> Cost {
-    let is_corrected = form.router.is_some_and(|router| router.is_corrected);
-    Cost { parameters: if is_corrected { mixture.num_experts as u64 } else { 0 }, ..Cost::default() }
 }
 
 /// Returns the costs of the expert that every token goes through, with its gate.

@@ -53,7 +53,13 @@ impl MixtureConfig {
     /// Returns these experts for a family whose layers all have experts of the width `intermediate_size`, and
     /// which divides the weights of a token's experts by their sum.
     pub(crate) fn with_equal_layers(self, intermediate_size: usize) -> Self {
-        Self { moe_intermediate_size: intermediate_size, norm_topk_prob: true, ..self }
+        Self {
+            moe_intermediate_size: intermediate_size,
+            norm_topk_prob: true,
+            decoder_sparse_step: 1,
+            mlp_only_layers: Vec::new(),
+            ..self
+        }
     }
 
     /// Returns the keys of a family whose layers all have experts of the width `intermediate_size`, by the

@@ -257,6 +257,17 @@ pub enum HfError {
         /// The path of one of them.
         example: String,
     },
+    /// An adapter changes experts that a router chooses.
+    #[error(
+        "{}: tensor `{tensor}` is an adapter of experts that a router chooses, which is not supported: train the adapter without \
+         them, or merge it into its model with PEFT", path.display()
+    )]
+    AdapterOfExpert {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
     /// A tensor of an adapter does not fit its layer.
     #[error(
         "{}: tensor `{tensor}` has shape {found:?}, and its layer, with the rank in adapter_config.json, needs {expected:?}: \

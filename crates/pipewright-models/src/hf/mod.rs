@@ -30,11 +30,14 @@ pub use error::HfError;
 pub(crate) use export::export_from;
 pub use export::{ExportOptions, export};
 pub use fingerprint::fingerprint;
-pub use origin::{TOKENIZER, TextEnds, WeightTypes, end_tokens, keep_keys, keep_origin, text_ends};
+pub use origin::{
+    TOKENIZER, TextEnds, WeightTypes, end_tokens, is_origin_file, keep_keys, keep_origin, text_ends,
+};
 pub use other_form::OtherForm;
 pub use peft::adapter_fingerprint;
 pub(crate) use peft::{AdapterWeights, read_adapter};
-pub(crate) use peft_write::{Described, write_adapter};
+pub use peft_write::PeftLimit;
+pub(crate) use peft_write::{Described, PeftTargets, write_adapter};
 pub(crate) use read::{Stored, open_weights, read_config};
 pub use read::{load_stage, restore_stage};
 pub use weight_type::WeightType;

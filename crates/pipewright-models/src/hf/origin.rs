@@ -42,6 +42,11 @@ const COPIED: [&str; 11] = [
     "chat_template.json",
 ];
 
+/// Returns whether the folder of [`keep_origin`] may have a file of this name.
+pub fn is_origin_file(name: &str) -> bool {
+    COPIED.contains(&name) || [CONFIG, WEIGHT_TYPES].contains(&name)
+}
+
 /// Keys of `config.json` that would be wrong with other weights: the element type under its old name, the
 /// compression of the original weights, code of the original directory, and that directory's name.
 const DROPPED: [&str; 5] =

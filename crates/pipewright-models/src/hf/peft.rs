@@ -14,11 +14,15 @@ use super::fingerprint::Fingerprint;
 use super::json_file::{parse, read_bytes};
 use super::layout::{file_shape, from_file};
 use super::other_form::ADAPTER;
-use crate::lora::{LoraConfig, LoraTargets, is_of_adapter, layer_of_magnitudes};
+use crate::lora::{LoraConfig, LoraTargets, is_named, is_of_adapter, layer_of_magnitudes};
 use crate::parameter::{ParameterSource, ParameterSpec};
 
 /// The file with the weights of an adapter.
 pub(super) const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
+/// The key with the paths of weights that have an adapter.
+pub(super) const TARGET_PARAMETERS: &str = "target_parameters";
+/// The end of the path of a linear layer's weight.
+pub(super) const WEIGHT: &str = ".weight";
 /// The beginning of the names of tensors.
 pub(super) const PREFIX: &str = "base_model.model.";
 
@@ -63,6 +67,7 @@ pub(crate) fn read_adapter(dir: &Path, layers: &[String]) -> Result<(LoraConfig,
         return Err(HfError::NoAdapter { dir: dir.to_owned() });
     }
     let keys: Map<String, Value> = parse(&path, &read_bytes(&path, SMALL_TEXT)?)?;
+    require_known_parameters(&path, &keys, layers)?;
     require_supported(&path, &keys)?;
     let settings = AdapterKeys { path: &path, keys: &keys };
     let rank =
@@ -126,6 +131,35 @@ pub fn adapter_fingerprint(dir: &Path) -> Result<String, HfError> {
     Ok(sampled.text())
 }
 
+/// Refuses adapters on other parameters than the weights of `layers`, such as those of experts. PEFT writes further
+/// keys next to these adapters, which would be the first to be refused.
+fn require_known_parameters(
+    path: &Path,
+    keys: &Map<String, Value>,
+    layers: &[String],
+) -> Result<(), HfError> {
+    let is_known = |parameter: &str| {
+        let target = parameter.strip_suffix(WEIGHT).filter(|target| !target.is_empty());
+        target.is_some_and(|target| layers.iter().any(|layer| is_named(target, layer)))
+    };
+    let unknown = match keys.get(TARGET_PARAMETERS) {
+        None | Some(Value::Null) => None,
+        Some(Value::Array(parameters)) => {
+            parameters.iter().find(|parameter| !parameter.as_str().is_some_and(is_known))
+        }
+        Some(other) => Some(other),
+    };
+    unknown.map_or(Ok(()), |parameter| {
+        Err(HfError::AdapterKey {
+            path: path.to_owned(),
+            key: TARGET_PARAMETERS.to_owned(),
+            value: parameter.to_string(),
+            advice: "this is not the weight of a linear layer that can have an adapter here; routers, and the experts that a router \
+                     chooses, cannot have one: train the adapter without it, or merge it into its model with PEFT",
+        })
+    })
+}
+
 /// Refuses what the adapters here do not compute. Keys of later versions of PEFT are accepted as long as they
 /// are switched off.
 fn require_supported(path: &Path, keys: &Map<String, Value>) -> Result<(), HfError> {
@@ -151,7 +185,7 @@ fn require_supported(path: &Path, keys: &Map<String, Value>) -> Result<(), HfErr
         Value::Object(keys) => keys.is_empty(),
         Value::Bool(true) | Value::Number(_) => false,
     };
-    let known = |key: &str| READ.contains(&key) || HARMLESS.contains(&key);
+    let known = |key: &str| READ.contains(&key) || HARMLESS.contains(&key) || key == TARGET_PARAMETERS;
     let other = keys.iter().find(|(key, value)| !known(key) && !is_off(value));
     other.map_or(Ok(()), |(key, _)| {
         refused(
@@ -169,10 +203,13 @@ fn targets_of(weights: &AdapterWeights, dora: bool, layers: &[String]) -> Result
         let path = tensor.strip_prefix(PREFIX).filter(|path| is_of_adapter(path));
         let layer = path.and_then(|path| match layer_of_magnitudes(path) {
             Some(layer) => dora.then_some(layer),
-            None => path.strip_suffix(".weight")?.rsplit_once('.').map(|(layer, _)| layer),
+            None => path.strip_suffix(WEIGHT)?.rsplit_once('.').map(|(layer, _)| layer),
         });
         match layer.filter(|layer| layers.iter().any(|known| known == layer)) {
             Some(layer) => drop(adapted.insert(layer.to_owned())),
+            None if tensor.split('.').any(|name| name == "experts") => {
+                return Err(HfError::AdapterOfExpert { path: weights.path.clone(), tensor: tensor.clone() });
+            }
             None => {
                 return Err(HfError::AdapterTensor {
                     path: weights.path.clone(),

@@ -36,6 +36,15 @@ pub enum HybridOutput {
     },
 }
 
+impl HybridInput {
+    /// Returns the token ids.
+    pub(super) fn ids(&self) -> &Tensor<2, Int> {
+        match self {
+            Self::Tokens(ids) | Self::Hidden(_, ids) => ids,
+        }
+    }
+}
+
 impl Boundary for HybridInput {
     fn pack(self, into: &mut Values) {
         match self {

@@ -10,8 +10,9 @@ use pipewright::tensor::{BoundaryError, Values, pack, unpack};
 use super::block::Block;
 use super::boundary::{HybridInput, HybridOutput};
 use super::stage::HybridStage;
-use super::tokens::{Tokens, host};
+use super::tokens::Tokens;
 use crate::block_cache::BlockCache;
+use crate::documents::host;
 use crate::generation_stage::{GeneratingModule, StageCache, row_context};
 use crate::split::SplitStage;
 

@@ -337,7 +337,7 @@ impl HybridConfig {
     /// Returns the predictions of further tokens.
     pub(super) fn further(&self) -> FurtherPredictions {
         let depth = if self.mtp_loss_weight > 0.0 { self.mtp_depth } else { 0 };
-        FurtherPredictions { depth, loss_weight: self.mtp_loss_weight }
+        FurtherPredictions { depth, loss_weight: self.mtp_loss_weight, bos_token_id: self.bos_token_id }
     }
 
     /// Returns the kind of the block of each further prediction; `None` without such predictions.

@@ -8,8 +8,8 @@ use pipewright::stage::StageContext;
 
 use super::config::{EmbedNorm, HybridConfig};
 use super::side_inputs::PLATFORM;
-use super::tokens::{Tokens, host};
-use crate::documents::side;
+use super::tokens::Tokens;
+use crate::documents::{host, side};
 use crate::parameter::{Builder, ParameterKind, ParameterSource};
 
 /// All embeddings except the embedding of the tokens.

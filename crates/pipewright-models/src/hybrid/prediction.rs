@@ -2,14 +2,14 @@
 //!
 //! The prediction of depth `k` adds, for each token, a state from which the head predicts the token `k`
 //! positions after the next one. It makes the state from the state of the depth before, which is the hidden
-//! state of the last block for the first, and from the token `k` positions ahead.
+//! state of the last block for the first, and from the token `k` positions ahead in the same document.
 //!
 //! States of all depths are rows of one tensor: the states of the last block come first, and then the states
 //! of each depth. A prediction appends its rows.
 
 use burn::module::Module;
-use burn::tensor::{Int, Tensor};
-use pipewright::nn::{Linear, RmsNorm, ScopedAttention};
+use burn::tensor::{Int, Tensor, TensorData};
+use pipewright::nn::{Linear, RmsNorm, ScopedAttention, TokenScope};
 use pipewright::stage::StageContext;
 
 use super::block::Block;
@@ -17,6 +17,7 @@ use super::config::HybridConfig;
 use super::depths::Choice;
 use super::pattern::BlockKind;
 use super::tokens::Tokens;
+use crate::documents::last_of_documents;
 use crate::head_form::prediction_path;
 use crate::parameter::{Builder, ParameterSource};
 use crate::split::SplitStage;
@@ -60,8 +61,8 @@ impl Prediction {
     }
 
     /// Appends the states of the prediction to the states of the depths before: `[depths * tokens, hidden]`
-    /// in, with one depth more out. The states at the last positions of a row have no meaning: the tokens
-    /// ahead are not among the ids.
+    /// in, with one depth more out. The states at the last positions of a document have no meaning: the tokens
+    /// ahead are of another document, or are not among the ids. No state with a meaning depends on them.
     pub(super) fn forward(
         &self,
         states: Tensor<2>,
@@ -73,7 +74,8 @@ impl Prediction {
         let [rows, sequence] = ids.dims();
         let ([all, width], count) = (states.dims(), rows * sequence);
         let before = states.clone().narrow(0, all - count, count);
-        let embedded = self.table.forward(ahead(ids, self.depth), split).reshape([count, width]);
+        let embedded =
+            self.table.forward(ahead(ids, self.depth, &tokens.scope), split).reshape([count, width]);
         let (before, embedded) = (self.hidden_norm.forward(before), self.embed_norm.forward(embedded));
         let x = self.proj.forward(Tensor::cat(vec![before, embedded], 1));
         let x = self.block.forward(x, (tokens, Choice::Largest), &split.tensor, context);
@@ -81,15 +83,13 @@ impl Prediction {
     }
 }
 
-/// Returns the ids that are `depth` positions ahead. Positions beyond the end of a row repeat its last id.
-fn ahead(ids: &Tensor<2, Int>, depth: usize) -> Tensor<2, Int> {
-    let [_, sequence] = ids.dims();
-    let missing = depth.min(sequence);
-    let last = ids.clone().narrow(1, sequence - 1, 1).repeat_dim(1, missing);
-    match sequence - missing {
-        0 => last,
-        left => Tensor::cat(vec![ids.clone().narrow(1, missing, left), last], 1),
-    }
+/// Returns the ids that are `depth` positions ahead. Positions beyond the end of a document repeat its last id.
+fn ahead(ids: &Tensor<2, Int>, depth: usize, scope: &TokenScope) -> Tensor<2, Int> {
+    let [rows, sequence] = ids.dims();
+    let last = last_of_documents(&scope.documents, sequence);
+    let positions = last.iter().enumerate().map(|(token, &last)| (token % sequence + depth).min(last) as i64);
+    let positions = TensorData::new(positions.collect::<Vec<_>>(), [rows, sequence]);
+    ids.clone().gather(1, Tensor::from_data(positions, &ids.device()))
 }
 
 #[cfg(test)]
@@ -99,11 +99,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_id_is_repeated() {
+    fn the_last_id_of_a_document_is_repeated() {
         let ids = Tensor::<2, Int>::from_data([[1, 2, 3], [4, 5, 6]], &Device::flex());
-        let found = |depth| ahead(&ids, depth).into_data().iter::<i64>().collect::<Vec<_>>();
-        assert_eq!(found(1), [2, 3, 3, 5, 6, 6]);
-        assert_eq!(found(2), [3, 3, 3, 6, 6, 6]);
-        assert_eq!(found(4), [3, 3, 3, 6, 6, 6]);
+        let check = |documents: [u32; 6], expected: [[i64; 6]; 3]| {
+            let scope = TokenScope { documents: documents.into(), ..TokenScope::whole(2, 3) };
+            for (depth, expected) in [1, 2, 4].into_iter().zip(expected) {
+                let found = ahead(&ids, depth, &scope).into_data().iter::<i64>().collect::<Vec<_>>();
+                assert_eq!(found, expected, "depth {depth} of {documents:?}");
+            }
+        };
+        check([0; 6], [[2, 3, 3, 5, 6, 6], [3, 3, 3, 6, 6, 6], [3, 3, 3, 6, 6, 6]]);
+        check([0, 0, 1, 0, 1, 1], [[2, 2, 3, 4, 6, 6], [2, 2, 3, 4, 6, 6], [2, 2, 3, 4, 6, 6]]);
     }
 }

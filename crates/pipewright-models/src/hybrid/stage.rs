@@ -7,7 +7,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor};
 use pipewright::nn::split_cross_entropy;
 use pipewright::stage::{StageContext, StageModule};
-use pipewright::tensor::{BoundaryError, Placement, Values, pack, unpack};
+use pipewright::tensor::{Boundary, BoundaryError, Placement, Values, pack, unpack};
 use pipewright::train::data::{SideError, SideRows};
 use pipewright_schedule::ModelDesc;
 
@@ -30,7 +30,7 @@ use crate::mamba::{NO_SLICES, is_of_scan};
 use crate::norm::NormForm;
 use crate::parameter::{Builder, ParameterSource, without_variants};
 use crate::path_names::PathNames;
-use crate::predictions::{loss_of_all, targets_of_each};
+use crate::predictions::{loss_of_all, take_ids, targets_of_each};
 use crate::split::{Place, SplitStage};
 use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::{Loss, TrainingModule};
@@ -140,6 +140,17 @@ impl HybridStage {
         HybridOutput::Logits { logits, further: each.collect() }
     }
 
+    /// Runs consecutive layers of the stage in training. Returns the ids behind the output if the loss needs them.
+    fn run_for_loss(&self, layers: &[HeldLayer<'_>], input: HybridInput, context: &StageContext) -> Values {
+        let has_loss = matches!(layers.last(), Some(HeldLayer::Head(_)));
+        let ids = (has_loss && self.config.further().needs_ids()).then(|| input.ids().clone());
+        let mut values = pack(self.run_layers(layers, input, Choice::Largest, context));
+        if let Some(ids) = ids {
+            ids.pack(&mut values);
+        }
+        values
+    }
+
     /// Returns the blocks of the stage.
     pub(super) fn blocks(&self) -> impl Iterator<Item = &Block> {
         self.model.layers.iter().flatten()
@@ -182,10 +193,12 @@ enum HeldLayer<'a> {
 
 impl StageModule for HybridStage {
     type Input = HybridInput;
-    type Output = HybridOutput;
+    /// A [`HybridOutput`]. Behind the logits of further predictions, it has the token ids, in which the loss finds
+    /// the documents.
+    type Output = Values;
 
-    fn forward(&self, input: HybridInput, context: &StageContext) -> HybridOutput {
-        self.run(input, context)
+    fn forward(&self, input: HybridInput, context: &StageContext) -> Values {
+        self.run_for_loss(&self.layers(), input, context)
     }
 
     /// Returns the number of parts that can be recomputed one by one: every layer is one.
@@ -200,7 +213,7 @@ impl StageModule for HybridStage {
         context: &StageContext,
     ) -> Result<Values, BoundaryError> {
         let layer = &self.layers()[block..=block];
-        Ok(pack(self.run_layers(layer, unpack(input)?, Choice::Largest, context)))
+        Ok(self.run_for_loss(layer, unpack(input)?, context))
     }
 
     /// Gives parameters the paths of the checkpoint.
@@ -234,9 +247,9 @@ impl StageModule for HybridStage {
         self.split.placement(local, &self.parameter_path(local))
     }
 
-    /// The ranks have the logits of their parts of the vocabulary.
-    fn output_split(&self, _output: usize) -> Option<usize> {
-        Some(2)
+    /// The ranks have the logits of their parts of the vocabulary, and all token ids.
+    fn output_split(&self, output: usize) -> Option<usize> {
+        (output <= self.config.further().depth).then_some(2)
     }
 
     fn refuses_slices(&self) -> Option<String> {
@@ -255,7 +268,7 @@ impl StageModule for HybridStage {
 }
 
 impl TrainingModule for HybridStage {
-    fn loss(&self) -> Loss<HybridOutput> {
+    fn loss(&self) -> Loss<Values> {
         let (further, split) = (self.config.further(), self.split.clone());
         Box::new(move |output, targets, context| loss(further, output, &targets, &split, context))
     }
@@ -268,15 +281,17 @@ impl TrainingModule for HybridStage {
 /// When the output has no logits, or a target lies outside the vocabulary.
 fn loss(
     further: FurtherPredictions,
-    output: HybridOutput,
+    mut output: Values,
     targets: &Tensor<2, Int>,
     SplitStage { tensor, vocabulary, .. }: &SplitStage,
     context: &StageContext,
 ) -> Tensor<1> {
-    let HybridOutput::Logits { logits, further: further_logits } = output else {
+    let ids = if further.needs_ids() { take_ids(&mut output) } else { Ok(None) };
+    let (Ok(ids), Ok(HybridOutput::Logits { logits, further: further_logits })) = (ids, unpack(output))
+    else {
         panic!("the last stage returns logits, not hidden states")
     };
-    let targets = targets_of_each(targets, further, context);
+    let targets = targets_of_each(targets, ids.as_ref(), further, context);
     let logits: Vec<Tensor<3>> = std::iter::once(logits).chain(further_logits).collect();
     loss_of_all(further, context, |depth| {
         let (logits, targets) = (logits[depth].clone(), targets[depth].clone());

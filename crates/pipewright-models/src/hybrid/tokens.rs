@@ -10,7 +10,7 @@ use pipewright::stage::StageContext;
 
 use super::config::HybridConfig;
 use super::side_inputs::RELATIONS;
-use crate::documents::{given_scope, side};
+use crate::documents::{documents_of, given_scope, host, side};
 use crate::valid_tokens::given_counts;
 
 /// The tokens of a microbatch, or the tokens that a block sees.
@@ -73,30 +73,12 @@ impl Tokens {
     }
 }
 
-/// Returns ids as numbers on the host.
-pub(super) fn host(ids: &Tensor<2, Int>) -> Vec<i64> {
-    ids.clone().into_data().iter::<i64>().collect()
-}
-
 /// Returns the number of valid tokens of each row: all, unless a side input says otherwise.
 ///
 /// # Panics
 /// When a number is 0, or larger than the number of a row's tokens.
 pub(super) fn counts(context: &StageContext, rows: usize, sequence: usize) -> Vec<usize> {
     given_counts(context, rows, sequence).unwrap_or_else(|| vec![sequence; rows])
-}
-
-/// Returns how many of the row's ids up to each token are `bos`.
-fn documents_of(ids: &[i64], sequence: usize, bos: Option<usize>) -> Vec<u32> {
-    let mut documents = Vec::with_capacity(ids.len());
-    for row in ids.chunks(sequence) {
-        let mut document = 0;
-        for &id in row {
-            document += u32::from(bos.is_some_and(|bos| id == bos as i64));
-            documents.push(document);
-        }
-    }
-    documents
 }
 
 fn relations(
@@ -121,12 +103,6 @@ fn relations(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_bos_belongs_to_the_document_that_it_opens() {
-        assert_eq!(documents_of(&[5, 0, 7, 0, 0, 1, 0, 3], 4, Some(0)), [0, 1, 1, 2, 1, 1, 2, 2]);
-        assert_eq!(documents_of(&[5, 0, 7, 0], 4, None), [0; 4]);
-    }
 
     #[test]
     fn chosen_tokens_keep_what_they_carry() {

@@ -75,8 +75,7 @@ impl Experts {
         let (active, all) = (2 * width * chosen * inner + always, 2 * width * experts * inner + always);
         let elements = RECTIFIER_PASSES * (chosen * inner + shared) + 6 * chosen * width + 8 * experts;
         Cost {
-            // The correction of the scores is one number for each expert.
-            parameters: all + experts,
+            parameters: all,
             products: 6 * active,
             mixing: 0,
             elements,

@@ -29,7 +29,9 @@ NOTE = (
     "(decoupled); global grad-norm clip 1.0 of the adapters; loss = mean token cross entropy over the whole batch. Rows of the base's "
     "tokens.jsonl in order, again and again, `batch` rows a step: inputs are row[:-1], targets row[1:]."
 )
-# The base of each folder, and its adapter. Layers of Qwen 2 have biases, which the magnitudes of DoRA do not scale.
+# The base of each folder, and its adapter. Layers of Qwen 2 have biases, which the magnitudes of DoRA do not scale. DeepSeek V3 has
+# its dense and shared layers as parameters, as `pipewright export` writes them: PEFT takes modules of these names for experts.
+DEEPSEEK_LAYERS = ["model.layers.0.mlp", "model.layers.1.mlp.shared_experts", "model.layers.2.mlp.shared_experts"]
 ADAPTERS = {
     "qwen3-tiny": ("qwen3-tiny", LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")),
     "gpt2-tiny": (
@@ -43,6 +45,18 @@ ADAPTERS = {
     "qwen2-tiny-dora": (
         "qwen2-tiny",
         LoraConfig(r=4, lora_alpha=8, use_dora=True, target_modules="all-linear", task_type="CAUSAL_LM"),
+    ),
+    "deepseek-v3-tiny": (
+        "deepseek-v3-tiny",
+        LoraConfig(
+            r=4,
+            lora_alpha=8,
+            target_modules=["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
+            target_parameters=[
+                f"{layer}.{name}.weight" for layer in DEEPSEEK_LAYERS for name in ["gate_proj", "up_proj", "down_proj"]
+            ],
+            task_type="CAUSAL_LM",
+        ),
     ),
 }
 
@@ -84,6 +98,8 @@ def make(folder, name, config):
     (folder / "adapter_model.safetensors").chmod(0o644)
     described = json.loads((folder / "adapter_config.json").read_text())
     described |= {"base_model_name_or_path": name, "target_modules": sorted(described["target_modules"])}
+    if described["target_parameters"]:
+        described["target_parameters"] = sorted(described["target_parameters"])
     (folder / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n")
     rows = rows_of(HERE / name)
     steps, logits = train(model.train(), rows)

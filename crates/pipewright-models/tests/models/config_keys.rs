@@ -377,6 +377,7 @@ fn the_further_families_refuse_what_they_do_not_compute() {
     check_refused(&["starcoder2"], json!({"hidden_act": "silu"}));
     check_refused(&["starcoder2"], json!({"layer_norm_epsilon": 1e-3, "norm_epsilon": 1e-5}));
     check_refused(&["starcoder2"], json!({"norm_type": "rms_norm"}));
+    check_refused(&["starcoder2"], json!({"scale_attn_weights": false}));
     check_refused(&["qwen2_moe", "mixtral"], json!({"num_experts_per_tok": 0}));
     check_refused(&["mixtral"], json!({"num_experts_per_tok": 5}));
     check_refused(&["mixtral"], json!({"num_experts": 8}));
@@ -498,8 +499,9 @@ fn a_published_gemma3_is_read_in_both_spellings() {
 fn a_published_starcoder2_is_read() {
     let json = json!({
         "activation_function": "gelu", "architectures": ["Starcoder2ForCausalLM"], "attention_dropout": 0.0,
-        "bos_token_id": 0, "embedding_dropout": 0.0, "eos_token_id": 0, "hidden_act": "gelu_pytorch_tanh",
-        "hidden_size": 3072, "initializer_range": 0.018_042, "intermediate_size": 12288, "layer_norm_epsilon": 1e-5,
+        "attention_softmax_in_fp32": true, "scale_attention_softmax_in_fp32": true, "scale_attn_weights": true,
+        "use_sliding_window": true, "bos_token_id": 0, "embedding_dropout": 0.0, "eos_token_id": 0,
+        "hidden_act": "gelu_pytorch_tanh", "hidden_size": 3072, "initializer_range": 0.018_042, "intermediate_size": 12288, "layer_norm_epsilon": 1e-5,
         "max_position_embeddings": 16384, "mlp_type": "default", "model_type": "starcoder2", "norm_epsilon": 1e-5,
         "norm_type": "layer_norm", "num_attention_heads": 24, "num_hidden_layers": 30, "num_key_value_heads": 2,
         "residual_dropout": 0.0, "rope_theta": 999_999.442_035_888_1, "sliding_window": 4096,

@@ -9,10 +9,10 @@ use burn::optim::SgdConfig;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::batch::{Batch, TARGETS};
 use pipewright::checkpoint::{CheckpointFolder, CheckpointWriter, TrainingState};
-use pipewright::nn::TensorParallel;
+use pipewright::nn::{IGNORED_TARGET, TensorParallel};
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{NamedParameter, Pipeline, PipelineConfig};
-use pipewright::tensor::TensorRank;
+use pipewright::tensor::{Precision, TensorRank};
 use pipewright::train::data::Cursor;
 use pipewright::transport::World;
 use pipewright_models::decoder::DecoderConfig;
@@ -168,6 +168,55 @@ fn a_hybrid_with_further_predictions_has_the_gradients_of_one_head() {
     let mut tied = keys;
     tied["tie_word_embeddings"] = true.into();
     check("hybrid", &tied);
+}
+
+/// Returns the norm of all gradients of a step with a row of 30 tokens in each microbatch, and the gradient of
+/// the head's matrix. Some targets do not count.
+fn gradients(model: &ModelConfig, parts: u32, precision: Precision) -> (f64, Vec<f32>) {
+    const TOKENS: usize = 30;
+    let rows = MICROBATCHES as usize;
+    let ids = |factor: usize| {
+        let ids = (0..rows * TOKENS).map(|index| ((index * index * factor + index) % VOCABULARY) as i64);
+        Tensor::<2, Int>::from_data(TensorData::new(ids.collect::<Vec<_>>(), [rows, TOKENS]), &Device::flex())
+    };
+    let targets = ids(7);
+    let targets = targets.clone().mask_fill(targets.equal_elem(8), IGNORED_TARGET);
+    let batch = Batch::split(ids(3), targets, MICROBATCHES).expect("it divides");
+    let batch = batch.ignoring(IGNORED_TARGET).expect("some count").with_targets_for_all();
+    let optimizer = Some(SgdConfig::new().init());
+    let config = PipelineConfig { optimizer, precision, ..PipelineConfig::default() };
+    let model = CutModel::new(model.clone(), parts).expect("it can be cut");
+    let mut pipeline = launch_with(&model, "1f1b", parts.min(2), config);
+    let mut matrix = || {
+        let parameters = joined(pipeline.parameters().expect("the parameters"));
+        (parameters["lm_head.weight"].clone(), pipeline.step_batch(batch.clone(), 1.0).expect("a step"))
+    };
+    let ((before, summary), (after, _)) = (matrix(), matrix());
+    let gradient = before.iter::<f32>().zip(after.iter::<f32>()).map(|(before, after)| before - after);
+    (summary.gradient_norm, gradient.collect())
+}
+
+/// Half precision rounds no factor of the gradients of a row or a part, so the gradient of the matrix is the
+/// same as with one head. The gradients behind it are sums of as many rounded ones as there are parts.
+#[test]
+fn parts_in_half_precision_have_the_gradients_of_one_head() {
+    let norm = |numbers: &[f32]| numbers.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+    let predictions = json!({"pattern": "AD", "mtp_loss_weight": 0.3, "mtp_depth": 2, "bos_token_id": 1});
+    for (family, keys) in [("llama", json!({})), ("hybrid", predictions)] {
+        let model = model(family, &keys);
+        let (single, _) = gradients(&model, 1, Precision::F32);
+        for precision in [Precision::Bf16, Precision::F16] {
+            let (_, whole) = gradients(&model, 1, precision);
+            for parts in [2, 3, 7] {
+                let (found, matrix) = gradients(&model, parts, precision);
+                let difference: Vec<f32> = matrix.iter().zip(&whole).map(|(a, b)| a - b).collect();
+                let error = norm(&difference) / norm(&whole);
+                let what = format!("{family} in {parts} parts, {precision}");
+                assert!(error <= 1e-5, "{what}: {error:.1e}");
+                assert!((found / single - 1.0).abs() <= 2e-3, "{what}: {found} {single}");
+            }
+        }
+    }
 }
 
 /// Saves the state of a pipeline, and restores it to another one.

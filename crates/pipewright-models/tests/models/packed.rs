@@ -1,4 +1,5 @@
-//! Documents that share a row do not see each other: a packed row has the loss of its documents alone.
+//! Documents that share a row do not see each other: a packed row has the loss of its documents alone, and
+//! further predictions stay in their document.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::batch::Batch;
@@ -25,11 +26,15 @@ fn model(family: &str, keys: &Value) -> ModelConfig {
 }
 
 fn launch(model: &ModelConfig, ranks: u32) -> Pipeline {
-    let spec = ScheduleSpec { ranks, microbatches: ranks, ..ScheduleSpec::default() };
+    launch_cut(&CutModel::from(model.clone()), ranks, ranks)
+}
+
+fn launch_cut(model: &CutModel, ranks: u32, microbatches: u32) -> Pipeline {
+    let spec = ScheduleSpec { ranks, microbatches, ..ScheduleSpec::default() };
     let schedule = generate("1f1b", &spec).expect("a schedule");
     let program = for_training(&schedule, &TrainingLowering::default()).expect("it is sound");
     let stages = partition(&model.describe(8).weights(), ranks, &Method::Optimal).expect("it divides");
-    let model = CutModel::from(model.clone());
+    let model = model.clone();
     let make = move |stage| {
         model.training_stage(stages.range(stage), &InitialParameters::Seed(3), Device::flex().autodiff())
     };
@@ -159,4 +164,115 @@ fn positions_of_long_sequences_are_for_valid_tokens_alone() {
         "phi3",
         &json!({"max_position_embeddings": 20, "original_max_position_embeddings": 5, "rope_scaling": long}),
     );
+}
+
+/// The further predictions of a step.
+#[derive(Debug)]
+struct Predicted {
+    mtp: f64,
+    loss: f64,
+    gradient_norm: f64,
+}
+
+/// A row of documents, each with the target of its last token.
+type DocumentRow<'a> = &'a [&'a [i32]];
+
+/// Returns a batch of one microbatch, whose rows are filled. A side input names the documents if `is_named`.
+/// `counts` says which targets count.
+fn batch_of(rows: &[DocumentRow<'_>], is_named: bool, counts: fn(i32) -> bool) -> Batch {
+    const SEQUENCE: usize = 12;
+    let [mut ids, mut targets, mut documents, mut positions] = [const { Vec::<i32>::new() }; 4];
+    let mut valid = Vec::new();
+    for row in rows {
+        let start = ids.len();
+        for (index, document) in row.iter().enumerate() {
+            let places = document.len() - 1;
+            ids.extend(&document[..places]);
+            targets
+                .extend(document[1..].iter().map(|&id| if counts(id) { id } else { IGNORED_TARGET as i32 }));
+            documents.extend(vec![index as i32; places]);
+            positions.extend(0..places as i32);
+        }
+        valid.push((ids.len() - start) as i32);
+        let missing = SEQUENCE - (ids.len() - start);
+        ids.extend(vec![0; missing]);
+        targets.extend(vec![IGNORED_TARGET as i32; missing]);
+        documents.extend(vec![row.len() as i32; missing]);
+        positions.extend(0..missing as i32);
+    }
+    let count = rows.len();
+    let batch = Batch::split(tensor(count, &ids), tensor(count, &targets), 1).expect("it divides");
+    let batch = batch.ignoring(IGNORED_TARGET).expect("some targets count").with_targets_for_all();
+    let valid = Tensor::<1, Int>::from_data(TensorData::new(valid, [count]), &Device::flex());
+    let batch = batch.with_split(VALID_TOKENS, valid).expect("it divides");
+    if !is_named {
+        return batch;
+    }
+    let batch = batch.with_split(DOCUMENTS, tensor(count, &documents)).expect("it divides");
+    batch.with_split(POSITIONS, tensor(count, &positions)).expect("it divides")
+}
+
+fn predicted(keys: &Value, head_parts: u32, batch: Batch) -> Predicted {
+    let model = CutModel::new(model("hybrid", keys), head_parts).expect("it can be cut");
+    let ranks = if head_parts > 1 { 2 } else { 1 };
+    let summary = launch_cut(&model, ranks, 1).step_batch(batch, 0.0).expect("a step");
+    Predicted { mtp: summary.auxiliary["mtp"], loss: summary.loss(), gradient_norm: summary.gradient_norm }
+}
+
+/// Two documents of different lengths, whose further predictions have other losses in each other's place.
+const FIRST: &[i32] = &[2, 7, 30, 9, 4, 17];
+const SECOND: &[i32] = &[3, 11, 5, 22];
+
+/// Checks that rows of documents in any order have the further predictions of the documents alone.
+fn check_predictions(keys: &Value, counts: fn(i32) -> bool) {
+    for head_parts in [1, 3] {
+        let found = |rows: &[DocumentRow<'_>]| predicted(keys, head_parts, batch_of(rows, true, counts));
+        let alone = found(&[&[FIRST], &[SECOND]]);
+        for rows in [&[&[FIRST, SECOND][..]], &[&[SECOND, FIRST][..]]] {
+            let packed = found(rows);
+            assert!(
+                is_near(packed.mtp, alone.mtp)
+                    && is_near(packed.loss, alone.loss)
+                    && is_near(packed.gradient_norm, alone.gradient_norm),
+                "{keys} in {head_parts} parts: {packed:?}, not {alone:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn further_predictions_stay_in_their_document() {
+    let mut keys = json!({"pattern": "AD", "mtp_loss_weight": 0.3, "mtp_depth": 1});
+    check_predictions(&keys, |_| true);
+    check_predictions(&keys, |id| id != 30 && id != 11);
+    keys["mtp_depth"] = 3.into();
+    check_predictions(&keys, |_| true);
+    keys["tie_word_embeddings"] = true.into();
+    check_predictions(&keys, |id| id != 9);
+    let mamba = json!({"pattern": "AMD", "mtp_loss_weight": 0.3, "mtp_block": "M", "mamba_num_heads": 4,
+        "mamba_head_dim": 8, "ssm_state_size": 8, "bos_token_id": BOS});
+    check_predictions(&mamba, |_| true);
+}
+
+/// A document begins behind another one without a side input. The beginning is a target of the next token, but
+/// of no further prediction.
+#[test]
+fn further_predictions_stop_before_the_next_beginning() {
+    let first = [&[BOS], FIRST].concat();
+    let second = [&[BOS], SECOND].concat();
+    for (mtp_depth, counts) in
+        [(1, (|_| true) as fn(i32) -> bool), (2, |_| true), (2, |id| id != BOS && id != 7)]
+    {
+        let keys =
+            json!({"pattern": "AD", "mtp_loss_weight": 0.3, "mtp_depth": mtp_depth, "bos_token_id": BOS});
+        for head_parts in [1, 3] {
+            let mtp =
+                |rows: &[DocumentRow<'_>]| predicted(&keys, head_parts, batch_of(rows, false, counts)).mtp;
+            let alone = mtp(&[&[&first], &[&second]]);
+            for row in [[first.clone(), second.clone()].concat(), [second.clone(), first.clone()].concat()] {
+                let joined = mtp(&[&[&row]]);
+                assert!(is_near(joined, alone), "{keys} in {head_parts} parts: {joined}, not {alone}");
+            }
+        }
+    }
 }

@@ -14,6 +14,9 @@ use crate::reference::{Reference, Step, Within};
 /// The adapters with references.
 const ADAPTERS: [&str; 4] = ["qwen3-tiny", "llama-tiny", "gpt2-tiny", "qwen2-tiny-dora"];
 
+/// An adapter of a family with experts, whose dense and shared layers PEFT has as parameters.
+const OF_EXPERTS: &str = "deepseek-v3-tiny";
+
 /// Trains an adapter for all steps of its reference.
 fn check(adapter: &str, schedule: &str, ranks: u32, microbatches: u32) -> Vec<Step> {
     let reference = Reference::load_adapted(adapter);
@@ -32,7 +35,7 @@ fn check_first_steps(model: &str, schedule: &str, ranks: u32, config: &PipelineC
 
 #[test]
 fn one_rank_trains_as_peft_does() {
-    for adapter in ADAPTERS {
+    for adapter in ADAPTERS.into_iter().chain([OF_EXPERTS]) {
         check(adapter, "gpipe", 1, 1);
     }
 }

@@ -1,9 +1,9 @@
 //! Records an operation whose backward pass is composed of tensor operations, so that it runs on every
 //! device.
 //!
-//! The caller computes the result off the tape. [`record`] and [`record_four`] put it on the tape with a
-//! [`Rule`], which the backward pass asks for the gradients of the inputs. The tape keeps the rule, with the
-//! tensors that it needs, and no other tensor.
+//! The caller computes the result off the tape. [`record`], [`record_one`] and [`record_four`] put it on the
+//! tape with a [`Rule`], which the backward pass asks for the gradients of the inputs. The tape keeps the rule,
+//! with the tensors that it needs, and no other tensor.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -31,6 +31,12 @@ pub(crate) trait Rule<const N: usize = 2>: Debug + Send + Sync {
 pub(crate) fn record(inputs: [Tensor<2>; 2], result: Tensor<2>, rule: Arc<dyn Rule>) -> Tensor<2> {
     let Some(([first, second], result)) = on_one_tape(&inputs, &result) else { return result };
     Tensor::from_dispatch(<Dispatch as RecordBackend>::record(first, second, result, rule))
+}
+
+/// Like [`record`], but for an operation on one input.
+pub(crate) fn record_one(input: Tensor<2>, result: Tensor<2>, rule: Arc<dyn Rule<1>>) -> Tensor<2> {
+    let Some(([input], result)) = on_one_tape(&[input], &result) else { return result };
+    Tensor::from_dispatch(<Dispatch as RecordBackend>::record_one(input, result, rule))
 }
 
 /// Like [`record`], but for an operation on four inputs.
@@ -62,6 +68,16 @@ pub(crate) trait RecordBackend: Backend {
         rule: Arc<dyn Rule>,
     ) -> FloatTensor<Self> {
         let _ = (first, second, rule);
+        result
+    }
+
+    /// See [`record_one`].
+    fn record_one(
+        input: FloatTensor<Self>,
+        result: FloatTensor<Self>,
+        rule: Arc<dyn Rule<1>>,
+    ) -> FloatTensor<Self> {
+        let _ = (input, rule);
         result
     }
 
@@ -97,6 +113,14 @@ where
         rule: Arc<dyn Rule>,
     ) -> FloatTensor<Self> {
         recorded::<B, C, 2>([first, second], result, rule)
+    }
+
+    fn record_one(
+        input: FloatTensor<Self>,
+        result: FloatTensor<Self>,
+        rule: Arc<dyn Rule<1>>,
+    ) -> FloatTensor<Self> {
+        recorded::<B, C, 1>([input], result, rule)
     }
 
     fn record_four(

@@ -2,7 +2,7 @@
 //! name, and a complete checkpoint loses it before it is removed.
 
 use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::Path;
 
 use super::error::CheckpointError;
@@ -41,6 +41,17 @@ pub(super) fn remove_committed(checkpoint: &Path, folder: &FolderIdentity) -> Re
         Ok(()) => remove_folder(&doomed),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(source) => Err(CheckpointError::Io { action: "remove", path: checkpoint.to_owned(), source }),
+    }
+}
+
+/// Creates a folder, unless it exists. A link to a folder has the name too, and is not one.
+pub(super) fn create_folder(path: &Path) -> io::Result<()> {
+    match fs::create_dir(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            let is_folder = fs::symlink_metadata(path)?.is_dir();
+            if is_folder { Ok(()) } else { Err(error) }
+        }
+        created => created,
     }
 }
 

@@ -6,6 +6,9 @@
 //! complete when the parts on all machines name the files of all ranks
 //! ([`GatheredCopy`](super::GatheredCopy)).
 //!
+//! All users can make folders next to this one, so it must be private ([`private_folder`]), and nothing in it is
+//! reached through a link.
+//!
 //! ```text
 //! /dev/shm/pipewright-0123456789abcdef/
 //!   lock                      identifies the folder; it is not locked
@@ -21,19 +24,21 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use pipewright_system::bounded_file::open_regular_with;
+use pipewright_system::bounded_file::{create_fresh, open_lock, open_unlinked};
+use pipewright_system::private_folder;
 
-use super::committed::{COMMITTED, SAVING, committed_name, remove_folder, scratch_name};
+use super::committed::{COMMITTED, SAVING, committed_name, create_folder, remove_folder, scratch_name};
 use super::copy_parts::{CopyPart, FILES, GatheredCopy, SERIES};
 use super::error::CheckpointError;
 use super::folder::names;
 use super::identity::{FolderIdentity, LOCK};
-use super::manifest::{Manifest, StateFile};
+use super::manifest::{MANIFEST, Manifest, StateFile};
 use super::read::verify;
 use super::save::Saving;
 use super::state::{RankState, TrainingState};
@@ -63,27 +68,27 @@ pub struct CopyFolder {
 }
 
 impl CopyFolder {
-    /// Creates the folder, unless it exists. Only its user can read it.
+    /// Creates the folder, unless it exists. Only its user can enter it.
     ///
     /// # Errors
-    /// When the system reports an error.
+    /// When another user could have made or could change the folder, or the system reports an error.
     pub fn create(path: &Path) -> Result<Self, CheckpointError> {
-        let mut builder = fs::DirBuilder::new();
-        builder.recursive(true);
-        #[cfg(unix)]
-        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-        builder.create(path).map_err(CheckpointError::io("create", path))?;
+        private_folder::create(path).map_err(CheckpointError::NotPrivate)?;
         let lock = path.join(LOCK);
-        let options = File::options().read(true).write(true).create(true).truncate(false).clone();
-        let lock = open_regular_with(&lock, &options).map_err(CheckpointError::io("create", &lock))?;
+        let lock = open_lock(&lock).map_err(CheckpointError::io("create", &lock))?;
         Ok(Self { identity: FolderIdentity::new(path, lock) })
     }
 
     /// Finds a folder that exists.
     ///
     /// # Errors
-    /// When there is none, or the system reports an error.
+    /// When there is none, another user could have made or could change it, or the system reports an error.
     pub fn find(path: &Path) -> Result<Self, CheckpointError> {
+        match private_folder::require(path) {
+            // The identity reports that the folder is missing.
+            Err(error) if !error.is_missing() => return Err(CheckpointError::NotPrivate(error)),
+            _ => {}
+        }
         FolderIdentity::find(path, Duration::ZERO).map(|identity| Self { identity })
     }
 
@@ -126,13 +131,17 @@ impl CopyFolder {
     pub fn parts(&self) -> Result<Vec<CopyPart>, CheckpointError> {
         let mut parts = Vec::new();
         for step in self.steps()? {
-            if let Ok(manifest) = Manifest::read(&self.committed(step)) {
+            let committed = self.committed(step);
+            if is_file(&committed.join(MANIFEST))
+                && let Ok(manifest) = Manifest::read(&committed)
+            {
                 parts.extend(CopyPart::of_whole(manifest));
                 continue;
             }
             let folder = self.scratch(step);
             for name in names(&folder)? {
-                if !name.ends_with(PART) && !name.ends_with(RECEIVED) {
+                let is_part = name.ends_with(PART) || name.ends_with(RECEIVED);
+                if !is_part || !is_file(&folder.join(&name)) {
                     continue;
                 }
                 let part = Manifest::read_file(&folder.join(&name)).ok().filter(|part| part.step == step);
@@ -145,9 +154,15 @@ impl CopyFolder {
     /// Compares every byte of a file of a copy with its hash.
     ///
     /// # Errors
-    /// When the file is missing, damaged, cut short or of another step.
+    /// When the file is missing, damaged, cut short or of another step, or a link to another file.
     pub fn check_file(&self, step: u64, file: &StateFile) -> Result<(), CheckpointError> {
-        verify(&self.place(step), file, step).map(drop)
+        let path = self.file(step, &file.name);
+        match open_unlinked(&path, File::options().read(true)) {
+            Err(source) if source.kind() != ErrorKind::NotFound => {
+                Err(CheckpointError::Io { action: "open", path, source })
+            }
+            _ => verify(&self.place(step), file, step).map(drop),
+        }
     }
 
     /// Removes what is left here of another copy with the step of `copy`.
@@ -188,10 +203,9 @@ impl CopyFolder {
     pub(super) fn create_draft(&self, step: u64, name: &str) -> Result<File, CheckpointError> {
         self.identity.require()?;
         let place = self.place(step);
-        fs::create_dir_all(&place).map_err(CheckpointError::io("create", &place))?;
+        create_folder(&place).map_err(CheckpointError::io("create", &place))?;
         let draft = place.join(format!("{name}{DRAFT}"));
-        let options = File::options().write(true).create(true).truncate(true).clone();
-        open_regular_with(&draft, &options).map_err(CheckpointError::io("create", &draft))
+        create_fresh(&draft).map_err(CheckpointError::io("create", &draft))
     }
 
     /// Gives a file that has arrived its name.
@@ -229,9 +243,13 @@ impl CopyFolder {
     /// Removes the folder. It may already be gone.
     ///
     /// # Errors
-    /// When the system reports an error.
+    /// When another user could have made or could change the folder, or the system reports an error.
     pub fn remove(path: &Path) -> Result<(), CheckpointError> {
-        remove_folder(path)
+        match private_folder::require(path) {
+            Err(error) if error.is_missing() => Ok(()),
+            Err(error) => Err(CheckpointError::NotPrivate(error)),
+            Ok(()) => remove_folder(path),
+        }
     }
 
     /// Removes the copies that are not needed when this process begins to write the copy of `step`.
@@ -261,7 +279,7 @@ impl CopyFolder {
     /// Returns the folder that has the files of a copy.
     fn place(&self, step: u64) -> PathBuf {
         Some(self.committed(step))
-            .filter(|committed| committed.exists())
+            .filter(|committed| is_folder(committed))
             .unwrap_or_else(|| self.scratch(step))
     }
 
@@ -271,8 +289,19 @@ impl CopyFolder {
             let step = name.strip_prefix(COMMITTED).or_else(|| name.strip_prefix(SAVING))?;
             step.parse().ok()
         };
-        Ok(names(self.path())?.into_iter().filter_map(step_of).collect())
+        let folders = names(self.path())?.into_iter().filter(|name| is_folder(&self.path().join(name)));
+        Ok(folders.filter_map(step_of).collect())
     }
+}
+
+/// Returns whether a path is a folder, and not a link to one.
+fn is_folder(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
+}
+
+/// Returns whether a path is a file, and not a link to one.
+fn is_file(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.is_file())
 }
 
 /// The files of a copy that a process has written.
@@ -292,4 +321,139 @@ pub(super) struct WrittenPart {
     pub(super) name: String,
     pub(super) text: String,
     pub(super) files: Vec<String>,
+}
+
+#[cfg(unix)]
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+
+    use pipewright_data::Cursor;
+
+    use super::super::folder::CheckpointFolder;
+    use super::*;
+    use crate::ids::WorldRank;
+    use crate::memory::RankMemory;
+
+    const STEP: u64 = 7;
+    const NAME: &str = "rank-0000.safetensors";
+
+    /// A folder of copies, and a file of the user that nothing may change.
+    struct Scratch {
+        scratch: tempfile::TempDir,
+        path: PathBuf,
+    }
+
+    impl Scratch {
+        fn new() -> Self {
+            let scratch = tempfile::tempdir().expect("a scratch folder");
+            fs::write(scratch.path().join("mine"), "mine").expect("a file");
+            let path = scratch.path().join("copies");
+            Self { scratch, path }
+        }
+
+        fn mine(&self) -> PathBuf {
+            self.scratch.path().join("mine")
+        }
+
+        fn folder(&self) -> CopyFolder {
+            CopyFolder::create(&self.path).expect("the folder is ours")
+        }
+
+        /// Writes a copy without tensors.
+        fn write(&self) -> Result<WrittenCopy, CheckpointError> {
+            let rank = RankState {
+                rank: WorldRank::new(0),
+                stages: Vec::new(),
+                loss_scale: None,
+                memory: RankMemory::new(),
+            };
+            let (cursor, description) = (Cursor::default(), serde_json::Map::new());
+            let state = TrainingState { step: STEP, cursor, description, ranks: vec![rank] };
+            self.folder().write(state, 1, "series", &Arc::default())
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let is_unchanged = fs::read_to_string(self.mine()).is_ok_and(|text| text == "mine");
+            assert!(is_unchanged || std::thread::panicking(), "a link was followed");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_another_user_could_have_made_is_not_used() {
+        let scratch = Scratch::new();
+        scratch.write().expect("the folder is ours");
+        assert_eq!(scratch.folder().parts().map(|parts| parts.len()).ok(), Some(1));
+        let refused = || {
+            for result in [CopyFolder::find(&scratch.path), CopyFolder::create(&scratch.path)] {
+                assert!(matches!(result, Err(CheckpointError::NotPrivate(_))), "{result:?}");
+            }
+            CopyFolder::remove(&scratch.path).expect_err("it is not removed either");
+        };
+        fs::set_permissions(&scratch.path, fs::Permissions::from_mode(0o755)).expect("an own folder");
+        refused();
+        fs::set_permissions(&scratch.path, fs::Permissions::from_mode(0o700)).expect("an own folder");
+        CopyFolder::find(&scratch.path).expect("the folder is ours");
+        if chown(&scratch.path, Some(65534), None).is_ok() {
+            refused();
+            let own = fs::metadata(scratch.mine()).expect("a file").uid();
+            chown(&scratch.path, Some(own), None).expect("this is root");
+        }
+        let moved = scratch.scratch.path().join("moved");
+        fs::rename(&scratch.path, &moved).expect("a free name");
+        symlink(&moved, &scratch.path).expect("a link");
+        refused();
+    }
+
+    #[test]
+    fn links_in_the_folder_are_neither_written_nor_read() {
+        let scratch = Scratch::new();
+        let folder = scratch.folder();
+        let part = folder.scratch(STEP);
+        fs::create_dir(&part).expect("a folder");
+        for name in [NAME, "rank-0000.part", "rank-0000.part.draft", "rank-0001.safetensors.draft"] {
+            symlink(scratch.mine(), part.join(name)).expect("a link");
+        }
+        drop(folder.create_draft(STEP, "rank-0001.safetensors").expect("the link is removed"));
+        let written = scratch.write().expect("the links are removed").part.expect("a part");
+        assert_eq!(written.files, [NAME]);
+        // Links to the same bytes.
+        let parts = folder.parts().expect("a folder");
+        let (file, elsewhere) = (part.join(NAME), scratch.scratch.path().join("elsewhere"));
+        let gathered = GatheredCopy::gather(&[parts]).pop().expect("it is complete");
+        let stored = gathered.manifest().files[0].clone();
+        folder.check_file(STEP, &stored).expect("its hash is right");
+        fs::rename(&file, &elsewhere).expect("a free name");
+        symlink(&elsewhere, &file).expect("a link");
+        folder.check_file(STEP, &stored).expect_err("a link");
+        let moved = scratch.scratch.path().join("moved");
+        fs::rename(&part, &moved).expect("a free name");
+        symlink(&moved, &part).expect("a link");
+        assert_eq!(folder.parts().ok(), Some(Vec::new()));
+        scratch.write().expect_err("the place of the copy is a link");
+        folder.create_draft(STEP, NAME).expect_err("the place of the copy is a link");
+    }
+
+    #[test]
+    fn a_lock_that_is_not_a_file_of_its_own_is_refused() {
+        let check = |plant: &dyn Fn(&Path, &Path)| {
+            let scratch = Scratch::new();
+            drop(scratch.folder());
+            let lock = scratch.path.join(LOCK);
+            fs::remove_file(&lock).expect("the lock");
+            plant(&scratch.mine(), &lock);
+            CopyFolder::create(&scratch.path).expect_err("the lock is planted");
+            CheckpointFolder::own(&scratch.path).expect_err("the lock is planted");
+        };
+        check(&|mine, lock| symlink(mine, lock).expect("a link"));
+        check(&|mine, lock| symlink(mine.with_file_name("missing"), lock).expect("a link"));
+        check(&|mine, lock| fs::hard_link(mine, lock).expect("a second name"));
+        check(&|_, lock| fs::create_dir(lock).expect("a folder"));
+        check(&|_, lock| {
+            let made = std::process::Command::new("mkfifo").arg(lock).status();
+            assert!(made.is_ok_and(|status| status.success()), "a pipe, which nobody opens");
+        });
+    }
 }

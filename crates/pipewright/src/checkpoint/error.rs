@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use pipewright_system::private_folder::PrivateFolderError;
 use thiserror::Error;
 
 use super::finite::NotFinite;
@@ -24,6 +25,9 @@ pub enum CheckpointError {
         /// The system's reason.
         source: io::Error,
     },
+    /// Another user could have made the folder of copies, or could change it.
+    #[error(transparent)]
+    NotPrivate(PrivateFolderError),
     /// Another process owns the folder.
     #[error(
         "{}: process {} is at work in this folder; wait until it has ended",

@@ -7,7 +7,7 @@ use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-use pipewright_system::bounded_file::open_regular_with;
+use pipewright_system::bounded_file::open_lock;
 
 use super::committed::{
     COMMITTED, REMOVING, SAVING, committed_name, publish, remove_committed, remove_folder,
@@ -172,9 +172,7 @@ fn lock(folder: &Path) -> Result<File, CheckpointError> {
     /// The most bytes that the owner's process id has.
     const LONGEST: u64 = 64;
     let path = folder.join(LOCK);
-    let options = File::options().read(true).write(true).create(true).truncate(false).clone();
-    let opened = open_regular_with(&path, &options);
-    let mut file = opened.map_err(CheckpointError::io("open", &path))?;
+    let mut file = open_lock(&path).map_err(CheckpointError::io("open", &path))?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pipewright_system::bounded_file::open_regular;
+use pipewright_system::bounded_file::open_unlinked;
 
 use super::error::CheckpointError;
 
@@ -45,7 +45,7 @@ impl FolderIdentity {
         let lock = path.join(LOCK);
         let since = Instant::now();
         loop {
-            match open_regular(&lock) {
+            match open_unlinked(&lock, File::options().read(true)) {
                 Ok(file) => return Ok(Self::new(path, file)),
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(source) => return Err(CheckpointError::Io { action: "open", path: lock, source }),
@@ -76,7 +76,7 @@ impl FolderIdentity {
     pub fn require(&self) -> Result<(), CheckpointError> {
         let lock = self.path.join(LOCK);
         let own = self.lock.metadata().map_err(CheckpointError::io("look at", &lock))?;
-        match fs::metadata(&lock) {
+        match fs::symlink_metadata(&lock) {
             Ok(found) if is_same(&own, &found) => Ok(()),
             Ok(_) => Err(CheckpointError::FolderReplaced { path: self.path.clone() }),
             Err(error) if error.kind() == ErrorKind::NotFound && self.path.exists() => {

@@ -3,7 +3,7 @@
 //! Several processes that share one folder may write files. Each process writes a note for every file, after
 //! the file. The process that began the checkpoint commits it when it has read the notes of all ranks.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use burn::tensor::{BoolStore, DType};
-use pipewright_system::bounded_file::{SMALL_TEXT, read_regular, write_regular};
+use pipewright_system::bounded_file::{SMALL_TEXT, read_regular, write_fresh};
 use serde::{Deserialize, Serialize};
 
-use super::committed::{committed_name, publish, scratch_name, sync_folder};
+use super::committed::{committed_name, create_folder, publish, scratch_name, sync_folder};
 use super::error::CheckpointError;
 use super::finite::NotFinite;
 use super::folder::CheckpointFolder;
@@ -61,12 +61,9 @@ impl Saving {
     pub fn join(folder: &FolderIdentity, step: u64) -> Result<Self, CheckpointError> {
         folder.require()?;
         let scratch = folder.path().join(scratch_name(step));
-        match fs::create_dir(&scratch) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-                return Err(folder.explain(CheckpointError::io("create", &scratch)(error)));
-            }
-            _ => {}
-        }
+        create_folder(&scratch)
+            .map_err(CheckpointError::io("create", &scratch))
+            .map_err(|error| folder.explain(error))?;
         Ok(Self { folder: folder.clone(), scratch, step, owns_scratch: false, written: Arc::default() })
     }
 
@@ -91,7 +88,7 @@ impl Saving {
         let RankState { rank, stages, loss_scale, memory } = state;
         let _counted = memory.count_this_thread();
         let name = format!("rank-{:04}.safetensors", rank.get());
-        let mut texts = HashMap::from([(STEP.to_owned(), self.step.to_string())]);
+        let mut texts = BTreeMap::from([(STEP.to_owned(), self.step.to_string())]);
         if let Some(LossScale { factor, updates }) = loss_scale {
             texts.insert(LOSS_SCALE.to_owned(), format!("{factor} {updates}"));
         }
@@ -118,7 +115,7 @@ impl Saving {
         let tensors = tensors.into_values().collect();
         let path = self.scratch.join(&name);
         let (bytes, hash) =
-            tensor_file::write(&path, texts, tensors, &self.written).map_err(|error| match error {
+            tensor_file::write(&path, &texts, tensors, &self.written).map_err(|error| match error {
                 WriteError::NotFinite { name, found } => self.not_finite(names.path_of(&name), found),
                 WriteError::Other(error) => error,
             })?;
@@ -157,7 +154,7 @@ impl Saving {
     pub(super) fn put(&self, name: &str, text: &str) -> Result<(), CheckpointError> {
         self.folder.require()?;
         let (path, draft) = (self.scratch.join(name), self.scratch.join(format!("{name}.draft")));
-        let written = write_regular(&draft, text.as_bytes()).and_then(|()| fs::rename(&draft, &path));
+        let written = write_fresh(&draft, text.as_bytes()).and_then(|()| fs::rename(&draft, &path));
         written.map_err(CheckpointError::io("write", &path))
     }
 
@@ -307,7 +304,7 @@ fn add_stage(
     stage: StageState,
     names: &Names,
     tensors: &mut BTreeMap<String, Named>,
-    texts: &mut HashMap<String, String>,
+    texts: &mut BTreeMap<String, String>,
 ) -> Result<(), CheckpointError> {
     let StageState { parameters, optimizer, row_shard } = stage;
     if let Some(parameter) = parameters.iter().find(|parameter| parameter.path.contains(FIELD)) {

@@ -2,16 +2,17 @@
 //!
 //! Tensors are written, hashed and dropped one at a time. Everything is little-endian.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::{BoolStore, DType, TensorData};
-use pipewright_system::bounded_file::create_regular;
+use pipewright_system::bounded_file::create_fresh;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
+use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use super::error::CheckpointError;
 use super::finite::NotFinite;
@@ -161,12 +162,12 @@ pub(super) fn from_stored(dtype: Dtype) -> Option<DType> {
 /// during the write. Ends early at the first tensor with elements that it may not have.
 pub(super) fn write(
     path: &Path,
-    texts: HashMap<String, String>,
+    texts: &BTreeMap<String, String>,
     tensors: Vec<Named>,
     written: &AtomicU64,
 ) -> Result<(u64, blake3::Hash), WriteError> {
     let header = header(texts, &tensors)?;
-    let file = create_regular(path).map_err(CheckpointError::io("create", path))?;
+    let file = create_fresh(path).map_err(CheckpointError::io("create", path))?;
     let mut sink = Sink { file, hasher: blake3::Hasher::new(), bytes: 0, unsynced: 0, written };
     sink.put(&header, |_| ()).map_err(CheckpointError::io("write", path))?;
     for Named { name, content, accepted } in tensors {
@@ -211,7 +212,7 @@ impl Sink<'_> {
 }
 
 /// Returns the length field and header of a file with these tensors, in this order.
-fn header(texts: HashMap<String, String>, tensors: &[Named]) -> Result<Vec<u8>, CheckpointError> {
+fn header(texts: &BTreeMap<String, String>, tensors: &[Named]) -> Result<Vec<u8>, CheckpointError> {
     let mut offset = 0;
     let mut infos = Vec::with_capacity(tensors.len());
     for Named { name, content, .. } in tensors {
@@ -223,13 +224,28 @@ fn header(texts: HashMap<String, String>, tensors: &[Named]) -> Result<Vec<u8>, 
         offset += shape.iter().product::<usize>() * dtype.size();
         infos.push((name.clone(), TensorInfo { dtype: stored, shape, data_offsets: (start, offset) }));
     }
-    let metadata = Metadata::new(Some(texts), infos).expect("offsets follow each other");
-    let mut json = serde_json::to_vec(&metadata).expect("a header is plain data");
+    let mut json = serde_json::to_vec(&HeaderText { texts, infos: &infos }).expect("a header is plain data");
     // Tensors start at a multiple of eight, as the format recommends.
     json.resize(json.len().next_multiple_of(8), b' ');
     let mut header = (json.len() as u64).to_le_bytes().to_vec();
     header.append(&mut json);
     Ok(header)
+}
+
+/// A header as it is written, with texts and tensors in their order. The library's own writer has the texts in
+/// an order that differs from process to process.
+struct HeaderText<'a> {
+    texts: &'a BTreeMap<String, String>,
+    infos: &'a [(String, TensorInfo)],
+}
+
+impl Serialize for HeaderText<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.infos.len() + 1))?;
+        map.serialize_entry("__metadata__", self.texts)?;
+        self.infos.iter().try_for_each(|(name, info)| map.serialize_entry(name, info))?;
+        map.end()
+    }
 }
 
 /// A file's header.

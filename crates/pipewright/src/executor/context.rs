@@ -2,6 +2,7 @@
 //! ranks that it exchanges messages with, the placement of the stages, and the configuration.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use pipewright_schedule::{Placement, Rank, StageIndex};
 
@@ -186,9 +187,15 @@ impl RankContext {
         self.next_batch.digest().filter(|_| self.is_distributed)
     }
 
-    /// Like [`RankContext::next_batch`], if this rank has the batch already.
+    /// Like [`RankContext::next_batch`], if this rank has the batch already and may begin it. A rank of a process
+    /// that is asked to end begins no further batch.
     pub(super) fn sent_batch(&self) -> Option<u64> {
-        self.next_batch.sent().filter(|_| self.is_distributed)
+        self.next_batch.sent().filter(|_| self.is_distributed && !self.is_interrupted())
+    }
+
+    /// Returns whether the interrupt flag is raised in this process.
+    pub(super) fn is_interrupted(&self) -> bool {
+        self.config.interrupt.as_ref().is_some_and(|flag| flag.load(Ordering::Relaxed))
     }
 
     /// Returns the row of this rank in a step's timeline, which has a row for each tensor group.

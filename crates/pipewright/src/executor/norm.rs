@@ -14,7 +14,8 @@
 //! the other tree adds them (`square_parts.rs`).
 //!
 //! With a loss scale above the smallest, gradients that are not finite may be too large for f16 only because
-//! of the scale. Then the norm is infinite, and every rank that gets it skips the update.
+//! of the scale. Then the norm is infinite, and every rank that gets it skips the update. If steps are verified,
+//! this needs a second computation of the step with the same bits.
 //!
 //! If groups of parameters have largest norms of their own, the root also computes the norm of each group,
 //! and the norm of the other parameters. Every rank then clips each group by its own norm.
@@ -140,7 +141,9 @@ pub(super) fn norms(
         order.clone().map(|(_, indices, _)| indices.iter().map(|&index| gathered[index]).sum()).collect();
     let order = order.zip(squares).map(|((path, _, group), square)| (path, square, group));
     if let Some((path, ..)) = order.clone().find(|(_, square, _)| !square.is_finite()) {
-        return if input.loss_scale > LossScaling::SMALLEST {
+        // A verified step is computed again before its update is skipped: a wrong bit may be the reason.
+        let is_first = input.verification.is_some_and(|verification| verification.is_first);
+        return if input.loss_scale > LossScaling::SMALLEST && !is_first {
             Ok(Norms { whole: f64::INFINITY, ..Norms::default() })
         } else {
             Err(Cause::GradientNotFinite { parameter: path.clone() })

@@ -148,7 +148,6 @@ impl RankReport {
         let Records { events, skips, scopes, losses, auxiliary, loads, waited, exchange } =
             recorder.take(memory);
         let config = context.config();
-        let interrupt = config.interrupt.as_ref();
         let report = Self {
             rank: context.world_rank(),
             losses,
@@ -174,7 +173,7 @@ impl RankReport {
             undeferred,
             difference: None,
             next_batch: context.next_batch(),
-            interrupted: interrupt.is_some_and(|flag| flag.load(Ordering::Relaxed)),
+            interrupted: context.is_interrupted(),
             announced: config.announcement.load(Ordering::Relaxed),
         };
         if context.tensor_rank().index == 0 { report } else { report.without_results_of_group() }

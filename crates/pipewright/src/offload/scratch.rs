@@ -1,4 +1,5 @@
-//! A file for one microbatch, whose space is free when it is dropped or its process ends.
+//! A file for one microbatch, whose space is free when it is dropped or its process ends. Its folder may be one that
+//! all users write to, so the file has no name if possible, and only its user can open it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -19,8 +20,17 @@ impl ScratchFile {
 
     /// Makes an empty file in `folder`. `name` is a part of its name, for error messages.
     pub(super) fn create(folder: &Path, name: &str) -> io::Result<Self> {
+        if let Some(file) = without_name(folder) {
+            return Ok(Self { file, path: folder.join(name), is_named: false });
+        }
+        Self::create_named(folder, name)
+    }
+
+    fn create_named(folder: &Path, name: &str) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         let process = process::id();
         let mut last = None;
         for number in 0..Self::NAMES {
@@ -59,6 +69,22 @@ impl ScratchFile {
     }
 }
 
+/// Makes a file that never has a name; `None` if the system or the file system has no such files, or reports another
+/// error, which a file with a name then has too.
+#[cfg(target_os = "linux")]
+fn without_name(folder: &Path) -> Option<File> {
+    use rustix::fs::{Mode, OFlags};
+
+    // With `EXCL`, it cannot get a name later.
+    let flags = OFlags::TMPFILE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+    rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR).ok().map(File::from)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn without_name(_folder: &Path) -> Option<File> {
+    None
+}
+
 impl Drop for ScratchFile {
     fn drop(&mut self) {
         if self.is_named {
@@ -74,10 +100,22 @@ mod tests {
 
     #[test]
     fn a_file_leaves_nothing_behind() {
+        check(ScratchFile::create);
+        check(ScratchFile::create_named);
+    }
+
+    fn check(create: impl Fn(&Path, &str) -> io::Result<ScratchFile>) {
         let folder = tempfile::tempdir().expect("a folder");
         let files = || std::fs::read_dir(folder.path()).expect("a folder").count();
         let mut made: Vec<ScratchFile> =
-            (0..3).map(|_| ScratchFile::create(folder.path(), "a").expect("a file")).collect();
+            (0..3).map(|_| create(folder.path(), "a").expect("a file")).collect();
+        #[cfg(unix)]
+        for file in &made {
+            use std::os::unix::fs::PermissionsExt;
+
+            let mode = file.file.metadata().expect("an open file").permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "no other user can open it");
+        }
         for (number, file) in (0..).zip(&mut made) {
             file.write_all(&[number; 5]).expect("space");
         }

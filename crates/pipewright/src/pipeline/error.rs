@@ -114,6 +114,10 @@ pub enum PipelineError {
          after `step_ahead`, call `step` or `step_ahead` instead of `finish`"
     )]
     FinishedElsewhere,
+    /// The interrupt flag ([`PipelineConfig::interrupt`](super::PipelineConfig::interrupt)) was raised in some
+    /// process during an evaluation, which has no result then. It is the same in every process.
+    #[error("the evaluation was interrupted: to have its result, lower the flag and evaluate again")]
+    Interrupted,
     /// No training step was begun.
     #[error("no step has begun, so none can be finished: call `begin` first")]
     NoStepBegun,

@@ -34,6 +34,7 @@ mod seeded;
 
 pub use crate::config::PipelineConfig;
 pub use crate::executor::{ExchangeTime, NamedParameter, UndeferredParameter};
+pub(crate) use begun::Begin;
 pub use build_error::BuildError;
 pub use builder::PipelineBuilder;
 pub use error::PipelineError;

@@ -12,7 +12,7 @@ use pipewright_schedule::{Slices, ValidatedProgram};
 
 use super::accumulation::Accumulation;
 use super::answers::Answers;
-use super::begun::{Running, Waiting};
+use super::begun::{Begin, Condition, Running, Waiting};
 use super::error::PipelineError;
 use super::ranks::Ranks;
 use super::report_link::ReportLink;
@@ -225,9 +225,15 @@ impl Pipeline {
     fn evaluate(&mut self, batch: Result<Batch, PipelineError>) -> Result<EvalSummary, PipelineError> {
         self.require_none_begun()?;
         self.setup.prepare_evaluation()?;
-        let batch = self.checked(batch, Purpose::Evaluate);
-        let batch =
-            self.agreed(Waiting { batch, purpose: Purpose::Evaluate, common: None, start: Instant::now() })?;
+        let purpose = Purpose::Evaluate;
+        let batch = self.checked(batch, purpose);
+        let batch = self.agreed(Waiting {
+            batch,
+            purpose,
+            when: Begin::Always,
+            common: None,
+            start: Instant::now(),
+        })?;
         let plan = StepPlan::evaluation(self.ranks.next_step(), &batch);
         let reports = self.run(&plan, batch)?;
         self.last_end = None;
@@ -289,25 +295,28 @@ impl Pipeline {
 
     /// Lets all ranks evaluate, and returns their reports.
     fn run(&mut self, plan: &StepPlan, batch: CheckedBatch) -> Result<Vec<RankReport>, PipelineError> {
-        let replies = self.send_inputs(plan, batch, &StepOrigin::default(), false)?;
+        let replies = self.send_inputs(plan, batch, &StepOrigin::default(), &Condition::None)?;
         let answers = self.collect(plan.at(), &replies);
         self.conclude(plan.at(), answers)
     }
 
-    /// Sends every rank its input of a step, and returns the channel of their answers. An offered step is begun
-    /// only if all ranks have the same next batch.
+    /// Sends every rank its input of a step, and returns the channel of their answers.
     pub(super) fn send_inputs(
         &mut self,
         plan: &StepPlan,
         batch: CheckedBatch,
         origin: &StepOrigin,
-        is_offered: bool,
+        condition: &Condition,
     ) -> Result<Receiver<(WorldRank, StepReply)>, PipelineError> {
         let mut inputs = plan.inputs_of(&self.setup, self.ranks.ids(), batch, origin).into_iter();
         self.ranks.begin(plan.at());
         let replies = self.ranks.command(|reply| {
             let input = Box::new(inputs.next().expect("one input for each rank"));
-            if is_offered { Command::NextStep { input, reply } } else { Command::Step { input, reply } }
+            match condition {
+                Condition::None => Command::Step { input, gate: None, reply },
+                Condition::Gate { gate, .. } => Command::Step { input, gate: Some(gate.clone()), reply },
+                Condition::Offer(_) => Command::NextStep { input, reply },
+            }
         });
         // A refused command does not count as a step.
         self.ranks.return_to(if replies.is_ok() { plan.last_step() } else { plan.done() });

@@ -153,6 +153,8 @@ pub struct EvalSummary {
     pub outputs: Vec<Values>,
     /// As in [`StepSummary`].
     pub stage_outputs: BTreeMap<StageIndex, Vec<Values>>,
+    /// As in [`StepSummary`], at the end of the evaluation.
+    pub interrupted: bool,
     /// The actions of each rank with their times, in seconds since the step began.
     pub timeline: Timeline,
 }
@@ -260,11 +262,16 @@ pub(super) fn training(
         sends_in_flight: reports.iter().map(|report| report.sends_in_flight).collect(),
         boundary_bytes: reports.iter().map(|report| report.boundary_bytes).collect(),
         undeferred: undeferred(&mut reports),
-        interrupted: reports.iter().any(|report| report.interrupted),
+        interrupted: is_interrupted(&reports),
         announced: reports.first().map_or(0, |report| report.announced),
         timeline: timeline(setup, &mut reports),
         wall,
     }
+}
+
+/// Returns whether the interrupt flag was raised on a rank.
+pub(super) fn is_interrupted(reports: &[RankReport]) -> bool {
+    reports.iter().any(|report| report.interrupted)
 }
 
 /// Merges the reports of all ranks into the results of an evaluation. The outputs of the slices of a
@@ -292,6 +299,7 @@ pub(super) fn evaluation(
         losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect(),
         outputs: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect(),
         stage_outputs: stage_outputs(&mut reports),
+        interrupted: is_interrupted(&reports),
         timeline: timeline(setup, &mut reports),
     })
 }

@@ -15,18 +15,25 @@
 //!
 //! In each case the ranks begin before the caller reads the results.
 //!
+//! A [`Trainer`](crate::train::Trainer) begins the next step unless the interrupt flag is raised
+//! ([`Begin::UnlessInterrupted`]): a process that is asked to end would otherwise have to finish that step. Within
+//! one process, the first rank that comes to the batch reads the flag for all of them ([`Gate`]). In several
+//! processes, a rank whose flag is raised does not say that it has the next batch, so no rank begins it, and the
+//! reports say why to all processes.
+//!
 //! A failure of a batch drops the next one. Ranks that are in the next batch stop there, because a failure
 //! stops its own attempt and later ones ([`Abort`](crate::failure::Abort)). If the next batch fails, ranks that
 //! are still in the batch before it complete that one.
 
 use std::time::Instant;
 
-use super::begun::{Offered, Running, Waiting};
+use super::begun::{Begin, Condition, Offered, Running, Waiting};
 use super::error::PipelineError;
 use super::running::{Pipeline, StepAnswers};
 use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
-use super::summary::{StepSummary, input_gradients, training};
+use super::summary::{StepSummary, input_gradients, is_interrupted, training};
 use crate::batch::{Batch, Purpose};
+use crate::driver::Gate;
 use crate::executor::{StepOrigin, agree_alike, digest};
 use crate::failure::StepError;
 use crate::verification::Verify;
@@ -100,7 +107,7 @@ impl Pipeline {
     /// error of the call of [`Pipeline::finish`] that would return its results. A step that runs is not
     /// affected.
     pub fn begin(&mut self, batch: Batch, learning_rate: f64) -> Result<(), PipelineError> {
-        self.begin_for(Ok(batch), Purpose::Update { learning_rate })
+        self.begin_for(Ok(batch), Purpose::Update { learning_rate }, Begin::Always)
     }
 
     /// Begins a batch without an update, like [`Pipeline::accumulate`], without waiting for its results, like
@@ -109,7 +116,7 @@ impl Pipeline {
     /// # Errors
     /// As [`Pipeline::begin`].
     pub fn begin_accumulating(&mut self, batch: Batch) -> Result<(), PipelineError> {
-        self.begin_for(Ok(batch), Purpose::Accumulate)
+        self.begin_for(Ok(batch), Purpose::Accumulate, Begin::Always)
     }
 
     /// Returns whether a batch was begun that is not finished.
@@ -161,7 +168,7 @@ impl Pipeline {
         purpose: Purpose,
     ) -> Result<StepSummary, PipelineError> {
         self.require_none_begun()?;
-        self.begin_for(batch, purpose)?;
+        self.begin_for(batch, purpose, Begin::Always)?;
         self.finish()
     }
 
@@ -171,6 +178,7 @@ impl Pipeline {
         &mut self,
         batch: Result<Batch, PipelineError>,
         purpose: Purpose,
+        when: Begin,
     ) -> Result<(), PipelineError> {
         if self.begun.len() + usize::from(self.waiting.is_some()) == MOST_BEGUN {
             return Err(PipelineError::StepsBegun);
@@ -181,9 +189,10 @@ impl Pipeline {
         let before = self.begun.back().and_then(|before| before.as_ref().ok()).map(|running| &running.plan);
         let follows = before.is_some_and(|before| self.may_follow(before));
         let follows_update = follows && before.is_some_and(StepPlan::updates);
-        let waiting = Waiting { batch, purpose, common: None, start };
+        let waiting = Waiting { batch, purpose, when, common: None, start };
         if self.begun.is_empty() || is_alone && follows {
-            let running = self.agree_and_send(waiting);
+            let condition = self.gate_for(when);
+            let running = self.agree_and_send(waiting, condition);
             self.begun.push_back(running);
             return Ok(());
         }
@@ -197,6 +206,15 @@ impl Pipeline {
         Ok(())
     }
 
+    /// Returns the gate of a batch that the ranks of this process get while another one runs, if it has one.
+    fn gate_for(&self, when: Begin) -> Condition {
+        let interrupt = self.setup.config().interrupt.clone();
+        match interrupt.filter(|_| when == Begin::UnlessInterrupted && self.has_begun()) {
+            Some(interrupt) => Condition::Gate { gate: Gate::new(interrupt), last: self.ranks.at() },
+            None => Condition::None,
+        }
+    }
+
     /// Gives the ranks a batch that they begin only if all processes have begun the same one. Returns `None` if
     /// they do not have it, because it cannot be used.
     fn offer(&mut self, waiting: &Waiting) -> Option<Running> {
@@ -206,8 +224,9 @@ impl Pipeline {
         let mut batch = checked.clone();
         batch.adopt(&self.setup, agree_alike(form).ok()?);
         let last = self.ranks.at();
-        let offered = Offered { batch: checked.clone(), purpose: waiting.purpose, last };
-        let Ok(running) = self.send_batch(batch, waiting.start, Some(offered)) else {
+        let Waiting { purpose, when, start, .. } = *waiting;
+        let offered = Offered { batch: checked.clone(), purpose, when, last };
+        let Ok(running) = self.send_batch(batch, start, Condition::Offer(Box::new(offered))) else {
             self.ranks.begin(last);
             return None;
         };
@@ -219,15 +238,44 @@ impl Pipeline {
     /// Takes back the batch that was offered after the one that has ended, if there is one, and lets it wait. No
     /// rank has begun it. Other processes may not have offered it, so its numbers do not count.
     fn take_back_offer(&mut self) {
-        let is_offered =
-            |next: &mut Result<Running, _>| next.as_ref().is_ok_and(|next| next.offered.is_some());
-        let Some(Ok(Running { offered, start, .. })) = self.begun.pop_front_if(is_offered) else { return };
-        if let Some(Offered { batch, purpose, last }) = offered {
-            self.ranks.begin(last);
-            // The batch before it has updated.
-            self.accumulation.begin_batch(None);
-            self.waiting = Some(Waiting { batch: Ok(batch), purpose, common: None, start });
+        let is_offered = |next: &mut Result<Running, _>| {
+            next.as_ref().is_ok_and(|next| matches!(next.condition, Condition::Offer(_)))
+        };
+        let Some(Ok(Running { condition, start, .. })) = self.begun.pop_front_if(is_offered) else { return };
+        if let Condition::Offer(offered) = condition {
+            let Offered { batch, purpose, when, last } = *offered;
+            self.take_back(last);
+            self.waiting = Some(Waiting { batch: Ok(batch), purpose, when, common: None, start });
         }
+    }
+
+    /// Withdraws the next batch if the interrupt flag was raised before a rank began it. `is_interrupted` is the
+    /// flag in the reports on the batch before. Returns whether the batch is withdrawn, which is the same in every
+    /// process.
+    fn withdraw(&mut self, is_interrupted: bool) -> bool {
+        let is_closed = |next: &mut Result<Running, _>| {
+            next.as_ref()
+                .is_ok_and(|next| matches!(&next.condition, Condition::Gate { gate, .. } if !gate.is_open()))
+        };
+        if let Some(Ok(Running { condition: Condition::Gate { last, .. }, .. })) =
+            self.begun.pop_front_if(is_closed)
+        {
+            self.take_back(last);
+            return true;
+        }
+        let may_withdraw = |waiting: &mut Waiting| waiting.when == Begin::UnlessInterrupted;
+        let is_withdrawn = is_interrupted && self.waiting.take_if(may_withdraw).is_some();
+        if is_withdrawn {
+            self.setup.next_batch().set(None);
+        }
+        is_withdrawn
+    }
+
+    /// Goes back to the numbers of the last command before a batch that no rank has begun. The batch before it has
+    /// updated.
+    fn take_back(&mut self, last: StepAttempt) {
+        self.ranks.begin(last);
+        self.accumulation.begin_batch(None);
     }
 
     /// Returns whether the ranks may get the next batch before the results of a batch with this plan are known.
@@ -242,40 +290,40 @@ impl Pipeline {
     fn send_waiting(&mut self) {
         if let Some(waiting) = self.waiting.take() {
             self.setup.next_batch().set(None);
-            let running = self.agree_and_send(waiting);
+            let running = self.agree_and_send(waiting, Condition::None);
             self.begun.push_back(running);
         }
     }
 
     /// Compares a batch with the other processes' batches, and gives it to the ranks.
-    fn agree_and_send(&mut self, waiting: Waiting) -> Result<Running, PipelineError> {
+    fn agree_and_send(&mut self, waiting: Waiting, condition: Condition) -> Result<Running, PipelineError> {
         if self.setup.program().is_forward_only() {
             return Err(PipelineError::ForwardOnly);
         }
         let start = waiting.start;
         let batch = self.agreed(waiting)?;
         self.verifier.keep(&batch, !self.accumulation.is_pending());
-        let sent = self.send_batch(batch, start, None);
+        let sent = self.send_batch(batch, start, condition);
         if sent.is_err() {
             self.verifier.refuse();
         }
         sent
     }
 
-    /// Gives the ranks a batch. They begin a batch that is offered only if all of them have the same one.
+    /// Gives the ranks a batch.
     fn send_batch(
         &mut self,
         batch: CheckedBatch,
         start: Instant,
-        offered: Option<Offered>,
+        condition: Condition,
     ) -> Result<Running, PipelineError> {
         let unit = self.accumulation.unit(batch.unit())?;
         let (at, loss_scale) = (self.ranks.next_step(), self.accumulation.loss_scale());
         let plan = StepPlan::training(at, &batch, unit, loss_scale, self.verifier.verification());
         let origin = StepOrigin::default();
-        let replies = self.send_inputs(&plan, batch, &origin, offered.is_some())?;
+        let replies = self.send_inputs(&plan, batch, &origin, &condition)?;
         self.accumulation.begin_batch((!plan.updates()).then_some(unit));
-        Ok(Running { plan, origin, replies, start, offered })
+        Ok(Running { plan, origin, replies, start, condition })
     }
 
     /// Waits for the results of a batch. A suspicious step is repeated with all its batches.
@@ -310,7 +358,7 @@ impl Pipeline {
                     first
                 }
             };
-            next = self.send_batch(batch, start, None);
+            next = self.send_batch(batch, start, Condition::None);
         }
     }
 
@@ -331,6 +379,7 @@ impl Pipeline {
         // Fails only if no batch may follow before the end of this one, so nothing runs then.
         let gradients = input_gradients(&self.setup, &plan, &mut reports);
         let gradients = gradients.map_err(|source| PipelineError::Cut { source })?;
+        let is_withdrawn = self.withdraw(is_interrupted(&reports));
         if let Some(waiting) = &mut self.waiting {
             waiting.common = reports.iter().find_map(|report| report.next_batch);
         }
@@ -342,7 +391,8 @@ impl Pipeline {
         let began_early = self.finished.is_some_and(|finished| start < finished);
         let start = self.finished.map_or(start, |finished| start.max(finished));
         let summary = training(&self.setup, plan, reports, gradients, start.elapsed());
-        let mut summary = StepSummary { began_early, ..summary };
+        let interrupted = summary.interrupted || is_withdrawn;
+        let mut summary = StepSummary { began_early, interrupted, ..summary };
         self.note_gap(origin, &mut summary);
         if updates {
             self.accumulation.scale_losses(self.setup.config().loss_scaling, summary.skipped);

@@ -115,6 +115,8 @@ impl Verifier {
         let Some(suspicion) = self.suspicion.take() else { return };
         let is_reproduced = match suspicion {
             Suspicion::Jump { usual, .. } => summary.gradient_norm > JUMP * usual,
+            // With a loss scale, the repetition skips its update.
+            Suspicion::Gradient { .. } => summary.skipped,
             _ => false,
         };
         let repetitions = self.repetition;

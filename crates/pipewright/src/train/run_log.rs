@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use pipewright_schedule::Timeline;
-use pipewright_system::bounded_file::{open_regular_with, read_regular, write_regular};
+use pipewright_system::bounded_file::{open_regular_with, read_regular, write_fresh, write_regular};
 use serde_json::Value as Json;
 
 use crate::pipeline::StepSummary;
@@ -251,7 +251,7 @@ fn keep_lines(path: &Path, file: &File, done: u64) -> Result<Option<Json>, RunLo
     if kept < text.len() {
         let numbers = (1..).map(|number: u32| path.with_file_name(format!("metrics.{number}.jsonl")));
         let aside = numbers.into_iter().find(|path| !path.exists()).unwrap_or_default();
-        write_regular(&aside, &text[kept..]).map_err(failed("written", &aside))?;
+        write_fresh(&aside, &text[kept..]).map_err(failed("written", &aside))?;
         file.set_len(kept as u64).map_err(failed("written", path))?;
     }
     Ok(last)

@@ -48,8 +48,11 @@ pub(super) fn continue_texts(
             if group.iter().all(|text| text.is_ended) {
                 break;
             }
-            let outputs = pipeline.eval(batch(group, shape), None::<Tensor<2, Int>>)?.outputs;
-            append(group, outputs, shape[1], limits.ends)?;
+            let summary = pipeline.eval(batch(group, shape), None::<Tensor<2, Int>>)?;
+            if summary.interrupted {
+                return Err(PipelineError::Interrupted);
+            }
+            append(group, summary.outputs, shape[1], limits.ends)?;
         }
     }
     let generated = texts.into_iter().zip(prompts);

@@ -78,6 +78,15 @@ impl EventFile {
         self.write(&event(now(), metrics.step, SUMMARY, &summary))
     }
 
+    /// Appends the validation losses of an evaluation after a step whose other metrics are written.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn evaluation(&mut self, metrics: &Metrics) -> Result<(), EventFileError> {
+        let summary = summary(&validation_scalars(metrics).collect::<Vec<_>>());
+        self.write(&event(now(), metrics.step, SUMMARY, &summary))
+    }
+
     fn write(&mut self, data: &[u8]) -> Result<(), EventFileError> {
         let written = self.file.write_all(&record(data)).and_then(|()| self.file.flush());
         written.map_err(|source| EventFileError { path: self.path.clone(), source })
@@ -104,11 +113,7 @@ fn scalars(metrics: &Metrics) -> Vec<(String, f64)> {
     let interval = metrics.checkpoint_interval.map(|steps| ("checkpoint/interval".to_owned(), steps as f64));
     scalars.extend(interval);
     scalars.extend(metrics.checkpoint_cost_ms.map(|value| ("checkpoint/cost_ms".to_owned(), value)));
-    scalars.extend(metrics.validation_loss.map(|loss| ("validation/loss".to_owned(), loss)));
-    let sources = (1..).zip(&metrics.validation_sources);
-    let source_losses = sources
-        .filter_map(|(number, source): (u32, _)| Some((format!("validation/source_{number}"), source.loss?)));
-    scalars.extend(source_losses);
+    scalars.extend(validation_scalars(metrics));
     scalars.extend(metrics.auxiliary.iter().map(|(name, loss)| (format!("auxiliary/{name}"), *loss)));
     let ranks = (0..).zip(&metrics.bubble_per_rank);
     scalars.extend(ranks.map(|(rank, bubble): (u32, _)| (format!("bubble/rank_{rank}"), *bubble)));
@@ -123,6 +128,15 @@ fn scalars(metrics: &Metrics) -> Vec<(String, f64)> {
     let ranks = (0..).zip(&metrics.peak_bytes);
     scalars.extend(ranks.map(|(rank, bytes): (u32, _)| (format!("peak_bytes/rank_{rank}"), *bytes as f64)));
     scalars
+}
+
+/// Returns the validation losses of a step with their names.
+fn validation_scalars(metrics: &Metrics) -> impl Iterator<Item = (String, f64)> {
+    let whole = metrics.validation_loss.map(|loss| ("validation/loss".to_owned(), loss));
+    let sources = (1..).zip(&metrics.validation_sources);
+    let source_losses = sources
+        .filter_map(|(number, source): (u32, _)| Some((format!("validation/source_{number}"), source.loss?)));
+    whole.into_iter().chain(source_losses)
 }
 
 /// Returns a `Summary` message.

@@ -12,7 +12,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::batch::{Batch, Purpose};
 use crate::checkpoint::{Checkpoint, TrainingState};
-use crate::pipeline::{Pipeline, PipelineError, StepSummary};
+use crate::pipeline::{Begin, Pipeline, PipelineError, StepSummary};
 use crate::train::accumulation::{batches_at, joined};
 use crate::train::expert_balance::ExpertBalance;
 use crate::train::metrics::Metrics;
@@ -21,9 +21,6 @@ use crate::train::sample::{Limits, continue_texts};
 use crate::train::token_batch::split;
 use crate::train::validation::{Validation, ValidationLosses};
 use pipewright_data::{Cursor, DataError, TokenRows};
-
-/// The member of a checkpoint's description that holds the elapsed seconds.
-const ELAPSED: &str = "elapsed_s";
 
 /// A pipeline with its data.
 pub struct Trainer {
@@ -151,7 +148,9 @@ impl Trainer {
     /// ([`PipelineError::StepBegun`]), such as an evaluation or [`Trainer::state`].
     ///
     /// The next step does not begin if routers are corrected after each step
-    /// ([`Trainer::with_expert_balance`]). If its data cannot be read, the next call reports that, in every
+    /// ([`Trainer::with_expert_balance`]), and if
+    /// [`PipelineConfig::interrupt`](crate::pipeline::PipelineConfig::interrupt) is raised before a rank begins
+    /// it ([`Trainer::has_begun_next`]). If its data cannot be read, the next call reports that, in every
     /// process.
     ///
     /// # Errors
@@ -174,7 +173,7 @@ impl Trainer {
             }
             Some(begun) => begun,
             None if self.pipeline.has_begun() => return Err(PipelineError::StepBegun),
-            None => self.begin(self.steps_done)?,
+            None => self.begin(self.steps_done, Begin::Always)?,
         };
         let NextStep { learning_rate, rest, tokens, end, .. } = step;
         let report = self.finish(rest, learning_rate, continues);
@@ -185,6 +184,7 @@ impl Trainer {
             let _ = self.rows.seek(dropped.start);
         }
         let report = report?;
+        self.take_back_withdrawn();
         if let Some(balance) = self.expert_balance.as_ref().filter(|_| !report.skipped) {
             self.pipeline.shift(balance.shifts(&report.expert_loads))?;
         }
@@ -192,19 +192,36 @@ impl Trainer {
         Ok((self.metrics(&report, learning_rate, tokens, end), report))
     }
 
+    /// Goes back in the data to the next step if the pipeline has withdrawn it, because the interrupt flag was
+    /// raised before a rank began it.
+    fn take_back_withdrawn(&mut self) {
+        if !self.pipeline.has_begun()
+            && let Some(withdrawn) = self.ahead.take()
+        {
+            // The cursor was here, so the row exists.
+            let _ = self.rows.seek(withdrawn.start);
+        }
+    }
+
+    /// Returns whether the ranks have begun the next step ([`Trainer::step_ahead`]). It is the same in all
+    /// processes.
+    pub fn has_begun_next(&self) -> bool {
+        self.ahead.is_some()
+    }
+
     /// Reads the batches of the step after `done` steps, and begins the first of them, or the error if one
     /// cannot be read.
-    fn begin(&mut self, done: u64) -> Result<NextStep, PipelineError> {
+    fn begin(&mut self, done: u64, when: Begin) -> Result<NextStep, PipelineError> {
         let (start, learning_rate) = (self.rows.cursor(), self.learning_rate.at(done));
         let (read, number) = (self.next_batches(done), self.pipeline.next_to_begin());
         let batches = read.as_ref().map_or(0, VecDeque::len);
         let rest = match read {
             Ok(mut rest) => {
-                self.begin_next(&mut rest, learning_rate)?;
+                self.begin_next(&mut rest, learning_rate, when)?;
                 rest
             }
             Err(error) => {
-                self.pipeline.begin_for(Err(error), Purpose::Update { learning_rate })?;
+                self.pipeline.begin_for(Err(error), Purpose::Update { learning_rate }, when)?;
                 VecDeque::new()
             }
         };
@@ -213,12 +230,15 @@ impl Trainer {
     }
 
     /// Begins the next batch of a step, which ends it if it is the last one.
-    fn begin_next(&mut self, rest: &mut VecDeque<Batch>, learning_rate: f64) -> Result<(), PipelineError> {
-        match rest.pop_front() {
-            Some(batch) if rest.is_empty() => self.pipeline.begin(batch, learning_rate),
-            Some(batch) => self.pipeline.begin_accumulating(batch),
-            None => Ok(()),
-        }
+    fn begin_next(
+        &mut self,
+        rest: &mut VecDeque<Batch>,
+        learning_rate: f64,
+        when: Begin,
+    ) -> Result<(), PipelineError> {
+        let Some(batch) = rest.pop_front() else { return Ok(()) };
+        let purpose = if rest.is_empty() { Purpose::Update { learning_rate } } else { Purpose::Accumulate };
+        self.pipeline.begin_for(Ok(batch), purpose, when)
     }
 
     /// Waits for the results of a step whose first batch was begun. Each of the others begins during the one
@@ -231,11 +251,11 @@ impl Trainer {
     ) -> Result<StepSummary, PipelineError> {
         let mut earlier = Vec::new();
         while !rest.is_empty() {
-            self.begin_next(&mut rest, learning_rate)?;
+            self.begin_next(&mut rest, learning_rate, Begin::Always)?;
             earlier.push(self.pipeline.finish()?);
         }
         if continues {
-            self.ahead = Some(self.begin(self.steps_done + 1)?);
+            self.ahead = Some(self.begin(self.steps_done + 1, Begin::UnlessInterrupted)?);
         }
         Ok(joined(earlier, self.pipeline.finish()?))
     }
@@ -263,7 +283,9 @@ impl Trainer {
     /// validation data. All processes of a run must call it after the same step.
     ///
     /// # Errors
-    /// As [`Pipeline::eval`].
+    /// As [`Pipeline::eval`], and between two batches if
+    /// [`PipelineConfig::interrupt`](crate::pipeline::PipelineConfig::interrupt) was raised in any process
+    /// ([`PipelineError::Interrupted`]).
     pub fn evaluate(&mut self) -> Result<Option<f64>, PipelineError> {
         Ok(self.evaluate_sources()?.map(|losses| losses.loss))
     }
@@ -273,7 +295,7 @@ impl Trainer {
     /// of one source. A source's loss is the mean over these microbatches, so it takes no further time.
     ///
     /// # Errors
-    /// As [`Pipeline::eval`].
+    /// As [`Trainer::evaluate`].
     pub fn evaluate_sources(&mut self) -> Result<Option<ValidationLosses>, PipelineError> {
         let pipeline = &mut self.pipeline;
         self.validation.as_mut().map(|validation| validation.losses(pipeline)).transpose()
@@ -288,7 +310,7 @@ impl Trainer {
     ///
     /// # Errors
     /// When the first output of the model is not its logits (rows, tokens, vocabulary), or as
-    /// [`Pipeline::eval`].
+    /// [`Trainer::evaluate`], between two tokens.
     ///
     /// # Panics
     /// When a prompt has no token.
@@ -307,24 +329,29 @@ impl Trainer {
         self.steps_done
     }
 
-    /// Returns the time since the run's first step began, without the time between a stop and the resumption.
+    /// Returns the time since the run's first step began, without the time between a stop and the resumption
+    /// ([`Trainer::set_earlier`]).
     pub fn elapsed(&self) -> Duration {
         self.earlier + self.began.map_or(Duration::ZERO, |began| began.elapsed())
     }
 
-    /// Returns the current state of the run, with a description for the manifest, to which the elapsed time
-    /// is added.
+    /// Sets the time that the run had taken before it was stopped. A checkpoint does not have it, so that equal
+    /// runs have equal checkpoints.
+    pub fn set_earlier(&mut self, earlier: Duration) {
+        self.earlier = earlier;
+    }
+
+    /// Returns the current state of the run, with a description for the manifest.
     ///
     /// # Errors
     /// As [`Pipeline::state`].
-    pub fn state(&mut self, mut description: Map<String, Json>) -> Result<TrainingState, PipelineError> {
-        description.insert(ELAPSED.to_owned(), self.elapsed().as_secs_f64().into());
+    pub fn state(&mut self, description: Map<String, Json>) -> Result<TrainingState, PipelineError> {
         let ranks = self.pipeline.state()?;
         Ok(TrainingState { step: self.steps_done, cursor: self.rows.cursor(), description, ranks })
     }
 
     /// Resumes where the checkpoint was taken. The data must be the data of the checkpoint's run; this is not
-    /// checked here.
+    /// checked here. The time that the run has taken is that of [`Trainer::set_earlier`].
     ///
     /// # Errors
     /// When the data has no such row, or as [`Pipeline::restore`].
@@ -335,9 +362,6 @@ impl Trainer {
         self.rows.seek(checkpoint.manifest().cursor)?;
         self.pipeline.restore(checkpoint)?;
         self.steps_done = checkpoint.step();
-        // A checkpoint without the time starts at 0.
-        let elapsed = checkpoint.manifest().description.get(ELAPSED).and_then(Json::as_f64).unwrap_or(0.0);
-        self.earlier = Duration::try_from_secs_f64(elapsed).unwrap_or_default();
         Ok(())
     }
 

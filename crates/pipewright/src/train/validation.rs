@@ -64,6 +64,9 @@ impl Validation {
             let weight = if ignores { counted(&rows) } else { 1.0 };
             let batch = split(rows, (pipeline.eval_microbatches(), pipeline.slices()), ignores)?;
             let summary = pipeline.eval_losses(batch)?;
+            if summary.interrupted && index + 1 < self.batches {
+                return Err(PipelineError::Interrupted);
+            }
             sum += weight * summary.loss();
             weights += weight;
             if let Some((sources, places)) = sources.as_mut().zip(own) {

@@ -10,8 +10,8 @@
 //! A step is suspicious if a loss, a gradient or a parameter is not finite, if a forward has other results
 //! when its backward computes it again, or if the gradient norm is more than [`JUMP`] times the median of the
 //! last [`NORMS`] norms, unless the median is 0. A pipeline first observes [`FIRST_NORMS`] norms. With a loss
-//! scale (f16), a gradient that is not finite skips the update and halves the scale, and the step is not
-//! repeated.
+//! scale (f16), a gradient that is not finite skips the update and halves the scale only if the repetition has
+//! the same bits.
 //!
 //! If gradients are accumulated over several batches, a suspicious batch repeats all batches of the step so
 //! far. The next batch is then computed for the first time, and is verified like any other.

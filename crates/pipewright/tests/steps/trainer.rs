@@ -3,7 +3,7 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use burn::module::Module;
@@ -12,12 +12,14 @@ use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::batch::Batch;
 use pipewright::checkpoint::{CheckpointFolder, CheckpointWriter};
+use pipewright::hook::ActionHook;
+use pipewright::ids::{StepNumber, WorldRank};
 use pipewright::nn::{Embedding, Linear, cross_entropy};
 use pipewright::optimizer::{GradientHook, ParameterGradient};
-use pipewright::pipeline::{Layers, Pipeline, PipelineError};
+use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, PipelineConfig, PipelineError};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::train::data::{DataConfig, TokenRows, Tokenizer};
-use pipewright::train::{LearningRate, Metrics, ResumeError, Trainer};
+use pipewright::train::{LearningRate, Metrics, ResumeError, Trainer, Validation};
 use serde_json::Map;
 
 const VOCABULARY: usize = 128;
@@ -48,6 +50,10 @@ fn launch() -> Pipeline {
 }
 
 fn launch_with(hook: impl GradientHook + 'static) -> Pipeline {
+    builder(PipelineConfig::default()).gradient_hook(hook).launch().expect("it starts")
+}
+
+fn builder(config: PipelineConfig) -> PipelineBuilder {
     let layers = Layers::new(1, |_| {
         let device = Device::flex().autodiff();
         Bigrams {
@@ -56,17 +62,19 @@ fn launch_with(hook: impl GradientHook + 'static) -> Pipeline {
         }
     });
     Pipeline::builder(layers)
+        .config(config)
         .microbatches(2)
         .loss(|logits: Tensor<3>, next: Tensor<2, Int>| {
             cross_entropy(logits.flatten(0, 1), next.flatten(0, 1))
         })
         .optimizer(AdamWConfig::new().init())
-        .gradient_hook(hook)
-        .launch()
-        .expect("it starts")
 }
 
 fn rows() -> TokenRows {
+    rows_of(TEXT)
+}
+
+fn rows_of(text: &str) -> TokenRows {
     let config = DataConfig {
         path: Vec::new(),
         tokenizer: Tokenizer::Bytes,
@@ -75,7 +83,7 @@ fn rows() -> TokenRows {
         seed: 0,
         ..DataConfig::default()
     };
-    config.open_text(TEXT, VOCABULARY, BATCH_ROWS).expect("the text has enough rows")
+    config.open_text(text, VOCABULARY, BATCH_ROWS).expect("the text has enough rows")
 }
 
 fn trainer() -> Trainer {
@@ -213,4 +221,50 @@ fn a_step_that_was_begun_without_the_trainer_is_an_error() {
     trainer.pipeline().finish().expect_err("it has no microbatches");
     let metrics = trainer.step().expect("a step").0;
     assert_eq!((metrics.step, metrics.tokens), (1, (BATCH_ROWS * SEQUENCE) as u64), "no row was read before");
+}
+
+/// Raises the flag when rank 1 begins step 2.
+struct RaisedInStep2(Arc<AtomicBool>);
+
+impl ActionHook for RaisedInStep2 {
+    fn begin_step(&self, rank: WorldRank, step: StepNumber) {
+        if (rank.get(), step.get()) == (1, 2) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Trains two replicas until the interrupt flag ends the steps. Returns the number of these steps, and with the flag
+/// lowered, the validation loss and the loss of the next step. Until then, an evaluation has no result.
+fn stopped() -> (u64, Option<f64>, f64) {
+    let flag = Arc::new(AtomicBool::new(false));
+    let hook: Arc<dyn ActionHook> = Arc::new(RaisedInStep2(flag.clone()));
+    let (interrupt, hook) = (Some(flag.clone()), Some(hook));
+    let config = PipelineConfig { interrupt, hook, data_parallel: 2, ..PipelineConfig::default() };
+    let mut trainer = with_validation(builder(config).launch().expect("it starts"));
+    while !trainer.step_ahead().expect("a step").1.interrupted {}
+    assert!(!trainer.has_begun_next());
+    let done = trainer.steps_done();
+    let error = trainer.evaluate().expect_err("the flag is raised");
+    assert!(matches!(error, PipelineError::Interrupted), "{error}");
+    flag.store(false, Ordering::SeqCst);
+    let loss = trainer.evaluate().expect("the flag is lowered");
+    (done, loss, trainer.step().expect("a step").0.loss)
+}
+
+/// Returns a trainer whose evaluations have three batches.
+fn with_validation(pipeline: Pipeline) -> Trainer {
+    let held = Validation::new(rows_of(&TEXT.repeat(2)), BATCH_ROWS, None).expect("whole batches");
+    assert_eq!(held.batches(), 3);
+    Trainer::new(pipeline, rows(), BATCH_ROWS, LearningRate::constant(RATE)).with_validation(held)
+}
+
+#[test]
+fn a_raised_flag_ends_the_steps_with_the_one_that_is_under_way() {
+    let config = PipelineConfig { data_parallel: 2, ..PipelineConfig::default() };
+    let mut whole = with_validation(builder(config).launch().expect("it starts"));
+    (0..2).for_each(|_| drop(whole.step().expect("a step")));
+    let loss = whole.evaluate().expect("an evaluation");
+    let expected = (2, loss, whole.step().expect("a step").0.loss);
+    assert_eq!(stopped(), expected);
 }

@@ -1,0 +1,315 @@
+//! The functions that stand for operators of a template ([`source`](crate::chat::source)), with Python's meaning.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use minijinja::formatting::{FormatStyle, format};
+use minijinja::value::{Object, ObjectRepr, Rest, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, State, Value};
+
+use crate::chat::python_text::{Written, error, text_of};
+use crate::chat::source::{ATTRIBUTE, COMPARE, CONCAT, HELD, ITEM, ITERATED, REMAINDER};
+
+/// The deepest nesting of a value that a namespace keeps.
+const DEPTH: usize = 300;
+/// The number of visited values that cost as much as an instruction.
+const VISITS: u64 = 8;
+
+/// Adds the functions.
+pub(crate) fn add_to(environment: &mut Environment<'_>) {
+    environment.add_function(CONCAT, |state: &State<'_, '_>, parts: Rest<Value>| concat(state, &parts));
+    environment.add_function(REMAINDER, |left: &Value, right: &Value| remainder(left, right));
+    environment.add_function(COMPARE, |state: &State<'_, '_>, all: Rest<Value>| compare(state, &all));
+    environment.add_function(ATTRIBUTE, |value: &Value, name: &str| attribute(value, name));
+    environment.add_function(ITEM, |value: &Value, name: &str| item(value, name));
+    environment.add_function(HELD, |state: &State<'_, '_>, value: Value| held(state, value));
+    environment.add_function(ITERATED, |value: Value| iterated(value));
+    environment.add_function("namespace", namespace);
+}
+
+/// Charges for a text of some bytes before it is written.
+pub(crate) fn charge(state: &State<'_, '_>, bytes: usize) -> Result<(), Error> {
+    state.consume_fuel(bytes as u64 / 64)
+}
+
+fn concat(state: &State<'_, '_>, parts: &[Value]) -> Result<Value, Error> {
+    let mut all = String::new();
+    for part in parts {
+        let text = text_of(part)?;
+        charge(state, text.len())?;
+        all.push_str(&text);
+    }
+    Ok(Value::from(all))
+}
+
+/// Returns the remainder of a division, or a formatted text.
+fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
+    if let Some(pattern) = left.as_str() {
+        if Written::text_of(right).is_some() {
+            return Err(error("this value cannot be formatted with `%`"));
+        }
+        let arguments: Vec<Value> =
+            if right.is_tuple() { right.try_iter()?.collect() } else { vec![right.clone()] };
+        return formatted(pattern, &arguments);
+    }
+    let is_number = |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool);
+    if !is_number(left) || !is_number(right) {
+        return Err(error(format!(
+            "unsupported operand types for `%`: {} and {}",
+            left.kind(),
+            right.kind()
+        )));
+    }
+    let is_integer = |value: &Value| value.is_integer() || value.kind() == ValueKind::Bool;
+    if is_integer(left) && is_integer(right) {
+        let (left, right) = (i128::try_from(left.clone())?, i128::try_from(right.clone())?);
+        let rest = left.checked_rem(right).ok_or_else(|| error("division by zero"))?;
+        return Ok(Value::from(if rest != 0 && (rest < 0) != (right < 0) { rest + right } else { rest }));
+    }
+    let (left, right) = (f64::try_from(left.clone())?, f64::try_from(right.clone())?);
+    if right == 0.0 {
+        return Err(error("division by zero"));
+    }
+    let rest = left % right;
+    Ok(Value::from(if rest == 0.0 {
+        0.0_f64.copysign(right)
+    } else if (rest < 0.0) != (right < 0.0) {
+        rest + right
+    } else {
+        rest
+    }))
+}
+
+/// Formats arguments by the pattern of Python's `%`.
+pub(crate) fn formatted(pattern: &str, arguments: &[Value]) -> Result<Value, Error> {
+    let is_plain = |value: &Value| {
+        value.is_integer() || matches!(value.kind(), ValueKind::String | ValueKind::None | ValueKind::Bool)
+    };
+    // The engine writes other values with its own rules.
+    let arguments: Result<Vec<Value>, Error> = arguments
+        .iter()
+        .map(|value| match value.kind() {
+            _ if is_plain(value) => Ok(value.clone()),
+            ValueKind::Number => Ok(value.clone()),
+            _ => text_of(value).map(Value::from),
+        })
+        .collect();
+    format(FormatStyle::Printf, pattern, &arguments?).map(Value::from)
+}
+
+/// Compares values in a chain, such as `a < b == c`.
+fn compare(state: &State<'_, '_>, chain: &[Value]) -> Result<bool, Error> {
+    for step in chain.windows(3).step_by(2) {
+        let [left, operator, right] = step else { continue };
+        if !holds(state, left, operator.as_str().unwrap_or_default(), right)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Returns whether a comparison holds.
+pub(crate) fn holds(
+    state: &State<'_, '_>,
+    left: &Value,
+    operator: &str,
+    right: &Value,
+) -> Result<bool, Error> {
+    Ok(match operator {
+        "==" => is_equal(state, left, right)?,
+        "!=" => !is_equal(state, left, right)?,
+        "in" => contains(state, right, left)?,
+        "not in" => !contains(state, right, left)?,
+        "<" => order(state, left, right)?.is_some_and(Ordering::is_lt),
+        "<=" => order(state, left, right)?.is_some_and(Ordering::is_le),
+        ">" => order(state, left, right)?.is_some_and(Ordering::is_gt),
+        _ => order(state, left, right)?.is_some_and(Ordering::is_ge),
+    })
+}
+
+fn is_equal(state: &State<'_, '_>, left: &Value, right: &Value) -> Result<bool, Error> {
+    if left.as_object().is_some() && right.as_object().is_some() {
+        charge_values(state, left)?;
+        charge_values(state, right)?;
+    }
+    Ok(left == right)
+}
+
+/// Charges for a visit of a value and all that it contains.
+pub(crate) fn charge_values(state: &State<'_, '_>, value: &Value) -> Result<(), Error> {
+    let mut visits = 0;
+    visit(state, value, 0, &mut visits, &|_| Ok(()))?;
+    state.consume_fuel(visits / VISITS)
+}
+
+/// Returns the order of two values; `None` if one is not a number.
+fn order(state: &State<'_, '_>, left: &Value, right: &Value) -> Result<Option<Ordering>, Error> {
+    let is_number = |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool);
+    if is_number(left) && is_number(right) {
+        let is_nan = |value: &Value| f64::try_from(value.clone()).is_ok_and(f64::is_nan);
+        return Ok((!is_nan(left) && !is_nan(right)).then(|| left.cmp(right)));
+    }
+    match (left.as_str(), right.as_str()) {
+        (Some(left), Some(right)) => return Ok(Some(left.cmp(right))),
+        _ if left.kind() == ValueKind::Seq && right.kind() == ValueKind::Seq => {}
+        _ => return Err(error(format!("{} and {} have no order", left.kind(), right.kind()))),
+    }
+    let (left, right): (Vec<Value>, Vec<Value>) = (left.try_iter()?.collect(), right.try_iter()?.collect());
+    for (left, right) in left.iter().zip(&right) {
+        if !is_equal(state, left, right)? {
+            return order(state, left, right);
+        }
+    }
+    Ok(Some(left.len().cmp(&right.len())))
+}
+
+fn contains(state: &State<'_, '_>, container: &Value, value: &Value) -> Result<bool, Error> {
+    match container.kind() {
+        ValueKind::String => {
+            let (text, sought) = (container.as_str().unwrap_or_default(), value.as_str());
+            let sought = sought.ok_or_else(|| {
+                error(format!("`in` needs a string to look for in a string, and not {}", value.kind()))
+            })?;
+            charge(state, text.len())?;
+            Ok(text.contains(sought))
+        }
+        ValueKind::Map => {
+            if value.as_object().is_some() && !value.is_tuple() {
+                return Err(error(format!("{} cannot be a key", value.kind())));
+            }
+            charge_values(state, value)?;
+            Ok(container.as_object().is_some_and(|object| object.get_value(value).is_some()))
+        }
+        ValueKind::Seq | ValueKind::Iterable => {
+            for item in container.try_iter()? {
+                state.consume_fuel(1)?;
+                if is_equal(state, &item, value)? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        }
+        ValueKind::Undefined => Ok(false),
+        other => Err(error(format!("`in` cannot look into {other}"))),
+    }
+}
+
+/// A method of a dictionary that is not called.
+#[derive(Debug)]
+struct Method {
+    value: Value,
+    name: String,
+}
+
+impl Object for Method {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn call(self: &Arc<Self>, state: &mut State<'_, '_>, arguments: &[Value]) -> Result<Value, Error> {
+        self.value.call_method(state, &self.name, arguments)
+    }
+}
+
+fn is_dictionary(value: &Value) -> bool {
+    value.kind() == ValueKind::Map && !is_namespace(value)
+}
+
+fn is_namespace(value: &Value) -> bool {
+    value.as_object().is_some_and(|object| object.type_name().ends_with("Namespace"))
+}
+
+/// Returns an attribute whose name is that of a method of dictionaries.
+fn attribute(value: &Value, name: &str) -> Result<Value, Error> {
+    if is_dictionary(value) {
+        return method(value, name);
+    }
+    value.get_attr(name)
+}
+
+/// Returns an item whose name is that of a method of dictionaries.
+fn item(value: &Value, name: &str) -> Result<Value, Error> {
+    let item = value.get_item(&Value::from(name))?;
+    if item.is_undefined() && is_dictionary(value) { method(value, name) } else { Ok(item) }
+}
+
+fn method(value: &Value, name: &str) -> Result<Value, Error> {
+    match name {
+        "items" | "keys" | "values" | "get" | "copy" => {
+            Ok(Value::from_object(Method { value: value.clone(), name: name.to_owned() }))
+        }
+        _ => Err(error(format!("`{name}` is a method that would change a dictionary"))),
+    }
+}
+
+/// Returns a value that a namespace may keep: it does not contain a namespace, so no value contains itself, and
+/// lists are complete, so that no list waits for a list that waits for a list.
+fn held(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
+    let value = match value.kind() {
+        ValueKind::Iterable => {
+            let items: Vec<Value> = value.try_iter()?.collect();
+            state.consume_fuel(items.len() as u64)?;
+            Value::from(items)
+        }
+        _ => value,
+    };
+    let mut visits = 0;
+    visit(state, &value, 0, &mut visits, &|value| {
+        if is_namespace(value) { Err(error("a namespace cannot keep a namespace")) } else { Ok(()) }
+    })?;
+    state.consume_fuel(visits / VISITS)?;
+    Ok(value)
+}
+
+/// Checks a value and all that it contains. A value may contain another one often, so the visits are charged.
+fn visit(
+    state: &State<'_, '_>,
+    value: &Value,
+    depth: usize,
+    visits: &mut u64,
+    check: &dyn Fn(&Value) -> Result<(), Error>,
+) -> Result<(), Error> {
+    *visits += 1;
+    if *visits == 4096 {
+        state.consume_fuel(*visits / VISITS)?;
+        *visits = 0;
+    }
+    if depth > DEPTH {
+        return Err(error(format!("a value has more than {DEPTH} lists inside each other")));
+    }
+    check(value)?;
+    if matches!(value.kind(), ValueKind::Map | ValueKind::Seq | ValueKind::Iterable) {
+        let is_map = value.kind() == ValueKind::Map;
+        for item in value.try_iter()? {
+            let item = if is_map { value.get_item(&item)? } else { item };
+            visit(state, &item, depth + 1, visits, check)?;
+        }
+    }
+    Ok(())
+}
+
+fn namespace(state: &State<'_, '_>, arguments: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let arguments = arguments.into_values();
+    for argument in arguments.iter() {
+        for name in argument.try_iter()? {
+            held(state, argument.get_item(&name)?)?;
+            if name.as_str().is_some_and(|name| name.starts_with('_')) {
+                return Err(error("the names in a namespace cannot begin with `_`"));
+            }
+        }
+    }
+    if arguments.len() > 1 {
+        return Err(error("`namespace` takes a table or names"));
+    }
+    minijinja::functions::namespace(arguments.into_iter().next().map(ValueOrKwargs::from))
+}
+
+/// Returns a value that a loop iterates.
+fn iterated(value: Value) -> Result<Value, Error> {
+    match value.kind() {
+        ValueKind::None | ValueKind::Bool | ValueKind::Number => {
+            Err(error(format!("a value of the type {} cannot be iterated", value.kind())))
+        }
+        _ => Ok(value),
+    }
+}

@@ -1,0 +1,457 @@
+//! Rewrites the source of a template for the engine that renders it.
+//!
+//! Transformers renders with Python's Jinja, whose operators follow Python: `%` formats texts, `~` writes numbers
+//! as Python does, `<` refuses other types than numbers and texts. The engine has other operators, so they become
+//! calls of functions of [`operators`](crate::chat::operators): `a ~ b` becomes `__concat(a, b)`. All other text
+//! stays as it is, with its lines. The tags `generation`, which Jinja does not know, become tags of a filter.
+//!
+//! The engine parses and compiles with recursion, so the depth of what it receives is limited here.
+
+use crate::chat::tokens::{Kind, Part, Parts, Token, decoded, line_of};
+
+/// The filter that stands for the tag `generation`.
+pub(crate) const GENERATION: &str = "mark_generation";
+/// The functions that stand for operators.
+pub(crate) const CONCAT: &str = "__concat";
+pub(crate) const REMAINDER: &str = "__remainder";
+pub(crate) const COMPARE: &str = "__compare";
+pub(crate) const ATTRIBUTE: &str = "__attribute";
+pub(crate) const ITEM: &str = "__item";
+pub(crate) const HELD: &str = "__held";
+pub(crate) const ITERATED: &str = "__iterated";
+
+/// Methods of Python's dictionaries. An attribute with such a name is the method, even if the dictionary has the
+/// key.
+const METHODS: [&str; 10] =
+    ["items", "keys", "values", "get", "copy", "pop", "popitem", "update", "setdefault", "clear"];
+/// The deepest accepted nesting of brackets and of blocks.
+const NESTING: usize = 64;
+/// The deepest accepted tree of operators, brackets and blocks.
+const DEPTH: usize = 256;
+/// Words that are not the beginning of a value.
+const KEYWORDS: [&str; 6] = ["if", "else", "and", "or", "in", "is"];
+/// Statements that need other files, or that transformers does not know.
+const UNKNOWN: [&str; 7] = ["include", "import", "from", "extends", "do", "autoescape", "trans"];
+/// Statements with an end.
+const BLOCKS: [&str; 8] = ["for", "if", "with", "filter", "macro", "call", "block", "generation"];
+
+/// A source that the engine can parse.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) source: String,
+    /// Whether the template marks what an assistant writes.
+    pub(crate) has_generation: bool,
+}
+
+/// Why a source is not a template.
+#[derive(Debug)]
+pub(crate) struct Malformed {
+    /// The line, counted from 1.
+    pub(crate) line: Option<usize>,
+    pub(crate) reason: String,
+}
+
+/// Rewrites a source.
+pub(crate) fn prepare(source: &str) -> Result<Prepared, Malformed> {
+    let source = source.replace("\r\n", "\n").replace('\r', "\n");
+    let mut prepared = Prepared { source: String::with_capacity(source.len()), has_generation: false };
+    // The depth that each open block adds.
+    let mut blocks: Vec<usize> = Vec::new();
+    for part in Parts::of(&source) {
+        let part = part.map_err(|(at, reason)| malformed(&source, at, reason))?;
+        match part {
+            Part::Text(text) => prepared.source.push_str(text),
+            Part::Tag { begin, tokens, end, at } => {
+                prepared.source.push_str(begin);
+                let mut tag = Tag { tokens: &tokens, next: 0, nesting: 0 };
+                let text = if begin.starts_with("{%") {
+                    prepared.has_generation |= tokens.first().is_some_and(|token| token.text == "generation");
+                    tag.statement(&mut blocks)
+                } else {
+                    tag.sequence(&[])
+                };
+                let Expression { text, depth } = text.map_err(|reason| malformed(&source, at, reason))?;
+                let depth = depth + blocks.iter().sum::<usize>();
+                if depth > DEPTH || blocks.len() > NESTING {
+                    return Err(malformed(&source, at, too_deep()));
+                }
+                prepared.source.push_str(&text);
+                prepared.source.push_str(end);
+            }
+        }
+    }
+    Ok(prepared)
+}
+
+fn malformed(source: &str, at: usize, reason: String) -> Malformed {
+    Malformed { line: Some(line_of(source, at)), reason }
+}
+
+fn too_deep() -> String {
+    format!(
+        "more than {NESTING} brackets or blocks are inside each other, or more than {DEPTH} operators, filters and branches \
+         follow each other"
+    )
+}
+
+/// The rewritten text of an expression, and the depth of its tree.
+#[derive(Default)]
+struct Expression {
+    text: String,
+    depth: usize,
+}
+
+impl Expression {
+    fn push(&mut self, token: Token<'_>) {
+        self.text.push_str(token.space);
+        self.text.push_str(token.text);
+    }
+
+    /// Appends an operand, which is one level deeper than the operator before it.
+    fn append(&mut self, other: &Self) {
+        self.text.push_str(&other.text);
+        self.depth = self.depth.max(other.depth) + 1;
+    }
+
+    fn call(function: &str, arguments: &[Self]) -> Self {
+        let texts: Vec<&str> = arguments.iter().map(|argument| argument.text.as_str()).collect();
+        let depth = arguments.iter().map(|argument| argument.depth).max().unwrap_or_default() + 1;
+        // The space keeps the name apart from a keyword.
+        Self { text: format!(" {function}({})", texts.join(",")), depth }
+    }
+
+    fn constant(text: &str) -> Self {
+        Self { text: format!("'{text}'"), depth: 0 }
+    }
+}
+
+/// The tokens of a tag.
+struct Tag<'t, 's> {
+    tokens: &'t [Token<'s>],
+    next: usize,
+    /// The number of open brackets.
+    nesting: usize,
+}
+
+impl<'s> Tag<'_, 's> {
+    fn peek(&self) -> Option<Token<'s>> {
+        self.tokens.get(self.next).copied()
+    }
+
+    /// Returns whether the next token is this operator or word.
+    fn is(&self, text: &str) -> bool {
+        self.peek().is_some_and(|token| token.is(text))
+    }
+
+    fn take(&mut self) -> Result<Token<'s>, String> {
+        let token = self.peek().ok_or("a tag ends early")?;
+        self.next += 1;
+        Ok(token)
+    }
+
+    /// Rewrites a statement, and opens or closes its block.
+    fn statement(&mut self, blocks: &mut Vec<usize>) -> Result<Expression, String> {
+        let Some(name) = self.peek() else { return self.sequence(&[]) };
+        self.next += 1;
+        if UNKNOWN.contains(&name.text) {
+            return Err(format!("the statement `{}` is not available in chat templates", name.text));
+        }
+        let mut statement = Expression::default();
+        let is_block = name.text == "set" && !self.has_value();
+        match name.text {
+            "elif" => *blocks.last_mut().ok_or("`elif` is not in an `if` block")? += 1,
+            end if end.starts_with("end") => drop(blocks.pop()),
+            name if is_block || BLOCKS.contains(&name) => blocks.push(1),
+            _ => {}
+        }
+        match name.text {
+            "generation" => {
+                statement.text = format!("{}filter {GENERATION}", name.space);
+                return Ok(statement);
+            }
+            "endgeneration" => {
+                statement.text = format!("{}endfilter", name.space);
+                return Ok(statement);
+            }
+            _ => statement.push(name),
+        }
+        match name.text {
+            "for" => self.loop_head(&mut statement)?,
+            "set" if !is_block => self.assignment(&mut statement)?,
+            _ => {}
+        }
+        let rest = self.sequence(&[])?;
+        statement.append(&rest);
+        Ok(statement)
+    }
+
+    /// Returns whether a `set` has a value, and not a block.
+    fn has_value(&self) -> bool {
+        let mut nesting = 0_usize;
+        self.tokens.iter().any(|token| {
+            match token.text {
+                _ if token.kind != Kind::Operator => {}
+                "(" | "[" | "{" => nesting += 1,
+                ")" | "]" | "}" => nesting = nesting.saturating_sub(1),
+                _ => {}
+            }
+            nesting == 0 && token.is("=")
+        })
+    }
+
+    /// Copies the variables of a loop, and rewrites what it iterates.
+    fn loop_head(&mut self, statement: &mut Expression) -> Result<(), String> {
+        while !self.is("in") {
+            self.target(statement)?;
+        }
+        statement.push(self.take()?);
+        let iterated = self.sequence(&["if", "recursive"])?;
+        let iterated = Expression { text: format!("({})", iterated.text), ..iterated };
+        statement.append(&Expression::call(ITERATED, &[iterated]));
+        Ok(())
+    }
+
+    /// Copies the variables of an assignment, and rewrites a value that a namespace keeps.
+    fn assignment(&mut self, statement: &mut Expression) -> Result<(), String> {
+        let mut is_held = false;
+        while !self.is("=") {
+            is_held |= self.is(".");
+            self.target(statement)?;
+        }
+        statement.push(self.take()?);
+        if is_held {
+            let value = self.sequence(&[])?;
+            let value = Expression { text: format!("({})", value.text), ..value };
+            statement.append(&Expression::call(HELD, &[value]));
+        }
+        Ok(())
+    }
+
+    /// Copies a token of the variables that a statement sets.
+    fn target(&mut self, statement: &mut Expression) -> Result<(), String> {
+        let token = self.take()?;
+        match token.text {
+            "(" if token.kind == Kind::Operator => self.open()?,
+            ")" if token.kind == Kind::Operator => self.nesting = self.nesting.saturating_sub(1),
+            _ => {}
+        }
+        statement.push(token);
+        Ok(())
+    }
+
+    fn open(&mut self) -> Result<(), String> {
+        self.nesting += 1;
+        if self.nesting > NESTING { Err(too_deep()) } else { Ok(()) }
+    }
+
+    /// Rewrites expressions and what is between them, up to one of these tokens or the end.
+    fn sequence(&mut self, ends: &[&str]) -> Result<Expression, String> {
+        let mut all = Expression::default();
+        // The depth of the operators before the next value, such as `not`, `and` and `else`.
+        let mut operators = 0;
+        while let Some(token) = self.peek().filter(|token| !ends.iter().any(|end| token.is(end))) {
+            let is_value = match token.kind {
+                Kind::Name => token.text != "not" && !KEYWORDS.contains(&token.text),
+                Kind::Number | Kind::Text => true,
+                Kind::Operator => matches!(token.text, "(" | "[" | "{" | "-"),
+            };
+            if is_value {
+                let value = self.comparison()?;
+                all.text.push_str(&value.text);
+                all.depth = all.depth.max(value.depth + operators);
+                continue;
+            }
+            if token.kind == Kind::Operator && matches!(token.text, ")" | "]" | "}") {
+                return Err(format!("`{}` has no beginning", token.text));
+            }
+            operators = if matches!(token.text, "," | ":" | "=") { 0 } else { operators + 1 };
+            all.depth = all.depth.max(operators);
+            all.push(token);
+            self.next += 1;
+        }
+        Ok(all)
+    }
+
+    /// Returns the number of tokens of the comparison that is next: `not in` has two.
+    fn comparison_tokens(&self) -> usize {
+        let Some(token) = self.peek() else { return 0 };
+        let is_not_in =
+            token.is("not") && self.tokens.get(self.next + 1).is_some_and(|second| second.is("in"));
+        match token.text {
+            _ if token.kind == Kind::Text => 0,
+            "==" | "!=" | "<" | ">" | "<=" | ">=" | "in" => 1,
+            _ if is_not_in => 2,
+            _ => 0,
+        }
+    }
+
+    /// Rewrites a chain of comparisons.
+    fn comparison(&mut self) -> Result<Expression, String> {
+        let mut chain = vec![self.sum()?];
+        while let count @ 1.. = self.comparison_tokens() {
+            let operator: Vec<&str> =
+                self.tokens[self.next..self.next + count].iter().map(|token| token.text).collect();
+            self.next += count;
+            chain.extend([Expression::constant(&operator.join(" ")), self.sum()?]);
+        }
+        Ok(if chain.len() == 1 { chain.remove(0) } else { Expression::call(COMPARE, &chain) })
+    }
+
+    fn is_operator(&self, operators: &[&str]) -> bool {
+        self.peek().is_some_and(|token| token.kind == Kind::Operator && operators.contains(&token.text))
+    }
+
+    fn sum(&mut self) -> Result<Expression, String> {
+        let mut left = self.concatenation()?;
+        while self.is_operator(&["+", "-"]) {
+            left.push(self.take()?);
+            left.append(&self.concatenation()?);
+        }
+        Ok(left)
+    }
+
+    fn concatenation(&mut self) -> Result<Expression, String> {
+        let mut parts = vec![self.product()?];
+        while self.is_operator(&["~"]) {
+            self.next += 1;
+            parts.push(self.product()?);
+        }
+        Ok(if parts.len() == 1 { parts.remove(0) } else { Expression::call(CONCAT, &parts) })
+    }
+
+    fn product(&mut self) -> Result<Expression, String> {
+        let mut left = self.power()?;
+        while self.is_operator(&["*", "/", "//", "%"]) {
+            let operator = self.take()?;
+            if operator.text == "%" {
+                left = Expression::call(REMAINDER, &[left, self.power()?]);
+            } else {
+                left.push(operator);
+                left.append(&self.power()?);
+            }
+        }
+        Ok(left)
+    }
+
+    fn power(&mut self) -> Result<Expression, String> {
+        let mut left = self.value(true)?;
+        while self.is_operator(&["**"]) {
+            left.push(self.take()?);
+            left.append(&self.value(true)?);
+        }
+        Ok(left)
+    }
+
+    /// Rewrites a value with its sign, attributes, subscripts and calls, and with filters and tests if it
+    /// `is_filtered`.
+    fn value(&mut self, is_filtered: bool) -> Result<Expression, String> {
+        let mut signs = Expression::default();
+        while self.is_operator(&["-"]) {
+            signs.push(self.take()?);
+            signs.depth += 1;
+        }
+        let first = self.take()?;
+        let mut value = Expression::default();
+        match first.kind {
+            Kind::Operator => value = self.bracket(first)?,
+            Kind::Text => value.text = format!("{}{}", first.space, decoded(first.text)?),
+            Kind::Name | Kind::Number => value.push(first),
+        }
+        // Texts that follow each other are one text.
+        while first.kind == Kind::Text
+            && let Some(next) = self.peek().filter(|next| next.kind == Kind::Text)
+        {
+            self.next += 1;
+            value.text.push_str(next.space);
+            value.text.push_str(&decoded(next.text)?);
+        }
+        self.postfix(&mut value)?;
+        signs.text.push_str(&value.text);
+        signs.depth += value.depth;
+        if is_filtered {
+            self.filters(&mut signs)?;
+        }
+        Ok(signs)
+    }
+
+    /// Rewrites what is between brackets.
+    fn bracket(&mut self, open: Token<'s>) -> Result<Expression, String> {
+        let close = match open.text {
+            "(" => ")",
+            "[" => "]",
+            "{" => "}",
+            other => return Err(format!("unexpected `{other}`")),
+        };
+        self.open()?;
+        let mut all = Expression::default();
+        all.push(open);
+        all.append(&self.sequence(&[close])?);
+        all.push(self.take()?);
+        self.nesting -= 1;
+        Ok(all)
+    }
+
+    /// Rewrites the attributes, subscripts and calls of a value.
+    fn postfix(&mut self, value: &mut Expression) -> Result<(), String> {
+        while self.is_operator(&[".", "[", "("]) {
+            let token = self.take()?;
+            if token.text != "." {
+                let text = self.tokens.get(self.next).copied().filter(|_| token.text == "[");
+                let name = text.filter(|text| text.kind == Kind::Text && text.text.len() > 2);
+                let name = name.map(|name| &name.text[1..name.text.len() - 1]);
+                let is_closed = self.tokens.get(self.next + 1).is_some_and(|token| token.is("]"));
+                if let Some(name) = name.filter(|name| is_closed && METHODS.contains(name)) {
+                    self.next += 2;
+                    *value = Expression::call(ITEM, &[std::mem::take(value), Expression::constant(name)]);
+                } else {
+                    value.append(&self.bracket(token)?);
+                }
+                continue;
+            }
+            let name = self.take()?;
+            if METHODS.contains(&name.text) && !self.is_operator(&["("]) {
+                let name = Expression::constant(name.text);
+                *value = Expression::call(ATTRIBUTE, &[std::mem::take(value), name]);
+            } else {
+                value.push(token);
+                value.push(name);
+                value.depth += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Rewrites the filters and tests of a value.
+    fn filters(&mut self, value: &mut Expression) -> Result<(), String> {
+        while self.is_operator(&["|"]) || self.is("is") {
+            let token = self.take()?;
+            value.push(token);
+            if token.text == "is" && self.is("not") {
+                value.push(self.take()?);
+                value.depth += 1;
+            }
+            value.push(self.take()?);
+            while self.is_operator(&["."]) {
+                value.push(self.take()?);
+                value.push(self.take()?);
+            }
+            value.depth += 1;
+            if self.is_operator(&["("]) {
+                let open = self.take()?;
+                value.append(&self.bracket(open)?);
+            } else if token.text == "is" && self.is_argument() {
+                value.append(&self.value(false)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether the argument of a test follows.
+    fn is_argument(&self) -> bool {
+        self.peek().is_some_and(|token| match token.kind {
+            Kind::Name => !["and", "or", "else", "is"].contains(&token.text),
+            Kind::Number | Kind::Text => true,
+            Kind::Operator => matches!(token.text, "[" | "{"),
+        })
+    }
+}
