@@ -63,4 +63,11 @@ fn a_tied_model_needs_less_memory_than_one_with_a_head_of_its_own() {
         write(&format!("{config}-lora.toml"), &adapted.to_string());
     }
     check(&folder, ["tied-lora.toml", "small-lora.toml"], &["pipeline.ranks=1", "pipeline.microbatches=2"]);
+    // The ranks of a process hold the frozen table once, but each of them counts it.
+    let set = ["pipeline.ranks=2", "pipeline.microbatches=2"];
+    let (out, _) = succeed(&folder, &["check", "tied-lora.toml", "--format", "json"], &set);
+    let memory = serde_json::from_str::<Value>(&out).expect("JSON")["memory"].take();
+    let ranks = memory["ranks"].as_array().expect("a list").iter();
+    let total: u64 = ranks.map(|rank| rank["total"].as_u64().expect("bytes")).sum();
+    assert_eq!(memory["needed"].as_u64(), Some(total - 4 * 8192 * 32), "{memory}");
 }

@@ -94,17 +94,19 @@ pub struct TrainingMemory {
     ranks: Vec<HeldBytes>,
     stages: Vec<HeldBytes>,
     shared: u64,
+    shared_again: u64,
 }
 
 impl TrainingMemory {
     /// Returns the memory of ranks and stages whose bytes are known.
     pub fn new(ranks: Vec<HeldBytes>, stages: Vec<HeldBytes>) -> Self {
-        Self { ranks, stages, shared: 0 }
+        Self { ranks, stages, shared: 0, shared_again: 0 }
     }
 
-    /// Sets the bytes of the parameters that the replicas in one process hold together.
-    pub fn with_shared(self, shared: u64) -> Self {
-        Self { shared, ..self }
+    /// Sets the bytes of the parameters that the ranks in one process hold together, and the bytes of those that
+    /// further ranks of a replica use.
+    pub fn with_shared(self, shared: u64, shared_again: u64) -> Self {
+        Self { shared, shared_again, ..self }
     }
 
     /// Estimates the memory of a run whose stages have these parameters.
@@ -137,7 +139,8 @@ impl TrainingMemory {
         };
         let ranks = placement.all_ranks().zip(peaks).map(rank_bytes).collect();
         let memory = Self::new(ranks, placement.all_stages().zip(&states).map(stage_bytes).collect());
-        Ok(memory.with_shared(run.shared_bytes(stages)))
+        let [shared, shared_again] = run.shared_bytes(stages);
+        Ok(memory.with_shared(shared, shared_again))
     }
 
     /// Returns the bytes of each rank of a replica.
@@ -145,10 +148,16 @@ impl TrainingMemory {
         &self.ranks
     }
 
-    /// Returns the bytes of the parameters of all ranks that the replicas in one process hold together: the
+    /// Returns the bytes of the parameters that the ranks of all replicas in one process hold together: the
     /// frozen base of adapters, unless it is sharded. Each rank's parameters include its part.
     pub fn shared(&self) -> u64 {
         self.shared
+    }
+
+    /// Returns the bytes of [`TrainingMemory::shared`] that are in the parameters of more than one rank of a
+    /// replica, such as the table of a tied model, once for each further rank.
+    pub fn shared_again(&self) -> u64 {
+        self.shared_again
     }
 
     /// Returns the bytes of each stage. Its activations are the peak of the stage alone: a rank with several
@@ -187,20 +196,23 @@ impl TrainingRun<'_> {
         }
     }
 
-    /// Returns the bytes of [`TrainingMemory::shared`].
-    fn shared_bytes(&self, stages: &[Vec<ParameterSpec>]) -> u64 {
+    /// Returns the bytes of [`TrainingMemory::shared`] and of [`TrainingMemory::shared_again`].
+    fn shared_bytes(&self, stages: &[Vec<ParameterSpec>]) -> [u64; 2] {
         if self.sharding.shards > 1 {
             // Each replica has rows of its own.
-            return 0;
+            return [0, 0];
         }
         let is_trained = |path: &str| self.model.is_trained(path);
         let placement = self.program.placement();
+        let bytes = |specs: &[ParameterSpec]| self.state.shared_bytes(specs, self.expert_ranks, is_trained);
         let of_rank = |rank: Rank| {
             let mut known = FirstCopies::default();
             let own = placement.stages_of(rank).iter().flat_map(|stage| known.of(&stages[stage.index()]));
-            self.state.shared_bytes(&own.collect::<Vec<_>>(), self.expert_ranks, is_trained)
+            bytes(&own.collect::<Vec<_>>())
         };
-        placement.all_ranks().map(of_rank).fold(0, u64::saturating_add)
+        let of_ranks = placement.all_ranks().map(of_rank).fold(0, u64::saturating_add);
+        let together = bytes(&FirstCopies::default().of(&stages.concat()));
+        [together, of_ranks.saturating_sub(together)]
     }
 
     /// Returns the bytes of a stage with these parameters on a rank that holds the parameters in `known` already,

@@ -120,17 +120,17 @@ fn run(is_tied: bool, (schedule, ranks): (&str, u32), config: &PipelineConfig) -
     (steps.iter().map(|step| step.loss()).collect(), peaks)
 }
 
-/// A tied table has its values, two gradient sums and two moments; an untied model has twice the values, the
-/// sums and the moments. `copy` is a copy of the values in half precision, in tables.
+/// Checks that a tied model trains alike under every cut, and that a rank with both ends needs less memory than the
+/// one of an untied model by the values and the two moments of a table, except a quarter of a table. A tied head in
+/// half precision has temporary tensors of that size. `copy` is a rounded copy of the values, in tables: one stage
+/// has one of them.
 fn check(config: &PipelineConfig, copy: f64) {
     let across = run(true, ("1f1b", 2), config).0;
-    for (schedule, copies) in [(("1f1b", 1), 1.0), (("zbvzerobubble", 2), 2.0)] {
-        let (losses, peaks) = run(true, schedule, config);
+    for (schedule, spared) in [(("1f1b", 1), 3.0 + copy), (("zbvzerobubble", 2), 3.0)] {
+        let (losses, tied) = run(true, schedule, config);
         assert_eq!(losses, across, "{schedule:?}");
-        let most = 5.0 + copies * copy + 0.75;
-        assert!(peaks[0] < most, "{schedule:?}: {peaks:?} tables, at most {most}");
         let untied = run(false, schedule, config).1;
-        assert!(peaks[0] < untied[0], "{schedule:?}: {peaks:?} {untied:?}");
+        assert!(untied[0] - tied[0] > spared - 0.3, "{schedule:?}: {tied:?} {untied:?} tables");
     }
 }
 
@@ -147,6 +147,7 @@ fn a_stage_rounds_its_table_once() {
 #[test]
 fn a_table_that_is_updated_early_is_held_once() {
     let config = PipelineConfig { post_validation: true, ..PipelineConfig::default() };
+    check(&config, 0.0);
     let expected = run(true, ("1f1b", 2), &PipelineConfig::default()).0;
     assert_eq!(run(true, ("zbvzerobubble", 2), &config).0, expected);
 }
