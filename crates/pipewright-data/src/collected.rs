@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
+use crate::chat::special_tokens::MissingEnd;
 use crate::formats::format::DataSource;
 use crate::settings::train_on::LongRecordCount;
 use crate::storage::examples::Examples;
@@ -14,6 +15,8 @@ pub(crate) struct Collected {
     pub(crate) content: CollectedContent,
     pub(crate) sources: Vec<DataSource>,
     pub(crate) long_records: LongRecordCount,
+    /// Set if no token ends the completions.
+    pub(crate) missing_end: Option<MissingEnd>,
     pub(crate) known: Known,
 }
 

@@ -12,8 +12,9 @@ use std::path::Path;
 use rayon::prelude::*;
 
 use crate::chat::identity::TemplateIdentity;
+use crate::chat::special_tokens::MissingEnd;
 use crate::collected::{Collected, Known};
-use crate::config::DataConfig;
+use crate::config::{DataConfig, Tokenizer};
 use crate::container::counted::ReadBytes;
 use crate::container::data_file::DataFile;
 use crate::encoding::document_text::DocumentText;
@@ -57,6 +58,8 @@ pub(crate) struct Drained {
     pub(crate) template: Option<TemplateIdentity>,
     /// The tokens that count in the loss, if they are the same for all examples.
     pub(crate) train_on: Option<TrainOn>,
+    /// Set if no token ends the completions.
+    pub(crate) missing_end: Option<MissingEnd>,
     /// The kinds of the files.
     pub(crate) sources: Vec<DataSource>,
 }
@@ -99,9 +102,9 @@ impl<'a> Collector<'a> {
     /// Returns everything that was read, and stayed in memory.
     pub(crate) fn finish(mut self) -> Result<Collected, DataError> {
         self.flush()?;
-        let sources = self.sources();
+        let (sources, missing_end) = (self.sources(), self.missing_end());
         let (content, long_records) = self.gathered.finish()?;
-        Ok(Collected { content, sources, long_records, known: Known::default() })
+        Ok(Collected { content, sources, long_records, missing_end, known: Known::default() })
     }
 
     /// Passes on what is left.
@@ -111,8 +114,16 @@ impl<'a> Collector<'a> {
             form: self.gathered.form(),
             template: self.example_texts.template_identity().cloned(),
             train_on: self.gathered.train_on(),
+            missing_end: self.missing_end(),
             sources: self.sources(),
         })
+    }
+
+    /// Returns why completions end with no token. Bytes have no such token.
+    fn missing_end(&self) -> Option<MissingEnd> {
+        let Tokenizer::File(tokenizer) = &self.config.tokenizer else { return None };
+        let end = self.example_texts.end().filter(|end| !self.texts.ends_texts(end))?;
+        Some(MissingEnd::new(tokenizer, end))
     }
 
     /// Returns the kinds of the files.

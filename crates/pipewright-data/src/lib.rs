@@ -66,6 +66,7 @@ mod tests;
 
 pub use batch::TokenBatch;
 pub use chat::error::{ChatProblem, TemplateError};
+pub use chat::special_tokens::{MissingEnd, SpecialTokens};
 pub use chat::template::{ChatRenderer, RenderedChat};
 pub use chat::turns::{ChatMessage, ChatRole};
 pub use config::{DataConfig, Tokenizer};

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::batch::TokenBatch;
+use crate::chat::special_tokens::MissingEnd;
 use crate::config::DataConfig;
 use crate::cursor::Cursor;
 use crate::documents::{Documents, MadeSides};
@@ -271,6 +272,12 @@ impl TokenRows {
             ..sum
         });
         sum.filter(|count| count.long > 0)
+    }
+
+    /// Returns why no token ends the completions, if there are completions and nothing ends them. Files of
+    /// `pipewright tokenize` do not say it.
+    pub fn missing_end(&self) -> Option<&MissingEnd> {
+        self.sources.iter().find_map(|source| source.missing_end.as_ref())
     }
 
     /// Returns the number of rows per epoch; of a mixture, the sum over its sources.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
+use crate::chat::special_tokens::MissingEnd;
 use crate::collected::{Collected, CollectedContent, Frequencies, Known, Totals};
 use crate::config::DataConfig;
 use crate::documents::{Documents, MadeSides};
@@ -32,6 +33,7 @@ pub(crate) struct SourceRows {
     /// The files by kind.
     pub(crate) files: Vec<DataSource>,
     pub(crate) long_records: LongRecordCount,
+    pub(crate) missing_end: Option<MissingEnd>,
     known: Known,
 }
 
@@ -47,7 +49,7 @@ enum Content {
 impl SourceRows {
     /// Returns the rows of the source with this number, counted from 0.
     pub(crate) fn new(collected: Collected, config: &DataConfig, number: u64) -> Result<Self, DataError> {
-        let Collected { content, sources, long_records, known } = collected;
+        let Collected { content, sources, long_records, missing_end, known } = collected;
         let seq_len = config.seq_len;
         let (content, rows) = match content {
             CollectedContent::Ids(ids, stride) => {
@@ -71,6 +73,7 @@ impl SourceRows {
             documents: config.documents,
             files: sources,
             long_records,
+            missing_end,
             known,
         })
     }

@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use crate::chat::special_tokens::MissingEnd;
 use crate::collector::{Collector, Drained};
 use crate::config::{DataConfig, Tokenizer};
 use crate::encoding::tokenizer::{BYTES, BYTES_FINGERPRINT, Encoder};
@@ -41,6 +42,8 @@ pub struct Tokenized {
     pub vocab_size: u64,
     /// The number of bytes of an id.
     pub width: usize,
+    /// Set if no token ends the completions.
+    pub missing_end: Option<MissingEnd>,
 }
 
 /// Writes what is read, and says how much it is.
@@ -105,7 +108,7 @@ impl DataConfig {
         for file in &files {
             collector.read(file)?;
         }
-        let Drained { form, template, train_on, sources } = collector.finish_drained()?;
+        let Drained { form, template, train_on, missing_end, sources } = collector.finish_drained()?;
         if output.writer.tokens() == 0 {
             return Err(DataError::Empty { path: files.into_iter().next().unwrap_or_default() });
         }
@@ -124,6 +127,7 @@ impl DataConfig {
             targets: header.targets,
             vocab_size: header.vocab_size,
             width: header.width().bytes(),
+            missing_end,
         })
     }
 }

@@ -89,7 +89,11 @@ pub(crate) fn run(arguments: &TokenizeArguments) -> Result<(), Failure> {
         }
     });
     bar.finish();
-    display::say(&summary(&tokenized.map_err(failure)?, output));
+    let tokenized = tokenized.map_err(failure)?;
+    display::say(&summary(&tokenized, output));
+    if let Some(missing) = &tokenized.missing_end {
+        display::say(&format!("data: {missing}"));
+    }
     Ok(())
 }
 

@@ -186,6 +186,7 @@ const OWN: [&str; 42] = [
     "model/merges.txt",
     "model/weight_types.json",
     "model/generation_config.json",
+    "model/special_tokens_map.json",
 ];
 
 /// Makes a file, and the folders on the way.

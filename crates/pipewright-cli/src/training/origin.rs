@@ -20,7 +20,8 @@ use crate::failure::Failure;
 use crate::run_folder::MODEL;
 
 /// The files with the special tokens and the chat template of a tokenizer, which are next to it.
-const BESIDE_TOKENIZER: [&str; 2] = ["tokenizer_config.json", "chat_template.jinja"];
+const BESIDE_TOKENIZER: [&str; 3] =
+    ["tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"];
 
 /// Copies the model's original configuration and the tokenizer into the folder of a run that starts.
 ///

@@ -165,6 +165,7 @@ pub(crate) fn prepare_settings(scheduled: Scheduled, model: CutModel) -> Result<
     notes.extend(note);
     require_one_beginning(&settings.data, model.model())?;
     let (rows, validation) = open_data(&settings, model.model())?;
+    notes.extend(rows.missing_end().map(|missing| format!("data: {missing}")));
     notes.extend(rows.long_records().map(|count| format!("data: {count}")));
     let held_out = validation.as_ref().and_then(|validation| validation.rows().long_records());
     notes.extend(held_out.map(|count| format!("validation data: {count}")));

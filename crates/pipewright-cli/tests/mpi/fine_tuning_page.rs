@@ -11,8 +11,9 @@ use tempfile::TempDir;
 
 use super::{figures_of, pipewright, words};
 
-/// A template of chats like the one of Qwen3.
-const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }} {{ message.content }}<|im_end|>\
+/// A template of chats like the one of Qwen3: the last answer has a thought.
+const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }} \
+    {% if loop.last and message.role == 'assistant' %}<think> </think> {% endif %}{{ message.content }}<|im_end|>\
     {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant {% endif %}";
 
 /// Writes a tiny Qwen3 with a tokenizer and a template, under the name that the page uses.

@@ -61,15 +61,15 @@ pub enum ChatProblem {
         /// The message of the template.
         reason: String,
     },
-    /// The text has noncharacters of Unicode.
+    /// The text has noncharacters of Unicode, which mark parts of it.
     #[error(
-        "the chat contains the noncharacter U+FDD0 or U+FDD1, or `generation` blocks of the template are nested; remove them"
+        "the chat contains a noncharacter from U+FDD0 to U+FDD4, or `generation` blocks of the template are nested; remove them"
     )]
     Marks,
-    /// The texts of the first messages are not the beginning of the text of all of them.
+    /// The place behind the first messages is not known.
     #[error(
-        "the text of the first {messages} messages is not how the text of all of them begins, so the assistant's part cannot be \
-         found: write `train_on = \"completion\"` or \"all\" in [data], or name a template with `generation` blocks"
+        "where the text of the first {messages} messages ends cannot be found in the text of the chat, so the assistant's part \
+         is not known: write `train_on = \"completion\"` or \"all\" in [data], or name a template with `generation` blocks"
     )]
     PrefixesDisagree {
         /// The number of messages.
@@ -114,7 +114,8 @@ pub enum ChatProblem {
     },
     /// A message that the assistant does not write is to count.
     #[error(
-        "message {message} says with `{key}` that its tokens count, and only the assistant's answers can; remove the key, or          write `train_on = \"all\"` in [data]"
+        "message {message} says with `{key}` that its tokens count, and only the assistant's answers can; remove the key, or \
+         write `train_on = \"all\"` in [data]"
     )]
     CountsNoAnswer {
         /// The message, counted from 1.
@@ -135,7 +136,8 @@ pub enum ChatProblem {
     },
     /// A message does not count, and all tokens are to count.
     #[error(
-        "message {message} says that its tokens do not count, and `train_on = \"all\"` counts all tokens; remove its key, or          write `train_on = \"assistant\"` in [data]"
+        "message {message} says that its tokens do not count, and `train_on = \"all\"` counts all tokens; remove its key, or \
+         write `train_on = \"assistant\"` in [data]"
     )]
     AllCount {
         /// The message, counted from 1.

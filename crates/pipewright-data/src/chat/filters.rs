@@ -4,7 +4,7 @@ use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value, filters};
 
 use crate::chat::arguments::Arguments;
-use crate::chat::operators::{charge, charge_values, formatted};
+use crate::chat::operators::{charge, charge_values, formatted, holds};
 use crate::chat::python_json::tojson;
 use crate::chat::python_text::{Written, error, text_of};
 use crate::chat::text_methods::{capitalized, centred, lines, replaced, stripped};
@@ -78,7 +78,7 @@ pub(crate) fn add_to(environment: &mut Environment<'_>) {
     }
     // The engine compares values without a limit.
     environment.add_filter("sort", |state: &State<'_, '_>, value: Value, kwargs: Kwargs| {
-        charge_values(state, &value)?;
+        check_order(state, &value, &kwargs)?;
         filters::sort(state, value, kwargs)
     });
     environment.add_filter("unique", |state: &State<'_, '_>, value: Value, kwargs: Kwargs| {
@@ -86,11 +86,11 @@ pub(crate) fn add_to(environment: &mut Environment<'_>) {
         filters::unique(state, value, kwargs)
     });
     environment.add_filter("min", |state: &State<'_, '_>, value: Value, kwargs: Kwargs| {
-        charge_values(state, &value)?;
+        check_order(state, &value, &kwargs)?;
         filters::min(state, value, kwargs)
     });
     environment.add_filter("max", |state: &State<'_, '_>, value: Value, kwargs: Kwargs| {
-        charge_values(state, &value)?;
+        check_order(state, &value, &kwargs)?;
         filters::max(state, value, kwargs)
     });
     let length: (&str, Filter) = ("length", |_, value, given| without(given, || length(value)));
@@ -102,6 +102,17 @@ pub(crate) fn add_to(environment: &mut Environment<'_>) {
             },
         );
     }
+}
+
+/// Refuses a list whose items have no order, such as a number and a text.
+fn check_order(state: &State<'_, '_>, value: &Value, kwargs: &Kwargs) -> Result<(), Error> {
+    charge_values(state, value)?;
+    if kwargs.has("attribute") || value.kind() != ValueKind::Seq {
+        return Ok(());
+    }
+    let mut items = value.try_iter()?;
+    let first = items.next();
+    first.map_or(Ok(()), |first| items.try_for_each(|item| holds(state, &first, "<", &item).map(drop)))
 }
 
 /// Runs a filter without arguments.

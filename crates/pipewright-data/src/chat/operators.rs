@@ -13,7 +13,7 @@ use crate::chat::source::{ATTRIBUTE, COMPARE, CONCAT, HELD, ITEM, ITERATED, REMA
 /// The deepest nesting of a value that a namespace keeps.
 const DEPTH: usize = 300;
 /// The number of visited values that cost as much as an instruction.
-const VISITS: u64 = 8;
+const VISITS: u64 = 2;
 
 /// Adds the functions.
 pub(crate) fn add_to(environment: &mut Environment<'_>) {
@@ -80,8 +80,23 @@ fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
     }))
 }
 
+/// Refuses a width of more than four digits, or one that an argument has.
+pub(crate) fn check_width(specification: &str, argument: char) -> Result<(), Error> {
+    let mut numbers = specification.split(|letter: char| !letter.is_ascii_digit());
+    if specification.contains(argument) || numbers.any(|number| number.len() > 4) {
+        return Err(error(
+            "a width or a precision of a pattern has more than four digits, or is an argument",
+        ));
+    }
+    Ok(())
+}
+
 /// Formats arguments by the pattern of Python's `%`.
 pub(crate) fn formatted(pattern: &str, arguments: &[Value]) -> Result<Value, Error> {
+    for specification in pattern.split('%').skip(1) {
+        let end = specification.find(|letter: char| letter.is_ascii_alphabetic());
+        check_width(&specification[..end.unwrap_or(specification.len())], '*')?;
+    }
     let is_plain = |value: &Value| {
         value.is_integer() || matches!(value.kind(), ValueKind::String | ValueKind::None | ValueKind::Bool)
     };

@@ -10,7 +10,7 @@ use minijinja::{Error, ErrorKind, Value};
 const DEPTH: usize = 500;
 
 /// The longest text of a value that is not a text. A value that contains another one often has no end otherwise.
-pub(crate) const LONGEST: usize = 16 << 20;
+pub(crate) const LONGEST: usize = 2 << 20;
 
 /// Text that a template writes as it is, and that is not a text for the engine: a number of a record that no type
 /// holds, or a text whose special characters are replaced (Python's `Markup`).

@@ -31,9 +31,9 @@ const DEPTH: usize = 256;
 /// Words that are not the beginning of a value.
 const KEYWORDS: [&str; 6] = ["if", "else", "and", "or", "in", "is"];
 /// Statements that need other files, or that transformers does not know.
-const UNKNOWN: [&str; 7] = ["include", "import", "from", "extends", "do", "autoescape", "trans"];
+const UNKNOWN: [&str; 8] = ["block", "include", "import", "from", "extends", "do", "autoescape", "trans"];
 /// Statements with an end.
-const BLOCKS: [&str; 8] = ["for", "if", "with", "filter", "macro", "call", "block", "generation"];
+const BLOCKS: [&str; 7] = ["for", "if", "with", "filter", "macro", "call", "generation"];
 
 /// A source that the engine can parse.
 #[derive(Debug)]
@@ -115,7 +115,8 @@ impl Expression {
 
     fn call(function: &str, arguments: &[Self]) -> Self {
         let texts: Vec<&str> = arguments.iter().map(|argument| argument.text.as_str()).collect();
-        let depth = arguments.iter().map(|argument| argument.depth).max().unwrap_or_default() + 1;
+        let depth =
+            arguments.iter().map(|argument| argument.depth).max().unwrap_or_default() + arguments.len();
         // The space keeps the name apart from a keyword.
         Self { text: format!(" {function}({})", texts.join(",")), depth }
     }
@@ -232,6 +233,7 @@ impl<'s> Tag<'_, 's> {
         let token = self.take()?;
         match token.text {
             "(" if token.kind == Kind::Operator => self.open()?,
+            "." => statement.depth += 1,
             ")" if token.kind == Kind::Operator => self.nesting = self.nesting.saturating_sub(1),
             _ => {}
         }

@@ -1,14 +1,16 @@
 //! Finds the parts of a chat that count in the loss.
 //!
 //! If the template has `generation` blocks, they are what the assistant writes; those of a completion begin
-//! behind the text of the messages before it. Otherwise the text of the messages before an answer, with the
-//! beginning of the answer, is compared with the text of the messages up to the answer: the rest is the
-//! answer. This needs texts of first messages that are the beginning of the whole text, which is checked.
+//! behind the text of the messages before it. Otherwise an answer begins where the messages before it and the
+//! beginning of an answer end, and it ends where the messages up to it end. These places are found in the text
+//! of the whole chat (see [`AnchoredChat`]), because a template may write the same message in another way if
+//! other messages follow it.
 
 use std::ops::Range;
 
 use minijinja::Value;
 
+use crate::chat::anchors::AnchoredChat;
 use crate::chat::error::ChatProblem;
 use crate::chat::message::is_left_out;
 use crate::chat::template::{ChatRenderer, RenderedChat};
@@ -38,102 +40,95 @@ impl Chat<'_> {
         train_on: TrainOn,
     ) -> Result<MarkedText, ChatProblem> {
         let Self { messages, tools, prompt } = *self;
+        let left_out = self.left_out(train_on)?;
         let RenderedChat { text, generated } = renderer.render(messages, tools, false)?;
         let counted = match train_on {
             TrainOn::All => std::iter::once(0..text.len()).collect(),
-            TrainOn::Assistant if renderer.has_generation() => generated,
-            TrainOn::Assistant => {
-                let answers = (0..messages.len()).filter(|&index| is_answer(&messages[index]));
-                answers
-                    .map(|index| self.answer(renderer, &text, index..index + 1))
-                    .collect::<Result<_, _>>()?
+            TrainOn::Assistant if renderer.has_generation() => {
+                self.without(generated, &left_out, renderer, &text)?
             }
+            TrainOn::Assistant => self.answers(renderer, &text, 0, &left_out)?,
             TrainOn::Completion if renderer.has_generation() => {
-                // Blocks may include the beginning of an answer.
-                let start = self.end_of(renderer, &text, prompt, &[false, true])?;
-                generated.into_iter().filter(|block| block.start >= start).collect()
+                let start = self.end_of_prompt(renderer, &text)?;
+                let blocks = generated.into_iter().filter(|block| block.start >= start).collect();
+                self.without(blocks, &left_out, renderer, &text)?
             }
             // A chat that ends with a question has no completion.
             TrainOn::Completion if !messages.last().is_some_and(is_answer) => Vec::new(),
-            TrainOn::Completion => vec![self.answer(renderer, &text, prompt..messages.len())?],
+            TrainOn::Completion => self.answers(renderer, &text, prompt, &left_out)?,
         };
-        let counted = self.without_left_out(renderer, &text, counted, train_on)?;
         Ok(MarkedText { text, counted })
     }
 
-    /// Removes the messages that say that their tokens do not count.
-    fn without_left_out(
-        &self,
-        renderer: &ChatRenderer,
-        text: &str,
-        mut counted: Vec<Range<usize>>,
-        train_on: TrainOn,
-    ) -> Result<Vec<Range<usize>>, ChatProblem> {
-        let is_block = renderer.has_generation();
+    /// Returns the answers that say that their tokens do not count, in order.
+    fn left_out(&self, train_on: TrainOn) -> Result<Vec<usize>, ChatProblem> {
+        let mut left_out = Vec::new();
         for (index, message) in self.messages.iter().enumerate() {
-            if !is_left_out(message, index + 1)? {
-                continue;
+            match (is_left_out(message, index + 1), train_on) {
+                (Ok(false), _) | (Err(ChatProblem::CountsNoAnswer { .. }), TrainOn::All) => {}
+                (Ok(true), TrainOn::All) => return Err(ChatProblem::AllCount { message: index + 1 }),
+                (Ok(true), _) if is_answer(message) => left_out.push(index),
+                (Ok(true), _) => {}
+                (Err(problem), _) => return Err(problem),
             }
-            if train_on == TrainOn::All {
-                return Err(ChatProblem::AllCount { message: index + 1 });
-            }
-            if !is_answer(message) {
-                continue;
-            }
-            let left_out = self.answer(renderer, text, index..index + 1)?;
-            counted = counted.into_iter().flat_map(|part| without(part, &left_out, is_block)).collect();
         }
-        Ok(counted)
+        Ok(left_out)
     }
 
-    /// Returns the part of the whole text that some messages are, without the beginning of an answer, which
-    /// the prompt has already.
-    fn answer(
+    /// Returns the parts of the whole text that are the answers from message `first` on, without the beginning
+    /// of an answer, which the prompt has already, and without the answers in `left_out`.
+    fn answers(
         &self,
         renderer: &ChatRenderer,
         whole: &str,
-        range: Range<usize>,
-    ) -> Result<Range<usize>, ChatProblem> {
-        let end = if range.end == self.messages.len() {
-            whole.len()
-        } else {
-            self.end_of(renderer, whole, range.end, &[false])?
-        };
-        // A template may have no beginning of an answer, or one that differs from an answer's.
-        let start = self.end_of(renderer, &whole[..end], range.start, &[true, false])?;
-        Ok(start..end)
+        first: usize,
+        left_out: &[usize],
+    ) -> Result<Vec<Range<usize>>, ChatProblem> {
+        let chat = AnchoredChat::new(renderer, self.messages, self.tools, whole)?;
+        let (mut parts, mut before): (Vec<Range<usize>>, Option<(usize, usize)>) = (Vec::new(), None);
+        for index in (first..self.messages.len()).filter(|&index| is_answer(&self.messages[index])) {
+            let end_before = before.filter(|(last, _)| last + 1 == index).map(|(_, end)| end);
+            let part = chat.answer(index, end_before);
+            before = part.as_ref().ok().map(|part| (index, part.end));
+            if !left_out.contains(&index) {
+                parts.push(part?);
+            }
+        }
+        Ok(parts)
     }
 
-    /// Returns the first byte of `whole` behind the text of the first `count` messages. `prompts` says in
-    /// which order their texts with and without the beginning of an answer are tried.
-    fn end_of(
+    /// Returns what remains of `generation` blocks without the answers in `left_out`, with their beginnings, which may
+    /// be in the blocks.
+    fn without(
         &self,
+        mut blocks: Vec<Range<usize>>,
+        left_out: &[usize],
         renderer: &ChatRenderer,
         whole: &str,
-        count: usize,
-        prompts: &[bool],
-    ) -> Result<usize, ChatProblem> {
-        if count == 0 {
+    ) -> Result<Vec<Range<usize>>, ChatProblem> {
+        if left_out.is_empty() {
+            return Ok(blocks);
+        }
+        let chat = AnchoredChat::new(renderer, self.messages, self.tools, whole)?;
+        for &index in left_out {
+            let message = chat.message(index)?;
+            let remaining = |block: Range<usize>| {
+                let before = block.start..block.end.min(message.start);
+                let behind = block.start.max(message.end)..block.end;
+                [before, behind].into_iter().filter(|part| !part.is_empty())
+            };
+            blocks = blocks.into_iter().flat_map(remaining).collect();
+        }
+        Ok(blocks)
+    }
+
+    /// Returns the place behind the prompt of a completion. Blocks may include the beginning of an answer.
+    fn end_of_prompt(&self, renderer: &ChatRenderer, whole: &str) -> Result<usize, ChatProblem> {
+        if self.prompt == 0 {
             return Ok(0);
         }
-        for &prompt in prompts {
-            let before = renderer.render(&self.messages[..count], self.tools, prompt)?.text;
-            if whole.starts_with(&before) {
-                return Ok(before.len());
-            }
-        }
-        Err(ChatProblem::PrefixesDisagree { messages: count })
+        AnchoredChat::new(renderer, self.messages, self.tools, whole)?.end_of_prompt(self.prompt)
     }
-}
-
-/// Returns what is left of a part of the text before and behind another one. Of a `generation` block that begins
-/// before an answer, such as with the name of its writer, nothing is left before it.
-fn without(part: Range<usize>, left_out: &Range<usize>, is_block: bool) -> Vec<Range<usize>> {
-    if part.end <= left_out.start || part.start >= left_out.end {
-        return vec![part];
-    }
-    let before = part.start..if is_block { part.start } else { left_out.start };
-    [before, left_out.end..part.end].into_iter().filter(|part| !part.is_empty()).collect()
 }
 
 /// Returns whether the assistant writes a message.

@@ -19,6 +19,7 @@ use crate::chat::error::{ChatProblem, TemplateError};
 use crate::chat::identity::{DATE_FUNCTION, TemplateIdentity};
 use crate::chat::message::{normalized, tools_of, with_decoded_arguments};
 use crate::chat::source::{self, Malformed, Prepared};
+use crate::chat::special_tokens::SpecialTokens;
 use crate::chat::{filters, operators, python_text, text_methods, value_tests};
 use crate::config::{DataConfig, Tokenizer};
 use crate::settings::chat_template_choice::ChatTemplate;
@@ -34,7 +35,7 @@ const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 const NAME: &str = "chat template";
 /// The steps that a template may take: as many for each chat, and as many more for each byte of it. A byte of text
 /// that the template writes or copies costs a small part of a step.
-const STEPS: u64 = 2_000_000;
+const STEPS: u64 = 300_000;
 const STEPS_PER_BYTE: u64 = 20;
 /// The deepest nesting of loops, macros and blocks while a template is rendered. A call of a macro counts as 4.
 const RECURSION: usize = 200;
@@ -84,11 +85,6 @@ impl ChatRenderer {
     /// Returns the identity of the template that this renderer has read.
     pub(crate) fn identity(&self) -> &TemplateIdentity {
         &self.identity
-    }
-
-    /// Returns the token of the tokenizer that ends a text, if it has one.
-    pub(crate) fn end_token(config: &DataConfig) -> Result<Option<String>, TemplateError> {
-        Ok(special_tokens(&tokenizer_settings(config)?).remove("eos_token"))
     }
 
     /// Compiles a template. `date` is the date of `strftime_now`.
@@ -141,15 +137,30 @@ impl ChatRenderer {
         tools: &Value,
         prompt: bool,
     ) -> Result<RenderedChat, ChatProblem> {
+        self.render_within(messages, tools, prompt, 1)
+    }
+
+    /// Renders messages in `limits` times the steps of a chat.
+    pub(crate) fn render_within(
+        &self,
+        messages: &[Value],
+        tools: &Value,
+        prompt: bool,
+        limits: u64,
+    ) -> Result<RenderedChat, ChatProblem> {
         let messages = messages.iter().enumerate().map(|(index, message)| normalized(message, index + 1));
         let messages: Vec<Value> = messages.collect::<Result<_, _>>()?;
         let tools = tools_of(tools)?;
         let Some(decoded) = with_decoded_arguments(&messages)? else {
-            return self.render_normalized(&messages, &tools, prompt);
+            return self.render_normalized(&messages, &tools, prompt, limits);
         };
         // A template that joins the arguments with other text, as DeepSeek V3's does, needs them as text.
-        self.render_normalized(&decoded, &tools, prompt)
-            .or_else(|problem| self.render_normalized(&messages, &tools, prompt).map_err(|_| problem))
+        match self.render_normalized(&decoded, &tools, prompt, limits) {
+            Err(problem) if !matches!(problem, ChatProblem::Exhausted { .. }) => {
+                self.render_normalized(&messages, &tools, prompt, limits).map_err(|_| problem)
+            }
+            rendered => rendered,
+        }
     }
 
     fn render_normalized(
@@ -157,9 +168,10 @@ impl ChatRenderer {
         messages: &[Value],
         tools: &Value,
         prompt: bool,
+        limits: u64,
     ) -> Result<RenderedChat, ChatProblem> {
         let bytes = size_of(messages.iter().chain([tools]));
-        let steps = STEPS + STEPS_PER_BYTE * bytes;
+        let steps = limits * (STEPS + STEPS_PER_BYTE * bytes);
         let failed = |error: Error| match error.kind() {
             ErrorKind::OutOfFuel => ChatProblem::Exhausted { steps, bytes },
             _ => ChatProblem::Template { line: error.line(), reason: reason_of(&error) },
@@ -221,7 +233,7 @@ impl Source {
                 }
             },
         };
-        Ok(Self { text: source, template, tokens: special_tokens(&settings) })
+        Ok(Self { text: source, template, tokens: SpecialTokens::of(config)?.into_texts() })
     }
 }
 
@@ -267,16 +279,6 @@ fn template_in(settings: &Json) -> Option<String> {
         }
         _ => None,
     }
-}
-
-/// Returns the special tokens of a `tokenizer_config.json`: texts, or tables with the text as `content`.
-fn special_tokens(settings: &Json) -> BTreeMap<String, String> {
-    let entries = settings.as_object().into_iter().flatten();
-    let tokens = entries.filter(|(name, _)| name.ends_with("_token")).filter_map(|(name, value)| {
-        let text = value.as_str().or_else(|| value["content"].as_str())?;
-        Some((name.clone(), text.to_owned()))
-    });
-    tokens.collect()
 }
 
 /// Takes the marks out of a rendered text.

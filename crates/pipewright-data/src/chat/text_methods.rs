@@ -4,7 +4,7 @@ use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 
 use crate::chat::arguments::Arguments;
-use crate::chat::operators::{charge, charge_values};
+use crate::chat::operators::{charge, charge_values, check_width};
 use crate::chat::python_text::{error, is_space};
 
 /// Calls a method of a text. Those that are not listed here are methods of the engine.
@@ -93,6 +93,15 @@ pub(crate) fn call(
             none()?;
             let is_cased = text.chars().any(|letter| letter.is_lowercase() || letter.is_uppercase());
             (is_cased && titled(text) == text).into()
+        }
+        "format" => {
+            for field in text.split('{').skip(1) {
+                let specification = field.split('}').next().unwrap_or_default();
+                check_width(specification.split_once(':').map_or("", |(_, width)| width), '{')?;
+            }
+            // The engine writes lists without a limit.
+            given.iter().try_for_each(|argument| charge_values(state, argument))?;
+            return Ok(None);
         }
         "join" => {
             let [items] = given else { return Err(Error::from(ErrorKind::MissingArgument)) };

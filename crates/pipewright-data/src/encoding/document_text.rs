@@ -76,6 +76,18 @@ impl<'a> DocumentText<'a> {
         Ok(ids)
     }
 
+    /// Returns whether one token stands for the text that ends completions, or the tokenizer adds one at the end of
+    /// each text.
+    pub(crate) fn ends_texts(&self, end: &str) -> bool {
+        let Some(encoder) = &self.encoder else { return true };
+        let is_token = encoder.encode(end, false).is_ok_and(|ids| ids.len() == 1);
+        let is_added = || {
+            let encoded = encoder.encode_with_places("a", true);
+            encoded.is_ok_and(|tokens| tokens.places.last().is_some_and(|(start, end)| start == end))
+        };
+        is_token || is_added()
+    }
+
     /// Returns the ids of a text in which some bytes count in the loss, and whether each id does. With
     /// `is_document`, the special tokens of a document are added.
     pub(crate) fn encode_marked(

@@ -5,6 +5,7 @@ use minijinja::Value;
 use crate::chat::error::{ChatProblem, TemplateError};
 use crate::chat::identity::TemplateIdentity;
 use crate::chat::spans::{Chat, MarkedText};
+use crate::chat::special_tokens::{END, SpecialTokens};
 use crate::chat::template::ChatRenderer;
 use crate::config::DataConfig;
 use crate::encoding::record_content::{chat_of_instruction, get, messages_of, text_of};
@@ -39,7 +40,7 @@ impl<'a> ExampleText<'a> {
     pub(crate) fn prepare(&mut self, record: &Value, kind: RecordKind) -> Result<(), TemplateError> {
         if self.is_plain_completion(record, kind) {
             if self.end.is_none() {
-                self.end = Some(ChatRenderer::end_token(self.config)?.unwrap_or_default());
+                self.end = Some(SpecialTokens::of(self.config)?.text(END).unwrap_or_default().to_owned());
             }
         } else if self.renderer.is_none() {
             self.renderer = Some(ChatRenderer::of(self.config)?);
@@ -50,6 +51,11 @@ impl<'a> ExampleText<'a> {
     /// Returns the identity of the chat template, if a record so far needed it.
     pub(crate) fn template_identity(&self) -> Option<&TemplateIdentity> {
         self.renderer.as_ref().map(ChatRenderer::identity)
+    }
+
+    /// Returns the text that ends completions, which is empty if there is none; `None` if there are no completions.
+    pub(crate) fn end(&self) -> Option<&str> {
+        self.end.as_deref()
     }
 
     /// Returns whether a record is a completion of texts, which are not messages.

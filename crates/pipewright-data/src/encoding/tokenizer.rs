@@ -10,6 +10,7 @@ use std::path::Path;
 use std::path::PathBuf;
 
 use crate::config::Tokenizer;
+use crate::encoding::llama_tokenizer::{self, Rewritten};
 use crate::error::{DataError, FileError, TokenizerError};
 
 /// The largest `tokenizer.json` that is read. For a large vocabulary it has some 30 MB.
@@ -52,13 +53,16 @@ pub(crate) fn fingerprint(tokenizer: &Tokenizer) -> Result<String, DataError> {
         Tokenizer::File(path) => {
             let content = pipewright_system::bounded_file::read_regular(path, LARGEST_TOKENIZER)
                 .map_err(|source| FileError::Read { path: path.to_owned(), source })?;
-            Ok(fingerprint_of(&content))
+            Ok(fingerprint_of(&content, llama_tokenizer::as_its_class_reads(path, &content).as_ref()))
         }
     }
 }
 
-fn fingerprint_of(content: &[u8]) -> String {
-    blake3::hash(content).to_hex()[..16].to_owned()
+/// `rewritten` is the file as its class reads it, if that differs.
+fn fingerprint_of(content: &[u8], rewritten: Option<&Rewritten>) -> String {
+    let scheme = rewritten.map_or("", |rewritten| rewritten.scheme);
+    let hash = blake3::Hasher::new().update(content).update(scheme.as_bytes()).finalize();
+    hash.to_hex()[..16].to_owned()
 }
 
 /// A tokenizer that was read from a file. There is none without the feature `tokenizers`.
@@ -85,13 +89,15 @@ impl Encoder {
         if crate::content::is_lfs_pointer(&content) {
             return Err(FileError::LfsPointer { path: path.to_owned() }.into());
         }
+        let rewritten = llama_tokenizer::as_its_class_reads(path, &content);
+        let fingerprint = fingerprint_of(&content, rewritten.as_ref());
+        let content = rewritten.map_or(content, |rewritten| rewritten.content);
         let unusable = |source| DataError::from(TokenizerError::Malformed { path: path.to_owned(), source });
         let mut tokenizer =
             tokenizers::Tokenizer::from_bytes(pipewright_system::bounded_file::without_mark(&content))
                 .map_err(unusable)?;
         // The file may say how its author cut and filled texts. Both would lose or invent tokens here.
         tokenizer.with_padding(None).with_truncation(None).map_err(unusable)?;
-        let fingerprint = fingerprint_of(&content);
         Ok(Self { path: path.to_owned(), tokenizer: Box::new(tokenizer), fingerprint })
     }
 

@@ -209,7 +209,7 @@ fn templates_have_limits() {
     let steps = "the chat template takes more than ";
     check("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}", steps);
     check(
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(30) }}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(18) }}",
         steps,
     );
     check(
@@ -227,5 +227,12 @@ fn templates_have_limits() {
     check("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "the chat template fails in line 1: ");
     check("{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}", "the chat template fails in line 1: ");
     check("{{ range(10 ** 9) }}", "the chat template fails in line 1: ");
+    check(
+        "{% block a %}{{ self.a() }}{% endblock %}",
+        "the statement `block` is not available in chat templates",
+    );
+    check("{{ '%1000000000d' % 1 }}", "a width or a precision of a pattern has more than four digits");
+    check("{{ '{:1000000000}'.format(1) }}", "a width or a precision of a pattern has more than four digits");
+    check(&format!("{{% set a{} = 1 %}}", ".b".repeat(50_000)), deep);
     check("{% include 'chat template' %}", "the statement `include` is not available in chat templates");
 }

@@ -2,10 +2,13 @@
 
 mod chats;
 mod chat_messages;
+mod chat_spans;
 mod formats;
 #[cfg(feature = "parquet")]
 mod parquet_files;
 mod rows;
+#[cfg(feature = "tokenizers")]
+mod tokenizer_files;
 mod tokenized;
 mod damaged;
 mod mix;

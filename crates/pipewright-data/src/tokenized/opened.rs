@@ -67,6 +67,7 @@ pub(crate) fn open(path: &Path, config: &DataConfig, vocab_size: usize) -> Resul
             records: sizes.len() as u64,
             seq_len: config.seq_len,
         },
+        missing_end: None,
         known,
     };
     check_ids(&collected.content, &header, vocab_size, path)?;

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use pipewright::bounded_file::{read_regular, refuse_special, require_regular, without_mark};
+use pipewright::bounded_file::{refuse_special, require_regular};
+use pipewright::train::data::SpecialTokens;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -95,46 +96,30 @@ pub struct TextEnds {
 /// Returns the tokens that begin and end a text according to the files next to a `tokenizer.json`. A token
 /// that no file names, or whose id the tokenizer does not have, is not returned.
 pub fn text_ends(tokenizer: &Path) -> TextEnds {
-    let read = |path: &Path| {
-        let text = read_regular(path, LARGEST_TOKENIZER).unwrap_or_default();
-        serde_json::from_slice::<Value>(without_mark(&text)).unwrap_or_default()
-    };
-    let settings = ["tokenizer_config.json", "special_tokens_map.json"]
-        .map(|name| read(&tokenizer.with_file_name(name)));
-    let tokens = read(tokenizer);
-    let id = |key: &str| {
-        let name = settings.iter().find_map(|settings| {
-            let token = &settings[key];
-            token.as_str().or_else(|| token["content"].as_str())
-        })?;
-        let added = tokens["added_tokens"].as_array()?.iter();
-        added.filter(|token| token["content"] == name).find_map(|token| token["id"].as_u64())
-    };
+    let tokens = SpecialTokens::beside(tokenizer).unwrap_or_default();
+    let id = |name| tokens.id(name).ok().flatten();
     TextEnds { bos: id("bos_token"), eos: id("eos_token") }
 }
 
-/// The largest `tokenizer.json` that is read.
-const LARGEST_TOKENIZER: u64 = 1 << 29;
-
-/// Returns the tokens that end a text, which `generation_config.json` and `config.json` name as
-/// `eos_token_id`: one or a list. Files that do not exist name none.
+/// Returns the tokens that end a text: those that `generation_config.json` and `config.json` name as
+/// `eos_token_id`, one or a list, and the one that ends completions, which the tokenizer in the directory names.
+/// Files that do not exist name none.
 ///
 /// # Errors
 /// When a file cannot be read or is not JSON.
 pub fn end_tokens(dir: &Path) -> Result<Vec<u32>, HfError> {
     let dir = resolve(dir)?;
-    let mut ends = Vec::new();
+    let mut ends: Vec<u64> = text_ends(&dir.join(TOKENIZER)).eos.into_iter().collect();
     for path in [GENERATION, CONFIG].map(|name| dir.join(name)).into_iter().filter(|path| path.is_file()) {
         let settings: Value = read_json(&path)?;
-        let ids = match &settings["eos_token_id"] {
-            Value::Array(ids) => ids.clone(),
-            id => vec![id.clone()],
-        };
-        ends.extend(ids.iter().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok()));
+        match &settings["eos_token_id"] {
+            Value::Array(ids) => ends.extend(ids.iter().filter_map(Value::as_u64)),
+            id => ends.extend(id.as_u64()),
+        }
     }
     ends.sort_unstable();
     ends.dedup();
-    Ok(ends)
+    Ok(ends.into_iter().filter_map(|id| u32::try_from(id).ok()).collect())
 }
 
 /// Copies the files that are kept unchanged.

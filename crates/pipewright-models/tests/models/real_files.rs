@@ -343,6 +343,19 @@ fn a_byte_order_mark_is_skipped() {
     assert_eq!(hf::text_ends(&copy.path("tokenizer.json")).bos, Some(7));
 }
 
+/// The tokenizer's own end is the one that completions end with.
+#[test]
+fn texts_end_with_the_tokens_of_the_model_and_of_the_tokenizer() {
+    let copy = Copy::of(LLAMA);
+    copy.configure(&json!({"eos_token_id": [5, 3]}));
+    let tokens = json!({"added_tokens": [{"id": 7, "content": "</s>"}, {"id": 3, "content": "<|end|>"}]});
+    copy.write("tokenizer.json", tokens.to_string());
+    assert_eq!(hf::end_tokens(copy.dir()).ok(), Some(vec![3, 5]));
+    assert_eq!(hf::text_ends(&copy.path("tokenizer.json")).eos, Some(3));
+    copy.write("special_tokens_map.json", json!({"eos_token": "</s>"}).to_string());
+    assert_eq!(hf::end_tokens(copy.dir()).ok(), Some(vec![3, 5, 7]));
+}
+
 /// Keys that a file leaves out have the values that transformers assumes.
 #[test]
 fn absent_keys_have_the_defaults_of_transformers() {
