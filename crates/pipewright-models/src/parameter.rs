@@ -89,7 +89,7 @@ pub trait ParameterSource {
 pub struct FirstCopies(HashSet<(String, usize)>);
 
 impl FirstCopies {
-    /// Returns those of `specs` of which no copy was passed to this function before.
+    /// Returns the parameters in `specs` without copies of parameters that were passed to this function before.
     pub fn of(&mut self, specs: &[ParameterSpec]) -> Vec<ParameterSpec> {
         let is_first = |spec: &&ParameterSpec| self.0.insert((spec.path.clone(), spec.first));
         specs.iter().filter(is_first).cloned().collect()

@@ -29,15 +29,13 @@ fn bytes(folder: &TempDir, config: &str, set: &[&str]) -> [f64; 2] {
     [estimate, peaks.map(|peak| peak.as_f64().expect("bytes")).fold(0.0, f64::max)]
 }
 
-/// Checks that a tied model needs less memory than one with a head of its own, and that `check` is right.
+/// Checks that a tied model needs less memory than one with a head of its own, and that `check` says how much less.
+/// The buffers of products, which `check` does not count, are the same in both.
 fn check(folder: &TempDir, [tied, untied]: [&str; 2], set: &[&str]) {
     let [tied, untied] = [tied, untied].map(|config| bytes(folder, config, set));
-    for (index, what) in ["estimated", "held"].into_iter().enumerate() {
-        assert!(tied[index] < 0.85 * untied[index], "{set:?}, {what}: {tied:?} {untied:?}");
-    }
-    for [estimate, held] in [tied, untied] {
-        assert!((0.95..1.2).contains(&(held / estimate)), "{set:?}: {tied:?} {untied:?}");
-    }
+    let [estimated, held] = [0, 1].map(|index| untied[index] - tied[index]);
+    assert!(tied[1] < untied[1], "{set:?}: {tied:?} {untied:?}");
+    assert!((0.9..1.1).contains(&(held / estimated)), "{set:?}: {tied:?} {untied:?}");
 }
 
 #[test]

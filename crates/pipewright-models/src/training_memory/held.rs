@@ -103,8 +103,8 @@ impl TrainingMemory {
         Self { ranks, stages, shared: 0, shared_again: 0 }
     }
 
-    /// Sets the bytes of the parameters that the ranks in one process hold together, and the bytes of those that
-    /// further ranks of a replica use.
+    /// Sets the bytes of the parameters that the ranks in one process hold together, and the bytes that further
+    /// ranks of a replica use again.
     pub fn with_shared(self, shared: u64, shared_again: u64) -> Self {
         Self { shared, shared_again, ..self }
     }

@@ -353,7 +353,7 @@ impl<M: StageBody> TrainingStage<M> {
         let Some(optimizer) = self.optimizer.get().cloned() else { return Ok(()) };
         let found = parameters_of(self.module.get());
         let held = found.iter().zip(self.table.paths()).enumerate();
-        // The optimizer does not know a parameter that it does not update, or of which this replica has no rows.
+        // The optimizer does not know a parameter that it does not update, or that has no rows on this replica.
         let is_updated =
             |index, found: &NamedTensor| found.value.shape()[0] > 0 && !self.borrowed.contains(&index);
         let held = held.filter(|(index, (found, _))| is_updated(*index, found));
