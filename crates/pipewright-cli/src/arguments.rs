@@ -54,8 +54,8 @@ pub(crate) enum Command {
 Without a file, a small model learns from the sample text, on this machine. With --from and --data, a model is \
 fine-tuned: 100 steps of 8 rows of at most 512 tokens, on two ranks, at a learning rate that falls linearly from 2e-5; --set \
 changes any key. The folder `run.out` receives metrics.jsonl, config.toml, timeline.json and checkpoints, one of them at the \
-end of the run; an earlier run in it is moved aside, unless the folder also has files of the user. Ctrl-C ends the run after the current step, with a checkpoint to resume \
-from; a second Ctrl-C ends it at once.
+end of the run; an earlier run in it is moved aside, unless the folder also has files of the user. Ctrl-C ends the run \
+after the current step, with a checkpoint to resume from; a second Ctrl-C ends it at once.
 
 Example:
   pipewright train --set run.steps=20 --set pipeline.schedule=gpipe")]

@@ -5,7 +5,7 @@
 //!
 //! SIGUSR1, which `launch` sends through `mpirun` or `srun`, sets the flag too.
 //!
-//! A run prints the name of the first signal at once, above the live display: the step that is under way may take
+//! A run prints the name of the first signal at once, above the live display: the step that runs may take
 //! long. A thread of its own prints it, because a signal handler must not lock the screen.
 //!
 //! SIGHUP never ends the process immediately: a shell may send it again when its terminal is closed. A
@@ -78,7 +78,7 @@ impl Interrupt {
         let writer = Arc::new(writer);
         for signal in watched() {
             let writer = writer.clone();
-            // SAFETY: the action writes to a file descriptor that stays open.
+            // SAFETY: the action writes to a file descriptor that stays open. It does not lock or allocate.
             unsafe { low_level::register(signal, move || send(&writer, signal)) }?;
         }
         let has_ended = self.has_ended.clone();

@@ -117,8 +117,8 @@ pub enum FeedForward {
     Dense(Dense),
     /// Experts behind a router.
     Experts(Experts),
-    /// Experts behind a router whose routed experts work in a width of their own: a product makes their inputs
-    /// of the hidden states, and another one the hidden states of their sum.
+    /// Experts behind a router whose routed experts work in a width of their own: one product computes their inputs
+    /// from the hidden states, and another one computes hidden states from the sum of their outputs.
     LatentExperts {
         /// The experts. The shared expert has the width of the hidden states.
         experts: Experts,

@@ -7,7 +7,8 @@
 //! have taken the path in between. They never wait for the other end of a pipe.
 //!
 //! A file under a name that only this program gives is not reached through a link: [`create_fresh`] for drafts,
-//! [`open_lock`] for locks, and [`open_unlinked`]. Another user who plants a link there would choose the file that is changed.
+//! [`open_lock`] for locks, and [`open_unlinked`]. A link of another user under this name would decide which file is
+//! changed.
 
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions};

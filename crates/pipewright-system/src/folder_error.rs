@@ -42,7 +42,7 @@ pub(crate) enum Problem {
     #[error("this is a symbolic link, and a folder is expected; remove the link, or use another folder")]
     Link,
     #[error(
-        "the symbolic link belongs to the user with the number {owner}, who may lead it anywhere; name the folder without it"
+        "the symbolic link belongs to the user with the number {owner}, who can change where it leads; name the folder without it"
     )]
     OtherLink { owner: u32 },
     #[error(

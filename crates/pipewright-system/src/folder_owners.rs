@@ -151,7 +151,8 @@ fn own_user() -> u32 {
     geteuid().as_raw()
 }
 
-/// Returns whether what a user owns is as this process or the administrator wants it.
+/// Returns whether the folders and links of a user are trusted: the user is the one of this process, or root, which may
+/// have the number [`UNMAPPED`] in a container.
 fn is_trusted(user: u32) -> bool {
     user == 0 || user == own_user() || Some(user) == *UNMAPPED
 }

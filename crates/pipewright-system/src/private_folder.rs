@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    /// A user that is neither root nor the one of the tests.
+    /// A user that is neither root nor the user of the tests.
     const OTHER: u32 = 65534;
 
     fn mode(path: &Path, mode: u32) {
@@ -186,7 +186,7 @@ mod tests {
         }
         refused(&at("planted"), &format!("belongs to the user with the number {OTHER}"));
         refused(&at("way/a"), &format!("the number {OTHER}, who can replace what is in it"));
-        refused(&at("link/a"), &format!("the number {OTHER}, who may lead it anywhere"));
+        refused(&at("link/a"), &format!("the number {OTHER}, who can change where it leads"));
         for name in ["planted", "link", "link/a"] {
             create_for_scratch(&at(name)).expect_err("it belongs to another user");
         }

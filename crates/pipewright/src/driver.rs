@@ -71,7 +71,7 @@ pub(crate) enum Command {
     Reset,
 }
 
-/// Whether the ranks of a process begin a step that they have got during the one before. The gate is closed if the
+/// Whether the ranks of a process begin a step that they received during the step before. The gate is closed if the
 /// interrupt flag is raised when the first of them asks; from then on it stays as it is. Clones are one gate.
 #[derive(Clone)]
 pub(crate) struct Gate {

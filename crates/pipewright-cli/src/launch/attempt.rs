@@ -54,8 +54,8 @@ pub(crate) struct AttemptEnd {
     pub(super) joined: Option<Duration>,
 }
 
-/// Starts the launcher and waits for its end. `see` returns what there is to see of its processes, and whether they
-/// should save a checkpoint and end, as after a signal. [`Watch`] decides when the launcher is ended.
+/// Starts the launcher and waits for its end. `see` returns the state of its processes, and whether they should save
+/// a checkpoint and end, as after a signal. [`Watch`] decides when the launcher is ended.
 ///
 /// # Errors
 /// Fails if the launcher cannot be started, or cannot be ended.

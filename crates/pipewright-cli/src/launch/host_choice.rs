@@ -1,5 +1,5 @@
-//! The hosts of the attempts at a run: those of the first one, of the ones after faults, and those onto which the run may
-//! grow or that replace slow ones.
+//! Chooses the hosts of each attempt at a run: of the first attempt, of attempts after faults, of a run that grows, and
+//! of a run whose slow hosts are replaced.
 
 use std::time::{Duration, Instant};
 

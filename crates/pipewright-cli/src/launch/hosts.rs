@@ -34,7 +34,7 @@ impl Host {
             return Ok(Self { name: name.to_owned(), slots });
         }
         Err(format!(
-            "`{}` is not the name of a host: a name has letters, digits, `.`, `-` and `_`, and begins with a letter or a digit",
+            "`{}` is not the name of a host: a name has letters, digits, `.`, `-` and `_`, and begins with a letter, a digit or `_`",
             name.escape_debug()
         ))
     }

@@ -1,4 +1,4 @@
-//! [`KnownRun`]: what `launch` knows of its run although the folder of the run may be gone.
+//! [`KnownRun`]: the facts that `launch` remembers about its run, because the folder of the run may be gone.
 //!
 //! A folder that was moved, removed or replaced, or whose file system was unmounted, looks as if the run had not begun.
 //! So the launch remembers the folder, and never starts the run again in another one.
@@ -12,7 +12,7 @@ use crate::failure::{Exit, Failure};
 use crate::recovery::Sign;
 use crate::run_folder::{checkpoints_of, config_of, is_lost_folder};
 
-/// What is known of a run.
+/// The facts that are known about a run.
 #[derive(Debug)]
 pub(super) struct KnownRun {
     folder: PathBuf,
@@ -24,7 +24,7 @@ pub(super) struct KnownRun {
     report: Option<String>,
 }
 
-/// What has become of the folder of a run.
+/// The state of the folder of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// The run has not begun, as far as it is known.
@@ -66,7 +66,7 @@ impl KnownRun {
         self.place().0 == Place::Lost
     }
 
-    /// Returns what has become of the folder, and why it is lost.
+    /// Returns the state of the folder, and the error if it is lost.
     fn place(&self) -> (Place, Option<CheckpointError>) {
         match &self.identity {
             Some(identity) => match identity.require() {

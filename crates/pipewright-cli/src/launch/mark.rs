@@ -1,5 +1,5 @@
-//! [`LaunchMark`]: the file through which the processes of a run tell `launch` that they live. It lies next to the
-//! folder of the run, so that it stays when that folder is moved or removed.
+//! [`LaunchMark`]: the file through which the processes of a run tell `launch` that they are running. It is next to
+//! the folder of the run, so that it remains if that folder is moved or removed.
 
 use std::fs;
 use std::io;
@@ -47,7 +47,7 @@ impl LaunchMark {
         Sign::find(self.path(), number)
     }
 
-    /// Returns the time of the last heartbeat, as its process has it.
+    /// Returns the time of the last heartbeat, by the clock of the process that sent it.
     pub(super) fn beat(&self) -> Option<SystemTime> {
         renewed(self.path())
     }

@@ -81,7 +81,7 @@ pub(super) struct Attempt {
     pub(super) added: Vec<String>,
 }
 
-/// What has become of an attempt.
+/// The result of an attempt.
 struct AttemptResult {
     end: AttemptEnd,
     /// The slow hosts for whose replacement the processes were asked to end.

@@ -22,8 +22,8 @@ pub(super) const GRACE: Duration = Duration::from_secs(8);
 const LAST_GRACE: Duration = Duration::from_secs(3);
 /// The time in which the system ends a killed process, which may wait for a file system.
 const LONGEST_KILL: Duration = Duration::from_secs(60);
-/// The longest time that counts between two looks. When this process was itself stopped or did something else, the time
-/// says nothing about the others.
+/// The longest time that counts between two looks. If this process was itself stopped or did something else, the time
+/// between the looks says nothing about the others.
 const LONGEST_PASS: Duration = Duration::from_secs(1);
 
 /// The longest times of an attempt.
@@ -37,7 +37,7 @@ pub(super) struct Limits {
     pub(super) stopped: Duration,
 }
 
-/// What `launch` sees at one look.
+/// The state of an attempt at one look.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
     /// Whether a process has left a fault.
@@ -61,7 +61,7 @@ pub(super) enum Early {
     Stopped(Duration),
 }
 
-/// What to do with the launcher after a look.
+/// The decision about the launcher after a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     Wait,
@@ -79,7 +79,7 @@ pub(super) struct Watch {
     now: Duration,
     /// When the processes had joined each other.
     joined: Option<Duration>,
-    /// The last heartbeat, and when it was new.
+    /// The last heartbeat, and when it was seen first.
     beat: Option<(SystemTime, Duration)>,
     /// Since when the launcher is stopped.
     stopped: Option<Duration>,
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!((orders, watch.early()), (expected.to_vec(), early));
     }
 
-    /// Returns a look at processes that joined each other after three seconds and whose heart beats.
+    /// Returns a look at processes that joined each other after three seconds and send a heartbeat in each second.
     fn healthy(second: u64) -> Seen {
         let beat = SystemTime::UNIX_EPOCH + Duration::from_secs(second);
         let has_joined = second >= 3;

@@ -1,5 +1,5 @@
 //! The mark of a launch: a file next to the folder of the run, through which the processes tell `launch` that they
-//! have joined each other, that the run has begun, that they live, and why it ends if its folder is lost.
+//! have joined each other, that the run has begun, that they are running, and why the run ends if its folder is lost.
 //!
 //! `launch` makes the file and names it to the processes ([`Start`]). It does not move with the folder of the run. The
 //! first process writes a [`Sign`] into it and then renews the time of the file, until it ends or the run does. The time
@@ -39,11 +39,12 @@ impl Sign {
     }
 }
 
-/// Leaves the report of the loss of the run's folder for `launch`. Returns whether `launch` has started this process and
-/// finds the report.
+/// Leaves the report of the loss of the run's folder for `launch`. The first report stays. Returns whether `launch` has
+/// started this process and finds a report.
 pub(crate) fn leave_loss(report: &str) -> bool {
     let Some(Start { number: start, mark: Some(mark), .. }) = Start::of_this_process() else { return false };
-    record::leave(&mark, &Sign { start, has_begun: true, loss: Some(report.to_owned()) }).is_ok()
+    Sign::find(&mark, start).is_some_and(|sign| sign.loss.is_some())
+        || record::leave(&mark, &Sign { start, has_begun: true, loss: Some(report.to_owned()) }).is_ok()
 }
 
 /// Returns when a mark was renewed. The file is opened, because a file system in a network then asks its server.

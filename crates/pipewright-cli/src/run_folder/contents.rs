@@ -25,8 +25,8 @@ use crate::run_folder::paths::{
 /// The most bytes of the first line of metrics that are read.
 const LONGEST_LINE: u64 = 1 << 20;
 
-/// The type of a path that a run writes. A link that the user has put in its place does not count as the user's, because
-/// the files behind it are not moved with the folder.
+/// The type of a path that a run writes. A link under such a name does not count as a file of the user, because the files
+/// behind it are not moved with the folder.
 enum Written {
     File,
     /// A folder, and the types of the paths in it.
@@ -34,7 +34,7 @@ enum Written {
 }
 
 /// Returns the paths in a run's folder that no run has written, relative to the folder, in their order. A folder ends
-/// with `/`, and what is in it is not looked at.
+/// with `/`, and its content is not read.
 ///
 /// # Errors
 /// When a folder cannot be read.
@@ -49,7 +49,7 @@ pub(super) fn foreign_paths(run: &Path) -> io::Result<Vec<String>> {
     Ok(paths)
 }
 
-/// Adds the paths in a folder for which `written` has nothing, or something of another type.
+/// Adds the paths in a folder that no run writes, or that have another type. `written` returns the type of a name.
 fn add_foreign(
     folder: &Path,
     prefix: &str,
@@ -130,7 +130,7 @@ fn without_draft(name: &str) -> &str {
     hidden.or_else(marked).unwrap_or(name)
 }
 
-/// Returns whether a name has a beginning, an ending, and between them what `is_right` accepts.
+/// Returns whether a name has a beginning and an ending, and `is_right` accepts the part between them.
 fn is_between(name: &str, beginning: &str, ending: &str, is_right: impl Fn(&str) -> bool) -> bool {
     name.strip_prefix(beginning).and_then(|rest| rest.strip_suffix(ending)).is_some_and(is_right)
 }

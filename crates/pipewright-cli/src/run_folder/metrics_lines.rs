@@ -1,4 +1,4 @@
-//! The lines of the metrics when a run resumes: which of them stay, what is said of the others, and the results of
+//! The lines of the metrics when a run resumes: the lines that stay, the sentences about the others, and the results of
 //! an evaluation that are added to the line of a step.
 
 use std::collections::BTreeSet;
@@ -66,7 +66,7 @@ impl MetricsLines {
         lines
     }
 
-    /// Returns what to say of the lines that do not stay, which are in the file `aside`.
+    /// Returns a sentence about the lines that do not stay, which are in the file `aside`.
     pub(super) fn moved_to(&self, done: u64, aside: &Path) -> Option<String> {
         let aside = aside.display();
         let broken = (self.broken > 0).then(|| counted(self.broken, "broken line"));
@@ -220,7 +220,7 @@ mod tests {
         );
         check(LINES, 5, LINES, None, Some("steps 4 to 5"));
         check("", 1, "", None, Some("step 1"));
-        // A line that was torn has taken the beginning of the next one.
+        // A torn line contains the next one.
         let torn = "{\"step\":1}\n{\"st{\"step\":3}\n{\"step\":4}\n";
         let rest = "{\"step\":1}\n{\"step\":4}\n";
         check(

@@ -105,7 +105,7 @@ pub(crate) fn memory_of(copies: &Path) -> Option<String> {
     Some(format!("{} {device}", String::from_utf8_lossy(&boot).trim()))
 }
 
-/// Removes a folder of copies that a run does not need any more, if it is one, and no other user could have made it.
+/// Removes a folder of copies that a run does not need, if it is one and no other user could have made it.
 pub(crate) fn remove_copies(copies: &Path) {
     if CopyFolder::find(copies).is_ok() {
         // Best effort: files that remain are never used.

@@ -33,14 +33,14 @@ pub(crate) struct Evaluations {
     left_out: Option<u64>,
 }
 
-/// What happened in the evaluation that is due after a step.
+/// The result of the evaluation that is due after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Evaluated {
     /// No evaluation was due, or its loss is not the lowest so far.
     NotBest,
     /// The loss is the lowest so far.
     Best,
-    /// It was left out, or ended early, because the run was asked to end. The metrics have nothing of it.
+    /// It was left out, or ended early, because the run was asked to end. The metrics have no results of it.
     LeftOut,
 }
 

@@ -147,7 +147,7 @@ struct Saves<'a> {
     copies: Option<&'a mut StateCopies>,
 }
 
-/// What the leader says if another process has got a signal.
+/// The sentence of the leader if another process has received a signal.
 const OTHER_PROCESS: &str =
     "a signal to another process of the run has arrived: the run ends with a checkpoint";
 

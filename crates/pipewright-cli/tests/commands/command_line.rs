@@ -195,7 +195,7 @@ fn a_host_that_would_be_an_option_of_ssh_is_refused() {
     let folder = folder();
     write(&folder, "hosts", "node1 slots=2\n-oProxyCommand=touch${IFS}out\n");
     let message = "error: hosts:2: `-oProxyCommand=touch${IFS}out` is not the name of a host: a name has letters, digits, `.`, \
-                   `-` and `_`, and begins with a letter or a digit";
+                   `-` and `_`, and begins with a letter, a digit or `_`";
     fail(&folder, &["launch", "--hosts", "hosts", "--", "train", "small.toml"], 2, &[message]);
 }
 

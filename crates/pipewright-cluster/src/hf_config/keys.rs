@@ -22,7 +22,7 @@ pub(super) struct Keys<'a> {
     used: BTreeSet<String>,
     /// The defaults that were used.
     filled: BTreeSet<(&'static str, u64)>,
-    /// What is assumed about other parts of the file, as sentences.
+    /// Sentences about parts of the file whose costs are assumed.
     notes: Vec<&'static str>,
 }
 

@@ -17,7 +17,7 @@ use crate::chat::template::ChatRenderer;
 
 /// Noncharacters of Unicode, which begin a mark before a text, begin one behind it, and end a mark.
 const MARKS: [char; 3] = ['\u{fdd2}', '\u{fdd3}', '\u{fdd4}'];
-/// The number of times that a text with marks may take the steps of a chat, because the marks take steps too.
+/// A text with marks may take this many times the steps of a chat, because the marks take steps too.
 const LIMITS: u64 = 2;
 /// The keys of the texts of a message.
 const TEXTS: [&str; 4] = ["reasoning_content", "reasoning", "thinking", "content"];
@@ -324,8 +324,8 @@ impl<'a> AnchoredChat<'a> {
         self.rendered(messages, true)?.strip_prefix(&*self.rendered(messages, false)?).map(str::to_owned)
     }
 
-    /// Returns the place behind an answer without text, of which the text of the chat shows nothing either:
-    /// what ends another answer must follow its beginning.
+    /// Returns the place behind an answer that has no text, also not in the text of the chat. The end that the template
+    /// writes behind another answer must follow its beginning.
     fn end_of_empty(&self, index: usize, start: usize) -> Option<usize> {
         let message = &self.messages[index];
         let content = message.get_attr("content").unwrap_or_default();
@@ -344,13 +344,13 @@ impl<'a> AnchoredChat<'a> {
     }
 }
 
-/// Returns how a text begins as another one does.
+/// Returns the longest common beginning of two texts.
 fn shared<'t>(text: &'t str, other: &str) -> &'t str {
     let same = text.char_indices().zip(other.chars()).take_while(|((_, one), two)| one == two).last();
     &text[..same.map_or(0, |((at, letter), _)| at + letter.len_utf8())]
 }
 
-/// Returns a text up to a tag that it ends within, such as `<t`: other tags begin with the same letters.
+/// Returns a text without an incomplete tag at its end, such as `<t`: other tags begin with the same letters.
 fn before_open_tag(text: &str) -> &str {
     let open = text.rfind(['<', '[']).filter(|&open| !text[open..].contains(['>', ']']));
     &text[..open.unwrap_or(text.len())]

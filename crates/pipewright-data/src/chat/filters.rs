@@ -132,7 +132,7 @@ fn length(value: &Value) -> Result<Value, Error> {
     }
 }
 
-/// Returns a number as floating point. A text is no number.
+/// Returns a value as a floating-point number. A text is read as Python's `float` reads it.
 fn number(value: &Value) -> Result<f64, Error> {
     match value.kind() {
         ValueKind::Bool => Ok(f64::from(u8::from(value.is_true()))),

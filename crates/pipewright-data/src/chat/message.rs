@@ -1,4 +1,4 @@
-//! What transformers does with messages before a template renders them, and the keys of a message that say
+//! Prepares messages as transformers does before a template renders them, and reads the keys of a message that say
 //! whether its tokens count.
 
 use minijinja::Value;

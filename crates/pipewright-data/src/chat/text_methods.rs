@@ -302,7 +302,7 @@ fn begins_or_ends(text: &str, method: &str, given: &[Value]) -> Result<bool, Err
     Ok(false)
 }
 
-/// Returns a text with fillings at its sides.
+/// Pads a text to a width, or replaces its tabs by spaces.
 fn padded(state: &State<'_, '_>, text: &str, method: &str, given: &[Value]) -> Result<String, Error> {
     if method == "expandtabs" {
         let size = Arguments::of(["tabsize"], given)?.size(0, 8)?;

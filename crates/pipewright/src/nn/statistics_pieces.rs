@@ -10,10 +10,10 @@ use burn::tensor::{DType, Tensor};
 
 use crate::autodiff::{Rule, inner_of, record_one};
 
-/// The numbers as which a statistic or a gradient crosses.
+/// The number of pieces into which a statistic or a gradient is cut.
 const PIECES: usize = 3;
 
-/// The factor between a piece of a gradient and the rest that it is made of. Gradients are divided by the number
+/// The factor by which the rest of a gradient is multiplied before the next piece is cut off. Gradients are divided by the number
 /// of tokens, and f16 has few bits for numbers as small as their last pieces. A rest is at most 2^-8 times the
 /// number in front of it, so the factor makes no piece larger than the first.
 const GRADIENT_FACTOR: f64 = 256.0;
