@@ -119,7 +119,7 @@ pub use family::ModelFamily;
 pub use head_form::{FurtherPredictions, HeadForm};
 pub use lora::{LoraConfig, LoraTargets};
 pub use model_config::ModelConfig;
-pub use parameter::{ParameterKind, ParameterSource, ParameterSpec, parameter_specs};
+pub use parameter::{FirstCopies, ParameterKind, ParameterSource, ParameterSpec, parameter_specs};
 pub use parameter_group::ParameterGroup;
 pub use projection::{input_of, is_split_by_inputs, is_whole};
 pub use router::ROUTER_CORRECTION;

@@ -5,7 +5,7 @@
 //! are these names, whatever the cut of the model. Where a module cannot be nested so,
 //! [`StageModule::parameter_path`] translates its paths.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use burn::module::{ModuleVisitor, Param, ParamId};
@@ -83,6 +83,19 @@ pub trait ParameterSource {
     }
 }
 
+/// The parameters that a rank holds, in a count of them. A shared parameter is one parameter for all stages of a
+/// rank that have copies of it.
+#[derive(Debug, Clone, Default)]
+pub struct FirstCopies(HashSet<(String, usize)>);
+
+impl FirstCopies {
+    /// Returns the parameters in `specs` without copies of parameters that were passed to this function before.
+    pub fn of(&mut self, specs: &[ParameterSpec]) -> Vec<ParameterSpec> {
+        let is_first = |spec: &&ParameterSpec| self.0.insert((spec.path.clone(), spec.first));
+        specs.iter().filter(is_first).cloned().collect()
+    }
+}
+
 /// The description of a parameter of a stage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParameterSpec {
@@ -94,12 +107,14 @@ pub struct ParameterSpec {
     pub kind: ParameterKind,
     /// How files store it.
     pub layout: FileLayout,
+    /// The first row or column of the parameter that a shard has; 0 for a whole parameter.
+    pub first: usize,
 }
 
 impl ParameterSpec {
     /// Returns the description of a parameter that files store in the usual way.
     pub fn new(path: String, shape: Vec<usize>, kind: ParameterKind) -> Self {
-        Self { path, shape, kind, layout: FileLayout::default() }
+        Self { path, shape, kind, layout: FileLayout::default(), first: 0 }
     }
 
     /// Returns the name of the tensor in files that has the parameter, unless it has another place.
@@ -333,7 +348,7 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
     ) -> Result<Param<Tensor<1>>, S::Error> {
         let spec = |name: &str, shape: &[usize], kind| {
             let path = self.named(&format!("{layer}.{name}"));
-            ParameterSpec { path, shape: shape.to_vec(), kind, layout: layout.clone() }
+            ParameterSpec { layout: layout.clone(), ..ParameterSpec::new(path, shape.to_vec(), kind) }
         };
         let matrix = spec("weight", &[inputs, outputs], ParameterKind::Matrix);
         let spec = spec(MAGNITUDES, &[outputs], ParameterKind::Scale);
@@ -366,7 +381,7 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         placement: Placement,
     ) -> Result<Param<Tensor<D>>, S::Error> {
         let path = self.named(&format!("{layer}.{name}"));
-        let spec = ParameterSpec { path, shape: shape.to_vec(), kind, layout };
+        let spec = ParameterSpec { layout, ..ParameterSpec::new(path, shape.to_vec(), kind) };
         let shard = self.tensor().shard(placement);
         let parameter = self.source.param(&spec, shard, &self.place.device);
         self.record(spec.path, placement);
@@ -418,7 +433,8 @@ impl ParameterSource for Outline {
         device: &Device,
     ) -> Result<Param<Tensor<D>>, ConfigError> {
         let shape = shard.shape(&spec.shape);
-        self.specs.push(ParameterSpec { shape: shape.clone(), ..spec.clone() });
+        let first = spec.shape.get(shard.dimension).map_or(0, |&size| shard.range(size).start);
+        self.specs.push(ParameterSpec { shape: shape.clone(), first, ..spec.clone() });
         Ok(outlined(&shape, device))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use pipewright_models::ParameterSpec;
+use pipewright_models::{FirstCopies, ParameterSpec};
 
 use crate::run_folder::newest_checkpoint_bytes;
 use crate::training::optimizer::state_rule;
@@ -21,8 +21,10 @@ impl CheckpointSpace {
     pub(crate) fn of(run: RunParts<'_>) -> Self {
         let (settings, model) = (run.settings, run.model);
         // Training refuses a model whose parameters are not known.
-        let stages = run.outlines().unwrap_or_default().into_iter().flatten();
-        let trained = stages.filter(|spec| model.is_trained(&spec.path));
+        let stages = run.outlines().unwrap_or_default().concat();
+        // A checkpoint has each shared parameter once.
+        let parameters = FirstCopies::default().of(&stages).into_iter();
+        let trained = parameters.filter(|spec| model.is_trained(&spec.path));
         let (experts, others): (Vec<_>, Vec<_>) = trained.partition(ParameterSpec::is_of_routed_expert);
         let bytes = |specs: &[ParameterSpec]| {
             let state = state_rule(settings).of(specs, |_| true);

@@ -348,7 +348,7 @@ mod tests {
     fn what_replicas_share_counts_once() {
         let on = |is_local, replicas, machine| {
             let rank = HeldBytes { parameters: 40, ..HeldBytes::default() };
-            let memory = TrainingMemory::new(vec![rank; 2], Vec::new()).with_shared(60);
+            let memory = TrainingMemory::new(vec![rank; 2], Vec::new()).with_shared(60, 0);
             MemoryPlan::new(memory, shape(is_local, replicas), Some(machine))
         };
         // 80 bytes of the first replica, and 20 of each further one.

@@ -37,6 +37,7 @@ mod tokenize;
 mod mixtures;
 mod fine_tuning;
 mod adapters;
+mod tied_heads;
 mod exported_adapters;
 mod chat_adapters;
 mod adapter_plans;

@@ -13,7 +13,8 @@
 //!
 //! With `tie_word_embeddings`, the head uses the embedding's table. The stage with the head holds a copy of
 //! the table under the embedding's path, even if it also has the embedding. The pipeline sums the gradients
-//! of all copies of a path, which keeps them equal. Model directories hold the table once.
+//! of all copies of a path, which keeps them equal, and the copies on one rank use one storage. Model
+//! directories hold the table once.
 
 mod attentions;
 mod block;

@@ -7,7 +7,7 @@ use pipewright_schedule::simulate::{SimulateError, memory_curve, peak_memory, ti
 use pipewright_schedule::{Costs, Placement, Rank, Recompute, StageIndex, Timeline, ValidatedProgram};
 
 use crate::cut_model::CutModel;
-use crate::parameter::ParameterSpec;
+use crate::parameter::{FirstCopies, ParameterSpec};
 use crate::training_memory::arrived_rows::ExpertLoad;
 use crate::training_memory::compute_devices::ComputeDevices;
 use crate::training_memory::kept::KeptActivations;
@@ -94,17 +94,19 @@ pub struct TrainingMemory {
     ranks: Vec<HeldBytes>,
     stages: Vec<HeldBytes>,
     shared: u64,
+    shared_again: u64,
 }
 
 impl TrainingMemory {
     /// Returns the memory of ranks and stages whose bytes are known.
     pub fn new(ranks: Vec<HeldBytes>, stages: Vec<HeldBytes>) -> Self {
-        Self { ranks, stages, shared: 0 }
+        Self { ranks, stages, shared: 0, shared_again: 0 }
     }
 
-    /// Sets the bytes of the parameters that the replicas in one process hold together.
-    pub fn with_shared(self, shared: u64) -> Self {
-        Self { shared, ..self }
+    /// Sets the bytes of the parameters that the ranks in one process hold together, and the bytes that further
+    /// ranks of a replica use again.
+    pub fn with_shared(self, shared: u64, shared_again: u64) -> Self {
+        Self { shared, shared_again, ..self }
     }
 
     /// Estimates the memory of a run whose stages have these parameters.
@@ -116,15 +118,17 @@ impl TrainingMemory {
         let costs = run.costs(stages);
         let simulation = timed(run.program.as_program(), &costs)?;
         let timeline = simulation.timeline();
-        let is_trained = |path: &str| run.model.is_trained(path);
-        let state = |specs: &Vec<ParameterSpec>| StageState {
-            bytes: run.state.of_stage(specs, is_trained),
-            gradients: gradient_bytes(specs, run.expert_ranks, is_trained),
-            undo: if run.post_validation { run.undo_bytes(specs) } else { 0 },
-        };
+        let state = |specs: &Vec<ParameterSpec>| run.state_of(specs, &mut FirstCopies::default());
         let states: Vec<StageState> = stages.iter().map(state).collect();
         let rank_bytes = |(rank, activations): (Rank, u64)| {
-            let own = placement.stages_of(rank).iter().map(|stage| states[stage.index()]);
+            let mut known = FirstCopies::default();
+            let own = placement.stages_of(rank).iter().map(|stage| {
+                if run.sharding.shards > 1 {
+                    // A stage that computes has all of its parameters whole.
+                    return states[stage.index()];
+                }
+                run.state_of(&stages[stage.index()], &mut known)
+            });
             let own: Vec<StageState> = own.collect();
             HeldBytes { activations, ..HeldBytes::without_activations(&own, run.sharding, run.expert_ranks) }
         };
@@ -135,7 +139,8 @@ impl TrainingMemory {
         };
         let ranks = placement.all_ranks().zip(peaks).map(rank_bytes).collect();
         let memory = Self::new(ranks, placement.all_stages().zip(&states).map(stage_bytes).collect());
-        Ok(memory.with_shared(run.shared_bytes(stages)))
+        let [shared, shared_again] = run.shared_bytes(stages);
+        Ok(memory.with_shared(shared, shared_again))
     }
 
     /// Returns the bytes of each rank of a replica.
@@ -143,10 +148,16 @@ impl TrainingMemory {
         &self.ranks
     }
 
-    /// Returns the bytes of the parameters of all ranks that the replicas in one process hold together: the
+    /// Returns the bytes of the parameters that the ranks of all replicas in one process hold together: the
     /// frozen base of adapters, unless it is sharded. Each rank's parameters include its part.
     pub fn shared(&self) -> u64 {
         self.shared
+    }
+
+    /// Returns the bytes of [`TrainingMemory::shared`] that are in the parameters of more than one rank of a
+    /// replica, such as the table of a tied model, once for each further rank.
+    pub fn shared_again(&self) -> u64 {
+        self.shared_again
     }
 
     /// Returns the bytes of each stage. Its activations are the peak of the stage alone: a rank with several
@@ -185,16 +196,37 @@ impl TrainingRun<'_> {
         }
     }
 
-    /// Returns the bytes of [`TrainingMemory::shared`].
-    fn shared_bytes(&self, stages: &[Vec<ParameterSpec>]) -> u64 {
+    /// Returns the bytes of [`TrainingMemory::shared`] and of [`TrainingMemory::shared_again`].
+    fn shared_bytes(&self, stages: &[Vec<ParameterSpec>]) -> [u64; 2] {
         if self.sharding.shards > 1 {
             // Each replica has rows of its own.
-            return 0;
+            return [0, 0];
         }
         let is_trained = |path: &str| self.model.is_trained(path);
-        let of_stage =
-            |specs: &Vec<ParameterSpec>| self.state.shared_bytes(specs, self.expert_ranks, is_trained);
-        stages.iter().map(of_stage).fold(0, u64::saturating_add)
+        let placement = self.program.placement();
+        let bytes = |specs: &[ParameterSpec]| self.state.shared_bytes(specs, self.expert_ranks, is_trained);
+        let of_rank = |rank: Rank| {
+            let mut known = FirstCopies::default();
+            let own = placement.stages_of(rank).iter().flat_map(|stage| known.of(&stages[stage.index()]));
+            bytes(&own.collect::<Vec<_>>())
+        };
+        let of_ranks = placement.all_ranks().map(of_rank).fold(0, u64::saturating_add);
+        let together = bytes(&FirstCopies::default().of(&stages.concat()));
+        [together, of_ranks.saturating_sub(together)]
+    }
+
+    /// Returns the bytes of a stage with these parameters on a rank that holds the parameters in `known` already,
+    /// for other stages, and adds them to `known`. The copy in half precision belongs to the stage.
+    fn state_of(&self, specs: &[ParameterSpec], known: &mut FirstCopies) -> StageState {
+        let is_trained = |path: &str| self.model.is_trained(path);
+        let (own, of_stage) = (known.of(specs), FirstCopies::default().of(specs));
+        let [mut bytes, of_stage] = [&own, &of_stage].map(|specs| self.state.of_stage(specs, is_trained));
+        bytes.others.copy = of_stage.others.copy;
+        StageState {
+            bytes,
+            gradients: gradient_bytes(specs, self.expert_ranks, is_trained),
+            undo: if self.post_validation { self.undo_bytes(&own) } else { 0 },
+        }
     }
 
     /// Returns the bytes of a stage without activations. If parameters are sharded, a replica holds its part

@@ -137,7 +137,7 @@ impl MemoryPlan {
         ranks.max_by_key(|(index, rank)| (rank.total(), usize::MAX - index)).unwrap_or_default()
     }
 
-    /// Returns the bytes that this machine must have: the sum of all ranks, in which the bytes that replicas
+    /// Returns the bytes that this machine must have: the sum of all ranks, in which the bytes that ranks
     /// share count once, or the bytes of the largest rank if each rank is a process, because processes may run
     /// on other machines. Both include the copies.
     pub fn needed(&self) -> u64 {
@@ -146,7 +146,10 @@ impl MemoryPlan {
             let ranks = self.memory.ranks().iter();
             let replica = ranks.fold(0, |sum: u64, rank| sum.saturating_add(rank.total()));
             let all = replica.saturating_mul(replicas.into()).saturating_mul(tensor_ranks.into());
+            let again = if self.devices.is_empty() { self.memory.shared_again() } else { 0 };
+            let again = again.saturating_mul(replicas.into()).saturating_mul(tensor_ranks.into());
             all.saturating_sub(self.shared().saturating_mul(replicas.saturating_sub(1).into()))
+                .saturating_sub(again)
         } else {
             self.largest().1.total()
         };
@@ -223,10 +226,10 @@ mod tests {
     fn replicas_share_bytes_on_the_processor_alone() {
         let shape = RunShape { replicas: 3, tensor_ranks: 2, is_local: true };
         let rank = HeldBytes { parameters: 40, ..HeldBytes::default() };
-        let memory = TrainingMemory::new(vec![rank; 2], Vec::new()).with_shared(60);
+        let memory = TrainingMemory::new(vec![rank; 2], Vec::new()).with_shared(50, 10);
         let plan = MemoryPlan::new(memory, shape, None);
-        // 80 bytes of the first replica and 20 of each further one, for both tensor ranks.
-        assert_eq!((plan.needed(), plan.shared()), (2 * (80 + 2 * 20), 2 * 60));
+        // 70 bytes of the first replica, whose ranks share 10, and 20 of each further one, for both tensor ranks.
+        assert_eq!((plan.needed(), plan.shared()), (2 * (70 + 2 * 20), 2 * 50));
         let devices = (0..12).map(|index| format!("cuda:{index}").parse().expect("a device"));
         let plan = plan.on_devices(devices, |_| None);
         assert_eq!((plan.needed(), plan.shared()), (2 * 3 * 80, 0));

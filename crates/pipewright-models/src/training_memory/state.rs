@@ -8,7 +8,7 @@ use pipewright_schedule::sharding::{ShardGroups, StageBytes, StateBytes};
 
 use crate::cut_model::CutModel;
 use crate::error::ConfigError;
-use crate::parameter::{ParameterKind, ParameterSpec};
+use crate::parameter::{FirstCopies, ParameterKind, ParameterSpec};
 
 /// The bytes of an element of a parameter, of its gradient, or of the optimizer's state.
 const ELEMENT: u64 = 4;
@@ -76,7 +76,8 @@ pub struct StateRule {
 
 impl StateRule {
     /// Returns the bytes for these parameters, without their gradients. The optimizer has a state for
-    /// parameters whose paths `is_trained` accepts.
+    /// parameters whose paths `is_trained` accepts. Each of them counts, so leave out the copies of a shared
+    /// parameter that a rank holds once ([`FirstCopies`](crate::FirstCopies)).
     pub fn of(&self, specs: &[ParameterSpec], is_trained: impl Fn(&str) -> bool) -> StateBytes {
         let (trained, frozen): (Vec<_>, Vec<_>) = specs.iter().partition(|spec| is_trained(&spec.path));
         let elements = |specs: &[&ParameterSpec]| {
@@ -139,7 +140,7 @@ impl StateRule {
         layers
             .map(|layer| {
                 let specs = model.outline(layer..layer + 1, &TensorParallel::default())?;
-                Ok(self.of(&specs, |path| model.is_trained(path)))
+                Ok(self.of(&FirstCopies::default().of(&specs), |path| model.is_trained(path)))
             })
             .collect()
     }
@@ -186,7 +187,9 @@ impl StateRule {
 
 /// Returns the bytes of the gradients of the parameters whose paths `is_trained` accepts.
 ///
-/// An expert has a sum for each of the `expert_ranks` replicas whose tokens reach it.
+/// An expert has a sum for each of the `expert_ranks` replicas whose tokens reach it. A shared parameter has a
+/// sum for each of its copies, also on one rank: they are added when the step ends, in an order that does not
+/// depend on the cut.
 pub(super) fn gradient_bytes(
     specs: &[ParameterSpec],
     expert_ranks: u32,

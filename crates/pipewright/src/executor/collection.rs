@@ -62,9 +62,14 @@ impl Collection {
         stages.iter().nth(self.done).map(LocalStage::index)
     }
 
+    /// Returns whether the visit adds numbers to parameters that are not trained.
+    pub(super) fn shifts(&self) -> bool {
+        matches!(self.visit, Some(Visit::Shift { .. }))
+    }
+
     /// Returns whether the trained parameters of the stages are needed. Others are never sharded.
     pub(super) fn needs_trained(&self) -> bool {
-        !matches!(self.visit, Some(Visit::Shift { .. }))
+        !self.shifts()
     }
 
     /// Keeps the whole parameters of a stage, or visits its module.

@@ -17,7 +17,9 @@ use super::parameters::{KnownParameters, ListedParameter, NormOrder, compare};
 use super::report::{RankReport, Update};
 use super::report_exchange::{OpenReport, pass_summary, report_messages, send_summary};
 use super::report_message::ReportMessage;
-use super::sharing::{exchange_shared_gradients, receive_shared_gradients, set_shared_gradients};
+use super::sharing::{
+    exchange_shared_gradients, receive_shared_gradients, set_shared_gradients, share_storage,
+};
 use super::statistics::{exchange_statistics, receive_statistics, set_statistics};
 use super::step::{Outcome, Phase};
 use super::tensor_shards::check_shards;
@@ -259,7 +261,13 @@ impl Executor {
 
     fn update(&mut self, norms: &Norms) -> Result<Phase, Cause> {
         let start = Instant::now();
-        let norm = update(&self.context, &mut self.stages, &mut self.step, self.accumulation, norms)?;
+        let Self { context, stages, step, parameters, accumulation, .. } = self;
+        if norms.whole.is_finite() && step.early().stages == 0 {
+            stages.iter_mut().for_each(|stage| stage.runner_mut().drop_borrowed());
+        }
+        let norm = update(context, stages, step, *accumulation, norms);
+        share_storage(context, stages, parameters);
+        let norm = norm?;
         self.accumulation = Accumulation::default();
         let (sums, time) = (self.recorder.since_program(start), start.elapsed());
         Ok(self.report(Update { gradient_norm: Some(norm), sums, time, early: self.step.early() }))
@@ -323,6 +331,7 @@ impl Executor {
         let shared = decoded(from, Tag::SharedParameters, message)?;
         self.connection.send_bytes(tree.children(), Tag::SharedParameters, message);
         self.parameters = KnownParameters::new(&self.context, order, shared);
+        share_storage(&self.context, &mut self.stages, &self.parameters);
         Ok(Phase::Done(Outcome::default()))
     }
 
@@ -343,6 +352,9 @@ impl Executor {
                 start_gather(&self.context, &mut self.connection, self.stages.get_mut(stage));
             }
             return Phase::Collect(collection);
+        }
+        if collection.shifts() {
+            share_storage(&self.context, &mut self.stages, &self.parameters);
         }
         let (parameters, visited) = collection.into_results();
         let mut outcome = Outcome { parameters, visited, ..Outcome::default() };

@@ -17,6 +17,7 @@ use super::failed_action::{Failure, locate};
 use super::parameters::{KnownParameters, list_parameters};
 use super::recorder::Recorder;
 use super::reduction::Reductions;
+use super::sharing::share_storage;
 use super::stages::LocalStages;
 use super::state::{restore, ruined_parameter, state};
 use super::step::{Outcome, Phase, Poll, Step};
@@ -191,7 +192,9 @@ impl Executor {
     ) -> Result<RestoredPaths, Cause> {
         self.stages.forget_buffers();
         self.reset();
-        restore(&self.context, &self.connection, &mut self.stages, checkpoint, may_miss)
+        let restored = restore(&self.context, &self.connection, &mut self.stages, checkpoint, may_miss);
+        share_storage(&self.context, &mut self.stages, &self.parameters);
+        restored
     }
 
     /// Drops all data of a failed step, so that the next step starts without it.

@@ -7,6 +7,11 @@
 //! the last stage. Each owner holds a copy. The copies start equal, which is also checked at launch. They get
 //! the same gradient sum and the same update, and so stay equal to the bit.
 //!
+//! The copies on one rank, whether in one stage or in several, are one parameter: they use the storage of the
+//! first of them ([`share_storage`]), which alone gets the gradient sum, the update and a state in the optimizer.
+//! Each copy has a gradient sum of its own until the step ends, because the sum over the owners has this order
+//! under every cut: first over the microbatches of each owner, then over the owners in the order of the stages.
+//!
 //! # Protocol
 //!
 //! If two ranks own a parameter, each sends the other the gradients of its copies ([`Tag::SharedGradient`]),
@@ -15,8 +20,10 @@
 //! ranks send `2 (k - 1)` tensors, and not `k (k - 1)`. The gradients are added in the order of the stages,
 //! so the sum has the same bits in both cases and for every cut.
 
+use std::collections::{BTreeMap, HashMap};
+
 use burn::tensor::Tensor;
-use pipewright_schedule::Rank;
+use pipewright_schedule::{Rank, StageIndex};
 
 use super::connection::Connection;
 use super::context::RankContext;
@@ -46,22 +53,46 @@ enum State {
     Done(Box<OptionalTensor>),
 }
 
+/// Lets the copies of each shared parameter on this rank use the storage of the first of them. Call this when
+/// the first copy has other storage: after the launch, an update, or a restore.
+pub(super) fn share_storage(context: &RankContext, stages: &mut LocalStages, known: &KnownParameters) {
+    let mut borrowed: BTreeMap<StageIndex, BTreeMap<usize, Value>> = BTreeMap::new();
+    for (_, owners) in known.shared() {
+        let mut copies = owners.iter().filter(|owner| owner.rank == context.rank());
+        let Some(first) = copies.next() else { continue };
+        // Integer and boolean tensors are small.
+        if first.parameter >= stages.get(first.stage).runner().paths().len() {
+            continue;
+        }
+        let mut value: Option<Value> = None;
+        for copy in copies {
+            let value = value.get_or_insert_with(|| stages.get(first.stage).runner().value(first.parameter));
+            if stages.get(copy.stage).inner_device() == value.device() {
+                borrowed.entry(copy.stage).or_default().insert(copy.parameter, value.clone());
+            }
+        }
+    }
+    for (stage, values) in borrowed {
+        stages.get_mut(stage).runner_mut().borrow(values);
+    }
+}
+
 /// Sends this rank's gradients of shared parameters, and returns the sums that it waits for.
 pub(super) fn exchange_shared_gradients(
     context: &RankContext,
     connection: &mut Connection,
-    stages: &LocalStages,
+    stages: &mut LocalStages,
     known: &KnownParameters,
 ) -> Vec<SharedSum> {
-    // Integer and boolean tensors have no gradients.
-    let has_gradient = |owner: &Owner| owner.parameter < stages.get(owner.stage).runner().paths().len();
-    let shared = known
-        .shared()
-        .iter()
-        .filter(|(_, owners)| owners.iter().filter(|owner| owner.rank == context.rank()).all(has_gradient));
-    let sums =
-        shared.map(|(parameter, owners)| SharedSum::begin(context, connection, stages, *parameter, owners));
-    sums.collect()
+    let mut sums = Vec::new();
+    for (parameter, owners) in known.shared() {
+        // Integer and boolean tensors have no gradients.
+        let has_gradient = |owner: &Owner| owner.parameter < stages.get(owner.stage).runner().paths().len();
+        if owners.iter().filter(|owner| owner.rank == context.rank()).all(has_gradient) {
+            sums.push(SharedSum::begin(context, connection, stages, *parameter, owners));
+        }
+    }
+    sums
 }
 
 /// Takes the gradients and sums that have arrived, or returns a missing message. A rank that adds for all
@@ -89,12 +120,16 @@ pub(super) fn receive_shared_gradients(
     Ok(missing)
 }
 
-/// Sets the gradient of each of this rank's copies to the sum over all copies.
+/// Sets the gradient of the first of this rank's copies to the sum over all copies, and the gradient of each
+/// copy with storage of its own.
 pub(super) fn set_shared_gradients(stages: &mut LocalStages, sums: Vec<SharedSum>) {
     for SharedSum { copies, state, .. } in sums {
         let State::Done(total) = state else { continue };
         for owner in copies {
             let runner = stages.get_mut(owner.stage).runner_mut();
+            if runner.is_borrowed(owner.parameter) {
+                continue;
+            }
             let device = runner.device().clone();
             runner.set_gradient(owner.parameter, total.clone().map(|total| total.to_device(&device)));
         }
@@ -102,11 +137,11 @@ pub(super) fn set_shared_gradients(stages: &mut LocalStages, sums: Vec<SharedSum
 }
 
 impl SharedSum {
-    /// Sends the gradients of this rank's copies.
+    /// Sends the gradients of this rank's copies, and takes them out.
     fn begin(
         context: &RankContext,
         connection: &mut Connection,
-        stages: &LocalStages,
+        stages: &mut LocalStages,
         parameter: u32,
         owners: &Owners,
     ) -> Self {
@@ -121,17 +156,24 @@ impl SharedSum {
             Some(rank) if rank == own => Vec::new(),
             Some(rank) => vec![rank],
         };
-        let gradient = |owner: &Owner| vec![stages.get(owner.stage).runner().gradient(owner.parameter)];
         let copies: Owners = owners.iter().copied().filter(|owner| owner.rank == own).collect();
+        let take = |owner: &Owner| {
+            let runner = stages.get_mut(owner.stage).runner_mut();
+            let gradient = runner.gradient(owner.parameter);
+            runner.set_gradient(owner.parameter, None);
+            (*owner, vec![gradient])
+        };
+        let mut gradients: HashMap<Owner, OptionalTensors> = copies.iter().map(take).collect();
         for owner in &copies {
             for &to in &receivers {
-                connection.send_copies(context.world_rank_of(to), tag(parameter, owner), gradient(owner));
+                let gradient = gradients[owner].clone();
+                connection.send_copies(context.world_rank_of(to), tag(parameter, owner), gradient);
             }
         }
         let state = match adds_for_all.filter(|&rank| rank != own) {
             None => State::Adding(Exchange::new(owners.iter().map(|owner| {
-                if owner.rank == own {
-                    Slot::Filled(gradient(owner))
+                if let Some(gradient) = gradients.remove(owner) {
+                    Slot::Filled(gradient)
                 } else {
                     Slot::Expected(context.awaited(owner.rank, tag(parameter, owner)))
                 }

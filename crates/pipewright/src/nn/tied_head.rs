@@ -1,9 +1,9 @@
 //! `y = x Eᵀ`: the head of a model whose output weight is its embedding's table, with a weight gradient that
 //! can be deferred.
 //!
-//! The head does not share the table's storage: it holds its own copy. The stages declare both copies as
-//! [shared](crate::stage::StageModule::shared_parameters); the pipeline sums their gradients and so keeps
-//! them equal.
+//! The head has a parameter of its own. The stages declare it and the table as
+//! [shared](crate::stage::StageModule::shared_parameters): the pipeline sums their gradients and so keeps
+//! them equal, and on one rank it lets them use one storage.
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;

@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -93,7 +93,14 @@ impl<M: StageBody> HeldModule<M> {
     }
 
     fn rounded_to(&self, half: DType) -> M {
-        let module = rounded(self.get().clone(), half, &self.table, &|_| true);
+        let mut made: HashMap<usize, Value> = HashMap::new();
+        let (module, outcome) = filled(self.get().clone(), |index, held| {
+            let original = self.table.original(index).and_then(|original| made.get(&original).cloned());
+            let value = original.or_else(|| rounded(index, held, half, &self.table, &|_| true));
+            made.extend(value.clone().map(|value| (index, value)));
+            Ok(value)
+        });
+        outcome.unwrap_or_else(|never: Infallible| match never {});
         if let Some(shards) = &self.shards {
             shards.look_up_in(&module);
         }
@@ -105,7 +112,10 @@ impl<M: StageBody> HeldModule<M> {
     pub(super) fn round(&mut self, contains: &dyn Fn(&str) -> bool) {
         let Some(half) = self.precision.half() else { return };
         let table = self.table.clone();
-        self.replace(|module| rounded(module, half, &table, contains));
+        let outcome = self.replace_with(|module| {
+            filled(module, |index, held| Ok(rounded(index, held, half, &table, contains)))
+        });
+        outcome.unwrap_or_else(|never: Infallible| match never {});
     }
 
     /// Returns the module that the last forward has used, if it still exists, and otherwise the module
@@ -167,8 +177,14 @@ impl<M: StageBody> HeldModule<M> {
         self.row_shard(index) != RowShard::WHOLE
     }
 
-    /// Puts whole parameters in place of the rows of a sharded stage.
-    pub(super) fn gather(&mut self, whole: OptionalTensors) {
+    /// Puts whole parameters in place of the rows of a sharded stage. A copy of a parameter gets the storage of
+    /// the first copy.
+    pub(super) fn gather(&mut self, mut whole: OptionalTensors) {
+        for index in 0..whole.len() {
+            if let Some(original) = self.table.original(index) {
+                whole[index] = whole[original].clone();
+            }
+        }
         let mut shards = self.shards.take().expect("a stage is sharded before its parameters are gathered");
         self.replace(|module| shards.gather(module, whole));
         self.shards = Some(shards);
@@ -245,23 +261,20 @@ impl<M: StageBody> HeldModule<M> {
     }
 }
 
-/// Returns `module` with the parameters rounded whose paths `contains` accepts, except the parameters
-/// that stay in single precision.
-fn rounded<M: StageBody>(
-    module: M,
+/// Returns the value of a parameter, rounded; `None` if it is not rounded: `contains` does not accept its path,
+/// or it stays in single precision.
+fn rounded(
+    index: usize,
+    held: &Value,
     half: DType,
     table: &ParameterTable,
     contains: &dyn Fn(&str) -> bool,
-) -> M {
-    let (module, outcome) = filled(module, |index, held| {
-        let is_rounded =
-            held.dtype() == DType::F32 && !table.stays_single(index) && contains(&table.paths()[index]);
-        // The number of dimensions does not matter here; 1 is arbitrary.
-        let value = || Tensor::<1>::from_dispatch(held.clone().into_dispatch());
-        Ok(is_rounded.then(|| Value::of(rounded_to(value(), half))))
-    });
-    outcome.unwrap_or_else(|never: Infallible| match never {});
-    module
+) -> Option<Value> {
+    let is_rounded =
+        held.dtype() == DType::F32 && !table.stays_single(index) && contains(&table.paths()[index]);
+    // The number of dimensions does not matter here; 1 is arbitrary.
+    let value = || Tensor::<1>::from_dispatch(held.clone().into_dispatch());
+    is_rounded.then(|| Value::of(rounded_to(value(), half)))
 }
 
 /// A module on the device of its stage, which computes in the precision of its stage.

@@ -136,7 +136,8 @@ pub trait StageModule: Module + 'static {
     /// Returns the global paths of the parameters that other stages, or other places of this stage, hold too.
     ///
     /// Each holder has its own copy and names the path here. The copies must start equal. The pipeline sums
-    /// their gradients and gives every copy the same update.
+    /// their gradients and gives every copy the same update. The copies on one rank use one storage and one
+    /// state of the optimizer.
     fn shared_parameters(&self) -> Vec<String> {
         Vec::new()
     }

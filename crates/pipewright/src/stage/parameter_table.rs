@@ -20,6 +20,8 @@ pub(super) struct ParameterTable {
     indices: HashMap<ParamId, usize>,
     ids: Arc<HashSet<ParamId>>,
     placements: Vec<Placement>,
+    /// For each float parameter that is a copy of an earlier one of the module, the index of the first copy.
+    originals: Vec<Option<usize>>,
     /// Whether each float parameter has single precision in a pipeline of half precision.
     stay_single: Vec<bool>,
     /// The element type of all float parameters; `None` if they differ or there are none.
@@ -67,10 +69,12 @@ impl ParameterTable {
             let (first, second) = (paths[first].clone(), paths[second].clone());
             return Err(StageError::DuplicateParameter { first, second });
         }
+        let placements: Vec<_> = floats.iter().map(|parameter| module.placement(&parameter.local)).collect();
         let mut table = Self {
+            originals: originals(&paths, &placements),
             shapes: floats.iter().map(|parameter| parameter.value.shape().to_vec()).collect(),
             ids: Arc::new(indices.keys().copied().collect()),
-            placements: floats.iter().map(|parameter| module.placement(&parameter.local)).collect(),
+            placements,
             stay_single: floats
                 .iter()
                 .map(|parameter| module.stays_in_single_precision(&parameter.local))
@@ -159,6 +163,12 @@ impl ParameterTable {
         self.tensor_ranks != 1 || self.placement(index).of_layer.is_some()
     }
 
+    /// Returns the index of the first copy of a shared parameter in this stage, if the float parameter at `index`
+    /// is another one. Copies have the same path, and the same shard if layers have shards.
+    pub(super) fn original(&self, index: usize) -> Option<usize> {
+        self.originals.get(index).copied().flatten()
+    }
+
     pub(super) fn stays_single(&self, index: usize) -> bool {
         self.stay_single[index]
     }
@@ -186,4 +196,15 @@ impl ParameterTable {
     pub(super) fn has_own_experts(&self) -> bool {
         self.has_own_experts
     }
+}
+
+/// Returns for each parameter the index of the first one with its path and shard, if that is another one.
+fn originals(paths: &[Arc<str>], placements: &[Placement]) -> Vec<Option<usize>> {
+    let mut firsts = HashMap::new();
+    let keys = paths.iter().zip(placements).map(|(path, placement)| (path, placement.of_layer));
+    let original = |(index, key)| {
+        let first = *firsts.entry(key).or_insert(index);
+        (first != index).then_some(first)
+    };
+    keys.enumerate().map(original).collect()
 }

@@ -3,6 +3,7 @@
 //! implements both, in `training/compute.rs` and `training/parameters.rs`.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::tensor::{Device, TensorData};
@@ -18,7 +19,7 @@ use super::weight_work::WeightWork;
 use crate::checkpoint::{Checkpoint, CheckpointError, StageState};
 use crate::optimizer::{Factors, GradientHook};
 use crate::tensor::shard::RowShard;
-use crate::tensor::{OptionalTensor, OptionalTensors, Placement, TensorRank, Values};
+use crate::tensor::{OptionalTensor, OptionalTensors, Placement, TensorRank, Value, Values};
 
 /// The paths of parameters after a restore.
 #[derive(Clone, Debug, Default)]
@@ -181,6 +182,21 @@ pub(crate) trait StageParameters: Send {
     /// [`StageParameters::paths`]. Replicas get the same bits whether each has all parts or some. Parts
     /// without rows have the sum zero, and a parameter without a gradient has no sums.
     fn gradient_squares(&self, copies: u32) -> Vec<Vec<f64>>;
+
+    /// Returns the parameter at `index` of [`StageParameters::paths`] as the stage holds it. It shares its
+    /// storage.
+    fn value(&self, index: usize) -> Value;
+
+    /// Lets parameters use the storage of other ones on this rank, which have the same values: copies of a
+    /// shared parameter. The stage does not update them or restore them.
+    fn borrow(&mut self, values: BTreeMap<usize, Value>);
+
+    /// Drops the parameters that use the storage of other ones, so that an update may write to it in place.
+    /// [`StageParameters::borrow`] must follow.
+    fn drop_borrowed(&mut self);
+
+    /// Returns whether the parameter at `index` uses the storage of another one.
+    fn is_borrowed(&self, index: usize) -> bool;
 
     /// Returns the rows of each parameter that a sharded stage holds; `None` if it holds no rows or the whole
     /// parameter.

@@ -55,6 +55,8 @@ pub(super) struct TrainingStage<M: StageBody> {
     table: Arc<ParameterTable>,
     sums: GradientSums,
     optimizer: StageOptimizer,
+    /// The indices of the parameters that use the storage of another one.
+    borrowed: HashSet<usize>,
     /// Present after an early update, until the update is kept or undone.
     before_update: Option<BeforeUpdate<M>>,
     loss: Option<Loss<M::Output>>,
@@ -114,6 +116,7 @@ impl<M: StageBody> TrainingStage<M> {
             table,
             sums,
             optimizer,
+            borrowed: HashSet::new(),
             before_update: None,
             loss,
             loss_takes_half,
@@ -171,6 +174,7 @@ impl<M: StageBody> TrainingStage<M> {
         self.require_backward(&new.module, &new.table)?;
         let Trained { module, table, sums, optimizer } = new;
         (self.module, self.table, self.sums, self.optimizer) = (module, table, sums, optimizer);
+        self.borrowed.clear();
         self.freeze_base();
         self.pattern = GradientPattern::default();
         Ok(())

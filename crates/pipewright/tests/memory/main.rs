@@ -9,6 +9,7 @@ mod shared;
 mod slices;
 #[path = "../support/mod.rs"]
 mod support;
+mod tied;
 
 use pipewright::memory::TrackingAllocator;
 

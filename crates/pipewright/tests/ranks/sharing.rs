@@ -1,14 +1,18 @@
 //! Parameters that several stages share have one gradient sum and stay equal to the bit.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use pipewright::batch::Batch;
+use pipewright::checkpoint::{CheckpointFolder, CheckpointWriter, TrainingState};
 use pipewright::failure::Cause;
 use pipewright::nn::Linear;
 use pipewright::pipeline::{NamedParameter, Pipeline, PipelineError, SeededPipeline};
 use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::train::data::Cursor;
 use pipewright::transport::World;
 use pipewright_schedule::{StageIndex, ValidatedProgram};
 
@@ -72,15 +76,16 @@ fn train(program: ValidatedProgram) -> (Vec<Step>, Vec<NamedParameter>) {
     (steps, pipeline.parameters().expect("they are there"))
 }
 
+/// Four stages on one rank, in a V placement on two ranks, and on four ranks.
+const ONE: &str = "0F0,1F0,2F0,3F0,3B0,2B0,1B0,0B0,0F1,1F1,2F1,3F1,3B1,2B1,1B1,0B1\n";
+const V: &str = "0F0,,,3F0,3B0,0F1,,,3F1,3B1,,,0B0,,0B1\n,1F0,2F0,,,2B0,1F1,2F1,1B0,,2B1,1B1,,,\n";
+const FOUR: &str = "0F0,,,,,,0F1,0B0,,,,,,0B1\n,1F0,,,,1F1,1B0,,,,,,1B1,\n,,2F0,,2F1,2B0,,,,,,2B1,,\n,,,3F0,3B0,3F1,,,,,3B1,,,\n";
+
 #[test]
 fn copies_stay_equal_and_the_cut_changes_no_bit() {
-    // The same four stages: on one rank, in a V placement on two ranks, and on four ranks.
-    let one = "0F0,1F0,2F0,3F0,3B0,2B0,1B0,0B0,0F1,1F1,2F1,3F1,3B1,2B1,1B1,0B1\n";
-    let v = "0F0,,,3F0,3B0,0F1,,,3F1,3B1,,,0B0,,0B1\n,1F0,2F0,,,2B0,1F1,2F1,1B0,,2B1,1B1,,,\n";
-    let (expected, parameters) = train(program_of(one));
-    assert_eq!(train(program_of(v)).0, expected);
-    let four = "0F0,,,,,,0F1,0B0,,,,,,0B1\n,1F0,,,,1F1,1B0,,,,,,1B1,\n,,2F0,,2F1,2B0,,,,,,2B1,,\n,,,3F0,3B0,3F1,,,,,3B1,,,\n";
-    let (found, others) = train(program_of(four));
+    let (expected, parameters) = train(program_of(ONE));
+    assert_eq!(train(program_of(V)).0, expected);
+    let (found, others) = train(program_of(FOUR));
     assert_eq!(found, expected);
     for parameters in [parameters, others] {
         let mut by_path: HashMap<String, Vec<TensorData>> = HashMap::new();
@@ -91,6 +96,46 @@ fn copies_stay_equal_and_the_cut_changes_no_bit() {
         assert_eq!(copies.len(), 4);
         assert!(copies.iter().all(|copy| *copy == copies[0]));
         assert_ne!(copies[0], numbers(7, [WIDTH, WIDTH]));
+    }
+}
+
+/// A checkpoint has a shared parameter once, whichever ranks hold it, and each placement resumes from it.
+#[test]
+fn each_placement_resumes_from_the_state_of_another() {
+    let placements = [ONE, V, FOUR].map(program_of);
+    let launch = |program: &ValidatedProgram| {
+        let make = |index| stage(index, 4);
+        Pipeline::launch(program.clone(), World::local(program.ranks()), &config(), make).expect("it starts")
+    };
+    let steps = |pipeline: &mut Pipeline, steps: std::ops::Range<u64>| -> Vec<f64> {
+        let step = |step| pipeline.step(batch(step, 2), batch(100 + step, 2), 1e-2).expect("a step").loss();
+        steps.map(step).collect()
+    };
+    let expected = steps(&mut launch(&placements[0]), 0..5);
+    for (index, program) in placements.iter().enumerate() {
+        let mut before = launch(program);
+        let mut losses = steps(&mut before, 0..2);
+        let scratch = tempfile::tempdir().expect("a folder");
+        let ranks = before.state().expect("a state");
+        let state = TrainingState {
+            step: 2,
+            cursor: Cursor { epoch: 1, index: 2 },
+            description: Default::default(),
+            ranks,
+        };
+        let folder = CheckpointFolder::own(scratch.path()).expect("it is free");
+        let mut writer = CheckpointWriter::start(folder, 1, 1, Duration::from_secs(20)).expect("it starts");
+        writer.save(state).expect("it is saved");
+        writer.wait().expect("it is written");
+        drop(writer);
+        let checkpoint = Arc::new(CheckpointFolder::newest(scratch.path()).expect("a checkpoint"));
+        let mut after = launch(&placements[(index + 1) % 3]);
+        after.restore(&checkpoint).expect("it is restored");
+        losses.extend(steps(&mut after, 2..4));
+        // The copies that a rank holds once are restored again.
+        after.restore(&checkpoint).expect("it is restored");
+        assert_eq!(steps(&mut after, 2..5), expected[2..], "into placement {index}");
+        assert_eq!(losses, expected[..4], "from placement {index}");
     }
 }
 

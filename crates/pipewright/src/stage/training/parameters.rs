@@ -97,6 +97,27 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         self.sums.squares(copies, |index| self.module.row_shard(index))
     }
 
+    fn value(&self, index: usize) -> Value {
+        parameters_of(self.module.settled()).swap_remove(index).value
+    }
+
+    fn borrow(&mut self, values: BTreeMap<usize, Value>) {
+        self.fill(|index, _| values.get(&index).cloned());
+        self.borrowed = values.into_keys().collect();
+    }
+
+    fn drop_borrowed(&mut self) {
+        if !self.borrowed.is_empty() {
+            let borrowed = std::mem::take(&mut self.borrowed);
+            self.fill(|index, held| borrowed.contains(&index).then(|| held.narrow(0, 0, 0).copied()));
+            self.borrowed = borrowed;
+        }
+    }
+
+    fn is_borrowed(&self, index: usize) -> bool {
+        self.borrowed.contains(&index)
+    }
+
     fn rows(&self) -> OptionalTensors {
         let shards = self.module.shards().expect("a stage is sharded before its rows are read");
         shards.rows(self.module.get())
@@ -252,6 +273,13 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
 }
 
 impl<M: StageBody> TrainingStage<M> {
+    /// Replaces the parameters for whose index `value` returns a value.
+    fn fill(&mut self, mut value: impl FnMut(usize, &Value) -> Option<Value>) {
+        self.module.settled();
+        let outcome = self.module.replace_with(|module| filled(module, |index, held| Ok(value(index, held))));
+        outcome.unwrap_or_else(|never: Infallible| match never {});
+    }
+
     /// Adds numbers to parameters that are not trained, by path. Returns the number of parameters.
     fn shift(&mut self, by: &BTreeMap<Arc<str>, Vec<f32>>) -> usize {
         let table = self.table.clone();
@@ -293,10 +321,11 @@ impl<M: StageBody> TrainingStage<M> {
     ) -> Result<(), CheckpointError> {
         let table = self.table.clone();
         let row_shards: Vec<_> = (0..table.paths().len()).map(|index| self.module.row_shard(index)).collect();
+        let borrowed = &self.borrowed;
         self.module.replace_with(|module| {
             filled(module, |index, held| {
                 let (path, shape) = (&table.paths()[index], &table.shapes()[index]);
-                if keeps(path) {
+                if keeps(path) || borrowed.contains(&index) {
                     return Ok(None);
                 }
                 let shard = table.placement(index).shard_of(rank);
@@ -324,8 +353,10 @@ impl<M: StageBody> TrainingStage<M> {
         let Some(optimizer) = self.optimizer.get().cloned() else { return Ok(()) };
         let found = parameters_of(self.module.get());
         let held = found.iter().zip(self.table.paths()).enumerate();
-        // The optimizer does not know a parameter if this replica has no rows of it.
-        let held = held.filter(|(_, (found, _))| found.value.shape()[0] > 0);
+        // The optimizer does not know a parameter that it does not update, or that has no rows on this replica.
+        let is_updated =
+            |index, found: &NamedTensor| found.value.shape()[0] > 0 && !self.borrowed.contains(&index);
+        let held = held.filter(|(index, (found, _))| is_updated(*index, found));
         let targets = held.map(|(index, (NamedTensor { id, local, .. }, path))| {
             let shard = self.table.placement(index).shard_of(rank);
             Target { id: *id, path, shard, rows: self.module.row_shard(index), local }
