@@ -61,7 +61,7 @@ impl Evaluations {
             let description = &checkpoint.manifest().description;
             description.contains_key(LEFT_OUT) && evaluations.are_due(checkpoint.step())
         });
-        Self { left_out: left_out.map(|checkpoint| checkpoint.step()), ..evaluations }
+        Self { left_out: left_out.map(Checkpoint::step), ..evaluations }
     }
 
     /// Returns the step after which the evaluation is due and was left out.

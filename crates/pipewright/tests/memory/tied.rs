@@ -4,7 +4,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor};
 use pipewright::nn::{Embedding, Linear, TiedHead, cross_entropy};
 use pipewright::optimizer::AdamW;
-use pipewright::pipeline::{LayerList, Pipeline, PipelineConfig};
+use pipewright::pipeline::{LayerList, Pipeline, PipelineConfig, StepSummary};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::Precision;
 
@@ -117,7 +117,7 @@ fn run(is_tied: bool, (schedule, ranks): (&str, u32), config: &PipelineConfig) -
     };
     let steps: Vec<_> = (0..3).map(|_| pipeline.step(ids(), ids(), 1e-2).expect("a step")).collect();
     let peaks = steps[2].peak_bytes.iter().map(|&bytes| bytes as f64 / TABLE).collect();
-    (steps.iter().map(|step| step.loss()).collect(), peaks)
+    (steps.iter().map(StepSummary::loss).collect(), peaks)
 }
 
 /// Checks that a tied model has the same losses under every cut, and that a rank with both ends saves the values
