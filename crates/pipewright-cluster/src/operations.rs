@@ -160,7 +160,7 @@ impl Model {
         blocks + self.outer_parameters() + self.predictor_parameters()
     }
 
-    /// Returns the number of parameters that the model is known by: all except those of predictors that are an
+    /// Returns the number of parameters that the model is known by: all except the parameters of predictors that are an
     /// addition to it.
     pub fn own_parameters(&self) -> u128 {
         self.parameters() - if self.counts_predictors { 0 } else { self.predictor_parameters() }

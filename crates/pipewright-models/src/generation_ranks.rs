@@ -110,7 +110,7 @@ pub struct GenerationRanks {
     parameters: Vec<usize>,
     stages: usize,
     deadline: Duration,
-    /// What the caches of all ranks can do.
+    /// The abilities of the caches of all ranks.
     cache: CacheKind,
     /// The text that the next one may continue.
     kept: Option<KeptText>,

@@ -88,7 +88,7 @@ fn shifted(targets: &Tensor<2, Int>, ahead: usize) -> Tensor<2, Int> {
     }
 }
 
-/// Returns the targets. Those of the rows and positions that `is_left_out` chooses are replaced and do not
+/// Returns the targets. Targets of the rows and positions that `is_left_out` chooses are replaced and do not
 /// count.
 fn without(targets: Tensor<2, Int>, is_left_out: impl Fn(usize, usize) -> bool) -> Tensor<2, Int> {
     let [rows, sequence] = targets.dims();

@@ -24,7 +24,7 @@ fn dependencies(arguments: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
         let Some((package, features)) = line.split_once('\t') else { continue };
         // Its name and its version, without its folder.
         let package = package.split(' ').take(2).collect::<Vec<_>>().join(" ");
-        // The mark of a package whose dependencies stand above.
+        // The mark of a package whose dependencies are listed above.
         let features = features.trim_end_matches("(*)").trim();
         dependencies.entry(package).or_default().insert(features.to_owned());
     }

@@ -75,7 +75,7 @@ fn run_with(
         for sentence in created.moved() {
             display::say(sentence);
         }
-        // The copies of the run that was moved aside. While it was there, it might have run.
+        // The copies of the run that was moved aside. While it existed, it might have run.
         earlier.iter().for_each(|copies| remove_copies(copies));
         origin::keep(&settings).map_err(|failure| abandon(&mut trainer, failure))?;
         folder = Some(created);

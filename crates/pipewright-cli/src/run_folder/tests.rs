@@ -204,7 +204,7 @@ fn everything_that_runs_write_is_moved_aside() {
     std::os::unix::fs::symlink("step-00000040", path.join("checkpoints/best")).expect("a link");
     let folder = RunFolder::create(&path, "", &[]).expect("all of it is of runs");
     assert_eq!(folder.moved().len(), 1);
-    // The owner of the checkpoints removes those that are not complete.
+    // The owner of the checkpoints removes checkpoints that are not complete.
     let is_kept = |name: &&&str| !name.contains("/.saving-") && !name.contains("/.removing-");
     assert!(OWN.iter().filter(is_kept).all(|name| scratch.path().join("a.1").join(name).exists()));
 }

@@ -50,7 +50,7 @@ pub(crate) fn keep(settings: &Settings) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the tokens that end a text of a run. They are those that `generate` finds in its folder.
+/// Returns the tokens that end a text of a run. `generate` finds the same tokens in its folder.
 pub(crate) fn end_tokens(settings: &Settings) -> Result<Vec<u32>, Failure> {
     let keys = match &settings.model {
         ModelSettings::From { from } => return hf::end_tokens(from).map_err(Failure::input),

@@ -134,7 +134,7 @@ impl Prepared {
         self.validation_identity.get()
     }
 
-    /// As [`RunParts::outlines`].
+    /// Like [`RunParts::outlines`].
     pub(crate) fn outlines(&self) -> Result<Vec<Vec<ParameterSpec>>, Failure> {
         self.parts().outlines()
     }

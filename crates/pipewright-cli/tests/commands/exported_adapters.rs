@@ -148,7 +148,7 @@ fn deepseek() -> TempDir {
     folder
 }
 
-/// PEFT takes modules of the names of dense and shared layers for those of routed experts, but keeps parameters.
+/// PEFT takes modules of the names of dense and shared layers for layers of routed experts, but keeps parameters.
 #[test]
 fn an_export_of_a_family_with_experts_names_parameters() {
     let folder = deepseek();

@@ -349,7 +349,7 @@ fn print_figures(restarts: &[Value], seconds: &BTreeMap<Fault, Vec<f64>>, missed
     }
 }
 
-/// Prints that the results are those of an undisturbed run.
+/// Prints that an undisturbed run has the same results.
 #[expect(clippy::print_stderr, reason = "the figures of the trial are its result")]
 fn print_equality(steps: usize, tensors: usize) {
     eprintln!(

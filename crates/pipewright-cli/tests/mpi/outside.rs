@@ -65,7 +65,7 @@ impl Disturbed {
         self.scratch.path().canonicalize().expect("it exists")
     }
 
-    /// Sends a signal to all processes at once. Returns whether all were there.
+    /// Sends a signal to all processes at once. Returns whether all of them existed.
     fn signal(&self, targets: &[Target], name: &str) -> bool {
         let path = self.path();
         let processes: Vec<String> =

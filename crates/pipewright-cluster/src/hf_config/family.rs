@@ -29,7 +29,7 @@ pub(super) struct Family {
     pub(super) vectors: Vectors,
     /// Every how many blocks one sees all tokens, if the others have a window and the file does not say it.
     pub(super) whole_every: Option<u64>,
-    /// The values of keys that files leave out. They are those that transformers and `train` assume.
+    /// The values of keys that files leave out. Transformers and `train` assume the same values.
     pub(super) defaults: &'static [(&'static str, u64)],
     /// The values of keys that all models of the family share and no file has.
     pub(super) fixed: &'static [(&'static str, u64)],

@@ -15,7 +15,7 @@ const DEPTH: usize = 127;
 /// # Errors
 /// When the text is not JSON.
 pub(crate) fn parse(text: &[u8]) -> Result<Value, serde_json::Error> {
-    // What follows reads well-formed text. This check has no limit of depth.
+    // The reader below gets well-formed text. This check has no limit of depth.
     let mut check = serde_json::Deserializer::from_slice(text);
     IgnoredAny::deserialize(&mut check)?;
     check.end()?;

@@ -116,7 +116,7 @@ pub(crate) fn indexed(state: &State<'_, '_>, value: Value) -> Result<Value, Erro
     Ok(value)
 }
 
-/// Returns a value of which a part is taken.
+/// Returns a value from which a part is taken.
 pub(crate) fn sliced(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::String => state.consume_fuel(value.as_str().map_or(0, str::len) as u64 / READ_BYTES)?,

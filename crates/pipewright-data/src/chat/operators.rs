@@ -259,7 +259,7 @@ fn is_namespace(value: &Value) -> bool {
     value.as_object().is_some_and(|object| object.type_name().ends_with("Namespace"))
 }
 
-/// Returns an attribute whose name is that of a method of dictionaries.
+/// Returns an attribute that has the name of a method of dictionaries.
 fn attribute(value: &Value, name: &str) -> Result<Value, Error> {
     if is_dictionary(value) {
         return method(value, name);
@@ -267,7 +267,7 @@ fn attribute(value: &Value, name: &str) -> Result<Value, Error> {
     value.get_attr(name)
 }
 
-/// Returns an item whose name is that of a method of dictionaries.
+/// Returns an item that has the name of a method of dictionaries.
 fn item(value: &Value, name: &str) -> Result<Value, Error> {
     let item = value.get_item(&Value::from(name))?;
     if item.is_undefined() && is_dictionary(value) { method(value, name) } else { Ok(item) }

@@ -10,7 +10,7 @@ use crate::chat::limits::{charge, charge_values};
 use crate::chat::operators::charge_pattern;
 use crate::chat::python_text::{error, is_space};
 
-/// Calls a method of a text. Those that are not listed here are methods of the engine.
+/// Calls a method of a text. Methods that are not listed here are methods of the engine.
 pub(crate) fn call(
     state: &State<'_, '_>,
     text: &str,

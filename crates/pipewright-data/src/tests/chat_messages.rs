@@ -49,7 +49,7 @@ fn chat(keys: &str) -> String {
 fn keys_without_a_value_are_missing() {
     let plain = "{'role': 'assistant', 'content': 'B'}None;";
     check(KEYS, &chat(r#""tool_calls": null, "name": null, "thinking": null, "weight": null"#), plain);
-    // Only those of the message itself.
+    // Only the keys of the message itself.
     let nested = r#""parts": [{"image": null}]"#;
     check(KEYS, &chat(nested), "{'role': 'assistant', 'content': 'B', 'parts': [{'image': None}]}None;");
     check("{{ 'content' in messages[0] }}", r#"{"messages": [{"role": "user", "content": null}]}"#, "False");

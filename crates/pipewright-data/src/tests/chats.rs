@@ -11,7 +11,7 @@ use crate::chat::json_text;
 use crate::chat::template::ChatRenderer;
 use crate::{ChatTemplate, DataConfig, LongRecords, TokenRows, TrainOn};
 
-/// What transformers renders. `tests/data/make_chats.py` writes it.
+/// The texts that transformers renders. `tests/data/make_chats.py` writes it.
 #[derive(Deserialize)]
 struct Reference {
     tokens: BTreeMap<String, String>,
@@ -20,7 +20,7 @@ struct Reference {
     results: Vec<Rendered>,
     #[serde(default)]
     expressions: Vec<Expression>,
-    /// The templates by name, apart from those of this crate.
+    /// The templates by name, apart from the templates of this crate.
     #[serde(default)]
     templates: BTreeMap<String, String>,
 }
@@ -40,7 +40,7 @@ struct Rendered {
 #[derive(Deserialize)]
 struct Expression {
     source: String,
-    /// What transformers renders; `None` if it refuses the expression.
+    /// The text that transformers renders; `None` if it refuses the expression.
     text: Option<String>,
 }
 
@@ -52,7 +52,7 @@ fn file(path: &str) -> Option<String> {
 /// Compares what transformers renders with what this crate does. Returns each difference with its place, and the
 /// numbers of templates and texts that are the same.
 fn differences(reference: &str) -> (Vec<String>, (usize, usize)) {
-    // The numbers of the chats are those of the file.
+    // The chats have the numbers of the file.
     let parsed = json_text::parse(reference.as_bytes()).expect("JSON");
     let mut reference: Reference = serde_json::from_str(reference).expect("the reference");
     reference.chats = parsed.get_attr("chats").expect("chats").try_iter().expect("a list").collect();

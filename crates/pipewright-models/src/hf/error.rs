@@ -239,7 +239,7 @@ pub enum HfError {
         key: String,
         /// Its value.
         value: String,
-        /// What to do.
+        /// The advice.
         advice: &'static str,
     },
     /// A tensor of an adapter belongs to no layer of the model.

@@ -101,7 +101,7 @@ pub fn text_ends(tokenizer: &Path) -> TextEnds {
     TextEnds { bos: id("bos_token"), eos: id("eos_token") }
 }
 
-/// Returns the tokens that end a text: those that `generation_config.json` and `config.json` name as
+/// Returns the tokens that end a text: the tokens that `generation_config.json` and `config.json` name as
 /// `eos_token_id`, one or a list, and the one that ends completions, which the tokenizer in the directory names.
 /// Files that do not exist name none.
 ///

@@ -22,7 +22,7 @@ use super::write::{Scratch, Typed, header, require_vacant};
 use crate::lora::{LoraConfig, LoraTargets, name_of};
 use crate::parameter::{ParameterSource, ParameterSpec};
 
-/// The names of layers that PEFT takes for those of routed experts, in a family that has such experts.
+/// The names of layers that PEFT takes for layers of routed experts, in a family that has such experts.
 const EXPERT_LAYERS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
 /// A part of an adapter's training that PEFT does not support for the layers of the adapter.

@@ -165,7 +165,7 @@ impl MemoryPlan {
     }
 
     /// Returns the first memory that is too small. Memory that is not known is large enough. Copies of the
-    /// state are in the memory of the machine, also those of ranks on devices.
+    /// state are in the memory of the machine, also the bytes of ranks on devices.
     pub fn shortage(&self) -> Option<Shortage<'_>> {
         if !self.devices.is_empty() {
             let of_device = self.devices.iter().find_map(|load| {
