@@ -205,8 +205,16 @@ fn measured_share(folder: &TempDir, config: &str, set: &[&str]) -> [f64; 2] {
     let last: Value = serde_json::from_str(metrics.lines().last().expect("a step")).expect("JSON");
     [0, 1].map(|rank| {
         let estimate = estimate["memory"]["ranks"][rank]["total"].as_f64().expect("bytes");
-        last["peak_bytes"][rank].as_f64().expect("bytes") / estimate
+        (last["peak_bytes"][rank].as_f64().expect("bytes") - second_cache()) / estimate
     })
+}
+
+/// Returns the bytes of the second cache, or 0 if the system does not tell. The products in single precision keep a
+/// buffer of this size for each thread, which the estimate does not have.
+fn second_cache() -> f64 {
+    let size = fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index2/size").unwrap_or_default();
+    let kibibytes = size.trim().strip_suffix('K').and_then(|size| size.parse::<f64>().ok());
+    kibibytes.unwrap_or_default() * 1024.0
 }
 
 /// The estimate does not have the tensors of the operation that runs and messages: at these sizes, a run of
