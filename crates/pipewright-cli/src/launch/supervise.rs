@@ -200,6 +200,7 @@ impl Launched {
         let mut command = self.launch.starter.command(self.processes(), hosts, words, &start);
         let (mut replacement, mut growth) = (None, self.growth(restarts));
         let (mut has_sent, mut beat, mut heard) = (false, None, None::<Instant>);
+        let before = self.config_written();
         let mut see = |known: &mut KnownRun| {
             let has_run = self.has_run();
             let sign = if has_sent && has_run { None } else { self.mark.sign(*number) };
@@ -209,7 +210,8 @@ impl Launched {
             if has_sent && heard.is_none_or(|heard| heard.elapsed() > HEARTBEAT_PAUSE) {
                 (heard, beat) = (Some(Instant::now()), self.mark.beat());
             }
-            let has_joined = has_sent || self.has_begun();
+            // The mark may not be readable here. An earlier start has written the configuration too.
+            let has_joined = has_sent || self.config_written().is_some_and(|written| Some(written) != before);
             Seen { has_fault: Fault::is_left(self.folder()), has_joined, beat, is_stopped: false }
         };
         let end = attempt::run(&mut command, self.limits(), stop, || {
