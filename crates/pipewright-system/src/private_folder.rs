@@ -76,7 +76,7 @@ impl TemporaryFolder {
 
 impl Drop for TemporaryFolder {
     fn drop(&mut self) {
-        // Best effort: nobody reads what remains.
+        // Best effort: no program reads the files that remain.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

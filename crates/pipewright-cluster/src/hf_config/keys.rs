@@ -98,7 +98,7 @@ impl<'a> Keys<'a> {
     /// Returns a size under the first of its names that is given, or the family's value.
     pub(super) fn size(&mut self, names: &[&str], least: u64, most: u64) -> Result<Option<u64>, ConfigError> {
         let Some((key, value)) = self.value(names) else {
-            // A value of null stands for what follows from other keys.
+            // A value of null means that the value follows from other keys.
             let is_named =
                 |(name, _): &&(&str, u64)| names.contains(name) && !self.object.contains_key(*name);
             let default = self.defaults.iter().find(is_named);
@@ -145,7 +145,7 @@ impl<'a> Keys<'a> {
         items.iter().map(number).collect::<Result<_, _>>().map(Some)
     }
 
-    /// Returns a list of sizes, in which 0 and null stand for none; an empty list if the key is missing.
+    /// Returns a list of sizes, in which 0 and null mean none; an empty list if the key is missing.
     pub(super) fn optional_sizes(&mut self, name: &str, most: u64) -> Result<Vec<Option<u64>>, ConfigError> {
         let Some((key, value)) = self.value(&[name]) else { return Ok(Vec::new()) };
         let size = |item: &Value| match item.as_u64() {

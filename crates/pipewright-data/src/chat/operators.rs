@@ -1,4 +1,4 @@
-//! The functions that stand for operators of a template ([`source`](crate::chat::source)), with Python's meaning.
+//! The functions that replace the operators of a template ([`source`](crate::chat::source)), with Python's meaning.
 
 use std::cmp::Ordering;
 use std::sync::Arc;

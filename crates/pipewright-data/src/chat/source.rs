@@ -10,9 +10,9 @@
 use crate::chat::tag::{DEPTH, Expression, NESTING, Tag, check_count, too_deep};
 use crate::chat::tokens::{Kind, Part, Parts, Token, decoded, line_of};
 
-/// The filter that stands for the tag `generation`.
+/// The filter that replaces the tag `generation`.
 pub(crate) const GENERATION: &str = "mark_generation";
-/// The functions that stand for operators.
+/// The functions that replace operators.
 pub(crate) const CONCAT: &str = "__concat";
 pub(crate) const REMAINDER: &str = "__remainder";
 pub(crate) const COMPARE: &str = "__compare";

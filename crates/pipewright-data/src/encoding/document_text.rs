@@ -76,7 +76,7 @@ impl<'a> DocumentText<'a> {
         Ok(ids)
     }
 
-    /// Returns whether one token stands for the text that ends completions, or the tokenizer adds one at the end of
+    /// Returns whether the text that ends completions is one token, or the tokenizer adds one at the end of
     /// each text.
     pub(crate) fn ends_texts(&self, end: &str) -> bool {
         let Some(encoder) = &self.encoder else { return true };
