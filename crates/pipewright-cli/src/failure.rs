@@ -11,10 +11,10 @@ use pipewright::ids::WorldRank;
 pub(crate) use pipewright_schedule::error_text::with_causes as sentence;
 use pipewright_system::schedule_memory::OutOfMemory;
 
-use crate::config::{ConfigError, Problem};
 use crate::display::screen;
 use crate::fault::Fault;
-use crate::text::escape;
+use pipewright_run::settings::{ConfigError, Problem};
+use pipewright_run::text::escape;
 
 /// The most mistakes in a configuration or a profile that are shown. The input may not be such a file at all.
 const MOST_PROBLEMS: usize = 50;

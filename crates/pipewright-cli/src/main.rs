@@ -7,7 +7,6 @@ mod arguments;
 mod browser;
 mod clusters;
 mod commands;
-mod config;
 mod display;
 mod exhaustion;
 mod failure;
@@ -24,7 +23,6 @@ mod run_record;
 mod run_report;
 mod schedules;
 mod signal;
-mod text;
 mod training;
 
 use std::process::ExitCode;

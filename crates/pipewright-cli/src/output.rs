@@ -11,7 +11,7 @@ use pipewright::bounded_file::{write_fresh, write_regular};
 use crate::browser;
 use crate::display::say;
 use crate::failure::Failure;
-use crate::text::escape;
+use pipewright_run::text::escape;
 
 /// The file that a command writes, if one is named.
 #[derive(Debug, Args)]

@@ -13,6 +13,7 @@ const CRATES: &[(&str, &[&str])] = &[
     // The files of `stage::training` have the methods of one type, and see its private fields.
     ("crates/pipewright", &["stage::training"]),
     ("crates/pipewright-models", &[]),
+    ("crates/pipewright-run", &[]),
     // `failure` has the errors of the folders that return it.
     ("crates/pipewright-cli", &[""]),
     ("tools/book", &[]),

@@ -7,10 +7,10 @@ use pipewright_cluster::model::{Division, Model};
 use pipewright_cluster::training::{AdaptedLayer, AdapterSizes};
 use pipewright_models::{CutModel, ModelConfig, input_of, is_split_by_inputs, is_whole};
 
-use crate::config::Settings;
-use crate::config::adapter::AdapterSettings;
 use crate::failure::{Exit, Failure};
 use crate::training::model::adapter_of;
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::adapter::AdapterSettings;
 
 /// Adapters on the layers of a model.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use pipewright_cluster::search::Fixed;
 use crate::clusters::arguments::ClusterArguments;
 use crate::failure::Failure;
 use crate::planning::emitted::Target;
-use crate::text::{quoted, set_flags};
+use pipewright_run::text::{quoted, set_flags};
 
 /// The options of `plan --cluster`.
 #[derive(Debug, Clone, Copy)]

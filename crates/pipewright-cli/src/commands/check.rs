@@ -9,7 +9,6 @@ use crate::output::{show, write};
 use crate::planning::auto::choose_without_profile;
 use crate::planning::decision::Chosen;
 use crate::run_folder;
-use crate::text::escape_in_json;
 use crate::training::arguments::RunArguments;
 use crate::training::memory::{memory_plan, require_fit};
 use crate::training::model::read_model;
@@ -17,6 +16,7 @@ use crate::training::optimizer::{require_elementwise, require_whole};
 use crate::training::prepare::prepare;
 use crate::training::state_copies::require_space;
 use crate::training::summary::Summary;
+use pipewright_run::text::escape_in_json;
 
 /// The arguments of `pipewright check`.
 #[derive(Debug, Args)]

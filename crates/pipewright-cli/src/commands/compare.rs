@@ -19,7 +19,6 @@ use pipewright_schedule::{
 };
 use pipewright_system::schedule_memory::check_named;
 
-use crate::config;
 use crate::failure::{Exit, Failure};
 use crate::output::{PageOutput, page_of};
 use crate::planning::prediction::ProfileArguments;
@@ -27,6 +26,7 @@ use crate::schedules::comparison::{Compared, Figures, json, page, text};
 use crate::schedules::drawing::check_cells;
 use crate::schedules::size::{ScheduleSize, depends_on_costs, is_file_name};
 use crate::schedules::timed_program::{EngineTimes, Source, refused};
+use pipewright_run::settings;
 
 /// The arguments of `pipewright compare`.
 #[derive(Debug, Args)]
@@ -70,7 +70,7 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<(), Failure> {
     let specs = specs(arguments)?;
     if let Some(file) = &arguments.profile {
         // A mistake in the profile is not the schedules' fault.
-        config::profile::read(file)?;
+        settings::profile::read(file)?;
     }
     let compared: Vec<Compared> =
         specs.into_iter().map(|(name, spec)| compared(name, spec, arguments)).collect();

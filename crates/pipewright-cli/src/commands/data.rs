@@ -9,13 +9,13 @@ use clap::{Args, Subcommand};
 use pipewright::train::data::{RowPart, TokenCodec, TokenRows, Tokenizer};
 use pipewright_schedule::words::counted;
 
-use crate::config::Settings;
-use crate::config::data::{BYTES, tokenizer_file};
 use crate::failure::Failure;
-use crate::text::escape;
 use crate::training::arguments::load_settings;
 use crate::training::data::{data_config, open_training};
 use crate::training::model::read_model;
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::data::{BYTES, tokenizer_file};
+use pipewright_run::text::escape;
 
 /// The size of a vocabulary without an end: a file of data is shown without a model.
 const ANY_ID: usize = i32::MAX as usize;

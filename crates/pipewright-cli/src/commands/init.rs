@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::config::TEMPLATE;
 use crate::display;
 use crate::failure::Failure;
+use pipewright_run::settings::TEMPLATE;
 
 /// The arguments of `pipewright init`.
 #[derive(Debug, Args)]

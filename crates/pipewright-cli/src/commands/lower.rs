@@ -16,8 +16,8 @@ use pipewright_system::schedule_memory::check_text;
 use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
 use crate::schedules::drawing::check_size;
-use crate::schedules::file::{locate, read};
 use crate::schedules::transport::TransportArguments;
+use pipewright_run::schedule_file::{locate, read};
 
 /// The arguments of `pipewright lower`.
 #[derive(Debug, Args)]

@@ -17,8 +17,6 @@ use pipewright_system::schedule_memory::check_plan;
 use crate::clusters::arguments::ClusterArguments;
 use crate::clusters::request::PlanOptions;
 use crate::clusters::{plan as cluster_plan, plan_json, plan_text};
-use crate::config::mesh::MeshSettings;
-use crate::config::{self, Settings};
 use crate::display::{bytes, say};
 use crate::failure::Failure;
 use crate::output;
@@ -32,6 +30,8 @@ use crate::planning::request::{training_state, tried_head_parts};
 use crate::training::arguments::{load_settings, parse_time};
 use crate::training::model::{described, model_notes, read_model};
 use crate::training::optimizer::state_rule;
+use pipewright_run::settings::mesh::MeshSettings;
+use pipewright_run::settings::{self, Settings};
 
 /// The arguments of `pipewright plan`.
 #[derive(Debug, Args)]
@@ -338,7 +338,7 @@ impl PlannedRun {
         let workload = workload(settings, &layers);
         let mut profile = match file {
             None => estimate(&workload, assumed_rates(settings), assumed_link(settings)),
-            Some(file) => config::profile::read_for(file, &profiled_run(settings, workload))?,
+            Some(file) => settings::profile::read_for(file, &profiled_run(settings, workload))?,
         };
         let rule = state_rule(settings);
         rule.add_to(&mut profile, model).map_err(Failure::input)?;
@@ -432,7 +432,7 @@ fn one_group(settings: &Settings, replicas: u32) -> Option<String> {
 fn profile(arguments: &PlanArguments, run: Option<&PlannedRun>) -> Result<Profile, Failure> {
     match (run, &arguments.profile) {
         (Some(run), file) => run.profile(file.as_deref()),
-        (None, Some(file)) => Ok(config::profile::read(file)?),
+        (None, Some(file)) => Ok(settings::profile::read(file)?),
         (None, None) => Err(Failure::input(
             "--profile is missing; write the costs of layers and links to a file, measure them with `pipewright \
              profile`, or give a configuration, whose costs are then estimated",

@@ -8,13 +8,11 @@ use pipewright::checkpoint::{Checkpoint, CheckpointError, CheckpointFolder};
 use pipewright::transport::Fields;
 use serde_json::{Map, Value};
 
-use crate::config::{Loaded, Scheduled};
 use crate::display;
 use crate::failure::Failure;
 use crate::fault::{Fault, launched_start};
 use crate::recovery::{Attempts, Restart, StateSource};
 use crate::run_folder::{self, RunFolder, RunFolderError, RunLock};
-use crate::text::quoted;
 use crate::training::arguments::load_settings;
 use crate::training::checkpoint_path::{RunPath, not_finite};
 use crate::training::checkpoint_space::CheckpointSpace;
@@ -34,6 +32,8 @@ use crate::training::resume_arguments::ResumeArguments;
 use crate::training::shared_folder;
 use crate::training::state_copies::{self, StateCopies};
 use crate::training::training_loop::TrainingLoop;
+use pipewright_run::settings::{Loaded, Scheduled};
+use pipewright_run::text::quoted;
 
 /// Runs the command.
 pub(crate) fn run(arguments: &ResumeArguments) -> Result<(), Failure> {

@@ -12,10 +12,10 @@ use pipewright::train::data::{
 };
 use pipewright_schedule::words::counted;
 
-use crate::config::data::{BYTES, tokenizer_file};
 use crate::display::{self, TokenizeBar};
 use crate::failure::{Exit, Failure};
 use crate::signal::Interrupt;
+use pipewright_run::settings::data::{BYTES, tokenizer_file};
 
 /// The arguments of `pipewright tokenize`.
 #[derive(Debug, Args)]

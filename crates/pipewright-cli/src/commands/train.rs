@@ -3,7 +3,6 @@
 use pipewright_models::CutModel;
 
 use crate::commands::resume;
-use crate::config::Loaded;
 use crate::display;
 use crate::failure::Failure;
 use crate::planning::auto;
@@ -26,6 +25,7 @@ use crate::training::rank_hosts::RankHosts;
 use crate::training::shared_folder;
 use crate::training::state_copies::{self, StateCopies};
 use crate::training::training_loop::TrainingLoop;
+use pipewright_run::settings::Loaded;
 
 /// Runs the command.
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {

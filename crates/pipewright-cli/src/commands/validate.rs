@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use crate::failure::{Exit, Failure};
 use crate::output;
 use crate::schedules::drawing::check_size;
-use crate::schedules::file::{locate, read, slice_hint};
 use crate::schedules::size::slices;
 use crate::schedules::transport::TransportArguments;
 use crate::schedules::verdicts::Verdicts;
+use pipewright_run::schedule_file::{locate, read, slice_hint};
 
 /// The arguments of `pipewright validate`.
 #[derive(Debug, Args)]

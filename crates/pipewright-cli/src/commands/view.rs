@@ -14,7 +14,6 @@ use pipewright_schedule::{
     Costs, GenerateError, GenerateErrorKind, LowerConfig, Program, ScheduleSpec, ValidatedProgram,
 };
 
-use crate::config::nearest;
 use crate::failure::{Exit, Failure};
 use crate::output::{PageOutput, page_of};
 use crate::run_folder::VIEW;
@@ -24,6 +23,7 @@ use crate::schedules::size::{ScheduleSize, is_file_name};
 use crate::schedules::timed_program::{EngineTimes, Source, TimedProgram};
 use crate::schedules::transport::TransportArguments;
 use crate::training::recorded_run::RecordedRun;
+use pipewright_run::settings::nearest;
 
 /// The folder in which runs are by default.
 const RUNS: &str = "runs";

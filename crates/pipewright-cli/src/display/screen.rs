@@ -20,7 +20,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::termios::{Winsize, tcgetwinsize};
 
 use crate::display::wrap::wrap;
-use crate::text::{escape, escape_all_but_colours};
+use pipewright_run::text::{escape, escape_all_but_colours};
 
 /// The size if the terminal does not report its own.
 const STANDARD: Size = Size { columns: 80, rows: 24 };

@@ -10,7 +10,7 @@ use pipewright_schedule::words::counted;
 use crate::display::chart::loss_chart;
 use crate::display::figures::{clock, grouped, longer_by, milliseconds};
 use crate::display::overview::Overview;
-use crate::text::quoted;
+use pipewright_run::text::quoted;
 
 /// The figures of the steps that this process has taken.
 #[derive(Debug, Default)]

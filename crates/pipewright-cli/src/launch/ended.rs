@@ -9,7 +9,7 @@ use crate::launch::watch::Early;
 use crate::recovery::{Restart, is_full};
 use crate::run_folder::newest_checkpoint_bytes;
 use crate::run_record::metrics;
-use crate::text::quoted;
+use pipewright_run::text::quoted;
 
 /// A run whose processes have ended.
 pub(super) struct Ended<'a> {

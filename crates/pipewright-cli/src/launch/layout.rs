@@ -2,7 +2,7 @@
 
 use pipewright_schedule::words::counted;
 
-use crate::config::Settings;
+use pipewright_run::settings::Settings;
 
 /// The number of ranks of the pipeline and of its replicas. The number of tensor ranks does not change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,11 +2,11 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::config::Settings;
 use crate::display::screen;
 use crate::failure::Failure;
 use crate::training::arguments::RunArguments;
 use crate::training::resume_arguments::ResumeArguments;
+use pipewright_run::settings::Settings;
 
 /// The command that the processes run.
 #[derive(Debug)]

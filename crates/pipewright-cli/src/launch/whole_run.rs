@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
 use pipewright_models::CutModel;
 
-use crate::config::{Scheduled, Settings};
 use crate::failure::{Exit, Failure, sentence};
 use crate::launch::layout::Layout;
 use crate::planning::decision::Chosen;
@@ -16,6 +15,7 @@ use crate::training::arguments::load_text;
 use crate::training::memory::{memory_of_process, memory_plan, require_fit};
 use crate::training::model::read_model;
 use crate::training::prepare::{CutProgram, RunParts};
+use pipewright_run::settings::{Scheduled, Settings};
 
 /// A run in its configured mesh.
 pub(super) struct WholeRun {

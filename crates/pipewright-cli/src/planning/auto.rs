@@ -10,7 +10,6 @@ use pipewright_schedule::analytic::estimate;
 use pipewright_schedule::plan::{PlanRequest, plan};
 use pipewright_schedule::profile::Profile;
 
-use crate::config::Settings;
 use crate::display::say;
 use crate::failure::{Exit, Failure};
 use crate::planning::decision::{Chosen, Decision};
@@ -25,6 +24,7 @@ use crate::training::model::described;
 use crate::training::optimizer::state_rule;
 use crate::training::prepare::require_whole_layers;
 use crate::training::process_group::ProcessGroup;
+use pipewright_run::settings::Settings;
 
 /// The time for measuring, and the longest search.
 const MEASURING: Duration = Duration::from_secs(6);

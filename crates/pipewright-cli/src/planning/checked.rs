@@ -21,7 +21,7 @@ use crate::display::bytes;
 use crate::failure::{Exit, Failure, sentence};
 use crate::planning::emitted::best_of_system;
 use crate::planning::print::{PlanJson, longer, memory, plan_json, refused, time, title_of};
-use crate::schedules::file::read_regular;
+use pipewright_run::schedule_file::read_regular;
 
 /// The share by which a plan may take longer than another one and still be as good.
 const AS_GOOD: f64 = 0.01;

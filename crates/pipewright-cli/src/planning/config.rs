@@ -7,12 +7,12 @@ use pipewright_schedule::csv::print_schedule;
 use pipewright_schedule::plan::{Plan, PlanSettings, SEARCHED};
 use toml::{Table, Value};
 
-use crate::config::Settings;
-use crate::config::generator;
 use crate::failure::Failure;
 use crate::output;
 use crate::planning::print::stages_per_rank;
 use crate::schedules::size::depends_on_costs;
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::generator;
 
 /// Writes the configuration of `plan` to `file`: the settings with the choices of the plan, or without
 /// settings the choices alone. A schedule without a name, or with settings, is written to a CSV file in the

@@ -9,13 +9,13 @@ use pipewright_schedule::plan::{Outcome, OutcomeKind, Plan, PlanReport};
 use pipewright_schedule::recompute::StageRecompute;
 use serde::{Deserialize, Serialize};
 
-use crate::config::generator::GeneratorSettings;
-use crate::config::pipeline::{PartitionChoice, ScheduleChoice};
-use crate::config::{Scheduled, Settings};
 use crate::failure::{Exit, Failure};
 use crate::planning::config::{is_named, plan_milliseconds};
 use crate::planning::print::{stages_per_rank, title_of};
 use crate::run_folder::PLAN as SCHEDULE;
+use pipewright_run::settings::generator::GeneratorSettings;
+use pipewright_run::settings::pipeline::{PartitionChoice, ScheduleChoice};
+use pipewright_run::settings::{Scheduled, Settings};
 
 /// The share by which a plan may be slower than the best one if it is simpler.
 const NEAR: f64 = 0.01;

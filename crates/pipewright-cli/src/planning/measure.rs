@@ -13,9 +13,6 @@ use pipewright_schedule::ModelDesc;
 use pipewright_schedule::analytic::Workload;
 use pipewright_schedule::profile::{DeviceProfile, Profile};
 
-use crate::config::Settings;
-use crate::config::pipeline::TransportChoice;
-use crate::config::profile::ProfiledRun;
 use crate::failure::{Exit, Failure, sentence};
 use crate::planning::rates::{assumed_link, assumed_rates, device_name};
 use crate::training::data::open_training;
@@ -25,6 +22,9 @@ use crate::training::model::described;
 use crate::training::optimizer::state_rule;
 use crate::training::prepare::require_whole_layers;
 use crate::training::process_group::ProcessGroup;
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::pipeline::TransportChoice;
+use pipewright_run::settings::profile::ProfiledRun;
 
 /// The microbatches of a measured step, for each rank.
 const MICROBATCHES: u32 = 3;

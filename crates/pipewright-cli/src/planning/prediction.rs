@@ -16,10 +16,10 @@ use pipewright_schedule::{
 };
 use pipewright_system::schedule_memory::check_named;
 
-use crate::config;
 use crate::failure::{Exit, Failure};
 use crate::schedules::size::{depends_on_costs, say_few_microbatches};
 use crate::schedules::timed_program::{EngineTimes, Source};
+use pipewright_run::settings;
 
 /// A profile, and the choices for it.
 #[derive(Debug, Args)]
@@ -104,7 +104,7 @@ impl ProfileArguments {
     fn choices(&self, schedule: &Schedule, recompute: &Recompute) -> Result<Choices, Failure> {
         let file = self.profile.as_deref().unwrap_or_else(|| std::path::Path::new("-"));
         Ok(Choices {
-            profile: with_head_parts(&config::profile::read(file)?, self.head_parts).into_owned(),
+            profile: with_head_parts(&settings::profile::read(file)?, self.head_parts).into_owned(),
             boundaries: self.boundaries.clone(),
             recompute: recompute_of(recompute, schedule.placement().stages())?,
         })

@@ -9,12 +9,12 @@ use pipewright_models::CutModel;
 use pipewright_schedule::profile::Profile;
 use serde_json::json;
 
-use crate::config::Settings;
-use crate::config::profile::read_for;
 use crate::planning::measure::{profiled_run, workload};
 use crate::planning::rates::device_name;
 use crate::run_folder::PROFILE;
 use crate::training::model::described;
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::profile::read_for;
 
 /// Returns the name of the profile's file, with a hash of the model, the device, and the settings that change
 /// the times of a layer.

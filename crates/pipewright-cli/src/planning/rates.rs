@@ -5,8 +5,8 @@ use pipewright::device::found;
 use pipewright_schedule::analytic::{Connection, PeakRates};
 use pipewright_schedule::profile::LinkProfile;
 
-use crate::config::Settings;
-use crate::config::pipeline::TransportChoice;
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::pipeline::TransportChoice;
 
 /// Returns the assumed rates of a rank. Ranks with different devices have the rates of the first rank.
 pub(crate) fn assumed_rates(settings: &Settings) -> PeakRates {

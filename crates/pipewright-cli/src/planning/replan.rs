@@ -14,8 +14,6 @@ use pipewright_schedule::plan::{Plan, PlanRequest, plan};
 use pipewright_schedule::profile::Profile;
 use pipewright_schedule::{ActionKind, Microbatch, Schedule, StageIndex};
 
-use crate::config::Settings;
-use crate::config::pipeline::{PartitionChoice, ScheduleChoice};
 use crate::failure::{Exit, Failure};
 use crate::planning::auto::assumed_profile;
 use crate::planning::decision::{Chosen, Decision};
@@ -25,6 +23,8 @@ use crate::planning::request::training_state;
 use crate::run_folder::is_profile;
 use crate::training::optimizer::state_rule;
 use crate::training::prepare::require_whole_layers;
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::pipeline::{PartitionChoice, ScheduleChoice};
 
 /// The longest search for one number of ranks. The run waits for it.
 const SEARCH: Duration = Duration::from_secs(2);

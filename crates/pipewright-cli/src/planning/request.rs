@@ -4,10 +4,10 @@ use pipewright_models::CutModel;
 use pipewright_schedule::plan::TrainingState;
 use pipewright_schedule::profile::Profile;
 
-use crate::config::Settings;
-use crate::config::optimizer::OptimizerName;
 use crate::failure::Failure;
 use crate::training::optimizer::state_rule;
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::optimizer::OptimizerName;
 
 /// Returns the bytes of training state per byte of parameters.
 pub(crate) fn training_state(settings: &Settings, model: &CutModel) -> Result<TrainingState, Failure> {

@@ -8,13 +8,13 @@ use std::time::Duration;
 use pipewright::hook::ActionHook;
 use pipewright::ids::WorldRank;
 
-use crate::config::Settings;
-use crate::config::pipeline::TransportChoice;
 use crate::failure::Failure;
 use crate::recovery::injected::InjectedFaults;
 use crate::recovery::restart::Restart;
 use crate::recovery::restarts::Restarts;
 use crate::signal::Interrupt;
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::pipeline::TransportChoice;
 
 /// The attempts at a run: the first one and those after faults.
 #[derive(Default)]

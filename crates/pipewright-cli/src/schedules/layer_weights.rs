@@ -6,7 +6,7 @@
 use serde::{Serialize, Serializer};
 
 use crate::failure::Failure;
-use crate::text::shortened;
+use pipewright_run::text::shortened;
 
 /// Decimal numbers, stored as whole numbers with a common number of decimals.
 #[derive(Debug, PartialEq, Eq)]

@@ -3,7 +3,6 @@
 
 pub(crate) mod comparison;
 pub(crate) mod drawing;
-pub(crate) mod file;
 pub(crate) mod layer_weights;
 pub(crate) mod other_sizes;
 pub(crate) mod simulation_text;

@@ -9,9 +9,9 @@ use pipewright_schedule::{Program, StageIndex, Timeline};
 use serde::Serialize;
 
 use crate::display::bytes;
-use crate::schedules::file::slice_hint;
 use crate::schedules::timed_program::{EngineTimes, TimedProgram};
 use crate::schedules::transport_price::Price;
+use pipewright_run::schedule_file::slice_hint;
 
 /// The output of `--format json`: the keys of the summary, the buffers for activations, and the times of the
 /// engine.

@@ -16,8 +16,8 @@ use pipewright_system::schedule_memory::{check_named, check_text};
 use serde::{Serialize, Serializer};
 
 use crate::failure::{Exit, Failure, sentence};
-use crate::schedules::file::{locate, read};
 use crate::schedules::size::{own_name, say_few_microbatches};
+use pipewright_run::schedule_file::{locate, read};
 
 /// The source of a program.
 pub(crate) enum Source {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::Args;
 use pipewright_schedule::bytes::parse_with_unit;
 
-use crate::config::{Base, Loaded, Settings, Surroundings};
 use crate::failure::Failure;
+use pipewright_run::settings::{Base, Loaded, Settings, Surroundings};
 
 /// The configuration of a run.
 #[derive(Debug, Args)]

@@ -10,10 +10,10 @@ use pipewright::pipeline::StepSummary;
 use pipewright::train::{CheckpointChoice, CheckpointPace, Metrics, Trainer};
 use pipewright_schedule::words::counted;
 
-use crate::config::Settings;
-use crate::config::checkpoints::{CheckpointEvery, FailureEvery};
 use crate::display::milliseconds;
 use crate::planning::print::span;
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::checkpoints::{CheckpointEvery, FailureEvery};
 
 /// The steps after which checkpoints are saved.
 pub(crate) enum CheckpointTiming {

@@ -9,9 +9,9 @@ use pipewright::train::data::{
 };
 use pipewright_models::ModelConfig;
 
-use crate::config::data::{BYTES, DataSettings};
-use crate::config::{Settings, sample};
 use crate::failure::Failure;
+use pipewright_run::settings::data::{BYTES, DataSettings};
+use pipewright_run::settings::{Settings, sample};
 
 /// Returns the training data and the validation data.
 pub(crate) fn open_data(

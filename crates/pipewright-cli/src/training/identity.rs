@@ -9,10 +9,10 @@ use pipewright::transport::Fields;
 use pipewright_models::InitialParameters;
 use serde_json::{Map, Value, json};
 
-use crate::config::Settings;
 use crate::failure::Failure;
 use crate::training::prepare::Prepared;
 use crate::training::run_adapter::ADAPTER;
+use pipewright_run::settings::Settings;
 
 /// The key of the description that holds the content of the model's `config.json`.
 pub(crate) const MODEL: &str = "model";

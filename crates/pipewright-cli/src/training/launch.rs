@@ -18,9 +18,6 @@ use pipewright_models::{CutModel, InitialParameters, Place};
 use pipewright_schedule::words::counted;
 use pipewright_system::machine_memory::most_bytes;
 
-use crate::config::Settings;
-use crate::config::offload::OffloadPlace;
-use crate::config::pipeline::TransportChoice;
 use crate::exhaustion;
 use crate::failure::{Exit, Failure, sentence};
 use crate::fault::Fault;
@@ -29,6 +26,9 @@ use crate::training::optimizer::{Update, expert_balance, update};
 use crate::training::prepare::Prepared;
 use crate::training::process_group::{ProcessGroup, disagreement, lost};
 use crate::training::rate_change::rates;
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::offload::OffloadPlace;
+use pipewright_run::settings::pipeline::TransportChoice;
 
 /// Starts this process's ranks with the state of a checkpoint.
 pub(crate) fn launch_from(

@@ -14,8 +14,6 @@ use pipewright_schedule::words::counted;
 use pipewright_system::machine_memory::machine_bytes;
 use serde_json::{Value, json};
 
-use crate::config::Settings;
-use crate::config::pipeline::TransportChoice;
 use crate::display::bytes;
 use crate::failure::{Exit, Failure};
 use crate::machine_memory::device_bytes;
@@ -23,6 +21,8 @@ use crate::training::model::compute_devices;
 use crate::training::optimizer::state_rule;
 use crate::training::prepare::RunParts;
 use crate::training::state_copies::copy_bytes;
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::pipeline::TransportChoice;
 
 /// The largest number of ranks in the table. If there are more ranks, the table shows the ranks that need the
 /// most memory.

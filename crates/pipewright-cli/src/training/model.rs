@@ -9,11 +9,11 @@ use pipewright_models::{Adapter, AdapterStart, CutModel, LoraConfig, ModelConfig
 use pipewright_schedule::ModelDesc;
 use pipewright_schedule::words::counted;
 
-use crate::config::Settings;
-use crate::config::adapter::{AdapterSettings, AdapterSource};
-use crate::config::data::BYTES;
-use crate::config::model::ModelSettings;
 use crate::failure::Failure;
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::adapter::{AdapterSettings, AdapterSource};
+use pipewright_run::settings::data::BYTES;
+use pipewright_run::settings::model::ModelSettings;
 
 /// The number of different bytes.
 const BYTE_TOKENS: usize = 256;

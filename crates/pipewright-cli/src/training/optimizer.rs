@@ -17,10 +17,10 @@ use pipewright::train::ExpertBalance;
 use pipewright_models::training_memory::{OptimizerState, StateRule, is_hidden_matrix};
 use pipewright_models::{CutModel, ParameterGroup, ParameterSpec, ROUTER_CORRECTION};
 
-use crate::config::Settings;
-use crate::config::optimizer::{OptimizerName, OptimizerSettings};
-use crate::config::optimizer_groups::{GroupSettings, named_group};
 use crate::failure::{Exit, Failure};
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::optimizer::{OptimizerName, OptimizerSettings};
+use pipewright_run::settings::optimizer_groups::{GroupSettings, named_group};
 
 /// The optimizer of a run, and the groups of its parameters.
 pub(crate) struct Update {

@@ -13,11 +13,11 @@ use pipewright::checkpoint::Checkpoint;
 use pipewright_models::hf::{self, TextEnds};
 use serde_json::{Map, Value, json};
 
-use crate::config::Settings;
-use crate::config::data::BYTES;
-use crate::config::model::{EXPORTED, FreshModel, ModelSettings};
 use crate::failure::Failure;
 use crate::run_folder::MODEL;
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::data::BYTES;
+use pipewright_run::settings::model::{EXPORTED, FreshModel, ModelSettings};
 
 /// The files with the special tokens and the chat template of a tokenizer, which are next to it.
 const BESIDE_TOKENIZER: [&str; 3] =

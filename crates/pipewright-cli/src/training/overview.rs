@@ -4,11 +4,11 @@ use std::path::Path;
 
 use pipewright_schedule::{Action, ValidatedProgram};
 
-use crate::config::pipeline::ScheduleChoice;
 use crate::display::Overview;
 use crate::failure::Failure;
-use crate::text::escape;
 use crate::training::prepare::Prepared;
+use pipewright_run::settings::pipeline::ScheduleChoice;
+use pipewright_run::text::escape;
 
 /// Returns the overview of a run. May read all data once.
 pub(crate) fn overview(prepared: &Prepared) -> Result<Overview, Failure> {

@@ -18,16 +18,16 @@ use pipewright_schedule::words::counted;
 use pipewright_schedule::{Level, LowerConfig, ModelDesc, Recompute, TrainedStages, ValidatedProgram};
 use serde_json::Value;
 
-use crate::config::mesh::MeshSettings;
-use crate::config::model::ModelSettings;
-use crate::config::pipeline::{PartitionChoice, TransportChoice};
-use crate::config::{Scheduled, Settings};
 use crate::failure::{Exit, Failure, sentence};
 use crate::training::data::{open_data, require_one_beginning};
 use crate::training::model::{check_weights, model_notes, tokenizer_note, trained_adapters};
 use crate::training::optimizer::{expert_balance, update};
 use crate::training::run_adapter;
 use crate::training::samples::SamplePrompts;
+use pipewright_run::settings::mesh::MeshSettings;
+use pipewright_run::settings::model::ModelSettings;
+use pipewright_run::settings::pipeline::{PartitionChoice, TransportChoice};
+use pipewright_run::settings::{Scheduled, Settings};
 
 /// A run, with all checks done that do not need training.
 pub(crate) struct Prepared {

@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 use signal_hook::consts::SIGTERM;
 use signal_hook::flag;
 
-use crate::config::pipeline::TransportChoice;
 use crate::failure::{Exit, Failure, sentence};
 use crate::fault::{Fault, launched_start};
 use crate::recovery::Heartbeat;
+use pipewright_run::settings::pipeline::TransportChoice;
 
 /// The time that processes wait for each other before the configuration's own deadline is known.
 const START: Duration = Duration::from_secs(60);

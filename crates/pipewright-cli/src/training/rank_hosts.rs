@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use pipewright::verification::Verify;
 
-use crate::config::Settings;
 use crate::failure::Failure;
 use crate::host_name::host_name;
 use crate::training::process_group::ProcessGroup;
+use pipewright_run::settings::Settings;
 
 /// The host of each rank.
 #[derive(Clone, Debug, Default)]

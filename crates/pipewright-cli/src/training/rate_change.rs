@@ -3,8 +3,8 @@
 
 use pipewright::train::{Decay, LearningRate};
 
-use crate::config::Settings;
-use crate::text::{quoted, set_flags};
+use pipewright_run::settings::Settings;
+use pipewright_run::text::{quoted, set_flags};
 
 /// The smallest ratio of two rates that counts as a jump.
 const JUMP: f64 = 1.1;

@@ -19,8 +19,6 @@ use pipewright_schedule::{
     ValidatedProgram,
 };
 
-use crate::config::Settings;
-use crate::config::pipeline::ScheduleChoice;
 use crate::failure::Failure;
 use crate::run_folder::CONFIG;
 use crate::run_record::{RecordedTimeline, StepMetrics, median_of, metrics, require_run, timelines};
@@ -28,6 +26,8 @@ use crate::schedules::other_sizes::other_sizes;
 use crate::training::arguments::load_settings;
 use crate::training::model::{compute_devices, described, read_model};
 use crate::training::prepare::cut;
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::pipeline::ScheduleChoice;
 
 /// A run with everything that its page shows.
 pub(crate) struct RecordedRun {

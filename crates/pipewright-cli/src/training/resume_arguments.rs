@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::config::Loaded;
 use crate::failure::Failure;
 use crate::run_folder;
 use crate::training::arguments::load_settings;
 use crate::training::checkpoint_path::RunPath;
+use pipewright_run::settings::Loaded;
 
 /// The arguments of `pipewright resume`.
 #[derive(Debug, Args)]

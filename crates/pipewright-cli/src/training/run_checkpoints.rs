@@ -9,17 +9,17 @@ use pipewright::checkpoint::{CheckpointError, CheckpointWriter};
 use pipewright::train::{Metrics, Trainer};
 use serde_json::{Map, Value};
 
-use crate::config::Settings;
 use crate::failure::{Exit, Failure, advice_for, sentence};
 use crate::fault::{Fault, launched_start};
 use crate::recovery::leave_loss;
 use crate::run_folder::{self, RunFolder, is_lost_folder};
-use crate::text::quoted;
 use crate::training::checkpoint_space::CheckpointSpace;
 use crate::training::checkpoint_timing::CheckpointTiming;
 use crate::training::evaluations::Evaluations;
 use crate::training::identity::LOSS;
 use crate::training::launch::failure;
+use pipewright_run::settings::Settings;
+use pipewright_run::text::quoted;
 
 /// The checkpoints of a run.
 pub(super) struct Checkpoints {

@@ -9,19 +9,19 @@ use pipewright_schedule::Timeline;
 use pipewright_schedule::picture::{PictureSettings, html};
 use pipewright_schedule::slow_ranks::SlowRanks;
 
-use crate::config::Settings;
 use crate::display::{Display, Ending, say};
 use crate::failure::{Exit, Failure, disk_advice, sentence};
 use crate::fault::{Fault, Start, launched_start};
 use crate::recovery::{SlowRank, VerifiedStep, is_growth_requested};
 use crate::run_folder::{RunFolder, RunFolderError};
-use crate::text::quoted;
 use crate::training::checkpoint_space::CheckpointSpace;
 use crate::training::efficiency::Efficiency;
 use crate::training::launch::failure;
 use crate::training::rank_hosts::RankHosts;
 use crate::training::run_checkpoints::lost_folder;
 use crate::training::timeline_recorder::TimelineRecorder;
+use pipewright_run::settings::Settings;
+use pipewright_run::text::quoted;
 
 /// The leader's output: the display, the metrics and the timeline.
 pub(super) struct RunLog {

@@ -7,11 +7,11 @@ use pipewright::train::data::{DataError, TokenCodec};
 use pipewright::train::{Sample, Trainer};
 use pipewright_models::ModelConfig;
 
-use crate::config::Settings;
-use crate::config::pipeline::TransportChoice;
 use crate::failure::{Failure, sentence};
 use crate::training::data::data_config;
 use crate::training::origin;
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::pipeline::TransportChoice;
 
 /// Prompts as tokens.
 #[derive(Clone, Debug)]

@@ -21,9 +21,6 @@ use rustix::fs::statvfs;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::config::Settings;
-use crate::config::checkpoints::Copies;
-use crate::config::pipeline::TransportChoice;
 use crate::display::{bytes, say};
 use crate::failure::{Exit, Failure, sentence};
 use crate::training::checkpoint_space::CheckpointSpace;
@@ -34,6 +31,9 @@ use crate::training::copy_hosts::CopyHosts;
 use crate::training::launch::failure;
 use crate::training::prepare::{Prepared, RunParts};
 use crate::training::process_group::ProcessGroup;
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::checkpoints::Copies;
+use pipewright_run::settings::pipeline::TransportChoice;
 
 /// The time between two looks at the last checkpoint.
 const LOOK: Duration = Duration::from_millis(20);

@@ -10,13 +10,13 @@ use pipewright::transport::Fields;
 use pipewright_models::{AdaptedCheckpoint, LoraConfig, ModelConfig, ModelSource, hf};
 use serde_json::Value;
 
-use crate::config::data::BYTES;
-use crate::config::mesh::whole_experts_of_run;
 use crate::failure::{Failure, sentence};
 use crate::run_folder::{CONFIG, checkpoints_of};
 use crate::training::identity::{MODEL, checkpoint_files, weight_files};
 use crate::training::run_adapter::{ADAPTER, StoredAdapter};
 use crate::training::{checkpoint_path, origin};
+use pipewright_run::settings::data::BYTES;
+use pipewright_run::settings::mesh::whole_experts_of_run;
 
 /// The file of a Hugging Face directory that describes the model.
 const HF_CONFIG: &str = "config.json";

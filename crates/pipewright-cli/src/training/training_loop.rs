@@ -8,8 +8,6 @@ use pipewright::pipeline::PipelineError;
 use pipewright::train::{Metrics, Trainer};
 use serde_json::{Map, Value};
 
-use crate::config::Settings;
-use crate::config::pipeline::TransportChoice;
 use crate::display::{Display, Ending, Overview, Reason};
 use crate::failure::{Exit, Failure};
 use crate::recovery::{Attempts, SlowRank};
@@ -24,6 +22,8 @@ use crate::training::rank_hosts::RankHosts;
 use crate::training::run_checkpoints::{CheckpointReason, Checkpoints};
 use crate::training::run_log::RunLog;
 use crate::training::state_copies::StateCopies;
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::pipeline::TransportChoice;
 
 /// Everything that the steps of a run need besides the ranks.
 pub(crate) struct TrainingLoop<'a> {

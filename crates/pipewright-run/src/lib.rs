@@ -1,0 +1,9 @@
+//! A training run as a library: its settings, from a configuration.
+//!
+//! The command `pipewright` reads arguments and shows results; what it runs is here.
+
+pub mod text;
+
+pub mod schedule_file;
+
+pub mod settings;

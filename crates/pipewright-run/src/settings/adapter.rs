@@ -1,0 +1,130 @@
+//! The `[adapter]` section: the adapters that are trained in place of the model's own parameters.
+
+use std::path::PathBuf;
+
+use pipewright_models::{LoraConfig, LoraTargets};
+use serde::Serialize;
+
+use crate::settings::document::Document;
+use crate::settings::model::ModelSettings;
+use crate::settings::paths::Surroundings;
+use crate::settings::problem::ProblemKind;
+use crate::settings::section::{Bound, Section};
+
+/// The largest rank: no layer is as wide.
+const LARGEST_RANK: u32 = 1 << 16;
+/// The word for all linear layers, as in PEFT.
+const ALL_LINEAR: &str = "all-linear";
+
+/// The adapters that are trained.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AdapterSettings {
+    /// The kind of adapters.
+    pub kind: AdapterKind,
+    /// Their settings and their source.
+    #[serde(flatten)]
+    pub source: AdapterSource,
+}
+
+/// The kinds of adapters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AdapterKind {
+    /// Low-rank matrices.
+    Lora,
+}
+
+/// Where adapters come from.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum AdapterSource {
+    /// The adapters in a PEFT directory, which has their settings.
+    From {
+        /// The directory.
+        path: PathBuf,
+        /// The dropout in place of the directory's.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        dropout: Option<f64>,
+    },
+    /// New adapters.
+    New {
+        /// The rank of the matrices.
+        rank: u32,
+        /// The factor of the adapters' outputs, before it is divided.
+        alpha: f64,
+        /// The share of an adapter's inputs that is dropped in training.
+        dropout: f64,
+        /// Whether `alpha` is divided by the root of the rank.
+        rslora: bool,
+        /// Whether magnitudes are trained apart from directions.
+        dora: bool,
+        /// The layers that have an adapter, or one word for all of them.
+        targets: Vec<String>,
+    },
+}
+
+impl AdapterSource {
+    /// Returns the settings of new adapters; `None` if a PEFT directory has them.
+    pub fn new_lora(&self) -> Option<LoraConfig> {
+        let Self::New { rank, alpha, dropout, rslora, dora, targets } = self else { return None };
+        let targets = if targets == &[ALL_LINEAR] {
+            LoraTargets::AllLinear
+        } else {
+            LoraTargets::Named(targets.clone())
+        };
+        Some(LoraConfig {
+            rank: *rank,
+            alpha: *alpha,
+            dropout: *dropout,
+            rslora: *rslora,
+            dora: *dora,
+            targets,
+        })
+    }
+}
+
+/// Reads the section. Returns `None` if the model's own parameters are trained.
+pub(super) fn read(
+    document: &mut Document,
+    surroundings: &Surroundings,
+    model: &ModelSettings,
+) -> Option<AdapterSettings> {
+    let mut section = Section::new(document, surroundings, "adapter");
+    let kind = section.choice("kind", None, &[("none", None), ("lora", Some(AdapterKind::Lora))]);
+    let dropout = section.is_written("dropout").then(|| section.number("dropout", 0.0, &Bound::Fraction));
+    let rank = section.count_to("rank", 8, LARGEST_RANK);
+    let alpha = section.number("alpha", 8.0, &Bound::Positive);
+    let rslora = section.flag("rslora", false);
+    let dora = section.flag("dora", false);
+    let targets = section.texts("targets").unwrap_or_else(|| vec![ALL_LINEAR.to_owned()]);
+    let path = section.path("path");
+    let Some(kind) = kind else {
+        report_without_kind(&mut section);
+        return None;
+    };
+    if matches!(model, ModelSettings::Fresh(_)) {
+        let (other, advice) = ("`from` in [model]", "name the folder of the model that the adapters change");
+        section.report("kind", ProblemKind::Without { key: "kind", other, advice });
+    }
+    let source = match path {
+        Some(path) => {
+            for key in ["rank", "alpha", "rslora", "dora", "targets"] {
+                if section.is_written(key) {
+                    section.report(key, ProblemKind::BesidePath { key });
+                }
+            }
+            AdapterSource::From { path, dropout }
+        }
+        None => AdapterSource::New { rank, alpha, dropout: dropout.unwrap_or(0.0), rslora, dora, targets },
+    };
+    Some(AdapterSettings { kind, source })
+}
+
+/// Reports keys that have no effect without adapters.
+fn report_without_kind(section: &mut Section<'_>) {
+    const KEYS: [&str; 7] = ["rank", "alpha", "dropout", "rslora", "dora", "targets", "path"];
+    for key in KEYS.into_iter().filter(|key| section.is_written(key)).collect::<Vec<_>>() {
+        let (other, advice) = ("`kind = \"lora\"`", "write `kind = \"lora\"` too, or remove the key");
+        section.report(key, ProblemKind::Without { key, other, advice });
+    }
+}

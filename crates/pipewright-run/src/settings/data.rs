@@ -1,0 +1,283 @@
+//! The `[data]` section: the training data, the validation data, and the length of a row.
+
+use std::path::{Path, PathBuf};
+
+use pipewright::train::data::{ChatTemplate, Date, LongRecords, MixSource, RecordKeys, TrainOn};
+use pipewright_models::hf;
+use serde::Serialize;
+use toml::Value;
+
+use crate::settings::document::Document;
+use crate::settings::mix;
+use crate::settings::model::ModelSettings;
+use crate::settings::paths::Surroundings;
+use crate::settings::problem::ProblemKind;
+use crate::settings::sample::BUILT_IN;
+use crate::settings::section::{Bound, Section};
+
+/// The training data and the validation data.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DataSettings {
+    /// Absolute patterns of files, as [`pipewright::train::data::DataConfig::path`] takes them, or
+    /// [`BUILT_IN`] alone; empty if there is a mixture.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub path: Vec<String>,
+    /// The sources of a mixture, in place of `path`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mix: Vec<MixSource>,
+    /// `bytes`, or the absolute path of a `tokenizer.json`.
+    pub tokenizer: String,
+    /// The number of tokens per row that the model receives.
+    pub seq_len: u32,
+    /// Whether rows come in a seeded random order.
+    pub shuffle: bool,
+    /// A file with side inputs for each row.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub side: Option<PathBuf>,
+    /// Absolute patterns of the files of the validation data; empty without such files.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub validation: Vec<String>,
+    /// The share of the data that is held out from its end as validation data.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_share: Option<f64>,
+    /// A file with side inputs for each row of the files in `validation`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_side: Option<PathBuf>,
+    /// The token id that begins each document.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bos_id: Option<u32>,
+    /// Whether a token sees nothing of the other documents in its row.
+    pub packed: bool,
+    /// Whether positions begin again in each document.
+    pub restart_positions: bool,
+    /// The names of the keys of records, if some have other names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keys: Option<RecordKeys>,
+    /// The name of a chat template, or the absolute path of a file with one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chat_template: Option<String>,
+    /// The tokens of chats and completions that count in the loss, if it is not the default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub train_on: Option<TrainOn>,
+    /// The treatment of chats and completions that do not fit into a row.
+    #[serde(skip_serializing_if = "is_default")]
+    pub long_records: LongRecords,
+    /// The date that chat templates ask for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub date: Option<Date>,
+}
+
+fn is_default(long: &LongRecords) -> bool {
+    *long == LongRecords::default()
+}
+
+/// The name of the tokenizer whose tokens are bytes.
+pub const BYTES: &str = "bytes";
+
+/// Returns the file of a tokenizer that is named by its folder or itself.
+pub fn tokenizer_file(path: &Path) -> PathBuf {
+    if !path.is_dir() {
+        return path.to_owned();
+    }
+    // A cache folder of the hub has the files in a folder below.
+    hf::resolve(path).unwrap_or_else(|_| path.to_owned()).join(hf::TOKENIZER)
+}
+
+impl DataSettings {
+    /// Returns whether the data is the text in the binary.
+    pub fn is_built_in(&self) -> bool {
+        matches!(self.path.as_slice(), [only] if only == BUILT_IN)
+    }
+
+    /// Returns whether there is validation data.
+    pub fn has_validation(&self) -> bool {
+        !self.validation.is_empty() || self.validation_share.is_some()
+    }
+}
+
+/// Reads the section.
+pub(super) fn read(
+    document: &mut Document,
+    surroundings: &Surroundings,
+    model: &ModelSettings,
+) -> DataSettings {
+    mix::remove_replaced(document);
+    let mut section = Section::new(document, surroundings, "data");
+    let mix = mix::read(&mut section);
+    let path = if section.is_written("path") {
+        section.patterns("path").unwrap_or_default()
+    } else if section.is_written("mix") {
+        Vec::new()
+    } else {
+        vec![BUILT_IN.to_owned()]
+    };
+    let files: Vec<&str> =
+        path.iter().chain(mix.iter().flat_map(|source| &source.path)).map(String::as_str).collect();
+    let tokenizer = match section.text("tokenizer") {
+        None if section.is_written("tokenizer") => BYTES.to_owned(),
+        None => tokenizer_of(&mut section, model, may_be_ids(&files)).unwrap_or_else(|| BYTES.to_owned()),
+        Some(name) if name == BYTES => name,
+        Some(_) => {
+            section.path("tokenizer").map_or_else(String::new, |path| path.to_string_lossy().into_owned())
+        }
+    };
+    let seq_len = section.count("seq_len", 256);
+    let (shuffle, side) = (section.flag("shuffle", true), section.path("side"));
+    let (validation, validation_share) = read_validation(&mut section);
+    let validation_side = section.path("validation_side");
+    let (keys, chat_template) = (read_keys(&mut section), read_chat_template(&mut section));
+    let (train_on, long_records) = read_loss(&mut section);
+    let date = read_date(&mut section);
+    let bos_id = section.is_written("bos_id").then(|| section.count_from_0("bos_id"));
+    let (packed, restart_positions) =
+        (section.flag("packed", false), section.flag("restart_positions", false));
+    let mut require = |is_needed: bool, key, other, advice| {
+        if is_needed && section.is_sound() {
+            section.report(key, ProblemKind::Without { key, other, advice });
+        }
+    };
+    require(
+        packed && bos_id.is_none() && path == [BUILT_IN],
+        "packed",
+        "`bos_id`",
+        "write `bos_id`, the token id that begins each document",
+    );
+    require(
+        side.is_some() && !mix.is_empty(),
+        "side",
+        "`path`",
+        "name the data as `path`: side inputs belong to the rows of one source",
+    );
+    require(restart_positions && !packed, "restart_positions", "`packed`", "write `packed = true`");
+    DataSettings {
+        path,
+        mix,
+        tokenizer,
+        seq_len,
+        shuffle,
+        side,
+        validation,
+        validation_share,
+        validation_side,
+        bos_id,
+        packed,
+        restart_positions,
+        keys,
+        chat_template,
+        train_on,
+        long_records,
+        date,
+    }
+}
+
+/// Reads the name of a chat template, or the path of a file with one.
+fn read_chat_template(section: &mut Section<'_>) -> Option<String> {
+    let text = section.text("chat_template")?;
+    if let ChatTemplate::Named(name) = ChatTemplate::of(&text) {
+        if ChatTemplate::NAMES.contains(&name.as_str()) {
+            return Some(name);
+        }
+        section.report_unknown_word("chat_template", &name, ChatTemplate::NAMES.into_iter());
+        return None;
+    }
+    section.path("chat_template").map(|path| path.to_string_lossy().into_owned())
+}
+
+/// Reads which tokens count in the loss, and what becomes of long records.
+fn read_loss(section: &mut Section<'_>) -> (Option<TrainOn>, LongRecords) {
+    let parts = TrainOn::ALL.map(|train_on| (train_on.key(), train_on));
+    let train_on =
+        section.is_written("train_on").then(|| section.choice("train_on", TrainOn::Assistant, &parts));
+    let long = [("refuse", LongRecords::Refuse), ("cut", LongRecords::Cut), ("skip", LongRecords::Skip)];
+    (train_on, section.choice("long_records", LongRecords::default(), &long))
+}
+
+/// Reads the date that chat templates ask for.
+fn read_date(section: &mut Section<'_>) -> Option<Date> {
+    let text = section.text("date")?;
+    let date = text.parse();
+    if date.is_err() {
+        let range = "a date such as \"2024-07-26\"".to_owned();
+        section.report("date", ProblemKind::OutOfRange { key: "date", value: text, range });
+    }
+    date.ok()
+}
+
+/// Reads the names of the keys of records, as in `keys = { text = "content" }`.
+fn read_keys(section: &mut Section<'_>) -> Option<RecordKeys> {
+    const KEY: &str = "keys";
+    const EXPECTED: &str = "a table of names, such as { text = \"content\" }";
+    let value = section.value(KEY)?;
+    let Some(table) = value.as_table() else {
+        section.report_wrong_type(KEY, EXPECTED, &value);
+        return None;
+    };
+    let mut keys = RecordKeys::default();
+    for (key, name) in table {
+        match name.as_str() {
+            None => {
+                section.report_wrong_type(KEY, EXPECTED, &value);
+            }
+            Some("") => section.report(KEY, ProblemKind::Empty { key: KEY }),
+            Some(name) if keys.rename(key, name) => {}
+            Some(_) => section.report_unknown_key(KEY, "data.keys", key, &RecordKeys::KEYS),
+        }
+    }
+    Some(keys)
+}
+
+/// Returns whether the data may be token ids, which need no tokenizer.
+fn may_be_ids(path: &[&str]) -> bool {
+    has_ending(path, &[".jsonl", ".ndjson", ".bin", ".pwtok"])
+}
+
+/// Returns whether a pattern of files has one of these endings, perhaps with the ending of a packing.
+fn has_ending(path: &[&str], endings: &[&str]) -> bool {
+    let unpacked = |pattern: &str| {
+        let packed = [".gz", ".zst"].into_iter().find_map(|packing| pattern.strip_suffix(packing));
+        packed.unwrap_or(pattern).to_owned()
+    };
+    let named = path.iter().filter(|pattern| !pattern.starts_with('!'));
+    named.map(|pattern| unpacked(pattern)).any(|name| endings.iter().any(|ending| name.ends_with(ending)))
+}
+
+/// Returns the tokenizer in the folder of the model, if there is one. A tokenizer in a form that is not read
+/// is a problem, except that data that may be ids is read first.
+fn tokenizer_of(section: &mut Section<'_>, model: &ModelSettings, may_be_ids: bool) -> Option<String> {
+    /// Other forms of a tokenizer.
+    const OTHERS: [&str; 5] = ["tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "vocab.txt"];
+    let ModelSettings::From { from } = model else { return None };
+    let folder = if from.is_file() { from.parent()? } else { from };
+    let own = folder.join(hf::TOKENIZER);
+    if own.exists() {
+        return Some(own.to_string_lossy().into_owned());
+    }
+    if let Some(file) = OTHERS.into_iter().find(|name| folder.join(name).exists()) {
+        if may_be_ids {
+            return Some(folder.join(file).to_string_lossy().into_owned());
+        }
+        let folder = folder.to_owned();
+        section.report("tokenizer", ProblemKind::OtherTokenizer { key: "tokenizer", folder, file });
+    }
+    None
+}
+
+/// Reads the files of the validation data, and its share of the data. `validation` may be the share too.
+fn read_validation(section: &mut Section<'_>) -> (Vec<String>, Option<f64>) {
+    let is_number = matches!(section.value("validation"), Some(Value::Float(_) | Value::Integer(_)));
+    let mut share = |key| section.is_written(key).then(|| section.number(key, 0.5, &Bound::Share));
+    let share_key = share("validation_share");
+    let validation_key = if is_number { share("validation") } else { None };
+    let files = if section.is_written("validation") && !is_number {
+        section.patterns("validation").unwrap_or_default()
+    } else {
+        Vec::new()
+    };
+    if section.is_written("validation") && share_key.is_some() && section.is_sound() {
+        section.report(
+            "validation",
+            ProblemKind::Twice { what: "the validation data", key: "validation", other: "validation_share" },
+        );
+    }
+    (files, share_key.or(validation_key))
+}

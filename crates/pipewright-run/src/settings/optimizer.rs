@@ -1,0 +1,181 @@
+//! The `[optimizer]` section: the algorithm, weight decay, clipping and a learning rate over time.
+
+use pipewright::train::Decay;
+use pipewright_models::ParameterGroup;
+use serde::Serialize;
+
+use crate::settings::document::Document;
+use crate::settings::optimizer_groups::{self, GroupSettings};
+use crate::settings::paths::Surroundings;
+use crate::settings::problem::ProblemKind;
+use crate::settings::section::{Bound, Section};
+
+/// How gradients update parameters.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct OptimizerSettings {
+    /// The algorithm.
+    pub name: OptimizerName,
+    /// The highest learning rate.
+    pub learning_rate: f64,
+    /// The rate to which the learning rate falls, if it is written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_learning_rate: Option<f64>,
+    /// AdamW, Adam: the decay rates of the first and second moment.
+    pub betas: [f64; 2],
+    /// AdamW, Adam: the number that is added to the square root of the second moment.
+    pub eps: f64,
+    /// SGD, Muon: the share of the last update that the next one keeps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub momentum: Option<f64>,
+    /// SGD, Muon: whether the momentum looks ahead by one update.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nesterov: Option<bool>,
+    /// The weight decay, applied to every parameter that is not of a group in `no_decay`.
+    pub weight_decay: f64,
+    /// The groups of parameters without weight decay.
+    pub no_decay: Vec<ParameterGroup>,
+    /// The largest global gradient norm over all ranks; 0 turns clipping off.
+    pub clip_norm: f64,
+    /// The largest element of a gradient, after clipping by norm; 0 turns it off.
+    pub clip_value: f64,
+    /// Whether a rank updates while the gradient norm is computed, and repairs the update if necessary.
+    pub post_validation: bool,
+    /// How the learning rate falls after the warm-up.
+    pub schedule: Decay,
+    /// The number of steps over which the learning rate rises.
+    pub warmup_steps: u64,
+    /// WSD: the number of steps over which the learning rate falls, if it is written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decay_steps: Option<u64>,
+    /// The step at which the schedule begins again; 0 for none.
+    pub restart_at: u64,
+    /// How much the corrections of routers change in a step, if it is written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expert_balance_speed: Option<f64>,
+    /// Parameters with settings of their own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<GroupSettings>,
+}
+
+/// The name of an optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerName {
+    /// Adam with decoupled weight decay.
+    AdamW,
+    /// Adam, whose weight decay is a part of the gradient.
+    Adam,
+    /// Gradient descent with or without momentum.
+    Sgd,
+    /// Orthogonal updates of hidden matrices, AdamW for the other parameters.
+    Muon,
+    /// Second moments by row and column.
+    Adafactor,
+}
+
+impl OptimizerName {
+    const ALL: [(&'static str, Self); 5] = [
+        ("adamw", Self::AdamW),
+        ("adam", Self::Adam),
+        ("sgd", Self::Sgd),
+        ("muon", Self::Muon),
+        ("adafactor", Self::Adafactor),
+    ];
+
+    /// Returns the default momentum and whether it looks ahead, if the algorithm has momentum.
+    fn momentum(self) -> Option<(f64, bool)> {
+        match self {
+            Self::Sgd => Some((0.0, false)),
+            Self::Muon => Some((0.95, true)),
+            Self::AdamW | Self::Adam | Self::Adafactor => None,
+        }
+    }
+}
+
+/// Reads the section.
+pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> OptimizerSettings {
+    let groups = ParameterGroup::ALL.map(|group| (group.name(), group));
+    let mut section = Section::new(document, surroundings, "optimizer");
+    let name = section.choice("name", OptimizerName::AdamW, &OptimizerName::ALL);
+    let (momentum, nesterov) = read_momentum(&mut section, name);
+    let learning_rate = section.single("learning_rate", 3e-4, &Bound::Positive);
+    let schedule =
+        section.choice("schedule", Decay::Constant, &Decay::ALL.map(|decay| (decay.name(), decay)));
+    OptimizerSettings {
+        name,
+        learning_rate,
+        min_learning_rate: read_lowest(&mut section, schedule, learning_rate),
+        betas: section.single_pair("betas", [0.9, 0.95], &Bound::Fraction),
+        eps: section.single("eps", 1e-8, &Bound::Positive),
+        momentum,
+        nesterov,
+        weight_decay: section.single("weight_decay", 0.1, &Bound::NonNegative),
+        no_decay: section.choices("no_decay", &groups),
+        clip_norm: section.single("clip_norm", 1.0, &Bound::NonNegative),
+        clip_value: section.single("clip_value", 0.0, &Bound::NonNegative),
+        post_validation: section.flag("post_validation", false),
+        schedule,
+        warmup_steps: section.whole("warmup_steps", 0, 0, i64::MAX as u64),
+        decay_steps: read_decay_steps(&mut section, schedule),
+        restart_at: section.whole("restart_at", 0, 0, i64::MAX as u64),
+        expert_balance_speed: read_balance_speed(&mut section),
+        groups: optimizer_groups::read(&mut section),
+    }
+}
+
+/// Reads the rate to which a schedule falls. A resumed run may change its schedule and change back, so the
+/// key is kept where it has no effect.
+fn read_lowest(section: &mut Section<'_>, schedule: Decay, highest: f64) -> Option<f64> {
+    const KEY: &str = "min_learning_rate";
+    if !section.is_written(KEY) {
+        return None;
+    }
+    let lowest = section.single(KEY, 0.0, &Bound::NonNegative);
+    if !schedule.has_lowest() {
+        note_no_effect(section, KEY, schedule);
+    } else if lowest > highest {
+        section.report(KEY, ProblemKind::LowestAboveHighest { lowest, highest });
+    }
+    Some(lowest)
+}
+
+/// Reads how much the corrections of routers change in a step.
+fn read_balance_speed(section: &mut Section<'_>) -> Option<f64> {
+    const KEY: &str = "expert_balance_speed";
+    section
+        .is_written(KEY)
+        .then(|| section.single(KEY, 0.0, &Bound::NonNegative))
+        .filter(|speed| *speed > 0.0)
+}
+
+/// Reads the number of steps over which WSD falls.
+fn read_decay_steps(section: &mut Section<'_>, schedule: Decay) -> Option<u64> {
+    const KEY: &str = "decay_steps";
+    if !section.is_written(KEY) {
+        return None;
+    }
+    let steps = section.whole(KEY, 1, 1, i64::MAX as u64);
+    if schedule != Decay::Wsd {
+        note_no_effect(section, KEY, schedule);
+    }
+    Some(steps)
+}
+
+fn note_no_effect(section: &mut Section<'_>, key: &'static str, schedule: Decay) {
+    section.note(format!("`optimizer.{key}` has no effect with `schedule = \"{}\"`", schedule.name()));
+}
+
+/// Reads the settings of algorithms with momentum, which others refuse.
+fn read_momentum(section: &mut Section<'_>, name: OptimizerName) -> (Option<f64>, Option<bool>) {
+    let Some((momentum, nesterov)) = name.momentum() else {
+        for key in ["momentum", "nesterov"] {
+            if section.is_written(key) {
+                let (other, advice) = ("`name = \"sgd\"` or \"muon\"", "leave it out, or change `name`");
+                section.report(key, ProblemKind::Without { key, other, advice });
+            }
+        }
+        return (None, None);
+    };
+    let momentum = section.single("momentum", momentum, &Bound::Fraction);
+    (Some(momentum), Some(section.flag("nesterov", nesterov)))
+}

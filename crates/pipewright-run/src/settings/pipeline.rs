@@ -1,0 +1,292 @@
+//! The `[pipeline]` section: the number of ranks, the schedule, and the partition of the model. `schedule.rs`
+//! checks that the schedule exists in these sizes.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use pipewright_schedule::generate::find;
+use pipewright_schedule::partition::{Layout, Method};
+use pipewright_schedule::recompute::{GivenChoice, LayerPart, LayerParts, StageRecompute};
+use pipewright_schedule::{ModelDesc, Recompute, StageIndex};
+use serde::{Serialize, Serializer};
+use toml::Value;
+
+use crate::settings::document::Document;
+use crate::settings::generator::{self, GeneratorSettings};
+use crate::settings::offload::{self, OffloadChoice, OffloadPlace};
+use crate::settings::paths::Surroundings;
+use crate::settings::problem::ProblemKind;
+use crate::settings::section::Section;
+
+/// The schedule if the configuration does not name one.
+const DEFAULT_SCHEDULE: &str = "1f1b";
+/// The word in place of a schedule that lets `train` choose the schedule, the cut and the replicas.
+pub(super) const AUTO: &str = "auto";
+
+/// How the model is distributed over ranks, and how a step runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PipelineSettings {
+    /// The number of workers in the pipeline.
+    pub ranks: u32,
+    /// The number of stages on each rank.
+    pub stages_per_rank: u32,
+    /// The choice of the schedule, which orders the computations of each rank.
+    pub schedule: ScheduleChoice,
+    /// The number of microbatches per step, over all replicas.
+    pub microbatches: u32,
+    /// The number of rows in a microbatch.
+    pub microbatch_size: u32,
+    /// How layers are distributed over stages.
+    pub partition: PartitionChoice,
+    /// The first layer of each stage except stage 0, for an explicit partition.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub boundaries: Option<Vec<u32>>,
+    /// The cut by hand that the boundaries come from. It is not written to the effective configuration, which
+    /// has the boundaries.
+    #[serde(skip)]
+    pub layout: Option<Layout>,
+    /// The number of layers into which the output head is cut along the vocabulary.
+    pub head_parts: u32,
+    /// The number of layers into which the embedding is cut along the vocabulary.
+    pub embedding_parts: u32,
+    /// The transport of tensors between ranks.
+    pub transport: TransportChoice,
+    /// The number of threads that each rank computes with.
+    pub threads_per_rank: u32,
+    /// The stages that compute their forward again in their backward, as a whole or in part.
+    pub recompute: Recompute,
+    /// The inputs of recomputed forwards that leave memory.
+    pub offload: OffloadChoice,
+    /// The folder of the files to which they go; `None` for the folder of the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload_folder: Option<PathBuf>,
+    /// The settings that only some schedules have.
+    #[serde(flatten)]
+    pub generator: GeneratorSettings,
+}
+
+/// A schedule by name, or from a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ScheduleChoice {
+    /// A name that the schedule engine knows.
+    Named(String),
+    /// The absolute path of a CSV file. Ranks, stages and placement follow from it.
+    Csv(PathBuf),
+}
+
+/// How layers are distributed over stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PartitionChoice {
+    /// The same number of layers for each stage.
+    Even,
+    /// A greedy distribution by weight.
+    Weighted,
+    /// The distribution whose heaviest stage is as light as possible.
+    Optimal,
+    /// The distribution that `boundaries` gives.
+    Explicit,
+    /// The distribution that the bars of the model's pattern give.
+    Pattern,
+    /// A greedy distribution by the number of parameters, as the reference's default.
+    Parameters,
+}
+
+/// The transport of tensors between ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TransportChoice {
+    /// Threads of one process.
+    Local,
+    /// One process per rank, over MPI.
+    Mpi,
+}
+
+impl PipelineSettings {
+    /// Returns whether a plan chooses the schedule.
+    pub fn is_planned(&self) -> bool {
+        matches!(&self.schedule, ScheduleChoice::Named(name) if name == AUTO)
+    }
+
+    /// Returns how layers are distributed over stages, if it does not follow from the model's pattern.
+    pub fn method(&self) -> Method {
+        match self.partition {
+            PartitionChoice::Even => Method::Even,
+            PartitionChoice::Weighted | PartitionChoice::Parameters => Method::Weighted,
+            PartitionChoice::Optimal | PartitionChoice::Pattern => Method::Optimal,
+            PartitionChoice::Explicit => {
+                let boundaries = self.boundaries.iter().flatten();
+                Method::Explicit { boundaries: boundaries.map(|layer| *layer as usize).collect() }
+            }
+        }
+    }
+
+    /// Returns the weights of the layers that are distributed over stages.
+    pub fn weights(&self, layers: &ModelDesc) -> Vec<u64> {
+        match self.partition {
+            PartitionChoice::Parameters => layers.layers.iter().map(|layer| layer.parameters).collect(),
+            _ => layers.weights(),
+        }
+    }
+
+    /// Returns the number of rows in a step's batch.
+    pub fn rows(&self) -> usize {
+        (self.microbatches as usize).saturating_mul(self.microbatch_size as usize)
+    }
+}
+
+impl fmt::Display for ScheduleChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Named(name) => f.write_str(name),
+            Self::Csv(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl Serialize for ScheduleChoice {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// Reads the section.
+pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> PipelineSettings {
+    const PARTITIONS: [(&str, PartitionChoice); 6] = [
+        ("even", PartitionChoice::Even),
+        ("weighted", PartitionChoice::Weighted),
+        ("optimal", PartitionChoice::Optimal),
+        ("explicit", PartitionChoice::Explicit),
+        ("pattern", PartitionChoice::Pattern),
+        ("parameters", PartitionChoice::Parameters),
+    ];
+    let mut section = Section::new(document, surroundings, "pipeline");
+    let mut pipeline = PipelineSettings {
+        ranks: section.count("ranks", 2),
+        stages_per_rank: section.count("stages_per_rank", 1),
+        schedule: read_schedule(&mut section),
+        microbatches: section.count("microbatches", 8),
+        microbatch_size: section.count("microbatch_size", 1),
+        partition: section.choice("partition", PartitionChoice::Optimal, &PARTITIONS),
+        boundaries: section.counts("boundaries"),
+        layout: None,
+        head_parts: section.count("head_parts", 1),
+        embedding_parts: section.count("embedding_parts", 1),
+        transport: read_transport(&mut section),
+        threads_per_rank: section.count_to("threads_per_rank", 1, 1024),
+        recompute: read_recompute(&mut section),
+        offload: offload::read(&mut section),
+        offload_folder: section.path("offload_folder"),
+        generator: generator::read(&mut section),
+    };
+    read_layout(&mut section, &mut pipeline);
+    if section.is_sound() {
+        check_boundaries(&mut section, &pipeline);
+        if pipeline.offload_folder.is_some() && pipeline.offload.place() != Some(OffloadPlace::File) {
+            let (key, other) = ("offload_folder", "files (`offload = \"file\"`)");
+            section.report(
+                key,
+                ProblemKind::Without { key, other, advice: "write that too, or remove the key" },
+            );
+        }
+    }
+    pipeline
+}
+
+fn read_schedule(section: &mut Section<'_>) -> ScheduleChoice {
+    let Some(text) = section.text("schedule") else { return ScheduleChoice::Named(DEFAULT_SCHEDULE.into()) };
+    if Path::new(&text).extension().is_some_and(|ending| ending.eq_ignore_ascii_case("csv")) {
+        return section.path("schedule").map_or(ScheduleChoice::Named(text), ScheduleChoice::Csv);
+    }
+    // An alias becomes the generator's own name. An unknown name is kept, and reported when the size is
+    // checked. `auto` is not a schedule of the engine.
+    ScheduleChoice::Named(
+        find(&text).map_or_else(|_unknown| text.to_lowercase(), |known| known.name.to_owned()),
+    )
+}
+
+fn read_recompute(section: &mut Section<'_>) -> Recompute {
+    let words = [
+        ("none", Recompute::None),
+        ("stage", Recompute::Stage),
+        ("block", Recompute::Block),
+        ("parts", Recompute::Parts),
+    ];
+    let expected = "a word, or a list of whole numbers, such as [0, 2], and of tables, such as \
+                    { stage = 1, layers = 3 }, { stage = 1, layers = 3, keep = 2 } or \
+                    { stage = 1, parts = [\"norms\", \"feed-forward\"] }, one for a stage";
+    section.choice_or_list("recompute", Recompute::None, &words, expected, |items| {
+        let entries: Vec<_> = items.iter().map(recomputed_stage).collect::<Option<_>>()?;
+        Recompute::of_entries(entries)
+    })
+}
+
+/// Reads an entry of the list: the number of a stage, or a table with the part of it that is recomputed.
+fn recomputed_stage(item: &Value) -> Option<(StageIndex, StageRecompute)> {
+    let number = |value: &Value| u32::try_from(value.as_integer()?).ok();
+    let stage = |value: &Value| StageIndex::try_from(number(value)?).ok();
+    let Some(table) = item.as_table() else { return Some((stage(item)?, StageRecompute::WHOLE)) };
+    let mut given = GivenChoice::default();
+    for (key, value) in table {
+        match key.as_str() {
+            "stage" => {}
+            "layers" if value.as_str() == Some("all") => given.layers = Some(None),
+            "layers" => given.layers = Some(Some(number(value)?)),
+            "keep" => given.keep = Some(number(value)?),
+            "parts" => given.parts = Some(recomputed_parts(value.as_array()?)?),
+            _ => return None,
+        }
+    }
+    Some((stage(table.get("stage")?)?, given.choice()?))
+}
+
+/// Reads the names of parts of layers.
+fn recomputed_parts(names: &[Value]) -> Option<LayerParts> {
+    names.iter().map(|name| LayerPart::of_name(name.as_str()?)).collect()
+}
+
+fn read_transport(section: &mut Section<'_>) -> TransportChoice {
+    let Some(text) = section.text("transport") else { return TransportChoice::Local };
+    match text.as_str() {
+        "local" => {}
+        "mpi" if cfg!(feature = "mpi") => return TransportChoice::Mpi,
+        "mpi" => {
+            let kind = ProblemKind::NotCompiledIn { key: "transport", value: text, instead: "\"local\"" };
+            section.report("transport", kind);
+        }
+        "nccl" | "rccl" | "gloo" | "ucx" => {
+            let supported =
+                "`transport = \"local\"` (threads of one process), or \"mpi\" (a process for each rank)";
+            section
+                .report("transport", ProblemKind::NotSupported { key: "transport", value: text, supported });
+        }
+        _ => section.report_unknown_word("transport", &text, ["local", "mpi"].into_iter()),
+    }
+    TransportChoice::Local
+}
+
+/// Reads the cut by hand, which determines the partition and its boundaries.
+fn read_layout(section: &mut Section<'_>, pipeline: &mut PipelineSettings) {
+    let Some(text) = section.text("layout") else { return };
+    if let Some(&other) = ["partition", "boundaries"].iter().find(|key| section.is_written(key)) {
+        section.report("layout", ProblemKind::Twice { what: "the cut", key: "layout", other });
+        return;
+    }
+    match Layout::with_parts(&text, pipeline.embedding_parts, pipeline.head_parts) {
+        Ok(layout) => {
+            pipeline.partition = PartitionChoice::Explicit;
+            pipeline.boundaries = Some(layout.boundaries.iter().map(|&layer| layer as u32).collect());
+            pipeline.layout = Some(layout);
+        }
+        Err(error) => section.report("layout", error.into()),
+    }
+}
+
+/// Refuses boundaries without an explicit partition, and the reverse.
+fn check_boundaries(section: &mut Section<'_>, pipeline: &PipelineSettings) {
+    match (&pipeline.boundaries, pipeline.partition) {
+        (None, PartitionChoice::Explicit) => section.report("partition", ProblemKind::NoBoundaries),
+        (Some(_), PartitionChoice::Explicit) | (None, _) => {}
+        (Some(_), _) => section.report("boundaries", ProblemKind::UnusedBoundaries),
+    }
+}
