@@ -11,10 +11,9 @@ use burn::tensor::{DType, Tensor};
 use pipewright_schedule::Slices;
 use pipewright_schedule::words::counted;
 
-use super::error::SplitError;
-use super::merge::check_alike;
+use super::merge::{check_alike, tensors_differ};
 use super::slices::SEQUENCE;
-use super::split::SplitSpec;
+use super::split::{SplitError, SplitSpec};
 use crate::tensor::{OptionalTensor, OptionalTensors, Value, ValueKind, Values};
 
 /// The inputs whose gradients a batch asks for.
@@ -25,60 +24,6 @@ pub(crate) enum WantedGradients {
     All,
     Of(Vec<usize>),
 }
-
-/// Why a step cannot return gradients of its inputs, or would lose some.
-#[derive(Clone, PartialEq, thiserror::Error)]
-pub enum InputGradientError {
-    /// An input requires a gradient that the batch does not ask for.
-    #[error(
-        "input {input} requires a gradient, and the batch does not ask for it: add `Batch::keep_input_gradients`, and the \
-         summary of the step has the gradient; or pass `tensor.inner()`"
-    )]
-    NotAskedFor {
-        /// The input, counted from 0.
-        input: usize,
-    },
-    /// A tensor of the batch that is not an input requires a gradient.
-    #[error(
-        "{what} requires a gradient, and a pipeline computes the gradients of its parameters and its inputs: make it an input, or \
-         pass `tensor.inner()`"
-    )]
-    NotAnInput {
-        /// The targets, or the side input with its name.
-        what: String,
-    },
-    /// The batch has no input with this number.
-    #[error(
-        "the gradient of input {input} is asked for, and the batch has {}, counted from 0: ask for inputs that exist",
-        counted(*.inputs, "input")
-    )]
-    NoInput {
-        /// The number that was asked for.
-        input: usize,
-        /// The number of inputs.
-        inputs: usize,
-    },
-    /// The input is not a float tensor.
-    #[error("the gradient of input {input} is asked for, and it is {kind}: only float inputs have gradients")]
-    NotFloat {
-        /// The input.
-        input: usize,
-        /// Its kind.
-        kind: ValueKind,
-    },
-    /// The batch is evaluated.
-    #[error(
-        "the batch asks for gradients of its inputs, and an evaluation computes none: take a training step"
-    )]
-    Evaluation,
-    /// The gradients of the microbatches do not make up a whole.
-    #[error(
-        "the gradients of an input cannot be joined: {0}; split the batch with `Batch::split`, and a `SplitRule` that says how"
-    )]
-    Join(#[source] SplitError),
-}
-
-pipewright_schedule::message_as_debug!(InputGradientError);
 
 /// The inputs of a step whose gradients it returns, and how they are joined.
 #[derive(Clone, Debug, Default)]
@@ -108,7 +53,7 @@ pub(crate) struct ReplicaGradients {
 
 impl WantedGradients {
     /// Returns whether the gradient of each of these inputs of a microbatch is asked for.
-    fn of(&self, inputs: &[Value]) -> Result<Vec<bool>, InputGradientError> {
+    fn of(&self, inputs: &[Value]) -> Result<Vec<bool>, SplitError> {
         let is_float = |value: &Value| value.kind() == ValueKind::Float;
         let asked = match self {
             Self::None => return Ok(vec![false; inputs.len()]),
@@ -120,10 +65,17 @@ impl WantedGradients {
         let mut wanted = vec![false; inputs.len()];
         for &input in asked {
             let Some(value) = inputs.get(input) else {
-                return Err(InputGradientError::NoInput { input, inputs: inputs.len() });
+                return Err(SplitError(format!(
+                    "the gradient of input {input} is asked for, and the batch has {}, counted from 0: ask for inputs that \
+                     exist",
+                    counted(inputs.len(), "input")
+                )));
             };
             if !is_float(value) {
-                return Err(InputGradientError::NotFloat { input, kind: value.kind() });
+                return Err(SplitError(format!(
+                    "the gradient of input {input} is asked for, and it is {}: only float inputs have gradients",
+                    value.kind()
+                )));
             }
             wanted[input] = true;
         }
@@ -142,20 +94,28 @@ impl InputGradients {
         wanted: &WantedGradients,
         inputs: &[Values],
         specs: &[SplitSpec],
-    ) -> Result<Self, InputGradientError> {
+    ) -> Result<Self, SplitError> {
         let wanted = wanted.of(inputs.first().map_or(&[], Vec::as_slice))?;
         for (input, &is_wanted) in wanted.iter().enumerate() {
             let mut column = inputs.iter().filter_map(|values| values.get(input));
             if !is_wanted && column.any(Value::is_tracked) {
-                return Err(InputGradientError::NotAskedFor { input });
+                return Err(SplitError(format!(
+                    "input {input} requires a gradient, and the batch does not ask for it: add \
+                     `Batch::keep_input_gradients`, and the summary of the step has the gradient; or pass `tensor.inner()`"
+                )));
             }
         }
         let spec_of = |input| specs.get(input).copied().unwrap_or(SplitSpec::Along(0));
         let join = |(input, &is_wanted): (usize, &bool)| {
             is_wanted.then(|| JoinedInput::new(input, column(inputs, input)?, spec_of(input))).transpose()
         };
-        let joined = wanted.iter().enumerate().map(join).collect::<Result<_, _>>();
-        let inputs = joined.map_err(InputGradientError::Join)?;
+        let joined = wanted.iter().enumerate().map(join).collect::<Result<_, SplitError>>();
+        let inputs = joined.map_err(|reason| {
+            SplitError(format!(
+                "the gradients of an input cannot be joined: {reason}; split the batch with `Batch::split`, and a \
+                 `SplitRule` that says how"
+            ))
+        })?;
         Ok(Self { wanted: wanted.into(), inputs, factor: 1.0 })
     }
 
@@ -239,8 +199,7 @@ impl JoinedInput {
 /// Returns an input of all microbatches.
 fn column(inputs: &[Values], input: usize) -> Result<Values, SplitError> {
     let value = |(microbatch, values): (usize, &Values)| {
-        let (found, expected) = (values.len(), inputs[0].len());
-        values.get(input).cloned().ok_or(SplitError::TensorsDiffer { microbatch, found, expected })
+        values.get(input).cloned().ok_or_else(|| tensors_differ(microbatch, values.len(), inputs[0].len()))
     };
     inputs.iter().enumerate().map(value).collect()
 }

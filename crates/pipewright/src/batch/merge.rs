@@ -2,8 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use super::error::SplitError;
-use super::split::{Nested, check_count, flat};
+use super::split::{Nested, SplitError, check_count, flat, size_along};
 use crate::tensor::{Value, ValueKind, Values};
 
 /// How an output's microbatches are joined.
@@ -50,8 +49,7 @@ pub fn merge_by(microbatches: Vec<Values>, specs: impl Nested<Merge>) -> Result<
     let mut columns: Vec<Values> = vec![Values::new(); tensors];
     for (microbatch, values) in microbatches.into_iter().enumerate() {
         if values.len() != tensors {
-            let (found, expected) = (values.len(), tensors);
-            return Err(SplitError::TensorsDiffer { microbatch, found, expected });
+            return Err(tensors_differ(microbatch, values.len(), tensors));
         }
         columns.iter_mut().zip(values).for_each(|(column, value)| column.push(value));
     }
@@ -69,10 +67,18 @@ fn merge_one(tensor: usize, column: Values, spec: Merge) -> Result<Values, Split
     match dimension {
         Some(dimension) => Ok(vec![Value::joined(column, dimension)]),
         None if column[0].kind() != ValueKind::Float => {
-            Err(SplitError::NoMean { tensor, kind: column[0].kind() })
+            let kind = column[0].kind();
+            Err(SplitError(format!(
+                "output {tensor} is {kind}: only floats have a mean; keep the list of microbatches, or join them"
+            )))
         }
         None => Ok(vec![mean(column)]),
     }
+}
+
+/// Returns the error of a microbatch with another number of tensors than the first one.
+pub(super) fn tensors_differ(microbatch: usize, found: usize, expected: usize) -> SplitError {
+    SplitError(format!("microbatch {microbatch} holds {found} tensors, microbatch 0 holds {expected}"))
 }
 
 /// Checks that tensors agree in element type and in every dimension but the one along which they are joined.
@@ -88,14 +94,16 @@ pub(super) fn check_alike(
         }
         (shape, value.dtype())
     };
-    let expected = column[0].shape().to_vec();
-    if let Some(dimension) = dimension.filter(|&dimension| dimension >= expected.len()) {
-        return Err(SplitError::NoDimension { tensor, dimension, shape: expected });
+    if let Some(dimension) = dimension {
+        size_along(tensor, &column[0], dimension)?;
     }
     match column.iter().position(|value| without(value) != without(&column[0])) {
         Some(microbatch) => {
-            let found = column[microbatch].shape().to_vec();
-            Err(SplitError::Unjoinable { tensor, microbatch, found, expected })
+            let (found, expected) = (column[microbatch].shape(), column[0].shape());
+            Err(SplitError(format!(
+                "output {tensor} of microbatch {microbatch} is {found:?}, and of microbatch 0 it is {expected:?}: they \
+                 differ in more than the dimension along which they join"
+            )))
         }
         None => Ok(()),
     }

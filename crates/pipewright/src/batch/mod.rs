@@ -4,7 +4,6 @@
 //! how losses are reduced. [`Batch::split`] splits whole tensors as a [`SplitRule`] says; [`merge_by`] joins
 //! the outputs again.
 
-mod error;
 mod split;
 mod merge;
 mod side_inputs;
@@ -19,14 +18,12 @@ mod tests;
 
 pub use agreement::BatchDisagreement;
 pub(crate) use agreement::{AgreedBatch, Purpose, StepForm, StepForms};
-pub use error::SplitError;
-pub use input_gradients::InputGradientError;
 pub(crate) use input_gradients::{InputGradients, ReplicaGradients};
 pub use merge::{Merge, merge, merge_by};
 pub(crate) use reduction::{LossFactors, ReductionUnit};
 pub use side_inputs::SideInputError;
 pub(crate) use side_inputs::SideInputs;
 pub(crate) use slices::joined_slices;
-pub use split::{Nested, SplitRule, SplitSpec, split};
+pub use split::{Nested, SplitError, SplitRule, SplitSpec, split};
 pub use step_batch::{Batch, TARGETS};
 pub(crate) use step_batch::{BatchTensors, KeptOutputs, UnsplitPart};

@@ -6,9 +6,10 @@
 //! the mean over the tokens of all of them.
 
 use burn::tensor::{Int, Tensor};
+use pipewright_schedule::words::counted;
 use serde::{Deserialize, Serialize};
 
-use super::error::SplitError;
+use super::split::SplitError;
 use crate::tensor::{Value, ValueKind, Values};
 
 /// How the losses of the microbatches make the loss of the step.
@@ -77,7 +78,11 @@ impl Reduction {
         expected: Option<usize>,
     ) -> Result<Self, SplitError> {
         let count = |(microbatch, targets): (usize, &Values)| {
-            counted_ids(targets, ignored).ok_or(SplitError::NoIds { microbatch })
+            counted_ids(targets, ignored).ok_or_else(|| {
+                SplitError(format!(
+                    "the targets of microbatch {microbatch} have no integer tensor whose elements could be counted"
+                ))
+            })
         };
         let counts = targets.iter().enumerate().map(count).collect::<Result<_, _>>()?;
         Ok(Self::Weights { weights: checked(counts, expected)?, ignored: Some(ignored) })
@@ -136,14 +141,19 @@ pub(super) fn counted_ids(targets: &Values, ignored: i64) -> Option<f64> {
 fn checked(weights: Vec<f64>, expected: Option<usize>) -> Result<Vec<f64>, SplitError> {
     let found = weights.len();
     if let Some(expected) = expected.filter(|&expected| expected != found) {
-        return Err(SplitError::Weights { found, expected });
+        let (found, expected) = (counted(found, "weight"), counted(expected, "microbatch"));
+        return Err(SplitError(format!("{found}, and the batch has {expected}: give one for each")));
     }
     let is_bad = |weight: &f64| !weight.is_finite() || *weight < 0.0;
     if let Some(microbatch) = weights.iter().position(is_bad) {
-        return Err(SplitError::Weight { microbatch, weight: weights[microbatch].to_string() });
+        let weight = weights[microbatch];
+        return Err(SplitError(format!(
+            "the weight of microbatch {microbatch} is {weight}: give a finite number, 0 or above"
+        )));
     }
     if weights.iter().all(|weight| *weight == 0.0) {
-        return Err(SplitError::NoWeight);
+        let reason = "no token of the batch counts, so its loss has no mean: leave the batch out";
+        return Err(SplitError(reason.to_owned()));
     }
     Ok(weights)
 }

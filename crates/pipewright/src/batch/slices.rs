@@ -3,9 +3,9 @@
 
 use pipewright_schedule::Slices;
 
-use super::error::SplitError;
 use super::merge::merge_along;
 use super::reduction::counted_ids;
+use super::split::SplitError;
 use crate::tensor::Values;
 
 /// The dimension of inputs, targets and outputs that is their sequence.
@@ -18,9 +18,12 @@ pub(super) const SEQUENCE: usize = 1;
 pub(super) fn cut(microbatches: &[Values], slices: Slices) -> Result<Vec<Values>, SplitError> {
     let count = slices.get() as usize;
     for (tensor, value) in microbatches.iter().flat_map(|values| values.iter().enumerate()) {
-        let shape = value.shape().to_vec();
+        let shape = value.shape();
         if shape.get(SEQUENCE).is_none_or(|&length| length == 0 || !length.is_multiple_of(count)) {
-            return Err(SplitError::SliceLength { tensor, shape, slices: slices.get() });
+            return Err(SplitError(format!(
+                "the schedule cuts sequences into {count} slices, and tensor {tensor} has the shape {shape:?}: dimension 1 \
+                 is the sequence, whose length must be a multiple of {count}"
+            )));
         }
     }
     let slice = |values: &Values, index: usize| {

@@ -23,8 +23,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-use super::error::SplitError;
+use pipewright_schedule::words::counted;
+
 use crate::tensor::{Value, Values};
+
+/// Why a batch cannot be split, or outputs cannot be joined.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct SplitError(pub(super) String);
+
+pipewright_schedule::message_as_debug!(SplitError);
 
 /// How a tensor of a batch is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,21 +171,29 @@ impl SplitRule {
     /// Returns the size of each microbatch of a batch of this size.
     fn microbatch_sizes(&self, rows: usize) -> Result<Vec<usize>, SplitError> {
         let (microbatches, count) = (self.microbatches, self.microbatches as usize);
+        let too_few = |size: usize| {
+            let (rows, wanted) = (counted(rows, "row"), counted(microbatches, "microbatch"));
+            SplitError(format!(
+                "{rows} make runs of {size}, and with them fewer than {wanted}: give more rows or fewer microbatches"
+            ))
+        };
         match self.sizes {
             Sizes::Equal if rows == 0 || rows.checked_rem(count) != Some(0) => {
-                Err(SplitError::NotDivisible { rows, microbatches })
+                let (rows, wanted) = (counted(rows, "row"), counted(microbatches, "microbatch"));
+                Err(SplitError(format!(
+                    "{rows} do not divide into {wanted}: give a multiple of {microbatches} rows, or another number of \
+                     microbatches"
+                )))
             }
             Sizes::Equal => Ok(vec![rows / count; count]),
             Sizes::LastSmaller => {
                 let size = rows.div_ceil(count.max(1)).max(1);
                 if rows.div_ceil(size) != count {
-                    return Err(SplitError::TooFewRows { rows, microbatches, size });
+                    return Err(too_few(size));
                 }
                 Ok((0..count).map(|index| size.min(rows - index * size)).collect())
             }
-            Sizes::Balanced if rows < count || count == 0 => {
-                Err(SplitError::TooFewRows { rows, microbatches, size: 1 })
-            }
+            Sizes::Balanced if rows < count || count == 0 => Err(too_few(1)),
             Sizes::Balanced => {
                 Ok((0..count).map(|index| rows / count + usize::from(index < rows % count)).collect())
             }
@@ -198,7 +214,7 @@ impl From<u32> for SplitRule {
 /// along which it is split, sizes differ, or the rule does not accept the size of the batch.
 pub fn split(batch: &[Value], rule: impl Into<SplitRule>) -> Result<Vec<Values>, SplitError> {
     if batch.is_empty() {
-        return Err(SplitError::Empty);
+        return Err(no_tensor());
     }
     Ok(rule.into().split_inputs(batch)?.0)
 }
@@ -217,7 +233,11 @@ pub(super) fn flat<S>(specs: impl Nested<S>) -> Vec<S> {
 
 /// Returns an error if there is another number of specifications than of tensors.
 pub(super) fn check_count<S>(specs: &[S], tensors: usize) -> Result<(), SplitError> {
-    if specs.len() == tensors { Ok(()) } else { Err(SplitError::Specs { specs: specs.len(), tensors }) }
+    if specs.len() == tensors {
+        return Ok(());
+    }
+    let (specs, tensors) = (counted(specs.len(), "spec"), counted(tensors, "tensor"));
+    Err(SplitError(format!("{specs} for {tensors}: give one for each, in the nesting of the tensors")))
 }
 
 /// Cuts tensors into runs of these sizes, which add up to the size of the tensors.
@@ -241,15 +261,31 @@ fn common_size(batch: &[Value], specs: &[SplitSpec]) -> Result<Option<usize>, Sp
     let mut expected = None;
     for (tensor, (value, spec)) in batch.iter().zip(specs).enumerate() {
         let SplitSpec::Along(dimension) = *spec else { continue };
-        let shape = value.shape().to_vec();
-        let no_dimension = || SplitError::NoDimension { tensor, dimension, shape: shape.clone() };
-        let rows = *shape.get(dimension).ok_or_else(no_dimension)?;
+        let rows = size_along(tensor, value, dimension)?;
         let expected = *expected.get_or_insert(rows);
         if rows != expected {
-            return Err(SplitError::RowsDiffer { tensor, rows, expected });
+            let rows = counted(rows, "row");
+            return Err(SplitError(format!(
+                "tensor {tensor} has {rows}, tensor 0 has {expected}: all tensors of a batch have the same rows"
+            )));
         }
     }
     Ok(expected)
+}
+
+/// Returns the error of a batch without tensors.
+pub(super) fn no_tensor() -> SplitError {
+    SplitError("the batch holds no tensor".to_owned())
+}
+
+/// Returns the size of a tensor along the dimension in which it is split or joined.
+pub(super) fn size_along(tensor: usize, value: &Value, dimension: usize) -> Result<usize, SplitError> {
+    let shape = value.shape();
+    shape.get(dimension).copied().ok_or_else(|| {
+        SplitError(format!(
+            "tensor {tensor} of shape {shape:?} has no dimension {dimension} to split or join along"
+        ))
+    })
 }
 
 /// Returns the size of each microbatch along the first dimension in which a tensor is split; 1 if none is

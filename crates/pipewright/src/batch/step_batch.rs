@@ -22,12 +22,11 @@ use burn::tensor::Tensor;
 use pipewright_schedule::{Slices, StageIndex};
 
 use super::agreement::{AgreedBatch, Purpose, StepForm};
-use super::error::SplitError;
-use super::input_gradients::{InputGradientError, InputGradients, WantedGradients};
+use super::input_gradients::{InputGradients, WantedGradients};
 use super::reduction::{LossFactors, Reduction, ReductionUnit};
 use super::side_inputs::{Side, SideInputs};
 use super::slices;
-use super::split::{SplitRule, SplitSpec, sizes_of};
+use super::split::{SplitError, SplitRule, SplitSpec, no_tensor, sizes_of};
 use crate::tensor::{Boundary, Value, Values, pack};
 
 /// The name of the side input with the targets ([`Batch::with_targets_for_all`]).
@@ -117,7 +116,7 @@ impl Batch {
     ) -> Result<Self, SplitError> {
         let (inputs, targets) = (pack(inputs), pack(targets));
         if inputs.is_empty() && targets.is_empty() {
-            return Err(SplitError::Empty);
+            return Err(no_tensor());
         }
         Self::split_parts(&inputs, &targets, &rule.into()).map_err(|error| error.source)
     }
@@ -324,12 +323,15 @@ impl Batch {
     /// # Errors
     /// When the batch asks for gradients that do not exist or cannot be joined, or has tensors that require a
     /// gradient that it does not ask for.
-    pub(crate) fn input_gradients(&self) -> Result<InputGradients, InputGradientError> {
+    pub(crate) fn input_gradients(&self) -> Result<InputGradients, SplitError> {
         let gradients = InputGradients::new(&self.wanted, &self.inputs, &self.specs)?;
         let has_tracked_target = self.targets.iter().flatten().any(Value::is_tracked);
         let side_input = || self.side_inputs.any_tracked().map(|name| format!("side input `{name}`"));
         match has_tracked_target.then(|| "a target".to_owned()).or_else(side_input) {
-            Some(what) => Err(InputGradientError::NotAnInput { what }),
+            Some(what) => Err(SplitError(format!(
+                "{what} requires a gradient, and a pipeline computes the gradients of its parameters and its inputs: make it \
+                 an input, or pass `tensor.inner()`"
+            ))),
             None => Ok(gradients),
         }
     }
@@ -361,10 +363,15 @@ impl Batch {
             return Ok(self);
         }
         if let Some(name) = self.side_inputs.any_tensors() {
-            return Err(SplitError::SliceSide { name: name.to_owned() });
+            return Err(SplitError(format!(
+                "the schedule cuts sequences into slices, and the tensors of side input `{name}` are not cut: leave it out, or \
+                 use a schedule of whole microbatches, such as `1f1b`"
+            )));
         }
         if matches!(self.reduction, Reduction::Weights { ignored: None, .. }) {
-            return Err(SplitError::SliceWeights);
+            let reason = "the schedule cuts sequences into slices, and the weights of the microbatches do not say how much \
+                          each slice counts: use `Batch::ignoring`, or a schedule of whole microbatches, such as `1f1b`";
+            return Err(SplitError(reason.to_owned()));
         }
         self.inputs = slices::cut(&self.inputs, slices)?;
         self.targets = slices::cut(&self.targets, slices)?;

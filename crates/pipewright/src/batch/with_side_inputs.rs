@@ -3,9 +3,10 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use super::error::SplitError;
+use pipewright_schedule::words::counted;
+
 use super::side_inputs::Side;
-use super::split::{Nested, SplitSpec, by_rows, check_count, cut, flat};
+use super::split::{Nested, SplitError, SplitSpec, by_rows, check_count, cut, flat, size_along};
 use super::step_batch::Batch;
 use crate::tensor::{Boundary, Values, pack};
 
@@ -45,13 +46,12 @@ impl Batch {
         let expected: usize = sizes.iter().sum();
         for (tensor, (value, spec)) in tensors.iter().zip(&specs).enumerate() {
             let SplitSpec::Along(dimension) = *spec else { continue };
-            let shape = value.shape().to_vec();
-            let Some(&rows) = shape.get(dimension) else {
-                return Err(SplitError::NoDimension { tensor, dimension, shape });
-            };
+            let (rows, shape) = (size_along(tensor, value, dimension)?, value.shape());
             if rows != expected {
-                let name = name.to_owned();
-                return Err(SplitError::SideRows { name, tensor, shape, dimension, rows, expected });
+                return Err(SplitError(format!(
+                    "side input `{name}`: tensor {tensor} of shape {shape:?} has {rows} rows in dimension {dimension}, and the \
+                     inputs have {expected}: give a row for each of theirs, or `Batch::with_replicated`"
+                )));
             }
         }
         let parts = cut(tensors, &specs, sizes);
@@ -71,7 +71,10 @@ impl Batch {
         let parts: Vec<Values> = parts.into_iter().map(pack).collect();
         let found = parts.len();
         if let Some(expected) = self.known_count().filter(|&expected| expected != found) {
-            return Err(SplitError::SideParts { name: name.to_owned(), found, expected });
+            let (found, expected) = (counted(found, "part"), counted(expected, "microbatch"));
+            return Err(SplitError(format!(
+                "side input `{name}` has {found}, and the batch has {expected}: give one for each"
+            )));
         }
         Ok(self.with_side(name, Side::Split(parts)))
     }

@@ -40,7 +40,7 @@ pub(super) fn remove_committed(checkpoint: &Path, folder: &FolderIdentity) -> Re
     match fs::rename(checkpoint, &doomed) {
         Ok(()) => remove_folder(&doomed),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(CheckpointError::Io { action: "remove", path: checkpoint.to_owned(), source }),
+        Err(source) => Err(CheckpointError::io("remove", checkpoint)(source)),
     }
 }
 
@@ -58,9 +58,7 @@ pub(super) fn create_folder(path: &Path) -> io::Result<()> {
 /// Removes a folder if it exists.
 pub(super) fn remove_folder(path: &Path) -> Result<(), CheckpointError> {
     match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(CheckpointError::Io { action: "remove", path: path.to_owned(), source: error })
-        }
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(CheckpointError::io("remove", path)(error)),
         _ => Ok(()),
     }
 }

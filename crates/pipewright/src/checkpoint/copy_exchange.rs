@@ -169,22 +169,30 @@ impl CopyExchange {
         let since = Instant::now();
         loop {
             if self.end.is_some_and(|end| Instant::now() >= end) {
-                return Err(CheckpointError::SlowTransfer { rank: from });
+                let reason = format!("the transfer of a copy to rank {from} takes too long");
+                return Err(CheckpointError::Refused(reason));
             }
             match self.answers.recv_timeout(LOOK) {
                 Ok((rank, place, answer)) if rank == from && place == *expected => {
-                    return answer.map_err(|reason| CheckpointError::CopyRefused { rank: from, reason });
+                    return answer.map_err(|reason| {
+                        CheckpointError::Refused(format!(
+                            "rank {from} cannot hold a part of a copy: {reason}"
+                        ))
+                    });
                 }
                 // It is for an earlier transfer, which was given up.
                 Ok(_) => {}
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(CheckpointError::ReceiverGone { path: self.folder.path().to_owned() });
+                    let reason = "the thread that receives copies has ended early";
+                    return Err(CheckpointError::unusable(self.folder.path(), reason));
                 }
                 Err(RecvTimeoutError::Timeout) if !self.channel.is_open() => {
                     return Err(CheckpointError::CopyAbandoned { rank: from });
                 }
                 Err(RecvTimeoutError::Timeout) if since.elapsed() >= self.deadline => {
-                    return Err(CheckpointError::SilentHolder { rank: from, waited: self.deadline });
+                    let waited = self.deadline.as_secs_f64();
+                    let reason = format!("rank {from} has confirmed nothing of a copy for {waited:.1} s");
+                    return Err(CheckpointError::Refused(reason));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -408,7 +416,7 @@ mod tests {
         let pair = pair();
         pair.write(PIECE);
         let error = send(&pair.start(0)).expect_err("nobody receives");
-        assert!(matches!(error, CheckpointError::SilentHolder { rank: TO, .. }), "{error}");
+        assert!(error.to_string().starts_with(&format!("rank {TO} has confirmed nothing")), "{error}");
     }
 
     #[test]
@@ -418,7 +426,7 @@ mod tests {
         let place = Place { step: STEP - 1, name: NAME.to_owned(), offset: 0 };
         pair.channels[1].send(WorldRank::new(0), encoded(&Head::Stored { place }, 0));
         let error = send(&pair.start(0)).expect_err("the answer is for another step");
-        assert!(matches!(error, CheckpointError::SilentHolder { rank: TO, .. }), "{error}");
+        assert!(error.to_string().starts_with(&format!("rank {TO} has confirmed nothing")), "{error}");
     }
 
     #[test]
@@ -426,7 +434,7 @@ mod tests {
         let pair = pair();
         pair.write(PIECE);
         let error = send(&pair.start(0).until(Instant::now())).expect_err("no time is left");
-        assert!(matches!(error, CheckpointError::SlowTransfer { rank: TO }), "{error}");
+        assert_eq!(error.to_string(), format!("the transfer of a copy to rank {TO} takes too long"));
     }
 
     #[test]
@@ -436,7 +444,7 @@ mod tests {
         let [sender, _receiver] = [0, 1].map(|index| pair.start(index));
         fs::remove_dir_all(pair.folders[1].path()).expect("the folder");
         let error = send(&sender).expect_err("no folder");
-        assert!(matches!(&error, CheckpointError::CopyRefused { rank: TO, .. }), "{error}");
+        assert!(error.to_string().starts_with(&format!("rank {TO} cannot hold a part")), "{error}");
     }
 
     #[test]

@@ -150,9 +150,7 @@ fn symlink(name: &str, link: &Path) -> std::io::Result<()> {
 fn remove_link(path: &Path) -> Result<(), CheckpointError> {
     let removed = if cfg!(windows) { fs::remove_dir(path) } else { fs::remove_file(path) };
     match removed {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(CheckpointError::Io { action: "remove", path: path.to_owned(), source: error })
-        }
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(CheckpointError::io("remove", path)(error)),
         _ => Ok(()),
     }
 }

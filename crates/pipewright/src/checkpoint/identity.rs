@@ -51,7 +51,14 @@ impl FolderIdentity {
                 Err(source) => return Err(CheckpointError::Io { action: "open", path: lock, source }),
             }
             if since.elapsed() >= deadline {
-                return Err(CheckpointError::NotSeen { path: path.to_owned(), waited: deadline });
+                let waited = deadline.as_secs_f64();
+                return Err(CheckpointError::unusable(
+                    path,
+                    format!(
+                        "this process has not found the folder of the checkpoints within {waited:.1} s: every process of the \
+                         run must see this folder; use a shared file system"
+                    ),
+                ));
             }
             std::thread::sleep(LOOK);
         }

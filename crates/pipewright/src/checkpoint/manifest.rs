@@ -105,17 +105,24 @@ impl Manifest {
 
     /// Reads a manifest, or a part of one.
     pub(super) fn read_file(path: &Path) -> Result<Self, CheckpointError> {
-        let path = path.to_owned();
-        let bytes = match read_regular(&path, SMALL_TEXT) {
+        let bytes = match read_regular(path, SMALL_TEXT) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(CheckpointError::NoManifest { path });
+                let reason = "the manifest is missing: this is not a complete checkpoint; use another";
+                return Err(CheckpointError::unusable(path, reason));
             }
-            Err(source) => return Err(CheckpointError::Io { action: "read", path, source }),
+            Err(source) => return Err(CheckpointError::io("read", path)(source)),
         };
         Self::parse(&bytes).map_err(|flaw| match flaw {
-            Flaw::TooNew(found) => CheckpointError::TooNew { path, found, known: OTHER_ROWS },
-            Flaw::Damaged(reason) => CheckpointError::DamagedManifest { path, reason },
+            Flaw::TooNew(found) => CheckpointError::unusable(
+                path,
+                format!(
+                    "the checkpoint has format {found}, and this program reads up to {OTHER_ROWS}; use a later version"
+                ),
+            ),
+            Flaw::Damaged(reason) => {
+                CheckpointError::damaged(path, format!("the manifest is damaged: {reason}"))
+            }
         })
     }
 

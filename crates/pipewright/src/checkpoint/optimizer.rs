@@ -45,7 +45,9 @@ pub(super) fn take_apart(
     optimizer: &ModuleOptimizer,
     paths: &HashMap<ParamId, Arc<str>>,
 ) -> Result<Parts, CheckpointError> {
-    let unreadable = |error: &dyn std::fmt::Display| CheckpointError::Record { reason: error.to_string() };
+    let unreadable = |reason: &dyn std::fmt::Display| {
+        CheckpointError::Refused(format!("the optimizer's state cannot be read: {reason}"))
+    };
     let bytes = optimizer.to_record().into_bytes().map_err(|error| unreadable(&error))?;
     let reader = Reader::from_bytes(bytes).map_err(|error| unreadable(&error))?;
     let mut parts = Parts::default();
@@ -75,7 +77,15 @@ pub(crate) fn put_together(
     targets: &[Target<'_>],
     checkpoint: &Checkpoint,
 ) -> Result<ModuleOptimizer, CheckpointError> {
-    let unfit = |reason: String| CheckpointError::Optimizer { path: checkpoint.path().to_owned(), reason };
+    let unfit = |reason: String| {
+        CheckpointError::unusable(
+            checkpoint.path(),
+            format!(
+                "the optimizer does not take the state that is stored for it: {reason}; resume with the optimizer that wrote \
+                 it"
+            ),
+        )
+    };
     let mut tensors = Vec::new();
     let mut scalars = Vec::new();
     let mut locals = Vec::new();

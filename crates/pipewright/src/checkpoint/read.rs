@@ -16,7 +16,7 @@ use super::location::{Location, Piece, Slab, StoredShard, Torn, Unfit, common, c
 use super::manifest::{Manifest, StateFile};
 use super::tensor_file::{
     FIELD, FROZEN, Header, INDEX, LOSS_SCALE, ROWS, SHARDS, STEP, from_stored, hash, hash_tensors,
-    read_header,
+    not_storable, read_header,
 };
 use crate::loss_scale::LossScale;
 use crate::tensor::TensorShard;
@@ -68,9 +68,7 @@ impl Checkpoint {
                 not_finite.entry(name).or_default().add(found);
             }
             for (name, info) in header.tensors {
-                let unknown =
-                    || CheckpointError::ElementType { tensor: name.clone(), dtype: info.dtype.to_string() };
-                let dtype = from_stored(info.dtype).ok_or_else(unknown)?;
+                let dtype = from_stored(info.dtype).ok_or_else(|| not_storable(&name, info.dtype))?;
                 let rows = info.shape.first().copied().unwrap_or(1);
                 let parameter = name.split_once(FIELD).map_or(name.as_str(), |(parameter, _)| parameter);
                 let part = other_rows.get(parameter).copied().unwrap_or(part);
@@ -78,11 +76,10 @@ impl Checkpoint {
                     Piece { part, rows, file: index, start: header.data + info.data_offsets.0 as u64 };
                 let shard = shards.get(parameter).copied().unwrap_or(StoredShard::WHOLE);
                 let name = if file.has_several { without_index(&name, &shards) } else { name };
-                let torn = || CheckpointError::Torn { path: path.to_owned(), tensor: name.clone() };
                 let location = tensors.entry(name.clone()).or_insert_with(|| Location::new(dtype, shard));
                 match location.add(piece, dtype, &info.shape, shard) {
                     Ok(()) => {}
-                    Err(Unfit::Part) => return Err(torn()),
+                    Err(Unfit::Part) => return Err(torn(path, &name)),
                     Err(Unfit::Copy(other)) => return Err(ambiguous(path, &manifest, &name, [other, index])),
                 }
             }
@@ -93,9 +90,7 @@ impl Checkpoint {
         }
         for (tensor, location) in &mut tensors {
             compare_copies(path, &manifest, tensor, location)?;
-            location
-                .join()
-                .map_err(|Torn| CheckpointError::Torn { path: path.to_owned(), tensor: tensor.clone() })?;
+            location.join().map_err(|Torn| torn(path, tensor))?;
         }
         let parameters = tensors.keys().filter(|name| !name.contains(FIELD)).cloned().collect();
         let path = path.to_owned();
@@ -176,20 +171,19 @@ impl Checkpoint {
         shard: TensorShard,
         part: RowShard,
     ) -> Result<TensorData, CheckpointError> {
-        let path = || self.path.clone();
+        let unfit = |what: String| {
+            CheckpointError::unusable(&self.path, format!("{what}; resume with the model that wrote it"))
+        };
         let Some(location) = self.tensors.get(&**parameter) else {
-            return Err(CheckpointError::MissingParameter { path: path(), parameter: parameter.clone() });
+            return Err(unfit(format!("the checkpoint has no parameter `{parameter}`")));
         };
         let stored = shard.shape(&location.shape);
         if stored != shape || location.dtype != dtype {
             let words = |dtype: DType, shape: &[usize]| format!("{dtype:?} {shape:?}");
             let (expected, found) = (words(dtype, shape), words(location.dtype, &stored));
-            return Err(CheckpointError::Mismatch {
-                path: path(),
-                parameter: parameter.clone(),
-                expected,
-                found,
-            });
+            return Err(unfit(format!(
+                "`{parameter}` is {found} in the checkpoint and {expected} in the model"
+            )));
         }
         self.read(parameter, shard, part)
     }
@@ -332,7 +326,19 @@ fn compare_copies(
 
 fn ambiguous(path: &Path, manifest: &Manifest, tensor: &str, files: [usize; 2]) -> CheckpointError {
     let [first, second] = files.map(|file| manifest.files[file].name.clone());
-    CheckpointError::Ambiguous { path: path.to_owned(), tensor: tensor.to_owned(), files: (first, second) }
+    CheckpointError::unusable(
+        path,
+        format!(
+            "`{tensor}` differs between {first} and {second}: two parameters had this path when the checkpoint was written, \
+             and it does not say which tensor belongs to which parameter; train again with a different path for each \
+             parameter (`StageModule::parameter_path`, or `Stage::with_prefix`)"
+        ),
+    )
+}
+
+/// Returns the error of a tensor whose parts are not complete.
+fn torn(checkpoint: &Path, tensor: &str) -> CheckpointError {
+    CheckpointError::damaged(checkpoint, format!("the parts of `{tensor}` do not make up the whole tensor"))
 }
 
 /// Reads the whole file once. Returns its header if the content matches the manifest, and the elements of its
@@ -346,26 +352,33 @@ pub(super) fn verify(
     let mut file = match open_regular(&path) {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            return Err(CheckpointError::MissingFile { path });
+            return Err(CheckpointError::damaged(&path, "the file is missing"));
         }
-        Err(source) => return Err(CheckpointError::Io { action: "open", path, source }),
+        Err(source) => return Err(CheckpointError::io("open", &path)(source)),
     };
     let header = read_header(&mut file);
     let text = header.as_ref().and_then(|header| header.texts.get(STEP));
-    if let Some(found) = text.and_then(|text| text.parse().ok())
+    if let Some(found) = text.and_then(|text| text.parse::<u64>().ok())
         && found != step
     {
-        return Err(CheckpointError::ForeignFile { path, expected: step, found });
+        let reason =
+            format!("the file is of step {found}, the checkpoint of step {step}; put the right file back");
+        return Err(CheckpointError::unusable(&path, reason));
     }
     let found = file.metadata().map_err(CheckpointError::io("read", &path))?.len();
     if found != entry.bytes {
-        return Err(CheckpointError::FileLength { path, expected: entry.bytes, found });
+        let reason = format!("the file has {found} bytes of {}", entry.bytes);
+        return Err(CheckpointError::damaged(&path, reason));
     }
-    let Some(header) = header else { return Err(CheckpointError::DamagedFile { path }) };
+    let other_content = || {
+        let reason = "the file is damaged: its content has another hash than was written";
+        CheckpointError::damaged(&path, reason)
+    };
+    let header = header.ok_or_else(other_content)?;
     let read = file.rewind().and_then(|()| hash_tensors(&mut file, &header));
     let (hash, flaws) = read.map_err(CheckpointError::io("read", &path))?;
     if hash.to_hex().as_str() != entry.hash {
-        return Err(CheckpointError::DamagedFile { path });
+        return Err(other_content());
     }
     Ok((header, flaws))
 }

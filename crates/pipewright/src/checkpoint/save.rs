@@ -180,7 +180,7 @@ impl Saving {
         let text = match read_regular(&path, SMALL_TEXT) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(CheckpointError::Io { action: "read", path, source }),
+            Err(source) => return Err(CheckpointError::io("read", &path)(source)),
         };
         let note = serde_json::from_slice(&text).map_err(std::io::Error::from);
         let note = note.map_err(CheckpointError::io("understand", &path))?;
@@ -248,7 +248,10 @@ pub(super) fn check_paths(ranks: &[RankState]) -> Result<(), CheckpointError> {
         for HeldParameter { path, shard, rows, .. } in &stage.parameters {
             // Each tensor rank has its own shard, and each sharded replica its own part.
             if !known.insert((path, shard.index, rows.index)) {
-                return Err(CheckpointError::EqualPaths { parameter: path.clone() });
+                return Err(CheckpointError::Refused(format!(
+                    "two parameters have the path `{path}`, and a checkpoint holds one of each path: give different \
+                     parameters different paths (`StageModule::parameter_path`, or `Stage::with_prefix`)"
+                )));
             }
         }
     }
@@ -308,7 +311,10 @@ fn add_stage(
 ) -> Result<(), CheckpointError> {
     let StageState { parameters, optimizer, row_shard } = stage;
     if let Some(parameter) = parameters.iter().find(|parameter| parameter.path.contains(FIELD)) {
-        return Err(CheckpointError::Path { parameter: parameter.path.clone() });
+        return Err(CheckpointError::Refused(format!(
+            "the parameter `{}` has an @ in its path, which separates optimizer state: give it another path",
+            parameter.path
+        )));
     }
     let paths = parameters.iter().map(|parameter| (parameter.id, names.of_parameter(parameter))).collect();
     if let Some(optimizer) = optimizer {

@@ -3,6 +3,7 @@
 //! Tensors are written, hashed and dropped one at a time. Everything is little-endian.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -158,6 +159,13 @@ pub(super) fn from_stored(dtype: Dtype) -> Option<DType> {
     })
 }
 
+/// Returns the error of a tensor whose element type the format does not have.
+pub(super) fn not_storable(tensor: &str, dtype: impl Display) -> CheckpointError {
+    CheckpointError::Refused(format!(
+        "`{tensor}` has elements of type {dtype}, which a checkpoint cannot hold"
+    ))
+}
+
 /// Writes a file, waits until it is on disk, and returns its length and hash. `written` counts the bytes
 /// during the write. Ends early at the first tensor with elements that it may not have.
 pub(super) fn write(
@@ -217,8 +225,7 @@ fn header(texts: &BTreeMap<String, String>, tensors: &[Named]) -> Result<Vec<u8>
     let mut infos = Vec::with_capacity(tensors.len());
     for Named { name, content, .. } in tensors {
         let dtype = content.dtype();
-        let unknown = || CheckpointError::ElementType { tensor: name.clone(), dtype: format!("{dtype:?}") };
-        let stored = to_stored(dtype).ok_or_else(unknown)?;
+        let stored = to_stored(dtype).ok_or_else(|| not_storable(name, format_args!("{dtype:?}")))?;
         let shape = content.shape();
         let start = offset;
         offset += shape.iter().product::<usize>() * dtype.size();

@@ -238,7 +238,11 @@ impl CheckpointWriter {
         let earlier = self.wait()?;
         let sent = self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
         self.under_way = sent;
-        if sent { Ok(earlier) } else { Err(CheckpointError::WriterGone { path: self.path.clone() }) }
+        if sent { Ok(earlier) } else { Err(self.has_ended()) }
+    }
+
+    fn has_ended(&self) -> CheckpointError {
+        CheckpointError::unusable(&self.path, "the thread that writes checkpoints has ended early")
     }
 
     /// Returns the outcome of the checkpoint in progress, if there is one and its outcome is known.
@@ -283,7 +287,7 @@ impl CheckpointWriter {
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     self.under_way = false;
-                    return Err(CheckpointError::WriterGone { path: self.path.clone() });
+                    return Err(self.has_ended());
                 }
             }
         }
@@ -338,8 +342,14 @@ fn commit(
             }
         }
         if since.elapsed() > deadline {
-            let (path, ranks) = (folder.path().to_owned(), missing.into_iter().collect());
-            return Err(CheckpointError::SilentRanks { path, ranks, waited: deadline });
+            let (ranks, waited) = (missing.iter().collect::<Vec<_>>(), deadline.as_secs_f64());
+            return Err(CheckpointError::unusable(
+                folder.path(),
+                format!(
+                    "the files of ranks {ranks:?} are missing, and nothing has moved for {waited:.0} s: every process of the \
+                     run must see this folder"
+                ),
+            ));
         }
         std::thread::sleep(LOOK);
     }

@@ -1,8 +1,9 @@
 //! Collectives that block until a deadline, for code that has a rank's thread to itself.
 
+use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
-use burn::tensor::{DType, Device, Int, Shape, Tensor};
+use burn::tensor::{Device, Int, Shape, Tensor};
 use pipewright_schedule::words::counted;
 
 use super::exchange::Exchange;
@@ -46,66 +47,9 @@ pub enum CollectiveError {
         /// The rank that failed first.
         rank: WorldRank,
     },
-    /// The root of a broadcast is not in the group.
-    #[error("rank {rank} is not in the group, and cannot broadcast to it: name one of its members")]
-    Root {
-        /// The rank.
-        rank: WorldRank,
-    },
-    /// The members' tensors have different shapes.
-    #[error(
-        "tensor {index} has shape {own:?} here and {other:?} on rank {rank}: tensors that are added have one shape"
-    )]
-    Shapes {
-        /// The tensor's index in the list.
-        index: usize,
-        /// Its shape here.
-        own: Shape,
-        /// Its shape there.
-        other: Shape,
-        /// The other rank.
-        rank: WorldRank,
-    },
-    /// The members' tensors have different element types.
-    #[error(
-        "tensor {index} is {own:?} here and {other:?} on rank {rank}: tensors that are added have one type"
-    )]
-    Types {
-        /// The tensor's index in the list.
-        index: usize,
-        /// Its type here.
-        own: DType,
-        /// Its type there.
-        other: DType,
-        /// The other rank.
-        rank: WorldRank,
-    },
-    /// The members' lists have different lengths.
-    #[error("{} here and {other} on rank {rank}: all members pass the same number", counted(*.own, "tensor"))]
-    Count {
-        /// Tensors here.
-        own: usize,
-        /// Tensors there.
-        other: usize,
-        /// The other rank.
-        rank: WorldRank,
-    },
-    /// The number of parts is not the number of members.
-    #[error("{} for {expected} members: pass one for each", counted(*.found, "part"))]
-    MemberCount {
-        /// Tensors given.
-        found: usize,
-        /// Members of the group.
-        expected: usize,
-    },
-    /// A tensor to be added is not of floats.
-    #[error("tensor {index} is {kind}; only floats can be added")]
-    Kind {
-        /// Its index in the list.
-        index: usize,
-        /// Its kind.
-        kind: ValueKind,
-    },
+    /// The members call the collective with tensors or ranks that do not fit each other.
+    #[error("{0}")]
+    Mistake(String),
     /// A member sent something else than tensors.
     #[error(transparent)]
     Message(#[from] MessageError),
@@ -142,7 +86,9 @@ impl<'a> Communicator<'a> {
     pub fn broadcast(&mut self, root: WorldRank, tensors: Values) -> Result<Values, CollectiveError> {
         let tag = self.next_tag();
         if !self.group.members().contains(&root) {
-            return Err(CollectiveError::Root { rank: root });
+            return Err(CollectiveError::Mistake(format!(
+                "rank {root} is not in the group, and cannot broadcast to it: name one of its members"
+            )));
         }
         if self.endpoint.rank() == root {
             let others: Vec<WorldRank> = self.group.others().map(|(_, rank)| rank).collect();
@@ -174,11 +120,17 @@ impl<'a> Communicator<'a> {
         let tag = self.next_tag();
         let expected = self.group.members().len();
         if parts.len() != expected {
-            return Err(CollectiveError::MemberCount { found: parts.len(), expected });
+            let found = counted(parts.len(), "part");
+            return Err(CollectiveError::Mistake(format!(
+                "{found} for {expected} members: pass one for each"
+            )));
         }
         for (index, tensor) in parts.iter().flat_map(|part| part.iter().enumerate()) {
             if tensor.kind() != ValueKind::Float {
-                return Err(CollectiveError::Kind { index, kind: tensor.kind() });
+                return Err(CollectiveError::Mistake(format!(
+                    "tensor {index} is {}; only floats can be added",
+                    tensor.kind()
+                )));
             }
         }
         // Every member checks the types of all members, so that either all members continue or none does.
@@ -289,16 +241,14 @@ impl<'a> Communicator<'a> {
         let own = &received[self.group.index()];
         for (parts, &rank) in received.iter().zip(self.group.members()) {
             if parts.len() != own.len() {
-                return Err(CollectiveError::Count { own: own.len(), other: parts.len(), rank });
+                return Err(other_count(own.len(), parts.len(), rank));
             }
             for (index, (own, other)) in own.iter().flatten().zip(parts.iter().flatten()).enumerate() {
                 if own.dtype() != other.dtype() {
-                    let (own, other) = (own.dtype(), other.dtype());
-                    return Err(CollectiveError::Types { index, own, other, rank });
+                    return Err(unlike(index, "type", [own.dtype(), other.dtype()], rank));
                 }
                 if own.shape() != other.shape() {
-                    let (own, other) = (own.shape(), other.shape());
-                    return Err(CollectiveError::Shapes { index, own, other, rank });
+                    return Err(unlike(index, "shape", [own.shape(), other.shape()], rank));
                 }
             }
         }
@@ -314,15 +264,29 @@ impl<'a> Communicator<'a> {
         let gathered = self.all_gather(shapes.iter().flat_map(dims).collect())?;
         for (theirs, &rank) in gathered.into_iter().zip(self.group.members()) {
             if theirs.len() != shapes.len() {
-                return Err(CollectiveError::Count { own: shapes.len(), other: theirs.len(), rank });
+                return Err(other_count(shapes.len(), theirs.len(), rank));
             }
             for (index, (theirs, own)) in theirs.into_iter().zip(shapes).enumerate() {
                 let other = Shape::from(theirs.into_data().iter::<i64>().collect::<Vec<_>>());
                 if other != *own {
-                    return Err(CollectiveError::Shapes { index, own: own.clone(), other, rank });
+                    return Err(unlike(index, "shape", [own, &other], rank));
                 }
             }
         }
         Ok(())
     }
+}
+
+fn other_count(own: usize, other: usize, rank: WorldRank) -> CollectiveError {
+    let own = counted(own, "tensor");
+    CollectiveError::Mistake(format!(
+        "{own} here and {other} on rank {rank}: all members pass the same number"
+    ))
+}
+
+/// Returns the error of a tensor whose type or shape differs on another rank.
+fn unlike<T: Debug>(index: usize, what: &str, [own, other]: [T; 2], rank: WorldRank) -> CollectiveError {
+    CollectiveError::Mistake(format!(
+        "tensor {index} has the {what} {own:?} here and {other:?} on rank {rank}: tensors that are added have one {what}"
+    ))
 }

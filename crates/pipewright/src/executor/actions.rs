@@ -115,7 +115,10 @@ impl Executor {
         hook.around(rank, action, &mut || {
             outcome.get_or_insert_with(|| self.act(action));
         });
-        outcome.unwrap_or(Err(Cause::LeftOut { action }))
+        outcome.unwrap_or_else(|| {
+            let mistake = format!("the hook did not run {action}: a hook around an action must call `run`");
+            Err(Cause::Mistake(mistake))
+        })
     }
 
     /// Runs `action`, or returns the message that it waits for.

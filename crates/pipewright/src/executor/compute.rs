@@ -191,7 +191,7 @@ impl Computation<'_> {
 
     fn finish_forward(&mut self, action: Action, at: At, forward: ForwardState) -> Result<(), Cause> {
         if let Some(block) = forward.next_block() {
-            return Err(Cause::BlocksLeft { action, block });
+            return Err(blocks_left(action, block));
         }
         let local_stage = self.stages.get_mut(at.stage);
         let forwarded = local_stage.runner_mut().finish_forward(forward)?;
@@ -241,7 +241,7 @@ impl Computation<'_> {
         start: Option<Instant>,
     ) -> Result<(), Cause> {
         if let Some(block) = backward.next_block() {
-            return Err(Cause::BlocksLeft { action, block });
+            return Err(blocks_left(action, block));
         }
         let InputGradients { gradients, recomputed } = backward.into_input_gradients()?;
         self.checks.note_backward(action, At { stage, microbatch }, &gradients);
@@ -351,4 +351,11 @@ impl Stages for RecordedStages<'_> {
     fn note_scope(&mut self, name: &str, start: Instant, end: Instant) {
         self.recorder.note_scope(name, start, end);
     }
+}
+
+/// Returns the error of a function that left out blocks. `block` was to run next.
+fn blocks_left(action: Action, block: usize) -> Cause {
+    Cause::Mistake(format!(
+        "the function that runs {action} left out block {block} and those behind it: run all blocks, or call `run_all`"
+    ))
 }

@@ -99,9 +99,13 @@ fn whole_outputs(
     let mut parts = OptionalTensors::new();
     for (output, (value, split)) in outputs.iter().zip(&splits).enumerate() {
         let Some(dimension) = *split else { continue };
-        let shape = value.shape().to_vec();
+        let shape = value.shape();
         if dimension >= shape.len() {
-            return Err(StageError::OutputSplit { output, dimension, shape }.into());
+            let mistake = format!(
+                "output {output} has the shape {shape:?}, and its module says that tensor ranks split it along dimension \
+                 {dimension} (`StageModule::output_split`)"
+            );
+            return Err(StageError::Mistake(mistake).into());
         }
         parts.push(Some(value.clone()));
     }

@@ -6,9 +6,9 @@
 //! ([`parameters.rs`](super::parameters)).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use pipewright_schedule::StageIndex;
+use pipewright_schedule::words::counted;
 
 use super::parameters::ListedParameter;
 use crate::failure::Cause;
@@ -32,8 +32,12 @@ pub(super) fn check_holders(listed: &[ListedParameter], replicas: u32) -> Result
     for ((stage, path), holders) in by_path {
         let expected = if holders.on_one_replica { 1 } else { replicas as usize };
         if holders.replicas.len() != expected {
-            let replicas = (holders.replicas.len(), expected);
-            return Err(Cause::ExpertHolders { stage, parameter: Arc::from(path), replicas });
+            return Err(Cause::Mistake(format!(
+                "`{path}` of stage {stage} is on {} that hold the experts together, and should be on {expected}: build only \
+                 the experts of `TensorParallel::experts` on each replica and name `Placement::ON_ONE_REPLICA` for them in \
+                 `StageModule::placement`, and build every other parameter on each replica",
+                counted(holders.replicas.len(), "replica")
+            )));
         }
     }
     Ok(())

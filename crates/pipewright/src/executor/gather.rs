@@ -97,8 +97,13 @@ pub(super) fn fetch_parameters(
     let stage = stages.get_mut(index);
     if !stage.gathering.is_in_progress() {
         // Only a hook's function can leave them out.
-        let is_gathered = stage.runner().is_gathered();
-        return if is_gathered { Ok(None) } else { Err(Cause::NotGathered { stage: index }) };
+        if stage.runner().is_gathered() {
+            return Ok(None);
+        }
+        return Err(Cause::Mistake(format!(
+            "the parameters of stage {index} are not gathered: the function that runs its UNSHARD must call `run` or \
+             `set_parameters`"
+        )));
     }
     let awaited = receive_rows(connection, stage, recorder)?;
     if awaited.is_none() {

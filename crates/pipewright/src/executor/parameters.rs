@@ -11,6 +11,7 @@ use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 
 use burn::tensor::TensorData;
+use pipewright_schedule::words::counted;
 use pipewright_schedule::{Rank, StageIndex};
 use serde::{Deserialize, Serialize};
 
@@ -215,8 +216,15 @@ fn check_layers(listed: &[ListedParameter]) -> Result<(), Cause> {
         let found = (parameter.owner.stage, parameter.of_layer.map_or(1, |(_, shards)| shards));
         let first = *by_path.entry(&parameter.path).or_insert(found);
         if first.1 != found.1 {
-            let (stages, shards) = ((first.0, found.0), (first.1, found.1));
-            return Err(Cause::LayerShards { parameter: parameter.path.as_str().into(), stages, shards });
+            return Err(Cause::Mistake(format!(
+                "stages {} and {} cut the parameter `{}` into {} and {}: name the same number in `StageModule::placement` of \
+                 all layers that have a shard of it",
+                first.0,
+                found.0,
+                parameter.path,
+                first.1,
+                counted(found.1, "shard")
+            )));
         }
     }
     Ok(())
@@ -227,19 +235,28 @@ fn equal_copies(path: &str, mut copies: Vec<&ListedParameter>) -> Result<Owners,
     copies.sort_unstable_by_key(|copy| copy.owner);
     let first = copies[0];
     for (index, copy) in copies.iter().enumerate() {
-        let (stages, parameter) = ((first.owner.stage, copy.owner.stage), Arc::from(path));
+        let (one, other) = (first.owner.stage, copy.owner.stage);
         let (Some(expected), Some(found)) = (&first.shared, &copy.shared) else {
             let undeclared = if first.shared.is_none() { first } else { copy };
-            let second = copies[index.max(1)].owner.stage;
-            let stages = (first.owner.stage, second);
-            return Err(Cause::EqualPaths { parameter, stages, undeclared: undeclared.owner.stage });
+            let (second, undeclared) = (copies[index.max(1)].owner.stage, undeclared.owner.stage);
+            return Err(Cause::Mistake(format!(
+                "stages {one} and {second} each have a parameter `{path}`, and stage {undeclared} does not declare it as \
+                 shared: give different parameters different paths (`StageModule::parameter_path`, or `Stage::with_prefix`); \
+                 if it is one parameter, name its path in `StageModule::shared_parameters` of both"
+            )));
         };
         if found.shape != expected.shape {
-            let shapes = (expected.shape.clone(), found.shape.clone());
-            return Err(Cause::SharedShape { parameter, stages, shapes });
+            return Err(Cause::Mistake(format!(
+                "stages {one} and {other} share the parameter `{path}`, but hold it with shapes {:?} and {:?}: give different \
+                 parameters different paths (`StageModule::parameter_path`)",
+                expected.shape, found.shape
+            )));
         }
         if found.hash != expected.hash {
-            return Err(Cause::SharedValues { parameter, stages });
+            return Err(Cause::Mistake(format!(
+                "stages {one} and {other} share the parameter `{path}`, but their copies differ: copies must start with the \
+                 same values"
+            )));
         }
     }
     Ok(copies.into_iter().map(|copy| copy.owner).collect())

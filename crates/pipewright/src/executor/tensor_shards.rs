@@ -5,7 +5,8 @@
 //! compares them ([`parameters.rs`](super::parameters)).
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+
+use pipewright_schedule::words::counted;
 
 use pipewright_schedule::StageIndex;
 
@@ -34,8 +35,13 @@ fn check_parameter(ranks: &[(&ListedParameter, &HeldShard)]) -> Result<(), Cause
     let (parameter, first) = ranks[0];
     let holders = if first.placement.on_one_rank { 1 } else { first.tensor.of as usize };
     if ranks.len() != holders {
-        let (stage, parameter) = (parameter.owner.stage, Arc::from(parameter.path.as_str()));
-        return Err(Cause::ShardHolders { stage, parameter, ranks: (ranks.len(), holders) });
+        return Err(Cause::Mistake(format!(
+            "`{}` is on {} of stage {}, and should be on {holders}: give each rank its part, or name \
+             `Placement::ON_ONE_RANK` in `StageModule::placement` on the one rank that holds it",
+            parameter.path,
+            counted(ranks.len(), "tensor rank"),
+            parameter.owner.stage
+        )));
     }
     let mut whole = first.shape.clone();
     let dimension = first.placement.dimension;
@@ -47,18 +53,24 @@ fn check_parameter(ranks: &[(&ListedParameter, &HeldShard)]) -> Result<(), Cause
     // The hash of each shard, from the first rank that has it.
     let mut hashes: BTreeMap<u32, u64> = BTreeMap::new();
     for (parameter, held) in ranks {
-        let (stage, path, rank) =
-            (parameter.owner.stage, Arc::from(parameter.path.as_str()), held.tensor.index);
+        let (stage, path, rank) = (parameter.owner.stage, &parameter.path, held.tensor.index);
         let shard = first.placement.shard_of(held.tensor);
         let expected = shard.shape(&whole);
         if held.placement != first.placement || held.shape != expected {
-            let shapes = (expected, held.shape.clone());
-            return Err(Cause::ShardShape { stage, parameter: path, rank, shapes });
+            return Err(Cause::Mistake(format!(
+                "tensor rank {rank} of stage {stage} holds `{path}` with the shape {:?}, and its shard has the shape \
+                 {expected:?}: cut the parameter with `TensorParallel::shard`, and name the cut in `StageModule::placement`",
+                held.shape
+            )));
         }
         if let Some(hash) = held.hash
             && *hashes.entry(shard.index).or_insert(hash) != hash
         {
-            return Err(Cause::ShardValues { stage, parameter: path, rank });
+            return Err(Cause::Mistake(format!(
+                "tensor rank {rank} of stage {stage} has other values of `{path}` than the first rank with the same part: \
+                 start copies with the same values; if each rank holds a shard of its own, name the cut in \
+                 `StageModule::placement`"
+            )));
         }
     }
     Ok(())

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pipewright_schedule::error_text::panic_message;
-use pipewright_schedule::words::counted;
-use pipewright_schedule::{Action, Microbatch, StageIndex};
+use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::update_failure::{UpdateFailure, device_memory};
 use crate::checkpoint::{CheckpointError, NotFinite};
@@ -39,31 +38,9 @@ pub enum Cause {
         /// The back end's message.
         message: String,
     },
-    /// A hook around an action did not run it.
-    #[error("the hook did not run {action}: a hook around an action must call `run`")]
-    LeftOut {
-        /// The action.
-        action: Action,
-    },
-    /// A function of a hook did not gather the parameters of a stage that computes.
-    #[error(
-        "the parameters of stage {stage} are not gathered: the function that runs its UNSHARD must call `run` or \
-         `set_parameters`"
-    )]
-    NotGathered {
-        /// The stage.
-        stage: StageIndex,
-    },
-    /// A function that runs an action left out blocks.
-    #[error(
-        "the function that runs {action} left out block {block} and those behind it: run all blocks, or call `run_all`"
-    )]
-    BlocksLeft {
-        /// The action.
-        action: Action,
-        /// The block that was to run next. A backward begins with the last block.
-        block: usize,
-    },
+    /// The stages do not fit each other, or a function of a hook leaves something out.
+    #[error("{0}")]
+    Mistake(String),
     /// The update of a stage's parameters failed. Other parameters may have been updated.
     #[error("{failure}")]
     Update {
@@ -159,117 +136,6 @@ pub enum Cause {
     Unconfirmed {
         /// The first result that differs, and the ranks that have computed it.
         difference: Box<Difference>,
-    },
-    /// Two parameters have one path, and a stage that holds it does not declare it as shared.
-    #[error(
-        "stages {} and {} each have a parameter `{parameter}`, and stage {undeclared} does not declare it as shared: give \
-         different parameters different paths (`StageModule::parameter_path`, or `Stage::with_prefix`); if it is one \
-         parameter, name its path in `StageModule::shared_parameters` of both", .stages.0, .stages.1
-    )]
-    EqualPaths {
-        /// The path.
-        parameter: Arc<str>,
-        /// The stages; twice the same one if it has both.
-        stages: (StageIndex, StageIndex),
-        /// The first stage that does not declare the path.
-        undeclared: StageIndex,
-    },
-    /// Layers have shards of one parameter, and cut it in different ways.
-    #[error(
-        "stages {} and {} cut the parameter `{parameter}` into {} and {}: name the same number in \
-         `StageModule::placement` of all layers that have a shard of it",
-        .stages.0, .stages.1, .shards.0, counted(.shards.1, "shard")
-    )]
-    LayerShards {
-        /// The path.
-        parameter: Arc<str>,
-        /// The stages.
-        stages: (StageIndex, StageIndex),
-        /// The number of shards on each of them; 1 if it holds the whole parameter.
-        shards: (u32, u32),
-    },
-    /// Two stages share a parameter but hold it with different shapes.
-    #[error(
-        "stages {} and {} share the parameter `{parameter}`, but hold it with shapes {:?} and {:?}: give different \
-         parameters different paths (`StageModule::parameter_path`)",
-        .stages.0, .stages.1, .shapes.0, .shapes.1
-    )]
-    SharedShape {
-        /// The path.
-        parameter: Arc<str>,
-        /// The first owner and one that differs from it.
-        stages: (StageIndex, StageIndex),
-        /// Their shapes.
-        shapes: (Vec<usize>, Vec<usize>),
-    },
-    /// A rank of a tensor group holds another part of a parameter than the placement says.
-    #[error(
-        "tensor rank {rank} of stage {stage} holds `{parameter}` with the shape {:?}, and its shard has the shape {:?}: cut the \
-         parameter with `TensorParallel::shard`, and name the cut in `StageModule::placement`",
-        .shapes.1, .shapes.0
-    )]
-    ShardShape {
-        /// The stage.
-        stage: StageIndex,
-        /// The parameter's path.
-        parameter: Arc<str>,
-        /// The rank's place in its tensor group.
-        rank: u32,
-        /// The shape of the shard that the placement gives the rank, and the shape of the rank's parameter.
-        shapes: (Vec<usize>, Vec<usize>),
-    },
-    /// More or fewer ranks of a tensor group hold a parameter than the placement says.
-    #[error(
-        "`{parameter}` is on {} of stage {stage}, and should be on {}: give each rank its part, or name \
-         `Placement::ON_ONE_RANK` in `StageModule::placement` on the one rank that holds it",
-        counted(.ranks.0, "tensor rank"), .ranks.1
-    )]
-    ShardHolders {
-        /// The stage.
-        stage: StageIndex,
-        /// The parameter's path.
-        parameter: Arc<str>,
-        /// The number of ranks that hold it, and the number of ranks that should.
-        ranks: (usize, usize),
-    },
-    /// More or fewer replicas of an expert group hold a parameter than the placement says.
-    #[error(
-        "`{parameter}` of stage {stage} is on {} that hold the experts together, and should be on {}: build only the experts \
-         of `TensorParallel::experts` on each replica and name `Placement::ON_ONE_REPLICA` for them in \
-         `StageModule::placement`, and build every other parameter on each replica",
-        counted(.replicas.0, "replica"), .replicas.1
-    )]
-    ExpertHolders {
-        /// The stage.
-        stage: StageIndex,
-        /// The parameter's path.
-        parameter: Arc<str>,
-        /// The number of replicas of a group that hold it, and the number of replicas that should.
-        replicas: (usize, usize),
-    },
-    /// Ranks of a tensor group should hold the same part of a parameter, and have different values.
-    #[error(
-        "tensor rank {rank} of stage {stage} has other values of `{parameter}` than the first rank with the same part: start \
-         copies with the same values; if each rank holds a shard of its own, name the cut in `StageModule::placement`"
-    )]
-    ShardValues {
-        /// The stage.
-        stage: StageIndex,
-        /// The parameter's path.
-        parameter: Arc<str>,
-        /// The rank's place in its tensor group.
-        rank: u32,
-    },
-    /// Two copies of a shared parameter have different initial values.
-    #[error(
-        "stages {} and {} share the parameter `{parameter}`, but their copies differ: copies must start with the same \
-         values", .stages.0, .stages.1
-    )]
-    SharedValues {
-        /// The path.
-        parameter: Arc<str>,
-        /// The first owner and one that differs from it.
-        stages: (StageIndex, StageIndex),
     },
     /// No rank made progress for the whole deadline.
     #[error("no rank has moved for {:.1} s\n{report}", .waited.as_secs_f64())]

@@ -53,71 +53,8 @@ struct Named<C> {
 
 /// Why the names do not form a graph, or the graph does not match a placement.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
-pub enum GraphError {
-    /// Two inputs or nodes have the same name.
-    #[error("two inputs or nodes are called `{name}`: give each a name of its own")]
-    Duplicate {
-        /// The name.
-        name: String,
-    },
-    /// A node or an output refers to an unknown name.
-    #[error(
-        "{user} takes `{name}`, which is neither an input, nor a node, nor `node:place` of a tensor that one returns"
-    )]
-    Unknown {
-        /// The node, or what else refers to it.
-        user: String,
-        /// The name.
-        name: String,
-    },
-    /// Nodes depend on each other in a cycle.
-    #[error(
-        "the nodes {} depend on each other in a cycle: a node can only take values of other nodes that do \
-         not depend on it",
-        .nodes.join(", ")
-    )]
-    Cycle {
-        /// Nodes on the cycle or after it, in the order in which they were named.
-        nodes: Vec<String>,
-    },
-    /// An input or a node that nothing uses.
-    #[error("nothing uses `{name}`: make it an output or an input of a node, or leave it out")]
-    Unused {
-        /// Its name.
-        name: String,
-    },
-    /// A tied parameter's path does not begin with a node's name.
-    #[error("no node has a parameter `{path}` to tie: a parameter's path begins with its node's name")]
-    NoParameter {
-        /// The path.
-        path: String,
-    },
-    /// The graph has no output.
-    #[error("the graph has no output: name at least one with `output`")]
-    NoOutput,
-    /// A split names something that is not a node.
-    #[error("`{name}` is not a node: a stage begins before a node")]
-    SplitAtNoNode {
-        /// The name.
-        name: String,
-    },
-    /// A split leaves a stage without nodes.
-    #[error(
-        "the split before `{name}` leaves a stage without a node: it is the first node, or split before already"
-    )]
-    EmptyStage {
-        /// The name.
-        name: String,
-    },
-    /// The placement has another number of stages.
-    #[error("the graph is split into {graph} stages, the placement has {placement}")]
-    Stages {
-        /// Stages of the graph.
-        graph: u32,
-        /// Stages of the placement.
-        placement: u32,
-    },
-}
+#[error("{0}")]
+pub struct GraphError(pub(super) String);
 
 pipewright_schedule::message_as_debug!(GraphError);
 
@@ -208,7 +145,8 @@ impl<C> GraphBuilder<C> {
         let names = self.inputs.iter().chain(self.nodes.iter().map(|node| &node.name));
         let mut seen = HashSet::new();
         if let Some(name) = names.into_iter().find(|name| !seen.insert(name.as_str())) {
-            return Err(GraphError::Duplicate { name: name.clone() });
+            let mistake = format!("two inputs or nodes are called `{name}`: give each a name of its own");
+            return Err(GraphError(mistake));
         }
         let belongs = |path: &str| {
             let mut nodes = self.nodes.iter();
@@ -217,9 +155,14 @@ impl<C> GraphBuilder<C> {
         if let Some(path) =
             self.tied.iter().flat_map(|(path, original)| [path, original]).find(|path| !belongs(path))
         {
-            return Err(GraphError::NoParameter { path: path.clone() });
+            return Err(GraphError(format!(
+                "no node has a parameter `{path}` to tie: a parameter's path begins with its node's name"
+            )));
         }
-        if self.outputs.is_empty() { Err(GraphError::NoOutput) } else { Ok(()) }
+        if self.outputs.is_empty() {
+            return Err(GraphError("the graph has no output: name at least one with `output`".to_owned()));
+        }
+        Ok(())
     }
 
     /// Returns the nodes in an order in which each follows the nodes whose values it takes: always the first
@@ -250,7 +193,12 @@ impl<C> GraphBuilder<C> {
         }
         if order.len() < self.nodes.len() {
             let waiting = self.nodes.iter().zip(waits_for).filter(|(_, waits)| *waits > 0);
-            return Err(GraphError::Cycle { nodes: waiting.map(|(node, _)| node.name.clone()).collect() });
+            let nodes: Vec<&str> = waiting.map(|(node, _)| node.name.as_str()).collect();
+            return Err(GraphError(format!(
+                "the nodes {} depend on each other in a cycle: a node can only take values of other nodes that do not depend \
+                 on it",
+                nodes.join(", ")
+            )));
         }
         Ok(order)
     }
@@ -310,7 +258,9 @@ fn node_of(reference: &str) -> &str {
 }
 
 fn unknown(user: &str, name: &str) -> GraphError {
-    GraphError::Unknown { user: user.to_owned(), name: name.to_owned() }
+    GraphError(format!(
+        "{user} takes `{name}`, which is neither an input, nor a node, nor `node:place` of a tensor that one returns"
+    ))
 }
 
 /// Maps each name to its tensors: inputs, then the nodes' outputs in the order in which they run.
@@ -330,10 +280,12 @@ fn number<C>(inputs: &[String], nodes: &[Named<C>], order: &[usize]) -> HashMap<
 fn split_indices(splits: &[String], indices: &HashMap<&str, usize>) -> Result<Vec<usize>, GraphError> {
     let mut found = BTreeSet::new();
     for name in splits {
-        let none = || GraphError::SplitAtNoNode { name: name.clone() };
+        let none = || GraphError(format!("`{name}` is not a node: a stage begins before a node"));
         let index = *indices.get(name.as_str()).ok_or_else(none)?;
         if index == 0 || !found.insert(index) {
-            return Err(GraphError::EmptyStage { name: name.clone() });
+            return Err(GraphError(format!(
+                "the split before `{name}` leaves a stage without a node: it is the first node, or split before already"
+            )));
         }
     }
     Ok(found.into_iter().collect())
@@ -349,7 +301,9 @@ fn check_used<'a, C>(
     let mut names = inputs.iter().chain(nodes.iter().map(|node| &node.name));
     let unused = names.find(|name| !values[*name].iter().any(|value| taken.contains(value)));
     match unused {
-        Some(name) => Err(GraphError::Unused { name: name.clone() }),
+        Some(name) => Err(GraphError(format!(
+            "nothing uses `{name}`: make it an output or an input of a node, or leave it out"
+        ))),
         None => Ok(()),
     }
 }

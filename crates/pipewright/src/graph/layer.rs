@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
 use burn::tensor::Tensor;
+use pipewright_schedule::words::counted;
 
 use super::builder::ValueId;
 use super::plan::{Parcel, Plan};
@@ -79,8 +80,12 @@ impl<L: GraphLayer> GraphStage<L> {
         let outputs = in_layer(&step.name, run)?
             .map_err(|source| StageError::Layer { layer: step.name.clone(), source })?;
         if outputs.len() != step.outputs.len() {
-            let (found, expected) = (outputs.len(), step.outputs.len());
-            return Err(StageError::LayerOutputs { layer: step.name.clone(), found, expected });
+            return Err(StageError::Mistake(format!(
+                "the layer `{}` returned {}, and the graph says {}: see `node_with_outputs`",
+                step.name,
+                counted(outputs.len(), "tensor"),
+                step.outputs.len()
+            )));
         }
         live.add(&step.outputs, outputs);
         if index + 1 < self.layers.len() {

@@ -88,7 +88,11 @@ impl<C> Graph<C> {
     /// When the placement has another number of stages.
     pub fn place(&self, placement: &Placement) -> Result<PlacedGraph<'_, C>, GraphError> {
         if placement.stages() != self.stages() {
-            return Err(GraphError::Stages { graph: self.stages(), placement: placement.stages() });
+            return Err(GraphError(format!(
+                "the graph is split into {} stages, the placement has {}",
+                self.stages(),
+                placement.stages()
+            )));
         }
         Ok(PlacedGraph { graph: self, plans: plans(self, placement) })
     }

@@ -139,7 +139,13 @@ impl<'a> ForwardRun<'a> {
         let Some(block) = self.next_block() else { return Ok(()) };
         let mut replacement = |module: &dyn std::any::Any, values, context: &StageContext| {
             let module = module.downcast_ref::<M>();
-            let module = module.ok_or(StageError::ModuleType { expected: type_name::<M>() })?;
+            let module = module.ok_or_else(|| {
+                StageError::Mistake(format!(
+                    "the stage's module is not a `{}`: name the type of the module that the stage was made of, or `Vec<L>` in \
+                     a pipeline of layers `L`",
+                    type_name::<M>()
+                ))
+            })?;
             function(module, values, context)
         };
         let stage = self.stage();

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use pipewright_schedule::words::counted;
 use pipewright_schedule::{Action, StageIndex};
 
 use super::action_run::Place;
@@ -261,20 +262,24 @@ fn check(
 ) -> Result<(), StageError> {
     let (found, paths) = (tensors.len(), parameters.paths());
     if found != paths.len() {
-        return Err(StageError::TensorsOfParameters { found, expected: paths.len() });
+        let (found, expected) = (counted(found, "tensor"), counted(paths.len(), "parameter"));
+        return Err(StageError::Mistake(format!(
+            "the function gave {found}, and the stage has {expected}: give one for each path"
+        )));
     }
     for (index, (tensor, path)) in tensors.iter().zip(paths).enumerate() {
         let expected = expected(index, &parameters.shapes()[index]);
         let is_float = tensor.as_ref().is_none_or(|tensor| tensor.kind() == ValueKind::Float);
         let shape = tensor.as_ref().map(|tensor| tensor.shape().to_vec());
         if !is_float || !expected.contains(&shape) {
-            let found =
-                tensor.as_ref().map(|tensor| format!("{:?} {:?}", tensor.dtype(), tensor.shape().to_vec()));
-            return Err(StageError::TensorOfParameter {
-                parameter: path.clone(),
-                expected: expected.into_iter().flatten().next_back(),
-                found,
+            let found = tensor.as_ref().map_or("no tensor".to_owned(), |tensor| {
+                format!("{:?} {:?}", tensor.dtype(), tensor.shape())
             });
+            let taken = expected.into_iter().flatten().next_back();
+            let taken = taken.map_or("none".to_owned(), |shape| format!("a float tensor of shape {shape:?}"));
+            return Err(StageError::Mistake(format!(
+                "the function left {found} for the parameter `{path}`, which takes {taken}"
+            )));
         }
     }
     Ok(())

@@ -32,7 +32,11 @@ impl Accumulation {
     /// batch.
     pub(super) fn unit(&self, own: ReductionUnit) -> Result<ReductionUnit, PipelineError> {
         match self.pending {
-            Some(pending) if !pending.is_like(own) => Err(PipelineError::MixedReductions),
+            Some(pending) if !pending.is_like(own) => {
+                let reason = "this batch and the batches whose gradients wait for an update reduce their losses in different \
+                              ways: accumulate batches that all count by rows, by weights, or as sums";
+                Err(PipelineError::Batch(reason.to_owned()))
+            }
             pending => Ok(pending.unwrap_or(own)),
         }
     }

@@ -260,8 +260,12 @@ impl PipelineBuilder {
         check_types(&self.layers.types, self.loss_takes)?;
         let program = self.program()?;
         if !program.is_forward_only() {
-            self.loss.as_ref().ok_or(BuildError::NoLoss)?;
-            self.config.optimizer.as_ref().ok_or(BuildError::NoOptimizer)?;
+            let needed = [("loss", self.loss.is_some()), ("optimizer", self.config.optimizer.is_some())];
+            if let Some((what, _)) = needed.iter().find(|(_, is_given)| !is_given) {
+                return Err(BuildError::Settings(format!(
+                    "the schedule trains, and there is no {what}: give one with `{what}`, or use the schedule `forwardonly`"
+                )));
+            }
         }
         let partition = self.cut(program.placement().stages())?;
         let evaluation = self.programs.evaluation(&program, &self.config)?.map(Arc::new);
@@ -281,10 +285,14 @@ impl PipelineBuilder {
         let Layers { count, weights, splits, .. } = &self.layers;
         let weights = weights.clone().unwrap_or_else(|| vec![1; *count]);
         if *count == 0 {
-            return Err(BuildError::NoLayers);
+            let reason = "the model has no layers: a pipeline needs at least one for each stage";
+            return Err(BuildError::Settings(reason.to_owned()));
         }
         if weights.len() != *count {
-            return Err(BuildError::Weights { weights: weights.len(), layers: *count });
+            let found = weights.len();
+            return Err(BuildError::Settings(format!(
+                "{found} weights are given for {count} layers: give one for each (`Layers::with_weights`)"
+            )));
         }
         let method = match &self.method {
             Some(method) => method.clone(),

@@ -28,7 +28,7 @@ impl Pipeline {
     ///
     /// # Errors
     /// When program, world and configuration do not fit together, a stage cannot be made, or two stages have
-    /// different parameters with the same path ([`Cause::EqualPaths`](crate::failure::Cause::EqualPaths)).
+    /// different parameters with the same path.
     pub fn launch<F, E>(
         program: ValidatedProgram,
         world: World,
@@ -54,10 +54,7 @@ impl Pipeline {
     ///
     /// # Errors
     /// As [`Pipeline::launch`], and when the shards of the ranks do not make up the parameters, or copies
-    /// differ ([`Cause::ShardShape`](crate::failure::Cause::ShardShape),
-    /// [`Cause::ShardValues`](crate::failure::Cause::ShardValues),
-    /// [`Cause::ShardHolders`](crate::failure::Cause::ShardHolders)), or replicas hold other experts than
-    /// their modules say ([`Cause::ExpertHolders`](crate::failure::Cause::ExpertHolders)).
+    /// differ, or replicas hold other experts than their modules say.
     pub fn launch_split<F, E>(
         program: ValidatedProgram,
         mut world: World,

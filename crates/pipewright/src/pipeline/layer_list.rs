@@ -187,12 +187,18 @@ pub(super) fn check_types(layers: &[LayerTypes], loss: Option<EdgeType>) -> Resu
     let mut differing = pairs.filter(|(_, pair)| !pair[0].returns.fits(pair[1].takes));
     if let Some((layer, pair)) = differing.next() {
         let (returns, takes) = (pair[0].returns.short(), pair[1].takes.short());
-        return Err(BuildError::Neighbours { layer, returns, takes });
+        return Err(BuildError::Settings(format!(
+            "layer {layer} returns {returns}, and the next layer takes {takes}: layers that follow each other have one type \
+             between them (`StageModule::Output`, `StageModule::Input`)"
+        )));
     }
     match (layers.last(), loss) {
         (Some(last), Some(loss)) if !last.returns.fits(loss) => {
             let layer = layers.len() - 1;
-            Err(BuildError::LossType { layer, returns: last.returns.short(), takes: loss.short() })
+            let (returns, takes) = (last.returns.short(), loss.short());
+            Err(BuildError::Settings(format!(
+                "layer {layer}, the last one, returns {returns}, and the loss takes {takes}"
+            )))
         }
         _ => Ok(()),
     }

@@ -41,7 +41,7 @@ pub use error::PipelineError;
 pub use layer_list::LayerList;
 pub use layers::Layers;
 pub use running::Pipeline;
-pub(crate) use running::split_whole;
+pub(crate) use running::{split_whole, unsplit};
 pub use schedule_source::ScheduleSource;
 #[cfg(feature = "testing")]
 pub use seeded::SeededPipeline;

@@ -225,14 +225,21 @@ impl Pipeline {
         other: &OtherType,
     ) -> Result<(), PipelineError> {
         if let Some(found) = *lock(other) {
-            return Err(PipelineError::ModuleType { place, expected: type_name::<M>(), found });
+            let expected = type_name::<M>();
+            return Err(PipelineError::Module(format!(
+                "the module of {place} is a `{found}`, not a `{expected}`: ask for that type, or for a part of it, such as a \
+                 layer by its number"
+            )));
         }
-        if let Some(source) = visited.error.clone() {
-            return Err(PipelineError::Module { place, source });
+        if let Some(reason) = &visited.error {
+            return Err(PipelineError::Module(format!("the module of {place} is not changed: {reason}")));
         }
         let has_all_ranks = self.setup.is_whole_world(self.ranks.ids().count());
         if visited.found == 0 && has_all_ranks {
-            return Err(PipelineError::NoModule { place });
+            return Err(PipelineError::Module(format!(
+                "the pipeline has no module at {place}: name a stage if you made it with `Stage::new`, a layer of `Layers` \
+                 by its number, or a node of a graph by its name"
+            )));
         }
         Ok(())
     }

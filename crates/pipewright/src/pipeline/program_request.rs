@@ -5,6 +5,7 @@ use pipewright_schedule::lower::{
     OffloadConfig, ProgramSource, TrainingLowering, UnshardConfig, drop_bubbles,
 };
 use pipewright_schedule::simulate::few_microbatches;
+use pipewright_schedule::words::counted;
 use pipewright_schedule::{
     GenerateError, GenerateErrorKind, LowerConfig, PartitionError, ScheduleSpec, ValidatedProgram,
 };
@@ -150,9 +151,8 @@ impl ProgramRequest {
         let asked = microbatches.unwrap_or(whole.saturating_mul(replicas));
         if !asked.is_multiple_of(replicas) {
             let below = asked - asked % replicas;
-            let shared =
-                [below, below.saturating_add(replicas)].into_iter().filter(|&count| count > 0).collect();
-            return Err(BuildError::Microbatches { microbatches: asked, replicas, shared });
+            let nearest = [below, below.saturating_add(replicas)];
+            return Err(not_shared(asked, replicas, &nearest[usize::from(below == 0)..]));
         }
         let evaluation = self.lowered(schedule.as_ref().unwrap_or(&self.schedule), config, |name| {
             let spec = ScheduleSpec {
@@ -166,7 +166,7 @@ impl ProgramRequest {
         })?;
         let found = (evaluation.microbatches() / evaluation.slices().get()).saturating_mul(replicas);
         match microbatches.filter(|&asked| asked != found) {
-            Some(asked) => Err(BuildError::Size { what: "eval_microbatches", asked, found }),
+            Some(asked) => Err(other_size("eval_microbatches", asked, found)),
             None => Ok(Some(evaluation)),
         }
     }
@@ -179,7 +179,7 @@ impl ProgramRequest {
             ScheduleSpec { ranks, stages_per_rank, microbatches, ..self.spec.clone() }
         };
         let microbatches = match self.microbatches {
-            _ if replicas == 0 => return Err(BuildError::NoReplicas),
+            _ if replicas == 0 => return Err(no_replicas()),
             // At least 1, so that the error of 0 ranks names the ranks and not the microbatches.
             None => ranks.max(1).saturating_mul(2),
             Some(Microbatches::PerReplica(microbatches)) => microbatches,
@@ -188,7 +188,7 @@ impl ProgramRequest {
             }
             Some(Microbatches::Total(microbatches)) => {
                 let shared = shared_microbatches(name, &sized(microbatches / replicas), limits);
-                return Err(BuildError::Microbatches { microbatches, replicas, shared });
+                return Err(not_shared(microbatches, replicas, &shared));
             }
         };
         Ok(sized(microbatches))
@@ -206,7 +206,7 @@ impl ProgramRequest {
     fn check_size(&self, program: &ValidatedProgram, replicas: u32) -> Result<(), BuildError> {
         let ranks = program.ranks();
         if replicas == 0 {
-            return Err(BuildError::NoReplicas);
+            return Err(no_replicas());
         }
         let whole = program.microbatches() / program.slices().get();
         let microbatches = match self.microbatches {
@@ -222,10 +222,34 @@ impl ProgramRequest {
         ];
         let differs = sizes.into_iter().find_map(|(what, size)| {
             let (asked, found) = size.filter(|(asked, found)| asked != found)?;
-            Some(BuildError::Size { what, asked, found })
+            Some(other_size(what, asked, found))
         });
         differs.map_or(Ok(()), Err)
     }
+}
+
+fn no_replicas() -> BuildError {
+    let reason = "0 replicas of the pipeline have nothing to run: `data_parallel` needs at least 1";
+    BuildError::Settings(reason.to_owned())
+}
+
+/// Returns the error of microbatches that the replicas cannot share equally. `shared` has the nearest numbers that
+/// they can share.
+fn not_shared(microbatches: u32, replicas: u32, shared: &[u32]) -> BuildError {
+    let numbers: Vec<String> = shared.iter().map(u32::to_string).collect();
+    let advice = match &numbers[..] {
+        [] => "use another number of replicas".to_owned(),
+        numbers => format!("use {}", numbers.join(" or ")),
+    };
+    let microbatches = counted(microbatches, "microbatch");
+    BuildError::Settings(format!("{microbatches} cannot be shared equally by {replicas} replicas: {advice}"))
+}
+
+/// Returns the error of a schedule that has another size than the builder's method `what` was given.
+fn other_size(what: &str, asked: u32, found: u32) -> BuildError {
+    BuildError::Settings(format!(
+        "the schedule has {found} {what}, and the builder was asked for {asked}: leave `{what}` out"
+    ))
 }
 
 /// Returns the error of a named schedule. All sources of a schedule have the same error for too few layers.

@@ -22,7 +22,7 @@ use super::step_gap::{AfterProgram, StepEnd};
 use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
 use super::summary::{EvalSummary, StepSummary, evaluation};
 use super::verified_step::Verifier;
-use crate::batch::{Batch, Purpose, StepForm, UnsplitPart};
+use crate::batch::{Batch, Purpose, SplitError, StepForm, UnsplitPart};
 use crate::driver::{Command, FailedRank, StepReply};
 use crate::executor::{OpenReport, RankReport, StepOrigin, agreed_before};
 use crate::failure::{Cause, StepError};
@@ -237,7 +237,7 @@ impl Pipeline {
         let plan = StepPlan::evaluation(self.ranks.next_step(), &batch);
         let reports = self.run(&plan, batch)?;
         self.last_end = None;
-        evaluation(&self.setup, plan, reports).map_err(|source| PipelineError::Cut { source })
+        evaluation(&self.setup, plan, reports).map_err(PipelineError::slices)
     }
 
     /// Checks a batch.
@@ -404,5 +404,10 @@ pub(crate) fn split_whole(
     microbatches: u32,
 ) -> Result<Batch, PipelineError> {
     let batch = Batch::split_parts(&pack(inputs), &pack(targets), &microbatches.into());
-    batch.map_err(|UnsplitPart { what, source }| PipelineError::Split { what, source })
+    batch.map_err(|UnsplitPart { what, source }| unsplit(what, source))
+}
+
+/// Returns the error of a part of a batch that cannot be split.
+pub(crate) fn unsplit(what: &str, reason: SplitError) -> PipelineError {
+    PipelineError::Batch(format!("the {what} cannot be split into microbatches: {reason}"))
 }

@@ -55,11 +55,14 @@ impl SeededPipeline {
         make: impl Fn(StageIndex) -> Result<Stage, E>,
     ) -> Result<Self, PipelineError> {
         if config.tensor_parallel > 1 {
-            return Err(PipelineError::SeededTensorRanks { tensor_ranks: config.tensor_parallel });
+            return Err(PipelineError::Setup(format!(
+                "a seeded pipeline has one thread, and {} tensor ranks need one each: set tensor_parallel to 1",
+                config.tensor_parallel
+            )));
         }
         if config.expert_parallel > 1 {
             let setting = "a seeded pipeline, which has one thread";
-            return Err(PipelineError::BesideExpertGroups { experts: config.expert_parallel, setting });
+            return Err(PipelineError::beside_expert_groups(config.expert_parallel, setting));
         }
         let (world, in_flight) = World::controlled(program.ranks().saturating_mul(config.data_parallel));
         let (setup, endpoints) = Setup::new(program, world, config)?;
@@ -167,7 +170,7 @@ impl SeededPipeline {
             }
             let mut reports: Vec<_> = done.iter_mut().flat_map(|steps| steps.remove(0).reports).collect();
             let gradients = input_gradients(&self.setup, &plan, &mut reports);
-            let gradients = gradients.map_err(|source| PipelineError::Cut { source })?;
+            let gradients = gradients.map_err(PipelineError::slices)?;
             let summary = training(&self.setup, plan, reports, gradients, start.elapsed());
             self.accumulation.scale_losses(self.setup.config().loss_scaling, summary.skipped);
             results.push(Ok(summary));

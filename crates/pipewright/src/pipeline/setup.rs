@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pipewright_schedule::lower::{forward_part, unmovable};
 use pipewright_schedule::words::counted;
-use pipewright_schedule::{Level, Recompute, Slices, StageIndex, ValidatedProgram};
+use pipewright_schedule::{Level, LowerError, Recompute, Slices, StageIndex, ValidatedProgram};
 
 use super::error::PipelineError;
 use crate::batch::Purpose;
@@ -72,35 +72,51 @@ impl Setup {
     ) -> Result<(Self, Vec<Endpoint>), PipelineError> {
         let (endpoints, board) = world.into_parts();
         if program.level() == Level::Compute && program.ranks() > 1 {
-            return Err(PipelineError::NotLowered { level: program.level() });
+            return Err(PipelineError::not_lowered(program.level()));
         }
         check_slices(program.slices(), config)?;
         let ranks = endpoints.first().map_or(0, Endpoint::ranks);
         let mesh = config.mesh(program.ranks());
         if mesh.shard_groups().is_none() {
-            return Err(PipelineError::Shards { replicas: mesh.data, shards: mesh.shards });
+            return Err(PipelineError::Setup(format!(
+                "{} cannot form groups of {}: set `shards` to a divisor of the number of replicas",
+                counted(mesh.data, "replica"),
+                mesh.shards
+            )));
         }
         check_experts(&mesh, config)?;
         if mesh.ranks() != Some(ranks) || ranks == 0 {
             let Mesh { pipeline, data, tensor, .. } = mesh;
-            let (program, replicas, tensor_ranks) = (pipeline, data, tensor);
-            return Err(PipelineError::WorldSize { world: ranks, program, replicas, tensor_ranks });
+            let of_tensor = if tensor == 1 { String::new() } else { format!(" x {tensor} (tensor ranks)") };
+            let (world, replicas) = (counted(ranks, "rank"), counted(data, "replica"));
+            return Err(PipelineError::Setup(format!(
+                "the transport has {world}, and {replicas} of a program of {} need {data} x {pipeline}{of_tensor}",
+                counted(pipeline, "rank")
+            )));
         }
         if config.optimizer.is_none() && !program.is_forward_only() {
-            return Err(PipelineError::NoOptimizer);
+            let reason = "a program with backward actions needs `PipelineConfig::optimizer`";
+            return Err(PipelineError::Setup(reason.to_owned()));
         }
         if config.is_sharded() && program.level() != Level::Full {
-            return Err(PipelineError::NeverGathers { level: program.level() });
+            return Err(PipelineError::never_gathers(program.level()));
         }
         check_metadata(&config.metadata, program.placement().stages())?;
         if let Some(stage) = config.recompute.largest_stage()
             && stage > program.placement().last_stage()
         {
-            return Err(PipelineError::RecomputedStage { stage, stages: program.placement().stages() });
+            let stages = counted(program.placement().stages(), "stage");
+            return Err(PipelineError::Setup(format!(
+                "stage {stage} is to be recomputed, and the program has {stages}: name stages that exist"
+            )));
         }
         check_offload(&program, config)?;
         if !config.loss_scaling.is_valid() {
-            return Err(PipelineError::LossScaling { settings: config.loss_scaling });
+            return Err(PipelineError::Setup(format!(
+                "losses are scaled by {}: set the initial scale to a power of two, at least 1, and the number of updates to \
+                 at least 1",
+                config.loss_scaling
+            )));
         }
         let abort = endpoints.first().map(|endpoint| endpoint.abort().clone()).unwrap_or_default();
         let reports = endpoints.first().and_then(Endpoint::report_channel);
@@ -217,7 +233,7 @@ impl Setup {
     /// before.
     pub(super) fn prepare_evaluation(&mut self) -> Result<(), PipelineError> {
         if self.evaluation.is_none() {
-            let program = forward_part(&self.program).map_err(PipelineError::NoEvaluation)?;
+            let program = forward_part(&self.program).map_err(no_evaluation)?;
             self.evaluation = Some(Arc::new(program));
         }
         Ok(())
@@ -285,10 +301,16 @@ impl Setup {
     }
 }
 
+fn no_evaluation(reason: LowerError) -> PipelineError {
+    PipelineError::Setup(format!("the forward part of the program cannot be run alone: {reason}"))
+}
+
 /// Returns an error if tensors cannot leave memory as the program says.
 fn check_offload(program: &ValidatedProgram, config: &PipelineConfig) -> Result<(), PipelineError> {
     if config.offload.is_some() && !config.recompute.has_second_forwards() {
-        return Err(PipelineError::OffloadWithoutRecompute);
+        let reason = "`offload` moves the inputs that recomputed forwards keep, and no forward is recomputed: the others keep \
+                      tapes, which belong to Burn; set `recompute`, or leave `offload` out";
+        return Err(PipelineError::Setup(reason.to_owned()));
     }
     let rows = program.as_program().rows();
     let Some(&action) = rows.iter().flatten().find(|action| action.kind().is_offload()) else {
@@ -309,11 +331,22 @@ fn check_offload(program: &ValidatedProgram, config: &PipelineConfig) -> Result<
 /// Returns an error if the replicas do not form expert groups, or another setting does not work with them.
 fn check_experts(mesh: &Mesh, config: &PipelineConfig) -> Result<(), PipelineError> {
     if mesh.expert_groups().is_none() {
-        return Err(PipelineError::ExpertGroups { replicas: mesh.data, experts: mesh.experts });
+        return Err(PipelineError::Setup(format!(
+            "{} cannot form groups of {} that hold the experts together: set `expert_parallel` to a divisor of the number of \
+             replicas that is a power of two, or to that number",
+            counted(mesh.data, "replica"),
+            mesh.experts
+        )));
     }
     if !mesh.groups_fit() {
-        let (shards, experts, sizes) = (mesh.shards, mesh.experts, mesh.expert_sizes());
-        return Err(PipelineError::ExpertShards { shards, experts, sizes });
+        let sizes: Vec<String> = mesh.expert_sizes().iter().map(u32::to_string).collect();
+        return Err(PipelineError::Setup(format!(
+            "groups of {} replicas that hold the experts together do not fit groups of {} that hold the other parameters \
+             together: set `expert_parallel` to {}",
+            mesh.experts,
+            mesh.shards,
+            sizes.join(" or ")
+        )));
     }
     let setting = if mesh.experts == 1 {
         return Ok(());
@@ -324,7 +357,7 @@ fn check_experts(mesh: &Mesh, config: &PipelineConfig) -> Result<(), PipelineErr
     } else {
         return Ok(());
     };
-    Err(PipelineError::BesideExpertGroups { experts: mesh.experts, setting })
+    Err(PipelineError::beside_expert_groups(mesh.experts, setting))
 }
 
 /// Returns whether the processor computes all stages, as far as the configuration knows the devices.
@@ -343,21 +376,27 @@ fn evaluation_program(
         return Ok(program.is_forward_only().then(|| program.clone()));
     };
     if given.placement() != program.placement() {
-        return Err(PipelineError::EvaluationPlacement);
+        let reason = "the program of evaluations places its stages on other ranks than the program: use a schedule with the \
+                      same placement, such as the program's own with another number of microbatches";
+        return Err(PipelineError::Setup(reason.to_owned()));
     }
     if given.slices() != program.slices() {
-        return Err(PipelineError::EvaluationSlices { found: given.slices(), expected: program.slices() });
+        return Err(PipelineError::Setup(format!(
+            "the program of evaluations cuts microbatches into {}, and the program into {}: use the same number",
+            counted(given.slices().get(), "slice"),
+            program.slices()
+        )));
     }
     if given.level() == Level::Compute && given.ranks() > 1 {
-        return Err(PipelineError::NotLowered { level: given.level() });
+        return Err(PipelineError::not_lowered(given.level()));
     }
     if config.is_sharded() && given.level() != Level::Full {
-        return Err(PipelineError::NeverGathers { level: given.level() });
+        return Err(PipelineError::never_gathers(given.level()));
     }
     if given.is_forward_only() {
         return Ok(Some(given.clone()));
     }
-    let forwards = forward_part(given).map_err(PipelineError::NoEvaluation)?;
+    let forwards = forward_part(given).map_err(no_evaluation)?;
     Ok(Some(Arc::new(forwards)))
 }
 
@@ -374,7 +413,10 @@ fn check_slices(slices: Slices, config: &PipelineConfig) -> Result<(), PipelineE
     } else {
         return Ok(());
     };
-    Err(PipelineError::Slices { slices, setting })
+    Err(PipelineError::Setup(format!(
+        "the program cuts microbatches into {slices} slices, which does not work with {setting}: leave that out, or use a \
+         schedule of whole microbatches, such as `1f1b`"
+    )))
 }
 
 /// Returns an error if metadata is given for stages that the program does not have.
@@ -382,11 +424,17 @@ pub(super) fn check_metadata(metadata: &Metadata, stages: u32) -> Result<(), Pip
     let expected = stages as usize - 1;
     match metadata {
         Metadata::Static { stages } if stages.len() != expected => {
-            Err(PipelineError::Metadata { found: stages.len(), expected })
+            let found = stages.len();
+            Err(PipelineError::Setup(format!(
+                "metadata is given for {found} boundaries, the program has {expected}: one before each stage but the first"
+            )))
         }
         Metadata::Partial { stages: known, .. } => {
             match known.keys().find(|stage| !(1..stages).contains(&stage.get())) {
-                Some(&stage) => Err(PipelineError::MetadataStage { stage, stages }),
+                Some(stage) => Err(PipelineError::Setup(format!(
+                    "metadata is given for the inputs of stage {stage}, and the program has {stages} stages: name stages \
+                     that follow another one"
+                ))),
                 None => Ok(()),
             }
         }

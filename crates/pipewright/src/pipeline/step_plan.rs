@@ -3,11 +3,13 @@
 
 use std::sync::Arc;
 
+use pipewright_schedule::words::counted;
+
 use super::error::PipelineError;
 use super::setup::Setup;
 use crate::batch::{
-    AgreedBatch, Batch, BatchTensors, InputGradientError, InputGradients, KeptOutputs, LossFactors, Purpose,
-    ReductionUnit, StepForm,
+    AgreedBatch, Batch, BatchTensors, InputGradients, KeptOutputs, LossFactors, Purpose, ReductionUnit,
+    StepForm,
 };
 use crate::executor::{StepInput, StepOrigin, StepVerification};
 use crate::ids::{Attempt, StepNumber, WorldRank};
@@ -48,12 +50,17 @@ impl CheckedBatch {
         check_count(setup, ranks, &batch, purpose)?;
         check_outputs(setup, batch.kept(), purpose)?;
         let input_gradients = match purpose {
-            Purpose::Evaluate if batch.wants_gradients() => return Err(InputGradientError::Evaluation.into()),
+            Purpose::Evaluate if batch.wants_gradients() => {
+                let reason = "the batch asks for gradients of its inputs, and an evaluation computes none: take a training step";
+                return Err(PipelineError::Batch(reason.to_owned()));
+            }
             Purpose::Evaluate => InputGradients::default(),
-            Purpose::Update { .. } | Purpose::Accumulate => batch.input_gradients()?,
+            Purpose::Update { .. } | Purpose::Accumulate => {
+                batch.input_gradients().map_err(|error| PipelineError::Batch(error.to_string()))?
+            }
         };
         let batch = if setup.config().targets_for_all { batch.with_targets_for_all() } else { batch };
-        let batch = batch.cut_into(setup.slices()).map_err(|source| PipelineError::Cut { source })?;
+        let batch = batch.cut_into(setup.slices()).map_err(PipelineError::slices)?;
         Ok(Self { batch, purpose, input_gradients })
     }
 
@@ -224,17 +231,19 @@ fn check_count(
     let ranks: Vec<_> = ranks.map(|rank| setup.mesh().coord(rank).rank).collect();
     let (inputs, targets) = batch.counts();
     let needs_targets = purpose != Purpose::Evaluate && ranks.contains(&last);
+    let differs = |what: &str, found: usize| {
+        let found = counted(found, "microbatch");
+        PipelineError::Batch(format!("{found} of {what}, the program has {expected}"))
+    };
     let counts = [("inputs", inputs, ranks.contains(&first)), ("targets", targets, needs_targets)];
     for (what, found, is_needed) in counts {
         if found != expected as usize && (is_needed || found > 0) {
-            return Err(PipelineError::Microbatches { what, found, expected });
+            return Err(differs(what, found));
         }
     }
     // A batch that has neither inputs nor targets has not compared its weights with a number of microbatches.
     match batch.weight_count() {
-        Some(found) if found != expected as usize => {
-            Err(PipelineError::Microbatches { what: "weights", found, expected })
-        }
+        Some(found) if found != expected as usize => Err(differs("weights", found)),
         _ => Ok(()),
     }
 }
@@ -243,11 +252,16 @@ fn check_count(
 fn check_outputs(setup: &Setup, kept: &KeptOutputs, purpose: Purpose) -> Result<(), PipelineError> {
     let stages = setup.program().placement().stages();
     if let Some(&stage) = kept.stages.iter().find(|stage| stage.get() >= stages) {
-        return Err(PipelineError::NoStage { stage, stages });
+        let stages = counted(stages, "stage");
+        return Err(PipelineError::Batch(format!(
+            "the outputs of stage {stage} are to be kept, and the program has {stages}: name stages that exist"
+        )));
     }
     let keeps = kept.last || !kept.stages.is_empty();
     if keeps && purpose != Purpose::Evaluate && !setup.slices().is_one() {
-        return Err(PipelineError::SliceOutputs);
+        let reason = "a training step whose schedule cuts microbatches into slices returns no outputs: do not ask for \
+                      outputs, or evaluate the batch";
+        return Err(PipelineError::Batch(reason.to_owned()));
     }
     Ok(())
 }

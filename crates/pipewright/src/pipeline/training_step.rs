@@ -298,7 +298,9 @@ impl Pipeline {
     /// Compares a batch with the other processes' batches, and gives it to the ranks.
     fn agree_and_send(&mut self, waiting: Waiting, condition: Condition) -> Result<Running, PipelineError> {
         if self.setup.program().is_forward_only() {
-            return Err(PipelineError::ForwardOnly);
+            let reason =
+                "the program is forward-only: call `eval`, or launch the pipeline with a program that trains";
+            return Err(PipelineError::Batch(reason.to_owned()));
         }
         let start = waiting.start;
         let batch = self.agreed(waiting)?;
@@ -378,7 +380,7 @@ impl Pipeline {
         let mut reports = reports.inspect_err(|_| self.ranks.return_to(plan.last_step()))?;
         // Fails only if no batch may follow before the end of this one, so nothing runs then.
         let gradients = input_gradients(&self.setup, &plan, &mut reports);
-        let gradients = gradients.map_err(|source| PipelineError::Cut { source })?;
+        let gradients = gradients.map_err(PipelineError::slices)?;
         let is_withdrawn = self.withdraw(is_interrupted(&reports));
         if let Some(waiting) = &mut self.waiting {
             waiting.common = reports.iter().find_map(|report| report.next_batch);

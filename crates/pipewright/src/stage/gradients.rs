@@ -153,8 +153,9 @@ impl GradientSums {
     /// When no parameter has the path, or the gradient is not one float tensor of its shape.
     pub(crate) fn add_by_path(&mut self, path: &str, gradient: Values) -> Result<(), StageError> {
         let Some(index) = self.table.paths().iter().position(|known| **known == *path) else {
-            let known = self.table.paths().first().cloned();
-            return Err(StageError::NoParameter { parameter: path.into(), known });
+            let known = self.table.paths().first();
+            let known = known.map(|known| format!("; its first one is `{known}`")).unwrap_or_default();
+            return Err(StageError::Mistake(format!("the stage has no parameter `{path}`{known}")));
         };
         let (parameter, expected) = (&self.table.paths()[index], &self.table.shapes()[index]);
         let fits = |value: &Value| value.kind() == ValueKind::Float && value.shape().to_vec() == *expected;
@@ -168,11 +169,11 @@ impl GradientSums {
                 let found = other.map_or_else(|values| values, Vec::from);
                 let found =
                     found.iter().map(|value| format!("{:?} {:?}", value.dtype(), value.shape().to_vec()));
-                Err(StageError::AddedGradient {
-                    parameter: parameter.clone(),
-                    expected: expected.clone(),
-                    found: found.collect::<Vec<_>>().join(", "),
-                })
+                Err(StageError::Mistake(format!(
+                    "the function added a gradient {} to the parameter `{parameter}`, which takes one float tensor of shape \
+                     {expected:?}",
+                    found.collect::<Vec<_>>().join(", ")
+                )))
             }
         }
     }
@@ -184,10 +185,14 @@ impl GradientSums {
     fn add_split(&mut self, SplitTask { layer, wanted, compute }: SplitTask) -> Result<(), StageError> {
         for (gradient, weight) in compute().into_iter().zip(wanted.iter()) {
             let Some(index) = weight.map(|weight| self.index_of(weight)) else { continue };
-            let (found, expected) = (gradient.shape().to_vec(), self.table.shapes()[index].clone());
-            if found != expected {
-                let parameter = self.table.paths()[index].clone();
-                return Err(StageError::WeightGradientShape { layer, parameter, expected, found });
+            let (found, expected) = (gradient.shape().to_vec(), &self.table.shapes()[index]);
+            if found != *expected {
+                let path = &self.table.paths()[index];
+                return Err(StageError::Mistake(format!(
+                    "the layer `{layer}` returned a gradient of shape {found:?} for its parameter `{path}` of shape \
+                     {expected:?}: `SplitBackward::backward_weights` returns the gradients in the order and the shapes of \
+                     the weights"
+                )));
             }
             self.add_at(index, gradient.into_dispatch());
         }

@@ -299,10 +299,17 @@ impl<M: StageBody> Moved<M> {
         // compute (`executor/turns.rs`).
         let module = module.fork(&device);
         if let Some(layer) = precision.half().and_then(|_| running_statistics_of(&module)) {
-            return Err(StageError::RunningStatistics { layer: layer.into(), precision });
+            return Err(StageError::Mistake(format!(
+                "the layer `{layer}` keeps running statistics, which are not updated in {precision}: use the precision f32, or \
+                 a normalisation without running statistics"
+            )));
         }
         if !precision.is_computed_on(&device) {
-            return Err(StageError::Precision { device: format!("{:?}", device.inner()).into(), precision });
+            return Err(StageError::Mistake(format!(
+                "the device {:?} does not compute in {precision}: use another device, or the precision f32 (run.precision, \
+                 `PipelineConfig::precision`)",
+                device.inner()
+            )));
         }
         Ok(Self { module, device, precision })
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use burn::tensor::Tensor;
 use pipewright_schedule::Microbatch;
+use pipewright_schedule::words::counted;
 
 use super::error::StageError;
 use super::forwarded::{Fingerprint, Forwarded};
@@ -234,7 +235,10 @@ impl ForwardState {
     pub(super) fn finish(self) -> Result<(Forwarded, InFlight), StageError> {
         let (found, expected) = (self.values.len(), self.returned);
         if found != expected {
-            return Err(StageError::OutputCount { found, expected });
+            return Err(StageError::Mistake(format!(
+                "the function left {}, and the stage returned {expected}: replace outputs one by one",
+                counted(found, "output")
+            )));
         }
         let forwarded =
             Forwarded { outputs: self.values, loss: self.loss, auxiliary: self.auxiliary, loads: self.loads };
@@ -319,7 +323,10 @@ impl BackwardState {
     pub(crate) fn into_input_gradients(self) -> Result<InputGradients, StageError> {
         let (found, expected) = (self.gradients.len(), self.returned);
         if found != expected {
-            return Err(StageError::GradientsLeft { found, expected });
+            return Err(StageError::Mistake(format!(
+                "the function left {}, and the backward returned {expected}: replace gradients one by one",
+                counted(found, "gradient")
+            )));
         }
         Ok(InputGradients { gradients: self.gradients, recomputed: self.recomputed })
     }

@@ -51,8 +51,8 @@ mod training;
 mod prepare;
 
 pub(crate) use body::{NO_SKIPS, Skip, Skips, StageBody};
+pub use error::StageError;
 pub(crate) use error::in_layer;
-pub use error::{ElementTypeError, StageError};
 pub(crate) use forwarded::Forwarded;
 pub(crate) use microbatch::{BackwardState, ForwardState, ForwardTask, InputGradients};
 pub(crate) use module::{Auxiliary, ExpertLoad};

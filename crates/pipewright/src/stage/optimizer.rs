@@ -62,7 +62,12 @@ impl StageOptimizer {
         if let Some(old) = &old.optimizer
             && let Some(optimizer) = self.optimizer.take()
         {
-            self.optimizer = Some(with_state_of(optimizer, old, kept).map_err(StageError::OptimizerState)?);
+            let carried = with_state_of(optimizer, old, kept).map_err(|reason| {
+                StageError::Mistake(format!(
+                    "the optimizer's state cannot be carried over to the changed module: {reason}"
+                ))
+            });
+            self.optimizer = Some(carried?);
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use burn::module::ParamId;
 use burn::tensor::DType;
+use pipewright_schedule::words::counted;
 
 use super::body::StageBody;
 use super::error::StageError;
@@ -66,8 +67,11 @@ impl ParameterTable {
         let twice =
             |(index, parameter): (usize, &NamedTensor)| Some((indices.insert(parameter.id, index)?, index));
         if let Some((first, second)) = floats.iter().enumerate().filter_map(twice).last() {
-            let (first, second) = (paths[first].clone(), paths[second].clone());
-            return Err(StageError::DuplicateParameter { first, second });
+            return Err(StageError::Mistake(format!(
+                "`{}` and `{}` are one parameter at two places of the stage: give each place a parameter of its own, and the \
+                 same path and `shared_parameters` if they are to stay equal",
+                paths[first], paths[second]
+            )));
         }
         let placements: Vec<_> = floats.iter().map(|parameter| module.placement(&parameter.local)).collect();
         let mut table = Self {
@@ -93,7 +97,12 @@ impl ParameterTable {
         let is_expert = |index: &usize| table.is_on_one_replica(*index);
         let is_double = |index: &usize| floats[*index].value.dtype() == DType::F64;
         if let Some(index) = (0..floats.len()).filter(is_expert).find(is_double) {
-            return Err(StageError::DoublePrecisionExpert { parameter: table.paths[index].clone() });
+            return Err(StageError::Mistake(format!(
+                "the expert parameter `{}` has double precision, and replicas that hold experts together \
+                 (`expert_parallel`) exchange rows of at most single precision: make it a parameter of single precision, or \
+                 set `expert_parallel` to 1",
+                table.paths[index]
+            )));
         }
         let is_statistic = |index: usize| !floats[index].is_trained && !table.is_on_one_replica(index);
         table.has_statistics = (0..floats.len()).any(is_statistic);
@@ -110,8 +119,12 @@ impl ParameterTable {
                 Some(index) => index < shards && tensor_ranks == 1,
             };
             if !fits || (shards > 1 && dimension >= shape.len()) {
-                let (parameter, shape) = (path.clone(), shape.clone());
-                return Err(StageError::Placement { parameter, shape, dimension, shards, tensor_ranks });
+                let (shards, ranks) = (counted(shards, "shard"), counted(tensor_ranks, "tensor rank"));
+                return Err(StageError::Mistake(format!(
+                    "the parameter `{path}` of shape {shape:?} is cut into {shards} along dimension {dimension} for {ranks}: \
+                     the number of shards must divide the number of ranks, a layer's own shard must be one of them and needs \
+                     a single rank, and the dimension must exist (`StageModule::placement`)"
+                )));
             }
         }
         Ok(())

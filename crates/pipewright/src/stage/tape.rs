@@ -139,7 +139,10 @@ pub(super) fn split_auxiliary(
 pub(super) fn check_scalar(loss: &Tensor<1>, what: impl Fn() -> String) -> Result<(), StageError> {
     match loss.dims() {
         [1] => Ok(()),
-        [elements] => Err(StageError::LossShape { what: what(), elements }),
+        [elements] => Err(StageError::Mistake(format!(
+            "{} has {elements} elements; a loss is one number, the mean over the microbatch (shape [1])",
+            what()
+        ))),
     }
 }
 

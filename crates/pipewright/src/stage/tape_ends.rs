@@ -2,6 +2,7 @@
 //! come back.
 
 use burn::tensor::{DType, Device, Tensor};
+use pipewright_schedule::words::counted;
 
 use super::error::StageError;
 use crate::autodiff::{Caught, GradientSlot, catch, gradient_root, inner_of};
@@ -92,7 +93,8 @@ pub(super) fn fill_roots(
     gradients: OptionalTensors,
 ) -> Result<Option<Tensor<1>>, StageError> {
     if roots.len() != gradients.len() {
-        return Err(StageError::GradientCount { outputs: roots.len(), gradients: gradients.len() });
+        let (gradients, outputs) = (counted(gradients.len(), "gradient"), counted(roots.len(), "output"));
+        return Err(StageError::Mistake(format!("{gradients} arrived for {outputs}")));
     }
     let mut joined: Option<Tensor<1>> = None;
     for (index, (output, gradient)) in roots.into_iter().zip(gradients).enumerate() {
@@ -100,11 +102,17 @@ pub(super) fn fill_roots(
         let (Some((root, slot)), Some(gradient)) = (output.root, gradient) else { continue };
         let shape = gradient.shape().to_vec();
         if shape != output.shape {
-            return Err(StageError::GradientShape { index, output: output.shape, gradient: shape });
+            return Err(StageError::Mistake(format!(
+                "the gradient of output {index} has shape {shape:?}, the output had {:?}",
+                output.shape
+            )));
         }
         if gradient.dtype() != output.dtype {
-            let (output, gradient) = (output.dtype, gradient.dtype());
-            return Err(StageError::GradientType { index, output, gradient });
+            return Err(StageError::Mistake(format!(
+                "the gradient of output {index} has the type {:?}, the output had {:?}",
+                gradient.dtype(),
+                output.dtype
+            )));
         }
         slot.fill(gradient);
         joined = Some(match joined {

@@ -100,7 +100,8 @@ impl<M: StageBody> TrainingStage<M> {
     pub(super) fn new(parts: StageParts<M>, settings: StageSettings) -> Result<Self, StageError> {
         let StageParts { body, loss, loss_takes_half, prefixes, weight_runner, is_base } = parts;
         if settings.must_have_loss && loss.is_none() {
-            return Err(StageError::NoLoss);
+            let mistake = "it is the last one and has no loss: make it with `Stage::with_loss`";
+            return Err(StageError::Mistake(mistake.to_owned()));
         }
         let trained = Trained::new(body, &prefixes, &settings, HashSet::new())?;
         let Trained { module, table, sums, optimizer } = trained;
@@ -152,7 +153,10 @@ impl<M: StageBody> TrainingStage<M> {
             has_gradient && !module.frozen().contains(&parameter.id) && !self.is_base(path)
         });
         match trained.next() {
-            Some((_, (_, path))) => Err(StageError::NoBackward { parameter: path.clone() }),
+            Some((_, (_, path))) => Err(StageError::Mistake(format!(
+                "the parameter `{path}` is trained, and the program computes no weight gradients of its stage: freeze it, or \
+                 make a program in which the stage is trained (`TrainedStages`)"
+            ))),
             None => Ok(()),
         }
     }
@@ -223,7 +227,10 @@ impl<M: StageBody> Trained<M> {
         if !slices.is_one()
             && let Some(reason) = moved.module.refuses_slices()
         {
-            return Err(StageError::Slices { slices: *slices, reason });
+            return Err(StageError::Mistake(format!(
+                "its module cannot run microbatches in {slices} slices: {reason}; use a schedule of whole microbatches, such \
+                 as `1f1b`"
+            )));
         }
         let optimizer = StageOptimizer::new(settings, &moved.module, &table)?;
         let module = HeldModule::new(moved, table.clone(), frozen, *row_shards);

@@ -79,7 +79,12 @@ fn append(
     let mut texts = texts.iter_mut();
     for output in outputs {
         let logits: Tensor<3> = unpack(output.into_iter().take(1).collect())
-            .map_err(|source| PipelineError::NoLogits { source })?;
+            .map_err(|reason| {
+                PipelineError::Batch(format!(
+                    "texts cannot be continued, because the model does not return logits of [rows, tokens, vocabulary]: \
+                     {reason}"
+                ))
+            })?;
         let [rows, _, vocabulary] = logits.dims();
         for (row, text) in (0..rows).zip(texts.by_ref()).filter(|(_, text)| !text.is_ended) {
             let at = text.tokens.len() - 1;
@@ -124,6 +129,7 @@ mod tests {
     fn outputs_that_are_not_logits_are_refused() {
         let flat = Tensor::<2>::zeros([1, 3], &Device::flex());
         let outcome = append(&mut texts(), vec![pack(flat), row(2)], 4, &[]);
-        assert!(matches!(outcome, Err(PipelineError::NoLogits { .. })), "{outcome:?}");
+        let error = outcome.expect_err("there are no logits").to_string();
+        assert!(error.starts_with("texts cannot be continued"), "{error}");
     }
 }

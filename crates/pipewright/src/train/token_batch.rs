@@ -4,7 +4,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::batch::{Batch, SplitError};
 use crate::nn::IGNORED_TARGET;
-use crate::pipeline::{PipelineError, split_whole};
+use crate::pipeline::{PipelineError, split_whole, unsplit};
 use pipewright_data::{SideTensor, TokenBatch, VALID_TOKENS};
 use pipewright_schedule::Slices;
 
@@ -27,12 +27,9 @@ pub(super) fn split(
     let tensor = |ids| Tensor::<2, Int>::from_data(TensorData::new::<i32, _>(ids, shape), &device);
     let mut step = split_whole(tensor(batch.inputs), tensor(batch.targets), microbatches)?;
     if ignores {
-        step = step
-            .ignoring(IGNORED_TARGET)
-            .map_err(|source| PipelineError::Split { what: "targets", source })?;
+        step = step.ignoring(IGNORED_TARGET).map_err(|error| unsplit("targets", error))?;
     }
-    with_side(step, batch.side, &device)
-        .map_err(|source| PipelineError::Split { what: "side inputs", source })
+    with_side(step, batch.side, &device).map_err(|error| unsplit("side inputs", error))
 }
 
 /// Adds the side inputs of a batch, each split as its rows are.

@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use burn::tensor::Tensor;
-use pipewright::graph::GraphError;
+use pipewright::graph::{Graph, GraphError};
 use pipewright::mesh::DataParallelMode;
 use pipewright::pipeline::{BuildError, Layers, Pipeline, PipelineBuilder, PipelineError};
 use pipewright_schedule::csv::parse_schedule;
@@ -18,10 +18,10 @@ fn complete() -> PipelineBuilder {
     Pipeline::builder(Layers::new(LAYERS, seeded_block)).ranks(2).loss(loss).optimizer(optimizer())
 }
 
-fn check(builder: PipelineBuilder, is_expected: impl Fn(&BuildError) -> bool, message: &str) {
+fn check(builder: PipelineBuilder, message: &str) {
     let error = builder.launch().map(drop).expect_err(message);
-    assert!(is_expected(&error), "{error:?}");
-    assert!(error.to_string().contains(message), "{error}");
+    let is_setting = matches!(error, BuildError::Settings(_) | BuildError::Launch(PipelineError::Setup(_)));
+    assert!(is_setting && error.to_string().contains(message), "{error}");
 }
 
 /// Checks the cause of an error that comes from another module.
@@ -39,12 +39,9 @@ fn sizes_that_do_not_exist() {
     check_source::<GenerateError>(complete().stages_per_rank(2), "`1f1b` runs 1 stage on each rank");
     check_source::<PartitionError>(complete().ranks(9), "8 layers cannot fill 9 stages");
     check_source::<PartitionError>(complete().boundaries([9]), "boundary 9 is above the last of 8 layers");
-    check(complete().data_parallel(0), |error| matches!(error, BuildError::NoReplicas), "0 replicas");
+    check(complete().data_parallel(0), "0 replicas");
     let groups = complete().data_parallel(2).data_parallel_mode(DataParallelMode::Hybrid { shards: 3 });
-    let is_uneven = |error: &BuildError| {
-        matches!(error, BuildError::Launch(PipelineError::Shards { replicas: 2, shards: 3 }))
-    };
-    check(groups, is_uneven, "2 replicas cannot form groups of 3");
+    check(groups, "2 replicas cannot form groups of 3");
 }
 
 #[test]
@@ -55,13 +52,11 @@ fn an_unknown_schedule_is_offered_the_nearest() {
 #[test]
 fn microbatches_that_do_not_divide() {
     let replicas = complete().data_parallel(2).microbatches(7);
-    let is_uneven =
-        |error: &BuildError| matches!(error, BuildError::Microbatches { microbatches: 7, replicas: 2, .. });
-    check(replicas, is_uneven, "use 6 or 8");
+    check(replicas, "7 microbatches cannot be shared equally by 2 replicas: use 6 or 8");
     let mut pipeline = complete().microbatches(4).launch().expect("it starts");
     let rows = || batch(0, 3);
     let error = pipeline.step(rows(), rows(), 1e-2).expect_err("9 rows are not 4 microbatches");
-    assert!(matches!(error, PipelineError::Split { .. }), "{error:?}");
+    assert!(matches!(error, PipelineError::Batch(_)), "{error:?}");
     assert!(error.to_string().contains("9 rows do not divide into 4 microbatches"), "{error}");
 }
 
@@ -69,9 +64,9 @@ fn microbatches_that_do_not_divide() {
 fn what_training_needs() {
     let layers = || Layers::new(LAYERS, seeded_block);
     let no_loss = Pipeline::builder(layers()).optimizer(optimizer());
-    check(no_loss, |error| matches!(error, BuildError::NoLoss), "give one with `loss`");
+    check(no_loss, "there is no loss: give one with `loss`");
     let no_optimizer = Pipeline::builder(layers()).loss(loss);
-    check(no_optimizer, |error| matches!(error, BuildError::NoOptimizer), "give one with `optimizer`");
+    check(no_optimizer, "there is no optimizer: give one with `optimizer`");
     let mut evaluates =
         Pipeline::builder(layers()).schedule("forwardonly").launch().expect("it needs neither");
     let outputs = evaluates.eval(batch(0, 2), None::<Tensor<2>>).expect("an evaluation").outputs;
@@ -81,20 +76,24 @@ fn what_training_needs() {
 #[test]
 fn models_that_cannot_be_cut() {
     let no_layers = Pipeline::builder(Vec::<Block>::new()).loss(loss).optimizer(optimizer());
-    check(no_layers, |error| matches!(error, BuildError::NoLayers), "no layers");
+    check(no_layers, "no layers");
     let weights = Pipeline::builder(Layers::new(LAYERS, seeded_block).with_weights([1, 2]));
-    let is_short = |error: &BuildError| matches!(error, BuildError::Weights { weights: 2, layers: LAYERS });
-    check(weights.loss(loss).optimizer(optimizer()), is_short, "2 weights are given for 8 layers");
+    check(weights.loss(loss).optimizer(optimizer()), "2 weights are given for 8 layers");
 }
 
 #[test]
 fn a_schedule_of_ones_own_has_its_own_size() {
     let own = || parse_schedule("0F0,0F1,0B0,0B1\n,1F0,1B0,1F1,1B1\n").expect("a schedule");
-    let is = |what: &'static str, asked: u32, found: u32| move |error: &BuildError| matches!(error, BuildError::Size { what: w, asked: a, found: f } if (*w, *a, *f) == (what, asked, found));
     let builder = || Pipeline::builder(Layers::new(LAYERS, seeded_block)).loss(loss).optimizer(optimizer());
-    check(builder().schedule(own()).ranks(3), is("ranks", 3, 2), "leave `ranks` out");
-    check(builder().schedule(own()).microbatches(3), is("microbatches", 3, 2), "leave `microbatches` out");
-    check(builder().schedule(own()).stages_per_rank(2), is("stages_per_rank", 2, 1), "`stages_per_rank`");
+    check(
+        builder().schedule(own()).ranks(3),
+        "has 2 ranks, and the builder was asked for 3: leave `ranks` out",
+    );
+    check(builder().schedule(own()).microbatches(3), "has 2 microbatches, and the builder was asked for 3");
+    check(
+        builder().schedule(own()).stages_per_rank(2),
+        "has 1 stages_per_rank, and the builder was asked for 2",
+    );
     builder().schedule(own()).ranks(2).microbatches(2).launch().expect("it agrees");
 }
 
@@ -120,9 +119,7 @@ fn a_program_that_cannot_run_on_several_ranks() {
         communicate: None::<Messages>,
         offload: None,
     };
-    let is_not_lowered =
-        |error: &BuildError| matches!(error, BuildError::Launch(PipelineError::NotLowered { .. }));
-    check(complete().lower(passes), is_not_lowered, "without communication");
+    check(complete().lower(passes), "without communication");
 }
 
 #[test]
@@ -132,8 +129,9 @@ fn a_layer_that_cannot_be_made_is_named() {
         _ => Ok(seeded_block(place)),
     };
     let builder = Pipeline::builder(Layers::try_new(LAYERS, make)).ranks(2).loss(loss).optimizer(optimizer());
-    let is_launch = |error: &BuildError| matches!(error, BuildError::Launch(PipelineError::Step(_)));
-    check(builder, is_launch, "layer 5: no such file: layer5.bin");
+    let error = builder.launch().map(drop).expect_err("layer 5 cannot be made");
+    assert!(matches!(error, BuildError::Launch(PipelineError::Step(_))), "{error:?}");
+    assert!(error.to_string().contains("layer 5: no such file: layer5.bin"), "{error}");
 }
 
 #[test]
@@ -151,7 +149,8 @@ fn layers_that_do_not_fit_each_other_are_named() {
 /// A builder cuts graphs to fit, so no model causes this error.
 #[test]
 fn a_graph_error_keeps_its_cause() {
-    let graph = BuildError::Graph(GraphError::Stages { graph: 1, placement: 2 });
+    let error = Graph::<()>::builder().build().map(drop).expect_err("it has no output");
+    let graph = BuildError::Graph(error);
     let source = graph.source().expect("it has a cause");
     assert!(source.is::<GraphError>(), "{source:?}");
 }

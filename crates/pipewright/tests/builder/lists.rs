@@ -104,7 +104,7 @@ fn a_layer_of_a_list_is_found_by_its_type() {
 #[track_caller]
 fn refused(list: LayerList, expected: &str) {
     let error = builder(list).launch().map(drop).expect_err("the types do not fit");
-    assert!(matches!(error, BuildError::Neighbours { .. } | BuildError::LossType { .. }), "{error}");
+    assert!(matches!(error, BuildError::Settings(_)), "{error}");
     assert!(error.to_string().contains(expected), "{error}");
 }
 

@@ -143,7 +143,10 @@ fn the_optimizer_and_the_clip_norm_update() {
     let configured = builder().config(config).optimizer(SgdConfig::new().init());
     assert_eq!(run(configured).1, run(builder().clip_norm(norm)).1, "a whole configuration says the same");
     let replaced = builder().config(PipelineConfig::default()).launch().map(drop);
-    assert!(matches!(replaced, Err(BuildError::NoOptimizer)), "{replaced:?}");
+    assert!(
+        matches!(&replaced, Err(BuildError::Settings(reason)) if reason.contains("no optimizer")),
+        "{replaced:?}"
+    );
 }
 
 /// A layer that waits, and records the number of threads with which it computes.
@@ -214,11 +217,11 @@ fn replicas_share_a_step_and_shards_change_no_bit() {
 #[test]
 fn metadata_and_world_reach_the_ranks() {
     let described = builder().metadata(Metadata::Static { stages: Vec::new() }).launch().map(drop);
-    let refused = |error: &BuildError| matches!(error, BuildError::Launch(PipelineError::Metadata { .. }));
-    assert!(described.as_ref().is_err_and(refused), "{described:?}");
+    let described = described.expect_err("no boundary is described").to_string();
+    assert!(described.contains("metadata is given for 0 boundaries"), "{described}");
     let larger = builder().world(World::local(3)).launch().map(drop);
-    let refused = |error: &BuildError| matches!(error, BuildError::Launch(PipelineError::WorldSize { .. }));
-    assert!(larger.as_ref().is_err_and(refused), "{larger:?}");
+    let larger = larger.expect_err("a rank too many").to_string();
+    assert!(larger.contains("the transport has 3 ranks"), "{larger}");
     assert_eq!(run(builder().world(World::local(2))), run(builder()));
 }
 

@@ -127,7 +127,7 @@ fn an_error_at_any_action_is_reported_and_the_next_step_is_clean() {
         check_faults(
             schedule,
             |place| Arc::new(LeavesOut { place, seen: AtomicUsize::new(0) }),
-            |cause, at| matches!(cause, Cause::LeftOut { action } if *action == at),
+            |cause, at| cause.to_string().starts_with(&format!("the hook did not run {at}: ")),
         );
     }
 }

@@ -176,7 +176,7 @@ fn optimizers_that_cannot_be_sharded_are_refused() {
     let lowered = lower(&generate("1f1b", &spec).expect("a schedule"), &LowerConfig::from(Level::Comms));
     let never = validate(lowered.expect("it lowers"), Level::Comms).expect("it is sound");
     let error = refusal(never, &config_of(2, Sharded));
-    assert!(matches!(error, PipelineError::NeverGathers { level: Level::Comms }), "{error}");
+    assert!(error.to_string().contains("a program at level `comms` never gathers them"), "{error}");
     // The optimizer of a single parameter group is enough.
     let matrices = ParamGroup::from_predicate("weight");
     let optimizer = support::optimizer().with_group(matrices, MuonConfig::new().build(), None);

@@ -19,7 +19,7 @@ mod verification;
 use burn::module::ParamGroup;
 use burn::optim::MuonConfig;
 use pipewright::mesh::DataParallelMode;
-use pipewright::pipeline::{PipelineConfig, PipelineError, SeededPipeline};
+use pipewright::pipeline::{PipelineConfig, SeededPipeline};
 use pipewright_schedule::generate::catalogue;
 
 use crate::support::{self, batch, program, stage};
@@ -109,7 +109,7 @@ fn a_pipeline_on_one_thread_refuses_tensor_ranks() {
     let config = config_of(sizes(1, 1, 2));
     let outcome = SeededPipeline::new(program("1f1b", 1, 2), &config, 0, |index| stage(index, 1));
     let error = outcome.err().expect("the ranks would wait for each other");
-    assert!(matches!(error, PipelineError::SeededTensorRanks { tensor_ranks: 2 }), "{error}");
+    assert!(error.to_string().contains("and 2 tensor ranks need one each"), "{error}");
 }
 
 #[test]

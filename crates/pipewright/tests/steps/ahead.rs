@@ -210,7 +210,7 @@ fn a_batch_that_cannot_be_used_is_an_error_of_its_own_results() {
     let wrong: Tensor<2> = batch(1, 3);
     let refused = |pipeline: &mut Pipeline| {
         let error = pipeline.finish().expect_err("it has three microbatches");
-        assert!(matches!(error, PipelineError::Microbatches { .. }), "{error}");
+        assert!(error.to_string().starts_with("3 microbatches of inputs"), "{error}");
         assert!(!pipeline.has_begun());
     };
     let begin_wrong = |pipeline: &mut Pipeline| {
@@ -244,7 +244,7 @@ fn a_batch_that_does_not_fit_the_gradients_that_wait_leaves_the_one_that_runs() 
     pipeline.begin(numbered(1, &config()).summed(), RATE).expect("one has begun");
     assert_eq!(pipeline.finish().expect("a batch").step.get(), 1);
     let error = pipeline.finish().expect_err("its losses are added");
-    assert!(matches!(error, PipelineError::MixedReductions), "{error}");
+    assert!(error.to_string().contains("reduce their losses in different ways"), "{error}");
 }
 
 /// Gradients of inputs may not fit together, so the next batch waits for the results.

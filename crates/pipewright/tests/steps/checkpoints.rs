@@ -173,7 +173,7 @@ fn the_best_checkpoint_is_kept_and_linked() {
     folder.set_best(Some(5)).expect("a link");
     assert_eq!(best().expect("there is one"), 5);
     folder.set_best(Some(3)).expect("no link, for it is gone");
-    assert!(matches!(best(), Err(CheckpointError::NoManifest { .. })));
+    assert!(best().expect_err("it is gone").to_string().contains("the manifest is missing"));
     folder.set_best(None).expect("no link");
     assert_eq!(CheckpointFolder::newest(scratch.path()).expect("a checkpoint").step(), 5);
 }
@@ -252,7 +252,6 @@ fn a_process_that_does_not_write_its_part_is_named() {
     let mut owner = CheckpointWriter::start(folder, 1, 4, Duration::from_millis(200)).expect("a thread");
     let state = state(&mut pipeline, 0);
     let error = owner.save(state).and_then(|_| owner.wait()).expect_err("ranks 2 and 3 are nowhere");
-    assert!(matches!(error, CheckpointError::SilentRanks { .. }), "{error}");
     assert!(error.to_string().contains("ranks [2, 3]"), "{error}");
     assert_eq!(CheckpointFolder::list(scratch.path()).expect("a folder"), []);
 }

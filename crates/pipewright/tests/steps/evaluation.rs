@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use pipewright::mesh::DataParallelMode::{Replicated, Sharded};
-use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, PipelineConfig, PipelineError};
+use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, PipelineConfig};
 use pipewright::tensor::unpack;
 use pipewright::transport::World;
 use pipewright_schedule::csv::parse_schedule;
@@ -137,5 +137,5 @@ fn a_configuration_may_have_a_program_of_evaluations() {
     let mut pipeline = launch(program("gpipe", 2, 2)).expect("it starts");
     assert_eq!(pipeline.eval(batch(0, 4), Some(batch(1, 4))).expect("an evaluation").losses.len(), 2);
     let refused = launch(program("1f1b", 4, 4)).err().expect("it has four ranks");
-    assert!(matches!(refused, PipelineError::EvaluationPlacement), "{refused}");
+    assert!(refused.to_string().contains("places its stages on other ranks"), "{refused}");
 }

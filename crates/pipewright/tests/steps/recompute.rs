@@ -8,12 +8,11 @@ use burn::module::{Module, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData, activation};
 use pipewright::batch::Batch;
-use pipewright::failure::Cause;
 use pipewright::mesh::DataParallelMode;
 use pipewright::nn::{Dropout, Linear};
 use pipewright::offload::OffloadTo;
 use pipewright::pipeline::{Layers, Pipeline, PipelineConfig, PipelineError, StepSummary};
-use pipewright::stage::{Stage, StageContext, StageError, StageModule};
+use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::{BoundaryError, Values, pack, unpack};
 use pipewright::transport::World;
 use pipewright_schedule::generate::catalogue;
@@ -256,7 +255,6 @@ fn a_stage_that_does_not_exist_is_refused() {
     let program = program("1f1b", 2, 4);
     let launched = Pipeline::launch(program, World::local(2), &config, |index| support::stage(index, 2));
     let Err(error) = launched else { panic!("there are two stages") };
-    assert!(matches!(error, PipelineError::RecomputedStage { .. }), "{error}");
     assert!(
         error.to_string().contains("stage 2 is to be recomputed, and the program has 2 stages"),
         "{error}"
@@ -316,7 +314,7 @@ fn a_forward_that_changes_is_refused() {
         Pipeline::launch(program("1f1b", 2, 2), World::local(2), &config, make).expect("it starts");
     let error = pipeline.step(batch(0, 2), batch(1, 2), 1e-2).expect_err("the outputs differ");
     let PipelineError::Step(error) = &error else { panic!("{error}") };
-    assert!(matches!(error.cause, Cause::Stage(StageError::RecomputedOutput { index: 1 })), "{error}");
+    assert!(error.cause.to_string().starts_with("output 1 of a forward needs a gradient"), "{error}");
 }
 
 /// A layer of Burn's own operations, on a given device.

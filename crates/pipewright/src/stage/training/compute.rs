@@ -8,7 +8,7 @@ use pipewright_schedule::Microbatch;
 use super::TrainingStage;
 use crate::nn::Deferred;
 use crate::stage::body::{Skips, StageBody};
-use crate::stage::error::{ElementTypeError, StageError};
+use crate::stage::error::StageError;
 use crate::stage::forwarded::Forwarded;
 use crate::stage::microbatch::{BackwardState, ForwardState, InFlight};
 use crate::stage::runner::{BatchPart, StageCompute, StageParameters};
@@ -32,12 +32,15 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
                 (Err(_), BatchPart::Target) => return Ok(value),
                 (Err(lossy), BatchPart::Input) => lossy,
             };
-            let value = match lossy {
-                Lossy::Digits => None,
-                Lossy::Value(value) => Some(value),
+            let advice = match lossy {
+                Lossy::Digits => format!(
+                    "a conversion would lose digits, so make it yourself with `cast(DType::{expected:?})`"
+                ),
+                Lossy::Value(value) => format!("the value {value} does not fit into it"),
             };
-            let what = format!("input {index}");
-            Err(StageError::ElementType(Box::new(ElementTypeError { what, found, expected, value })))
+            Err(StageError::Mistake(format!(
+                "input {index} has elements of type {found:?}, and the stage computes with {expected:?}: {advice}"
+            )))
         };
         values.into_iter().enumerate().map(admit).collect()
     }

@@ -192,7 +192,9 @@ impl<M: StageBody> TrainingStage<M> {
         context: &StageContext,
     ) -> Result<Option<Tensor<1>>, StageError> {
         let Some(loss) = &self.loss else { return Ok(None) };
-        let target = target.ok_or(StageError::NoTarget)?;
+        let target = target.ok_or_else(|| {
+            StageError::Mistake("the stage ends in a loss, and the step has no targets for it".to_owned())
+        })?;
         let output = unpack(output).map_err(StageError::Input)?;
         let loss = context.run_layer("the loss", || loss(output, target, context))??;
         check_scalar(&loss, || "the loss".to_owned())?;

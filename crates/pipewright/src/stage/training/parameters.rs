@@ -154,12 +154,18 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
             let (path, shape) = (self.table.paths()[index].clone(), sum.shape().to_vec());
             let mut gradient = ParameterGradient::new(stage, &path, sum.clone().scaled(factor));
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| hook.change(&mut gradient))) {
-                return Err(StageError::HookPanicked { parameter: path, message: panic_message(&*panic) });
+                let message = panic_message(&*panic);
+                return Err(StageError::Mistake(format!(
+                    "the gradient hook panicked at `{path}`: {message}"
+                )));
             }
             let Some(changed) = gradient.changed() else { continue };
-            let (found, expected) = (changed.shape().to_vec(), shape.iter().product());
+            let (found, expected) = (changed.shape().to_vec(), shape.iter().product::<usize>());
             if found != [expected] {
-                return Err(StageError::HookShape { parameter: path, expected, found });
+                return Err(StageError::Mistake(format!(
+                    "the gradient hook returned a tensor of shape {found:?} for the {expected} elements of the gradient of \
+                     `{path}`: return as many elements as it got, in one dimension"
+                )));
             }
             let changed = not_finite_where(sum.reshaped(&[expected]), changed);
             self.sums.set(index, Some(changed.reshaped(&shape).scaled(factor.recip())));

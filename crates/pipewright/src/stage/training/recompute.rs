@@ -98,7 +98,11 @@ impl<M: StageBody> TrainingStage<M> {
         let marks = self.pattern.get(&key).into_iter().flatten();
         let mut outputs = forwarded.outputs.iter().zip(marks);
         match outputs.position(|(value, mark)| value.requires_grad() && !mark) {
-            Some(index) => Err(StageError::RecomputedOutput { index }),
+            Some(index) => Err(StageError::Mistake(format!(
+                "output {index} of a forward needs a gradient when the forward is computed again, and needed none the first \
+                 time: `forward` must depend only on the module, its input and its context; random numbers come from \
+                 `StageContext::random`"
+            ))),
             None if Fingerprint::of(&forwarded) != *first => {
                 // A layer may have begun to draw after its first forward.
                 self.draws.forget();

@@ -24,86 +24,8 @@ pub(super) enum Way {
 
 /// Why an MPI call failed.
 #[derive(Clone, thiserror::Error)]
-pub enum MpiError {
-    /// The process has joined MPI before; it can join only once.
-    #[error(
-        "this process has joined MPI before: MPI allows that once a process; keep the `Mpi` that joined, which has further \
-         worlds"
-    )]
-    Again,
-    /// The process has a world, and asks for another one.
-    #[error(
-        "this process has a world of MPI already, and has one at a time: drop the pipeline or the world that uses it first"
-    )]
-    InUse,
-    /// A list of processes is not a world.
-    #[error("the processes {members:?} are not a world: {problem}")]
-    Members {
-        /// The list.
-        members: Vec<u32>,
-        /// The fault, and how to correct it.
-        problem: String,
-    },
-    /// Some processes of a world did not ask for it.
-    #[error(
-        "the processes {members:?} have not all asked for this world within {:.1} s: each of them must ask for it, with the \
-         same list",
-        .waited.as_secs_f64()
-    )]
-    Absent {
-        /// The processes of the world.
-        members: Vec<u32>,
-        /// The deadline.
-        waited: std::time::Duration,
-    },
-    /// The library does not support calls from a thread other than the main thread.
-    #[error(
-        "this MPI library gives thread level {found}, the transport needs MPI_THREAD_FUNNELED ({needed})"
-    )]
-    Threads {
-        /// The supported level.
-        found: i32,
-        /// The required level.
-        needed: i32,
-    },
-    /// A function returned an error.
-    #[error("{function} failed: {message}")]
-    Call {
-        /// The function.
-        function: &'static str,
-        /// MPI's message.
-        message: String,
-    },
-    /// A message is longer than the receive that was posted for it.
-    #[error(
-        "rank {from} sent a message that is longer than the {posted} bytes that rank {to} has announced to it: the ranks run \
-         different versions of the program"
-    )]
-    Longer {
-        /// The sender.
-        from: WorldRank,
-        /// The receiver.
-        to: WorldRank,
-        /// The size of the receive in bytes.
-        posted: usize,
-    },
-    /// The first process did not answer when this process measured its clock.
-    #[error(
-        "rank 0 did not answer within {:.1} s when this process compared its clock with rank 0's clock: it may still be \
-         starting, or it has ended",
-        .waited.as_secs_f64()
-    )]
-    Clock {
-        /// The deadline.
-        waited: std::time::Duration,
-    },
-    /// The MPI thread cannot be started, or ended before it had joined.
-    #[error("the thread that calls MPI cannot run: {message}")]
-    Thread {
-        /// The cause.
-        message: String,
-    },
-}
+#[error("{0}")]
+pub struct MpiError(pub(super) String);
 
 pipewright_schedule::message_as_debug!(MpiError);
 
@@ -190,7 +112,7 @@ const SYNCHRONOUS_SENDS: &str = "PIPEWRIGHT_TEST_SYNCHRONOUS_SENDS";
 pub(super) fn checked(function: &'static str, call: impl FnOnce() -> c_int) -> Result<(), MpiError> {
     match call() {
         code if code == ffi::MPI_SUCCESS as c_int => Ok(()),
-        code => Err(MpiError::Call { function, message: words(code) }),
+        code => Err(MpiError(format!("{function} failed: {}", words(code)))),
     }
 }
 
@@ -339,7 +261,10 @@ impl Calls {
         let code = unsafe { ffi::MPI_Test(&mut oldest.request, &mut done, &mut status) };
         if class_of(code) == ffi::MPI_ERR_TRUNCATE as c_int {
             let (from, to, posted) = (oldest.peer, self.rank, oldest.buffer.len());
-            return Err(MpiError::Longer { from, to, posted });
+            return Err(MpiError(format!(
+                "rank {from} sent a message that is longer than the {posted} bytes that rank {to} has announced to it: the \
+                 ranks run different versions of the program"
+            )));
         }
         checked("MPI_Test", || code)?;
         if done == 0 {

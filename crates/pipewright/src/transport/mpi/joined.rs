@@ -53,8 +53,8 @@ impl MpiProcess {
         let is_free = in_use.clone();
         let work = move || serve(&asked, &sender, &is_free);
         let thread = std::thread::Builder::new().name("mpi".to_owned()).spawn(work);
-        let thread = thread.map_err(|error| MpiError::Thread { message: error.to_string() })?;
-        let late = |_| MpiError::Thread { message: format!("MPI_Init did not return within {deadline:?}") };
+        let thread = thread.map_err(|error| cannot_run(&error))?;
+        let late = |_| cannot_run(format_args!("MPI_Init did not return within {deadline:?}"));
         let (rank, ranks) = joined.recv_timeout(deadline).map_err(late)??;
         Ok(Self(Arc::new(Inner { rank, ranks, requests: Some(requests), thread: Some(thread), in_use })))
     }
@@ -82,23 +82,35 @@ impl MpiProcess {
         check_members(&members, self.rank(), self.ranks())?;
         let until = end_of_wait(deadline);
         if self.0.in_use.swap(true, Ordering::SeqCst) {
-            return Err(MpiError::InUse);
+            let reason = "this process has a world of MPI already, and has one at a time: drop the pipeline or the world that \
+                          uses it first";
+            return Err(MpiError(reason.to_owned()));
         }
         let (world, WorldReceivers { joined, done }) = NewWorld::new(deadline, error);
         let request = Request { members: members.clone(), world };
-        let ended = || MpiError::Thread { message: "it has ended".to_owned() };
+        let ended = || cannot_run("it has ended");
         let requests = self.0.requests.as_ref().ok_or_else(ended)?;
         requests.send(request).map_err(|_| ended())?;
         let (mut endpoint, board) = match joined.recv_timeout(deadline) {
             Ok(joined) => joined?,
-            Err(RecvTimeoutError::Timeout) => return Err(MpiError::Absent { members, waited: deadline }),
+            Err(RecvTimeoutError::Timeout) => {
+                let waited = deadline.as_secs_f64();
+                return Err(MpiError(format!(
+                    "the processes {members:?} have not all asked for this world within {waited:.1} s: each of them must ask \
+                     for it, with the same list"
+                )));
+            }
             Err(RecvTimeoutError::Disconnected) => return Err(ended()),
         };
         endpoint.keep(self.0.clone(), done);
         // A rank that has failed is reported when the processes agree on the run.
         while !endpoint.is_clock_measured() && !endpoint.abort().is_raised() {
             if Instant::now() > until {
-                return Err(MpiError::Clock { waited: deadline });
+                let waited = deadline.as_secs_f64();
+                return Err(MpiError(format!(
+                    "rank 0 did not answer within {waited:.1} s when this process compared its clock with rank 0's clock: it \
+                     may still be starting, or it has ended"
+                )));
             }
             std::thread::sleep(CLOCK_PAUSE);
         }
@@ -142,9 +154,14 @@ fn serve(asked: &Receiver<Request>, joined: &Sender<Result<(u32, u32), MpiError>
     }
 }
 
+fn cannot_run(reason: impl std::fmt::Display) -> MpiError {
+    MpiError(format!("the thread that calls MPI cannot run: {reason}"))
+}
+
 /// Checks the processes of a world.
 fn check_members(members: &[u32], own: u32, ranks: u32) -> Result<(), MpiError> {
-    let refuse = |problem: String| Err(MpiError::Members { members: members.to_vec(), problem });
+    let refuse =
+        |problem: String| Err(MpiError(format!("the processes {members:?} are not a world: {problem}")));
     if let Some(member) = members.iter().find(|member| **member >= ranks) {
         return refuse(format!(
             "there is no process {member}; name processes from 0 to {}",

@@ -29,7 +29,9 @@ impl Process {
         // SAFETY: MPI allows this call at any time, and the pointer is to living memory.
         checked("MPI_Initialized", || unsafe { ffi::MPI_Initialized(&mut joined) })?;
         if joined != 0 {
-            return Err(MpiError::Again);
+            let reason = "this process has joined MPI before: MPI allows that once a process; keep the `Mpi` that joined, which \
+                          has further worlds";
+            return Err(MpiError(reason.to_owned()));
         }
         let (needed, mut given) = (ffi::MPI_THREAD_FUNNELED as c_int, 0);
         // SAFETY: MPI was not initialised before; null means no arguments.
@@ -37,7 +39,9 @@ impl Process {
             ffi::MPI_Init_thread(ptr::null_mut(), ptr::null_mut(), needed, &mut given)
         })?;
         if given < needed {
-            return Err(MpiError::Threads { found: given, needed });
+            return Err(MpiError(format!(
+                "this MPI library gives thread level {given}, the transport needs MPI_THREAD_FUNNELED ({needed})"
+            )));
         }
         // SAFETY: the world communicator exists from MPI_Init_thread on.
         let everyone = unsafe { ffi::RSMPI_COMM_WORLD };

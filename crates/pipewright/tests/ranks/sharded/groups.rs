@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use pipewright::mesh::DataParallelMode::{self, Hybrid, Replicated, Sharded};
-use pipewright::pipeline::{Pipeline, PipelineError, SeededPipeline};
+use pipewright::pipeline::{Pipeline, SeededPipeline};
 use pipewright::transport::World;
 use pipewright_schedule::generate::catalogue;
 
@@ -114,9 +114,7 @@ fn replicas_that_do_not_form_groups_are_refused() {
         let launched =
             Pipeline::launch(program("1f1b", 2, None, 2, 3), World::local(2 * replicas), &config, make);
         let error = launched.err().expect("it is refused");
-        assert!(
-            matches!(error, PipelineError::Shards { replicas: of, shards: found } if (of, found) == (replicas, shards)),
-            "{error}"
-        );
+        let expected = format!("{replicas} replicas cannot form groups of {shards}: ");
+        assert!(error.to_string().starts_with(&expected), "{error}");
     }
 }

@@ -12,11 +12,7 @@ use pipewright::train::data::Cursor;
 use super::{DEADLINE, adamw, folder, launch, save, take_steps};
 
 /// Makes two checkpoints of one pipeline, applies `damage` to the newer one's folder, and checks the error.
-fn check_damage(
-    damage: impl FnOnce(&Path, &Path),
-    expected: impl Fn(&CheckpointError) -> bool,
-    words: &[&str],
-) {
+fn check_damage(damage: impl FnOnce(&Path, &Path), words: &[&str]) {
     let scratch = folder();
     let mut pipeline = launch("1f1b", 2, adamw());
     take_steps(&mut pipeline, 0..1);
@@ -25,7 +21,6 @@ fn check_damage(
     let newer = save(&mut pipeline, 2, scratch.path(), 2).expect("it is saved");
     damage(&newer, &older);
     let error = CheckpointFolder::newest(scratch.path()).expect_err("the newest is damaged");
-    assert!(expected(&error), "{error:?}");
     let text = error.to_string();
     assert!(words.iter().all(|word| text.contains(word)), "{text}");
     Checkpoint::open(&older).expect("the older one is sound");
@@ -43,28 +38,24 @@ const FILE: &str = "rank-0001.safetensors";
 fn a_flipped_bit_is_found_wherever_it_is() {
     for place in [0, 3, 40, 900, 4000] {
         let flip = |newer: &Path, _: &Path| edit(&newer.join(FILE), |bytes| bytes[place] ^= 16);
-        let is_damage = |error: &CheckpointError| matches!(error, CheckpointError::DamagedFile { .. });
-        check_damage(flip, is_damage, &["step-00000002/rank-0001.safetensors", "damaged"]);
+        check_damage(flip, &["step-00000002/rank-0001.safetensors", "damaged"]);
     }
     let flip = |newer: &Path, _: &Path| edit(&newer.join("manifest.json"), |bytes| bytes[30] ^= 1);
-    let is_damage = |error: &CheckpointError| matches!(error, CheckpointError::DamagedManifest { .. });
-    check_damage(flip, is_damage, &["step-00000002/manifest.json", "damaged"]);
+    check_damage(flip, &["step-00000002/manifest.json", "damaged"]);
 }
 
 #[test]
 fn a_truncated_file_is_reported() {
     for left in [0, 5, 200, 4000] {
         let cut = |newer: &Path, _: &Path| edit(&newer.join(FILE), |bytes| bytes.truncate(left));
-        let is_cut = |error: &CheckpointError| matches!(error, CheckpointError::FileLength { .. });
-        check_damage(cut, is_cut, &[FILE, &format!("has {left} bytes of ")]);
+        check_damage(cut, &[FILE, &format!("has {left} bytes of ")]);
     }
 }
 
 #[test]
 fn a_missing_file_is_reported() {
     let remove = |newer: &Path, _: &Path| fs::remove_file(newer.join(FILE)).expect("a file");
-    let is_missing = |error: &CheckpointError| matches!(error, CheckpointError::MissingFile { .. });
-    check_damage(remove, is_missing, &["step-00000002/rank-0001.safetensors", "missing"]);
+    check_damage(remove, &["step-00000002/rank-0001.safetensors", "missing"]);
 }
 
 #[test]
@@ -72,15 +63,13 @@ fn a_file_of_another_step_is_reported() {
     let swap = |newer: &Path, older: &Path| {
         fs::copy(older.join(FILE), newer.join(FILE)).expect("a file");
     };
-    let is_foreign = |error: &CheckpointError| matches!(error, CheckpointError::ForeignFile { .. });
-    check_damage(swap, is_foreign, &[FILE, "is of step 1", "of step 2"]);
+    check_damage(swap, &[FILE, "is of step 1", "of step 2"]);
 }
 
 #[test]
 fn a_missing_manifest_is_reported() {
     let remove = |newer: &Path, _: &Path| fs::remove_file(newer.join("manifest.json")).expect("a file");
-    let is_missing = |error: &CheckpointError| matches!(error, CheckpointError::NoManifest { .. });
-    check_damage(remove, is_missing, &["manifest.json", "missing"]);
+    check_damage(remove, &["manifest.json", "missing"]);
 }
 
 /// Returns rank 0 of a pipeline that holds all layers, and rank 1 of another that has taken `steps` steps and
@@ -119,9 +108,7 @@ fn two_tensors_of_one_path_are_not_read() {
     let scratch = folder();
     written_apart(scratch.path(), overlapping_ranks(0)).expect("equal copies are one tensor");
     let refused = written_apart(scratch.path(), overlapping_ranks(1)).expect_err("they differ");
-    assert!(matches!(refused, CheckpointError::Ambiguous { .. }), "{refused:?}");
-    let text = refused.to_string();
     let words =
-        ["step-00000001: `layers.4.bias` differs between rank-0000.safetensors and rank-0001.safetensors"];
-    assert!(words.iter().all(|word| text.contains(word)), "{text}");
+        "step-00000001: `layers.4.bias` differs between rank-0000.safetensors and rank-0001.safetensors";
+    assert!(refused.to_string().contains(words), "{refused}");
 }

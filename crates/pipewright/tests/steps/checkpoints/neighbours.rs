@@ -96,7 +96,7 @@ fn a_file_that_was_damaged_on_its_way_is_found() {
     fs::write(&path, bytes).expect("the file");
     machines.folders[1].check_file(1, own).expect("the other file is sound");
     let error = machines.folders[1].check_file(1, received).expect_err("another hash");
-    assert!(matches!(error, CheckpointError::DamagedFile { .. }), "{error}");
+    assert!(error.to_string().contains("the file is damaged"), "{error}");
     machines.folders[0].check_file(1, received).expect("the machine that wrote it has it");
 }
 
