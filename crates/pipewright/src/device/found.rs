@@ -3,8 +3,7 @@
 use burn::tensor::Device;
 
 use super::back_end::BackEnd;
-use super::choice::{Adapter, DeviceChoice};
-use super::error::DeviceError;
+use super::choice::{Adapter, DeviceChoice, DeviceError};
 
 /// A device of this machine.
 #[derive(Clone, Debug)]

@@ -13,8 +13,7 @@ use pipewright_schedule::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::exchange_time::ExchangeTime;
-use super::recorder::AuxiliaryPart;
+use super::recorder::{AuxiliaryPart, ExchangeTime};
 use super::report::{RankReport, UndeferredParameter};
 use crate::ids::WorldRank;
 use crate::stage::ExpertLoad;

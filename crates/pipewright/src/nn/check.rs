@@ -6,9 +6,7 @@ use std::sync::{Arc, Barrier, Mutex};
 
 use burn::tensor::{DType, Device, Tensor, TensorData, Tolerance};
 
-use super::expert_parallel::ExpertParallel;
-use super::parallel::TensorParallel;
-use super::tensor_link::TensorLink;
+use super::parallel::{ExpertParallel, TensorLink, TensorParallel};
 use crate::tensor::{ExpertRank, TensorRank, Value, Values};
 
 /// Returns numbers between `-scale` and `scale` with a long period.

@@ -12,8 +12,7 @@ use pipewright_schedule::error_text::panic_message;
 use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::error::{OffloadError, OffloadErrorKind};
-use super::kept::Kept;
-use super::place::OffloadTo;
+use super::kept::{Kept, OffloadTo};
 use crate::ids::WorldRank;
 use crate::memory::RankMemory;
 use crate::tensor::Values;

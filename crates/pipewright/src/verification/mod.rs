@@ -60,14 +60,10 @@
 mod checksum;
 mod difference;
 mod suspicion;
-mod usual_norm;
 mod verdict;
-mod verify;
 
 pub(crate) use checksum::{Checksums, RankChecksums, ResultKey, checksum};
 pub use difference::{Content, Difference};
-pub use suspicion::{Suspicion, Verification};
-pub(crate) use usual_norm::UsualNorm;
-pub use usual_norm::{FIRST_NORMS, JUMP, NORMS};
+pub(crate) use suspicion::UsualNorm;
+pub use suspicion::{FIRST_NORMS, JUMP, NORMS, REPETITIONS, Suspicion, Verification, Verify};
 pub(crate) use verdict::{Verdict, judge};
-pub use verify::{REPETITIONS, Verify};
