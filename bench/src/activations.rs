@@ -14,7 +14,6 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::error::Error;
 
 use pipewright::pipeline::StepSummary;
 use pipewright::transport::World;
@@ -23,7 +22,7 @@ use pipewright_schedule::simulate::summarize;
 use pipewright_schedule::{Costs, Recompute, StageIndex};
 
 use crate::model::{Bench, Setup, Size, input_bytes, parameters};
-use crate::statistics::Spread;
+use crate::harness::{Outcome, Spread};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -60,7 +59,7 @@ struct StageBytes {
     activation: f64,
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     if let Some(stage) = options.recompute.in_part().next() {
         let reason = "the bench measures stages as a whole, not their first layers";
         return Err(
@@ -111,7 +110,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 
 /// Prints the time of a step with recomputation, divided by the time without. Steps of both alternate. They
 /// are the same steps of the same training, so their results have the same bits.
-fn compare(plain: &Setup<'_>, bench: &mut Bench) -> Result<(), Box<dyn Error>> {
+fn compare(plain: &Setup<'_>, bench: &mut Bench) -> Outcome {
     let mut without = Bench::over(World::local(plain.ranks), plain)?;
     without.steps(2, 1)?;
     let mut ratios = Vec::new();
@@ -138,7 +137,7 @@ fn bits(step: &StepSummary) -> Vec<u64> {
 }
 
 /// Measures the memory of each of `stages` stages.
-fn measure_stages(stages: u32) -> Result<Vec<StageBytes>, Box<dyn Error>> {
+fn measure_stages(stages: u32) -> Outcome<Vec<StageBytes>> {
     let few = peaks("gpipe", stages, stages)?;
     let many = peaks("gpipe", stages, 3 * stages)?;
     let row = |stage| (0..3).map(move |microbatch| format!("{stage}F{microbatch},{stage}B{microbatch}"));
@@ -155,7 +154,7 @@ fn measure_stages(stages: u32) -> Result<Vec<StageBytes>, Box<dyn Error>> {
 }
 
 /// Measures the peak bytes of each rank, with one stage per rank.
-fn peaks(schedule: &str, ranks: u32, microbatches: u32) -> Result<Vec<f64>, Box<dyn Error>> {
+fn peaks(schedule: &str, ranks: u32, microbatches: u32) -> Outcome<Vec<f64>> {
     let reports = Bench::new(schedule, ranks, microbatches)?.steps(2, 2)?;
     let peak_of = |rank| {
         let peaks = reports.iter().map(|report| report.peak_bytes[rank] as f64).collect();

@@ -5,7 +5,6 @@
 //! model as a Hugging Face directory, in which PEFT makes the adapters that both sides train. Their losses
 //! must agree: it is the same training.
 
-use std::error::Error;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +19,7 @@ use serde_json::json;
 
 use crate::model::{Bench, SEED, Setup, blocks_of_first, config, random_rows, write};
 use crate::peer_process::{HALF_TOLERANCE, PeerProcess, RATE, TOLERANCE, require_same_loss};
-use crate::statistics::Spread;
+use crate::harness::{Figures, Outcome};
 
 /// Size of the measurement.
 #[derive(Debug, clap::Args)]
@@ -60,7 +59,7 @@ pub(crate) struct Options {
 
 const WARM_UP: usize = 2;
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     let scratch = tempfile::tempdir()?;
     let compared = compare(options, &scratch.path().join("model"))?;
     println!(
@@ -77,7 +76,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 
 /// Returns the figures for each number of ranks. The model is written into `folder`, which must not exist or
 /// must be empty.
-fn compare(options: &Options, folder: &Path) -> Result<Vec<(u32, Figures)>, Box<dyn Error>> {
+fn compare(options: &Options, folder: &Path) -> Outcome<Vec<(u32, Figures)>> {
     let model = config();
     write(&model, folder)?;
     let rows = random_rows(options.microbatches, options.sequence);
@@ -85,12 +84,12 @@ fn compare(options: &Options, folder: &Path) -> Result<Vec<(u32, Figures)>, Box<
     let mut compared = Vec::new();
     for &ranks in &options.ranks {
         let mut sides = Sides::start(&ModelConfig::Llama(model.clone()), ranks, options, folder, &rows)?;
-        let mut figures = Figures { tokens: sides.adapters.tokens, ..Figures::default() };
+        let mut figures = Figures::default();
         for step in 1..=WARM_UP + options.steps {
             let times = sides.step()?;
             println!("{}, step {step}: {times}", counted(ranks, "rank"));
             if step > WARM_UP {
-                figures.steps.push(times);
+                add(&mut figures, sides.adapters.tokens, &times);
             }
         }
         compared.push((ranks, figures));
@@ -113,7 +112,7 @@ impl Sides {
         options: &Options,
         folder: &Path,
         rows: &[Vec<i32>],
-    ) -> Result<Self, Box<dyn Error>> {
+    ) -> Outcome<Self> {
         let cut = (ranks == 2).then(|| blocks_of_first(model, options.sequence)).transpose()?;
         let precision = if options.bf16 { "bf16" } else { "f32" };
         let mut arguments =
@@ -145,14 +144,14 @@ impl Sides {
             };
             let initial = InitialParameters::Directory(folder.to_owned());
             let bench = Bench::of_cut(World::local(ranks), &setup, model, initial)?;
-            Ok::<_, Box<dyn Error>>(bench.on_rows(rows).with_rate(RATE))
+            Outcome::Ok(bench.on_rows(rows).with_rate(RATE))
         };
         let tolerance = if options.bf16 { HALF_TOLERANCE } else { TOLERANCE };
         Ok(Self { whole: pipeline(whole)?, adapters: pipeline(adapted)?, peer, tolerance })
     }
 
     /// Trains a step on each side.
-    fn step(&mut self) -> Result<Times, Box<dyn Error>> {
+    fn step(&mut self) -> Outcome<Times> {
         let whole = self.whole.step()?.wall.as_secs_f64();
         let adapters = self.adapters.step()?;
         let mut peer = None;
@@ -191,44 +190,22 @@ impl fmt::Display for Times {
     }
 }
 
-/// The times of all steps.
-#[derive(Default)]
-struct Figures {
-    /// The tokens of a step.
-    tokens: usize,
-    steps: Vec<Times>,
-}
-
-impl Figures {
-    /// Returns a figure of each step that has it.
-    fn spread(&self, figure: impl Fn(&Times) -> Option<f64>) -> Option<Spread> {
-        let figures: Vec<f64> = self.steps.iter().filter_map(figure).collect();
-        (!figures.is_empty()).then(|| Spread::new(figures))
+/// Adds the times of a step with this number of tokens.
+fn add(figures: &mut Figures, tokens: usize, times: &Times) {
+    let tokens = tokens as f64;
+    figures.add_with(0, "tokens per second, whole model", tokens / times.whole);
+    figures.add_with(0, "tokens per second, adapters", tokens / times.adapters);
+    if let Some(peer) = times.peer {
+        figures.add_with(0, "tokens per second, PEFT", tokens / peer);
+        figures.add_with(2, "throughput over PEFT", peer / times.adapters);
     }
-}
-
-impl fmt::Display for Figures {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tokens = self.tokens as f64;
-        let mut line = |name: &str, digits: usize, spread: Option<Spread>| {
-            spread.map_or(Ok(()), |spread| writeln!(f, "  {name:<44} {spread:.digits$}"))
-        };
-        line("tokens per second, whole model", 0, self.spread(|step| Some(tokens / step.whole)))?;
-        line("tokens per second, adapters", 0, self.spread(|step| Some(tokens / step.adapters)))?;
-        line("tokens per second, PEFT", 0, self.spread(|step| Some(tokens / step.peer?)))?;
-        line(
-            "time of adapters over the whole model",
-            3,
-            self.spread(|step| Some(step.adapters / step.whole)),
-        )?;
-        line("throughput over PEFT", 2, self.spread(|step| Some(step.peer? / step.adapters)))
-    }
+    figures.add("time of adapters over the whole model", times.adapters / times.whole);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parsed::parsed;
+    use crate::harness::parsed;
 
     #[test]
     fn options_have_defaults_and_limits() {
@@ -241,11 +218,13 @@ mod tests {
     #[test]
     fn figures_are_ratios_of_the_same_step() {
         let times = |whole, adapters, peer| Times { whole, adapters, peer };
-        let mut figures = Figures { tokens: 100, steps: vec![times(2.0, 1.0, None), times(4.0, 3.0, None)] };
+        let mut figures = Figures::default();
+        add(&mut figures, 100, &times(2.0, 1.0, None));
+        add(&mut figures, 100, &times(4.0, 3.0, None));
         let text = figures.to_string();
         assert!(text.contains("time of adapters over the whole model") && !text.contains("PEFT"), "{text}");
         assert!(text.contains("0.750 (min 0.500, max 0.750, n 2)"), "{text}");
-        figures.steps = vec![times(2.0, 1.0, Some(1.5))];
+        add(&mut figures, 100, &times(2.0, 1.0, Some(1.5)));
         let text = figures.to_string();
         assert!(text.contains("1.50 (min 1.50, max 1.50, n 1)"), "{text}");
     }

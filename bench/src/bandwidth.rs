@@ -7,7 +7,6 @@
 //! many repetitions counts: others on the machine make a repetition slower, never faster. Rotary embeddings
 //! and the softmax of attention are computed in blocks that stay in the caches, so they are not listed.
 
-use std::error::Error;
 use std::hint::black_box;
 use std::time::Duration;
 
@@ -18,6 +17,7 @@ use pipewright_kernel::half::Half;
 use pipewright_kernel::{cross_entropy, rms_norm, swiglu};
 use rayon::ThreadPoolBuilder;
 
+use crate::harness::Outcome;
 use crate::model::{INTERMEDIATE, LAYERS, SEQUENCE, VOCABULARY, WIDTH};
 use crate::product_rates::alternate;
 
@@ -32,7 +32,7 @@ pub(crate) struct Options {
     milliseconds: u64,
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     let pool = ThreadPoolBuilder::new().num_threads(1).build()?;
     pool.install(|| {
         println!("one thread, {} rows; bytes per token, GB/s, and the share of a copy's rate", options.rows);

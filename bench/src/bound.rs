@@ -4,14 +4,12 @@
 //! backward of its slowest stage, if messages follow whole actions, as they do here. The ratio of the step
 //! without the optimizer to that bound is the overhead of the runtime.
 
-use std::error::Error;
-use std::time::Duration;
 
 use pipewright::transport::World;
 use pipewright_schedule::Rank;
 
-use crate::model::{Bench, Setup, Size};
-use crate::statistics::Spread;
+use crate::model::{Bench, Setup, Size, without_update};
+use crate::harness::{Figures, Outcome};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -23,27 +21,25 @@ pub(crate) struct Options {
     steps: usize,
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     let &Options { size: Size { ranks, microbatches }, steps } = options;
     let setup = Setup { send_early: false, ..Setup::new("1f1b", ranks, microbatches) };
     let mut pipelined = Bench::over(World::local(ranks), &setup)?;
     let mut single = Bench::new("gpipe", 1, microbatches)?;
     pipelined.steps(2, 0)?;
     single.steps(1, 0)?;
-    let (mut to_bound, mut speedup, mut rate) = (Vec::new(), Vec::new(), Vec::new());
+    let mut figures = Figures::default();
     for _ in 0..steps {
         let report = pipelined.step()?;
         let busy = (0..ranks).map(|rank| report.timeline.busy(Rank::new(rank)));
         let slowest = busy.fold(0.0, f64::max) / f64::from(microbatches);
         let bound = f64::from(microbatches + ranks - 1) * slowest;
-        let update = report.update.iter().max().map_or(0.0, Duration::as_secs_f64);
-        to_bound.push((report.wall.as_secs_f64() - update) / bound);
-        rate.push(pipelined.tokens as f64 / report.wall.as_secs_f64());
-        speedup.push(single.step()?.wall.as_secs_f64() / report.wall.as_secs_f64());
+        let wall = report.wall.as_secs_f64();
+        figures.add("step without optimizer / ((m + p - 1) x slowest stage)", without_update(&report) / bound);
+        figures.add("tokens per second", pipelined.tokens as f64 / wall);
+        figures.add("speed against one rank", single.step()?.wall.as_secs_f64() / wall);
     }
     println!("1f1b, {ranks} ranks, {microbatches} microbatches, one thread per rank");
-    println!("  step without optimizer / ((m + p - 1) x slowest stage): {}", Spread::new(to_bound));
-    println!("  tokens per second: {}", Spread::new(rate));
-    println!("  speed against one rank: {}", Spread::new(speedup));
+    print!("{figures}");
     Ok(())
 }

@@ -6,14 +6,12 @@
 //! checkpoint is not written after `--every` steps, the bench waits for it and does not count that time. Some
 //! steps always follow the write.
 
-use std::error::Error;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use pipewright::checkpoint::{CheckpointFolder, CheckpointWriter, TrainingState};
 
 use crate::model::{Bench, Size};
-use crate::statistics::Spread;
+use crate::harness::{Figures, Outcome, PATIENCE, Spread, seconds};
 
 /// The fewest steps that are taken after a checkpoint was written: their median is the time of a step without
 /// a write.
@@ -35,7 +33,7 @@ pub(crate) struct Options {
     folder: Option<PathBuf>,
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     let parent = options.folder.clone().unwrap_or_else(std::env::temp_dir);
     std::fs::create_dir_all(&parent)?;
     let folder = tempfile::tempdir_in(parent)?;
@@ -44,20 +42,17 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     outcome
 }
 
-fn measure(options: &Options, folder: &Path) -> Result<(), Box<dyn Error>> {
+fn measure(options: &Options, folder: &Path) -> Outcome {
     let Options { size: Size { ranks, microbatches }, every, checkpoints, .. } = *options;
     let mut bench = Bench::new("1f1b", ranks, microbatches)?;
-    let deadline = Duration::from_secs(60);
-    let mut writer = CheckpointWriter::start(CheckpointFolder::own(folder)?, 1, ranks, deadline)?;
+    let mut writer = CheckpointWriter::start(CheckpointFolder::own(folder)?, 1, ranks, PATIENCE)?;
     // The first checkpoint allocates memory that the later ones reuse.
     bench.steps(2, 0)?;
     save(&mut bench, &mut writer, 0)?;
     bench.steps(every, 0)?;
-    let (mut held_up, mut cost, mut written) = (Vec::new(), Vec::new(), Vec::new());
+    let mut figures = Figures::default();
     for number in 1..=checkpoints {
-        let start = Instant::now();
-        save(&mut bench, &mut writer, number)?;
-        let call = start.elapsed().as_secs_f64();
+        let call = seconds(|| save(&mut bench, &mut writer, number))?;
         let (mut beside, mut after) = (Vec::new(), Vec::new());
         let mut is_written = false;
         for taken in 0.. {
@@ -73,14 +68,13 @@ fn measure(options: &Options, folder: &Path) -> Result<(), Box<dyn Error>> {
             is_written |= writer.poll()?.is_some();
         }
         let step = Spread::new(after).median();
-        held_up.push(100.0 * call / step);
-        cost.push(100.0 * (call + beside.iter().sum::<f64>() - step * beside.len() as f64) / step);
-        written.push(beside.len() as f64);
+        figures.add("% of a step for which the call blocks training", 100.0 * call / step);
+        let slower = beside.iter().sum::<f64>() - step * beside.len() as f64;
+        figures.add("% of a step with slower steps during the write", 100.0 * (call + slower) / step);
+        figures.add("steps until it is written", beside.len() as f64);
     }
     println!("1f1b, {ranks} ranks, {microbatches} microbatches, a checkpoint every {every} steps or later:");
-    println!("  the call blocks training for            {} % of a step", Spread::new(held_up));
-    println!("  with slower steps during the write, for {} % of a step", Spread::new(cost));
-    println!("  steps until it is written               {}", Spread::new(written));
+    print!("{figures}");
     Ok(())
 }
 
@@ -89,7 +83,7 @@ pub(crate) fn save(
     bench: &mut Bench,
     writer: &mut CheckpointWriter,
     step: u64,
-) -> Result<(), Box<dyn Error>> {
+) -> Outcome {
     let ranks = bench.state()?;
     let state = TrainingState { step, cursor: Default::default(), description: Default::default(), ranks };
     writer.save(state)?;

@@ -7,10 +7,8 @@
 //! idle, the copy takes its time from the ranks, so the ratio falls with the number of tokens per step and
 //! rises with the bytes of the state.
 
-use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use pipewright::checkpoint::{CheckpointWriter, CopyExchange, CopyFolder, CopyPart, CopyTarget};
 use pipewright::ids::WorldRank;
@@ -18,11 +16,12 @@ use pipewright::transport::World;
 use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::llama::LlamaConfig;
 use pipewright_models::{InitialParameters, ModelConfig};
+use serde::{Deserialize, Serialize};
 
 use crate::checkpoints::save;
 use crate::model::{Bench, SEED, Setup, VOCABULARY};
 use crate::pairs::Pairs;
-use crate::processes::mpirun;
+use crate::harness::{Outcome, PATIENCE, as_process, in_processes};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -45,17 +44,20 @@ pub(crate) struct Options {
 }
 
 const RANKS: u32 = 2;
-const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The steps, and the bytes of a copy that the first process writes of its own state.
-struct Figures {
+#[derive(Serialize, Deserialize)]
+struct Measured {
     pairs: Pairs,
     bytes: u64,
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     if options.child {
-        return run_child(options);
+        return as_process(|world| {
+            let rank = world.own_ranks().next().unwrap_or_default();
+            in_scratch(options, &rank.to_string(), |folder| measure(world, folder, Some(rank), options))
+        });
     }
     print(
         "machine",
@@ -69,38 +71,23 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         format!("--rounds={}", options.rounds),
         format!("--folder={}", options.folder.display()),
     ];
-    let output = mpirun(&arguments.each_ref().map(String::as_str))?;
-    let (time, processor, seconds, bytes) =
-        serde_json::from_str(&output).map_err(|error| format!("{error} in {output}"))?;
-    print("neighbour", &Figures { pairs: Pairs { time, processor, seconds }, bytes });
+    print("neighbour", &in_processes(&arguments)?);
     Ok(())
 }
 
-fn print(name: &str, Figures { pairs, bytes }: &Figures) {
+fn print(name: &str, Measured { pairs, bytes }: &Measured) {
     println!(
         "{name}: steps with a copy over steps without, in the first process, which writes {bytes} bytes of its own state in \
          each copy:\n{pairs}"
     );
 }
 
-fn run_child(options: &Options) -> Result<(), Box<dyn Error>> {
-    let world = World::mpi(DEADLINE)?;
-    let rank = world.own_ranks().next().unwrap_or_default();
-    let figures =
-        in_scratch(options, &rank.to_string(), |folder| measure(world, folder, Some(rank), options))?;
-    if rank == WorldRank::new(0) {
-        let Figures { pairs: Pairs { time, processor, seconds }, bytes } = figures;
-        println!("{}", serde_json::json!((time, processor, seconds, bytes)));
-    }
-    Ok(())
-}
-
 /// Calls `measure` with a new folder, which is removed afterwards.
 fn in_scratch(
     options: &Options,
     name: &str,
-    measure: impl FnOnce(&Path) -> Result<Figures, Box<dyn Error>>,
-) -> Result<Figures, Box<dyn Error>> {
+    measure: impl FnOnce(&Path) -> Outcome<Measured>,
+) -> Outcome<Measured> {
     let folder = options.folder.join(format!("pipewright-bench-{}-{name}", std::process::id()));
     let outcome = measure(&folder);
     CopyFolder::remove(&folder)?;
@@ -113,14 +100,14 @@ fn measure(
     folder: &Path,
     process: Option<WorldRank>,
     options: &Options,
-) -> Result<Figures, Box<dyn Error>> {
+) -> Outcome<Measured> {
     let copies = CopyFolder::create(folder)?;
-    let start = |channel| CopyExchange::start(channel, copies.clone(), DEADLINE);
+    let start = |channel| CopyExchange::start(channel, copies.clone(), PATIENCE);
     let exchange = world.byte_channel().map(start).transpose()?.map(Arc::new);
     let other = process.map(|rank| WorldRank::new(1 - rank.get()));
     let (series, neighbour) = ("bench".to_owned(), exchange.clone().zip(other));
     let target = CopyTarget { folder: copies.clone(), files: RANKS, series, neighbour };
-    let mut writer = CheckpointWriter::copy(target, DEADLINE)?;
+    let mut writer = CheckpointWriter::copy(target, PATIENCE)?;
     let model = DecoderConfig {
         hidden_size: options.width,
         intermediate_size: options.width * 11 / 4,
@@ -147,5 +134,5 @@ fn measure(
     // The other process may still send.
     bench.step()?;
     drop((writer, exchange));
-    Ok(Figures { pairs, bytes })
+    Ok(Measured { pairs, bytes })
 }

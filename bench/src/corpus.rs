@@ -8,17 +8,15 @@
 //! The file was just written, so the system usually has it in its cache: the ratio is the cost of the mapping
 //! and of its order, not of the disk.
 
-use std::error::Error;
 use std::fs;
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use pipewright::train::data::{DataConfig, TokenRows};
 
 use crate::model::{Bench, SEQUENCE, VOCABULARY, random_numbers};
-use crate::statistics::Spread;
+use crate::harness::{Figures, Outcome, seconds};
 
 /// Size of the measurement.
 #[derive(Debug, clap::Args)]
@@ -49,14 +47,14 @@ pub(crate) struct Options {
 
 const WARM_UP: usize = 2;
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     let base = options.folder.clone().unwrap_or_else(std::env::temp_dir);
     fs::create_dir_all(&base).map_err(|error| format!("{}: {error}", base.display()))?;
     let scratch = tempfile::tempdir_in(base)?;
     measure(options, scratch.path())
 }
 
-fn measure(options: &Options, folder: &Path) -> Result<(), Box<dyn Error>> {
+fn measure(options: &Options, folder: &Path) -> Outcome {
     let rows = options.microbatches as usize;
     let corpus = make_corpus(options, folder)?;
     println!("{} MiB of ids in a file, {} MiB in memory", options.mib, options.text_mib);
@@ -68,31 +66,27 @@ fn measure(options: &Options, folder: &Path) -> Result<(), Box<dyn Error>> {
     let mut memory = open(&folder.join("text/0.txt"), rows)?;
     let seconds_of_memory = read(&mut memory, options.batches, rows)?;
     let rate = |seconds: f64| (options.batches * rows) as f64 / seconds;
-    println!("{:<44} {:.0}", "rows per second from the file, alone", rate(seconds_of_file));
-    println!("{:<44} {:.0}", "rows per second from memory, alone", rate(seconds_of_memory));
-
     let mut bench = Bench::new("1f1b", options.ranks, options.microbatches)?;
-    let (mut rates, mut ratios) = ([Vec::new(), Vec::new()], Vec::new());
+    let mut figures = Figures::default();
+    figures.add_with(0, "rows per second from the file, alone", rate(seconds_of_file));
+    figures.add_with(0, "rows per second from memory, alone", rate(seconds_of_memory));
     for step in 0..WARM_UP + options.steps {
         let seconds_of_file = train(&mut bench, &mut file, rows)?;
         let seconds_of_memory = train(&mut bench, &mut memory, rows)?;
         if step >= WARM_UP {
-            rates[0].push(rows as f64 / seconds_of_file);
-            rates[1].push(rows as f64 / seconds_of_memory);
-            ratios.push(seconds_of_memory / seconds_of_file);
+            figures.add_with(1, "rows trained per second from the file", rows as f64 / seconds_of_file);
+            figures.add_with(1, "rows trained per second from memory", rows as f64 / seconds_of_memory);
+            figures.add("file over memory", seconds_of_memory / seconds_of_file);
         }
     }
-    let [of_file, of_memory] = rates.map(Spread::new);
-    println!("{:<44} {of_file:.1}", "rows trained per second from the file");
-    println!("{:<44} {of_memory:.1}", "rows trained per second from memory");
-    println!("{:<44} {:.3}", "file over memory", Spread::new(ratios));
-    println!("{:<44} {:.1}", "MB of memory for an open file", megabytes(before, opened));
-    println!("{:<44} {:.1}", "MB of memory after reading from the file", megabytes(before, held));
+    figures.add_with(1, "MB of memory for an open file", megabytes(before, opened));
+    figures.add_with(1, "MB of memory after reading from the file", megabytes(before, held));
+    print!("{figures}");
     Ok(())
 }
 
 /// Writes the corpus: a text that is linked under several names. `tokenize` reads it under all of them.
-fn make_corpus(options: &Options, folder: &Path) -> Result<PathBuf, Box<dyn Error>> {
+fn make_corpus(options: &Options, folder: &Path) -> Outcome<PathBuf> {
     let text = folder.join("text");
     fs::create_dir_all(&text)?;
     write_text(&text.join("0.txt"), options.text_mib << 20)?;
@@ -119,31 +113,27 @@ fn write_text(path: &Path, bytes: u64) -> std::io::Result<()> {
 }
 
 /// Opens a file for rows of the bench model.
-fn open(path: &Path, rows: usize) -> Result<TokenRows, Box<dyn Error>> {
+fn open(path: &Path, rows: usize) -> Outcome<TokenRows> {
     let path = vec![path.display().to_string()];
     Ok(DataConfig { path, seq_len: SEQUENCE, ..DataConfig::default() }.open(VOCABULARY, rows)?)
 }
 
 /// Returns the seconds in which these batches are read.
-fn read(source: &mut TokenRows, batches: usize, rows: usize) -> Result<f64, Box<dyn Error>> {
-    let start = Instant::now();
-    for _ in 0..batches {
-        source.next_batch(rows)?;
-    }
-    Ok(start.elapsed().as_secs_f64())
+fn read(source: &mut TokenRows, batches: usize, rows: usize) -> Outcome<f64> {
+    seconds(|| (0..batches).try_for_each(|_| Ok(source.next_batch(rows).map(drop)?)))
 }
 
 /// Returns the seconds of a step with the reading of its batch.
-fn train(bench: &mut Bench, source: &mut TokenRows, rows: usize) -> Result<f64, Box<dyn Error>> {
-    let start = Instant::now();
-    let batch = source.next_batch(rows)?;
-    bench.set_batch([batch.inputs, batch.targets], [batch.rows, batch.seq_len]);
-    bench.step()?;
-    Ok(start.elapsed().as_secs_f64())
+fn train(bench: &mut Bench, source: &mut TokenRows, rows: usize) -> Outcome<f64> {
+    seconds(|| {
+        let batch = source.next_batch(rows)?;
+        bench.set_batch([batch.inputs, batch.targets], [batch.rows, batch.seq_len]);
+        bench.step()
+    })
 }
 
 /// Returns the bytes of memory that this process holds itself.
-fn anonymous_bytes() -> Result<u64, Box<dyn Error>> {
+fn anonymous_bytes() -> Outcome<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     Ok(anonymous_in(&status).ok_or("the system does not report anonymous memory")?)
 }
@@ -161,7 +151,7 @@ fn megabytes(before: u64, after: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parsed::parsed;
+    use crate::harness::parsed;
 
     #[test]
     fn options_have_defaults_and_limits() {

@@ -8,7 +8,6 @@
 //! with a measurement of the same layers. The bound is the lower bound of all plans with as many head parts
 //! for these measured layers ([`PlanReport::lower_bound_s`]); both times are with the optimizer.
 
-use std::error::Error;
 
 use pipewright_models::hybrid::{HybridConfig, Pattern};
 use pipewright_models::{CutModel, ModelConfig};
@@ -16,7 +15,7 @@ use pipewright_schedule::plan::{PlanReport, PlanRequest, plan};
 
 use crate::model::VOCABULARY;
 use crate::predicted_run::{InTurn, Run, in_turn, link};
-use crate::statistics::Spread;
+use crate::harness::{Outcome, Spread};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -38,7 +37,7 @@ pub(crate) struct Options {
     tied: bool,
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     let &Options { steps, ranks, microbatches, .. } = options;
     let model = CutModel::from(ModelConfig::Hybrid(config(options)));
     let link = link()?;

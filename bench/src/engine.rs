@@ -6,16 +6,14 @@
 //! return them to the system after each iteration, and the figures would include the time in which the system
 //! clears the pages again.
 
-use std::error::Error;
 use std::hint::black_box;
-use std::time::Instant;
 
 use pipewright_schedule::simulate::{logical, timed};
 use pipewright_schedule::{
     Costs, Level, LowerConfig, Program, Schedule, ScheduleSpec, generate, lower, validate,
 };
 
-use crate::statistics::Spread;
+use crate::harness::{Outcome, Spread, seconds};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -35,7 +33,7 @@ type Size = (u32, u32, u32);
 /// The size by which the engine is judged.
 const PLANNING: Size = (64, 2, 256);
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     planning(options.runs)?;
     let mut sizes = vec![(16, 2, 64), PLANNING, (256, 2, 1024)];
     sizes.extend(options.largest.then_some((1024, 4, 4096)));
@@ -55,7 +53,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 }
 
 /// Measures each step of the engine at the size by which it is judged.
-fn planning(runs: usize) -> Result<(), Box<dyn Error>> {
+fn planning(runs: usize) -> Outcome {
     let made = schedule(PLANNING)?;
     let program = lowered(&made)?;
     let costs = Costs::default();
@@ -78,10 +76,7 @@ fn show(name: &str, times: Vec<f64>) {
 }
 
 /// Returns the seconds of each run of `work`, after one that does not count.
-fn times<T>(
-    runs: usize,
-    mut work: impl FnMut() -> Result<T, Box<dyn Error>>,
-) -> Result<Vec<f64>, Box<dyn Error>> {
+fn times<T>(runs: usize, mut work: impl FnMut() -> Outcome<T>) -> Outcome<Vec<f64>> {
     times_with(runs, || (), |()| work())
 }
 
@@ -89,27 +84,22 @@ fn times<T>(
 fn times_with<I, T>(
     runs: usize,
     mut input: impl FnMut() -> I,
-    mut work: impl FnMut(I) -> Result<T, Box<dyn Error>>,
-) -> Result<Vec<f64>, Box<dyn Error>> {
+    mut work: impl FnMut(I) -> Outcome<T>,
+) -> Outcome<Vec<f64>> {
     drop(work(input())?);
     let timed = |_| {
         let input = input();
-        let start = Instant::now();
-        // The result is dropped after the clock has been read.
-        let made = black_box(work(input)?);
-        let seconds = start.elapsed().as_secs_f64();
-        drop(made);
-        Ok(seconds)
+        seconds(|| work(input).map(black_box))
     };
     (0..runs).map(timed).collect()
 }
 
-fn schedule((ranks, chunks, microbatches): Size) -> Result<Schedule, Box<dyn Error>> {
+fn schedule((ranks, chunks, microbatches): Size) -> Outcome<Schedule> {
     let spec = ScheduleSpec { ranks, stages_per_rank: Some(chunks), microbatches, ..ScheduleSpec::default() };
     Ok(generate("interleaved1f1b", &spec)?)
 }
 
-fn lowered(schedule: &Schedule) -> Result<Program, Box<dyn Error>> {
+fn lowered(schedule: &Schedule) -> Outcome<Program> {
     Ok(lower(schedule, &LowerConfig::from(Level::Comms))?)
 }
 

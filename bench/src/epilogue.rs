@@ -1,20 +1,19 @@
 //! Measures the time of a step after its program, on ranks that compute nothing, so that only their messages
 //! take time.
 
-use std::error::Error;
 
 use burn::module::{Module, Param};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Tensor};
 use pipewright::batch::Batch;
-use pipewright::pipeline::{Pipeline, PipelineConfig};
+use pipewright::pipeline::{Pipeline, PipelineConfig, StepSummary};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::{Values, pack};
 use pipewright::transport::World;
 use pipewright_schedule::{Rank, StageIndex};
 
 use crate::model::Setup;
-use crate::statistics::Spread;
+use crate::harness::{Outcome, Spread};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -51,11 +50,42 @@ impl StageModule for Nothing {
     }
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     for &ranks in &options.ranks {
         measure(ranks, options)?;
     }
     Ok(())
+}
+
+/// A pipeline whose stages do nothing.
+pub(crate) struct Idle {
+    pub(crate) pipeline: Pipeline,
+    microbatches: usize,
+}
+
+impl Idle {
+    /// Starts a pipeline with one stage per rank, each with so many parameters.
+    pub(crate) fn launch(setup: Setup<'_>, parameters: usize) -> Outcome<Self> {
+        let Setup { ranks, microbatches, .. } = setup;
+        let make = move |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
+            let device = Device::flex().autodiff();
+            let parameters = (0..parameters).map(|_| Param::from_tensor(Tensor::ones([1], &device)));
+            let module = Nothing { parameters: parameters.collect(), stage };
+            Ok(if stage.get() + 1 == ranks {
+                Stage::with_loss(module, |output: Tensor<1>, _target: ()| output)
+            } else {
+                Stage::new(module)
+            })
+        };
+        let config = PipelineConfig { optimizer: Some(SgdConfig::new().init()), ..PipelineConfig::default() };
+        let pipeline = Pipeline::launch(setup.program()?, World::local(ranks), &config, make)?;
+        Ok(Self { pipeline, microbatches: microbatches as usize })
+    }
+
+    pub(crate) fn step(&mut self) -> Outcome<StepSummary> {
+        let inputs = vec![pack(Tensor::<1>::ones([1], &Device::flex())); self.microbatches];
+        Ok(self.pipeline.step_batch(Batch::new(inputs, vec![Values::new(); self.microbatches]), 0.1)?)
+    }
 }
 
 /// Returns the schedule of one microbatch through all ranks and back, as CSV.
@@ -71,24 +101,10 @@ fn one_microbatch(ranks: u32) -> String {
     (0..ranks).map(|rank| row(rank) + "\n").collect()
 }
 
-fn measure(ranks: u32, options: &Options) -> Result<(), Box<dyn Error>> {
-    let parameters = options.parameters;
-    let make = move |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
-        let device = Device::flex().autodiff();
-        let parameters = (0..parameters).map(|_| Param::from_tensor(Tensor::ones([1], &device)));
-        let module = Nothing { parameters: parameters.collect(), stage };
-        Ok(if stage.get() + 1 == ranks {
-            Stage::with_loss(module, |output: Tensor<1>, _target: ()| output)
-        } else {
-            Stage::new(module)
-        })
-    };
-    let config = PipelineConfig { optimizer: Some(SgdConfig::new().init()), ..PipelineConfig::default() };
-    let program = Setup::new(&one_microbatch(ranks), ranks, 1).program()?;
-    let mut pipeline = Pipeline::launch(program, World::local(ranks), &config, make)?;
-    let inputs: Vec<Values> = vec![pack(Tensor::<1>::ones([1], &Device::flex()))];
-    let mut outside = || -> Result<f64, Box<dyn Error>> {
-        let step = pipeline.step_batch(Batch::new(inputs.clone(), vec![Values::new()]), 0.1)?;
+fn measure(ranks: u32, options: &Options) -> Outcome {
+    let mut pipeline = Idle::launch(Setup::new(&one_microbatch(ranks), ranks, 1), options.parameters)?;
+    let mut outside = || -> Outcome<f64> {
+        let step = pipeline.step()?;
         // The end of the program on the last rank. The rest of the step is the time that is measured.
         let all = (0..ranks).flat_map(|rank| step.timeline.events_of(Rank::new(rank)));
         let end = all.map(|event| event.end).fold(0.0, f64::max);

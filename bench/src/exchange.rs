@@ -9,7 +9,6 @@
 //! for the computation of another one that has more rows. So the tokens of this model have large embeddings,
 //! which stay different, unless `--uneven` says otherwise.
 
-use std::error::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,11 +23,11 @@ use pipewright_models::{
 };
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::{GenerateError, Method, Schedule, ScheduleSpec, StageIndex, generate, partition};
+use serde::{Deserialize, Serialize};
 
 use crate::family_models::{Family, qwen3_moe};
 use crate::model::{SEED, SEQUENCE, VOCABULARY};
-use crate::processes::mpirun;
-use crate::statistics::Spread;
+use crate::harness::{Figures, Outcome, Spread, as_process, in_processes};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -94,7 +93,8 @@ impl Overlapped {
 }
 
 /// Milliseconds of a step, as medians over the steps; of exchanges, means over the processes.
-struct Figures {
+#[derive(Serialize, Deserialize)]
+struct Times {
     step: f64,
     /// The fields of [`ExchangeTime`].
     exchange: f64,
@@ -102,7 +102,7 @@ struct Figures {
     waited: f64,
 }
 
-impl Figures {
+impl Times {
     fn of(steps: &[StepSummary]) -> Self {
         let median =
             |time: &dyn Fn(&StepSummary) -> f64| Spread::new(steps.iter().map(time).collect()).median();
@@ -120,25 +120,13 @@ impl Figures {
         }
     }
 
-    fn read(printed: &str) -> Result<Self, Box<dyn Error>> {
-        let figures: serde_json::Value = serde_json::from_str(printed)?;
-        let figure = |name: &str| figures[name].as_f64().ok_or_else(|| format!("no `{name}` in {figures}"));
-        let [step, exchange] = [figure("step")?, figure("exchange")?];
-        Ok(Self { step, exchange, exposed: figure("exposed")?, waited: figure("waited")? })
-    }
-
-    fn to_json(&self) -> serde_json::Value {
-        let Self { step, exchange, exposed, waited } = self;
-        serde_json::json!({ "step": step, "exchange": exchange, "exposed": exposed, "waited": waited })
-    }
-
     /// Returns the part of the exchanges in which a process computes nothing.
     fn share(&self) -> f64 {
         self.exposed / self.exchange
     }
 }
 
-impl fmt::Display for Figures {
+impl fmt::Display for Times {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { step, exchange, exposed, waited } = self;
         write!(f, "exchange {exchange:.1} ms a step, exposed {exposed:.1} ms: {:.3}; ", self.share())?;
@@ -146,30 +134,27 @@ impl fmt::Display for Figures {
     }
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     if options.child {
-        return run_child(options);
+        return as_process(|world| measure(world, options));
     }
     let folder = tempfile::tempdir()?;
     if !options.uneven {
         write_even(folder.path())?;
     }
     let weights = (!options.uneven).then_some(folder.path());
-    let [mut hidden, mut apart, mut remaining, mut ratios] = [const { Vec::new() }; 4];
+    let mut figures = Figures::default();
     for turn in 1..=options.turns {
         let by_turns = run_processes(options, weights, false)?;
         let alone = run_processes(options, weights, true)?;
         println!("turn {turn}, by turns: {by_turns}");
         println!("turn {turn}, apart:    {alone}");
-        hidden.push(by_turns.share());
-        apart.push(alone.share());
-        remaining.push(by_turns.exposed / alone.exchange);
-        ratios.push(by_turns.step / alone.step);
+        figures.add("exposed over exchange, by turns", by_turns.share());
+        figures.add("exposed over exchange, apart", alone.share());
+        figures.add("exposed by turns over exchange apart", by_turns.exposed / alone.exchange);
+        figures.add("step by turns over step apart", by_turns.step / alone.step);
     }
-    println!("exposed over exchange, by turns:          {}", Spread::new(hidden));
-    println!("exposed over exchange, apart:             {}", Spread::new(apart));
-    println!("exposed by turns over exchange apart:     {}", Spread::new(remaining));
-    println!("step by turns over step apart:            {}", Spread::new(ratios));
+    print!("{figures}");
     Ok(())
 }
 
@@ -187,14 +172,14 @@ impl<S: ParameterSource> ParameterSource for LargeEmbeddings<S> {
 }
 
 /// Writes a model whose routers give all experts about as many tokens.
-fn write_even(folder: &Path) -> Result<(), Box<dyn Error>> {
+fn write_even(folder: &Path) -> Outcome {
     let config = qwen3_moe();
     let mut source = LargeEmbeddings(config.initial(SEED));
     let stage = config.build_stage(0..config.layers(), &mut source, &Device::flex().into())?;
     Ok(hf::save(folder, &config, &[&stage])?)
 }
 
-fn run_processes(options: &Options, weights: Option<&Path>, apart: bool) -> Result<Figures, Box<dyn Error>> {
+fn run_processes(options: &Options, weights: Option<&Path>, apart: bool) -> Outcome<Times> {
     let (steps, microbatches) = (options.steps.to_string(), options.microbatches.to_string());
     let mut arguments = vec!["exchange", "--child", "--steps", &steps, "--microbatches", &microbatches];
     arguments.extend(["--schedule", options.schedule.argument()]);
@@ -202,20 +187,10 @@ fn run_processes(options: &Options, weights: Option<&Path>, apart: bool) -> Resu
     if let Some(weights) = weights {
         arguments.extend(["--weights", weights.to_str().ok_or("the folder's name is not UTF-8")?]);
     }
-    Figures::read(&mpirun(&arguments)?)
+    in_processes(&arguments)
 }
 
-fn run_child(options: &Options) -> Result<(), Box<dyn Error>> {
-    let world = World::mpi(Duration::from_secs(60))?;
-    let speaks = world.own_ranks().any(|rank| rank.get() == 0);
-    let figures = measure(world, options)?;
-    if speaks {
-        println!("{}", figures.to_json());
-    }
-    Ok(())
-}
-
-fn measure(world: World, options: &Options) -> Result<Figures, Box<dyn Error>> {
+fn measure(world: World, options: &Options) -> Outcome<Times> {
     let lowering =
         TrainingLowering { replicas: REPLICAS, keep_overlaps: !options.apart, ..TrainingLowering::default() };
     let program = for_training(&options.schedule.generate(options.microbatches)?, &lowering)?;
@@ -247,5 +222,5 @@ fn measure(world: World, options: &Options) -> Result<Figures, Box<dyn Error>> {
     for _ in 0..options.steps {
         steps.push(pipeline.step(ids(0), ids(1), 3e-4)?);
     }
-    Ok(Figures::of(&steps[2.min(steps.len().saturating_sub(1))..]))
+    Ok(Times::of(&steps[2.min(steps.len().saturating_sub(1))..]))
 }

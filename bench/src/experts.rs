@@ -2,14 +2,12 @@
 //! products: as wide as the experts of a token together. Both run forward and backward, with the gradients of
 //! inputs and weights, in turn.
 
-use std::error::Error;
-use std::time::Instant;
 
 use burn::module::Param;
 use burn::tensor::{Device, Distribution, Tensor};
 use pipewright::nn::{Expert, ExpertActivation, ExpertForm, Linear, Routing, mix_experts};
 
-use crate::statistics::Spread;
+use crate::harness::{Outcome, compare, seconds};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -37,7 +35,7 @@ pub(crate) struct Options {
     rounds: usize,
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     let &Options { tokens, width, inner, experts, chosen, biases, rounds } = options;
     let device = Device::flex();
     let random = |shape: [usize; 2], deviation| {
@@ -63,20 +61,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 
     let sparse = || mix_experts(x.clone(), &Routing::new(logits.clone(), chosen, true), &mixture);
     let dense = || wide.forward(x.clone());
-    let timed = |layer: &dyn Fn() -> Tensor<2>| {
-        let start = Instant::now();
-        drop(layer().sum().backward());
-        start.elapsed().as_secs_f64()
-    };
-    let round = || (timed(&sparse), timed(&dense));
-    round();
-    let times: Vec<(f64, f64)> = (0..rounds).map(|_| round()).collect();
-    let ratio = Spread::new(times.iter().map(|(sparse, dense)| sparse / dense).collect());
-    let milliseconds =
-        |of: fn(&(f64, f64)) -> f64| Spread::new(times.iter().map(|time| of(time) * 1e3).collect());
+    let timed = |layer: &dyn Fn() -> Tensor<2>| seconds(|| Ok(layer().sum().backward()));
     println!("{tokens} tokens of {width}, {chosen} of {experts} experts of {inner}, forward and backward");
-    println!("experts      {} ms", milliseconds(|time| time.0));
-    println!("dense        {} ms", milliseconds(|time| time.1));
-    println!("ratio        {ratio}");
-    Ok(())
+    compare(rounds, ["experts", "dense"], [&mut || timed(&sparse), &mut || timed(&dense)])
 }

@@ -5,7 +5,6 @@
 //! each, so that changes in the speed of the machine affect all. Their losses must agree: it is the same
 //! training.
 
-use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -17,6 +16,7 @@ use pipewright_schedule::words::counted;
 use serde_json::json;
 
 use crate::family_models::{Family, parameters};
+use crate::harness::Outcome;
 use crate::model::{Bench, Setup, blocks_of_first, random_rows};
 use crate::peer_process::{HALF_TOLERANCE, PeerProcess, RATE, TOLERANCE, require_same_loss};
 use crate::precision_figures::{Figures, OF_PEER};
@@ -62,7 +62,7 @@ fn positive(text: &str) -> Result<f64, String> {
     }
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     let mut all = Vec::new();
     for &family in &options.families {
         let scratch = tempfile::tempdir()?;
@@ -79,7 +79,7 @@ fn compare(
     family: Family,
     options: &Options,
     folder: &Path,
-) -> Result<Vec<(String, Figures)>, Box<dyn Error>> {
+) -> Outcome<Vec<(String, Figures)>> {
     let model = family.write(folder)?;
     let [active, all] = parameters(&model)?.map(|count| format!("{:.1} M", count as f64 / 1e6));
     let rows = random_rows(options.microbatches, options.sequence);
@@ -143,7 +143,7 @@ impl Sides {
         options: &Options,
         folder: &Path,
         rows: &[Vec<i32>],
-    ) -> Result<Self, Box<dyn Error>> {
+    ) -> Outcome<Self> {
         let cut = if ranks == 2 { Some(blocks_of_first(model, options.sequence)?) } else { None };
         let start = |precision| {
             let setup = Setup {
@@ -153,7 +153,7 @@ impl Sides {
             };
             let initial = InitialParameters::Directory(folder.to_owned());
             let bench = Bench::of_model(World::local(ranks), &setup, model.clone(), initial)?;
-            Ok::<_, Box<dyn Error>>(bench.on_rows(rows).with_rate(RATE))
+            Outcome::Ok(bench.on_rows(rows).with_rate(RATE))
         };
         let own = [start(Precision::F32)?, start(Precision::Bf16)?];
         let of_peer: &[&str] = if options.alone { &[] } else { &OF_PEER };
@@ -175,7 +175,7 @@ impl Sides {
 
     /// Trains a step on each side. PyTorch's bfloat16 alone has the loss of the others in the first step
     /// only: the rounding of its parameters loses most updates at this rate.
-    fn step(&mut self, is_first: bool) -> Result<Rates, Box<dyn Error>> {
+    fn step(&mut self, is_first: bool) -> Outcome<Rates> {
         let tokens = self.own[0].tokens as f64;
         let (mut own, mut losses) = ([0.0; 2], [0.0; 2]);
         for ((bench, rate), loss) in self.own.iter_mut().zip(&mut own).zip(&mut losses) {
@@ -200,7 +200,7 @@ impl Sides {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parsed::parsed;
+    use crate::harness::parsed;
 
     #[test]
     fn options_have_defaults_and_limits() {

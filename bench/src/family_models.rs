@@ -1,6 +1,5 @@
 //! The Nemotron-H and the Qwen3-MoE that are compared with PyTorch and transformers.
 
-use std::error::Error;
 use std::path::Path;
 
 use pipewright_models::decoder::{DecoderConfig, MixtureConfig};
@@ -9,6 +8,7 @@ use pipewright_models::nemotron_h::{BlockKind, NemotronHConfig};
 use pipewright_models::qwen3_moe::Qwen3MoeConfig;
 use pipewright_models::{ModelConfig, ModelFamily};
 
+use crate::harness::Outcome;
 use crate::model::{HEADS, LAYERS, VOCABULARY, WIDTH, write};
 
 /// A family that both sides have.
@@ -79,7 +79,7 @@ pub(crate) fn qwen3_moe() -> Qwen3MoeConfig {
 }
 
 /// Returns the numbers of the parameters that a token meets, and of all.
-pub(crate) fn parameters(model: &ModelConfig) -> Result<[usize; 2], Box<dyn Error>> {
+pub(crate) fn parameters(model: &ModelConfig) -> Outcome<[usize; 2]> {
     let specs = model.parameters()?;
     let sizes = specs.iter().map(|spec| (spec.path.as_str(), spec.shape.iter().product()));
     let (chosen, experts) = match model {

@@ -3,7 +3,6 @@
 //! written, with the metrics and a timeline, are compared with steps that begin during it
 //! (`Trainer::step_ahead`), and with `--post-validation` both with updates before the gradient norm.
 
-use std::error::Error;
 use std::time::Duration;
 
 use pipewright::pipeline::{StepGap, StepSummary};
@@ -13,8 +12,7 @@ use pipewright::transport::World;
 use tempfile::TempDir;
 
 use crate::model::{Bench, SEQUENCE, Setup, VOCABULARY, random_numbers};
-use crate::processes::mpirun;
-use crate::statistics::Spread;
+use crate::harness::{Outcome, Spread, as_process, in_processes};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -45,23 +43,21 @@ pub(crate) struct Options {
 /// A gradient norm that no step of the bench model reaches, so that no update is repaired.
 const CLIP_NORM: f64 = 1e6;
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     for schedule in &options.schedules {
         if options.child {
-            let world = World::mpi(Duration::from_secs(60))?;
-            let is_first = world.own_ranks().any(|rank| rank.get() == 0);
-            let measured = [Measured::launch(world, schedule, 2, options, options.post_validation)?];
-            let text = measure(measured.into(), schedule, 2, options)?;
-            if is_first {
-                println!("{text}");
-            }
+            as_process(|world| {
+                let measured = Measured::launch(world, schedule, 2, options, options.post_validation)?;
+                measure(vec![measured], schedule, 2, options)
+            })?;
         } else if options.processes {
             let (microbatches, steps) = (options.microbatches.to_string(), options.steps.to_string());
             let sizes = ["--microbatches", &microbatches, "--steps", &steps];
             let arguments = [&["gaps", "--child", "--schedules", schedule][..], &sizes].concat();
-            print!("processes, {}", mpirun(&arguments)?);
+            println!("processes, {}", in_processes::<String>(&arguments)?);
             if options.post_validation {
-                print!("processes, {}", mpirun(&[&arguments[..], &["--post-validation"]].concat())?);
+                let early = [&arguments[..], &["--post-validation"]].concat();
+                println!("processes, {}", in_processes::<String>(&early)?);
             }
         } else {
             for &ranks in &options.ranks {
@@ -99,7 +95,7 @@ impl Measured {
         ranks: u32,
         options: &Options,
         post_validation: bool,
-    ) -> Result<Self, Box<dyn Error>> {
+    ) -> Outcome<Self> {
         let setup = Setup::new(schedule, ranks, options.microbatches);
         let bench = Bench::over(world, &Setup { clip_norm: CLIP_NORM, post_validation, ..setup })?;
         let data = DataConfig { seq_len: SEQUENCE, ..DataConfig::default() };
@@ -136,7 +132,7 @@ fn measure(
     schedule: &str,
     ranks: u32,
     options: &Options,
-) -> Result<String, Box<dyn Error>> {
+) -> Outcome<String> {
     let count = options.steps.div_ceil(TURNS);
     for _ in 0..TURNS {
         for Measured { trainer, log, alone, ahead, .. } in &mut measured {
@@ -178,7 +174,7 @@ fn steps(
     log: &mut RunLog,
     count: usize,
     ahead: bool,
-) -> Result<Vec<StepSummary>, Box<dyn Error>> {
+) -> Outcome<Vec<StepSummary>> {
     let mut summaries = Vec::new();
     for step in 1..=count + 2 {
         let (metrics, summary) =

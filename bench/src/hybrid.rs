@@ -10,8 +10,6 @@
 //! one rank alone, and on as many one-rank pipelines as there are ranks, side by side. All runs alternate.
 //! Times are without the optimizer, which follows the parameters and not the work.
 
-use std::error::Error;
-use std::time::Duration;
 
 use pipewright::pipeline::StepSummary;
 use pipewright::transport::World;
@@ -19,8 +17,8 @@ use pipewright_models::hybrid::{HybridConfig, Pattern};
 use pipewright_models::{InitialParameters, ModelConfig};
 use pipewright_schedule::{Method, ModelDesc, Rank, partition};
 
-use crate::model::{Bench, SEED, SEQUENCE, Setup, VOCABULARY, random_rows, side_by_side};
-use crate::statistics::Spread;
+use crate::model::{Bench, SEED, SEQUENCE, Setup, VOCABULARY, random_rows, side_by_side, without_update};
+use crate::harness::{Figures, Outcome};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -42,14 +40,14 @@ pub(crate) struct Options {
 const RANKS: u32 = 2;
 const PATTERN: &str = "AEMEAMDAMDAMDAMDE";
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     let &Options { steps, microbatches, even, .. } = options;
     let model = ModelConfig::Hybrid(config(Pattern::new(&options.pattern)?));
     let method = if even { Method::Even } else { Method::Optimal };
     print_cut(&model.describe(SEQUENCE), &method)?;
 
     let rows = random_rows(microbatches, SEQUENCE);
-    let start = |schedule, ranks| -> Result<Bench, Box<dyn Error>> {
+    let start = |schedule, ranks| -> Outcome<Bench> {
         let setup = Setup { cut: &method, send_early: false, ..Setup::new(schedule, ranks, microbatches) };
         let initial = InitialParameters::Seed(SEED);
         Ok(Bench::of_model(World::local(ranks), &setup, model.clone(), initial)?.on_rows(&rows))
@@ -59,29 +57,26 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     pipeline.steps(2, 0)?;
     side_by_side(&mut singles)?;
 
-    let (mut to_alone, mut to_beside, mut busiest) = (Vec::new(), Vec::new(), Vec::new());
+    let mut figures = Figures::default();
     for turn in 0..steps {
         let one = turn % singles.len();
         let alone = work(&singles[one].step()?);
         let step = pipeline.step()?;
         let beside = side_by_side(&mut singles)?;
         let beside = beside.iter().map(work).sum::<f64>() / beside.len() as f64;
-        let took = program(&step);
-        to_alone.push(took / bound(alone, RANKS, microbatches));
-        to_beside.push(took / bound(beside, RANKS, microbatches));
+        let over = |work| without_update(&step) / bound(work, RANKS, microbatches);
+        figures.add("over (work of one rank alone / ranks + fill)", over(alone));
+        figures.add("over (work of one-rank pipelines side by side / ranks + fill)", over(beside));
         let busy = (0..RANKS).map(|rank| step.timeline.busy(Rank::new(rank)));
         let (most, sum) = busy.fold((0.0, 0.0), |(most, sum), busy| (f64::max(most, busy), sum + busy));
-        busiest.push(most * f64::from(RANKS) / sum);
+        figures.add("the busiest rank over the mean of the ranks", most * f64::from(RANKS) / sum);
     }
-    println!("a step on {RANKS} ranks over (work of one rank / {RANKS} + fill):");
-    println!("  the work of a rank alone:                   {}", Spread::new(to_alone));
-    println!("  the work of {RANKS} one-rank pipelines side by side: {}", Spread::new(to_beside));
-    println!("the busiest rank over the mean of the ranks:  {}", Spread::new(busiest));
+    print!("a step on {RANKS} ranks\n{figures}");
     Ok(())
 }
 
 /// Prints the layers of each stage with their part of the whole cost.
-fn print_cut(model: &ModelDesc, method: &Method) -> Result<(), Box<dyn Error>> {
+fn print_cut(model: &ModelDesc, method: &Method) -> Outcome {
     let weights = model.weights();
     let all: u64 = weights.iter().sum();
     for range in partition(&weights, RANKS, method)?.ranges() {
@@ -90,12 +85,6 @@ fn print_cut(model: &ModelDesc, method: &Method) -> Result<(), Box<dyn Error>> {
         println!("{:.1}% of the cost: {}", 100.0 * cost as f64 / all as f64, kinds.join(" "));
     }
     Ok(())
-}
-
-/// Returns the time of a step without the optimizer.
-fn program(step: &StepSummary) -> f64 {
-    let update = step.update.iter().max().map_or(0.0, Duration::as_secs_f64);
-    step.wall.as_secs_f64() - update
 }
 
 /// Returns the time in which a one-rank pipeline computes.

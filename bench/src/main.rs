@@ -36,52 +36,19 @@
 
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
 
-#[cfg(test)]
-mod parsed;
+mod harness;
 mod model;
-mod peer_process;
-mod products;
-mod product_rates;
-mod statistics;
 mod pairs;
+mod peer_process;
 mod precision_figures;
 mod predicted_run;
-mod processes;
-mod activations;
-mod adapters;
-mod bandwidth;
-mod bound;
-mod checkpoints;
-mod copies;
-mod corpus;
-mod engine;
-mod epilogue;
-mod experts;
+mod products;
 mod family_models;
-mod exchange;
-mod families;
-mod gaps;
-mod hybrid;
-mod memory;
-mod overhead;
-mod peer;
-mod ping_pong;
-mod precision;
-mod predict;
-mod prompts;
-mod ends;
-mod published;
-mod scan;
-mod schedules;
-mod shards;
-mod verification;
-#[cfg(feature = "tokenizers")]
-mod tokenizing;
 
-use std::error::Error;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use harness::Outcome;
 use pipewright::memory::TrackingAllocator;
 
 #[global_allocator]
@@ -94,111 +61,96 @@ struct Arguments {
     bench: Bench,
 }
 
-#[derive(Subcommand)]
-enum Bench {
+/// Declares the benches: the name of each, and its module with `Options` and `run`.
+macro_rules! benches {
+    ($($(#[$about:meta])* $name:ident: $module:ident $(in $feature:literal)?,)+) => {
+        $($(#[cfg(feature = $feature)])? mod $module;)+
+
+        #[derive(Subcommand)]
+        enum Bench {
+            $($(#[$about])* $(#[cfg(feature = $feature)])? $name($module::Options),)+
+        }
+
+        impl Bench {
+            fn run(&self) -> Outcome {
+                match self {
+                    $($(#[cfg(feature = $feature)])? Self::$name(options) => $module::run(options),)+
+                }
+            }
+        }
+    };
+}
+
+benches! {
     /// 1F1B on two ranks against (m + p - 1) x the slowest stage's time a microbatch.
-    Bound(bound::Options),
+    Bound: bound,
     /// Peak resident size of 1F1B and GPipe with 8 and with 64 microbatches.
-    Memory(memory::Options),
+    Memory: memory,
     /// Measured peaks of activations against the simulation, for each schedule.
-    Activations(activations::Options),
+    Activations: activations,
     /// Time per action with stages that do nothing.
-    Overhead(overhead::Options),
+    Overhead: overhead,
     /// Time after the program, on ranks that do nothing.
-    Epilogue(epilogue::Options),
+    Epilogue: epilogue,
     /// The time between two steps, with its parts.
-    Gaps(gaps::Options),
+    Gaps: gaps,
     /// The cost of saving a checkpoint, against a step.
-    Checkpoints(checkpoints::Options),
+    Checkpoints: checkpoints,
     /// Steps with copies of the state in memory against steps without, in turn.
-    Copies(copies::Options),
+    Copies: copies,
     /// The time to generate, lower, validate and simulate a schedule.
-    Engine(engine::Options),
+    Engine: engine,
     /// Each schedule against twice one rank's speed, and against its own simulation.
-    Schedules(schedules::Options),
+    Schedules: schedules,
     /// Step times, busy times and memory that a profile predicts, against measured ones.
-    Predict(predict::Options),
+    Predict: predict,
     /// A mixture of experts against the dense layer with the same operations.
-    Experts(experts::Options),
+    Experts: experts,
     /// The exchange of experts under DualPipeV in two processes, with overlaps by turns and taken apart.
-    Exchange(exchange::Options),
+    Exchange: exchange,
     /// A prompt of a model with latent attention, with the keys and values of all heads and in the latents.
-    Prompts(prompts::Options),
+    Prompts: prompts,
     /// The matrix products of a layer, against the highest rate of their instructions.
-    Products(product_rates::Options),
+    Products: product_rates,
     /// The operations of a layer other than products, against the rate of memory.
-    Bandwidth(bandwidth::Options),
+    Bandwidth: bandwidth,
     /// Mamba-2's scan in chunks, against its recurrence token by token.
-    Scan(scan::Options),
+    Scan: scan,
     /// The memory of a rank with sharded parameters, against replicated ones.
-    Shards(shards::Options),
+    Shards: shards,
     /// Steps with the checksums of `run.verify` against steps without, in turn.
-    Verification(verification::Options),
+    Verification: verification,
     /// Two processes over MPI against two threads, in turn.
-    Processes(processes::Options),
+    Processes: processes,
     /// Messages between two processes over MPI, with and without receives that are posted for them.
-    PingPong(ping_pong::Options),
+    PingPong: ping_pong,
     /// A hybrid model on two ranks, cut by its costs, against half of the work of one rank.
-    Hybrid(hybrid::Options),
+    Hybrid: hybrid,
     /// A hybrid model with a heavy head and further predictions, by its plan, against the bound of all plans.
-    Ends(ends::Options),
+    Ends: ends,
     /// Throughput against PyTorch, in turn.
-    Peer(peer::Options),
+    Peer: peer,
     /// Throughput in f32 and in bfloat16, in turn, and with `--peer` PyTorch's.
-    Precision(precision::Options),
+    Precision: precision,
     /// Throughput of Nemotron-H and Qwen3-MoE in f32 and in bfloat16 against PyTorch with transformers, step
     /// by step in turn.
-    Families(families::Options),
+    Families: families,
     /// A step that trains adapters against a step of the whole model, and with `--peer` against PEFT, in
     /// turn.
-    Adapters(adapters::Options),
+    Adapters: adapters,
     /// The rate of `pipewright tokenize` against the tokenizers library's own, in turn.
-    #[cfg(feature = "tokenizers")]
-    Tokenizing(tokenizing::Options),
+    Tokenizing: tokenizing in "tokenizers",
     /// Training on ids in a large file against ids in memory, in turn, and the memory for the data.
-    Corpus(corpus::Options),
+    Corpus: corpus,
     /// Predicted steps on clusters against published ones.
-    Published(published::Options),
+    Published: published,
 }
 
 fn main() -> ExitCode {
     // As in the command line, freed memory stays with the process. SAFETY: no other thread runs yet; 15 is
     // `mi_option_purge_delay` of mimalloc's C interface.
     unsafe { libmimalloc_sys::mi_option_set(15, -1) };
-    let outcome: Result<(), Box<dyn Error>> = match Arguments::parse().bench {
-        Bench::Bound(options) => bound::run(&options),
-        Bench::Memory(options) => memory::run(&options),
-        Bench::Activations(options) => activations::run(&options),
-        Bench::Overhead(options) => overhead::run(&options),
-        Bench::Epilogue(options) => epilogue::run(&options),
-        Bench::Gaps(options) => gaps::run(&options),
-        Bench::Checkpoints(options) => checkpoints::run(&options),
-        Bench::Copies(options) => copies::run(&options),
-        Bench::Engine(options) => engine::run(&options),
-        Bench::Schedules(options) => schedules::run(&options),
-        Bench::Predict(options) => predict::run(&options),
-        Bench::Experts(options) => experts::run(&options),
-        Bench::Exchange(options) => exchange::run(&options),
-        Bench::Prompts(options) => prompts::run(&options),
-        Bench::Products(options) => product_rates::run(&options),
-        Bench::Bandwidth(options) => bandwidth::run(&options),
-        Bench::Scan(options) => scan::run(&options),
-        Bench::Shards(options) => shards::run(&options),
-        Bench::Verification(options) => verification::run(&options),
-        Bench::Processes(options) => processes::run(&options),
-        Bench::PingPong(options) => ping_pong::run(&options),
-        Bench::Hybrid(options) => hybrid::run(&options),
-        Bench::Ends(options) => ends::run(&options),
-        Bench::Peer(options) => peer::run(&options),
-        Bench::Precision(options) => precision::run(&options),
-        Bench::Families(options) => families::run(&options),
-        Bench::Adapters(options) => adapters::run(&options),
-        #[cfg(feature = "tokenizers")]
-        Bench::Tokenizing(options) => tokenizing::run(&options),
-        Bench::Corpus(options) => corpus::run(&options),
-        Bench::Published(options) => published::run(&options),
-    };
-    match outcome {
+    match Arguments::parse().bench.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             println!("failed: {error}");

@@ -3,10 +3,10 @@
 //!
 //! Each run is a separate process, because a peak resident size cannot be reset.
 
-use std::error::Error;
 use std::fs;
 use std::process::Command;
 
+use crate::harness::Outcome;
 use crate::model::Bench;
 
 /// Size of the measurement.
@@ -20,7 +20,7 @@ pub(crate) struct Options {
     child: Option<String>,
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     if let Some(child) = &options.child {
         return run_child(child, options.ranks);
     }
@@ -38,7 +38,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn run_child(child: &str, ranks: u32) -> Result<(), Box<dyn Error>> {
+fn run_child(child: &str, ranks: u32) -> Outcome {
     let (schedule, microbatches) = child.split_once(',').ok_or("SCHEDULE,MICROBATCHES")?;
     Bench::new(schedule, ranks, microbatches.parse()?)?.steps(0, 3)?;
     let status = fs::read_to_string("/proc/self/status")?;
@@ -51,7 +51,7 @@ fn run_child(child: &str, ranks: u32) -> Result<(), Box<dyn Error>> {
 }
 
 /// Returns the peak resident size in KiB.
-fn peak(schedule: &str, microbatches: u32, ranks: u32) -> Result<f64, Box<dyn Error>> {
+fn peak(schedule: &str, microbatches: u32, ranks: u32) -> Outcome<f64> {
     let child = format!("{schedule},{microbatches}");
     let output = Command::new(std::env::current_exe()?)
         .args(["memory", "--ranks", &ranks.to_string(), "--child", &child])

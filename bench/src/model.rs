@@ -1,9 +1,9 @@
 //! The bench model: a Llama of 8 layers, hidden 512, sequences of 256, one row per microbatch, AdamW, and f32
 //! unless a bench sets another precision.
 
-use std::error::Error;
 use std::num::NonZeroU32;
 use std::path::Path;
+use std::time::Duration;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::checkpoint::RankState;
@@ -25,6 +25,8 @@ use pipewright_schedule::{
     Level, LowerConfig, Method, Recompute, ScheduleSpec, StageIndex, TrainedStages, ValidatedProgram, csv,
     generate, lower, partition, validate,
 };
+
+use crate::harness::Outcome;
 
 /// Tokens of a row.
 pub(crate) const SEQUENCE: usize = 256;
@@ -101,12 +103,12 @@ impl<'a> Setup<'a> {
     }
 
     /// Makes the program of the setup, in which all stages are trained.
-    pub(crate) fn program(&self) -> Result<ValidatedProgram, Box<dyn Error>> {
+    pub(crate) fn program(&self) -> Outcome<ValidatedProgram> {
         self.program_of(TrainedStages::ALL)
     }
 
     /// Makes the program of the setup in which these stages are trained.
-    fn program_of(&self, trained: TrainedStages) -> Result<ValidatedProgram, Box<dyn Error>> {
+    fn program_of(&self, trained: TrainedStages) -> Outcome<ValidatedProgram> {
         let Self { ranks, stages_per_rank, microbatches, .. } = *self;
         let spec = ScheduleSpec { ranks, stages_per_rank, microbatches, ..ScheduleSpec::default() };
         let schedule = if self.schedule.contains(',') {
@@ -129,12 +131,12 @@ impl<'a> Setup<'a> {
 
 impl Bench {
     /// Starts the model under `schedule` on `ranks` ranks, with one thread each.
-    pub(crate) fn new(schedule: &str, ranks: u32, microbatches: u32) -> Result<Self, Box<dyn Error>> {
+    pub(crate) fn new(schedule: &str, ranks: u32, microbatches: u32) -> Outcome<Self> {
         Self::over(World::local(ranks), &Setup::new(schedule, ranks, microbatches))
     }
 
     /// Starts the model on the ranks of `world`.
-    pub(crate) fn over(world: World, setup: &Setup<'_>) -> Result<Self, Box<dyn Error>> {
+    pub(crate) fn over(world: World, setup: &Setup<'_>) -> Outcome<Self> {
         Self::of_model(world, setup, ModelConfig::Llama(config()), InitialParameters::Seed(SEED))
     }
 
@@ -144,7 +146,7 @@ impl Bench {
         setup: &Setup<'_>,
         model: ModelConfig,
         initial: InitialParameters,
-    ) -> Result<Self, Box<dyn Error>> {
+    ) -> Outcome<Self> {
         Self::of_cut(world, setup, model.into(), initial)
     }
 
@@ -154,7 +156,7 @@ impl Bench {
         setup: &Setup<'_>,
         model: CutModel,
         initial: InitialParameters,
-    ) -> Result<Self, Box<dyn Error>> {
+    ) -> Outcome<Self> {
         let weights = model.model().describe(setup.sequence).weights();
         let stages = partition(&weights, setup.program()?.placement().stages(), setup.cut)?;
         let program = setup.program_of(model.trained_stages(&stages)?)?;
@@ -212,17 +214,17 @@ impl Bench {
     }
 
     /// Returns the state of the ranks between two steps.
-    pub(crate) fn state(&mut self) -> Result<Vec<RankState>, Box<dyn Error>> {
+    pub(crate) fn state(&mut self) -> Outcome<Vec<RankState>> {
         Ok(self.pipeline.state()?)
     }
 
     /// Runs a training step.
-    pub(crate) fn step(&mut self) -> Result<StepSummary, Box<dyn Error>> {
+    pub(crate) fn step(&mut self) -> Outcome<StepSummary> {
         Ok(self.pipeline.step(self.inputs.clone(), self.targets.clone(), self.rate)?)
     }
 
     /// Runs `warmup` steps, then `count` steps whose results it returns.
-    pub(crate) fn steps(&mut self, warmup: usize, count: usize) -> Result<Vec<StepSummary>, Box<dyn Error>> {
+    pub(crate) fn steps(&mut self, warmup: usize, count: usize) -> Outcome<Vec<StepSummary>> {
         for _ in 0..warmup {
             self.step()?;
         }
@@ -230,8 +232,14 @@ impl Bench {
     }
 }
 
+/// Returns the seconds of a step without the optimizer.
+pub(crate) fn without_update(step: &StepSummary) -> f64 {
+    let update = step.update.iter().max().map_or(0.0, Duration::as_secs_f64);
+    step.wall.as_secs_f64() - update
+}
+
 /// Runs a step of each pipeline at the same time.
-pub(crate) fn side_by_side(pipelines: &mut [Bench]) -> Result<Vec<StepSummary>, Box<dyn Error>> {
+pub(crate) fn side_by_side(pipelines: &mut [Bench]) -> Outcome<Vec<StepSummary>> {
     let step = |bench: &mut Bench| bench.step().map_err(|error| error.to_string());
     let reports: Result<Vec<StepSummary>, String> = std::thread::scope(|scope| {
         let threads: Vec<_> = pipelines.iter_mut().map(|bench| scope.spawn(move || step(bench))).collect();
@@ -244,7 +252,7 @@ pub(crate) fn side_by_side(pipelines: &mut [Bench]) -> Result<Vec<StepSummary>, 
 }
 
 /// Returns the bytes of each stage's input for one microbatch, if the model is cut into `stages` stages.
-pub(crate) fn input_bytes(stages: u32) -> Result<Vec<u64>, Box<dyn Error>> {
+pub(crate) fn input_bytes(stages: u32) -> Outcome<Vec<u64>> {
     let layers = config().describe(SEQUENCE);
     let cut = partition(&layers.weights(), stages, &Method::Optimal)?;
     let ids = (SEQUENCE * size_of::<i64>()) as u64;
@@ -256,7 +264,7 @@ pub(crate) fn input_bytes(stages: u32) -> Result<Vec<u64>, Box<dyn Error>> {
 }
 
 /// Returns the number of parameters of each stage, if the model is cut into `stages` stages.
-pub(crate) fn parameters(stages: u32) -> Result<Vec<u64>, Box<dyn Error>> {
+pub(crate) fn parameters(stages: u32) -> Outcome<Vec<u64>> {
     let layers = config().describe(SEQUENCE);
     let cut = partition(&layers.weights(), stages, &Method::Optimal)?;
     let of_range =
@@ -265,7 +273,7 @@ pub(crate) fn parameters(stages: u32) -> Result<Vec<u64>, Box<dyn Error>> {
 }
 
 /// Returns how many blocks the first of two ranks has. The embedding is the first layer of a model.
-pub(crate) fn blocks_of_first(model: &ModelConfig, sequence: usize) -> Result<usize, Box<dyn Error>> {
+pub(crate) fn blocks_of_first(model: &ModelConfig, sequence: usize) -> Outcome<usize> {
     let cut = partition(&model.describe(sequence).weights(), 2, &Method::Optimal)?;
     let first = cut.ranges().next().ok_or("a partition has stages")?;
     Ok(first.len() - 1)

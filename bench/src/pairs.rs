@@ -4,15 +4,17 @@
 //! user waits for. The processor time of the process has the work alone: other programs of the machine take
 //! time from it, and hardly any processor time.
 
-use std::error::Error;
 use std::fmt;
 use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use crate::statistics::Spread;
+use serde::{Deserialize, Serialize};
+
+use crate::harness::{Outcome, Spread};
 
 /// The ratios of steps with an addition to steps without it, pair by pair.
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Pairs {
     pub(crate) time: Vec<f64>,
     /// Empty if the system does not tell processor times.
@@ -32,10 +34,7 @@ impl Pairs {
     /// Takes `rounds` pairs of steps. `step` takes one, with the addition if its argument is true. A pair
     /// before them allocates memory that the others reuse, and does not count. Every second pair begins with
     /// the step that has the addition, so that a machine that becomes slower or faster favours neither.
-    pub(crate) fn measure(
-        rounds: usize,
-        mut step: impl FnMut(bool) -> Result<(), Box<dyn Error>>,
-    ) -> Result<Self, Box<dyn Error>> {
+    pub(crate) fn measure(rounds: usize, mut step: impl FnMut(bool) -> Outcome) -> Outcome<Self> {
         let mut pairs = Self { time: Vec::new(), processor: Vec::new(), seconds: Vec::new() };
         for round in 0..=rounds {
             let begins_with = round.is_multiple_of(2);
@@ -56,7 +55,7 @@ impl Pairs {
 }
 
 /// Returns the times of a step.
-fn timed(step: impl FnOnce() -> Result<(), Box<dyn Error>>) -> Result<Times, Box<dyn Error>> {
+fn timed(step: impl FnOnce() -> Outcome) -> Outcome<Times> {
     let (began, before) = (Instant::now(), processor_seconds());
     step()?;
     let time = began.elapsed().as_secs_f64();

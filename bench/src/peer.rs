@@ -5,7 +5,6 @@
 //!
 //! The two sides alternate, so that changes in the speed of the machine affect both.
 
-use std::error::Error;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,7 +12,7 @@ use std::process::Command;
 use crate::model::{Bench, SEQUENCE};
 use crate::processes;
 use crate::products::ceiling;
-use crate::statistics::Spread;
+use crate::harness::{Figures, Outcome, Spread};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -45,29 +44,25 @@ enum PeerSchedule {
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peer/pipeline.py");
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
-    let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut ceilings, mut operations) = (Vec::new(), Vec::new());
+pub(crate) fn run(options: &Options) -> Outcome {
+    let mut figures = Figures::default();
     for turn in 0..options.turns {
         let peer = peer_rate(options)?;
         let own = own_rate(options)?;
         println!("turn {}: pipewright {own:.0} tokens/s, PyTorch {peer:.0}: {:.2} x", turn + 1, own / peer);
         let ceiling = ceiling(2, 16)?;
-        ceilings.push(ceiling.microbatches * SEQUENCE as f64 / peer);
-        operations.push(ceiling.operations / 1e9);
-        ratios.push(own / peer);
-        ours.push(own);
-        theirs.push(peer);
+        figures.add("pipewright, tokens per second", own);
+        figures.add("PyTorch, tokens per second", peer);
+        figures.add("ratio", own / peer);
+        let products = ceiling.microbatches * SEQUENCE as f64;
+        figures.add("matrix products alone, over PyTorch's whole step", products / peer);
+        figures.add("at 10^9 operations a second, two threads", ceiling.operations / 1e9);
     }
-    println!("pipewright: {} tokens/s", Spread::new(ours));
-    println!("PyTorch:    {} tokens/s", Spread::new(theirs));
-    println!("ratio:      {}", Spread::new(ratios));
-    println!("matrix products alone, over PyTorch's whole step: {}", Spread::new(ceilings));
-    println!("at 10^9 operations a second, two threads:         {}", Spread::new(operations));
+    print!("{figures}");
     Ok(())
 }
 
-fn own_rate(options: &Options) -> Result<f64, Box<dyn Error>> {
+fn own_rate(options: &Options) -> Outcome<f64> {
     let schedule = match options.schedule {
         PeerSchedule::OneFOneB => "1f1b",
         PeerSchedule::Zbv => "zbvzerobubble",
@@ -81,7 +76,7 @@ fn own_rate(options: &Options) -> Result<f64, Box<dyn Error>> {
     Ok(Spread::new(rates).median())
 }
 
-fn peer_rate(options: &Options) -> Result<f64, Box<dyn Error>> {
+fn peer_rate(options: &Options) -> Outcome<f64> {
     let steps = options.steps.saturating_sub(2).max(1).to_string();
     let schedule = match options.schedule {
         PeerSchedule::OneFOneB => "1f1b",
@@ -91,7 +86,7 @@ fn peer_rate(options: &Options) -> Result<f64, Box<dyn Error>> {
 }
 
 /// Runs PyTorch's side with these arguments, and returns its tokens per second.
-pub(crate) fn rate(python: &Path, arguments: &[impl AsRef<OsStr>]) -> Result<f64, Box<dyn Error>> {
+pub(crate) fn rate(python: &Path, arguments: &[impl AsRef<OsStr>]) -> Outcome<f64> {
     let output = Command::new(python)
         .arg(SCRIPT)
         .args(arguments)

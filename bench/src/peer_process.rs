@@ -1,7 +1,6 @@
 //! The process in which PyTorch trains a model with transformers (`peer/families.py`): it runs a step for
 //! each line of its input, in turn with the steps of a bench.
 
-use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -9,6 +8,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use serde_json::Value;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peer/families.py");
+use crate::harness::Outcome;
+
 /// How much the losses of two sides may differ, relative to the loss, in single precision.
 pub(crate) const TOLERANCE: f64 = 1e-4;
 /// The same for a loss in bfloat16 and one in single precision.
@@ -42,7 +43,7 @@ impl PeerProcess {
         folder: &Path,
         arguments: &[String],
         cut: Option<usize>,
-    ) -> Result<Self, Box<dyn Error>> {
+    ) -> Outcome<Self> {
         let mut process = Command::new(python)
             .arg(SCRIPT)
             .arg(folder)
@@ -61,13 +62,13 @@ impl PeerProcess {
         Ok(peer)
     }
 
-    pub(crate) fn step(&mut self) -> Result<PeerStep, Box<dyn Error>> {
+    pub(crate) fn step(&mut self) -> Outcome<PeerStep> {
         self.requests.write_all(b"step\n")?;
         Ok(parse_step(&self.answer()?)?)
     }
 
     /// Returns a line of the process's output.
-    fn answer(&mut self) -> Result<String, Box<dyn Error>> {
+    fn answer(&mut self) -> Outcome<String> {
         let mut line = String::new();
         match self.answers.read_line(&mut line)? {
             0 => Err("PyTorch's process has ended; its message is above".into()),

@@ -5,8 +5,7 @@
 //! before them; the tensors of a skip connection are announced, and the receiver then makes room for them.
 //! Turns of both kinds alternate.
 
-use std::error::Error;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use burn::tensor::{Device, Tensor};
 use pipewright::ids::WorldRank;
@@ -15,8 +14,7 @@ use pipewright::tensor::pack;
 use pipewright::transport::{Endpoint, Waited, World};
 use pipewright_schedule::{Microbatch, StageIndex};
 
-use crate::processes::mpirun;
-use crate::statistics::Spread;
+use crate::harness::{Outcome, PATIENCE, Spread, mpirun};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -35,12 +33,10 @@ pub(crate) struct Options {
     child: bool,
 }
 
-const PATIENCE: Duration = Duration::from_secs(60);
-
 /// The rounds before the measured ones. After them, receives are posted and buffers have their size.
 const WARM_UP: u32 = 8;
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     if options.child {
         return run_child(options);
     }
@@ -51,7 +47,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn run_child(options: &Options) -> Result<(), Box<dyn Error>> {
+fn run_child(options: &Options) -> Outcome {
     let mut end = World::mpi(PATIENCE)?.into_endpoints().pop().ok_or("a process has a rank")?;
     let mut attempt = 0;
     for &kib in &options.kib {

@@ -4,7 +4,6 @@
 //! A step in single precision and one in bfloat16 alternate, in pipelines of one process. PyTorch runs after each turn of
 //! them, so that changes in the speed of the machine affect all.
 
-use std::error::Error;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
@@ -12,6 +11,7 @@ use pipewright::tensor::Precision;
 use pipewright::transport::World;
 use pipewright_schedule::words::counted;
 
+use crate::harness::Outcome;
 use crate::model::{Bench, Setup};
 use crate::peer;
 use crate::precision_figures::{Figures, OF_PEER};
@@ -41,7 +41,7 @@ pub(crate) struct Options {
 
 const WARM_UP: usize = 2;
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     let mut all = Vec::new();
     for &ranks in &options.ranks {
         let mut pipelines = Pipelines::start(ranks, options.microbatches)?;
@@ -64,7 +64,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 struct Pipelines([Bench; 2]);
 
 impl Pipelines {
-    fn start(ranks: NonZeroU32, microbatches: u32) -> Result<Self, Box<dyn Error>> {
+    fn start(ranks: NonZeroU32, microbatches: u32) -> Outcome<Self> {
         let start = |precision| {
             let setup = Setup { precision, ..Setup::new("1f1b", ranks.get(), microbatches) };
             Bench::over(World::local(ranks.get()), &setup)
@@ -73,7 +73,7 @@ impl Pipelines {
     }
 
     /// Returns the rates of steps that alternate, in tokens per second.
-    fn turn(&mut self, steps: usize) -> Result<Vec<[f64; 2]>, Box<dyn Error>> {
+    fn turn(&mut self, steps: usize) -> Outcome<Vec<[f64; 2]>> {
         let mut rates = Vec::new();
         for step in 0..WARM_UP + steps {
             let mut pair = [0.0; 2];
@@ -89,7 +89,7 @@ impl Pipelines {
 }
 
 /// Returns PyTorch's rates, in the order of [`OF_PEER`].
-fn peer_rates(python: &Path, ranks: NonZeroU32, options: &Options) -> Result<[f64; 3], Box<dyn Error>> {
+fn peer_rates(python: &Path, ranks: NonZeroU32, options: &Options) -> Outcome<[f64; 3]> {
     let mut rates = [0.0; 3];
     for (rate, precision) in rates.iter_mut().zip(OF_PEER) {
         *rate = peer::rate(python, &peer_arguments(ranks, options.microbatches, options.steps, precision))?;
@@ -111,7 +111,7 @@ fn peer_arguments(ranks: NonZeroU32, microbatches: u32, steps: usize, precision:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parsed::parsed;
+    use crate::harness::parsed;
 
     #[test]
     fn options_have_defaults_and_limits() {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::statistics::Spread;
+use crate::harness::Spread;
 
 /// The values of `--precision` of PyTorch's side: the first is compared with single precision, and the faster of the
 /// others with bfloat16.

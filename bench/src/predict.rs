@@ -9,7 +9,6 @@
 //! `--head` compares the plan for a model whose head is as heavy as four layers with an even cut under 1F1B:
 //! the gain that is predicted, and the gain in runs that alternate.
 
-use std::error::Error;
 
 use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::{CutModel, ModelConfig};
@@ -18,7 +17,7 @@ use pipewright_schedule::{Method, ScheduleSpec, generate};
 
 use crate::model::{INTERMEDIATE, WIDTH, config};
 use crate::predicted_run::{Figures, InTurn, Run, in_turn, link};
-use crate::statistics::Spread;
+use crate::harness::{Outcome, Spread};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -54,7 +53,7 @@ const CONFIGURATIONS: [(&str, u32, u32, u32, u32); 16] = [
     ("1f1b", 1, 1, 4, 2),
 ];
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     if options.head {
         return heavy_head(options);
     }
@@ -113,7 +112,7 @@ fn compared(predicted: &Figures, measured: &Figures) -> String {
 }
 
 /// Compares the plan for a model with a heavy head with an even cut under 1F1B.
-fn heavy_head(options: &Options) -> Result<(), Box<dyn Error>> {
+fn heavy_head(options: &Options) -> Outcome {
     const MICROBATCHES: u32 = 8;
     let hidden_size = options.width;
     let intermediate_size = hidden_size * INTERMEDIATE / WIDTH;

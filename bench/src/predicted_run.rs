@@ -2,7 +2,6 @@
 //! what was measured.
 
 use std::cell::RefCell;
-use std::error::Error;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -21,8 +20,8 @@ use pipewright_schedule::plan::{Plan, PlanChoice, Prediction, predict};
 use pipewright_schedule::profile::{LinkProfile, Profile};
 use pipewright_schedule::{Method, Rank, Schedule, StageIndex, partition};
 
+use crate::harness::{Outcome, Spread};
 use crate::model::{SEQUENCE, tokens};
-use crate::statistics::Spread;
 
 const SEED: u64 = 7;
 /// The bytes of a parameter with both moments.
@@ -69,7 +68,7 @@ pub(crate) struct InTurn {
 }
 
 /// Measures the link between two ranks.
-pub(crate) fn link() -> Result<Option<LinkSpeed>, Box<dyn Error>> {
+pub(crate) fn link() -> Outcome<Option<LinkSpeed>> {
     Ok(World::local(2).measure_link(&Devices::default(), Duration::from_secs(60))?)
 }
 
@@ -83,7 +82,7 @@ pub(crate) fn in_turn(
     ranks: u32,
     runs: &[&Run],
     steps: usize,
-) -> Result<InTurn, Box<dyn Error>> {
+) -> Outcome<InTurn> {
     let turns = runs.iter().map(|run| run.turn(model)).collect::<Result<Vec<_>, _>>()?;
     let turns = Rc::new(RefCell::new(turns));
     let layers = model.describe(SEQUENCE);
@@ -128,11 +127,7 @@ impl Run {
     }
 
     /// Cuts the model so that the heaviest stage is as light as possible by its description.
-    pub(crate) fn by_weight(
-        model: &CutModel,
-        schedule: Schedule,
-        replicas: u32,
-    ) -> Result<Self, Box<dyn Error>> {
+    pub(crate) fn by_weight(model: &CutModel, schedule: Schedule, replicas: u32) -> Outcome<Self> {
         Self::cut_by(model, schedule, replicas, &Method::Optimal)
     }
 
@@ -142,14 +137,14 @@ impl Run {
         schedule: Schedule,
         replicas: u32,
         method: &Method,
-    ) -> Result<Self, Box<dyn Error>> {
+    ) -> Outcome<Self> {
         let weights = model.describe(SEQUENCE).weights();
         let cut = partition(&weights, schedule.placement().stages(), method)?;
         let boundaries = cut.ranges().skip(1).map(|range| range.start).collect();
         Ok(Self { schedule, boundaries, replicas })
     }
 
-    fn prediction(&self, model: &CutModel, profile: &Profile) -> Result<Prediction, Box<dyn Error>> {
+    fn prediction(&self, model: &CutModel, profile: &Profile) -> Outcome<Prediction> {
         let choice = PlanChoice {
             head_parts: Some(model.parts()),
             boundaries: self.boundaries.clone(),
@@ -176,7 +171,7 @@ impl Run {
     }
 
     /// Returns what a profile predicts.
-    pub(crate) fn predicted(&self, model: &CutModel, profile: &Profile) -> Result<Figures, Box<dyn Error>> {
+    pub(crate) fn predicted(&self, model: &CutModel, profile: &Profile) -> Outcome<Figures> {
         let prediction = self.prediction(model, profile)?;
         let busy = |rank| prediction.run.timeline().busy(Rank::new(rank));
         let fixed = self.fixed(model).into_iter();
@@ -211,7 +206,7 @@ impl Run {
         }
     }
 
-    fn turn(&self, model: &CutModel) -> Result<Turn, Box<dyn Error>> {
+    fn turn(&self, model: &CutModel) -> Outcome<Turn> {
         let lowering = TrainingLowering { replicas: self.replicas, ..TrainingLowering::default() };
         let program = for_training(&self.schedule, &lowering)?;
         let starts: Vec<usize> = [0]

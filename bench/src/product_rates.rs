@@ -5,7 +5,6 @@
 //! thread. Products of bfloat16 use AMX, AVX512-BF16 or single precision, whichever the processor has. The
 //! best of many short repetitions counts: others on the machine make a repetition slower, never faster.
 
-use std::error::Error;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -15,6 +14,7 @@ use pipewright_kernel::product::Matrix;
 use pipewright_kernel::{bf16_product, peak, product};
 use rayon::ThreadPoolBuilder;
 
+use crate::harness::Outcome;
 use crate::model::{SEQUENCE, weight_shapes};
 
 /// The measurement.
@@ -28,7 +28,7 @@ pub(crate) struct Options {
     milliseconds: u64,
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     let pool = ThreadPoolBuilder::new().num_threads(1).build()?;
     pool.install(|| measure(options));
     Ok(())
@@ -105,52 +105,29 @@ fn measure_weight(
         Matrix::new(&half_g, rows, outputs),
     );
     let operations = Some((2 * rows * inputs * outputs) as f64);
-    let mut rates = [[0.0; 2]; 3];
-    let [forward, input, weight] = &mut rates;
-    alternate(
-        time,
-        forward,
-        [
-            &mut || {
-                black_box(product::product(x, w));
-                operations
-            },
-            &mut || {
-                black_box(bf16_product::product(half_x, half_w));
-                operations
-            },
-        ],
-    );
-    alternate(
-        time,
-        input,
-        [
-            &mut || {
-                black_box(product::product(g, w.transposed()));
-                operations
-            },
-            &mut || {
-                black_box(bf16_product::product(half_g, half_w.transposed()));
-                operations
-            },
-        ],
-    );
+    let rates = |single: &mut dyn FnMut(), half: &mut dyn FnMut()| {
+        let mut best = [0.0; 2];
+        let mut single = || {
+            single();
+            operations
+        };
+        let mut half = || {
+            half();
+            operations
+        };
+        alternate(time, &mut best, [&mut single, &mut half]);
+        best
+    };
     let mut sums = [(); 2].map(|()| vec![0f32; inputs * outputs]);
     let [sum, half_sum] = &mut sums;
-    alternate(
-        time,
-        weight,
-        [
-            &mut || {
-                product::add_product(sum, outputs, x.transposed(), g);
-                operations
-            },
-            &mut || {
-                bf16_product::add_product(half_sum, outputs, half_x.transposed(), half_g);
-                operations
-            },
-        ],
-    );
-    let [forward, input, weight] = rates;
+    let forward = rates(&mut || drop(black_box(product::product(x, w))), &mut || {
+        black_box(bf16_product::product(half_x, half_w));
+    });
+    let input = rates(&mut || drop(black_box(product::product(g, w.transposed()))), &mut || {
+        black_box(bf16_product::product(half_g, half_w.transposed()));
+    });
+    let weight = rates(&mut || product::add_product(sum, outputs, x.transposed(), g), &mut || {
+        bf16_product::add_product(half_sum, outputs, half_x.transposed(), half_g);
+    });
     [("x w", forward), ("g wᵀ", input), ("xᵀ g", weight)]
 }

@@ -4,11 +4,11 @@
 //! as there are ranks, each with its share of the layers. Operands are in the caches as the previous product
 //! leaves them, as in training.
 
-use std::error::Error;
 use std::time::Instant;
 
 use gemm::Parallelism;
 
+use crate::harness::Outcome;
 use crate::model::{HEADS, LAYERS, SEQUENCE, WIDTH, weight_shapes};
 
 /// Features of a head.
@@ -53,7 +53,7 @@ pub(crate) struct Ceiling {
 }
 
 /// Measures the products of `microbatches` microbatches on `ranks` threads.
-pub(crate) fn ceiling(ranks: usize, microbatches: usize) -> Result<Ceiling, Box<dyn Error>> {
+pub(crate) fn ceiling(ranks: usize, microbatches: usize) -> Outcome<Ceiling> {
     let layers = LAYERS / ranks;
     let start = Instant::now();
     let operations: f64 = std::thread::scope(|scope| {

@@ -5,8 +5,6 @@
 //! With `--known`, the tokens are a later turn of a chat: the turn in the latents of the text before it,
 //! against the whole text.
 
-use std::error::Error;
-use std::time::Instant;
 
 use burn::tensor::Device;
 use pipewright_models::decoder::DecoderConfig;
@@ -14,7 +12,7 @@ use pipewright_models::generation_stage::StageRow;
 use pipewright_models::{ModelConfig, ModelFamily};
 use serde_json::json;
 
-use crate::statistics::Spread;
+use crate::harness::{Outcome, compare, seconds};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -36,7 +34,7 @@ pub(crate) struct Options {
     rounds: usize,
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     let &Options { tokens, known, heads, blocks, rounds } = options;
     // The published models have these widths of a head and of the latents.
     let keys = json!({
@@ -52,29 +50,16 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let stage = model.init_stage(0..model.layers(), 1, Device::flex())?;
     let ids: Vec<u32> = (0..known + tokens).map(|token| token % 256 * 31 % 256).collect();
     let (first, prompt) = ids.split_at(known as usize);
-    let in_heads = || -> Result<f64, Box<dyn Error>> {
+    let mut in_heads = || -> Outcome<f64> {
         let mut row = StageRow::new(&stage, true);
-        let start = Instant::now();
-        row.append(if known == 1 { prompt } else { &ids })?.last_logits()?;
-        Ok(start.elapsed().as_secs_f64())
+        seconds(|| Ok(row.append(if known == 1 { prompt } else { &ids })?.last_logits()?))
     };
-    let in_latents = || -> Result<f64, Box<dyn Error>> {
+    let mut in_latents = || -> Outcome<f64> {
         let mut row = StageRow::new(&stage, true);
         // The known tokens are not measured.
         row.append(first)?.last_logits()?;
-        let start = Instant::now();
-        row.append(prompt)?.last_logits()?;
-        Ok(start.elapsed().as_secs_f64())
+        seconds(|| Ok(row.append(prompt)?.last_logits()?))
     };
-    let round = || Ok::<_, Box<dyn Error>>((in_heads()?, in_latents()?));
-    round()?;
-    let times: Vec<(f64, f64)> = (0..rounds).map(|_| round()).collect::<Result<_, _>>()?;
-    let ratio = Spread::new(times.iter().map(|(heads, latents)| latents / heads).collect());
-    let milliseconds =
-        |of: fn(&(f64, f64)) -> f64| Spread::new(times.iter().map(|time| of(time) * 1e3).collect());
     println!("a prompt of {tokens} tokens after {known}, {heads} heads, {blocks} blocks of latent attention");
-    println!("in heads     {} ms", milliseconds(|time| time.0));
-    println!("in latents   {} ms", milliseconds(|time| time.1));
-    println!("ratio        {ratio}");
-    Ok(())
+    compare(rounds, ["in latents", "in heads"], [&mut in_latents, &mut in_heads])
 }

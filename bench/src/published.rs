@@ -3,12 +3,13 @@
 //!
 //! The predictions come from data sheets and shapes, so this bench measures nothing on the machine at hand.
 
-use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use pipewright_cluster::{comparison, published};
 use pipewright_schedule::error_text::with_causes;
 use pipewright_system::bounded_file;
+
+use crate::harness::Outcome;
 
 /// The file and the form of the output.
 #[derive(clap::Args)]
@@ -29,7 +30,7 @@ enum Format {
 /// The runs that the repository has.
 const RUNS: &str = include_str!("../../crates/pipewright-cluster/tests/cluster/runs.toml");
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     let text = options.file.as_deref().map_or_else(|| Ok(RUNS.to_owned()), read)?;
     let published = published::read(&text).map_err(|error| with_causes(&error))?;
     let comparison = comparison::compare_with_plans(&published).map_err(|error| with_causes(&error))?;
@@ -40,7 +41,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn read(path: &Path) -> Result<String, Box<dyn Error>> {
+fn read(path: &Path) -> Outcome<String> {
     let text = bounded_file::read_text(path, published::MAX_FILE as u64);
     Ok(text.map_err(|error| format!("{}: {error}", path.display()))?)
 }

@@ -5,15 +5,13 @@
 //! case of a recurrence. The mixer's projections are as narrow as they can be, but its convolution, gate and
 //! norm are in its time.
 
-use std::error::Error;
 use std::hint::black_box;
-use std::time::Instant;
 
 use burn::module::Param;
 use burn::tensor::{Device, Distribution, Tensor};
 use pipewright::nn::{DepthwiseConvolution, GroupNormWeight, Linear, Mamba2, MambaSizes};
 
-use crate::statistics::Spread;
+use crate::harness::{Figures, Outcome, seconds};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -36,35 +34,25 @@ pub(crate) struct Options {
 }
 
 /// Measures on one thread.
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     let mixer = mixer(options);
     let x = Tensor::<2>::random([options.sequence, 1], Distribution::Normal(0.0, 1.0), &Device::flex());
-    let (mut against_tensors, mut against_loop) = (Vec::new(), Vec::new());
+    let mut figures = Figures::default();
     for repetition in 0..options.repetitions.max(2) {
-        let chunks = seconds(|| forward_and_backward(&mixer, &x));
-        let tensors = seconds(|| recurrence_in_tensors(options));
-        let chunks_forward =
-            seconds(|| drop(black_box(mixer.forward(x.clone(), options.sequence, None).into_data())));
-        let plain = seconds(|| drop(black_box(recurrence_in_a_loop(options))));
+        let chunks = seconds(|| Ok(forward_and_backward(&mixer, &x)))?;
+        let tensors = seconds(|| Ok(recurrence_in_tensors(options)))?;
+        let chunks_forward = seconds(|| Ok(mixer.forward(x.clone(), options.sequence, None).into_data()))?;
+        let plain = seconds(|| Ok(black_box(recurrence_in_a_loop(options))))?;
         if repetition > 0 {
-            against_tensors.push(tensors / chunks);
-            against_loop.push(plain / chunks_forward);
+            figures.add("recurrence in tensors / chunks, forward and backward", tensors / chunks);
+            let name = "recurrence in a loop / chunks with convolution, gate and norm, forward";
+            figures.add(name, plain / chunks_forward);
         }
     }
     let Options { sequence, heads, head_dim, state, .. } = options;
     println!("{sequence} tokens, {heads} heads of {head_dim}, state of {state}");
-    println!("recurrence in tensors / chunks, forward and backward: {}", Spread::new(against_tensors));
-    println!(
-        "recurrence in a loop / chunks with convolution, gate and norm, forward: {}",
-        Spread::new(against_loop)
-    );
+    print!("{figures}");
     Ok(())
-}
-
-fn seconds(work: impl FnOnce()) -> f64 {
-    let start = Instant::now();
-    work();
-    start.elapsed().as_secs_f64()
 }
 
 fn mixer(options: &Options) -> Mamba2 {

@@ -11,14 +11,12 @@
 //! `F`, `B`, `I` and `W` in the measured steps, with communication that takes no time.
 
 use std::collections::BTreeMap;
-use std::error::Error;
-use std::time::Duration;
 
 use pipewright_schedule::costs::StageCosts;
 use pipewright_schedule::{Action, Costs, Event, Rank, StageIndex, simulate};
 
-use crate::model::{Bench, Size, side_by_side};
-use crate::statistics::Spread;
+use crate::model::{Bench, Size, side_by_side, without_update};
+use crate::harness::{Outcome, Spread};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -37,7 +35,7 @@ pub(crate) struct Options {
     schedules: Vec<String>,
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     let &Options { size: Size { ranks, microbatches }, steps, .. } = options;
     println!(
         "{ranks} ranks, {microbatches} microbatches, one thread per rank; speeds against {ranks} x one rank"
@@ -69,7 +67,7 @@ struct Turns {
 }
 
 /// Compares a schedule with a single rank, with simultaneous one-rank pipelines, and with its own bound.
-fn against(schedule: &str, ranks: u32, microbatches: u32, steps: usize) -> Result<(), Box<dyn Error>> {
+fn against(schedule: &str, ranks: u32, microbatches: u32, steps: usize) -> Outcome {
     let mut bench = Bench::new(schedule, ranks, microbatches)?;
     let turns = take_turns(&mut bench, ranks, microbatches, steps)?;
     let costs = costs(&turns.events, bench.program().placement().stages());
@@ -101,7 +99,7 @@ fn take_turns(
     ranks: u32,
     microbatches: u32,
     steps: usize,
-) -> Result<Turns, Box<dyn Error>> {
+) -> Outcome<Turns> {
     let single = |_| Bench::new("gpipe", 1, microbatches);
     let mut singles = (0..ranks).map(single).collect::<Result<Vec<_>, _>>()?;
     bench.steps(2, 0)?;
@@ -110,9 +108,8 @@ fn take_turns(
     for turn in 0..steps {
         let one = turn % singles.len();
         let (alone, report) = (singles[one].step()?, bench.step()?);
-        let update = report.update.iter().max().map_or(0.0, Duration::as_secs_f64);
         turns.walls.push(report.wall.as_secs_f64());
-        turns.programs.push(report.wall.as_secs_f64() - update);
+        turns.programs.push(without_update(&report));
         turns.alone.push(alone.wall.as_secs_f64());
         turns.alone_busy.push(alone.timeline.busy(Rank::new(0)));
         let beside = side_by_side(&mut singles)?;
@@ -134,7 +131,7 @@ fn spread(values: &[f64], figure: impl Fn(f64) -> f64) -> Spread {
 
 /// Measures the cost of splitting backwards: the time of a step with `I` and `W` on one rank, relative to a
 /// step with `B`.
-fn split_cost(microbatches: u32, steps: usize) -> Result<Spread, Box<dyn Error>> {
+fn split_cost(microbatches: u32, steps: usize) -> Outcome<Spread> {
     let row = |cells: fn(u32) -> String| (0..microbatches).map(cells).collect::<Vec<_>>().join(",") + "\n";
     let (whole, split) = (row(|m| format!("0F{m},0B{m}")), row(|m| format!("0F{m},0I{m},0W{m}")));
     let (mut whole, mut split) = (Bench::new(&whole, 1, microbatches)?, Bench::new(&split, 1, microbatches)?);
@@ -144,7 +141,7 @@ fn split_cost(microbatches: u32, steps: usize) -> Result<Spread, Box<dyn Error>>
         let whole = whole.step()?.wall.as_secs_f64();
         Ok(split.step()?.wall.as_secs_f64() / whole)
     };
-    Ok(Spread::new((0..steps).map(ratio).collect::<Result<_, Box<dyn Error>>>()?))
+    Ok(Spread::new((0..steps).map(ratio).collect::<Outcome<_>>()?))
 }
 
 /// Returns the median times of each stage's actions. Kinds of actions that the schedule does not have take no

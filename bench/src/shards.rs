@@ -7,14 +7,13 @@
 //! microbatches consecutively, so only one stage has gradients at a time; other schedules hold the gradients
 //! of all stages of a rank until they are reduced.
 
-use std::error::Error;
 use std::num::NonZeroU32;
 
 use pipewright::mesh::DataParallelMode;
 use pipewright::transport::World;
 
 use crate::model::{Bench, Setup, parameters};
-use crate::statistics::Spread;
+use crate::harness::{Outcome, Spread};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -46,7 +45,7 @@ const MIB: f64 = (1 << 20) as f64;
 /// Bytes of a single-precision number.
 const NUMBER: f64 = 4.0;
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     for &replicas in &options.replicas {
         let (whole, whole_time) = measure(options, replicas, DataParallelMode::Replicated)?;
         let (parts, parts_time) = measure(options, replicas, DataParallelMode::Sharded)?;
@@ -75,7 +74,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 }
 
 /// Returns the largest peak of any rank in bytes, and the median time of a step in seconds.
-fn measure(options: &Options, replicas: u32, mode: DataParallelMode) -> Result<(f64, f64), Box<dyn Error>> {
+fn measure(options: &Options, replicas: u32, mode: DataParallelMode) -> Outcome<(f64, f64)> {
     let setup = Setup {
         stages_per_rank: Some(options.stages_per_rank),
         sequence: options.sequence,

@@ -6,7 +6,6 @@
 //! documents in memory and keeps the ids there. The sides run in turn, so that changes in the speed of the
 //! machine affect both.
 
-use std::error::Error;
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -19,7 +18,7 @@ use tokenizers::normalizers::unicode::NFC;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, DecoderWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerBuilder};
 
-use crate::statistics::Spread;
+use crate::harness::{Figures, Outcome};
 
 /// Size of the measurement.
 #[derive(Debug, clap::Args)]
@@ -47,12 +46,12 @@ pub(crate) struct Options {
 /// The text that the vocabulary is trained on, at most.
 const TRAINED_ON: usize = 16 << 20;
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     let scratch = tempfile::tempdir()?;
     measure(options, scratch.path())
 }
 
-fn measure(options: &Options, folder: &Path) -> Result<(), Box<dyn Error>> {
+fn measure(options: &Options, folder: &Path) -> Outcome {
     let documents = documents(&options.text, options)?;
     let bytes: usize = documents.iter().map(String::len).sum();
     let file = folder.join("tokenizer.json");
@@ -73,7 +72,7 @@ fn measure(options: &Options, folder: &Path) -> Result<(), Box<dyn Error>> {
         tokenizer: Tokenizer::File(file),
         ..DataConfig::default()
     };
-    let (mut own, mut library, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    let mut figures = Figures::default();
     for turn in 0..=options.turns {
         let start = Instant::now();
         let tokens = config.tokenize(&folder.join("ids.pwtok"), &mut |_| ControlFlow::Continue(()))?.tokens;
@@ -89,20 +88,18 @@ fn measure(options: &Options, folder: &Path) -> Result<(), Box<dyn Error>> {
         let rates = [own_seconds, library_seconds].map(|seconds| bytes as f64 / 1e6 / seconds);
         println!("turn {turn}: tokenize {:.1} MB/s, encode_batch {:.1} MB/s", rates[0], rates[1]);
         if turn > 0 {
-            own.push(rates[0]);
-            library.push(rates[1]);
-            ratios.push(rates[0] / rates[1]);
+            figures.add_with(1, "tokenize, MB of text per second", rates[0]);
+            figures.add_with(1, "encode_batch, MB of text per second", rates[1]);
+            figures.add_with(2, "tokenize over encode_batch", rates[0] / rates[1]);
         }
     }
-    println!("{:<40} {:.1}", "tokenize, MB of text per second", Spread::new(own));
-    println!("{:<40} {:.1}", "encode_batch, MB of text per second", Spread::new(library));
-    println!("{:<40} {:.2}", "tokenize over encode_batch", Spread::new(ratios));
+    print!("{figures}");
     Ok(())
 }
 
 /// Returns documents of whole lines from the text in a folder. Together, they have at least the size that the
 /// options ask for.
-fn documents(folder: &Path, options: &Options) -> Result<Vec<String>, Box<dyn Error>> {
+fn documents(folder: &Path, options: &Options) -> Outcome<Vec<String>> {
     let mut files = Vec::new();
     files_below(folder, &options.endings, &mut files)?;
     files.sort();
@@ -158,7 +155,7 @@ fn cut(text: &str, most: usize) -> Vec<&str> {
 }
 
 /// Writes a byte-level BPE of GPT-2's form that is trained on the documents.
-fn train(documents: &[String], vocabulary: usize, file: &Path) -> Result<(), Box<dyn Error>> {
+fn train(documents: &[String], vocabulary: usize, file: &Path) -> Outcome {
     let model = BPE::builder().build().map_err(|error| error.to_string())?;
     let mut tokenizer = TokenizerBuilder::new()
         .with_model(model)
@@ -191,7 +188,7 @@ fn train(documents: &[String], vocabulary: usize, file: &Path) -> Result<(), Box
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parsed::parsed;
+    use crate::harness::parsed;
 
     #[test]
     fn options_have_defaults_and_limits() {

@@ -1,11 +1,11 @@
 //! Measures the cost of the checksums of verified steps (`run.verify`): a step of a pipeline that verifies
 //! suspicious steps over a step of one that does not, in turn. No step is suspicious, so none is repeated.
 
-use std::error::Error;
 
 use pipewright::transport::World;
 use pipewright::verification::Verify;
 
+use crate::harness::Outcome;
 use crate::model::{Bench, Setup};
 use crate::pairs::Pairs;
 
@@ -23,7 +23,7 @@ pub(crate) struct Options {
     rounds: usize,
 }
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Outcome {
     let &Options { ranks, microbatches, rounds } = options;
     let start = |verify| {
         let setup = Setup { verify, ..Setup::new("1f1b", ranks, microbatches) };
