@@ -99,7 +99,8 @@ pub(super) fn check_alike(
     }
     match column.iter().position(|value| without(value) != without(&column[0])) {
         Some(microbatch) => {
-            let (found, expected) = (column[microbatch].shape(), column[0].shape());
+            let found = column[microbatch].shape().to_vec();
+            let expected = column[0].shape().to_vec();
             Err(SplitError(format!(
                 "output {tensor} of microbatch {microbatch} is {found:?}, and of microbatch 0 it is {expected:?}: they \
                  differ in more than the dimension along which they join"

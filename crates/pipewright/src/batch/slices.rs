@@ -18,7 +18,7 @@ pub(super) const SEQUENCE: usize = 1;
 pub(super) fn cut(microbatches: &[Values], slices: Slices) -> Result<Vec<Values>, SplitError> {
     let count = slices.get() as usize;
     for (tensor, value) in microbatches.iter().flat_map(|values| values.iter().enumerate()) {
-        let shape = value.shape();
+        let shape = value.shape().to_vec();
         if shape.get(SEQUENCE).is_none_or(|&length| length == 0 || !length.is_multiple_of(count)) {
             return Err(SplitError(format!(
                 "the schedule cuts sequences into {count} slices, and tensor {tensor} has the shape {shape:?}: dimension 1 \

@@ -46,7 +46,7 @@ impl Batch {
         let expected: usize = sizes.iter().sum();
         for (tensor, (value, spec)) in tensors.iter().zip(&specs).enumerate() {
             let SplitSpec::Along(dimension) = *spec else { continue };
-            let (rows, shape) = (size_along(tensor, value, dimension)?, value.shape());
+            let (rows, shape) = (size_along(tensor, value, dimension)?, value.shape().to_vec());
             if rows != expected {
                 return Err(SplitError(format!(
                     "side input `{name}`: tensor {tensor} of shape {shape:?} has {rows} rows in dimension {dimension}, and the \

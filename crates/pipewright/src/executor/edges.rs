@@ -99,7 +99,7 @@ fn whole_outputs(
     let mut parts = OptionalTensors::new();
     for (output, (value, split)) in outputs.iter().zip(&splits).enumerate() {
         let Some(dimension) = *split else { continue };
-        let shape = value.shape();
+        let shape = value.shape().to_vec();
         if dimension >= shape.len() {
             let mistake = format!(
                 "output {output} has the shape {shape:?}, and its module says that tensor ranks split it along dimension \

@@ -273,7 +273,7 @@ fn check(
         let shape = tensor.as_ref().map(|tensor| tensor.shape().to_vec());
         if !is_float || !expected.contains(&shape) {
             let found = tensor.as_ref().map_or("no tensor".to_owned(), |tensor| {
-                format!("{:?} {:?}", tensor.dtype(), tensor.shape())
+                format!("{:?} {:?}", tensor.dtype(), tensor.shape().to_vec())
             });
             let taken = expected.into_iter().flatten().next_back();
             let taken = taken.map_or("none".to_owned(), |shape| format!("a float tensor of shape {shape:?}"));
