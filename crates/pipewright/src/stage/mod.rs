@@ -10,7 +10,7 @@
 //! |---|---|
 //! | `module.rs` | `StageModule` |
 //! | `body.rs` | what a stage computes: a user's module, layers in a row, or a part of a graph |
-//! | `prepare.rs`, `prepare.rs` | the parts and settings of a stage; `Stage`, and how it is prepared for its rank |
+//! | `prepare.rs` | the parts and settings of a stage; `Stage`, and how it is prepared for its rank |
 //! | `runner.rs` | the traits through which the executor uses a stage: computing, and access to parameters |
 //! | `training.rs` | `TrainingStage`, which has these traits; its folder has its methods |
 //! | `held_module.rs`, `shards.rs` | the module with rounded parameters, and with the rows of a replica |

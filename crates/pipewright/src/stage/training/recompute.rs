@@ -18,7 +18,7 @@
 //! The next stage needs to know which outputs need a gradient, and a forward that records nothing does not
 //! show it. So the first forward for each combination of inputs with and without a gradient does record, and
 //! its tape is discarded. Later forwards mark the same outputs. If a recomputed forward gives a gradient to
-//! another output, that is an error ([`StageError::RecomputedOutput`]).
+//! another output, that is an error ([`StageError::Mistake`]).
 //!
 //! # Results that must be the same
 //!
