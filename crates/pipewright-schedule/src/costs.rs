@@ -295,6 +295,15 @@ impl StageCosts {
     }
 }
 
+/// How long a message occupies its link, and how long it travels after that.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TransferCost {
+    pub(crate) occupied: f64,
+    pub(crate) latency: f64,
+    /// Whether the latency is that of most links.
+    pub(crate) is_common: bool,
+}
+
 impl Default for Costs {
     /// One second for each of `F`, `I` and `W`, and messages that take no time.
     fn default() -> Self {
@@ -330,9 +339,14 @@ impl Costs {
     }
 
     /// Returns how long a message of `bytes` occupies the link, and how long it travels after that.
-    pub(crate) fn transfer(&self, from: Rank, to: Rank, bytes: u64) -> (f64, f64) {
-        let link = self.links.get(&(from, to)).unwrap_or(&self.link);
-        (bytes as f64 / link.bandwidth, link.latency)
+    pub(crate) fn transfer(&self, from: Rank, to: Rank, bytes: u64) -> TransferCost {
+        let own = self.links.get(&(from, to));
+        let link = own.unwrap_or(&self.link);
+        TransferCost {
+            occupied: bytes as f64 / link.bandwidth,
+            latency: link.latency,
+            is_common: own.is_none(),
+        }
     }
 
     /// Returns how long the tensors of a microbatch of `stage`, or of its slice, occupy the link over which

@@ -54,6 +54,7 @@ pub mod skip_event;
 pub mod timeline;
 pub mod slow_ranks;
 pub mod simulate;
+pub mod causes;
 pub mod profile;
 pub mod analytic;
 pub mod plan;

@@ -4,6 +4,12 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
+use pipewright_schedule::costs::{Link, SkipTransfer, StageCosts};
+use pipewright_schedule::csv::parse_program;
+use pipewright_schedule::picture::RecordedStep;
+use pipewright_schedule::{
+    Costs, Event, Level, LowerConfig, ScheduleSpec, StageIndex, Timeline, generate, lower,
+};
 use serde_json::json;
 
 use crate::browser::Browser;
@@ -39,12 +45,19 @@ const FAULTS: &str = "
         return counts;
     };";
 
-/// The simulation of the page's program with collectives that take time.
-const COLLECTIVES: &str = "(() => {
-    const costs = costsOfWhatIf();
-    costs.stages = costs.stages.map((stage) => ({ ...stage, unshard: 0.6, reduce: 0.8 }));
-    return sourceOfEvents('what if', simulate(parseProgram(data.view.programs[0].program), costs));
-})()";
+/// The timeline of the what-if panel at the costs of the page, with the causes that the page finds.
+const AGAIN: &str = "(window.again ??= runProgram('what if', programFor(whatIf.microbatches), costsOfWhatIf(programFor(whatIf.microbatches))))";
+
+/// Opens the page of a lowered program whose collectives take time.
+fn open_collectives(schedule: &str) -> Option<(Made, Browser)> {
+    let spec = ScheduleSpec { ranks: 4, microbatches: 8, ..ScheduleSpec::default() };
+    let program = lower(&generate(schedule, &spec).expect("a schedule"), &LowerConfig::from(Level::Full));
+    let mut costs: Costs = "hop=0.25".parse().expect("costs");
+    costs.stages[0] = StageCosts { unshard: 0.6, reduce_grad: 0.8, ..costs.stages[0] };
+    let made = Made::explained(&program.expect("a program"), &costs, &[]);
+    let browser = open(&made.path())?;
+    Some((made, browser))
+}
 
 fn open(page: &Path) -> Option<Browser> {
     let mut browser = Browser::open(page, 1200, 900)?;
@@ -81,11 +94,17 @@ fn every_bubble_of_a_prediction_has_a_cause() {
         let made = lowered(name, "full", None);
         let Some(mut browser) = open(&made.path()) else { return };
         check(&mut browser, "predictedSource", name, &["message", "end"]);
-        check(&mut browser, COLLECTIVES, name, &["message", "end", "gather"]);
+        check(&mut browser, AGAIN, name, &["message", "end"]);
+        drop(browser);
+        let Some((_made, mut browser)) = open_collectives(name) else { return };
         // Only a rank with several stages waits for a sum before it has computed everything.
         let has_chunks = name != "1f1b";
-        let sums = browser.holds(&format!("kinds({COLLECTIVES}).sum > 0"));
-        assert_eq!(sums, has_chunks, "{name}");
+        for source in ["predictedSource", AGAIN] {
+            check(&mut browser, source, name, &["message", "end", "gather"]);
+            assert_eq!(browser.holds(&format!("kinds({source}).sum > 0")), has_chunks, "{name}");
+        }
+        let kinds = format!("JSON.stringify(kinds({AGAIN})) === JSON.stringify(kinds(predictedSource))");
+        assert!(browser.holds(&kinds), "{name}");
     }
 }
 
@@ -95,36 +114,46 @@ fn waits_for_sends_and_collectives_are_named_with_what_they_wait_for() {
     let Some(mut browser) = open(&made.path()) else { return };
     check(&mut browser, "predictedSource", "wait-send", &["message", "end"]);
     // With messages that take longer than two actions, ranks wait for their own messages in between.
-    let slow = "sourceOfEvents('what if', simulate(parseProgram('0F0,0SEND_F0,0WAIT_SEND_F0,0F1,0SEND_F1\\n1RECV_F0,1F0,1RECV_F1,1F1\\n'), { ...costsOfWhatIf(), latency: 5 }))";
-    check(&mut browser, slow, "slow", &["send", "message"]);
-    let words = browser.value(&format!(
-        "wordsOf(bubblesOf({slow}).find(({{ lane, next }}) => lane.rank === 0 && next === 1))"
-    ));
-    let words = words[2].as_str().unwrap_or_default().to_owned();
-    let expected =
-        "The program waits (WAIT_SEND_F) until the message of 0F0, which ends at 1, has left. That is at 6.";
-    assert!(words.ends_with(expected), "{words}");
-    let made = lowered("interleaved1f1b", "full", None);
+    let program = parse_program("0F0,0SEND_F0,0WAIT_SEND_F0,0F1,0SEND_F1\n1RECV_F0,1F0,1RECV_F1,1F1\n");
+    let made = Made::explained(&program.expect("a program"), &"hop=5".parse().expect("costs"), &[]);
     drop(browser);
     let Some(mut browser) = open(&made.path()) else { return };
-    let words = |browser: &mut Browser, which: &str| {
-        let words = browser.value(&format!("wordsOf(bubblesOf({COLLECTIVES}).find({which})).join(' ')"));
+    for source in ["predictedSource", AGAIN] {
+        check(&mut browser, source, "slow", &["send", "message"]);
+        let words = browser.value(&format!(
+            "wordsOf(bubblesOf({source}).find(({{ lane, next }}) => lane.rank === 0 && next === 1))"
+        ));
+        let words = words[2].as_str().unwrap_or_default().to_owned();
+        let expected = "The program waits (WAIT_SEND_F) until the message of 0F0, which ends at 1, has left. That is at 6.";
+        assert!(words.ends_with(expected), "{words}");
+    }
+    drop(browser);
+    let Some((_made, mut browser)) = open_collectives("interleaved1f1b") else { return };
+    for source in ["predictedSource", AGAIN] {
+        check_collectives(&mut browser, source);
+    }
+}
+
+/// Checks what the page says about collectives in a timeline.
+fn check_collectives(browser: &mut Browser, source: &str) {
+    let mut words = |which: &str| {
+        let words = browser.value(&format!("wordsOf(bubblesOf({source}).find({which})).join(' ')"));
         words.as_str().unwrap_or_default().to_owned()
     };
-    let gather = words(&mut browser, "({ lane, next }) => lane.rank === 0 && next === 0");
+    let gather = words("({ lane, next }) => lane.rank === 0 && next === 0");
     let expected = "It waits for the parameters of stage 0. The communication begins at the start of the step and ends at 0.6. \
                     The other replicas are not in this picture; the prediction assumes that they are as far as this one.";
     assert!(gather.contains(expected), "{gather}");
-    let sum = words(&mut browser, "({ lane, next }) => next >= 0 && causeOf(lane, next).via === 'sum'");
+    let sum = words("({ lane, next }) => next >= 0 && causeOf(lane, next).via === 'sum'");
     assert!(
         sum.contains("The program waits (WAIT_REDUCE_GRAD) for the sum of the gradients of stage ")
             && sum.contains("The communication begins after "),
         "{sum}"
     );
-    let end = words(&mut browser, "({ lane, next }) => next < 0 && lane.rank === 3");
+    let end = words("({ lane, next }) => next < 0 && lane.rank === 3");
     assert!(end.contains("The rank has computed all its actions. The program waits (WAIT_REDUCE_GRAD) for the sum of the gradients of stage 3"), "{end}");
     assert!(end.contains("The rank has no work left. The step ends with a wait of rank 0."), "{end}");
-    let last = words(&mut browser, "({ lane, next }) => next < 0 && lane.rank === 0");
+    let last = words("({ lane, next }) => next < 0 && lane.rank === 0");
     assert!(last.contains("The step ends then."), "{last}");
 }
 
@@ -157,10 +186,6 @@ fn every_bubble_of_a_run_with_replicas_has_a_cause() {
             check(&mut browser, "measuredSource()", &format!("{set:?}"), &["message"]);
         }
         check(&mut browser, "predictedSource", &format!("{set:?}"), &["message"]);
-        // A rank that receives a tensor of the next action waits for its message.
-        let receives = "bubblesOf(measuredSource()).filter(({ lane, next, from, to }) => next >= 0 && receives(lane, next, from, to)
-            && causeOf(lane, next).via === 'delay').length";
-        assert_eq!(browser.number(receives), 0.0, "{set:?}");
         let ends = "bubblesOf(measuredSource()).filter(({ next }) => next < 0).map((bubble) => wordsOf(bubble).join(' '))";
         let added = format!(
             "{ends}.some((words) => words.includes('The last replica begins to add its gradients after '))"
@@ -171,32 +196,50 @@ fn every_bubble_of_a_run_with_replicas_has_a_cause() {
 
 #[test]
 fn a_skip_connection_is_a_cause() {
-    let made = Made::view("1f1b --ranks 3 --microbatches 4");
-    let Some(mut browser) = open(&made.path()) else { return };
     // The message from stage 0 to stage 2 takes longer than both messages over stage 1.
-    browser.value("data.view.costs.skips = [[0, 2, 6]], data.view.costs.bandwidth = 1, 0");
-    let source = "sourceOfEvents('what if', simulate(programFor(4), { ...costsOfWhatIf(), outputs: [0], latency: 0.1 }))";
-    browser.value(&format!("window.skipped = {source}, 0"));
-    check(&mut browser, "skipped", "skips", &["message"]);
-    assert!(browser.holds("producersOf(skipped.lanes[2], partsOf(skipped.lanes[2], skipped.lanes[2].cells, 0)[0]).some(({ tensor, lane }) => tensor === 'skip connection' && lane.rank === 0)"));
+    let program = parse_program(
+        "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1SEND_F0,1RECV_B0,1B0,1SEND_B0\n2RECV_F0,2F0,2B0,2SEND_B0\n",
+    );
+    let skips = vec![SkipTransfer { from: StageIndex::new(0), to: StageIndex::new(2), bytes: 6 }];
+    let link = Link { latency: 0.1, bandwidth: 1.0 };
+    let costs = Costs { skips, link, ..Costs::default() };
+    let made = Made::explained(&program.expect("a program"), &costs, &[]);
+    let Some(mut browser) = open(&made.path()) else { return };
+    for source in ["predictedSource", AGAIN] {
+        check(&mut browser, source, "skips", &["message"]);
+        let cause = format!("causeOf({source}.lanes[2], 0)");
+        let is_skip = format!("{cause}.tensor === 'skip connection' && {cause}.lane.rank === 0");
+        assert!(browser.holds(&is_skip), "{source}");
+    }
+}
+
+/// Opens the page of a program with a recorded step, whose events are `ACTION@START-END` for each rank.
+fn open_recorded(program: &str, events: &[&str]) -> Option<(Made, Browser)> {
+    let event = |(rank, text): (u32, &str)| {
+        let (action, times) = text.split_once('@').expect("an event");
+        let (start, end) = times.split_once('-').expect("two times");
+        let number = |text: &str| text.parse().expect("a number");
+        let action = action.parse().expect("an action");
+        Event { rank: rank.into(), action, start: number(start), end: number(end) }
+    };
+    let rows = (0..).zip(events).flat_map(|(rank, row)| row.split(' ').map(move |text| (rank, text)));
+    let timeline = Timeline::new(events.len() as u32, rows.map(event).collect());
+    let program = parse_program(program).expect("a program");
+    let made = Made::explained(&program, &Costs::default(), &[RecordedStep { step: 3, timeline }]);
+    let browser = open(&made.path())?;
+    Some((made, browser))
 }
 
 #[test]
 fn recorded_communication_in_a_gap_is_its_cause() {
-    let made = Made::view("1f1b --ranks 2 --microbatches 4");
-    let Some(mut browser) = open(&made.path()) else { return };
     // Rank 0 sends between its actions. The message of 0F1 is made at 2.9 and received from 3 to 6.
-    browser.value(
-        "window.event = (kind, stage, microbatch, start, end) => ({ kind, stage, microbatch, start, end });
-        window.recorded_ = sourceOfEvents('measured', [
-            [event('F', 0, 0, 0, 1), event('SEND_F', 0, 0, 1, 1.8), event('F', 0, 1, 1.9, 2.9), event('F', 0, 2, 5, 6)],
-            [event('F', 1, 0, 2, 3), event('RECV_F', 1, 1, 3, 6), event('F', 1, 1, 6, 7)]]);
-        recorded_.step = 3; 0",
-    );
-    assert_eq!(browser.value("faults(recorded_)"), json!([]));
+    let program = "0F0,0SEND_F0,0F1,0SEND_F1,0F2,0SEND_F2\n1RECV_F0,1F0,1RECV_F1,1F1,1RECV_F2,1F2\n";
+    let events = ["0F0@0-1 0SEND_F0@1-1.8 0F1@1.9-2.9 0F2@5-6", "1F0@2-3 1RECV_F1@3-6 1F1@6-7"];
+    let Some((_made, mut browser)) = open_recorded(program, &events) else { return };
+    assert_eq!(browser.value("faults(measuredSource())"), json!([]));
     let words = |browser: &mut Browser, rank: u32, next: u32| {
         let bubble = format!(
-            "bubblesOf(recorded_).find((bubble) => bubble.lane.rank === {rank} && bubble.next === {next})"
+            "bubblesOf(measuredSource()).find((bubble) => bubble.lane.rank === {rank} && bubble.next === {next})"
         );
         browser.value(&format!("wordsOf({bubble})[2]")).as_str().unwrap_or_default().to_owned()
     };
@@ -214,16 +257,11 @@ fn recorded_communication_in_a_gap_is_its_cause() {
 
 #[test]
 fn a_forward_that_is_computed_again_waits_for_the_gradient_of_its_backward() {
-    let made = Made::view("1f1b --ranks 3 --microbatches 4");
-    let Some(mut browser) = open(&made.path()) else { return };
-    browser.value(
-        "window.event = (kind, stage, microbatch, start, end) => ({ kind, stage, microbatch, start, end });
-        window.again = sourceOfEvents('what if', [
-            [event('F', 0, 0, 0, 1), event('B', 0, 0, 8, 10)],
-            [event('F', 1, 0, 1, 2), event('F', 1, 0, 5, 6), event('B', 1, 0, 6, 8)],
-            [event('F', 2, 0, 2, 3), event('B', 2, 0, 3, 5)]]); 0",
-    );
-    let cause = "causeOf(again.lanes[1], 1)";
+    let program =
+        "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1SEND_F0,1RECV_B0,1B0,1SEND_B0\n2RECV_F0,2F0,2B0,2SEND_B0\n";
+    let events = ["0F0@0-1 0B0@8-10", "1F0@1-2 1RECV_B0@2-5 1F0@5-6 1B0@6-8", "2F0@2-3 2B0@3-5"];
+    let Some((_made, mut browser)) = open_recorded(program, &events) else { return };
+    let cause = "causeOf(measuredSource().lanes[1], 1)";
     assert!(
         browser
             .holds(&format!("{cause}.via === 'message' && nameOfCell({cause}.lane, {cause}.at) === '2B0'"))
@@ -242,14 +280,17 @@ fn an_operation_in_front_of_a_message_is_a_cause() {
     let view = |arguments: &str| Made::view(&format!("{} --cost hop=5 {arguments}", file.display()));
     let made = view("--transport pair");
     let Some(mut browser) = open(&made.path()) else { return };
-    check(&mut browser, "predictedSource", "pair", &["message", "queue"]);
-    let bubble = "bubblesOf(predictedSource).find(({ lane, next }) => lane.rank === 0 && next === 2)";
-    let words = browser.value(&format!("wordsOf({bubble})[2]")).as_str().unwrap_or_default().to_owned();
-    let expected = "That action ends at 9. On rank 1, receive 1RECV_F1 waits in front of 1SEND_B0 on the same \
-                    communicator (head-of-line blocking) until 12. The message arrives at 17.";
-    assert!(words.ends_with(expected), "{words}");
-    let tip = browser.value(&format!("tipOf({bubble})")).as_str().unwrap_or_default().to_owned();
-    assert!(tip.ends_with("; receive 1RECV_F1 waits in front of 1SEND_B0 on the same communicator"), "{tip}");
+    for source in ["predictedSource", AGAIN] {
+        check(&mut browser, source, "pair", &["message", "queue"]);
+        let bubble = format!("bubblesOf({source}).find(({{ lane, next }}) => lane.rank === 0 && next === 2)");
+        let words = browser.value(&format!("wordsOf({bubble})[2]")).as_str().unwrap_or_default().to_owned();
+        let expected = "That action ends at 9. On rank 1, receive 1RECV_F1 waits in front of 1SEND_B0 on the same \
+                        communicator (head-of-line blocking) until 12. The message arrives at 17.";
+        assert!(words.ends_with(expected), "{words}");
+        let tip = browser.value(&format!("tipOf({bubble})")).as_str().unwrap_or_default().to_owned();
+        let expected = "; receive 1RECV_F1 waits in front of 1SEND_B0 on the same communicator";
+        assert!(tip.ends_with(expected), "{tip}");
+    }
     assert!(browser.holds(
         "document.body.textContent.includes('The prediction runs on the transport pair: one queue per pair')"
     ));
@@ -270,5 +311,6 @@ fn every_bubble_on_a_transport_has_a_cause() {
             Made::view(&format!("{name} --ranks 4 --microbatches 8 --cost hop=0.25 --transport {transport}"));
         let Some(mut browser) = open(&made.path()) else { return };
         check(&mut browser, "predictedSource", name, &["message", "queue", "end"]);
+        check(&mut browser, AGAIN, name, &["message", "queue", "end"]);
     }
 }

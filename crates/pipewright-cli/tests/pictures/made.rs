@@ -4,6 +4,9 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use pipewright_schedule::picture::{PictureSettings, RecordedStep, TimeUnit, View, view};
+use pipewright_schedule::simulate::timed;
+use pipewright_schedule::{Costs, Program};
 use tempfile::TempDir;
 
 /// A picture in a file.
@@ -22,6 +25,24 @@ impl Made {
     /// Runs `pipewright view` with these arguments.
     pub(crate) fn view(arguments: &str) -> Self {
         Self::run(&format!("view {arguments}"), "view.html")
+    }
+
+    /// Makes the page of a program, with these recorded steps.
+    pub(crate) fn explained(program: &Program, costs: &Costs, steps: &[RecordedStep]) -> Self {
+        let made = Self { folder: tempfile::tempdir().expect("a scratch folder"), name: "view.html" };
+        let run = timed(program, costs).expect("no deadlock");
+        let page = view(&View {
+            settings: PictureSettings { unit: TimeUnit::Costs, ..PictureSettings::default() },
+            predicted: run.timeline(),
+            program,
+            costs,
+            steps,
+            left_out: 0,
+            whole_step: None,
+            other_programs: &[],
+        });
+        std::fs::write(made.path(), page).expect("the scratch folder takes files");
+        made
     }
 
     fn run(arguments: &str, name: &'static str) -> Self {

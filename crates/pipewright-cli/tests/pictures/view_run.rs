@@ -154,7 +154,7 @@ fn check_exchanges(schedule: &[&str]) {
     let output = pipewright(folder.path(), &["view", "out", "-o", "view.html"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let page = fs::read_to_string(folder.path().join("view.html")).expect("a page");
-    assert!(page.contains("OVERLAP_F_B") && page.contains("\"exchanges\":true"), "the costs have exchanges");
+    assert!(page.contains("OVERLAP_F_B") && page.contains("\"programs\":[]"), "the costs have exchanges");
     let Some(mut browser) = Browser::open(&folder.path().join("view.html"), 1400, 900) else { return };
     for source in ["measuredSource()", "predictedSource"] {
         assert!(

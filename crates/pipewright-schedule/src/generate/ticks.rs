@@ -5,7 +5,7 @@
 //! seconds, chosen so that the largest cost has nine digits. So costs that are written as decimals stay
 //! exact, and sums over the largest schedule fit 64 bits.
 
-use crate::costs::Costs;
+use crate::costs::{Costs, TransferCost};
 use crate::ids::StageIndex;
 use crate::placement::Placement;
 
@@ -44,7 +44,8 @@ fn seconds(costs: &Costs, placement: &Placement, stage: StageIndex) -> [f64; 5] 
         to.map_or(0.0, |to| {
             // A gradient has the size of its output, which the lower of the two stages makes.
             let bytes = costs.output_bytes(stage.min(to));
-            let (occupied, latency) = costs.transfer(placement.rank_of(stage), placement.rank_of(to), bytes);
+            let TransferCost { occupied, latency, .. } =
+                costs.transfer(placement.rank_of(stage), placement.rank_of(to), bytes);
             occupied + latency
         })
     };

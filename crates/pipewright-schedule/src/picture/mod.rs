@@ -20,6 +20,7 @@ mod page_data;
 mod html;
 mod buffers;
 mod time_grid;
+mod what_if;
 mod view;
 
 pub use comparison::{ComparedPicture, Comparison, comparison};

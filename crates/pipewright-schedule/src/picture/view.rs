@@ -3,37 +3,34 @@
 //! It draws like [`super::html()`], with a lane for each timeline of a rank. In addition it names the cause
 //! of every bubble, highlights the critical path, shows recorded steps with a slider, and simulates the
 //! schedule again for other costs or numbers of microbatches. Its scripts, in the folder `view_page`,
-//! continue the scripts of `page`. The simulation in the page has the rules of [`crate::simulate::timed()`];
-//! a test in a browser compares all their times.
+//! continue the scripts of `page`. They have no rules: [`crate::causes`] finds the causes, and
+//! [`crate::simulate::dependencies()`] says what each time depends on.
 
 use serde::Serialize;
 
-use crate::action::Action;
-use crate::communicator::{Communicator, Groups, Streams};
-use crate::costs::{Costs, Link};
-use crate::csv::print_program;
-use crate::ids::{Microbatch, StageIndex};
+use crate::causes::{Cause, Causes, Cell, Wait, causes};
+use crate::communicator::Streams;
+use crate::costs::{Costs, StageCosts};
+use crate::ids::Rank;
 use crate::picture::buffers::buffers;
 use crate::picture::chunks::Chunks;
 use crate::picture::html::{self, legend, table, variables};
 use crate::picture::page_data::{Clock, PageData, RankData, page, ranks};
 use crate::picture::palette::{DARK, LIGHT, Sort, occurring};
 use crate::picture::settings::{PictureSettings, escaped};
+use crate::picture::what_if::{ProgramData, program_data};
 use crate::schedule::Program;
-use crate::slices::Slices;
+use crate::simulate::dependencies;
 use crate::timeline::{QueueWait, Timeline};
 
 /// The scripts that follow the page's, in the order in which they use each other.
-const SCRIPTS: [&str; 12] = [
-    include_str!("view_page/sources.js"),
+const SCRIPTS: [&str; 9] = [
     include_str!("view_page/causes.js"),
-    include_str!("view_page/waits.js"),
-    include_str!("view_page/blocking.js"),
+    include_str!("view_page/sources.js"),
     include_str!("view_page/path.js"),
     include_str!("view_page/range.js"),
     include_str!("view_page/panel.js"),
-    include_str!("view_page/queues.js"),
-    include_str!("view_page/simulation.js"),
+    include_str!("view_page/dependencies.js"),
     include_str!("view_page/whatif.js"),
     include_str!("view_page/search.js"),
     include_str!("view_page/start.js"),
@@ -99,14 +96,15 @@ struct Contents {
     steps: Vec<Source>,
     #[serde(rename = "wholeStep")]
     whole_step: Option<WholeStep>,
-    /// The program, and then the programs of other numbers of microbatches.
-    programs: Vec<SizedProgram>,
-    costs: CostsData,
-    /// The communicator of the prediction; `None` if messages are buffered.
-    transport: Option<TransportData>,
-    /// The bytes or units of each stage's activation, stash, gradient, and keys and values, for one
-    /// microbatch or slice.
-    sizes: Vec<[u64; 4]>,
+    /// The program, and then the programs of other numbers of microbatches; none if tokens are exchanged inside
+    /// actions, because their times at other costs are not known then.
+    programs: Vec<ProgramData>,
+    /// The number of microbatches.
+    microbatches: u32,
+    /// The seconds of each stage's `F`, `B`, `I` and `W`.
+    costs: Vec<[f64; 4]>,
+    /// The time of a message between ranks that have no link of their own.
+    latency: f64,
 }
 
 /// A timeline with its own quantum of time.
@@ -121,63 +119,37 @@ struct Source {
     /// What waited in line: the rank, the operation, the operation in front of it, and the start and the end
     /// in seconds.
     waits: Vec<(u32, String, String, f64, f64)>,
+    causes: CausesData,
     ranks: Vec<RankData>,
 }
 
+/// The causes of a timeline.
 #[derive(Serialize)]
-struct SizedProgram {
-    microbatches: u32,
-    /// The rows as CSV.
-    program: String,
+#[serde(rename_all = "camelCase")]
+struct CausesData {
+    slack: f64,
+    /// The causes of each rank's computations after a gap, with their indices.
+    causes: Vec<Vec<(usize, CauseData)>>,
+    /// What each rank waits for after its last computation.
+    ends: Vec<Option<WaitData>>,
+    last: Option<CellData>,
+    last_wait: Option<WaitData>,
 }
 
-#[derive(Serialize)]
-struct TransportData {
-    name: &'static str,
-    grouped: bool,
-    /// Whether a message between each stage and the next one is sent at once.
-    eager: Vec<bool>,
-}
+/// The rank and the index of a computation.
+type CellData = (u32, usize);
 
-#[derive(Serialize)]
-struct CostsData {
-    stages: Vec<StageData>,
-    outputs: Vec<u64>,
-    #[serde(flatten)]
-    link: LinkData,
-    /// The skip connections: the stages from which and to which they lead, and the bytes.
-    skips: Vec<(u32, u32, u64)>,
-    /// The links that differ, by sender and receiver with a space between them.
-    links: std::collections::BTreeMap<String, LinkData>,
-    /// The share of attention, which grows from slice to slice.
-    attention: f64,
-    /// The seconds of each `OFFLOAD` and of each `RELOAD` of each stage.
-    transfers: Vec<[f64; 2]>,
-    /// Whether tokens are exchanged inside actions. The page does not simulate that, so nothing can be
-    /// changed.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    exchanges: bool,
-}
+/// A wait: the rank, the kind of its action, the stage, the end in seconds, and what led to it.
+type WaitData = (u32, usize, u32, f64, Option<CellData>);
 
+/// A cause. The page tells the kinds apart by their lengths.
 #[derive(Serialize)]
-struct StageData {
-    #[serde(rename = "F")]
-    forward: f64,
-    #[serde(rename = "I")]
-    input_backward: f64,
-    #[serde(rename = "W")]
-    weight_backward: f64,
-    #[serde(rename = "B")]
-    backward: f64,
-    unshard: f64,
-    reduce: f64,
-}
-
-#[derive(Serialize)]
-struct LinkData {
-    latency: f64,
-    /// `None` if the size of a message does not matter. JSON has no infinity.
-    bandwidth: Option<f64>,
+#[serde(untagged)]
+enum CauseData {
+    /// The rank and the index of the maker, the tensor, and the index of a wait in line or `None`.
+    Message(u32, usize, usize, Option<usize>),
+    Wait(WaitData),
+    Delay,
 }
 
 /// Makes the page.
@@ -231,16 +203,12 @@ fn note(view: &View<'_>) -> String {
 }
 
 fn data(view: &View<'_>, chunks: &Chunks) -> ViewData {
-    let predicted = source(None, view.predicted, &view.settings);
-    let step = |step: &RecordedStep| source(Some(step.step), &step.timeline, &view.settings);
-    let all_programs = std::iter::once(view.program).chain(view.other_programs);
-    let program = |program: &Program| SizedProgram {
-        microbatches: program.microbatches() / program.slices().get(),
-        program: print_program(program),
-    };
-    let sizes = view.settings.counted_sizes().iter().map(|sizes| sizes.for_slice(view.predicted.slices()));
+    let predicted = source(None, view.predicted, view);
+    let step = |step: &RecordedStep| source(Some(step.step), &step.timeline, view);
     let mut page = page(&Timeline::new(0, Vec::new()), chunks, &view.settings);
     (page.quantum, page.slices) = (predicted.quantum, view.predicted.slices().get());
+    let stage =
+        |stage: &StageCosts| [stage.forward, stage.backward, stage.input_backward, stage.weight_backward];
     ViewData {
         page,
         gutter: GUTTER,
@@ -249,62 +217,70 @@ fn data(view: &View<'_>, chunks: &Chunks) -> ViewData {
             stages: view.program.placement().stages(),
             steps: view.steps.iter().map(step).collect(),
             whole_step: view.whole_step,
-            programs: all_programs.map(program).collect(),
-            costs: costs_data(view.costs, view.predicted.slices()),
-            transport: transport_data(view.predicted.communicator(), view.program),
-            sizes: sizes
-                .map(|sizes| [sizes.activation, sizes.stash, sizes.gradient, sizes.keys_values])
-                .collect(),
+            programs: programs(view),
+            microbatches: view.program.microbatches() / view.program.slices().get(),
+            costs: view.costs.stages.iter().map(stage).collect(),
+            latency: view.costs.link.latency,
             predicted,
         },
     }
 }
 
-fn source(step: Option<u64>, timeline: &Timeline, settings: &PictureSettings<'_>) -> Source {
+/// Returns the programs that the page can run at other costs.
+fn programs(view: &View<'_>) -> Vec<ProgramData> {
+    if view.costs.has_exchanges() {
+        return Vec::new();
+    }
+    let all = std::iter::once(view.program).chain(view.other_programs);
+    let data = |program: &Program| {
+        let slices = program.slices();
+        let dependencies = dependencies(program, view.costs, view.predicted.communicator()).ok()?;
+        let microbatches = program.microbatches() / slices.get();
+        Some(program_data(microbatches, &dependencies, slices, view.settings.counted_sizes()))
+    };
+    all.filter_map(data).collect()
+}
+
+fn source(step: Option<u64>, timeline: &Timeline, view: &View<'_>) -> Source {
     let clock = Clock::of(timeline);
-    let ranks = ranks(timeline, &Chunks::of(timeline), &clock, settings);
+    let ranks = ranks(timeline, &Chunks::of(timeline), &clock, &view.settings);
     let uncertainty = timeline.clock_skew().map(|skew| skew.uncertainty);
     let waits = timeline.queue_waits().iter().map(|QueueWait { rank, action, behind, from, until }| {
         (rank.get(), action.to_string(), behind.to_string(), *from, *until)
     });
     let (quantum, makespan, waits) = (clock.quantum(), timeline.makespan(), waits.collect());
-    Source { step, quantum, makespan, uncertainty, waits, ranks }
+    let causes = causes(timeline, view.program.ranks(), view.costs, step.is_some());
+    Source { step, quantum, makespan, uncertainty, waits, causes: causes_data(&causes, timeline), ranks }
 }
 
-fn transport_data(communicator: &Communicator, program: &Program) -> Option<TransportData> {
-    let Communicator { streams, sends, groups } = communicator;
-    let is_eager = |stage| sends.sends_at_once(Action::SendForward { stage, microbatch: Microbatch::new(0) });
-    (*streams != Streams::Buffered).then(|| TransportData {
-        name: streams.name(),
-        grouped: *groups == Groups::Consecutive,
-        eager: program.placement().all_stages().map(is_eager).collect(),
-    })
-}
-
-fn costs_data(costs: &Costs, slices: Slices) -> CostsData {
-    let link = |link: &Link| LinkData {
-        latency: link.latency,
-        bandwidth: Some(link.bandwidth).filter(|bandwidth| bandwidth.is_finite()),
+fn causes_data(causes: &Causes, timeline: &Timeline) -> CausesData {
+    let cell = |cell: Cell| (cell.rank.get(), cell.index);
+    let wait = |wait: Wait| {
+        let (kind, stage) = (wait.action.kind() as usize, wait.action.stage().get());
+        (wait.rank.get(), kind, stage, wait.until - timeline.start(), wait.after.map(cell))
     };
-    let stage = |stage: &crate::costs::StageCosts| StageData {
-        forward: stage.forward,
-        input_backward: stage.input_backward,
-        weight_backward: stage.weight_backward,
-        backward: stage.backward,
-        unshard: stage.unshard,
-        reduce: stage.reduce_grad,
+    let in_line = |wait: &QueueWait| timeline.queue_waits().iter().position(|other| other == wait);
+    let cause = |(index, cause): (usize, &Cause)| {
+        let data = match cause {
+            Cause::Start | Cause::Order => return None,
+            Cause::Delay => CauseData::Delay,
+            Cause::Wait(own) => CauseData::Wait(wait(*own)),
+            Cause::Message { from, tensor, in_line: own } => {
+                let line = own.as_ref().and_then(in_line);
+                CauseData::Message(from.rank.get(), from.index, *tensor as usize, line)
+            }
+        };
+        Some((index, data))
     };
-    CostsData {
-        stages: costs.stages.iter().map(stage).collect(),
-        outputs: costs.sizes.iter().map(|sizes| sizes.output).collect(),
-        link: link(&costs.link),
-        skips: costs.skips.iter().map(|skip| (skip.from.get(), skip.to.get(), skip.bytes)).collect(),
-        attention: costs.attention,
-        transfers: (0..costs.sizes.len().max(costs.stages.len()) as u32)
-            .map(|stage| costs.transfer_seconds(StageIndex::new(stage), slices))
+    let all = || (0..timeline.ranks()).map(Rank::new);
+    CausesData {
+        slack: causes.slack(),
+        causes: all()
+            .map(|rank| causes.of_rank(rank).iter().enumerate().filter_map(cause).collect())
             .collect(),
-        exchanges: costs.has_exchanges(),
-        links: costs.links.iter().map(|((from, to), other)| (format!("{from} {to}"), link(other))).collect(),
+        ends: all().map(|rank| causes.wait_at_end(rank).map(wait)).collect(),
+        last: causes.last().map(cell),
+        last_wait: causes.last_wait().map(wait),
     }
 }
 
@@ -335,8 +311,7 @@ mod tests {
         }
         assert!(!page.contains("{{"), "a place in the page is not filled");
         assert_eq!(page.matches("</script>").count(), 1);
-        assert!(page.contains("\"bandwidth\":null") && page.contains("\"step\":7,"), "{page}");
-        assert!(page.contains("1RECV_F0,1F0,1B0,1SEND_B0\\n"));
+        assert!(page.contains("\"step\":7,"), "{page}");
         assert!(page.contains(">2 of 3 recorded steps are left out: they ran another program"), "{page}");
         // The costs have messages that take no time, and the reader may change that.
         assert!(page.contains("</i>message</li>"), "{page}");

@@ -5,6 +5,7 @@ use crate::costs::SkipTransfer;
 use crate::ids::{Microbatch, StageIndex};
 use crate::placement::Placement;
 use crate::schedule::Program;
+use crate::simulate::tape::Moment;
 
 /// A tensor that a stage waits for: an input, or the gradient of an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +17,17 @@ pub(super) struct BoundaryTensor {
     pub(super) microbatch: Microbatch,
 }
 
+/// What a tensor from another rank is for an action.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tensor {
+    /// The output of the stage before.
+    Input,
+    /// The gradient of the action's output.
+    OutputGradient,
+    /// The tensor of a skip connection, or its gradient.
+    Skip,
+}
+
 /// How a tensor comes to the stage that uses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Route {
@@ -25,11 +37,11 @@ pub(super) enum Route {
     Skip(usize),
 }
 
-/// When a tensor is ready to be sent, and when it arrives, in seconds.
+/// When a tensor is ready to be sent, and when it arrives.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Arrival {
-    pub(super) issued: f64,
-    pub(super) at: f64,
+    pub(super) issued: Moment,
+    pub(super) at: Moment,
 }
 
 /// The arrivals that are known.
@@ -91,6 +103,30 @@ impl BoundaryTensor {
             part,
             |skip, gradient| if gradient { (skip.to, skip.from) } else { (skip.from, skip.to) },
         )
+    }
+
+    /// Returns what it is for the action that uses it.
+    pub(super) fn meaning(self) -> Tensor {
+        match (self.route, self.gradient) {
+            (Route::Skip(_), _) => Tensor::Skip,
+            (Route::Neighbour, true) => Tensor::OutputGradient,
+            (Route::Neighbour, false) => Tensor::Input,
+        }
+    }
+
+    /// Returns the actions that may make the tensor on a stage, and those that send and receive it.
+    pub(super) fn actions(self, from: StageIndex) -> ([Action; 2], Action, Action) {
+        let Self { stage, microbatch, .. } = self;
+        if self.gradient {
+            let inputs = Action::InputBackward { stage: from, microbatch };
+            let send = Action::SendBackward { stage: from, microbatch };
+            let made = [inputs, Action::Backward { stage: from, microbatch }];
+            (made, send, Action::RecvBackward { stage, microbatch })
+        } else {
+            let send = Action::SendForward { stage: from, microbatch };
+            let made = [Action::Forward { stage: from, microbatch }; 2];
+            (made, send, Action::RecvForward { stage, microbatch })
+        }
     }
 
     /// The stage that makes the tensor.

@@ -54,34 +54,57 @@ pub struct MemoryStep {
 /// Returns the memory of `rank` over time, from the first change to the last. `sizes` has one entry for each
 /// stage, or one for all stages; if it is empty, the memory is 0.
 pub fn memory_curve(timeline: &Timeline, rank: Rank, sizes: &[StageSizes]) -> Vec<MemoryStep> {
-    let mut held = Held {
-        kinds: kinds(timeline.events_of(rank)),
-        sizes,
-        slices: timeline.slices(),
-        bytes: 0,
-        stages: BTreeSet::new(),
-        forwards: forwards(timeline.events_of(rank)),
-        curve: Vec::new(),
-    };
-    let mut transfers = transfers(timeline.events_of(rank)).into_iter().peekable();
-    let mut transfer_while = |held: &mut Held<'_>, is_due: &dyn Fn(f64) -> bool| {
-        while let Some((time, action)) = transfers.next_if(|&(time, _)| is_due(time)) {
-            held.transfers(time, action);
-        }
-    };
-    for event in timeline.events_of(rank).iter().filter(|event| event.action.is_compute()) {
-        transfer_while(&mut held, &|time| time <= event.start);
-        for part in event.action.parts() {
-            held.starts(event.start, part);
-        }
-        // A `RELOAD` that starts when a computation ends comes after it in the row.
-        transfer_while(&mut held, &|time| time < event.end);
-        for part in event.action.parts() {
-            held.ends(event.end, part);
+    let events = timeline.events_of(rank);
+    let (mut held, mut curve) = (0u64, Vec::new());
+    for MemoryChange { event, is_at_end, more, less } in memory_changes(events, timeline.slices(), sizes) {
+        // A measured timeline may lack events, so the memory is kept from falling below 0.
+        let next = held.saturating_add(more).saturating_sub(less);
+        if next != held {
+            held = next;
+            let time = if is_at_end { events[event].end } else { events[event].start };
+            curve.push(MemoryStep { time, held });
         }
     }
+    curve
+}
+
+/// A change of the memory of a rank at the start or at the end of an event.
+pub(crate) struct MemoryChange {
+    /// The index of the event.
+    pub(crate) event: usize,
+    pub(crate) is_at_end: bool,
+    pub(crate) more: u64,
+    pub(crate) less: u64,
+}
+
+/// Returns the changes of the memory of a rank, in their order, from its events, which are sorted by start.
+pub(crate) fn memory_changes(events: &[Event], slices: Slices, sizes: &[StageSizes]) -> Vec<MemoryChange> {
+    let mut held = Held {
+        kinds: kinds(events),
+        sizes,
+        slices,
+        at: (0, false),
+        stages: BTreeSet::new(),
+        forwards: forwards(events),
+        changes: Vec::new(),
+    };
+    let mut transfers = transfers(events).into_iter().peekable();
+    let mut transfer_while = |held: &mut Held<'_>, is_due: &dyn Fn(f64) -> bool| {
+        while let Some((_, index)) = transfers.next_if(|&(time, _)| is_due(time)) {
+            held.transfers(index, events[index].action);
+        }
+    };
+    for (index, event) in events.iter().enumerate().filter(|(_, event)| event.action.is_compute()) {
+        transfer_while(&mut held, &|time| time <= event.start);
+        held.at = (index, false);
+        event.action.parts().for_each(|part| held.starts(part));
+        // A `RELOAD` that starts when a computation ends comes after it in the row.
+        transfer_while(&mut held, &|time| time < event.end);
+        held.at = (index, true);
+        event.action.parts().for_each(|part| held.ends(part));
+    }
     transfer_while(&mut held, &|_| true);
-    held.curve
+    held.changes
 }
 
 /// Returns the peak memory of each rank.
@@ -91,14 +114,14 @@ pub fn peak_memory(timeline: &Timeline, sizes: &[StageSizes]) -> Vec<u64> {
     ranks.map(|rank| peak(rank).unwrap_or(0)).collect()
 }
 
-/// Returns the moments at which tensors leave memory and come back, in order.
-fn transfers(events: &[Event]) -> Vec<(f64, Action)> {
-    let moment = |event: &Event| match event.action.kind() {
-        ActionKind::Offload => Some((event.end, event.action)),
-        ActionKind::Reload => Some((event.start, event.action)),
+/// Returns the moments at which tensors leave memory and come back, in order, with the indices of the events.
+fn transfers(events: &[Event]) -> Vec<(f64, usize)> {
+    let moment = |(index, event): (usize, &Event)| match event.action.kind() {
+        ActionKind::Offload => Some((event.end, index)),
+        ActionKind::Reload => Some((event.start, index)),
         _ => None,
     };
-    let mut moments: Vec<(f64, Action)> = events.iter().filter_map(moment).collect();
+    let mut moments: Vec<(f64, usize)> = events.iter().enumerate().filter_map(moment).collect();
     moments.sort_by(|one, other| one.0.total_cmp(&other.0));
     moments
 }
@@ -139,15 +162,16 @@ struct Held<'a> {
     kinds: HashMap<StageIndex, BTreeSet<ActionKind>>,
     sizes: &'a [StageSizes],
     slices: Slices,
-    bytes: u64,
+    /// The event that is replayed, and whether it ends.
+    at: (usize, bool),
     /// The stages whose gradients are allocated.
     stages: BTreeSet<u32>,
     forwards: HashMap<Action, Forwards>,
-    curve: Vec<MemoryStep>,
+    changes: Vec<MemoryChange>,
 }
 
 impl Held<'_> {
-    fn starts(&mut self, time: f64, part: Action) {
+    fn starts(&mut self, part: Action) {
         let sizes = self.sizes_of(part);
         if part.kind() == ActionKind::Forward {
             let recompute = sizes.of_recomputed();
@@ -158,44 +182,46 @@ impl Held<'_> {
                 Forwards { started: 1, .. } => recompute.kept.saturating_add(sizes.keys_values),
                 Forwards { .. } => recompute.recomputed,
             };
-            self.change(time, bytes, 0);
+            self.change(bytes, 0);
         }
         let makes_weight_gradient = matches!(part.kind(), ActionKind::Backward | ActionKind::WeightBackward);
         if makes_weight_gradient && self.stages.insert(part.stage().get()) {
-            self.change(time, sizes.gradient, 0);
+            self.change(sizes.gradient, 0);
         }
         if makes_input_gradient(part) {
             let keys_values = self.slices_before(part).saturating_mul(sizes.keys_values);
-            self.change(time, keys_values.saturating_add(sizes.parts), 0);
+            self.change(keys_values.saturating_add(sizes.parts), 0);
         }
     }
 
-    fn ends(&mut self, time: f64, part: Action) {
+    fn ends(&mut self, part: Action) {
         let sizes = self.sizes_of(part);
         match part.kind() {
-            ActionKind::Forward if !self.runs_backward(part) => self.change(time, 0, sizes.activation),
+            ActionKind::Forward if !self.runs_backward(part) => self.change(0, sizes.activation),
             ActionKind::Backward => {
-                self.change(time, 0, self.activation_of(part).saturating_add(sizes.parts));
+                self.change(0, self.activation_of(part).saturating_add(sizes.parts));
             }
             ActionKind::InputBackward => {
                 let stash = if self.has(part, ActionKind::WeightBackward) { sizes.stash } else { 0 };
-                self.change(time, stash, self.activation_of(part).saturating_add(sizes.parts));
+                self.change(stash, self.activation_of(part).saturating_add(sizes.parts));
             }
-            ActionKind::WeightBackward => self.change(time, 0, sizes.stash),
+            ActionKind::WeightBackward => self.change(0, sizes.stash),
             _ => {}
         }
         if makes_input_gradient(part) && self.has_slice_after(part) {
-            self.change(time, 0, (self.slices_before(part) + 1).saturating_mul(sizes.keys_values));
+            self.change(0, (self.slices_before(part) + 1).saturating_mul(sizes.keys_values));
         }
     }
 
     /// Moves tensors out of memory, or back.
-    fn transfers(&mut self, time: f64, action: Action) {
+    fn transfers(&mut self, event: usize, action: Action) {
         let bytes = self.sizes_of(action).offload;
-        if action.kind() == ActionKind::Offload {
-            self.change(time, 0, bytes);
+        let is_away = action.kind() == ActionKind::Offload;
+        self.at = (event, is_away);
+        if is_away {
+            self.change(0, bytes);
         } else {
-            self.change(time, bytes, 0);
+            self.change(bytes, 0);
         }
     }
 
@@ -236,13 +262,9 @@ impl Held<'_> {
         self.sizes.get(at).copied().unwrap_or_default().for_slice(self.slices)
     }
 
-    fn change(&mut self, time: f64, more: u64, less: u64) {
-        // A measured timeline may lack events, so the memory is kept from falling below 0.
-        let bytes = self.bytes.saturating_add(more).saturating_sub(less);
-        if bytes != self.bytes {
-            self.bytes = bytes;
-            self.curve.push(MemoryStep { time, held: bytes });
-        }
+    fn change(&mut self, more: u64, less: u64) {
+        let (event, is_at_end) = self.at;
+        self.changes.push(MemoryChange { event, is_at_end, more, less });
     }
 }
 

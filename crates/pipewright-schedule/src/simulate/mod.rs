@@ -19,23 +19,30 @@
 
 pub(crate) mod alternation;
 mod boundary_tensors;
+mod dependencies;
 mod error;
 mod few_microbatches;
 mod lifetimes;
-mod links;
 pub mod logical;
 mod memory;
 mod queues;
 mod rank_clock;
 mod summary;
+mod tape;
 mod timed;
 mod timed_run;
 
+pub use boundary_tensors::Tensor;
+pub use dependencies::{Dependencies, dependencies};
+pub(crate) use dependencies::{Dependent, NeededMessage, index};
 pub use error::SimulateError;
 pub use few_microbatches::{FewMicrobatches, few_microbatches};
 pub use lifetimes::{LifetimeOf, Lifetimes, LiveRange, lifetimes};
 pub use logical::{LogicalRun, logical};
+pub(crate) use memory::{MemoryChange, memory_changes};
 pub use memory::{MemoryStep, UNIT, memory_curve, peak_memory};
 pub use summary::{Summary, summarize};
+pub use tape::CostOf;
+pub(crate) use tape::Node;
 pub use timed::{timed, timed_on};
 pub use timed_run::{PredictedExchange, TimedRun};

@@ -16,9 +16,10 @@ use std::collections::{HashMap, VecDeque};
 
 use crate::action::Action;
 use crate::communicator::{Communicator, Groups, QueueKey};
+use crate::costs::TransferCost;
 use crate::ids::Rank;
 use crate::simulate::boundary_tensors::Arrival;
-use crate::simulate::links::{Links, Transit};
+use crate::simulate::tape::{Links, Moment, Tape, Transit};
 use crate::timeline::QueueWait;
 use crate::transfer::Transfer;
 
@@ -29,9 +30,8 @@ pub(super) struct Operation {
     pub(super) action: Action,
     pub(super) transfer: Transfer,
     /// The time at which the rank gives it to the communicator.
-    pub(super) given: f64,
-    /// How long its message occupies the link, and how long it travels after that.
-    pub(super) cost: (f64, f64),
+    pub(super) given: Moment,
+    pub(super) cost: TransferCost,
     /// The index of its event.
     pub(super) event: usize,
 }
@@ -41,7 +41,7 @@ pub(super) struct Operation {
 pub(super) struct Ended {
     pub(super) operation: Operation,
     /// When the operation occupies its link: the times of its event.
-    pub(super) times: (f64, f64),
+    pub(super) times: (Moment, Moment),
     /// When its tensor was given to the communicator, and when it arrives.
     pub(super) arrival: Arrival,
 }
@@ -58,6 +58,8 @@ pub(super) struct Queues<'a> {
     idle: Vec<usize>,
     ended: Vec<Ended>,
     waits: Vec<QueueWait>,
+    /// The operations in their lines, if the tape records.
+    lines: Vec<Line>,
     /// The operations of a group that begins; empty between groups.
     begun: Vec<Running>,
 }
@@ -78,16 +80,29 @@ struct Queue {
     /// The number of operations of the running group that have not ended.
     running: usize,
     /// The time at which all earlier groups have ended.
-    free: f64,
+    free: Moment,
+    /// The time at which the operations of the running group have ended so far.
+    free_of_group: Option<Moment>,
     /// The operation that ended last, with its end.
     last: Option<(Action, f64)>,
+    /// The events of the group that ended last, in the order in which they ended, if the tape records.
+    ended: Vec<usize>,
+}
+
+/// A send or a receive, and the operations after which it runs at the earliest.
+pub(super) struct Line {
+    pub(super) rank: Rank,
+    pub(super) event: usize,
+    pub(super) given: Moment,
+    /// The events of the group before it in its queue.
+    pub(super) behind: Vec<usize>,
 }
 
 /// An operation that runs.
 #[derive(Clone, Copy)]
 struct Running {
     queue: usize,
-    since: f64,
+    since: Moment,
     operation: Operation,
 }
 
@@ -96,7 +111,7 @@ enum Half {
     /// This end runs, and waits for the other one.
     Waits(Running),
     /// It was sent without its receive.
-    Sent { start: f64, arrival: Arrival },
+    Sent { start: Moment, arrival: Arrival },
 }
 
 impl<'a> Queues<'a> {
@@ -110,6 +125,7 @@ impl<'a> Queues<'a> {
             idle: Vec::new(),
             ended: Vec::new(),
             waits: Vec::new(),
+            lines: Vec::new(),
             begun: Vec::new(),
         }
     }
@@ -148,101 +164,121 @@ impl<'a> Queues<'a> {
     }
 
     /// Runs what can run after `rank` has given operations, and returns the operations that end.
-    pub(super) fn run(&mut self, rank: Rank) -> Vec<Ended> {
+    pub(super) fn run(&mut self, tape: &mut Tape, rank: Rank) -> Vec<Ended> {
         self.idle.extend(self.ranks[rank.index()].queues.iter().map(|&(_, index)| index));
         while let Some(queue) = self.idle.pop() {
-            self.begin_group(queue);
+            self.begin_group(tape, queue);
         }
         std::mem::take(&mut self.ended)
     }
 
-    /// Returns the operations that have waited in line.
-    pub(super) fn into_waits(self) -> Vec<QueueWait> {
-        self.waits
+    /// Returns the operations that have waited in line, and what the tape needs to tell which ones wait at
+    /// other costs.
+    pub(super) fn into_waits(self) -> (Vec<QueueWait>, Vec<Line>) {
+        (self.waits, self.lines)
     }
 
     /// Begins the next group of a queue if its group has ended.
-    fn begin_group(&mut self, index: usize) {
+    fn begin_group(&mut self, tape: &mut Tape, index: usize) {
         let queue = &mut self.queues[index];
         let Some(&(group, _)) = queue.waiting.front().filter(|_| queue.running == 0) else { return };
         let mut begun = std::mem::take(&mut self.begun);
         while let Some((_, operation)) = queue.waiting.pop_front_if(|(other, _)| *other == group) {
-            begun.push(Running { queue: index, since: operation.given.max(queue.free), operation });
+            let since = tape.latest(operation.rank, [operation.given, queue.free]);
+            begun.push(Running { queue: index, since, operation });
         }
-        queue.running = begun.len();
+        (queue.running, queue.free_of_group) = (begun.len(), None);
         self.note_waits(index, &begun);
+        let behind = std::mem::take(&mut self.queues[index].ended);
+        if !behind.is_empty() {
+            let line = |Running { operation: Operation { rank, event, given, .. }, .. }: &Running| Line {
+                rank: *rank,
+                event: *event,
+                given: *given,
+                behind: behind.clone(),
+            };
+            self.lines.extend(begun.iter().map(line));
+        }
         let communicator = self.communicator;
         let is_eager = |running: &&Running| {
             let Operation { action, transfer, .. } = running.operation;
             action == transfer.send && communicator.sends.sends_at_once(action)
         };
-        begun.iter().filter(is_eager).for_each(|&send| self.send_at_once(send));
-        begun.iter().filter(|one| !is_eager(one)).for_each(|&operation| self.meet(operation));
+        begun.iter().filter(is_eager).for_each(|&send| self.send_at_once(tape, send));
+        begun.iter().filter(|one| !is_eager(one)).for_each(|&operation| self.meet(tape, operation));
         begun.clear();
         self.begun = begun;
     }
 
     fn note_waits(&mut self, index: usize, begun: &[Running]) {
         let Some((behind, until)) = self.queues[index].last else { return };
-        let waits = begun.iter().filter(|running| running.operation.given < until);
+        let waits = begun.iter().filter(|running| running.operation.given.at < until);
         self.waits.extend(waits.map(|Running { operation, .. }| QueueWait {
             rank: operation.rank,
             action: operation.action,
             behind,
-            from: operation.given,
+            from: operation.given.at,
             until,
         }));
     }
 
     /// Sends an eager message.
-    fn send_at_once(&mut self, send: Running) {
+    fn send_at_once(&mut self, tape: &mut Tape, send: Running) {
         let operation = send.operation;
-        let Transit { start, left, arrival } = self.occupy_link(&operation, send.since);
+        let Transit { start, left, arrival } = self.occupy_link(tape, &operation, &[send.since]);
         let arrival = Arrival { issued: operation.given, at: arrival };
-        self.end(send, (start, left), arrival, left);
+        self.end(tape, send, (start, left), arrival);
         match self.halfway.remove(&operation.transfer.receive) {
-            Some(Half::Waits(receive)) => self.receive_sent(receive, start, arrival),
+            Some(Half::Waits(receive)) => self.receive_sent(tape, receive, start, arrival),
             _ => _ = self.halfway.insert(operation.transfer.receive, Half::Sent { start, arrival }),
         }
     }
 
     /// Moves the message of an operation if its other end runs too, or has sent it.
-    fn meet(&mut self, one: Running) {
+    fn meet(&mut self, tape: &mut Tape, one: Running) {
         let receive = one.operation.transfer.receive;
         match self.halfway.remove(&receive) {
             None => _ = self.halfway.insert(receive, Half::Waits(one)),
-            Some(Half::Sent { start, arrival }) => self.receive_sent(one, start, arrival),
+            Some(Half::Sent { start, arrival }) => self.receive_sent(tape, one, start, arrival),
             Some(Half::Waits(other)) => {
-                let since = one.since.max(other.since);
-                let Transit { start, arrival: at, .. } = self.occupy_link(&one.operation, since);
+                let ready = [one.since, other.since];
+                let Transit { start, arrival: at, .. } = self.occupy_link(tape, &one.operation, &ready);
                 let is_send = one.operation.action != receive;
                 let send = if is_send { one.operation } else { other.operation };
                 for end in [one, other] {
-                    self.end(end, (start, at), Arrival { issued: send.given, at }, at);
+                    self.end(tape, end, (start, at), Arrival { issued: send.given, at });
                 }
             }
         }
     }
 
     /// Ends the receive of a message that was sent at `start` without it.
-    fn receive_sent(&mut self, receive: Running, start: f64, arrival: Arrival) {
-        let at = arrival.at.max(receive.since);
-        self.end(receive, (start.max(receive.since), at), Arrival { at, ..arrival }, at);
+    fn receive_sent(&mut self, tape: &mut Tape, receive: Running, start: Moment, arrival: Arrival) {
+        let rank = receive.operation.rank;
+        let at = tape.latest(rank, [arrival.at, receive.since]);
+        let start = tape.latest(rank, [start, receive.since]);
+        self.end(tape, receive, (start, at), Arrival { at, ..arrival });
     }
 
-    /// Puts a message on its link, at `ready` at the earliest.
-    fn occupy_link(&mut self, operation: &Operation, ready: f64) -> Transit {
+    /// Puts a message on its link, at the latest of `ready` at the earliest.
+    fn occupy_link(&mut self, tape: &mut Tape, operation: &Operation, ready: &[Moment]) -> Transit {
         let Operation { transfer, cost, .. } = *operation;
-        self.links.occupy((transfer.sender, transfer.receiver), cost, ready)
+        self.links.occupy(tape, (transfer.sender, transfer.receiver), cost, ready)
     }
 
-    /// Ends an operation, whose queue is free of it from `free` on.
-    fn end(&mut self, running: Running, times: (f64, f64), arrival: Arrival, free: f64) {
-        let queue = &mut self.queues[running.queue];
-        if queue.last.is_none_or(|(_, last)| last <= free) {
-            queue.last = Some((running.operation.action, free));
+    /// Ends an operation. Its queue is free of it from the end of its event on.
+    fn end(&mut self, tape: &mut Tape, running: Running, times: (Moment, Moment), arrival: Arrival) {
+        let (queue, free) = (&mut self.queues[running.queue], times.1);
+        if queue.last.is_none_or(|(_, last)| last <= free.at) {
+            queue.last = Some((running.operation.action, free.at));
         }
-        queue.free = queue.free.max(free);
+        // The first of a group cannot end before the group in front.
+        let earlier = queue.free_of_group.unwrap_or(free);
+        queue.free = tape.latest(running.operation.rank, [earlier, free]);
+        queue.free_of_group = Some(queue.free);
+        if tape.records() {
+            queue.ended.push(running.operation.event);
+        }
         queue.running -= 1;
         if queue.running == 0 {
             self.idle.push(running.queue);

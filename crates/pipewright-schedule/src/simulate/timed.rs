@@ -39,7 +39,7 @@ mod computations;
 mod messages;
 mod state;
 
-use self::state::Run;
+pub(super) use self::state::{Need, Recorded, Run, TimedEvent};
 use crate::action::Action;
 use crate::communicator::{Communicator, Streams, judge};
 use crate::costs::Costs;
@@ -48,6 +48,7 @@ use crate::schedule::Program;
 use crate::simulate::boundary_tensors::{Arrival, BoundaryTensor};
 use crate::simulate::error::SimulateError;
 use crate::simulate::queues::Queues;
+use crate::simulate::tape::{Moment, Tape};
 use crate::simulate::timed_run::TimedRun;
 use crate::timeline::{Event, Timeline};
 use crate::validate::BlockedRank;
@@ -59,7 +60,7 @@ use crate::validate::BlockedRank;
 /// When the costs do not fit the program, or ranks wait for each other or for an action that is missing.
 pub fn timed(program: &Program, costs: &Costs) -> Result<TimedRun, SimulateError> {
     costs.check_program(program)?;
-    Run::of(program, costs, None).simulate()
+    Ok(Run::of(program, costs, None, Tape::new(false)).simulate()?.finish().0)
 }
 
 /// Simulates `program` at `costs` on `communicator`. With [`Streams::Buffered`], the result equals the
@@ -89,6 +90,16 @@ pub fn timed_on(
     costs: &Costs,
     communicator: &Communicator,
 ) -> Result<TimedRun, SimulateError> {
+    Ok(simulated(program, costs, communicator, false)?.finish().0)
+}
+
+/// Runs `program` at `costs` on `communicator`, on a tape that `records` or not.
+pub(super) fn simulated<'a>(
+    program: &'a Program,
+    costs: &'a Costs,
+    communicator: &'a Communicator,
+    records: bool,
+) -> Result<Run<'a>, SimulateError> {
     let streams = communicator.streams;
     costs.check_program(program)?;
     let verdict = judge(program, program.level(), communicator)?;
@@ -96,17 +107,26 @@ pub fn timed_on(
         return Err(SimulateError::Unsound { streams, verdict: Box::new(verdict) });
     }
     let queues = (streams != Streams::Buffered).then(|| Queues::new(communicator, program.rows().len()));
-    Run::of(program, costs, queues).simulate()
+    Run::of(program, costs, queues, Tape::new(records)).simulate()
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
     /// Runs all ranks, each as far as it can.
-    fn simulate(mut self) -> Result<TimedRun, SimulateError> {
+    fn simulate(mut self) -> Result<Self, SimulateError> {
         while let Some(rank) = self.ready.pop() {
             while self.step(rank) {}
             self.run_queues(rank);
         }
-        self.finish()
+        let blocked = self.blocked();
+        if !blocked.is_empty() {
+            return Err(SimulateError::Stuck { blocked });
+        }
+        if self.queues.is_none() {
+            for rank in self.program.placement().all_ranks() {
+                (0..self.events[rank.index()].len()).for_each(|event| self.set_times_of_receive(rank, event));
+            }
+        }
+        Ok(self)
     }
 
     /// Runs the next action of `rank`, and returns whether there was one that could run.
@@ -128,62 +148,69 @@ impl Run<'_> {
     /// Runs `action`, which does not compute. An error names the tensor of a message that has to be sent
     /// first.
     fn act(&mut self, rank: Rank, action: Action) -> Result<(), BoundaryTensor> {
-        let clock = &mut self.ranks[rank.index()].clock;
+        let (clock, tape) = (&mut self.ranks[rank.index()].clock, &mut self.tape);
         let now = clock.now();
         let (start, end) = match action {
             Action::SendForward { .. } | Action::SendBackward { .. } => self.send(rank, action, now),
             Action::WaitSendForward { .. } | Action::WaitSendBackward { .. } => {
                 let arrival = self.sent_arrival(action)?.map_or(now, |arrival| arrival.at);
-                self.ranks[rank.index()].clock.wait_until(arrival)
+                self.ranks[rank.index()].clock.wait_until(&mut self.tape, arrival)
             }
             Action::Unshard { stage } => {
-                let times = clock.run_collective(self.costs.stage(stage).unshard);
+                let times = clock.run_collective(tape, self.costs.stage(stage).unshard);
                 note(&mut self.gathered, stage, times.1);
                 times
             }
             Action::ReduceGrad { stage } => {
-                let times = clock.run_collective(self.costs.stage(stage).reduce_grad);
+                let times = clock.run_collective(tape, self.costs.stage(stage).reduce_grad);
                 note(&mut self.reduced, stage, times.1);
                 times
             }
             Action::Offload { stage, .. } => {
                 let [away, _] = self.costs.transfer_seconds(stage, self.program.slices());
-                clock.run_transfer(away)
+                clock.run_transfer(tape, away)
             }
             Action::Reload { stage, microbatch } => {
                 let [_, back] = self.costs.transfer_seconds(stage, self.program.slices());
-                let times = clock.run_transfer(back);
+                let times = clock.run_transfer(tape, back);
                 self.reloaded.insert((stage, microbatch), Arrival { issued: times.0, at: times.1 });
                 times
             }
             Action::WaitReduceGrad { stage } => {
-                clock.wait_until(self.reduced.get(stage.index()).copied().unwrap_or(now))
+                clock.wait_until(tape, self.reduced.get(stage.index()).copied().unwrap_or(now))
             }
             _ => (now, now),
         };
-        self.events[rank.index()].push(Event { rank, action, start, end });
+        self.events[rank.index()].push(TimedEvent { action, start, end });
         Ok(())
     }
 
-    fn finish(mut self) -> Result<TimedRun, SimulateError> {
-        let blocked = self.blocked();
-        if !blocked.is_empty() {
-            return Err(SimulateError::Stuck { blocked });
-        }
-        let mut events = std::mem::take(&mut self.events).into_iter().flatten().collect::<Vec<_>>();
-        if self.queues.is_none() {
-            events.iter_mut().for_each(|event| self.set_times_of_receive(event));
-        }
+    /// Returns the result, and what the tape holds besides the times.
+    pub(super) fn finish(self) -> (TimedRun, Recorded) {
+        let of_rank = |(rank, events): (Rank, &Vec<TimedEvent>)| {
+            let event = move |&TimedEvent { action, start, end }: &TimedEvent| Event {
+                rank,
+                action,
+                start: start.at,
+                end: end.at,
+            };
+            events.iter().map(event).collect::<Vec<_>>()
+        };
+        let events = self.program.placement().all_ranks().zip(&self.events).flat_map(of_rank).collect();
         let exposed = self.ranks.iter().map(|state| state.clock.exposed()).collect();
         let exchanges = self.ranks.iter().map(|state| state.clock.exchange()).collect();
         let timeline = Timeline::new(self.program.ranks(), events).with_skips(self.skips);
         let timeline = timeline.with_scopes(self.exchanges);
-        let timeline = timeline.with_slices(self.program.slices());
-        let timeline = match self.queues {
-            Some(queues) => timeline.with_communicator(queues.communicator().clone(), queues.into_waits()),
-            None => timeline,
-        };
-        Ok(TimedRun { timeline, exposed, exchanges })
+        let mut timeline = timeline.with_slices(self.program.slices());
+        let mut lines = Vec::new();
+        if let Some(queues) = self.queues {
+            let communicator = queues.communicator().clone();
+            let (waits, in_line) = queues.into_waits();
+            lines = in_line;
+            timeline = timeline.with_communicator(communicator, waits);
+        }
+        let recorded = Recorded { tape: self.tape, events: self.events, needs: self.needs, lines };
+        (TimedRun { timeline, exposed, exchanges }, recorded)
     }
 
     fn blocked(&self) -> Vec<BlockedRank> {
@@ -199,7 +226,7 @@ impl Run<'_> {
 }
 
 /// Sets the time of a stage.
-fn note(times: &mut [f64], stage: StageIndex, time: f64) {
+fn note(times: &mut [Moment], stage: StageIndex, time: Moment) {
     if let Some(noted) = times.get_mut(stage.index()) {
         *noted = time;
     }

@@ -2,6 +2,7 @@
 //! program.
 
 mod closed_forms;
+mod dependencies;
 mod exchanges;
 mod skips;
 mod slices;

@@ -1,106 +1,61 @@
 
-// Finds why an action did not start earlier, and follows the causes back to the start of the step.
-//
-// An action starts when its rank is free and its tensors have arrived. The later of the two is its cause: the previous
-// action of the rank, what the rank waited for after it (`waits.js`), or the action that made the tensor. On a communicator
-// with queues, the message may also have waited behind another operation (`blocking.js`). The chain of
-// causes from the end of the step is the critical path: the step would be shorter only if something on it took less time.
+// Reads the causes that the schedule crate has found, and follows them back to the start of the step: the chain of causes
+// from the end of the step is the critical path.
 
-// A gap of a measured timeline that is shorter than this share of the median action is the time of the runtime.
-const noticeableGap = 0.05;
-
-const partKey = (letter, stage, microbatch) => ("FBIW".indexOf(letter) * 8192 + stage) * 2097152 + microbatch;
-
-// Returns the place of each computed part of a timeline: a map for each replica from the key to the lane and the index.
-function placesOf(source) {
-  if (source.places) return source.places;
-  source.places = [];
-  source.lengths = [];
-  for (const lane of source.lanes) {
-    const places = source.places[lane.replica] ??= new Map(), { cells } = lane;
-    for (let at = 0; at < cells.start.length; at++) {
-      source.lengths.push(cells.end[at] - cells.start[at]);
-      for (const part of partsOf(lane, cells, at)) {
-        // A forward that is computed again for its backward has sent its tensors the first time.
-        const key = partKey(part.letter, part.stage, part.microbatch);
-        if (!places.has(key)) places.set(key, { lane, at });
-      }
-    }
-    lane.waits = waitsOf(lane);
-  }
-  source.lengths.sort((one, other) => one - other);
-  source.slack = source.step ? noticeableGap * (source.lengths[source.lengths.length >> 1] ?? 0) : source.end * 1e-8;
-  return source.places;
-}
-
-// Returns the stages from which a part gets tensors over skip connections.
-function skipsTo({ letter, stage }) {
-  const skips = data.view.costs.skips ?? [];
-  return skips.flatMap(([from, to]) => letter === "F" ? (to === stage ? [from] : []) : (from === stage ? [to] : []));
-}
-
-// Returns the actions that make the tensors of a part, each with the tensor's name.
-function producersOf(lane, { letter, stage, microbatch }) {
-  const places = placesOf(lane.source)[lane.replica], isForward = letter === "F";
-  if (letter === "W") return [];
-  const find = (stage) => (isForward ? ["F"] : ["I", "B"]).map((letter) => places.get(partKey(letter, stage, microbatch))).find(Boolean);
-  const skips = skipsTo({ letter, stage }).map(find).filter(Boolean);
-  const neighbour = find(isForward ? stage - 1 : stage + 1), tensor = isForward ? "input" : "output gradient";
-  return [...neighbour ? [{ tensor, ...neighbour }] : [], ...skips.map((place) => ({ tensor: "skip connection", ...place }))];
-}
+const tensors = ["input", "output gradient", "skip connection"];
 
 // Returns the end of the action before, or the start of the step.
 const freeFrom = (lane, at) => at > 0 ? lane.cells.end[at - 1] : 0;
 
-// Returns the parts of an action whose tensors it waits for. A forward that is computed again has its tensors, so it
-// waits only for those of its backward, which follows it.
-function partsToFeed(lane, at) {
-  const places = placesOf(lane.source)[lane.replica];
-  const isAgain = ({ letter, stage, microbatch }) => letter === "F" && places.get(partKey("F", stage, microbatch))?.at !== at;
-  return partsOf(lane, lane.cells, at).map((part) => isAgain(part) ? { ...part, letter: "B" } : part);
+const nameOfBar = ({ bars }, bar) => data.kinds[bars.kind[bar]][0];
+const hasReplicas = (source) => source.lanes.length > pipelineRanks;
+
+// Returns a wait of a rank: `via` is "gather", "sum" or "send". The action that led to its end is `at` of `lane`, if there is one.
+function waitOf(waiting, kind, stage, until, after) {
+  const name = data.kinds[kind][0], via = name === "UNSHARD" ? "gather" : name === "WAIT_REDUCE_GRAD" ? "sum" : "send";
+  return { via, waiting, name, stage, until, ...after };
 }
 
-// Returns whether a measured rank received a tensor of an action between two times.
-function receives(lane, at, from, to) {
-  const { bars, source: { slack } } = lane, parts = partsToFeed(lane, at);
-  for (let bar = firstFrom(bars.start, from - slack); bar < bars.start.length && bars.start[bar] < to; bar++) {
-    const direction = /^RECV_(?:SKIP_)?([FB])$/.exec(nameOfBar(lane, bar))?.[1];
-    const isOwn = ({ letter, stage, microbatch }) =>
-      direction === (letter === "F" ? "F" : "B") && stage === stageOfBar(lane, bar) && microbatch === bars.microbatch[bar];
-    if (direction && parts.some(isOwn) && Math.min(bars.end[bar], to) - Math.max(bars.start[bar], from) > Math.min(slack, (to - from) / 2)) return true;
+// Adds the causes to a timeline. A cause has `via`: "message" from another rank, "queue" if that message waited in line, "order"
+// after the action before, "delay" if a gap has no cause in the timeline, "start" of the step, or a wait. The action that led to it
+// is `at` of `lane`; without one, the chain ends.
+function readCauses(source, { slack, causes, ends, last, lastWait }) {
+  const cell = (place) => place && { lane: source.lanes[place[0]], at: place[1] };
+  const wait = (one) => one && waitOf(source.lanes[one[0]], one[1], one[2], one[3] / data.quantum, cell(one[4]));
+  const read = (lane, at, cause) => {
+    if (!cause) return { via: "delay", lane, at: at - 1 };
+    if (cause.length === 5) return wait(cause);
+    const [rank, from, tensor, line] = cause, inLine = line === null ? null : source.waits[line];
+    return { via: inLine ? "queue" : "message", ...cell([rank, from]), tensor: tensors[tensor], inLine };
+  };
+  source.slack = slack / data.quantum;
+  source.lanes.forEach((lane, rank) => {
+    lane.causes = new Map(causes[rank].map(([at, cause]) => [at, read(lane, at, cause)]));
+    lane.waitAtEnd = wait(ends[rank]);
+  });
+  source.last = last && { ...cell(last), cause: wait(lastWait) };
+  return source;
+}
+
+const causeOf = (lane, at) => lane.causes.get(at) ?? (at > 0 ? { via: "order", lane, at: at - 1 } : { via: "start" });
+
+// Returns the last computation of a timeline, and in `cause` the wait that ends the step, if it ends after that.
+const endOfStep = (source) => source.last;
+
+// Returns the last wait of a rank after all its actions, if there is one, and whether the step ends with it.
+function waitAtEnd({ waitAtEnd: wait, source: { end, slack } }) {
+  return { wait, isLast: wait !== null && end - wait.until <= slack };
+}
+
+// Returns the computation of a part in the first replica of a timeline.
+function cellOf(source, part) {
+  const key = ({ letter, stage, microbatch }) => [letter, stage, microbatch].join(" ");
+  if (!source.cellOfPart) {
+    source.cellOfPart = new Map();
+    for (const lane of source.lanes.slice(0, pipelineRanks))
+      lane.cells.kind.forEach((_, at) => partsOf(lane, lane.cells, at).forEach((one) => source.cellOfPart.has(key(one)) || source.cellOfPart.set(key(one), { lane, at })));
   }
-  return false;
-}
-
-// Returns the message that arrived last for an action whose rank was free from `free` on; null if none was missing. In a
-// measured timeline, a message is the cause only if the rank was receiving it, or if its tensor was made so late that it
-// was still on its way at that time.
-function messageBefore(lane, at, free) {
-  const { slack, step } = lane.source, isReceived = !step || receives(lane, at, free, lane.cells.start[at]);
-  let latest = isReceived ? -1 : free - slack - data.view.costs.latency / data.quantum, cause = null;
-  for (const producer of partsToFeed(lane, at).flatMap((part) => producersOf(lane, part))) {
-    if (producer.lane === lane) continue;
-    const made = producer.lane.cells.end[producer.at];
-    if (made <= latest || made > lane.cells.start[at] + slack) continue;
-    latest = made;
-    cause = { via: "message", lane: producer.lane, at: producer.at, tensor: producer.tensor };
-  }
-  const inLine = cause && cause.tensor !== "skip connection" ? waitInLine(cause, lane, cause.tensor === "input", lane.cells.start[at]) : null;
-  return inLine ? { ...cause, via: "queue", inLine } : cause;
-}
-
-// Returns the cause of an action's start: `via` is "message" from another rank, "queue" if that message waited in line, "order" after the action before,
-// "gather", "sum" or "send" if the rank waited for one of these, "delay" if a gap has no cause in the timeline, or
-// "start" of the step. The action that led to it is `at` of `lane`; without one, the chain ends.
-function causeOf(lane, at) {
-  placesOf(lane.source);
-  const start = lane.cells.start[at], free = freeFrom(lane, at), { slack } = lane.source;
-  if (start - free <= slack) return at > 0 ? { via: "order", lane, at: at - 1 } : { via: "start" };
-  const bar = waitBefore(lane, at), until = bar < 0 ? free : lane.bars.end[bar];
-  const message = bar < 0 || start - until > slack ? messageBefore(lane, at, until) : null;
-  if (message) return message;
-  if (bar >= 0) return causeOfWait(lane, bar);
-  return at > 0 ? { via: "delay", lane, at: at - 1 } : { via: "start" };
+  return source.cellOfPart.get(key(part));
 }
 
 // Returns the actions that led to an action, from it back to the start of the step. Each has the `cause` of its start.
@@ -113,19 +68,6 @@ function chainTo(lane, at) {
     ({ lane, at } = cause);
   }
   return chain;
-}
-
-// Returns the last computation of a timeline, and in `cause` the wait that ends the step, if it ends after that.
-function endOfStep(source) {
-  placesOf(source);
-  let last = null, longest = null;
-  for (const lane of source.lanes) {
-    const at = lane.cells.end.length - 1, { waits } = lane, bar = waits.bar.at(-1);
-    if (at >= 0 && (!last || lane.cells.end[at] > last.lane.cells.end[last.at])) last = { lane, at };
-    if (bar !== undefined && (!longest || waits.end.at(-1) > longest.lane.bars.end[longest.bar])) longest = { lane, bar };
-  }
-  if (!last || !longest || longest.lane.bars.end[longest.bar] - last.lane.cells.end[last.at] <= source.slack) return last;
-  return { ...last, cause: causeOfWait(longest.lane, longest.bar) };
 }
 
 // Returns the chain of causes that ends with the step: with its last computation, or with the wait that follows it.
@@ -182,7 +124,6 @@ function bubbleAt(lane, time) {
 // Returns all bubbles of a timeline, the longest first.
 function bubblesOf(source) {
   if (source.bubbles) return source.bubbles;
-  placesOf(source);
   source.bubbles = [];
   for (const lane of source.lanes) {
     const { start, end } = lane.cells;

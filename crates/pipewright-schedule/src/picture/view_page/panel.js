@@ -43,6 +43,39 @@ function sentenceOf(lane, at, cause, free) {
   return [...intro, `That action ends at ${time(made)}`, inFlight > 0 ? `; the message takes ${time(inFlight)}.` : "."];
 }
 
+const endName = (name) => (name.includes("RECV") ? "receive " : "send ") + name;
+
+// Returns what blocks a message, as a sentence.
+function sentenceOfWaitInLine({ rank, action, behind, until }) {
+  return `On rank ${rank}, ${endName(behind)} waits in front of ${action} on the same communicator (head-of-line blocking) until ${time(until)}.`;
+}
+
+// Returns the longest waits in line, the longest first.
+function longestInLine(source) {
+  return [...source.waits].sort((one, other) => other.until - other.from - (one.until - one.from));
+}
+
+// Returns what a wait is for, in a few words.
+function purposeOfWait({ via, stage, lane, at }) {
+  if (via === "gather") return `for the parameters of stage ${stage}`;
+  if (via === "sum") return `for the sum of the gradients of stage ${stage} over the replicas`;
+  return lane ? `until the message of ${nameOfCell(lane, at)} has left` : "until a message has left";
+}
+
+// Returns when a wait ends and why, as nodes of a sentence.
+function sentenceOfWait(cause) {
+  const { via, waiting, name, lane, at } = cause, { source } = waiting, until = time(cause.until);
+  const action = lane ? cellButton(lane, at) : null, ended = lane ? `, which ends at ${time(lane.cells.end[at])}` : "";
+  const nodes = [`${via === "gather" ? "It waits" : `The program waits (${name})`} ${via === "send" ? "until the message of " : purposeOfWait(cause)}`];
+  if (via === "send") return [...nodes, action ?? "an earlier action", `${ended}, has left. That is at ${until}.`];
+  const begins = action ? [" after ", action, ` on ${rankOf(lane)}${ended},`] : [" at the start of the step"];
+  const alone = " The other replicas are not in this picture; the prediction assumes that they are as far as this one.";
+  if (!source.step) return [...nodes, ". The communication begins", ...begins, ` and ends at ${until}.${alone}`];
+  if (!hasReplicas(source)) return [...nodes, ` until ${until}. The other replicas are not in this picture.`];
+  if (via === "gather") return [...nodes, ` until ${until}. The other replicas send their shares of them; the recording does not say which one is last.`];
+  return [...nodes, `. The last replica begins to add its gradients`, ...begins, ` and the sum is complete at ${until}.`];
+}
+
 // Returns a bar with the share of each kind of action, of messages and of gaps in the time of a chain.
 function shareBar(times, hasKeys = true) {
   const all = [...times.values()].reduce((sum, time) => sum + time, 0) || 1;
@@ -115,7 +148,7 @@ function explainCell({ lane, at, from, to, chain }) {
   nodes.push(element("p", {}, ...sentenceOf(lane, at, cause, free)));
   if (before && from - free > lane.source.slack)
     nodes.push(element("p", {}, goTo(`The bubble of ${time(from - free)} before it`, () => goToBubble(before))));
-  const twin = lane.source !== predictedSource && placesOf(predictedSource)[0].get(partKey(parts[0].letter, parts[0].stage, parts[0].microbatch));
+  const twin = lane.source !== predictedSource && cellOf(predictedSource, parts[0]);
   if (twin) {
     const { start, end } = twin.lane.cells, late = from - start[twin.at];
     nodes.push(paragraph(`Predicted: ${time(start[twin.at])} to ${time(end[twin.at])}. It starts ${time(Math.abs(late))} ${late < 0 ? "earlier" : "later"}.`));

@@ -16,10 +16,11 @@ function completeSource(source) {
   return source;
 }
 
-function readSource(name, { step, quantum, makespan, uncertainty, waits, ranks }) {
+function readSource(name, { step, quantum, makespan, uncertainty, waits, causes, ranks }) {
   const scale = quantum / data.quantum, end = makespan / data.quantum;
   const inQuanta = ([rank, action, behind, from, until]) => ({ rank, action, behind, from: from / data.quantum, until: until / data.quantum });
-  return completeSource({ name, step, uncertainty, end, waits: waits.map(inQuanta), lanes: findSends(ranks.map((rank, index) => readRank(rank, index, scale))) });
+  const source = { name, step, uncertainty, end, waits: waits.map(inQuanta), lanes: findSends(ranks.map((rank, index) => readRank(rank, index, scale))) };
+  return readCauses(completeSource(source), causes);
 }
 
 const predictedSource = readSource("predicted", data.view.predicted);

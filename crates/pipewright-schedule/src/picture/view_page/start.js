@@ -44,8 +44,9 @@ for (const name of ["predicted", "measured", "what-if"]) {
   box.addEventListener("change", () => { shown[key] = box.checked; changeSources(); });
 }
 document.getElementById("show-what-if").disabled = true;
-// The simulation of the page has no exchanges of tokens.
-document.getElementById("whatif").hidden = !!data.view.costs.exchanges;
+// With exchanges of tokens inside actions, no other costs can be tried.
+const hasPrograms = data.view.programs.length > 0;
+document.getElementById("whatif").hidden = !hasPrograms;
 document.getElementById("choose-measured").hidden = recorded.length === 0;
 for (const id of ["steps", "help-steps"]) document.getElementById(id).hidden = recorded.length < 2;
 stepBox.max = recorded.length - 1;
@@ -53,8 +54,8 @@ stepBox.addEventListener("input", () => showStep(+stepBox.value));
 isNarrow.addEventListener("change", showSources);
 pathBox.addEventListener("change", () => select(null));
 
-listenToWhatIf();
+if (hasPrograms) listenToWhatIf();
 if (recorded.length) showStep(stepAt);
-resetWhatIf();
+if (hasPrograms) resetWhatIf(); else changeSources();
 view.showsMemory = memoryBox.checked = data.memoryLane || ranks.length * (laneMost + memoryMost) <= plotHeight();
 draw();

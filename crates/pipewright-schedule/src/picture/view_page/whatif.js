@@ -3,65 +3,28 @@
 // schedule again, and shows the result below the other timelines.
 
 const kindNames = { F: "forward", B: "backward", I: "backward, inputs", W: "backward, weights" };
-const whatIf = { stage: -1, factors: [], latency: data.view.costs.latency, microbatches: 0 };
-const parsedPrograms = new Map();
+const whatIf = { stage: -1, factors: [], latency: data.view.latency, microbatches: 0 };
+const readPrograms = new Map();
 const [stageBox, hopBox, microbatchBox] = ["stage", "hop", "microbatches"].map((name) => document.getElementById("whatif-" + name));
 const factorBoxes = document.getElementById("whatif-factors"), outcome = document.getElementById("whatif-outcome");
 // The unit in which the time of a message is shown. If messages take no time, it is the unit of the shortest action.
-const shortest = Math.min(...data.view.costs.stages.flatMap((costs) => Object.keys(kindNames).map((kind) => costs[kind]).filter((cost) => cost > 0)));
-const [hopFactor, hopUnit] = unitOf(data.view.costs.latency || shortest);
+const shortest = Math.min(...data.view.costs.flat().filter((cost) => cost > 0));
+const [hopFactor, hopUnit] = unitOf(data.view.latency || shortest);
 
 function programFor(microbatches) {
-  if (!parsedPrograms.has(microbatches)) {
-    const { program } = data.view.programs.find((one) => one.microbatches === microbatches);
-    parsedPrograms.set(microbatches, parseProgram(program));
-  }
-  return parsedPrograms.get(microbatches);
+  if (!readPrograms.has(microbatches))
+    readPrograms.set(microbatches, readProgram(data.view.programs.find((one) => one.microbatches === microbatches)));
+  return readPrograms.get(microbatches);
 }
 
-const kindsOf = (program) => {
-  const used = new Set(program.rows.flat().flatMap(({ kind, parts }) => parts ? ["F", "B"] : [kind]));
-  return Object.keys(kindNames).filter((kind) => used.has(kind));
-};
+const kindsOf = ({ costs }) => Object.keys(kindNames).filter((kind) => costs.some(([, , of]) => of === kind));
 
-function costsOfWhatIf() {
-  const scaled = (costs, stage) => {
-    const factors = whatIf.factors[stage];
-    return { ...costs, ...Object.fromEntries(Object.keys(kindNames).map((kind) => [kind, costs[kind] * factors[kind]])) };
-  };
-  const stages = Array.from({ length: data.view.stages }, (_, stage) => data.view.costs.stages[Math.min(stage, data.view.costs.stages.length - 1)]);
-  return { ...data.view.costs, latency: whatIf.latency, stages: stages.map(scaled) };
+// Returns the seconds of each cost of a program.
+function costsOfWhatIf({ costs }) {
+  return costs.map(([seconds, stage, of]) => of === "hop" ? whatIf.latency : stage < 0 ? seconds : seconds * whatIf.factors[stage][of]);
 }
 
-// Turns the events of a simulation into lanes like those of the data.
-function laneOf(events, stages) {
-  const toQuanta = 1 / data.quantum, kinds = new Map(data.kinds.map(([name], kind) => [name, kind]));
-  const cells = noEvents(), bars = noEvents(), memory = memoryOf(events, data.view.sizes);
-  for (const { kind, stage, microbatch, start, end } of events) {
-    const number = kinds.get(kind), into = isCompute(number) ? cells : bars;
-    if (into === bars && end <= start) continue;
-    into.kind.push(number);
-    into.start.push(start * toQuanta);
-    into.sent.push(start * toQuanta);
-    into.end.push(end * toQuanta);
-    into.chunk.push(Math.max(stages.indexOf(stage), 0));
-    into.microbatch.push(microbatch);
-    into.otherChunk.push(0);
-    into.otherMicrobatch.push(-1);
-    into.peer.push("");
-  }
-  memory.start = memory.start.map((time) => time * toQuanta);
-  return completeLane({ stages, cells, bars, memory });
-}
-
-function sourceOfEvents(name, events) {
-  const stagesOf = (rank) => [...new Set(events[rank].map(({ stage }) => stage))].sort((one, other) => one - other);
-  const end = events.flat().reduce((last, { end }) => Math.max(last, end), 0) / data.quantum;
-  const inQuanta = (wait) => ({ ...wait, from: wait.from / data.quantum, until: wait.until / data.quantum });
-  return completeSource({ name, end, waits: (events.waits ?? []).map(inQuanta), lanes: events.map((own, rank) => laneOf(own, stagesOf(rank))) });
-}
-
-const isChanged = () => whatIf.latency !== data.view.costs.latency || whatIf.microbatches !== data.view.programs[0].microbatches
+const isChanged = () => whatIf.latency !== data.view.latency || whatIf.microbatches !== data.view.microbatches
   || whatIf.factors.some((factors) => Object.values(factors).some((factor) => factor !== 1));
 
 function change(from, to) {
@@ -72,7 +35,7 @@ function change(from, to) {
 function showOutcome() {
   outcome.replaceChildren();
   if (!whatIfSource) return outcome.append(paragraph("Change a number to simulate the schedule again."));
-  const [before, after] = [predictedSource, whatIfSource], [was, is] = [data.view.programs[0].microbatches, whatIf.microbatches];
+  const [before, after] = [predictedSource, whatIfSource], [was, is] = [data.view.microbatches, whatIf.microbatches];
   const row = (name, text) => element("div", {}, element("dt", {}, name), element("dd", {}, text));
   outcome.append(element("dl", {}, row("step", change(before.end, after.end)),
     row("per microbatch", change(before.end / was, after.end / is)),
@@ -82,7 +45,8 @@ function showOutcome() {
 // Simulates the changed schedule and shows it; without a change, removes it.
 function simulateWhatIf() {
   const wasShown = whatIfSource !== null;
-  whatIfSource = isChanged() ? sourceOfEvents("what if", simulate(programFor(whatIf.microbatches), costsOfWhatIf())) : null;
+  const program = isChanged() ? programFor(whatIf.microbatches) : null;
+  whatIfSource = program && runProgram("what if", program, costsOfWhatIf(program));
   const box = document.getElementById("show-what-if");
   if (wasShown !== (whatIfSource !== null)) shown["what if"] = box.checked = whatIfSource !== null;
   box.disabled = !whatIfSource;
@@ -97,7 +61,7 @@ function simulateWhatIf() {
 // such an action.
 function showFactors() {
   const stages = whatIf.stage < 0 ? whatIf.factors.map((_, stage) => stage) : [whatIf.stage], first = stages[0];
-  const costOf = (stage, kind) => data.view.costs.stages[Math.min(stage, data.view.costs.stages.length - 1)][kind] / data.quantum;
+  const { costs } = data.view, costOf = (stage, kind) => costs[Math.min(stage, costs.length - 1)]["FBIW".indexOf(kind)] / data.quantum;
   factorBoxes.replaceChildren(...kindsOf(programFor(whatIf.microbatches)).map((kind) => {
     const text = element("output", {}), show = () => {
       const using = stages.filter((stage) => costOf(stage, kind) > 0), mean = (factor) => using.reduce((sum, stage) => sum + costOf(stage, kind) * factor(stage), 0) / using.length;
@@ -118,7 +82,7 @@ function showFactors() {
 
 function resetWhatIf() {
   const one = () => ({ F: 1, B: 1, I: 1, W: 1 });
-  Object.assign(whatIf, { factors: Array.from({ length: data.view.stages }, one), latency: data.view.costs.latency, microbatches: data.view.programs[0].microbatches });
+  Object.assign(whatIf, { factors: Array.from({ length: data.view.stages }, one), latency: data.view.latency, microbatches: data.view.microbatches });
   hopBox.value = +(whatIf.latency * hopFactor).toPrecision(4);
   microbatchBox.value = whatIf.microbatches;
   showFactors();

@@ -1,17 +1,18 @@
 //! The computations of a timed simulation: what they wait for, how long they take, and their events.
 
-use super::state::Run;
+use super::state::{Need, Run, TimedEvent};
 use crate::action::Action;
 use crate::ids::Rank;
 use crate::simulate::alternation::{Halves, Work, is_exchange};
 use crate::simulate::boundary_tensors::{Arrival, BoundaryTensor};
-use crate::timeline::{Event, Scope, ScopeKind};
+use crate::simulate::tape::{CostOf, Moment};
+use crate::timeline::{Scope, ScopeKind};
 
 impl Run<'_> {
     /// Computes `action`, its halves one after the other, if the arrivals of all its tensors are known.
     pub(super) fn compute(&mut self, rank: Rank, action: Action) -> Result<(), BoundaryTensor> {
         for part in action.parts() {
-            self.arrival_for(part)?;
+            self.arrivals_for(part).try_for_each(|arrival| arrival.map(drop))?;
         }
         if matches!(action, Action::Overlap(_)) && self.has_exchanges {
             return self.compute_together(rank, action);
@@ -35,7 +36,7 @@ impl Run<'_> {
         let mut actions = [Vec::with_capacity(2), Vec::with_capacity(2)];
         for (half, part) in overlap.parts().enumerate() {
             let in_memory = self.gathered_for(part).into_iter().chain(self.reloaded_for(part));
-            arrivals.extend(in_memory.chain(self.arrival_for(part)?));
+            arrivals.extend(in_memory.chain(self.arrival_for(rank, part)?));
             if let Some(forward) = self.recomputed_by(rank, part) {
                 works[half].push(self.again(forward));
                 actions[half].push(forward);
@@ -48,7 +49,7 @@ impl Run<'_> {
         let are_of_one_stage = stages.next() == stages.next();
         let state = &mut self.ranks[rank.index()];
         let halves = Halves { works: [&works[0], &works[1]], are_of_one_stage };
-        let pieces = state.clock.alternate(arrivals, halves);
+        let pieces = state.clock.alternate(&mut self.tape, arrivals, halves);
         let end = state.clock.now();
         state.first_half = None;
         for (half, actions) in actions.iter().enumerate() {
@@ -58,7 +59,9 @@ impl Run<'_> {
                     continue;
                 };
                 let end = own.next_back().map_or(first_end, |piece| piece.end);
-                self.events[rank.index()].push(Event { rank, action, start, end });
+                let moment = |at| Moment { at, ..Moment::START };
+                let (start, end) = (moment(start), moment(end));
+                self.events[rank.index()].push(TimedEvent { action, start, end });
             }
         }
         for piece in pieces.iter().filter(|piece| is_exchange(piece.position)) {
@@ -69,8 +72,8 @@ impl Run<'_> {
     }
 
     /// Starts `part` when its tensors have arrived, delivers its output, and returns its end.
-    fn compute_part(&mut self, rank: Rank, part: Action) -> Result<f64, BoundaryTensor> {
-        let tensors = self.arrival_for(part)?;
+    fn compute_part(&mut self, rank: Rank, part: Action) -> Result<Moment, BoundaryTensor> {
+        let tensors = self.arrival_for(rank, part)?;
         let (parameters, reloaded) = (self.gathered_for(part), self.reloaded_for(part));
         let again = self.recomputed_by(rank, part);
         let is_early = !self.costs.recompute.is_by_block();
@@ -86,11 +89,18 @@ impl Run<'_> {
     }
 
     /// Computes `part` after the last of `arrivals`, and waits for each of its exchanges. Returns its end.
-    fn compute_alone(&mut self, rank: Rank, part: Action, arrivals: [Option<Arrival>; 3], work: Work) -> f64 {
+    fn compute_alone(
+        &mut self,
+        rank: Rank,
+        part: Action,
+        arrivals: [Option<Arrival>; 3],
+        work: Work,
+    ) -> Moment {
         let clock = &mut self.ranks[rank.index()].clock;
-        let (start, end) = clock.compute(arrivals.into_iter().flatten(), work.total());
+        let cost = (CostOf::Compute(part.stage(), part.kind()), work.total());
+        let (start, end) = clock.compute(&mut self.tape, arrivals.into_iter().flatten(), cost);
         clock.note_exposed_exchange(work.exchanges.seconds());
-        let mut from = start;
+        let mut from = start.at;
         for position in 0..work.pieces() {
             let until = from + work.seconds(position);
             if is_exchange(position) {
@@ -98,7 +108,7 @@ impl Run<'_> {
             }
             from = until;
         }
-        self.events[rank.index()].push(Event { rank, action: part, start, end });
+        self.events[rank.index()].push(TimedEvent { action: part, start, end });
         end
     }
 
@@ -139,17 +149,36 @@ impl Run<'_> {
         Work { compute: costs.again(), exchanges: costs.exchanges.again() }
     }
 
-    /// When the last tensor that `part` needs from other stages arrives; `None` if it needs none. An error
-    /// names a tensor whose arrival is not known yet.
-    fn arrival_for(&self, part: Action) -> Result<Option<Arrival>, BoundaryTensor> {
+    /// Returns when the tensors that `part` needs from other stages arrive. An error names a tensor whose
+    /// arrival is not known yet.
+    fn arrivals_for(
+        &self,
+        part: Action,
+    ) -> impl Iterator<Item = Result<(BoundaryTensor, Arrival), BoundaryTensor>> {
         let from_neighbour = BoundaryTensor::needed_by(self.program.placement(), part);
         let from_skips = BoundaryTensor::skips_needed_by(&self.costs.skips, part);
+        let tensors = from_neighbour.into_iter().chain(from_skips);
+        tensors.map(|tensor| Ok((tensor, self.arrivals.get(tensor).ok_or(tensor)?)))
+    }
+
+    /// Returns when the last of these tensors arrives; `None` if there are none. The next event of `rank` is
+    /// the first one that needs them.
+    fn arrival_for(&mut self, rank: Rank, part: Action) -> Result<Option<Arrival>, BoundaryTensor> {
         let mut last: Option<Arrival> = None;
-        for tensor in from_neighbour.into_iter().chain(from_skips) {
-            let arrival = self.arrivals.get(tensor).ok_or(tensor)?;
-            if last.is_none_or(|last| arrival.at > last.at) {
+        for arrival in self.arrivals_for(part) {
+            let (_, arrival) = arrival?;
+            if last.is_none_or(|last| arrival.at.at > last.at.at) {
                 last = Some(arrival);
             }
+        }
+        if self.tape.records() {
+            let needs: Vec<_> = self.arrivals_for(part).collect::<Result<_, _>>()?;
+            let event = self.events[rank.index()].len();
+            let moments = needs.iter().map(|(_, arrival)| arrival.at);
+            let at = self.tape.latest(rank, moments);
+            let need = |&(tensor, Arrival { at: arrival, .. })| Need { rank, event, tensor, arrival };
+            self.needs.extend(needs.iter().map(need));
+            last = last.map(|last| Arrival { at, ..last });
         }
         Ok(last)
     }
@@ -157,7 +186,7 @@ impl Run<'_> {
     fn gathered_for(&self, part: Action) -> Option<Arrival> {
         let &at = self.gathered.get(part.stage().index())?;
         // Its messages are in flight all the time.
-        Some(Arrival { issued: 0.0, at })
+        Some(Arrival { issued: Moment::START, at })
     }
 
     /// Returns when the tensors of a backward are back in memory, or those of the second forward before it,

@@ -1,13 +1,12 @@
 //! The messages of a timed simulation: sends, skip connections, queues, and the arrivals that they cause.
 
-use super::state::Run;
+use super::state::{Run, TimedEvent};
 use crate::action::Action;
 use crate::ids::Rank;
 use crate::simulate::boundary_tensors::{Arrival, BoundaryTensor, Route};
-use crate::simulate::links::Transit;
 use crate::simulate::queues::{Ended, Operation};
+use crate::simulate::tape::{Moment, Transit};
 use crate::skip_event::{SkipAction, SkipEvent, SkipMessage};
-use crate::timeline::Event;
 use crate::transfer::Transfer;
 
 impl Run<'_> {
@@ -30,7 +29,7 @@ impl Run<'_> {
         let cost = self.costs.transfer(transfer.sender, transfer.receiver, bytes);
         let events = &mut self.events[rank.index()];
         let operation = Operation { rank, action, transfer, given, cost, event: events.len() };
-        events.push(Event { rank, action, start: given, end: given });
+        events.push(TimedEvent { action, start: given, end: given });
         if let Some(queues) = &mut self.queues {
             queues.give(operation);
         }
@@ -40,7 +39,7 @@ impl Run<'_> {
     /// Runs the queues after `rank` has given operations, and wakes the ranks that wait for their
     /// ends.
     pub(super) fn run_queues(&mut self, rank: Rank) {
-        let ended = self.queues.as_mut().map_or_else(Vec::new, |queues| queues.run(rank));
+        let ended = self.queues.as_mut().map_or_else(Vec::new, |queues| queues.run(&mut self.tape, rank));
         for Ended { operation: Operation { rank, action, transfer, event, .. }, times, arrival } in ended {
             let event = &mut self.events[rank.index()][event];
             (event.start, event.end) = times;
@@ -58,7 +57,7 @@ impl Run<'_> {
 
     /// Gives the output of `part` to the neighbouring stage if that is on the same rank, and sends it over
     /// the skip connections. Other outputs leave with the program's sends.
-    pub(super) fn deliver(&mut self, rank: Rank, part: Action, end: f64) {
+    pub(super) fn deliver(&mut self, rank: Rank, part: Action, end: Moment) {
         let costs = self.costs;
         let on_rank = Arrival { issued: end, at: end };
         if let Some(tensor) = BoundaryTensor::made_by(self.program.placement(), part)
@@ -87,10 +86,15 @@ impl Run<'_> {
         (rank, receiver): (Rank, Rank),
         part: Action,
         tensor: BoundaryTensor,
-        sent: (f64, f64),
+        sent: (Moment, Moment),
     ) {
         let message = SkipMessage { from: part.stage(), to: tensor.stage, microbatch: tensor.microbatch };
-        let event = |rank, action, (start, end)| SkipEvent { rank, action, start, end };
+        let event = |rank, action, (start, end): (Moment, Moment)| SkipEvent {
+            rank,
+            action,
+            start: start.at,
+            end: end.at,
+        };
         self.skips.push(event(rank, SkipAction::Send(message), sent));
         if let Some(Arrival { issued, at }) = self.arrivals.get(tensor) {
             self.skips.push(event(receiver, SkipAction::Receive(message), (issued, at)));
@@ -98,7 +102,7 @@ impl Run<'_> {
     }
 
     /// Sends the message of `send`, and returns when it begins and ceases to occupy its link.
-    pub(super) fn send(&mut self, rank: Rank, send: Action, now: f64) -> (f64, f64) {
+    pub(super) fn send(&mut self, rank: Rank, send: Action, now: Moment) -> (Moment, Moment) {
         let Some(transfer) = Transfer::of(self.program.placement(), send) else { return (now, now) };
         let Some(tensor) = BoundaryTensor::received_by(transfer.receive) else { return (now, now) };
         let now = self.made_at(rank, transfer).unwrap_or(now);
@@ -107,7 +111,7 @@ impl Run<'_> {
 
     /// Returns when the first half of the overlap that `rank` has just computed has made the tensor of a
     /// message; `None` if another action has made it, or if both halves have run together.
-    fn made_at(&self, rank: Rank, transfer: Transfer) -> Option<f64> {
+    fn made_at(&self, rank: Rank, transfer: Transfer) -> Option<Moment> {
         let tensor = BoundaryTensor::received_by(transfer.receive)?;
         let first_half = self.ranks[rank.index()].first_half;
         first_half.filter(|(made, _)| *made == tensor).map(|(_, end)| end)
@@ -122,9 +126,16 @@ impl Run<'_> {
 
     /// Puts a message on the link from one rank to another as soon as the link is free, and returns when it
     /// begins and ceases to occupy the link.
-    fn transmit(&mut self, from: Rank, to: Rank, tensor: BoundaryTensor, bytes: u64, now: f64) -> (f64, f64) {
+    fn transmit(
+        &mut self,
+        from: Rank,
+        to: Rank,
+        tensor: BoundaryTensor,
+        bytes: u64,
+        now: Moment,
+    ) -> (Moment, Moment) {
         let cost = self.costs.transfer(from, to, self.program.slices().share(bytes));
-        let Transit { start, left, arrival } = self.links.occupy((from, to), cost, now);
+        let Transit { start, left, arrival } = self.links.occupy(&mut self.tape, (from, to), cost, &[now]);
         self.arrive(tensor, Arrival { issued: now, at: arrival });
         (start, left)
     }
@@ -163,12 +174,14 @@ impl Run<'_> {
 
     /// Sets the start and the end of a receive. Its message may be sent later than the receive is simulated,
     /// so the times are known only at the end.
-    pub(super) fn set_times_of_receive(&self, event: &mut Event) {
+    pub(super) fn set_times_of_receive(&mut self, rank: Rank, index: usize) {
+        let event = self.events[rank.index()][index];
         let is_receive = matches!(event.action, Action::RecvForward { .. } | Action::RecvBackward { .. });
         if let Some(arrival) = is_receive.then(|| self.arrivals.get(self.message(event.action)?)).flatten() {
             let posted = event.start;
-            event.start = posted.max(arrival.issued);
-            event.end = posted.max(arrival.at);
+            let start = self.tape.latest(rank, [posted, arrival.issued]);
+            let end = self.tape.latest(rank, [posted, arrival.at]);
+            self.events[rank.index()][index] = TimedEvent { start, end, ..event };
         }
     }
 }

@@ -8,14 +8,14 @@ use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::recompute::KeptForwards;
 use crate::schedule::Program;
 use crate::simulate::boundary_tensors::{Arrival, Arrivals, BoundaryTensor};
-use crate::simulate::links::Links;
-use crate::simulate::queues::Queues;
+use crate::simulate::queues::{Line, Queues};
 use crate::simulate::rank_clock::RankClock;
+use crate::simulate::tape::{Links, Moment, Tape};
 use crate::skip_event::SkipEvent;
-use crate::timeline::{Event, Scope};
+use crate::timeline::Scope;
 
 /// The state of a rank.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct RankState {
     pub(super) next: usize,
     pub(super) clock: RankClock,
@@ -24,13 +24,40 @@ pub(super) struct RankState {
     pub(super) computed: Option<Action>,
     /// The output of the first half of its last overlap, and the end of that half, if the halves have run one
     /// after the other.
-    pub(super) first_half: Option<(BoundaryTensor, f64)>,
+    pub(super) first_half: Option<(BoundaryTensor, Moment)>,
+}
+
+/// An event of a rank.
+#[derive(Clone, Copy)]
+pub(in crate::simulate) struct TimedEvent {
+    pub(in crate::simulate) action: Action,
+    pub(in crate::simulate) start: Moment,
+    pub(in crate::simulate) end: Moment,
+}
+
+/// A tensor that a computation needs.
+pub(in crate::simulate) struct Need {
+    pub(in crate::simulate) rank: Rank,
+    /// The index of the computation among the events of its rank.
+    pub(in crate::simulate) event: usize,
+    pub(in crate::simulate) tensor: BoundaryTensor,
+    pub(in crate::simulate) arrival: Moment,
+}
+
+/// The tape of a simulation that has ended, and what it needs to be read.
+pub(in crate::simulate) struct Recorded {
+    pub(in crate::simulate) tape: Tape,
+    /// The events of each rank.
+    pub(in crate::simulate) events: Vec<Vec<TimedEvent>>,
+    pub(in crate::simulate) needs: Vec<Need>,
+    pub(in crate::simulate) lines: Vec<Line>,
 }
 
 /// A simulation. The methods that compute are in `computations.rs`, and those of messages in `messages.rs`.
-pub(super) struct Run<'a> {
+pub(in crate::simulate) struct Run<'a> {
     pub(super) program: &'a Program,
     pub(super) costs: &'a Costs,
+    pub(super) tape: Tape,
     pub(super) ranks: Vec<RankState>,
     pub(super) ready: Vec<Rank>,
     pub(super) arrivals: Arrivals,
@@ -40,14 +67,16 @@ pub(super) struct Run<'a> {
     /// The arrivals of sent messages, if there are queues: a message may arrive before its receive ends.
     pub(super) sent: Option<Arrivals>,
     /// The times at which each stage is gathered, and at which it is reduced.
-    pub(super) gathered: Vec<f64>,
-    pub(super) reduced: Vec<f64>,
+    pub(super) gathered: Vec<Moment>,
+    pub(super) reduced: Vec<Moment>,
     /// The times at which the tensors of `RELOAD` are back, until their backward.
     pub(super) reloaded: HashMap<(StageIndex, Microbatch), Arrival>,
     /// The microbatches of each stage that keep their activations while others are recomputed.
     pub(super) kept: Vec<KeptForwards>,
     /// The events of each rank.
-    pub(super) events: Vec<Vec<Event>>,
+    pub(super) events: Vec<Vec<TimedEvent>>,
+    /// The tensors from other stages that computations need, if the tape records.
+    pub(super) needs: Vec<Need>,
     pub(super) skips: Vec<SkipEvent>,
     /// Whether actions have exchanges.
     pub(super) has_exchanges: bool,
@@ -57,23 +86,32 @@ pub(super) struct Run<'a> {
 
 impl<'a> Run<'a> {
     /// Returns the simulation before its first action.
-    pub(super) fn of(program: &'a Program, costs: &'a Costs, queues: Option<Queues<'a>>) -> Self {
+    pub(super) fn of(program: &'a Program, costs: &'a Costs, queues: Option<Queues<'a>>, tape: Tape) -> Self {
         let placement = program.placement();
+        let state = |rank| RankState {
+            next: 0,
+            clock: RankClock::new(rank),
+            waits_for: None,
+            computed: None,
+            first_half: None,
+        };
         let stages = placement.stages() as usize;
         Self {
             program,
             costs,
-            ranks: vec![RankState::default(); program.ranks() as usize],
+            tape,
+            ranks: placement.all_ranks().map(state).collect(),
             ready: placement.all_ranks().rev().collect(),
             arrivals: Arrivals::none(program, &costs.skips),
             links: Links::default(),
             sent: queues.as_ref().map(|_| Arrivals::none(program, &[])),
             queues,
-            gathered: vec![0.0; stages],
-            reduced: vec![0.0; stages],
+            gathered: vec![Moment::START; stages],
+            reduced: vec![Moment::START; stages],
             reloaded: HashMap::new(),
             kept: vec![KeptForwards::default(); stages],
             events: program.rows().iter().map(|row| Vec::with_capacity(row.len())).collect(),
+            needs: Vec::new(),
             skips: Vec::new(),
             has_exchanges: costs.has_exchanges(),
             exchanges: Vec::new(),

@@ -1,0 +1,371 @@
+//! What a timeline says about the causes of its actions.
+
+use std::collections::HashMap;
+
+use super::{Cause, Cell, Wait};
+use crate::action::{Action, ActionKind};
+use crate::costs::Costs;
+use crate::ids::{Microbatch, Rank, StageIndex};
+use crate::simulate::Tensor;
+use crate::skip_event::SkipAction;
+use crate::timeline::{Event, QueueWait, Timeline};
+
+/// A gap of a recorded timeline that is shorter than this share of the median action is the time of the
+/// runtime.
+const NOTICEABLE_GAP: f64 = 0.05;
+
+/// The same for a simulated timeline, as a share of its whole time.
+const ROUNDING: f64 = 1e-8;
+
+/// The events of a rank.
+pub(super) struct Lane<'a> {
+    pub(super) rank: Rank,
+    /// The events that compute, by start.
+    pub(super) cells: Vec<&'a Event>,
+    /// The other events that take time, by start.
+    bars: Vec<&'a Event>,
+    /// The bars that computations may wait for, by end.
+    waits: Vec<&'a Event>,
+}
+
+fn is_wait_for_send(bar: &Event) -> bool {
+    matches!(bar.action.kind(), ActionKind::WaitSendForward | ActionKind::WaitSendBackward)
+}
+
+/// A timeline with the indices that its causes need.
+pub(super) struct Evidence<'a> {
+    timeline: &'a Timeline,
+    costs: &'a Costs,
+    is_recorded: bool,
+    /// The number of ranks of a replica.
+    ranks: u32,
+    start: f64,
+    end: f64,
+    pub(super) slack: f64,
+    lanes: Vec<Lane<'a>>,
+    /// The first event of each computed part in each replica. A forward that is computed again for its
+    /// backward has sent its tensors the first time.
+    made: HashMap<(u32, Action), Cell>,
+    in_line: HashMap<(Rank, Action), QueueWait>,
+}
+
+impl<'a> Lane<'a> {
+    fn of(timeline: &'a Timeline, rank: Rank) -> Self {
+        let (cells, mut bars): (Vec<&Event>, Vec<&Event>) =
+            timeline.events_of(rank).iter().partition(|event| event.action.is_compute());
+        bars.retain(|bar| bar.end > bar.start);
+        let is_wait = |bar: &&Event| {
+            let kind = bar.action.kind();
+            is_wait_for_send(bar) || matches!(kind, ActionKind::Unshard | ActionKind::WaitReduceGrad)
+        };
+        let mut waits: Vec<&Event> = bars.iter().copied().filter(is_wait).collect();
+        waits.sort_by(|one, other| one.end.total_cmp(&other.end));
+        Self { rank, cells, bars, waits }
+    }
+}
+
+impl<'a> Evidence<'a> {
+    pub(super) fn of(timeline: &'a Timeline, ranks: u32, costs: &'a Costs, is_recorded: bool) -> Self {
+        let lanes: Vec<Lane<'_>> =
+            (0..timeline.ranks()).map(|rank| Lane::of(timeline, Rank::new(rank))).collect();
+        let (ranks, start) = (ranks.max(1), timeline.start());
+        let mut made = HashMap::new();
+        for lane in &lanes {
+            for (index, cell) in lane.cells.iter().enumerate() {
+                for part in cell.action.parts() {
+                    made.entry((lane.rank.get() / ranks, part)).or_insert(Cell { rank: lane.rank, index });
+                }
+            }
+        }
+        let mut lengths: Vec<f64> =
+            lanes.iter().flat_map(|lane| &lane.cells).map(|cell| cell.end - cell.start).collect();
+        lengths.sort_by(f64::total_cmp);
+        let median = lengths.get(lengths.len() / 2).copied().unwrap_or(0.0);
+        let whole = timeline.makespan();
+        let waits = timeline.queue_waits().iter().map(|wait| ((wait.rank, wait.action), *wait));
+        Self {
+            timeline,
+            costs,
+            is_recorded,
+            ranks,
+            start,
+            end: start + whole,
+            slack: if is_recorded { NOTICEABLE_GAP * median } else { ROUNDING * whole },
+            lanes,
+            made,
+            in_line: waits.collect(),
+        }
+    }
+
+    pub(super) fn lane(&self, rank: Rank) -> &Lane<'a> {
+        &self.lanes[rank.index()]
+    }
+
+    fn cell(&self, cell: Cell) -> &'a Event {
+        self.lane(cell.rank).cells[cell.index]
+    }
+
+    /// Returns the end of the computation before the one with this index, or the start of the step.
+    fn free_from(&self, rank: Rank, index: usize) -> f64 {
+        index.checked_sub(1).map_or(self.start, |before| self.cell(Cell { rank, index: before }).end)
+    }
+
+    /// Returns the part that makes a forward's output or the gradients of a backward's inputs.
+    fn maker(&self, rank: Rank, is_forward: bool, stage: StageIndex, microbatch: Microbatch) -> Option<Cell> {
+        let parts = if is_forward {
+            [Some(Action::Forward { stage, microbatch }), None]
+        } else {
+            [Some(Action::InputBackward { stage, microbatch }), Some(Action::Backward { stage, microbatch })]
+        };
+        let replica = rank.get() / self.ranks;
+        parts.into_iter().flatten().find_map(|part| self.made.get(&(replica, part)).copied())
+    }
+
+    /// Returns the cause of the start of a computation.
+    pub(super) fn cause_of(&self, cell: Cell) -> Cause {
+        let (start, free) = (self.cell(cell).start, self.free_from(cell.rank, cell.index));
+        let without = |cause| if cell.index > 0 { cause } else { Cause::Start };
+        if start - free <= self.slack {
+            return without(Cause::Order);
+        }
+        let wait = self.wait_before(cell.rank, cell.index);
+        let until = wait.map_or(free, |wait| wait.end);
+        let message = if wait.is_none() || start - until > self.slack {
+            self.message_before(cell, until)
+        } else {
+            None
+        };
+        match (message, wait) {
+            (Some(message), _) => message,
+            (None, Some(wait)) => Cause::Wait(self.wait(cell.rank, wait)),
+            (None, None) => without(Cause::Delay),
+        }
+    }
+
+    /// Returns the last wait in the gap before the computation with this index, or before the end of the step
+    /// for the index after the last one.
+    fn wait_before(&self, rank: Rank, index: usize) -> Option<&'a Event> {
+        let (lane, free) = (self.lane(rank), self.free_from(rank, index));
+        let cell = lane.cells.get(index);
+        let to = cell.map_or(self.end, |cell| cell.start);
+        let is_needed = |bar: &Event| {
+            let of_stage = |cell: &&Event| cell.action.parts().any(|part| part.stage() == bar.action.stage());
+            bar.action.kind() != ActionKind::Unshard || cell.is_some_and(of_stage)
+        };
+        let before = lane.waits.partition_point(|bar| bar.end < to + self.slack);
+        let in_gap = lane.waits[..before].iter().rev().take_while(|bar| bar.end > free + self.slack);
+        let mut needed = in_gap.copied().filter(|bar| is_needed(bar));
+        needed.find(|bar| bar.end - bar.start.max(free) > self.slack)
+    }
+
+    /// Returns the parts of a computation whose tensors it waits for. A forward that is computed again has its
+    /// tensors, so it waits only for those of its backward, which follows it.
+    fn parts_to_feed(&self, cell: Cell) -> impl Iterator<Item = Action> {
+        let replica = cell.rank.get() / self.ranks;
+        self.cell(cell).action.parts().map(move |part| match part {
+            Action::Forward { stage, microbatch } if self.made.get(&(replica, part)) != Some(&cell) => {
+                Action::Backward { stage, microbatch }
+            }
+            _ => part,
+        })
+    }
+
+    /// Returns the computations that make the tensors of a part.
+    fn producers_of(&self, rank: Rank, part: Action) -> Vec<(Tensor, Cell)> {
+        let (stage, Some(microbatch)) = (part.stage(), part.microbatch()) else { return Vec::new() };
+        let is_forward = matches!(part, Action::Forward { .. });
+        if matches!(part, Action::WeightBackward { .. }) {
+            return Vec::new();
+        }
+        let (neighbour, tensor) = if is_forward {
+            (stage.before(), Tensor::Input)
+        } else {
+            (stage.after(), Tensor::OutputGradient)
+        };
+        let skips = self.costs.skips.iter().filter_map(|skip| {
+            let (from, to) = if is_forward { (skip.from, skip.to) } else { (skip.to, skip.from) };
+            (to == stage).then_some((Tensor::Skip, from))
+        });
+        let all = neighbour.map(|neighbour| (tensor, neighbour)).into_iter().chain(skips);
+        let found =
+            all.filter_map(|(tensor, from)| Some((tensor, self.maker(rank, is_forward, from, microbatch)?)));
+        found.collect()
+    }
+
+    /// Returns whether a recorded rank received a tensor of a computation between two times.
+    fn receives(&self, cell: Cell, from: f64, to: f64) -> bool {
+        let parts: Vec<Action> = self.parts_to_feed(cell).collect();
+        let is_own = |is_forward: bool, stage, microbatch| {
+            let is_same = |part: &Action| {
+                matches!(part, Action::Forward { .. }) == is_forward
+                    && (part.stage(), part.microbatch()) == (stage, Some(microbatch))
+            };
+            parts.iter().any(is_same)
+        };
+        let overlaps = |start: f64, end: f64| {
+            start >= from - self.slack
+                && start < to
+                && end.min(to) - start.max(from) > self.slack.min((to - from) / 2.0)
+        };
+        let events = self.lane(cell.rank).bars.iter().any(|bar| match bar.action {
+            Action::RecvForward { stage, microbatch } => {
+                is_own(true, stage, microbatch) && overlaps(bar.start, bar.end)
+            }
+            Action::RecvBackward { stage, microbatch } => {
+                is_own(false, stage, microbatch) && overlaps(bar.start, bar.end)
+            }
+            _ => false,
+        });
+        events
+            || self.timeline.skips_of(cell.rank).iter().any(|skip| match skip.action {
+                SkipAction::Receive(message) => {
+                    is_own(!message.is_gradient(), skip.action.stage(), message.microbatch)
+                        && overlaps(skip.start, skip.end)
+                }
+                SkipAction::Send(_) => false,
+            })
+    }
+
+    /// Returns the message that arrived last for a computation whose rank was free from `free` on. In a
+    /// recorded timeline, a message is the cause only if the rank was receiving it, or if its tensor was made
+    /// so late that it was still on its way at that time.
+    fn message_before(&self, cell: Cell, free: f64) -> Option<Cause> {
+        let start = self.cell(cell).start;
+        let is_received = !self.is_recorded || self.receives(cell, free, start);
+        let mut latest =
+            if is_received { f64::NEG_INFINITY } else { free - self.slack - self.costs.link.latency };
+        let mut last = None;
+        for part in self.parts_to_feed(cell) {
+            for (tensor, from) in self.producers_of(cell.rank, part) {
+                let made = self.cell(from).end;
+                if from.rank != cell.rank && made > latest && made <= start + self.slack {
+                    latest = made;
+                    last = Some((part, tensor, from));
+                }
+            }
+        }
+        let (part, tensor, from) = last?;
+        let in_line = if tensor == Tensor::Skip { None } else { self.wait_in_line(cell, part, from) };
+        Some(Cause::Message { from, tensor, in_line })
+    }
+
+    /// Returns the wait in line that delayed the message of `part` of a computation, if an operation in front
+    /// of it did.
+    fn wait_in_line(&self, cell: Cell, part: Action, from: Cell) -> Option<QueueWait> {
+        let (stage, microbatch) = (part.stage(), part.microbatch()?);
+        let (send, receive) = if matches!(part, Action::Forward { .. }) {
+            let send = Action::SendForward { stage: stage.before()?, microbatch };
+            (send, Action::RecvForward { stage, microbatch })
+        } else {
+            let send = Action::SendBackward { stage: stage.after()?, microbatch };
+            (send, Action::RecvBackward { stage, microbatch })
+        };
+        let (start, made) = (self.cell(cell).start, self.cell(from).end);
+        let mut own = [(from.rank, send), (cell.rank, receive)]
+            .into_iter()
+            .filter_map(|end| self.in_line.get(&end))
+            .peekable();
+        own.peek()?;
+        // A message that takes no time has no bar.
+        let mut bars = self.lane(cell.rank).bars.iter().rev();
+        let moves =
+            bars.find(|bar| bar.action == receive && bar.start < start).map_or(start, |bar| bar.start);
+        let delays =
+            |wait: &&QueueWait| (wait.until - moves).abs() <= self.slack && wait.until > made + self.slack;
+        own.find(delays).copied()
+    }
+
+    /// Returns the last computation of a rank that has ended at a time.
+    fn ended_by(&self, rank: Rank, time: f64) -> Option<Cell> {
+        let ended = self.lane(rank).cells.partition_point(|cell| cell.end < time + self.slack);
+        Some(Cell { rank, index: ended.checked_sub(1)? })
+    }
+
+    /// Returns the computation that made the message of a `WAIT_SEND`.
+    fn sent_by(&self, rank: Rank, wait: &Event) -> Option<Cell> {
+        let is_forward = wait.action.kind() == ActionKind::WaitSendForward;
+        let made = wait
+            .action
+            .microbatch()
+            .and_then(|number| self.maker(rank, is_forward, wait.action.stage(), number));
+        made.or_else(|| self.ended_by(rank, wait.start))
+    }
+
+    /// Returns the computation after which a simulated collective began. It may have waited for the
+    /// collectives before it.
+    fn issued_after(&self, rank: Rank, collective: &Event) -> Option<Cell> {
+        let start = collective.start;
+        let ended = self.ended_by(rank, start);
+        if ended.is_some_and(|cell| start - self.cell(cell).end <= self.slack) {
+            return ended;
+        }
+        let is_before = |bar: &&&Event| (bar.end - start).abs() <= self.slack && bar.start < start;
+        let before = || self.lane(rank).bars.iter().filter(is_before);
+        let is_collective =
+            |bar: &&&Event| matches!(bar.action.kind(), ActionKind::Unshard | ActionKind::ReduceGrad);
+        if let Some(queued) = before().find(is_collective) {
+            return self.issued_after(rank, queued);
+        }
+        match before().find(|bar| is_wait_for_send(bar)) {
+            Some(sent) => self.sent_by(rank, sent),
+            None => ended,
+        }
+    }
+
+    /// Returns the `REDUCE_GRAD` of the replica that adds its gradients of a stage last before a time.
+    fn last_to_add(&self, rank: Rank, stage: StageIndex, until: f64) -> Option<(Rank, &'a Event)> {
+        let is_same = |lane: &&Lane<'_>| lane.rank.get() % self.ranks == rank.get() % self.ranks;
+        let is_sum = |bar: &Event| bar.action == Action::ReduceGrad { stage } && bar.start < until;
+        let mut last: Option<(Rank, &Event)> = None;
+        for lane in self.lanes.iter().filter(is_same) {
+            for bar in lane.bars.iter().copied().filter(|bar| is_sum(bar)) {
+                if last.is_none_or(|(_, last)| bar.start > last.start) {
+                    last = Some((lane.rank, bar));
+                }
+            }
+        }
+        last
+    }
+
+    /// Returns a wait with the computation that led to its end.
+    fn wait(&self, rank: Rank, wait: &'a Event) -> Wait {
+        let Event { action, end: until, .. } = *wait;
+        let after = if is_wait_for_send(wait) {
+            self.sent_by(rank, wait)
+        } else {
+            let began = match action.kind() {
+                ActionKind::Unshard => Some((rank, wait)),
+                _ => self.last_to_add(rank, action.stage(), until),
+            };
+            match began {
+                None => self.ended_by(rank, wait.start),
+                Some((rank, bar)) if self.is_recorded => self.ended_by(rank, bar.start),
+                Some((rank, bar)) => self.issued_after(rank, bar),
+            }
+        };
+        Wait { rank, action, until, after }
+    }
+
+    /// Returns what a rank waits for after its last computation.
+    pub(super) fn wait_at_end(&self, rank: Rank) -> Option<Wait> {
+        let wait = self.wait_before(rank, self.lane(rank).cells.len())?;
+        Some(self.wait(rank, wait))
+    }
+
+    /// Returns the last computation of the step, and the wait that ends the step if it ends after that.
+    pub(super) fn end_of_step(&self) -> (Option<Cell>, Option<Wait>) {
+        let (mut last, mut longest): (Option<(Cell, f64)>, Option<(Rank, &Event)>) = (None, None);
+        for lane in &self.lanes {
+            if let Some(cell) = lane.cells.last().filter(|cell| last.is_none_or(|(_, end)| cell.end > end)) {
+                last = Some((Cell { rank: lane.rank, index: lane.cells.len() - 1 }, cell.end));
+            }
+            if let Some(wait) =
+                lane.waits.last().filter(|wait| longest.is_none_or(|(_, bar)| wait.end > bar.end))
+            {
+                longest = Some((lane.rank, wait));
+            }
+        }
+        let wait = last.zip(longest).filter(|((_, end), (_, wait))| wait.end - end > self.slack);
+        (last.map(|(cell, _)| cell), wait.map(|(_, (rank, wait))| self.wait(rank, wait)))
+    }
+}
