@@ -6,7 +6,6 @@ use pipewright_schedule::plan::System;
 use crate::layout::{Cut, Kernels, Layout, LayoutError, Precision, Recompute, Scores, Sharding};
 use crate::machine::Machine;
 use crate::model::Model;
-use crate::published::Run;
 use crate::quantity::GIB;
 use crate::search::error::SearchError;
 use crate::systems;
@@ -108,13 +107,6 @@ impl Request {
             plans: 5,
             simulations: 200,
         }
-    }
-
-    /// Makes a request for the model, the machine and the batch of a published run, that fixes nothing.
-    pub fn for_run(run: &Run) -> Self {
-        let Layout { gpus, batch, sequence, precision, scores, kernels, .. } = run.layout;
-        let request = Self::new(run.model.clone(), run.machine.clone(), gpus, batch, sequence, precision);
-        Self { scores, kernels, ..request }
     }
 
     /// Returns the most bytes that a rank may need. Unless the request gives it, it is the machine's memory

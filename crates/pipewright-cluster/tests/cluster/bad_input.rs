@@ -2,13 +2,13 @@
 
 use pipewright_cluster::catalogue::{by_name, from_toml, machines};
 use pipewright_cluster::cluster_file::to_toml;
-use pipewright_cluster::comparison::compare;
 use pipewright_cluster::layout::{LayoutError, Recompute, Sharding};
 use pipewright_cluster::machine::{Constants, Machine};
 use pipewright_cluster::published::{Published, read};
 use pipewright_cluster::quantity::GIB;
 use pipewright_schedule::error_text::with_causes;
 
+use crate::comparison::compare;
 use crate::data::{RUNS, published};
 
 /// Checks that the runs with `old` replaced by `new` fail with a message that contains `message`.
@@ -16,7 +16,7 @@ fn check_runs(old: &str, new: &str, message: &str) {
     assert!(RUNS.contains(old), "{old}");
     let text = RUNS.replacen(old, new, 1);
     let error = match read(&text) {
-        Ok(published) => with_causes(&compare(&published).map(drop).expect_err("an error")),
+        Ok(published) => compare(&published).map(drop).expect_err("an error"),
         Err(error) => with_causes(&error),
     };
     assert!(error.contains(message), "{error}");
@@ -293,7 +293,7 @@ fn the_largest_model_has_a_prediction() {
 fn activations_that_are_too_many_to_count_are_refused() {
     let mut published = largest(10_000);
     published.runs[0].layout.recompute = Recompute::None;
-    let error = with_causes(&compare(&published).expect_err("an error"));
+    let error = compare(&published).expect_err("an error");
     assert!(error.contains("the activations of all microbatches have more than 2^64 bytes"), "{error}");
 }
 

@@ -1,7 +1,6 @@
 //! The search for plans.
 
 use pipewright_cluster::catalogue::by_name;
-use pipewright_cluster::comparison::compare_with_plans;
 use pipewright_cluster::layout::{LayoutError, Precision, Recompute};
 use pipewright_cluster::model::{Dense, Experts, FeedForward};
 use pipewright_cluster::published::{Published, Run};
@@ -9,11 +8,12 @@ use pipewright_cluster::search::{
     Change, ClusterPlan, Fixed, Found, Gain, Request, SearchError, lower_bound, search, search_from, upgrades,
 };
 
+use crate::comparison::{compare_with_plans, request_for};
 use crate::data::{WITH_PLANS, predicted, published, run};
 
 /// A request for the model, the machine and the batch of a published run, with few simulations.
 fn request(model: &str, machine: &str) -> Request {
-    Request { simulations: 40, ..Request::for_run(&run(model, machine)) }
+    Request { simulations: 40, ..request_for(&run(model, machine)) }
 }
 
 fn found(request: &Request) -> Found {
@@ -50,7 +50,7 @@ fn with_divided_sequence(model: &str, machine: &str, gpus: u32) -> Run {
 #[test]
 fn a_published_layout_that_the_search_does_not_try_is_a_plan() {
     let run = with_divided_sequence("llama3-8B", "H100 96", 3);
-    let request = Request { plans: 1, simulations: 8, ..Request::for_run(&run) };
+    let request = Request { plans: 1, simulations: 8, ..request_for(&run) };
     let seconds = found(&request).plans[0].prediction.seconds;
     assert!(seconds > predicted(&run).seconds, "{seconds}");
     let from = search_from(&request, &run.layout).expect("a plan");
@@ -115,7 +115,7 @@ fn the_search_is_the_same_each_time() {
 #[test]
 fn no_run_is_faster_than_the_bound() {
     for run in published().runs {
-        let (bound, own) = (lower_bound(&Request::for_run(&run)), predicted(&run).seconds);
+        let (bound, own) = (lower_bound(&request_for(&run)), predicted(&run).seconds);
         assert!(bound < own, "{}: {bound} and {own}", run.model.name);
         assert!(bound > 0.3 * own, "{}: {bound} and {own}", run.model.name);
     }
