@@ -23,6 +23,7 @@ pub mod training;
 pub mod model;
 pub mod hf_config;
 pub mod operations;
+pub mod size_names;
 mod layout_error;
 pub mod layout;
 pub mod measured_times;

@@ -18,6 +18,8 @@
 
 use std::ops::{Add, Mul};
 
+use pipewright_schedule::bytes::bytes_text;
+
 use crate::layout::{Layout, Precision, Recompute, Scores, Sharding};
 use crate::model::{Block, Division, FeedForward, Matrix, Mixer, Model};
 use crate::training::{AdaptedLayer, AdapterSizes, Adapters, Training};
@@ -55,6 +57,15 @@ impl RankMemory {
             ("temporary", self.temporary),
             ("buffers", self.buffers),
         ]
+    }
+
+    /// Names the parts that are not empty, with their bytes.
+    pub fn text(&self) -> String {
+        let parts = self.named().into_iter().filter(|(_, bytes)| *bytes >= 1.0);
+        parts
+            .map(|(name, bytes)| format!("{name} {}", bytes_text(bytes as u64)))
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 
     /// Returns the bytes of parameters, gradients and the optimizer.

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use pipewright_cluster::emit::emit;
-use pipewright_cluster::search::{ClusterPlan, Request, SearchError, search};
+use pipewright_cluster::search::{ClusterPlan, Request, SearchErrorKind, search};
 use pipewright_cluster::systems::refusal;
 use pipewright_schedule::plan::System;
 
+use crate::clusters::plan::refused;
 use crate::failure::{Exit, Failure};
 use crate::planning::emitted::{EmittedFiles, Target};
 
@@ -21,13 +22,8 @@ pub(crate) struct ClusterEmitted {
 
 impl ClusterEmitted {
     /// Makes the files for the best plan of a search. If the system cannot run it, searches the best one that
-    /// it can run. `refused` says what an error of the search means.
-    pub(crate) fn of(
-        request: &Request,
-        best: &ClusterPlan,
-        target: &Target<'_>,
-        refused: impl FnOnce(SearchError) -> Failure,
-    ) -> Result<Self, Failure> {
+    /// it can run.
+    pub(crate) fn of(request: &Request, best: &ClusterPlan, target: &Target<'_>) -> Result<Self, Failure> {
         let system = target.system;
         refuse_frozen_blocks(system, request)?;
         let refusal = refusal(system, &best.layout, &request.model).map(|refusal| refusal.to_string());
@@ -36,8 +32,8 @@ impl ClusterEmitted {
             Some(refusal) => {
                 let request = Request { system: Some(system), plans: 1, ..request.clone() };
                 let found = search(&request).map_err(|error| {
-                    let among = match error {
-                        SearchError::System { .. } => String::new(),
+                    let among = match error.kind {
+                        SearchErrorKind::System => String::new(),
                         _ => format!("among the plans that {system} runs:\n"),
                     };
                     refused(error).below(format!("{system} cannot run the best plan: {refusal}\n{among}"))

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use pipewright_cluster::goodput::Goodput;
 use pipewright_cluster::memory::RankMemory;
 use pipewright_cluster::model::Model;
-use pipewright_cluster::search::ClusterPlan;
+use pipewright_cluster::search::{ClusterPlan, Upgrade};
 use serde::Serialize;
 
 use crate::clusters::failures::{ExpectedFaults, PlanGoodput};
-use crate::clusters::plan::{Planned, UpgradeResult};
+use crate::clusters::plan::Planned;
 use crate::planning::emitted::EmittedJson;
 
 #[derive(Serialize)]
@@ -227,12 +227,12 @@ fn parts(memory: &RankMemory) -> BTreeMap<&'static str, u64> {
     memory.named().map(|(name, bytes)| (name, bytes as u64)).into()
 }
 
-fn upgrade_json<'a>(upgrade: &'a UpgradeResult, model: &Model) -> UpgradeJson<'a> {
+fn upgrade_json<'a>(upgrade: &'a Upgrade, model: &Model) -> UpgradeJson<'a> {
     let gain = upgrade.gain.as_ref();
     UpgradeJson {
         change: upgrade.change.name(),
         speedup: gain.ok().map(|gain| gain.speedup),
         plan: gain.ok().map(|gain| plan_json(&gain.plan, model)),
-        reason: gain.err().map(String::as_str),
+        reason: gain.err().map(|error| error.reason.as_str()),
     }
 }

@@ -11,7 +11,7 @@ use crate::search::bound::lower_bound;
 use crate::search::error::LeastMemory;
 use crate::search::found::ClusterPlan;
 use crate::search::least_bytes::least_bytes;
-use crate::search::request::{Fixed, Request};
+use crate::search::request::Request;
 use crate::search::{schedules, space};
 use crate::setting::Setting;
 use crate::units::{Unit, Units};
@@ -162,7 +162,7 @@ impl<'a> Exploration<'a> {
     /// Estimates a pipeline with each recomputation and sharding. The quick exploration ends with the first
     /// one that fits if no other can be faster.
     fn add_pipeline(&mut self, mut layout: Layout, recomputes: &[Shared]) {
-        if layout.check(&self.request.model).is_err() {
+        if layout.find_fault(&self.request.model).is_err() {
             return;
         }
         let mut with_shardings = Vec::new();
@@ -275,13 +275,7 @@ impl<'a> Exploration<'a> {
             return true;
         }
         if self.tried.least.as_ref().is_none_or(|least| needed < least.needed()) {
-            self.tried.least = Some(LeastMemory {
-                layout: layout.clone(),
-                rank,
-                memory,
-                limit: self.limit,
-                has_given_parts: self.request.fixed != Fixed::default(),
-            });
+            self.tried.least = Some(LeastMemory { layout: layout.clone(), rank, memory, limit: self.limit });
         }
         false
     }

@@ -47,7 +47,7 @@ pub use limit::{Limit, limit_of};
 pub use mapping::Remark;
 pub use mesh_options::{MeshOptions, RecomputedPart, ShardedState};
 pub use model_parts::{ModelParts, StageParts};
-pub use read_error::{ReadError, ReadErrorKind};
+pub use read_error::ReadError;
 pub use read_plan::ReadPlan;
 pub use system_file::SystemFile;
 pub use write::emit;

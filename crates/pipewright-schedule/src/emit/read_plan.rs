@@ -1,6 +1,6 @@
 //! A plan that was read from a file of another system.
 
-use crate::emit::read_error::{ReadError, ReadErrorKind};
+use crate::emit::read_error::ReadError;
 use crate::generate::{ScheduleSpec, generate, most_cells};
 use crate::plan::{PlanChoice, System};
 use crate::schedule::Schedule;
@@ -37,7 +37,7 @@ impl ReadPlan {
 
     /// Returns an error if the numbers of ranks and microbatches do not fit 32 bits. The largest number
     /// counts as too large, because the product of the replicas saturates there.
-    pub(super) fn check_size(&self) -> Result<(), ReadErrorKind> {
+    pub(super) fn check_size(&self) -> Result<(), ReadError> {
         let PlanChoice { data_parallel, tensor_parallel, .. } = self.choice;
         let times = |number: u32, by: u32| u64::from(number).saturating_mul(u64::from(by));
         let ranks = times(self.schedule.ranks(), tensor_parallel).saturating_mul(u64::from(data_parallel));
@@ -48,7 +48,7 @@ impl ReadPlan {
                     "the file has {number} {name} over all replicas, or more, and a plan has fewer than {}; use smaller numbers",
                     u32::MAX
                 );
-                return Err(ReadErrorKind::Contradiction { what });
+                return Err(ReadError::new(what));
             }
         }
         Ok(())
@@ -56,15 +56,32 @@ impl ReadPlan {
 }
 
 /// Makes the schedule of a file.
-pub(super) fn generate_within(name: &str, spec: &ScheduleSpec) -> Result<Schedule, ReadErrorKind> {
+pub(super) fn generate_within(name: &str, spec: &ScheduleSpec) -> Result<Schedule, ReadError> {
     let cells = most_cells(name, spec)?;
     if cells > MOST_CELLS {
         let what = format!(
             "the schedule has up to {cells} cells, and at most {MOST_CELLS} are predicted; use fewer microbatches, stages or ranks"
         );
-        return Err(ReadErrorKind::Contradiction { what });
+        return Err(ReadError::new(what));
     }
     Ok(generate(name, spec)?)
+}
+
+/// Returns the mistake of a text that has no option of any system. `found` is the start of the text, or its keys.
+pub(super) fn no_system(found: &str) -> ReadError {
+    ReadError::new(format!(
+        "read {found}, and expected options of torchtitan (`--parallelism.pipeline_parallel_degree 4`), options of Megatron \
+         (`--pipeline-model-parallel-size 4`), or DeepSpeed's JSON (`{{\"pipeline\": ..}}`)"
+    ))
+}
+
+/// Returns the mistake of a number of stages that does not divide by the ranks.
+pub(super) fn uneven_stages(stages: usize, ranks: u32) -> ReadError {
+    ReadError::new(format!(
+        "there are {} for {}; each rank needs the same number of stages",
+        counted(stages, "stage"),
+        counted(ranks, "rank")
+    ))
 }
 
 /// Returns the remark about checkpoints of so many layers, if the largest stage has more.
@@ -101,7 +118,7 @@ impl Sizes {
                 replicas.unwrap_or_default(),
                 counted(ranks, "rank")
             );
-            return Err(ReadErrorKind::Contradiction { what }.into());
+            return Err(ReadError::new(what));
         }
         Ok(ranks / model)
     }

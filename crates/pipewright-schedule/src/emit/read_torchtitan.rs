@@ -4,8 +4,9 @@ use crate::csv::parse_schedule;
 use crate::emit::model_parts::{ModelParts, StageParts};
 use crate::emit::modules::{PYTORCH, default_stages, stages_of};
 use crate::emit::options::{CHECKPOINTING, Entry, MODULES, Options, nearest, wrong};
-use crate::emit::read_error::{ReadError, ReadErrorKind};
-use crate::emit::read_plan::{ReadPlan, Sizes, checkpoint_remark, generate_within};
+use crate::emit::read_error::ReadError;
+use crate::emit::read_plan::{ReadPlan, Sizes, checkpoint_remark, generate_within, uneven_stages};
+use crate::error_text::with_causes;
 use crate::generate::ScheduleSpec;
 use crate::placement::Placement;
 use crate::plan::{MeshOrder, PlanChoice, System};
@@ -90,14 +91,14 @@ pub(super) fn read(
     let batch = options.number(LOCAL_BATCH, 1)?.unwrap_or(DEFAULT_BATCH);
     if degree > 1 && !batch.is_multiple_of(microbatch_rows) {
         let expected = format!("a multiple of the rows of a microbatch, {microbatch_rows}");
-        return Err(wrong(LOCAL_BATCH, batch.to_string(), &expected).into());
+        return Err(wrong(LOCAL_BATCH, &batch.to_string(), &expected));
     }
     let (name, line) = options.word(SCHEDULE)?.unwrap_or(("1F1B", 1));
     let known = PYTORCH.iter().find(|(_, pytorch)| pytorch.eq_ignore_ascii_case(name));
     let &(own, pytorch) = known.ok_or_else(|| {
         let names = PYTORCH.map(|(_, pytorch)| pytorch);
         let nearest = nearest(name, &names).map_or(String::new(), |name| format!("; did you mean `{name}`?"));
-        wrong(SCHEDULE, name.to_owned(), &format!("one of {}{nearest}", names.join(", "))).at(line)
+        wrong(SCHEDULE, name, &format!("one of {}{nearest}", names.join(", "))).at(line)
     })?;
     let stages = stages(options, &parts, own, degree)?;
     let data_parallel = replicas(options, sizes, ranks)?;
@@ -147,7 +148,7 @@ fn replicas(options: &Options, sizes: Sizes, ranks: Option<u32>) -> Result<u32, 
     let replicas = sizes.replicas(Some(ranks), None)?;
     if !replicas.is_multiple_of(replicated) {
         let expected = format!("a divisor of {replicas}, the replicas on {ranks} ranks");
-        return Err(wrong(REPLICATE, replicated.to_string(), &expected).into());
+        return Err(wrong(REPLICATE, &replicated.to_string(), &expected));
     }
     Ok(replicas)
 }
@@ -162,7 +163,7 @@ fn runs(options: &Options, batch: u32, replicas: u32) -> Result<u32, ReadError> 
     let rows = u64::from(options.number(GLOBAL_BATCH, 1)?.unwrap_or(1));
     if !rows.is_multiple_of(each) {
         let expected = format!("-1, or a multiple of {each}, the rows of a batch of all replicas");
-        return Err(wrong(GLOBAL_BATCH, value.to_owned(), &expected).at(line));
+        return Err(wrong(GLOBAL_BATCH, value, &expected).at(line));
     }
     // A number of rows is at most a million.
     Ok((rows / each) as u32)
@@ -190,9 +191,9 @@ fn stages(
             .map(|stage| stage.split(',').map(|name| name.trim().to_owned()).collect())
             .collect();
         if modules.is_empty() || !modules.len().is_multiple_of(degree as usize) {
-            return Err(ReadErrorKind::StageCount { stages: modules.len(), ranks: degree }.at(*line));
+            return Err(uneven_stages(modules.len(), degree).at(*line));
         }
-        return stages_of(&modules).map_err(|kind| kind.at(*line));
+        return stages_of(&modules).map_err(|error| error.at(*line));
     }
     let counted_as = |key| options.number(key, 0).map(|blocks| blocks.unwrap_or(1) as usize);
     let (first, last) = (counted_as(FIRST)?, counted_as(LAST)?);
@@ -202,9 +203,9 @@ fn stages(
         None => 2 * degree as usize,
     };
     if !count.is_multiple_of(degree as usize) {
-        return Err(ReadErrorKind::StageCount { stages: count, ranks: degree }.into());
+        return Err(uneven_stages(count, degree));
     }
-    Ok(default_stages(count, blocks, first, last)?)
+    default_stages(count, blocks, first, last)
 }
 
 /// Reads a table, and checks that torchtitan places the stages as it does.
@@ -215,8 +216,10 @@ fn read_table(
     microbatches: u32,
     degree: u32,
 ) -> Result<Schedule, ReadError> {
-    let read = parse_schedule(table).map_err(ReadErrorKind::Table)?;
-    let wrong = |what| Err(ReadErrorKind::Contradiction { what }.into());
+    let read = parse_schedule(table).map_err(|error| {
+        ReadError::new(format!("the table of actions cannot be read: {}", with_causes(&error)))
+    })?;
+    let wrong = |what: String| Err(ReadError::new(what));
     if read.placement().stages() as usize != stages || read.ranks() != degree {
         return wrong(format!(
             "the table has {} stages on {} ranks, and the options {stages} on {degree}; make them equal",
@@ -233,7 +236,7 @@ fn read_table(
     let is_v = ["zbvzerobubble", "dualpipev"].contains(&schedule);
     let chunks = stages as u32 / degree;
     let placement = if is_v { Placement::v(degree, chunks) } else { Placement::looped(degree, chunks) };
-    let placement = placement.map_err(ReadErrorKind::from)?;
+    let placement = placement.map_err(|error| ReadError::new(with_causes(&error)))?;
     let differs =
         placement.all_stages().find(|&stage| placement.rank_of(stage) != read.placement().rank_of(stage));
     match differs {
@@ -271,9 +274,9 @@ fn remarks(options: &Options, sizes: Sizes, stages: &[StageParts]) -> Result<(bo
             false
         }
         Some((other, line)) => {
-            let key = CHECKPOINTING.trim_end_matches(':').to_owned();
-            let expected = "full, selective, memory-budget or none".to_owned();
-            return Err(ReadErrorKind::Value { key, value: other.to_owned(), expected }.at(line));
+            let key = CHECKPOINTING.trim_end_matches(':');
+            let expected = "full, selective, memory-budget or none";
+            return Err(ReadError::value(key, other, expected).at(line));
         }
         None => {
             remarks
