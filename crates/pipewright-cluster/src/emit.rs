@@ -3,14 +3,14 @@
 //! The pipeline becomes a [`Plan`] of the schedule crate, which has the writers; [`MeshOptions`] have the rest.
 
 use pipewright_schedule::emit::{
-    Emission, EmitRequest, MeshOptions, PlanScope, RecomputedPart, ShardedState, emit as emit_plan,
+    Emission, EmitRequest, MeshOptions, PlanScope, RecomputedPart, emit as emit_plan,
 };
 use pipewright_schedule::generate::{ScheduleSpec, find};
-use pipewright_schedule::plan::{Collectives, MeshOrder, Plan, PlanSettings, Refusal, System};
+use pipewright_schedule::plan::{Collectives, Plan, PlanSettings, Refusal, System};
 use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
 use pipewright_schedule::{GenerateError, generate};
 
-use crate::layout::{Layout, Precision, Recompute, Scores, Sharding};
+use crate::layout::{Layout, Precision, Recompute, Scores, ShardedState};
 use crate::model::{Block, FeedForward, Mixer, Model};
 use crate::search::{ClusterPlan, Request};
 use crate::systems::refusal;
@@ -91,9 +91,7 @@ fn pipeline_of(plan: &ClusterPlan) -> Result<Plan, GenerateError> {
         head_parts: 1,
         recompute: vec![None; boundaries.len() + 1],
         boundaries,
-        data_parallel: layout.data(),
-        tensor_parallel: layout.tensor,
-        mesh_order: MeshOrder::Replicas,
+        mesh: layout.mesh(),
         collectives: Collectives::default(),
         microbatch_rows: layout.microbatch,
         step_s: plan.prediction.seconds,
@@ -104,17 +102,9 @@ fn pipeline_of(plan: &ClusterPlan) -> Result<Plan, GenerateError> {
 
 fn mesh_options(layout: &Layout, model: &Model) -> MeshOptions {
     MeshOptions {
-        context: layout.context,
-        expert: if model.has_experts() { layout.expert } else { 0 },
-        expert_tensor: layout.expert_tensor,
+        expert_tensor: model.has_experts().then_some(layout.expert_tensor),
         sequence_parallel: layout.sequence_parallel,
-        sharded: match layout.sharding {
-            _ if layout.replicas() == 1 => ShardedState::Nothing,
-            Sharding::Replicated => ShardedState::Nothing,
-            Sharding::Optimizer => ShardedState::Optimizer,
-            Sharding::Gradients => ShardedState::Gradients,
-            Sharding::Parameters => ShardedState::Parameters,
-        },
+        sharded: if layout.replicas() == 1 { ShardedState::Nothing } else { layout.sharding },
         recompute: match (layout.recompute, layout.scores) {
             (Recompute::None, _) => RecomputedPart::Nothing,
             (Recompute::Selective, Scores::Unfused) => RecomputedPart::Scores,

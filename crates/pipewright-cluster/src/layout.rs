@@ -1,5 +1,7 @@
 //! How a model is trained: the mesh, the batch, and what is recomputed, sharded and fused.
 
+pub use pipewright_schedule::mesh::ShardedState;
+use pipewright_schedule::mesh::{Mesh, MeshOrder};
 use pipewright_schedule::words::counted;
 
 use crate::layout_error::Fault;
@@ -48,7 +50,7 @@ pub struct Layout {
     /// How scores are computed.
     pub scores: Scores,
     /// The tensors that replicas divide among themselves.
-    pub sharding: Sharding,
+    pub sharding: ShardedState,
     /// How kernels of elementwise operations are made.
     pub kernels: Kernels,
 }
@@ -97,19 +99,6 @@ pub enum Scores {
     Unfused,
 }
 
-/// The tensors that the replicas of a stage divide among themselves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Sharding {
-    /// Nothing.
-    Replicated,
-    /// The state of the optimizer.
-    Optimizer,
-    /// Gradients and the state of the optimizer.
-    Gradients,
-    /// Parameters, gradients and the state of the optimizer.
-    Parameters,
-}
-
 /// How kernels of elementwise operations are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kernels {
@@ -140,19 +129,20 @@ impl Recompute {
     }
 }
 
-impl Sharding {
-    /// Returns its name in files and options.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Replicated => "none",
-            Self::Optimizer => "optimizer",
-            Self::Gradients => "gradients",
-            Self::Parameters => "parameters",
+impl Layout {
+    /// Returns the mesh. Its replicas are as many as the GPUs allow.
+    pub fn mesh(&self) -> Mesh {
+        Mesh {
+            pipeline: self.pipeline,
+            data: self.data(),
+            tensor: self.tensor,
+            context: self.context,
+            experts: self.expert,
+            shards: self.sharding.shards(self.data()),
+            order: MeshOrder::Replicas,
         }
     }
-}
 
-impl Layout {
     /// Returns the number of replicas.
     pub fn data(&self) -> u32 {
         (self.gpus / self.gpus_of_replica()).max(1)

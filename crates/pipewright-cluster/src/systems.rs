@@ -18,7 +18,7 @@ use pipewright_schedule::generate::{StageRule, find};
 use pipewright_schedule::plan::{PlacedSchedule, Refusal, System};
 use pipewright_schedule::words::counted;
 
-use crate::layout::{Layout, Recompute, Scores, Sharding};
+use crate::layout::{Layout, Recompute, Scores, ShardedState};
 use crate::model::{Mixer, Model};
 
 /// Returns why a system cannot run a layout of a model; `None` if it can.
@@ -143,16 +143,16 @@ fn sharding(system: System, layout: &Layout, _model: &Model) -> Option<Refusal> 
     }
     let in_pipeline = pipeline > 1;
     let has_it = match (system, sharding) {
-        (System::Torchtitan, Sharding::Replicated) if context > 1 => {
+        (System::Torchtitan, ShardedState::Nothing) if context > 1 => {
             return Some(Refusal::new(
                 "torchtitan's ranks of a sequence shard the parameters, and in this plan each has all of them",
             ));
         }
-        (System::Torchtitan, Sharding::Optimizer) => false,
+        (System::Torchtitan, ShardedState::Optimizer) => false,
         // The next microbatch would gather the parameters again.
-        (System::Torchtitan, Sharding::Gradients) => !in_pipeline && layout.microbatches() == 1,
-        (System::Megatron, Sharding::Gradients | Sharding::Parameters) => !in_pipeline,
-        (System::Deepspeed, Sharding::Gradients | Sharding::Parameters) => false,
+        (System::Torchtitan, ShardedState::Gradients) => !in_pipeline && layout.microbatches() == 1,
+        (System::Megatron, ShardedState::Gradients | ShardedState::Parameters) => !in_pipeline,
+        (System::Deepspeed, ShardedState::Gradients | ShardedState::Parameters) => false,
         _ => true,
     };
     (!has_it).then(|| {
@@ -184,7 +184,7 @@ fn experts(system: System, layout: &Layout, model: &Model) -> Option<Refusal> {
     let &Layout { expert, expert_tensor, tensor, context, .. } = layout;
     match system {
         System::Torchtitan => {
-            let has_shards = matches!(layout.sharding, Sharding::Gradients | Sharding::Parameters);
+            let has_shards = matches!(layout.sharding, ShardedState::Gradients | ShardedState::Parameters);
             let shards = if has_shards { layout.data() } else { 1 };
             let ranks = u64::from(shards) * u64::from(context) * u64::from(tensor);
             let is_whole = expert_tensor == if expert > 1 { 1 } else { tensor };
@@ -208,16 +208,16 @@ fn experts(system: System, layout: &Layout, model: &Model) -> Option<Refusal> {
 }
 
 /// Returns the tensors that a system does not shard.
-fn refused_tensors(system: System, sharding: Sharding, in_pipeline: bool) -> &'static str {
+fn refused_tensors(system: System, sharding: ShardedState, in_pipeline: bool) -> &'static str {
     match (system, sharding) {
-        (_, Sharding::Replicated) => "nothing",
-        (_, Sharding::Optimizer) => "the optimizer's state alone",
-        (System::Torchtitan, Sharding::Gradients) if !in_pipeline => {
+        (_, ShardedState::Nothing) => "nothing",
+        (_, ShardedState::Optimizer) => "the optimizer's state alone",
+        (System::Torchtitan, ShardedState::Gradients) if !in_pipeline => {
             "gradients without the parameters over several microbatches"
         }
-        (System::Torchtitan, Sharding::Gradients) => "gradients without the parameters in a pipeline",
-        (System::Megatron | System::Deepspeed, Sharding::Gradients) => "gradients in a pipeline",
-        (_, Sharding::Parameters) => "parameters in a pipeline",
+        (System::Torchtitan, ShardedState::Gradients) => "gradients without the parameters in a pipeline",
+        (System::Megatron | System::Deepspeed, ShardedState::Gradients) => "gradients in a pipeline",
+        (_, ShardedState::Parameters) => "parameters in a pipeline",
     }
 }
 

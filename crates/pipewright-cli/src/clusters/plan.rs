@@ -12,13 +12,14 @@ use pipewright_cluster::search::{
 };
 use pipewright_cluster::setting::Setting;
 
-use crate::clusters::emitted::ClusterEmitted;
+use crate::clusters::emitted::emitted;
 use crate::clusters::failures::ExpectedFaults;
 use crate::clusters::machine::machine;
 use crate::clusters::model::{self, PlannedModel};
 use crate::clusters::request::{PlanOptions, Sizes};
 use crate::clusters::toml_file;
 use crate::failure::{Exit, Failure};
+use crate::planning::emitted::Emitted;
 
 /// A finished search and what people need to judge it.
 #[derive(Debug)]
@@ -30,7 +31,7 @@ pub(crate) struct Planned {
     /// The gain from more hardware.
     pub(crate) upgrades: Vec<Upgrade>,
     /// The plan that another system executes, with its files, if they are asked for.
-    pub(crate) emitted: Option<ClusterEmitted>,
+    pub(crate) emitted: Option<Emitted<ClusterPlan>>,
     /// The failures of the GPUs, if their rate is known.
     pub(crate) faults: Option<ExpectedFaults>,
     /// Seconds of the search, with that for more hardware.
@@ -70,10 +71,8 @@ pub(crate) fn plan(options: &PlanOptions<'_>) -> Result<Planned, Failure> {
     let start = Instant::now();
     let found = search(&request).map_err(refused)?;
     measured.extend(found.plans.first().map_or_else(Vec::new, |best| unused(&request, best)));
-    let emitted = options
-        .target
-        .zip(found.plans.first())
-        .map(|(target, best)| ClusterEmitted::of(&request, best, target));
+    let emitted =
+        options.target.zip(found.plans.first()).map(|(target, best)| emitted(&request, best, target));
     let emitted = emitted.transpose()?;
     let upgrades = found.plans.first().map_or_else(Vec::new, |best| upgrades(&request, best));
     let seconds = start.elapsed().as_secs_f64();

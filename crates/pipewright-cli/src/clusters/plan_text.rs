@@ -7,7 +7,6 @@ use pipewright_cluster::model::Model;
 use pipewright_cluster::search::{ClusterPlan, Gain, Goal, Upgrade};
 use pipewright_schedule::words::counted;
 
-use crate::clusters::emitted::ClusterEmitted;
 use crate::clusters::failures::{ExpectedFaults, PlanGoodput};
 use crate::clusters::plan::Planned;
 use crate::display::{bytes, short_count};
@@ -49,9 +48,10 @@ pub(crate) fn text(planned: &Planned) -> String {
     for (what, items) in notes {
         line(format!("{what}: {}", items.join("; ")));
     }
-    if let Some(ClusterEmitted { plan, files }) = &planned.emitted {
+    if let Some(emitted) = &planned.emitted {
+        let plan = &emitted.plan;
         let title = plan.layout.text(&planned.request.model);
-        text.push_str(&files.text(&title, plan.prediction.seconds, &plan.prediction.boundaries()));
+        text.push_str(&emitted.text(&title, plan.prediction.seconds, &plan.prediction.boundaries()));
     }
     text
 }

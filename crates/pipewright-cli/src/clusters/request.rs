@@ -135,7 +135,7 @@ impl PlanOptions<'_> {
     /// # Errors
     /// When the machine has no rate for it.
     pub(super) fn precision(&self, machine: &Machine) -> Result<Precision, Failure> {
-        let precision = self.cluster.precision.map_or(Precision::Half, Precision::from);
+        let precision = self.cluster.precision.unwrap_or(Precision::Half);
         if precision == Precision::Fp8 && machine.fp8.is_none() {
             let name = &machine.name;
             return Err(Failure::input(format!(
@@ -162,8 +162,8 @@ impl PlanOptions<'_> {
             chunks: given.stages_per_rank,
             microbatch: given.microbatch_size,
             schedule: given.schedule.clone(),
-            recompute: given.recompute.map(Into::into),
-            sharding: given.sharding.map(Into::into),
+            recompute: given.recompute,
+            sharding: given.sharding,
             sequence_parallel: None,
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use crate::layout::{Cut, Layout, Recompute, Sharding};
+use crate::layout::{Cut, Layout, Recompute, ShardedState};
 use crate::operations::AttentionCount;
 use crate::pipeline::{PipelineError, Programs, computations};
 use crate::predict::{Prediction, RunPipeline};
@@ -186,7 +186,7 @@ impl<'a> Exploration<'a> {
         for (Shared { recompute, units, total }, shardings) in with_shardings {
             layout.recompute = *recompute;
             // Without a sharded optimizer, the sharding that needs most memory is not the fastest.
-            let is_ordered = shardings.len() == 1 || shardings[0] != Sharding::Replicated;
+            let is_ordered = shardings.len() == 1 || shardings[0] != ShardedState::Nothing;
             let work = f64::from(layout.microbatches()) * total.time.total() / f64::from(layout.pipeline);
             if work > self.slowest_kept() {
                 return;
@@ -216,13 +216,13 @@ impl<'a> Exploration<'a> {
 
     /// Returns the shardings of a layout that are tried: those that the system of the request runs. Replicas
     /// that shard nothing are left out if the system shards the optimizer's state.
-    fn shardings(&self, layout: &Layout) -> Vec<Sharding> {
+    fn shardings(&self, layout: &Layout) -> Vec<ShardedState> {
         let mut all = self.request.shardings(layout);
         if self.request.system.is_some() {
             all.retain(|&sharding| self.request.runs(&Layout { sharding, ..layout.clone() }));
         }
-        if all.contains(&Sharding::Optimizer) {
-            all.retain(|&sharding| sharding != Sharding::Replicated);
+        if all.contains(&ShardedState::Optimizer) {
+            all.retain(|&sharding| sharding != ShardedState::Nothing);
         }
         all
     }

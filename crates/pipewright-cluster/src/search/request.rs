@@ -4,7 +4,7 @@ use pipewright_schedule::generate::find;
 use pipewright_schedule::plan::System;
 use pipewright_schedule::words::counted;
 
-use crate::layout::{Cut, Kernels, Layout, LayoutError, Precision, Recompute, Scores, Sharding};
+use crate::layout::{Cut, Kernels, Layout, LayoutError, Precision, Recompute, Scores, ShardedState};
 use crate::layout_error::Fault;
 use crate::machine::Machine;
 use crate::model::Model;
@@ -82,7 +82,7 @@ pub struct Fixed {
     /// The part of the forward that the backward computes again.
     pub recompute: Option<Recompute>,
     /// The tensors that replicas divide among themselves.
-    pub sharding: Option<Sharding>,
+    pub sharding: Option<ShardedState>,
     /// Whether the ranks of a tensor group divide the sequence between their products.
     pub sequence_parallel: Option<bool>,
 }
@@ -141,15 +141,20 @@ impl Request {
     /// Returns the shardings of a layout that the request allows, from the fastest and largest to the slowest
     /// and smallest. Replicas that shard nothing are slower than those that shard the optimizer's state, which
     /// only some systems do not.
-    pub(crate) fn shardings(&self, layout: &Layout) -> Vec<Sharding> {
+    pub(crate) fn shardings(&self, layout: &Layout) -> Vec<ShardedState> {
         match self.fixed.sharding {
             Some(given) => vec![given],
-            None if layout.replicas() == 1 => vec![Sharding::Replicated],
+            None if layout.replicas() == 1 => vec![ShardedState::Nothing],
             None if self.system.is_none() => {
-                vec![Sharding::Optimizer, Sharding::Gradients, Sharding::Parameters]
+                vec![ShardedState::Optimizer, ShardedState::Gradients, ShardedState::Parameters]
             }
             None => {
-                vec![Sharding::Replicated, Sharding::Optimizer, Sharding::Gradients, Sharding::Parameters]
+                vec![
+                    ShardedState::Nothing,
+                    ShardedState::Optimizer,
+                    ShardedState::Gradients,
+                    ShardedState::Parameters,
+                ]
             }
         }
     }
@@ -298,7 +303,7 @@ impl Request {
             recompute: self.fixed.recompute.unwrap_or(Recompute::None),
             sequence_parallel: self.fixed.sequence_parallel.unwrap_or(tensor > 1),
             scores: self.scores,
-            sharding: self.fixed.sharding.unwrap_or(Sharding::Optimizer),
+            sharding: self.fixed.sharding.unwrap_or(ShardedState::Optimizer),
             kernels: self.kernels,
         }
     }

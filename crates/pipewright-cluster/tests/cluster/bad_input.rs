@@ -2,7 +2,7 @@
 
 use pipewright_cluster::catalogue::{by_name, from_toml, machines};
 use pipewright_cluster::cluster_file::to_toml;
-use pipewright_cluster::layout::{Recompute, Sharding};
+use pipewright_cluster::layout::{Recompute, ShardedState};
 use pipewright_cluster::machine::{Constants, Machine};
 use pipewright_cluster::published::{Published, read};
 use pipewright_cluster::quantity::GIB;
@@ -371,15 +371,17 @@ fn documented_keys_are_accepted() {
 /// The names of the command line, and the further names that files may have.
 #[test]
 fn shardings_are_read_by_their_names() {
-    let check = |name: &str, sharding: Sharding| {
+    let check = |name: &str, sharding: ShardedState| {
         let text = RUNS.replacen("vp = 1\n", &format!("vp = 1\ndata_parallel = \"{name}\"\n"), 1);
         assert_eq!(read(&text).expect("runs").runs[0].layout.sharding, sharding, "{name}");
     };
-    for sharding in [Sharding::Replicated, Sharding::Optimizer, Sharding::Gradients, Sharding::Parameters] {
+    for sharding in
+        [ShardedState::Nothing, ShardedState::Optimizer, ShardedState::Gradients, ShardedState::Parameters]
+    {
         check(sharding.name(), sharding);
     }
-    check("replicated", Sharding::Replicated);
-    check("sharded", Sharding::Parameters);
+    check("replicated", ShardedState::Nothing);
+    check("sharded", ShardedState::Parameters);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The memory of the plans that the search finds, and of those that it refuses.
 
 use pipewright_cluster::catalogue::by_name;
-use pipewright_cluster::layout::{Precision, Recompute, Sharding};
+use pipewright_cluster::layout::{Precision, Recompute, ShardedState};
 use pipewright_cluster::model::{Dense, Experts, FeedForward};
 use pipewright_cluster::quantity::GIB;
 use pipewright_cluster::search::{Fixed, Found, LeastMemory, Request, SearchError, SearchErrorKind, search};
@@ -31,7 +31,7 @@ fn with_experts(schedule: &str) -> Request {
     let experts = Experts { count: 16, per_token: 2, expert, shared_inner: 0 };
     request.model.blocks[6..].iter_mut().for_each(|block| block.feed_forward = FeedForward::Experts(experts));
     request.fixed.recompute = Some(Recompute::None);
-    request.fixed.sharding = Some(Sharding::Optimizer);
+    request.fixed.sharding = Some(ShardedState::Optimizer);
     request
 }
 

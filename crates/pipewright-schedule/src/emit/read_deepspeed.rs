@@ -5,9 +5,12 @@ use serde_json::{Map, Value};
 use crate::emit::balanced::{balanced, uniform};
 use crate::emit::options::nearest;
 use crate::emit::read_error::ReadError;
-use crate::emit::read_plan::{ReadPlan, Sizes, checkpoint_remark, generate_within, no_system};
+use crate::emit::read_plan::{
+    ReadPlan, checkpoint_remark, generate_within, no_system, replicas_of, usual_order,
+};
 use crate::generate::ScheduleSpec;
-use crate::plan::{MeshOrder, PlanChoice, System, with_head_parts};
+use crate::mesh::Mesh;
+use crate::plan::{PlanChoice, System, with_head_parts};
 use crate::profile::Profile;
 use crate::recompute::StageRecompute;
 
@@ -46,8 +49,8 @@ pub(super) fn read(text: &str, profile: &Profile, ranks: Option<u32>) -> Result<
         return Err(unknown(&format!("pipeline.{key}"), nearest(key, &PIPELINE_KEYS)));
     }
     let stages = number(pipeline, "stages")?.ok_or_else(|| missing("pipeline.stages"))?;
-    let sizes = Sizes { pipeline: stages, tensor: 1, context: 1 };
-    let batch = Batch::read(config, sizes, ranks)?;
+    let mesh = Mesh { pipeline: stages, ..Mesh::default() };
+    let batch = Batch::read(config, mesh, ranks)?;
     let profile = with_head_parts(profile, Some(1));
     let layers = usize::try_from(profile.layer_count()).unwrap_or(usize::MAX);
     let boundaries = boundaries(pipeline, &profile, layers, stages)?;
@@ -59,8 +62,7 @@ pub(super) fn read(text: &str, profile: &Profile, ranks: Option<u32>) -> Result<
         head_parts: Some(1),
         boundaries,
         recompute: vec![(interval > 0).then_some(StageRecompute::WHOLE); stages as usize],
-        data_parallel: batch.replicas,
-        mesh_order: if profile.node.is_some() { MeshOrder::Replicas } else { MeshOrder::default() },
+        mesh: Mesh { data: batch.replicas, order: usual_order(&profile), ..mesh },
         microbatch_rows: batch.rows,
         ..PlanChoice::default()
     };
@@ -120,7 +122,7 @@ struct Batch {
 impl Batch {
     /// Reads the three sizes. One may be left out if the number of ranks is known
     /// (`DeepSpeedConfig._set_batch_related_parameters`).
-    fn read(config: &Map<String, Value>, sizes: Sizes, ranks: Option<u32>) -> Result<Self, ReadError> {
+    fn read(config: &Map<String, Value>, mesh: Mesh, ranks: Option<u32>) -> Result<Self, ReadError> {
         let [batch, rows, microbatches] = [BATCH, ROWS, MICROBATCHES].map(|key| number(config, key));
         let (batch, rows, microbatches) = (batch?, rows?, microbatches?);
         let whole = |number: u32, by: u32| {
@@ -135,7 +137,7 @@ impl Batch {
             }
             _ => None,
         };
-        let replicas = sizes.replicas(ranks, stated)?;
+        let replicas = replicas_of(mesh, ranks, stated)?;
         let (rows, microbatches) = match (batch, rows, microbatches) {
             (_, Some(rows), Some(microbatches)) => (rows, microbatches),
             (Some(batch), Some(rows), None) => (rows, whole(batch, rows.saturating_mul(replicas))?),

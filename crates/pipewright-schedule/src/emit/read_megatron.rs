@@ -4,9 +4,12 @@ use crate::emit::layout::parse_layout;
 use crate::emit::model_parts::{ModelParts, StageParts};
 use crate::emit::options::{Options, wrong};
 use crate::emit::read_error::ReadError;
-use crate::emit::read_plan::{ReadPlan, Sizes, checkpoint_remark, generate_within, uneven_stages};
+use crate::emit::read_plan::{
+    ReadPlan, checkpoint_remark, generate_within, replicas_of, sharing_remarks, uneven_stages, usual_order,
+};
 use crate::generate::ScheduleSpec;
-use crate::plan::{MeshOrder, PlanChoice, System};
+use crate::mesh::{Mesh, MeshOrder};
+use crate::plan::{PlanChoice, System};
 use crate::profile::Profile;
 use crate::recompute::StageRecompute;
 use crate::schedule::Schedule;
@@ -68,10 +71,11 @@ pub(super) fn is_megatron(key: &str) -> bool {
 pub(super) fn read(options: &Options, profile: &Profile, ranks: Option<u32>) -> Result<ReadPlan, ReadError> {
     options.check(System::Megatron, &KNOWN, "")?;
     let parts = ModelParts::of(profile);
-    let sizes = Sizes {
+    let mesh = Mesh {
         pipeline: options.number(PIPELINE, 1)?.unwrap_or(1),
         tensor: options.number(TENSOR, 1)?.unwrap_or(1),
         context: options.number(CONTEXT, 1)?.unwrap_or(1),
+        ..Mesh::default()
     };
     if let Some(layers) = options.number(LAYERS, 1)?.filter(|&layers| layers as usize != parts.blocks().len())
     {
@@ -79,23 +83,21 @@ pub(super) fn read(options: &Options, profile: &Profile, ranks: Option<u32>) -> 
             format!("{}, the blocks of the profile; use the profile of this model", parts.blocks().len());
         return Err(at(options, LAYERS, wrong(LAYERS, &layers.to_string(), &expected)));
     }
-    let stages = stages(options, &parts, sizes.pipeline)?;
+    let stages = stages(options, &parts, mesh.pipeline)?;
     let boundaries = parts.boundaries(&stages).map_err(|error| at(options, LAYOUT, error))?;
-    let replicas = sizes.replicas(ranks, None)?;
+    let replicas = replicas_of(mesh, ranks, None)?;
     let missing = |key| ReadError::missing_key(System::Megatron, key);
     let rows = options.number(ROWS, 1)?.ok_or_else(|| missing("--micro-batch-size"))?;
     let microbatches = microbatches(options, rows, replicas)?;
-    let (schedule, schedule_name) = schedule(options, stages.len() as u32, sizes.pipeline, microbatches)?;
-    let mut remarks = other_parallelism(options, sizes)?;
+    let (schedule, schedule_name) = schedule(options, stages.len() as u32, mesh.pipeline, microbatches)?;
+    let mut remarks = other_parallelism(options, mesh)?;
     let recomputes = recompute(options, &stages, &mut remarks)?;
-    let is_in_rows = options.has(PIPELINE_ORDER) || profile.node.is_none();
+    let order = if options.has(PIPELINE_ORDER) { MeshOrder::Pipeline } else { usual_order(profile) };
     let choice = PlanChoice {
         head_parts: Some(1),
         boundaries,
         recompute: vec![recomputes.then_some(StageRecompute::WHOLE); stages.len()],
-        data_parallel: replicas,
-        tensor_parallel: sizes.tensor,
-        mesh_order: if is_in_rows { MeshOrder::Pipeline } else { MeshOrder::Replicas },
+        mesh: Mesh { data: replicas, context: 1, order, ..mesh },
         microbatch_rows: rows,
         ..PlanChoice::default()
     };
@@ -279,13 +281,8 @@ fn recompute(options: &Options, stages: &[StageParts], remarks: &mut Vec<String>
     }
 }
 
-fn other_parallelism(options: &Options, sizes: Sizes) -> Result<Vec<String>, ReadError> {
-    let mut remarks: Vec<String> = sizes.context_remark(CONTEXT).into_iter().collect();
-    if let Some(size) = options.number(EXPERT, 1)?.filter(|&size| size > 1) {
-        remarks.push(format!(
-            "`--{EXPERT} {size}` is not predicted; the costs of the profile are taken as they are"
-        ));
-    }
+fn other_parallelism(options: &Options, mesh: Mesh) -> Result<Vec<String>, ReadError> {
+    let mut remarks = sharing_remarks(mesh, CONTEXT, (EXPERT, options.number(EXPERT, 1)?));
     if let Some(blocks) = options.number(PREDICTORS, 0)?.filter(|&blocks| blocks > 0) {
         remarks.push(format!(
             "`--{PREDICTORS} {blocks}`: the head of the profile is taken to have the costs of these blocks"

@@ -5,11 +5,14 @@ use crate::emit::model_parts::{ModelParts, StageParts};
 use crate::emit::modules::{PYTORCH, default_stages, stages_of};
 use crate::emit::options::{CHECKPOINTING, Entry, MODULES, Options, nearest, wrong};
 use crate::emit::read_error::ReadError;
-use crate::emit::read_plan::{ReadPlan, Sizes, checkpoint_remark, generate_within, uneven_stages};
+use crate::emit::read_plan::{
+    ReadPlan, checkpoint_remark, generate_within, replicas_of, sharing_remarks, uneven_stages, usual_order,
+};
 use crate::error_text::with_causes;
 use crate::generate::ScheduleSpec;
+use crate::mesh::Mesh;
 use crate::placement::Placement;
-use crate::plan::{MeshOrder, PlanChoice, System};
+use crate::plan::{PlanChoice, System};
 use crate::profile::Profile;
 use crate::recompute::StageRecompute;
 use crate::schedule::Schedule;
@@ -82,10 +85,11 @@ pub(super) fn read(
     options.check(System::Torchtitan, &KNOWN, "parallelism.")?;
     let parts = ModelParts::of(profile);
     let degree = options.number(DEGREE, 1)?.unwrap_or(1);
-    let sizes = Sizes {
+    let mesh = Mesh {
         pipeline: degree,
         tensor: options.number(TENSOR, 1)?.unwrap_or(1),
         context: options.number(CONTEXT, 1)?.unwrap_or(1),
+        ..Mesh::default()
     };
     let microbatch_rows = options.number(ROWS, 1)?.unwrap_or(1);
     let batch = options.number(LOCAL_BATCH, 1)?.unwrap_or(DEFAULT_BATCH);
@@ -101,8 +105,8 @@ pub(super) fn read(
         wrong(SCHEDULE, name, &format!("one of {}{nearest}", names.join(", "))).at(line)
     })?;
     let stages = stages(options, &parts, own, degree)?;
-    let data_parallel = replicas(options, sizes, ranks)?;
-    let runs = runs(options, batch, data_parallel)?;
+    let data = replicas(options, mesh, ranks)?;
+    let runs = runs(options, batch, data)?;
     // Without a pipeline, torchtitan runs one local batch after another, which is the order of the microbatches.
     let (microbatches, microbatch_rows, runs) = match degree {
         1 => (runs, batch, 1),
@@ -120,15 +124,13 @@ pub(super) fn read(
             generate_within(own, &spec)?
         }
     };
-    let (recomputes, mut remarks) = remarks(options, sizes, &stages)?;
+    let (recomputes, mut remarks) = remarks(options, mesh, &stages)?;
     remarks.extend(accumulation(runs));
     let choice = PlanChoice {
         head_parts: Some(1),
         boundaries: parts.boundaries(&stages)?,
         recompute: vec![recomputes.then_some(StageRecompute::WHOLE); stages.len()],
-        data_parallel,
-        tensor_parallel: sizes.tensor,
-        mesh_order: if profile.node.is_some() { MeshOrder::Replicas } else { MeshOrder::default() },
+        mesh: Mesh { data, context: 1, order: usual_order(profile), ..mesh },
         microbatch_rows,
         ..PlanChoice::default()
     };
@@ -138,14 +140,14 @@ pub(super) fn read(
 
 /// Returns the number of replicas. The shard degree is `-1` by default, so that the ranks are divided among
 /// the replicated ones; without a number of ranks, it counts as 1.
-fn replicas(options: &Options, sizes: Sizes, ranks: Option<u32>) -> Result<u32, ReadError> {
+fn replicas(options: &Options, mesh: Mesh, ranks: Option<u32>) -> Result<u32, ReadError> {
     let replicated = options.number(REPLICATE, 1)?.unwrap_or(1);
     if options.word(SHARD)?.is_some_and(|(shards, _)| shards != "-1") {
         let stated = replicated.saturating_mul(options.number(SHARD, 1)?.unwrap_or(1));
-        return sizes.replicas(ranks, Some(stated));
+        return replicas_of(mesh, ranks, Some(stated));
     }
     let Some(ranks) = ranks else { return Ok(replicated) };
-    let replicas = sizes.replicas(Some(ranks), None)?;
+    let replicas = replicas_of(mesh, Some(ranks), None)?;
     if !replicas.is_multiple_of(replicated) {
         let expected = format!("a divisor of {replicas}, the replicas on {ranks} ranks");
         return Err(wrong(REPLICATE, &replicated.to_string(), &expected));
@@ -251,13 +253,8 @@ fn read_table(
 }
 
 /// Returns whether all stages recompute, and what is not predicted.
-fn remarks(options: &Options, sizes: Sizes, stages: &[StageParts]) -> Result<(bool, Vec<String>), ReadError> {
-    let mut remarks: Vec<String> = sizes.context_remark(CONTEXT).into_iter().collect();
-    if let Some(size) = options.number(EXPERT, 1)?.filter(|&size| size > 1) {
-        remarks.push(format!(
-            "`--{EXPERT} {size}` is not predicted; the costs of the profile are taken as they are"
-        ));
-    }
+fn remarks(options: &Options, mesh: Mesh, stages: &[StageParts]) -> Result<(bool, Vec<String>), ReadError> {
+    let mut remarks = sharing_remarks(mesh, CONTEXT, (EXPERT, options.number(EXPERT, 1)?));
     let chosen = options.list.iter().rev().find(|entry| entry.key.starts_with(CHECKPOINTING));
     let recomputes = match chosen.map(|entry| (&entry.key[CHECKPOINTING.len()..], entry.line)) {
         Some(("full", _)) => {

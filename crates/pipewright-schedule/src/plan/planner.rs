@@ -202,9 +202,7 @@ fn finished(
         // The search may choose recomputation for stages that run forward only, where it has no effect, and
         // more layers than a stage has.
         recompute: loads.iter().map(StageLoad::choice).collect(),
-        data_parallel: shape.mesh.replicas,
-        tensor_parallel: shape.mesh.tensor,
-        mesh_order: shape.mesh.order,
+        mesh: shape.mesh,
         microbatch_rows: shape.microbatch_rows,
         state: request.state,
     };
@@ -216,9 +214,7 @@ fn finished(
         head_parts: shape.head_parts,
         boundaries: choice.boundaries,
         recompute: choice.recompute,
-        data_parallel: choice.data_parallel,
-        tensor_parallel: choice.tensor_parallel,
-        mesh_order: choice.mesh_order,
+        mesh: choice.mesh,
         collectives: prediction.collectives,
         microbatch_rows: choice.microbatch_rows,
         step_s: prediction.step_s(),

@@ -4,12 +4,13 @@ use thiserror::Error;
 
 use crate::costs::Costs;
 use crate::lower::{LowerError, TrainingLowering, for_training};
+use crate::mesh::Mesh;
 use crate::partition::{Method, PartitionError, partition};
 use crate::placement::Placement;
 use crate::plan::head_parts::with_head_parts;
 use crate::plan::layers::Layers;
 use crate::plan::moved_tensors::less_by_offload;
-use crate::plan::network::{Mesh, MeshOrder, Network};
+use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order, first_backward};
 use crate::plan::peaks::peaks;
 use crate::plan::report::Collectives;
@@ -35,12 +36,8 @@ pub struct PlanChoice {
     pub boundaries: Vec<usize>,
     /// For each stage, what it recomputes of its forwards; `None` for nothing.
     pub recompute: Vec<Option<StageRecompute>>,
-    /// The number of replicas.
-    pub data_parallel: u32,
-    /// The number of tensor-parallel ranks of each stage.
-    pub tensor_parallel: u32,
-    /// The numbering of the other ranks.
-    pub mesh_order: MeshOrder,
+    /// The mesh. The ranks of a pipeline are those of the schedule, whatever it says.
+    pub mesh: Mesh,
     /// The number of rows of a microbatch.
     pub microbatch_rows: u32,
     /// The memory for parameters besides the gradients.
@@ -54,9 +51,7 @@ impl Default for PlanChoice {
             head_parts: None,
             boundaries: Vec::new(),
             recompute: vec![None],
-            data_parallel: 1,
-            tensor_parallel: 1,
-            mesh_order: MeshOrder::default(),
+            mesh: Mesh::default(),
             microbatch_rows: 1,
             state: TrainingState::default(),
         }
@@ -66,14 +61,15 @@ impl Default for PlanChoice {
 impl PlanChoice {
     /// Returns the layers of a profile for this choice, on `ranks` ranks of a pipeline.
     pub(super) fn layers(&self, profile: &Profile, ranks: u32) -> Result<Layers, PredictError> {
-        let Self { data_parallel: replicas, tensor_parallel: tensor, mesh_order: order, .. } = *self;
+        let mesh = Mesh { pipeline: ranks, ..self.mesh };
+        let Mesh { data: replicas, tensor, .. } = mesh;
         if tensor > 1 && profile.node.is_none() {
             return Err(PredictError::Choice(format!(
                 "{} need the links inside a node, and the profile has no [node]; add it, with the ranks of a node and their link",
                 counted(tensor, "tensor-parallel rank")
             )));
         }
-        let network = Network::of(profile, Mesh { tensor, replicas, ranks, order });
+        let network = Network::of(profile, mesh);
         let network = network.ok_or_else(|| {
             PredictError::Choice(format!(
                 "{}, {} and {} of a pipeline do not divide the nodes of the profile evenly; use sizes that divide the ranks \
@@ -167,8 +163,7 @@ pub fn predict(
     choice: &PlanChoice,
 ) -> Result<Prediction, PredictError> {
     let trained = choice.trained_stages(profile);
-    let lowering =
-        TrainingLowering { replicas: choice.data_parallel, trained, ..TrainingLowering::default() };
+    let lowering = TrainingLowering { replicas: choice.mesh.data, trained, ..TrainingLowering::default() };
     let lowering = lowering.with_exchanges(profile.has_exchanges());
     predict_program(profile, schedule, for_training(schedule, &lowering)?, choice)
 }

@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use crate::csv::print_schedule;
 use crate::ids::Rank;
-use crate::plan::network::MeshOrder;
+use crate::mesh::{Mesh, MeshOrder};
 use crate::plan::system::{Offer, Refusal, System};
 use crate::profile::Profile;
 use crate::recompute::StageRecompute;
@@ -43,12 +43,8 @@ pub struct Plan {
     pub boundaries: Vec<usize>,
     /// For each stage, what it recomputes of its forwards; `None` for nothing.
     pub recompute: Vec<Option<StageRecompute>>,
-    /// The number of replicas.
-    pub data_parallel: u32,
-    /// The number of tensor-parallel ranks of each stage.
-    pub tensor_parallel: u32,
-    /// The numbering of the other ranks.
-    pub mesh_order: MeshOrder,
+    /// The mesh, with the ranks of the schedule.
+    pub mesh: Mesh,
     /// The assumed times of collectives in the step.
     pub collectives: Collectives,
     /// The number of rows of a microbatch.
@@ -102,12 +98,8 @@ pub struct Outcome {
 /// it is equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlanMesh {
-    /// The number of ranks of a pipeline, without tensor-parallel ones.
-    pub ranks: u32,
-    /// The number of replicas.
-    pub data_parallel: u32,
-    /// The number of tensor-parallel ranks of each stage.
-    pub tensor_parallel: u32,
+    /// The mesh. The order of the ranks does not count.
+    pub mesh: Mesh,
     /// The number of microbatches of a step, over all replicas.
     pub microbatches: u32,
     /// The number of rows of a microbatch.
@@ -189,12 +181,10 @@ impl PlanReport {
 }
 
 impl Plan {
-    /// Returns the mesh.
-    pub fn mesh(&self) -> PlanMesh {
+    /// Returns the division of the ranks, the batch and the head.
+    pub fn division(&self) -> PlanMesh {
         PlanMesh {
-            ranks: self.schedule.ranks(),
-            data_parallel: self.data_parallel,
-            tensor_parallel: self.tensor_parallel,
+            mesh: Mesh { order: MeshOrder::default(), ..self.mesh },
             microbatches: self.microbatches(),
             microbatch_rows: self.microbatch_rows,
             head_parts: self.head_parts,
@@ -203,7 +193,7 @@ impl Plan {
 
     /// Returns why `system` cannot run the plan, which is for the costs of `profile`; `None` if it can.
     pub fn refusal(&self, system: System, profile: &Profile) -> Option<Refusal> {
-        let is_in_rows = self.mesh_order == MeshOrder::Pipeline && self.schedule.ranks() > 1;
+        let is_in_rows = self.mesh.order == MeshOrder::Pipeline && self.schedule.ranks() > 1;
         system.refusal(&Offer {
             name: self.name,
             group_size: self.settings.group_size,
@@ -211,7 +201,7 @@ impl Plan {
             microbatches: self.schedule.microbatches(),
             recompute: &self.recompute,
             head_parts: self.head_parts,
-            has_rows_in_nodes: is_in_rows && self.data_parallel > 1 && profile.node.is_some(),
+            has_rows_in_nodes: is_in_rows && self.mesh.data > 1 && profile.node.is_some(),
         })
     }
 
@@ -232,6 +222,6 @@ impl Plan {
 
     /// Returns the number of microbatches of a step, over all replicas.
     pub fn microbatches(&self) -> u32 {
-        self.schedule.microbatches() * self.data_parallel
+        self.schedule.microbatches() * self.mesh.data
     }
 }
