@@ -16,6 +16,7 @@ use pipewright_models::hf::HfError;
 use pipewright_models::{CutModel, InitialParameters};
 use pipewright_schedule::analytic::{PeakRates, Workload};
 use pipewright_schedule::lower::{TrainingLowering, for_training};
+use pipewright_schedule::mesh::Mesh;
 use pipewright_schedule::plan::{Plan, PlanChoice, Prediction, predict};
 use pipewright_schedule::profile::{LinkProfile, Profile};
 use pipewright_schedule::{Method, Rank, Schedule, StageIndex, partition};
@@ -122,7 +123,7 @@ impl Run {
         Self {
             schedule: plan.schedule.clone(),
             boundaries: plan.boundaries.clone(),
-            replicas: plan.data_parallel,
+            replicas: plan.mesh.data,
         }
     }
 
@@ -149,7 +150,7 @@ impl Run {
             head_parts: Some(model.parts()),
             boundaries: self.boundaries.clone(),
             recompute: vec![None; self.schedule.placement().stages() as usize],
-            data_parallel: self.replicas,
+            mesh: Mesh { data: self.replicas, ..Mesh::default() },
             ..PlanChoice::default()
         };
         Ok(predict(profile, &self.schedule, &choice)?)

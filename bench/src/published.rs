@@ -5,11 +5,14 @@
 
 use std::path::{Path, PathBuf};
 
-use pipewright_cluster::{comparison, published};
+use pipewright_cluster::published;
 use pipewright_schedule::error_text::with_causes;
 use pipewright_system::bounded_file;
 
 use crate::harness::Outcome;
+
+#[path = "../../crates/pipewright-cluster/tests/cluster/comparison.rs"]
+mod comparison;
 
 /// The file and the form of the output.
 #[derive(clap::Args)]
@@ -33,7 +36,7 @@ const RUNS: &str = include_str!("../../crates/pipewright-cluster/tests/cluster/r
 pub(crate) fn run(options: &Options) -> Outcome {
     let text = options.file.as_deref().map_or_else(|| Ok(RUNS.to_owned()), read)?;
     let published = published::read(&text).map_err(|error| with_causes(&error))?;
-    let comparison = comparison::compare_with_plans(&published).map_err(|error| with_causes(&error))?;
+    let comparison = comparison::compare_with_plans(&published)?;
     match options.format {
         Format::Table => print!("{}", comparison.to_markdown()),
         Format::Json => println!("{}", serde_json::to_string_pretty(&comparison)?),

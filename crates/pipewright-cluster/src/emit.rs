@@ -3,31 +3,17 @@
 //! The pipeline becomes a [`Plan`] of the schedule crate, which has the writers; [`MeshOptions`] have the rest.
 
 use pipewright_schedule::emit::{
-    Emission, EmitRequest, MeshOptions, PlanScope, RecomputedPart, ShardedState, emit as emit_plan,
+    Emission, EmitRequest, MeshOptions, PlanScope, RecomputedPart, emit as emit_plan,
 };
 use pipewright_schedule::generate::{ScheduleSpec, find};
-use pipewright_schedule::plan::{Collectives, MeshOrder, Plan, PlanSettings, Refusal, System};
+use pipewright_schedule::plan::{Collectives, Plan, PlanSettings, Refusal, System};
 use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
 use pipewright_schedule::{GenerateError, generate};
-use thiserror::Error;
 
-use crate::layout::{Layout, Precision, Recompute, Scores, Sharding};
+use crate::layout::{Layout, Precision, Recompute, Scores, ShardedState};
 use crate::model::{Block, FeedForward, Mixer, Model};
 use crate::search::{ClusterPlan, Request};
-use crate::systems::{LayoutRefusal, refusal};
-
-/// The errors of writing a plan for a cluster.
-#[derive(Clone, PartialEq, Error)]
-pub enum EmitError {
-    /// The system cannot run the plan.
-    #[error(transparent)]
-    Refused(#[from] LayoutRefusal),
-    /// The schedule does not exist in the plan's size.
-    #[error(transparent)]
-    Schedule(#[from] GenerateError),
-}
-
-pipewright_schedule::message_as_debug!(EmitError);
+use crate::systems::refusal;
 
 /// Returns the files of a plan for `system`. `folder` is where they are, which options name.
 ///
@@ -38,9 +24,9 @@ pub fn emit(
     request: &Request,
     plan: &ClusterPlan,
     folder: &str,
-) -> Result<Emission, EmitError> {
+) -> Result<Emission, Refusal> {
     if let Some(refusal) = refusal(system, &plan.layout, &request.model) {
-        return Err(refusal.into());
+        return Err(refusal);
     }
     let profile = profile_of(&request.model, plan.layout.sequence);
     let emit_request = EmitRequest {
@@ -49,8 +35,8 @@ pub fn emit(
         scope: PlanScope::Cluster(mesh_options(&plan.layout, &request.model)),
         folder,
     };
-    let refused = |refusal: Refusal| EmitError::Refused(refusal.into());
-    emit_plan(system, &pipeline_of(plan)?, &emit_request).map_err(refused)
+    let pipeline = pipeline_of(plan).map_err(|error| Refusal::new(error.to_string()))?;
+    emit_plan(system, &pipeline, &emit_request)
 }
 
 /// Returns the layers of a model by their kinds. Nothing is said about their costs, which files do not have.
@@ -105,9 +91,7 @@ fn pipeline_of(plan: &ClusterPlan) -> Result<Plan, GenerateError> {
         head_parts: 1,
         recompute: vec![None; boundaries.len() + 1],
         boundaries,
-        data_parallel: layout.data(),
-        tensor_parallel: layout.tensor,
-        mesh_order: MeshOrder::Replicas,
+        mesh: layout.mesh(),
         collectives: Collectives::default(),
         microbatch_rows: layout.microbatch,
         step_s: plan.prediction.seconds,
@@ -118,17 +102,9 @@ fn pipeline_of(plan: &ClusterPlan) -> Result<Plan, GenerateError> {
 
 fn mesh_options(layout: &Layout, model: &Model) -> MeshOptions {
     MeshOptions {
-        context: layout.context,
-        expert: if model.has_experts() { layout.expert } else { 0 },
-        expert_tensor: layout.expert_tensor,
+        expert_tensor: model.has_experts().then_some(layout.expert_tensor),
         sequence_parallel: layout.sequence_parallel,
-        sharded: match layout.sharding {
-            _ if layout.replicas() == 1 => ShardedState::Nothing,
-            Sharding::Replicated => ShardedState::Nothing,
-            Sharding::Optimizer => ShardedState::Optimizer,
-            Sharding::Gradients => ShardedState::Gradients,
-            Sharding::Parameters => ShardedState::Parameters,
-        },
+        sharded: if layout.replicas() == 1 { ShardedState::Nothing } else { layout.sharding },
         recompute: match (layout.recompute, layout.scores) {
             (Recompute::None, _) => RecomputedPart::Nothing,
             (Recompute::Selective, Scores::Unfused) => RecomputedPart::Scores,

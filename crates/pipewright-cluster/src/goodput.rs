@@ -13,6 +13,7 @@
 use pipewright_schedule::checkpoint_interval::{Checkpointing, best_interval};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+use serde::Serialize;
 
 /// The number of failures that are simulated. The mean of as many times between failures has a standard error
 /// of 0.7%: 1 / sqrt(20,000).
@@ -32,7 +33,7 @@ pub struct Faults {
 }
 
 /// The shares of the time of a training. The first four sum to 1.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Goodput {
     /// The share of steps that count.
     pub useful: f64,
@@ -43,6 +44,7 @@ pub struct Goodput {
     /// The share of restarts.
     pub restarts: f64,
     /// The steps between two checkpoints.
+    #[serde(rename = "checkpoint_every")]
     pub steps: u64,
 }
 

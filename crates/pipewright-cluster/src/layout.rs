@@ -1,8 +1,17 @@
 //! How a model is trained: the mesh, the batch, and what is recomputed, sharded and fused.
 
+pub use pipewright_schedule::mesh::ShardedState;
+use pipewright_schedule::mesh::{Mesh, MeshOrder};
+use pipewright_schedule::words::counted;
+
+use crate::layout_error::Fault;
 pub use crate::layout_error::LayoutError;
 use crate::matrix::Division;
 use crate::model::{Mixer, Model};
+use crate::size_names::{
+    BATCH, CHUNKS, CONTEXT, EXPERT, EXPERT_TENSOR, GPUS, GivenSizes, MICROBATCH, Names, PIPELINE, SEQUENCE,
+    Size, TENSOR,
+};
 
 /// The configuration of a training run.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -41,7 +50,7 @@ pub struct Layout {
     /// How scores are computed.
     pub scores: Scores,
     /// The tensors that replicas divide among themselves.
-    pub sharding: Sharding,
+    pub sharding: ShardedState,
     /// How kernels of elementwise operations are made.
     pub kernels: Kernels,
 }
@@ -90,19 +99,6 @@ pub enum Scores {
     Unfused,
 }
 
-/// The tensors that the replicas of a stage divide among themselves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Sharding {
-    /// Nothing.
-    Replicated,
-    /// The state of the optimizer.
-    Optimizer,
-    /// Gradients and the state of the optimizer.
-    Gradients,
-    /// Parameters, gradients and the state of the optimizer.
-    Parameters,
-}
-
 /// How kernels of elementwise operations are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kernels {
@@ -133,19 +129,20 @@ impl Recompute {
     }
 }
 
-impl Sharding {
-    /// Returns its name in files and options.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Replicated => "none",
-            Self::Optimizer => "optimizer",
-            Self::Gradients => "gradients",
-            Self::Parameters => "parameters",
+impl Layout {
+    /// Returns the mesh. Its replicas are as many as the GPUs allow.
+    pub fn mesh(&self) -> Mesh {
+        Mesh {
+            pipeline: self.pipeline,
+            data: self.data(),
+            tensor: self.tensor,
+            context: self.context,
+            experts: self.expert,
+            shards: self.sharding.shards(self.data()),
+            order: MeshOrder::Replicas,
         }
     }
-}
 
-impl Layout {
     /// Returns the number of replicas.
     pub fn data(&self) -> u32 {
         (self.gpus / self.gpus_of_replica()).max(1)
@@ -227,74 +224,110 @@ impl Layout {
         [input as f64 / input_ranks, output as f64 / output_ranks]
     }
 
+    /// Describes the layout of a model. Groups of one rank are left out.
+    pub fn text(&self, model: &Model) -> String {
+        let groups = [
+            ("tensor", self.tensor),
+            ("pipeline", self.pipeline),
+            ("data", self.data()),
+            ("context", self.context),
+            ("expert", self.expert),
+        ];
+        let groups = groups.into_iter().filter(|(_, ranks)| *ranks > 1);
+        let mut mesh = groups.map(|(name, ranks)| format!("{name} {ranks}")).collect::<Vec<_>>().join(" x ");
+        if mesh.is_empty() {
+            mesh.push_str("one GPU");
+        }
+        if self.sequence_parallel && self.tensor > 1 {
+            mesh.push_str(", sequence parallel");
+        }
+        if self.tensor > 1 && model.has_experts() {
+            mesh.push_str(&format!(", each expert on {}", counted(self.expert_tensor, "rank")));
+        }
+        if self.pipeline > 1 || self.chunks > 1 || self.schedule.is_some() {
+            let chunks = counted(self.chunks, "stage");
+            mesh.push_str(&format!("; {} with {chunks} per rank", self.schedule_name()));
+        }
+        format!(
+            "{mesh}; {} of {}; recompute {}; shard {}",
+            counted(self.microbatches(), "microbatch"),
+            counted(self.microbatch, "row"),
+            self.recompute.name(),
+            self.sharding.name()
+        )
+    }
+
     /// Checks that the layout fits itself and the model.
     ///
     /// # Errors
     /// When a size is 0, or does not divide what it divides, or a tensor group divides layers whose adapters
     /// have dropout.
     pub fn check(&self, model: &Model) -> Result<(), LayoutError> {
+        let given = || GivenSizes { names: Names::Keys, sizes: self.sizes().to_vec(), gpus_per_node: 1 };
+        self.find_fault(model).map_err(|fault| fault.error(&given()))
+    }
+
+    /// Does the same without a sentence.
+    pub(crate) fn find_fault(&self, model: &Model) -> Result<(), Fault> {
         self.check_parts(model)?;
-        let of = self.gpus_of_replica();
-        if !self.gpus.is_multiple_of(of) {
-            let Self { gpus, tensor, pipeline, context, .. } = *self;
-            return Err(LayoutError::Mesh { gpus, of, tensor, pipeline, context });
+        let (gpus, of) = (self.gpus, self.gpus_of_replica());
+        if !gpus.is_multiple_of(of) {
+            return Err(Fault::Mesh { gpus, of: of.into() });
         }
         let (batch, data) = (self.batch, self.data());
         let of = self.microbatch.saturating_mul(data);
         if !batch.is_multiple_of(of) {
-            return Err(LayoutError::Batch { batch, of, data });
+            return Err(Fault::Batch { batch, of, data });
         }
-        divides("replica", u64::from(self.expert_ranks()), self.expert, "expert")
+        divides("replica", u64::from(self.expert_ranks()), EXPERT, self.expert)
     }
 
     /// Checks what holds for any number of GPUs and of rows: no size is 0, and the parts divide the model.
-    pub(crate) fn check_parts(&self, model: &Model) -> Result<(), LayoutError> {
-        self.check_sizes()?;
+    pub(crate) fn check_parts(&self, model: &Model) -> Result<(), Fault> {
+        if let Some((size, _)) = self.sizes().into_iter().find(|&(_, value)| value == 0) {
+            return Err(Fault::Zero(size));
+        }
         self.check_cut(model)?;
         self.check_divisions(model)
     }
 
-    fn check_cut(&self, model: &Model) -> Result<(), LayoutError> {
+    fn check_cut(&self, model: &Model) -> Result<(), Fault> {
         let (blocks, stages) = (model.blocks.len(), self.stages());
         // The embedding and the head may have stages of their own.
         if blocks == 0 || blocks + 2 < stages as usize {
-            return Err(LayoutError::Stages { blocks, stages });
+            return Err(Fault::Stages { blocks, stages });
         }
         let Cut::Given(sizes) = &self.cut else { return Ok(()) };
         let (cut_stages, cut_blocks) = (sizes.len(), sizes.iter().map(|&size| u64::from(size)).sum());
         if cut_stages != stages as usize || cut_blocks != blocks as u64 {
-            return Err(LayoutError::Cut { cut_stages, cut_blocks, stages, blocks });
+            return Err(Fault::Cut { cut_stages, cut_blocks, stages, blocks });
         }
         Ok(())
     }
 
-    fn check_sizes(&self) -> Result<(), LayoutError> {
-        let sizes = [
-            ("gpus", self.gpus),
-            ("tp", self.tensor),
-            ("pp", self.pipeline),
-            ("vp", self.chunks),
-            ("cp", self.context),
-            ("ep", self.expert),
-            ("etp", self.expert_tensor),
-            ("mbs", self.microbatch),
-            ("gbs", self.batch),
-            ("seq", self.sequence),
-        ];
-        match sizes.into_iter().find(|&(_, size)| size == 0) {
-            Some((name, _)) => Err(LayoutError::Zero { name }),
-            None => Ok(()),
-        }
+    fn sizes(&self) -> [(Size, u32); 10] {
+        [
+            (GPUS, self.gpus),
+            (TENSOR, self.tensor),
+            (PIPELINE, self.pipeline),
+            (CHUNKS, self.chunks),
+            (CONTEXT, self.context),
+            (EXPERT, self.expert),
+            (EXPERT_TENSOR, self.expert_tensor),
+            (MICROBATCH, self.microbatch),
+            (BATCH, self.batch),
+            (SEQUENCE, self.sequence),
+        ]
     }
 
-    fn check_divisions(&self, model: &Model) -> Result<(), LayoutError> {
-        divides("token", u64::from(self.sequence), self.context, "context")?;
+    fn check_divisions(&self, model: &Model) -> Result<(), Fault> {
+        divides("token", u64::from(self.sequence), CONTEXT, self.context)?;
         let &Self { expert_tensor, tensor, .. } = self;
         if expert_tensor != 1 && expert_tensor != tensor && model.has_experts() {
-            return Err(LayoutError::ExpertTensor { expert_tensor, tensor });
+            return Err(Fault::ExpertTensor { expert_tensor, tensor });
         }
         if tensor > 1 && model.has_dropout() {
-            return Err(LayoutError::Dropout { tensor });
+            return Err(Fault::Dropout(tensor));
         }
         for block in &model.blocks {
             let heads = match block.mixer {
@@ -303,9 +336,9 @@ impl Layout {
                 Mixer::Mamba2(mamba) => mamba.heads,
                 Mixer::None => 0,
             };
-            divides("head", heads, self.tensor, "tensor")?;
+            divides("head", heads, TENSOR, self.tensor)?;
             if let Some(experts) = block.feed_forward.experts() {
-                divides("expert", experts.count, self.expert, "expert")?;
+                divides("expert", experts.count, EXPERT, self.expert)?;
             }
         }
         Ok(())
@@ -313,10 +346,10 @@ impl Layout {
 }
 
 /// Checks that ranks can divide a number of parts. `what` is one part.
-fn divides(what: &'static str, count: u64, ranks: u32, group: &'static str) -> Result<(), LayoutError> {
+fn divides(what: &'static str, count: u64, group: Size, ranks: u32) -> Result<(), Fault> {
     if count.is_multiple_of(u64::from(ranks)) {
         Ok(())
     } else {
-        Err(LayoutError::Division { what, count, ranks, group })
+        Err(Fault::Division { what, count, group, ranks })
     }
 }

@@ -6,7 +6,7 @@
 //! file of measurements --measured--> Machine with measured rates and times that replace predicted ones
 //! Request --search--> the fastest layouts that fit into memory, with their predictions
 //! plan --emit--> options of torchtitan, Megatron or DeepSpeed
-//! file of published runs --published--> runs --comparison--> predictions next to measurements
+//! file of published runs --published--> runs with their models, layouts and machines
 //! ```
 //!
 //! A time is the operations or bytes of a shape, divided by the product of a data sheet's rate and a constant
@@ -23,6 +23,7 @@ pub mod training;
 pub mod model;
 pub mod hf_config;
 pub mod operations;
+pub mod size_names;
 mod layout_error;
 pub mod layout;
 pub mod measured_times;
@@ -52,8 +53,5 @@ pub mod run_error;
 pub mod systems;
 mod published_model;
 pub mod published;
-pub mod calibrate;
 pub mod search;
 pub mod emit;
-mod chosen;
-pub mod comparison;

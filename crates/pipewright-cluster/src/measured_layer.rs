@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::layout::{Cut, Kernels, Layout, LayoutError, Recompute, Scores, Sharding};
+use crate::layout::{Cut, Kernels, Layout, LayoutError, Recompute, Scores, ShardedState};
 use crate::machine::Machine;
 use crate::measured_times::{MeasuredBlock, MeasuredSizes};
 use crate::model::{Block, Matrix, Model};
@@ -76,7 +76,7 @@ impl MeasuredLayer {
             recompute: Recompute::None,
             sequence_parallel: tensor > 1,
             scores: Scores::Fused,
-            sharding: Sharding::Optimizer,
+            sharding: ShardedState::Optimizer,
             kernels: Kernels::Fused,
         }
     }

@@ -18,7 +18,9 @@
 
 use std::ops::{Add, Mul};
 
-use crate::layout::{Layout, Precision, Recompute, Scores, Sharding};
+use pipewright_schedule::bytes::bytes_text;
+
+use crate::layout::{Layout, Precision, Recompute, Scores, ShardedState};
 use crate::model::{Block, Division, FeedForward, Matrix, Mixer, Model};
 use crate::training::{AdaptedLayer, AdapterSizes, Adapters, Training};
 
@@ -55,6 +57,15 @@ impl RankMemory {
             ("temporary", self.temporary),
             ("buffers", self.buffers),
         ]
+    }
+
+    /// Names the parts that are not empty, with their bytes.
+    pub fn text(&self) -> String {
+        let parts = self.named().into_iter().filter(|(_, bytes)| *bytes >= 1.0);
+        parts
+            .map(|(name, bytes)| format!("{name} {}", bytes_text(bytes as u64)))
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 
     /// Returns the bytes of parameters, gradients and the optimizer.
@@ -160,11 +171,11 @@ pub fn state(parameters: Parameters, largest_block: Parameters, layout: &Layout)
     let in_pipeline = layout.pipeline > 1;
     let copies = weight_bytes(layout);
     let [parameters, gradients, optimizer] = match layout.sharding {
-        Sharding::Replicated => [copies * own, 4.0 * own, 12.0 * own],
-        Sharding::Optimizer => [copies * own, 4.0 * own, 12.0 * shard],
+        ShardedState::Nothing => [copies * own, 4.0 * own, 12.0 * own],
+        ShardedState::Optimizer => [copies * own, 4.0 * own, 12.0 * shard],
         // Each microbatch reduces its gradients, block by block.
-        Sharding::Gradients => [copies * own, 4.0 * (shard + largest_block.total()), 12.0 * shard],
-        Sharding::Parameters => {
+        ShardedState::Gradients => [copies * own, 4.0 * (shard + largest_block.total()), 12.0 * shard],
+        ShardedState::Parameters => {
             let gathered = if in_pipeline { own } else { 2.0 * largest_block.total() };
             let summed = if in_pipeline { own } else { largest_block.total() };
             [4.0 * shard + 2.0 * gathered, 4.0 * shard + 4.0 * summed, 8.0 * shard]
@@ -193,11 +204,11 @@ pub fn adapted_state(
     let (own, shard) = (adapters.total(), adapters.shard(layout));
     let copies = weight_bytes(layout);
     let [parameters, gradients, optimizer] = match layout.sharding {
-        Sharding::Replicated => [4.0 * own + copies * frozen.total(), 4.0 * own, 8.0 * own],
-        Sharding::Optimizer | Sharding::Gradients => {
+        ShardedState::Nothing => [4.0 * own + copies * frozen.total(), 4.0 * own, 8.0 * own],
+        ShardedState::Optimizer | ShardedState::Gradients => {
             [4.0 * own + copies * frozen.total(), 4.0 * own, 8.0 * shard]
         }
-        Sharding::Parameters => {
+        ShardedState::Parameters => {
             let gathered = if layout.pipeline > 1 { frozen.total() } else { 2.0 * largest_block.total() };
             let held = 2.0 * frozen.shard(layout) + 2.0 * gathered;
             [4.0 * (shard + own) + held, 4.0 * (shard + own), 8.0 * shard]

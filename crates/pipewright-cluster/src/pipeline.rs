@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 
 use pipewright_schedule::costs::{Link, StageCosts, StageSizes};
-use pipewright_schedule::lower::{LowerError, ProgramSource, SourceError};
-use pipewright_schedule::simulate::{SimulateError, peak_memory, timed};
+use pipewright_schedule::error_text::with_causes;
+use pipewright_schedule::lower::ProgramSource;
+use pipewright_schedule::simulate::{peak_memory, timed};
 use pipewright_schedule::{
-    ActionKind, Costs, GenerateError, Level, LowerConfig, ScheduleSpec, TrainedStages, ValidatedProgram,
+    ActionKind, Costs, Level, LowerConfig, ScheduleSpec, TrainedStages, ValidatedProgram,
 };
 use thiserror::Error;
 
@@ -63,14 +64,11 @@ pub struct PipelineRun {
 }
 
 /// The errors of a pipeline.
-#[derive(Clone, PartialEq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 pub enum PipelineError {
-    /// The schedule does not exist, or not in this size.
-    #[error(transparent)]
-    Source(#[from] SourceError),
-    /// The costs do not fit.
-    #[error(transparent)]
-    Simulate(#[from] SimulateError),
+    /// The schedule does not exist, or not in this size, or its activations are too many to count.
+    #[error("{0}")]
+    Failed(String),
     /// The simulation would take too long.
     #[error(
         "{computations} computations are too many to simulate; use fewer microbatches or stages, or leave `schedule` out"
@@ -79,26 +77,9 @@ pub enum PipelineError {
         /// The forwards and backwards of all stages.
         computations: u64,
     },
-    /// The bytes of activations are too many to count.
-    #[error(
-        "the activations of all microbatches have more than 2^64 bytes; use a smaller model, `mbs` or `seq`"
-    )]
-    Activations,
 }
 
 pipewright_schedule::message_as_debug!(PipelineError);
-
-impl From<GenerateError> for PipelineError {
-    fn from(error: GenerateError) -> Self {
-        Self::Source(error.into())
-    }
-}
-
-impl From<LowerError> for PipelineError {
-    fn from(error: LowerError) -> Self {
-        Self::Source(error.into())
-    }
-}
 
 impl Programs {
     /// Makes an empty list that simulates pipelines of at most `most` computations. Larger ones have a closed
@@ -122,7 +103,10 @@ impl Programs {
         // A pipeline that is not simulated keeps fewer microbatches than this.
         let kept = u128::from(microbatches).min(MAX_COMPUTATIONS.into());
         if microbatch_bytes * kept > u64::MAX.into() {
-            return Err(PipelineError::Activations);
+            return Err(PipelineError::Failed(
+                "the activations of all microbatches have more than 2^64 bytes; use a smaller model, `mbs` or `seq`"
+                    .to_owned(),
+            ));
         }
         if computations > self.most {
             return match layout.schedule {
@@ -139,7 +123,7 @@ impl Programs {
             link: costs.link,
             ..Costs::default()
         };
-        let run = timed(program, &simulated)?;
+        let run = timed(program, &simulated).map_err(|error| PipelineError::Failed(with_causes(&error)))?;
         let mut events = placement.all_ranks().flat_map(|rank| run.timeline().events_of(rank));
         Ok(PipelineRun {
             makespan: run.timeline().makespan(),
@@ -165,7 +149,8 @@ impl Programs {
                 ..ScheduleSpec::default()
             };
             let passes = LowerConfig { trained: trained.clone(), ..LowerConfig::from(Level::Comms) };
-            let program = ProgramSource::Named(name, Box::new(spec)).program(&passes)?;
+            let program = ProgramSource::Named(name, Box::new(spec)).program(&passes);
+            let program = program.map_err(|error| PipelineError::Failed(with_causes(&error)))?;
             let computations = u64::from(layout.stages()) * u64::from(microbatches);
             if self.kept + computations > MAX_KEPT {
                 self.made.clear();

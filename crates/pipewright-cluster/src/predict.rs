@@ -7,7 +7,7 @@ use pipewright_schedule::costs::{Link, StageCosts, StageSizes};
 use thiserror::Error;
 
 use crate::collective::Group;
-use crate::layout::{LayoutError, Sharding};
+use crate::layout::{LayoutError, ShardedState};
 use crate::machine::Machine;
 use crate::memory::{Parameters, RankMemory, buffers, logits};
 use crate::parts::Parts;
@@ -133,11 +133,11 @@ impl RunPipeline {
         };
         let most = ranks.iter().max_by(by_shard).copied().unwrap_or_default();
         let data = match layout.sharding {
-            Sharding::Replicated | Sharding::Optimizer | Sharding::Gradients => {
+            ShardedState::Nothing | ShardedState::Optimizer | ShardedState::Gradients => {
                 exposed_data(setting, &most, busiest)
             }
             // Frozen parameters are gathered too, and another rank may have most of them.
-            Sharding::Parameters => {
+            ShardedState::Parameters => {
                 ranks.iter().map(|rank| exposed_data(setting, rank, busiest)).fold(0.0, f64::max)
             }
         };
@@ -204,7 +204,7 @@ fn exposed_data(setting: &Setting<'_>, rank: &Unit, busiest: &StageTime) -> f64 
     // Frozen parameters are gathered if they are sharded. Adapters are gathered in single precision.
     let [of_trained, of_frozen] = match (setting.model.is_adapted(), layout.sharding) {
         (false, _) => [2.0, 0.0],
-        (true, Sharding::Parameters) => [4.0, 2.0],
+        (true, ShardedState::Parameters) => [4.0, 2.0],
         (true, _) => [4.0, 0.0],
     };
     let gathered = parameters * of_trained + rank.frozen * of_frozen;
@@ -223,11 +223,13 @@ fn exposed_data(setting: &Setting<'_>, rank: &Unit, busiest: &StageTime) -> f64 
     let exposed = |communication: f64, computation: f64| (communication - computation).max(0.0);
     let microbatches = f64::from(layout.microbatches());
     match layout.sharding {
-        Sharding::Replicated => exposed(seconds(Group::all_reduce, summed), backward),
-        Sharding::Optimizer => exposed(gather, forward) + exposed(reduce, backward),
-        Sharding::Gradients => exposed(gather, forward) + exposed(reduce, backward) * microbatches,
-        Sharding::Parameters if layout.pipeline > 1 => exposed(gather, forward) + exposed(reduce, backward),
-        Sharding::Parameters => {
+        ShardedState::Nothing => exposed(seconds(Group::all_reduce, summed), backward),
+        ShardedState::Optimizer => exposed(gather, forward) + exposed(reduce, backward),
+        ShardedState::Gradients => exposed(gather, forward) + exposed(reduce, backward) * microbatches,
+        ShardedState::Parameters if layout.pipeline > 1 => {
+            exposed(gather, forward) + exposed(reduce, backward)
+        }
+        ShardedState::Parameters => {
             (exposed(gather, forward) + exposed(gather + reduce, backward)) * microbatches
         }
     }
@@ -235,8 +237,10 @@ fn exposed_data(setting: &Setting<'_>, rank: &Unit, busiest: &StageTime) -> f64 
 
 fn optimizer_seconds(setting: &Setting<'_>, parameters: Parameters) -> f64 {
     let updated = match setting.layout.sharding {
-        Sharding::Replicated => parameters.total(),
-        Sharding::Optimizer | Sharding::Gradients | Sharding::Parameters => parameters.shard(setting.layout),
+        ShardedState::Nothing => parameters.total(),
+        ShardedState::Optimizer | ShardedState::Gradients | ShardedState::Parameters => {
+            parameters.shard(setting.layout)
+        }
     };
     OPTIMIZER_TRAFFIC * updated / setting.machine.kernel_bandwidth()
 }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use crate::catalogue;
-use crate::layout::{Cut, Kernels, Layout, Precision, Recompute, Scores, Sharding};
+use crate::layout::{Cut, Kernels, Layout, Precision, Recompute, Scores, ShardedState};
 use crate::machine::Machine;
 use crate::model::Model;
 use crate::published_model::ModelTable;
@@ -221,10 +221,10 @@ impl RunTable {
 
     fn layout(&self) -> Layout {
         let sharding = match self.data_parallel {
-            Some(DataName::None) => Sharding::Replicated,
-            Some(DataName::Optimizer) | None => Sharding::Optimizer,
-            Some(DataName::Gradients) => Sharding::Gradients,
-            Some(DataName::Parameters) => Sharding::Parameters,
+            Some(DataName::None) => ShardedState::Nothing,
+            Some(DataName::Optimizer) | None => ShardedState::Optimizer,
+            Some(DataName::Gradients) => ShardedState::Gradients,
+            Some(DataName::Parameters) => ShardedState::Parameters,
         };
         let mut layout = Layout {
             gpus: self.gpus,

@@ -134,9 +134,7 @@ impl PyPlan {
             head_parts: Some(plan.head_parts),
             boundaries: plan.boundaries.clone(),
             recompute: plan.recompute.clone(),
-            data_parallel: plan.data_parallel,
-            tensor_parallel: plan.tensor_parallel,
-            mesh_order: plan.mesh_order,
+            mesh: plan.mesh,
             microbatch_rows: plan.microbatch_rows,
             ..PlanChoice::default()
         }
@@ -185,13 +183,13 @@ impl PyPlan {
     /// The number of replicas.
     #[getter]
     fn data_parallel(&self) -> u32 {
-        self.plan().data_parallel
+        self.plan().mesh.data
     }
 
     /// The number of tensor-parallel ranks of each stage.
     #[getter]
     fn tensor_parallel(&self) -> u32 {
-        self.plan().tensor_parallel
+        self.plan().mesh.tensor
     }
 
     /// The number of parts into which the head is cut along the vocabulary, each a layer.
@@ -260,8 +258,7 @@ impl PyPlan {
     fn program(&self, py: Python<'_>) -> PyResult<PyProgram> {
         let (name, plan) = (self.name(), self.plan());
         let trained = self.choice().trained_stages(&self.search.profile);
-        let lowering =
-            TrainingLowering { replicas: plan.data_parallel, trained, ..TrainingLowering::default() };
+        let lowering = TrainingLowering { replicas: plan.mesh.data, trained, ..TrainingLowering::default() };
         let source = ProgramSource::Schedule(plan.schedule.clone());
         let program = interruptible(py, move |_| source.program(&LowerConfig::from(lowering)))?;
         let program = program.map_err(|error| error.raised(py))?;

@@ -100,8 +100,8 @@ fn cluster(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
         out,
         "126 layers, 16384 ranks in nodes of 8: tensor {} x data {} x pipeline {}, {} x{}, {} rows, {:.3} s a step, \
          sums {:.3} s tensor and {:.3} s data, gap {:.2}%, {taken:.2} s, memory {peak}",
-        best.tensor_parallel,
-        best.data_parallel,
+        best.mesh.tensor,
+        best.mesh.data,
         best.schedule.ranks(),
         best.name,
         best.schedule.placement().stages() / best.schedule.ranks(),

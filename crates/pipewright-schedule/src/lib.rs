@@ -21,6 +21,7 @@ pub mod bytes;
 pub mod divisor;
 pub mod checkpoint_interval;
 pub mod ids;
+pub mod mesh;
 pub mod slices;
 pub mod trained;
 pub mod model;

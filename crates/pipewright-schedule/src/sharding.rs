@@ -123,29 +123,6 @@ impl Sharding {
     }
 }
 
-/// The replicas that hold parameters and optimizer state together.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum ShardGroups {
-    /// Each replica holds all.
-    #[default]
-    Whole,
-    /// All replicas hold them together.
-    All,
-    /// Groups of this many replicas hold them together; all replicas do if the groups do not divide them.
-    Of(u32),
-}
-
-impl ShardGroups {
-    /// Returns the number of replicas, out of `replicas`, that hold parameters and optimizer state together.
-    pub fn shards(self, replicas: u32) -> u32 {
-        match self {
-            Self::Whole => 1,
-            Self::Of(shards) if shards > 0 && replicas.is_multiple_of(shards) => shards,
-            Self::All | Self::Of(_) => replicas.max(1),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,12 +168,5 @@ mod tests {
         let expected = StateBytes { parameters: parts + 100, copy: 250, optimizer: 2 * parts };
         assert_eq!(sharding.held_with_experts(stages, 4), expected);
         assert_eq!(held(4, 2, 1).parameters, 408 / 4 + 168 + 120);
-    }
-
-    #[test]
-    fn groups_that_do_not_divide_the_replicas_become_one() {
-        assert_eq!([1, 4, 6].map(|replicas| ShardGroups::Whole.shards(replicas)), [1, 1, 1]);
-        assert_eq!([1, 4, 6].map(|replicas| ShardGroups::All.shards(replicas)), [1, 4, 6]);
-        assert_eq!([1, 4, 6, 8].map(|replicas| ShardGroups::Of(4).shards(replicas)), [1, 4, 6, 4]);
     }
 }

@@ -17,6 +17,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Tensor};
 use pipewright::ids::WorldRank;
+use pipewright::mesh::RankGroups;
 use pipewright::pipeline::{Layers, Pipeline};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::transport::World;

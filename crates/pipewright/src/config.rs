@@ -176,7 +176,14 @@ impl PipelineConfig {
     /// Returns the mesh of a program of this many ranks.
     pub(crate) fn mesh(&self, pipeline: u32) -> Mesh {
         let (data, tensor, experts) = (self.data_parallel, self.tensor_parallel, self.expert_parallel);
-        Mesh { pipeline, data, shards: self.data_parallel_mode.shards(data), experts, tensor }
+        Mesh {
+            pipeline,
+            data,
+            shards: self.data_parallel_mode.shards(data),
+            experts,
+            tensor,
+            ..Mesh::default()
+        }
     }
 
     /// Returns whether each replica holds a part of the parameters.

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
-use pipewright_cluster::layout::{Precision, Recompute, Sharding};
+use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use pipewright_cluster::layout::{Precision, Recompute, ShardedState};
 use pipewright_schedule::bytes::parse_with_unit;
 
 use crate::clusters::failures::FailureArguments;
@@ -32,8 +33,8 @@ pub(crate) struct ClusterArguments {
     #[arg(long, visible_alias = "sequence", value_name = "TOKENS", requires = "cluster")]
     pub(crate) seq_len: Option<u32>,
     /// The precision of the products with parameters; the rest is bf16
-    #[arg(long, value_enum, requires = "cluster")]
-    pub(crate) precision: Option<PrecisionName>,
+    #[arg(long, value_parser = one_of(&PRECISIONS), requires = "cluster")]
+    pub(crate) precision: Option<Precision>,
     /// Add days, GPU hours and energy of a training, such as tokens=15.6T
     #[arg(long, value_name = "tokens=N", value_parser = parse_goal, requires = "cluster")]
     pub(crate) goal: Option<u64>,
@@ -68,74 +69,47 @@ pub(crate) struct FixedArguments {
     #[arg(long, value_name = "NAME", requires = "cluster")]
     pub(crate) schedule: Option<String>,
     /// The part of the forward that the backward computes again
-    #[arg(long, value_enum, requires = "cluster")]
-    pub(crate) recompute: Option<RecomputeName>,
+    #[arg(long, value_parser = one_of(&RECOMPUTES), requires = "cluster")]
+    pub(crate) recompute: Option<Recompute>,
     /// The tensors that replicas divide among themselves
-    #[arg(long, value_enum, requires = "cluster")]
-    pub(crate) sharding: Option<ShardingName>,
+    #[arg(long, value_parser = one_of(&SHARDINGS), requires = "cluster")]
+    pub(crate) sharding: Option<ShardedState>,
 }
 
-/// A precision of products.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum PrecisionName {
-    /// bfloat16
-    Bf16,
-    /// FP8 in linear layers, bf16 in the rest
-    Fp8,
-}
+/// A value of an option, with its name and its help.
+type Named<T> = (&'static str, &'static str, T);
 
-impl From<PrecisionName> for Precision {
-    fn from(name: PrecisionName) -> Self {
-        match name {
-            PrecisionName::Bf16 => Self::Half,
-            PrecisionName::Fp8 => Self::Fp8,
-        }
-    }
-}
+const PRECISIONS: [Named<Precision>; 2] = [
+    ("bf16", "bfloat16", Precision::Half),
+    ("fp8", "FP8 in linear layers, bf16 in the rest", Precision::Fp8),
+];
 
-/// A part of the forward that the backward computes again.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum RecomputeName {
-    /// Nothing
-    None,
-    /// Elementwise operations and every second product
-    Selective,
-    /// Whole blocks
-    Full,
-}
+const RECOMPUTES: [Named<Recompute>; 3] = [
+    ("none", "Nothing", Recompute::None),
+    ("selective", "Elementwise operations and every second product", Recompute::Selective),
+    ("full", "Whole blocks", Recompute::Full),
+];
 
-impl From<RecomputeName> for Recompute {
-    fn from(name: RecomputeName) -> Self {
-        match name {
-            RecomputeName::None => Self::None,
-            RecomputeName::Selective => Self::Selective,
-            RecomputeName::Full => Self::Full,
-        }
-    }
-}
+const SHARDINGS: [Named<ShardedState>; 4] = [
+    ("none", "Nothing", ShardedState::Nothing),
+    ("optimizer", "The state of the optimizer (ZeRO 1)", ShardedState::Optimizer),
+    ("gradients", "Gradients and the state of the optimizer (ZeRO 2)", ShardedState::Gradients),
+    (
+        "parameters",
+        "Parameters, gradients and the state of the optimizer (ZeRO 3, FSDP)",
+        ShardedState::Parameters,
+    ),
+];
 
-/// The tensors that replicas divide.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum ShardingName {
-    /// Nothing
-    None,
-    /// The state of the optimizer (ZeRO 1)
-    Optimizer,
-    /// Gradients and the state of the optimizer (ZeRO 2)
-    Gradients,
-    /// Parameters, gradients and the state of the optimizer (ZeRO 3, FSDP)
-    Parameters,
-}
-
-impl From<ShardingName> for Sharding {
-    fn from(name: ShardingName) -> Self {
-        match name {
-            ShardingName::None => Self::Replicated,
-            ShardingName::Optimizer => Self::Optimizer,
-            ShardingName::Gradients => Self::Gradients,
-            ShardingName::Parameters => Self::Parameters,
-        }
-    }
+/// Returns the parser of an option that has one of some values.
+pub(crate) fn one_of<T: Copy + Send + Sync + 'static>(
+    values: &'static [Named<T>],
+) -> impl TypedValueParser<Value = T> {
+    let possible = values.iter().map(|&(name, help, _)| PossibleValue::new(name).help(help));
+    PossibleValuesParser::new(possible).try_map(|name| {
+        let value = values.iter().find(|(known, ..)| *known == name);
+        value.map(|&(.., value)| value).ok_or("the parser knows no other names")
+    })
 }
 
 /// Reads a goal such as `tokens=15.6T`.

@@ -3,54 +3,43 @@
 use std::path::Path;
 
 use pipewright_cluster::emit::emit;
-use pipewright_cluster::search::{ClusterPlan, Request, SearchError, search};
+use pipewright_cluster::search::{ClusterPlan, Request, SearchErrorKind, search};
 use pipewright_cluster::systems::refusal;
 use pipewright_schedule::plan::System;
 
+use crate::clusters::plan::refused;
 use crate::failure::{Exit, Failure};
-use crate::planning::emitted::{EmittedFiles, Target};
+use crate::planning::emitted::{Emitted, Target};
 
-/// The plan that a system executes, with its files.
-#[derive(Debug)]
-pub(crate) struct ClusterEmitted {
-    /// The plan.
-    pub(crate) plan: ClusterPlan,
-    /// The files.
-    pub(crate) files: EmittedFiles,
-}
-
-impl ClusterEmitted {
-    /// Makes the files for the best plan of a search. If the system cannot run it, searches the best one that
-    /// it can run. `refused` says what an error of the search means.
-    pub(crate) fn of(
-        request: &Request,
-        best: &ClusterPlan,
-        target: &Target<'_>,
-        refused: impl FnOnce(SearchError) -> Failure,
-    ) -> Result<Self, Failure> {
-        let system = target.system;
-        refuse_frozen_blocks(system, request)?;
-        let refusal = refusal(system, &best.layout, &request.model).map(|refusal| refusal.to_string());
-        let plan = match &refusal {
-            None => best.clone(),
-            Some(refusal) => {
-                let request = Request { system: Some(system), plans: 1, ..request.clone() };
-                let found = search(&request).map_err(|error| {
-                    let among = match error {
-                        SearchError::System { .. } => String::new(),
-                        _ => format!("among the plans that {system} runs:\n"),
-                    };
-                    refused(error).below(format!("{system} cannot run the best plan: {refusal}\n{among}"))
-                })?;
-                found.plans.into_iter().next().ok_or_else(|| Failure::input("there is no plan to write"))?
-            }
-        };
-        let folder: &Path = target.folder();
-        let emission = emit(system, request, &plan, &folder.to_string_lossy())
-            .map_err(|error| Failure::new(Exit::Bug, error))?;
-        let longer = plan.prediction.seconds / best.prediction.seconds - 1.0;
-        Ok(Self { plan, files: EmittedFiles::new(emission, folder, refusal, longer) })
-    }
+/// Makes the files for the best plan of a search. If the system cannot run it, searches the best one that
+/// it can run.
+pub(super) fn emitted(
+    request: &Request,
+    best: &ClusterPlan,
+    target: &Target<'_>,
+) -> Result<Emitted<ClusterPlan>, Failure> {
+    let system = target.system;
+    refuse_frozen_blocks(system, request)?;
+    let refusal = refusal(system, &best.layout, &request.model).map(|refusal| refusal.to_string());
+    let plan = match &refusal {
+        None => best.clone(),
+        Some(refusal) => {
+            let request = Request { system: Some(system), plans: 1, ..request.clone() };
+            let found = search(&request).map_err(|error| {
+                let among = match error.kind {
+                    SearchErrorKind::System => String::new(),
+                    _ => format!("among the plans that {system} runs:\n"),
+                };
+                refused(error).below(format!("{system} cannot run the best plan: {refusal}\n{among}"))
+            })?;
+            found.plans.into_iter().next().ok_or_else(|| Failure::input("there is no plan to write"))?
+        }
+    };
+    let folder: &Path = target.folder();
+    let emission = emit(system, request, &plan, &folder.to_string_lossy())
+        .map_err(|error| Failure::new(Exit::Bug, error))?;
+    let longer = plan.prediction.seconds / best.prediction.seconds - 1.0;
+    Ok(Emitted::new(plan, emission, folder, refusal, longer))
 }
 
 /// Refuses plans for models with frozen blocks: other systems run the backwards that are left out here.

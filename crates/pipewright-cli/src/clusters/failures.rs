@@ -67,11 +67,13 @@ pub(crate) struct ExpectedFaults {
 }
 
 /// The expected goodput of a plan.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct PlanGoodput {
     /// The simulated shares.
+    #[serde(flatten)]
     pub(crate) simulated: Goodput,
     /// The closed form of the useful share, if the training stops while a checkpoint is written.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) closed_form: Option<f64>,
 }
 

@@ -8,8 +8,6 @@ pub(crate) mod arguments;
 mod adapters;
 mod model;
 pub(crate) mod request;
-mod layout_text;
-mod refusal;
 mod emitted;
 pub(crate) mod plan;
 pub(crate) mod plan_text;

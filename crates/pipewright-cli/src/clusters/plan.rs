@@ -7,17 +7,19 @@ use pipewright_cluster::hf_config::Described;
 use pipewright_cluster::machine::Machine;
 use pipewright_cluster::measured;
 use pipewright_cluster::model::Model;
-use pipewright_cluster::search::{Change, ClusterPlan, Found, Gain, Request, Upgrade, search, upgrades};
+use pipewright_cluster::search::{
+    ClusterPlan, Found, Request, SearchError, SearchErrorKind, Upgrade, search, upgrades,
+};
 use pipewright_cluster::setting::Setting;
 
-use crate::clusters::emitted::ClusterEmitted;
+use crate::clusters::emitted::emitted;
 use crate::clusters::failures::ExpectedFaults;
 use crate::clusters::machine::machine;
 use crate::clusters::model::{self, PlannedModel};
-use crate::clusters::refusal::Words;
 use crate::clusters::request::{PlanOptions, Sizes};
 use crate::clusters::toml_file;
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
+use crate::planning::emitted::Emitted;
 
 /// A finished search and what people need to judge it.
 #[derive(Debug)]
@@ -27,9 +29,9 @@ pub(crate) struct Planned {
     /// The plans.
     pub(crate) found: Found,
     /// The gain from more hardware.
-    pub(crate) upgrades: Vec<UpgradeResult>,
+    pub(crate) upgrades: Vec<Upgrade>,
     /// The plan that another system executes, with its files, if they are asked for.
-    pub(crate) emitted: Option<ClusterEmitted>,
+    pub(crate) emitted: Option<Emitted<ClusterPlan>>,
     /// The failures of the GPUs, if their rate is known.
     pub(crate) faults: Option<ExpectedFaults>,
     /// Seconds of the search, with that for more hardware.
@@ -40,15 +42,6 @@ pub(crate) struct Planned {
     pub(crate) assumed: Vec<String>,
     /// The parts of the prediction that are measured.
     pub(crate) measured: Vec<String>,
-}
-
-/// The gain from a change of the hardware.
-#[derive(Debug)]
-pub(crate) struct UpgradeResult {
-    /// The change.
-    pub(crate) change: Change,
-    /// The plan after the change, or the reason why no plan exists.
-    pub(crate) gain: Result<Gain, String>,
 }
 
 /// Makes the request of the options, and searches.
@@ -73,22 +66,27 @@ pub(crate) fn plan(options: &PlanOptions<'_>) -> Result<Planned, Failure> {
     let faults = options.cluster.failures.faults(&request)?;
     request.fixed = options.fixed();
     request.memory = options.memory.map(|bytes| bytes as f64);
+    request.names = options.names();
     request.goal_tokens = options.cluster.goal.map(|tokens| tokens as f64);
     let start = Instant::now();
-    let words = Words { options, request: &request };
-    let found = search(&request).map_err(|error| words.refused(error))?;
+    let found = search(&request).map_err(refused)?;
     measured.extend(found.plans.first().map_or_else(Vec::new, |best| unused(&request, best)));
-    let emitted = options
-        .target
-        .zip(found.plans.first())
-        .map(|(target, best)| ClusterEmitted::of(&request, best, target, |error| words.refused(error)));
+    let emitted =
+        options.target.zip(found.plans.first()).map(|(target, best)| emitted(&request, best, target));
     let emitted = emitted.transpose()?;
     let upgrades = found.plans.first().map_or_else(Vec::new, |best| upgrades(&request, best));
-    let result =
-        |Upgrade { change, gain }| UpgradeResult { change, gain: gain.map_err(|error| words.reason(&error)) };
-    let upgrades = upgrades.into_iter().map(result).collect();
     let seconds = start.elapsed().as_secs_f64();
     Ok(Planned { request, found, upgrades, emitted, faults, seconds, ignored, assumed, measured })
+}
+
+/// Returns the failure of a search. A plan that does not fit is a check that failed. Anything else is wrong
+/// input.
+pub(super) fn refused(error: SearchError) -> Failure {
+    let exit = match error.kind {
+        SearchErrorKind::Memory(_) => Exit::CheckFailed,
+        SearchErrorKind::Request | SearchErrorKind::System => Exit::WrongInput,
+    };
+    Failure::new(exit, error)
 }
 
 /// Says which measured products the best plan does not use.

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use pipewright_cluster::goodput::Goodput;
 use pipewright_cluster::memory::RankMemory;
 use pipewright_cluster::model::Model;
-use pipewright_cluster::search::ClusterPlan;
+use pipewright_cluster::search::{ClusterPlan, Upgrade};
 use serde::Serialize;
 
 use crate::clusters::failures::{ExpectedFaults, PlanGoodput};
-use crate::clusters::plan::{Planned, UpgradeResult};
+use crate::clusters::plan::Planned;
 use crate::planning::emitted::EmittedJson;
 
 #[derive(Serialize)]
@@ -90,7 +89,7 @@ struct PlanJson<'a> {
     memory_parts: Vec<BTreeMap<&'static str, u64>>,
     gap: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    goodput: Option<GoodputJson>,
+    goodput: Option<PlanGoodput>,
     /// Seconds of the busiest rank by what they are spent on. Their sum is the step.
     costs: BTreeMap<&'static str, f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -104,28 +103,6 @@ struct GoalJson {
     days: f64,
     gpu_hours: f64,
     kilowatt_hours: Option<f64>,
-}
-
-/// The shares of the time of a training with failures. The first four sum to 1.
-#[derive(Serialize)]
-struct GoodputJson {
-    useful: f64,
-    checkpoints: f64,
-    repeated: f64,
-    restarts: f64,
-    /// The steps between two checkpoints.
-    checkpoint_every: u64,
-    /// The useful share by Daly's formula, if the training stops while a checkpoint is written.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    closed_form: Option<f64>,
-}
-
-impl GoodputJson {
-    fn new(faults: &ExpectedFaults, plan: &ClusterPlan) -> Self {
-        let PlanGoodput { simulated, closed_form } = faults.goodput(plan);
-        let Goodput { useful, checkpoints, repeated, restarts, steps } = simulated;
-        Self { useful, checkpoints, repeated, restarts, checkpoint_every: steps, closed_form }
-    }
 }
 
 #[derive(Serialize)]
@@ -162,7 +139,7 @@ pub(crate) fn json(planned: &Planned) -> String {
             .plans
             .iter()
             .map(|plan| {
-                let goodput = planned.faults.as_ref().map(|faults| GoodputJson::new(faults, plan));
+                let goodput = planned.faults.as_ref().map(|faults| faults.goodput(plan));
                 PlanJson { goodput, ..plan_json(plan, model) }
             })
             .collect(),
@@ -174,7 +151,7 @@ pub(crate) fn json(planned: &Planned) -> String {
         memory_limit_bytes: found.memory_limit as u64,
         faults: planned.faults.as_ref(),
         upgrades: planned.upgrades.iter().map(|upgrade| upgrade_json(upgrade, model)).collect(),
-        emit: planned.emitted.as_ref().map(|emitted| emitted.files.json(plan_json(&emitted.plan, model))),
+        emit: planned.emitted.as_ref().map(|emitted| emitted.json(plan_json(&emitted.plan, model))),
         measured: &planned.measured,
         ignored: &planned.ignored,
         assumed: &planned.assumed,
@@ -227,12 +204,12 @@ fn parts(memory: &RankMemory) -> BTreeMap<&'static str, u64> {
     memory.named().map(|(name, bytes)| (name, bytes as u64)).into()
 }
 
-fn upgrade_json<'a>(upgrade: &'a UpgradeResult, model: &Model) -> UpgradeJson<'a> {
+fn upgrade_json<'a>(upgrade: &'a Upgrade, model: &Model) -> UpgradeJson<'a> {
     let gain = upgrade.gain.as_ref();
     UpgradeJson {
         change: upgrade.change.name(),
         speedup: gain.ok().map(|gain| gain.speedup),
         plan: gain.ok().map(|gain| plan_json(&gain.plan, model)),
-        reason: gain.err().map(String::as_str),
+        reason: gain.err().map(|error| error.reason.as_str()),
     }
 }

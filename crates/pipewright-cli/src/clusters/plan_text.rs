@@ -4,13 +4,11 @@ use std::fmt::Write;
 
 use pipewright_cluster::goodput::Goodput;
 use pipewright_cluster::model::Model;
-use pipewright_cluster::search::{ClusterPlan, Gain, Goal};
+use pipewright_cluster::search::{ClusterPlan, Gain, Goal, Upgrade};
 use pipewright_schedule::words::counted;
 
-use crate::clusters::emitted::ClusterEmitted;
 use crate::clusters::failures::{ExpectedFaults, PlanGoodput};
-use crate::clusters::layout_text::{layout, memory_parts};
-use crate::clusters::plan::{Planned, UpgradeResult};
+use crate::clusters::plan::Planned;
 use crate::display::{bytes, short_count};
 use crate::planning::print::{memory, significant, span, time};
 
@@ -23,7 +21,7 @@ pub(crate) fn text(planned: &Planned) -> String {
     };
     line(title(planned));
     for (index, plan) in planned.found.plans.iter().enumerate() {
-        let layout = layout(&plan.layout, &planned.request.model);
+        let layout = plan.layout.text(&planned.request.model);
         line(format!("{}  {layout}", if index == 0 { "best" } else { "then" }));
         line(format!("      {}", figures(plan, planned.found.memory_limit)));
         if index == 0 {
@@ -50,9 +48,10 @@ pub(crate) fn text(planned: &Planned) -> String {
     for (what, items) in notes {
         line(format!("{what}: {}", items.join("; ")));
     }
-    if let Some(ClusterEmitted { plan, files }) = &planned.emitted {
-        let title = layout(&plan.layout, &planned.request.model);
-        text.push_str(&files.text(&title, plan.prediction.seconds, &plan.prediction.boundaries()));
+    if let Some(emitted) = &planned.emitted {
+        let plan = &emitted.plan;
+        let title = plan.layout.text(&planned.request.model);
+        text.push_str(&emitted.text(&title, plan.prediction.seconds, &plan.prediction.boundaries()));
     }
     text
 }
@@ -111,7 +110,7 @@ fn details(plan: &ClusterPlan) -> Vec<String> {
     let mut lines = vec![
         format!("      {}", shares.join(", ")),
         format!("      memory by rank {}", memory(&peaks)),
-        format!("      memory of rank {rank}: {}", memory_parts(&largest)),
+        format!("      memory of rank {rank}: {}", largest.text()),
     ];
     if plan.layout.pipeline > 1 {
         lines.push(format!("      blocks by stage {}", runs(&plan.prediction.blocks)));
@@ -168,15 +167,15 @@ fn goal(goal: &Goal) -> String {
 }
 
 /// Says how much faster a step is after a change of the hardware, or why no plan exists.
-fn upgrade_line(upgrade: &UpgradeResult, model: &Model) -> String {
+fn upgrade_line(upgrade: &Upgrade, model: &Model) -> String {
     let name = upgrade.change.name();
     match &upgrade.gain {
         Ok(Gain { plan, speedup }) => format!(
             "{name}: {speedup:.2} times as fast, {} per step with {}",
             time(plan.prediction.seconds),
-            layout(&plan.layout, model)
+            plan.layout.text(model)
         ),
-        Err(reason) => format!("{name}: no plan: {reason}"),
+        Err(error) => format!("{name}: no plan: {}", error.reason),
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use pipewright_cluster::layout::Precision;
 use pipewright_cluster::machine::Machine;
 use pipewright_cluster::search::Fixed;
+use pipewright_cluster::size_names::Names;
 
 use crate::clusters::arguments::ClusterArguments;
 use crate::failure::Failure;
@@ -51,10 +52,10 @@ impl PlanOptions<'_> {
         self.cluster.model.as_deref().or(self.config)
     }
 
-    /// Returns the sizes that may be given, by their flags.
-    pub(super) fn sizes_by_flag(&self) -> [(&'static str, Option<u32>); 11] {
+    /// Refuses sizes of 0.
+    pub(super) fn check(&self) -> Result<(), Failure> {
         let (cluster, fixed) = (self.cluster, &self.cluster.fixed);
-        [
+        let sizes = [
             ("--nodes", cluster.nodes),
             ("--ranks", self.ranks),
             ("--global-batch", cluster.global_batch),
@@ -66,12 +67,8 @@ impl PlanOptions<'_> {
             ("--expert-parallel", fixed.expert_parallel),
             ("--stages-per-rank", fixed.stages_per_rank),
             ("--microbatch-size", fixed.microbatch_size),
-        ]
-    }
-
-    /// Refuses sizes of 0.
-    pub(super) fn check(&self) -> Result<(), Failure> {
-        match self.sizes_by_flag().into_iter().find(|&(_, size)| size == Some(0)) {
+        ];
+        match sizes.into_iter().find(|&(_, size)| size == Some(0)) {
             Some((flag, _)) => Err(Failure::input(format!("{flag} is 0; use at least 1"))),
             None => Ok(()),
         }
@@ -138,7 +135,7 @@ impl PlanOptions<'_> {
     /// # Errors
     /// When the machine has no rate for it.
     pub(super) fn precision(&self, machine: &Machine) -> Result<Precision, Failure> {
-        let precision = self.cluster.precision.map_or(Precision::Half, Precision::from);
+        let precision = self.cluster.precision.unwrap_or(Precision::Half);
         if precision == Precision::Fp8 && machine.fp8.is_none() {
             let name = &machine.name;
             return Err(Failure::input(format!(
@@ -146,6 +143,11 @@ impl PlanOptions<'_> {
             )));
         }
         Ok(precision)
+    }
+
+    /// Returns how errors of the search name the options.
+    pub(super) fn names(&self) -> Names {
+        Names::Options { in_nodes: self.cluster.nodes.is_some(), batch_tokens: self.cluster.batch_tokens }
     }
 
     /// Returns the fixed parts of a plan.
@@ -160,8 +162,8 @@ impl PlanOptions<'_> {
             chunks: given.stages_per_rank,
             microbatch: given.microbatch_size,
             schedule: given.schedule.clone(),
-            recompute: given.recompute.map(Into::into),
-            sharding: given.sharding.map(Into::into),
+            recompute: given.recompute,
+            sharding: given.sharding,
             sequence_parallel: None,
         }
     }

@@ -10,11 +10,11 @@ use pipewright_models::CutModel;
 use pipewright_models::training_memory::ExpertShare;
 use pipewright_schedule::analytic::estimate;
 use pipewright_schedule::bytes::parse_bytes;
-use pipewright_schedule::plan::{PlanError, PlanRequest, TrainingState, plan};
+use pipewright_schedule::plan::{PlanError, PlanRequest, System, TrainingState, plan};
 use pipewright_schedule::profile::{EMBEDDING, EMBEDDING_PART, Profile};
 use pipewright_system::schedule_memory::check_plan;
 
-use crate::clusters::arguments::ClusterArguments;
+use crate::clusters::arguments::{ClusterArguments, one_of};
 use crate::clusters::request::PlanOptions;
 use crate::clusters::{plan as cluster_plan, plan_json, plan_text};
 use crate::display::{bytes, say};
@@ -22,9 +22,9 @@ use crate::failure::Failure;
 use crate::output;
 use crate::planning::checked::{Check, Checked};
 use crate::planning::config::write_plan;
-use crate::planning::emitted::{Emitted, SystemName, Target};
+use crate::planning::emitted::{Emitted, SYSTEMS, Target};
 use crate::planning::measure::{profiled_run, workload};
-use crate::planning::print::{json, refused, text};
+use crate::planning::print::{json, plan_json, refused, text, title_of};
 use crate::planning::rates::{assumed_link, assumed_rates};
 use crate::planning::request::{training_state, tried_head_parts};
 use crate::training::arguments::{load_settings, parse_time};
@@ -79,8 +79,8 @@ pub(crate) struct PlanArguments {
     #[arg(short, long, value_name = "CONFIG.toml")]
     output: Option<PathBuf>,
     /// Write the files with which another system executes the best plan, or the best that it can run
-    #[arg(long, value_name = "SYSTEM", value_enum)]
-    emit: Option<SystemName>,
+    #[arg(long, value_name = "SYSTEM", value_parser = one_of(&SYSTEMS))]
+    emit: Option<System>,
     /// With --emit, the folder of the files; by default, one with the name of the system
     #[arg(long, value_name = "DIR", requires = "emit")]
     emit_dir: Option<PathBuf>,
@@ -142,8 +142,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
     let run = if has_config { Some(PlannedRun::load(arguments)?) } else { None };
     let settings = run.as_ref().map(|run| &run.settings);
     let profile = profile(arguments, run.as_ref())?;
-    refuse_frozen_layers_of_others(arguments, &profile)?;
-    refuse_parts_for_others(arguments, &profile)?;
+    refuse_for_others(arguments, &profile)?;
     if let Some(file) = &arguments.check {
         return check(arguments, file, &profile, run.as_ref());
     }
@@ -171,15 +170,19 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
     if let Some(emitted) = &emitted {
         emitted.write()?;
     }
-    let replicas = report.plans.first().map(|best| best.data_parallel);
+    let replicas = report.plans.first().map(|best| best.mesh.data);
     let note = settings.zip(replicas).and_then(|(settings, replicas)| one_group(settings, replicas));
     let printed = match arguments.format {
         Format::Text => {
             let plan = text(&report, &request, seconds, &profile, note.as_deref());
-            plan + &emitted.as_ref().map(Emitted::text).unwrap_or_default()
+            let files = emitted.as_ref().map(|emitted| {
+                let plan = &emitted.plan;
+                emitted.text(&title_of(plan), plan.step_s, &plan.boundaries)
+            });
+            plan + &files.unwrap_or_default()
         }
         Format::Json => {
-            let emit = emitted.as_ref().map(Emitted::json);
+            let emit = emitted.as_ref().map(|emitted| emitted.json(plan_json(&emitted.plan)));
             json(&report, seconds, &profile.assumed, note.as_deref(), emit)
         }
     };
@@ -189,7 +192,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
 /// Returns where the files of another system are written, if they are asked for. `precision` is the precision of the run.
 fn target(arguments: &PlanArguments, precision: Option<String>) -> Result<Option<Target<'_>>, Failure> {
     let Some(system) = arguments.emit else { return Ok(None) };
-    let target = Target { system: system.into(), folder: arguments.emit_dir.as_deref(), precision };
+    let target = Target { system, folder: arguments.emit_dir.as_deref(), precision };
     target.check()?;
     Ok(Some(target))
 }
@@ -210,7 +213,7 @@ fn plan_for_cluster(arguments: &PlanArguments, cluster: &str) -> Result<(), Fail
         target: target.as_ref(),
     })?;
     if let Some(emitted) = &planned.emitted {
-        emitted.files.write()?;
+        emitted.write()?;
     }
     match arguments.format {
         Format::Text => output::show(&plan_text::text(&planned)),
@@ -245,33 +248,24 @@ fn refuse_options_without_effect(arguments: &PlanArguments) -> Result<(), Failur
     }
 }
 
-/// Refuses plans of other systems for a profile with frozen layers: these systems run the backwards that are
-/// left out here.
-fn refuse_frozen_layers_of_others(arguments: &PlanArguments, profile: &Profile) -> Result<(), Failure> {
+/// Refuses plans of other systems for a profile with frozen layers, whose backwards these systems run, and for an
+/// embedding in parts, which they do not have.
+fn refuse_for_others(arguments: &PlanArguments, profile: &Profile) -> Result<(), Failure> {
     let flags = [("--emit", arguments.emit.is_some()), ("--check", arguments.check.is_some())];
-    match flags.into_iter().find(|(_, is_given)| *is_given) {
-        Some((flag, _)) if profile.layers.iter().any(|layer| !layer.is_trained()) => {
-            Err(Failure::input(format!(
-                "{flag}: the profile has frozen layers (`trained_bytes = 0`), and a plan leaves out their weight gradients, \
-                 which other systems compute: leave {flag} out, or give a profile without frozen layers"
-            )))
-        }
-        _ => Ok(()),
+    let Some((flag, _)) = flags.into_iter().find(|(_, is_given)| *is_given) else { return Ok(()) };
+    if profile.layers.iter().any(|layer| !layer.is_trained()) {
+        return Err(Failure::input(format!(
+            "{flag}: the profile has frozen layers (`trained_bytes = 0`), and a plan leaves out their weight gradients, \
+             which other systems compute: leave {flag} out, or give a profile without frozen layers"
+        )));
     }
-}
-
-/// Refuses plans of other systems for an embedding in parts, which these systems do not have.
-fn refuse_parts_for_others(arguments: &PlanArguments, profile: &Profile) -> Result<(), Failure> {
-    let flags = [("--emit", arguments.emit.is_some()), ("--check", arguments.check.is_some())];
-    match flags.into_iter().find(|(_, is_given)| *is_given) {
-        Some((flag, _)) if profile.layers.iter().any(|layer| layer.kind == EMBEDDING_PART) => {
-            Err(Failure::input(format!(
-                "{flag}: the embedding is in parts (`pipeline.embedding_parts`), which other systems do not have: leave {flag} \
-                 out, or set pipeline.embedding_parts to 1"
-            )))
-        }
-        _ => Ok(()),
+    if profile.layers.iter().any(|layer| layer.kind == EMBEDDING_PART) {
+        return Err(Failure::input(format!(
+            "{flag}: the embedding is in parts (`pipeline.embedding_parts`), which other systems do not have: leave {flag} \
+             out, or set pipeline.embedding_parts to 1"
+        )));
     }
+    Ok(())
 }
 
 /// Returns whether a path is a `config.json` or a folder.
@@ -419,8 +413,9 @@ fn whole_embedding_note(error: &PlanError, profile: &Profile) -> Option<String> 
 /// Returns that all replicas of a plan form one group, if the groups of the configuration do not divide their
 /// number.
 fn one_group(settings: &Settings, replicas: u32) -> Option<String> {
-    let DataParallelMode::Hybrid { shards } = settings.mesh.data_parallel_mode else { return None };
-    (settings.mesh.shard_groups().shards(replicas) != shards).then(|| {
+    let mode = settings.mesh.data_parallel_mode;
+    let DataParallelMode::Hybrid { shards } = mode else { return None };
+    (mode.shards_that_divide(replicas) != shards).then(|| {
         format!(
             "mesh.data_parallel: groups of {shards} do not divide the number of replicas of the plan, {replicas}, so all \
              replicas form one group"

@@ -18,11 +18,10 @@ use crate::planning::print::refused;
 use crate::planning::profile_cache::{profile_file, read_profile};
 use crate::planning::profile_text::profile_text;
 use crate::planning::rates::{assumed_link, assumed_rates};
-use crate::planning::request::{training_state, tried_head_parts};
+use crate::planning::request::{request_of, tried_head_parts};
 use crate::training::memory::memory_of_rank;
 use crate::training::model::described;
 use crate::training::optimizer::state_rule;
-use crate::training::prepare::require_whole_layers;
 use crate::training::process_group::ProcessGroup;
 use pipewright_run::settings::Settings;
 
@@ -99,20 +98,12 @@ fn decide(
     source: &str,
     files: Vec<(String, String)>,
 ) -> Result<Decision, Failure> {
-    require_whole_layers(&settings.mesh)?;
-    let ranks = settings.mesh.ranks(settings.pipeline.ranks);
+    let request = request_of(settings, model)?;
     let request = PlanRequest {
-        ranks,
-        head_parts: tried_head_parts(settings, model, &profile, ranks),
-        microbatches: settings.pipeline.microbatches,
-        microbatch_rows: settings.pipeline.microbatch_size,
+        head_parts: tried_head_parts(settings, model, &profile, request.ranks),
         memory: memory_of_rank(settings),
         data_parallel: settings.mesh.is_sharded().then_some(settings.mesh.data_parallel),
-        // The cost of tensor-parallel ranks is assumed, and only plans that the user asks for rely on it.
-        tensor_parallel: Some(1),
-        state: training_state(settings, model)?,
-        plans: usize::MAX,
-        ..PlanRequest::default()
+        ..request
     };
     let start = Instant::now();
     state_rule(settings).add_to(&mut profile, model).map_err(Failure::input)?;

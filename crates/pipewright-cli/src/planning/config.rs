@@ -51,10 +51,10 @@ pub(crate) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) 
     let recompute = Value::try_from(Recompute::of_stages(&plan.recompute));
     pipeline.push(("recompute", recompute.expect("words, numbers and tables are values")));
     set(&mut config, "pipeline", pipeline);
-    let replicas = settings.map(|settings| settings.mesh.with_replicas(plan.data_parallel));
-    let mut mesh = vec![("data_parallel", replicas.unwrap_or_else(|| number(plan.data_parallel)))];
-    if plan.tensor_parallel > 1 || settings.is_some() {
-        mesh.push(("tensor_parallel", number(plan.tensor_parallel)));
+    let replicas = settings.map(|settings| settings.mesh.with_replicas(plan.mesh.data));
+    let mut mesh = vec![("data_parallel", replicas.unwrap_or_else(|| number(plan.mesh.data)))];
+    if plan.mesh.tensor > 1 || settings.is_some() {
+        mesh.push(("tensor_parallel", number(plan.mesh.tensor)));
     }
     set(&mut config, "mesh", mesh);
     let planned = plan_milliseconds(plan.step_s, settings);

@@ -173,7 +173,7 @@ impl Choice {
             microbatch_size: plan.microbatch_rows,
             boundaries: plan.boundaries.iter().map(layer).collect(),
             recompute: plan.recompute.clone(),
-            data_parallel: plan.data_parallel,
+            data_parallel: plan.mesh.data,
             head_parts: plan.head_parts,
             step_s: plan.step_s,
         }
@@ -182,7 +182,8 @@ impl Choice {
 
 #[cfg(test)]
 mod tests {
-    use pipewright_schedule::plan::{Collectives, MeshOrder, PlanSettings};
+    use pipewright_schedule::mesh::Mesh;
+    use pipewright_schedule::plan::{Collectives, PlanSettings};
 
     use super::*;
     use crate::training::arguments::load_settings;
@@ -257,9 +258,7 @@ mod tests {
             head_parts: 1,
             boundaries: Vec::new(),
             recompute: vec![None],
-            data_parallel: 1,
-            tensor_parallel: 1,
-            mesh_order: MeshOrder::default(),
+            mesh: Mesh::default(),
             collectives: Collectives::default(),
             microbatch_rows: 1,
             step_s,

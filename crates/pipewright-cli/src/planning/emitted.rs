@@ -4,8 +4,7 @@ use std::borrow::Cow;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use clap::ValueEnum;
-use pipewright_schedule::emit::{Emission, EmitRequest, PlanScope, emit};
+use pipewright_schedule::emit::{Emission, EmitRequest, PlanScope, Remark, emit};
 use pipewright_schedule::plan::{Plan, PlanReport, PlanRequest, System, plan};
 use pipewright_schedule::profile::Profile;
 use serde::Serialize;
@@ -13,28 +12,18 @@ use serde::Serialize;
 use crate::display::say;
 use crate::failure::{Exit, Failure};
 use crate::output;
-use crate::planning::print::{PlanJson, longer, plan_json, refused, time, title_of};
+use crate::planning::print::{longer, refused, time};
 
-/// A system that executes plans, as an argument.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum SystemName {
-    /// Options, the names of modules and a schedule table for torchtitan 0.3.0
-    Torchtitan,
-    /// Options with a layout for Megatron-LM (Megatron Core 0.16.1)
-    Megatron,
-    /// The configuration and a `PipelineModule` for DeepSpeed 0.19.8
-    Deepspeed,
-}
-
-impl From<SystemName> for System {
-    fn from(name: SystemName) -> Self {
-        match name {
-            SystemName::Torchtitan => Self::Torchtitan,
-            SystemName::Megatron => Self::Megatron,
-            SystemName::Deepspeed => Self::Deepspeed,
-        }
-    }
-}
+/// The systems that execute plans, with their names and what is written for them.
+pub(crate) const SYSTEMS: [(&str, &str, System); 3] = [
+    (
+        "torchtitan",
+        "Options, the names of modules and a schedule table for torchtitan 0.3.0",
+        System::Torchtitan,
+    ),
+    ("megatron", "Options with a layout for Megatron-LM (Megatron Core 0.16.1)", System::Megatron),
+    ("deepspeed", "The configuration and a `PipelineModule` for DeepSpeed 0.19.8", System::Deepspeed),
+];
 
 /// Where and how files are written.
 #[derive(Debug, Clone)]
@@ -65,15 +54,10 @@ impl Target<'_> {
     }
 }
 
-/// The plan that a system executes, with its files.
-pub(crate) struct Emitted {
-    plan: Plan,
-    files: EmittedFiles,
-}
-
-/// The files of a plan for a system, and how the plan differs from the best one.
+/// The plan that a system executes, with its files, and how it differs from the best one. `P` is the plan.
 #[derive(Debug)]
-pub(crate) struct EmittedFiles {
+pub(crate) struct Emitted<P> {
+    pub(crate) plan: P,
     emission: Emission,
     /// Why the system cannot run the best plan of all.
     refusal: Option<String>,
@@ -92,16 +76,10 @@ pub(crate) struct EmittedJson<'a, P> {
     #[serde(skip_serializing_if = "Option::is_none")]
     refusal: Option<&'a str>,
     longer: f64,
-    remarks: Vec<RemarkJson<'a>>,
+    remarks: &'a [Remark],
 }
 
-#[derive(Serialize)]
-struct RemarkJson<'a> {
-    subject: &'a str,
-    text: &'a str,
-}
-
-impl Emitted {
+impl Emitted<Plan> {
     /// Makes the files for the best plan of a report. If the system cannot run it, searches the best one that
     /// it can run.
     pub(crate) fn of(
@@ -122,38 +100,29 @@ impl Emitted {
         let own = EmitRequest::new(profile);
         let emit_request = EmitRequest {
             precision: target.precision.as_deref().unwrap_or(own.precision),
-            scope: PlanScope::Profile { shards: request.state.groups.shards(plan.data_parallel) },
+            scope: PlanScope::Profile { shards: request.state.groups.shards_that_divide(plan.mesh.data) },
             folder: &folder.to_string_lossy(),
             ..own
         };
         let emission = emit(system, &plan, &emit_request).map_err(|error| Failure::new(Exit::Bug, error))?;
         let longer = plan.step_s / best.step_s - 1.0;
         let refusal = refusal.map(|refusal| refusal.to_string());
-        Ok(Self { plan, files: EmittedFiles::new(emission, folder, refusal, longer) })
-    }
-
-    /// Writes the files.
-    pub(crate) fn write(&self) -> Result<(), Failure> {
-        self.files.write()
-    }
-
-    /// Returns what is written, as text.
-    pub(crate) fn text(&self) -> String {
-        let Self { plan, files } = self;
-        files.text(&title_of(plan), plan.step_s, &plan.boundaries)
-    }
-
-    /// Returns the same for JSON.
-    pub(crate) fn json(&self) -> EmittedJson<'_, PlanJson<'_>> {
-        self.files.json(plan_json(&self.plan))
+        Ok(Self::new(plan, emission, folder, refusal, longer))
     }
 }
 
-impl EmittedFiles {
-    /// Returns the files of an emission in a folder. `refusal` and `longer` compare its plan with the best one.
-    pub(crate) fn new(emission: Emission, folder: &Path, refusal: Option<String>, longer: f64) -> Self {
+impl<P> Emitted<P> {
+    /// Returns the files of a plan's emission in a folder. `refusal` and `longer` compare the plan with the best
+    /// one.
+    pub(crate) fn new(
+        plan: P,
+        emission: Emission,
+        folder: &Path,
+        refusal: Option<String>,
+        longer: f64,
+    ) -> Self {
         let paths = emission.files.iter().map(|file| folder.join(file.name)).collect();
-        Self { emission, refusal, longer, paths }
+        Self { plan, emission, refusal, longer, paths }
     }
 
     /// Writes the files.
@@ -204,15 +173,14 @@ impl EmittedFiles {
     }
 
     /// Returns the same for JSON.
-    pub(crate) fn json<P>(&self, plan: P) -> EmittedJson<'_, P> {
-        let remarks = self.emission.remarks.iter();
+    pub(crate) fn json<J>(&self, plan: J) -> EmittedJson<'_, J> {
         EmittedJson {
             system: self.emission.system.name(),
             files: self.paths.iter().map(|path| path.to_string_lossy()).collect(),
             plan,
             refusal: self.refusal.as_deref(),
             longer: self.longer,
-            remarks: remarks.map(|it| RemarkJson { subject: it.subject, text: &it.text }).collect(),
+            remarks: &self.emission.remarks,
         }
     }
 }

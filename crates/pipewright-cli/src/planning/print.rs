@@ -3,16 +3,16 @@
 use std::fmt::Write;
 
 use pipewright_schedule::Recompute;
+use pipewright_schedule::mesh::{Mesh, MeshOrder};
 use pipewright_schedule::picture::TimeUnit;
-use pipewright_schedule::plan::{
-    MeshOrder, Outcome, OutcomeKind, Plan, PlanError, PlanMesh, PlanReport, PlanRequest,
-};
+use pipewright_schedule::plan::{Outcome, OutcomeKind, Plan, PlanError, PlanMesh, PlanReport, PlanRequest};
 use pipewright_schedule::profile::Profile;
 use pipewright_schedule::words::counted;
 use serde::Serialize;
 
 use crate::display::bytes;
 use crate::failure::{Exit, Failure};
+use crate::schedules::simulation_text::list;
 
 /// The output of `--format json`.
 #[derive(Serialize)]
@@ -121,8 +121,8 @@ pub(crate) fn plan_json(plan: &Plan) -> PlanJson<'_> {
         microbatch_size: plan.microbatch_rows,
         boundaries: &plan.boundaries,
         head_parts: Some(plan.head_parts).filter(|&parts| parts > 1),
-        data_parallel: plan.data_parallel,
-        tensor_parallel: Some(plan.tensor_parallel).filter(|&ranks| ranks > 1),
+        data_parallel: plan.mesh.data,
+        tensor_parallel: Some(plan.mesh.tensor).filter(|&ranks| ranks > 1),
         rank_order: is_mesh(plan).then(|| rank_order(plan)),
         assumed_collectives: is_mesh(plan).then_some(CollectivesJson {
             tensor_parallel_s: plan.collectives.tensor_s,
@@ -142,12 +142,12 @@ pub(crate) fn plan_json(plan: &Plan) -> PlanJson<'_> {
 
 /// Returns whether a plan has more axes than its pipeline.
 fn is_mesh(plan: &Plan) -> bool {
-    plan.data_parallel > 1 || plan.tensor_parallel > 1
+    plan.mesh.data > 1 || plan.mesh.tensor > 1
 }
 
 /// Returns the axes of the mesh, the axis of neighbouring ranks first.
 fn rank_order(plan: &Plan) -> [&'static str; 3] {
-    match plan.mesh_order {
+    match plan.mesh.order {
         MeshOrder::Replicas => ["tensor", "data", "pipeline"],
         MeshOrder::Pipeline => ["tensor", "pipeline", "data"],
     }
@@ -266,7 +266,7 @@ pub(crate) fn longer(share: f64) -> String {
 
 /// Describes a plan in a few words.
 pub(crate) fn title_of(plan: &Plan) -> String {
-    let PlanMesh { microbatches, microbatch_rows: rows, head_parts, .. } = plan.mesh();
+    let PlanMesh { microbatches, microbatch_rows: rows, head_parts, .. } = plan.division();
     let head = match head_parts {
         1 => String::new(),
         parts => format!(", head in {parts} parts"),
@@ -278,30 +278,30 @@ pub(crate) fn title_of(plan: &Plan) -> String {
         Recompute::Stages(_) => ", some stages recompute",
     };
     let overlaps = if plan.settings.overlap { " with overlaps" } else { "" };
-    let (name, ranks) = (plan.title(), ranks_of(plan.mesh()));
+    let (name, ranks) = (plan.title(), ranks_of(plan.mesh));
     let stages = counted(plan.schedule.placement().stages(), "stage");
     let (microbatches, rows) = (counted(microbatches, "microbatch"), counted(rows, "row"));
     format!("{name}{overlaps}: {ranks}, {stages}{head}, {microbatches} of {rows}{recompute}")
 }
 
 /// Describes the ranks of a mesh.
-fn ranks_of(mesh: PlanMesh) -> String {
-    let replicas = match mesh.data_parallel {
+fn ranks_of(mesh: Mesh) -> String {
+    let replicas = match mesh.data {
         1 => String::new(),
         replicas => format!("{replicas} replicas of "),
     };
-    let tensor = match mesh.tensor_parallel {
+    let tensor = match mesh.tensor {
         1 => String::new(),
         ranks => format!(" times {ranks} tensor-parallel ones"),
     };
-    format!("{replicas}{}{tensor}", counted(mesh.ranks, "rank"))
+    format!("{replicas}{}{tensor}", counted(mesh.pipeline, "rank"))
 }
 
 /// Describes a mesh that differs from `best` by what differs.
 fn difference(mesh: PlanMesh, best: PlanMesh) -> String {
     let mut words = Vec::new();
-    if ranks_of(mesh) != ranks_of(best) {
-        words.push(ranks_of(mesh));
+    if ranks_of(mesh.mesh) != ranks_of(best.mesh) {
+        words.push(ranks_of(mesh.mesh));
     }
     if mesh.microbatch_rows != best.microbatch_rows {
         let (microbatches, rows) =
@@ -318,7 +318,7 @@ fn difference(mesh: PlanMesh, best: PlanMesh) -> String {
 fn reason(outcome: &Outcome, best: &Plan) -> String {
     let longer = |found: f64| format!("{}, {:.1}% longer", time(found), (found / best.step_s - 1.0) * 100.0);
     let elsewhere =
-        outcome.mesh.filter(|&mesh| mesh != best.mesh()).map(|mesh| difference(mesh, best.mesh()));
+        outcome.mesh.filter(|&mesh| mesh != best.division()).map(|mesh| difference(mesh, best.division()));
     match (&outcome.result, outcome.on_best_mesh_s, elsewhere) {
         (OutcomeKind::Takes(found), Some(here), Some(mesh)) if *found < here * (1.0 - 1e-6) => {
             format!("{} on the same mesh; with {mesh} {}", longer(here), longer(*found))
@@ -341,10 +341,5 @@ fn reason(outcome: &Outcome, best: &Plan) -> String {
 
 /// Returns the bytes of the ranks. A long list is shortened.
 pub(crate) fn memory(peaks: &[u64]) -> String {
-    const SHOWN: usize = 16;
-    let mut shown: Vec<String> = peaks.iter().take(SHOWN).map(|&peak| bytes(peak)).collect();
-    if peaks.len() > SHOWN {
-        shown.push(format!("(and {} more)", peaks.len() - SHOWN));
-    }
-    shown.join("  ")
+    list(peaks.iter().map(|&peak| bytes(peak)), "  ")
 }

@@ -19,10 +19,9 @@ use crate::planning::auto::assumed_profile;
 use crate::planning::decision::{Chosen, Decision};
 use crate::planning::print::refused;
 use crate::planning::profile_cache::read_profile;
-use crate::planning::request::training_state;
+use crate::planning::request::request_of;
 use crate::run_folder::is_profile;
 use crate::training::optimizer::state_rule;
-use crate::training::prepare::require_whole_layers;
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::pipeline::{PartitionChoice, ScheduleChoice};
 
@@ -52,22 +51,15 @@ pub(crate) fn replan(
     file: &str,
     memory: Option<u64>,
 ) -> Result<Chosen, Failure> {
-    require_whole_layers(&settings.mesh)?;
     let (mut profile, source) = match known_profile(&settings, model) {
         Some((profile, file)) => (profile, format!("for the times in {file}")),
         None => (assumed_profile(&settings, model), "for assumed times".to_owned()),
     };
     let request = PlanRequest {
-        ranks: settings.mesh.ranks(settings.pipeline.ranks),
-        microbatches: settings.pipeline.microbatches,
-        microbatch_rows: settings.pipeline.microbatch_size,
         memory,
         data_parallel: Some(settings.mesh.data_parallel),
-        tensor_parallel: Some(1),
         larger_microbatches: false,
-        state: training_state(&settings, model)?,
-        plans: usize::MAX,
-        ..PlanRequest::default()
+        ..request_of(&settings, model)?
     };
     let start = Instant::now();
     state_rule(&settings).add_to(&mut profile, model).map_err(Failure::input)?;

@@ -1,18 +1,34 @@
 //! The parts of a plan's request that follow from the settings of a run.
 
 use pipewright_models::CutModel;
-use pipewright_schedule::plan::TrainingState;
+use pipewright_schedule::plan::{PlanRequest, TrainingState};
 use pipewright_schedule::profile::Profile;
 
 use crate::failure::Failure;
 use crate::training::optimizer::state_rule;
+use crate::training::prepare::require_whole_layers;
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::optimizer::OptimizerName;
+
+/// Returns the request for all plans of a run with its settings, without limits of memory. Costs of tensor-parallel
+/// ranks are assumed, and only plans that the user asks for rely on them.
+pub(crate) fn request_of(settings: &Settings, model: &CutModel) -> Result<PlanRequest, Failure> {
+    require_whole_layers(&settings.mesh)?;
+    Ok(PlanRequest {
+        ranks: settings.mesh.ranks(settings.pipeline.ranks),
+        microbatches: settings.pipeline.microbatches,
+        microbatch_rows: settings.pipeline.microbatch_size,
+        tensor_parallel: Some(1),
+        state: training_state(settings, model)?,
+        plans: usize::MAX,
+        ..PlanRequest::default()
+    })
+}
 
 /// Returns the bytes of training state per byte of parameters.
 pub(crate) fn training_state(settings: &Settings, model: &CutModel) -> Result<TrainingState, Failure> {
     let mesh = &settings.mesh;
-    let state = state_rule(settings).per_byte(model, mesh.shard_groups(), mesh.unshard_window);
+    let state = state_rule(settings).per_byte(model, mesh.data_parallel_mode, mesh.unshard_window);
     let post_validation = settings.optimizer.post_validation;
     state.map(|state| TrainingState { post_validation, ..state }).map_err(Failure::input)
 }

@@ -138,7 +138,7 @@ pub(crate) fn events(timeline: &Timeline) -> String {
 }
 
 /// Joins entries with `gap`. A long list is shortened.
-fn list(entries: impl ExactSizeIterator<Item = String>, gap: &str) -> String {
+pub(crate) fn list(entries: impl ExactSizeIterator<Item = String>, gap: &str) -> String {
     const SHOWN: usize = 16;
     let more = entries.len().saturating_sub(SHOWN);
     let mut shown: Vec<String> = entries.take(SHOWN).collect();

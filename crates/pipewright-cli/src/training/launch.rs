@@ -9,6 +9,7 @@ use pipewright::checkpoint::Checkpoint;
 use pipewright::device::Devices;
 use pipewright::failure::Cause;
 use pipewright::loss_scale::LossScaling;
+use pipewright::mesh::RankGroups;
 use pipewright::nn::TensorParallel;
 use pipewright::offload::OffloadTo;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};

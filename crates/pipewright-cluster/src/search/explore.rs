@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use crate::layout::{Cut, Layout, Recompute, Sharding};
+use crate::layout::{Cut, Layout, Recompute, ShardedState};
 use crate::operations::AttentionCount;
 use crate::pipeline::{PipelineError, Programs, computations};
 use crate::predict::{Prediction, RunPipeline};
@@ -11,7 +11,7 @@ use crate::search::bound::lower_bound;
 use crate::search::error::LeastMemory;
 use crate::search::found::ClusterPlan;
 use crate::search::least_bytes::least_bytes;
-use crate::search::request::{Fixed, Request};
+use crate::search::request::Request;
 use crate::search::{schedules, space};
 use crate::setting::Setting;
 use crate::units::{Unit, Units};
@@ -162,7 +162,7 @@ impl<'a> Exploration<'a> {
     /// Estimates a pipeline with each recomputation and sharding. The quick exploration ends with the first
     /// one that fits if no other can be faster.
     fn add_pipeline(&mut self, mut layout: Layout, recomputes: &[Shared]) {
-        if layout.check(&self.request.model).is_err() {
+        if layout.find_fault(&self.request.model).is_err() {
             return;
         }
         let mut with_shardings = Vec::new();
@@ -186,7 +186,7 @@ impl<'a> Exploration<'a> {
         for (Shared { recompute, units, total }, shardings) in with_shardings {
             layout.recompute = *recompute;
             // Without a sharded optimizer, the sharding that needs most memory is not the fastest.
-            let is_ordered = shardings.len() == 1 || shardings[0] != Sharding::Replicated;
+            let is_ordered = shardings.len() == 1 || shardings[0] != ShardedState::Nothing;
             let work = f64::from(layout.microbatches()) * total.time.total() / f64::from(layout.pipeline);
             if work > self.slowest_kept() {
                 return;
@@ -216,13 +216,13 @@ impl<'a> Exploration<'a> {
 
     /// Returns the shardings of a layout that are tried: those that the system of the request runs. Replicas
     /// that shard nothing are left out if the system shards the optimizer's state.
-    fn shardings(&self, layout: &Layout) -> Vec<Sharding> {
+    fn shardings(&self, layout: &Layout) -> Vec<ShardedState> {
         let mut all = self.request.shardings(layout);
         if self.request.system.is_some() {
             all.retain(|&sharding| self.request.runs(&Layout { sharding, ..layout.clone() }));
         }
-        if all.contains(&Sharding::Optimizer) {
-            all.retain(|&sharding| sharding != Sharding::Replicated);
+        if all.contains(&ShardedState::Optimizer) {
+            all.retain(|&sharding| sharding != ShardedState::Nothing);
         }
         all
     }
@@ -275,13 +275,7 @@ impl<'a> Exploration<'a> {
             return true;
         }
         if self.tried.least.as_ref().is_none_or(|least| needed < least.needed()) {
-            self.tried.least = Some(LeastMemory {
-                layout: layout.clone(),
-                rank,
-                memory,
-                limit: self.limit,
-                has_given_parts: self.request.fixed != Fixed::default(),
-            });
+            self.tried.least = Some(LeastMemory { layout: layout.clone(), rank, memory, limit: self.limit });
         }
         false
     }

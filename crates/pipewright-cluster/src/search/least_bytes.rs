@@ -49,7 +49,7 @@ mod tests {
     use super::*;
     use crate::catalogue::by_name;
     use crate::hf_config;
-    use crate::layout::{Precision, Sharding};
+    use crate::layout::{Precision, ShardedState};
     use crate::predict::RunPipeline;
     use crate::search::request::{Fixed, Request};
     use crate::setting::Setting;
@@ -65,7 +65,7 @@ mod tests {
         let mut compared = 0;
         for pipeline in [1, 2, 4, 8, 16, 32, 64, 128] {
             for choice in schedules::choices(pipeline, 126, None, None) {
-                let sharding = Sharding::Parameters;
+                let sharding = ShardedState::Parameters;
                 let schedules::Choice { schedule, chunks } = choice;
                 let layout = Layout { pipeline, chunks, schedule, sharding, ..request.smallest_layout() };
                 let setting = Setting { model: &request.model, layout: &layout, machine: &request.machine };

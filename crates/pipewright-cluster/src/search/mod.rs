@@ -36,7 +36,7 @@ mod plans;
 mod upgrade;
 
 pub use bound::lower_bound;
-pub use error::{LeastMemory, SearchError};
+pub use error::{LeastMemory, SearchError, SearchErrorKind};
 pub use found::{ClusterPlan, Found, Goal, Shares};
 pub use plans::{search, search_from};
 pub use request::{Fixed, Request};

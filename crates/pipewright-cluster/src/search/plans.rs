@@ -1,15 +1,18 @@
 //! The search: a quick exploration of the layouts, and a complete one if the first finds no plan.
 
+use pipewright_schedule::words::counted;
+
 use crate::layout::Layout;
-use crate::pipeline::Programs;
+use crate::pipeline::{PipelineError, Programs};
 use crate::predict::predict;
 use crate::search::bound::lower_bound;
-use crate::search::error::SearchError;
+use crate::search::error::{SearchError, SearchErrorKind};
 use crate::search::explore::{Exploration, MOST_COMPUTATIONS, Pruning, Tried};
 use crate::search::found::{ClusterPlan, Found};
 use crate::search::request::{Fixed, Request};
 use crate::search::{schedules, space};
 use crate::setting::Setting;
+use crate::size_names::SCHEDULE;
 use crate::systems;
 
 /// Finds the fastest layouts that fit into memory.
@@ -57,8 +60,8 @@ fn find_plans(request: &Request, known: Option<ClusterPlan>) -> Result<Found, Se
     // A layout that was left out may fit, and the error has the one that needs least memory.
     let complete = Exploration::of(request, &shapes, Pruning::None, None, *tried);
     complete.simulate().map_err(|tried| match *tried {
-        Tried { least: Some(least), .. } => SearchError::Memory { least: Box::new(least) },
-        Tried { failed: Some((schedule, error)), .. } => SearchError::Pipeline { schedule, error },
+        Tried { least: Some(least), .. } => SearchError::memory(request, least),
+        Tried { failed: Some((schedule, error)), .. } => no_simulation(request, &schedule, &error),
         Tried { least: None, failed: None, .. } => nothing_to_estimate(request, &shapes),
     })
 }
@@ -67,7 +70,7 @@ fn find_plans(request: &Request, known: Option<ClusterPlan>) -> Result<Found, Se
 fn refusal_of_all(request: &Request, shapes: &[Layout]) -> Option<SearchError> {
     let system = request.system?;
     let pipelines = shapes.iter().flat_map(|shape| space::with_pipelines(request, shape));
-    let layouts = pipelines.filter(|layout| layout.check(&request.model).is_ok()).flat_map(|layout| {
+    let layouts = pipelines.filter(|layout| layout.find_fault(&request.model).is_ok()).flat_map(|layout| {
         let with = |recompute| Layout { recompute, ..layout.clone() };
         request.recomputes().into_iter().map(with).collect::<Vec<Layout>>()
     });
@@ -76,7 +79,35 @@ fn refusal_of_all(request: &Request, shapes: &[Layout]) -> Option<SearchError> {
         request.shardings(&layout).into_iter().map(with).collect::<Vec<Layout>>()
     });
     let reason = systems::refusal_of_all(system, layouts, &request.model)?;
-    Some(SearchError::System { system, reason, has_given_parts: request.fixed != Fixed::default() })
+    let [parts, advice] = if request.fixed == Fixed::default() {
+        ["", ""]
+    } else {
+        [" with the given parts", "change a given part of the layout, or "]
+    };
+    Some(SearchError {
+        kind: SearchErrorKind::System,
+        reason: format!("{system} runs no plan{parts}: {reason}"),
+        advice: format!("{advice}use another system"),
+    })
+}
+
+/// Says that no pipeline can be simulated, and none fits without a simulation.
+fn no_simulation(request: &Request, schedule: &str, error: &PipelineError) -> SearchError {
+    let PipelineError::TooLarge { computations } = error else {
+        let reason = "no plan can be simulated; the pipeline with the schedule";
+        return SearchError::new(format!("{reason} `{schedule}` failed: {error}"), "");
+    };
+    let other = match request.fixed.schedule {
+        Some(_) => format!("leave {} out", request.names.name(SCHEDULE)),
+        None => request.names.with_value(SCHEDULE, "1f1b"),
+    };
+    SearchError::new(
+        format!(
+            "no plan can be simulated: a pipeline with the schedule {schedule} has {computations} forwards and backwards, \
+             which are too many"
+        ),
+        format!("use fewer microbatches or stages, or {other}"),
+    )
 }
 
 /// Returns why a request has no layout.
@@ -88,13 +119,26 @@ fn nothing_to_estimate(request: &Request, shapes: &[Layout]) -> SearchError {
         return error;
     }
     let has_mesh = shapes.iter().any(|shape| !space::pipelines(request, shape).is_empty());
+    let (with, other) = request.given_sizes().with_all();
     match &request.fixed.schedule {
-        Some(schedule) if has_mesh => schedules::without_plan(schedule),
-        _ => SearchError::NoMesh {
-            gpus: request.gpus,
-            batch: request.batch,
-            blocks: request.model.blocks.len(),
-            given: request.given_sizes(),
-        },
+        Some(schedule) if has_mesh => SearchError::new(
+            format!(
+                "no mesh{with} that divides the GPUs and the batch has a plan with {}, whose ranks have {} of at least one \
+                 block",
+                request.names.with_value(SCHEDULE, schedule),
+                schedules::chunks_text(schedule)
+            ),
+            format!("leave {} out, or change the batch{other}", request.names.name(SCHEDULE)),
+        ),
+        _ => SearchError::new(
+            format!(
+                "no mesh{with} divides {} such that its replicas divide {} of a step, it has at most {} and its tensor groups \
+                 divide the heads",
+                counted(request.gpus, "GPU"),
+                counted(request.batch, "row"),
+                counted(request.model.blocks.len(), "stage")
+            ),
+            format!("change the number of GPUs or of rows{other}"),
+        ),
     }
 }

@@ -2,18 +2,22 @@
 
 use pipewright_schedule::generate::find;
 use pipewright_schedule::plan::System;
+use pipewright_schedule::words::counted;
 
-use crate::layout::{Cut, Kernels, Layout, LayoutError, Precision, Recompute, Scores, Sharding};
+use crate::layout::{Cut, Kernels, Layout, LayoutError, Precision, Recompute, Scores, ShardedState};
+use crate::layout_error::Fault;
 use crate::machine::Machine;
 use crate::model::Model;
-use crate::published::Run;
 use crate::quantity::GIB;
 use crate::search::error::SearchError;
+use crate::size_names::{
+    CHUNKS, CONTEXT, DATA, EXPERT, GPUS, GivenSizes, MESH, MICROBATCH, Names, PIPELINE, TENSOR,
+};
 use crate::systems;
 
 /// Bytes of a GPU's memory that the driver's context, libraries and the buffers of collectives take: about
 /// 0.5 GiB for the context of CUDA 12, and as much for NCCL's channels.
-const CONTEXT: f64 = GIB;
+const RESERVED: f64 = GIB;
 /// The share of a GPU's memory that an allocator loses to fragments. PyTorch's caching allocator with
 /// expandable segments loses a few percent.
 const FRAGMENTS: f64 = 0.03;
@@ -52,6 +56,8 @@ pub struct Request {
     /// two, for its cuts. More simulations find a faster plan where estimates are close to each other, and
     /// take longer.
     pub simulations: usize,
+    /// How errors name the given parts of the layout.
+    pub names: Names,
 }
 
 /// The parts of a layout that are given; `None` for parts that the search chooses.
@@ -76,7 +82,7 @@ pub struct Fixed {
     /// The part of the forward that the backward computes again.
     pub recompute: Option<Recompute>,
     /// The tensors that replicas divide among themselves.
-    pub sharding: Option<Sharding>,
+    pub sharding: Option<ShardedState>,
     /// Whether the ranks of a tensor group divide the sequence between their products.
     pub sequence_parallel: Option<bool>,
 }
@@ -107,21 +113,15 @@ impl Request {
             goal_tokens: None,
             plans: 5,
             simulations: 200,
+            names: Names::Keys,
         }
-    }
-
-    /// Makes a request for the model, the machine and the batch of a published run, that fixes nothing.
-    pub fn for_run(run: &Run) -> Self {
-        let Layout { gpus, batch, sequence, precision, scores, kernels, .. } = run.layout;
-        let request = Self::new(run.model.clone(), run.machine.clone(), gpus, batch, sequence, precision);
-        Self { scores, kernels, ..request }
     }
 
     /// Returns the most bytes that a rank may need. Unless the request gives it, it is the machine's memory
     /// without 1 GiB for the context of the driver, libraries and buffers of collectives, and without 3% that
     /// an allocator loses to fragments.
     pub fn memory_limit(&self) -> f64 {
-        self.memory.unwrap_or((self.machine.memory * (1.0 - FRAGMENTS) - CONTEXT).max(0.0))
+        self.memory.unwrap_or((self.machine.memory * (1.0 - FRAGMENTS) - RESERVED).max(0.0))
     }
 
     /// Returns whether the system of the request, if it has one, runs a layout.
@@ -141,15 +141,20 @@ impl Request {
     /// Returns the shardings of a layout that the request allows, from the fastest and largest to the slowest
     /// and smallest. Replicas that shard nothing are slower than those that shard the optimizer's state, which
     /// only some systems do not.
-    pub(crate) fn shardings(&self, layout: &Layout) -> Vec<Sharding> {
+    pub(crate) fn shardings(&self, layout: &Layout) -> Vec<ShardedState> {
         match self.fixed.sharding {
             Some(given) => vec![given],
-            None if layout.replicas() == 1 => vec![Sharding::Replicated],
+            None if layout.replicas() == 1 => vec![ShardedState::Nothing],
             None if self.system.is_none() => {
-                vec![Sharding::Optimizer, Sharding::Gradients, Sharding::Parameters]
+                vec![ShardedState::Optimizer, ShardedState::Gradients, ShardedState::Parameters]
             }
             None => {
-                vec![Sharding::Replicated, Sharding::Optimizer, Sharding::Gradients, Sharding::Parameters]
+                vec![
+                    ShardedState::Nothing,
+                    ShardedState::Optimizer,
+                    ShardedState::Gradients,
+                    ShardedState::Parameters,
+                ]
             }
         }
     }
@@ -169,32 +174,50 @@ impl Request {
         ];
         for (name, value) in numbers {
             if let Some(value) = value.filter(|&value| !positive(value)) {
-                return Err(SearchError::OutOfRange { name, value: value.to_string() });
+                return Err(SearchError::new(format!("`{name}` is {value}"), "use a number above 0"));
             }
         }
         if let Some(expert) = self.fixed.expert.filter(|&expert| expert > 1)
             && !self.model.has_experts()
         {
-            return Err(SearchError::NoExperts { expert });
+            let expert = self.names.with_value(EXPERT, expert);
+            return Err(SearchError::new(format!("{expert}: the model has no experts"), "leave it out"));
         }
         // Before any number of GPUs is advised.
-        self.smallest_layout().check_parts(&self.model)?;
+        let given = &self.given_sizes();
+        self.smallest_layout().check_parts(&self.model).map_err(|fault| fault.error(given))?;
         if let Some(data) = self.fixed.data {
             let of_replica = self.smallest_layout().gpus_of_replica();
             if data == 0 {
-                return Err(LayoutError::Zero { name: "dp" }.into());
+                return Err(Fault::Zero(DATA).error(given).into());
             }
             if !self.gpus.is_multiple_of(data.saturating_mul(of_replica)) {
-                return Err(SearchError::Replicas { gpus: self.gpus, data, of_replica });
+                let of = u64::from(data) * u64::from(of_replica);
+                return Err(Fault::Mesh { gpus: self.gpus, of }.error(given).into());
             }
             let Fixed { tensor, pipeline, context, .. } = self.fixed;
             let is_mesh_given = tensor.is_some() && pipeline.is_some() && context.is_some();
             let mesh = data.saturating_mul(of_replica);
             if is_mesh_given && mesh != self.gpus {
-                return Err(SearchError::MeshSize { gpus: self.gpus, mesh });
+                return Err(self.other_mesh_size(mesh));
             }
         }
         Ok(())
+    }
+
+    /// Says that the given mesh has another number of GPUs.
+    fn other_mesh_size(&self, mesh: u32) -> SearchError {
+        let given = self.given_sizes();
+        let (size, unit) = given.unit();
+        let advice = if mesh.is_multiple_of(unit) {
+            self.names.with_value(size, mesh / unit)
+        } else {
+            format!("{} instead of {}", self.names.with_value(GPUS, mesh), self.names.name(size))
+        };
+        SearchError::new(
+            format!("the given mesh ({}) has {}, not {}", given.list(&MESH), counted(mesh, "GPU"), self.gpus),
+            format!("use {advice}, or leave a part of the mesh out"),
+        )
     }
 
     /// Returns the request with the generator's name of a given schedule.
@@ -203,7 +226,10 @@ impl Request {
         if let Some(name) = &self.fixed.schedule {
             let generator = find(name)?;
             if !generator.has_backward() {
-                return Err(SearchError::NoBackward { schedule: generator.name });
+                return Err(SearchError::new(
+                    format!("the schedule `{}` has no backward", generator.name),
+                    "use one that trains, or leave the schedule out",
+                ));
             }
             named.fixed.schedule = Some(generator.name.to_owned());
         }
@@ -212,13 +238,17 @@ impl Request {
 
     /// Checks the parts of the layout that are given, whatever the other parts are.
     pub(crate) fn check_given(&self) -> Result<(), LayoutError> {
+        self.find_given_fault().map_err(|fault| fault.error(&self.given_sizes()))
+    }
+
+    fn find_given_fault(&self) -> Result<(), Fault> {
         let Fixed { tensor, pipeline, context, data, .. } = self.fixed;
         let smallest = self.smallest_layout();
         let of_replica = smallest.gpus_of_replica();
         let is_mesh_given = tensor.is_some() && pipeline.is_some() && context.is_some();
         if is_mesh_given || !self.gpus.is_multiple_of(of_replica) {
             // Ranks of tensor groups may also divide experts.
-            return Layout { expert_tensor: 1, ..smallest }.check(&self.model);
+            return Layout { expert_tensor: 1, ..smallest }.find_fault(&self.model);
         }
         // As few GPUs as the given parts need, and as many rows as they have at once, unless they are too many.
         let of = |data: u32, expert: u32, batch: u32| Layout {
@@ -229,23 +259,27 @@ impl Request {
             ..smallest.clone()
         };
         let expert = smallest.expert;
-        of(data.unwrap_or(1), 1, self.batch).check(&self.model)?;
-        of(expert, expert, smallest.microbatch.saturating_mul(expert)).check(&self.model)
+        of(data.unwrap_or(1), 1, self.batch).find_fault(&self.model)?;
+        of(expert, expert, smallest.microbatch.saturating_mul(expert)).find_fault(&self.model)
     }
 
-    /// Returns the given sizes of the layout by their short names, such as `dp = 32`.
-    pub(crate) fn given_sizes(&self) -> Vec<String> {
+    /// Returns the given sizes of the layout.
+    pub(crate) fn given_sizes(&self) -> GivenSizes {
         let Fixed { tensor, pipeline, context, data, expert, chunks, microbatch, .. } = self.fixed;
         let sizes = [
-            ("tp", tensor),
-            ("pp", pipeline),
-            ("dp", data),
-            ("cp", context),
-            ("ep", expert),
-            ("vp", chunks),
-            ("mbs", microbatch),
+            (TENSOR, tensor),
+            (PIPELINE, pipeline),
+            (DATA, data),
+            (CONTEXT, context),
+            (EXPERT, expert),
+            (CHUNKS, chunks),
+            (MICROBATCH, microbatch),
         ];
-        sizes.into_iter().filter_map(|(name, size)| Some(format!("{name} = {}", size?))).collect()
+        GivenSizes {
+            names: self.names,
+            sizes: sizes.into_iter().filter_map(|(name, size)| Some((name, size?))).collect(),
+            gpus_per_node: self.machine.gpus_per_node,
+        }
     }
 
     /// Returns the layout with the parts that are given, and 1 for other sizes.
@@ -269,7 +303,7 @@ impl Request {
             recompute: self.fixed.recompute.unwrap_or(Recompute::None),
             sequence_parallel: self.fixed.sequence_parallel.unwrap_or(tensor > 1),
             scores: self.scores,
-            sharding: self.fixed.sharding.unwrap_or(Sharding::Optimizer),
+            sharding: self.fixed.sharding.unwrap_or(ShardedState::Optimizer),
             kernels: self.kernels,
         }
     }

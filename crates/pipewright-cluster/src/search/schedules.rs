@@ -12,7 +12,6 @@ use pipewright_schedule::generate::{StageRule, find};
 use crate::in_flight;
 use crate::layout::Layout;
 use crate::pipeline::{PipelineCosts, PipelineRun, closed_form};
-use crate::search::error::SearchError;
 
 /// The schedules in addition to 1F1B and interleaved 1F1B. All of them compute gradients of weights apart.
 const SPLIT: [&str; 4] = ["zb-h1", "interleaved-zb-h1", "zbvzerobubble", "v-half"];
@@ -64,18 +63,13 @@ pub(super) fn choices(ranks: u32, blocks: u32, schedule: Option<&str>, chunks: O
 }
 
 /// Returns the stages of a rank that a schedule allows, for messages.
-fn chunks_text(schedule: &str) -> &'static str {
+pub(super) fn chunks_text(schedule: &str) -> &'static str {
     match find(schedule).map(|generator| generator.stages) {
         Ok(StageRule::One) => "1 stage",
         Ok(StageRule::TwoLoops | StageRule::V) => "2 stages",
         Ok(StageRule::Vs) => "an even number of stages",
         Ok(StageRule::Loops) | Err(_) => "2 or more stages",
     }
-}
-
-/// Returns the error of a given schedule that has no plan.
-pub(super) fn without_plan(schedule: &str) -> SearchError {
-    SearchError::Schedule { schedule: schedule.to_owned(), chunks: chunks_text(schedule) }
 }
 
 /// Returns the numbers of chunks with which stages have nearly equal numbers of blocks, from 2, or the given

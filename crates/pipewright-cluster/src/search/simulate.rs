@@ -133,7 +133,7 @@ mod tests {
     use super::*;
     use crate::catalogue::by_name;
     use crate::hf_config;
-    use crate::layout::{Precision, Recompute, Sharding};
+    use crate::layout::{Precision, Recompute, ShardedState};
     use crate::pipeline::Programs;
     use crate::search::request::{Fixed, Request};
     use crate::search::space;
@@ -157,7 +157,7 @@ mod tests {
             microbatch: Some(1),
             schedule: Some("hanayo".to_owned()),
             recompute: Some(Recompute::None),
-            sharding: Some(Sharding::Replicated),
+            sharding: Some(ShardedState::Nothing),
             sequence_parallel: Some(true),
             ..Fixed::default()
         };

@@ -1,5 +1,7 @@
 //! The meshes and microbatches that the search tries.
 
+use pipewright_schedule::divisor::{divisors, greatest_common_divisor};
+
 use crate::layout::Layout;
 use crate::model::{Mixer, Model};
 use crate::search::request::Request;
@@ -99,7 +101,7 @@ fn contexts(request: &Request, tensor: u32) -> Vec<u32> {
 fn experts(request: &Request, tensor: u32) -> Vec<(u32, u32)> {
     let blocks = request.model.blocks.iter();
     let counts = blocks.filter_map(|block| block.feed_forward.experts().map(|experts| experts.count));
-    let Some(count) = counts.reduce(greatest_divisor) else {
+    let Some(count) = counts.reduce(greatest_common_divisor) else {
         return given_or(request.fixed.expert, vec![1]).into_iter().map(|expert| (expert, tensor)).collect();
     };
     let usual = divisors(request.gpus).into_iter().filter(|&expert| count.is_multiple_of(u64::from(expert)));
@@ -135,37 +137,9 @@ fn heads(model: &Model) -> u64 {
         Mixer::Mamba2(mamba) => Some(mamba.heads),
         Mixer::None => None,
     };
-    model.blocks.iter().filter_map(|block| heads(&block.mixer)).reduce(greatest_divisor).unwrap_or(1)
-}
-
-fn greatest_divisor(one: u64, other: u64) -> u64 {
-    if other == 0 { one } else { greatest_divisor(other, one % other) }
+    model.blocks.iter().filter_map(|block| heads(&block.mixer)).reduce(greatest_common_divisor).unwrap_or(1)
 }
 
 fn given_or(given: Option<u32>, usual: Vec<u32>) -> Vec<u32> {
     given.map_or(usual, |given| vec![given])
-}
-
-/// Returns the divisors of a number, ascending.
-fn divisors(number: u32) -> Vec<u32> {
-    let square = |divisor: u32| u64::from(divisor) * u64::from(divisor);
-    let up_to_root = (1..=number).take_while(|&divisor| square(divisor) <= u64::from(number));
-    let mut all: Vec<u32> = up_to_root.filter(|&divisor| number.is_multiple_of(divisor)).collect();
-    let from_root = all.iter().rev().map(|divisor| number / divisor);
-    let large: Vec<u32> = from_root.filter(|&divisor| square(divisor) > u64::from(number)).collect();
-    all.extend(large);
-    all
-}
-
-#[cfg(test)]
-mod tests {
-    use super::divisors;
-
-    #[test]
-    fn divisors_ascend() {
-        assert_eq!(divisors(1), [1]);
-        assert_eq!(divisors(16), [1, 2, 4, 8, 16]);
-        assert_eq!(divisors(126), [1, 2, 3, 6, 7, 9, 14, 18, 21, 42, 63, 126]);
-        assert_eq!(divisors(u32::MAX).len(), 32);
-    }
 }

@@ -2,13 +2,13 @@
 
 use pipewright_cluster::catalogue::{by_name, from_toml, machines};
 use pipewright_cluster::cluster_file::to_toml;
-use pipewright_cluster::comparison::compare;
-use pipewright_cluster::layout::{LayoutError, Recompute, Sharding};
+use pipewright_cluster::layout::{Recompute, ShardedState};
 use pipewright_cluster::machine::{Constants, Machine};
 use pipewright_cluster::published::{Published, read};
 use pipewright_cluster::quantity::GIB;
 use pipewright_schedule::error_text::with_causes;
 
+use crate::comparison::compare;
 use crate::data::{RUNS, published};
 
 /// Checks that the runs with `old` replaced by `new` fail with a message that contains `message`.
@@ -16,7 +16,7 @@ fn check_runs(old: &str, new: &str, message: &str) {
     assert!(RUNS.contains(old), "{old}");
     let text = RUNS.replacen(old, new, 1);
     let error = match read(&text) {
-        Ok(published) => with_causes(&compare(&published).map(drop).expect_err("an error")),
+        Ok(published) => compare(&published).map(drop).expect_err("an error"),
         Err(error) => with_causes(&error),
     };
     assert!(error.contains(message), "{error}");
@@ -293,7 +293,7 @@ fn the_largest_model_has_a_prediction() {
 fn activations_that_are_too_many_to_count_are_refused() {
     let mut published = largest(10_000);
     published.runs[0].layout.recompute = Recompute::None;
-    let error = with_causes(&compare(&published).expect_err("an error"));
+    let error = compare(&published).expect_err("an error");
     assert!(error.contains("the activations of all microbatches have more than 2^64 bytes"), "{error}");
 }
 
@@ -309,11 +309,14 @@ fn pipelines_that_are_too_large_to_simulate_are_refused() {
 
 #[test]
 fn advice_for_layouts_fits_into_its_type() {
-    let mesh = LayoutError::Mesh { gpus: u32::MAX, of: 64, tensor: 8, pipeline: 8, context: 1 };
-    assert!(mesh.to_string().ends_with("; use 4294967232 GPUs, or another mesh"), "{mesh}");
-    let batch = LayoutError::Batch { batch: u32::MAX, of: 8, data: 8 };
-    assert!(batch.to_string().ends_with("; use 4294967288 rows"), "{batch}");
-    let mut layout = published().runs[0].layout.clone();
+    let run = &published().runs[0];
+    let mut layout = run.layout.clone();
+    layout.gpus = u32::MAX;
+    let mesh = layout.check(&run.model).expect_err("a mesh that does not fit").to_string();
+    assert!(mesh.ends_with("; use another mesh"), "{mesh}");
+    (layout.gpus, layout.batch, layout.microbatch) = (16, u32::MAX, 2);
+    let batch = layout.check(&run.model).expect_err("a batch that does not fit").to_string();
+    assert!(batch.ends_with("; use another mesh"), "{batch}");
     (layout.gpus, layout.microbatch) = (16, u32::MAX);
     assert_eq!((layout.data(), layout.microbatches()), (2, 1));
 }
@@ -354,7 +357,7 @@ fn the_embedding_and_the_head_may_have_stages() {
     assert_eq!((prediction.blocks[0], prediction.blocks[1], prediction.blocks[49]), (0, 1, 0));
     (run.layout.gpus, run.layout.pipeline) = (51, 51);
     let error = run.layout.check(&run.model).expect_err("an error").to_string();
-    assert!(error.starts_with("51 stages of pp x vp cannot share 48 blocks"), "{error}");
+    assert!(error.starts_with("51 stages (pp = 51, vp = 1) are more than the 48 blocks"), "{error}");
 }
 
 /// The keys that the description of the files names, in one row.
@@ -368,15 +371,17 @@ fn documented_keys_are_accepted() {
 /// The names of the command line, and the further names that files may have.
 #[test]
 fn shardings_are_read_by_their_names() {
-    let check = |name: &str, sharding: Sharding| {
+    let check = |name: &str, sharding: ShardedState| {
         let text = RUNS.replacen("vp = 1\n", &format!("vp = 1\ndata_parallel = \"{name}\"\n"), 1);
         assert_eq!(read(&text).expect("runs").runs[0].layout.sharding, sharding, "{name}");
     };
-    for sharding in [Sharding::Replicated, Sharding::Optimizer, Sharding::Gradients, Sharding::Parameters] {
+    for sharding in
+        [ShardedState::Nothing, ShardedState::Optimizer, ShardedState::Gradients, ShardedState::Parameters]
+    {
         check(sharding.name(), sharding);
     }
-    check("replicated", Sharding::Replicated);
-    check("sharded", Sharding::Parameters);
+    check("replicated", ShardedState::Nothing);
+    check("sharded", ShardedState::Parameters);
 }
 
 #[test]

@@ -2,11 +2,12 @@
 
 use std::sync::LazyLock;
 
-use pipewright_cluster::comparison::{Comparison, compare, compare_with_plans};
 use pipewright_cluster::pipeline::Programs;
 use pipewright_cluster::predict::{Prediction, predict};
 use pipewright_cluster::published::{Published, Run, read};
 use pipewright_cluster::setting::Setting;
+
+use crate::comparison::{Comparison, compare, compare_with_plans};
 
 /// Machines, models and runs.
 pub(crate) const RUNS: &str = include_str!("runs.toml");

@@ -1,5 +1,6 @@
 //! Tests of predictions for clusters.
 
+mod comparison;
 mod data;
 
 mod adapters;

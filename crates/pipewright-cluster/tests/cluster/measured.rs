@@ -6,10 +6,11 @@ use pipewright_cluster::measured::{read, unused_products};
 use pipewright_cluster::predict::Prediction;
 use pipewright_cluster::product::Product;
 use pipewright_cluster::published::Run;
-use pipewright_cluster::search::{Request, lower_bound};
+use pipewright_cluster::search::lower_bound;
 use pipewright_cluster::setting::Setting;
 use pipewright_schedule::error_text::with_causes;
 
+use crate::comparison::request_for;
 use crate::data::{predicted, run};
 
 /// The prediction of a run with measurements, and what is said about them.
@@ -216,7 +217,7 @@ fn no_measured_run_is_faster_than_the_bound() {
     ));
     let machine = read(&text).expect("measurements").machine(&run.model, &run.machine).expect("a machine");
     let run = Run { machine, ..run };
-    let (bound, own) = (lower_bound(&Request::for_run(&run)), predicted(&run).seconds);
+    let (bound, own) = (lower_bound(&request_for(&run)), predicted(&run).seconds);
     assert!(bound <= own, "{bound} and {own}");
 }
 

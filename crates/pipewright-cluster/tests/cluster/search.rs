@@ -1,19 +1,20 @@
 //! The search for plans.
 
 use pipewright_cluster::catalogue::by_name;
-use pipewright_cluster::comparison::compare_with_plans;
-use pipewright_cluster::layout::{LayoutError, Precision, Recompute};
+use pipewright_cluster::layout::{Precision, Recompute};
 use pipewright_cluster::model::{Dense, Experts, FeedForward};
 use pipewright_cluster::published::{Published, Run};
 use pipewright_cluster::search::{
-    Change, ClusterPlan, Fixed, Found, Gain, Request, SearchError, lower_bound, search, search_from, upgrades,
+    Change, ClusterPlan, Fixed, Found, Gain, Request, SearchErrorKind, lower_bound, search, search_from,
+    upgrades,
 };
 
+use crate::comparison::{compare_with_plans, request_for};
 use crate::data::{WITH_PLANS, predicted, published, run};
 
 /// A request for the model, the machine and the batch of a published run, with few simulations.
 fn request(model: &str, machine: &str) -> Request {
-    Request { simulations: 40, ..Request::for_run(&run(model, machine)) }
+    Request { simulations: 40, ..request_for(&run(model, machine)) }
 }
 
 fn found(request: &Request) -> Found {
@@ -50,7 +51,7 @@ fn with_divided_sequence(model: &str, machine: &str, gpus: u32) -> Run {
 #[test]
 fn a_published_layout_that_the_search_does_not_try_is_a_plan() {
     let run = with_divided_sequence("llama3-8B", "H100 96", 3);
-    let request = Request { plans: 1, simulations: 8, ..Request::for_run(&run) };
+    let request = Request { plans: 1, simulations: 8, ..request_for(&run) };
     let seconds = found(&request).plans[0].prediction.seconds;
     assert!(seconds > predicted(&run).seconds, "{seconds}");
     let from = search_from(&request, &run.layout).expect("a plan");
@@ -115,7 +116,7 @@ fn the_search_is_the_same_each_time() {
 #[test]
 fn no_run_is_faster_than_the_bound() {
     for run in published().runs {
-        let (bound, own) = (lower_bound(&Request::for_run(&run)), predicted(&run).seconds);
+        let (bound, own) = (lower_bound(&request_for(&run)), predicted(&run).seconds);
         assert!(bound < own, "{}: {bound} and {own}", run.model.name);
         assert!(bound > 0.3 * own, "{}: {bound} and {own}", run.model.name);
     }
@@ -178,7 +179,9 @@ fn an_upgrade_without_a_plan_has_its_reason() {
     let gains: Vec<bool> = upgrades.iter().map(|upgrade| upgrade.gain.is_ok()).collect();
     assert_eq!(gains, [false, true, true]);
     let error = upgrades[0].gain.as_ref().expect_err("an error").to_string();
-    assert!(error.starts_with("the given mesh has 128 GPUs, not 256; use 128 GPUs, or leave"), "{error}");
+    let mesh =
+        "the given mesh (tp = 1, pp = 1, dp = 128, cp = 1) has 128 GPUs, not 256; use gpus = 128, or leave";
+    assert!(error.starts_with(mesh), "{error}");
 }
 
 /// Each of 32 blocks has 128 experts, and a token uses eight of them.
@@ -211,8 +214,7 @@ fn a_goal_gives_days_hours_and_energy() {
 fn given_parts_that_do_not_divide_are_refused() {
     let with = |fixed: Fixed| Request { fixed, ..request("llama3-70B", "H100 80") };
     let mesh = with(Fixed { tensor: Some(8), pipeline: Some(5), ..Fixed::default() });
-    check_error(&mesh, "64 GPUs cannot be divided into groups of 40");
-    assert!(matches!(search(&mesh), Err(SearchError::Layout(LayoutError::Mesh { .. }))));
+    check_error(&mesh, "64 GPUs cannot be divided into a mesh of 40 (tp = 8, pp = 5); use gpus = 80, or");
     check_error(&with(Fixed { tensor: Some(0), ..Fixed::default() }), "`tp` is 0");
     check_error(&with(Fixed { schedule: Some("1f2b".into()), ..Fixed::default() }), "1f2b");
     check_error(
@@ -225,19 +227,18 @@ fn given_parts_that_do_not_divide_are_refused() {
 #[test]
 fn a_model_that_fits_nowhere_says_what_is_short() {
     let request = Request { gpus: 8, batch: 8, ..request("llama3.1-405B", "H100") };
-    let Err(SearchError::Memory { least }) = search(&request) else { panic!("a model that fits") };
+    let SearchErrorKind::Memory(least) = search(&request).expect_err("too large").kind else {
+        panic!("memory")
+    };
     assert_eq!(least.limit, request.memory_limit());
     // 16 bytes per parameter on 8 GPUs.
     assert!(least.needed() > 16.0 * 405e9 / 8.0 * 0.9, "{}", least.needed());
     check_error(&request, "on rank ");
     check_error(&request, "GiB too much");
-    check_error(&request, "; its largest parts are optimizer ");
-    check_error(&request, "GiB; use more GPUs");
+    check_error(&request, "GiB too much (parameters ");
+    check_error(&request, "GiB); use more GPUs");
     let fixed = Fixed { recompute: Some(Recompute::None), ..Fixed::default() };
-    check_error(
-        &Request { fixed, ..request.clone() },
-        "; leave out given parts of the layout, or use more GPUs",
-    );
+    check_error(&Request { fixed, ..request.clone() }, "; use fewer given parts of the plan, more GPUs");
     check_error(&Request { memory: Some(1024.0), ..request }, "no plan fits into 1.0 KiB per GPU");
 }
 
@@ -248,41 +249,44 @@ fn errors_of_given_parts_name_them() {
     let replicas = |data| Fixed { data: Some(data), ..Fixed::default() };
     check_error(&many(replicas(32)), "no mesh with dp = 32 divides 40000 GPUs");
     check_error(&many(replicas(0)), "`dp` is 0");
-    check_error(&many(replicas(3)), "40000 GPUs cannot be divided into 3 replicas of 1 GPU;");
+    check_error(
+        &many(replicas(3)),
+        "40000 GPUs cannot be divided into a mesh of 3 (dp = 3); use gpus = 40002",
+    );
     check_error(
         &many(replicas(5)),
-        "64 rows of a step cannot be divided into groups of 5, the rows of a microbatch on 5 replicas",
+        "64 rows of a step cannot be divided into microbatches of 1 row on each of 5 replicas",
     );
     check_error(
         &many(Fixed { microbatch: Some(3), ..Fixed::default() }),
-        "64 rows of a step cannot be divided into groups of 3, the rows of a microbatch on 1 replica;",
+        "64 rows of a step cannot be divided into microbatches of 3 rows; use gbs = 66",
     );
     check_error(
         &many(Fixed { tensor: Some(5), ..Fixed::default() }),
-        "64 heads cannot be divided among 5 tensor ranks",
+        "64 heads cannot be divided among the ranks of tp = 5",
     );
     // Another number of GPUs does not help.
     for (data, gpus) in [(None, 40_001), (Some(1), 40_000), (Some(3), 64)] {
         let fixed = Fixed { tensor: Some(5), data, ..Fixed::default() };
-        check_error(&Request { gpus, ..many(fixed) }, "64 heads cannot be divided among 5 tensor ranks");
+        check_error(&Request { gpus, ..many(fixed) }, "64 heads cannot be divided among the ranks of tp = 5");
     }
     let one = Request { gpus: 1, batch: 1, ..many(replicas(2)) };
-    check_error(&one, "1 GPU cannot be divided into 2 replicas of 1 GPU; ");
+    check_error(&one, "1 GPU cannot be divided into a mesh of 2 (dp = 2); use gpus = 2");
     check_error(
         &Request { gpus: 1, batch: 1, ..many(Fixed { microbatch: Some(2), ..Fixed::default() }) },
-        "1 row of a step cannot be divided into groups of 2, the rows of a microbatch on 1 replica; use 2 rows",
+        "1 row of a step cannot be divided into microbatches of 2 rows; use gbs = 2",
     );
     check_error(
         &Request { gpus: 1, ..many(Fixed { tensor: Some(2), ..Fixed::default() }) },
-        "1 GPU cannot be divided into groups of 2, the product of tp = 2, pp = 1 and cp = 1; use 2 GPUs, or",
+        "1 GPU cannot be divided into a mesh of 2 (tp = 2); use gpus = 2, or",
     );
     let prime = Request { gpus: 1021, batch: 127, ..many(Fixed { chunks: Some(2), ..Fixed::default() }) };
     check_error(&prime, "no mesh with vp = 2 divides 1021 GPUs");
     let few = |fixed: Fixed| Request { gpus: 64, ..many(fixed) };
     let expert = few(Fixed { expert: Some(2), ..Fixed::default() });
-    check_error(&expert, "ep is 2, and the model has no experts; leave it out");
+    check_error(&expert, "ep = 2: the model has no experts; leave it out");
     let chunks = few(Fixed { schedule: Some("zb-h1".into()), chunks: Some(2), ..Fixed::default() });
-    check_error(&chunks, "the schedule `zb-h1`, whose ranks have 1 stage of at least one block");
+    check_error(&chunks, "schedule = zb-h1, whose ranks have 1 stage of at least one block");
 }
 
 /// Returns the fastest plan of a request with a schedule, and the fastest one with its name of a free search.
@@ -346,7 +350,8 @@ fn bytes_that_are_too_many_to_count_do_not_fit() {
     let dense = Dense { inner: 1 << 24, gated: true };
     request.model.blocks.iter_mut().for_each(|block| block.feed_forward = FeedForward::Dense(dense));
     request.sequence = 1 << 30;
-    assert!(matches!(search(&request), Err(SearchError::Memory { .. })));
+    let error = search(&request).expect_err("too large");
+    assert!(matches!(error.kind, SearchErrorKind::Memory(_)), "{error}");
 }
 
 #[test]

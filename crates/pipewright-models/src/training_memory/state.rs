@@ -2,9 +2,10 @@
 
 use pipewright::nn::TensorParallel;
 use pipewright::tensor::Precision;
+use pipewright_schedule::mesh::DataParallelMode;
 use pipewright_schedule::plan::TrainingState;
 use pipewright_schedule::profile::Profile;
-use pipewright_schedule::sharding::{ShardGroups, StageBytes, StateBytes};
+use pipewright_schedule::sharding::{StageBytes, StateBytes};
 
 use crate::cut_model::CutModel;
 use crate::error::ConfigError;
@@ -153,7 +154,7 @@ impl StateRule {
     pub fn per_byte(
         &self,
         model: &CutModel,
-        groups: ShardGroups,
+        groups: DataParallelMode,
         window: u32,
     ) -> Result<TrainingState, ConfigError> {
         let whole = self.of(&model.model().parameters()?, |_| true);

@@ -8,7 +8,6 @@ use pipewright::nn::{ExpertParallel, TensorParallel};
 use pipewright::tensor::{ExpertRank, TensorRank};
 use pipewright_schedule::divisor::greatest_common_divisor;
 use pipewright_schedule::lower::{ReduceWait, TrainingLowering, UnshardConfig, UnshardLookahead};
-use pipewright_schedule::sharding::ShardGroups;
 use serde::Serialize;
 use toml::{Table, Value};
 
@@ -54,7 +53,7 @@ impl MeshSettings {
     /// Returns the mesh of a pipeline of this many ranks.
     pub fn mesh(&self, pipeline: u32) -> Mesh {
         let Self { data_parallel: data, tensor_parallel: tensor, expert_parallel: experts, .. } = *self;
-        Mesh { pipeline, data, shards: self.shards(), experts, tensor }
+        Mesh { pipeline, data, shards: self.shards(), experts, tensor, ..Mesh::default() }
     }
 
     /// Returns the number of ranks of all replicas of a pipeline of this many ranks; the largest number if
@@ -80,15 +79,6 @@ impl MeshSettings {
     /// replicas that hold all parameters together.
     pub fn writers(&self, pipeline: u32) -> u32 {
         pipeline * self.shards().max(self.expert_parallel) * self.tensor_parallel
-    }
-
-    /// Returns the replicas that hold the parameters together, for any number of replicas.
-    pub fn shard_groups(&self) -> ShardGroups {
-        match self.data_parallel_mode {
-            DataParallelMode::Replicated => ShardGroups::Whole,
-            DataParallelMode::Sharded => ShardGroups::All,
-            DataParallelMode::Hybrid { shards } => ShardGroups::Of(shards),
-        }
     }
 
     /// Returns how a schedule is lowered for training on this mesh.
@@ -119,7 +109,7 @@ impl MeshSettings {
     /// allow.
     pub fn of_replicas(self, replicas: u32) -> Self {
         let data_parallel_mode = match self.data_parallel_mode {
-            DataParallelMode::Hybrid { shards } if self.shard_groups().shards(replicas) != shards => {
+            mode @ DataParallelMode::Hybrid { shards } if mode.shards_that_divide(replicas) != shards => {
                 DataParallelMode::Sharded
             }
             mode => mode,

@@ -5,11 +5,12 @@ use std::slice::from_ref;
 use serde_json::{Map, Value, json};
 
 use crate::emit::emission::{Emission, EmitRequest, EmittedFile};
+use crate::emit::emission::{MeshOptions, RecomputedPart};
 use crate::emit::layout::print_layout;
 use crate::emit::mapping::Mapping;
-use crate::emit::mesh_options::{MeshOptions, RecomputedPart, ShardedState};
 use crate::emit::model_parts::{ModelParts, StageParts};
-use crate::plan::{MeshOrder, Plan, System};
+use crate::mesh::{MeshOrder, ShardedState};
+use crate::plan::{Plan, System};
 use crate::words::counted;
 
 /// The file of the configuration.
@@ -104,15 +105,15 @@ fn config(plan: &Plan, request: &EmitRequest<'_>, parts: &ModelParts) -> String 
 }
 
 fn mesh_remarks(emission: &mut Emission, plan: &Plan, mesh: &MeshOptions) {
-    if mesh.sequence_parallel && plan.tensor_parallel > 1 {
+    if mesh.sequence_parallel && plan.mesh.tensor > 1 {
         let text = "the tensor-parallel ranks of the plan also divide the sequence between their products; the model that you \
                     bring does that";
         emission.remark("sequence parallelism", text);
     }
-    if mesh.expert > 1 {
+    if plan.mesh.experts > 1 {
         let text = format!(
             "`ep_size` of the model's `MoE` layers is {}; the configuration has no key for it",
-            mesh.expert
+            plan.mesh.experts
         );
         emission.remark("experts", text);
     }
@@ -142,14 +143,14 @@ fn remarks(emission: &mut Emission, plan: &Plan) {
                     whole, as in the plan";
         emission.remark("recomputation", text);
     }
-    if plan.tensor_parallel > 1 {
+    if plan.mesh.tensor > 1 {
         let text = format!(
             "DeepSpeed's pipelines have no tensor-parallel layers; bring them with the model, and a topology with {} of them",
-            plan.tensor_parallel
+            plan.mesh.tensor
         );
         emission.remark("tensor-parallel ranks", text);
     }
-    if plan.mesh_order == MeshOrder::Pipeline && plan.data_parallel > 1 {
+    if plan.mesh.order == MeshOrder::Pipeline && plan.mesh.data > 1 {
         let text = "the replicas of a stage have consecutive numbers, and in the plan the ranks of a pipeline have them. \
                     Without nodes, the prediction is the same for both";
         emission.remark("order of ranks", text);

@@ -1,8 +1,8 @@
 //! The files that a plan becomes for another system, and what they do not say.
 
 use crate::emit::mapping::{Mapping, Remark};
-use crate::emit::mesh_options::MeshOptions;
 use crate::emit::model_parts::ModelParts;
+use crate::mesh::ShardedState;
 use crate::plan::{Plan, System};
 use crate::profile::Profile;
 
@@ -29,6 +29,36 @@ pub enum PlanScope {
     },
     /// A cluster. What blocks recompute is here and not in the [`Plan`].
     Cluster(MeshOptions),
+}
+
+/// The parts of a plan for a cluster that a [`Plan`](crate::plan::Plan) does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MeshOptions {
+    /// The ranks that divide each expert; `None` if the model has no experts.
+    pub expert_tensor: Option<u32>,
+    /// Whether the ranks of a tensor group divide the sequence between their products.
+    pub sequence_parallel: bool,
+    /// The tensors that replicas shard.
+    pub sharded: ShardedState,
+    /// The part of each block that its backward computes again.
+    pub recompute: RecomputedPart,
+    /// The blocks that predict further tokens, in the last stage.
+    pub predictors: u32,
+    /// Whether products with parameters are in FP8.
+    pub fp8: bool,
+}
+
+/// The part of a block that its backward computes again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RecomputedPart {
+    /// Nothing.
+    Nothing,
+    /// The scores of attention.
+    Scores,
+    /// Elementwise operations and every second product.
+    Elementwise,
+    /// All of it, from the input of the block.
+    Block,
 }
 
 /// The files for a system.
@@ -104,7 +134,7 @@ impl Emission {
                 self.remark("layers", text);
             }
         }
-        let shards = request.shards(plan.data_parallel);
+        let shards = request.shards(plan.mesh.data);
         if request.mesh().is_none() && shards > 1 && self.system != System::Torchtitan {
             let text = format!(
                 "{shards} replicas share parameters and optimizer state in the plan; this is not in the file"
@@ -116,3 +146,14 @@ impl Emission {
         self
     }
 }
+
+/// The options of a mesh without any of these parts.
+#[cfg(test)]
+pub(super) const NO_OPTIONS: MeshOptions = MeshOptions {
+    expert_tensor: None,
+    sequence_parallel: false,
+    sharded: ShardedState::Nothing,
+    recompute: RecomputedPart::Nothing,
+    predictors: 0,
+    fp8: false,
+};

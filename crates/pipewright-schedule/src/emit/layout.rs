@@ -11,7 +11,7 @@
 //! (`megatron/core/transformer/pipeline_parallel_layer_layout.py`).
 
 use crate::emit::model_parts::StageParts;
-use crate::emit::read_error::ReadErrorKind;
+use crate::emit::read_error::ReadError;
 
 /// The largest number of characters of an expanded layout.
 const MOST_LETTERS: usize = 20_000;
@@ -33,14 +33,14 @@ pub(super) fn print_layout(stages: &[StageParts]) -> String {
 }
 
 /// Reads a layout.
-pub(super) fn parse_layout(text: &str) -> Result<Vec<StageParts>, ReadErrorKind> {
+pub(super) fn parse_layout(text: &str) -> Result<Vec<StageParts>, ReadError> {
     let letters = (1..).zip(text.chars()).map(|(column, letter)| Letter { letter, column });
     let letters: Vec<Letter> = letters.filter(|letter| letter.letter != ',').collect();
     stages(&with_repeats(&with_groups(&letters)?)?)
 }
 
 /// Expands the groups in parentheses.
-fn with_groups(letters: &[Letter]) -> Result<Vec<Letter>, ReadErrorKind> {
+fn with_groups(letters: &[Letter]) -> Result<Vec<Letter>, ReadError> {
     let mut expanded = Vec::new();
     let mut rest = letters;
     while let Some((&first, after)) = rest.split_first() {
@@ -49,7 +49,7 @@ fn with_groups(letters: &[Letter]) -> Result<Vec<Letter>, ReadErrorKind> {
             rest = after;
             continue;
         }
-        let mistake = |what| ReadErrorKind::Repeat { column: first.column, what };
+        let mistake = |what| wrong_repeat(first.column, what);
         let end = after.iter().position(|letter| letter.letter == ')');
         let end =
             end.ok_or_else(|| mistake("a parenthesis is not closed; write `)` and a number, such as `)*3`"))?;
@@ -67,7 +67,7 @@ fn with_groups(letters: &[Letter]) -> Result<Vec<Letter>, ReadErrorKind> {
 }
 
 /// Expands the repetitions of single characters.
-fn with_repeats(letters: &[Letter]) -> Result<Vec<Letter>, ReadErrorKind> {
+fn with_repeats(letters: &[Letter]) -> Result<Vec<Letter>, ReadError> {
     let mut expanded = Vec::new();
     let mut rest = letters;
     while let Some((&first, after)) = rest.split_first() {
@@ -78,37 +78,33 @@ fn with_repeats(letters: &[Letter]) -> Result<Vec<Letter>, ReadErrorKind> {
     Ok(expanded)
 }
 
-fn extend(
-    expanded: &mut Vec<Letter>,
-    unit: &[Letter],
-    count: usize,
-    column: usize,
-) -> Result<(), ReadErrorKind> {
+fn extend(expanded: &mut Vec<Letter>, unit: &[Letter], count: usize, column: usize) -> Result<(), ReadError> {
     if unit.len().saturating_mul(count).saturating_add(expanded.len()) > MOST_LETTERS {
-        return Err(ReadErrorKind::Repeat {
-            column,
-            what: "there are too many repetitions; use a smaller number",
-        });
+        return Err(wrong_repeat(column, "there are too many repetitions; use a smaller number"));
     }
     (0..count).for_each(|_| expanded.extend_from_slice(unit));
     Ok(())
 }
 
 /// Reads `*3` at the start of some letters; without a star, there is no number.
-fn repeat(letters: &[Letter]) -> Result<(Option<usize>, &[Letter]), ReadErrorKind> {
+fn repeat(letters: &[Letter]) -> Result<(Option<usize>, &[Letter]), ReadError> {
     let Some((star, rest)) = letters.split_first().filter(|(first, _)| first.letter == '*') else {
         return Ok((None, letters));
     };
     let digits: String =
         rest.iter().map(|letter| letter.letter).take_while(char::is_ascii_digit).take(10).collect();
     let what = "a `*` needs a number after it, such as `t*3`";
-    let count =
-        digits.parse().map_err(|_not_a_number| ReadErrorKind::Repeat { column: star.column, what })?;
+    let count = digits.parse().map_err(|_not_a_number| wrong_repeat(star.column, what))?;
     Ok((Some(count), &rest[digits.len()..]))
 }
 
+/// Returns the mistake of a layout that repeats too much, or whose parentheses do not match.
+fn wrong_repeat(column: usize, what: &str) -> ReadError {
+    ReadError::new(format!("the layout at character {column}: {what}"))
+}
+
 /// Splits the letters into stages, and checks the order of the model's parts.
-fn stages(letters: &[Letter]) -> Result<Vec<StageParts>, ReadErrorKind> {
+fn stages(letters: &[Letter]) -> Result<Vec<StageParts>, ReadError> {
     let mut blocks = 0;
     let mut stages = vec![StageParts { embedding: false, blocks: 0..0, head: false }];
     let last_layer = letters.iter().rposition(|letter| letter.letter != '|');
@@ -116,7 +112,7 @@ fn stages(letters: &[Letter]) -> Result<Vec<StageParts>, ReadErrorKind> {
     let is_in_last_stage = |at: usize| letters[at..].iter().all(|letter| letter.letter != '|');
     for (at, &Letter { letter, column }) in letters.iter().enumerate() {
         let stage = stages.len() - 1;
-        let wrong = |what: &str| Err(ReadErrorKind::Order { stage, what: what.to_owned() });
+        let wrong = |what: &str| Err(ReadError::in_stage(stage, what));
         match letter {
             'E' if first_layer != Some(at) => {
                 return wrong(
@@ -145,7 +141,12 @@ fn stages(letters: &[Letter]) -> Result<Vec<StageParts>, ReadErrorKind> {
                 );
             }
             '|' => stages.push(StageParts { embedding: false, blocks: blocks..blocks, head: false }),
-            letter => return Err(ReadErrorKind::Letter { letter, column }),
+            letter => {
+                return Err(ReadError::new(format!(
+                    "the layout has `{letter}` at character {column}; Megatron knows `E`, `t`, `m`, `L`, `|`, `*3` and \
+                     parentheses, and a profile has no layer for `m`"
+                )));
+            }
         }
     }
     let ends = [
@@ -153,9 +154,7 @@ fn stages(letters: &[Letter]) -> Result<Vec<StageParts>, ReadErrorKind> {
         (stages.iter().any(|stage| stage.head), stages.len() - 1, "head; write `L` as its last"),
     ];
     match ends.into_iter().find(|(has, ..)| !has) {
-        Some((_, stage, what)) => {
-            Err(ReadErrorKind::Order { stage, what: format!("the layout has no {what} layer") })
-        }
+        Some((_, stage, what)) => Err(ReadError::in_stage(stage, &format!("the layout has no {what} layer"))),
         None => Ok(stages),
     }
 }

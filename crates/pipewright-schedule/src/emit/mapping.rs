@@ -3,12 +3,14 @@
 
 use std::fmt::Write;
 
+use serde::Serialize;
+
 use crate::emit::model_parts::{ModelParts, StageParts};
 use crate::ids::StageIndex;
 use crate::plan::{Plan, System};
 
 /// A part of a plan that a system does not have, or has in another form.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Remark {
     /// The part of the plan, such as `recomputation`.
     pub subject: &'static str,

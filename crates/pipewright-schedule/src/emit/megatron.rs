@@ -3,11 +3,12 @@
 use std::fmt::Write;
 
 use crate::emit::emission::{Emission, EmitRequest, EmittedFile};
+use crate::emit::emission::{MeshOptions, RecomputedPart};
 use crate::emit::layout::print_layout;
 use crate::emit::mapping::Mapping;
-use crate::emit::mesh_options::{MeshOptions, RecomputedPart, ShardedState};
 use crate::emit::model_parts::{ModelParts, StageParts};
-use crate::plan::{MeshOrder, Plan, System, group_size};
+use crate::mesh::{Mesh, MeshOrder, ShardedState};
+use crate::plan::{Plan, System, group_size};
 
 /// The file of the options.
 const OPTIONS: &str = "megatron.args";
@@ -18,10 +19,9 @@ pub(super) fn megatron(plan: &Plan, request: &EmitRequest<'_>) -> Emission {
     let stages = parts.stages(&plan.boundaries);
     let file = EmittedFile { name: OPTIONS, text: options(plan, request, &parts, &stages) };
     let mut emission = Emission::new(System::Megatron, vec![file]);
-    let context = request.mesh().map_or(1, |mesh| mesh.context);
-    remarks(&mut emission, plan, context, &parts);
+    remarks(&mut emission, plan, &parts);
     if let Some(mesh) = request.mesh() {
-        mesh_remarks(&mut emission, mesh, plan.tensor_parallel);
+        mesh_remarks(&mut emission, mesh, plan.mesh);
     }
     let names = |stage: &StageParts| format!("`{}`", print_layout(std::slice::from_ref(stage)));
     emission.finish(plan, request, &Mapping { system: System::Megatron, names })
@@ -37,7 +37,7 @@ fn options(plan: &Plan, request: &EmitRequest<'_>, parts: &ModelParts, stages: &
     if let Some(tokens) = request.profile.tokens {
         option("seq-length", &tokens);
     }
-    option("tensor-model-parallel-size", &plan.tensor_parallel);
+    option("tensor-model-parallel-size", &plan.mesh.tensor);
     option("pipeline-model-parallel-size", &ranks);
     option("pipeline-model-parallel-layout", &layout(stages, request.mesh()));
     let group = group_size(plan.settings.group_size, ranks, microbatches);
@@ -53,14 +53,14 @@ fn options(plan: &Plan, request: &EmitRequest<'_>, parts: &ModelParts, stages: &
         option("recompute-num-layers", &most);
     }
     if let Some(mesh) = request.mesh() {
-        text.push_str(&mesh_options(mesh));
+        text.push_str(&mesh_options(mesh, plan.mesh));
     }
     match request.precision {
         "bf16" => text.push_str("--bf16\n"),
         "f16" => text.push_str("--fp16\n"),
         _ => {}
     }
-    if plan.mesh_order == MeshOrder::Pipeline && plan.data_parallel > 1 {
+    if plan.mesh.order == MeshOrder::Pipeline && plan.mesh.data > 1 {
         text.push_str("--use-tp-pp-dp-mapping\n");
     }
     text
@@ -77,14 +77,14 @@ fn layout(stages: &[StageParts], mesh: Option<&MeshOptions>) -> String {
 }
 
 /// Returns the options of the parts of a plan for a cluster that a plan without a cluster does not have.
-fn mesh_options(mesh: &MeshOptions) -> String {
+fn mesh_options(mesh: &MeshOptions, sizes: Mesh) -> String {
     let mut lines = Vec::new();
-    if mesh.context > 1 {
-        lines.push(format!("--context-parallel-size {}", mesh.context));
+    if sizes.context > 1 {
+        lines.push(format!("--context-parallel-size {}", sizes.context));
     }
-    if mesh.expert > 0 {
-        lines.push(format!("--expert-model-parallel-size {}", mesh.expert));
-        lines.push(format!("--expert-tensor-parallel-size {}", mesh.expert_tensor));
+    if let Some(expert_tensor) = mesh.expert_tensor {
+        lines.push(format!("--expert-model-parallel-size {}", sizes.experts));
+        lines.push(format!("--expert-tensor-parallel-size {expert_tensor}"));
     }
     if mesh.sequence_parallel {
         lines.push("--sequence-parallel".to_owned());
@@ -121,23 +121,23 @@ fn mesh_options(mesh: &MeshOptions) -> String {
     lines.into_iter().map(|line| line + "\n").collect()
 }
 
-fn mesh_remarks(emission: &mut Emission, mesh: &MeshOptions, tensor: u32) {
+fn mesh_remarks(emission: &mut Emission, mesh: &MeshOptions, sizes: Mesh) {
     if matches!(mesh.sharded, ShardedState::Gradients | ShardedState::Parameters) {
         let text = "Megatron's FSDP needs an environment in which `CUDA_DEVICE_MAX_CONNECTIONS` is not 1";
         emission.remark("replicas", text);
-    } else if tensor > 1 || mesh.context > 1 {
+    } else if sizes.tensor > 1 || sizes.context > 1 {
         let text = "tensor and context parallelism need an environment in which `CUDA_DEVICE_MAX_CONNECTIONS` is 1, on GPUs \
                     before Blackwell";
         emission.remark("environment", text);
     }
-    if mesh.expert > 0 {
+    if mesh.expert_tensor.is_some() {
         let text =
             "the numbers of experts, and of experts of a token, are options of the model; set them yourself";
         emission.remark("experts", text);
     }
 }
 
-fn remarks(emission: &mut Emission, plan: &Plan, context: u32, parts: &ModelParts) {
+fn remarks(emission: &mut Emission, plan: &Plan, parts: &ModelParts) {
     if let Some(other) = parts.blocks().iter().find(|kind| **kind != parts.blocks()[0]) {
         let first = &parts.blocks()[0];
         let text = format!(
@@ -151,14 +151,14 @@ fn remarks(emission: &mut Emission, plan: &Plan, context: u32, parts: &ModelPart
             "blocks are recomputed, but neither the embedding nor the head, which the plan recomputes too";
         emission.remark("recomputation", text);
     }
-    if plan.data_parallel > 1 {
+    if plan.mesh.data > 1 {
         let text = format!(
             "no option says the {} replicas; they follow from the number of processes, {}",
-            plan.data_parallel,
+            plan.mesh.data,
             u64::from(plan.schedule.ranks())
-                * u64::from(plan.data_parallel)
-                * u64::from(plan.tensor_parallel)
-                * u64::from(context)
+                * u64::from(plan.mesh.data)
+                * u64::from(plan.mesh.tensor)
+                * u64::from(plan.mesh.context)
         );
         emission.remark("replicas", text);
     }
@@ -167,21 +167,27 @@ fn remarks(emission: &mut Emission, plan: &Plan, context: u32, parts: &ModelPart
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::emit::mesh_options::NO_OPTIONS;
+    use crate::emit::emission::NO_OPTIONS;
 
     /// Replicas without FSDP reduce their gradients during the backward.
     const REDUCE: &str = "--overlap-grad-reduce";
 
     fn check(mesh: MeshOptions, expected: &[&str]) {
-        assert_eq!(mesh_options(&mesh).lines().collect::<Vec<_>>(), expected, "{mesh:?}");
+        check_mesh(mesh, Mesh::default(), expected);
+    }
+
+    fn check_mesh(mesh: MeshOptions, sizes: Mesh, expected: &[&str]) {
+        assert_eq!(mesh_options(&mesh, sizes).lines().collect::<Vec<_>>(), expected, "{mesh:?}");
     }
 
     #[test]
     fn each_part_has_its_option() {
         check(NO_OPTIONS, &[REDUCE]);
-        check(MeshOptions { context: 2, ..NO_OPTIONS }, &["--context-parallel-size 2", REDUCE]);
-        check(
-            MeshOptions { expert: 4, expert_tensor: 2, ..NO_OPTIONS },
+        let context = Mesh { context: 2, ..Mesh::default() };
+        check_mesh(NO_OPTIONS, context, &["--context-parallel-size 2", REDUCE]);
+        check_mesh(
+            MeshOptions { expert_tensor: Some(2), ..NO_OPTIONS },
+            Mesh { experts: 4, ..Mesh::default() },
             &["--expert-model-parallel-size 4", "--expert-tensor-parallel-size 2", REDUCE],
         );
         check(MeshOptions { sequence_parallel: true, ..NO_OPTIONS }, &["--sequence-parallel", REDUCE]);

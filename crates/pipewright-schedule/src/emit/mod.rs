@@ -27,7 +27,6 @@ mod model_parts;
 mod read_plan;
 mod options;
 mod mapping;
-mod mesh_options;
 mod emission;
 mod layout;
 mod balanced;
@@ -38,16 +37,30 @@ mod torchtitan;
 mod read_torchtitan;
 mod deepspeed;
 mod read_deepspeed;
-mod write;
 mod system_file;
 mod limit;
 
-pub use emission::{Emission, EmitRequest, EmittedFile, PlanScope};
+pub use emission::{Emission, EmitRequest, EmittedFile, MeshOptions, PlanScope, RecomputedPart};
 pub use limit::{Limit, limit_of};
 pub use mapping::Remark;
-pub use mesh_options::{MeshOptions, RecomputedPart, ShardedState};
 pub use model_parts::{ModelParts, StageParts};
-pub use read_error::{ReadError, ReadErrorKind};
+pub use read_error::ReadError;
 pub use read_plan::ReadPlan;
 pub use system_file::SystemFile;
-pub use write::emit;
+
+use crate::plan::{Plan, Refusal, System};
+
+/// Returns the files of a plan for `system`.
+///
+/// # Errors
+/// When the system cannot run the plan.
+pub fn emit(system: System, plan: &Plan, request: &EmitRequest<'_>) -> Result<Emission, Refusal> {
+    match plan.refusal(system, request.profile) {
+        Some(refusal) => Err(refusal),
+        None => Ok(match system {
+            System::Torchtitan => torchtitan::torchtitan(plan, request),
+            System::Megatron => megatron::megatron(plan, request),
+            System::Deepspeed => deepspeed::deepspeed(plan, request),
+        }),
+    }
+}

@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use crate::emit::read_error::ReadErrorKind;
+use crate::emit::read_error::ReadError;
 use crate::plan::with_head_parts;
 use crate::profile::{HEAD_PART, Profile};
+use crate::words::counted;
 
 /// The division of a model's layers. The head has the norm before it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,10 +81,14 @@ impl ModelParts {
     }
 
     /// Returns the boundaries between stages, which have all parts of a model in order.
-    pub(super) fn boundaries(&self, stages: &[StageParts]) -> Result<Vec<usize>, ReadErrorKind> {
-        let found = stages.iter().map(|stage| stage.blocks.len()).sum();
+    pub(super) fn boundaries(&self, stages: &[StageParts]) -> Result<Vec<usize>, ReadError> {
+        let found: usize = stages.iter().map(|stage| stage.blocks.len()).sum();
         if found != self.blocks.len() {
-            return Err(ReadErrorKind::BlockCount { found, profile: self.blocks.len() });
+            return Err(ReadError::new(format!(
+                "the stages have {}, and the profile has {}; put each block into a stage, or use the profile of this model",
+                counted(found, "block"),
+                self.blocks.len()
+            )));
         }
         let mut layer = 0;
         let mut ends = Vec::new();
@@ -91,7 +96,9 @@ impl ModelParts {
             let ends_of_model = [(parts.embedding, self.has_embedding), (parts.head, self.has_head)];
             let own = ends_of_model.into_iter().filter(|&(is_here, is_layer)| is_here && is_layer).count();
             if own + parts.blocks.len() == 0 {
-                return Err(ReadErrorKind::EmptyStage { stage });
+                return Err(ReadError::new(format!(
+                    "stage {stage} has no layer that the profile has costs for; give it a block"
+                )));
             }
             layer += own + parts.blocks.len();
             ends.push(layer);
@@ -147,8 +154,12 @@ mod tests {
         let model = parts(&[("block", 4)]);
         let stage = |embedding, blocks, head| StageParts { embedding, blocks, head };
         let short = [stage(true, 0..1, false), stage(false, 1..3, true)];
-        assert_eq!(model.boundaries(&short), Err(ReadErrorKind::BlockCount { found: 3, profile: 4 }));
+        let refuse = |stages: &[StageParts], expected: &str| {
+            let error = model.boundaries(stages).expect_err("wrong stages").to_string();
+            assert!(error.starts_with(expected), "{error}");
+        };
+        refuse(&short, "the stages have 3 blocks, and the profile has 4; ");
         let empty = [stage(true, 0..0, false), stage(false, 0..4, true)];
-        assert_eq!(model.boundaries(&empty), Err(ReadErrorKind::EmptyStage { stage: 0 }));
+        refuse(&empty, "stage 0 has no layer ");
     }
 }

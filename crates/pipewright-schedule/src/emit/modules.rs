@@ -1,7 +1,7 @@
 //! torchtitan's names of modules and schedules, and the cut that it makes by itself.
 
 use crate::emit::model_parts::StageParts;
-use crate::emit::read_error::ReadErrorKind;
+use crate::emit::read_error::ReadError;
 
 /// The schedules of PyTorch 2.15: the name of a schedule here, and PyTorch's.
 pub(super) const PYTORCH: [(&str, &str); 7] = [
@@ -16,12 +16,12 @@ pub(super) const PYTORCH: [(&str, &str); 7] = [
 
 /// Returns the parts of stages from the names of their modules. `output` is the head's name in older
 /// releases.
-pub(super) fn stages_of(modules: &[Vec<String>]) -> Result<Vec<StageParts>, ReadErrorKind> {
+pub(super) fn stages_of(modules: &[Vec<String>]) -> Result<Vec<StageParts>, ReadError> {
     let mut blocks = 0;
     let mut stages = Vec::new();
     for (stage, names) in modules.iter().enumerate() {
         let mut parts = StageParts { embedding: false, blocks: blocks..blocks, head: false };
-        let wrong = |what: String| Err(ReadErrorKind::Order { stage, what });
+        let wrong = |what: String| Err(ReadError::in_stage(stage, &what));
         for name in names {
             match name.as_str() {
                 "tok_embeddings" if stage == 0 => parts.embedding = true,
@@ -60,7 +60,7 @@ pub(super) fn stages_of(modules: &[Vec<String>]) -> Result<Vec<StageParts>, Read
             .get(stage)
             .is_some_and(|parts| if stage == 0 && name != "lm_head" { parts.embedding } else { parts.head });
         if !has {
-            return Err(ReadErrorKind::Order { stage, what: format!("`{name}` is missing; add it") });
+            return Err(ReadError::in_stage(stage, &format!("`{name}` is missing; add it")));
         }
     }
     Ok(stages)
@@ -73,7 +73,7 @@ pub(super) fn default_stages(
     blocks: usize,
     first: usize,
     last: usize,
-) -> Result<Vec<StageParts>, ReadErrorKind> {
+) -> Result<Vec<StageParts>, ReadError> {
     let all = blocks + first + last;
     let (each, more) = (all / stages, all % stages);
     if stages > 1 && (each == 0 || first > each || last > each) {
@@ -81,7 +81,7 @@ pub(super) fn default_stages(
             "torchtitan cannot divide {blocks} blocks among {stages} stages, with the embedding as {first} and the head as {last}; \
              give `--parallelism.module_fqns_per_model_part`"
         );
-        return Err(ReadErrorKind::Contradiction { what });
+        return Err(ReadError::new(what));
     }
     let mut next = 0;
     let stage = |stage: usize| {
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
     use crate::emit::mapping::torchtitan_names;
 
-    fn read(modules: &[&str]) -> Result<Vec<StageParts>, ReadErrorKind> {
+    fn read(modules: &[&str]) -> Result<Vec<StageParts>, ReadError> {
         let names = |stage: &&str| stage.split(',').map(str::to_owned).collect();
         stages_of(&modules.iter().map(names).collect::<Vec<_>>())
     }

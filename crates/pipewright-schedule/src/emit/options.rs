@@ -4,7 +4,7 @@
 //! the end of a line continues it, so that parts of scripts can be read as they are. A quote that its line
 //! does not close encloses several lines of options, and separates words as a blank does.
 
-use crate::emit::read_error::{ReadError, ReadErrorKind};
+use crate::emit::read_error::ReadError;
 use crate::plan::System;
 
 /// The most letters, of a hundred, in which a key differs from a known one and is a mistake, not another option.
@@ -77,7 +77,7 @@ impl Options {
         let Some(entry) = self.find(key) else { return Ok(None) };
         match entry.values.as_slice() {
             [value] => Ok(Some((value, entry.line))),
-            values => Err(wrong(key, values.join(" "), "one value").at(entry.line)),
+            values => Err(wrong(key, &values.join(" "), "one value").at(entry.line)),
         }
     }
 
@@ -86,7 +86,7 @@ impl Options {
         let Some((value, line)) = self.word(key)? else { return Ok(None) };
         let number = value.parse().ok().filter(|&number| number >= least && number <= MOST);
         let expected = format!("a whole number from {least} to {MOST}");
-        number.map(Some).ok_or_else(|| wrong(key, value.to_owned(), &expected).at(line))
+        number.map(Some).ok_or_else(|| wrong(key, value, &expected).at(line))
     }
 
     /// Checks that no key is nearly one of `known`, or begins with one of `strict` and is not known.
@@ -94,9 +94,9 @@ impl Options {
         for entry in self.list.iter().filter(|entry| !known.contains(&entry.key.as_str())) {
             let near = nearest(&entry.key, known);
             if near.is_some() || (!strict.is_empty() && entry.key.starts_with(strict)) {
-                let nearest = near.map(with_dashes);
-                let key = with_dashes(&entry.key);
-                return Err(ReadErrorKind::UnknownKey { system, key, nearest }.at(entry.line));
+                let near = near.map(with_dashes);
+                let error = ReadError::unknown_key(system, &with_dashes(&entry.key), near.as_deref());
+                return Err(error.at(entry.line));
             }
         }
         Ok(())
@@ -108,8 +108,8 @@ impl Options {
 const MOST: u32 = 1_000_000;
 
 /// Returns the error for a value.
-pub(super) fn wrong(key: &str, value: String, expected: &str) -> ReadErrorKind {
-    ReadErrorKind::Value { key: with_dashes(key), value, expected: expected.to_owned() }
+pub(super) fn wrong(key: &str, value: &str, expected: &str) -> ReadError {
+    ReadError::value(&with_dashes(key), value, expected)
 }
 
 /// Returns an option as it is written.

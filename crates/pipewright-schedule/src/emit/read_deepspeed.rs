@@ -4,10 +4,13 @@ use serde_json::{Map, Value};
 
 use crate::emit::balanced::{balanced, uniform};
 use crate::emit::options::nearest;
-use crate::emit::read_error::{ReadError, ReadErrorKind};
-use crate::emit::read_plan::{ReadPlan, Sizes, checkpoint_remark, generate_within};
+use crate::emit::read_error::ReadError;
+use crate::emit::read_plan::{
+    ReadPlan, checkpoint_remark, generate_within, no_system, replicas_of, usual_order,
+};
 use crate::generate::ScheduleSpec;
-use crate::plan::{MeshOrder, PlanChoice, System, with_head_parts};
+use crate::mesh::Mesh;
+use crate::plan::{PlanChoice, System, with_head_parts};
 use crate::profile::Profile;
 use crate::recompute::StageRecompute;
 
@@ -34,8 +37,8 @@ const MOST: u64 = 1_000_000;
 
 /// Reads a plan for the layers of `profile`, on a total of `ranks` ranks.
 pub(super) fn read(text: &str, profile: &Profile, ranks: Option<u32>) -> Result<ReadPlan, ReadError> {
-    let value: Value = serde_json::from_str(text).map_err(|error| ReadErrorKind::Json(error.to_string()))?;
-    let config = value.as_object().ok_or_else(|| ReadErrorKind::Json("it is not an object".to_owned()))?;
+    let value: Value = serde_json::from_str(text).map_err(|error| json_error(&error.to_string()))?;
+    let config = value.as_object().ok_or_else(|| json_error("it is not an object"))?;
     check_keys(config)?;
     let none = Map::new();
     let pipeline = match config.get(PIPELINE) {
@@ -43,13 +46,11 @@ pub(super) fn read(text: &str, profile: &Profile, ranks: Option<u32>) -> Result<
         Some(value) => value.as_object().ok_or_else(|| mistake(PIPELINE, value, "an object"))?,
     };
     if let Some(key) = pipeline.keys().find(|key| !PIPELINE_KEYS.contains(&key.as_str())) {
-        let near = nearest(key, &PIPELINE_KEYS).map(str::to_owned);
-        return Err(unknown(format!("pipeline.{key}"), near).into());
+        return Err(unknown(&format!("pipeline.{key}"), nearest(key, &PIPELINE_KEYS)));
     }
-    let missing = |key| ReadErrorKind::MissingKey { system: System::Deepspeed, key };
     let stages = number(pipeline, "stages")?.ok_or_else(|| missing("pipeline.stages"))?;
-    let sizes = Sizes { pipeline: stages, tensor: 1, context: 1 };
-    let batch = Batch::read(config, sizes, ranks)?;
+    let mesh = Mesh { pipeline: stages, ..Mesh::default() };
+    let batch = Batch::read(config, mesh, ranks)?;
     let profile = with_head_parts(profile, Some(1));
     let layers = usize::try_from(profile.layer_count()).unwrap_or(usize::MAX);
     let boundaries = boundaries(pipeline, &profile, layers, stages)?;
@@ -61,8 +62,7 @@ pub(super) fn read(text: &str, profile: &Profile, ranks: Option<u32>) -> Result<
         head_parts: Some(1),
         boundaries,
         recompute: vec![(interval > 0).then_some(StageRecompute::WHOLE); stages as usize],
-        data_parallel: batch.replicas,
-        mesh_order: if profile.node.is_some() { MeshOrder::Replicas } else { MeshOrder::default() },
+        mesh: Mesh { data: batch.replicas, order: usual_order(&profile), ..mesh },
         microbatch_rows: batch.rows,
         ..PlanChoice::default()
     };
@@ -71,33 +71,41 @@ pub(super) fn read(text: &str, profile: &Profile, ranks: Option<u32>) -> Result<
 }
 
 /// Returns the number of layers of a checkpoint; 0 if nothing is recomputed.
-fn interval(pipeline: &Map<String, Value>) -> Result<u64, ReadErrorKind> {
+fn interval(pipeline: &Map<String, Value>) -> Result<u64, ReadError> {
     let Some(value) = pipeline.get(INTERVAL) else { return Ok(0) };
     let expected = "a whole number of layers, or 0 for no recomputation";
     value.as_u64().ok_or_else(|| mistake(&format!("{PIPELINE}.{INTERVAL}"), value, expected))
 }
 
-fn check_keys(config: &Map<String, Value>) -> Result<(), ReadErrorKind> {
+fn check_keys(config: &Map<String, Value>) -> Result<(), ReadError> {
     if !config.keys().any(|key| KNOWN.contains(&key.as_str())) {
         let keys: Vec<String> = config.keys().take(3).map(|key| format!("`{key}`")).collect();
         let found =
             if keys.is_empty() { "{}".to_owned() } else { format!("JSON with the keys {}", keys.join(", ")) };
-        return Err(ReadErrorKind::NoSystem { found });
+        return Err(no_system(&found));
     }
     let typo = config.keys().filter(|key| !KNOWN.contains(&key.as_str()));
     let typo = typo.filter_map(|key| Some((key, nearest(key, &KNOWN)?))).next();
-    typo.map_or(Ok(()), |(key, near)| Err(unknown(key.clone(), Some(near.to_owned()))))
+    typo.map_or(Ok(()), |(key, near)| Err(unknown(key, Some(near))))
 }
 
-fn unknown(key: String, nearest: Option<String>) -> ReadErrorKind {
-    ReadErrorKind::UnknownKey { system: System::Deepspeed, key, nearest }
+fn unknown(key: &str, nearest: Option<&str>) -> ReadError {
+    ReadError::unknown_key(System::Deepspeed, key, nearest)
 }
 
-fn mistake(key: &str, value: &Value, expected: &str) -> ReadErrorKind {
-    ReadErrorKind::Value { key: key.to_owned(), value: value.to_string(), expected: expected.to_owned() }
+fn missing(key: &str) -> ReadError {
+    ReadError::missing_key(System::Deepspeed, key)
 }
 
-fn number(object: &Map<String, Value>, key: &str) -> Result<Option<u32>, ReadErrorKind> {
+fn mistake(key: &str, value: &Value, expected: &str) -> ReadError {
+    ReadError::value(key, &value.to_string(), expected)
+}
+
+fn json_error(reason: &str) -> ReadError {
+    ReadError::new(format!("the JSON cannot be read: {reason}"))
+}
+
+fn number(object: &Map<String, Value>, key: &str) -> Result<Option<u32>, ReadError> {
     let Some(value) = object.get(key) else { return Ok(None) };
     let number = value.as_u64().filter(|number| (1..=MOST).contains(number));
     let number = number.and_then(|number| u32::try_from(number).ok());
@@ -114,18 +122,14 @@ struct Batch {
 impl Batch {
     /// Reads the three sizes. One may be left out if the number of ranks is known
     /// (`DeepSpeedConfig._set_batch_related_parameters`).
-    fn read(config: &Map<String, Value>, sizes: Sizes, ranks: Option<u32>) -> Result<Self, ReadError> {
+    fn read(config: &Map<String, Value>, mesh: Mesh, ranks: Option<u32>) -> Result<Self, ReadError> {
         let [batch, rows, microbatches] = [BATCH, ROWS, MICROBATCHES].map(|key| number(config, key));
         let (batch, rows, microbatches) = (batch?, rows?, microbatches?);
         let whole = |number: u32, by: u32| {
             let what = format!(
                 "{BATCH} is not {ROWS} times {MICROBATCHES} times the replicas; make them equal, or leave one of them out"
             );
-            if by > 0 && number.is_multiple_of(by) {
-                Ok(number / by)
-            } else {
-                Err(ReadError::from(ReadErrorKind::Contradiction { what }))
-            }
+            if by > 0 && number.is_multiple_of(by) { Ok(number / by) } else { Err(ReadError::new(what)) }
         };
         let stated = match (batch, rows, microbatches) {
             (Some(batch), Some(rows), Some(microbatches)) => {
@@ -133,7 +137,7 @@ impl Batch {
             }
             _ => None,
         };
-        let replicas = sizes.replicas(ranks, stated)?;
+        let replicas = replicas_of(mesh, ranks, stated)?;
         let (rows, microbatches) = match (batch, rows, microbatches) {
             (_, Some(rows), Some(microbatches)) => (rows, microbatches),
             (Some(batch), Some(rows), None) => (rows, whole(batch, rows.saturating_mul(replicas))?),
@@ -143,7 +147,7 @@ impl Batch {
             }
             (None, Some(rows), None) => (rows, 1),
             (None, None, _) => {
-                return Err(ReadErrorKind::MissingKey { system: System::Deepspeed, key: ROWS }.into());
+                return Err(missing(ROWS));
             }
         };
         Ok(Self { rows, microbatches, replicas })
@@ -155,12 +159,12 @@ fn boundaries(
     profile: &Profile,
     layers: usize,
     stages: u32,
-) -> Result<Vec<usize>, ReadErrorKind> {
+) -> Result<Vec<usize>, ReadError> {
     let count = stages as usize;
     if count > layers {
-        return Err(ReadErrorKind::Contradiction {
-            what: format!("{count} stages cannot share the {layers} layers of the profile; use fewer stages"),
-        });
+        return Err(ReadError::new(format!(
+            "{count} stages cannot share the {layers} layers of the profile; use fewer stages"
+        )));
     }
     if let Some(parts) = pipeline.get("parts") {
         return read_parts(parts, layers, count);
@@ -170,13 +174,13 @@ fn boundaries(
         Some("uniform") => Ok(uniform(layers, count)),
         Some("parameters") => {
             let weights: Vec<f64> = profile.each_layer().map(|layer| layer.parameter_bytes as f64).collect();
-            balanced(&weights, count).ok_or_else(|| ReadErrorKind::Contradiction {
-                what: format!("DeepSpeed's method takes too long for {layers} layers; give `pipeline.parts`"),
+            balanced(&weights, count).ok_or_else(|| {
+                ReadError::new(format!(
+                    "DeepSpeed's method takes too long for {layers} layers; give `pipeline.parts`"
+                ))
             })
         }
-        _ if method.is_null() => {
-            Err(ReadErrorKind::MissingKey { system: System::Deepspeed, key: "pipeline.parts" })
-        }
+        _ if method.is_null() => Err(missing("pipeline.parts")),
         _ => {
             let expected =
                 "uniform or parameters, as `partition_method` of `PipelineModule`; or give `pipeline.parts`";
@@ -186,7 +190,7 @@ fn boundaries(
 }
 
 /// Reads the first layer of each stage, and the number of layers.
-fn read_parts(parts: &Value, layers: usize, stages: usize) -> Result<Vec<usize>, ReadErrorKind> {
+fn read_parts(parts: &Value, layers: usize, stages: usize) -> Result<Vec<usize>, ReadError> {
     let expected = format!(
         "{} ascending numbers from 0 to {layers}, the layers of the profile: the first layer of each of the {stages} stages, and \
          the end",

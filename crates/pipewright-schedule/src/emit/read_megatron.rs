@@ -3,10 +3,13 @@
 use crate::emit::layout::parse_layout;
 use crate::emit::model_parts::{ModelParts, StageParts};
 use crate::emit::options::{Options, wrong};
-use crate::emit::read_error::{ReadError, ReadErrorKind};
-use crate::emit::read_plan::{ReadPlan, Sizes, checkpoint_remark, generate_within};
+use crate::emit::read_error::ReadError;
+use crate::emit::read_plan::{
+    ReadPlan, checkpoint_remark, generate_within, replicas_of, sharing_remarks, uneven_stages, usual_order,
+};
 use crate::generate::ScheduleSpec;
-use crate::plan::{MeshOrder, PlanChoice, System};
+use crate::mesh::{Mesh, MeshOrder};
+use crate::plan::{PlanChoice, System};
 use crate::profile::Profile;
 use crate::recompute::StageRecompute;
 use crate::schedule::Schedule;
@@ -68,34 +71,33 @@ pub(super) fn is_megatron(key: &str) -> bool {
 pub(super) fn read(options: &Options, profile: &Profile, ranks: Option<u32>) -> Result<ReadPlan, ReadError> {
     options.check(System::Megatron, &KNOWN, "")?;
     let parts = ModelParts::of(profile);
-    let sizes = Sizes {
+    let mesh = Mesh {
         pipeline: options.number(PIPELINE, 1)?.unwrap_or(1),
         tensor: options.number(TENSOR, 1)?.unwrap_or(1),
         context: options.number(CONTEXT, 1)?.unwrap_or(1),
+        ..Mesh::default()
     };
     if let Some(layers) = options.number(LAYERS, 1)?.filter(|&layers| layers as usize != parts.blocks().len())
     {
         let expected =
             format!("{}, the blocks of the profile; use the profile of this model", parts.blocks().len());
-        return Err(at(options, LAYERS, wrong(LAYERS, layers.to_string(), &expected)));
+        return Err(at(options, LAYERS, wrong(LAYERS, &layers.to_string(), &expected)));
     }
-    let stages = stages(options, &parts, sizes.pipeline)?;
-    let boundaries = parts.boundaries(&stages).map_err(|kind| at(options, LAYOUT, kind))?;
-    let replicas = sizes.replicas(ranks, None)?;
-    let missing = |key| ReadError::from(ReadErrorKind::MissingKey { system: System::Megatron, key });
+    let stages = stages(options, &parts, mesh.pipeline)?;
+    let boundaries = parts.boundaries(&stages).map_err(|error| at(options, LAYOUT, error))?;
+    let replicas = replicas_of(mesh, ranks, None)?;
+    let missing = |key| ReadError::missing_key(System::Megatron, key);
     let rows = options.number(ROWS, 1)?.ok_or_else(|| missing("--micro-batch-size"))?;
     let microbatches = microbatches(options, rows, replicas)?;
-    let (schedule, schedule_name) = schedule(options, stages.len() as u32, sizes.pipeline, microbatches)?;
-    let mut remarks = other_parallelism(options, sizes)?;
+    let (schedule, schedule_name) = schedule(options, stages.len() as u32, mesh.pipeline, microbatches)?;
+    let mut remarks = other_parallelism(options, mesh)?;
     let recomputes = recompute(options, &stages, &mut remarks)?;
-    let is_in_rows = options.has(PIPELINE_ORDER) || profile.node.is_none();
+    let order = if options.has(PIPELINE_ORDER) { MeshOrder::Pipeline } else { usual_order(profile) };
     let choice = PlanChoice {
         head_parts: Some(1),
         boundaries,
         recompute: vec![recomputes.then_some(StageRecompute::WHOLE); stages.len()],
-        data_parallel: replicas,
-        tensor_parallel: sizes.tensor,
-        mesh_order: if is_in_rows { MeshOrder::Pipeline } else { MeshOrder::Replicas },
+        mesh: Mesh { data: replicas, context: 1, order, ..mesh },
         microbatch_rows: rows,
         ..PlanChoice::default()
     };
@@ -103,23 +105,23 @@ pub(super) fn read(options: &Options, profile: &Profile, ranks: Option<u32>) -> 
 }
 
 /// Returns an error about an option, with its line if it is given.
-fn at(options: &Options, key: &str, kind: ReadErrorKind) -> ReadError {
+fn at(options: &Options, key: &str, error: ReadError) -> ReadError {
     match options.find(key) {
-        Some(entry) => kind.at(entry.line),
-        None => kind.into(),
+        Some(entry) => error.at(entry.line),
+        None => error,
     }
 }
 
 fn stages(options: &Options, parts: &ModelParts, ranks: u32) -> Result<Vec<StageParts>, ReadError> {
     let Some((layout, line)) = options.word(LAYOUT)? else { return split(options, parts, ranks) };
-    let stages = parse_layout(layout).map_err(|kind| kind.at(line))?;
+    let stages = parse_layout(layout).map_err(|error| error.at(line))?;
     let others = [LAYERS_PER_STAGE, STAGES_PER_RANK, FIRST, LAST, WITH_EMBEDDING, WITH_HEAD];
     if let Some(other) = others.into_iter().find(|key| options.has(key)) {
         let what = format!("`--{LAYOUT}` and `--{other}` both cut the model; give one of them");
-        return Err(ReadErrorKind::Contradiction { what }.at(line));
+        return Err(ReadError::new(what).at(line));
     }
     if !stages.len().is_multiple_of(ranks as usize) {
-        return Err(ReadErrorKind::StageCount { stages: stages.len(), ranks }.at(line));
+        return Err(uneven_stages(stages.len(), ranks).at(line));
     }
     Ok(stages)
 }
@@ -135,14 +137,14 @@ fn split(options: &Options, parts: &ModelParts, ranks: u32) -> Result<Vec<StageP
         let layers = counted(counted_layers, "layer");
         let what =
             format!("{stages} stages cannot share {layers}; use fewer stages, or the profile of this model");
-        return Err(ReadErrorKind::Contradiction { what }.into());
+        return Err(ReadError::new(what));
     }
     let mut sizes = vec![0; stages];
     if fixed != [None, None] {
         if per_rank > 1 {
             let what =
                 format!("`--{FIRST}` and `--{LAST}` are read for one stage per rank; give `--{LAYOUT}`");
-            return Err(ReadErrorKind::Contradiction { what }.into());
+            return Err(ReadError::new(what));
         }
         let taken: usize = fixed.iter().flatten().map(|&layers| layers as usize).sum();
         let all = parts.blocks().len();
@@ -195,7 +197,7 @@ fn uneven(layers: usize) -> ReadError {
         "Megatron divides {} evenly, and these options do not; give `--{LAYOUT}` or other numbers",
         counted(layers, "layer")
     );
-    ReadErrorKind::Contradiction { what }.into()
+    ReadError::new(what)
 }
 
 /// Returns the microbatches of a replica.
@@ -204,7 +206,7 @@ fn microbatches(options: &Options, rows: u32, replicas: u32) -> Result<u32, Read
     let batch = options.number(BATCH, 1)?.unwrap_or(each);
     if !batch.is_multiple_of(each) {
         let expected = format!("a multiple of {each}, the rows of a microbatch times the replicas");
-        return Err(at(options, BATCH, wrong(BATCH, batch.to_string(), &expected)));
+        return Err(at(options, BATCH, wrong(BATCH, &batch.to_string(), &expected)));
     }
     Ok(batch / each)
 }
@@ -227,7 +229,7 @@ fn schedule(
         let what = format!(
             "interleaved 1F1B needs at least {ranks} microbatches, and there are {microbatches}; increase `--{BATCH}`"
         );
-        return Err(at(options, BATCH, ReadErrorKind::Contradiction { what }));
+        return Err(at(options, BATCH, ReadError::new(what)));
     }
     let size = group.unwrap_or(ranks);
     let last = microbatches % size;
@@ -235,7 +237,7 @@ fn schedule(
         let expected = format!(
             "a number from {ranks}, the ranks, to {microbatches}, the microbatches, whose last group has no fewer than {ranks}"
         );
-        return Err(at(options, GROUP, wrong(GROUP, size.to_string(), &expected)));
+        return Err(at(options, GROUP, wrong(GROUP, &size.to_string(), &expected)));
     }
     let spec = ScheduleSpec { stages_per_rank: Some(stages / ranks), group_size: Some(size), ..spec };
     let schedule = generate_within("interleaved1f1b", &spec)?;
@@ -253,7 +255,7 @@ fn recompute(options: &Options, stages: &[StageParts], remarks: &mut Vec<String>
     }
     let Some((granularity, line)) = granularity else { return Ok(false) };
     if granularity != "full" {
-        return Err(wrong(GRANULARITY, granularity.to_owned(), "full or selective").at(line));
+        return Err(wrong(GRANULARITY, granularity, "full or selective").at(line));
     }
     let layers = options.number(RECOMPUTED, 1)?.unwrap_or(1) as usize;
     let most = stages.iter().map(|stage| stage.blocks.len()).max().unwrap_or(0);
@@ -274,21 +276,13 @@ fn recompute(options: &Options, stages: &[StageParts], remarks: &mut Vec<String>
             ));
             Ok(false)
         }
-        Some((other, line)) => Err(wrong(METHOD, other.to_owned(), "uniform or block").at(line)),
-        None => {
-            let key = "--recompute-method";
-            Err(ReadErrorKind::MissingKey { system: System::Megatron, key }.at(line))
-        }
+        Some((other, line)) => Err(wrong(METHOD, other, "uniform or block").at(line)),
+        None => Err(ReadError::missing_key(System::Megatron, "--recompute-method").at(line)),
     }
 }
 
-fn other_parallelism(options: &Options, sizes: Sizes) -> Result<Vec<String>, ReadError> {
-    let mut remarks: Vec<String> = sizes.context_remark(CONTEXT).into_iter().collect();
-    if let Some(size) = options.number(EXPERT, 1)?.filter(|&size| size > 1) {
-        remarks.push(format!(
-            "`--{EXPERT} {size}` is not predicted; the costs of the profile are taken as they are"
-        ));
-    }
+fn other_parallelism(options: &Options, mesh: Mesh) -> Result<Vec<String>, ReadError> {
+    let mut remarks = sharing_remarks(mesh, CONTEXT, (EXPERT, options.number(EXPERT, 1)?));
     if let Some(blocks) = options.number(PREDICTORS, 0)?.filter(|&blocks| blocks > 0) {
         remarks.push(format!(
             "`--{PREDICTORS} {blocks}`: the head of the profile is taken to have the costs of these blocks"

@@ -4,11 +4,15 @@ use crate::csv::parse_schedule;
 use crate::emit::model_parts::{ModelParts, StageParts};
 use crate::emit::modules::{PYTORCH, default_stages, stages_of};
 use crate::emit::options::{CHECKPOINTING, Entry, MODULES, Options, nearest, wrong};
-use crate::emit::read_error::{ReadError, ReadErrorKind};
-use crate::emit::read_plan::{ReadPlan, Sizes, checkpoint_remark, generate_within};
+use crate::emit::read_error::ReadError;
+use crate::emit::read_plan::{
+    ReadPlan, checkpoint_remark, generate_within, replicas_of, sharing_remarks, uneven_stages, usual_order,
+};
+use crate::error_text::with_causes;
 use crate::generate::ScheduleSpec;
+use crate::mesh::Mesh;
 use crate::placement::Placement;
-use crate::plan::{MeshOrder, PlanChoice, System};
+use crate::plan::{PlanChoice, System};
 use crate::profile::Profile;
 use crate::recompute::StageRecompute;
 use crate::schedule::Schedule;
@@ -81,27 +85,28 @@ pub(super) fn read(
     options.check(System::Torchtitan, &KNOWN, "parallelism.")?;
     let parts = ModelParts::of(profile);
     let degree = options.number(DEGREE, 1)?.unwrap_or(1);
-    let sizes = Sizes {
+    let mesh = Mesh {
         pipeline: degree,
         tensor: options.number(TENSOR, 1)?.unwrap_or(1),
         context: options.number(CONTEXT, 1)?.unwrap_or(1),
+        ..Mesh::default()
     };
     let microbatch_rows = options.number(ROWS, 1)?.unwrap_or(1);
     let batch = options.number(LOCAL_BATCH, 1)?.unwrap_or(DEFAULT_BATCH);
     if degree > 1 && !batch.is_multiple_of(microbatch_rows) {
         let expected = format!("a multiple of the rows of a microbatch, {microbatch_rows}");
-        return Err(wrong(LOCAL_BATCH, batch.to_string(), &expected).into());
+        return Err(wrong(LOCAL_BATCH, &batch.to_string(), &expected));
     }
     let (name, line) = options.word(SCHEDULE)?.unwrap_or(("1F1B", 1));
     let known = PYTORCH.iter().find(|(_, pytorch)| pytorch.eq_ignore_ascii_case(name));
     let &(own, pytorch) = known.ok_or_else(|| {
         let names = PYTORCH.map(|(_, pytorch)| pytorch);
         let nearest = nearest(name, &names).map_or(String::new(), |name| format!("; did you mean `{name}`?"));
-        wrong(SCHEDULE, name.to_owned(), &format!("one of {}{nearest}", names.join(", "))).at(line)
+        wrong(SCHEDULE, name, &format!("one of {}{nearest}", names.join(", "))).at(line)
     })?;
     let stages = stages(options, &parts, own, degree)?;
-    let data_parallel = replicas(options, sizes, ranks)?;
-    let runs = runs(options, batch, data_parallel)?;
+    let data = replicas(options, mesh, ranks)?;
+    let runs = runs(options, batch, data)?;
     // Without a pipeline, torchtitan runs one local batch after another, which is the order of the microbatches.
     let (microbatches, microbatch_rows, runs) = match degree {
         1 => (runs, batch, 1),
@@ -119,15 +124,13 @@ pub(super) fn read(
             generate_within(own, &spec)?
         }
     };
-    let (recomputes, mut remarks) = remarks(options, sizes, &stages)?;
+    let (recomputes, mut remarks) = remarks(options, mesh, &stages)?;
     remarks.extend(accumulation(runs));
     let choice = PlanChoice {
         head_parts: Some(1),
         boundaries: parts.boundaries(&stages)?,
         recompute: vec![recomputes.then_some(StageRecompute::WHOLE); stages.len()],
-        data_parallel,
-        tensor_parallel: sizes.tensor,
-        mesh_order: if profile.node.is_some() { MeshOrder::Replicas } else { MeshOrder::default() },
+        mesh: Mesh { data, context: 1, order: usual_order(profile), ..mesh },
         microbatch_rows,
         ..PlanChoice::default()
     };
@@ -137,17 +140,17 @@ pub(super) fn read(
 
 /// Returns the number of replicas. The shard degree is `-1` by default, so that the ranks are divided among
 /// the replicated ones; without a number of ranks, it counts as 1.
-fn replicas(options: &Options, sizes: Sizes, ranks: Option<u32>) -> Result<u32, ReadError> {
+fn replicas(options: &Options, mesh: Mesh, ranks: Option<u32>) -> Result<u32, ReadError> {
     let replicated = options.number(REPLICATE, 1)?.unwrap_or(1);
     if options.word(SHARD)?.is_some_and(|(shards, _)| shards != "-1") {
         let stated = replicated.saturating_mul(options.number(SHARD, 1)?.unwrap_or(1));
-        return sizes.replicas(ranks, Some(stated));
+        return replicas_of(mesh, ranks, Some(stated));
     }
     let Some(ranks) = ranks else { return Ok(replicated) };
-    let replicas = sizes.replicas(Some(ranks), None)?;
+    let replicas = replicas_of(mesh, Some(ranks), None)?;
     if !replicas.is_multiple_of(replicated) {
         let expected = format!("a divisor of {replicas}, the replicas on {ranks} ranks");
-        return Err(wrong(REPLICATE, replicated.to_string(), &expected).into());
+        return Err(wrong(REPLICATE, &replicated.to_string(), &expected));
     }
     Ok(replicas)
 }
@@ -162,7 +165,7 @@ fn runs(options: &Options, batch: u32, replicas: u32) -> Result<u32, ReadError> 
     let rows = u64::from(options.number(GLOBAL_BATCH, 1)?.unwrap_or(1));
     if !rows.is_multiple_of(each) {
         let expected = format!("-1, or a multiple of {each}, the rows of a batch of all replicas");
-        return Err(wrong(GLOBAL_BATCH, value.to_owned(), &expected).at(line));
+        return Err(wrong(GLOBAL_BATCH, value, &expected).at(line));
     }
     // A number of rows is at most a million.
     Ok((rows / each) as u32)
@@ -190,9 +193,9 @@ fn stages(
             .map(|stage| stage.split(',').map(|name| name.trim().to_owned()).collect())
             .collect();
         if modules.is_empty() || !modules.len().is_multiple_of(degree as usize) {
-            return Err(ReadErrorKind::StageCount { stages: modules.len(), ranks: degree }.at(*line));
+            return Err(uneven_stages(modules.len(), degree).at(*line));
         }
-        return stages_of(&modules).map_err(|kind| kind.at(*line));
+        return stages_of(&modules).map_err(|error| error.at(*line));
     }
     let counted_as = |key| options.number(key, 0).map(|blocks| blocks.unwrap_or(1) as usize);
     let (first, last) = (counted_as(FIRST)?, counted_as(LAST)?);
@@ -202,9 +205,9 @@ fn stages(
         None => 2 * degree as usize,
     };
     if !count.is_multiple_of(degree as usize) {
-        return Err(ReadErrorKind::StageCount { stages: count, ranks: degree }.into());
+        return Err(uneven_stages(count, degree));
     }
-    Ok(default_stages(count, blocks, first, last)?)
+    default_stages(count, blocks, first, last)
 }
 
 /// Reads a table, and checks that torchtitan places the stages as it does.
@@ -215,8 +218,10 @@ fn read_table(
     microbatches: u32,
     degree: u32,
 ) -> Result<Schedule, ReadError> {
-    let read = parse_schedule(table).map_err(ReadErrorKind::Table)?;
-    let wrong = |what| Err(ReadErrorKind::Contradiction { what }.into());
+    let read = parse_schedule(table).map_err(|error| {
+        ReadError::new(format!("the table of actions cannot be read: {}", with_causes(&error)))
+    })?;
+    let wrong = |what: String| Err(ReadError::new(what));
     if read.placement().stages() as usize != stages || read.ranks() != degree {
         return wrong(format!(
             "the table has {} stages on {} ranks, and the options {stages} on {degree}; make them equal",
@@ -233,7 +238,7 @@ fn read_table(
     let is_v = ["zbvzerobubble", "dualpipev"].contains(&schedule);
     let chunks = stages as u32 / degree;
     let placement = if is_v { Placement::v(degree, chunks) } else { Placement::looped(degree, chunks) };
-    let placement = placement.map_err(ReadErrorKind::from)?;
+    let placement = placement.map_err(|error| ReadError::new(with_causes(&error)))?;
     let differs =
         placement.all_stages().find(|&stage| placement.rank_of(stage) != read.placement().rank_of(stage));
     match differs {
@@ -248,13 +253,8 @@ fn read_table(
 }
 
 /// Returns whether all stages recompute, and what is not predicted.
-fn remarks(options: &Options, sizes: Sizes, stages: &[StageParts]) -> Result<(bool, Vec<String>), ReadError> {
-    let mut remarks: Vec<String> = sizes.context_remark(CONTEXT).into_iter().collect();
-    if let Some(size) = options.number(EXPERT, 1)?.filter(|&size| size > 1) {
-        remarks.push(format!(
-            "`--{EXPERT} {size}` is not predicted; the costs of the profile are taken as they are"
-        ));
-    }
+fn remarks(options: &Options, mesh: Mesh, stages: &[StageParts]) -> Result<(bool, Vec<String>), ReadError> {
+    let mut remarks = sharing_remarks(mesh, CONTEXT, (EXPERT, options.number(EXPERT, 1)?));
     let chosen = options.list.iter().rev().find(|entry| entry.key.starts_with(CHECKPOINTING));
     let recomputes = match chosen.map(|entry| (&entry.key[CHECKPOINTING.len()..], entry.line)) {
         Some(("full", _)) => {
@@ -271,9 +271,9 @@ fn remarks(options: &Options, sizes: Sizes, stages: &[StageParts]) -> Result<(bo
             false
         }
         Some((other, line)) => {
-            let key = CHECKPOINTING.trim_end_matches(':').to_owned();
-            let expected = "full, selective, memory-budget or none".to_owned();
-            return Err(ReadErrorKind::Value { key, value: other.to_owned(), expected }.at(line));
+            let key = CHECKPOINTING.trim_end_matches(':');
+            let expected = "full, selective, memory-budget or none";
+            return Err(ReadError::value(key, other, expected).at(line));
         }
         None => {
             remarks

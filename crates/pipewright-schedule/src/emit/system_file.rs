@@ -2,8 +2,8 @@
 
 use crate::csv::parse_rows;
 use crate::emit::options::{CHECKPOINTING, Options, with_dashes};
-use crate::emit::read_error::{ReadError, ReadErrorKind};
-use crate::emit::read_plan::ReadPlan;
+use crate::emit::read_error::ReadError;
+use crate::emit::read_plan::{ReadPlan, no_system};
 use crate::emit::{read_deepspeed, read_megatron, read_torchtitan};
 use crate::plan::System;
 use crate::profile::Profile;
@@ -48,13 +48,16 @@ impl SystemFile {
             let expected = *system.get_or_insert(own);
             if expected != own {
                 let key = with_dashes(&entry.key);
-                return Err(ReadErrorKind::OtherSystem { key, system: own, expected }.at(entry.line));
+                let error = ReadError::new(format!(
+                    "`{key}` is an option of {own}, and the options before it are of {expected}; use one system's"
+                ));
+                return Err(error.at(entry.line));
             }
         }
         match system {
             Some(System::Torchtitan) => Ok(Self { content: Content::Torchtitan(options) }),
             Some(_) => Ok(Self { content: Content::Megatron(options) }),
-            None => Err(unknown(trimmed).into()),
+            None => Err(unknown(trimmed)),
         }
     }
 
@@ -99,14 +102,17 @@ impl SystemFile {
 }
 
 /// Returns the error for a text without options: it may be a table alone.
-fn unknown(text: &str) -> ReadErrorKind {
+fn unknown(text: &str) -> ReadError {
     let has_actions = |rows: Vec<Vec<_>>| rows.iter().flatten().any(Option::is_some);
     if parse_rows(text).is_ok_and(has_actions) {
-        return ReadErrorKind::TableAlone;
+        return ReadError::new(
+            "read a table of actions, which does not say the layers of its stages; check the options that name it in \
+             `--parallelism.pipeline_parallel_schedule_csv`, or predict the best cut with `pipewright simulate --csv`",
+        );
     }
     let first = text.lines().next().unwrap_or_default();
     let start: String = first.chars().take(SHOWN).collect();
     let dots = if first.chars().count() > SHOWN { ".." } else { "" };
     let found = if start.is_empty() { "an empty text".to_owned() } else { format!("`{start}{dots}`") };
-    ReadErrorKind::NoSystem { found }
+    no_system(&found)
 }

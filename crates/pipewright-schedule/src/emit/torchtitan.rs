@@ -4,11 +4,12 @@ use std::fmt::Write;
 
 use crate::csv::print_schedule;
 use crate::emit::emission::{Emission, EmitRequest, EmittedFile};
+use crate::emit::emission::{MeshOptions, RecomputedPart};
 use crate::emit::mapping::{Mapping, torchtitan_names};
-use crate::emit::mesh_options::{MeshOptions, RecomputedPart, ShardedState};
 use crate::emit::model_parts::{ModelParts, StageParts};
 use crate::emit::modules::PYTORCH;
-use crate::plan::{MeshOrder, Plan, PlanSettings, System, is_loop};
+use crate::mesh::{Mesh, MeshOrder, ShardedState};
+use crate::plan::{Plan, PlanSettings, System, is_loop};
 use crate::words::counted;
 
 /// The file of the options.
@@ -26,7 +27,7 @@ pub(super) fn torchtitan(plan: &Plan, request: &EmitRequest<'_>) -> Emission {
     let mut emission = Emission::new(System::Torchtitan, files);
     remarks(&mut emission, plan, request);
     if let Some(mesh) = request.mesh() {
-        mesh_remarks(&mut emission, mesh);
+        mesh_remarks(&mut emission, mesh, plan.mesh);
     }
     let names = |stage: &StageParts| torchtitan_names(stage).join(", ");
     emission.finish(plan, request, &Mapping { system: System::Torchtitan, names })
@@ -58,10 +59,10 @@ fn options(plan: &Plan, request: &EmitRequest<'_>, stages: &[StageParts]) -> Str
     option("parallelism.pipeline_parallel_schedule_csv", &format!("{}{slash}{TABLE}", request.folder));
     option("parallelism.pipeline_parallel_microbatch_size", &plan.microbatch_rows);
     option("parallelism.module_fqns_per_model_part", &modules.join(" "));
-    let shards = request.shards(plan.data_parallel);
-    option("parallelism.data_parallel_replicate_degree", &(plan.data_parallel / shards));
+    let shards = request.shards(plan.mesh.data);
+    option("parallelism.data_parallel_replicate_degree", &(plan.mesh.data / shards));
     option("parallelism.data_parallel_shard_degree", &shards);
-    option("parallelism.tensor_parallel_degree", &plan.tensor_parallel);
+    option("parallelism.tensor_parallel_degree", &plan.mesh.tensor);
     // Without a pipeline, a local batch is one microbatch, and a step accumulates several.
     let microbatches = if plan.schedule.ranks() > 1 { plan.schedule.microbatches() } else { 1 };
     option("training.local_batch_size", &(rows * u64::from(microbatches)));
@@ -75,7 +76,7 @@ fn options(plan: &Plan, request: &EmitRequest<'_>, stages: &[StageParts]) -> Str
         None if plan.recomputes() => "full",
         None => "none",
         Some(mesh) => {
-            text.push_str(&mesh_options(mesh, plan.schedule.ranks(), plan.tensor_parallel));
+            text.push_str(&mesh_options(mesh, plan.mesh));
             checkpointing(mesh)
         }
     };
@@ -84,16 +85,15 @@ fn options(plan: &Plan, request: &EmitRequest<'_>, stages: &[StageParts]) -> Str
 }
 
 /// Returns the options of the parts of a plan for a cluster that a plan without a cluster does not have.
-/// `pipeline` and `tensor` are the ranks of a pipeline and of a tensor group.
-fn mesh_options(mesh: &MeshOptions, pipeline: u32, tensor: u32) -> String {
+fn mesh_options(mesh: &MeshOptions, sizes: Mesh) -> String {
     let mut lines = Vec::new();
-    if mesh.context > 1 {
-        lines.push(format!("--parallelism.context_parallel_degree {}", mesh.context));
+    if sizes.context > 1 {
+        lines.push(format!("--parallelism.context_parallel_degree {}", sizes.context));
     }
-    if mesh.expert > 0 {
-        lines.push(format!("--parallelism.expert_parallel_degree {}", mesh.expert));
+    if mesh.expert_tensor.is_some() {
+        lines.push(format!("--parallelism.expert_parallel_degree {}", sizes.experts));
     }
-    if tensor > 1 && !mesh.sequence_parallel {
+    if sizes.tensor > 1 && !mesh.sequence_parallel {
         lines.push("--parallelism.no_enable_sequence_parallel".to_owned());
     }
     // The default differs between runs with and without a pipeline, so the policy is always written. A
@@ -102,7 +102,7 @@ fn mesh_options(mesh: &MeshOptions, pipeline: u32, tensor: u32) -> String {
     let policy = match mesh.sharded {
         ShardedState::Nothing | ShardedState::Optimizer => None,
         ShardedState::Gradients => Some("never"),
-        ShardedState::Parameters => Some(if pipeline > 1 { "never" } else { "always" }),
+        ShardedState::Parameters => Some(if sizes.pipeline > 1 { "never" } else { "always" }),
     };
     lines.extend(policy.map(|policy| format!("--parallelism.fsdp_reshard_after_forward {policy}")));
     lines.into_iter().map(|line| line + "\n").collect()
@@ -116,7 +116,7 @@ fn checkpointing(mesh: &MeshOptions) -> &'static str {
     }
 }
 
-fn mesh_remarks(emission: &mut Emission, mesh: &MeshOptions) {
+fn mesh_remarks(emission: &mut Emission, mesh: &MeshOptions, sizes: Mesh) {
     if mesh.predictors > 0 {
         let text = format!(
             "`module_fqns_per_model_part` does not name the {} that predict further tokens, which the plan has in the last \
@@ -135,7 +135,7 @@ fn mesh_remarks(emission: &mut Emission, mesh: &MeshOptions) {
                     backward ends; between steps they are sharded, which the plan does not need";
         emission.remark("replicas", text);
     }
-    if mesh.context > 1 {
+    if sizes.context > 1 {
         let text = "context parallelism needs a configuration of the model with FlexAttention; torchtitan refuses its other kinds";
         emission.remark("attention", text);
     }
@@ -160,7 +160,7 @@ fn remarks(emission: &mut Emission, plan: &Plan, request: &EmitRequest<'_>) {
     if request.precision == "f16" {
         emission.remark("precision", "there is no f16; the options have float32");
     }
-    if plan.mesh_order == MeshOrder::Pipeline && plan.data_parallel > 1 {
+    if plan.mesh.order == MeshOrder::Pipeline && plan.mesh.data > 1 {
         let text = "the replicas of a stage have consecutive numbers, and in the plan the ranks of a pipeline have them. \
                     Without nodes, the prediction is the same for both";
         emission.remark("order of ranks", text);
@@ -170,17 +170,24 @@ fn remarks(emission: &mut Emission, plan: &Plan, request: &EmitRequest<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::emit::mesh_options::NO_OPTIONS;
+    use crate::emit::emission::NO_OPTIONS;
 
     fn check(mesh: MeshOptions, [pipeline, tensor]: [u32; 2], expected: &str) {
-        assert_eq!(mesh_options(&mesh, pipeline, tensor), expected, "{mesh:?}");
+        check_mesh(mesh, Mesh { pipeline, tensor, ..Mesh::default() }, expected);
+    }
+
+    fn check_mesh(mesh: MeshOptions, sizes: Mesh, expected: &str) {
+        assert_eq!(mesh_options(&mesh, sizes), expected, "{mesh:?}");
     }
 
     #[test]
     fn each_part_has_its_option() {
         check(NO_OPTIONS, [4, 1], "");
-        check(MeshOptions { context: 2, ..NO_OPTIONS }, [1, 1], "--parallelism.context_parallel_degree 2\n");
-        check(MeshOptions { expert: 4, ..NO_OPTIONS }, [1, 1], "--parallelism.expert_parallel_degree 4\n");
+        let context = Mesh { context: 2, ..Mesh::default() };
+        check_mesh(NO_OPTIONS, context, "--parallelism.context_parallel_degree 2\n");
+        let experts = Mesh { experts: 4, ..Mesh::default() };
+        let with_experts = MeshOptions { expert_tensor: Some(1), ..NO_OPTIONS };
+        check_mesh(with_experts, experts, "--parallelism.expert_parallel_degree 4\n");
         check(NO_OPTIONS, [1, 2], "--parallelism.no_enable_sequence_parallel\n");
         check(MeshOptions { sequence_parallel: true, ..NO_OPTIONS }, [1, 2], "");
         let policy = |sharded, pipeline, expected: &str| {

@@ -120,10 +120,12 @@ impl Common {
         let bytes = |of: &dyn Fn(&LayerProfile) -> u64| {
             parts.iter().fold(0u64, |sum, it| sum.saturating_add(of(it).saturating_mul(u64::from(it.count))))
         };
+        let if_all = |of: fn(&LayerProfile) -> Option<u64>| {
+            parts.iter().all(|part| of(part).is_some()).then(|| bytes(&|part| of(part).unwrap_or(0)))
+        };
         let beyond = |all: u64| all.saturating_sub(self.hidden).saturating_sub(self.kept);
         LayerProfile {
             kind: "head".to_owned(),
-            count: 1,
             forward_s: seconds(&|part| part.forward_s),
             input_backward_s: seconds(&|part| part.input_backward_s),
             weight_backward_s: seconds(&|part| part.weight_backward_s),
@@ -144,24 +146,12 @@ impl Common {
             weight_activation_bytes: Some(
                 self.hidden.saturating_add(bytes(&|part| beyond(part.stash_bytes()))),
             ),
-            norms_bytes: 0,
-            norms_s: 0.0,
-            feed_forward_bytes: 0,
-            feed_forward_s: 0.0,
             temporary_bytes: bytes(&|part| part.temporary_bytes),
             tensor_sums: parts.iter().filter_map(|part| part.tensor_sums).max(),
-            optimizer_bytes: parts
-                .iter()
-                .all(|part| part.optimizer_bytes.is_some())
-                .then(|| bytes(&|part| part.optimizer_bytes.unwrap_or(0))),
-            held_bytes: parts
-                .iter()
-                .all(|part| part.held_bytes.is_some())
-                .then(|| bytes(&|part| part.held_bytes.unwrap_or(0))),
-            copy_bytes: parts
-                .iter()
-                .all(|part| part.copy_bytes.is_some())
-                .then(|| bytes(&|part| part.copy_bytes.unwrap_or(0))),
+            optimizer_bytes: if_all(|part| part.optimizer_bytes),
+            held_bytes: if_all(|part| part.held_bytes),
+            copy_bytes: if_all(|part| part.copy_bytes),
+            ..LayerProfile::default()
         }
     }
 
@@ -175,29 +165,24 @@ impl Common {
         };
         let last = LayerProfile {
             kind: HEAD_PART.to_owned(),
-            count: 1,
             forward_s: head.forward_s * share,
             input_backward_s: head.input_backward_s * share,
             weight_backward_s: head.weight_backward_s * share,
             backward_s: head.backward_s.map(|seconds| seconds * share),
             recompute_s: head.recompute_s.map(|seconds| seconds * share),
-            exchange_s: 0.0,
             optimizer_s: head.optimizer_s * share,
             output_bytes: head.output_bytes,
             parameter_bytes: head.parameter_bytes.div_ceil(divisor),
             trained_bytes: head.trained_bytes.map(|bytes| bytes.div_ceil(divisor)),
             activation_bytes: kept(head.activation_bytes, self.hidden.saturating_mul(2)),
             weight_activation_bytes: Some(kept(head.stash_bytes(), self.hidden)),
-            // They share the normalised hidden states.
-            norms_bytes: 0,
-            norms_s: 0.0,
-            feed_forward_bytes: 0,
-            feed_forward_s: 0.0,
             temporary_bytes: head.temporary_bytes.div_ceil(divisor),
             tensor_sums: head.tensor_sums,
             optimizer_bytes: head.optimizer_bytes.map(|bytes| bytes.div_ceil(divisor)),
             held_bytes: head.held_bytes.map(|bytes| bytes.div_ceil(divisor)),
             copy_bytes: head.copy_bytes.map(|bytes| bytes.div_ceil(divisor)),
+            // Parts share the normalised hidden states, so none of them computes norms again.
+            ..LayerProfile::default()
         };
         let inner =
             LayerProfile { output_bytes: self.hidden.saturating_add(self.statistics), ..last.clone() };

@@ -165,7 +165,8 @@ impl Layers {
         let forward = sums(&list, |layer| layer.forward);
         let input = sums(&list, |layer| layer.input);
         let work = sums(&list, |layer| layer.forward + layer.input + layer.weight);
-        let sharding = Sharding { shards: state.groups.shards(network.mesh.replicas), window: state.window };
+        let sharding =
+            Sharding { shards: state.groups.shards_that_divide(network.mesh.data), window: state.window };
         let (stage_bytes, rank_bytes) = (profile.stage_bytes, profile.rank_bytes);
         Self {
             list,

@@ -64,7 +64,6 @@ mod tests;
 
 pub use best_cut::best_cut;
 pub use head_parts::with_head_parts;
-pub use network::MeshOrder;
 pub use planner::plan;
 pub use predict::{PlanChoice, PredictError, Prediction, choice_costs, predict, predict_program};
 pub use report::{

@@ -11,27 +11,8 @@
 //! run on a ring inside each node, and then on rings between the nodes, each with its share. These times are
 //! assumed, not measured.
 
+use crate::mesh::{Mesh, MeshOrder};
 use crate::profile::{LinkProfile, Profile};
-
-/// The numbering of ranks after the tensor-parallel ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum MeshOrder {
-    /// The replicas of a stage have consecutive numbers.
-    Replicas,
-    /// The ranks of a pipeline have consecutive numbers, as the runtime numbers them.
-    #[default]
-    Pipeline,
-}
-
-/// The sizes of a mesh.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Mesh {
-    pub(super) tensor: u32,
-    pub(super) replicas: u32,
-    /// The ranks of a pipeline.
-    pub(super) ranks: u32,
-    pub(super) order: MeshOrder,
-}
 
 /// The links of a mesh.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -63,8 +44,8 @@ impl Network {
         // The inner axis fills nodes, or several of its groups share a node.
         let places = node.ranks / mesh.tensor;
         let (inner, outer) = match mesh.order {
-            MeshOrder::Replicas => (mesh.replicas, mesh.ranks),
-            MeshOrder::Pipeline => (mesh.ranks, mesh.replicas),
+            MeshOrder::Replicas => (mesh.data, mesh.pipeline),
+            MeshOrder::Pipeline => (mesh.pipeline, mesh.data),
         };
         let in_node = if inner.is_multiple_of(places) || outer == 1 {
             (places.min(inner), 1)
@@ -77,7 +58,7 @@ impl Network {
             MeshOrder::Replicas => (in_node.1, in_node.0),
             MeshOrder::Pipeline => (in_node.0, in_node.1),
         };
-        let is_even = mesh.replicas.is_multiple_of(replicas_in_node);
+        let is_even = mesh.data.is_multiple_of(replicas_in_node);
         is_even.then_some(Self { mesh, near, far, in_a_row, replicas_in_node })
     }
 
@@ -94,13 +75,13 @@ impl Network {
 
     /// Returns the link of most pairs of ranks of a pipeline. [`Network::near_pairs`] counts the others.
     pub(super) fn usual_link(&self) -> LinkProfile {
-        if self.in_a_row >= self.mesh.ranks { self.near } else { self.far }
+        if self.in_a_row >= self.mesh.pipeline { self.near } else { self.far }
     }
 
     /// Returns the pairs of ranks of a pipeline whose link is not [`Network::usual_link`], but
     /// [`Network::near`].
     pub(super) fn near_pairs(&self) -> impl Iterator<Item = (u32, u32)> {
-        let (ranks, row) = (self.mesh.ranks, self.in_a_row.min(self.mesh.ranks));
+        let (ranks, row) = (self.mesh.pipeline, self.in_a_row.min(self.mesh.pipeline));
         let links_of = move |from: u32| {
             let first = from / row * row;
             (first..(first + row).min(ranks)).filter(move |&to| to != from).map(move |to| (from, to))
@@ -127,7 +108,7 @@ impl Network {
 
     /// Returns the time of a sum of `bytes` over the replicas.
     pub(super) fn replica_sum(&self, bytes: u64) -> f64 {
-        let (inside, between) = (self.replicas_in_node, self.mesh.replicas / self.replicas_in_node);
+        let (inside, between) = (self.replicas_in_node, self.mesh.data / self.replicas_in_node);
         ring(self.near, bytes as f64, inside) + ring(self.far, bytes as f64 / f64::from(inside), between)
     }
 
@@ -135,7 +116,7 @@ impl Network {
     /// has it. It has no latency of the link.
     pub(super) fn replica_work(&self, bytes: u64) -> f64 {
         let of = |bytes_per_s| {
-            ring(LinkProfile { bytes_per_s, latency_s: 0.0, ..self.far }, bytes as f64, self.mesh.replicas)
+            ring(LinkProfile { bytes_per_s, latency_s: 0.0, ..self.far }, bytes as f64, self.mesh.data)
         };
         self.far.reduce_bytes_per_s.map_or(0.0, of)
     }
@@ -155,7 +136,7 @@ mod tests {
     fn network(ranks: u32, tensor: u32, replicas: u32, order: MeshOrder) -> Option<Network> {
         let node = Some(NodeProfile { ranks: 8, latency_s: 0.0, bytes_per_s: 1e2 });
         let profile = Profile { node, link: LinkProfile::new(0.0, 1e1), ..Profile::default() };
-        Network::of(&profile, Mesh { tensor, replicas, ranks, order })
+        Network::of(&profile, Mesh { tensor, data: replicas, pipeline: ranks, order, ..Mesh::default() })
     }
 
     fn check(sizes: [u32; 3], order: MeshOrder, expected: Option<(u32, u32)>) {

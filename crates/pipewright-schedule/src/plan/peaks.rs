@@ -73,9 +73,10 @@ fn peak(order: &Order, loads: &[StageLoad], sharding: Sharding, rank: usize, tra
 mod tests {
     use super::*;
     use crate::csv::parse_schedule;
+    use crate::mesh::{Mesh, MeshOrder};
     use crate::plan::balance::even;
     use crate::plan::layers::Layers;
-    use crate::plan::network::{Mesh, MeshOrder, Network};
+    use crate::plan::network::Network;
     use crate::plan::request::TrainingState;
     use crate::plan::stage_load::stage_loads;
     use crate::profile::{HEAD_PART, LayerProfile, LinkProfile, Profile};
@@ -142,7 +143,7 @@ mod tests {
         let count = layers.len();
         let profile = Profile { link: LinkProfile::new(0.0, 1.0), layers, ..Profile::default() };
         let network =
-            Network::of(&profile, Mesh { tensor: 1, replicas: 1, ranks: 1, order: MeshOrder::Replicas });
+            Network::of(&profile, Mesh { pipeline: 1, order: MeshOrder::Replicas, ..Mesh::default() });
         let layers = Layers::of(&profile, 1, network.expect("a network"), TrainingState::default());
         let loads = stage_loads(&layers, &even(count, stages), &vec![None; stages]);
         let whole = Sharding { shards: 1, window: 1 };

@@ -14,6 +14,7 @@ use crate::plan::stage_load::{StageLoad, stage_loads};
 use crate::plan::tuning::Tuning;
 use crate::profile::{MAX_LAYERS, Profile};
 use crate::schedule::Schedule;
+use crate::words::counted;
 
 /// Searches the best plans. `keep_going` is asked before each simulation; once it says no, the search ends
 /// with what it has. At least one plan is tried. If it says no while the bound is computed, the bound of the
@@ -28,15 +29,19 @@ pub fn plan(
 ) -> Result<PlanReport, PlanError> {
     let problems = profile.problems();
     if !problems.is_empty() {
-        return Err(PlanError::Profile(problems));
+        let (count, first) = (problems.len(), &problems[0]);
+        return Err(PlanError::Input(format!("{count} problems in the profile, the first: {first}")));
     }
     let PlanRequest { ranks, microbatches, .. } = *request;
     if ranks == 0 || microbatches == 0 || request.microbatch_rows == 0 {
-        return Err(PlanError::Empty { ranks, microbatches });
+        let (ranks, microbatches) = (counted(ranks, "rank"), counted(microbatches, "microbatch"));
+        return Err(PlanError::Input(format!("{ranks} and {microbatches}; use at least one of both")));
     }
     let most = MAX_LAYERS.saturating_sub(profile.layer_count()).max(1) as u32;
     if let Some(&parts) = request.head_parts.iter().find(|&parts| !(1..=most).contains(parts)) {
-        return Err(PlanError::HeadParts { parts, most });
+        return Err(PlanError::Input(format!(
+            "a head in {parts} parts was asked for; use a number from 1 to {most}"
+        )));
     }
     let tuning = Tuning::default();
     let shapes = Shape::all(profile, request, &tuning);
@@ -70,13 +75,25 @@ pub fn plan(
 fn no_shape(profile: &Profile, request: &PlanRequest) -> PlanError {
     let PlanRequest { ranks, microbatches, .. } = *request;
     let (replicas, tensor) = (request.data_parallel.unwrap_or(1), request.tensor_parallel.unwrap_or(1));
-    match replicas.saturating_mul(tensor) {
-        _ if tensor > 1 && profile.node.is_none() => PlanError::NoNode { wanted: tensor },
-        wanted if wanted == 0 || !ranks.is_multiple_of(wanted) => {
-            PlanError::Indivisible { ranks, replicas, tensor }
-        }
-        _ => PlanError::NoShape { ranks, layers: profile.layer_count() as usize, microbatches },
-    }
+    let all_ranks = counted(ranks, "rank");
+    PlanError::Input(match replicas.saturating_mul(tensor) {
+        _ if tensor > 1 && profile.node.is_none() => format!(
+            "{tensor} tensor-parallel ranks were asked for, and the profile has no [node] that they could share; add one, \
+             or ask for 1"
+        ),
+        wanted if wanted == 0 || !ranks.is_multiple_of(wanted) => format!(
+            "{} of {} do not divide {all_ranks}; use sizes that do",
+            counted(replicas, "replica"),
+            counted(tensor, "tensor-parallel rank")
+        ),
+        _ => format!(
+            "there is no plan for {all_ranks}, {} and {}: the ranks of a pipeline are at most the layers, the replicas share \
+             the microbatches evenly, tensor-parallel ranks divide the ranks of a node, and a step has no more than about \
+             two million computations; use fewer ranks or other microbatches",
+            counted(profile.layer_count(), "layer"),
+            counted(microbatches, "microbatch")
+        ),
+    })
 }
 
 /// Returns the bounds of all shapes. A simple bound is enough for shapes that it shows to be worse than
@@ -157,7 +174,7 @@ fn finish(
     let mut plans = Vec::new();
     for candidate in search.best.values() {
         let made = finished(profile, request, &shapes[candidate.shape], candidate);
-        plans.push(made.map_err(|error| PlanError::NothingTried { reason: error.to_string() })?);
+        plans.push(made.map_err(|error| nothing_tried(&error))?);
     }
     plans.sort_by(|one, other| one.step_s.total_cmp(&other.step_s));
     if plans.is_empty() {
@@ -185,9 +202,7 @@ fn finished(
         // The search may choose recomputation for stages that run forward only, where it has no effect, and
         // more layers than a stage has.
         recompute: loads.iter().map(StageLoad::choice).collect(),
-        data_parallel: shape.mesh.replicas,
-        tensor_parallel: shape.mesh.tensor,
-        mesh_order: shape.mesh.order,
+        mesh: shape.mesh,
         microbatch_rows: shape.microbatch_rows,
         state: request.state,
     };
@@ -199,9 +214,7 @@ fn finished(
         head_parts: shape.head_parts,
         boundaries: choice.boundaries,
         recompute: choice.recompute,
-        data_parallel: choice.data_parallel,
-        tensor_parallel: choice.tensor_parallel,
-        mesh_order: choice.mesh_order,
+        mesh: choice.mesh,
         collectives: prediction.collectives,
         microbatch_rows: choice.microbatch_rows,
         step_s: prediction.step_s(),
@@ -225,6 +238,11 @@ fn schedule_of(candidate: &Candidate, loads: &[StageLoad]) -> Schedule {
 const SLICED: &str = "it cuts microbatches into slices, whose times are not in a profile; `simulate` compares it with others \
                       at costs of your own";
 
+/// Returns the error of a search whose schedules do not exist at its size.
+fn nothing_tried(reason: &dyn std::fmt::Display) -> PlanError {
+    PlanError::Input(format!("no schedule was tried: {reason}"))
+}
+
 fn failure(search: &Search<'_>) -> PlanError {
     let least = search.shortages.values().min_by_key(|(shortage, _)| shortage.needed);
     match least {
@@ -232,7 +250,7 @@ fn failure(search: &Search<'_>) -> PlanError {
             PlanError::DoesNotFit { plan: plan.clone(), shortage: *shortage, stopped: search.stopped }
         }
         None => match search.refused.values().next() {
-            Some(reason) => PlanError::NothingTried { reason: reason.kind.to_string() },
+            Some(reason) => nothing_tried(&reason.kind),
             None => PlanError::Stopped,
         },
     }

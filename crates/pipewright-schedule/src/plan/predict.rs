@@ -3,14 +3,14 @@
 use thiserror::Error;
 
 use crate::costs::Costs;
-use crate::ids::StageIndex;
 use crate::lower::{LowerError, TrainingLowering, for_training};
+use crate::mesh::Mesh;
 use crate::partition::{Method, PartitionError, partition};
 use crate::placement::Placement;
 use crate::plan::head_parts::with_head_parts;
 use crate::plan::layers::Layers;
 use crate::plan::moved_tensors::less_by_offload;
-use crate::plan::network::{Mesh, MeshOrder, Network};
+use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order, first_backward};
 use crate::plan::peaks::peaks;
 use crate::plan::report::Collectives;
@@ -19,10 +19,9 @@ use crate::plan::search::optimizer_time;
 use crate::plan::second_forwards::is_recomputed;
 use crate::plan::stage_load::{StageLoad, engine_costs, held_in_update, stage_loads};
 use crate::profile::{LayerProfile, Profile};
-use crate::recompute::{KeptForwards, LayerParts, Recompute, StageRecompute};
+use crate::recompute::{KeptForwards, Recompute, StageRecompute};
 use crate::schedule::Schedule;
 use crate::simulate::{SimulateError, Summary, TimedRun, logical, timed};
-use crate::slices::Slices;
 use crate::trained::TrainedStages;
 use crate::validate::ValidatedProgram;
 use crate::words::counted;
@@ -37,12 +36,8 @@ pub struct PlanChoice {
     pub boundaries: Vec<usize>,
     /// For each stage, what it recomputes of its forwards; `None` for nothing.
     pub recompute: Vec<Option<StageRecompute>>,
-    /// The number of replicas.
-    pub data_parallel: u32,
-    /// The number of tensor-parallel ranks of each stage.
-    pub tensor_parallel: u32,
-    /// The numbering of the other ranks.
-    pub mesh_order: MeshOrder,
+    /// The mesh. The ranks of a pipeline are those of the schedule, whatever it says.
+    pub mesh: Mesh,
     /// The number of rows of a microbatch.
     pub microbatch_rows: u32,
     /// The memory for parameters besides the gradients.
@@ -56,9 +51,7 @@ impl Default for PlanChoice {
             head_parts: None,
             boundaries: Vec::new(),
             recompute: vec![None],
-            data_parallel: 1,
-            tensor_parallel: 1,
-            mesh_order: MeshOrder::default(),
+            mesh: Mesh::default(),
             microbatch_rows: 1,
             state: TrainingState::default(),
         }
@@ -68,12 +61,24 @@ impl Default for PlanChoice {
 impl PlanChoice {
     /// Returns the layers of a profile for this choice, on `ranks` ranks of a pipeline.
     pub(super) fn layers(&self, profile: &Profile, ranks: u32) -> Result<Layers, PredictError> {
-        let Self { data_parallel: replicas, tensor_parallel: tensor, mesh_order: order, .. } = *self;
+        let mesh = Mesh { pipeline: ranks, ..self.mesh };
+        let Mesh { data: replicas, tensor, .. } = mesh;
         if tensor > 1 && profile.node.is_none() {
-            return Err(PredictError::NoNode { tensor });
+            return Err(PredictError::Choice(format!(
+                "{} need the links inside a node, and the profile has no [node]; add it, with the ranks of a node and their link",
+                counted(tensor, "tensor-parallel rank")
+            )));
         }
-        let network = Network::of(profile, Mesh { tensor, replicas, ranks, order });
-        let network = network.ok_or(PredictError::Mesh { tensor, replicas, ranks })?;
+        let network = Network::of(profile, mesh);
+        let network = network.ok_or_else(|| {
+            PredictError::Choice(format!(
+                "{}, {} and {} of a pipeline do not divide the nodes of the profile evenly; use sizes that divide the ranks \
+                 of a node, or that they divide",
+                counted(tensor, "tensor-parallel rank"),
+                counted(replicas, "replica"),
+                counted(ranks, "rank")
+            ))
+        })?;
         Ok(Layers::of(&with_head_parts(profile, self.head_parts), self.microbatch_rows, network, self.state))
     }
 
@@ -111,77 +116,12 @@ pub struct Prediction {
 /// The errors of a prediction.
 #[derive(Error)]
 pub enum PredictError {
+    /// The choice does not fit the schedule or the profile, as a sentence with advice.
+    #[error("{0}")]
+    Choice(String),
     /// The boundaries do not cut the layers into the stages of the schedule.
     #[error(transparent)]
     Partition(#[from] PartitionError),
-    /// There are more or fewer entries than stages.
-    #[error(
-        "recomputation is given for {}, and the schedule has {stages}; give one entry for each",
-        counted(*.entries, "stage")
-    )]
-    Recompute {
-        /// The number of entries.
-        entries: usize,
-        /// The number of stages.
-        stages: u32,
-    },
-    /// A stage is to recompute more layers than it has.
-    #[error(
-        "stage {stage} has {}, and its first {layers} are to be recomputed; name at most as many as it has",
-        counted(*.count, "layer")
-    )]
-    RecomputedLayers {
-        /// The stage.
-        stage: StageIndex,
-        /// The layers that it is to recompute.
-        layers: u32,
-        /// The layers that it has.
-        count: usize,
-    },
-    /// Parts of layers are to be recomputed that no layer of the stage, or of the profile, has.
-    #[error(
-        "no layer of {} has these parts, which are to be recomputed: {parts}; write their sizes into [[layers]] \
-         (`norms_bytes`, `feed_forward_bytes`), or leave them out",
-        stage.map_or_else(|| "the profile".to_owned(), |stage| format!("stage {stage}"))
-    )]
-    RecomputedParts {
-        /// The stage; `None` if all stages were to recompute all parts.
-        stage: Option<StageIndex>,
-        /// The parts.
-        parts: LayerParts,
-    },
-    /// The mesh does not fit the nodes of the profile.
-    #[error(
-        "{}, {} and {} of a pipeline do not divide the nodes of the profile evenly; use sizes that divide the ranks of a \
-         node, or that they divide",
-        counted(*.tensor, "tensor-parallel rank"), counted(*.replicas, "replica"), counted(*.ranks, "rank")
-    )]
-    Mesh {
-        /// The number of tensor-parallel ranks of each stage.
-        tensor: u32,
-        /// The number of replicas.
-        replicas: u32,
-        /// The number of ranks of a pipeline.
-        ranks: u32,
-    },
-    /// There are tensor-parallel ranks, and the profile has no nodes.
-    #[error(
-        "{} need the links inside a node, and the profile has no [node]; add it, with the ranks of a node and their link",
-        counted(*.tensor, "tensor-parallel rank")
-    )]
-    NoNode {
-        /// The number of tensor-parallel ranks of each stage.
-        tensor: u32,
-    },
-    /// The schedule cuts microbatches into slices, and a profile has no times of slices.
-    #[error(
-        "the schedule cuts microbatches into {slices} slices, and a profile has the times of whole microbatches; \
-         simulate it at costs of your own (`--cost`), or choose another schedule, such as `1f1b`"
-    )]
-    Slices {
-        /// The number of slices.
-        slices: Slices,
-    },
     /// The schedule is unsound.
     #[error(transparent)]
     Lower(#[from] LowerError),
@@ -223,8 +163,7 @@ pub fn predict(
     choice: &PlanChoice,
 ) -> Result<Prediction, PredictError> {
     let trained = choice.trained_stages(profile);
-    let lowering =
-        TrainingLowering { replicas: choice.data_parallel, trained, ..TrainingLowering::default() };
+    let lowering = TrainingLowering { replicas: choice.mesh.data, trained, ..TrainingLowering::default() };
     let lowering = lowering.with_exchanges(profile.has_exchanges());
     predict_program(profile, schedule, for_training(schedule, &lowering)?, choice)
 }
@@ -243,7 +182,11 @@ pub fn predict_program(
     choice: &PlanChoice,
 ) -> Result<Prediction, PredictError> {
     if !schedule.slices().is_one() {
-        return Err(PredictError::Slices { slices: schedule.slices() });
+        return Err(PredictError::Choice(format!(
+            "the schedule cuts microbatches into {} slices, and a profile has the times of whole microbatches; simulate it at \
+             costs of your own (`--cost`), or choose another schedule, such as `1f1b`",
+            schedule.slices()
+        )));
     }
     let layers = choice.layers(profile, schedule.ranks())?;
     let loads = loads(&layers, schedule.placement().stages(), choice)?;
@@ -311,15 +254,25 @@ fn loads(layers: &Layers, stages: u32, choice: &PlanChoice) -> Result<Vec<StageL
     let method = Method::Explicit { boundaries: choice.boundaries.clone() };
     let cut = partition(&vec![1; layers.count()], stages, &method)?;
     if choice.recompute.len() != stages as usize {
-        return Err(PredictError::Recompute { entries: choice.recompute.len(), stages });
+        return Err(PredictError::Choice(format!(
+            "recomputation is given for {}, and the schedule has {stages}; give one entry for each",
+            counted(choice.recompute.len(), "stage")
+        )));
     }
     let starts: Vec<usize> = cut.ranges().map(|range| range.start).chain([layers.count()]).collect();
     let recompute = Recompute::of_stages(&choice.recompute);
     if let Some((stage, layers, count)) = recompute.beyond_layers(|stage| cut.range(stage).len()) {
-        return Err(PredictError::RecomputedLayers { stage, layers, count });
+        return Err(PredictError::Choice(format!(
+            "stage {stage} has {}, and its first {layers} are to be recomputed; name at most as many as it has",
+            counted(count, "layer")
+        )));
     }
     if let Some((stage, parts)) = recompute.parts_beyond(stages, |stage| layers.parts_of(cut.range(stage))) {
-        return Err(PredictError::RecomputedParts { stage, parts });
+        let whole = stage.map_or_else(|| "the profile".to_owned(), |stage| format!("stage {stage}"));
+        return Err(PredictError::Choice(format!(
+            "no layer of {whole} has these parts, which are to be recomputed: {parts}; write their sizes into [[layers]] \
+             (`norms_bytes`, `feed_forward_bytes`), or leave them out"
+        )));
     }
     Ok(stage_loads(layers, &starts, &choice.recompute))
 }

@@ -311,8 +311,9 @@ pub(super) fn set_slowest(times: &mut [StageTimes], mut change: impl FnMut(usize
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mesh::Mesh;
     use crate::plan::class::{Class, Path};
-    use crate::plan::network::{Mesh, MeshOrder, Network};
+    use crate::plan::network::Network;
     use crate::plan::request::TrainingState;
     use crate::profile::{LayerProfile, LinkProfile, Profile};
 
@@ -326,7 +327,7 @@ mod tests {
         };
         let link = LinkProfile::new(0.0, f64::INFINITY);
         let profile = Profile { link, layers: forward.iter().map(layer).collect(), ..Profile::default() };
-        let mesh = Mesh { tensor: 1, replicas: 1, ranks, order: MeshOrder::default() };
+        let mesh = Mesh { pipeline: ranks, ..Mesh::default() };
         let network = Network::of(&profile, mesh).expect("a mesh");
         let layers = Layers::of(&profile, 1, network, TrainingState::default());
         let starts: Vec<usize> = (0..=forward.len()).collect();

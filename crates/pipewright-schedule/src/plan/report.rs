@@ -4,12 +4,11 @@ use thiserror::Error;
 
 use crate::csv::print_schedule;
 use crate::ids::Rank;
-use crate::plan::network::MeshOrder;
+use crate::mesh::{Mesh, MeshOrder};
 use crate::plan::system::{Offer, Refusal, System};
-use crate::profile::{Profile, ProfileProblem};
+use crate::profile::Profile;
 use crate::recompute::StageRecompute;
 use crate::schedule::Schedule;
-use crate::words::counted;
 
 /// The name of orders that no named schedule has.
 pub const SEARCHED: &str = "searched";
@@ -44,12 +43,8 @@ pub struct Plan {
     pub boundaries: Vec<usize>,
     /// For each stage, what it recomputes of its forwards; `None` for nothing.
     pub recompute: Vec<Option<StageRecompute>>,
-    /// The number of replicas.
-    pub data_parallel: u32,
-    /// The number of tensor-parallel ranks of each stage.
-    pub tensor_parallel: u32,
-    /// The numbering of the other ranks.
-    pub mesh_order: MeshOrder,
+    /// The mesh, with the ranks of the schedule.
+    pub mesh: Mesh,
     /// The assumed times of collectives in the step.
     pub collectives: Collectives,
     /// The number of rows of a microbatch.
@@ -103,12 +98,8 @@ pub struct Outcome {
 /// it is equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlanMesh {
-    /// The number of ranks of a pipeline, without tensor-parallel ones.
-    pub ranks: u32,
-    /// The number of replicas.
-    pub data_parallel: u32,
-    /// The number of tensor-parallel ranks of each stage.
-    pub tensor_parallel: u32,
+    /// The mesh. The order of the ranks does not count.
+    pub mesh: Mesh,
     /// The number of microbatches of a step, over all replicas.
     pub microbatches: u32,
     /// The number of rows of a microbatch.
@@ -144,62 +135,9 @@ pub struct Shortage {
 /// The errors of a plan.
 #[derive(Clone, PartialEq, Error)]
 pub enum PlanError {
-    /// The profile has values that cannot be.
-    #[error("{} problems in the profile, the first: {}", .0.len(), .0[0])]
-    Profile(Vec<ProfileProblem>),
-    /// The sizes do not fit together.
-    #[error("{} and {}; use at least one of both", counted(*.ranks, "rank"), counted(*.microbatches, "microbatch"))]
-    Empty {
-        /// The number of ranks.
-        ranks: u32,
-        /// The number of microbatches.
-        microbatches: u32,
-    },
-    /// A number of parts of the head is 0 or too large.
-    #[error("a head in {parts} parts was asked for; use a number from 1 to {most}")]
-    HeadParts {
-        /// The number of parts.
-        parts: u32,
-        /// The largest number.
-        most: u32,
-    },
-    /// Tensor-parallel ranks are asked for without a node that they could share.
-    #[error(
-        "{wanted} tensor-parallel ranks were asked for, and the profile has no [node] that they could share; add one, or ask \
-         for 1"
-    )]
-    NoNode {
-        /// The number of tensor-parallel ranks.
-        wanted: u32,
-    },
-    /// The sizes of the mesh that are asked for do not divide the ranks.
-    #[error(
-        "{} of {} do not divide {}; use sizes that do",
-        counted(*.replicas, "replica"), counted(*.tensor, "tensor-parallel rank"), counted(*.ranks, "rank")
-    )]
-    Indivisible {
-        /// The number of ranks.
-        ranks: u32,
-        /// The number of replicas that is asked for, or 1.
-        replicas: u32,
-        /// The number of tensor-parallel ranks that is asked for, or 1.
-        tensor: u32,
-    },
-    /// No number of replicas makes pipelines of the ranks.
-    #[error(
-        "there is no plan for {}, {} and {}: the ranks of a pipeline are at most the layers, the replicas share the \
-         microbatches evenly, tensor-parallel ranks divide the ranks of a node, and a step has no more than about two \
-         million computations; use fewer ranks or other microbatches",
-        counted(*.ranks, "rank"), counted(*.layers, "layer"), counted(*.microbatches, "microbatch")
-    )]
-    NoShape {
-        /// The number of ranks.
-        ranks: u32,
-        /// The number of layers.
-        layers: usize,
-        /// The number of microbatches.
-        microbatches: u32,
-    },
+    /// The profile or the request has values that cannot be, as a sentence with advice.
+    #[error("{0}")]
+    Input(String),
     /// No plan fits into the memory.
     #[error(
         "no plan {}fits: rank {} of the smallest one ({plan}) needs {} bytes, {} of them for parameters, gradients and \
@@ -215,12 +153,6 @@ pub enum PlanError {
         shortage: Shortage,
         /// Whether the search was stopped before it tried all that it would.
         stopped: bool,
-    },
-    /// The schedules of the space do not exist at this size.
-    #[error("no schedule was tried: {reason}")]
-    NothingTried {
-        /// The reason.
-        reason: String,
     },
     /// The search was stopped before it had a plan that fits into the memory.
     #[error(
@@ -249,12 +181,10 @@ impl PlanReport {
 }
 
 impl Plan {
-    /// Returns the mesh.
-    pub fn mesh(&self) -> PlanMesh {
+    /// Returns the division of the ranks, the batch and the head.
+    pub fn division(&self) -> PlanMesh {
         PlanMesh {
-            ranks: self.schedule.ranks(),
-            data_parallel: self.data_parallel,
-            tensor_parallel: self.tensor_parallel,
+            mesh: Mesh { order: MeshOrder::default(), ..self.mesh },
             microbatches: self.microbatches(),
             microbatch_rows: self.microbatch_rows,
             head_parts: self.head_parts,
@@ -263,7 +193,7 @@ impl Plan {
 
     /// Returns why `system` cannot run the plan, which is for the costs of `profile`; `None` if it can.
     pub fn refusal(&self, system: System, profile: &Profile) -> Option<Refusal> {
-        let is_in_rows = self.mesh_order == MeshOrder::Pipeline && self.schedule.ranks() > 1;
+        let is_in_rows = self.mesh.order == MeshOrder::Pipeline && self.schedule.ranks() > 1;
         system.refusal(&Offer {
             name: self.name,
             group_size: self.settings.group_size,
@@ -271,7 +201,7 @@ impl Plan {
             microbatches: self.schedule.microbatches(),
             recompute: &self.recompute,
             head_parts: self.head_parts,
-            has_rows_in_nodes: is_in_rows && self.data_parallel > 1 && profile.node.is_some(),
+            has_rows_in_nodes: is_in_rows && self.mesh.data > 1 && profile.node.is_some(),
         })
     }
 
@@ -292,6 +222,6 @@ impl Plan {
 
     /// Returns the number of microbatches of a step, over all replicas.
     pub fn microbatches(&self) -> u32 {
-        self.schedule.microbatches() * self.data_parallel
+        self.schedule.microbatches() * self.mesh.data
     }
 }

@@ -1,7 +1,7 @@
 //! The input of a plan.
 
+use crate::mesh::DataParallelMode;
 use crate::plan::system::System;
-use crate::sharding::ShardGroups;
 
 /// The bytes of the two moments of AdamW for each byte of parameters.
 const ADAMW_STATE: f64 = 2.0;
@@ -15,7 +15,7 @@ pub struct TrainingState {
     /// parameters; 0 in single precision.
     pub copy: f64,
     /// The replicas that hold parameters and optimizer state together.
-    pub groups: ShardGroups,
+    pub groups: DataParallelMode,
     /// The number of stages of a rank whose parameters are gathered at the same time, if replicas hold them
     /// together.
     pub window: u32,
@@ -30,7 +30,7 @@ impl Default for TrainingState {
         Self {
             optimizer: ADAMW_STATE,
             copy: 0.0,
-            groups: ShardGroups::default(),
+            groups: DataParallelMode::default(),
             window: 1,
             post_validation: false,
         }

@@ -432,7 +432,7 @@ impl<'a> Search<'a> {
         };
         let plan = format!(
             "{name}, {} of {}{}{}, {}, {recomputes} of them recomputing{in_part}",
-            counted(shape.mesh.replicas, "replica"),
+            counted(shape.mesh.data, "replica"),
             counted(shape.ranks, "rank"),
             match shape.mesh.tensor {
                 1 => String::new(),

@@ -2,10 +2,12 @@
 
 use std::borrow::Cow;
 
+use crate::divisor::divisors;
+use crate::mesh::{Mesh, MeshOrder};
 use crate::plan::class::Class;
 use crate::plan::head_parts::{parts_of, with_head_parts};
 use crate::plan::layers::{Layer, Layers};
-use crate::plan::network::{Mesh, MeshOrder, Network};
+use crate::plan::network::Network;
 use crate::plan::rank_times::Step;
 use crate::plan::report::PlanMesh;
 use crate::plan::request::PlanRequest;
@@ -51,17 +53,17 @@ impl Shape {
             let microbatches = request.microbatches / rows;
             for &network in &networks {
                 let mesh = network.mesh;
-                let (ranks, count) = (mesh.ranks, profile.layer_count() as usize);
-                let computations = 3 * u128::from(ranks) * u128::from(microbatches / mesh.replicas);
+                let (ranks, count) = (mesh.pipeline, profile.layer_count() as usize);
+                let computations = 3 * u128::from(ranks) * u128::from(microbatches / mesh.data);
                 let fits = ranks as usize <= count && computations <= tuning.search.most_computations;
-                if !fits || !microbatches.is_multiple_of(mesh.replicas) {
+                if !fits || !microbatches.is_multiple_of(mesh.data) {
                     continue;
                 }
                 shapes.push(Self {
                     mesh,
                     head_parts: parts_of(profile),
                     ranks,
-                    microbatches: microbatches / mesh.replicas,
+                    microbatches: microbatches / mesh.data,
                     microbatch_rows,
                     layers: Layers::of(profile, microbatch_rows, network, request.state),
                     classes: Class::all(ranks, count),
@@ -74,10 +76,8 @@ impl Shape {
     /// Returns the division as plans have it.
     pub(super) fn plan_mesh(&self) -> PlanMesh {
         PlanMesh {
-            ranks: self.ranks,
-            data_parallel: self.mesh.replicas,
-            tensor_parallel: self.mesh.tensor,
-            microbatches: self.microbatches * self.mesh.replicas,
+            mesh: Mesh { order: MeshOrder::default(), ..self.mesh },
+            microbatches: self.microbatches * self.mesh.data,
             microbatch_rows: self.microbatch_rows,
             head_parts: self.head_parts,
         }
@@ -120,34 +120,12 @@ fn networks(profile: &Profile, request: &PlanRequest) -> Vec<Network> {
         let pipelines = request.ranks / tensor;
         for replicas in divisors(pipelines).into_iter().filter(|&it| is_wanted(request.data_parallel, it)) {
             for order in orders.iter().copied() {
-                let mesh = Mesh { tensor, replicas, ranks: pipelines / replicas, order };
+                let mesh =
+                    Mesh { tensor, data: replicas, pipeline: pipelines / replicas, order, ..Mesh::default() };
                 let found = Network::of(profile, mesh);
                 networks.extend(found.filter(|found| !networks.iter().any(|known| known.is_like(found))));
             }
         }
     }
     networks
-}
-
-/// Returns the divisors of a number in ascending order.
-fn divisors(number: u32) -> Vec<u32> {
-    let low = (1..=number.isqrt()).filter(|&divisor| number.is_multiple_of(divisor));
-    let mut divisors: Vec<u32> = low.collect();
-    let high: Vec<u32> = divisors.iter().rev().map(|divisor| number / divisor).collect();
-    divisors.extend(high);
-    divisors.dedup();
-    divisors
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn divisors_ascend_and_are_different() {
-        assert_eq!(divisors(1), [1]);
-        assert_eq!(divisors(12), [1, 2, 3, 4, 6, 12]);
-        assert_eq!(divisors(36), [1, 2, 3, 4, 6, 9, 12, 18, 36]);
-        assert_eq!(divisors(u32::MAX - 4), [1, u32::MAX - 4]);
-    }
 }

@@ -270,7 +270,7 @@ pub(super) fn stage_load(
         // The layers that are computed again return their output once more.
         load.temporary = load.temporary.saturating_add(layers.list[again.end - 1].output);
     }
-    if layers.network.mesh.replicas > 1 && computes == StageBackward::Whole {
+    if layers.network.mesh.data > 1 && computes == StageBackward::Whole {
         load.reduce = layers.network.replica_sum(load.gradient);
         // The copies and additions are work of the rank itself, which is done with its program by then.
         let work = layers.network.replica_work(load.gradient);

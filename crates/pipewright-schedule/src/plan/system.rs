@@ -9,6 +9,7 @@
 //!
 //! None of them cuts the head along the vocabulary, and each recomputes in all stages or in none.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use thiserror::Error;
@@ -28,54 +29,19 @@ pub enum System {
     Deepspeed,
 }
 
-/// The reason why a system cannot run a plan.
-#[derive(Clone, Copy, PartialEq, Eq, Error)]
-pub enum Refusal {
-    /// It has no such schedule.
-    #[error("{system} does not run this schedule; it runs {}", schedules(*.system))]
-    Schedule {
-        /// The system.
-        system: System,
-    },
-    /// It places the stages in another way.
-    #[error(
-        "torchtitan places stages in a loop, or in a V with two stages per rank, and this plan places them otherwise"
-    )]
-    Placement,
-    /// The groups of interleaved microbatches do not have the size that it needs.
-    #[error(
-        "Megatron runs microbatches in groups of at least as many as the ranks, and this plan has a smaller group"
-    )]
-    Group,
-    /// One rank has several stages.
-    #[error(
-        "Megatron has several stages per rank only in pipelines of several ranks, and this plan has one rank"
-    )]
-    OneRank,
-    /// Only some stages recompute, or stages recompute a part of their layers.
-    #[error("{system} recomputes all layers of all stages or none, and this plan some")]
-    Recompute {
-        /// The system.
-        system: System,
-    },
-    /// The head is cut into parts.
-    #[error("{system} does not cut the head along the vocabulary")]
-    HeadParts {
-        /// The system.
-        system: System,
-    },
-    /// Ranks are numbered in another order.
-    #[error(
-        "{system} numbers the replicas of a stage consecutively, and this plan numbers the ranks of a pipeline consecutively, \
-         so that other ranks would share a node"
-    )]
-    Order {
-        /// The system.
-        system: System,
-    },
-}
+/// The reason why a system cannot run a plan, as a sentence.
+#[derive(Clone, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct Refusal(Cow<'static, str>);
 
 crate::error_text::message_as_debug!(Refusal);
+
+impl Refusal {
+    /// Returns the refusal with this reason.
+    pub fn new(reason: impl Into<Cow<'static, str>>) -> Self {
+        Self(reason.into())
+    }
+}
 
 /// A schedule and the placement of its stages.
 #[derive(Debug, Clone, Copy)]
@@ -146,20 +112,27 @@ impl System {
     /// Returns why the system cannot run a schedule; `None` if it can.
     pub fn schedule_refusal(self, schedule: &PlacedSchedule<'_>) -> Option<Refusal> {
         let &PlacedSchedule { name, ranks, stages, .. } = schedule;
-        let refusal = Refusal::Schedule { system: self };
         match self {
-            Self::Torchtitan => (!schedule.is_loop_or_v).then_some(Refusal::Placement),
+            Self::Torchtitan => (!schedule.is_loop_or_v).then(|| {
+                Refusal::new(
+                    "torchtitan places stages in a loop, or in a V with two stages per rank, and this plan places them otherwise",
+                )
+            }),
             Self::Megatron if name == SEVERAL_STAGES && stages > ranks => megatron_groups_refusal(schedule),
-            Self::Megatron | Self::Deepspeed => (name != ONE_STAGE || stages != ranks).then_some(refusal),
+            Self::Megatron | Self::Deepspeed => (name != ONE_STAGE || stages != ranks).then(|| {
+                let with_several = if self == Self::Megatron { ", and interleaved 1F1B with several" } else { "" };
+                Refusal::new(format!(
+                    "{self} does not run this schedule; it runs 1F1B with one stage per rank{with_several}"
+                ))
+            }),
         }
     }
 
     /// Returns why the system cannot run a plan; `None` if it can.
     pub(super) fn refusal(self, offer: &Offer<'_>) -> Option<Refusal> {
         let Offer { placement, recompute, .. } = *offer;
-        let system = self;
         if offer.head_parts > 1 {
-            return Some(Refusal::HeadParts { system });
+            return Some(Refusal::new(format!("{self} does not cut the head along the vocabulary")));
         }
         let schedule = PlacedSchedule {
             name: offer.name,
@@ -174,9 +147,15 @@ impl System {
         }
         let is_whole = |choice: &Option<StageRecompute>| choice.is_none_or(|it| it == StageRecompute::WHOLE);
         if recompute.iter().any(|choice| *choice != recompute[0] || !is_whole(choice)) {
-            return Some(Refusal::Recompute { system });
+            let reason = format!("{self} recomputes all layers of all stages or none, and this plan some");
+            return Some(Refusal::new(reason));
         }
-        (offer.has_rows_in_nodes && !self.has_pipeline_order()).then_some(Refusal::Order { system })
+        (offer.has_rows_in_nodes && !self.has_pipeline_order()).then(|| {
+            Refusal::new(format!(
+                "{self} numbers the replicas of a stage consecutively, and this plan numbers the ranks of a pipeline \
+                 consecutively, so that other ranks would share a node"
+            ))
+        })
     }
 }
 
@@ -188,12 +167,18 @@ const SEVERAL_STAGES: &str = "interleaved1f1b";
 fn megatron_groups_refusal(schedule: &PlacedSchedule<'_>) -> Option<Refusal> {
     let &PlacedSchedule { ranks, microbatches, .. } = schedule;
     if ranks == 1 {
-        return Some(Refusal::OneRank);
+        return Some(Refusal::new(
+            "Megatron has several stages per rank only in pipelines of several ranks, and this plan has one rank",
+        ));
     }
     let group = group_size(schedule.group_size, ranks, microbatches);
     let last = microbatches % group;
     let runs = (ranks..=microbatches).contains(&group) && (last == 0 || last >= ranks);
-    (!runs).then_some(Refusal::Group)
+    (!runs).then(|| {
+        Refusal::new(
+            "Megatron runs microbatches in groups of at least as many as the ranks, and this plan has a smaller group",
+        )
+    })
 }
 
 /// Returns the number of microbatches of a group of interleaved 1F1B: the one that is set, or the size of
@@ -213,14 +198,6 @@ fn is_v(placement: &Placement) -> bool {
     Placement::v(placement.ranks(), 2).as_ref() == Ok(placement)
 }
 
-fn schedules(system: System) -> &'static str {
-    match system {
-        System::Torchtitan => "any table whose stages are in a loop, or in a V with two stages per rank",
-        System::Megatron => "1F1B with one stage per rank, and interleaved 1F1B with several",
-        System::Deepspeed => "1F1B with one stage per rank",
-    }
-}
-
 impl fmt::Display for System {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -235,7 +212,11 @@ impl fmt::Display for System {
 mod tests {
     use super::*;
 
-    fn check(system: System, name: &'static str, chunks: u32, microbatches: u32, expected: Option<Refusal>) {
+    fn refusal_text(system: System, offer: &Offer<'_>) -> String {
+        system.refusal(offer).map(|refusal| refusal.to_string()).unwrap_or_default()
+    }
+
+    fn check(system: System, name: &'static str, chunks: u32, microbatches: u32, expected: &str) {
         check_ranks(system, name, [4, chunks], microbatches, expected);
     }
 
@@ -244,7 +225,7 @@ mod tests {
         name: &'static str,
         [ranks, chunks]: [u32; 2],
         microbatches: u32,
-        expected: Option<Refusal>,
+        expected: &str,
     ) {
         let placement = Placement::looped(ranks, chunks).expect("a placement");
         let offer = Offer {
@@ -256,25 +237,27 @@ mod tests {
             head_parts: 1,
             has_rows_in_nodes: false,
         };
-        assert_eq!(system.refusal(&offer), expected, "{system} {name} {ranks} {chunks} {microbatches}");
+        let refused = refusal_text(system, &offer);
+        let title = format!("{system} {name} {ranks} {chunks} {microbatches}: {refused}");
+        assert!(refused.contains(expected) && refused.is_empty() == expected.is_empty(), "{title}");
     }
 
     #[test]
     fn each_system_runs_its_schedules() {
         use System::{Deepspeed, Megatron, Torchtitan};
-        let no = |system| Some(Refusal::Schedule { system });
-        check(Torchtitan, "searched", 3, 8, None);
-        check(Megatron, "1f1b", 1, 3, None);
-        check(Megatron, "interleaved1f1b", 2, 8, None);
+        let no = "does not run this schedule; it runs 1F1B with one stage per rank";
+        check(Torchtitan, "searched", 3, 8, "");
+        check(Megatron, "1f1b", 1, 3, "");
+        check(Megatron, "interleaved1f1b", 2, 8, "");
         // Rounds of five microbatches each.
-        check(Megatron, "interleaved1f1b", 2, 10, None);
-        check(Megatron, "interleaved1f1b", 2, 3, Some(Refusal::Group));
-        check(Megatron, "interleaved1f1b", 1, 8, no(Megatron));
-        check(Megatron, "zb-h1", 1, 8, no(Megatron));
-        check_ranks(Megatron, "1f1b", [1, 1], 8, None);
-        check_ranks(Megatron, "interleaved1f1b", [1, 2], 8, Some(Refusal::OneRank));
-        check(Deepspeed, "1f1b", 1, 8, None);
-        check(Deepspeed, "interleaved1f1b", 2, 8, no(Deepspeed));
+        check(Megatron, "interleaved1f1b", 2, 10, "");
+        check(Megatron, "interleaved1f1b", 2, 3, "groups of at least as many as the ranks");
+        check(Megatron, "interleaved1f1b", 1, 8, no);
+        check(Megatron, "zb-h1", 1, 8, no);
+        check_ranks(Megatron, "1f1b", [1, 1], 8, "");
+        check_ranks(Megatron, "interleaved1f1b", [1, 2], 8, "several stages per rank only in");
+        check(Deepspeed, "1f1b", 1, 8, "");
+        check(Deepspeed, "interleaved1f1b", 2, 8, no);
     }
 
     #[test]
@@ -297,15 +280,15 @@ mod tests {
             has_rows_in_nodes: false,
         };
         let system = System::Deepspeed;
-        assert_eq!(system.refusal(&plain), None);
+
         let some = Offer { recompute: &[Some(StageRecompute::WHOLE), None], ..plain };
-        assert_eq!(system.refusal(&some), Some(Refusal::Recompute { system }));
+        assert!(refusal_text(system, &some).contains("recomputes all layers of all stages or none"));
         let part = Offer { recompute: &[StageRecompute::first(1); 2], ..plain };
-        assert_eq!(system.refusal(&part), Some(Refusal::Recompute { system }));
+        assert!(refusal_text(system, &part).contains("recomputes all layers of all stages or none"));
         let parts = Offer { head_parts: 2, ..plain };
-        assert_eq!(system.refusal(&parts), Some(Refusal::HeadParts { system }));
+        assert!(refusal_text(system, &parts).contains("does not cut the head"));
         let rows = Offer { has_rows_in_nodes: true, ..plain };
-        assert_eq!(system.refusal(&rows), Some(Refusal::Order { system }));
+        assert!(refusal_text(system, &rows).contains("numbers the replicas of a stage"));
         assert_eq!(System::Megatron.refusal(&rows), None);
     }
 }

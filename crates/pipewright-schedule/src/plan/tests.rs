@@ -5,6 +5,8 @@ use proptest::prelude::*;
 use crate::generate::{ScheduleSpec, generate};
 use crate::ids::Rank;
 use crate::lower::{TrainingLowering, for_training};
+use crate::mesh::DataParallelMode;
+use crate::mesh::{Mesh, MeshOrder};
 use crate::plan::balance::{Layout, Numbers, even};
 use crate::plan::bound::{lower_bound, memory_bound, reduction_bound};
 use crate::plan::class::{Class, Path};
@@ -13,7 +15,7 @@ use crate::plan::evaluate::Evaluator;
 use crate::plan::families::Family;
 use crate::plan::greedy::{Rules, Task, greedy};
 use crate::plan::layers::Layers;
-use crate::plan::network::{Mesh, MeshOrder, Network};
+use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order, first_backward};
 use crate::plan::peaks::peaks;
 use crate::plan::predict::{PlanChoice, predict};
@@ -24,7 +26,6 @@ use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads, waiting};
 use crate::plan::tuning::BoundTuning;
 use crate::profile::{LayerProfile, LinkProfile, NodeProfile, PartProfile, Profile};
 use crate::recompute::{LayerPart, LayerParts, StageRecompute};
-use crate::sharding::ShardGroups;
 use crate::simulate::{peak_memory, timed};
 use crate::trained::{StageBackward, TrainedStages};
 
@@ -86,13 +87,16 @@ fn layers_of(
     let (stage_bytes, rank_bytes) = (number(3) as u64, number(3) as u64);
     let mut profile =
         Profile { stage_bytes, rank_bytes, link, layers, node: Some(node), ..Profile::default() };
-    let network = Network::of(&profile, Mesh { tensor, replicas, ranks, order });
+    let network =
+        Network::of(&profile, Mesh { tensor, data: replicas, pipeline: ranks, order, ..Mesh::default() });
     let network = network.filter(|_| number(2) > 0.0).unwrap_or_else(|| {
         profile.node = None;
-        Network::of(&profile, Mesh { tensor: 1, replicas, ranks, order })
+        Network::of(&profile, Mesh { data: replicas, pipeline: ranks, order, ..Mesh::default() })
             .expect("without nodes, there is a network")
     });
-    let groups = [ShardGroups::Whole, ShardGroups::All, ShardGroups::Of(2)][number(2) as usize];
+    let groups =
+        [DataParallelMode::Replicated, DataParallelMode::Sharded, DataParallelMode::Hybrid { shards: 2 }]
+            [number(2) as usize];
     let (window, post_validation) = (1 + number(2) as u32, number(1) > 0.0);
     let state = TrainingState { groups, window, post_validation, copy: 0.5, ..TrainingState::default() };
     Layers::of(&profile, 1, network, state)
@@ -123,7 +127,7 @@ fn check(
 ) -> Result<(), TestCaseError> {
     let loads = stage_loads(layers, &layout.starts, recompute);
     let found = Evaluator::default().time(order, &loads, &layers.network);
-    let replicas = layers.network.mesh.replicas;
+    let replicas = layers.network.mesh.data;
     let trained: Vec<bool> = loads.iter().map(|load| load.computes == StageBackward::Whole).collect();
     let trained = TrainedStages::of(&trained);
     let lowering = TrainingLowering { replicas, trained, ..TrainingLowering::default() };
@@ -274,7 +278,7 @@ fn check_slow_links(trained: &[bool], ranks: u32, expected: f64) {
     };
     let link = LinkProfile::new(10.0, f64::INFINITY);
     let profile = Profile { link, layers: trained.iter().map(layer).collect(), ..Profile::default() };
-    let mesh = Mesh { tensor: 1, replicas: 1, ranks, order: MeshOrder::Replicas };
+    let mesh = Mesh { pipeline: ranks, order: MeshOrder::Replicas, ..Mesh::default() };
     let network = Network::of(&profile, mesh).expect("a network");
     let layers = Layers::of(&profile, 1, network, TrainingState::default());
     let starts: Vec<usize> = (0..=trained.len()).collect();
@@ -402,8 +406,7 @@ fn a_stage_that_becomes_frozen_has_each_backward_once() {
     let layer = |trained_bytes| LayerProfile { trained_bytes, ..LayerProfile::default() };
     let layers = vec![layer(Some(0)), layer(None), layer(Some(0))];
     let profile = Profile { link: LinkProfile::new(0.0, 1.0), layers, ..Profile::default() };
-    let network =
-        Network::of(&profile, Mesh { tensor: 1, replicas: 1, ranks: 3, order: MeshOrder::Replicas });
+    let network = Network::of(&profile, Mesh { pipeline: 3, order: MeshOrder::Replicas, ..Mesh::default() });
     let layers = Layers::of(&profile, 1, network.expect("a network"), TrainingState::default());
     let loads = stage_loads(&layers, &[0, 1, 2, 3], &[None; 3]);
     let rows = "0F0,0B0\n1F0,1B0\n2F0,2B0\n";
@@ -432,7 +435,7 @@ fn a_stage_recomputes_only_the_parts_that_its_layers_have() {
         LayerProfile { activation_bytes: 9, norms_bytes: 4, norms_s: 0.5, ..LayerProfile::default() };
     let layers = vec![with_norms, LayerProfile::default()];
     let profile = Profile { link: LinkProfile::new(0.0, 1.0), layers, ..Profile::default() };
-    let mesh = Mesh { tensor: 1, replicas: 1, ranks: 2, order: MeshOrder::Replicas };
+    let mesh = Mesh { pipeline: 2, order: MeshOrder::Replicas, ..Mesh::default() };
     let network = Network::of(&profile, mesh).expect("a network");
     let layers = Layers::of(&profile, 1, network, TrainingState::default());
     let loads = stage_loads(&layers, &[0, 1, 2], &[StageRecompute::of_parts(LayerParts::ALL); 2]);

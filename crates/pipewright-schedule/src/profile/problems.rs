@@ -58,14 +58,12 @@ impl Profile {
             let expected = "at least one [[layers]] section";
             found.push(problem(ProfilePart::Top, "layers", "empty", expected));
         }
-        self.check_count(&mut found);
+        self.check_layer_count(&mut found);
         self.check_trained(&mut found);
         let counts =
             [("rows", Some(self.rows), MAX_PROFILE_ROWS), ("tokens", self.tokens, MAX_PROFILE_TOKENS)];
         for (key, count, most) in counts {
-            if let Some(count) = count.filter(|count| !(1..=most).contains(count)) {
-                found.push(problem(ProfilePart::Top, key, count, format!("a number from 1 to {most}")));
-            }
+            check_count(&mut found, ProfilePart::Top, key, count, most);
         }
         for (key, bytes) in [("stage_bytes", self.stage_bytes), ("rank_bytes", self.rank_bytes)] {
             check_bytes(&mut found, ProfilePart::Top, key, bytes);
@@ -76,10 +74,7 @@ impl Profile {
             ("threads_per_rank", device.and_then(|device| device.threads_per_rank)),
         ];
         for (key, count) in counts {
-            if let Some(count) = count.filter(|count| !(1..=MAX_NODE_RANKS).contains(count)) {
-                let expected = format!("a number from 1 to {MAX_NODE_RANKS}");
-                found.push(problem(ProfilePart::Device, key, count, expected));
-            }
+            check_count(&mut found, ProfilePart::Device, key, count, MAX_NODE_RANKS);
         }
         if let Some(memory) = device.and_then(|device| device.memory_bytes) {
             if memory == 0 {
@@ -91,10 +86,7 @@ impl Profile {
         check_link(&mut found, ProfilePart::Link, &self.link);
         if let Some(node) = &self.node {
             check_link(&mut found, ProfilePart::Node, &node.link());
-            if !(1..=MAX_NODE_RANKS).contains(&node.ranks) {
-                let expected = format!("a number from 1 to {MAX_NODE_RANKS}");
-                found.push(problem(ProfilePart::Node, "ranks", node.ranks, expected));
-            }
+            check_count(&mut found, ProfilePart::Node, "ranks", Some(node.ranks), MAX_NODE_RANKS);
         }
         for (index, layer) in self.layers.iter().enumerate() {
             check_layer(&mut found, ProfilePart::Layer(index), layer);
@@ -119,7 +111,7 @@ impl Profile {
     }
 
     /// Reports the layer with which there are too many.
-    fn check_count(&self, found: &mut Vec<ProfileProblem>) {
+    fn check_layer_count(&self, found: &mut Vec<ProfileProblem>) {
         let mut layers = 0;
         for (index, layer) in self.layers.iter().enumerate() {
             layers += u64::from(layer.count);
@@ -190,6 +182,18 @@ fn check_layer(found: &mut Vec<ProfileProblem>, part: ProfilePart, layer: &Layer
     }
     if let Some(sums) = layer.tensor_sums.filter(|&sums| sums > MAX_TENSOR_SUMS) {
         found.push(problem(part, "tensor_sums", sums, format!("a number from 0 to {MAX_TENSOR_SUMS}")));
+    }
+}
+
+fn check_count(
+    found: &mut Vec<ProfileProblem>,
+    part: ProfilePart,
+    key: &'static str,
+    count: Option<u32>,
+    most: u32,
+) {
+    if let Some(count) = count.filter(|count| !(1..=most).contains(count)) {
+        found.push(problem(part, key, count, format!("a number from 1 to {most}")));
     }
 }
 

@@ -111,7 +111,7 @@ fn ranks_of_a_sequence_are_no_replicas() {
     ];
     for text in files {
         let plan = read_text(&text, None, Some(16)).expect("a plan");
-        assert_eq!((plan.choice.data_parallel, plan.ranks()), (2, 8), "{text}");
+        assert_eq!((plan.choice.mesh.data, plan.ranks()), (2, 8), "{text}");
         check_remark(&text, &["2` is not predicted: the ranks that share a sequence count as one rank"]);
         assert!(read_text(&text, None, Some(12)).is_err(), "{text}");
     }
@@ -121,7 +121,7 @@ fn ranks_of_a_sequence_are_no_replicas() {
 fn torchtitan_divides_ranks_among_replicated_groups() {
     for shards in ["", "--parallelism.data_parallel_shard_degree -1"] {
         let text = torchtitan(&format!("--parallelism.data_parallel_replicate_degree 2\n{shards}"));
-        let replicas = |ranks| read_text(&text, None, ranks).map(|plan| plan.choice.data_parallel);
+        let replicas = |ranks| read_text(&text, None, ranks).map(|plan| plan.choice.mesh.data);
         assert_eq!((replicas(Some(16)), replicas(Some(4)), replicas(None)), (Ok(8), Ok(2), Ok(2)), "{text}");
         let error = replicas(Some(6)).expect_err("3 replicas");
         assert!(error.contains("replicate-degree` is `2`, and expected a divisor of 3"), "{error}");

@@ -290,7 +290,7 @@ fn other_files_are_refused() {
 fn the_ranks_are_divided_among_replicas() {
     let file = SystemFile::parse(&format!("{MEGATRON}--pipeline-model-parallel-layout Et*2|t*4|t*4|L"));
     let file = file.expect("Megatron's options");
-    let replicas = |ranks| file.plan(&profile(10), None, ranks).map(|plan| plan.choice.data_parallel);
+    let replicas = |ranks| file.plan(&profile(10), None, ranks).map(|plan| plan.choice.mesh.data);
     assert_eq!((replicas(None), replicas(Some(4)), replicas(Some(8))), (Ok(1), Ok(1), Ok(2)));
     let error = replicas(Some(6)).expect_err("6 ranks").to_string();
     assert_eq!(

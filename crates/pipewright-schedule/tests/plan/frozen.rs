@@ -1,5 +1,6 @@
 //! Plans of models whose layers are frozen in part.
 
+use pipewright_schedule::mesh::Mesh;
 use pipewright_schedule::plan::{
     OutcomeKind, Plan, PlanChoice, PlanReport, PlanRequest, best_cut, plan, predict,
 };
@@ -117,7 +118,7 @@ fn the_best_cut_puts_more_frozen_layers_on_a_rank() {
 fn the_sums_of_tensor_parallel_ranks_are_those_that_take_place() {
     let spec = ScheduleSpec { ranks: 1, microbatches: 3, ..ScheduleSpec::default() };
     let schedule = generate("1f1b", &spec).expect("a schedule");
-    let choice = PlanChoice { tensor_parallel: 2, ..PlanChoice::default() };
+    let choice = PlanChoice { mesh: Mesh { tensor: 2, ..Mesh::default() }, ..PlanChoice::default() };
     let sums_of = |layers: Vec<LayerProfile>| {
         let node = Some(NodeProfile { ranks: 2, latency_s: 0.0, bytes_per_s: 1e9 });
         let profile = Profile { node, layers, ..adapted(4, 0) };

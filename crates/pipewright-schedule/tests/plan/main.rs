@@ -308,7 +308,7 @@ fn replicas_are_searched() {
     let profile = Profile { link, layers, ..Profile::default() };
     let request = PlanRequest { ranks: 4, microbatches: 4, ..PlanRequest::default() };
     let report = plan(&profile, &request, &mut || true).expect("a plan");
-    assert_eq!(report.plans[0].data_parallel, 4, "{:?}", report.plans[0]);
+    assert_eq!(report.plans[0].mesh.data, 4, "{:?}", report.plans[0]);
 }
 
 #[test]

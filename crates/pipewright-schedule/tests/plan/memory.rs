@@ -1,12 +1,12 @@
 //! The memory that plans count for parameters and optimizer state.
 
 use pipewright_schedule::lower::{OffloadConfig, TrainingLowering, for_training};
+use pipewright_schedule::mesh::{DataParallelMode, Mesh};
 use pipewright_schedule::plan::{
     PlanChoice, PlanError, PlanRequest, TrainingState, plan, predict, predict_program,
 };
 use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
 use pipewright_schedule::recompute::StageRecompute;
-use pipewright_schedule::sharding::ShardGroups;
 use pipewright_schedule::{Recompute, ScheduleSpec, generate};
 
 use crate::instances::block;
@@ -34,48 +34,48 @@ fn replicas_that_hold_the_parameters_together_need_less_memory() {
     let profile = Profile { link, layers: vec![layer; 4], ..Profile::default() };
     let schedule = generate("gpipe", &ScheduleSpec { ranks: 1, microbatches: 2, ..ScheduleSpec::default() });
     let schedule = schedule.expect("a schedule");
-    let quarters_of = |profile: &Profile, data_parallel, groups, copy| {
+    let quarters_of = |profile: &Profile, data, groups, copy| {
         let state = TrainingState { groups, copy, ..TrainingState::default() };
-        let choice = PlanChoice { data_parallel, state, ..PlanChoice::default() };
+        let choice = PlanChoice { mesh: Mesh { data, ..Mesh::default() }, state, ..PlanChoice::default() };
         let peaks = predict(profile, &schedule, &choice).expect("it fits the schedule").peak_bytes;
         4.0 * peaks[0] as f64 / PARAMETERS as f64
     };
-    let quarters = |data_parallel, groups, copy| quarters_of(&profile, data_parallel, groups, copy);
+    let quarters = |data, groups, copy| quarters_of(&profile, data, groups, copy);
     // Parameters, two moments, gradients.
-    assert_eq!(quarters(2, ShardGroups::Whole, 0.0), 16.0);
+    assert_eq!(quarters(2, DataParallelMode::Replicated, 0.0), 16.0);
     // Half of the parameters and moments; the gathered parameters; gradients.
-    assert_eq!(quarters(2, ShardGroups::All, 0.0), 6.0 + 4.0 + 4.0);
-    assert_eq!(quarters(4, ShardGroups::All, 0.0), 3.0 + 4.0 + 4.0);
-    assert_eq!(quarters(4, ShardGroups::Of(2), 0.0), 6.0 + 4.0 + 4.0);
+    assert_eq!(quarters(2, DataParallelMode::Sharded, 0.0), 6.0 + 4.0 + 4.0);
+    assert_eq!(quarters(4, DataParallelMode::Sharded, 0.0), 3.0 + 4.0 + 4.0);
+    assert_eq!(quarters(4, DataParallelMode::Hybrid { shards: 2 }, 0.0), 6.0 + 4.0 + 4.0);
     // Groups of three do not divide four replicas.
-    assert_eq!(quarters(4, ShardGroups::Of(3), 0.0), 3.0 + 4.0 + 4.0);
+    assert_eq!(quarters(4, DataParallelMode::Hybrid { shards: 3 }, 0.0), 3.0 + 4.0 + 4.0);
     // Until the norm is known, the parameters and moments from before an update. The gathered parameters of
     // the last stage are counted too, although they are gone by then.
-    let with_undo = |data_parallel, groups| {
+    let with_undo = |data, groups| {
         let state = TrainingState { groups, post_validation: true, ..TrainingState::default() };
-        let choice = PlanChoice { data_parallel, state, ..PlanChoice::default() };
+        let choice = PlanChoice { mesh: Mesh { data, ..Mesh::default() }, state, ..PlanChoice::default() };
         let peaks = predict(&profile, &schedule, &choice).expect("it fits the schedule").peak_bytes;
         4.0 * peaks[0] as f64 / PARAMETERS as f64
     };
-    assert_eq!(with_undo(2, ShardGroups::Whole), 16.0 + 12.0);
-    assert_eq!(with_undo(4, ShardGroups::All), 3.0 + 4.0 + 4.0 + 3.0);
+    assert_eq!(with_undo(2, DataParallelMode::Replicated), 16.0 + 12.0);
+    assert_eq!(with_undo(4, DataParallelMode::Sharded), 3.0 + 4.0 + 4.0 + 3.0);
     // The copy of half precision copies the gathered parameters.
-    assert_eq!(quarters(2, ShardGroups::All, 0.5), 6.0 + 4.0 + 2.0 + 4.0);
+    assert_eq!(quarters(2, DataParallelMode::Sharded, 0.5), 6.0 + 4.0 + 2.0 + 4.0);
     // The same if the profile has the bytes of each layer.
     let mut of_layers = profile.clone();
     for layer in &mut of_layers.layers {
         layer.held_bytes = Some(2 * layer.parameter_bytes);
         layer.copy_bytes = Some(layer.parameter_bytes / 2);
     }
-    assert_eq!(quarters_of(&of_layers, 2, ShardGroups::All, 0.0), (4.0 + 4.0) + 8.0 + 2.0 + 4.0);
+    assert_eq!(quarters_of(&of_layers, 2, DataParallelMode::Sharded, 0.0), (4.0 + 4.0) + 8.0 + 2.0 + 4.0);
     let fits = |groups| {
         let state = TrainingState { groups, ..TrainingState::default() };
         let (memory, data_parallel) = (Some(15 * PARAMETERS / 4), Some(2));
         let request = PlanRequest { state, memory, data_parallel, ..PlanRequest::default() };
         plan(&profile, &request, &mut || true).map(drop)
     };
-    assert!(matches!(fits(ShardGroups::Whole), Err(PlanError::DoesNotFit { .. })));
-    assert_eq!(fits(ShardGroups::All), Ok(()));
+    assert!(matches!(fits(DataParallelMode::Replicated), Err(PlanError::DoesNotFit { .. })));
+    assert_eq!(fits(DataParallelMode::Sharded), Ok(()));
 }
 
 /// The bytes of an input of [`moved_inputs`].

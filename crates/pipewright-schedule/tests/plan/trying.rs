@@ -2,6 +2,7 @@
 //! shares no search with the planner, so it judges the planner's plans.
 
 use pipewright_schedule::generate::{PerStage, Setting, catalogue};
+use pipewright_schedule::mesh::Mesh;
 use pipewright_schedule::plan::{PlanChoice, choice_costs, predict};
 use pipewright_schedule::recompute::StageRecompute;
 use pipewright_schedule::{ScheduleSpec, generate};
@@ -119,7 +120,8 @@ pub(crate) fn by_trying_all_sizes(instance: &Instance, memory: Option<u64>, in_p
                 ranks,
                 microbatches: microbatches / (rows * data_parallel),
             };
-            let size = PlanChoice { data_parallel, microbatch_rows: rows, ..PlanChoice::default() };
+            let mesh = Mesh { data: data_parallel, ..Mesh::default() };
+            let size = PlanChoice { mesh, microbatch_rows: rows, ..PlanChoice::default() };
             let time = by_trying(&replica, memory, &size, in_part);
             if time < best.0 {
                 best = (time, data_parallel);

@@ -19,7 +19,7 @@ use crate::collective::{Group, Tree};
 use crate::config::PipelineConfig;
 use crate::hook::ActionHook;
 use crate::ids::WorldRank;
-use crate::mesh::{Mesh, MeshCoord};
+use crate::mesh::{Mesh, MeshCoord, RankGroups, by_share};
 use crate::message::{AwaitedMessage, Tag};
 use crate::progress::ProgressBoard;
 use crate::tensor::shard::{RowShard, RowShards};
@@ -250,7 +250,7 @@ impl RankContext {
         contents: impl Iterator<Item = T>,
         repetition: u32,
     ) -> Vec<T> {
-        self.mesh.by_share(group, contents, repetition)
+        by_share(&self.mesh, group, contents, repetition)
     }
 
     /// Returns the same rank in the replicas that hold the experts together with this one. The group has one

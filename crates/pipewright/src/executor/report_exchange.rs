@@ -20,7 +20,7 @@ use super::report::RankReport;
 use super::report_message::{PackedSkew, ReportMessage, Times, largest_skew, unpacked_skew};
 use crate::collective::Tree;
 use crate::ids::WorldRank;
-use crate::mesh::Mesh;
+use crate::mesh::{Mesh, RankGroups};
 use crate::message::{MessageError, Tag, decoded, encoded};
 
 /// Returns this rank's reports as messages. `origin` is the start of the step in this process.

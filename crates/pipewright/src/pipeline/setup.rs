@@ -19,7 +19,7 @@ use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{StepNumber, WorldRank};
 use crate::loss_scale::LossScale;
 use crate::memory::{FrozenTensors, RankMemory};
-use crate::mesh::Mesh;
+use crate::mesh::{Mesh, RankGroups};
 use crate::nn::TensorParallel;
 use crate::offload::OffloadTo;
 use crate::optimizer::ClipGroup;

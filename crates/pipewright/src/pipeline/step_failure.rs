@@ -10,7 +10,7 @@ use pipewright_schedule::{Rank, Timeline, ValidatedProgram};
 use crate::driver::FailedRank;
 use crate::failure::{Cause, StepError};
 use crate::ids::WorldRank;
-use crate::mesh::Mesh;
+use crate::mesh::{Mesh, RankGroups};
 use crate::progress::ProgressBoard;
 use crate::verification::{Difference, Suspicion};
 

@@ -14,7 +14,7 @@ use crate::batch::{
 use crate::executor::{StepInput, StepOrigin, StepVerification};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::loss_scale::{LossScale, LossScaling};
-use crate::mesh::MeshCoord;
+use crate::mesh::{MeshCoord, RankGroups};
 use crate::tensor::Values;
 
 /// A step and the attempt at it.

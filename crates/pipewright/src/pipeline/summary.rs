@@ -13,6 +13,7 @@ use super::step_plan::StepPlan;
 use crate::batch::{LossFactors, ReplicaGradients, SplitError, joined_slices};
 use crate::executor::{AuxiliaryPart, ExchangeTime, RankReport, UndeferredParameter, sums_of};
 use crate::ids::StepNumber;
+use crate::mesh::RankGroups;
 use crate::stage::ExpertLoad;
 use crate::tensor::{BoundaryError, OptionalTensors, Values, unpack};
 use crate::verification::Verification;

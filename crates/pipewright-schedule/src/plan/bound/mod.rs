@@ -76,7 +76,7 @@ pub(super) fn optimizer_bound(step: Step<'_>) -> f64 {
 /// of some layer, and makes one sum after another. The sums of all ranks take at least as long as the sums of
 /// equal shares of the gradients.
 pub(super) fn reduction_bound(step: Step<'_>) -> f64 {
-    if step.layers.network.mesh.replicas < 2 {
+    if step.layers.network.mesh.data < 2 {
         return 0.0;
     }
     let layers = &step.layers.list;
@@ -90,8 +90,9 @@ pub(super) fn reduction_bound(step: Step<'_>) -> f64 {
 /// Returns layers whose three times are 1, on links that take no time.
 #[cfg(test)]
 pub(super) fn equal_layers(count: usize, ranks: u32) -> crate::plan::layers::Layers {
+    use crate::mesh::Mesh;
     use crate::plan::layers::Layers;
-    use crate::plan::network::{Mesh, MeshOrder, Network};
+    use crate::plan::network::Network;
     use crate::plan::request::TrainingState;
     use crate::profile::{LayerProfile, LinkProfile, Profile};
 
@@ -103,6 +104,6 @@ pub(super) fn equal_layers(count: usize, ranks: u32) -> crate::plan::layers::Lay
     };
     let link = LinkProfile::new(0.0, f64::INFINITY);
     let profile = Profile { link, layers: vec![layer; count], ..Profile::default() };
-    let mesh = Mesh { tensor: 1, replicas: 1, ranks, order: MeshOrder::default() };
+    let mesh = Mesh { pipeline: ranks, ..Mesh::default() };
     Layers::of(&profile, 1, Network::of(&profile, mesh).expect("a mesh"), TrainingState::default())
 }

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use pipewright::ids::WorldRank;
-use pipewright::mesh::Mesh;
+use pipewright::mesh::{Mesh, RankGroups};
 use pipewright::transport::World;
 use pipewright_schedule::Recompute;
 use support::program;
@@ -37,7 +37,7 @@ fn compare(task: &str) {
     let world = World::mpi(Duration::from_secs(20)).expect("mpirun started this process");
     let own = world.own_ranks().next().expect("a process has a rank");
     let processes = world.ranks();
-    let mesh = Mesh { pipeline: ranks, data: processes / ranks, shards: 1, experts: 1, tensor: 1 };
+    let mesh = Mesh { pipeline: ranks, data: processes / ranks, ..Mesh::default() };
     let program = program(schedule, ranks, MICROBATCHES / mesh.data);
     let placement = program.placement().clone();
     let graph = in_stages(placement.stages());

@@ -414,7 +414,7 @@ fn settings_that_do_not_work_with_expert_groups_are_refused() {
          parameters together: set `expert_parallel` to 1",
     );
     for (data, shards, expected) in [(6, 3, vec![1]), (6, 2, vec![1, 2, 6]), (8, 4, vec![1, 2, 4, 8])] {
-        let mesh = Mesh { pipeline: 2, data, shards, experts: 1, tensor: 1 };
+        let mesh = Mesh { pipeline: 2, data, shards, ..Mesh::default() };
         assert_eq!(mesh.expert_sizes(), expected, "{mesh:?}");
     }
     let outcome = SeededPipeline::new(program("1f1b", 1, 2), &config(2), 0, |index| stage(index, 1));

@@ -1,73 +1,74 @@
-//! Predictions next to what was measured, for all runs of a file.
+//! Predictions next to what was measured, for all runs of a file, with the plans that the search chooses instead.
+//! The tests and the bench `published` use it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use pipewright_cluster::layout::Layout;
+use pipewright_cluster::pipeline::Programs;
+use pipewright_cluster::predict::{Prediction, predict};
+use pipewright_cluster::published::{Published, Run};
+use pipewright_cluster::quantity::GIB;
+use pipewright_cluster::search::{ClusterPlan, Request, SearchError, search_from};
+use pipewright_cluster::setting::Setting;
 use pipewright_schedule::error_text::with_causes;
 use serde::Serialize;
 
-pub use crate::chosen::Chosen;
-use crate::pipeline::Programs;
-use crate::predict::{PredictError, Prediction, predict};
-use crate::published::{Published, Run};
-use crate::quantity::GIB;
-use crate::setting::Setting;
-
 /// All rows and their errors.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Comparison {
+pub(crate) struct Comparison {
     /// One row per run, in the order of the file.
-    pub rows: Vec<Row>,
+    pub(crate) rows: Vec<Row>,
     /// The mean of the errors without their signs, as a share.
-    pub mean_error: f64,
+    pub(crate) mean_error: f64,
     /// The largest error without its sign, as a share.
-    pub largest_error: f64,
+    pub(crate) largest_error: f64,
     /// The errors of other models of costs over a source of the rows, as their authors publish them.
-    pub other_models: Vec<OtherModel>,
+    pub(crate) other_models: Vec<OtherModel>,
     /// The keys of the file that no prediction uses, with their places. They are only in the table.
     #[serde(skip)]
-    pub remarks: Vec<String>,
+    pub(crate) remarks: Vec<String>,
 }
 
 /// A prediction next to what was measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Row {
+pub(crate) struct Row {
     /// The model.
-    pub model: String,
+    pub(crate) model: String,
     /// Where the run is published.
-    pub source: String,
+    pub(crate) source: String,
     /// The predicted seconds of a step.
-    pub predicted_step_s: f64,
+    pub(crate) predicted_step_s: f64,
     /// The measured seconds of a step.
-    pub measured_step_s: f64,
+    pub(crate) measured_step_s: f64,
     /// The prediction divided by the measurement, minus 1.
-    pub error: f64,
+    pub(crate) error: f64,
     /// The predicted memory of the rank that needs most, in GiB.
-    pub predicted_memory_gib: f64,
+    pub(crate) predicted_memory_gib: f64,
     /// The plan that the search chooses instead; `None` if nothing was searched or no plan was found.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub chosen: Option<Chosen>,
+    pub(crate) chosen: Option<Chosen>,
     /// Why the search found no plan.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub no_plan: Option<String>,
+    pub(crate) no_plan: Option<String>,
     /// Facts that are only in the table.
     #[serde(skip)]
-    pub details: Details,
+    pub(crate) details: Details,
 }
 
 /// The errors of another model of costs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct OtherModel {
+pub(crate) struct OtherModel {
     /// Its name and where its errors are published.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// The source of the runs, as the start of the source of a row.
-    pub source: &'static str,
+    pub(crate) source: &'static str,
     /// The number of runs.
-    pub rows: usize,
+    pub(crate) rows: usize,
     /// The mean error, as a share.
-    pub mean_error: f64,
+    pub(crate) mean_error: f64,
     /// The largest error, as a share.
-    pub largest_error: f64,
+    pub(crate) largest_error: f64,
 }
 
 /// The errors that authors of other models publish. Calculon's efficiencies are fitted to the machine of these
@@ -82,45 +83,27 @@ const OTHER_MODELS: [OtherModel; 1] = [OtherModel {
 
 /// A row's facts that are only in the table.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Details {
+pub(crate) struct Details {
     /// The measured memory in GiB, if it is published.
-    pub measured_memory_gib: Option<f64>,
+    pub(crate) measured_memory_gib: Option<f64>,
     /// The prediction.
-    pub prediction: Prediction,
+    pub(crate) prediction: Prediction,
 }
-
-/// A run that cannot be predicted.
-#[derive(Clone, PartialEq, thiserror::Error)]
-#[error("run {number} (`{model}`)")]
-pub struct ComparisonError {
-    /// The number of the run, from 1.
-    pub number: usize,
-    /// Its model.
-    pub model: String,
-    /// Why.
-    #[source]
-    pub error: Box<PredictError>,
-}
-
-pipewright_schedule::message_as_debug!(ComparisonError);
 
 /// Predicts all runs of a file.
 ///
 /// # Errors
 /// When a run's layout does not fit its model, or its schedule does not exist.
-pub fn compare(published: &Published) -> Result<Comparison, ComparisonError> {
+pub(crate) fn compare(published: &Published) -> Result<Comparison, String> {
     let mut programs = Programs::default();
     let row = |(index, run): (usize, &Run)| {
         let setting = Setting { model: &run.model, layout: &run.layout, machine: &run.machine };
         let prediction = predict(&setting, &mut programs);
-        let prediction = prediction.map_err(|error| ComparisonError {
-            number: index + 1,
-            model: run.model.name.clone(),
-            error: Box::new(error),
-        })?;
+        let prediction = prediction
+            .map_err(|error| format!("run {} (`{}`): {}", index + 1, run.model.name, with_causes(&error)))?;
         Ok(Row::of(run, prediction))
     };
-    let rows = published.runs.iter().enumerate().map(row).collect::<Result<Vec<_>, _>>()?;
+    let rows = published.runs.iter().enumerate().map(row).collect::<Result<Vec<_>, String>>()?;
     Ok(Comparison::of(rows, published.remarks.clone()))
 }
 
@@ -128,7 +111,7 @@ pub fn compare(published: &Published) -> Result<Comparison, ComparisonError> {
 ///
 /// # Errors
 /// Like [`compare`].
-pub fn compare_with_plans(published: &Published) -> Result<Comparison, ComparisonError> {
+pub(crate) fn compare_with_plans(published: &Published) -> Result<Comparison, String> {
     let mut comparison = compare(published)?;
     for (run, row) in published.runs.iter().zip(&mut comparison.rows) {
         match Chosen::instead_of(run, row.predicted_step_s) {
@@ -157,13 +140,13 @@ impl Row {
 
 /// The errors of the rows of a source.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SourceErrors {
+pub(crate) struct SourceErrors {
     /// The number of rows.
-    pub rows: usize,
+    pub(crate) rows: usize,
     /// The mean of the errors without their signs.
-    pub mean: f64,
+    pub(crate) mean: f64,
     /// The largest of them.
-    pub largest: f64,
+    pub(crate) largest: f64,
 }
 
 fn errors<'a>(rows: impl Iterator<Item = &'a Row>) -> SourceErrors {
@@ -181,7 +164,7 @@ impl Comparison {
     }
 
     /// Returns the errors of each source.
-    pub fn by_source(&self) -> BTreeMap<&str, SourceErrors> {
+    pub(crate) fn by_source(&self) -> BTreeMap<&str, SourceErrors> {
         let sources: std::collections::BTreeSet<&str> =
             self.rows.iter().map(|row| row.source.as_str()).collect();
         let source_errors = |source| errors(self.rows.iter().filter(|row| row.source == source));
@@ -190,7 +173,7 @@ impl Comparison {
 
     /// Returns the table in Markdown: all rows, the errors of each source, the plans that were
     /// searched, and the keys that are not used.
-    pub fn to_markdown(&self) -> String {
+    pub(crate) fn to_markdown(&self) -> String {
         let mut text = String::from(
             "| model | source | predicted s | measured s | error | memory GiB | products | attention | elementwise | tensor | experts | context | data | bubble | optimizer |\n\
              |---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
@@ -267,5 +250,102 @@ impl Row {
             error * 100.0,
             self.predicted_memory_gib
         );
+    }
+}
+
+/// Returns a request for the model, the machine and the batch of a published run, that fixes nothing.
+pub(crate) fn request_for(run: &Run) -> Request {
+    let Layout { gpus, batch, sequence, precision, scores, kernels, .. } = run.layout;
+    let request = Request::new(run.model.clone(), run.machine.clone(), gpus, batch, sequence, precision);
+    Request { scores, kernels, ..request }
+}
+
+/// The simulations of each search.
+const SIMULATIONS: usize = 40;
+
+/// The plan that the search chooses for the model, the machine and the batch of a row.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Chosen {
+    /// The ranks of a tensor group.
+    pub(crate) tp: u32,
+    /// The ranks of a pipeline.
+    pub(crate) pp: u32,
+    /// The replicas.
+    pub(crate) dp: u32,
+    /// The ranks that divide each sequence.
+    pub(crate) cp: u32,
+    /// The groups of ranks that divide the experts.
+    pub(crate) ep: u32,
+    /// The ranks that divide each expert: a tensor group, or 1.
+    pub(crate) etp: u32,
+    /// The chunks of a rank.
+    pub(crate) vp: u32,
+    /// The rows of a microbatch.
+    pub(crate) mbs: u32,
+    /// The schedule.
+    pub(crate) schedule: String,
+    /// The blocks of each stage.
+    pub(crate) cut: Vec<usize>,
+    /// Whether the ranks of a tensor group divide the sequence between their products.
+    pub(crate) sequence_parallel: bool,
+    /// The part of the forward that is computed again: `none`, `selective` or `full`.
+    pub(crate) recompute: &'static str,
+    /// The tensors that replicas divide: `none`, `optimizer`, `gradients` or `parameters`.
+    pub(crate) data_parallel: &'static str,
+    /// The predicted seconds of a step.
+    pub(crate) predicted_step_s: f64,
+    /// The predicted seconds of the published run divided by these, minus 1.
+    pub(crate) gain: f64,
+}
+
+impl Chosen {
+    /// Searches the plan for a run whose step takes `published` seconds by its prediction. The plan is not slower
+    /// than the run if the run fits into memory and its pipeline is not too large for the search to simulate.
+    ///
+    /// # Errors
+    /// When the search fails, for example because no plan fits into memory.
+    pub(crate) fn instead_of(run: &Run, published: f64) -> Result<Self, SearchError> {
+        let request = Request { plans: 1, simulations: SIMULATIONS, ..request_for(run) };
+        let found = search_from(&request, &run.layout)?;
+        Ok(Self::new(&found.plans[0], published))
+    }
+
+    /// Makes the row's plan from a plan and the predicted seconds of the published run.
+    fn new(plan: &ClusterPlan, published: f64) -> Self {
+        let ClusterPlan { layout, prediction, .. } = plan;
+        Self {
+            tp: layout.tensor,
+            pp: layout.pipeline,
+            dp: layout.data(),
+            cp: layout.context,
+            ep: layout.expert,
+            etp: layout.expert_tensor,
+            vp: layout.chunks,
+            mbs: layout.microbatch,
+            schedule: layout.schedule_name().to_owned(),
+            cut: prediction.blocks.clone(),
+            sequence_parallel: layout.sequence_parallel,
+            recompute: layout.recompute.name(),
+            data_parallel: layout.sharding.name(),
+            predicted_step_s: prediction.seconds,
+            gain: published / prediction.seconds - 1.0,
+        }
+    }
+
+    /// Returns the cells of a table, without the outer bars.
+    pub(crate) fn cells(&self) -> String {
+        let Self { tp, pp, dp, cp, ep, vp, mbs, schedule, recompute, data_parallel, .. } = self;
+        let mut mesh = format!("t{tp} p{pp} d{dp}");
+        for (letter, ranks) in [("c", cp), ("e", ep)] {
+            if *ranks > 1 {
+                let _ = write!(mesh, " {letter}{ranks}");
+            }
+        }
+        let chunks = if *vp > 1 { format!(", {vp} chunks") } else { String::new() };
+        format!(
+            "{mesh} | {schedule}{chunks} | {mbs} | {recompute} | {data_parallel} | {:.2} | {:+.1}%",
+            self.predicted_step_s,
+            self.gain * 100.0
+        )
     }
 }

@@ -1,0 +1,90 @@
+//! The names of sizes in messages: the keys of files, or the options of the command line.
+
+use std::fmt::Display;
+
+/// A size: its key in files, and its option.
+pub(crate) type Size = (&'static str, &'static str);
+
+pub(crate) const NODES: Size = ("nodes", "--nodes");
+pub(crate) const GPUS: Size = ("gpus", "--ranks");
+pub(crate) const BATCH: Size = ("gbs", "--global-batch");
+pub(crate) const SEQUENCE: Size = ("seq", "--seq-len");
+pub(crate) const TENSOR: Size = ("tp", "--tensor-parallel");
+pub(crate) const PIPELINE: Size = ("pp", "--pipeline-parallel");
+pub(crate) const DATA: Size = ("dp", "--data-parallel");
+pub(crate) const CONTEXT: Size = ("cp", "--context-parallel");
+pub(crate) const EXPERT: Size = ("ep", "--expert-parallel");
+pub(crate) const EXPERT_TENSOR: Size = ("etp", "--expert-tensor-parallel");
+pub(crate) const CHUNKS: Size = ("vp", "--stages-per-rank");
+pub(crate) const MICROBATCH: Size = ("mbs", "--microbatch-size");
+pub(crate) const SCHEDULE: Size = ("schedule", "--schedule");
+pub(crate) const MEMORY: Size = ("memory", "--memory");
+
+/// The sizes whose product is the number of GPUs.
+pub(crate) const MESH: [Size; 4] = [TENSOR, PIPELINE, DATA, CONTEXT];
+
+/// How messages name the sizes of a layout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Names {
+    /// By the keys of files of published runs, such as `tp = 8`.
+    #[default]
+    Keys,
+    /// By the options of `pipewright plan --cluster`, such as `--tensor-parallel 8`.
+    Options {
+        /// Whether the GPUs are given as nodes.
+        in_nodes: bool,
+        /// The tokens of a step, if they are given instead of its rows.
+        batch_tokens: Option<u64>,
+    },
+}
+
+impl Names {
+    /// Returns the name of a size.
+    pub(crate) fn name(self, size: Size) -> &'static str {
+        match self {
+            Self::Keys => size.0,
+            Self::Options { .. } => size.1,
+        }
+    }
+
+    /// Returns a size with its value, as it is written.
+    pub(crate) fn with_value(self, size: Size, value: impl Display) -> String {
+        match self {
+            Self::Keys => format!("{} = {value}", size.0),
+            Self::Options { .. } => format!("{} {value}", size.1),
+        }
+    }
+}
+
+/// The sizes that are given, for messages.
+#[derive(Debug, Clone)]
+pub(crate) struct GivenSizes {
+    pub(crate) names: Names,
+    pub(crate) sizes: Vec<(Size, u32)>,
+    pub(crate) gpus_per_node: u32,
+}
+
+impl GivenSizes {
+    /// Returns those of the given sizes that are in `which`, with their values.
+    pub(crate) fn list(&self, which: &[Size]) -> String {
+        let given = self.sizes.iter().filter(|(size, _)| which.contains(size));
+        given.map(|&(size, value)| self.names.with_value(size, value)).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Returns all given sizes after " with", and what else the advice is to change.
+    pub(crate) fn with_all(&self) -> (String, &'static str) {
+        if self.sizes.is_empty() {
+            return (String::new(), "");
+        }
+        let all: Vec<Size> = self.sizes.iter().map(|(size, _)| *size).collect();
+        (format!(" with {}", self.list(&all)), ", or a given part of the plan")
+    }
+
+    /// Returns the size by which the GPUs are given, with its GPUs.
+    pub(crate) fn unit(&self) -> (Size, u32) {
+        match self.names {
+            Names::Options { in_nodes: true, .. } => (NODES, self.gpus_per_node.max(1)),
+            _ => (GPUS, 1),
+        }
+    }
+}
