@@ -12,9 +12,9 @@ use pipewright_schedule::{GenerateError, generate};
 use thiserror::Error;
 
 use crate::layout::{Layout, Precision, Recompute, Scores, Sharding};
-use crate::model::{Block, FeedForward, Mixer, Model};
 use crate::search::{ClusterPlan, Request};
 use crate::systems::{LayoutRefusal, refusal};
+use pipewright_shapes::model::{Block, FeedForward, Mixer, Model};
 
 /// The errors of writing a plan for a cluster.
 #[derive(Clone, PartialEq, Error)]

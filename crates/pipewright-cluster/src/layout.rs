@@ -1,8 +1,8 @@
 //! How a model is trained: the mesh, the batch, and what is recomputed, sharded and fused.
 
 pub use crate::layout_error::LayoutError;
-use crate::matrix::Division;
-use crate::model::{Mixer, Model};
+use pipewright_shapes::matrix::Division;
+use pipewright_shapes::model::{Mixer, Model};
 
 /// The configuration of a training run.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

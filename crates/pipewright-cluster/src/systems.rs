@@ -20,7 +20,7 @@ use pipewright_schedule::words::counted;
 use thiserror::Error;
 
 use crate::layout::{Layout, Recompute, Scores, Sharding};
-use crate::model::{Mixer, Model};
+use pipewright_shapes::model::{Mixer, Model};
 
 /// The reason why a system cannot run a layout.
 #[derive(Clone, Copy, PartialEq, Eq, Error)]

@@ -2,8 +2,8 @@
 
 use pipewright_cluster::layout::Layout;
 use pipewright_cluster::memory::RankMemory;
-use pipewright_cluster::model::Model;
 use pipewright_schedule::words::counted;
+use pipewright_shapes::model::Model;
 
 use crate::display::bytes;
 

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::Instant;
 
-use pipewright_cluster::hf_config::Described;
 use pipewright_cluster::machine::Machine;
 use pipewright_cluster::measured;
-use pipewright_cluster::model::Model;
 use pipewright_cluster::search::{Change, ClusterPlan, Found, Gain, Request, Upgrade, search, upgrades};
 use pipewright_cluster::setting::Setting;
+use pipewright_shapes::model::Model;
+use pipewright_shapes::reader::Described;
 
 use crate::clusters::emitted::ClusterEmitted;
 use crate::clusters::failures::ExpectedFaults;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use pipewright_cluster::goodput::Goodput;
 use pipewright_cluster::memory::RankMemory;
-use pipewright_cluster::model::Model;
 use pipewright_cluster::search::ClusterPlan;
+use pipewright_shapes::model::Model;
 use serde::Serialize;
 
 use crate::clusters::failures::{ExpectedFaults, PlanGoodput};

@@ -5,11 +5,11 @@ use pipewright_schedule::plan::System;
 
 use crate::layout::{Cut, Kernels, Layout, LayoutError, Precision, Recompute, Scores, Sharding};
 use crate::machine::Machine;
-use crate::model::Model;
 use crate::published::Run;
 use crate::quantity::GIB;
 use crate::search::error::SearchError;
 use crate::systems;
+use pipewright_shapes::model::Model;
 
 /// Bytes of a GPU's memory that the driver's context, libraries and the buffers of collectives take: about
 /// 0.5 GiB for the context of CUDA 12, and as much for NCCL's channels.

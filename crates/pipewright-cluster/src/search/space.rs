@@ -1,9 +1,9 @@
 //! The meshes and microbatches that the search tries.
 
 use crate::layout::Layout;
-use crate::model::{Mixer, Model};
 use crate::search::request::Request;
 use crate::search::schedules;
+use pipewright_shapes::model::{Mixer, Model};
 
 /// The most rows of a microbatch that the search tries.
 const MOST_ROWS: u32 = 32;

@@ -1,8 +1,8 @@
 //! Models from their `config.json`.
 
-use pipewright_cluster::hf_config::{Described, read};
-use pipewright_cluster::model::{Attention, Block, Dense, FeedForward, Mixer};
-use pipewright_cluster::operations::AttentionCount;
+use pipewright_shapes::model::{Attention, Block, Dense, FeedForward, Mixer};
+use pipewright_shapes::operations::AttentionCount;
+use pipewright_shapes::reader::{Described, read};
 
 fn described(text: &str) -> Described {
     read(text).expect("a model")

@@ -3,11 +3,11 @@
 use pipewright_cluster::catalogue::by_name;
 use pipewright_cluster::comparison::compare_with_plans;
 use pipewright_cluster::layout::{LayoutError, Precision, Recompute};
-use pipewright_cluster::model::{Dense, Experts, FeedForward};
 use pipewright_cluster::published::{Published, Run};
 use pipewright_cluster::search::{
     Change, ClusterPlan, Fixed, Found, Gain, Request, SearchError, lower_bound, search, search_from, upgrades,
 };
+use pipewright_shapes::model::{Dense, Experts, FeedForward};
 
 use crate::data::{WITH_PLANS, predicted, published, run};
 
