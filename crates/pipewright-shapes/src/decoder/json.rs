@@ -1,5 +1,5 @@
 //! The configuration in the form of Hugging Face's `config.json`, in old and new versions. Absent keys get
-//! defaults. Keys that families refuse are in [`super::keys`].
+//! defaults. Keys that families refuse are in [`family`](crate::family).
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

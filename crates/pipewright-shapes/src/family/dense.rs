@@ -1,10 +1,10 @@
 //! The families without experts that training knows.
 
-use super::AbsentKey::{Count, Flag, Number};
 use super::keys::{
     COMPUTED_KEYS, GEMMA_KEYS, GEMMA_REFUSED, LAYER_WINDOW_KEYS, REFUSED_BESIDE_WINDOWS, REFUSED_KEYS,
 };
-use super::{ALL_NORM, BASE, BIASED, Family, GPT, HEAD_NORM, SANDWICH};
+use super::row::AbsentKey::{Count, Flag, Number};
+use super::row::{ALL_NORM, BASE, BIASED, Family, GPT, HEAD_NORM, SANDWICH};
 use crate::key_table::{Harmless, KeyTable, Refused};
 use crate::vectors::{QueryKeyNorm, Vectors};
 

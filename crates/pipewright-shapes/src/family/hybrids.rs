@@ -1,6 +1,6 @@
 //! The families of hybrids that training knows.
 
-use super::{BASE, Family};
+use super::row::{BASE, Family};
 use crate::key_table::{Harmless, KeyTable, Refused};
 
 /// Nemotron-H.
@@ -166,18 +166,5 @@ pub const HYBRID: Family = Family {
         ignored: &[],
         refused: &[],
     },
-    foreign: &[
-        "first_k_dense_replace",
-        "moe_layer_freq",
-        "decoder_sparse_step",
-        "mlp_only_layers",
-        "use_conv_bias",
-        "mamba_conv_bias",
-    ],
-    gated: Some(true),
-    usual: &[("n_groups", 1), ("conv_kernel", 4)],
-    // Training scans in chunks of this many tokens.
-    fixed: &[("chunk_size", 64)],
-    zero_is_missing: true,
     ..BASE
 };

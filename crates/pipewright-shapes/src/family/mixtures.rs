@@ -1,11 +1,11 @@
 //! The families with experts that training knows.
 
-use super::AbsentKey::{Count, Flag, Number, Table};
 use super::keys::{
     COMPUTED_KEYS, DEEPSEEK_IGNORED, DEEPSEEK_KEYS, DEEPSEEK_REFUSED, LAYER_WINDOW_KEYS, MIXTURE_KEYS,
     REFUSED_BESIDE_WINDOWS, REFUSED_KEYS,
 };
-use super::{BASE, BIASED, Family, HEAD_NORM};
+use super::row::AbsentKey::{Count, Flag, Number, Table};
+use super::row::{BASE, BIASED, Family, HEAD_NORM};
 use crate::key_table::{Harmless, KeyTable, Refused};
 use crate::vectors::{Biases, Vectors};
 

@@ -3,123 +3,25 @@
 //! The numbers of parameters that follow from these tables are compared with published ones, with transformers'
 //! own models and with the models that training builds.
 
+mod keys;
+mod row;
+
 mod dense;
 mod hybrids;
-mod keys;
 mod mixtures;
 
-use serde_json::Value;
-
-use crate::key_table::KeyTable;
-use crate::vectors::{Biases, QueryKeyNorm, Vectors};
+use crate::key_table::{KeyTable, is_dropout, is_ignored};
+use crate::vectors::Vectors;
 pub use dense::{
     GEMMA2, GEMMA3, GPT2, GRANITE, LLAMA, MISTRAL, OLMO2, PHI3, QWEN2, QWEN3, SMOLLM3, STARCODER2,
 };
 pub use hybrids::{HYBRID, NEMOTRON_H};
 pub use mixtures::{DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE};
+use row::{ALL_NORM, BASE, BIASED, GPT, HEAD_NORM, SANDWICH, TIED};
+pub use row::{AbsentKey, Family};
 
-/// The value of a key that files leave out.
-#[derive(Clone, Copy, Debug)]
-pub enum AbsentKey {
-    /// A number of something.
-    Count(u32),
-    /// A number.
-    Number(f64),
-    /// A flag.
-    Flag(bool),
-    /// A table, as JSON.
-    Table(&'static str),
-}
-
-impl From<AbsentKey> for Value {
-    fn from(key: AbsentKey) -> Self {
-        match key {
-            AbsentKey::Count(count) => count.into(),
-            AbsentKey::Number(number) => number.into(),
-            AbsentKey::Flag(flag) => flag.into(),
-            AbsentKey::Table(table) => serde_json::from_str(table).expect("the table of a family is JSON"),
-        }
-    }
-}
-
-/// Families of one form.
-#[derive(Debug, Clone, Copy)]
-pub struct Family {
-    /// The values of `model_type`.
-    pub names: &'static [&'static str],
-    /// The meaning of each key, in a family that training knows.
-    pub keys: &'static KeyTable,
-    /// The values of keys that a file leaves out, where they differ from the values that the configuration
-    /// type fills in.
-    pub absent: &'static [(&'static str, AbsentKey)],
-    /// Older names of keys, each with the name that it stands for. If a file has both, the older one counts,
-    /// as in transformers.
-    pub renamed: &'static [(&'static str, &'static str)],
-    /// Further sizes that a file may leave out, which the configuration type fills in.
-    pub usual: &'static [(&'static str, u64)],
-    /// The values of keys that all models of the family share and no file has.
-    pub fixed: &'static [(&'static str, u64)],
-    /// Keys of other families, which have no meaning in files of this one.
-    pub foreign: &'static [&'static str],
-    /// Whether a size of 0 says the same as a missing key.
-    pub zero_is_missing: bool,
-    /// Whether a second product gates the first in feed-forward parts; `None` if the activation decides.
-    pub gated: Option<bool>,
-    /// Whether feed-forward parts are four times as wide as the hidden states, unless the file says otherwise.
-    pub four_times: bool,
-    /// Whether dropout follows each residual branch, and positions are not rotary.
-    pub gpt: bool,
-    /// Whether `attention_bias` includes the product behind attention.
-    pub output_bias_is_given: bool,
-    /// The rows of the table of positions in addition to the positions; `None` without such a table.
-    pub more_positions: Option<u64>,
-    /// Norms and biases.
-    pub vectors: Vectors,
-    /// Every how many blocks one sees all tokens, if the others have a window and the file does not say it.
-    pub whole_every: Option<u64>,
-    /// Why models of this form have no costs.
-    pub refused: Option<&'static str>,
-}
-
-/// Llama without keys, which other families are changes of.
-const BASE: Family = Family {
-    names: &[],
-    keys: &KeyTable { computes: &[], ignored: &[], refused: &[] },
-    absent: &[],
-    renamed: &[],
-    usual: &[],
-    fixed: &[],
-    foreign: &[],
-    zero_is_missing: false,
-    gated: None,
-    four_times: false,
-    gpt: false,
-    output_bias_is_given: true,
-    more_positions: None,
-    vectors: Vectors::LLAMA,
-    whole_every: None,
-    refused: None,
-};
-
-const GPT: Family = Family {
-    absent: TIED,
-    gated: Some(false),
-    four_times: true,
-    gpt: true,
-    more_positions: Some(0),
-    vectors: Vectors::GPT,
-    ..BASE
-};
-
-const TIED: &[(&str, AbsentKey)] = &[("tie_word_embeddings", AbsentKey::Flag(true))];
-const HEAD_NORM: Vectors = Vectors { query_key_norm: QueryKeyNorm::Head, ..Vectors::LLAMA };
-const ALL_NORM: Vectors = Vectors { query_key_norm: QueryKeyNorm::All, ..Vectors::LLAMA };
-const BIASED: Vectors =
-    Vectors { biases: Biases { query_key_value: true, ..Biases::NONE }, ..Vectors::LLAMA };
-const SANDWICH: Vectors = Vectors { norms_per_part: 2, ..Vectors::LLAMA };
-
-/// The families that training knows.
-pub const TRAINED: &[Family] = &[
+/// The families of decoders that training knows.
+const DECODERS: &[Family] = &[
     LLAMA,
     MISTRAL,
     MIXTRAL,
@@ -138,9 +40,10 @@ pub const TRAINED: &[Family] = &[
     PHI3,
     STARCODER2,
     GPT2,
-    NEMOTRON_H,
-    HYBRID,
 ];
+
+/// The families of hybrids that training knows.
+const HYBRIDS: &[Family] = &[NEMOTRON_H, HYBRID];
 
 /// The families that only costs are known of.
 const OTHERS: &[Family] = &[
@@ -223,6 +126,43 @@ const fn refused(names: &'static [&'static str], why: &'static str) -> Family {
     Family { names, refused: Some(why), ..BASE }
 }
 
+/// Keys that change what a model computes, and next to nothing of what it costs, in files of families that training
+/// does not know.
+const FREE: [&str; 29] = [
+    "add_cross_attention",
+    "attn_scale",
+    "attn_temperature_tuning",
+    "clip_qkv",
+    "floor_scale",
+    "initializer_factor",
+    "layer_norm_bias",
+    "layer_norm_elementwise_affine",
+    "layer_norm_eps",
+    "logit_scale",
+    "mamba_hidden_act",
+    "moe_router_dtype",
+    "nope_layer_interval",
+    "norm_before_gate",
+    "norm_type",
+    "rescale_prenorm_residual",
+    "rope_theta_local",
+    "rotary_emb_base",
+    "rotary_pct",
+    "router_jitter_noise",
+    "router_z_loss_coef",
+    "scale_embedding",
+    "scoring_func",
+    "ssm_dtype",
+    "time_step_floor",
+    "time_step_limit",
+    "time_step_max",
+    "time_step_min",
+    "use_parallel_residual",
+];
+
+/// Keys with which some family computes, or which it ignores, and whose costs are not counted.
+const UNCOUNTED: [&str; 3] = ["attn_logit_softcapping", "final_logit_softcapping", "num_mtp_layers"];
+
 /// Sizes that training assumes and costs do not: a window would make a prediction too low, and a table of
 /// positions is a small part of a model.
 const NOT_ASSUMED: [&str; 2] = ["sliding_window", "n_positions"];
@@ -236,6 +176,19 @@ impl Family {
     /// Returns the form of families that are not known.
     pub(crate) fn unknown() -> Self {
         BASE
+    }
+
+    /// Returns whether a key from which no shape is read changes no costs: training ignores it, or a family computes
+    /// with it, and all keys with costs are read. Only hybrids know the sizes of their mixers.
+    pub(crate) fn is_free(&self, key: &str) -> bool {
+        let is_known = |keys: &KeyTable| keys.computes(key) || keys.ignores(key);
+        let is_free = is_ignored(key)
+            || FREE.contains(&key)
+            || self.gpt && is_dropout(key)
+            || is_known(self.keys)
+            || DECODERS.iter().any(|family| is_known(family.keys))
+            || NEMOTRON_H.keys.ignores(key);
+        is_free && !UNCOUNTED.contains(&key)
     }
 
     /// Returns whether the head uses the table of the embedding if the file does not say it.
@@ -255,7 +208,7 @@ impl Family {
 }
 
 fn all() -> impl Iterator<Item = &'static Family> {
-    TRAINED.iter().chain(OTHERS)
+    DECODERS.iter().chain(HYBRIDS).chain(OTHERS)
 }
 
 /// Returns the values of `model_type` whose norms, biases and windows are known.

@@ -45,7 +45,7 @@ impl BlockKind {
 }
 
 /// The blocks of a model in order, and the bars between them.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Pattern {
     text: String,

@@ -11,5 +11,7 @@ mod table;
 mod dropout;
 
 pub use dropout::is_dropout;
+pub(crate) use harmless::is_off;
 pub use harmless::{Harmless, Refused};
+pub(crate) use table::is_ignored;
 pub use table::{KeyTable, KeyUse, RefusedKey};

@@ -56,15 +56,17 @@ impl KeyTable {
             Some(KeyUse::Refused)
         } else if self.computes(key) {
             Some(KeyUse::Computes)
-        } else if self.ignores(key) || IGNORED.contains(&key) {
+        } else if self.ignores(key) || is_ignored(key) {
             Some(KeyUse::Ignored)
         } else {
             OTHERS.iter().any(|refused| refused.key == key).then_some(KeyUse::Refused)
         }
     }
 
-    fn ignores(&self, key: &str) -> bool {
-        self.ignored.iter().flat_map(|keys| *keys).any(|ignored| match ignored.strip_suffix('*') {
+    /// Returns whether a key does not change what the family computes in training.
+    pub(crate) fn ignores(&self, key: &str) -> bool {
+        let mut ignored = self.ignored.iter().flat_map(|keys| *keys);
+        ignored.any(|ignored| match ignored.strip_suffix('*') {
             Some(start) => key.starts_with(start),
             None => key == *ignored,
         })
@@ -73,6 +75,11 @@ impl KeyTable {
     /// Returns the entry of a key that the family's own table refuses.
     fn refusal(&self, key: &str) -> Option<&'static Refused> {
         self.refused.iter().flat_map(|refused| *refused).find(|refused| refused.key == key)
+    }
+
+    /// Returns whether the family refuses some values of a key, and not this one.
+    pub(crate) fn is_harmless(&self, key: &str, value: &Value, json: &Map<String, Value>) -> bool {
+        self.refusal(key).is_some_and(|refused| refused.harmless.holds(key, value, json))
     }
 
     /// Returns the keys of a file that the family cannot compute.
@@ -126,6 +133,11 @@ impl KeyTable {
         });
         unknown.map(|(key, _)| key.clone()).collect()
     }
+}
+
+/// Returns whether a key changes nothing in the training of any family.
+pub(crate) fn is_ignored(key: &str) -> bool {
+    IGNORED.contains(&key)
 }
 
 /// Returns the beginning of a long value.

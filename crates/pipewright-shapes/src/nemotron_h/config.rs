@@ -1,18 +1,24 @@
 //! The sizes and constants of a model, and their validation. Their form in a file is in [`super::json`].
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::ShapeError;
 use crate::key_range::{above_zero, divisible, not_below_zero, require, rows, sizes, width};
 
 /// The kind of a block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum BlockKind {
     /// A Mamba-2 mixer.
+    #[serde(rename = "linear_attention")]
     Mamba,
     /// Causal attention without positions.
+    #[serde(rename = "full_attention")]
     Attention,
     /// A feed-forward layer.
+    #[serde(rename = "mlp")]
     Mlp,
     /// A mixture of feed-forward layers.
+    #[serde(rename = "moe")]
     Experts,
 }
 
@@ -29,13 +35,15 @@ impl BlockKind {
 }
 
 /// The configuration of a Nemotron-H model; fields have the names of `config.json`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(remote = "Self", default = "NemotronHConfig::usual")]
 pub struct NemotronHConfig {
     /// Token ids run from 0 to `vocab_size - 1`.
     pub vocab_size: usize,
     /// Width of the hidden states.
     pub hidden_size: usize,
     /// The blocks in order.
+    #[serde(rename = "layers_block_type", skip_deserializing)]
     pub blocks: Vec<BlockKind>,
     /// Added to the mean square in every norm.
     pub layer_norm_epsilon: f64,
@@ -70,8 +78,10 @@ pub struct NemotronHConfig {
     /// The limits of the steps in the published code of these models. They have no effect: as in
     /// transformers, the lowest step is the lower end of [`NemotronHConfig::time_step_range`]. They are kept
     /// only so that written files contain them.
+    #[serde(skip)]
     pub time_step_limit: (f64, f64),
     /// The range from which initial steps are drawn. Its lower end is also the lowest step of the scan.
+    #[serde(skip)]
     pub time_step_range: (f64, f64),
     /// The lowest initial step.
     pub time_step_floor: f64,
@@ -79,23 +89,29 @@ pub struct NemotronHConfig {
     /// blocks.
     pub rescale_prenorm_residual: bool,
     /// The experts; `None` if no block has them.
+    #[serde(flatten, skip_deserializing)]
     pub experts: Option<Experts>,
 }
 
 /// The sizes and constants of the experts.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Experts {
     /// The number of routed experts.
     pub n_routed_experts: usize,
     /// Routed experts of a token.
+    #[serde(default = "chosen")]
     pub num_experts_per_tok: usize,
     /// Groups of neighbouring experts.
+    #[serde(default = "one")]
     pub n_group: usize,
     /// Groups from which a token's experts are chosen.
+    #[serde(default = "one")]
     pub topk_group: usize,
     /// Whether the weights of a token's experts are divided by their sum.
+    #[serde(default = "yes")]
     pub norm_topk_prob: bool,
     /// A factor of the weights.
+    #[serde(default = "factor")]
     pub routed_scaling_factor: f64,
     /// Inner width of a routed expert.
     pub moe_intermediate_size: usize,
@@ -103,10 +119,53 @@ pub struct Experts {
     pub moe_shared_expert_intermediate_size: usize,
     /// Width of the inputs and outputs of the routed experts, if it is not `hidden_size`: a projection before
     /// them and one after their sum.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub moe_latent_size: Option<usize>,
 }
 
+fn chosen() -> usize {
+    2
+}
+fn one() -> usize {
+    1
+}
+fn yes() -> bool {
+    true
+}
+fn factor() -> f64 {
+    1.0
+}
+
 impl NemotronHConfig {
+    /// Returns transformers' values of the keys that files leave out, for a model without blocks.
+    fn usual() -> Self {
+        Self {
+            vocab_size: 0,
+            hidden_size: 0,
+            blocks: Vec::new(),
+            layer_norm_epsilon: 1e-5,
+            tie_word_embeddings: false,
+            initializer_range: 0.02,
+            num_attention_heads: 32,
+            num_key_value_heads: 8,
+            head_dim: 128,
+            intermediate_size: 21504,
+            mlp_bias: false,
+            mamba_num_heads: 128,
+            mamba_head_dim: 64,
+            n_groups: 8,
+            ssm_state_size: 128,
+            conv_kernel: 4,
+            use_conv_bias: true,
+            use_bias: false,
+            time_step_limit: (0.0, f64::INFINITY),
+            time_step_range: (0.001, 0.1),
+            time_step_floor: 1e-4,
+            rescale_prenorm_residual: true,
+            experts: None,
+        }
+    }
+
     fn has(&self, kind: BlockKind) -> bool {
         self.blocks.contains(&kind)
     }

@@ -28,7 +28,7 @@ const SIZES_OF_MIXERS: [&str; 9] = [
     "chunk_size",
 ];
 /// The most predictors of further tokens.
-pub(super) const MAX_PREDICTORS: u64 = 64;
+const MAX_PREDICTORS: u64 = 64;
 /// The kinds of blocks with costs.
 const KNOWN_KINDS: &str = "full_attention, sliding_attention, chunked_attention, mamba";
 
@@ -67,7 +67,7 @@ pub(super) fn blocks(keys: &mut Keys<'_>, family: &Family, hidden: u64) -> Resul
 }
 
 /// Returns the letters of a pattern.
-pub(super) fn letters(pattern: &str) -> Vec<String> {
+fn letters(pattern: &str) -> Vec<String> {
     pattern.chars().map(String::from).collect()
 }
 
@@ -92,7 +92,7 @@ pub(super) fn predictors(
 }
 
 /// Returns the error of a kind of block without costs.
-pub(super) fn unknown_block(key: &str, kind: &str, known: &str) -> ShapeError {
+fn unknown_block(key: &str, kind: &str, known: &str) -> ShapeError {
     let kind: String = kind.chars().take(64).collect();
     let message =
         format!("`{key}` names the kind of block `{kind}`, whose costs are not known; known are {known}");
@@ -105,7 +105,7 @@ fn counted(layers: Option<u64>) -> Result<u64, ShapeError> {
 
 /// The blocks of a hybrid, each with one part: `M` Mamba-2, `*` attention, `-` feed-forward, `E` experts. The
 /// sizes of a kind of block that the model does not have are not needed.
-pub(super) fn single_parts(
+fn single_parts(
     keys: &mut Keys<'_>,
     family: &Family,
     hidden: u64,

@@ -1,100 +1,99 @@
-//! The family `hybrid` of this project: blocks of one part by a pattern of letters, further tables next to that of
-//! tokens, and predictors with blocks of their own.
+//! The shape of this project's hybrids, which follows from the configuration that training reads.
 
-use serde_json::Value;
+use crate::family::HYBRID;
+use crate::hybrid::{BlockKind, EmbedNorm, HybridConfig};
+use crate::model::{Attention, Block, Dense, Experts, FeedForward, Mamba2, Mixer, Model};
+use crate::training::Training;
+use crate::vectors::Vectors;
 
-use super::blocks::{MAX_PREDICTORS, letters, single_parts, unknown_block};
-use super::keys::{Keys, MAX_SIZE, MAX_VOCABULARY, contradiction, wrong};
-use crate::error::ShapeError;
-use crate::family::Family;
-use crate::model::{Attention, Block, Mixer};
+/// Training scans in chunks of this many tokens.
+const CHUNK: u64 = 64;
 
-/// The key of the blocks.
-const PATTERN: &str = "pattern";
-/// The kinds of blocks: attention, Mamba-2, experts and a dense feed-forward part.
-const KNOWN: &str = "A, M, D, -, and E if there are experts";
-
-/// Reads the blocks. A bar of the pattern is a place where stages may be cut.
-pub(super) fn blocks(keys: &mut Keys<'_>, family: &Family, hidden: u64) -> Result<Vec<Block>, ShapeError> {
-    let pattern = keys.text(&[PATTERN])?.unwrap_or_default().replace('|', "");
-    keys.mark(&["num_hidden_layers"]);
-    let mut blocks = blocks_of(keys, family, hidden, PATTERN, &pattern)?;
-    let windows = keys.optional_sizes("window_sizes", MAX_SIZE)?;
-    if !windows.is_empty() && windows.len() != blocks.len() {
-        let expected = format!("as many as the {} blocks", blocks.len());
-        return Err(contradiction("the number of windows in window_sizes", windows.len() as u64, expected));
+/// Returns the shape of a model.
+pub(super) fn shape(config: &HybridConfig) -> Model {
+    let windows = config.window_sizes.iter().copied().chain(std::iter::repeat(None));
+    let blocks = config.blocks().iter().zip(windows).map(|(&kind, window)| block(config, kind, window));
+    let predictor = config.prediction_block().map(|kind| block(config, kind, None));
+    Model {
+        name: HYBRID.names[0].to_owned(),
+        hidden: config.hidden_size as u64,
+        vocabulary: config.vocab_size as u64,
+        tied: config.tie_word_embeddings,
+        blocks: blocks.collect(),
+        predictors: config.prediction_depth() as u32,
+        predictor: predictor.into_iter().collect(),
+        counts_predictors: true,
+        further_embedding: further_embedding(config),
+        vectors: Vectors::LLAMA,
+        gpt: false,
     }
-    for (block, size) in blocks.iter_mut().zip(windows) {
-        if let Mixer::Attention(attention) = block.mixer {
-            block.mixer = Mixer::Attention(Attention { window: size, ..attention });
+}
+
+fn block(config: &HybridConfig, kind: BlockKind, window: Option<usize>) -> Block {
+    let dense = |inner: usize| Dense { inner: inner as u64, gated: true };
+    let (mixer, feed_forward) = match kind {
+        BlockKind::Attention => {
+            let attention = Attention {
+                heads: config.num_attention_heads as u64,
+                key_value_heads: config.kv_heads() as u64,
+                head_size: config.head_dim() as u64,
+                window: window.filter(|&size| size > 0).map(|size| size as u64),
+            };
+            (Mixer::Attention(attention), FeedForward::None)
         }
-    }
-    Ok(blocks)
-}
-
-/// The blocks of a pattern, in the letters that Nemotron-H's files have for them.
-fn blocks_of(
-    keys: &mut Keys<'_>,
-    family: &Family,
-    hidden: u64,
-    key: &str,
-    pattern: &str,
-) -> Result<Vec<Block>, ShapeError> {
-    if let Some(other) = pattern.chars().find(|letter| !"AMED-".contains(*letter)) {
-        return Err(unknown_block(key, &other.to_string(), KNOWN));
-    }
-    single_parts(keys, family, hidden, key, &letters(&pattern.replace('A', "*").replace('D', "-")))
-}
-
-/// Reads the number of predictors, and the block of each.
-pub(super) fn predictors(
-    keys: &mut Keys<'_>,
-    family: &Family,
-    hidden: u64,
-) -> Result<(u32, Vec<Block>), ShapeError> {
-    let weight = keys.value(&["mtp_loss_weight"]).and_then(|(_, value)| value.as_f64());
-    let depth = keys.size(&["mtp_depth"], 1, MAX_PREDICTORS)?.unwrap_or(1);
-    let letter = keys.text(&["mtp_block"])?.unwrap_or("A");
-    if weight.is_none_or(|weight| weight <= 0.0) {
-        return Ok((0, Vec::new()));
-    }
-    Ok((depth as u32, blocks_of(keys, family, hidden, "mtp_block", letter)?))
-}
-
-/// Reads the parameters of the first stage in addition to the table of tokens, and of the routers of blocks
-/// that only some tokens pass.
-pub(super) fn further_embedding(keys: &mut Keys<'_>, hidden: u64) -> Result<u64, ShapeError> {
-    let orders = keys.optional_sizes("ngram_orders", MAX_SIZE)?.len() as u64;
-    let buckets = keys.size(&["ngram_buckets"], 0, MAX_VOCABULARY)?.unwrap_or(0);
-    let platforms = keys.size(&["platform_vocab_size"], 0, MAX_VOCABULARY)?.unwrap_or(0);
-    let rows = orders * buckets + structure_rows(keys)? + platforms;
-    if rows > 0 {
-        keys.note("tables of n-grams, structure and platforms: their parameters count, and their lookups take no time");
-    }
-    let norm = match keys.text(&["embed_norm"])? {
-        None | Some("none") => 0,
-        Some("rms") => hidden,
-        Some("dyt") => 2 * hidden + 1,
-        Some(other) => return Err(wrong("embed_norm".into(), &other.into(), "none, rms or dyt")),
+        BlockKind::Mamba => {
+            let mamba = Mamba2 {
+                heads: config.mamba_num_heads as u64,
+                head_size: config.mamba_head_dim as u64,
+                state: config.ssm_state_size as u64,
+                groups: config.n_groups as u64,
+                convolution: config.conv_kernel as u64,
+                chunk: CHUNK,
+            };
+            (Mixer::Mamba2(mamba), FeedForward::None)
+        }
+        BlockKind::Experts => {
+            let experts = Experts {
+                count: config.num_experts as u64,
+                per_token: config.num_experts_per_tok as u64,
+                expert: dense(config.moe_intermediate_size),
+                shared_inner: config.shared_expert_intermediate_size as u64,
+            };
+            (Mixer::None, FeedForward::Experts(experts))
+        }
+        BlockKind::Dense => (Mixer::None, FeedForward::Dense(dense(config.intermediate_size))),
     };
-    let heads = keys.size(&["num_attention_heads"], 0, MAX_SIZE)?.unwrap_or(0);
-    let relations = keys.size(&["num_relations"], 0, MAX_SIZE)?.unwrap_or(0);
-    if relations > 0 {
-        keys.note("`num_relations`: the parameters count, and attention takes the same time as without them");
-    }
-    let routers = keys.optional_sizes("mod_layers", MAX_SIZE)?.len() as u64;
-    keys.mark(&["mod_capacity_factor"]);
-    if routers > 0 {
-        keys.note("`mod_layers`: blocks that only some tokens pass take the time of all tokens");
-    }
-    Ok((rows + routers).saturating_mul(hidden).saturating_add(norm + relations * heads))
+    Block { mixer, feed_forward, training: Training::Whole }
 }
 
-/// Reads the rows of all tables of structure.
-fn structure_rows(keys: &mut Keys<'_>) -> Result<u64, ShapeError> {
-    let Some((key, value)) = keys.value(&["structure_vocab_sizes"]) else { return Ok(0) };
-    let rows = |value: &Value| value.as_u64().filter(|rows| *rows <= MAX_VOCABULARY);
-    let tables = value.as_object();
-    let sum = tables.and_then(|tables| tables.values().map(rows).sum());
-    sum.ok_or_else(|| wrong(key, value, "a table with a number of rows for each input"))
+/// Returns the parameters of the first stage in addition to the table of tokens, and of the routers of blocks that
+/// only some tokens pass.
+fn further_embedding(config: &HybridConfig) -> u64 {
+    let hidden = config.hidden_size;
+    let norm = match config.embed_norm {
+        EmbedNorm::None => 0,
+        EmbedNorm::Rms => hidden,
+        EmbedNorm::Dyt => 2 * hidden + 1,
+    };
+    let rows = config.further_rows() + config.mod_layers.len();
+    (rows * hidden + norm + config.num_relations * config.num_attention_heads) as u64
+}
+
+/// Returns sentences about parts whose costs are assumed.
+pub(super) fn assumed(config: &HybridConfig) -> Vec<String> {
+    let notes = [
+        (
+            config.further_rows() > 0,
+            "tables of n-grams, structure and platforms: their parameters count, and their lookups take no time",
+        ),
+        (
+            config.num_relations > 0,
+            "`num_relations`: the parameters count, and attention takes the same time as without them",
+        ),
+        (
+            !config.mod_layers.is_empty(),
+            "`mod_layers`: blocks that only some tokens pass take the time of all tokens",
+        ),
+    ];
+    notes.into_iter().filter(|(holds, _)| *holds).map(|(_, note)| note.to_owned()).collect()
 }

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use super::harmless::{HARMLESS, HARMLESS_IF_ZERO, HARMLESS_WORDS};
 use crate::error::ShapeError;
 use crate::family::Family;
+use crate::key_table::is_off;
 
 /// The most blocks of a model.
 pub(super) const MAX_BLOCKS: u64 = 10_000;
@@ -22,8 +22,6 @@ pub(super) struct Keys<'a> {
     used: BTreeSet<String>,
     /// The defaults that were used.
     filled: BTreeSet<(&'static str, u64)>,
-    /// Sentences about parts of the file whose costs are assumed.
-    notes: Vec<&'static str>,
 }
 
 /// A value as messages repeat it.
@@ -33,28 +31,12 @@ fn shortened(value: &Value) -> String {
 
 impl<'a> Keys<'a> {
     pub(super) fn new(object: &'a Map<String, Value>) -> Self {
-        Self {
-            object,
-            family: Family::unknown(),
-            used: BTreeSet::new(),
-            filled: BTreeSet::new(),
-            notes: Vec::new(),
-        }
+        Self { object, family: Family::unknown(), used: BTreeSet::new(), filled: BTreeSet::new() }
     }
 
     /// Sets the values that a family has for keys that the file leaves out.
     pub(super) fn set_family(&mut self, family: &Family) {
         self.family = *family;
-    }
-
-    /// Adds a sentence about a part of the file whose costs are assumed.
-    pub(super) fn note(&mut self, sentence: &'static str) {
-        self.notes.push(sentence);
-    }
-
-    /// Returns the sentences about parts whose costs are assumed.
-    pub(super) fn notes(&self) -> &[&'static str] {
-        &self.notes
     }
 
     /// Returns the keys that have the values of their family because the file leaves them out.
@@ -75,7 +57,7 @@ impl<'a> Keys<'a> {
 
     /// Returns whether a key is given and not null.
     pub(super) fn has(&self, name: &str) -> bool {
-        let is_given = |value: &Value| !value.is_null() && (!self.family.zero_is_missing || *value != 0);
+        let is_given = |value: &Value| !value.is_null();
         !self.family.foreign.contains(&name) && self.object.get(name).is_some_and(is_given)
     }
 
@@ -140,17 +122,6 @@ impl<'a> Keys<'a> {
         items.iter().map(number).collect::<Result<_, _>>().map(Some)
     }
 
-    /// Returns a list of sizes, in which 0 and null mean none; an empty list if the key is missing.
-    pub(super) fn optional_sizes(&mut self, name: &str, most: u64) -> Result<Vec<Option<u64>>, ShapeError> {
-        let Some((key, value)) = self.value(&[name]) else { return Ok(Vec::new()) };
-        let size = |item: &Value| match item.as_u64() {
-            Some(size) if size <= most => Some((size > 0).then_some(size)),
-            _ => item.is_null().then_some(None),
-        };
-        let sizes = value.as_array().and_then(|items| items.iter().map(size).collect());
-        sizes.ok_or_else(|| wrong(key, value, &format!("a list of numbers from 0 to {most}")))
-    }
-
     /// Returns a list of one word per block.
     pub(super) fn words(&mut self, names: &[&str]) -> Result<Option<(String, Vec<&'a str>)>, ShapeError> {
         let Some((key, value)) = self.value(names) else { return Ok(None) };
@@ -164,12 +135,8 @@ impl<'a> Keys<'a> {
     /// Returns the keys that are not used and may change costs.
     pub(super) fn ignored(&self) -> Vec<String> {
         let is_said = |(key, value): &(&String, &Value)| {
-            let word = key.as_str();
-            let is_off = value.as_f64() == Some(0.0) || value.as_bool() == Some(false);
-            let is_harmless = HARMLESS.contains(&word)
-                || HARMLESS_IF_ZERO.contains(&word) && is_off
-                || value.as_str().is_some_and(|value| HARMLESS_WORDS.contains(&(word, value)));
-            !self.used.contains(word) && !key.starts_with('_') && !is_harmless && !value.is_null()
+            let is_free = self.family.is_free(key) || self.family.keys.is_harmless(key, value, self.object);
+            !self.used.contains(*key) && !key.starts_with('_') && !is_free && !is_off(key, value)
         };
         self.object.iter().filter(is_said).map(|(key, _)| key.clone()).collect()
     }

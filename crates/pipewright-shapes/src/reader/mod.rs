@@ -4,7 +4,6 @@
 //! in use. [`family`](crate::family) has the properties that families do not state in their files. Keys that the cost
 //! model does not use are listed, because the prediction ignores them although they may change costs.
 
-mod harmless;
 mod keys;
 mod mixer;
 mod feed_forward;

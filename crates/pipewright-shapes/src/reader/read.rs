@@ -5,11 +5,11 @@ use std::borrow::Cow;
 use serde_json::{Map, Value};
 
 use super::blocks::{blocks, predictors};
-use super::harmless::{DROPOUT_OF_GPT, HARMLESS};
 use super::hybrid;
 use super::keys::{Keys, MAX_VOCABULARY};
 use crate::error::ShapeError;
 use crate::family::{Family, HYBRID};
+use crate::hybrid::HybridConfig;
 use crate::model::Model;
 use crate::vectors::{Biases, QueryKeyNorm, Vectors};
 
@@ -53,16 +53,25 @@ pub fn read(text: &str) -> Result<Described, ShapeError> {
         );
         return Err(ShapeError::new(&["model_type"], message));
     }
+    if HYBRID.names.contains(&model_type.as_str()) {
+        keys.set_family(&HYBRID);
+        let config: HybridConfig = serde_json::from_value(value.clone())?;
+        return Ok(Described {
+            model: hybrid::shape(&config),
+            ignored: keys.ignored(),
+            assumed: hybrid::assumed(&config),
+        });
+    }
     let model =
         model(&mut keys, &model_type, &family.unwrap_or_else(Family::unknown), inner.and(Some(object)))?;
     let mut ignored = keys.ignored();
     if inner.is_some() {
         let used = ["text_config", "tie_word_embeddings"];
-        let is_said = |key: &&String| !used.contains(&key.as_str()) && !HARMLESS.contains(&key.as_str());
-        ignored.extend(object.keys().filter(is_said).cloned());
+        let family = family.unwrap_or_else(Family::unknown);
+        let is_said = |(key, _): &(&String, &Value)| !used.contains(&key.as_str()) && !family.is_free(key);
+        ignored.extend(object.iter().filter(is_said).map(|(key, _)| key.clone()));
     }
     let mut assumed: Vec<String> = keys.filled().map(|key| filled_sentence(key, &model.name)).collect();
-    assumed.extend(keys.notes().iter().map(|&note| note.to_owned()));
     match (&given_type, family) {
         (None, _) => assumed
             .push("`model_type` is missing: the norms, biases and gates are read as Llama's".to_owned()),
@@ -99,27 +108,19 @@ fn model(
     outside: Option<&Map<String, Value>>,
 ) -> Result<Model, ShapeError> {
     keys.set_family(family);
-    if family.gpt {
-        keys.mark(DROPOUT_OF_GPT);
-    }
     let hidden = keys.needed(&["hidden_size", "n_embd", "d_model"])?;
     let vocabulary = keys.needed_up_to(&["vocab_size", "padded_vocab_size"], MAX_VOCABULARY)?;
     let outer = outside.and_then(|object| object.get("tie_word_embeddings")).and_then(Value::as_bool);
     let tied = keys.flag("tie_word_embeddings")?.or(outer).unwrap_or(family.is_tied());
-    let is_hybrid = HYBRID.names.contains(&model_type);
     let further_embedding = match family.more_positions {
         Some(more) => {
             let given = keys.size(&["n_positions", "max_position_embeddings"], 1, MAX_VOCABULARY)?;
             given.map_or(0, |rows| (rows + more) * hidden)
         }
-        None if is_hybrid => hybrid::further_embedding(keys, hidden)?,
         None => 0,
     };
-    let (blocks, (predictors, predictor)) = if is_hybrid {
-        (hybrid::blocks(keys, family, hidden)?, hybrid::predictors(keys, family, hidden)?)
-    } else {
-        (blocks(keys, family, hidden)?, predictors(keys, family, hidden)?)
-    };
+    let blocks = blocks(keys, family, hidden)?;
+    let (predictors, predictor) = predictors(keys, family, hidden)?;
     let vectors = vectors(keys, family, model_type)?;
     Ok(Model {
         name: model_type.to_owned(),
@@ -129,7 +130,7 @@ fn model(
         blocks,
         predictors,
         predictor,
-        counts_predictors: is_hybrid,
+        counts_predictors: false,
         further_embedding,
         vectors,
         gpt: family.gpt,
