@@ -6,10 +6,11 @@
 
 use std::error::Error;
 
+use pipewright_cluster::catalogue;
 use pipewright_cluster::layout::Precision;
 use pipewright_cluster::quantity::GIB;
 use pipewright_cluster::search::{ClusterPlan, Request, search, upgrades};
-use pipewright_cluster::{catalogue, hf_config};
+use pipewright_shapes::reader;
 
 const LLAMA: &str = include_str!("../tests/cluster/llama_405b.json");
 
@@ -24,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let machine = catalogue::by_name(&argument(1, "h100"))?;
     let (gpus, batch) = (argument(2, "16384").parse()?, argument(3, "2048").parse()?);
     let sequence = argument(4, "8192").parse()?;
-    let model = hf_config::read(&config)?.model;
+    let model = reader::read(&config)?.model;
     let mut request = Request::new(model, machine, gpus, batch, sequence, Precision::Half);
     request.goal_tokens = Some(argument(5, "15.6e12").parse()?);
     let found = search(&request)?;

@@ -10,10 +10,10 @@
 
 use crate::layout::{Layout, Precision, Scores};
 use crate::machine::Machine;
-use crate::model::{Attention, Mixer};
-use crate::operations::AttentionCount;
 use crate::product::Product;
 use crate::setting::Setting;
+use pipewright_shapes::model::{Attention, Mixer};
+use pipewright_shapes::operations::AttentionCount;
 
 /// The keys at which fused attention has half of its final rate: at 2,048 keys it has three quarters of the
 /// rate at 16,384 (arXiv 2407.08608, figure 5).

@@ -5,8 +5,8 @@
 //! four bytes, as eager PyTorch does.
 
 use crate::layout::{Kernels, Layout, Precision};
-use crate::model::{Block, Division, FeedForward, Matrix, Mixer, Model};
-use crate::training::Adapters;
+use pipewright_shapes::model::{Block, Division, FeedForward, Matrix, Mixer, Model};
+use pipewright_shapes::training::Adapters;
 
 /// Bytes that the kernels of one microbatch read and write.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

@@ -11,9 +11,9 @@ use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
 use pipewright_schedule::{GenerateError, generate};
 
 use crate::layout::{Layout, Precision, Recompute, Scores, ShardedState};
-use crate::model::{Block, FeedForward, Mixer, Model};
 use crate::search::{ClusterPlan, Request};
 use crate::systems::refusal;
+use pipewright_shapes::model::{Block, FeedForward, Mixer, Model};
 
 /// Returns the files of a plan for `system`. `folder` is where they are, which options name.
 ///

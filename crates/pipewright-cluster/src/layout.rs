@@ -6,12 +6,12 @@ use pipewright_schedule::words::counted;
 
 use crate::layout_error::Fault;
 pub use crate::layout_error::LayoutError;
-use crate::matrix::Division;
-use crate::model::{Mixer, Model};
 use crate::size_names::{
     BATCH, CHUNKS, CONTEXT, EXPERT, EXPERT_TENSOR, GPUS, GivenSizes, MICROBATCH, Names, PIPELINE, SEQUENCE,
     Size, TENSOR,
 };
+use pipewright_shapes::matrix::Division;
+use pipewright_shapes::model::{Mixer, Model};
 
 /// The configuration of a training run.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -1,7 +1,7 @@
 //! Predicts the time and memory of training steps on clusters of GPUs that are not at hand.
 //!
 //! ```text
-//! name or cluster file --catalogue--> Machine      config.json --hf_config--> Model
+//! name or cluster file --catalogue--> Machine      config.json --pipewright-shapes--> Model
 //! Model, Layout, Machine --stage_time--> seconds of stages --pipeline--> simulated run --predict--> Prediction
 //! file of measurements --measured--> Machine with measured rates and times that replace predicted ones
 //! Request --search--> the fastest layouts that fit into memory, with their predictions
@@ -17,12 +17,6 @@ mod suggest;
 pub mod place;
 pub mod quantity;
 pub mod toml_file;
-pub mod vectors;
-pub mod matrix;
-pub mod training;
-pub mod model;
-pub mod hf_config;
-pub mod operations;
 pub mod size_names;
 mod layout_error;
 pub mod layout;

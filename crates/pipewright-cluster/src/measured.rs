@@ -43,10 +43,10 @@ use crate::machine::Machine;
 pub use crate::measured_layer::{MeasuredError, MeasuredLayer};
 use crate::measured_rates::{RATES, Rate};
 use crate::measured_times::{MeasuredBlock, MeasuredProduct, MeasuredSizes};
-use crate::model::Model;
 use crate::quantity::{Dimension, Measure};
 use crate::setting::Setting;
 use crate::toml_file::{Key, Reader, TomlFileError, TomlFileErrorKind, Value};
+use pipewright_shapes::model::Model;
 
 /// The content of a file of measurements.
 #[derive(Debug, Clone, PartialEq, Default)]

@@ -5,8 +5,8 @@ use thiserror::Error;
 use crate::layout::{Cut, Kernels, Layout, LayoutError, Recompute, Scores, ShardedState};
 use crate::machine::Machine;
 use crate::measured_times::{MeasuredBlock, MeasuredSizes};
-use crate::model::{Block, Matrix, Model};
 use crate::setting::Setting;
+use pipewright_shapes::model::{Block, Matrix, Model};
 
 /// A measured block of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,8 +1,8 @@
 //! Measured times that replace predicted ones.
 
 use crate::layout::{Layout, Precision};
-use crate::model::Block;
-use crate::training::Training;
+use pipewright_shapes::model::Block;
+use pipewright_shapes::training::Training;
 
 /// The measured times of a machine.
 #[derive(Debug, Clone, PartialEq, Default)]

@@ -21,8 +21,8 @@ use std::ops::{Add, Mul};
 use pipewright_schedule::bytes::bytes_text;
 
 use crate::layout::{Layout, Precision, Recompute, Scores, ShardedState};
-use crate::model::{Block, Division, FeedForward, Matrix, Mixer, Model};
-use crate::training::{AdaptedLayer, AdapterSizes, Adapters, Training};
+use pipewright_shapes::model::{Block, Division, FeedForward, Matrix, Mixer, Model};
+use pipewright_shapes::training::{AdaptedLayer, AdapterSizes, Adapters, Training};
 
 /// The bytes of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

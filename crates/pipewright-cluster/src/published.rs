@@ -10,12 +10,12 @@ use thiserror::Error;
 use crate::catalogue;
 use crate::layout::{Cut, Kernels, Layout, Precision, Recompute, Scores, ShardedState};
 use crate::machine::Machine;
-use crate::model::Model;
 use crate::published_model::ModelTable;
 use crate::remarks::{Plain, without_remarks};
 use crate::run_error::RunError;
 use crate::suggest::nearest;
 use crate::toml_file::TomlFileError;
+use pipewright_shapes::model::Model;
 
 /// The largest file that is read, in bytes.
 pub const MAX_FILE: usize = 16 << 20;

@@ -2,10 +2,10 @@
 
 use serde::Deserialize;
 
-use crate::model::{Attention, Block, Dense, Experts, FeedForward, Mixer, Model};
 use crate::run_error::RunError;
-use crate::training::Training;
-use crate::vectors::Vectors;
+use pipewright_shapes::model::{Attention, Block, Dense, Experts, FeedForward, Mixer, Model};
+use pipewright_shapes::training::Training;
+use pipewright_shapes::vectors::Vectors;
 
 /// The most blocks of a model.
 const MAX_BLOCKS: u32 = 10_000;

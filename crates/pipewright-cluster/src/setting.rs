@@ -2,7 +2,7 @@
 
 use crate::layout::Layout;
 use crate::machine::Machine;
-use crate::model::Model;
+use pipewright_shapes::model::Model;
 
 /// A model on a machine in a layout.
 #[derive(Debug, Clone, Copy)]

@@ -4,11 +4,11 @@ use crate::attention::attention_time;
 use crate::collective::Group;
 use crate::elementwise::{Traffic, adapter_traffic, block_traffic, embedding_traffic, loss_traffic};
 use crate::layout::{Precision, Recompute, Scores};
-use crate::model::{Block, Division, FeedForward, Matrix, Mixer};
 use crate::parts::Parts;
 use crate::product::Product;
 use crate::setting::Setting;
-use crate::training::{AdaptedLayer, AdapterSizes, Adapters, Training};
+use pipewright_shapes::model::{Block, Division, FeedForward, Matrix, Mixer};
+use pipewright_shapes::training::{AdaptedLayer, AdapterSizes, Adapters, Training};
 
 /// The kernels of a block's elementwise operations in a forward: norms, residual sums, positions, activation.
 const KERNELS: f64 = 8.0;

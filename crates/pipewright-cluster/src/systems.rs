@@ -19,7 +19,7 @@ use pipewright_schedule::plan::{PlacedSchedule, Refusal, System};
 use pipewright_schedule::words::counted;
 
 use crate::layout::{Layout, Recompute, Scores, ShardedState};
-use crate::model::{Mixer, Model};
+use pipewright_shapes::model::{Mixer, Model};
 
 /// Returns why a system cannot run a layout of a model; `None` if it can.
 pub fn refusal(system: System, layout: &Layout, model: &Model) -> Option<Refusal> {

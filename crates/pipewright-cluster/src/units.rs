@@ -10,11 +10,11 @@ use crate::memory::{
     Parameters, RankMemory, adapted_state, adapter_parameters, block_activations, block_parameters,
     block_stash, predictor_parameters, state, table_parameters, whole_block_activations,
 };
-use crate::model::{Block, Model};
-use crate::operations::AttentionCount;
 use crate::setting::Setting;
 use crate::stage_time::StageTime;
-use crate::training::Training;
+use pipewright_shapes::model::{Block, Model};
+use pipewright_shapes::operations::AttentionCount;
+use pipewright_shapes::training::Training;
 
 /// The costs of a part of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

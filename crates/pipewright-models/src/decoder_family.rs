@@ -4,14 +4,16 @@
 use std::ops::Range;
 
 use pipewright_schedule::ModelDesc;
+use pipewright_shapes::ShapeError;
+use pipewright_shapes::family::AbsentKey;
+use pipewright_shapes::key_table::KeyTable;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::config_key::KeyTable;
-use crate::decoder::{BlockForm, DecoderConfig, DecoderStage, LayerWindows, stays_in_single_precision};
+use crate::decoder::{self, BlockForm, DecoderConfig, DecoderStage, LayerWindows, stays_in_single_precision};
 use crate::error::ConfigError;
-use crate::family::{AbsentKey, ModelFamily};
+use crate::family::ModelFamily;
 use crate::head_form::HeadForm;
 use crate::init::InitByPath;
 use crate::parameter::ParameterSource;
@@ -59,7 +61,7 @@ pub(crate) trait DecoderFamily:
     ///
     /// # Errors
     /// When a value is out of range.
-    fn check_own(&self) -> Result<(), ConfigError> {
+    fn check_own(&self) -> Result<(), ShapeError> {
         Ok(())
     }
 }
@@ -95,9 +97,9 @@ impl<F: DecoderFamily> ModelFamily for F {
     fn check(&self) -> Result<(), ConfigError> {
         let (key, share) = ("partial_rotary_factor", self.decoder().partial_rotary_factor);
         if share != 1.0 && !F::ROTATES_PARTS {
-            return Err(ConfigError::NotSupported { key, value: share.to_string(), supported: "1" });
+            return Err(ShapeError::not_supported(key, &share.to_string(), "1").into());
         }
-        self.check_own()
+        Ok(self.check_own()?)
     }
 
     fn vocab_size(&self) -> usize {
@@ -105,11 +107,11 @@ impl<F: DecoderFamily> ModelFamily for F {
     }
 
     fn describe(&self, sequence: usize) -> ModelDesc {
-        self.decoder().describe(&self.form(), sequence)
+        decoder::describe(self.decoder(), &self.form(), sequence)
     }
 
     fn head(&self) -> HeadForm {
-        self.decoder().head(&self.form())
+        decoder::head(self.decoder(), &self.form())
     }
 
     fn initializer_range(&self) -> f64 {
@@ -146,8 +148,8 @@ impl<F: DecoderFamily> ModelFamily for F {
         self.check()?;
         let form = self.form();
         if let Some(mixture) = form.mixture {
-            mixture.validate()?;
+            mixture.validate().map_err(ConfigError::from)?;
         }
-        self.decoder().build_stage(&form, layers, source, place)
+        decoder::build_stage(self.decoder(), &form, layers, source, place)
     }
 }

@@ -1,148 +1,13 @@
 //! The parts that the families [`deepseek_v2`](crate::deepseek_v2) and [`deepseek_v3`](crate::deepseek_v3)
 //! share: latent attention, and experts in groups next to experts that every token goes through.
 
-use serde::{Deserialize, Serialize};
+use pipewright_shapes::ShapeError;
+use pipewright_shapes::decoder::{DeepseekExperts, ExpertGroups, LatentConfig};
 
 use crate::attention::AttentionBias;
-use crate::config_key::{Harmless, Refused};
-use crate::decoder::{
-    BlockForm, DecoderConfig, ExpertKeys, Factors, MixtureConfig, RopeScaling, RouterForm, SharedForm,
-};
-use crate::error::ConfigError;
-use crate::key_check::{divisible, require, sizes, width};
+use crate::decoder::{BlockForm, DecoderConfig, ExpertKeys, Factors, RopeScaling, RouterForm, SharedForm};
 use crate::latent_attention::LatentForm;
 use crate::router::GroupChoice;
-
-/// The sizes of a latent attention; they have the names of Hugging Face's `config.json`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LatentConfig {
-    /// Width of the latent of queries; `None` if queries are made of the hidden states.
-    pub q_lora_rank: Option<usize>,
-    /// Width of the latent of keys and values.
-    pub kv_lora_rank: usize,
-    /// Elements of a head of queries and keys that are rotated by the positions.
-    pub qk_rope_head_dim: usize,
-    /// Elements of a head of queries and keys that are not rotated.
-    pub qk_nope_head_dim: usize,
-    /// Elements of a head of values.
-    pub v_head_dim: usize,
-}
-
-impl LatentConfig {
-    /// Makes the sizes for a small model whose heads of values have the usual width. Both latents are
-    /// narrower than the hidden states.
-    fn of_sizes(decoder: &DecoderConfig) -> Self {
-        let head = decoder.head_dim();
-        Self {
-            q_lora_rank: Some((decoder.hidden_size / 2).max(1)),
-            kv_lora_rank: (decoder.hidden_size / 4).max(1),
-            qk_rope_head_dim: (head / 2).next_multiple_of(2).max(2),
-            qk_nope_head_dim: head,
-            v_head_dim: head,
-        }
-    }
-
-    fn validate(&self, heads: usize) -> Result<(), ConfigError> {
-        let Self { q_lora_rank, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim } = *self;
-        sizes(&[
-            ("q_lora_rank", q_lora_rank.unwrap_or(1)),
-            ("kv_lora_rank", kv_lora_rank),
-            ("qk_rope_head_dim", qk_rope_head_dim),
-            ("qk_nope_head_dim", qk_nope_head_dim),
-            ("v_head_dim", v_head_dim),
-        ])?;
-        let parts = [("qk_rope_head_dim", qk_rope_head_dim), ("qk_nope_head_dim", qk_nope_head_dim)];
-        for (key, size) in parts {
-            let range = "even, because the rotary embedding rotates pairs";
-            require(size.is_multiple_of(2), key, size, range)?;
-        }
-        let heads = ("num_attention_heads", heads);
-        parts.into_iter().chain([("v_head_dim", v_head_dim)]).try_for_each(|part| width(part, heads))
-    }
-}
-
-/// The experts of a DeepSeek model. The keys of `config.json` that both families have are `n_routed_experts`,
-/// `num_experts_per_tok`, `moe_intermediate_size`, `norm_topk_prob`, `first_k_dense_replace`,
-/// `n_shared_experts` and `routed_scaling_factor`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "RawExperts", into = "RawExperts")]
-pub struct DeepseekExperts {
-    /// The experts that a router chooses. All layers from `first_k_dense_replace` on have them.
-    pub mixture: MixtureConfig,
-    /// Experts that every token goes through. They are one that is as many times as wide.
-    pub n_shared_experts: usize,
-    /// The factor of the weights of the chosen experts.
-    pub routed_scaling_factor: f64,
-}
-
-impl DeepseekExperts {
-    /// Makes the configuration of a model with eight experts in every layer but the first one.
-    fn of_sizes(decoder: &DecoderConfig) -> Self {
-        let mixture = MixtureConfig::of_width(decoder.intermediate_size);
-        let mixture = MixtureConfig { mlp_only_layers: vec![0], ..mixture };
-        Self { mixture, n_shared_experts: 1, routed_scaling_factor: 1.0 }
-    }
-
-    fn validate(&self) -> Result<(), ConfigError> {
-        self.mixture.validate_as("n_routed_experts")?;
-        sizes(&[("n_shared_experts", self.n_shared_experts)])?;
-        let inner = ("moe_intermediate_size", self.mixture.moe_intermediate_size);
-        width(("n_shared_experts", self.n_shared_experts), inner)?;
-        let factor = self.routed_scaling_factor;
-        require(factor.is_finite(), "routed_scaling_factor", factor, "a finite number")
-    }
-}
-
-/// The keys as files hold them.
-#[derive(Serialize, Deserialize)]
-struct RawExperts {
-    n_routed_experts: usize,
-    num_experts_per_tok: usize,
-    moe_intermediate_size: usize,
-    #[serde(default)]
-    norm_topk_prob: bool,
-    first_k_dense_replace: usize,
-    n_shared_experts: usize,
-    routed_scaling_factor: f64,
-}
-
-/// The largest `first_k_dense_replace`. A larger one is a mistake.
-const MOST_DENSE: usize = 1 << 14;
-
-impl TryFrom<RawExperts> for DeepseekExperts {
-    type Error = ConfigError;
-
-    fn try_from(raw: RawExperts) -> Result<Self, ConfigError> {
-        let dense = raw.first_k_dense_replace;
-        require(dense <= MOST_DENSE, "first_k_dense_replace", dense, "at most 16384")?;
-        let mixture = MixtureConfig {
-            num_experts: raw.n_routed_experts,
-            num_experts_per_tok: raw.num_experts_per_tok,
-            moe_intermediate_size: raw.moe_intermediate_size,
-            norm_topk_prob: raw.norm_topk_prob,
-            mlp_only_layers: (0..dense).collect(),
-            ..MixtureConfig::of_width(raw.moe_intermediate_size)
-        };
-        let (n_shared_experts, routed_scaling_factor) = (raw.n_shared_experts, raw.routed_scaling_factor);
-        let config = Self { mixture, n_shared_experts, routed_scaling_factor };
-        config.validate()?;
-        Ok(config)
-    }
-}
-
-impl From<DeepseekExperts> for RawExperts {
-    fn from(config: DeepseekExperts) -> Self {
-        Self {
-            n_routed_experts: config.mixture.num_experts,
-            num_experts_per_tok: config.mixture.num_experts_per_tok,
-            moe_intermediate_size: config.mixture.moe_intermediate_size,
-            norm_topk_prob: config.mixture.norm_topk_prob,
-            first_k_dense_replace: config.mixture.mlp_only_layers.len(),
-            n_shared_experts: config.n_shared_experts,
-            routed_scaling_factor: config.routed_scaling_factor,
-        }
-    }
-}
 
 /// The parts of a model that both families have.
 #[derive(Clone, Copy)]
@@ -153,31 +18,6 @@ pub(crate) struct Parts<'a> {
     pub(crate) attention_bias: bool,
     /// Whether rotated pairs are neighbours.
     pub(crate) is_interleaved: bool,
-}
-
-/// Groups of neighbouring experts.
-#[derive(Clone, Copy)]
-pub(crate) struct Groups {
-    /// `n_group`.
-    pub(crate) count: usize,
-    /// `topk_group`: the groups from which a token's experts are chosen.
-    pub(crate) open: usize,
-}
-
-impl Groups {
-    /// Checks that these groups make a choice of a mixture's experts.
-    pub(crate) fn validate(self, mixture: &MixtureConfig) -> Result<(), ConfigError> {
-        let Self { count, open } = self;
-        sizes(&[("n_group", count), ("topk_group", open)])?;
-        divisible(("n_routed_experts", mixture.num_experts), ("n_group", count))?;
-        let group = mixture.num_experts / count;
-        let range = "at most half of `n_routed_experts`";
-        require(count == 1 || group >= 2, "n_group", count, range)?;
-        require(open <= count, "topk_group", open, "at most `n_group`")?;
-        let chosen = mixture.num_experts_per_tok;
-        let range = "at most the experts of the `topk_group` groups that are chosen from";
-        require(chosen <= open * group, "num_experts_per_tok", chosen, range)
-    }
 }
 
 /// Returns the usual sizes of a model: its latents and its experts.
@@ -216,51 +56,19 @@ impl<'a> Parts<'a> {
     }
 
     /// Checks the values of both families.
-    pub(crate) fn validate(self, groups: Groups) -> Result<(), ConfigError> {
+    pub(crate) fn validate(self, groups: ExpertGroups) -> Result<(), ShapeError> {
         self.latent.validate(self.decoder.num_attention_heads)?;
         self.experts.validate()?;
         groups.validate(&self.experts.mixture)?;
         match &self.decoder.rope_scaling {
             Some(other @ (RopeScaling::Dynamic { .. } | RopeScaling::LongRope(_))) => {
-                Err(ConfigError::NotSupported {
-                    key: "rope_scaling.rope_type",
-                    value: other.name().to_owned(),
-                    supported: "default, linear, yarn or llama3",
-                })
+                Err(ShapeError::not_supported(
+                    "rope_scaling.rope_type",
+                    other.name(),
+                    "default, linear, yarn or llama3",
+                ))
             }
             _ => Ok(()),
         }
     }
 }
-
-/// The keys with which both families compute, in addition to those of every decoder.
-pub(crate) const DEEPSEEK_KEYS: &[&str] = &[
-    "q_lora_rank",
-    "kv_lora_rank",
-    "qk_rope_head_dim",
-    "qk_nope_head_dim",
-    "v_head_dim",
-    "n_routed_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-    "first_k_dense_replace",
-    "n_shared_experts",
-    "routed_scaling_factor",
-    "n_group",
-    "topk_group",
-    "attention_bias",
-];
-
-/// The keys of both families that transformers ignores too: the loss of another library, and sums of others.
-pub(crate) const DEEPSEEK_IGNORED: &[&str] =
-    &["aux_loss_alpha", "seq_aux", "ep_size", "output_router_logits", "qk_head_dim"];
-
-/// The keys that both families refuse.
-pub(crate) const DEEPSEEK_REFUSED: &[Refused] = &[
-    Refused { key: "attention_dropout", harmless: Harmless::Number(0.0) },
-    Refused { key: "num_key_value_heads", harmless: Harmless::SameAs("num_attention_heads") },
-    Refused { key: "head_dim", harmless: Harmless::SameAs("qk_rope_head_dim") },
-    Refused { key: "moe_layer_freq", harmless: Harmless::Number(1.0) },
-    Refused { key: "mlp_bias", harmless: Harmless::False },
-    Refused { key: "layer_types", harmless: Harmless::AllOf("full_attention") },
-];

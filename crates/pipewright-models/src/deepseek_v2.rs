@@ -4,16 +4,15 @@
 //!
 //! As there, training has no balance loss, and the weights of a token's experts are not divided by their sum.
 
+use pipewright_shapes::ShapeError;
+use pipewright_shapes::decoder::{DeepseekExperts, ExpertGroups, LatentConfig};
+use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::key_table::KeyTable;
 use serde::{Deserialize, Serialize};
 
-use crate::config_key::{Harmless, KeyTable, Refused};
-use crate::decoder::{BlockForm, COMPUTED_KEYS, DecoderConfig, MixtureConfig};
+use crate::decoder::{BlockForm, DecoderConfig, MixtureConfig};
 use crate::decoder_family::DecoderFamily;
-use crate::deepseek::{
-    DEEPSEEK_IGNORED, DEEPSEEK_KEYS, DEEPSEEK_REFUSED, DeepseekExperts, Groups, LatentConfig, Parts, of_sizes,
-};
-use crate::error::ConfigError;
-use crate::family::AbsentKey;
+use crate::deepseek::{Parts, of_sizes};
 use crate::router::{GroupChoice, Scores};
 
 /// A DeepSeek V2 model.
@@ -31,7 +30,7 @@ pub struct DeepseekV2Config {
     /// How experts are chosen.
     #[serde(default)]
     pub topk_method: TopkMethod,
-    /// Groups of neighbouring experts, for [`TopkMethod::GroupLimitedGreedy`].
+    /// ExpertGroups of neighbouring experts, for [`TopkMethod::GroupLimitedGreedy`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub n_group: Option<usize>,
     /// The groups from which a token's experts are chosen: the groups with the most probable experts.
@@ -81,11 +80,11 @@ impl DeepseekV2Config {
     }
 
     /// Returns the groups of experts, which have no effect if experts are chosen among all.
-    fn groups(&self) -> Result<Groups, ConfigError> {
-        let given = |size: Option<usize>, key| size.ok_or(ConfigError::NotANumber { key });
+    fn groups(&self) -> Result<ExpertGroups, ShapeError> {
+        let given = |size: Option<usize>, key| size.ok_or_else(|| ShapeError::missing(key, "a number"));
         match self.topk_method {
-            TopkMethod::Greedy => Ok(Groups { count: 1, open: 1 }),
-            TopkMethod::GroupLimitedGreedy => Ok(Groups {
+            TopkMethod::Greedy => Ok(ExpertGroups { count: 1, open: 1 }),
+            TopkMethod::GroupLimitedGreedy => Ok(ExpertGroups {
                 count: given(self.n_group, "n_group")?,
                 open: given(self.topk_group, "topk_group")?,
             }),
@@ -96,37 +95,16 @@ impl DeepseekV2Config {
 impl DecoderFamily for DeepseekV2Config {
     const NAME: &'static str = "deepseek_v2";
     const CLASS: &'static str = "DeepseekV2ForCausalLM";
-    const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[COMPUTED_KEYS, DEEPSEEK_KEYS, &["topk_method"]],
-        ignored: &[DEEPSEEK_IGNORED],
-        refused: &[
-            DEEPSEEK_REFUSED,
-            &[
-                Refused { key: "scoring_func", harmless: Harmless::Word("softmax") },
-                Refused { key: "norm_topk_prob", harmless: Harmless::False },
-            ],
-        ],
-    };
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
-        ("q_lora_rank", AbsentKey::Count(1536)),
-        ("kv_lora_rank", AbsentKey::Count(512)),
-        ("qk_rope_head_dim", AbsentKey::Count(64)),
-        ("qk_nope_head_dim", AbsentKey::Count(128)),
-        ("v_head_dim", AbsentKey::Count(128)),
-        ("n_routed_experts", AbsentKey::Count(64)),
-        ("moe_intermediate_size", AbsentKey::Count(1407)),
-        ("first_k_dense_replace", AbsentKey::Count(0)),
-        ("n_shared_experts", AbsentKey::Count(2)),
-        ("routed_scaling_factor", AbsentKey::Number(1.0)),
-    ];
+    const KEY_TABLE: &'static KeyTable = family::DEEPSEEK_V2.keys;
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::DEEPSEEK_V2.absent;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder
     }
 
     fn form(&self) -> BlockForm<'_> {
-        let Groups { count: groups, open: open_groups } =
-            self.groups().unwrap_or(Groups { count: 1, open: 1 });
+        let ExpertGroups { count: groups, open: open_groups } =
+            self.groups().unwrap_or(ExpertGroups { count: 1, open: 1 });
         let choice = GroupChoice {
             scores: Scores::Softmax,
             groups,
@@ -139,7 +117,7 @@ impl DecoderFamily for DeepseekV2Config {
         self.parts().form(choice, false)
     }
 
-    fn check_own(&self) -> Result<(), ConfigError> {
+    fn check_own(&self) -> Result<(), ShapeError> {
         self.parts().validate(self.groups()?)
     }
 }

@@ -4,16 +4,15 @@
 //!
 //! As there, the correction has no gradient, and training has no balance loss.
 
+use pipewright_shapes::ShapeError;
+use pipewright_shapes::decoder::{DeepseekExperts, ExpertGroups, LatentConfig};
+use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::key_table::KeyTable;
 use serde::{Deserialize, Serialize};
 
-use crate::config_key::{Harmless, KeyTable, Refused};
-use crate::decoder::{BlockForm, COMPUTED_KEYS, DecoderConfig};
+use crate::decoder::{BlockForm, DecoderConfig};
 use crate::decoder_family::DecoderFamily;
-use crate::deepseek::{
-    DEEPSEEK_IGNORED, DEEPSEEK_KEYS, DEEPSEEK_REFUSED, DeepseekExperts, Groups, LatentConfig, Parts, of_sizes,
-};
-use crate::error::ConfigError;
-use crate::family::AbsentKey;
+use crate::deepseek::{Parts, of_sizes};
 use crate::router::{GroupChoice, Scores};
 
 /// A DeepSeek V3 model.
@@ -28,7 +27,7 @@ pub struct DeepseekV3Config {
     /// The experts.
     #[serde(flatten)]
     pub experts: DeepseekExperts,
-    /// Groups of neighbouring experts.
+    /// ExpertGroups of neighbouring experts.
     pub n_group: usize,
     /// The groups from which a token's experts are chosen: the groups with the largest sums of their two best
     /// corrected scores.
@@ -75,34 +74,8 @@ impl DeepseekV3Config {
 impl DecoderFamily for DeepseekV3Config {
     const NAME: &'static str = "deepseek_v3";
     const CLASS: &'static str = "DeepseekV3ForCausalLM";
-    const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[COMPUTED_KEYS, DEEPSEEK_KEYS, &["norm_topk_prob", "rope_interleave"]],
-        // The modules that predict further tokens have no part in the loss of transformers either.
-        ignored: &[DEEPSEEK_IGNORED, &["num_nextn_predict_layers", "num_mtp_layers"]],
-        refused: &[
-            DEEPSEEK_REFUSED,
-            &[
-                Refused { key: "scoring_func", harmless: Harmless::Word("sigmoid") },
-                Refused { key: "topk_method", harmless: Harmless::Word("noaux_tc") },
-            ],
-        ],
-    };
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
-        ("q_lora_rank", AbsentKey::Count(1536)),
-        ("kv_lora_rank", AbsentKey::Count(512)),
-        ("qk_rope_head_dim", AbsentKey::Count(64)),
-        ("qk_nope_head_dim", AbsentKey::Count(128)),
-        ("v_head_dim", AbsentKey::Count(128)),
-        ("n_routed_experts", AbsentKey::Count(256)),
-        ("num_experts_per_tok", AbsentKey::Count(8)),
-        ("moe_intermediate_size", AbsentKey::Count(2048)),
-        ("first_k_dense_replace", AbsentKey::Count(3)),
-        ("n_shared_experts", AbsentKey::Count(1)),
-        ("routed_scaling_factor", AbsentKey::Number(2.5)),
-        ("n_group", AbsentKey::Count(8)),
-        ("topk_group", AbsentKey::Count(4)),
-        ("norm_topk_prob", AbsentKey::Flag(true)),
-    ];
+    const KEY_TABLE: &'static KeyTable = family::DEEPSEEK_V3.keys;
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::DEEPSEEK_V3.absent;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder
@@ -121,7 +94,7 @@ impl DecoderFamily for DeepseekV3Config {
         self.parts().form(choice, true)
     }
 
-    fn check_own(&self) -> Result<(), ConfigError> {
-        self.parts().validate(Groups { count: self.n_group, open: self.topk_group })
+    fn check_own(&self) -> Result<(), ShapeError> {
+        self.parts().validate(ExpertGroups { count: self.n_group, open: self.topk_group })
     }
 }

@@ -1,10 +1,16 @@
 //! The errors of configuring a model and of cutting it into stages.
 
+use pipewright_shapes::ShapeError;
+use pipewright_shapes::key_table::RefusedKey;
+
 use crate::quantisation::advice;
 
 /// An error of configuring a model, or of cutting it into stages.
 #[derive(thiserror::Error)]
 pub enum ConfigError {
+    /// The `config.json`, or a set of its keys, does not describe a model.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
     /// No family has this name.
     #[error("{}", unknown_family(found, nearest, refused, known))]
     UnknownFamily {
@@ -28,15 +34,6 @@ pub enum ConfigError {
         /// The key that describes the other inputs.
         key: &'static str,
     },
-    /// The family cannot compute what a key asks for.
-    #[error(transparent)]
-    Refused(Box<RefusedKey>),
-    /// The family cannot compute what several keys ask for.
-    #[error("{} keys are not supported: {}", keys.len(), listed(keys))]
-    SeveralRefused {
-        /// The keys.
-        keys: Vec<RefusedKey>,
-    },
     /// The weights are quantised.
     #[error(
         "`quantization_config` says that the weights are quantised ({method}), and training needs them whole: {}",
@@ -45,73 +42,6 @@ pub enum ConfigError {
     Quantised {
         /// The method, as the file names it.
         method: String,
-    },
-    /// A key is missing.
-    #[error(transparent)]
-    Parse(#[from] serde_json::Error),
-    /// A key has a value of another type.
-    #[error("the value of `{key}` cannot be used")]
-    Value {
-        /// The key.
-        key: String,
-        /// The reason.
-        source: serde_json::Error,
-    },
-    /// The family does not support a value.
-    #[error("`{key} = {value}` is not supported: only {supported} is")]
-    NotSupported {
-        /// The key.
-        key: &'static str,
-        /// The value.
-        value: String,
-        /// The value or values that work.
-        supported: &'static str,
-    },
-    /// A table has a key that means nothing there.
-    #[error(
-        "`{table}.{key}` is not a key of the type `{rope_type}`, whose keys are {}: correct it, or remove it", known.join(", ")
-    )]
-    UnknownEntry {
-        /// The key of the table.
-        table: &'static str,
-        /// The key in the table.
-        key: Box<str>,
-        /// The type of the positions.
-        rope_type: &'static str,
-        /// The keys of that type.
-        known: Box<[&'static str]>,
-    },
-    /// A value is outside its range.
-    #[error("`{key} = {value}` is out of range: it must be {range}")]
-    OutOfRange {
-        /// The key.
-        key: &'static str,
-        /// The value.
-        value: String,
-        /// The range of the value.
-        range: &'static str,
-    },
-    /// A key of a table is missing, or its value is not a number.
-    #[error("`{key}` is missing or is not a number")]
-    NotANumber {
-        /// The key.
-        key: &'static str,
-    },
-    /// A key of a table is missing, or its value is not a list of positive numbers.
-    #[error("`{key}` is missing or is not a list of positive numbers")]
-    NotAList {
-        /// The key.
-        key: &'static str,
-    },
-    /// A list has another number of entries than its table needs.
-    #[error("`{key}` has {}: it must have {expected}, one for each pair of rotated elements", pipewright_schedule::words::counted(*.found, "number"))]
-    ListLength {
-        /// The key.
-        key: &'static str,
-        /// The number of entries.
-        found: usize,
-        /// The number of entries that are needed.
-        expected: usize,
     },
     /// A key belongs to other families.
     #[error("`{key}` is not a key of `{family}`: only {} {} it", .families.join(", "), if .families.len() == 1 { "has" } else { "have" })]
@@ -122,52 +52,6 @@ pub enum ConfigError {
         family: String,
         /// The families that have the key.
         families: Vec<&'static str>,
-    },
-    /// Two values do not fit together.
-    #[error("`{key} = {value}` is not divisible by `{by} = {divisor}`")]
-    NotDivisible {
-        /// The key of the dividend.
-        key: &'static str,
-        /// The dividend.
-        value: usize,
-        /// The key of the divisor.
-        by: &'static str,
-        /// The divisor.
-        divisor: usize,
-    },
-    /// Two sizes make a layer that is too wide.
-    #[error("`{key} = {value}` times `{by} = {factor}` is too wide: it must be at most {largest}")]
-    TooWide {
-        /// The key of the first size.
-        key: &'static str,
-        /// The first size.
-        value: usize,
-        /// The key of the second size.
-        by: &'static str,
-        /// The second size.
-        factor: usize,
-        /// The largest product.
-        largest: usize,
-    },
-    /// The list of blocks, or the pattern, names a kind of block that the family does not have.
-    #[error("`{key}`: block {index} is `{found}`, counted from 0; the kinds of blocks are {known}")]
-    Block {
-        /// The key.
-        key: &'static str,
-        /// The block's index, counted from 0.
-        index: usize,
-        /// Its kind.
-        found: String,
-        /// The kinds that there are.
-        known: &'static str,
-    },
-    /// A part of a pattern has no letters.
-    #[error("`pattern = {pattern:?}`: stage {stage} has no block")]
-    EmptyStage {
-        /// The pattern.
-        pattern: String,
-        /// The stage, counted from 0.
-        stage: usize,
     },
     /// A layer cannot be split over the ranks that compute a stage together.
     #[error(
@@ -361,26 +245,6 @@ pub enum ConfigError {
 
 pipewright_schedule::message_as_debug!(ConfigError);
 
-/// A key of `config.json` whose value a family cannot compute.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{key} = {value}` is not supported: only {only} is")]
-pub struct RefusedKey {
-    /// The key.
-    pub key: String,
-    /// The value, or the part of it that is not supported.
-    pub value: String,
-    /// The values that are supported.
-    pub only: String,
-}
-
-pipewright_schedule::message_as_debug!(RefusedKey);
-
-fn listed(keys: &[RefusedKey]) -> String {
-    let each =
-        keys.iter().map(|RefusedKey { key, value, only }| format!("`{key} = {value}` (only {only} is)"));
-    each.collect::<Vec<_>>().join(", ")
-}
-
 fn unknown_family(found: &str, nearest: &str, refused: &[RefusedKey], known: &[&str]) -> String {
     let known = known.join(", ");
     if found.is_empty() {
@@ -401,48 +265,16 @@ fn unknown_family(found: &str, nearest: &str, refused: &[RefusedKey], known: &[&
 }
 
 impl ConfigError {
-    /// Returns the key of `config.json` that caused the error; `None` if no key of that file did.
-    pub fn key(&self) -> Option<String> {
+    /// Returns the keys of `config.json` that caused the error, the most probable cause first; none if no key
+    /// of that file did.
+    pub fn keys(&self) -> Vec<&str> {
         match self {
-            Self::UnknownFamily { found, .. } => (!found.is_empty()).then(|| "model_type".to_owned()),
-            Self::Value { key, .. } => Some(key.clone()),
-            Self::UnknownEntry { table, key, .. } => Some(format!("{table}.{key}")),
-            Self::Refused(refused) => Some(refused.key.clone()),
-            Self::SeveralRefused { keys } => keys.first().map(|refused| refused.key.clone()),
-            Self::Quantised { .. } => Some("quantization_config".to_owned()),
-            Self::ForeignKey { key, .. } => Some(key.clone()),
-            Self::NotSupported { key, .. }
-            | Self::OtherInputs { key, .. }
-            | Self::NotANumber { key }
-            | Self::NotAList { key }
-            | Self::ListLength { key, .. }
-            | Self::OutOfRange { key, .. }
-            | Self::Block { key, .. }
-            | Self::TooWide { key, .. }
-            | Self::NotDivisible { key, .. } => Some((*key).to_owned()),
-            // A refusal of a value comes through the parser as text, such as "`hidden_act = gelu` is not
-            // supported".
-            Self::Parse(error) => {
-                let message = error.to_string();
-                Some(message.strip_prefix('`')?.split([' ', '`']).next()?.to_owned())
-            }
-            Self::EmptyStage { .. } => Some("pattern".to_owned()),
-            Self::LayerRange { .. }
-            | Self::ProfileLayers { .. }
-            | Self::LongRows { .. }
-            | Self::Split { .. }
-            | Self::FewExperts { .. }
-            | Self::UnevenExperts { .. }
-            | Self::ComposedExperts { .. }
-            | Self::NoLora { .. }
-            | Self::LoraTarget { .. }
-            | Self::LoraPattern { .. }
-            | Self::LoraDropout { .. }
-            | Self::HeadParts { .. }
-            | Self::HeadPartsOfRanks { .. }
-            | Self::EmbeddingParts { .. }
-            | Self::TiedParts { .. }
-            | Self::EmbeddingPartsOfRanks { .. } => None,
+            Self::Shape(error) => error.keys().iter().map(String::as_str).collect(),
+            Self::UnknownFamily { found, .. } if !found.is_empty() => vec!["model_type"],
+            Self::OtherInputs { key, .. } => vec![key],
+            Self::Quantised { .. } => vec!["quantization_config"],
+            Self::ForeignKey { key, .. } => vec![key],
+            _ => Vec::new(),
         }
     }
 }

@@ -6,13 +6,15 @@ use burn::tensor::Device;
 use pipewright::nn::TensorParallel;
 use pipewright::train::data::{SideError, SideRows, SideTensor};
 use pipewright_schedule::ModelDesc;
+use pipewright_shapes::ShapeError;
+use pipewright_shapes::family::AbsentKey;
+use pipewright_shapes::key_table::KeyTable;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::config_key::KeyTable;
 use crate::decoder::DecoderConfig;
-use crate::error::{ConfigError, RefusedKey};
+use crate::error::ConfigError;
 use crate::generation_stage::GenerationStage;
 use crate::head_form::HeadForm;
 use crate::init::SeededInit;
@@ -20,30 +22,6 @@ use crate::parameter::{Outline, ParameterSource, ParameterSpec};
 use crate::quantisation::method_of;
 use crate::split::Place;
 use crate::training_module::TrainingModule;
-
-/// The value of a key that files leave out.
-#[derive(Clone, Copy, Debug)]
-pub enum AbsentKey {
-    /// A number of something.
-    Count(u32),
-    /// A number.
-    Number(f64),
-    /// A flag.
-    Flag(bool),
-    /// A table, as JSON.
-    Table(&'static str),
-}
-
-impl From<AbsentKey> for Value {
-    fn from(key: AbsentKey) -> Self {
-        match key {
-            AbsentKey::Count(count) => count.into(),
-            AbsentKey::Number(number) => number.into(),
-            AbsentKey::Flag(flag) => flag.into(),
-            AbsentKey::Table(table) => serde_json::from_str(table).expect("the table of a family is JSON"),
-        }
-    }
-}
 
 /// A model family: its configuration, and the construction of its stages. The configuration serialises as the
 /// keys of `config.json` that affect the results.
@@ -85,7 +63,7 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         let json = with_longrope::<Self>(without_nulls(renamed::<Self>(json)));
         match Self::deserialize(&json) {
             Ok(config) => config.check().map(|()| config),
-            Err(source) => Err(parse_error::<Self>(&json, source)),
+            Err(source) => Err(parse_error::<Self>(&json, source).into()),
         }
     }
 
@@ -268,8 +246,7 @@ fn check_class<F: ModelFamily>(json: &Value) -> Result<(), ConfigError> {
     let classes = json.get("architectures").and_then(Value::as_array).into_iter().flatten();
     let other = classes.filter_map(Value::as_str).find(|class| family(class) != family(F::ARCHITECTURE));
     other.map_or(Ok(()), |class| {
-        let (key, value, only) = ("architectures".to_owned(), class.to_owned(), F::ARCHITECTURE.to_owned());
-        Err(ConfigError::Refused(Box::new(RefusedKey { key, value, only })))
+        Err(ShapeError::not_supported("architectures", class, F::ARCHITECTURE).into())
     })
 }
 
@@ -277,13 +254,13 @@ fn check_class<F: ModelFamily>(json: &Value) -> Result<(), ConfigError> {
 ///
 /// The parser does not name the key, because the keys of a family and the keys of all families are flattened
 /// into one table.
-fn parse_error<F: DeserializeOwned>(json: &Value, source: serde_json::Error) -> ConfigError {
+fn parse_error<F: DeserializeOwned>(json: &Value, source: serde_json::Error) -> ShapeError {
     /// Files with more keys than any model has are not searched.
     const MOST_KEYS: usize = 256;
     const MISSING: &str = "missing field";
     let message = source.to_string();
     if message.starts_with('`') || message.starts_with(MISSING) {
-        return ConfigError::Parse(source);
+        return source.into();
     }
     let without = |key: &str| {
         let mut json = json.clone();
@@ -299,7 +276,7 @@ fn parse_error<F: DeserializeOwned>(json: &Value, source: serde_json::Error) -> 
     let has_changed = |error: &Option<String>| error.as_ref() != Some(&message);
     let culprit = find(&|error| has_changed(error) && !is_missing(error)).or_else(|| find(&has_changed));
     match culprit {
-        Some(index) => ConfigError::Value { key: keys[index].clone(), source },
-        None => ConfigError::Parse(source),
+        Some(index) => ShapeError::of_value(keys[index], source),
+        None => source.into(),
     }
 }

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::config_key::KeyUse;
 use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
 use crate::hf::{self, HfError};
 use crate::model_config::{FAMILIES, Family, ModelConfig};
+use pipewright_shapes::key_table::KeyUse;
 
 /// Keys that say the same as others, which have the usual values of a family and must not contradict them.
 const REPLACED: [(&str, &str); 5] = [

@@ -2,18 +2,16 @@
 //! embeddings, and windows in some layers. Keys have the names and the meaning of Hugging Face's
 //! `Gemma2ForCausalLM`.
 
+use pipewright_shapes::ShapeError;
+use pipewright_shapes::decoder::{has_window, require_listed, require_window};
+use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::key_range::{above_zero, sizes};
+use pipewright_shapes::key_table::KeyTable;
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
-use crate::config_key::{Harmless, KeyTable, Refused};
-use crate::decoder::{
-    Activation, BlockForm, COMPUTED_KEYS, DecoderConfig, Factors, LayerForm, LayerType, NormPlaces,
-    has_window, require_listed, require_window,
-};
+use crate::decoder::{Activation, BlockForm, DecoderConfig, Factors, LayerForm, LayerType, NormPlaces};
 use crate::decoder_family::DecoderFamily;
-use crate::error::ConfigError;
-use crate::family::AbsentKey;
-use crate::key_check::{above_zero, sizes};
 
 /// A Gemma 2 model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -37,17 +35,6 @@ pub struct Gemma2Config {
     #[serde(default)]
     pub attention_bias: bool,
 }
-
-/// The keys with which Gemma 2 and 3 compute, in addition to those of every decoder.
-pub(crate) const GEMMA_KEYS: &[&str] =
-    &["query_pre_attn_scalar", "sliding_window", "layer_types", "final_logit_softcapping", "attention_bias"];
-
-/// The keys that Gemma 2 and 3 refuse.
-pub(crate) const GEMMA_REFUSED: &[Refused] = &[
-    Refused { key: "hidden_activation", harmless: Harmless::Word("gelu_pytorch_tanh") },
-    Refused { key: "attention_dropout", harmless: Harmless::Number(0.0) },
-    Refused { key: "use_bidirectional_attention", harmless: Harmless::False },
-];
 
 /// Returns the form that blocks of Gemma 2 and 3 have in common.
 pub(crate) fn gemma_form(decoder: &DecoderConfig, query_pre_attn_scalar: usize) -> BlockForm<'static> {
@@ -82,23 +69,8 @@ impl DecoderFamily for Gemma2Config {
     const NAME: &'static str = "gemma2";
     const CLASS: &'static str = "Gemma2ForCausalLM";
     const ACTIVATION: (&'static str, &'static str) = ("hidden_activation", "gelu_pytorch_tanh");
-    const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[COMPUTED_KEYS, GEMMA_KEYS, &["attn_logit_softcapping"]],
-        ignored: &[&["hidden_act"]],
-        refused: &[
-            GEMMA_REFUSED,
-            &[Refused { key: "sliding_window_size", harmless: Harmless::SameAs("sliding_window") }],
-        ],
-    };
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
-        ("num_key_value_heads", AbsentKey::Count(4)),
-        ("head_dim", AbsentKey::Count(256)),
-        ("query_pre_attn_scalar", AbsentKey::Count(256)),
-        ("sliding_window", AbsentKey::Count(4096)),
-        ("attn_logit_softcapping", AbsentKey::Number(50.0)),
-        ("final_logit_softcapping", AbsentKey::Number(30.0)),
-        ("tie_word_embeddings", AbsentKey::Flag(true)),
-    ];
+    const KEY_TABLE: &'static KeyTable = family::GEMMA2.keys;
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::GEMMA2.absent;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder
@@ -119,7 +91,7 @@ impl DecoderFamily for Gemma2Config {
         }
     }
 
-    fn check_own(&self) -> Result<(), ConfigError> {
+    fn check_own(&self) -> Result<(), ShapeError> {
         require_window(self.sliding_window)?;
         sizes(&[("query_pre_attn_scalar", self.query_pre_attn_scalar)])?;
         let caps = [

@@ -6,21 +6,19 @@
 //! 4 `rope_theta` and `rope_scaling` for the layers that see all tokens, and `rope_local_base_freq` for the
 //! others.
 
+use pipewright_shapes::ShapeError;
+use pipewright_shapes::decoder::{has_window, require_listed, require_window};
+use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::key_range::{above_zero, require, sizes};
+use pipewright_shapes::key_table::KeyTable;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::attention::AttentionBias;
-use crate::config_key::{Harmless, KeyTable, Refused};
-use crate::decoder::{
-    BlockForm, COMPUTED_KEYS, DecoderConfig, HeadNorms, LayerForm, LayerType, has_window, require_listed,
-    require_window,
-};
+use crate::decoder::{BlockForm, DecoderConfig, HeadNorms, LayerForm, LayerType};
 use crate::decoder_family::DecoderFamily;
-use crate::error::ConfigError;
-use crate::family::AbsentKey;
-use crate::gemma2::{GEMMA_KEYS, GEMMA_REFUSED, gemma_form};
-use crate::key_check::{above_zero, require, sizes};
+use crate::gemma2::gemma_form;
 
 /// A Gemma 3 model of text.
 #[derive(Debug, Clone, PartialEq)]
@@ -92,25 +90,25 @@ impl<'de> Deserialize<'de> for Gemma3Config {
 }
 
 /// Replaces the tables of both kinds of layers by the keys of version 4.
-fn join_tables(keys: &mut Map<String, Value>) -> Result<(), ConfigError> {
+fn join_tables(keys: &mut Map<String, Value>) -> Result<(), ShapeError> {
     let tables = keys.get("rope_parameters").and_then(Value::as_object);
     let Some(tables) = tables.filter(|tables| TABLES.iter().any(|name| tables.contains_key(*name))) else {
         return Ok(());
     };
     if let Some((other, _)) = tables.iter().find(|(name, _)| !TABLES.contains(&name.as_str())) {
         let (key, supported) = ("rope_parameters", "a table for each kind of layers");
-        return Err(ConfigError::NotSupported { key, value: other.clone(), supported });
+        return Err(ShapeError::not_supported(key, other, supported));
     }
     let [global, local] = TABLES.map(|name| tables.get(name).cloned().unwrap_or_default());
     let not_default = |(name, value): &(&String, &Value)| {
         *name != "rope_theta" && !(*name == "rope_type" && *value == "default") && !value.is_null()
     };
     if let Some((name, value)) = local.as_object().and_then(|local| local.iter().find(not_default)) {
-        return Err(ConfigError::NotSupported {
-            key: "rope_parameters.sliding_attention",
-            value: format!("{name} {value}"),
-            supported: "the type default with a rope_theta",
-        });
+        return Err(ShapeError::not_supported(
+            "rope_parameters.sliding_attention",
+            &format!("{name} {value}"),
+            "the type default with a rope_theta",
+        ));
     }
     if let Some(theta) = local.get("rope_theta") {
         keys.insert("rope_local_base_freq".to_owned(), theta.clone());
@@ -138,25 +136,8 @@ impl DecoderFamily for Gemma3Config {
     const NAME: &'static str = "gemma3_text";
     const CLASS: &'static str = "Gemma3ForCausalLM";
     const ACTIVATION: (&'static str, &'static str) = ("hidden_activation", "gelu_pytorch_tanh");
-    const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[COMPUTED_KEYS, GEMMA_KEYS, &["sliding_window_pattern", "rope_local_base_freq"]],
-        ignored: &[&["hidden_act", "_sliding_window_pattern"]],
-        refused: &[
-            GEMMA_REFUSED,
-            // transformers reads it and does not compute with it.
-            &[Refused { key: "attn_logit_softcapping", harmless: Harmless::Nothing }],
-        ],
-    };
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
-        ("vocab_size", AbsentKey::Count(262_208)),
-        ("num_attention_heads", AbsentKey::Count(8)),
-        ("num_key_value_heads", AbsentKey::Count(4)),
-        ("head_dim", AbsentKey::Count(256)),
-        ("rope_theta", AbsentKey::Number(1e6)),
-        ("query_pre_attn_scalar", AbsentKey::Count(256)),
-        ("sliding_window", AbsentKey::Count(4096)),
-        ("tie_word_embeddings", AbsentKey::Flag(true)),
-    ];
+    const KEY_TABLE: &'static KeyTable = family::GEMMA3.keys;
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::GEMMA3.absent;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder
@@ -182,7 +163,7 @@ impl DecoderFamily for Gemma3Config {
         }
     }
 
-    fn check_own(&self) -> Result<(), ConfigError> {
+    fn check_own(&self) -> Result<(), ShapeError> {
         let own = &self.own;
         require_window(own.sliding_window)?;
         let pattern = own.sliding_window_pattern;

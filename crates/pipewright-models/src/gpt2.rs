@@ -3,17 +3,17 @@
 //! names and the meaning of Hugging Face's `GPT2LMHeadModel`. In files, matrices of blocks are `[inputs,
 //! outputs]`.
 
+use pipewright_shapes::ShapeError;
+use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::key_range::{require, rows};
+use pipewright_shapes::key_table::KeyTable;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use crate::attention::AttentionBias;
-use crate::config_key::{Harmless, KeyTable, Refused};
 use crate::decoder::{Activation, BlockForm, DecoderConfig, Factors, LayerForm};
 use crate::decoder_family::DecoderFamily;
-use crate::error::ConfigError;
-use crate::family::AbsentKey;
-use crate::key_check::{require, rows};
 use crate::path_names::PathNames;
 
 /// The names of parts of paths in files.
@@ -114,55 +114,9 @@ impl DecoderFamily for Gpt2Config {
     const NAME: &'static str = "gpt2";
     const CLASS: &'static str = "GPT2LMHeadModel";
     const ACTIVATION: (&'static str, &'static str) = ("activation_function", "gelu_new");
-    const KEY_NAMES: &'static [(&'static str, &'static str)] = &[
-        ("n_positions", "max_position_embeddings"),
-        ("n_embd", "hidden_size"),
-        ("n_layer", "num_hidden_layers"),
-        ("n_head", "num_attention_heads"),
-        ("n_inner", "intermediate_size"),
-        ("layer_norm_epsilon", "rms_norm_eps"),
-    ];
-    const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[&[
-            "vocab_size",
-            "n_positions",
-            "max_position_embeddings",
-            "n_embd",
-            "hidden_size",
-            "n_layer",
-            "num_hidden_layers",
-            "n_head",
-            "num_attention_heads",
-            "n_inner",
-            "layer_norm_epsilon",
-            "initializer_range",
-            "tie_word_embeddings",
-            "scale_attn_weights",
-            "scale_attn_by_inverse_layer_idx",
-        ]],
-        // Scores are computed in single precision anyway, and the keys of the summary belong to classifiers.
-        ignored: &[&["reorder_and_upcast_attn", "n_ctx", "summary_*", "gradient_checkpointing"]],
-        refused: &[&[
-            Refused { key: "resid_pdrop", harmless: Harmless::Number(0.0) },
-            Refused { key: "embd_pdrop", harmless: Harmless::Number(0.0) },
-            Refused { key: "attn_pdrop", harmless: Harmless::Number(0.0) },
-            Refused {
-                key: "activation_function",
-                harmless: Harmless::OneOf(&["gelu_new", "gelu_pytorch_tanh"]),
-            },
-            Refused { key: "intermediate_size", harmless: Harmless::SameAs("n_inner") },
-            Refused { key: "num_key_value_heads", harmless: Harmless::SameAs("n_head") },
-            Refused { key: "add_cross_attention", harmless: Harmless::False },
-        ]],
-    };
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
-        ("n_positions", AbsentKey::Count(POSITIONS as u32)),
-        ("layer_norm_epsilon", AbsentKey::Number(1e-5)),
-        ("tie_word_embeddings", AbsentKey::Flag(true)),
-        ("resid_pdrop", AbsentKey::Number(0.1)),
-        ("embd_pdrop", AbsentKey::Number(0.1)),
-        ("attn_pdrop", AbsentKey::Number(0.1)),
-    ];
+    const KEY_NAMES: &'static [(&'static str, &'static str)] = family::GPT2.renamed;
+    const KEY_TABLE: &'static KeyTable = family::GPT2.keys;
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::GPT2.absent;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder
@@ -198,7 +152,7 @@ impl DecoderFamily for Gpt2Config {
         if adds { initializer_range / (2.0 * num_hidden_layers as f64).sqrt() } else { initializer_range }
     }
 
-    fn check_own(&self) -> Result<(), ConfigError> {
+    fn check_own(&self) -> Result<(), ShapeError> {
         let decoder = &self.decoder;
         rows(&[("n_positions", decoder.max_position_embeddings.unwrap_or(POSITIONS))])?;
         let (heads, key_heads) = (decoder.num_attention_heads, decoder.num_key_value_heads);
@@ -207,11 +161,9 @@ impl DecoderFamily for Gpt2Config {
         require(width == expected, "head_dim", width, "`n_embd` divided by `n_head`")?;
         match &decoder.rope_scaling {
             None => Ok(()),
-            Some(scaling) => Err(ConfigError::NotSupported {
-                key: "rope_scaling.rope_type",
-                value: scaling.name().to_owned(),
-                supported: "default",
-            }),
+            Some(scaling) => {
+                Err(ShapeError::not_supported("rope_scaling.rope_type", scaling.name(), "default"))
+            }
         }
     }
 }
@@ -223,7 +175,7 @@ mod tests {
     #[test]
     fn sizes_that_files_cannot_hold_name_their_key() {
         let sizes = DecoderConfig::new(32, 4);
-        let key = |sizes: DecoderConfig| Gpt2Config::from(sizes).check_own().err()?.key();
+        let key = |sizes: DecoderConfig| Some(Gpt2Config::from(sizes).check_own().err()?.keys()[0].clone());
         assert_eq!(key(sizes.clone()), None);
         let fewer = DecoderConfig { num_key_value_heads: 2, ..sizes.clone() };
         assert_eq!(key(fewer).as_deref(), Some("num_key_value_heads"));

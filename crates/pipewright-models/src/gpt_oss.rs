@@ -6,21 +6,19 @@
 //! `mlp.router`, and the matrices of all experts of a layer are two tensors.
 
 use pipewright::nn::ExpertActivation;
+use pipewright_shapes::ShapeError;
+use pipewright_shapes::decoder::{has_window, require_listed, require_window};
+use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::key_range::above_zero;
+use pipewright_shapes::key_table::KeyTable;
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 
 use crate::attention::AttentionBias;
-use crate::config_key::{Harmless, KeyTable, Refused};
-use crate::decoder::{
-    BlockForm, COMPUTED_KEYS, DecoderConfig, ExpertKeys, LayerForm, LayerType, MixtureConfig, has_window,
-    require_listed, require_window,
-};
+use crate::decoder::{BlockForm, DecoderConfig, ExpertKeys, LayerForm, LayerType, MixtureConfig};
 use crate::decoder_family::DecoderFamily;
-use crate::error::ConfigError;
 use crate::expert_form::ExpertForm;
-use crate::family::AbsentKey;
-use crate::key_check::above_zero;
 use crate::path_names::PathNames;
 
 /// The names of parts of paths in files.
@@ -117,43 +115,8 @@ impl From<DecoderConfig> for GptOssConfig {
 impl DecoderFamily for GptOssConfig {
     const NAME: &'static str = "gpt_oss";
     const CLASS: &'static str = "GptOssForCausalLM";
-    const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[
-            COMPUTED_KEYS,
-            &[
-                "sliding_window",
-                "layer_types",
-                "attention_bias",
-                "swiglu_alpha",
-                "swiglu_limit",
-                "num_local_experts",
-                "num_experts",
-                "num_experts_per_tok",
-                "router_aux_loss_coef",
-                "output_router_logits",
-            ],
-        ],
-        ignored: &[&["initial_context_length"]],
-        refused: &[&[
-            Refused { key: "attention_dropout", harmless: Harmless::Number(0.0) },
-            Refused { key: "experts_per_token", harmless: Harmless::SameAs("num_experts_per_tok") },
-        ]],
-    };
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
-        ("num_key_value_heads", AbsentKey::Count(8)),
-        ("head_dim", AbsentKey::Count(64)),
-        ("rms_norm_eps", AbsentKey::Number(1e-5)),
-        ("rope_theta", AbsentKey::Number(150_000.0)),
-        (
-            "rope_scaling",
-            AbsentKey::Table(
-                r#"{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
-                    "original_max_position_embeddings": 4096}"#,
-            ),
-        ),
-        ("sliding_window", AbsentKey::Count(128)),
-        ("num_experts_per_tok", AbsentKey::Count(4)),
-    ];
+    const KEY_TABLE: &'static KeyTable = family::GPT_OSS.keys;
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::GPT_OSS.absent;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder
@@ -182,7 +145,7 @@ impl DecoderFamily for GptOssConfig {
         }
     }
 
-    fn check_own(&self) -> Result<(), ConfigError> {
+    fn check_own(&self) -> Result<(), ShapeError> {
         let own = &self.own;
         require_window(own.sliding_window)?;
         above_zero(&[("swiglu_alpha", own.swiglu_alpha), ("swiglu_limit", own.swiglu_limit)])?;

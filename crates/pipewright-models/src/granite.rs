@@ -1,14 +1,15 @@
 //! The Granite family: Llama with factors of the embeddings, the residual branches, the scores and the
 //! logits. Keys have the names and the meaning of Hugging Face's `GraniteForCausalLM`.
 
+use pipewright_shapes::ShapeError;
+use pipewright_shapes::family;
+use pipewright_shapes::key_range::above_zero;
+use pipewright_shapes::key_table::KeyTable;
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
-use crate::config_key::KeyTable;
-use crate::decoder::{BlockForm, COMPUTED_KEYS, DecoderConfig, Factors, REFUSED_KEYS};
+use crate::decoder::{BlockForm, DecoderConfig, Factors};
 use crate::decoder_family::DecoderFamily;
-use crate::error::ConfigError;
-use crate::key_check::above_zero;
 
 /// A Granite model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -60,21 +61,7 @@ impl From<DecoderConfig> for GraniteConfig {
 impl DecoderFamily for GraniteConfig {
     const NAME: &'static str = "granite";
     const CLASS: &'static str = "GraniteForCausalLM";
-    const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[
-            COMPUTED_KEYS,
-            &[
-                "embedding_multiplier",
-                "residual_multiplier",
-                "attention_multiplier",
-                "logits_scaling",
-                "attention_bias",
-                "mlp_bias",
-            ],
-        ],
-        ignored: &[],
-        refused: &[REFUSED_KEYS],
-    };
+    const KEY_TABLE: &'static KeyTable = family::GRANITE.keys;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder
@@ -94,7 +81,7 @@ impl DecoderFamily for GraniteConfig {
         }
     }
 
-    fn check_own(&self) -> Result<(), ConfigError> {
+    fn check_own(&self) -> Result<(), ShapeError> {
         above_zero(&[
             ("embedding_multiplier", self.embedding_multiplier),
             ("residual_multiplier", self.residual_multiplier),

@@ -34,9 +34,6 @@
 mod quantisation;
 pub mod error;
 
-mod key_check;
-mod config_key;
-
 pub mod file_layout;
 mod path_names;
 mod stage_layers;
@@ -112,15 +109,15 @@ pub mod generation_ranks;
 
 pub use adapter::{Adapter, AdapterStart};
 pub use any_family::{AdaptedCheckpoint, InitialParameters, ModelSource};
-pub use config_key::{KeyTable, KeyUse};
 pub use cut_model::CutModel;
-pub use error::{ConfigError, RefusedKey, SplitModel};
+pub use error::{ConfigError, SplitModel};
 pub use family::ModelFamily;
 pub use head_form::{FurtherPredictions, HeadForm};
 pub use lora::{LoraConfig, LoraTargets};
 pub use model_config::ModelConfig;
 pub use parameter::{FirstCopies, ParameterKind, ParameterSource, ParameterSpec, parameter_specs};
 pub use parameter_group::ParameterGroup;
+pub use pipewright_shapes::key_table::{KeyTable, KeyUse, RefusedKey};
 pub use projection::{input_of, is_split_by_inputs, is_whole};
 pub use router::ROUTER_CORRECTION;
 pub use split::Place;

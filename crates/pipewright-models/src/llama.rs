@@ -1,10 +1,11 @@
 //! The Llama family. Keys have the names and the meaning of Hugging Face's `LlamaForCausalLM`.
 
+use pipewright_shapes::family;
+use pipewright_shapes::key_table::KeyTable;
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
-use crate::config_key::{Harmless, KeyTable, Refused};
-use crate::decoder::{BlockForm, COMPUTED_KEYS, DecoderConfig, REFUSED_KEYS};
+use crate::decoder::{BlockForm, DecoderConfig};
 use crate::decoder_family::DecoderFamily;
 
 /// A Llama model.
@@ -31,14 +32,7 @@ impl From<DecoderConfig> for LlamaConfig {
 impl DecoderFamily for LlamaConfig {
     const NAME: &'static str = "llama";
     const CLASS: &'static str = "LlamaForCausalLM";
-    const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[COMPUTED_KEYS, &["attention_bias", "mlp_bias"]],
-        ignored: &[&["max_window_layers"]],
-        refused: &[
-            REFUSED_KEYS,
-            &[Refused { key: "sliding_window", harmless: Harmless::Without("use_sliding_window") }],
-        ],
-    };
+    const KEY_TABLE: &'static KeyTable = family::LLAMA.keys;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

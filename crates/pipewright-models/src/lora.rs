@@ -13,6 +13,7 @@
 use std::collections::BTreeSet;
 
 use globset::Glob;
+use pipewright_shapes::ShapeError;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
@@ -86,7 +87,8 @@ impl LoraConfig {
     /// # Errors
     /// With the first setting that cannot be used.
     pub fn check(&self) -> Result<(), ConfigError> {
-        let refuse = |key, value: String, supported| Err(ConfigError::NotSupported { key, value, supported });
+        let refuse =
+            |key, value: String, supported| Err(ShapeError::not_supported(key, &value, supported).into());
         if self.rank == 0 {
             return refuse("rank", "0".to_owned(), "a number from 1");
         }

@@ -1,13 +1,14 @@
 //! The Mistral family: Llama whose tokens see only a window of earlier tokens. Keys have the names and the
 //! meaning of Hugging Face's `MistralForCausalLM`.
 
+use pipewright_shapes::ShapeError;
+use pipewright_shapes::decoder::require_window;
+use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::key_table::KeyTable;
 use serde::{Deserialize, Serialize};
 
-use crate::config_key::KeyTable;
-use crate::decoder::{BlockForm, COMPUTED_KEYS, DecoderConfig, LayerForm, REFUSED_KEYS, require_window};
+use crate::decoder::{BlockForm, DecoderConfig, LayerForm};
 use crate::decoder_family::DecoderFamily;
-use crate::error::ConfigError;
-use crate::family::AbsentKey;
 
 /// A Mistral model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -28,10 +29,8 @@ impl From<DecoderConfig> for MistralConfig {
 impl DecoderFamily for MistralConfig {
     const NAME: &'static str = "mistral";
     const CLASS: &'static str = "MistralForCausalLM";
-    const KEY_TABLE: &'static KeyTable =
-        &KeyTable { computes: &[COMPUTED_KEYS, &["sliding_window"]], ignored: &[], refused: &[REFUSED_KEYS] };
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] =
-        &[("num_key_value_heads", AbsentKey::Count(8)), ("sliding_window", AbsentKey::Count(4096))];
+    const KEY_TABLE: &'static KeyTable = family::MISTRAL.keys;
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::MISTRAL.absent;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder
@@ -42,7 +41,7 @@ impl DecoderFamily for MistralConfig {
         BlockForm { layers: vec![layer; self.decoder.num_hidden_layers], ..BlockForm::default() }
     }
 
-    fn check_own(&self) -> Result<(), ConfigError> {
+    fn check_own(&self) -> Result<(), ShapeError> {
         require_window(self.sliding_window)
     }
 }

@@ -4,18 +4,16 @@
 //! The balance loss of the router is defined as in [`qwen3_moe`](crate::qwen3_moe). In files, a mixture is
 //! `block_sparse_moe`, and the matrices gate, down and up of an expert are `w1`, `w2` and `w3`.
 
+use pipewright_shapes::ShapeError;
+use pipewright_shapes::decoder::require_window;
+use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::key_table::KeyTable;
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 
-use crate::config_key::{Harmless, KeyTable, Refused};
-use crate::decoder::{
-    BlockForm, COMPUTED_KEYS, DecoderConfig, ExpertKeys, LayerForm, MixtureConfig, REFUSED_KEYS,
-    require_window,
-};
+use crate::decoder::{BlockForm, DecoderConfig, ExpertKeys, LayerForm, MixtureConfig};
 use crate::decoder_family::DecoderFamily;
-use crate::error::ConfigError;
-use crate::family::AbsentKey;
 use crate::path_names::PathNames;
 
 /// The names of parts of paths in files.
@@ -78,27 +76,8 @@ impl From<DecoderConfig> for MixtralConfig {
 impl DecoderFamily for MixtralConfig {
     const NAME: &'static str = "mixtral";
     const CLASS: &'static str = "MixtralForCausalLM";
-    const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[
-            COMPUTED_KEYS,
-            &[
-                "sliding_window",
-                "num_local_experts",
-                "num_experts",
-                "num_experts_per_tok",
-                "router_aux_loss_coef",
-                "output_router_logits",
-            ],
-        ],
-        ignored: &[],
-        refused: &[REFUSED_KEYS, &[Refused { key: "router_jitter_noise", harmless: Harmless::Number(0.0) }]],
-    };
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
-        ("num_key_value_heads", AbsentKey::Count(8)),
-        ("rms_norm_eps", AbsentKey::Number(1e-5)),
-        ("rope_theta", AbsentKey::Number(1e6)),
-        ("num_experts_per_tok", AbsentKey::Count(2)),
-    ];
+    const KEY_TABLE: &'static KeyTable = family::MIXTRAL.keys;
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::MIXTRAL.absent;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder
@@ -115,7 +94,7 @@ impl DecoderFamily for MixtralConfig {
         }
     }
 
-    fn check_own(&self) -> Result<(), ConfigError> {
+    fn check_own(&self) -> Result<(), ShapeError> {
         require_window(self.sliding_window)
     }
 }

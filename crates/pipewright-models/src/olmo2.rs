@@ -3,13 +3,13 @@
 //!
 //! A norm of all queries is a mean over all heads: ranks that compute an attention together add their parts.
 
+use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::key_table::KeyTable;
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
-use crate::config_key::KeyTable;
-use crate::decoder::{BlockForm, COMPUTED_KEYS, DecoderConfig, HeadNorms, NormPlaces, REFUSED_KEYS};
+use crate::decoder::{BlockForm, DecoderConfig, HeadNorms, NormPlaces};
 use crate::decoder_family::DecoderFamily;
-use crate::family::AbsentKey;
 
 /// An OLMo 2 model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -31,9 +31,8 @@ impl From<DecoderConfig> for Olmo2Config {
 impl DecoderFamily for Olmo2Config {
     const NAME: &'static str = "olmo2";
     const CLASS: &'static str = "Olmo2ForCausalLM";
-    const KEY_TABLE: &'static KeyTable =
-        &KeyTable { computes: &[COMPUTED_KEYS, &["attention_bias"]], ignored: &[], refused: &[REFUSED_KEYS] };
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[("rms_norm_eps", AbsentKey::Number(1e-5))];
+    const KEY_TABLE: &'static KeyTable = family::OLMO2.keys;
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::OLMO2.absent;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

@@ -5,15 +5,14 @@
 //! that compute such a layer together have some groups of outputs each
 //! ([`OutputParts`](crate::file_layout::OutputParts)).
 
+use pipewright_shapes::ShapeError;
+use pipewright_shapes::decoder::require_window;
+use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::key_table::KeyTable;
 use serde::{Deserialize, Serialize};
 
-use crate::config_key::{Harmless, KeyTable, Refused};
-use crate::decoder::{
-    BlockForm, COMPUTED_KEYS, DecoderConfig, LayerForm, REFUSED_KEYS, RopeScaling, require_window,
-};
+use crate::decoder::{BlockForm, DecoderConfig, LayerForm, RopeScaling};
 use crate::decoder_family::DecoderFamily;
-use crate::error::ConfigError;
-use crate::family::AbsentKey;
 
 /// A Phi 3 model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -35,28 +34,11 @@ impl From<DecoderConfig> for Phi3Config {
 impl DecoderFamily for Phi3Config {
     const NAME: &'static str = "phi3";
     const CLASS: &'static str = "Phi3ForCausalLM";
-    const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[COMPUTED_KEYS, &["partial_rotary_factor", "sliding_window"]],
-        ignored: &[&["interpolate_factor", "full_attn_mod"]],
-        refused: &[
-            REFUSED_KEYS,
-            &[
-                Refused { key: "resid_pdrop", harmless: Harmless::Number(0.0) },
-                Refused { key: "embd_pdrop", harmless: Harmless::Number(0.0) },
-                Refused { key: "attention_bias", harmless: Harmless::False },
-                Refused { key: "mlp_bias", harmless: Harmless::False },
-                Refused { key: "lm_head_bias", harmless: Harmless::False },
-            ],
-        ],
-    };
+    const KEY_TABLE: &'static KeyTable = family::PHI3.keys;
     const ROTATES_PARTS: bool = true;
     /// Older names, which transformers reads so too.
     const LONGROPE_NAMES: &'static [&'static str] = &["su", "yarn"];
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
-        ("rms_norm_eps", AbsentKey::Number(1e-5)),
-        ("max_position_embeddings", AbsentKey::Count(4096)),
-        ("original_max_position_embeddings", AbsentKey::Count(4096)),
-    ];
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::PHI3.absent;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder
@@ -71,16 +53,14 @@ impl DecoderFamily for Phi3Config {
         }
     }
 
-    fn check_own(&self) -> Result<(), ConfigError> {
+    fn check_own(&self) -> Result<(), ShapeError> {
         require_window(self.sliding_window)?;
         // transformers refuses the other types for this family.
         match &self.decoder.rope_scaling {
             None | Some(RopeScaling::LongRope(_)) => Ok(()),
-            Some(other) => Err(ConfigError::NotSupported {
-                key: "rope_scaling.rope_type",
-                value: other.name().to_owned(),
-                supported: "default or longrope",
-            }),
+            Some(other) => {
+                Err(ShapeError::not_supported("rope_scaling.rope_type", other.name(), "default or longrope"))
+            }
         }
     }
 }

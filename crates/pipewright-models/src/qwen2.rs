@@ -1,16 +1,14 @@
 //! The Qwen2 family: Llama with biases on queries, keys and values, and windows in some layers. Keys have the
 //! names and the meaning of Hugging Face's `Qwen2ForCausalLM`.
 
+use pipewright_shapes::ShapeError;
+use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::key_table::KeyTable;
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
-use crate::config_key::{Harmless, KeyTable, Refused};
-use crate::decoder::{
-    BlockForm, COMPUTED_KEYS, DecoderConfig, LAYER_WINDOW_KEYS, LayerWindows, REFUSED_BESIDE_WINDOWS,
-};
+use crate::decoder::{BlockForm, DecoderConfig, LayerWindows, with_windows};
 use crate::decoder_family::DecoderFamily;
-use crate::error::ConfigError;
-use crate::family::AbsentKey;
 
 /// A Qwen2 model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -32,13 +30,8 @@ impl From<DecoderConfig> for Qwen2Config {
 impl DecoderFamily for Qwen2Config {
     const NAME: &'static str = "qwen2";
     const CLASS: &'static str = "Qwen2ForCausalLM";
-    const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[COMPUTED_KEYS, LAYER_WINDOW_KEYS],
-        ignored: &[&["attention_bias"]],
-        refused: &[REFUSED_BESIDE_WINDOWS, &[Refused { key: "mlp_bias", harmless: Harmless::False }]],
-    };
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] =
-        &[("num_key_value_heads", AbsentKey::Count(32)), ("sliding_window", AbsentKey::Count(4096))];
+    const KEY_TABLE: &'static KeyTable = family::QWEN2.keys;
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::QWEN2.absent;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder
@@ -47,7 +40,7 @@ impl DecoderFamily for Qwen2Config {
     fn form(&self) -> BlockForm<'_> {
         BlockForm {
             bias: AttentionBias { inputs: true, output: false },
-            layers: self.windows.layers(self.decoder.num_hidden_layers),
+            layers: with_windows(self.windows.of_layers(self.decoder.num_hidden_layers)),
             ..BlockForm::default()
         }
     }
@@ -56,7 +49,7 @@ impl DecoderFamily for Qwen2Config {
         Some(&self.windows)
     }
 
-    fn check_own(&self) -> Result<(), ConfigError> {
+    fn check_own(&self) -> Result<(), ShapeError> {
         self.windows.check(self.decoder.num_hidden_layers)
     }
 }

@@ -4,18 +4,15 @@
 //!
 //! The balance loss of the router is defined as in [`qwen3_moe`](crate::qwen3_moe).
 
+use pipewright_shapes::ShapeError;
+use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::key_range::sizes;
+use pipewright_shapes::key_table::KeyTable;
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
-use crate::config_key::KeyTable;
-use crate::decoder::{
-    BlockForm, COMPUTED_KEYS, DecoderConfig, LAYER_WINDOW_KEYS, LayerForm, LayerWindows, MIXTURE_KEYS,
-    MixtureConfig, REFUSED_BESIDE_WINDOWS, SharedForm,
-};
+use crate::decoder::{BlockForm, DecoderConfig, LayerForm, LayerWindows, MixtureConfig, SharedForm};
 use crate::decoder_family::DecoderFamily;
-use crate::error::ConfigError;
-use crate::family::AbsentKey;
-use crate::key_check::sizes;
 
 /// A Qwen2-MoE model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -54,24 +51,8 @@ impl From<DecoderConfig> for Qwen2MoeConfig {
 impl DecoderFamily for Qwen2MoeConfig {
     const NAME: &'static str = "qwen2_moe";
     const CLASS: &'static str = "Qwen2MoeForCausalLM";
-    const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[
-            COMPUTED_KEYS,
-            MIXTURE_KEYS,
-            LAYER_WINDOW_KEYS,
-            &["qkv_bias", "shared_expert_intermediate_size"],
-        ],
-        ignored: &[],
-        refused: &[REFUSED_BESIDE_WINDOWS],
-    };
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
-        ("num_key_value_heads", AbsentKey::Count(16)),
-        ("sliding_window", AbsentKey::Count(4096)),
-        ("num_experts", AbsentKey::Count(60)),
-        ("num_experts_per_tok", AbsentKey::Count(4)),
-        ("moe_intermediate_size", AbsentKey::Count(1408)),
-        ("shared_expert_intermediate_size", AbsentKey::Count(5632)),
-    ];
+    const KEY_TABLE: &'static KeyTable = family::QWEN2_MOE.keys;
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::QWEN2_MOE.absent;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder
@@ -94,7 +75,7 @@ impl DecoderFamily for Qwen2MoeConfig {
         Some(&self.windows)
     }
 
-    fn check_own(&self) -> Result<(), ConfigError> {
+    fn check_own(&self) -> Result<(), ShapeError> {
         self.windows.check(self.decoder.num_hidden_layers)?;
         sizes(&[("shared_expert_intermediate_size", self.shared_expert_intermediate_size)])
     }

@@ -1,17 +1,14 @@
 //! The Qwen3 family: Llama with a normalisation of each head's queries and keys, and windows in some layers.
 //! Keys have the names and the meaning of Hugging Face's `Qwen3ForCausalLM`.
 
+use pipewright_shapes::ShapeError;
+use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::key_table::KeyTable;
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
-use crate::config_key::{Harmless, KeyTable, Refused};
-use crate::decoder::{
-    BlockForm, COMPUTED_KEYS, DecoderConfig, HeadNorms, LAYER_WINDOW_KEYS, LayerWindows,
-    REFUSED_BESIDE_WINDOWS,
-};
+use crate::decoder::{BlockForm, DecoderConfig, HeadNorms, LayerWindows, with_windows};
 use crate::decoder_family::DecoderFamily;
-use crate::error::ConfigError;
-use crate::family::AbsentKey;
 
 /// A Qwen3 model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -36,23 +33,8 @@ impl From<DecoderConfig> for Qwen3Config {
 impl DecoderFamily for Qwen3Config {
     const NAME: &'static str = "qwen3";
     const CLASS: &'static str = "Qwen3ForCausalLM";
-    const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[COMPUTED_KEYS, LAYER_WINDOW_KEYS, &["attention_bias"]],
-        ignored: &[],
-        refused: &[
-            REFUSED_BESIDE_WINDOWS,
-            &[
-                Refused { key: "mlp_bias", harmless: Harmless::False },
-                Refused { key: "use_qk_norm", harmless: Harmless::True },
-                Refused { key: "qk_norm", harmless: Harmless::True },
-            ],
-        ],
-    };
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
-        ("num_key_value_heads", AbsentKey::Count(32)),
-        ("head_dim", AbsentKey::Count(128)),
-        ("sliding_window", AbsentKey::Count(4096)),
-    ];
+    const KEY_TABLE: &'static KeyTable = family::QWEN3.keys;
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::QWEN3.absent;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder
@@ -62,7 +44,7 @@ impl DecoderFamily for Qwen3Config {
         BlockForm {
             bias: AttentionBias::all(self.attention_bias),
             head_norms: HeadNorms::Each,
-            layers: self.windows.layers(self.decoder.num_hidden_layers),
+            layers: with_windows(self.windows.of_layers(self.decoder.num_hidden_layers)),
             ..BlockForm::default()
         }
     }
@@ -71,7 +53,7 @@ impl DecoderFamily for Qwen3Config {
         Some(&self.windows)
     }
 
-    fn check_own(&self) -> Result<(), ConfigError> {
+    fn check_own(&self) -> Result<(), ShapeError> {
         self.windows.check(self.decoder.num_hidden_layers)
     }
 }

@@ -8,17 +8,14 @@
 //! number. The loss counts only if `output_router_logits` is true; reports have it, without its coefficient,
 //! as `moe_aux`.
 
+use pipewright_shapes::ShapeError;
+use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::key_table::KeyTable;
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
-use crate::config_key::{Harmless, KeyTable, Refused};
-use crate::decoder::{
-    BlockForm, COMPUTED_KEYS, DecoderConfig, HeadNorms, LayerForm, LayerWindows, MIXTURE_KEYS, MixtureConfig,
-    REFUSED_BESIDE_WINDOWS,
-};
+use crate::decoder::{BlockForm, DecoderConfig, HeadNorms, LayerForm, LayerWindows, MixtureConfig};
 use crate::decoder_family::DecoderFamily;
-use crate::error::ConfigError;
-use crate::family::AbsentKey;
 
 /// A Qwen3-MoE model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -48,21 +45,8 @@ impl From<DecoderConfig> for Qwen3MoeConfig {
 impl DecoderFamily for Qwen3MoeConfig {
     const NAME: &'static str = "qwen3_moe";
     const CLASS: &'static str = "Qwen3MoeForCausalLM";
-    const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[COMPUTED_KEYS, MIXTURE_KEYS, &["attention_bias", "use_sliding_window", "sliding_window"]],
-        ignored: &[&["max_window_layers"]],
-        refused: &[
-            REFUSED_BESIDE_WINDOWS,
-            &[
-                Refused { key: "layer_types", harmless: Harmless::AllOf("full_attention") },
-                Refused { key: "mlp_bias", harmless: Harmless::False },
-                Refused { key: "use_qk_norm", harmless: Harmless::True },
-                Refused { key: "qk_norm", harmless: Harmless::True },
-            ],
-        ],
-    };
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] =
-        &[("num_key_value_heads", AbsentKey::Count(4)), ("sliding_window", AbsentKey::Count(4096))];
+    const KEY_TABLE: &'static KeyTable = family::QWEN3_MOE.keys;
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::QWEN3_MOE.absent;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder
@@ -84,7 +68,7 @@ impl DecoderFamily for Qwen3MoeConfig {
         Some(&self.windows)
     }
 
-    fn check_own(&self) -> Result<(), ConfigError> {
+    fn check_own(&self) -> Result<(), ShapeError> {
         self.windows.check(self.decoder.num_hidden_layers)
     }
 }

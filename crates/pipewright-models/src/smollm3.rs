@@ -2,17 +2,15 @@
 //! and the meaning of Hugging Face's `SmolLM3ForCausalLM`. Without `layer_types`, these layers have the
 //! window.
 
+use pipewright_shapes::ShapeError;
+use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::key_range::require;
+use pipewright_shapes::key_table::KeyTable;
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
-use crate::config_key::KeyTable;
-use crate::decoder::{
-    BlockForm, COMPUTED_KEYS, DecoderConfig, LayerForm, LayerWindows, REFUSED_BESIDE_WINDOWS,
-};
+use crate::decoder::{BlockForm, DecoderConfig, LayerForm, LayerWindows};
 use crate::decoder_family::DecoderFamily;
-use crate::error::ConfigError;
-use crate::family::AbsentKey;
-use crate::key_check::require;
 
 /// A SmolLM 3 model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -59,20 +57,8 @@ impl From<DecoderConfig> for SmolLm3Config {
 impl DecoderFamily for SmolLm3Config {
     const NAME: &'static str = "smollm3";
     const CLASS: &'static str = "SmolLM3ForCausalLM";
-    const KEY_TABLE: &'static KeyTable = &KeyTable {
-        computes: &[
-            COMPUTED_KEYS,
-            &["use_sliding_window", "sliding_window", "layer_types"],
-            &["no_rope_layers", "no_rope_layer_interval", "attention_bias", "mlp_bias"],
-        ],
-        ignored: &[&["max_window_layers"]],
-        refused: &[REFUSED_BESIDE_WINDOWS],
-    };
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[
-        ("num_key_value_heads", AbsentKey::Count(4)),
-        ("rope_theta", AbsentKey::Number(2e6)),
-        ("tie_word_embeddings", AbsentKey::Flag(true)),
-    ];
+    const KEY_TABLE: &'static KeyTable = family::SMOLLM3.keys;
+    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::SMOLLM3.absent;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder
@@ -100,7 +86,7 @@ impl DecoderFamily for SmolLm3Config {
         Some(&self.windows)
     }
 
-    fn check_own(&self) -> Result<(), ConfigError> {
+    fn check_own(&self) -> Result<(), ShapeError> {
         self.windows.check(self.decoder.num_hidden_layers)?;
         let interval = self.no_rope_layer_interval;
         require(interval > 0, "no_rope_layer_interval", interval, "at least 1")?;

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use pipewright_cluster::model::{Division, Model};
-use pipewright_cluster::training::{AdaptedLayer, AdapterSizes};
 use pipewright_models::{CutModel, ModelConfig, input_of, is_split_by_inputs, is_whole};
+use pipewright_shapes::model::{Division, Model};
+use pipewright_shapes::training::{AdaptedLayer, AdapterSizes};
 
 use crate::failure::{Exit, Failure};
 use crate::training::model::adapter_of;

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use pipewright_cluster::hf_config::{self, Described};
 use pipewright_models::hf;
+use pipewright_shapes::reader::{self, Described};
 use pipewright_system::bounded_file::read_text;
 
 use crate::clusters::adapters::{self, PlannedAdapters};
@@ -65,9 +65,9 @@ fn of_model(path: &Path, advice: &str) -> Result<Described, Failure> {
     } else {
         path.to_owned()
     };
-    let text = read_text(&file, hf_config::MAX_FILE as u64)
+    let text = read_text(&file, reader::MAX_FILE as u64)
         .map_err(|error| unreadable(&file, "the model", &error, advice))?;
-    hf_config::read(&text).map_err(|error| Failure::input(format!("{}: {error}", file.display())))
+    reader::read(&text).map_err(|error| Failure::input(format!("{}: {error}", file.display())))
 }
 
 /// Reads the model, the rows and the batch of a configuration. A model of `model.from` may be of a family
@@ -78,7 +78,7 @@ fn of_configuration(path: Option<&Path>, set: &[String]) -> Result<PlannedModel,
         ModelSettings::From { from } => of_model(from, "correct model.from")?,
         ModelSettings::Fresh(model) => {
             let keys = model.config().to_json().to_string();
-            hf_config::read(&keys).map_err(|error| Failure::input(format!("[model]: {error}")))?
+            reader::read(&keys).map_err(|error| Failure::input(format!("[model]: {error}")))?
         }
     };
     let rows = settings.pipeline.rows();
@@ -173,7 +173,7 @@ mod tests {
                 // `train` may refuse what has costs.
                 let Ok(trained) = ModelConfig::read(&file) else { continue };
                 let described: u64 = trained.describe(1).layers.iter().map(|layer| layer.parameters).sum();
-                let planned = hf_config::read(&text).map(|described| described.model.own_parameters());
+                let planned = reader::read(&text).map(|described| described.model.own_parameters());
                 let planned = planned.map_err(|error| error.to_string());
                 // A plan refuses more dense blocks than the model has.
                 if planned.as_ref().is_err_and(|error| error.contains("use at most")) {

@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::time::Instant;
 
-use pipewright_cluster::hf_config::Described;
 use pipewright_cluster::machine::Machine;
 use pipewright_cluster::measured;
-use pipewright_cluster::model::Model;
 use pipewright_cluster::search::{
     ClusterPlan, Found, Request, SearchError, SearchErrorKind, Upgrade, search, upgrades,
 };
 use pipewright_cluster::setting::Setting;
+use pipewright_shapes::model::Model;
+use pipewright_shapes::reader::Described;
 
 use crate::clusters::emitted::emitted;
 use crate::clusters::failures::ExpectedFaults;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use pipewright_cluster::memory::RankMemory;
-use pipewright_cluster::model::Model;
 use pipewright_cluster::search::{ClusterPlan, Upgrade};
+use pipewright_shapes::model::Model;
 use serde::Serialize;
 
 use crate::clusters::failures::{ExpectedFaults, PlanGoodput};

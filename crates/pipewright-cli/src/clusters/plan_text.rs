@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use pipewright_cluster::goodput::Goodput;
-use pipewright_cluster::model::Model;
 use pipewright_cluster::search::{ClusterPlan, Gain, Goal, Upgrade};
 use pipewright_schedule::words::counted;
+use pipewright_shapes::model::Model;
 
 use crate::clusters::failures::{ExpectedFaults, PlanGoodput};
 use crate::clusters::plan::Planned;

@@ -12,11 +12,11 @@
 use crate::attention::best_attention_seconds;
 use crate::elementwise::{block_traffic, embedding_traffic, loss_traffic};
 use crate::layout::{Layout, Precision, Recompute};
-use crate::model::{Block, Matrix};
 use crate::predict::OPTIMIZER_TRAFFIC;
 use crate::search::request::Request;
 use crate::setting::Setting;
-use crate::training::Training;
+use pipewright_shapes::model::{Block, Matrix};
+use pipewright_shapes::training::Training;
 
 /// The part of an attention's time that its forward takes at least: its backward takes less than five times
 /// as long.

@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use crate::layout::{Cut, Layout, Recompute, ShardedState};
-use crate::operations::AttentionCount;
 use crate::pipeline::{PipelineError, Programs, computations};
 use crate::predict::{Prediction, RunPipeline};
 use crate::search::bound::lower_bound;
@@ -15,6 +14,7 @@ use crate::search::request::Request;
 use crate::search::{schedules, space};
 use crate::setting::Setting;
 use crate::units::{Unit, Units};
+use pipewright_shapes::operations::AttentionCount;
 
 /// Candidates are kept up to this multiple of the fastest estimate, if several plans are sought.
 const KEPT: f64 = 1.4;

@@ -48,17 +48,16 @@ fn fewest_blocks(layout: &Layout, blocks: u32) -> u32 {
 mod tests {
     use super::*;
     use crate::catalogue::by_name;
-    use crate::hf_config;
     use crate::layout::{Precision, ShardedState};
     use crate::predict::RunPipeline;
     use crate::search::request::{Fixed, Request};
     use crate::setting::Setting;
+    use pipewright_shapes::reader;
 
     /// 126 blocks, which few pipelines divide. Activations are the largest part of the memory.
     #[test]
     fn no_estimate_needs_less_than_the_least_bytes() {
-        let model =
-            hf_config::read(include_str!("../../tests/cluster/llama_405b.json")).expect("a model").model;
+        let model = reader::read(include_str!("../../tests/cluster/llama_405b.json")).expect("a model").model;
         let machine = by_name("h100").expect("a machine");
         let mut request = Request::new(model, machine, 2048, 512, 8192, Precision::Half);
         request.fixed = Fixed { tensor: Some(1), context: Some(1), microbatch: Some(1), ..Fixed::default() };

@@ -13,10 +13,11 @@
 //! ```
 //! use pipewright_cluster::layout::Precision;
 //! use pipewright_cluster::search::{Request, search};
-//! use pipewright_cluster::{catalogue, hf_config};
+//! use pipewright_cluster::catalogue;
+//! use pipewright_shapes::reader;
 //! let config = r#"{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
 //!     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": false}"#;
-//! let model = hf_config::read(config)?.model;
+//! let model = reader::read(config)?.model;
 //! let request = Request { simulations: 8, ..Request::new(model, catalogue::by_name("h100")?, 8, 64, 8192, Precision::Half) };
 //! let best = &search(&request)?.plans[0];
 //! assert!(best.prediction.peak_memory() <= request.memory_limit());

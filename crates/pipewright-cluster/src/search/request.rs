@@ -7,13 +7,13 @@ use pipewright_schedule::words::counted;
 use crate::layout::{Cut, Kernels, Layout, LayoutError, Precision, Recompute, Scores, ShardedState};
 use crate::layout_error::Fault;
 use crate::machine::Machine;
-use crate::model::Model;
 use crate::quantity::GIB;
 use crate::search::error::SearchError;
 use crate::size_names::{
     CHUNKS, CONTEXT, DATA, EXPERT, GPUS, GivenSizes, MESH, MICROBATCH, Names, PIPELINE, TENSOR,
 };
 use crate::systems;
+use pipewright_shapes::model::Model;
 
 /// Bytes of a GPU's memory that the driver's context, libraries and the buffers of collectives take: about
 /// 0.5 GiB for the context of CUDA 12, and as much for NCCL's channels.

@@ -177,15 +177,15 @@ mod tests {
     use pipewright_schedule::generate::catalogue;
 
     use super::*;
+    use crate::catalogue::by_name;
     use crate::layout::Precision;
     use crate::pipeline::Programs;
     use crate::search::Request;
-    use crate::{catalogue::by_name, hf_config};
+    use pipewright_shapes::reader;
 
     /// A layout of one replica.
     fn layout(choice: Choice, pipeline: u32, microbatches: u32) -> Layout {
-        let model =
-            hf_config::read(include_str!("../../tests/cluster/llama_405b.json")).expect("a model").model;
+        let model = reader::read(include_str!("../../tests/cluster/llama_405b.json")).expect("a model").model;
         let machine = by_name("h100").expect("a machine");
         let request = Request::new(model, machine, pipeline, microbatches, 8192, Precision::Half);
         let Choice { schedule, chunks } = choice;

@@ -132,11 +132,11 @@ fn keep(plans: &mut Vec<ClusterPlan>, plan: ClusterPlan) {
 mod tests {
     use super::*;
     use crate::catalogue::by_name;
-    use crate::hf_config;
     use crate::layout::{Precision, Recompute, ShardedState};
     use crate::pipeline::Programs;
     use crate::search::request::{Fixed, Request};
     use crate::search::space;
+    use pipewright_shapes::reader;
 
     fn without_plan(request: &Request, pruning: Pruning, tried: Tried) -> Tried {
         let exploration = Exploration::of(request, &space::shapes(request), pruning, None, tried);
@@ -146,7 +146,7 @@ mod tests {
     /// One layout, whose estimate is smaller than its simulation.
     #[test]
     fn no_layout_is_simulated_twice() {
-        let model = hf_config::read(include_str!("../../tests/cluster/llama_405b.json")).expect("a model");
+        let model = reader::read(include_str!("../../tests/cluster/llama_405b.json")).expect("a model");
         let machine = by_name("h100").expect("a machine");
         let mut request = Request::new(model.model, machine, 64, 32, 8192, Precision::Half);
         request.memory = Some(1024.0);

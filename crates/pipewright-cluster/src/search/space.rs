@@ -3,9 +3,9 @@
 use pipewright_schedule::divisor::{divisors, greatest_common_divisor};
 
 use crate::layout::Layout;
-use crate::model::{Mixer, Model};
 use crate::search::request::Request;
 use crate::search::schedules;
+use pipewright_shapes::model::{Mixer, Model};
 
 /// The most rows of a microbatch that the search tries.
 const MOST_ROWS: u32 = 32;

@@ -91,15 +91,15 @@ fn same_layout(request: &Request, plan: &ClusterPlan) -> Option<ClusterPlan> {
 mod tests {
     use super::*;
     use crate::catalogue::by_name;
-    use crate::hf_config;
     use crate::layout::Precision;
     use crate::search::explore::MOST_COMPUTATIONS;
     use crate::search::request::Fixed;
+    use pipewright_shapes::reader;
 
     /// 64 ranks and 2,048 microbatches are more than the search simulates.
     #[test]
     fn a_plan_is_as_fast_as_before_on_the_same_machine() {
-        let model = hf_config::read(include_str!("../../tests/cluster/llama_405b.json")).expect("a model");
+        let model = reader::read(include_str!("../../tests/cluster/llama_405b.json")).expect("a model");
         let machine = by_name("h100").expect("a machine");
         let fixed = Fixed { pipeline: Some(63), chunks: Some(1), ..Fixed::default() };
         let request = Request {

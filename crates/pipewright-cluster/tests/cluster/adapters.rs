@@ -2,23 +2,23 @@
 //! nothing needs it.
 
 use pipewright_cluster::catalogue::by_name;
-use pipewright_cluster::hf_config;
 use pipewright_cluster::layout::{Cut, Layout, Precision, Recompute, ShardedState};
 use pipewright_cluster::memory::block_activations;
-use pipewright_cluster::model::{Division, Model};
-use pipewright_cluster::operations::AttentionCount;
 use pipewright_cluster::pipeline::Programs;
 use pipewright_cluster::predict::{Prediction, predict};
 use pipewright_cluster::search::{Fixed, Request, SearchErrorKind, search};
 use pipewright_cluster::setting::Setting;
-use pipewright_cluster::training::{AdaptedLayer, AdapterError, AdapterSizes};
+use pipewright_shapes::model::{Division, Model};
+use pipewright_shapes::operations::AttentionCount;
+use pipewright_shapes::reader;
+use pipewright_shapes::training::{AdaptedLayer, AdapterError, AdapterSizes};
 
 use crate::data::run;
 
 const SIZES: AdapterSizes = AdapterSizes { rank: 16, has_magnitudes: false, has_dropout: false };
 
 fn llama() -> Model {
-    hf_config::read(include_str!("llama_405b.json")).expect("a model").model
+    reader::read(include_str!("llama_405b.json")).expect("a model").model
 }
 
 /// The layer of the output of attention, in these blocks.

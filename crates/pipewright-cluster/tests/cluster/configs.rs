@@ -1,8 +1,8 @@
 //! Models from their `config.json`.
 
-use pipewright_cluster::hf_config::{Described, read};
-use pipewright_cluster::model::{Attention, Block, Dense, FeedForward, Mixer};
-use pipewright_cluster::operations::AttentionCount;
+use pipewright_shapes::model::{Attention, Block, Dense, FeedForward, Mixer};
+use pipewright_shapes::operations::AttentionCount;
+use pipewright_shapes::reader::{Described, read};
 
 fn described(text: &str) -> Described {
     read(text).expect("a model")
@@ -353,7 +353,7 @@ fn hybrids_of_this_project_have_a_pattern() {
     assert_eq!((scan.chunk, operations), (64, 3.0 * (2.0 * 32.0 * 32.0 + 2.0 * 128.0 * (32.0 + 32.0))));
     let error = read(&HYBRID.replace("AM|ED", "AM|EX")).expect_err("an error").to_string();
     assert!(
-        error.contains("the kind of block `X`, whose costs are not known; known are A, M, D, -"),
+        error.contains("`pattern`: block 3 is `X`, counted from 0; the kinds of blocks are A (attention)"),
         "{error}"
     );
     let alone = HYBRID
@@ -363,7 +363,7 @@ fn hybrids_of_this_project_have_a_pattern() {
     assert_eq!(described(&alone).model.blocks.len(), 1);
     let error = read(&HYBRID.replace("[8, 0, 0, null]", "[8]")).expect_err("an error").to_string();
     assert!(
-        error.contains("the number of windows in window_sizes` is 1; use as many as the 4 blocks"),
+        error.contains("`window_sizes = 1` is out of range: it must be empty, or one number for each block"),
         "{error}"
     );
 }

@@ -3,20 +3,20 @@
 
 use pipewright_cluster::catalogue::by_name;
 use pipewright_cluster::emit::emit;
-use pipewright_cluster::hf_config;
 use pipewright_cluster::layout::{Layout, Precision, Recompute, Scores, ShardedState};
-use pipewright_cluster::model::{Mamba2, Mixer, Model};
 use pipewright_cluster::search::{ClusterPlan, Fixed, Request, SearchError, search};
 use pipewright_cluster::systems::refusal;
 use pipewright_schedule::emit::{Emission, ReadPlan, SystemFile};
 use pipewright_schedule::plan::System;
 use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
+use pipewright_shapes::model::{Mamba2, Mixer, Model};
+use pipewright_shapes::reader;
 
 const DENSE: &str = include_str!("llama_405b.json");
 const EXPERTS: &str = include_str!("deepseek_v3.json");
 
 fn model(config: &str) -> Model {
-    hf_config::read(config).expect("a model").model
+    reader::read(config).expect("a model").model
 }
 
 /// Returns the model with experts without its block that predicts a further token.

@@ -1,7 +1,7 @@
 //! Operations per token and parameters, against what the authors of models and runs say.
 
-use pipewright_cluster::hf_config;
-use pipewright_cluster::operations::AttentionCount;
+use pipewright_shapes::operations::AttentionCount;
+use pipewright_shapes::reader;
 
 use crate::data::run;
 
@@ -38,8 +38,8 @@ fn parameters_are_those_of_the_names() {
 /// DeepSeek-V3 (arXiv 2412.19437): 671 billion parameters, 37 billion active.
 #[test]
 fn experts_and_latent_attention_have_the_published_parameters() {
-    let model = hf_config::read(include_str!("deepseek_v3.json")).expect("a model").model;
-    let without_predictors = pipewright_cluster::model::Model { predictors: 0, ..model };
+    let model = reader::read(include_str!("deepseek_v3.json")).expect("a model").model;
+    let without_predictors = pipewright_shapes::model::Model { predictors: 0, ..model };
     let parameters = without_predictors.parameters() as f64 / 1e9;
     assert!((parameters / 671.0 - 1.0).abs() < 0.002, "{parameters}");
     let operations = without_predictors.operations_per_token(1, AttentionCount::Causal);

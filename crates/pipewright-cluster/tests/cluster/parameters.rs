@@ -5,8 +5,8 @@
 //! round them. Authors count different tables of tokens as active: `tables` is 2 for the embedding and the head, 1 for one of
 //! them, and 0 for none, which then is also not in the total.
 
-use pipewright_cluster::hf_config::read;
-use pipewright_cluster::model::Model;
+use pipewright_shapes::model::Model;
+use pipewright_shapes::reader::read;
 use serde_json::Value;
 
 /// The public models.

@@ -5,11 +5,11 @@ use pipewright_cluster::collective::Group;
 use pipewright_cluster::layout::{Cut, Layout, Precision, ShardedState};
 use pipewright_cluster::machine::{Machine, Switch};
 use pipewright_cluster::memory::{Parameters, block_activations, block_parameters, state};
-use pipewright_cluster::model::{Dense, Experts, FeedForward, Mamba2, Mixer};
 use pipewright_cluster::product::Product;
 use pipewright_cluster::published::Run;
 use pipewright_cluster::setting::Setting;
 use pipewright_cluster::stage_time::StageTime;
+use pipewright_shapes::model::{Dense, Experts, FeedForward, Mamba2, Mixer};
 
 use crate::data::{predicted, run};
 

@@ -2,12 +2,12 @@
 
 use pipewright_cluster::catalogue::by_name;
 use pipewright_cluster::layout::{Precision, Recompute};
-use pipewright_cluster::model::{Dense, Experts, FeedForward};
 use pipewright_cluster::published::{Published, Run};
 use pipewright_cluster::search::{
     Change, ClusterPlan, Fixed, Found, Gain, Request, SearchErrorKind, lower_bound, search, search_from,
     upgrades,
 };
+use pipewright_shapes::model::{Dense, Experts, FeedForward};
 
 use crate::comparison::{compare_with_plans, request_for};
 use crate::data::{WITH_PLANS, predicted, published, run};

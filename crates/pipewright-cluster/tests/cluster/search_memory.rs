@@ -2,9 +2,9 @@
 
 use pipewright_cluster::catalogue::by_name;
 use pipewright_cluster::layout::{Precision, Recompute, ShardedState};
-use pipewright_cluster::model::{Dense, Experts, FeedForward};
 use pipewright_cluster::quantity::GIB;
 use pipewright_cluster::search::{Fixed, Found, LeastMemory, Request, SearchError, SearchErrorKind, search};
+use pipewright_shapes::model::{Dense, Experts, FeedForward};
 
 use crate::data::run;
 

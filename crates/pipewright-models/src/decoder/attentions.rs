@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::Device;
 use pipewright::nn::{AttentionForm, CausalAttention, RotaryPositions, rotary_frequencies};
+use pipewright_shapes::decoder::{DecoderConfig, RopeScaling};
 
-use super::config::DecoderConfig;
 use super::form::{BlockForm, LayerForm};
-use super::rope::RopeScaling;
+use super::positions::positions;
 
 /// The attentions of all blocks. Blocks with the same form share one, whose tables are kept for the latest
 /// sequence length and positions. A run usually has one length.
@@ -51,7 +51,7 @@ impl BlockAttentions {
 
     /// Returns the positions of sequences of this length in the blocks that have the model's positions.
     pub(super) fn positions(&self, sequence: usize) -> RotaryPositions {
-        self.config.positions(sequence)
+        positions(&self.config, sequence)
     }
 
     /// Returns the form of a block's attention, if these are the positions of the model.

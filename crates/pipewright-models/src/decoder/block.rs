@@ -7,11 +7,11 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use pipewright::nn::{Branches, CausalAttention, KeyValueCache, TensorParallel, add};
 use pipewright::stage::StageContext;
+use pipewright_shapes::decoder::DecoderConfig;
 
-use super::config::DecoderConfig;
 use super::feed_forward::FeedForward;
 use super::form::{BlockForm, HeadNorms, NormPlaces};
-use crate::attention::{Attention, InputNorms};
+use crate::attention::{Attention, AttentionSizes, InputNorms};
 use crate::latent_attention::LatentAttention;
 use crate::norm::Norm;
 use crate::parameter::{Builder, ParameterSource};
@@ -53,7 +53,7 @@ impl DecoderBlock {
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
         let norm = |builder: &mut Builder<'_, S>, name: &str| {
-            builder.form_norm(&format!("{path}.{name}"), config.hidden_size, config.norm(form))
+            builder.form_norm(&format!("{path}.{name}"), config.hidden_size, form.norm(config))
         };
         let norm_if = |has_norm: bool, builder: &mut Builder<'_, S>, name: &str| {
             has_norm.then(|| norm(builder, name)).transpose()
@@ -174,7 +174,7 @@ fn attention<S: ParameterSource>(
     path: &str,
     builder: &mut Builder<'_, S>,
 ) -> Result<SelfAttention, S::Error> {
-    let sizes = config.attention();
+    let sizes = AttentionSizes::from(config);
     if let Some(latent) = form.latent {
         return LatentAttention::build(sizes, latent, form.bias, path, builder).map(SelfAttention::Latent);
     }
@@ -182,7 +182,7 @@ fn attention<S: ParameterSource>(
         return Attention::build_joined(sizes, form.bias, path, builder).map(SelfAttention::Attention);
     }
     let joins_heads = form.head_norms == HeadNorms::All;
-    let norms = InputNorms { form: config.norm(form), joins_heads };
+    let norms = InputNorms { form: form.norm(config), joins_heads };
     let norms = (form.head_norms != HeadNorms::None).then_some(norms);
     let attention = Attention::build(sizes, form.bias, norms, path, builder)?;
     let attention = if form.has_sinks { attention.with_sinks(sizes, path, builder)? } else { attention };

@@ -1,68 +1,65 @@
 //! The description of a model as a list of layers with sizes and costs.
 
 use pipewright_schedule::{LayerDesc, ModelDesc};
+use pipewright_shapes::decoder::{DecoderConfig, MixtureConfig};
 
-use super::config::DecoderConfig;
 use super::form::{Activation, BlockForm, HeadNorms, NormPlaces};
-use super::mixture::MixtureConfig;
+use crate::attention::AttentionSizes;
 use crate::cost::{self, BIAS_PASSES, Cost, FLOAT, GATE_PASSES, LOSS_PASSES, ModelSizes, NORM_PASSES};
 use crate::expert_form::ExpertForm;
 use crate::latent_attention::LatentForm;
 
-impl DecoderConfig {
-    /// Returns the layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe).
-    pub(crate) fn describe(&self, form: &BlockForm<'_>, sequence: usize) -> ModelDesc {
-        let (hidden, tokens) = (self.hidden_size as u64, sequence as u64);
-        let vocabulary = self.vocab_size as u64;
-        let sizes = ModelSizes { hidden, vocabulary, is_tied: self.tie_word_embeddings, tokens };
-        let centring = cost::centring(hidden, self.norm(form));
-        let norm = cost::norm(hidden) + centring;
-        let pair = norm + norm;
-        let norms = if form.norms == NormPlaces::Both { pair + pair } else { pair };
-        // The norms before an attention and before a dense feed-forward layer. A layer normalisation, and a
-        // norm before a mixture, whose experts keep rows of its result, are not computed again.
-        let before = if form.norms == NormPlaces::After || self.norm(form).centres { 0 } else { hidden };
-        let block = |index| {
-            let (kind, feed_forward) = match form.mixture_of(index) {
-                Some(mixture) => {
-                    let routed = experts(self, mixture, tokens);
-                    let routed = routed + expert_parts(self, form, mixture);
-                    ("mixture", routed + shared_expert(self, form))
-                }
-                None => ("decoder", dense(self, form)),
-            };
-            let seen = form.layer(index).seen(tokens);
-            let attention = match form.latent {
-                Some(latent) => latent_attention(self, latent, form, seen),
-                None => attention(self, form, seen),
-            };
-            let count = if form.mixture_of(index).is_some() { 1 } else { 2 };
-            let again = Cost { norms: count * before, ..Cost::default() };
-            let cost = attention + feed_forward + norms + again;
-            let path = form.names.of(&format!("model.layers.{index}"));
-            let layer = sizes.block(path, kind, cost);
-            let keys_values = match form.latent {
-                Some(latent) => (self.num_attention_heads * (latent.head_dim() + latent.value)) as u64,
-                None => 2 * (self.num_key_value_heads * self.head_dim()) as u64,
-            };
-            LayerDesc { keys_values_bytes: tokens * FLOAT * keys_values, ..layer }
+/// Returns the layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe).
+pub(crate) fn describe(config: &DecoderConfig, form: &BlockForm<'_>, sequence: usize) -> ModelDesc {
+    let (hidden, tokens) = (config.hidden_size as u64, sequence as u64);
+    let vocabulary = config.vocab_size as u64;
+    let sizes = ModelSizes { hidden, vocabulary, is_tied: config.tie_word_embeddings, tokens };
+    let centring = cost::centring(hidden, form.norm(config));
+    let norm = cost::norm(hidden) + centring;
+    let pair = norm + norm;
+    let norms = if form.norms == NormPlaces::Both { pair + pair } else { pair };
+    // The norms before an attention and before a dense feed-forward layer. A layer normalisation, and a
+    // norm before a mixture, whose experts keep rows of its result, are not computed again.
+    let before = if form.norms == NormPlaces::After || form.norm(config).centres { 0 } else { hidden };
+    let block = |index| {
+        let (kind, feed_forward) = match form.mixture_of(index) {
+            Some(mixture) => {
+                let routed = experts(config, mixture, tokens);
+                let routed = routed + expert_parts(config, form, mixture);
+                ("mixture", routed + shared_expert(config, form))
+            }
+            None => ("decoder", dense(config, form)),
         };
-        let embedding = sizes.embedding(&form.names.of("model.embed_tokens"));
-        // A token reads its vector and adds it, in both directions.
-        let positions = form.position_table.map_or_else(Cost::default, |positions| Cost {
-            parameters: positions as u64 * hidden,
-            elements: POSITION_PASSES * hidden,
-            ..Cost::default()
-        });
-        let mut layers = vec![embedding_with(embedding, positions, tokens)];
-        layers.extend((0..self.num_hidden_layers).map(block));
-        // The tape also keeps the tanh of bounded logits.
-        let bounded = Cost { kept: form.logit_cap.map_or(0, |_| vocabulary), ..Cost::default() };
-        layers.push(sizes.head(sizes.head_cost() + centring + bounded));
-        ModelDesc { layers }
-    }
+        let seen = form.layer(index).seen(tokens);
+        let attention = match form.latent {
+            Some(latent) => latent_attention(config, latent, form, seen),
+            None => attention(config, form, seen),
+        };
+        let count = if form.mixture_of(index).is_some() { 1 } else { 2 };
+        let again = Cost { norms: count * before, ..Cost::default() };
+        let cost = attention + feed_forward + norms + again;
+        let path = form.names.of(&format!("model.layers.{index}"));
+        let layer = sizes.block(path, kind, cost);
+        let keys_values = match form.latent {
+            Some(latent) => (config.num_attention_heads * (latent.head_dim() + latent.value)) as u64,
+            None => 2 * (config.num_key_value_heads * config.head_dim()) as u64,
+        };
+        LayerDesc { keys_values_bytes: tokens * FLOAT * keys_values, ..layer }
+    };
+    let embedding = sizes.embedding(&form.names.of("model.embed_tokens"));
+    // A token reads its vector and adds it, in both directions.
+    let positions = form.position_table.map_or_else(Cost::default, |positions| Cost {
+        parameters: positions as u64 * hidden,
+        elements: POSITION_PASSES * hidden,
+        ..Cost::default()
+    });
+    let mut layers = vec![embedding_with(embedding, positions, tokens)];
+    layers.extend((0..config.num_hidden_layers).map(block));
+    // The tape also keeps the tanh of bounded logits.
+    let bounded = Cost { kept: form.logit_cap.map_or(0, |_| vocabulary), ..Cost::default() };
+    layers.push(sizes.head(sizes.head_cost() + centring + bounded));
+    ModelDesc { layers }
 }
-
 /// Element-wise passes of the vectors of positions: they are copied, added, and their gradients are summed.
 const POSITION_PASSES: u64 = 8;
 
@@ -87,7 +84,7 @@ const MATRIX_PASSES: u64 = 4;
 /// Returns the costs of the attention with its biases and the normalisation of heads, if a token sees half of
 /// `seen` keys on average.
 fn attention(config: &DecoderConfig, form: &BlockForm<'_>, seen: u64) -> Cost {
-    let sizes = config.attention();
+    let sizes = AttentionSizes::from(config);
     let (heads, kv_heads, head_dim) = (sizes.heads as u64, sizes.key_heads as u64, sizes.head_dim as u64);
     let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
     let inputs = if form.bias.inputs { queries + 2 * keys } else { 0 };
@@ -216,7 +213,7 @@ mod tests {
     fn the_norms_of_latents_may_be_computed_again() {
         let norms = |latent| {
             let form = BlockForm { latent, ..BlockForm::default() };
-            DecoderConfig::new(256, 4).describe(&form, 5).layers[1].norms_bytes
+            describe(&DecoderConfig::new(256, 4), &form, 5).layers[1].norms_bytes
         };
         let latent = LatentForm {
             query_rank: Some(24),
@@ -235,7 +232,7 @@ mod tests {
     fn bounded_logits_are_kept_twice() {
         let kept = |logit_cap| {
             let form = BlockForm { logit_cap, ..BlockForm::default() };
-            let model = DecoderConfig::new(256, 4).describe(&form, 5);
+            let model = describe(&DecoderConfig::new(256, 4), &form, 5);
             model.layers.last().map_or(0, |head| head.activation_bytes)
         };
         // 5 tokens and 256 ids in single precision.

@@ -8,10 +8,9 @@ use pipewright::nn::{
 };
 use pipewright::stage::StageContext;
 use pipewright_schedule::divisor::greatest_common_divisor;
+use pipewright_shapes::decoder::{DecoderConfig, MixtureConfig};
 
-use super::config::DecoderConfig;
 use super::form::{Activation, BlockForm, SharedForm};
-use super::mixture::MixtureConfig;
 use super::shared_expert::SharedExpert;
 use crate::experts::ExpertSizes;
 use crate::file_layout::OutputParts;

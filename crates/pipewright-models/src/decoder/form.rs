@@ -1,11 +1,11 @@
 //! The form of a family's models: the table of the parts in which families differ.
 
-use super::mixture::MixtureConfig;
-use crate::attention::AttentionBias;
-use crate::error::ConfigError;
+use pipewright_shapes::decoder::{DecoderConfig, MixtureConfig};
+
+use crate::attention::{AttentionBias, AttentionSizes};
 use crate::expert_form::ExpertForm;
-use crate::key_check::require;
 use crate::latent_attention::LatentForm;
+use crate::norm::NormForm;
 use crate::path_names::PathNames;
 use crate::router::GroupChoice;
 
@@ -150,9 +150,9 @@ impl LayerForm {
     }
 }
 
-/// Requires that a window has a token.
-pub(crate) fn require_window(window: Option<usize>) -> Result<(), ConfigError> {
-    window.map_or(Ok(()), |window| require(window > 0, "sliding_window", window, "at least 1"))
+/// Returns the forms of layers that differ in their windows.
+pub(crate) fn with_windows(windows: impl Iterator<Item = Option<usize>>) -> Vec<LayerForm> {
+    windows.map(|window| LayerForm { window, ..LayerForm::default() }).collect()
 }
 
 impl Default for LayerForm {
@@ -180,7 +180,23 @@ impl Default for Factors {
     }
 }
 
+impl From<&DecoderConfig> for AttentionSizes {
+    fn from(config: &DecoderConfig) -> Self {
+        Self {
+            hidden: config.hidden_size,
+            heads: config.num_attention_heads,
+            key_heads: config.num_key_value_heads,
+            head_dim: config.head_dim(),
+        }
+    }
+}
+
 impl<'a> BlockForm<'a> {
+    /// Returns the form of the normalisations.
+    pub(super) fn norm(&self, config: &DecoderConfig) -> NormForm {
+        NormForm { epsilon: config.rms_norm_eps, adds_one: self.norms_add_one, centres: self.layer_norms }
+    }
+
     /// Returns the form of layer `index`, counted from 0.
     pub(super) fn layer(&self, index: usize) -> LayerForm {
         self.layers.get(index).copied().unwrap_or_default()

@@ -20,29 +20,22 @@ mod attentions;
 mod block;
 mod build;
 mod cached;
-mod config;
 mod describe;
 mod feed_forward;
 mod form;
-mod json;
-mod keys;
-mod mixture;
 mod positions;
-mod rope;
-mod rope_json;
 mod shared_expert;
 mod stage;
-mod windows;
 
-pub use config::DecoderConfig;
+pub(crate) use build::{build_stage, head};
+pub(crate) use describe::describe;
 pub(crate) use form::{
     Activation, BlockForm, ExpertKeys, Factors, HeadNorms, LayerForm, NormPlaces, RouterForm, SharedForm,
-    require_window,
+    with_windows,
 };
-pub(crate) use keys::{COMPUTED_KEYS, MIXTURE_KEYS, REFUSED_KEYS};
-pub use mixture::MixtureConfig;
-pub use rope::{Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling};
+pub use pipewright_shapes::decoder::{
+    DecoderConfig, LayerType, LayerWindows, Llama3Scaling, LongRopeScaling, MixtureConfig, RopeScaling,
+    YarnScaling,
+};
 pub(crate) use stage::stays_in_single_precision;
 pub use stage::{DecoderInput, DecoderStage};
-pub(crate) use windows::{LAYER_WINDOW_KEYS, REFUSED_BESIDE_WINDOWS, has_window, require_listed};
-pub use windows::{LayerType, LayerWindows};

@@ -19,8 +19,8 @@ use super::json_file::read_json;
 use super::layout::CONFIG;
 use super::weight_type::WeightType;
 use super::weights::{Weights, file_names_of};
-use crate::config_key::is_dropout;
 use crate::parameter::ParameterSpec;
+use pipewright_shapes::key_table::is_dropout;
 
 /// The file name of a tokenizer.
 pub const TOKENIZER: &str = "tokenizer.json";

@@ -48,7 +48,7 @@ pub(crate) fn read_config<T>(
     let text = read_bytes(&path, SMALL_TEXT)?;
     let json = parse(&path, &named_floats(&text))?;
     parse_model(json).map_err(|source| {
-        let line = source.key().and_then(|key| line_of(&text, &key));
+        let line = source.keys().first().and_then(|key| line_of(&text, key));
         HfError::Config { path, line, source }
     })
 }

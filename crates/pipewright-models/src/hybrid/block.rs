@@ -7,13 +7,13 @@ use pipewright::nn::{
 };
 use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
+use pipewright_shapes::hybrid::{BlockKind, HybridConfig};
 
-use super::config::HybridConfig;
 use super::depths::{Choice, Depths};
 use super::experts::ExpertMixer;
-use super::pattern::BlockKind;
+use super::sizes::{mamba_sizes, scoped_attention};
 use super::tokens::Tokens;
-use crate::attention::{Attention, AttentionBias};
+use crate::attention::{Attention, AttentionBias, AttentionSizes};
 use crate::block_cache::BlockCache;
 use crate::mamba::{MambaBiases, build_mamba};
 use crate::parameter::{Builder, ParameterKind, ParameterSource};
@@ -75,7 +75,7 @@ impl Block {
     ) -> Result<Self, S::Error> {
         let path = format!("model.layers.{index}");
         let mut block =
-            Self::of_kind(config, config.blocks()[index], config.attention(index), &path, builder)?;
+            Self::of_kind(config, config.blocks()[index], scoped_attention(config, index), &path, builder)?;
         if config.blocks()[index] == BlockKind::Attention && config.num_relations > 0 {
             block.relation = Some(RelationCopy { weight: relation_table(config, builder)? });
         }
@@ -102,10 +102,10 @@ impl Block {
             // Every rank computes the whole mixer.
             BlockKind::Mamba => {
                 let biases = MambaBiases { projections: false, convolution: true };
-                Mixer::Mamba(build_mamba(config.mamba(), hidden, biases, &path, builder)?)
+                Mixer::Mamba(build_mamba(mamba_sizes(config), hidden, biases, &path, builder)?)
             }
             BlockKind::Attention => {
-                let (sizes, bias) = (config.attention_sizes(), AttentionBias::default());
+                let (sizes, bias) = (AttentionSizes::from(config), AttentionBias::default());
                 Mixer::Attention(Attention::build(sizes, bias, None, &path, builder)?)
             }
             BlockKind::Dense => {

@@ -3,9 +3,10 @@
 //! relations do not count.
 
 use pipewright_schedule::{LayerDesc, ModelDesc};
+use pipewright_shapes::hybrid::{BlockKind, EmbedNorm, HybridConfig};
 
-use super::config::{EmbedNorm, HybridConfig};
-use super::pattern::BlockKind;
+use super::sizes::{mamba_sizes, scoped_attention};
+use crate::attention::AttentionSizes;
 use crate::cost::{self, Cost, ELEMENT, FLOAT, LOSS_PASSES, ModelSizes, NORM_PASSES, TABLE_PASSES, TOKEN_ID};
 use crate::head_form::prediction_path;
 use crate::mamba;
@@ -14,154 +15,140 @@ use crate::mamba;
 /// the hidden states, and appended to them, forward and backward.
 const COPY_PASSES: u64 = 16;
 
-impl HybridConfig {
-    pub(super) fn describe_layers(&self, sequence: usize) -> ModelDesc {
-        let tokens = sequence as u64;
-        let sizes = ModelSizes {
-            hidden: self.hidden_size as u64,
-            vocabulary: self.vocab_size as u64,
-            is_tied: self.tie_word_embeddings,
-            tokens,
-        };
-        let hidden = self.hidden_size as u64;
-        let embedding = LayerDesc {
-            parameters: self.embedding_parameters(),
-            weight: ELEMENT * hidden * (TABLE_PASSES * self.tables() + NORM_PASSES),
-            activation_bytes: tokens * (TOKEN_ID * self.tables() + 2 * FLOAT * hidden),
-            ..sizes.embedding("model.embed_tokens")
-        };
-        let block = |index: usize| {
-            let kind = self.blocks()[index].label();
-            sizes.block(format!("model.layers.{index}"), kind, self.block_cost(index, tokens))
-        };
-        let mut layers = vec![embedding];
-        layers.extend((0..self.blocks().len()).map(block));
-        layers.extend((1..=self.further().depth).map(|depth| self.prediction(depth, sizes)));
-        let predictions = 1 + self.further().depth as u64;
-        layers.push(sizes.head_of(predictions, self.head_cost(sizes)));
-        ModelDesc { layers }
-    }
+pub(super) fn describe_layers(config: &HybridConfig, sequence: usize) -> ModelDesc {
+    let tokens = sequence as u64;
+    let sizes = ModelSizes {
+        hidden: config.hidden_size as u64,
+        vocabulary: config.vocab_size as u64,
+        is_tied: config.tie_word_embeddings,
+        tokens,
+    };
+    let hidden = config.hidden_size as u64;
+    let embedding = LayerDesc {
+        parameters: embedding_parameters(config),
+        weight: ELEMENT * hidden * (TABLE_PASSES * tables(config) + NORM_PASSES),
+        activation_bytes: tokens * (TOKEN_ID * tables(config) + 2 * FLOAT * hidden),
+        ..sizes.embedding("model.embed_tokens")
+    };
+    let block = |index: usize| {
+        let kind = config.blocks()[index].label();
+        sizes.block(format!("model.layers.{index}"), kind, block_cost(config, index, tokens))
+    };
+    let mut layers = vec![embedding];
+    layers.extend((0..config.blocks().len()).map(block));
+    layers.extend((1..=config.prediction_depth()).map(|depth| prediction(config, depth, sizes)));
+    let predictions = 1 + config.prediction_depth() as u64;
+    layers.push(sizes.head_of(predictions, head_cost(config, sizes)));
+    ModelDesc { layers }
+}
 
-    /// Returns the number of tables that a token's embedding is the sum of.
-    fn tables(&self) -> u64 {
-        let platform = usize::from(self.platform_vocab_size > 0);
-        (1 + self.ngram_orders.len() + self.structure_vocab_sizes.len() + platform) as u64
-    }
+/// Returns the number of tables that a token's embedding is the sum of.
+fn tables(config: &HybridConfig) -> u64 {
+    let platform = usize::from(config.platform_vocab_size > 0);
+    (1 + config.ngram_orders.len() + config.structure_vocab_sizes.len() + platform) as u64
+}
 
-    fn embedding_parameters(&self) -> u64 {
-        let structures: usize = self.structure_vocab_sizes.values().sum();
-        let ngrams = self.ngram_orders.len() * self.ngram_buckets;
-        let rows = self.vocab_size + ngrams + structures + self.platform_vocab_size;
-        let norm = match self.embed_norm {
-            EmbedNorm::None => 0,
-            EmbedNorm::Rms => self.hidden_size,
-            EmbedNorm::Dyt => 2 * self.hidden_size + 1,
-        };
-        (rows * self.hidden_size + norm + self.num_relations * self.num_attention_heads) as u64
-    }
+fn embedding_parameters(config: &HybridConfig) -> u64 {
+    let structures: usize = config.structure_vocab_sizes.values().sum();
+    let ngrams = config.ngram_orders.len() * config.ngram_buckets;
+    let rows = config.vocab_size + ngrams + structures + config.platform_vocab_size;
+    let norm = match config.embed_norm {
+        EmbedNorm::None => 0,
+        EmbedNorm::Rms => config.hidden_size,
+        EmbedNorm::Dyt => 2 * config.hidden_size + 1,
+    };
+    (rows * config.hidden_size + norm + config.num_relations * config.num_attention_heads) as u64
+}
 
-    /// Returns the cost of a block. A block that only some tokens pass costs that share of a whole block, and
-    /// its router.
-    fn block_cost(&self, index: usize, tokens: u64) -> Cost {
-        let whole = self.mixer_cost(self.blocks()[index], self.attention(index).window, tokens);
-        if !self.mod_layers.contains(&index) {
-            return whole;
-        }
-        let hidden = self.hidden_size as u64;
-        let share = |cost: u64| (cost as f64 * self.mod_capacity_factor) as u64;
-        Cost {
-            parameters: whole.parameters + hidden,
-            products: share(whole.products) + 6 * hidden,
-            mixing: share(whole.mixing),
-            elements: share(whole.elements) + 8 * hidden,
-            kept: share(whole.kept) + 2 * hidden,
-            norms: share(whole.norms),
-            feed_forward: share(whole.feed_forward),
-            kept_on_devices: (whole.kept_on_devices as f64 * self.mod_capacity_factor) as i64,
-        }
+/// Returns the cost of a block. A block that only some tokens pass costs that share of a whole block, and
+/// its router.
+fn block_cost(config: &HybridConfig, index: usize, tokens: u64) -> Cost {
+    let whole = mixer_cost(config, config.blocks()[index], scoped_attention(config, index).window, tokens);
+    if !config.mod_layers.contains(&index) {
+        return whole;
     }
-
-    /// Returns the cost of a mixer with its norm.
-    fn mixer_cost(&self, kind: BlockKind, window: Option<usize>, tokens: u64) -> Cost {
-        let hidden = self.hidden_size as u64;
-        let mixer = match kind {
-            // A token sees half of the row on average, or its window.
-            BlockKind::Attention => {
-                let seen = window.map_or(tokens, |window| (2 * window as u64).min(tokens));
-                cost::attention(self.attention_sizes(), seen)
-            }
-            BlockKind::Mamba => mamba::cost(&self.mamba(), self.hidden_size, true),
-            BlockKind::Dense => cost::gated(hidden, self.intermediate_size as u64),
-            BlockKind::Experts => self.experts_cost(),
-        };
-        // Experts keep rows of the normalised states.
-        let is_kept = kind == BlockKind::Experts;
-        mixer + if is_kept { cost::norm(hidden) } else { cost::norm_of_products(hidden) }
-    }
-
-    /// Returns the cost of a block of experts. A token pays for the experts that are chosen for it, for the
-    /// shared one and for the router.
-    fn experts_cost(&self) -> Cost {
-        let hidden = self.hidden_size as u64;
-        let (experts, chosen) = (self.num_experts as u64, self.num_experts_per_tok as u64);
-        let expert = cost::gated(hidden, self.moe_intermediate_size as u64);
-        let shared = match self.shared_expert_intermediate_size {
-            0 => Cost::default(),
-            inner => cost::gated(hidden, inner as u64),
-        };
-        Cost {
-            parameters: experts * (expert.parameters + hidden) + shared.parameters,
-            products: chosen * expert.products + shared.products + 6 * experts * hidden,
-            mixing: 0,
-            elements: chosen * (expert.elements + 6 * hidden) + shared.elements + experts * LOSS_PASSES,
-            kept: chosen * (expert.kept + 3) + shared.kept + 4 * experts,
-            feed_forward: shared.feed_forward,
-            kept_on_devices: cost::mixture_on_devices(chosen, hidden),
-            ..Cost::default()
-        }
-    }
-
-    /// Returns the layer of the further prediction of a depth: its embedding, two norms, the projection and
-    /// the block. It returns a state of each depth so far for each token.
-    fn prediction(&self, depth: usize, sizes: ModelSizes) -> LayerDesc {
-        let hidden = sizes.hidden;
-        let projection = 2 * hidden * hidden;
-        let joined = Cost {
-            parameters: projection,
-            products: 6 * projection,
-            mixing: 0,
-            elements: COPY_PASSES * hidden,
-            // The inputs of the projection, and the id.
-            kept: 2 * hidden + TOKEN_ID / FLOAT,
-            ..Cost::default()
-        };
-        let block = self
-            .prediction_block()
-            .map_or_else(Cost::default, |kind| self.mixer_cost(kind, None, sizes.tokens));
-        let cost = joined + cost::norm(hidden) + cost::norm(hidden) + block;
-        let outputs = (1 + depth as u64) * hidden;
-        let layer = cost.layer(prediction_path(depth), "prediction", sizes.tokens, outputs);
-        LayerDesc { copied: sizes.table(), ..layer }
-    }
-
-    /// Returns the cost of the norms and the head. Each prediction has a norm of its own, and all have the
-    /// matrix of the head.
-    fn head_cost(&self, sizes: ModelSizes) -> Cost {
-        let depth = self.further().depth as u64;
-        let one = sizes.head_cost();
-        let parameters = one.parameters + depth * sizes.hidden;
-        Cost { parameters, ..one.for_each_of(1 + depth) }
+    let hidden = config.hidden_size as u64;
+    let share = |cost: u64| (cost as f64 * config.mod_capacity_factor) as u64;
+    Cost {
+        parameters: whole.parameters + hidden,
+        products: share(whole.products) + 6 * hidden,
+        mixing: share(whole.mixing),
+        elements: share(whole.elements) + 8 * hidden,
+        kept: share(whole.kept) + 2 * hidden,
+        norms: share(whole.norms),
+        feed_forward: share(whole.feed_forward),
+        kept_on_devices: (whole.kept_on_devices as f64 * config.mod_capacity_factor) as i64,
     }
 }
 
-impl BlockKind {
-    /// Returns the name in tables of stages.
-    fn label(self) -> &'static str {
-        match self {
-            Self::Attention => "attention",
-            Self::Mamba => "mamba",
-            Self::Experts => "experts",
-            Self::Dense => "dense",
+/// Returns the cost of a mixer with its norm.
+fn mixer_cost(config: &HybridConfig, kind: BlockKind, window: Option<usize>, tokens: u64) -> Cost {
+    let hidden = config.hidden_size as u64;
+    let mixer = match kind {
+        // A token sees half of the row on average, or its window.
+        BlockKind::Attention => {
+            let seen = window.map_or(tokens, |window| (2 * window as u64).min(tokens));
+            cost::attention(AttentionSizes::from(config), seen)
         }
+        BlockKind::Mamba => mamba::cost(&mamba_sizes(config), config.hidden_size, true),
+        BlockKind::Dense => cost::gated(hidden, config.intermediate_size as u64),
+        BlockKind::Experts => experts_cost(config),
+    };
+    // Experts keep rows of the normalised states.
+    let is_kept = kind == BlockKind::Experts;
+    mixer + if is_kept { cost::norm(hidden) } else { cost::norm_of_products(hidden) }
+}
+
+/// Returns the cost of a block of experts. A token pays for the experts that are chosen for it, for the
+/// shared one and for the router.
+fn experts_cost(config: &HybridConfig) -> Cost {
+    let hidden = config.hidden_size as u64;
+    let (experts, chosen) = (config.num_experts as u64, config.num_experts_per_tok as u64);
+    let expert = cost::gated(hidden, config.moe_intermediate_size as u64);
+    let shared = match config.shared_expert_intermediate_size {
+        0 => Cost::default(),
+        inner => cost::gated(hidden, inner as u64),
+    };
+    Cost {
+        parameters: experts * (expert.parameters + hidden) + shared.parameters,
+        products: chosen * expert.products + shared.products + 6 * experts * hidden,
+        mixing: 0,
+        elements: chosen * (expert.elements + 6 * hidden) + shared.elements + experts * LOSS_PASSES,
+        kept: chosen * (expert.kept + 3) + shared.kept + 4 * experts,
+        feed_forward: shared.feed_forward,
+        kept_on_devices: cost::mixture_on_devices(chosen, hidden),
+        ..Cost::default()
     }
+}
+
+/// Returns the layer of the further prediction of a depth: its embedding, two norms, the projection and
+/// the block. It returns a state of each depth so far for each token.
+fn prediction(config: &HybridConfig, depth: usize, sizes: ModelSizes) -> LayerDesc {
+    let hidden = sizes.hidden;
+    let projection = 2 * hidden * hidden;
+    let joined = Cost {
+        parameters: projection,
+        products: 6 * projection,
+        mixing: 0,
+        elements: COPY_PASSES * hidden,
+        // The inputs of the projection, and the id.
+        kept: 2 * hidden + TOKEN_ID / FLOAT,
+        ..Cost::default()
+    };
+    let block = config
+        .prediction_block()
+        .map_or_else(Cost::default, |kind| mixer_cost(config, kind, None, sizes.tokens));
+    let cost = joined + cost::norm(hidden) + cost::norm(hidden) + block;
+    let outputs = (1 + depth as u64) * hidden;
+    let layer = cost.layer(prediction_path(depth), "prediction", sizes.tokens, outputs);
+    LayerDesc { copied: sizes.table(), ..layer }
+}
+
+/// Returns the cost of the norms and the head. Each prediction has a norm of its own, and all have the
+/// matrix of the head.
+fn head_cost(config: &HybridConfig, sizes: ModelSizes) -> Cost {
+    let depth = config.prediction_depth() as u64;
+    let one = sizes.head_cost();
+    let parameters = one.parameters + depth * sizes.hidden;
+    Cost { parameters, ..one.for_each_of(1 + depth) }
 }

@@ -5,8 +5,8 @@ use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData};
 use pipewright::nn::{Embedding, RmsNorm};
 use pipewright::stage::StageContext;
+use pipewright_shapes::hybrid::{EmbedNorm, HybridConfig};
 
-use super::config::{EmbedNorm, HybridConfig};
 use super::side_inputs::PLATFORM;
 use super::tokens::Tokens;
 use crate::documents::{host, side};

@@ -4,9 +4,8 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use pipewright::nn::{Expert, Linear, Routing, TensorParallel, mix_held, router_losses};
 use pipewright::stage::StageContext;
+use pipewright_shapes::hybrid::{BlockKind, HybridConfig};
 
-use super::config::HybridConfig;
-use super::pattern::BlockKind;
 use super::tokens::Tokens;
 use crate::expert_form::ExpertForm;
 use crate::experts::ExpertSizes;

@@ -2,7 +2,8 @@
 //! bias is zero, and the factor inside the dynamic tanh after the embeddings is one half. The others are
 //! drawn as in every family.
 
-use super::config::HybridConfig;
+use pipewright_shapes::hybrid::HybridConfig;
+
 use crate::error::ConfigError;
 use crate::init::SeededInit;
 use crate::mamba::MambaInit;

@@ -22,21 +22,18 @@
 mod block;
 mod boundary;
 mod cached;
-mod config;
 mod depths;
 mod describe;
 mod embedding;
 mod experts;
 mod initial;
-mod pattern;
 mod prediction;
 mod side_inputs;
+mod sizes;
 mod stage;
 mod tokens;
-mod validate;
 
 pub use boundary::{HybridInput, HybridOutput};
-pub use config::{EmbedNorm, HybridConfig};
-pub use pattern::{BlockKind, Pattern};
+pub use pipewright_shapes::hybrid::{BlockKind, EmbedNorm, HybridConfig, Pattern};
 pub use side_inputs::{COUNTS, DOCUMENTS, PLATFORM, RELATIONS, STRUCTURES};
 pub use stage::HybridStage;

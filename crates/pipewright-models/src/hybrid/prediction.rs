@@ -11,11 +11,10 @@ use burn::module::Module;
 use burn::tensor::{Int, Tensor, TensorData};
 use pipewright::nn::{Linear, RmsNorm, ScopedAttention, TokenScope};
 use pipewright::stage::StageContext;
+use pipewright_shapes::hybrid::{BlockKind, HybridConfig};
 
 use super::block::Block;
-use super::config::HybridConfig;
 use super::depths::Choice;
-use super::pattern::BlockKind;
 use super::tokens::Tokens;
 use crate::documents::last_of_documents;
 use crate::head_form::prediction_path;

@@ -3,17 +3,14 @@
 
 use pipewright::train::data::{SideError, SideRows, SideTensor};
 
-use super::config::HybridConfig;
-
 pub use pipewright::train::data::{DOCUMENTS, VALID_TOKENS as COUNTS};
+use pipewright_shapes::hybrid::HybridConfig;
+pub use pipewright_shapes::hybrid::STRUCTURES;
 
 /// The side input with the relations between tokens.
 pub const RELATIONS: &str = "chunk_relation_mask";
 /// The side input with the platform of each row.
 pub const PLATFORM: &str = "platform_ids";
-/// The side inputs about the structure of the text.
-pub const STRUCTURES: [&str; 5] =
-    ["structure_ids", "dep_levels", "ast_depth_ids", "sibling_index_ids", "node_type_ids"];
 
 /// Checks every side input; see [`ModelFamily::check_side`](crate::ModelFamily::check_side).
 pub(super) fn check_side(config: &HybridConfig, side: &SideRows, sequence: usize) -> Result<(), SideError> {

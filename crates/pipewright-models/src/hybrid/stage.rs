@@ -10,18 +10,19 @@ use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::{Boundary, BoundaryError, Placement, Values, pack, unpack};
 use pipewright::train::data::{SideError, SideRows};
 use pipewright_schedule::ModelDesc;
+use pipewright_shapes::family;
+use pipewright_shapes::hybrid::{HybridConfig, Pattern};
 
 use super::block::{Block, RELATION_BIAS, relation_table};
 use super::boundary::{HybridInput, HybridOutput};
-use super::config::HybridConfig;
 use super::depths::Choice;
+use super::describe::describe_layers;
 use super::embedding::{FurtherEmbeddings, with_zero_gradient};
 use super::initial::InitialParameters;
-use super::pattern::Pattern;
 use super::prediction::Prediction;
 use super::side_inputs::check_side;
+use super::sizes::further;
 use super::tokens::Tokens;
-use crate::config_key::KeyTable;
 use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
@@ -35,6 +36,7 @@ use crate::split::{Place, SplitStage};
 use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::{Loss, TrainingModule};
 use crate::vocabulary::{OutputHead, TokenTable, vocabulary_path};
+use pipewright_shapes::key_table::KeyTable;
 
 /// The path of the embedding.
 const EMBEDDING: &str = "model.embed_tokens";
@@ -143,7 +145,7 @@ impl HybridStage {
     /// Runs consecutive layers of the stage in training. Returns the ids behind the output if the loss needs them.
     fn run_for_loss(&self, layers: &[HeldLayer<'_>], input: HybridInput, context: &StageContext) -> Values {
         let has_loss = matches!(layers.last(), Some(HeldLayer::Head(_)));
-        let ids = (has_loss && self.config.further().needs_ids()).then(|| input.ids().clone());
+        let ids = (has_loss && further(&self.config).needs_ids()).then(|| input.ids().clone());
         let mut values = pack(self.run_layers(layers, input, Choice::Largest, context));
         if let Some(ids) = ids {
             ids.pack(&mut values);
@@ -249,7 +251,7 @@ impl StageModule for HybridStage {
 
     /// The ranks have the logits of their parts of the vocabulary, and all token ids.
     fn output_split(&self, output: usize) -> Option<usize> {
-        (output <= self.config.further().depth).then_some(2)
+        (output <= self.config.prediction_depth()).then_some(2)
     }
 
     fn refuses_slices(&self) -> Option<String> {
@@ -269,7 +271,7 @@ impl StageModule for HybridStage {
 
 impl TrainingModule for HybridStage {
     fn loss(&self) -> Loss<Values> {
-        let (further, split) = (self.config.further(), self.split.clone());
+        let (further, split) = (further(&self.config), self.split.clone());
         Box::new(move |output, targets, context| loss(further, output, &targets, &split, context))
     }
 }
@@ -302,7 +304,7 @@ fn loss(
 impl ModelFamily for HybridConfig {
     const MODEL_TYPE: &'static str = "hybrid";
     const ARCHITECTURE: &'static str = "HybridForCausalLM";
-    const TABLE: &'static KeyTable = &super::config::TABLE;
+    const TABLE: &'static KeyTable = family::HYBRID.keys;
     type Stage = HybridStage;
 
     /// Returns a model of attention and feed-forward layers in turn: `num_hidden_layers` of each.
@@ -330,7 +332,7 @@ impl ModelFamily for HybridConfig {
     }
 
     fn describe(&self, sequence: usize) -> ModelDesc {
-        self.describe_layers(sequence)
+        describe_layers(self, sequence)
     }
 
     fn head(&self) -> HeadForm {
@@ -344,7 +346,7 @@ impl ModelFamily for HybridConfig {
             is_tied: self.tie_word_embeddings,
             factor: 1.0,
             cap: None,
-            further: self.further(),
+            further: further(self),
         }
     }
 
@@ -381,10 +383,10 @@ impl ModelFamily for HybridConfig {
         source: &mut S,
         place: &Place,
     ) -> Result<HybridStage, S::Error> {
-        self.validate()?;
+        self.validate().map_err(ConfigError::from)?;
         let mut builder = Builder::new(source, place);
         let mut stage = HybridStage::empty(self);
-        let (blocks, depth) = (self.blocks().len(), self.further().depth);
+        let (blocks, depth) = (self.blocks().len(), self.prediction_depth());
         for layer in stage_layers(layers, blocks + depth)? {
             match layer {
                 Layer::Embedding => stage.add_embeddings(self, &mut builder)?,
@@ -409,7 +411,7 @@ impl HybridStage {
         let layers = vec![None; config.blocks().len()];
         Self {
             model: HybridModel { embed_tokens: None, further: None, relation_bias: None, layers },
-            mtp: vec![None; config.further().depth],
+            mtp: vec![None; config.prediction_depth()],
             head: None,
             config: config.clone(),
             split: SplitStage::default(),

@@ -7,8 +7,8 @@ use burn::tensor::{Bool, Int, Tensor};
 use pipewright::batch::SideInputError;
 use pipewright::nn::{Relations, TokenScope};
 use pipewright::stage::StageContext;
+use pipewright_shapes::hybrid::HybridConfig;
 
-use super::config::HybridConfig;
 use super::side_inputs::RELATIONS;
 use crate::documents::{documents_of, given_scope, host, side};
 use crate::valid_tokens::given_counts;

@@ -4,10 +4,11 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use pipewright::nn::{Branches, Linear, Mamba2, RmsNorm, TensorParallel, add, relu_squared};
 use pipewright::stage::StageContext;
+use pipewright_shapes::nemotron_h::{BlockKind, NemotronHConfig};
 
-use super::config::{BlockKind, NemotronHConfig};
 use super::experts::ExpertMixer;
-use crate::attention::{Attention, AttentionBias};
+use super::sizes::mamba_sizes;
+use crate::attention::{Attention, AttentionBias, AttentionSizes};
 use crate::block_cache::BlockCache;
 use crate::mamba::{MambaBiases, build_mamba};
 use crate::parameter::{Builder, ParameterSource, SplitLinear};
@@ -47,10 +48,10 @@ impl Block {
             // Every rank computes the whole mixer.
             BlockKind::Mamba => {
                 let biases = MambaBiases { projections: config.use_bias, convolution: config.use_conv_bias };
-                Mixer::Mamba(build_mamba(config.mamba(), config.hidden_size, biases, &path, builder)?)
+                Mixer::Mamba(build_mamba(mamba_sizes(config), config.hidden_size, biases, &path, builder)?)
             }
             BlockKind::Attention => {
-                let (sizes, bias) = (config.attention(), AttentionBias::default());
+                let (sizes, bias) = (AttentionSizes::from(config), AttentionBias::default());
                 Mixer::Attention(Attention::build(sizes, bias, None, &path, builder)?)
             }
             BlockKind::Mlp => {

@@ -5,8 +5,8 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use pipewright::nn::{Expert, Linear, TensorParallel, mix_held};
 use pipewright::stage::StageContext;
+use pipewright_shapes::nemotron_h::{Experts, NemotronHConfig};
 
-use super::config::{Experts, NemotronHConfig};
 use crate::expert_form::ExpertForm;
 use crate::experts::ExpertSizes;
 use crate::parameter::{Builder, ParameterSource};

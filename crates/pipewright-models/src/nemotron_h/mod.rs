@@ -7,13 +7,11 @@
 
 mod block;
 mod cached;
-mod config;
 mod describe;
 mod experts;
 mod initial;
-mod json;
-mod keys;
+mod sizes;
 mod stage;
 
-pub use config::{BlockKind, Experts, NemotronHConfig};
+pub use pipewright_shapes::nemotron_h::{BlockKind, Experts, NemotronHConfig};
 pub use stage::NemotronHStage;

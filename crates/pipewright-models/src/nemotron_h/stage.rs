@@ -9,11 +9,12 @@ use pipewright::nn::{CausalAttention, Mamba2};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::{BoundaryError, Placement, Values, pack, unpack};
 use pipewright_schedule::ModelDesc;
+use pipewright_shapes::family;
+use pipewright_shapes::nemotron_h::{BlockKind, NemotronHConfig};
 
 use super::block::Block;
-use super::config::{BlockKind, NemotronHConfig};
+use super::describe::describe_layers;
 use super::initial::InitialParameters;
-use crate::config_key::KeyTable;
 use crate::decoder::{DecoderConfig, DecoderInput};
 use crate::documents::given_scope;
 use crate::error::ConfigError;
@@ -29,6 +30,7 @@ use crate::split::{Place, SplitStage};
 use crate::stage_layers::{Layer, held_layers, stage_layers};
 use crate::training_module::{Loss, TrainingModule, loss_of_logits};
 use crate::vocabulary::{OutputHead, TokenTable, vocabulary_path};
+use pipewright_shapes::key_table::KeyTable;
 
 /// The path of the embedding.
 const EMBEDDING: &str = "backbone.embeddings";
@@ -181,8 +183,8 @@ impl TrainingModule for NemotronHStage {
 impl ModelFamily for NemotronHConfig {
     const MODEL_TYPE: &'static str = "nemotron_h";
     const ARCHITECTURE: &'static str = "NemotronHForCausalLM";
-    const TABLE: &'static KeyTable = &super::keys::TABLE;
-    const RENAMED: &'static [(&'static str, &'static str)] = &super::keys::RENAMED;
+    const TABLE: &'static KeyTable = family::NEMOTRON_H.keys;
+    const RENAMED: &'static [(&'static str, &'static str)] = family::NEMOTRON_H.renamed;
     type Stage = NemotronHStage;
 
     /// Returns a model of Mamba-2 mixers and feed-forward layers in turn, with attention in every eighth
@@ -226,7 +228,7 @@ impl ModelFamily for NemotronHConfig {
     }
 
     fn describe(&self, sequence: usize) -> ModelDesc {
-        self.describe_layers(sequence)
+        describe_layers(self, sequence)
     }
 
     fn initializer_range(&self) -> f64 {
@@ -263,7 +265,7 @@ impl ModelFamily for NemotronHConfig {
         source: &mut S,
         place: &Place,
     ) -> Result<NemotronHStage, S::Error> {
-        self.validate()?;
+        self.validate().map_err(ConfigError::from)?;
         let mut builder = Builder::new(source, place);
         let mut stage = NemotronHStage::empty(self);
         for layer in stage_layers(layers, self.blocks.len())? {

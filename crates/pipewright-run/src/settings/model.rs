@@ -266,18 +266,12 @@ const OWN: [&str; 11] = [
 
 /// Returns the keys that an error of the model's configuration is about, the most probable cause first.
 fn culprits(error: &ConfigError) -> Vec<String> {
-    let keys: &[&str] = match error {
-        ConfigError::OutOfRange { key: "head_dim", .. } => {
-            &["head_dim", "hidden_size", "num_attention_heads"]
-        }
-        ConfigError::NotDivisible { key, by, .. } => &[by, key],
-        _ => &[],
-    };
-    let own = error.key();
     // A key of a table, such as `rope_scaling.factor`, is at the place of the table.
-    let table = own.as_ref().and_then(|key| key.split('.').next());
+    let mut keys: Vec<&str> = error.keys().iter().filter_map(|key| key.split('.').next()).collect();
     // The positions may be in a table of the other name.
-    let other = table.filter(|table| *table == "rope_scaling").map(|_| "rope_parameters");
-    let keys = keys.iter().copied().chain(table).chain(other).chain(["architecture"]);
-    keys.map(str::to_owned).collect()
+    if keys.contains(&"rope_scaling") {
+        keys.push("rope_parameters");
+    }
+    keys.push("architecture");
+    keys.into_iter().map(str::to_owned).collect()
 }

@@ -1,0 +1,293 @@
+//! The families without experts that training knows.
+
+use super::keys::{
+    COMPUTED_KEYS, GEMMA_KEYS, GEMMA_REFUSED, LAYER_WINDOW_KEYS, REFUSED_BESIDE_WINDOWS, REFUSED_KEYS,
+};
+use super::row::AbsentKey::{Count, Flag, Number};
+use super::row::{ALL_NORM, BASE, BIASED, Family, GPT, HEAD_NORM, SANDWICH};
+use crate::key_table::{Harmless, KeyTable, Refused};
+use crate::vectors::{QueryKeyNorm, Vectors};
+
+/// Llama.
+pub const LLAMA: Family = Family {
+    names: &["llama"],
+    keys: &KeyTable {
+        computes: &[COMPUTED_KEYS, &["attention_bias", "mlp_bias"]],
+        ignored: &[&["max_window_layers"]],
+        refused: &[
+            REFUSED_KEYS,
+            &[Refused { key: "sliding_window", harmless: Harmless::Without("use_sliding_window") }],
+        ],
+    },
+    ..BASE
+};
+
+/// Mistral.
+pub const MISTRAL: Family = Family {
+    names: &["mistral"],
+    keys: &KeyTable {
+        computes: &[COMPUTED_KEYS, &["sliding_window"]],
+        ignored: &[],
+        refused: &[REFUSED_KEYS],
+    },
+    absent: &[("num_key_value_heads", Count(8)), ("sliding_window", Count(4096))],
+    ..BASE
+};
+
+/// SmolLM 3.
+pub const SMOLLM3: Family = Family {
+    names: &["smollm3"],
+    keys: &KeyTable {
+        computes: &[
+            COMPUTED_KEYS,
+            &["use_sliding_window", "sliding_window", "layer_types"],
+            &["no_rope_layers", "no_rope_layer_interval", "attention_bias", "mlp_bias"],
+        ],
+        ignored: &[&["max_window_layers"]],
+        refused: &[REFUSED_BESIDE_WINDOWS],
+    },
+    absent: &[
+        ("num_key_value_heads", Count(4)),
+        ("rope_theta", Number(2e6)),
+        ("tie_word_embeddings", Flag(true)),
+    ],
+    ..BASE
+};
+
+/// Qwen2.
+pub const QWEN2: Family = Family {
+    names: &["qwen2"],
+    keys: &KeyTable {
+        computes: &[COMPUTED_KEYS, LAYER_WINDOW_KEYS],
+        ignored: &[&["attention_bias"]],
+        refused: &[REFUSED_BESIDE_WINDOWS, &[Refused { key: "mlp_bias", harmless: Harmless::False }]],
+    },
+    absent: &[("num_key_value_heads", Count(32)), ("sliding_window", Count(4096))],
+    vectors: BIASED,
+    output_bias_is_given: false,
+    ..BASE
+};
+
+/// Qwen3.
+pub const QWEN3: Family = Family {
+    names: &["qwen3"],
+    keys: &KeyTable {
+        computes: &[COMPUTED_KEYS, LAYER_WINDOW_KEYS, &["attention_bias"]],
+        ignored: &[],
+        refused: &[
+            REFUSED_BESIDE_WINDOWS,
+            &[
+                Refused { key: "mlp_bias", harmless: Harmless::False },
+                Refused { key: "use_qk_norm", harmless: Harmless::True },
+                Refused { key: "qk_norm", harmless: Harmless::True },
+            ],
+        ],
+    },
+    absent: &[("num_key_value_heads", Count(32)), ("head_dim", Count(128)), ("sliding_window", Count(4096))],
+    vectors: HEAD_NORM,
+    ..BASE
+};
+
+/// Gemma 2.
+pub const GEMMA2: Family = Family {
+    names: &["gemma2"],
+    keys: &KeyTable {
+        computes: &[COMPUTED_KEYS, GEMMA_KEYS, &["attn_logit_softcapping"]],
+        ignored: &[&["hidden_act"]],
+        refused: &[
+            GEMMA_REFUSED,
+            &[Refused { key: "sliding_window_size", harmless: Harmless::SameAs("sliding_window") }],
+        ],
+    },
+    absent: &[
+        ("num_key_value_heads", Count(4)),
+        ("head_dim", Count(256)),
+        ("query_pre_attn_scalar", Count(256)),
+        ("sliding_window", Count(4096)),
+        ("attn_logit_softcapping", Number(50.0)),
+        ("final_logit_softcapping", Number(30.0)),
+        ("tie_word_embeddings", Flag(true)),
+    ],
+    gated: Some(true),
+    vectors: SANDWICH,
+    whole_every: Some(2),
+    ..BASE
+};
+
+/// Gemma 3.
+pub const GEMMA3: Family = Family {
+    names: &["gemma3_text", "gemma3"],
+    keys: &KeyTable {
+        computes: &[COMPUTED_KEYS, GEMMA_KEYS, &["sliding_window_pattern", "rope_local_base_freq"]],
+        ignored: &[&["hidden_act", "_sliding_window_pattern"]],
+        refused: &[
+            GEMMA_REFUSED,
+            // transformers reads it and does not compute with it.
+            &[Refused { key: "attn_logit_softcapping", harmless: Harmless::Nothing }],
+        ],
+    },
+    absent: &[
+        ("vocab_size", Count(262_208)),
+        ("num_attention_heads", Count(8)),
+        ("num_key_value_heads", Count(4)),
+        ("head_dim", Count(256)),
+        ("rope_theta", Number(1e6)),
+        ("query_pre_attn_scalar", Count(256)),
+        ("sliding_window", Count(4096)),
+        ("tie_word_embeddings", Flag(true)),
+    ],
+    gated: Some(true),
+    vectors: Vectors { query_key_norm: QueryKeyNorm::Head, ..SANDWICH },
+    whole_every: Some(6),
+    ..BASE
+};
+
+/// Granite.
+pub const GRANITE: Family = Family {
+    names: &["granite"],
+    keys: &KeyTable {
+        computes: &[
+            COMPUTED_KEYS,
+            &[
+                "embedding_multiplier",
+                "residual_multiplier",
+                "attention_multiplier",
+                "logits_scaling",
+                "attention_bias",
+                "mlp_bias",
+            ],
+        ],
+        ignored: &[],
+        refused: &[REFUSED_KEYS],
+    },
+    ..BASE
+};
+
+/// OLMo 2.
+pub const OLMO2: Family = Family {
+    names: &["olmo2"],
+    keys: &KeyTable {
+        computes: &[COMPUTED_KEYS, &["attention_bias"]],
+        ignored: &[],
+        refused: &[REFUSED_KEYS],
+    },
+    absent: &[("rms_norm_eps", Number(1e-5))],
+    vectors: ALL_NORM,
+    ..BASE
+};
+
+/// Phi 3.
+pub const PHI3: Family = Family {
+    names: &["phi3"],
+    keys: &KeyTable {
+        computes: &[COMPUTED_KEYS, &["partial_rotary_factor", "sliding_window"]],
+        ignored: &[&["interpolate_factor", "full_attn_mod"]],
+        refused: &[
+            REFUSED_KEYS,
+            &[
+                Refused { key: "resid_pdrop", harmless: Harmless::Number(0.0) },
+                Refused { key: "embd_pdrop", harmless: Harmless::Number(0.0) },
+                Refused { key: "attention_bias", harmless: Harmless::False },
+                Refused { key: "mlp_bias", harmless: Harmless::False },
+                Refused { key: "lm_head_bias", harmless: Harmless::False },
+            ],
+        ],
+    },
+    absent: &[
+        ("rms_norm_eps", Number(1e-5)),
+        ("max_position_embeddings", Count(4096)),
+        ("original_max_position_embeddings", Count(4096)),
+    ],
+    ..BASE
+};
+
+/// StarCoder 2.
+pub const STARCODER2: Family = Family {
+    names: &["starcoder2"],
+    keys: &KeyTable {
+        computes: &[COMPUTED_KEYS, &["norm_epsilon", "sliding_window", "use_bias"]],
+        // Published files have these keys, and transformers does not read them: `hidden_act` is the activation, the
+        // softmax always has single precision, and `sliding_window` alone says whether there is a window.
+        ignored: &[&[
+            "activation_function",
+            "attention_softmax_in_fp32",
+            "scale_attention_softmax_in_fp32",
+            "use_sliding_window",
+        ]],
+        refused: &[&[
+            Refused { key: "attention_dropout", harmless: Harmless::Number(0.0) },
+            Refused { key: "layer_types", harmless: Harmless::AllOf("full_attention") },
+            Refused { key: "scale_attn_weights", harmless: Harmless::True },
+            Refused { key: "hidden_act", harmless: Harmless::Word("gelu_pytorch_tanh") },
+            Refused { key: "residual_dropout", harmless: Harmless::Number(0.0) },
+            Refused { key: "embedding_dropout", harmless: Harmless::Number(0.0) },
+            Refused { key: "layer_norm_epsilon", harmless: Harmless::SameAs("norm_epsilon") },
+            Refused { key: "norm_type", harmless: Harmless::Word("layer_norm") },
+            Refused { key: "mlp_type", harmless: Harmless::Word("default") },
+        ]],
+    },
+    renamed: &[("norm_epsilon", "rms_norm_eps")],
+    absent: &[
+        ("num_key_value_heads", Count(2)),
+        ("norm_epsilon", Number(1e-5)),
+        ("initializer_range", Number(0.018_042)),
+        ("tie_word_embeddings", Flag(true)),
+    ],
+    more_positions: None,
+    ..GPT
+};
+
+/// GPT-2.
+pub const GPT2: Family = Family {
+    names: &["gpt2"],
+    keys: &KeyTable {
+        computes: &[&[
+            "vocab_size",
+            "n_positions",
+            "max_position_embeddings",
+            "n_embd",
+            "hidden_size",
+            "n_layer",
+            "num_hidden_layers",
+            "n_head",
+            "num_attention_heads",
+            "n_inner",
+            "layer_norm_epsilon",
+            "initializer_range",
+            "tie_word_embeddings",
+            "scale_attn_weights",
+            "scale_attn_by_inverse_layer_idx",
+        ]],
+        // Scores are computed in single precision anyway, and the keys of the summary belong to classifiers.
+        ignored: &[&["reorder_and_upcast_attn", "n_ctx", "summary_*", "gradient_checkpointing"]],
+        refused: &[&[
+            Refused { key: "resid_pdrop", harmless: Harmless::Number(0.0) },
+            Refused { key: "embd_pdrop", harmless: Harmless::Number(0.0) },
+            Refused { key: "attn_pdrop", harmless: Harmless::Number(0.0) },
+            Refused {
+                key: "activation_function",
+                harmless: Harmless::OneOf(&["gelu_new", "gelu_pytorch_tanh"]),
+            },
+            Refused { key: "intermediate_size", harmless: Harmless::SameAs("n_inner") },
+            Refused { key: "num_key_value_heads", harmless: Harmless::SameAs("n_head") },
+            Refused { key: "add_cross_attention", harmless: Harmless::False },
+        ]],
+    },
+    renamed: &[
+        ("n_positions", "max_position_embeddings"),
+        ("n_embd", "hidden_size"),
+        ("n_layer", "num_hidden_layers"),
+        ("n_head", "num_attention_heads"),
+        ("n_inner", "intermediate_size"),
+        ("layer_norm_epsilon", "rms_norm_eps"),
+    ],
+    absent: &[
+        ("n_positions", Count(1024)),
+        ("layer_norm_epsilon", Number(1e-5)),
+        ("tie_word_embeddings", Flag(true)),
+        ("resid_pdrop", Number(0.1)),
+        ("embd_pdrop", Number(0.1)),
+        ("attn_pdrop", Number(0.1)),
+    ],
+    ..GPT
+};

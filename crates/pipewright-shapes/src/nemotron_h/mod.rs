@@ -1,0 +1,6 @@
+//! The keys of Nemotron-H.
+
+mod config;
+mod json;
+
+pub use config::{BlockKind, Experts, NemotronHConfig};
