@@ -7,9 +7,9 @@
 use std::error::Error;
 
 use pipewright_cluster::layout::Precision;
-use pipewright_cluster::quantity::GIB;
 use pipewright_cluster::search::{ClusterPlan, Request, search, upgrades};
 use pipewright_cluster::{catalogue, hf_config};
+use pipewright_document::GIB;
 
 const LLAMA: &str = include_str!("../tests/cluster/llama_405b.json");
 

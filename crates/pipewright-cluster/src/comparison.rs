@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use pipewright_document::GIB;
 use pipewright_schedule::error_text::with_causes;
 use serde::Serialize;
 
@@ -10,7 +11,6 @@ pub use crate::chosen::Chosen;
 use crate::pipeline::Programs;
 use crate::predict::{PredictError, Prediction, predict};
 use crate::published::{Published, Run};
-use crate::quantity::GIB;
 use crate::setting::Setting;
 
 /// All rows and their errors.

@@ -1,8 +1,9 @@
 //! The rates, latencies and shares that a file of measurements may have, and what each of them replaces in a
 //! machine.
 
+use pipewright_document::{Dimension, Measure};
+
 use crate::machine::Machine;
-use crate::quantity::{Dimension, Measure};
 
 /// A rate or latency that a file may have.
 #[derive(Debug)]

@@ -6,6 +6,7 @@ use std::path::Path;
 const CRATES: &[(&str, &[&str])] = &[
     ("crates/pipewright-schedule", &[]),
     ("crates/pipewright-system", &[]),
+    ("crates/pipewright-document", &[]),
     ("crates/pipewright-data", &[]),
     ("crates/pipewright-python", &[]),
     ("crates/pipewright-cluster", &[]),

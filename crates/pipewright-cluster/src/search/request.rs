@@ -1,5 +1,6 @@
 //! A request to the search.
 
+use pipewright_document::GIB;
 use pipewright_schedule::generate::find;
 use pipewright_schedule::plan::System;
 
@@ -7,7 +8,6 @@ use crate::layout::{Cut, Kernels, Layout, LayoutError, Precision, Recompute, Sco
 use crate::machine::Machine;
 use crate::model::Model;
 use crate::published::Run;
-use crate::quantity::GIB;
 use crate::search::error::SearchError;
 use crate::systems;
 

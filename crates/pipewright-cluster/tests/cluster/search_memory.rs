@@ -4,8 +4,8 @@ use pipewright_cluster::catalogue::by_name;
 use pipewright_cluster::layout::{Precision, Recompute, Sharding};
 use pipewright_cluster::model::{Dense, Experts, FeedForward};
 use pipewright_cluster::pipeline::PipelineError;
-use pipewright_cluster::quantity::GIB;
 use pipewright_cluster::search::{Fixed, Found, LeastMemory, Request, SearchError, search};
+use pipewright_document::GIB;
 
 use crate::data::run;
 
