@@ -88,7 +88,7 @@ fn measured_figures_are_not_assumed() {
     assert_eq!(of("measured"), Some(vec!["network_latency_us"]));
     assert_eq!(of("assumed"), Some(vec!["node_latency_us"]));
     let constants = machine.source_of("constants");
-    assert!(constants.ends_with("summaries; `product` is measured; `memory` is measured"), "{constants}");
+    assert!(constants.ends_with("summaries; `memory` is measured; `product` is measured"), "{constants}");
 }
 
 /// The times of a block in the layout in which it was measured are the measured ones.
