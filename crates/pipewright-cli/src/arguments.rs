@@ -12,7 +12,7 @@ use crate::commands::{
 };
 use crate::training::arguments::RunArguments;
 use crate::training::resume_arguments::ResumeArguments;
-use pipewright_run::text::shortened;
+use pipewright_document::shortened;
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
 #[derive(Debug, Parser)]

@@ -8,12 +8,13 @@ use std::process::ExitCode;
 
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteDiagnostic, SourceCode};
 use pipewright::ids::WorldRank;
+use pipewright_document::{Place, Problem, Problems};
 pub(crate) use pipewright_schedule::error_text::with_causes as sentence;
 use pipewright_system::schedule_memory::OutOfMemory;
 
 use crate::display::screen;
 use crate::fault::Fault;
-use pipewright_run::settings::{ConfigError, Problem};
+use pipewright_run::settings::ConfigError;
 use pipewright_run::text::escape;
 
 /// The most mistakes in a configuration or a profile that are shown. The input may not be such a file at all.
@@ -225,27 +226,72 @@ impl From<ConfigError> for Failure {
     fn from(error: ConfigError) -> Self {
         match error {
             ConfigError::Read { .. } => Self::input(error),
-            ConfigError::Problems(problems) => {
-                // A schedule that does not fit into memory is not a mistake in what is written.
-                let fits_not = problems.iter().all(Problem::is_memory);
-                let more = problems.len().saturating_sub(MOST_PROBLEMS);
-                let shown = problems.into_iter().take(MOST_PROBLEMS);
-                let mut shown: Vec<Box<dyn Diagnostic + Send + Sync>> =
-                    shown.map(|problem| Box::new(problem) as _).collect();
-                if more > 0 {
-                    let message = format!("{more} more mistakes in the same input are not shown");
-                    shown.push(Box::new(MietteDiagnostic::new(message)));
-                }
-                Self {
-                    exit: if fits_not { Exit::CheckFailed } else { Exit::WrongInput },
-                    is_reported: false,
-                    lost: None,
-                    fault: None,
-                    context: String::new(),
-                    problems: shown,
-                }
-            }
+            ConfigError::Problems(problems) => problems.into(),
         }
+    }
+}
+
+impl From<Problems> for Failure {
+    fn from(Problems(problems): Problems) -> Self {
+        // A schedule that does not fit into memory is not a mistake in what is written.
+        let is_memory =
+            |problem: &Problem| problem.cause.as_ref().is_some_and(|cause| cause.is::<OutOfMemory>());
+        let fits_not = problems.iter().all(is_memory);
+        let more = problems.len().saturating_sub(MOST_PROBLEMS);
+        let shown = problems.into_iter().take(MOST_PROBLEMS);
+        let mut shown: Vec<Box<dyn Diagnostic + Send + Sync>> =
+            shown.map(|problem| Box::new(Mistake(problem)) as _).collect();
+        if more > 0 {
+            let message = format!("{more} more mistakes in the same input are not shown");
+            shown.push(Box::new(MietteDiagnostic::new(message)));
+        }
+        Self {
+            exit: if fits_not { Exit::CheckFailed } else { Exit::WrongInput },
+            is_reported: false,
+            lost: None,
+            fault: None,
+            context: String::new(),
+            problems: shown,
+        }
+    }
+}
+
+/// A mistake in a document, shown with its line.
+#[derive(Debug)]
+struct Mistake(Problem);
+
+/// The longest line of a file that is shown, in bytes. The message has the place of a mistake in any case.
+const LONGEST_LINE: usize = 4096;
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Error for Mistake {}
+
+impl Diagnostic for Mistake {
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        self.0.help.as_ref().map(|help| Box::new(help) as _)
+    }
+
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        match &self.0.place {
+            // The line is shown as it is, so it must not have control characters.
+            Place::File { source, .. }
+                if self.0.place.line_length() <= LONGEST_LINE && escape(&source.text) == source.text =>
+            {
+                Some(&source.text)
+            }
+            _ => None,
+        }
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        let Place::File { span, .. } = &self.0.place else { return None };
+        let label = LabeledSpan::new_primary_with_span(None, (span.start, span.len()));
+        Some(Box::new(std::iter::once(label)))
     }
 }
 

@@ -8,8 +8,8 @@ use std::error::Error;
 
 use pipewright_cluster::catalogue;
 use pipewright_cluster::layout::Precision;
-use pipewright_cluster::quantity::GIB;
 use pipewright_cluster::search::{ClusterPlan, Request, search, upgrades};
+use pipewright_document::GIB;
 use pipewright_shapes::reader;
 
 const LLAMA: &str = include_str!("../tests/cluster/llama_405b.json");

@@ -3,17 +3,14 @@
 use std::ops::Range;
 use std::sync::LazyLock;
 
+use pipewright_document::{Problem, Problems, Reader, Source, Table, nearest};
 use thiserror::Error;
-use toml::Spanned;
-use toml::de::{DeTable, DeValue};
 
 use crate::cluster_file;
 use crate::machine::Machine;
-use crate::suggest::{nearest, nearest_hint};
-use crate::toml_file::{self, TomlFileError};
 
 /// The largest cluster file that is read, in bytes.
-pub const MAX_FILE: usize = toml_file::MAX_FILE;
+pub const MAX_FILE: usize = 1 << 20;
 
 /// The error of a name that no known machine has.
 #[derive(Clone, PartialEq, Eq, Error)]
@@ -28,8 +25,12 @@ pub struct UnknownMachine {
 pipewright_schedule::message_as_debug!(UnknownMachine);
 
 /// The machines of `machines.toml`. A test reads the file, so nothing that is left out here goes unnoticed.
-static KNOWN: LazyLock<Vec<Machine>> =
-    LazyLock::new(|| in_file(include_str!("machines.toml"), |_| Vec::new()).unwrap_or_default());
+static KNOWN: LazyLock<Vec<Machine>> = LazyLock::new(|| {
+    let read = |table: &Table, problems: &mut Vec<Problem>| {
+        Some(machines_of(&mut Reader::new("the file", table, problems), |_| Vec::new()))
+    };
+    Table::read(include_str!("machines.toml"), MAX_FILE, read).unwrap_or_default()
+});
 
 /// Returns all known machines.
 pub fn machines() -> &'static [Machine] {
@@ -45,10 +46,11 @@ pub fn by_name(name: &str) -> Result<Machine, UnknownMachine> {
     match all.iter().find(|machine| machine.is_called(name)) {
         Some(machine) => Ok(machine.clone()),
         None => {
-            let hint = match meant_by(name).as_slice() {
-                [meant] => nearest_hint(&meant.aliases[0]),
-                _ => nearest(name, all.iter().flat_map(Machine::names)),
+            let meant = match meant_by(name).as_slice() {
+                [meant] => Some(meant.aliases[0].clone()),
+                _ => nearest(name, all.iter().flat_map(Machine::names)).map(str::to_owned),
             };
+            let hint = meant.as_deref().map_or_else(String::new, hint_at);
             Err(UnknownMachine { name: name.chars().take(64).collect(), hint })
         }
     }
@@ -93,35 +95,28 @@ fn words(name: &str) -> Vec<String> {
     parts.filter(|word| !word.is_empty()).map(str::to_lowercase).collect()
 }
 
-/// Reads a machine from the text of a cluster file: the keys of one machine. If the name means a known
-/// machine, missing keys have its values.
+/// Returns the hint that a name is the nearest one.
+pub(crate) fn hint_at(name: &str) -> String {
+    format!("; the nearest name is `{name}`")
+}
+
+/// Reads a machine from a cluster file: the keys of one machine. If the name means a known machine, missing
+/// keys have its values.
 ///
 /// # Errors
 /// When a key is unknown or missing, a value has the wrong unit or range, or the name means several machines.
-pub fn from_toml(text: &str) -> Result<Machine, TomlFileError> {
-    cluster_file::read(text, meant_by)
+pub fn from_toml(source: impl Into<Source>) -> Result<Machine, Problems> {
+    Table::read(source, MAX_FILE, |table, problems| {
+        cluster_file::machine("the cluster file", table, problems, meant_by)
+    })
 }
 
 /// Reads the tables `[[machine]]` of a file. If `known` returns one machine for the name of a table, the table's
 /// machine has its values for missing keys.
-///
-/// # Errors
-/// Like [`from_toml`]. A text that is not TOML has no machines.
-pub(crate) fn in_file(
-    text: &str,
-    known: impl Fn(&str) -> Vec<Machine>,
-) -> Result<Vec<Machine>, TomlFileError> {
-    let Ok(file) = DeTable::parse(text) else { return Ok(Vec::new()) };
-    let Some(DeValue::Array(tables)) = file.get_ref().get("machine").map(Spanned::get_ref) else {
-        return Ok(Vec::new());
-    };
-    let machine = |value: &Spanned<DeValue<'_>>| match value.get_ref() {
-        DeValue::Table(table) => {
-            Some(cluster_file::machine(text, &Spanned::new(value.span(), table.clone()), &known))
-        }
-        _ => None,
-    };
-    tables.iter().filter_map(machine).collect()
+pub(crate) fn machines_of(file: &mut Reader<'_>, known: impl Fn(&str) -> Vec<Machine>) -> Vec<Machine> {
+    let tables = file.tables("machine", "tables [[machine]]").unwrap_or_default();
+    let machine = |table| cluster_file::machine("[[machine]]", table, file.problems, &known);
+    tables.into_iter().filter_map(machine).collect()
 }
 
 fn known_names() -> String {

@@ -7,174 +7,110 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use pipewright_document::{Dimension, Measure, Problem, Reader, Table, Value};
 
 use crate::figure::{Figure, sourced_keys};
 use crate::machine::{Constants, Machine, Switch};
-use crate::quantity::{Dimension, Measure};
-use crate::toml_file::{Key, Reader, TomlFileError, TomlFileErrorKind, Value};
 
-/// The keys that are not figures.
-const OTHER_KEYS: [&str; 6] = ["name", "aliases", "node_switch", "source", "constants", "sources"];
-
-/// Reads the text of a cluster file. `known` returns the machines that a name means.
-///
-/// # Errors
-/// When a key is unknown or missing, a value has the wrong unit or range, or the name means several machines.
-pub(crate) fn read(text: &str, known: impl FnOnce(&str) -> Vec<Machine>) -> Result<Machine, TomlFileError> {
-    let (_, table) = Reader::parse(text)?;
-    machine(text, &table, known)
-}
-
-/// Makes the machine of a table in `text`.
-///
-/// # Errors
-/// Like [`read`].
+/// Reads the machine of a table. `place` is the table's name in messages, and `known` returns the machines that
+/// a name means.
 pub(crate) fn machine(
-    text: &str,
-    table: &Spanned<DeTable<'_>>,
+    place: &str,
+    table: &Table,
+    problems: &mut Vec<Problem>,
     known: impl FnOnce(&str) -> Vec<Machine>,
-) -> Result<Machine, TomlFileError> {
-    Reader { text }.machine(table, known)
+) -> Option<Machine> {
+    let mut reader = Reader::new(place, table, problems);
+    reader.require(&["name"]);
+    let name = reader.text("name");
+    let mut known = name.as_deref().map(known).unwrap_or_default();
+    if let (Some(name), 2..) = (&name, known.len()) {
+        let machines: Vec<String> = known.iter().map(|machine| format!("`{}`", machine.name)).collect();
+        let sentence = format!("`name` is `{name}`, which means {}", machines.join(" and "));
+        reader.report("name", sentence, "use the words of one of them");
+    }
+    let known = known.pop();
+    let is_known = known.is_some();
+    let mut machine = known.unwrap_or_else(|| Machine::unknown(name.as_deref().unwrap_or_default()));
+    let has_all = machine.known_keys().all(|key| gives(table, key));
+    machine.based_on = (is_known && !has_all).then(|| machine.name.clone());
+    machine.name = name.clone().unwrap_or_default();
+    for figure in Figure::ALL {
+        if let Some(value) = reader.measure(figure.measure) {
+            (figure.set)(&mut machine, value);
+        }
+    }
+    machine.aliases = reader
+        .read("aliases", "a list of names, such as [\"h100\"]", |value| {
+            value.as_list()?.iter().map(|name| name.as_text().map(str::to_owned)).collect()
+        })
+        .unwrap_or_default();
+    if let Some(switch) = reader.word("node_switch", &Switch::ALL.map(|switch| (switch.name(), switch))) {
+        machine.node_switch = switch;
+    }
+    if let Some(table) = reader.table("constants", "a table of shares") {
+        machine.constants = constants(reader.inner("[constants]", table), machine.constants);
+    }
+    let given = reader.table("sources", "a table of texts");
+    let given = given.map(|table| sources(reader.inner("[sources]", table))).unwrap_or_default();
+    let source = reader.text("source");
+    if let (Some(name), false) = (&name, is_known) {
+        report_missing(&mut reader, table, name);
+    }
+    reader.finish();
+    set_sources(&mut machine, table, source, given);
+    machine.assume_half_peak();
+    Some(machine)
 }
 
-impl Reader<'_> {
-    fn machine(
-        self,
-        table: &Spanned<DeTable<'_>>,
-        known: impl FnOnce(&str) -> Vec<Machine>,
-    ) -> Result<Machine, TomlFileError> {
-        let start = table.span().start;
-        let table = table.get_ref();
-        let missing = |key, advice| self.at(start, TomlFileErrorKind::Missing { key, advice });
-        let no_name = || missing("name", "; add the machine's name, such as `name = \"h100\"`".into());
-        let name = self.text_in(table, "name")?.ok_or_else(no_name)?;
-        let mut known = known(&name);
-        if known.len() > 1 {
-            let place = table.get("name").map_or(start, |value| value.span().start);
-            let machines = known.into_iter().map(|machine| format!("`{}`", machine.name)).collect();
-            return Err(self.at(place, TomlFileErrorKind::SeveralMachines { name, machines }));
-        }
-        let known = known.pop();
-        let is_known = known.is_some();
-        let mut machine = known.unwrap_or_else(|| Machine::unknown(&name));
-        let has_all = machine.known_keys().all(|key| gives(table, key));
-        machine.based_on = (is_known && !has_all).then(|| machine.name.clone());
-        machine.name = name;
-        machine.aliases = Vec::new();
-        let given = self.sources(table)?;
-        for (key, value) in table {
-            self.add(&mut machine, key, value)?;
-        }
-        let has_none = |figure: &&Figure| figure.is_needed && !table.contains_key(figure.measure.key);
-        if let Some(figure) = Figure::ALL.iter().find(has_none).filter(|_| !is_known) {
-            let advice = format!(
-                ", and no known machine is named `{}`; add it, or use the name of a known machine",
-                machine.name
-            );
-            return Err(missing(figure.measure.key, advice));
-        }
-        if machine.bf16.is_none() && machine.fp8.is_none() {
-            let advice = ", and so is `fp8_tflops`; add one of them".to_owned();
-            return Err(missing("bf16_tflops", advice));
-        }
-        let source = self.text_in(table, "source")?;
-        set_sources(&mut machine, table, source, given);
-        machine.assume_half_peak();
-        Ok(machine)
+/// Reports figures without which a machine that is not known cannot be predicted.
+fn report_missing(reader: &mut Reader<'_>, table: &Table, name: &str) {
+    let missing = |figure: &&Figure| figure.is_needed && table.get(figure.measure.key).is_none();
+    for figure in Figure::ALL.iter().filter(missing) {
+        let key = figure.measure.key;
+        let sentence = format!("`{key}` is missing, and no known machine is named `{name}`");
+        reader.report(key, sentence, "add it, or use the name of a known machine");
     }
+    if ["bf16_tflops", "fp8_tflops"].iter().all(|key| table.get(key).is_none()) {
+        let sentence = "`bf16_tflops` is missing, and so is `fp8_tflops`";
+        reader.report("bf16_tflops", sentence, "add one of them");
+    }
+}
 
-    /// Adds a key of the file to a machine.
-    fn add(self, machine: &mut Machine, key: &Key<'_>, value: &Value<'_>) -> Result<(), TomlFileError> {
-        let word: &str = key.get_ref();
-        if let Some(figure) = Figure::ALL.iter().find(|figure| figure.measure.key == word) {
-            (figure.set)(machine, self.number(figure.measure, value)?);
-            return Ok(());
-        }
-        match word {
-            "aliases" => machine.aliases = self.names(value)?,
-            "node_switch" => machine.node_switch = self.switch(value)?,
-            "constants" => machine.constants = self.constants(machine.constants, value)?,
-            // They are read before and after the figures.
-            "name" | "source" | "sources" => {}
-            _ => {
-                let known = Figure::ALL.iter().map(|figure| figure.measure.key).chain(OTHER_KEYS);
-                return Err(self.unknown(key, &known.collect::<Vec<_>>()));
-            }
-        }
-        Ok(())
+fn constants(mut reader: Reader<'_>, known: Constants) -> Constants {
+    let mut constants = known.to_array();
+    for (constant, range) in constants.iter_mut().zip(Constants::RANGES) {
+        let (least, most) = (range.least, range.most);
+        let measure = Measure { key: range.name, dimension: Dimension::Share, unit: 1.0, least, most };
+        *constant = reader.measure(measure).unwrap_or(*constant);
     }
+    reader.finish();
+    Constants::from_array(constants)
+}
 
-    fn names(self, value: &Value<'_>) -> Result<Vec<String>, TomlFileError> {
-        let wrong =
-            |value: &Value<'_>| self.wrong_kind("aliases", value, "a list of names, such as [\"h100\"]");
-        let DeValue::Array(items) = value.get_ref() else { return Err(wrong(value)) };
-        let name = |item: &Value<'_>| match item.get_ref() {
-            DeValue::String(name) => Ok(name.to_string()),
-            _ => Err(wrong(item)),
-        };
-        items.iter().map(name).collect()
-    }
-
-    fn switch(self, value: &Value<'_>) -> Result<Switch, TomlFileError> {
-        self.word("node_switch", value, &Switch::ALL.map(|switch| (switch.name(), switch)))
-    }
-
-    fn constants(self, known: Constants, value: &Value<'_>) -> Result<Constants, TomlFileError> {
-        let DeValue::Table(table) = value.get_ref() else {
-            return Err(self.wrong_kind("constants", value, "a table of shares"));
-        };
-        let mut constants = known.to_array();
-        for (key, value) in table {
-            let index = Constants::RANGES.iter().position(|range| range.name == key.get_ref());
-            let known = || Constants::RANGES.map(|range| range.name);
-            let index = index.ok_or_else(|| self.unknown(key, &known()))?;
-            let range = Constants::RANGES[index];
-            let (least, most) = (range.least, range.most);
-            let measure = Measure { key: range.name, dimension: Dimension::Share, unit: 1.0, least, most };
-            constants[index] = self.number(measure, value)?;
-        }
-        Ok(Constants::from_array(constants))
-    }
-
-    fn sources(self, table: &DeTable<'_>) -> Result<BTreeMap<String, String>, TomlFileError> {
-        let Some(value) = table.get("sources") else { return Ok(BTreeMap::new()) };
-        let DeValue::Table(sources) = value.get_ref() else {
-            return Err(self.wrong_kind("sources", value, "a table of texts"));
-        };
-        let keys: Vec<&str> = sourced_keys().collect();
-        let source = |(key, value): (&Key<'_>, &Value<'_>)| {
-            let word: &str = key.get_ref();
-            if !keys.contains(&word) {
-                return Err(self.unknown(key, &keys));
-            }
-            match value.get_ref() {
-                DeValue::String(text) => Ok((word.to_owned(), text.to_string())),
-                _ => Err(self.wrong_kind(word, value, "text in quotes")),
-            }
-        };
-        sources.iter().map(source).collect()
-    }
+fn sources(mut reader: Reader<'_>) -> BTreeMap<String, String> {
+    let sources = sourced_keys().filter_map(|key| Some((key.to_owned(), reader.text(key)?))).collect();
+    reader.finish();
+    sources
 }
 
 /// Returns the constants that a file gives.
-fn given_constants(table: &DeTable<'_>) -> Vec<&'static str> {
-    let Some(DeValue::Table(given)) = table.get("constants").map(Spanned::get_ref) else { return Vec::new() };
+fn given_constants(table: &Table) -> Vec<&'static str> {
+    let Some(given) = table.get("constants").and_then(Value::as_table) else { return Vec::new() };
     let names = Constants::RANGES.iter().map(|range| range.name);
-    names.filter(|name| given.contains_key(*name)).collect()
+    names.filter(|name| given.get(name).is_some()).collect()
 }
 
 /// Returns whether a file gives a figure, or all constants.
-fn gives(table: &DeTable<'_>, key: &str) -> bool {
+fn gives(table: &Table, key: &str) -> bool {
     match key {
         "constants" => given_constants(table).len() == Constants::RANGES.len(),
-        _ => table.contains_key(key),
+        _ => table.get(key).is_some(),
     }
 }
 
 /// Returns the source of the constants if a file gives some of them. `known` is the source of the other constants.
-fn source_of_constants(table: &DeTable<'_>, known: &str, own: &str) -> Option<String> {
+fn source_of_constants(table: &Table, known: &str, own: &str) -> Option<String> {
     let names: Vec<String> = given_constants(table).iter().map(|name| format!("`{name}`")).collect();
     (!names.is_empty()).then(|| format!("{known}; {} from {own}", names.join(", ")))
 }
@@ -183,7 +119,7 @@ fn source_of_constants(table: &DeTable<'_>, known: &str, own: &str) -> Option<St
 /// file keep the source of the known machine.
 fn set_sources(
     machine: &mut Machine,
-    table: &DeTable<'_>,
+    table: &Table,
     source: Option<String>,
     given: BTreeMap<String, String>,
 ) {

@@ -1,7 +1,8 @@
 //! The figures of a machine's data sheet: their keys in cluster files, units and plausible ranges.
 
+use pipewright_document::{Dimension, GIB, Measure};
+
 use crate::machine::Machine;
-use crate::quantity::{Dimension, GIB, Measure};
 
 /// A figure of a data sheet.
 #[derive(Debug, Clone, Copy)]

@@ -13,10 +13,6 @@
 //! of the machine ([`machine::Constants`]). The crate never depends on Burn, never
 //! opens a file and never measures.
 
-mod suggest;
-pub mod place;
-pub mod quantity;
-pub mod toml_file;
 pub mod size_names;
 mod layout_error;
 pub mod layout;
@@ -42,8 +38,6 @@ mod in_flight;
 pub mod pipeline;
 pub mod predict;
 pub mod goodput;
-mod remarks;
-pub mod run_error;
 pub mod systems;
 mod published_model;
 pub mod published;

@@ -36,16 +36,15 @@
 //! measured block replaces the prediction for its own sizes, and scales it for all others, with the ratio of
 //! measured to predicted time. If a kind of block was measured in several sizes, the nearest ones count.
 
-use toml::de::{DeTable, DeValue};
+use pipewright_document::{Dimension, Measure, Problems, Reader, Source, Table};
 
+use crate::catalogue::MAX_FILE;
 use crate::layout::Precision;
 use crate::machine::Machine;
 pub use crate::measured_layer::{MeasuredError, MeasuredLayer};
 use crate::measured_rates::{RATES, Rate};
 use crate::measured_times::{MeasuredBlock, MeasuredProduct, MeasuredSizes};
-use crate::quantity::{Dimension, Measure};
 use crate::setting::Setting;
-use crate::toml_file::{Key, Reader, TomlFileError, TomlFileErrorKind, Value};
 use pipewright_shapes::model::Model;
 
 /// The content of a file of measurements.
@@ -62,88 +61,60 @@ pub struct Measured {
 const PRECISIONS: [(&str, Precision); 3] =
     [("bf16", Precision::Half), ("f16", Precision::Half), ("fp8", Precision::Fp8)];
 
-/// Reads the text of a file of measurements.
+/// Reads a file of measurements.
 ///
 /// # Errors
 /// When a key is unknown or missing, or a value has the wrong unit or range.
-pub fn read(text: &str) -> Result<Measured, TomlFileError> {
-    let (reader, table) = Reader::parse(text)?;
-    let mut measured = Measured::default();
-    for (key, value) in table.get_ref() {
-        let word: &str = key.get_ref();
-        match word {
-            "product" => {
-                for (start, table) in tables(reader, word, value)? {
-                    let product = product(reader, start, table)?;
-                    if measured.products.iter().any(|other| other.is_like(&product)) {
-                        return Err(reader.at(start, TomlFileErrorKind::Twice { table: "product" }));
-                    }
-                    measured.products.push(product);
-                }
-            }
-            "layer" => {
-                for (start, table) in tables(reader, word, value)? {
-                    let layer = layer(reader, start, table)?;
-                    let is_same =
-                        |other: &MeasuredLayer| (other.block, other.sizes) == (layer.block, layer.sizes);
-                    if measured.layers.iter().any(is_same) {
-                        return Err(reader.at(start, TomlFileErrorKind::Twice { table: "layer" }));
-                    }
-                    measured.layers.push(layer);
-                }
-            }
-            _ if RATES.iter().any(|rate| rate.table == word) => rates(reader, word, value, &mut measured)?,
-            _ => {
-                let known = ["products", "attention", "memory", "node", "network", "product", "layer"];
-                return Err(reader.unknown(key, &known));
-            }
+pub fn read(source: impl Into<Source>) -> Result<Measured, Problems> {
+    Table::read(source, MAX_FILE, |table, problems| {
+        let mut file = Reader::new("the measurements", table, problems);
+        let measured = Measured {
+            rates: rates(&mut file),
+            products: rows(&mut file, "product", product, MeasuredProduct::is_like),
+            layers: rows(&mut file, "layer", layer, |layer: &MeasuredLayer, other| {
+                (other.block, other.sizes) == (layer.block, layer.sizes)
+            }),
+        };
+        file.finish();
+        Some(measured)
+    })
+}
+
+/// Reads the tables of rates.
+fn rates(file: &mut Reader<'_>) -> Vec<(&'static Rate, f64)> {
+    let mut rates = Vec::new();
+    for own in RATES.chunk_by(|rate, next| rate.table == next.table) {
+        let name = own[0].table;
+        let Some(table) = file.table(name, "a table") else { continue };
+        let name = format!("[{name}]");
+        let mut reader = file.inner(&name, table);
+        rates.extend(own.iter().filter_map(|rate| Some((rate, reader.measure(rate.measure)?))));
+        reader.finish();
+    }
+    rates
+}
+
+/// Reads the tables of a list, or one table. Two of them may not be the same, as `is_same` says.
+fn rows<T>(
+    file: &mut Reader<'_>,
+    key: &'static str,
+    read: fn(&mut Reader<'_>) -> Option<T>,
+    is_same: fn(&T, &T) -> bool,
+) -> Vec<T> {
+    let name = format!("[[{key}]]");
+    let tables = file.tables(key, &format!("tables {name}")).unwrap_or_default();
+    let mut rows: Vec<T> = Vec::with_capacity(tables.len());
+    for table in tables {
+        let mut reader = file.inner(&name, table);
+        let row = read(&mut reader);
+        if row.as_ref().is_some_and(|row| rows.iter().any(|other| is_same(row, other))) {
+            let sentence = format!("this {name} has the sizes of one before it");
+            reader.report_at(table.place.clone(), sentence, "keep one of them");
         }
+        reader.finish();
+        rows.extend(row);
     }
-    Ok(measured)
-}
-
-/// Reads the table of rates with a name.
-fn rates(
-    reader: Reader<'_>,
-    name: &str,
-    value: &Value<'_>,
-    measured: &mut Measured,
-) -> Result<(), TomlFileError> {
-    let DeValue::Table(table) = value.get_ref() else {
-        return Err(reader.wrong_kind(name, value, "a table"));
-    };
-    let known = || RATES.iter().filter(|rate| rate.table == name);
-    for (key, value) in table {
-        let rate = known().find(|rate| rate.measure.key == key.get_ref().as_ref());
-        let keys = || known().map(|rate| rate.measure.key).collect::<Vec<_>>();
-        let rate = rate.ok_or_else(|| reader.unknown(key, &keys()))?;
-        measured.rates.push((rate, reader.number(rate.measure, value)?));
-    }
-    Ok(())
-}
-
-/// Returns the tables of a list, or one table, with their first bytes.
-fn tables<'a, 'b>(
-    reader: Reader<'_>,
-    name: &str,
-    value: &'b Value<'a>,
-) -> Result<Vec<(usize, &'b DeTable<'a>)>, TomlFileError> {
-    let wrong = |value: &Value<'_>| reader.wrong_kind(name, value, &format!("tables [[{name}]]"));
-    let table = |value: &'b Value<'a>| match value.get_ref() {
-        DeValue::Table(table) => Ok((value.span().start, table)),
-        _ => Err(wrong(value)),
-    };
-    match value.get_ref() {
-        DeValue::Array(items) => items.iter().map(table).collect(),
-        _ => Ok(vec![table(value)?]),
-    }
-}
-
-/// A table whose keys are all numbers, except for its precision.
-struct Row<'a> {
-    reader: Reader<'a>,
-    start: usize,
-    table: &'a DeTable<'a>,
+    rows
 }
 
 const fn size(key: &'static str, least: f64) -> Measure {
@@ -154,68 +125,28 @@ const fn seconds(key: &'static str) -> Measure {
     Measure { key, dimension: Dimension::Time, unit: 1.0, least: 1e-9, most: 1e5 }
 }
 
-impl Row<'_> {
-    fn check_keys(&self, known: &[&str]) -> Result<(), TomlFileError> {
-        let unknown = |key: &&Key<'_>| !known.contains(&key.get_ref().as_ref());
-        match self.table.keys().find(unknown) {
-            Some(key) => Err(self.reader.unknown(key, known)),
-            None => Ok(()),
-        }
-    }
-
-    fn number(&self, measure: Measure) -> Result<f64, TomlFileError> {
-        let missing = || {
-            let advice = "; add what was measured".to_owned();
-            self.reader.at(self.start, TomlFileErrorKind::Missing { key: measure.key, advice })
-        };
-        self.reader.number_in(self.table, measure)?.ok_or_else(missing)
-    }
-
-    fn precision(&self) -> Result<Precision, TomlFileError> {
-        match self.table.get("precision") {
-            Some(value) => self.reader.word("precision", value, &PRECISIONS),
-            None => Ok(Precision::Half),
-        }
-    }
+fn product(row: &mut Reader<'_>) -> Option<MeasuredProduct> {
+    row.require(&["rows", "columns", "inner", "seconds"]);
+    let [rows, columns, inner] = ["rows", "columns", "inner"].map(|key| row.measure(size(key, 1.0)));
+    let precision = row.word("precision", &PRECISIONS).unwrap_or(Precision::Half);
+    let seconds = row.measure(seconds("seconds"));
+    Some(MeasuredProduct { rows: rows?, columns: columns?, inner: inner?, precision, seconds: seconds? })
 }
 
-fn product(reader: Reader<'_>, start: usize, table: &DeTable<'_>) -> Result<MeasuredProduct, TomlFileError> {
-    let row = Row { reader, start, table };
-    row.check_keys(&["rows", "columns", "inner", "precision", "seconds"])?;
-    Ok(MeasuredProduct {
-        rows: row.number(size("rows", 1.0))?,
-        columns: row.number(size("columns", 1.0))?,
-        inner: row.number(size("inner", 1.0))?,
-        precision: row.precision()?,
-        seconds: row.number(seconds("seconds"))?,
-    })
-}
-
-fn layer(reader: Reader<'_>, start: usize, table: &DeTable<'_>) -> Result<MeasuredLayer, TomlFileError> {
-    let row = Row { reader, start, table };
-    row.check_keys(&[
-        "block",
-        "rows",
-        "sequence",
-        "tensor_parallel",
-        "precision",
-        "forward_s",
-        "backward_s",
-    ])?;
-    let or_one = |measure: Measure, default: f64| {
-        Ok::<f64, TomlFileError>(reader.number_in(table, measure)?.unwrap_or(default))
+fn layer(row: &mut Reader<'_>) -> Option<MeasuredLayer> {
+    row.require(&["sequence", "forward_s", "backward_s"]);
+    let block = row.measure(size("block", 0.0)).unwrap_or(0.0) as usize;
+    let [rows, sequence, tensor] = ["rows", "sequence", "tensor_parallel"]
+        .map(|key| row.measure(size(key, 1.0)).map(|size| size as u32));
+    let precision = row.word("precision", &PRECISIONS).unwrap_or(Precision::Half);
+    let [forward, backward] = ["forward_s", "backward_s"].map(|key| row.measure(seconds(key)));
+    let sizes = MeasuredSizes {
+        rows: rows.unwrap_or(1),
+        sequence: sequence?,
+        tensor: tensor.unwrap_or(1),
+        precision,
     };
-    Ok(MeasuredLayer {
-        block: or_one(size("block", 0.0), 0.0)? as usize,
-        sizes: MeasuredSizes {
-            rows: or_one(size("rows", 1.0), 1.0)? as u32,
-            sequence: row.number(size("sequence", 1.0))? as u32,
-            tensor: or_one(size("tensor_parallel", 1.0), 1.0)? as u32,
-            precision: row.precision()?,
-        },
-        forward: row.number(seconds("forward_s"))?,
-        backward: row.number(seconds("backward_s"))?,
-    })
+    Some(MeasuredLayer { block, sizes, forward: forward?, backward: backward? })
 }
 
 impl Measured {

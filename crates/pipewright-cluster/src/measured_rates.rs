@@ -1,8 +1,9 @@
 //! The rates, latencies and shares that a file of measurements may have, and what each of them replaces in a
 //! machine.
 
+use pipewright_document::{Dimension, Measure};
+
 use crate::machine::Machine;
-use crate::quantity::{Dimension, Measure};
 
 /// A rate or latency that a file may have.
 #[derive(Debug)]
@@ -64,26 +65,8 @@ const fn latency() -> Measure {
     Measure { key: "latency_us", dimension: Dimension::Time, unit: 1e-6, least: 0.0, most: 1e6 }
 }
 
-/// All rates.
+/// All rates, in the order in which they are named and applied.
 pub(crate) static RATES: [Rate; 8] = [
-    Rate {
-        table: "products",
-        measure: share("share"),
-        replaces: Replaced::Constant("product"),
-        noun: "of the bf16 peak in products",
-        get: |machine| machine.constants.product,
-        most: |_| 1.0,
-        set: |machine, value| machine.constants.product = value,
-    },
-    Rate {
-        table: "products",
-        measure: share("share_fp8"),
-        replaces: Replaced::Constant("product_fp8"),
-        noun: "of the FP8 peak in products",
-        get: |machine| machine.constants.product_fp8,
-        most: |_| 1.0,
-        set: |machine, value| machine.constants.product_fp8 = value,
-    },
     Rate {
         table: "attention",
         measure: share("share"),
@@ -101,6 +84,24 @@ pub(crate) static RATES: [Rate; 8] = [
         get: |machine| machine.memory_bandwidth * machine.constants.memory,
         most: |machine| machine.memory_bandwidth,
         set: |machine, value| machine.constants.memory = value / machine.memory_bandwidth,
+    },
+    Rate {
+        table: "network",
+        measure: bandwidth(),
+        replaces: Replaced::Figure("network_gb_per_s"),
+        noun: "GB/s between nodes",
+        get: |machine| machine.network_bandwidth * machine.constants.link,
+        most: |machine| machine.network_bandwidth,
+        set: |machine, value| machine.network_bandwidth = value / machine.constants.link,
+    },
+    Rate {
+        table: "network",
+        measure: latency(),
+        replaces: Replaced::Figure("network_latency_us"),
+        noun: "us of latency between nodes",
+        get: |machine| machine.network_latency,
+        most: |_| f64::INFINITY,
+        set: |machine, value| machine.network_latency = value,
     },
     Rate {
         table: "node",
@@ -121,21 +122,21 @@ pub(crate) static RATES: [Rate; 8] = [
         set: |machine, value| machine.node_latency = value,
     },
     Rate {
-        table: "network",
-        measure: bandwidth(),
-        replaces: Replaced::Figure("network_gb_per_s"),
-        noun: "GB/s between nodes",
-        get: |machine| machine.network_bandwidth * machine.constants.link,
-        most: |machine| machine.network_bandwidth,
-        set: |machine, value| machine.network_bandwidth = value / machine.constants.link,
+        table: "products",
+        measure: share("share"),
+        replaces: Replaced::Constant("product"),
+        noun: "of the bf16 peak in products",
+        get: |machine| machine.constants.product,
+        most: |_| 1.0,
+        set: |machine, value| machine.constants.product = value,
     },
     Rate {
-        table: "network",
-        measure: latency(),
-        replaces: Replaced::Figure("network_latency_us"),
-        noun: "us of latency between nodes",
-        get: |machine| machine.network_latency,
-        most: |_| f64::INFINITY,
-        set: |machine, value| machine.network_latency = value,
+        table: "products",
+        measure: share("share_fp8"),
+        replaces: Replaced::Constant("product_fp8"),
+        noun: "of the FP8 peak in products",
+        get: |machine| machine.constants.product_fp8,
+        most: |_| 1.0,
+        set: |machine, value| machine.constants.product_fp8 = value,
     },
 ];

@@ -4,17 +4,12 @@
 //! which runs refer to. A key that is not known is an error, because a run whose settings are not all known
 //! would be predicted as another run. Remarks for readers, such as `notes` or `date`, are listed as not used.
 
-use serde::Deserialize;
-use thiserror::Error;
+use pipewright_document::{Bound, Problems, Reader, Source, Table, Value, nearest};
 
-use crate::catalogue;
+use crate::catalogue::{self, hint_at, machines_of};
 use crate::layout::{Cut, Kernels, Layout, Precision, Recompute, Scores, ShardedState};
 use crate::machine::Machine;
-use crate::published_model::ModelTable;
-use crate::remarks::{Plain, without_remarks};
-use crate::run_error::RunError;
-use crate::suggest::nearest;
-use crate::toml_file::TomlFileError;
+use crate::published_model::{self, PublishedModel};
 use pipewright_shapes::model::Model;
 
 /// The largest file that is read, in bytes.
@@ -46,220 +41,167 @@ pub struct Run {
     pub memory_gib: Option<f64>,
 }
 
-/// The errors of a file.
-#[derive(Clone, PartialEq, Error)]
-pub enum PublishedError {
-    /// The text is not TOML of this form.
-    #[error("the file is not a list of machines, models and runs")]
-    Unreadable(#[source] toml::de::Error),
-    /// The file is too large.
-    #[error("the file has more than {MAX_FILE} bytes; divide its runs into several files")]
-    TooLarge,
-    /// A machine is described badly.
-    #[error(transparent)]
-    Machine(#[from] TomlFileError),
-    /// A run is wrong.
-    #[error("run {number} (`{model}`): {kind}")]
-    Run {
-        /// The number of the run, from 1.
-        number: usize,
-        /// Its model.
-        model: String,
-        /// The cause.
-        kind: RunError,
-    },
-}
+/// The keys that are remarks wherever they stand.
+const REMARKS: [&str; 9] =
+    ["comment", "comments", "date", "link", "note", "notes", "reference", "source_url", "url"];
 
-pipewright_schedule::message_as_debug!(PublishedError);
+/// Remarks, each with its first byte.
+type Remarks = Vec<(usize, String)>;
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct FileTable {
-    /// Machines, which the catalogue reads.
-    #[serde(default, rename = "machine")]
-    _machine: Vec<toml::Table>,
-    #[serde(default)]
-    model: Vec<ModelTable>,
-    #[serde(default)]
-    run: Vec<RunTable>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RunTable {
-    source: String,
-    machine: String,
-    model: String,
-    precision: PrecisionName,
-    gpus: u32,
-    #[serde(default = "one")]
-    tp: u32,
-    #[serde(default = "one")]
-    pp: u32,
-    #[serde(default = "one")]
-    vp: u32,
-    #[serde(default = "one")]
-    cp: u32,
-    #[serde(default = "one")]
-    ep: u32,
-    /// The ranks that divide each expert.
-    etp: Option<u32>,
-    /// The replicas, which follow from the GPUs and the mesh.
-    dp: Option<u32>,
-    mbs: u32,
-    gbs: u32,
-    seq: u32,
-    schedule: Option<String>,
-    #[serde(default)]
-    recompute: RecomputeName,
-    sequence_parallel: Option<bool>,
-    #[serde(default)]
-    attention: AttentionName,
-    data_parallel: Option<DataName>,
-    compiled: Option<bool>,
-    step_s: Option<f64>,
-    tokens_per_s_per_gpu: Option<f64>,
-    /// The rate that the authors count. It follows from the tokens per second, so it is not compared.
-    #[serde(rename = "model_tflops_per_gpu")]
-    _model_tflops_per_gpu: Option<f64>,
-    memory_gib: Option<f64>,
-}
-
-fn one() -> u32 {
-    1
-}
-
-#[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum PrecisionName {
-    #[serde(alias = "fp16")]
-    F16,
-    Bf16,
-    Fp8,
-}
-
-#[derive(Clone, Copy, Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum RecomputeName {
-    #[default]
-    None,
-    Selective,
-    Full,
-}
-
-#[derive(Clone, Copy, Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum AttentionName {
-    #[default]
-    #[serde(alias = "flash")]
-    Fused,
-    Unfused,
-}
-
-#[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum DataName {
-    #[serde(alias = "replicated")]
-    None,
-    Optimizer,
-    Gradients,
-    #[serde(alias = "sharded")]
-    Parameters,
-}
-
-/// Reads the text of a file.
+/// Reads a file.
 ///
 /// # Errors
 /// When a key is unknown or missing, a run refers to a machine or a model that does not exist, or nothing was
 /// measured.
-pub fn read(text: &str) -> Result<Published, PublishedError> {
-    if text.len() > MAX_FILE {
-        return Err(PublishedError::TooLarge);
-    }
-    let Plain { text, remarks } = without_remarks(text);
-    let file: FileTable = toml::from_str(&text).map_err(PublishedError::Unreadable)?;
-    let machines = catalogue::in_file(&text, catalogue::meant_by)?;
-    let run = |(index, table): (usize, &RunTable)| {
-        let at = |kind| PublishedError::Run { number: index + 1, model: table.model.clone(), kind };
-        table.run(&machines, &file.model).map_err(at)
-    };
-    let runs = file.run.iter().enumerate().map(run).collect::<Result<_, _>>()?;
-    Ok(Published { runs, remarks })
+pub fn read(source: impl Into<Source>) -> Result<Published, Problems> {
+    Table::read(source, MAX_FILE, |table, problems| {
+        let mut file = Reader::new("the file", table, problems);
+        let mut remarks = Remarks::new();
+        add_remarks(&mut file, &["source", "title"], "the file", &mut remarks);
+        let machines = machines_of(&mut file, catalogue::meant_by);
+        let models = rows(&mut file, "model", &["source"], &mut remarks, published_model::read);
+        let runs = rows(&mut file, "run", &[], &mut remarks, |row| run(row, &machines, &models));
+        file.finish();
+        remarks.sort_unstable();
+        Some(Published { runs, remarks: remarks.into_iter().map(|(_, remark)| remark).collect() })
+    })
 }
 
-impl RunTable {
-    fn run(&self, machines: &[Machine], models: &[ModelTable]) -> Result<Run, RunError> {
-        let model = models.iter().find(|model| model.name == self.model).ok_or_else(|| RunError::Model {
-            hint: nearest(&self.model, models.iter().map(|model| model.name.as_str())),
-        })?;
-        let in_file = machines.iter().find(|machine| machine.name == self.machine).cloned();
-        let machine = in_file.or_else(|| catalogue::by_name(&self.machine).ok()).ok_or_else(|| {
-            let known = catalogue::machines();
-            let hint = nearest(&self.machine, machines.iter().chain(known).flat_map(Machine::names));
-            RunError::Machine { name: self.machine.clone(), hint }
-        })?;
-        let layout = self.layout();
-        let replicas = layout.data();
-        // Some authors count the ranks of a sequence as replicas.
-        let is_right = |given: u32| given == replicas || given == layout.replicas();
-        if let Some(given) = self.dp.filter(|&given| !is_right(given)) {
-            return Err(RunError::Replicas { given, replicas });
-        }
-        let positive = |value: &f64| value.is_finite() && *value > 0.0;
-        let tokens = layout.step_tokens() / f64::from(layout.gpus.max(1));
-        let by_tokens = self.tokens_per_s_per_gpu.filter(positive).map(|per_second| tokens / per_second);
-        let measured = self.step_s.filter(positive).or(by_tokens).ok_or(RunError::NotMeasured)?;
-        Ok(Run {
-            source: self.source.clone(),
-            machine,
-            model: model.model()?,
-            layout,
-            step_seconds: measured,
-            memory_gib: self.memory_gib,
-        })
+/// Reads the tables of a list, and the remarks in them. `own` are further keys that are remarks.
+fn rows<T>(
+    file: &mut Reader<'_>,
+    key: &'static str,
+    own: &[&'static str],
+    remarks: &mut Remarks,
+    mut read: impl FnMut(&mut Reader<'_>) -> Option<T>,
+) -> Vec<T> {
+    let name = format!("[[{key}]]");
+    let tables = file.tables(key, &format!("tables {name}")).unwrap_or_default();
+    let mut rows = Vec::with_capacity(tables.len());
+    for (index, table) in tables.into_iter().enumerate() {
+        let mut row = file.inner(&name, table);
+        rows.extend(read(&mut row));
+        add_remarks(&mut row, own, &format!("{key} {}", index + 1), remarks);
+        row.finish();
     }
+    rows
+}
 
-    fn layout(&self) -> Layout {
-        let sharding = match self.data_parallel {
-            Some(DataName::None) => ShardedState::Nothing,
-            Some(DataName::Optimizer) | None => ShardedState::Optimizer,
-            Some(DataName::Gradients) => ShardedState::Gradients,
-            Some(DataName::Parameters) => ShardedState::Parameters,
-        };
-        let mut layout = Layout {
-            gpus: self.gpus,
-            tensor: self.tp,
-            pipeline: self.pp,
-            chunks: self.vp,
-            context: self.cp,
-            expert: self.ep,
-            expert_tensor: self.etp.unwrap_or(self.tp),
-            microbatch: self.mbs,
-            batch: self.gbs,
-            sequence: self.seq,
-            schedule: self.schedule.clone(),
-            cut: Cut::Even,
-            precision: match self.precision {
-                PrecisionName::F16 | PrecisionName::Bf16 => Precision::Half,
-                PrecisionName::Fp8 => Precision::Fp8,
-            },
-            recompute: match self.recompute {
-                RecomputeName::None => Recompute::None,
-                RecomputeName::Selective => Recompute::Selective,
-                RecomputeName::Full => Recompute::Full,
-            },
-            sequence_parallel: self.sequence_parallel.unwrap_or(self.tp > 1),
-            scores: match self.attention {
-                AttentionName::Fused => Scores::Fused,
-                AttentionName::Unfused => Scores::Unfused,
-            },
-            sharding,
-            kernels: if self.compiled == Some(false) { Kernels::Separate } else { Kernels::Fused },
-        };
-        // If the replicas are too few for the experts' ranks, these are drawn from tensor groups, too.
-        if self.etp.is_none() && !layout.replicas().is_multiple_of(self.ep.max(1)) {
-            layout.expert_tensor = 1;
+/// Adds the remarks of a table at `place`. Remarks say something to readers, and nothing to the cost model.
+fn add_remarks(table: &mut Reader<'_>, own: &[&'static str], place: &str, remarks: &mut Remarks) {
+    let is_plain = |value: &Value| {
+        value.as_table().is_none()
+            && value.as_list().is_none_or(|items| items.iter().all(|item| item.as_table().is_none()))
+    };
+    for key in REMARKS.iter().chain(own) {
+        if table.read(key, "a remark", |value| is_plain(value).then_some(value)).is_some() {
+            remarks.push((table.place(key).start(), format!("`{key}` of {place}")));
         }
-        layout
     }
+}
+
+fn run(row: &mut Reader<'_>, machines: &[Machine], models: &[PublishedModel]) -> Option<Run> {
+    row.require(&["source", "machine", "model", "precision", "gpus", "mbs", "gbs", "seq"]);
+    let source = row.text("source");
+    let (machine, model) = (machine(row, machines), model(row, models));
+    let layout = layout(row);
+    let replicas = row.count("dp", 0..=u32::MAX);
+    let step_seconds = row.number("step_s", Bound::Positive);
+    let per_second = row.number("tokens_per_s_per_gpu", Bound::Positive);
+    // The rate that the authors count. It follows from the tokens per second, so it is not compared.
+    row.number("model_tflops_per_gpu", Bound::NonNegative);
+    let memory_gib = row.number("memory_gib", Bound::NonNegative);
+    let layout = layout?;
+    let of_mesh = layout.data();
+    // Some authors count the ranks of a sequence as replicas.
+    if let Some(given) = replicas.filter(|&given| given != of_mesh && given != layout.replicas()) {
+        let sentence = format!("`dp` is {given}, but the GPUs and the mesh make {of_mesh} replicas");
+        row.report("dp", sentence, "leave `dp` out");
+    }
+    let tokens = layout.step_tokens() / f64::from(layout.gpus);
+    let measured = step_seconds.or_else(|| per_second.map(|per_second| tokens / per_second));
+    if measured.is_none() {
+        let sentence = "there is neither `step_s` nor `tokens_per_s_per_gpu`";
+        row.report("step_s", sentence, "give what was measured");
+    }
+    let step_seconds = measured?;
+    Some(Run { source: source?, machine: machine?, model: model?, layout, step_seconds, memory_gib })
+}
+
+/// Finds the machine of a run, in the file or among the known ones.
+fn machine(row: &mut Reader<'_>, machines: &[Machine]) -> Option<Machine> {
+    let name = row.text("machine")?;
+    let in_file = machines.iter().find(|machine| machine.name == name).cloned();
+    let machine = in_file.or_else(|| catalogue::by_name(&name).ok());
+    if machine.is_none() {
+        let known = machines.iter().chain(catalogue::machines()).flat_map(Machine::names);
+        let hint = nearest(&name, known).map_or_else(String::new, hint_at);
+        let sentence = format!("the file has no machine `{name}`, and none is known by this name{hint}");
+        row.report("machine", sentence, "add a [[machine]]");
+    }
+    machine
+}
+
+/// Finds the model of a run in the file. A model with a mistake is reported where it stands.
+fn model(row: &mut Reader<'_>, models: &[PublishedModel]) -> Option<Model> {
+    let name = row.text("model")?;
+    let Some((_, model)) = models.iter().find(|(own, _)| *own == name) else {
+        let known = models.iter().map(|(name, _)| name.as_str());
+        let hint = nearest(&name, known).map_or_else(String::new, hint_at);
+        row.report("model", format!("the file has no model `{name}`{hint}"), "add a [[model]]");
+        return None;
+    };
+    model.clone()
+}
+
+fn layout(row: &mut Reader<'_>) -> Option<Layout> {
+    const PRECISIONS: [(&str, Precision); 4] = [
+        ("f16", Precision::Half),
+        ("fp16", Precision::Half),
+        ("bf16", Precision::Half),
+        ("fp8", Precision::Fp8),
+    ];
+    const SHARDINGS: [(&str, ShardedState); 6] = [
+        ("none", ShardedState::Nothing),
+        ("replicated", ShardedState::Nothing),
+        ("optimizer", ShardedState::Optimizer),
+        ("gradients", ShardedState::Gradients),
+        ("parameters", ShardedState::Parameters),
+        ("sharded", ShardedState::Parameters),
+    ];
+    const RECOMPUTED: [(&str, Recompute); 3] =
+        [("none", Recompute::None), ("selective", Recompute::Selective), ("full", Recompute::Full)];
+    const SCORES: [(&str, Scores); 3] =
+        [("fused", Scores::Fused), ("flash", Scores::Fused), ("unfused", Scores::Unfused)];
+    let [gpus, microbatch, batch, sequence, expert_tensor] =
+        ["gpus", "mbs", "gbs", "seq", "etp"].map(|key| row.count(key, 1..=u32::MAX));
+    let [tensor, pipeline, chunks, context, expert] =
+        ["tp", "pp", "vp", "cp", "ep"].map(|key| row.count(key, 1..=u32::MAX).unwrap_or(1));
+    let precision = row.word("precision", &PRECISIONS);
+    let is_compiled = row.flag("compiled").unwrap_or(true);
+    let mut layout = Layout {
+        schedule: row.text("schedule"),
+        cut: Cut::Even,
+        recompute: row.word("recompute", &RECOMPUTED).unwrap_or(Recompute::None),
+        sequence_parallel: row.flag("sequence_parallel").unwrap_or(tensor > 1),
+        scores: row.word("attention", &SCORES).unwrap_or(Scores::Fused),
+        sharding: row.word("data_parallel", &SHARDINGS).unwrap_or(ShardedState::Optimizer),
+        kernels: if is_compiled { Kernels::Fused } else { Kernels::Separate },
+        gpus: gpus?,
+        tensor,
+        pipeline,
+        chunks,
+        context,
+        expert,
+        expert_tensor: expert_tensor.unwrap_or(tensor),
+        microbatch: microbatch?,
+        batch: batch?,
+        sequence: sequence?,
+        precision: precision?,
+    };
+    // If the replicas are too few for the experts' ranks, these are drawn from tensor groups, too.
+    if expert_tensor.is_none() && !layout.replicas().is_multiple_of(layout.expert) {
+        layout.expert_tensor = 1;
+    }
+    Some(layout)
 }

@@ -1,136 +1,95 @@
 //! The models of files of published runs: their sizes as TOML, and the checks of them.
 
-use serde::Deserialize;
+use std::ops::RangeInclusive;
 
-use crate::run_error::RunError;
+use pipewright_document::Reader;
+
 use pipewright_shapes::model::{Attention, Block, Dense, Experts, FeedForward, Mixer, Model};
 use pipewright_shapes::training::Training;
 use pipewright_shapes::vectors::Vectors;
 
-/// The most blocks of a model.
-const MAX_BLOCKS: u32 = 10_000;
-/// The largest width or number of a part of a model.
-const MAX_SIZE: u64 = 1 << 24;
+/// The widths and numbers of the parts of a model.
+const SIZES: RangeInclusive<u64> = 1..=1 << 24;
+/// Those that may be 0: a model with 0 experts is dense.
+const SIZES_FROM_0: RangeInclusive<u64> = 0..=1 << 24;
+const HEADS: RangeInclusive<u64> = 1..=1 << 16;
 
-/// A model of a file of published runs.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ModelTable {
-    /// The name, which runs refer to.
-    pub(crate) name: String,
-    layers: u32,
-    hidden: u64,
-    inner: u64,
-    heads: u64,
-    key_value_heads: Option<u64>,
-    head_size: Option<u64>,
-    window: Option<u64>,
-    vocabulary: u64,
-    activation: Activation,
-    gated: bool,
-    tied: bool,
-    experts: Option<u64>,
-    experts_per_token: Option<u64>,
-    expert_inner: Option<u64>,
-    shared_inner: Option<u64>,
-    /// Blocks at the start that are dense although the others have experts.
-    #[serde(default)]
-    dense_layers: u32,
+/// The name of a model, which runs refer to, and the model unless it has a mistake.
+pub(crate) type PublishedModel = (String, Option<Model>);
+
+/// Reads a table `[[model]]`.
+pub(crate) fn read(row: &mut Reader<'_>) -> Option<PublishedModel> {
+    row.require(&["name", "layers", "hidden", "inner", "heads", "vocabulary", "activation", "gated", "tied"]);
+    let name = row.text("name");
+    let model = model(row, name.as_deref().unwrap_or_default());
+    Some((name?, model))
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Activation {
-    Gelu,
-    Silu,
-    Relu2,
-}
+fn model(row: &mut Reader<'_>, name: &str) -> Option<Model> {
+    let layers = row.count("layers", 1..=10_000);
+    let [hidden, inner, head_size, window, per_token, expert_inner] =
+        ["hidden", "inner", "head_size", "window", "experts_per_token", "expert_inner"]
+            .map(|key| row.whole(key, SIZES));
+    let [heads, key_value_heads] = ["heads", "key_value_heads"].map(|key| row.whole(key, HEADS));
+    let [experts, shared_inner] = ["experts", "shared_inner"].map(|key| row.whole(key, SIZES_FROM_0));
+    let vocabulary = row.whole("vocabulary", 1..=1 << 28);
+    let is_gpt = row.word("activation", &[("gelu", true), ("silu", false), ("relu2", false)]);
+    let (gated, tied) = (row.flag("gated"), row.flag("tied"));
+    // Blocks at the start that are dense although the others have experts.
+    let dense_layers = row.count("dense_layers", 0..=u32::MAX).unwrap_or(0);
+    let experts = experts.filter(|&count| count > 0);
 
-impl ModelTable {
-    fn check_sizes(&self) -> Result<(), RunError> {
-        let sizes = [
-            ("layers", Some(u64::from(self.layers)), 1, u64::from(MAX_BLOCKS)),
-            ("hidden", Some(self.hidden), 1, MAX_SIZE),
-            ("inner", Some(self.inner), 1, MAX_SIZE),
-            ("heads", Some(self.heads), 1, 1 << 16),
-            ("key_value_heads", self.key_value_heads, 1, 1 << 16),
-            ("head_size", self.head_size, 1, MAX_SIZE),
-            ("window", self.window, 1, MAX_SIZE),
-            ("vocabulary", Some(self.vocabulary), 1, 1 << 28),
-            // A model with 0 experts is dense.
-            ("experts", self.experts, 0, MAX_SIZE),
-            ("experts_per_token", self.experts_per_token, 1, MAX_SIZE),
-            ("expert_inner", self.expert_inner, 1, MAX_SIZE),
-            ("shared_inner", self.shared_inner, 0, MAX_SIZE),
-        ];
-        for (key, value, least, most) in sizes {
-            if let Some(value) = value.filter(|value| !(least..=most).contains(value)) {
-                return Err(RunError::ModelSize { key, value, least, most });
-            }
-        }
-        if self.head_size.is_none() && self.heads > self.hidden {
-            return Err(RunError::Heads { heads: self.heads, hidden: self.hidden });
-        }
-        self.check_relations()
+    let (layers, hidden, inner, heads, gated) = (layers?, hidden?, inner?, heads?, gated?);
+    if head_size.is_none() && heads > hidden {
+        let sentence = format!("the model's {heads} `heads` are more than its `hidden` of {hidden}");
+        row.report("heads", sentence, "use fewer heads, or give `head_size`");
+    }
+    let divides = |shared: &u64| heads.is_multiple_of(*shared);
+    let uneven = key_value_heads.filter(|shared| !divides(shared)).map(|shared| {
+        ("key_value_heads", shared, format!("a number that divides the {heads} heads of queries"))
+    });
+    let too_many = (dense_layers > layers)
+        .then(|| ("dense_layers", u64::from(dense_layers), format!("at most the {layers} `layers`")));
+    let unused = per_token.zip(experts).filter(|(used, experts)| used > experts);
+    let unused =
+        unused.map(|(used, experts)| ("experts_per_token", used, format!("at most the {experts} `experts`")));
+    for (key, value, range) in [uneven, too_many, unused].into_iter().flatten() {
+        row.out_of_range::<()>(key, &value.to_string(), &range);
+    }
+    if let (Some(experts), None) = (experts, per_token) {
+        let sentence = format!("the model has {experts} `experts` and no `experts_per_token`");
+        row.report("experts", sentence, "add the number that a token uses");
     }
 
-    /// Checks the sizes that limit each other.
-    fn check_relations(&self) -> Result<(), RunError> {
-        let contradiction = |key, value, expected| Err(RunError::Contradiction { key, value, expected });
-        let Self { heads, layers, .. } = *self;
-        if let Some(shared) = self.key_value_heads.filter(|&shared| !heads.is_multiple_of(shared)) {
-            let expected = format!("a number that divides the {heads} heads of queries");
-            return contradiction("key_value_heads", shared, expected);
-        }
-        if self.dense_layers > layers {
-            let expected = format!("at most the {layers} `layers`");
-            return contradiction("dense_layers", u64::from(self.dense_layers), expected);
-        }
-        let Some(experts) = self.experts.filter(|&count| count > 0) else { return Ok(()) };
-        match self.experts_per_token {
-            None => Err(RunError::ExpertsPerToken { experts }),
-            Some(used) if used > experts => {
-                contradiction("experts_per_token", used, format!("at most the {experts} `experts`"))
-            }
-            Some(_) => Ok(()),
-        }
-    }
-
-    /// Makes the model.
-    pub(crate) fn model(&self) -> Result<Model, RunError> {
-        self.check_sizes()?;
-        let dense = FeedForward::Dense(Dense { inner: self.inner, gated: self.gated });
-        let routed = self.experts.filter(|&count| count > 0).map(|count| {
-            FeedForward::Experts(Experts {
-                count,
-                per_token: self.experts_per_token.unwrap_or(1),
-                expert: Dense { inner: self.expert_inner.unwrap_or(self.inner), gated: self.gated },
-                shared_inner: self.shared_inner.unwrap_or(0),
-            })
-        });
-        let mixer = Mixer::Attention(Attention {
-            heads: self.heads,
-            key_value_heads: self.key_value_heads.unwrap_or(self.heads),
-            head_size: self.head_size.unwrap_or(self.hidden / self.heads),
-            window: self.window,
-        });
-        let feed_forward =
-            |layer: u32| if layer < self.dense_layers { dense } else { routed.unwrap_or(dense) };
-        let gpt = self.activation == Activation::Gelu;
-        let block = |layer| Block { mixer, feed_forward: feed_forward(layer), training: Training::Whole };
-        let blocks = (0..self.layers).map(block);
-        Ok(Model {
-            name: self.name.clone(),
-            hidden: self.hidden,
-            vocabulary: self.vocabulary,
-            tied: self.tied,
-            blocks: blocks.collect(),
-            predictors: 0,
-            predictor: Vec::new(),
-            counts_predictors: false,
-            further_embedding: 0,
-            vectors: if gpt { Vectors::GPT } else { Vectors::LLAMA },
-            gpt,
+    let dense = FeedForward::Dense(Dense { inner, gated });
+    let routed = experts.map(|count| {
+        FeedForward::Experts(Experts {
+            count,
+            per_token: per_token.unwrap_or(1),
+            expert: Dense { inner: expert_inner.unwrap_or(inner), gated },
+            shared_inner: shared_inner.unwrap_or(0),
         })
-    }
+    });
+    let mixer = Mixer::Attention(Attention {
+        heads,
+        key_value_heads: key_value_heads.unwrap_or(heads),
+        head_size: head_size.unwrap_or(hidden / heads),
+        window,
+    });
+    let feed_forward = |layer: u32| if layer < dense_layers { dense } else { routed.unwrap_or(dense) };
+    let block = |layer| Block { mixer, feed_forward: feed_forward(layer), training: Training::Whole };
+    let gpt = is_gpt?;
+    Some(Model {
+        name: name.to_owned(),
+        hidden,
+        vocabulary: vocabulary?,
+        tied: tied?,
+        blocks: (0..layers).map(block).collect(),
+        predictors: 0,
+        predictor: Vec::new(),
+        counts_predictors: false,
+        further_embedding: 0,
+        vectors: if gpt { Vectors::GPT } else { Vectors::LLAMA },
+        gpt,
+    })
 }

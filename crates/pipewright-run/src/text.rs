@@ -1,5 +1,5 @@
-//! Texts that the user has written, in messages: control characters as escapes, long values shortened, and
-//! words quoted for a shell.
+//! Texts that the user has written, in messages: control characters as escapes, and words quoted
+//! for a shell.
 
 use std::borrow::Cow;
 
@@ -68,18 +68,6 @@ fn is_hidden(character: char) -> bool {
     turns || (character.is_control() && !matches!(character, '\n' | '\t'))
 }
 
-/// The most characters of a value that a message repeats.
-const LONGEST: usize = 120;
-
-/// Returns a value, or its beginning and its length if it is long.
-pub fn shortened(value: &str) -> Cow<'_, str> {
-    if value.chars().count() <= LONGEST {
-        return Cow::Borrowed(value);
-    }
-    let beginning: String = value.chars().take(LONGEST / 2).collect();
-    Cow::Owned(format!("{beginning}... ({} characters)", value.chars().count()))
-}
-
 /// Returns the word, quoted for a shell if necessary. A word that looks like a flag is changed to a path.
 pub fn quoted(word: &str) -> String {
     let word = if word.starts_with('-') { format!("./{word}") } else { word.to_owned() };
@@ -124,13 +112,6 @@ mod tests {
         check("\u{1b}[1;31mred\u{1b}[0m", "\u{1b}[1;31mred\u{1b}[0m");
         check("\u{1b}[2J\u{1b}]0;title\u{7}\u{1b}", r"\u{1b}[2J\u{1b}]0;title\u{7}\u{1b}");
         check("\u{1b}[31", r"\u{1b}[31");
-    }
-
-    #[test]
-    fn long_values_are_cut() {
-        assert_eq!(shortened("F=1"), "F=1");
-        assert_eq!(shortened(&"1".repeat(300)), format!("{}... (300 characters)", "1".repeat(60)));
-        assert_eq!(shortened(&"\u{e4}".repeat(121)), format!("{}... (121 characters)", "\u{e4}".repeat(60)));
     }
 
     #[test]

@@ -7,6 +7,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("crates/pipewright-schedule", &[]),
     ("crates/pipewright-shapes", &[]),
     ("crates/pipewright-system", &[]),
+    ("crates/pipewright-document", &[]),
     ("crates/pipewright-data", &[]),
     ("crates/pipewright-python", &[]),
     ("crates/pipewright-cluster", &[]),

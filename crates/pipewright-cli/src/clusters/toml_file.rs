@@ -3,7 +3,8 @@
 use std::io::{Error, ErrorKind};
 use std::path::Path;
 
-use pipewright_cluster::toml_file::{MAX_FILE, TomlFileError};
+use pipewright_cluster::catalogue::MAX_FILE;
+use pipewright_document::{Problems, Source};
 use pipewright_system::bounded_file::read_text;
 
 use crate::failure::Failure;
@@ -11,19 +12,15 @@ use crate::failure::Failure;
 /// Reads a file. `what` is its name in errors, and `advice` is for a file that does not exist.
 ///
 /// # Errors
-/// When the file cannot be read, or has a mistake; the error has the file, the line and the column.
+/// When the file cannot be read, or has mistakes, each with the file, the line and the column.
 pub(super) fn read<T>(
     path: &Path,
     what: &str,
     advice: &str,
-    parse: fn(&str) -> Result<T, TomlFileError>,
+    parse: impl FnOnce(Source) -> Result<T, Problems>,
 ) -> Result<T, Failure> {
-    let shown = path.display();
     let text = read_text(path, MAX_FILE as u64).map_err(|error| unreadable(path, what, &error, advice))?;
-    parse(&text).map_err(|error| {
-        let place = error.place;
-        Failure::input(format!("{shown}:{}:{}: {}", place.line, place.column, error.kind))
-    })
+    parse(Source { name: path.display().to_string(), text }).map_err(Failure::from)
 }
 
 /// Returns the failure of a file that cannot be read. `advice` is for a file that does not exist.

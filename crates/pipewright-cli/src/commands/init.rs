@@ -8,7 +8,7 @@ use clap::Args;
 
 use crate::display;
 use crate::failure::Failure;
-use pipewright_run::settings::TEMPLATE;
+use pipewright_run::settings::template;
 
 /// The arguments of `pipewright init`.
 #[derive(Debug, Args)]
@@ -22,7 +22,7 @@ pub(crate) struct InitArguments {
 pub(crate) fn run(arguments: &InitArguments) -> Result<(), Failure> {
     let name = arguments.file.display();
     let written = File::create_new(&arguments.file).and_then(|mut file| {
-        file.write_all(TEMPLATE.as_bytes()).inspect_err(|_| {
+        file.write_all(template().as_bytes()).inspect_err(|_| {
             // Best effort: a part of the file must not be taken for a configuration.
             let _ = fs::remove_file(&arguments.file);
         })

@@ -23,7 +23,7 @@ use crate::schedules::size::{ScheduleSize, is_file_name};
 use crate::schedules::timed_program::{EngineTimes, Source, TimedProgram};
 use crate::schedules::transport::TransportArguments;
 use crate::training::recorded_run::RecordedRun;
-use pipewright_run::settings::nearest;
+use pipewright_document::nearest;
 
 /// The folder in which runs are by default.
 const RUNS: &str = "runs";

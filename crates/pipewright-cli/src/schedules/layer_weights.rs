@@ -6,7 +6,7 @@
 use serde::{Serialize, Serializer};
 
 use crate::failure::Failure;
-use pipewright_run::text::shortened;
+use pipewright_document::shortened;
 
 /// Decimal numbers, stored as whole numbers with a common number of decimals.
 #[derive(Debug, PartialEq, Eq)]

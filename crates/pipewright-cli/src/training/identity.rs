@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::failure::Failure;
 use crate::training::prepare::Prepared;
 use crate::training::run_adapter::ADAPTER;
-use pipewright_run::settings::Settings;
+use pipewright_run::settings::{Settings, may_differ};
 
 /// The key of the description that holds the content of the model's `config.json`.
 pub(crate) const MODEL: &str = "model";
@@ -50,24 +50,8 @@ pub(crate) fn identity(prepared: &Prepared, description: &Map<String, Value>) ->
 
 /// Returns the settings that must be equal in all processes.
 pub(crate) fn shared_settings(settings: &Settings) -> Fields {
-    const MAY_DIFFER: [&str; 14] = [
-        "adapter.path",
-        "data.chat_template",
-        "data.mix",
-        "data.path",
-        "data.side",
-        "data.tokenizer",
-        "data.validation",
-        "data.validation_side",
-        "model.from",
-        "pipeline.threads_per_rank",
-        "run.out",
-        "run.device",
-        "run.devices",
-        "run.exclusive",
-    ];
     let mut fields = settings.by_key();
-    fields.retain(|key, _| !MAY_DIFFER.contains(&key.as_str()));
+    fields.retain(|key, _| !may_differ(key));
     fields
 }
 

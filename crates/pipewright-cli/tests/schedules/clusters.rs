@@ -66,17 +66,13 @@ fn mistakes_in_a_cluster_file_have_a_place() {
     };
     check(
         "name = \"h100\"\nmemory_gb = \"80 TFLOP/s\"\n",
-        "mine.toml:2:13: `memory_gb` is `80 TFLOP/s`, which measures operations per second, such as \
-         `989 TFLOP/s`; it must measure bytes, such as `80 GB`",
+        "mine.toml:2:13: `memory_gb` is \"80 TFLOP/s\", which measures operations per second, such as `989 TFLOP/s`",
     );
     check(
         "name = \"h100\"\n\ngpus_per_node = -8\n",
-        "mine.toml:3:17: `gpus_per_node` is -8; use a number from 1",
+        "mine.toml:3:17: `gpus_per_node` is -8, where a number from 1",
     );
-    check(
-        "name = \"h100\"\nmemory = 80\n",
-        "mine.toml:2:1: unknown key `memory`; the nearest name is `memory_gb`",
-    );
+    check("name = \"h100\"\nmemory = 80\n", "mine.toml:2:1: unknown key `memory` in the cluster file");
     check("memory_gb = 80\n", "mine.toml:1:1: `name` is missing");
     refuse(&folder, &["clusters", "none.toml"], 2, "error: none.toml: cannot read the cluster file");
 }

@@ -371,7 +371,7 @@ fn a_wrong_profile_is_refused_with_its_line() {
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(
-        stderr.contains("p.toml:9:1: `forward_ms` has a unit") && stderr.contains("write `forward_s`"),
+        stderr.contains("p.toml:9:1: `forward_ms` has another unit") && stderr.contains("write `forward_s`"),
         "{stderr}"
     );
 }

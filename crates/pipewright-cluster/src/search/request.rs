@@ -1,5 +1,6 @@
 //! A request to the search.
 
+use pipewright_document::GIB;
 use pipewright_schedule::generate::find;
 use pipewright_schedule::plan::System;
 use pipewright_schedule::words::counted;
@@ -7,7 +8,6 @@ use pipewright_schedule::words::counted;
 use crate::layout::{Cut, Kernels, Layout, LayoutError, Precision, Recompute, Scores, ShardedState};
 use crate::layout_error::Fault;
 use crate::machine::Machine;
-use crate::quantity::GIB;
 use crate::search::error::SearchError;
 use crate::size_names::{
     CHUNKS, CONTEXT, DATA, EXPERT, GPUS, GivenSizes, MESH, MICROBATCH, Names, PIPELINE, TENSOR,

@@ -8,9 +8,9 @@ use pipewright_cluster::layout::Layout;
 use pipewright_cluster::pipeline::Programs;
 use pipewright_cluster::predict::{Prediction, predict};
 use pipewright_cluster::published::{Published, Run};
-use pipewright_cluster::quantity::GIB;
 use pipewright_cluster::search::{ClusterPlan, Request, SearchError, search_from};
 use pipewright_cluster::setting::Setting;
+use pipewright_document::GIB;
 use pipewright_schedule::error_text::with_causes;
 use serde::Serialize;
 

@@ -232,14 +232,20 @@ fn refuse(text: &str, message: &str) {
 
 #[test]
 fn mistakes_have_a_place() {
-    refuse("[products]\nshare = 1.2", "line 2, column 9: `share` is 1.2; use a number from 0.01 to 1");
-    refuse("[products]\nshar = 1", "line 2, column 1: unknown key `shar`; the nearest name is `share`");
-    refuse("[product]\nrows = 1", "line 1, column 1: `columns` is missing; add what was measured");
-    refuse("[prodcts]\nshare = 1", "line 1, column 2: unknown key `prodcts`; the nearest name is `products`");
-    refuse("network = 3", "line 1, column 11: `network` is 3; write a table");
+    refuse("[products]\nshare = 1.2", "line 2, column 9: `share` is 1.2, where a number from 0.01 to 1");
+    refuse(
+        "[products]\nshar = 1",
+        "line 2, column 1: unknown key `shar` in [products]; did you mean `share`?",
+    );
+    refuse("[product]\nrows = 1", "line 1, column 1: `columns` is missing in [[product]]");
+    refuse(
+        "[prodcts]\nshare = 1",
+        "line 1, column 2: unknown key `prodcts` in the measurements; did you mean `products`?",
+    );
+    refuse("network = 3", "line 1, column 11: `network` is a whole number, where a table is expected");
     refuse(
         "[network]\ngb_per_s = \"50 GB\"",
-        "which measures bytes, such as `80 GB`; it must measure bytes per",
+        "which measures bytes, such as `80 GB`; write bytes per second",
     );
     let layer = "[[layer]]\nsequence = 8192\nforward_s = 1\nbackward_s = 1\n";
     refuse(
@@ -257,5 +263,5 @@ fn mistakes_have_a_place() {
         "[[layer]] is of block 80, and the model has 80; use a number from 0 to 79",
     );
     refuse(&format!("{layer}tensor_parallel = 7"), "64 heads cannot be divided among 7 tensor ranks");
-    refuse(&format!("{layer}precision = \"f8\""), "write one of \"bf16\", \"f16\", \"fp8\"");
+    refuse(&format!("{layer}precision = \"f8\""), "where bf16, f16, fp8 is expected");
 }

@@ -5,7 +5,7 @@ use pipewright_cluster::memory::{
     Parameters, block_activations, block_parameters, state, whole_block_activations,
 };
 use pipewright_cluster::published::Run;
-use pipewright_cluster::quantity::GIB;
+use pipewright_document::GIB;
 
 use crate::data::{predicted, run};
 

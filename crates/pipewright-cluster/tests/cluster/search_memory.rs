@@ -2,8 +2,8 @@
 
 use pipewright_cluster::catalogue::by_name;
 use pipewright_cluster::layout::{Precision, Recompute, ShardedState};
-use pipewright_cluster::quantity::GIB;
 use pipewright_cluster::search::{Fixed, Found, LeastMemory, Request, SearchError, SearchErrorKind, search};
+use pipewright_document::GIB;
 use pipewright_shapes::model::{Dense, Experts, FeedForward};
 
 use crate::data::run;

@@ -8,11 +8,8 @@ use serde::Serialize;
 use crate::settings::document::Document;
 use crate::settings::model::ModelSettings;
 use crate::settings::paths::Surroundings;
-use crate::settings::problem::ProblemKind;
-use crate::settings::section::{Bound, Section};
+use crate::settings::section::Section;
 
-/// The largest rank: no layer is as wide.
-const LARGEST_RANK: u32 = 1 << 16;
 /// The word for all linear layers, as in PEFT.
 const ALL_LINEAR: &str = "all-linear";
 
@@ -90,12 +87,11 @@ pub(super) fn read(
     model: &ModelSettings,
 ) -> Option<AdapterSettings> {
     let mut section = Section::new(document, surroundings, "adapter");
-    let kind = section.choice("kind", None, &[("none", None), ("lora", Some(AdapterKind::Lora))]);
-    let dropout = section.is_written("dropout").then(|| section.number("dropout", 0.0, &Bound::Fraction));
-    let rank = section.count_to("rank", 8, LARGEST_RANK);
-    let alpha = section.number("alpha", 8.0, &Bound::Positive);
-    let rslora = section.flag("rslora", false);
-    let dora = section.flag("dora", false);
+    let kind = section.word("kind", &[("none", None), ("lora", Some(AdapterKind::Lora))]);
+    let dropout = section.given_number("dropout");
+    let rank = section.given_count("rank").unwrap_or(8);
+    let alpha = section.given_number("alpha").unwrap_or(8.0);
+    let [rslora, dora] = ["rslora", "dora"].map(|key| section.given_flag(key).unwrap_or(false));
     let targets = section.texts("targets").unwrap_or_else(|| vec![ALL_LINEAR.to_owned()]);
     let path = section.path("path");
     let Some(kind) = kind else {
@@ -104,13 +100,16 @@ pub(super) fn read(
     };
     if matches!(model, ModelSettings::Fresh(_)) {
         let (other, advice) = ("`from` in [model]", "name the folder of the model that the adapters change");
-        section.report("kind", ProblemKind::Without { key: "kind", other, advice });
+        section.report_without("kind", other, advice);
     }
     let source = match path {
         Some(path) => {
             for key in ["rank", "alpha", "rslora", "dora", "targets"] {
                 if section.is_written(key) {
-                    section.report(key, ProblemKind::BesidePath { key });
+                    let sentence = format!(
+                        "`{key}` is written next to `path`, and with `path` it follows from adapter_config.json"
+                    );
+                    section.report(key, sentence, format!("remove `{key}`, or remove `path`"));
                 }
             }
             AdapterSource::From { path, dropout }
@@ -122,9 +121,13 @@ pub(super) fn read(
 
 /// Reports keys that have no effect without adapters.
 fn report_without_kind(section: &mut Section<'_>) {
-    const KEYS: [&str; 7] = ["rank", "alpha", "dropout", "rslora", "dora", "targets", "path"];
-    for key in KEYS.into_iter().filter(|key| section.is_written(key)).collect::<Vec<_>>() {
-        let (other, advice) = ("`kind = \"lora\"`", "write `kind = \"lora\"` too, or remove the key");
-        section.report(key, ProblemKind::Without { key, other, advice });
+    for key in ["rank", "alpha", "dropout", "rslora", "dora", "targets", "path"] {
+        if section.is_written(key) {
+            section.report_without(
+                key,
+                "`kind = \"lora\"`",
+                "write `kind = \"lora\"` too, or remove the key",
+            );
+        }
     }
 }

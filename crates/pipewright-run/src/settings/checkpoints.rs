@@ -3,12 +3,10 @@
 
 use std::time::Duration;
 
+use pipewright_document::Value;
 use pipewright_schedule::bytes::parse_time;
 use serde::Serialize;
-use toml::Value;
 
-use crate::settings::place::Place;
-use crate::settings::problem::ProblemKind;
 use crate::settings::section::Section;
 
 /// The word that leaves the steps between two checkpoints to the run.
@@ -84,13 +82,13 @@ impl Serialize for FailureEvery {
 /// Reads the steps between two checkpoints.
 pub(super) fn read_every(section: &mut Section<'_>) -> CheckpointEvery {
     const KEY: &str = "checkpoint_every";
-    match section.value(KEY) {
-        Some(Value::String(text)) if text == AUTO => CheckpointEvery::Auto,
-        Some(value @ Value::String(_)) => {
-            section.report(KEY, ProblemKind::wrong_type(KEY, "a whole number or \"auto\"", &value));
+    match section.value(KEY).and_then(Value::as_text) {
+        Some(AUTO) => CheckpointEvery::Auto,
+        Some(_) => {
+            section.wrong_type::<()>(KEY, "a whole number or \"auto\"");
             CheckpointEvery::Steps(0)
         }
-        _ => CheckpointEvery::Steps(section.whole(KEY, 0, 0, i64::MAX as u64)),
+        None => CheckpointEvery::Steps(section.whole(KEY)),
     }
 }
 
@@ -105,14 +103,13 @@ pub(super) fn read_failure_every(
     let text = section.text(KEY)?;
     let read = parse_time(&text, SECONDS).map(FailureEvery);
     if read.is_none() {
-        let range = "a time from 1s to 10000d, such as \"90m\", \"24h\" or \"7d\"".to_owned();
-        section.report(KEY, ProblemKind::OutOfRange { key: KEY, value: format!("{text:?}"), range });
+        let range = "a time from 1s to 10000d, such as \"90m\", \"24h\" or \"7d\"";
+        section.out_of_range::<()>(KEY, &format!("{text:?}"), range);
     } else if checkpoint_every != CheckpointEvery::Auto {
-        let is_argument = |key| matches!(section.place(key), Place::Set { .. });
-        if !is_argument("checkpoint_every") || is_argument(KEY) {
+        if !section.is_argument("checkpoint_every") || section.is_argument(KEY) {
             let other = "`checkpoint_every = \"auto\"`";
             let advice = "write `checkpoint_every = \"auto\"` in [run], or remove the key";
-            section.report(KEY, ProblemKind::Without { key: KEY, other, advice });
+            section.report_without(KEY, other, advice);
         }
         return None;
     }

@@ -3,9 +3,11 @@
 
 use pipewright::train::Decay;
 use pipewright::verification::Verify;
+use pipewright_document::Problem;
 use pipewright_models::training_memory::ComputeDevices;
 use pipewright_schedule::generate::find;
 use pipewright_schedule::lower::ProgramSource;
+use pipewright_schedule::words::counted;
 use pipewright_schedule::{Recompute, Slices};
 
 use crate::settings::checkpoints::Copies;
@@ -14,8 +16,6 @@ use crate::settings::mesh::{EXPERTS, LOOKAHEAD};
 use crate::settings::offload::OffloadPlace;
 use crate::settings::paths::Surroundings;
 use crate::settings::pipeline::TransportChoice;
-use crate::settings::place::Place;
-use crate::settings::problem::ProblemKind;
 use crate::settings::section::Section;
 use crate::settings::whole::Settings;
 
@@ -30,12 +30,9 @@ pub(super) fn check(
     let mut checks = CrossChecks { document, surroundings, settings };
     checks.check_rate();
     checks.check_validation();
-    checks.check_rampup();
     checks.check_lookahead();
     checks.check_experts();
-    checks.check_copies();
-    checks.check_verify();
-    checks.check_offload();
+    checks.check_run();
     if let Some(slices) = source.map(slices_of).filter(|slices| !slices.is_one()) {
         checks.check_slices(slices);
     }
@@ -77,86 +74,81 @@ impl CrossChecks<'_> {
         let decay_steps = optimizer.decay_steps.filter(|_| optimizer.schedule == Decay::Wsd).unwrap_or(0);
         let since_restart = steps.saturating_sub(restart_at);
         let after_warmup = since_restart.saturating_sub(warmup_steps);
+        let run = counted(steps, "step");
         if restart_at > 0 && restart_at >= steps {
-            self.report_too_long("restart_at", ProblemKind::LateRestart { restart_at, steps });
+            let sentence = format!("`restart_at` is {restart_at}, and the run has {run}");
+            self.report_too_long("restart_at", sentence);
         } else if warmup_steps > steps {
-            self.report_too_long("warmup_steps", ProblemKind::LongWarmup { warmup_steps, steps });
-        } else if warmup_steps > since_restart {
-            let kind = ProblemKind::LongSecondWarmup { warmup_steps, restart_at, steps };
-            self.report_too_long("warmup_steps", kind);
-        } else if decay_steps > after_warmup {
-            self.report_too_long(
-                "decay_steps",
-                ProblemKind::LongDecay { decay_steps, restart_at, steps: after_warmup },
+            let sentence = format!(
+                "`warmup_steps` is {warmup_steps}, and the run has {run}: the learning rate never reaches its highest"
             );
+            self.report_too_long("warmup_steps", sentence);
+        } else if warmup_steps > since_restart {
+            let sentence = format!(
+                "`warmup_steps` is {warmup_steps}, and `restart_at` is {restart_at} of {run}: the learning rate never reaches \
+                 its highest again"
+            );
+            self.report_too_long("warmup_steps", sentence);
+        } else if decay_steps > after_warmup {
+            let restart =
+                if restart_at > 0 { format!("`restart_at` = {restart_at} and ") } else { String::new() };
+            let rest = counted(after_warmup, "step");
+            let sentence =
+                format!("`decay_steps` is {decay_steps}, and after {restart}the warm-up, the run has {rest}");
+            self.report_too_long("decay_steps", sentence);
         }
     }
 
     /// Reports a phase that does not fit into the run, at the key that was written last.
-    fn report_too_long(&mut self, key: &'static str, kind: ProblemKind) {
-        let is_argument = |section: &Section<'_>, key| matches!(section.place(key), Place::Set { .. });
-        let is_phase_argument = is_argument(&self.section("optimizer"), key);
-        if is_argument(&self.section("run"), "steps") && !is_phase_argument {
-            return self.section("run").report("steps", kind);
+    fn report_too_long(&mut self, key: &str, sentence: String) {
+        let help = format!("lower `{key}` in [optimizer], or raise `steps` in [run]");
+        let is_phase_argument = self.section("optimizer").is_argument(key);
+        if self.section("run").is_argument("steps") && !is_phase_argument {
+            return self.section("run").report("steps", sentence, help);
         }
-        self.section("optimizer").report(key, kind);
+        self.section("optimizer").report(key, sentence, help);
     }
 
-    /// Refuses steps in which the number of batches cannot rise.
-    fn check_rampup(&mut self) {
-        let run = &self.settings.run;
-        if run.rampup_steps > 0 && run.accumulate.get() == 1 {
-            let (key, other) = ("rampup_steps", "accumulated batches (`accumulate` is 1)");
-            let advice = "write `accumulate` in [run], or remove the key";
-            self.section("run").report(key, ProblemKind::Without { key, other, advice });
+    /// Refuses a key if it has no effect without something else.
+    fn refuse_if(&mut self, has_none: bool, section: &'static str, key: &str, other: &str, advice: &str) {
+        if has_none {
+            self.section(section).report_without(key, other, advice);
         }
     }
 
-    /// Refuses copies on a neighbour in a run that makes no copies, or that has one process.
-    fn check_copies(&mut self) {
-        let (run, transport) = (&self.settings.run, self.settings.pipeline.transport);
-        let (other, advice) = match (run.copies, run.copy_every, transport) {
-            (Copies::Machine, ..) | (Copies::Neighbour, 1.., TransportChoice::Mpi) => return,
-            (Copies::Neighbour, 0, _) => (
-                "copies of the state (`copy_every` is 0)",
-                "write `copy_every = 1` in [run], or remove the key",
-            ),
-            (Copies::Neighbour, _, TransportChoice::Local) => (
+    /// Refuses keys of a run that have no effect without others.
+    fn check_run(&mut self) {
+        let Settings { run, mesh, pipeline, .. } = self.settings;
+        let is_ramped = run.rampup_steps > 0 && run.accumulate.get() == 1;
+        let other = "accumulated batches (`accumulate` is 1)";
+        let advice = "write `accumulate` in [run], or remove the key";
+        self.refuse_if(is_ramped, "run", "rampup_steps", other, advice);
+
+        let is_copied = run.copies == Copies::Neighbour;
+        let (other, advice) = if run.copy_every == 0 {
+            ("copies of the state (`copy_every` is 0)", "write `copy_every = 1` in [run], or remove the key")
+        } else {
+            (
                 "processes (`pipeline.transport` is \"local\")",
                 "start the run with `pipewright launch`, which makes each rank a process, or write `copies = \"machine\"`",
-            ),
+            )
         };
-        self.section("run").report("copies", ProblemKind::Without { key: "copies", other, advice });
-    }
+        let is_local = pipeline.transport == TransportChoice::Local;
+        self.refuse_if(is_copied && (run.copy_every == 0 || is_local), "run", "copies", other, advice);
 
-    /// Refuses to verify steps on devices that may compute other bits each time, and to replace hosts of wrong
-    /// ranks without verification.
-    fn check_verify(&mut self) {
-        let run = &self.settings.run;
-        if run.verify != Verify::Off && !run.devices.are_processor() {
-            let (key, other) =
-                ("verify", "the processor (`device` is another one, whose bits may differ each time)");
-            let advice = "write `device = \"flex\"` in [run], or remove the key";
-            self.section("run").report(key, ProblemKind::Without { key, other, advice });
-        }
-        if run.verify == Verify::Off && run.replace_wrong {
-            let (key, other) = ("replace_wrong", "verified steps (`verify` is \"off\")");
-            let advice = "write `verify = \"on-suspicion\"` in [run], or remove the key";
-            self.section("run").report(key, ProblemKind::Without { key, other, advice });
-        }
-    }
+        let is_verified = run.verify != Verify::Off;
+        let other = "the processor (`device` is another one, whose bits may differ each time)";
+        let advice = "write `device = \"flex\"` in [run], or remove the key";
+        self.refuse_if(is_verified && !run.devices.are_processor(), "run", "verify", other, advice);
+        let other = "verified steps (`verify` is \"off\")";
+        let advice = "write `verify = \"on-suspicion\"` in [run], or remove the key";
+        self.refuse_if(!is_verified && run.replace_wrong, "run", "replace_wrong", other, advice);
 
-    /// Refuses to move tensors of the processor to the host's memory, where they are.
-    fn check_offload(&mut self) {
-        let Settings { run, mesh, pipeline, .. } = self.settings;
         let to_host = pipeline.offload.place() == Some(OffloadPlace::Host);
         let devices = run.devices.compute_devices(mesh.ranks(pipeline.ranks));
-        if to_host && devices != ComputeDevices::Others {
-            let key = "offload";
-            let other = "a device other than the processor (`run.device`), whose tensors are in the host's memory already";
-            let advice = "write `offload = \"file\"`, or remove it";
-            self.section("pipeline").report(key, ProblemKind::Without { key, other, advice });
-        }
+        let other = "a device other than the processor (`run.device`), whose tensors are in the host's memory already";
+        let is_there = to_host && devices != ComputeDevices::Others;
+        self.refuse_if(is_there, "pipeline", "offload", other, "write `offload = \"file\"`, or remove it");
     }
 
     /// Refuses keys of evaluations that have no effect, or that would evaluate a model on inputs that it does
@@ -166,35 +158,27 @@ impl CrossChecks<'_> {
             return;
         }
         let Settings { data, run, .. } = self.settings;
-        let mut refuse = |section, key, other, advice| {
-            self.section(section).report(key, ProblemKind::Without { key, other, advice });
-        };
-        if run.eval_every > 0 && !data.has_validation() {
-            let advice = "write `validation` or `validation_share` in [data], or `eval_every = 0`";
-            refuse("run", "eval_every", "validation data", advice);
-        }
-        if run.eval_every == 0 {
+        let advice = "write `validation` or `validation_share` in [data], or `eval_every = 0`";
+        let is_blind = run.eval_every > 0 && !data.has_validation();
+        self.refuse_if(is_blind, "run", "eval_every", "validation data", advice);
+        let of_evaluations = [
+            ("patience", run.patience > 0),
+            ("eval_batches", run.eval_batches > 0),
+            ("sample_prompts", !run.sample_prompts.is_empty()),
+        ];
+        for (key, is_written) in of_evaluations {
             let advice = "write `eval_every` in [run], or remove the key";
-            for (key, is_written) in [
-                ("patience", run.patience > 0),
-                ("eval_batches", run.eval_batches > 0),
-                ("sample_prompts", !run.sample_prompts.is_empty()),
-            ] {
-                if is_written {
-                    refuse("run", key, "evaluations (`eval_every` is 0)", advice);
-                }
-            }
+            let is_idle = is_written && run.eval_every == 0;
+            self.refuse_if(is_idle, "run", key, "evaluations (`eval_every` is 0)", advice);
         }
-        let has_files = !data.validation.is_empty();
-        if data.validation_side.is_some() && !has_files {
-            let advice =
-                "the rows that `validation_share` holds out have the side inputs of `side`: remove the key";
-            refuse("data", "validation_side", "`validation`", advice);
-        }
-        if data.side.is_some() && has_files && data.validation_side.is_none() {
-            let advice = "write `validation_side`, a file with side inputs for the rows of `validation`";
-            refuse("data", "validation", "side inputs, which the training data has", advice);
-        }
+        let (has_files, has_side) = (!data.validation.is_empty(), data.validation_side.is_some());
+        let advice =
+            "the rows that `validation_share` holds out have the side inputs of `side`: remove the key";
+        self.refuse_if(has_side && !has_files, "data", "validation_side", "`validation`", advice);
+        let is_lacking = data.side.is_some() && has_files && !has_side;
+        let other = "side inputs, which the training data has";
+        let advice = "write `validation_side`, a file with side inputs for the rows of `validation`";
+        self.refuse_if(is_lacking, "data", "validation", other, advice);
     }
 
     /// Refuses a lookahead that does not fit the window or the ranks of the pipeline.
@@ -202,7 +186,9 @@ impl CrossChecks<'_> {
         let Settings { mesh, pipeline, .. } = self.settings;
         let unfit = mesh.unshard().and_then(|config| config.check(pipeline.ranks).err());
         if let Some(error) = unfit.filter(|_| self.is_sound()) {
-            self.section("mesh").report(LOOKAHEAD, error.into());
+            let mut section = self.section("mesh");
+            let place = section.place(LOOKAHEAD);
+            section.problems.push(Problem::new(place, format!("`{LOOKAHEAD}`: {error}")));
         }
     }
 
@@ -218,8 +204,8 @@ impl CrossChecks<'_> {
             let range = format!(
                 "{replicas}, the number of replicas (`data_parallel`), or a divisor of it that is a power of two,"
             );
-            let kind = ProblemKind::OutOfRange { key: EXPERTS, value: experts.to_string(), range };
-            return self.section("mesh").report(EXPERTS, kind);
+            self.section("mesh").out_of_range::<()>(EXPERTS, &experts.to_string(), &range);
+            return;
         }
         if !mesh.mesh(1).groups_fit() {
             let sizes: Vec<String> = mesh.mesh(1).expert_sizes().iter().map(u32::to_string).collect();
@@ -228,15 +214,19 @@ impl CrossChecks<'_> {
                 sizes.join(" or "),
                 mesh.shards()
             );
-            let kind = ProblemKind::OutOfRange { key: EXPERTS, value: experts.to_string(), range };
-            return self.section("mesh").report(EXPERTS, kind);
+            self.section("mesh").out_of_range::<()>(EXPERTS, &experts.to_string(), &range);
+            return;
         }
         let others = [
             ("mesh", "whole_experts", mesh.whole_experts && mesh.tensor_parallel > 1),
             ("run", "device", !run.devices.are_processor()),
         ];
         for (section, key, _) in others.into_iter().filter(|(_, _, is_set)| *is_set) {
-            self.section(section).report(key, ProblemKind::BesideExperts { key, experts });
+            let sentence = format!(
+                "`{key}` does not work with {experts} replicas that hold the experts together (`mesh.expert_parallel`)"
+            );
+            let help = format!("leave `{key}` out, or write `expert_parallel = 1` in [mesh]");
+            self.section(section).report(key, sentence, help);
         }
     }
 
@@ -248,11 +238,14 @@ impl CrossChecks<'_> {
         let Settings { data, pipeline, mesh, .. } = self.settings;
         if !data.seq_len.is_multiple_of(slices.get()) {
             let range = format!("a multiple of {slices}, the number of slices,");
-            let kind = ProblemKind::OutOfRange { key: "seq_len", value: data.seq_len.to_string(), range };
+            let sentence = format!("`seq_len` is {}, where {range} is expected", data.seq_len);
+            let help = format!("write {range}");
             if self.section("data").is_written("seq_len") {
-                self.section("data").report("seq_len", kind);
+                self.section("data").report("seq_len", sentence, help);
             } else {
-                self.section("pipeline").report_at_first_of(&["slices", "schedule"], kind);
+                let mut section = self.section("pipeline");
+                let key = section.first_of(&["slices", "schedule"]);
+                section.report(key, sentence, help);
             }
         }
         let needs_whole = [
@@ -262,7 +255,10 @@ impl CrossChecks<'_> {
             ("mesh", "tensor_parallel", mesh.tensor_parallel > 1),
         ];
         for (section, key, _) in needs_whole.into_iter().filter(|(_, _, is_set)| *is_set) {
-            self.section(section).report(key, ProblemKind::BesideSlices { key });
+            let sentence =
+                format!("`{key}` does not work with a schedule that cuts microbatches into slices");
+            let help = format!("leave `{key}` out, or write for example `schedule = \"1f1b\"` in [pipeline]");
+            self.section(section).report(key, sentence, help);
         }
     }
 }

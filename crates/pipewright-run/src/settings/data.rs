@@ -3,17 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use pipewright::train::data::{ChatTemplate, Date, LongRecords, MixSource, RecordKeys, TrainOn};
+use pipewright_document::{Bound, Reader, advice_for_unknown};
 use pipewright_models::hf;
 use serde::Serialize;
-use toml::Value;
 
 use crate::settings::document::Document;
 use crate::settings::mix;
 use crate::settings::model::ModelSettings;
 use crate::settings::paths::Surroundings;
-use crate::settings::problem::ProblemKind;
 use crate::settings::sample::BUILT_IN;
-use crate::settings::section::{Bound, Section};
+use crate::settings::section::Section;
 
 /// The training data and the validation data.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -121,19 +120,18 @@ pub(super) fn read(
             section.path("tokenizer").map_or_else(String::new, |path| path.to_string_lossy().into_owned())
         }
     };
-    let seq_len = section.count("seq_len", 256);
-    let (shuffle, side) = (section.flag("shuffle", true), section.path("side"));
+    let seq_len = section.count("seq_len");
+    let (shuffle, side) = (section.flag("shuffle"), section.path("side"));
     let (validation, validation_share) = read_validation(&mut section);
     let validation_side = section.path("validation_side");
     let (keys, chat_template) = (read_keys(&mut section), read_chat_template(&mut section));
     let (train_on, long_records) = read_loss(&mut section);
     let date = read_date(&mut section);
-    let bos_id = section.is_written("bos_id").then(|| section.count_from_0("bos_id"));
-    let (packed, restart_positions) =
-        (section.flag("packed", false), section.flag("restart_positions", false));
+    let bos_id = section.given_count("bos_id");
+    let (packed, restart_positions) = (section.flag("packed"), section.flag("restart_positions"));
     let mut require = |is_needed: bool, key, other, advice| {
         if is_needed && section.is_sound() {
-            section.report(key, ProblemKind::Without { key, other, advice });
+            section.report_without(key, other, advice);
         }
     };
     require(
@@ -177,7 +175,7 @@ fn read_chat_template(section: &mut Section<'_>) -> Option<String> {
         if ChatTemplate::NAMES.contains(&name.as_str()) {
             return Some(name);
         }
-        section.report_unknown_word("chat_template", &name, ChatTemplate::NAMES.into_iter());
+        section.unknown_word("chat_template", &name, ChatTemplate::NAMES);
         return None;
     }
     section.path("chat_template").map(|path| path.to_string_lossy().into_owned())
@@ -186,10 +184,9 @@ fn read_chat_template(section: &mut Section<'_>) -> Option<String> {
 /// Reads which tokens count in the loss, and what becomes of long records.
 fn read_loss(section: &mut Section<'_>) -> (Option<TrainOn>, LongRecords) {
     let parts = TrainOn::ALL.map(|train_on| (train_on.key(), train_on));
-    let train_on =
-        section.is_written("train_on").then(|| section.choice("train_on", TrainOn::Assistant, &parts));
+    let train_on = section.given_word("train_on", &parts);
     let long = [("refuse", LongRecords::Refuse), ("cut", LongRecords::Cut), ("skip", LongRecords::Skip)];
-    (train_on, section.choice("long_records", LongRecords::default(), &long))
+    (train_on, section.given_word("long_records", &long).unwrap_or_default())
 }
 
 /// Reads the date that chat templates ask for.
@@ -197,8 +194,7 @@ fn read_date(section: &mut Section<'_>) -> Option<Date> {
     let text = section.text("date")?;
     let date = text.parse();
     if date.is_err() {
-        let range = "a date such as \"2024-07-26\"".to_owned();
-        section.report("date", ProblemKind::OutOfRange { key: "date", value: text, range });
+        section.out_of_range::<()>("date", &text, "a date such as \"2024-07-26\"");
     }
     date.ok()
 }
@@ -207,20 +203,17 @@ fn read_date(section: &mut Section<'_>) -> Option<Date> {
 fn read_keys(section: &mut Section<'_>) -> Option<RecordKeys> {
     const KEY: &str = "keys";
     const EXPECTED: &str = "a table of names, such as { text = \"content\" }";
-    let value = section.value(KEY)?;
-    let Some(table) = value.as_table() else {
-        section.report_wrong_type(KEY, EXPECTED, &value);
-        return None;
-    };
+    let names = section.read(KEY, EXPECTED, |value| {
+        let names = value.as_table()?.entries.iter();
+        names.map(|(key, entry)| Some((key.as_str(), entry.value.as_text()?))).collect::<Option<Vec<_>>>()
+    })?;
     let mut keys = RecordKeys::default();
-    for (key, name) in table {
-        match name.as_str() {
-            None => {
-                section.report_wrong_type(KEY, EXPECTED, &value);
-            }
-            Some("") => section.report(KEY, ProblemKind::Empty { key: KEY }),
-            Some(name) if keys.rename(key, name) => {}
-            Some(_) => section.report_unknown_key(KEY, "data.keys", key, &RecordKeys::KEYS),
+    for (key, name) in names {
+        if name.is_empty() {
+            section.empty::<()>(KEY);
+        } else if !keys.rename(key, name) {
+            let help = advice_for_unknown(key, &RecordKeys::KEYS);
+            section.report(KEY, format!("unknown key `{key}` in data.keys"), help);
         }
     }
     Some(keys)
@@ -256,28 +249,29 @@ fn tokenizer_of(section: &mut Section<'_>, model: &ModelSettings, may_be_ids: bo
         if may_be_ids {
             return Some(folder.join(file).to_string_lossy().into_owned());
         }
-        let folder = folder.to_owned();
-        section.report("tokenizer", ProblemKind::OtherTokenizer { key: "tokenizer", folder, file });
+        let sentence = format!(
+            "`tokenizer` is not written, and the tokenizer of {} is in a form that is not read ({file}): the text would be \
+             trained as bytes",
+            folder.display()
+        );
+        let help = "write a `tokenizer.json` (`AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)` of transformers), or \
+                    `tokenizer = \"bytes\"`";
+        section.report("tokenizer", sentence, help);
     }
     None
 }
 
 /// Reads the files of the validation data, and its share of the data. `validation` may be the share too.
 fn read_validation(section: &mut Section<'_>) -> (Vec<String>, Option<f64>) {
-    let is_number = matches!(section.value("validation"), Some(Value::Float(_) | Value::Integer(_)));
-    let mut share = |key| section.is_written(key).then(|| section.number(key, 0.5, &Bound::Share));
-    let share_key = share("validation_share");
-    let validation_key = if is_number { share("validation") } else { None };
-    let files = if section.is_written("validation") && !is_number {
-        section.patterns("validation").unwrap_or_default()
+    let is_number = section.value("validation").is_some_and(|value| value.as_number().is_some());
+    let share = section.given_number("validation_share");
+    let (files, own_share) = if is_number {
+        (None, Reader::number(section, "validation", Bound::Share))
     } else {
-        Vec::new()
+        (section.patterns("validation"), None)
     };
-    if section.is_written("validation") && share_key.is_some() && section.is_sound() {
-        section.report(
-            "validation",
-            ProblemKind::Twice { what: "the validation data", key: "validation", other: "validation_share" },
-        );
+    if section.is_written("validation") && share.is_some() && section.is_sound() {
+        section.report_twice("validation", "validation_share", "the validation data");
     }
-    (files, share_key.or(validation_key))
+    (files.unwrap_or_default(), share.or(own_share))
 }

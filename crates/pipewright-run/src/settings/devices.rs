@@ -9,8 +9,6 @@ use pipewright_models::training_memory::ComputeDevices;
 use serde::Serialize;
 use sysinfo::System;
 
-use crate::settings::place::Place;
-use crate::settings::problem::ProblemKind;
 use crate::settings::section::Section;
 
 /// The devices of the ranks.
@@ -137,14 +135,13 @@ pub(super) fn read(section: &mut Section<'_>) -> DeviceSettings {
     let list = section.texts("devices").unwrap_or_default();
     let mut list: Vec<DeviceChoice> =
         list.iter().filter_map(|text| choice(section, "devices", text)).collect();
-    let exclusive = section.flag("exclusive", false);
+    let exclusive = section.flag("exclusive");
     let mut device = if is_written { None } else { Some(one.unwrap_or_default()) };
     if is_written && section.is_written("device") {
-        let is_argument = |key| matches!(section.place(key), Place::Set { .. });
-        match (is_argument("device"), is_argument("devices")) {
+        match (section.is_argument("device"), section.is_argument("devices")) {
             (true, false) => (device, list) = (Some(one.unwrap_or_default()), Vec::new()),
             (false, true) => {}
-            _ => section.report("devices", ProblemKind::BothDeviceKeys),
+            _ => section.report("devices", "`device` and `devices` are both written", "remove one of them"),
         }
     }
     if device.is_none() && list.is_empty() {
@@ -157,13 +154,13 @@ pub(super) fn read(section: &mut Section<'_>) -> DeviceSettings {
 fn choice(section: &mut Section<'_>, key: &'static str, text: &str) -> Option<DeviceChoice> {
     match text.parse::<DeviceChoice>() {
         Ok(choice) if !choice.back_end.is_compiled_in() => {
-            section.report(key, DeviceError::NotCompiledIn { choice }.into());
+            section.report_error(key, DeviceError::NotCompiledIn { choice });
         }
         Ok(choice) => return Some(choice),
         Err(DeviceError::Unknown { name }) => {
-            section.report_unknown_word(key, &name, BackEnd::ALL.into_iter().map(BackEnd::name));
+            section.unknown_word(key, &name, BackEnd::ALL.into_iter().map(BackEnd::name));
         }
-        Err(error) => section.report(key, error.into()),
+        Err(error) => section.report_error(key, error),
     }
     None
 }

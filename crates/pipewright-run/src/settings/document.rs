@@ -3,42 +3,32 @@
 //! Arguments override the file. [`crate::settings::section`] checks the values of the keys.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
-use std::sync::Arc;
 
+use pipewright_document::{Entry, Place, Problem, Source, Table, Value};
 use pipewright_models::ModelConfig;
-use serde::Deserialize;
-use toml::de::{DeTable, DeValue, ValueDeserializer};
-use toml::{Spanned, Value};
 
-use crate::settings::keys::{keys_of, suggest_key, suggest_section};
-use crate::settings::place::{Place, Source};
-use crate::settings::problem::{Problem, ProblemKind};
+use crate::settings::keys::{
+    advice_for_key, advice_for_section, find, keys_of, section_names, sections, suggestion,
+};
 
 /// All keys that were written, and all problems found so far.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Document {
-    entries: BTreeMap<(String, String), Entry>,
+    /// The keys that were written, by section.
+    pub(super) sections: BTreeMap<&'static str, Table>,
     pub(super) problems: Vec<Problem>,
     /// Sentences about keys that have no effect, which is not a mistake.
     pub(super) notes: Vec<String>,
 }
 
-/// One key that was written.
-#[derive(Debug)]
-pub(super) struct Entry {
-    /// Where the value is written.
-    pub(super) place: Place,
-    /// The value.
-    pub(super) value: Value,
-}
-
 impl Document {
     /// Collects the keys of a file and of `--set` arguments.
-    pub(super) fn new(file: Option<Source>, arguments: &[String]) -> Self {
-        let mut document = Self::default();
-        if let Some(source) = file {
-            document.add_file(source);
+    pub(super) fn new(file: Source, arguments: &[String]) -> Self {
+        let tables = sections().iter().map(|section| (section.name, Table::new(Place::Default)));
+        let mut document = Self { sections: tables.collect(), problems: Vec::new(), notes: Vec::new() };
+        let file = Table::parse(file, usize::MAX, &mut document.problems);
+        for (name, entry) in file.into_iter().flat_map(|file| file.entries) {
+            document.add_section(&name, entry);
         }
         for argument in arguments {
             document.add_argument(argument);
@@ -46,74 +36,35 @@ impl Document {
         document
     }
 
-    /// Returns the entry that was written for a key.
-    pub(super) fn entry(&self, section: &str, key: &str) -> Option<&Entry> {
-        // The map's key is a pair of owned strings. There are few look-ups, so copying the strings does not
-        // matter.
-        self.entries.get(&(section.to_owned(), key.to_owned()))
+    /// Returns the value that was written for a key.
+    pub(super) fn value(&self, section: &str, key: &str) -> Option<&Value> {
+        self.sections.get(section)?.get(key)
     }
 
-    /// Returns the keys that were written in a section, with their places.
-    pub(super) fn written(&self, section: &str) -> impl Iterator<Item = (&str, &Place)> {
-        let entries = self.entries.iter().filter(move |((owner, _), _)| owner == section);
-        entries.map(|((_, key), entry)| (key.as_str(), &entry.place))
-    }
-
-    /// Returns the keys that were written in a section, with their values.
-    pub(super) fn values(&self, section: &str) -> impl Iterator<Item = (&str, &Value)> {
-        let entries = self.entries.iter().filter(move |((owner, _), _)| owner == section);
-        entries.map(|((_, key), entry)| (key.as_str(), &entry.value))
-    }
-
-    /// Removes the entry that was written for a key.
-    pub(super) fn remove(&mut self, section: &str, key: &str) {
-        self.entries.remove(&(section.to_owned(), key.to_owned()));
-    }
-
-    fn add_file(&mut self, source: Source) {
-        let source = Arc::new(source);
-        let place = |span: Range<usize>| Place::File { source: Arc::clone(&source), span };
-        let (table, errors) = DeTable::parse_recoverable(&source.text);
-        if !errors.is_empty() {
-            self.problems.extend(errors.iter().map(|error| Problem {
-                place: place(error.span().unwrap_or(0..0)),
-                kind: ProblemKind::Syntax { message: error.message().to_owned() },
-            }));
-            return;
-        }
-        for (name, value) in table.into_inner() {
-            let (span, section) = (name.span(), name.into_inner().into_owned());
-            match value.into_inner() {
-                DeValue::Table(keys) => self.add_section(&section, place(span), keys, place),
-                _ => self.problems.push(Problem {
-                    place: place(span),
-                    kind: ProblemKind::OutsideSections {
-                        suggestion: suggest_key("", &section),
-                        key: section,
-                    },
-                }),
-            }
+    /// Removes the keys of a section that are written in the file and that `is_removed` accepts.
+    pub(super) fn remove_of_file(&mut self, section: &str, is_removed: impl Fn(&str) -> bool) {
+        if let Some(table) = self.sections.get_mut(section) {
+            table.entries.retain(|key, entry| entry.value.place.is_argument() || !is_removed(key));
         }
     }
 
-    fn add_section(
-        &mut self,
-        section: &str,
-        name_place: Place,
-        keys: DeTable<'_>,
-        place: impl Fn(Range<usize>) -> Place,
-    ) {
-        if keys_of(section).is_none() {
-            let kind = ProblemKind::UnknownSection {
-                section: section.to_owned(),
-                suggestion: suggest_section(section),
-            };
-            self.problems.push(Problem { place: name_place, kind });
-            return;
+    fn report(&mut self, place: Place, sentence: String, help: String) {
+        self.problems.push(Problem::new(place, sentence).help(help));
+    }
+
+    fn add_section(&mut self, name: &str, entry: Entry) {
+        let Some(table) = entry.value.as_table() else {
+            let help = suggestion("", name).map_or_else(
+                || format!("put it below one of {}", section_names()),
+                |meant| format!("did you mean {meant}?"),
+            );
+            return self.report(entry.key_place, format!("`{name}` is outside of any section"), help);
+        };
+        if keys_of(name).is_none() {
+            return self.report_unknown_section(entry.key_place, name);
         }
-        for (key, value) in keys {
-            let (key_place, value_place) = (place(key.span()), place(value.span()));
-            self.add(section, &key.into_inner(), value, key_place, value_place);
+        for (key, entry) in &table.entries {
+            self.add(name, key, entry.clone());
         }
     }
 
@@ -124,53 +75,30 @@ impl Document {
             Some((section, key, text.trim()))
         });
         let Some((section, key, text)) = parts else {
-            self.problems.push(Problem { place, kind: ProblemKind::SetForm });
-            return;
+            let help = "write for example --set pipeline.ranks=4";
+            return self.report(place, "not of the form section.key=value".to_owned(), help.to_owned());
         };
         if keys_of(section).is_none() {
-            let kind = ProblemKind::UnknownSection {
-                section: section.to_owned(),
-                suggestion: suggest_section(section),
-            };
-            self.problems.push(Problem { place, kind });
-            return;
+            return self.report_unknown_section(place, section);
         }
-        let string = || Spanned::new(0..text.len(), DeValue::String(text.into()));
-        let value = DeValue::parse(text).unwrap_or_else(|_| string());
-        self.add(section, key, value, place.clone(), place);
+        if let Some(value) = Value::of_argument(key, text, &place, &mut self.problems) {
+            self.add(section, key, Entry { key_place: place, value });
+        }
     }
 
-    fn add(
-        &mut self,
-        section: &str,
-        key: &str,
-        value: Spanned<DeValue<'_>>,
-        key_place: Place,
-        value_place: Place,
-    ) {
+    fn report_unknown_section(&mut self, place: Place, name: &str) {
+        self.report(place, format!("unknown section `{name}`"), advice_for_section(name));
+    }
+
+    fn add(&mut self, section: &str, key: &str, entry: Entry) {
         // A `config.json` may be pasted into [model]: its keys are known, even if they have no effect.
         let is_pasted = section == "model" && ModelConfig::is_known_key(key);
-        if !is_pasted && !keys_of(section).is_some_and(|keys| keys.contains(&key)) {
-            let kind = ProblemKind::UnknownKey {
-                section: section.to_owned(),
-                key: key.to_owned(),
-                suggestion: suggest_key(section, key),
-            };
-            self.problems.push(Problem { place: key_place, kind });
-            return;
+        if !is_pasted && find(section, key).is_none() {
+            let sentence = format!("unknown key `{key}` in [{section}]");
+            return self.report(entry.key_place, sentence, advice_for_key(section, key));
         }
-        match Value::deserialize(ValueDeserializer::from(value)) {
-            Ok(value) => {
-                self.entries
-                    .insert((section.to_owned(), key.to_owned()), Entry { place: value_place, value });
-            }
-            Err(error) => self.problems.push(Problem {
-                place: value_place,
-                kind: ProblemKind::Unrepresentable {
-                    key: key.to_owned(),
-                    message: error.message().to_owned(),
-                },
-            }),
+        if let Some(table) = self.sections.get_mut(section) {
+            table.entries.insert(key.to_owned(), entry);
         }
     }
 }
@@ -182,11 +110,13 @@ mod tests {
     fn check(arguments: &[&str], expected: &[&str]) {
         let text = "[run]\nsteps = 5\n".to_owned();
         let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
-        let document = Document::new(Some(Source { name: "a.toml".into(), text }), &arguments);
-        let entries = document
-            .entries
-            .iter()
-            .map(|((section, key), entry)| format!("{}: {section}.{key} = {}", entry.place, entry.value));
+        let document = Document::new(Source { name: "a.toml".into(), text }, &arguments);
+        let entries = document.sections.iter().flat_map(|(section, table)| {
+            let entry = |(key, entry): (&String, &Entry)| {
+                format!("{}: {section}.{key} = {}", entry.value.place, entry.value.to_toml())
+            };
+            table.entries.iter().map(entry).collect::<Vec<_>>()
+        });
         let found: Vec<String> = entries.chain(document.problems.iter().map(ToString::to_string)).collect();
         assert_eq!(found, expected);
     }

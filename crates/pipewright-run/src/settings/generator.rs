@@ -1,10 +1,11 @@
 //! The settings of `[pipeline]` that only some schedules have.
 
+use pipewright_document::{Problem, Value};
 use pipewright_schedule::generate::{PerStage, Setting};
 use pipewright_schedule::{Costs, GenerateError, GenerateErrorKind, ScheduleSpec, Slices};
 use serde::Serialize;
 
-use crate::settings::problem::ProblemKind;
+use crate::settings::keys::LARGEST_COUNT;
 use crate::settings::section::Section;
 
 /// The settings of generators besides the size of the schedule. A schedule refuses a setting that it does not
@@ -62,30 +63,65 @@ impl GeneratorSettings {
 pub(super) fn read(section: &mut Section<'_>) -> GeneratorSettings {
     let costs = section.text("costs");
     if let Some(Err(error)) = costs.as_ref().map(|costs| costs.parse::<Costs>()) {
-        section.report("costs", GenerateError::from(error).into());
+        section.report_error("costs", GenerateError::from(error));
     }
     GeneratorSettings {
-        group_size: section.is_written("group_size").then(|| section.count("group_size", 1)),
-        wide_warmup: section.flag("wide_warmup", false),
-        memory_limit: section.count_or_counts("memory_limit"),
+        group_size: section.given_count("group_size"),
+        wide_warmup: section.given_flag("wide_warmup").unwrap_or(false),
+        memory_limit: read_limits(section),
         costs,
-        slices: section.is_written("slices").then(|| section.count("slices", 1)),
-        overlap: section.flag("overlap", false),
+        slices: section.given_count("slices"),
+        overlap: section.given_flag("overlap").unwrap_or(false),
     }
+}
+
+/// Reads the memory limit: a whole number, or a list of them.
+fn read_limits(section: &mut Section<'_>) -> Vec<u32> {
+    const KEY: &str = "memory_limit";
+    match section.value(KEY).map(Value::as_list) {
+        None => Vec::new(),
+        Some(Some([])) => section.empty(KEY).unwrap_or_default(),
+        Some(Some(_)) => section.counts(KEY, LARGEST_COUNT).unwrap_or_default(),
+        Some(None) => section.given_count(KEY).into_iter().collect(),
+    }
+}
+
+/// Records an error of a generator, at the key that is most likely its cause.
+pub(super) fn report(section: &mut Section<'_>, error: GenerateError) {
+    let (key, help) = (section.first_of(culprits(&error)), set_stages(&error));
+    let problem = Problem::of(section.place(key), error);
+    section.problems.push(Problem { help, ..problem });
+}
+
+/// Returns the argument that sets the number of stages on each rank to one that the schedule has, and what
+/// else has to change for it, if the number of stages is the problem.
+fn set_stages(error: &GenerateError) -> Option<String> {
+    let advice = error.advice.first()?;
+    let stages = advice.stages_per_rank?;
+    let microbatches = advice.microbatches.map(|number| u64::from(number) * u64::from(error.replicas));
+    let further = [
+        ("ranks", advice.ranks.map(u64::from)),
+        ("microbatches", microbatches),
+        ("group_size", advice.group_size.map(u64::from)),
+    ];
+    let mut text = format!("add --set pipeline.stages_per_rank={stages}");
+    for (key, number) in further {
+        text.extend(number.map(|number| format!(" --set pipeline.{key}={number}")));
+    }
+    Some(text)
 }
 
 /// Refuses settings of generators if the schedule is not made by one.
 pub(super) fn refuse_all(section: &mut Section<'_>) {
     for (key, _) in KEYS {
         if section.is_written(key) {
-            let (other, advice) = ("a schedule by name", "remove it");
-            section.report(key, ProblemKind::Without { key, other, advice });
+            section.report_without(key, "a schedule by name", "remove it");
         }
     }
 }
 
 /// Returns the keys that an error of a generator is about, the most likely first.
-pub(super) fn culprits(error: &GenerateError) -> &'static [&'static str] {
+fn culprits(error: &GenerateError) -> &'static [&'static str] {
     use GenerateErrorKind as Kind;
     match &error.kind {
         Kind::UnknownSchedule { .. } => &["schedule"],

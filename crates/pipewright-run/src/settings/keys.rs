@@ -1,282 +1,206 @@
-//! The sections and keys of a configuration, and the known name that is nearest to a misspelt one.
+//! The table of the keys: `keys.toml` has each key with its default or an example, its range, and a sentence.
 //!
-//! The types, ranges and defaults are in the file of each section.
+//! The table is a configuration itself, and `pipewright init` writes it without its marks. Before a sentence,
+//! marks in angle brackets say what else the program knows of a key:
+//!
+//! | mark | meaning |
+//! |---|---|
+//! | `1..1024` | whole numbers of this range |
+//! | `count`, `index`, `steps` | whole numbers from 1 or from 0 to 2^31 - 1, and from 0 to 2^63 - 1 |
+//! | `positive`, `non-negative`, `fraction`, `share` | numbers of a [`Bound`]; after `single`, in single precision too |
+//! | `kept` | a resumed run keeps the value |
+//! | `local` | the processes of a run may have different values |
+//! | `timed` | the time of a step depends on it |
 
-use std::fmt;
+use std::ops::RangeInclusive;
+use std::sync::LazyLock;
 
-use pipewright_schedule::words;
+use pipewright_document::{Bound, Source, Table, Value, nearest};
 
-/// The word that the user probably meant.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Suggestion {
-    /// Another name in the same place.
-    Name(String),
-    /// A key of some section.
-    KeyOf {
-        /// The section.
-        section: String,
-        /// The key.
-        key: String,
-    },
+/// The table.
+const TABLE: &str = include_str!("keys.toml");
+
+/// The largest count that a configuration may contain: the largest value of a token id and of the engine's
+/// indices.
+pub(crate) const LARGEST_COUNT: u32 = i32::MAX as u32;
+
+/// A section with its keys.
+pub(super) struct SectionKeys {
+    pub(super) name: &'static str,
+    pub(super) keys: Vec<Key>,
 }
 
-impl fmt::Display for Suggestion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Name(name) => write!(f, "`{name}`"),
-            Self::KeyOf { section, key } => write!(f, "`{key}` in [{section}]"),
+/// A key of the table.
+pub(super) struct Key {
+    pub(super) name: &'static str,
+    marks: Vec<&'static str>,
+}
+
+static SECTIONS: LazyLock<Vec<SectionKeys>> = LazyLock::new(|| {
+    let mut sections: Vec<SectionKeys> = Vec::new();
+    for line in TABLE.lines() {
+        let section = line.strip_prefix('[').and_then(|rest| rest.split_once(']'));
+        if let Some((name, _)) = section {
+            sections.push(SectionKeys { name, keys: Vec::new() });
+        } else if let (Some(key), Some(section)) = (Key::of(line), sections.last_mut()) {
+            section.keys.push(key);
         }
+    }
+    sections
+});
+
+/// The keys that have defaults.
+static DEFAULTS: LazyLock<Table> = LazyLock::new(|| {
+    let table = Table::parse(Source::from(TABLE), usize::MAX, &mut Vec::new());
+    table.expect("the table of the keys is TOML, as a test checks")
+});
+
+impl Key {
+    /// Returns the key of a line of the table, if it has one.
+    fn of(line: &'static str) -> Option<Self> {
+        let (name, rest) = line.strip_prefix("# ").unwrap_or(line).split_once(" = ")?;
+        let is_name = name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_');
+        let marks = rest.split_once("# <").and_then(|(_, marks)| Some(marks.split_once('>')?.0.split(", ")));
+        is_name.then(|| Self { name, marks: marks.into_iter().flatten().collect() })
+    }
+
+    /// Returns the whole numbers that the key takes.
+    pub(super) fn range(&self) -> Option<RangeInclusive<u64>> {
+        self.marks.iter().find_map(|mark| match *mark {
+            "count" => Some(1..=u64::from(LARGEST_COUNT)),
+            "index" => Some(0..=u64::from(LARGEST_COUNT)),
+            "steps" => Some(0..=i64::MAX as u64),
+            mark => {
+                let (least, most) = mark.split_once("..")?;
+                Some(least.parse().ok()?..=most.parse().ok()?)
+            }
+        })
+    }
+
+    /// Returns the bound of the numbers that the key takes, and whether it holds in single precision too.
+    pub(super) fn bound(&self) -> Option<(Bound, bool)> {
+        let bounds = [Bound::Positive, Bound::NonNegative, Bound::Fraction, Bound::Share];
+        self.marks.iter().find_map(|mark| {
+            let single = mark.strip_prefix("single ");
+            let bound = bounds.into_iter().find(|bound| bound.name() == single.unwrap_or(mark))?;
+            Some((bound, single.is_some()))
+        })
+    }
+
+    /// Returns whether the processes of a run may have different values.
+    pub(super) fn is_local(&self) -> bool {
+        self.marks.contains(&"local")
+    }
+
+    /// Returns whether the time of a step depends on the value.
+    pub(super) fn is_timed(&self) -> bool {
+        self.marks.contains(&"timed")
     }
 }
 
-/// The sections in the order in which they are written, each with its keys.
-pub(super) const SECTIONS: &[(&str, &[&str])] = &[
-    (
-        "model",
-        &[
-            "from",
-            "architecture",
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "rms_norm_eps",
-            "rope_theta",
-            "tie_word_embeddings",
-            "head_dim",
-            "rope_scaling",
-            "sliding_window",
-            "use_sliding_window",
-            "max_window_layers",
-            "sliding_window_pattern",
-            "rope_local_base_freq",
-            "no_rope_layers",
-            "no_rope_layer_interval",
-            "embedding_multiplier",
-            "residual_multiplier",
-            "attention_multiplier",
-            "logits_scaling",
-            "partial_rotary_factor",
-            "qkv_bias",
-            "query_pre_attn_scalar",
-            "layer_types",
-            "attn_logit_softcapping",
-            "final_logit_softcapping",
-            "attention_bias",
-            "mlp_bias",
-            "num_experts",
-            "num_local_experts",
-            "num_experts_per_tok",
-            "moe_intermediate_size",
-            "norm_topk_prob",
-            "decoder_sparse_step",
-            "mlp_only_layers",
-            "router_aux_loss_coef",
-            "output_router_logits",
-            "layers_block_type",
-            "hybrid_override_pattern",
-            "layer_norm_epsilon",
-            "mamba_num_heads",
-            "mamba_head_dim",
-            "n_groups",
-            "ssm_state_size",
-            "conv_kernel",
-            "use_conv_bias",
-            "use_bias",
-            "time_step_limit",
-            "time_step_min",
-            "time_step_max",
-            "time_step_floor",
-            "rescale_prenorm_residual",
-            "n_routed_experts",
-            "n_group",
-            "topk_group",
-            "routed_scaling_factor",
-            "moe_shared_expert_intermediate_size",
-            "moe_latent_size",
-            "initializer_range",
-            "pattern",
-            "bos_token_id",
-            "embed_scale",
-            "embed_norm",
-            "ngram_orders",
-            "ngram_buckets",
-            "structure_vocab_sizes",
-            "platform_vocab_size",
-            "num_relations",
-            "window_sizes",
-            "nope_layers",
-            "shared_expert_intermediate_size",
-            "moe_aux_loss_weight",
-            "moe_router_z_loss_weight",
-            "mod_layers",
-            "mod_capacity_factor",
-            "mod_aux_loss_weight",
-            "mtp_loss_weight",
-            "mtp_block",
-            "mtp_depth",
-        ],
-    ),
-    ("adapter", &["kind", "rank", "alpha", "dropout", "rslora", "dora", "targets", "path"]),
-    (
-        "data",
-        &[
-            "path",
-            "mix",
-            "tokenizer",
-            "seq_len",
-            "shuffle",
-            "side",
-            "validation",
-            "validation_share",
-            "validation_side",
-            "bos_id",
-            "packed",
-            "restart_positions",
-            "keys",
-            "chat_template",
-            "train_on",
-            "long_records",
-            "date",
-        ],
-    ),
-    (
-        "pipeline",
-        &[
-            "ranks",
-            "stages_per_rank",
-            "schedule",
-            "microbatches",
-            "microbatch_size",
-            "partition",
-            "boundaries",
-            "layout",
-            "head_parts",
-            "embedding_parts",
-            "transport",
-            "threads_per_rank",
-            "recompute",
-            "offload",
-            "offload_folder",
-            "group_size",
-            "wide_warmup",
-            "memory_limit",
-            "costs",
-            "slices",
-            "overlap",
-        ],
-    ),
-    (
-        "mesh",
-        &[
-            "data_parallel",
-            "data_parallel_mode",
-            "tensor_parallel",
-            "whole_experts",
-            "expert_parallel",
-            "unshard_window",
-            "unshard_lookahead",
-            "reduce_wait",
-        ],
-    ),
-    (
-        "optimizer",
-        &[
-            "name",
-            "learning_rate",
-            "min_learning_rate",
-            "betas",
-            "eps",
-            "momentum",
-            "nesterov",
-            "weight_decay",
-            "no_decay",
-            "clip_norm",
-            "clip_value",
-            "post_validation",
-            "schedule",
-            "warmup_steps",
-            "decay_steps",
-            "restart_at",
-            "expert_balance_speed",
-            "groups",
-        ],
-    ),
-    (
-        "run",
-        &[
-            "steps",
-            "seed",
-            "out",
-            "checkpoint_every",
-            "failure_every",
-            "keep_checkpoints",
-            "deadline_seconds",
-            "restarts",
-            "replace_slow",
-            "verify",
-            "replace_wrong",
-            "grow",
-            "copy_every",
-            "copies",
-            "copy_folder",
-            "device",
-            "devices",
-            "exclusive",
-            "precision",
-            "loss_scale",
-            "loss_scale_interval",
-            "timelines",
-            "tensorboard",
-            "planned_step_ms",
-            "accumulate",
-            "rampup_steps",
-            "eval_every",
-            "eval_batches",
-            "patience",
-            "sample_prompts",
-            "sample_tokens",
-        ],
-    ),
-];
+/// Returns the sections in the order in which they are written.
+pub(super) fn sections() -> &'static [SectionKeys] {
+    &SECTIONS
+}
 
 /// Returns the keys of `section`, if there is such a section.
-pub(super) fn keys_of(section: &str) -> Option<&'static [&'static str]> {
-    SECTIONS.iter().find(|(name, _)| *name == section).map(|(_, keys)| *keys)
+pub(super) fn keys_of(section: &str) -> Option<&'static [Key]> {
+    SECTIONS.iter().find(|known| known.name == section).map(|known| known.keys.as_slice())
 }
 
-/// Returns the section that the user probably meant by an unknown name.
-pub(super) fn suggest_section(section: &str) -> Option<Suggestion> {
-    nearest(section, SECTIONS.iter().map(|(name, _)| *name)).map(|name| Suggestion::Name(name.to_owned()))
+/// Returns the defaults of the keys of `section`.
+pub(super) fn defaults_of(section: &str) -> &'static Table {
+    let table = DEFAULTS.get(section).and_then(Value::as_table);
+    table.expect("each section that is read is in the table of the keys, as a test checks")
 }
 
-/// Returns the key that the user probably meant by an unknown key. The first match of these counts: the same
-/// key in another section, a similar key in this section, a similar key in another section.
-pub(super) fn suggest_key(section: &str, key: &str) -> Option<Suggestion> {
-    let elsewhere = |wanted: &str| {
-        let owner = SECTIONS.iter().find(|(name, keys)| *name != section && keys.contains(&wanted));
-        owner.map(|(name, _)| Suggestion::KeyOf { section: (*name).to_owned(), key: wanted.to_owned() })
+/// Returns whether the processes of a run may have different values of a key, such as `run.out`.
+pub fn may_differ(key: &str) -> bool {
+    let key = key.split_once('.').and_then(|(section, key)| find(section, key));
+    key.is_some_and(Key::is_local)
+}
+
+/// Returns a key of a section.
+pub(super) fn find(section: &str, key: &str) -> Option<&'static Key> {
+    keys_of(section)?.iter().find(|known| known.name == key)
+}
+
+/// Returns a configuration with every key at its default and a comment on each.
+pub fn template() -> String {
+    let without_marks = |line: &str| {
+        let marks = line.split_once("# <").and_then(|(start, rest)| Some((start, rest.split_once('>')?.1)));
+        let Some((start, sentence)) = marks else { return line.to_owned() };
+        format!("{start}#{sentence}").trim_end_matches([' ', '#']).to_owned()
     };
-    let here = keys_of(section).unwrap_or_default();
-    let others = SECTIONS.iter().flat_map(|(_, keys)| keys.iter().copied());
-    elsewhere(key)
-        .or_else(|| nearest(key, here.iter().copied()).map(|name| Suggestion::Name(name.to_owned())))
-        .or_else(|| nearest(key, others).and_then(elsewhere))
+    TABLE.lines().map(|line| without_marks(line) + "\n").collect()
 }
 
-/// Returns the candidate that `name` probably misspells: at most a third of the letters differ.
-pub fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    words::nearest(name, candidates, |letters| (letters / 3).max(1))
+/// Returns the key that the user probably meant by an unknown key, in words. The first match of these counts:
+/// the same key in another section, a similar key in this section, a similar key in another section.
+pub(super) fn suggestion(section: &str, key: &str) -> Option<String> {
+    let elsewhere = |wanted: &str| {
+        let has_key = |known: &&SectionKeys| known.name != section && find(known.name, wanted).is_some();
+        SECTIONS.iter().find(has_key).map(|owner| format!("`{wanted}` in [{}]", owner.name))
+    };
+    let here = keys_of(section).unwrap_or_default().iter().map(|key| key.name);
+    let all = SECTIONS.iter().flat_map(|known| &known.keys).map(|key| key.name);
+    elsewhere(key)
+        .or_else(|| nearest(key, here).map(|name| format!("`{name}`")))
+        .or_else(|| nearest(key, all).and_then(elsewhere))
+}
+
+/// Returns the advice for an unknown key.
+pub(super) fn advice_for_key(section: &str, key: &str) -> String {
+    suggestion(section, key).map_or_else(
+        || {
+            let keys = keys_of(section).unwrap_or_default().iter();
+            let names: Vec<String> = keys.map(|key| format!("`{}`", key.name)).collect();
+            format!("the keys of [{section}] are {}", names.join(", "))
+        },
+        |meant| format!("did you mean {meant}?"),
+    )
+}
+
+/// Returns the advice for an unknown section.
+pub(super) fn advice_for_section(section: &str) -> String {
+    match nearest(section, SECTIONS.iter().map(|known| known.name)) {
+        Some(meant) => format!("did you mean `{meant}`?"),
+        None => format!("the sections are {}", section_names()),
+    }
+}
+
+/// Returns the names of all sections.
+pub(super) fn section_names() -> String {
+    SECTIONS.iter().map(|section| format!("[{}]", section.name)).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    #[test]
+    fn every_mark_has_a_meaning() {
+        for section in sections() {
+            for key in &section.keys {
+                let traits =
+                    key.marks.iter().filter(|mark| ["kept", "local", "timed"].contains(mark)).count();
+                let ranges = usize::from(key.range().is_some()) + usize::from(key.bound().is_some());
+                assert_eq!(
+                    key.marks.len(),
+                    traits + ranges,
+                    "{}.{}: {:?}",
+                    section.name,
+                    key.name,
+                    key.marks
+                );
+            }
+        }
+        let marks = template().lines().filter(|line| line.contains("# <")).count();
+        assert_eq!(marks, 0);
+    }
+
     fn check(section: &str, key: &str, expected: Option<&str>) {
-        assert_eq!(suggest_key(section, key).map(|found| found.to_string()).as_deref(), expected);
+        assert_eq!(suggestion(section, key).as_deref(), expected);
     }
 
     #[test]
@@ -293,10 +217,7 @@ mod tests {
 
     #[test]
     fn misspelt_sections() {
-        assert_eq!(
-            suggest_section("pipelines").map(|found| found.to_string()).as_deref(),
-            Some("`pipeline`")
-        );
-        assert_eq!(suggest_section("colours").map(|found| found.to_string()), None);
+        assert_eq!(advice_for_section("pipelines"), "did you mean `pipeline`?");
+        assert!(advice_for_section("colours").starts_with("the sections are [model], "));
     }
 }

@@ -1,15 +1,15 @@
 //! Makes settings from a file and `--set` arguments.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use pipewright::bounded_file::{SMALL_TEXT, read_text};
+use pipewright_document::{Problems, Source};
 use pipewright_schedule::lower::ProgramSource;
+use thiserror::Error;
 
 use crate::settings::document::Document;
 use crate::settings::model::ModelSettings;
 use crate::settings::paths::Surroundings;
-use crate::settings::place::Source;
-use crate::settings::problem::ConfigError;
 use crate::settings::whole::Settings;
 use crate::settings::{adapter, cross_checks, data, mesh, model, optimizer, pipeline, run, sample, schedule};
 
@@ -24,6 +24,24 @@ pub enum Base<'a> {
     Sample,
     /// The built-in configuration for a model and data that the arguments name.
     FineTuning,
+}
+
+/// The reason why there are no settings, or no profile.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{}: cannot read the {what}", path.display())]
+    Read {
+        /// The kind of file: a configuration or a profile.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// The file or the arguments contain mistakes.
+    #[error(transparent)]
+    Problems(Problems),
 }
 
 /// The name of the built-in configuration for a fine-tuning in messages, and its text.
@@ -76,7 +94,7 @@ impl Settings {
             Base::Sample => Source { name: sample::NAME.to_owned(), text: sample::CONFIG.to_owned() },
             Base::FineTuning => Source { name: FINE_TUNING.0.to_owned(), text: FINE_TUNING.1.to_owned() },
         };
-        let mut document = Document::new(Some(text), arguments);
+        let mut document = Document::new(text, arguments);
         let model = model::read(&mut document, surroundings);
         let adapter = adapter::read(&mut document, surroundings, &model);
         let data = data::read(&mut document, surroundings, &model);
@@ -94,7 +112,7 @@ impl Settings {
         let settings = Self { model, adapter, data, pipeline, mesh, optimizer, run };
         cross_checks::check(&mut document, surroundings, &settings, source.as_ref());
         if !document.problems.is_empty() {
-            return Err(ConfigError::Problems(document.problems));
+            return Err(ConfigError::Problems(Problems(document.problems)));
         }
         Ok(Loaded { settings, notes: document.notes, source })
     }

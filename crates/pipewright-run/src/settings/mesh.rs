@@ -12,9 +12,9 @@ use serde::Serialize;
 use toml::{Table, Value};
 
 use crate::settings::document::Document;
+use crate::settings::keys::LARGEST_COUNT;
 use crate::settings::paths::Surroundings;
-use crate::settings::problem::ProblemKind;
-use crate::settings::section::{LARGEST_COUNT, Section};
+use crate::settings::section::Section;
 
 /// The key of the replicas.
 const REPLICAS: &str = "data_parallel";
@@ -182,38 +182,29 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mesh
     let (whole_experts, expert_parallel) = experts(&mut section);
     MeshSettings {
         data_parallel,
-        tensor_parallel: section.count("tensor_parallel", 1),
+        tensor_parallel: section.count("tensor_parallel"),
         whole_experts,
         expert_parallel,
         data_parallel_mode,
-        unshard_window: section.count("unshard_window", UnshardConfig::default().window.get()),
+        unshard_window: section.count("unshard_window"),
         unshard_lookahead: lookahead(&mut section),
-        reduce_wait: section.choice(
-            "reduce_wait",
-            ReduceWait::AtEnd,
-            &ReduceWait::ALL.map(|wait| (wait.name(), wait)),
-        ),
+        reduce_wait: section.word("reduce_wait", &ReduceWait::ALL.map(|wait| (wait.name(), wait))),
     }
 }
 
 /// Reads whether tensor ranks hold whole experts, and the number of replicas that hold the experts together.
 /// In the folders of older runs, the key of the second is a flag that says the first.
 fn experts(section: &mut Section<'_>) -> (bool, u32) {
-    match former_whole_experts(section.value(EXPERTS).as_ref()) {
-        Some(former) => (section.flag(WHOLE_EXPERTS, former), 1),
-        None => (section.flag(WHOLE_EXPERTS, false), section.count(EXPERTS, 1)),
+    match section.value(EXPERTS).and_then(|value| value.as_flag()) {
+        Some(former) => (section.given_flag(WHOLE_EXPERTS).unwrap_or(former), 1),
+        None => (section.flag(WHOLE_EXPERTS), section.count(EXPERTS)),
     }
-}
-
-/// Returns the value of the former flag, if `expert_parallel` has a flag.
-fn former_whole_experts(expert_parallel: Option<&Value>) -> Option<bool> {
-    expert_parallel?.as_bool()
 }
 
 /// Returns whether tensor ranks hold whole experts, according to the section `mesh` of a run's folder.
 pub fn whole_experts_of_run(mesh: &Table) -> bool {
     let written = mesh.get(WHOLE_EXPERTS).and_then(Value::as_bool);
-    written.or_else(|| former_whole_experts(mesh.get(EXPERTS))).unwrap_or(false)
+    written.or_else(|| mesh.get(EXPERTS)?.as_bool()).unwrap_or(false)
 }
 
 /// Reads the lookahead: a word, a number, or a list with a number for each rank.
@@ -221,13 +212,13 @@ fn lookahead(section: &mut Section<'_>) -> UnshardLookahead {
     const EXPECTED: &str =
         "\"full\", \"auto\", a number of stages from 1, or a list with one for each rank, such as [1, 2]";
     let Some(value) = section.value(LOOKAHEAD) else { return UnshardLookahead::default() };
-    let text = match &value {
-        Value::String(text) => text.clone(),
+    let text = match value.to_toml() {
+        Value::String(text) => text,
         Value::Array(items) => items.iter().map(ToString::to_string).collect::<Vec<_>>().join("/"),
         other => other.to_string(),
     };
     text.parse().unwrap_or_else(|_| {
-        section.report_wrong_type(LOOKAHEAD, EXPECTED, &value);
+        section.wrong_type::<()>(LOOKAHEAD, EXPECTED);
         UnshardLookahead::default()
     })
 }
@@ -236,14 +227,16 @@ fn lookahead(section: &mut Section<'_>) -> UnshardLookahead {
 fn replicas(section: &mut Section<'_>) -> (u32, DataParallelMode) {
     const MODES: [(&str, DataParallelMode); 2] =
         [("replicated", DataParallelMode::Replicated), ("sharded", DataParallelMode::Sharded)];
-    let mode = section.choice(MODE, DataParallelMode::default(), &MODES);
+    let mode = section.word(MODE, &MODES);
     match section.value(REPLICAS) {
-        Some(value @ Value::Array(_)) => groups(section, mode, &value).unwrap_or((1, mode)),
-        Some(value) if !value.is_integer() => {
-            section.report_wrong_type(REPLICAS, "a whole number or a list of two, such as [2, 4]", &value);
-            (1, mode)
+        Some(value) if value.as_list().is_some() => {
+            groups(section, mode, &value.shown()).unwrap_or((1, mode))
         }
-        _ => (section.count(REPLICAS, 1), mode),
+        Some(value) if value.as_whole().is_none() => {
+            let none = section.wrong_type(REPLICAS, "a whole number or a list of two, such as [2, 4]");
+            none.unwrap_or((1, mode))
+        }
+        _ => (section.count(REPLICAS), mode),
     }
 }
 
@@ -252,22 +245,17 @@ fn replicas(section: &mut Section<'_>) -> (u32, DataParallelMode) {
 fn groups(
     section: &mut Section<'_>,
     mode: DataParallelMode,
-    value: &Value,
+    written: &str,
 ) -> Option<(u32, DataParallelMode)> {
-    let counts = section.counts(REPLICAS)?;
+    let counts = section.counts(REPLICAS, LARGEST_COUNT)?;
     let [groups, shards] = counts[..] else {
         let range =
             "two numbers, such as [2, 4] (2 groups of 4 replicas that share the parameters), or one number";
-        section.report(
-            REPLICAS,
-            ProblemKind::OutOfRange { key: REPLICAS, value: value.to_string(), range: range.to_owned() },
-        );
-        return None;
+        return section.out_of_range(REPLICAS, written, range);
     };
     let Some(replicas) = groups.checked_mul(shards).filter(|replicas| *replicas <= LARGEST_COUNT) else {
         let range = format!("two numbers with a product of at most {LARGEST_COUNT}");
-        section.report(REPLICAS, ProblemKind::OutOfRange { key: REPLICAS, value: value.to_string(), range });
-        return None;
+        return section.out_of_range(REPLICAS, written, &range);
     };
     let found = match (groups, shards) {
         (_, 1) => DataParallelMode::Replicated,
@@ -275,10 +263,15 @@ fn groups(
         _ => DataParallelMode::Hybrid { shards },
     };
     // A mode that is not one of the words has been reported.
-    let is_read = section.value(MODE).is_some_and(|written| written.as_str() == Some(word(mode)));
+    let is_read = section.value(MODE).is_some_and(|written| written.as_text() == Some(word(mode)));
     if is_read && word(mode) != word(found) {
-        let (written, meant) = (word(mode), word(found));
-        section.report(MODE, ProblemKind::OtherMode { written, meant, groups: value.to_string(), replicas });
+        let (mode, meant) = (word(mode), word(found));
+        let sentence =
+            format!("`{MODE}` is \"{mode}\", and with `{REPLICAS} = {written}` the parameters are {meant}");
+        let help = format!(
+            "write `{MODE} = \"{meant}\"` or leave it out, or write `{REPLICAS} = {replicas}` for {mode} parameters"
+        );
+        section.report(MODE, sentence, help);
         return None;
     }
     Some((replicas, found))

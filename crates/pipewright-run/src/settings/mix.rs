@@ -6,82 +6,40 @@
 //! ```
 
 use pipewright::train::data::{MixSource, MixWeight};
-use toml::{Table, Value};
+use pipewright_document::{Bound, Reader, Value};
 
 use crate::settings::document::Document;
-use crate::settings::place::Place;
-use crate::settings::problem::ProblemKind;
-use crate::settings::section::{Bound, Section, as_number, shown};
-
-/// The key of the list.
-const MIX: &str = "mix";
-/// The table's name in messages.
-const SECTION: &str = "a source of `data.mix`";
-const PATH: &str = "path";
-const WEIGHT: &str = "weight";
-const KEYS: [&str; 2] = [PATH, WEIGHT];
+use crate::settings::paths::Surroundings;
+use crate::settings::section::{Section, patterns_of};
 
 /// Removes the key of `path` and `mix` that is in the file if the other one is after `--set`, which replaces
 /// it.
 pub(super) fn remove_replaced(document: &mut Document) {
-    let is_in_file =
-        |key: &str| document.entry("data", key).map(|entry| matches!(entry.place, Place::File { .. }));
-    let replaced = match (is_in_file(PATH), is_in_file(MIX)) {
-        (Some(true), Some(false)) => PATH,
-        (Some(false), Some(true)) => MIX,
+    let is_argument = |key| document.value("data", key).map(|value| value.place.is_argument());
+    let replaced = match (is_argument("path"), is_argument("mix")) {
+        (Some(false), Some(true)) => "path",
+        (Some(true), Some(false)) => "mix",
         _ => return,
     };
-    document.remove("data", replaced);
+    document.remove_of_file("data", |key| key == replaced);
 }
 
 /// Reads the list. A `path` in the same place is a problem.
 pub(super) fn read(section: &mut Section<'_>) -> Vec<MixSource> {
     const EXPECTED: &str = "a list of tables, such as [{ path = \"a.jsonl\", weight = 0.7 }, { path = \"b/*.txt\", weight = 0.3 }]";
-    let Some(value) = section.value(MIX) else { return Vec::new() };
-    if section.is_written(PATH) {
-        section.report(MIX, ProblemKind::PathAndMix);
+    if section.is_written("mix") && section.is_written("path") {
+        let help = "remove `path`, or make it a source of `mix`, such as { path = \"...\", weight = 1 }";
+        section.report("mix", "`path` and `mix` both name the training data", help);
     }
-    let tables = value.as_array().and_then(|items| items.iter().map(Value::as_table).collect());
-    let Some(tables): Option<Vec<&Table>> = tables else {
-        section.report_wrong_type(MIX, EXPECTED, &value);
-        return Vec::new();
-    };
-    if tables.is_empty() {
-        section.report(MIX, ProblemKind::Empty { key: MIX });
+    if section.value("mix").and_then(Value::as_list).is_some_and(<[Value]>::is_empty) {
+        section.empty::<()>("mix");
     }
-    let numbered = (1..).zip(tables);
-    numbered
-        .filter_map(|(number, table)| section.in_table(number, |section| source(section, table)))
-        .collect()
+    section.read_tables("mix", ("a source of `data.mix`", EXPECTED), true, source)
 }
 
-fn source(section: &mut Section<'_>, table: &Table) -> Option<MixSource> {
-    for key in table.keys().filter(|key| !KEYS.contains(&key.as_str())) {
-        section.report_unknown_key(MIX, SECTION, key, &KEYS);
-    }
-    let (path, weight) = (path(section, table), weight(section, table));
-    Some(MixSource { path: path?, weight: weight? })
-}
-
-fn weight(section: &mut Section<'_>, table: &Table) -> Option<MixWeight> {
-    let Some(value) = table.get(WEIGHT) else {
-        section.report(MIX, ProblemKind::Missing { key: WEIGHT, section: SECTION });
-        return None;
-    };
-    let weight = as_number(value).and_then(|number| MixWeight::try_from(number).ok());
-    if weight.is_none() {
-        let range = Bound::Positive.words().to_owned();
-        section.report(MIX, ProblemKind::OutOfRange { key: WEIGHT, value: shown(value), range });
-    }
-    weight
-}
-
-fn path(section: &mut Section<'_>, table: &Table) -> Option<Vec<String>> {
-    match table.get(PATH) {
-        Some(value) => section.patterns_of(MIX, PATH, value),
-        None => {
-            section.report(MIX, ProblemKind::Missing { key: PATH, section: SECTION });
-            None
-        }
-    }
+fn source(table: &mut Reader<'_>, surroundings: &Surroundings) -> Option<MixSource> {
+    table.require(&["path", "weight"]);
+    let path = patterns_of(table, "path", surroundings);
+    let weight = table.number("weight", Bound::Positive);
+    Some(MixSource { path: path?, weight: MixWeight::try_from(weight?).ok()? })
 }

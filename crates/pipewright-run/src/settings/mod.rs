@@ -1,8 +1,9 @@
 //! The configuration of a run: strict TOML. All mistakes are reported together, each with its place.
 //!
-//! A file and `--set` arguments become a raw [`document`] of keys with their places. The file of each section
-//! reads its keys through a [`section`] reader, which records mistakes and continues. The result is
-//! [`Settings`], which is not checked again later.
+//! `keys.toml` is the table of all keys, with the default, the range and a sentence of each: it is the text that
+//! `pipewright init` writes, and the page of the configuration. A file and `--set` arguments become a raw
+//! [`document`] of keys with their places. The file of each section reads its keys through a [`section`] reader,
+//! which records mistakes and continues. The result is [`Settings`], which is not checked again later.
 //!
 //! A schedule by name is checked and not generated, and the rows of a schedule's file are read once.
 //! `training/prepare.rs` makes the program and checks what needs other files.
@@ -24,10 +25,7 @@ pub mod optimizer;
 pub mod optimizer_groups;
 mod paths;
 pub mod pipeline;
-mod place;
-mod problem;
 pub mod profile;
-mod profile_keys;
 pub mod run;
 pub mod sample;
 mod schedule;
@@ -36,11 +34,7 @@ mod section;
 mod tests;
 mod whole;
 
-pub use keys::nearest;
-pub use load::{Base, Loaded, Scheduled};
+pub use keys::{may_differ, template};
+pub use load::{Base, ConfigError, Loaded, Scheduled};
 pub use paths::Surroundings;
-pub use problem::{ConfigError, Problem};
 pub use whole::Settings;
-
-/// A configuration with every key at its default and a comment on each.
-pub const TEMPLATE: &str = include_str!("template.toml");

@@ -14,9 +14,7 @@ use toml::Value;
 
 use crate::settings::document::Document;
 use crate::settings::paths::Surroundings;
-use crate::settings::place::Place;
-use crate::settings::problem::ProblemKind;
-use crate::settings::section::{Bound, Section};
+use crate::settings::section::Section;
 
 /// Which model to train.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -88,22 +86,29 @@ impl FreshModel {
 
 /// Reads the section.
 pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> ModelSettings {
-    let from_argument =
-        document.entry("model", "from").is_some_and(|entry| matches!(entry.place, Place::Set { .. }));
-    if from_argument {
-        remove_file_keys(document);
+    // The sizes in the file belong to another model than the one after `--set model.from`.
+    if document.value("model", "from").is_some_and(|from| from.place.is_argument()) {
+        document.remove_of_file("model", |_| true);
     }
-    let others: Vec<String> =
-        document.written("model").map(|(key, _)| key.to_owned()).filter(|key| key != "from").collect();
+    let written: BTreeMap<String, Value> = document
+        .sections
+        .get("model")
+        .into_iter()
+        .flat_map(|table| &table.entries)
+        .map(|(key, entry)| (key.clone(), entry.value.to_toml()))
+        .collect();
     let mut section = Section::new(document, surroundings, "model");
     // A cache folder without a clear snapshot is reported when the model is read.
     let from = section.path("from").map(|from| hf::resolve(&from).unwrap_or(from));
     if section.is_written("from") {
-        for key in others {
-            section.report(&key, ProblemKind::BesideFrom { key: key.clone() });
+        for key in written.keys().filter(|key| *key != "from") {
+            let sentence = format!(
+                "`{key}` is written next to `from`, and with `from` the model follows from its config.json"
+            );
+            section.report(key, sentence, format!("remove `{key}`, or remove `from`"));
         }
     }
-    let written = written_keys(&section);
+    let written = written.into_iter().filter(|(key, _)| !OWN.contains(&key.as_str())).collect();
     let model = read_sizes(&mut section, &written);
     match from {
         Some(from) => ModelSettings::From { from },
@@ -111,47 +116,26 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mode
     }
 }
 
-/// Removes the section's keys that are written in the file. `--set model.from=DIR` needs this, because the
-/// sizes in the file belong to another model.
-fn remove_file_keys(document: &mut Document) {
-    let in_file = |(key, place): (&str, &Place)| matches!(place, Place::File { .. }).then(|| key.to_owned());
-    let keys: Vec<String> = document.written("model").filter_map(in_file).collect();
-    for key in keys {
-        document.remove("model", &key);
-    }
-}
-
-/// Larger sizes are mistakes, and products of several of them could overflow.
-const LARGEST_WIDTH: u32 = 1 << 20;
-const MOST_LAYERS: u32 = 1 << 16;
-
-/// Returns the keys of the section that are not read as sizes, with their values.
-fn written_keys(section: &Section<'_>) -> BTreeMap<String, Value> {
-    section
-        .written()
-        .filter(|(key, _)| !OWN.contains(key))
-        .map(|(key, value)| (key.to_owned(), value.clone()))
-        .collect()
-}
-
 fn read_sizes(section: &mut Section<'_>, written: &BTreeMap<String, Value>) -> FreshModel {
-    let num_attention_heads = section.count_to("num_attention_heads", 8, LARGEST_WIDTH);
+    let num_attention_heads = section.count("num_attention_heads");
     let mut model = FreshModel {
         architecture: read_family(section, written),
-        vocab_size: section.count("vocab_size", 256),
-        hidden_size: section.count_to("hidden_size", 512, LARGEST_WIDTH),
-        intermediate_size: section.count_to("intermediate_size", 1376, LARGEST_WIDTH),
-        num_hidden_layers: section.count_to("num_hidden_layers", 8, MOST_LAYERS),
+        vocab_size: section.count("vocab_size"),
+        hidden_size: section.count("hidden_size"),
+        intermediate_size: section.count("intermediate_size"),
+        num_hidden_layers: section.count("num_hidden_layers"),
         num_attention_heads,
-        num_key_value_heads: section.count_to("num_key_value_heads", num_attention_heads, LARGEST_WIDTH),
-        rms_norm_eps: section.number("rms_norm_eps", 1e-5, &Bound::Positive),
-        rope_theta: section.number("rope_theta", 10_000.0, &Bound::Positive),
-        tie_word_embeddings: section.flag("tie_word_embeddings", false),
+        num_key_value_heads: section.given_count("num_key_value_heads").unwrap_or(num_attention_heads),
+        rms_norm_eps: section.number("rms_norm_eps"),
+        rope_theta: section.number("rope_theta"),
+        tie_word_embeddings: section.flag("tie_word_embeddings"),
         others: written.clone(),
     };
     for (key, value) in written.iter().filter(|(_, value)| has_date(value)) {
-        let (key, message) = (key.clone(), format!("no value of a model is a date, and this is {value}"));
-        section.report(&key.clone(), ProblemKind::Unrepresentable { key, message });
+        let sentence = format!(
+            "the value of `{key}` cannot be held: no value of a model is a date, and this is {value}"
+        );
+        section.report(key, sentence, "write the value that the key has in config.json");
     }
     if section.is_sound() {
         match model.checked_config() {
@@ -164,7 +148,7 @@ fn read_sizes(section: &mut Section<'_>, written: &BTreeMap<String, Value>) -> F
             Err(error) => {
                 let culprits = culprits(&error);
                 let culprits: Vec<&str> = culprits.iter().map(String::as_str).collect();
-                section.report_at_first_of(&culprits, error.into());
+                section.report_error_of(&culprits, error);
             }
         }
     }
@@ -178,21 +162,19 @@ fn read_family(section: &mut Section<'_>, written: &BTreeMap<String, Value>) -> 
     let model_type = written.get("model_type").and_then(Value::as_str);
     let class = written.get("architectures").and_then(|classes| classes.get(0)?.as_str());
     let Some(name) = model_type.or(class) else {
-        return section.choice("architecture", LlamaConfig::MODEL_TYPE, &families);
+        return section.word("architecture", &families);
     };
     let place = if model_type.is_some() { "model_type" } else { "architectures" };
     let family = ModelConfig::family_of(name).unwrap_or_else(|| {
         let keys: Map<_, _> = written.iter().map(|(key, value)| (key.clone(), json_of(value))).collect();
         if let Err(error) = ModelConfig::from_json(keys.into()) {
-            section.report(place, error.into());
+            section.report_error(place, error);
         }
         LlamaConfig::MODEL_TYPE
     });
-    if section.is_written("architecture") && section.choice("architecture", family, &families) != family {
-        section.report(
-            place,
-            ProblemKind::Twice { what: "the family, differently", key: "architecture", other: "model_type" },
-        );
+    if section.given_word("architecture", &families).is_some_and(|written| written != family) {
+        let sentence = "`architecture` and `model_type` both choose the family, differently";
+        section.report(place, sentence, "remove `architecture` or `model_type`");
     }
     family
 }

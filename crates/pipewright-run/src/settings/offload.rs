@@ -7,7 +7,6 @@ use pipewright_schedule::{Recompute, StageIndex};
 use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 
-use crate::settings::problem::ProblemKind;
 use crate::settings::section::Section;
 
 /// The inputs that leave memory between a forward and its backward.
@@ -112,14 +111,12 @@ pub(super) fn read(section: &mut Section<'_>) -> OffloadChoice {
     let words =
         [("none", OffloadChoice::None), ("host", all(OffloadPlace::Host)), ("file", all(OffloadPlace::File))];
     let expected = "a word, or a table such as { to = \"file\", stages = [0, 2], keep = 1 }, whose last two keys may be left out";
-    section.choice_or("offload", OffloadChoice::None, &words, expected, |value| {
-        let settings: OffloadSettings = value.as_table()?.clone().try_into().ok()?;
-        settings
-            .stages
-            .as_ref()
-            .is_none_or(|stages| !stages.is_empty())
-            .then_some(OffloadChoice::To(settings))
-    })
+    let read = section.word_or("offload", &words, expected, |value| {
+        let settings: OffloadSettings = value.to_toml().try_into().ok()?;
+        let is_empty = settings.stages.as_ref().is_some_and(BTreeSet::is_empty);
+        (!is_empty).then_some(OffloadChoice::To(settings))
+    });
+    read.unwrap_or_default()
 }
 
 /// Refuses stages that do not exist, and stages that keep no inputs.
@@ -129,7 +126,7 @@ pub(super) fn check(section: &mut Section<'_>, offload: &OffloadChoice, recomput
         let other =
             "`recompute`, because only recomputed forwards keep inputs that can leave memory, and no tapes";
         let advice = "write for example `recompute = \"block\"`, or remove `offload`";
-        section.report("offload", ProblemKind::Without { key: "offload", other, advice });
+        section.report_without("offload", other, advice);
         return;
     }
     let wrong = chosen
@@ -142,8 +139,7 @@ pub(super) fn check(section: &mut Section<'_>, offload: &OffloadChoice, recomput
         } else {
             "stages that recompute forwards (`recompute`)".to_owned()
         };
-        section
-            .report("offload", ProblemKind::OutOfRange { key: "offload", value: stage.to_string(), range });
+        section.out_of_range::<()>("offload", &stage.to_string(), &range);
     }
 }
 

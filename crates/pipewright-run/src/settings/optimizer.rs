@@ -7,8 +7,7 @@ use serde::Serialize;
 use crate::settings::document::Document;
 use crate::settings::optimizer_groups::{self, GroupSettings};
 use crate::settings::paths::Surroundings;
-use crate::settings::problem::ProblemKind;
-use crate::settings::section::{Bound, Section};
+use crate::settings::section::Section;
 
 /// How gradients update parameters.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -96,29 +95,28 @@ impl OptimizerName {
 pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> OptimizerSettings {
     let groups = ParameterGroup::ALL.map(|group| (group.name(), group));
     let mut section = Section::new(document, surroundings, "optimizer");
-    let name = section.choice("name", OptimizerName::AdamW, &OptimizerName::ALL);
+    let name = section.word("name", &OptimizerName::ALL);
     let (momentum, nesterov) = read_momentum(&mut section, name);
-    let learning_rate = section.single("learning_rate", 3e-4, &Bound::Positive);
-    let schedule =
-        section.choice("schedule", Decay::Constant, &Decay::ALL.map(|decay| (decay.name(), decay)));
+    let learning_rate = section.number("learning_rate");
+    let schedule = section.word("schedule", &Decay::ALL.map(|decay| (decay.name(), decay)));
     OptimizerSettings {
         name,
         learning_rate,
         min_learning_rate: read_lowest(&mut section, schedule, learning_rate),
-        betas: section.single_pair("betas", [0.9, 0.95], &Bound::Fraction),
-        eps: section.single("eps", 1e-8, &Bound::Positive),
+        betas: section.pair("betas"),
+        eps: section.number("eps"),
         momentum,
         nesterov,
-        weight_decay: section.single("weight_decay", 0.1, &Bound::NonNegative),
-        no_decay: section.choices("no_decay", &groups),
-        clip_norm: section.single("clip_norm", 1.0, &Bound::NonNegative),
-        clip_value: section.single("clip_value", 0.0, &Bound::NonNegative),
-        post_validation: section.flag("post_validation", false),
+        weight_decay: section.number("weight_decay"),
+        no_decay: section.words("no_decay", &groups).unwrap_or_default(),
+        clip_norm: section.number("clip_norm"),
+        clip_value: section.number("clip_value"),
+        post_validation: section.flag("post_validation"),
         schedule,
-        warmup_steps: section.whole("warmup_steps", 0, 0, i64::MAX as u64),
+        warmup_steps: section.whole("warmup_steps"),
         decay_steps: read_decay_steps(&mut section, schedule),
-        restart_at: section.whole("restart_at", 0, 0, i64::MAX as u64),
-        expert_balance_speed: read_balance_speed(&mut section),
+        restart_at: section.whole("restart_at"),
+        expert_balance_speed: section.given_number("expert_balance_speed").filter(|speed| *speed > 0.0),
         groups: optimizer_groups::read(&mut section),
     }
 }
@@ -127,34 +125,21 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Opti
 /// key is kept where it has no effect.
 fn read_lowest(section: &mut Section<'_>, schedule: Decay, highest: f64) -> Option<f64> {
     const KEY: &str = "min_learning_rate";
-    if !section.is_written(KEY) {
-        return None;
-    }
-    let lowest = section.single(KEY, 0.0, &Bound::NonNegative);
+    let lowest = section.given_number(KEY)?;
     if !schedule.has_lowest() {
         note_no_effect(section, KEY, schedule);
     } else if lowest > highest {
-        section.report(KEY, ProblemKind::LowestAboveHighest { lowest, highest });
+        let sentence =
+            format!("`min_learning_rate` is {lowest:e}, which is above `learning_rate`, {highest:e}");
+        section.report(KEY, sentence, "lower `min_learning_rate`, or raise `learning_rate`");
     }
     Some(lowest)
-}
-
-/// Reads how much the corrections of routers change in a step.
-fn read_balance_speed(section: &mut Section<'_>) -> Option<f64> {
-    const KEY: &str = "expert_balance_speed";
-    section
-        .is_written(KEY)
-        .then(|| section.single(KEY, 0.0, &Bound::NonNegative))
-        .filter(|speed| *speed > 0.0)
 }
 
 /// Reads the number of steps over which WSD falls.
 fn read_decay_steps(section: &mut Section<'_>, schedule: Decay) -> Option<u64> {
     const KEY: &str = "decay_steps";
-    if !section.is_written(KEY) {
-        return None;
-    }
-    let steps = section.whole(KEY, 1, 1, i64::MAX as u64);
+    let steps = section.given_whole(KEY)?;
     if schedule != Decay::Wsd {
         note_no_effect(section, KEY, schedule);
     }
@@ -170,12 +155,12 @@ fn read_momentum(section: &mut Section<'_>, name: OptimizerName) -> (Option<f64>
     let Some((momentum, nesterov)) = name.momentum() else {
         for key in ["momentum", "nesterov"] {
             if section.is_written(key) {
-                let (other, advice) = ("`name = \"sgd\"` or \"muon\"", "leave it out, or change `name`");
-                section.report(key, ProblemKind::Without { key, other, advice });
+                let other = "`name = \"sgd\"` or \"muon\"";
+                section.report_without(key, other, "leave it out, or change `name`");
             }
         }
         return (None, None);
     };
-    let momentum = section.single("momentum", momentum, &Bound::Fraction);
-    (Some(momentum), Some(section.flag("nesterov", nesterov)))
+    let momentum = section.given_number("momentum").unwrap_or(momentum);
+    (Some(momentum), Some(section.given_flag("nesterov").unwrap_or(nesterov)))
 }

@@ -7,20 +7,11 @@
 //! ```
 
 use globset::Glob;
+use pipewright_document::{Bound, Reader};
 use pipewright_models::ParameterGroup;
 use serde::Serialize;
-use toml::{Table, Value};
 
-use crate::settings::problem::ProblemKind;
-use crate::settings::section::{Bound, Section, as_number, shown};
-
-/// The key of the list.
-const GROUPS: &str = "groups";
-/// The section's name in messages.
-const SECTION: &str = "[[optimizer.groups]]";
-/// The key of a group that names its parameters.
-const PARAMETERS: &str = "parameters";
-const KEYS: [&str; 4] = [PARAMETERS, "learning_rate", "weight_decay", "clip_norm"];
+use crate::settings::section::Section;
 
 /// Parameters that the optimizer treats in another way than the rest. If several groups have a parameter, the
 /// last one counts, key by key.
@@ -47,69 +38,35 @@ pub fn named_group(text: &str) -> Option<ParameterGroup> {
 /// Reads the list.
 pub(super) fn read(section: &mut Section<'_>) -> Vec<GroupSettings> {
     const EXPECTED: &str = "a list of tables, each below [[optimizer.groups]]";
-    let Some(value) = section.value(GROUPS) else { return Vec::new() };
-    let tables = value.as_array().and_then(|items| items.iter().map(Value::as_table).collect());
-    let Some(tables): Option<Vec<&Table>> = tables else {
-        section.report_wrong_type(GROUPS, EXPECTED, &value);
-        return Vec::new();
-    };
-    match tables.as_slice() {
-        [table] => group(section, table).into_iter().collect(),
-        tables => {
-            let numbered = (1..).zip(tables);
-            numbered
-                .filter_map(|(number, table)| section.in_table(number, |section| group(section, table)))
-                .collect()
-        }
-    }
+    section.read_tables("groups", ("[[optimizer.groups]]", EXPECTED), false, |table, _| group(table))
 }
 
-fn group(section: &mut Section<'_>, table: &Table) -> Option<GroupSettings> {
-    for key in table.keys().filter(|key| !KEYS.contains(&key.as_str())) {
-        section.report_unknown_key(GROUPS, SECTION, key, &KEYS);
-    }
-    let learning_rate = number(section, table, "learning_rate", &Bound::Positive);
-    let weight_decay = number(section, table, "weight_decay", &Bound::NonNegative);
-    let clip_norm = number(section, table, "clip_norm", &Bound::Positive);
-    Some(GroupSettings { parameters: parameters(section, table)?, learning_rate, weight_decay, clip_norm })
+fn group(table: &mut Reader<'_>) -> Option<GroupSettings> {
+    table.require(&["parameters"]);
+    let parameters = parameters(table);
+    Some(GroupSettings {
+        learning_rate: table.single("learning_rate", Bound::Positive),
+        weight_decay: table.single("weight_decay", Bound::NonNegative),
+        clip_norm: table.single("clip_norm", Bound::Positive),
+        parameters: parameters?,
+    })
 }
 
-fn number(section: &mut Section<'_>, table: &Table, key: &'static str, bound: &Bound) -> Option<f64> {
-    let value = table.get(key)?;
-    let number = as_number(value);
-    let refused =
-        number.map_or_else(|| Some(bound.words().to_owned()), |number| bound.refuses_single(number));
-    if let Some(range) = refused {
-        section.report(GROUPS, ProblemKind::OutOfRange { key, value: shown(value), range });
-        return None;
-    }
-    number
-}
-
-fn parameters(section: &mut Section<'_>, table: &Table) -> Option<Vec<String>> {
-    const EXPECTED: &str = "a list of texts, such as [\"norm\", \"model.layers.0.*\"]";
-    let Some(value) = table.get(PARAMETERS) else {
-        section.report(GROUPS, ProblemKind::Missing { key: PARAMETERS, section: SECTION });
-        return None;
-    };
-    let items: Option<Vec<String>> = value
-        .as_array()
-        .and_then(|items| items.iter().map(|item| item.as_str().map(str::to_owned)).collect());
-    let Some(items) = items else {
-        section.report_wrong_type(GROUPS, EXPECTED, value);
-        return None;
-    };
+fn parameters(table: &mut Reader<'_>) -> Option<Vec<String>> {
+    const KEY: &str = "parameters";
+    let expected = "a list of texts, such as [\"norm\", \"model.layers.0.*\"]";
+    let items: Vec<String> = table.read(KEY, expected, |value| {
+        value.as_list()?.iter().map(|item| item.as_text().map(str::to_owned)).collect()
+    })?;
     if items.is_empty() {
-        section.report(GROUPS, ProblemKind::Empty { key: PARAMETERS });
+        return table.empty(KEY);
     }
     for item in &items {
         let is_path = item.contains(['.', '*', '?', '[', '{']);
         if named_group(item).is_none() && !is_path {
-            let names = ParameterGroup::ALL.iter().map(|group| group.name());
-            section.report_unknown_word_at(GROUPS, PARAMETERS, item, names);
+            table.unknown_word(KEY, item, ParameterGroup::ALL.iter().map(|group| group.name()));
         } else if Glob::new(item).is_err() {
-            let range = "a path, in which * means any letters".to_owned();
-            section.report(GROUPS, ProblemKind::OutOfRange { key: PARAMETERS, value: item.clone(), range });
+            table.out_of_range::<()>(KEY, item, "a path, in which * means any letters");
         }
     }
     Some(items)

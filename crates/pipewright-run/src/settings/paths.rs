@@ -6,8 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::settings::place::Place;
-use crate::settings::problem::ProblemKind;
+use pipewright_document::Place;
 
 /// The parts of the environment that a path depends on besides its text.
 pub struct Surroundings {
@@ -32,9 +31,9 @@ impl Surroundings {
         })
     }
 
-    /// Returns the absolute path for `text` written at `place`.
-    pub(super) fn path(&self, key: &'static str, text: &str, place: &Place) -> Result<PathBuf, ProblemKind> {
-        Ok(match self.expand(key, text)? {
+    /// Returns the absolute path for `text` written at `place`, or the variable that is not set.
+    pub(super) fn path(&self, text: &str, place: &Place) -> Result<PathBuf, String> {
+        Ok(match self.expand(text)? {
             Some((start, rest)) => Path::new(&start).join(rest),
             None => self.base(place).join(text),
         })
@@ -42,17 +41,12 @@ impl Surroundings {
 
     /// Returns the absolute pattern for `text` written at `place`. A leading `!` is kept. A pattern that
     /// begins with `!**/` is not changed, because it excludes files in any folder.
-    pub(super) fn pattern(
-        &self,
-        key: &'static str,
-        text: &str,
-        place: &Place,
-    ) -> Result<String, ProblemKind> {
+    pub(super) fn pattern(&self, text: &str, place: &Place) -> Result<String, String> {
         if text.starts_with("!**/") {
             return Ok(text.to_owned());
         }
         let (mark, pattern) = text.strip_prefix('!').map_or(("", text), |pattern| ("!", pattern));
-        let (start, rest) = match self.expand(key, pattern)? {
+        let (start, rest) = match self.expand(pattern)? {
             Some((start, rest)) => (start, rest),
             None if Path::new(pattern).is_absolute() => return Ok(text.to_owned()),
             None => (self.base(place).to_string_lossy().into_owned(), pattern.to_owned()),
@@ -77,15 +71,14 @@ impl Surroundings {
 
     /// Returns the value of a leading `~` or `$NAME`, and the rest of the path without the slash between
     /// them.
-    fn expand(&self, key: &'static str, text: &str) -> Result<Option<(String, String)>, ProblemKind> {
+    fn expand(&self, text: &str) -> Result<Option<(String, String)>, String> {
         let (first, rest) = text.split_once('/').unwrap_or((text, ""));
         let name = match first.strip_prefix('$') {
             _ if first == "~" => "HOME",
             Some(name) => name.strip_prefix('{').and_then(|name| name.strip_suffix('}')).unwrap_or(name),
             None => return Ok(None),
         };
-        let value = (self.variable)(name);
-        let value = value.ok_or_else(|| ProblemKind::NoVariable { key, variable: name.to_owned() })?;
+        let value = (self.variable)(name).ok_or_else(|| name.to_owned())?;
         Ok(Some((value, rest.to_owned())))
     }
 }
@@ -94,8 +87,9 @@ impl Surroundings {
 mod tests {
     use std::sync::Arc;
 
+    use pipewright_document::Source;
+
     use super::*;
-    use crate::settings::place::Source;
 
     fn surroundings() -> Surroundings {
         let variable = |name: &str| match name {
@@ -114,7 +108,7 @@ mod tests {
     #[test]
     fn patterns() {
         let check = |text: &str, place: &Place, expected: &str| {
-            assert_eq!(surroundings().pattern("path", text, place).expect(text), expected);
+            assert_eq!(surroundings().pattern(text, place).expect(text), expected);
         };
         check("**/*.md", &Place::Default, "/work/**/*.md");
         check("./*.md", &in_file(), "/work/sub/*.md");
@@ -130,7 +124,7 @@ mod tests {
     #[test]
     fn paths() {
         let check = |text: &str, place: &Place, expected: &str| {
-            assert_eq!(surroundings().path("out", text, place).expect(text), Path::new(expected));
+            assert_eq!(surroundings().path(text, place).expect(text), Path::new(expected));
         };
         check("runs/a", &Place::Default, "/work/runs/a");
         check("runs/a", &in_file(), "/work/sub/runs/a");
@@ -141,8 +135,6 @@ mod tests {
 
     #[test]
     fn a_variable_that_is_not_set() {
-        let found = surroundings().path("out", "$NOWHERE/a", &Place::Default).expect_err("it is not set");
-        let message = "`out` begins with $NOWHERE, which is not set in the environment";
-        assert_eq!(found.to_string(), message);
+        assert_eq!(surroundings().path("$NOWHERE/a", &Place::Default), Err("NOWHERE".to_owned()));
     }
 }

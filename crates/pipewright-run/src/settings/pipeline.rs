@@ -4,22 +4,20 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use pipewright_document::{Entry, Value};
 use pipewright_schedule::generate::find;
 use pipewright_schedule::partition::{Layout, Method};
 use pipewright_schedule::recompute::{GivenChoice, LayerPart, LayerParts, StageRecompute};
 use pipewright_schedule::{ModelDesc, Recompute, StageIndex};
 use serde::{Serialize, Serializer};
-use toml::Value;
 
 use crate::settings::document::Document;
 use crate::settings::generator::{self, GeneratorSettings};
+use crate::settings::keys::LARGEST_COUNT;
 use crate::settings::offload::{self, OffloadChoice, OffloadPlace};
 use crate::settings::paths::Surroundings;
-use crate::settings::problem::ProblemKind;
 use crate::settings::section::Section;
 
-/// The schedule if the configuration does not name one.
-const DEFAULT_SCHEDULE: &str = "1f1b";
 /// The word in place of a schedule that lets `train` choose the schedule, the cut and the replicas.
 pub(super) const AUTO: &str = "auto";
 
@@ -162,18 +160,18 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Pipe
     ];
     let mut section = Section::new(document, surroundings, "pipeline");
     let mut pipeline = PipelineSettings {
-        ranks: section.count("ranks", 2),
-        stages_per_rank: section.count("stages_per_rank", 1),
+        ranks: section.count("ranks"),
+        stages_per_rank: section.count("stages_per_rank"),
         schedule: read_schedule(&mut section),
-        microbatches: section.count("microbatches", 8),
-        microbatch_size: section.count("microbatch_size", 1),
-        partition: section.choice("partition", PartitionChoice::Optimal, &PARTITIONS),
-        boundaries: section.counts("boundaries"),
+        microbatches: section.count("microbatches"),
+        microbatch_size: section.count("microbatch_size"),
+        partition: section.word("partition", &PARTITIONS),
+        boundaries: section.counts("boundaries", LARGEST_COUNT),
         layout: None,
-        head_parts: section.count("head_parts", 1),
-        embedding_parts: section.count("embedding_parts", 1),
+        head_parts: section.count("head_parts"),
+        embedding_parts: section.count("embedding_parts"),
         transport: read_transport(&mut section),
-        threads_per_rank: section.count_to("threads_per_rank", 1, 1024),
+        threads_per_rank: section.count("threads_per_rank"),
         recompute: read_recompute(&mut section),
         offload: offload::read(&mut section),
         offload_folder: section.path("offload_folder"),
@@ -183,18 +181,15 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Pipe
     if section.is_sound() {
         check_boundaries(&mut section, &pipeline);
         if pipeline.offload_folder.is_some() && pipeline.offload.place() != Some(OffloadPlace::File) {
-            let (key, other) = ("offload_folder", "files (`offload = \"file\"`)");
-            section.report(
-                key,
-                ProblemKind::Without { key, other, advice: "write that too, or remove the key" },
-            );
+            let other = "files (`offload = \"file\"`)";
+            section.report_without("offload_folder", other, "write that too, or remove the key");
         }
     }
     pipeline
 }
 
 fn read_schedule(section: &mut Section<'_>) -> ScheduleChoice {
-    let Some(text) = section.text("schedule") else { return ScheduleChoice::Named(DEFAULT_SCHEDULE.into()) };
+    let text = section.text_or_default("schedule");
     if Path::new(&text).extension().is_some_and(|ending| ending.eq_ignore_ascii_case("csv")) {
         return section.path("schedule").map_or(ScheduleChoice::Named(text), ScheduleChoice::Csv);
     }
@@ -215,25 +210,26 @@ fn read_recompute(section: &mut Section<'_>) -> Recompute {
     let expected = "a word, or a list of whole numbers, such as [0, 2], and of tables, such as \
                     { stage = 1, layers = 3 }, { stage = 1, layers = 3, keep = 2 } or \
                     { stage = 1, parts = [\"norms\", \"feed-forward\"] }, one for a stage";
-    section.choice_or_list("recompute", Recompute::None, &words, expected, |items| {
-        let entries: Vec<_> = items.iter().map(recomputed_stage).collect::<Option<_>>()?;
+    let read = section.word_or("recompute", &words, expected, |value| {
+        let entries: Vec<_> = value.as_list()?.iter().map(recomputed_stage).collect::<Option<_>>()?;
         Recompute::of_entries(entries)
-    })
+    });
+    read.unwrap_or(Recompute::None)
 }
 
 /// Reads an entry of the list: the number of a stage, or a table with the part of it that is recomputed.
 fn recomputed_stage(item: &Value) -> Option<(StageIndex, StageRecompute)> {
-    let number = |value: &Value| u32::try_from(value.as_integer()?).ok();
+    let number = |value: &Value| u32::try_from(value.as_whole()?).ok();
     let stage = |value: &Value| StageIndex::try_from(number(value)?).ok();
     let Some(table) = item.as_table() else { return Some((stage(item)?, StageRecompute::WHOLE)) };
     let mut given = GivenChoice::default();
-    for (key, value) in table {
+    for (key, Entry { value, .. }) in &table.entries {
         match key.as_str() {
             "stage" => {}
-            "layers" if value.as_str() == Some("all") => given.layers = Some(None),
+            "layers" if value.as_text() == Some("all") => given.layers = Some(None),
             "layers" => given.layers = Some(Some(number(value)?)),
             "keep" => given.keep = Some(number(value)?),
-            "parts" => given.parts = Some(recomputed_parts(value.as_array()?)?),
+            "parts" => given.parts = Some(recomputed_parts(value.as_list()?)?),
             _ => return None,
         }
     }
@@ -242,25 +238,26 @@ fn recomputed_stage(item: &Value) -> Option<(StageIndex, StageRecompute)> {
 
 /// Reads the names of parts of layers.
 fn recomputed_parts(names: &[Value]) -> Option<LayerParts> {
-    names.iter().map(|name| LayerPart::of_name(name.as_str()?)).collect()
+    names.iter().map(|name| LayerPart::of_name(name.as_text()?)).collect()
 }
 
 fn read_transport(section: &mut Section<'_>) -> TransportChoice {
-    let Some(text) = section.text("transport") else { return TransportChoice::Local };
+    let text = section.text_or_default("transport");
     match text.as_str() {
         "local" => {}
         "mpi" if cfg!(feature = "mpi") => return TransportChoice::Mpi,
         "mpi" => {
-            let kind = ProblemKind::NotCompiledIn { key: "transport", value: text, instead: "\"local\"" };
-            section.report("transport", kind);
+            let sentence = "`transport` is \"mpi\", which is not compiled into this binary";
+            let help = "build with `cargo build --release --features mpi`, or write `transport = \"local\"`";
+            section.report("transport", sentence, help);
         }
         "nccl" | "rccl" | "gloo" | "ucx" => {
-            let supported =
-                "`transport = \"local\"` (threads of one process), or \"mpi\" (a process for each rank)";
-            section
-                .report("transport", ProblemKind::NotSupported { key: "transport", value: text, supported });
+            let sentence =
+                format!("`transport` is \"{text}\", which this version of Pipewright does not support");
+            let help = "write `transport = \"local\"` (threads of one process), or \"mpi\" (a process for each rank)";
+            section.report("transport", sentence, help);
         }
-        _ => section.report_unknown_word("transport", &text, ["local", "mpi"].into_iter()),
+        _ => section.unknown_word("transport", &text, ["local", "mpi"]),
     }
     TransportChoice::Local
 }
@@ -269,7 +266,7 @@ fn read_transport(section: &mut Section<'_>) -> TransportChoice {
 fn read_layout(section: &mut Section<'_>, pipeline: &mut PipelineSettings) {
     let Some(text) = section.text("layout") else { return };
     if let Some(&other) = ["partition", "boundaries"].iter().find(|key| section.is_written(key)) {
-        section.report("layout", ProblemKind::Twice { what: "the cut", key: "layout", other });
+        section.report_twice("layout", other, "the cut");
         return;
     }
     match Layout::with_parts(&text, pipeline.embedding_parts, pipeline.head_parts) {
@@ -278,15 +275,26 @@ fn read_layout(section: &mut Section<'_>, pipeline: &mut PipelineSettings) {
             pipeline.boundaries = Some(layout.boundaries.iter().map(|&layer| layer as u32).collect());
             pipeline.layout = Some(layout);
         }
-        Err(error) => section.report("layout", error.into()),
+        Err(error) => section.report_error("layout", error),
     }
 }
 
 /// Refuses boundaries without an explicit partition, and the reverse.
 fn check_boundaries(section: &mut Section<'_>, pipeline: &PipelineSettings) {
     match (&pipeline.boundaries, pipeline.partition) {
-        (None, PartitionChoice::Explicit) => section.report("partition", ProblemKind::NoBoundaries),
+        (None, PartitionChoice::Explicit) => {
+            let sentence = "`partition` is \"explicit\", and there are no `boundaries`";
+            let help = "name each later stage's first layer, such as `boundaries = [4]`";
+            section.report("partition", sentence, help);
+        }
         (Some(_), PartitionChoice::Explicit) | (None, _) => {}
-        (Some(_), _) => section.report("boundaries", ProblemKind::UnusedBoundaries),
+        (Some(_), _) => {
+            let sentence = "`boundaries` are given, and `partition` is not \"explicit\"";
+            section.report(
+                "boundaries",
+                sentence,
+                "write `partition = \"explicit\"`, or remove `boundaries`",
+            );
+        }
     }
 }

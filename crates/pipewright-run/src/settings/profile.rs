@@ -5,12 +5,11 @@
 //! and figures that it lacks are estimated.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
 
 use pipewright::device::DeviceChoice;
 use pipewright::tensor::Precision;
+use pipewright_document::{Place, Problem, Problems, Reader, Source, Table, Value};
 use pipewright_schedule::ModelDesc;
 use pipewright_schedule::analytic::{Figure, Missing, PeakRates, Workload, fill};
 use pipewright_schedule::plan::with_head_parts;
@@ -19,13 +18,8 @@ use pipewright_schedule::profile::{
     ProfilePart,
 };
 use pipewright_schedule::recompute::LayerPart;
-use toml::Spanned;
-use toml::de::{DeTable, DeValue};
 
-use crate::settings::load::read_source;
-use crate::settings::place::{Place, Source};
-use crate::settings::problem::{ConfigError, Problem, ProblemKind, ProfileMismatch};
-use crate::settings::profile_keys::{Keys, Places, SECTION, missing_problem};
+use crate::settings::load::{ConfigError, read_source};
 
 /// The run that a profile must be for.
 pub struct ProfiledRun<'a> {
@@ -50,23 +44,13 @@ fn kinds_of(devices: &str) -> BTreeSet<String> {
     devices.split(',').map(|name| kind(name.trim())).collect()
 }
 
-/// Reads the costs of a part of a layer, which are optional. A time without a size is a mistake.
-fn read_part(keys: &mut Keys<'_>, part: LayerPart) -> PartProfile {
-    let [bytes, seconds] = part.profile_keys();
-    match keys.optional_number(seconds) {
-        Some(recompute_s) => PartProfile { bytes: keys.whole(bytes), recompute_s },
-        None => PartProfile { bytes: keys.optional(bytes).unwrap_or(0), recompute_s: 0.0 },
-    }
-}
-
 /// A profile as it was read.
 struct Found {
     profile: Profile,
     /// The figures of layers that are not written.
     missing: Vec<Missing>,
-    places: Places,
-    /// The beginning of the file.
-    whole: Place,
+    /// The file's keys, for the places of values.
+    table: Table,
 }
 
 /// Reads the profile in `file`.
@@ -74,11 +58,8 @@ struct Found {
 /// # Errors
 /// Fails if the file cannot be read, or with every mistake in it.
 pub fn read(file: &Path) -> Result<Profile, ConfigError> {
-    let mut problems = Vec::new();
-    match parse(read_source(file, "profile")?, false, &mut problems) {
-        Some(found) if problems.is_empty() => Ok(found.profile),
-        _ => Err(ConfigError::Problems(problems)),
-    }
+    let found = parse(read_source(file, "profile")?, false).map_err(ConfigError::Problems)?;
+    Ok(found.profile)
 }
 
 /// Reads the profile of a run in `file`, and estimates figures of layers that it lacks.
@@ -86,16 +67,14 @@ pub fn read(file: &Path) -> Result<Profile, ConfigError> {
 /// # Errors
 /// As [`read`], and if the profile is of another model, device or precision.
 pub fn read_for(file: &Path, run: &ProfiledRun<'_>) -> Result<Profile, ConfigError> {
-    let mut problems = Vec::new();
-    let found = parse(read_source(file, "profile")?, true, &mut problems).filter(|_| problems.is_empty());
-    let Some(mut found) = found else { return Err(ConfigError::Problems(problems)) };
+    let mut found = parse(read_source(file, "profile")?, true).map_err(ConfigError::Problems)?;
     if found.missing.is_empty() {
         // The figures of a part follow from the figures of the whole head.
         found.profile = with_head_parts(&found.profile, Some(parts_of(run.workload.model))).into_owned();
     }
-    check_run(&found, run, &mut problems);
+    let problems = check_run(&found, run);
     if !problems.is_empty() {
-        return Err(ConfigError::Problems(problems));
+        return Err(ConfigError::Problems(Problems(problems)));
     }
     fill(&mut found.profile, &found.missing, &run.workload, run.rates);
     Ok(found.profile)
@@ -108,187 +87,183 @@ fn parts_of(model: &ModelDesc) -> u32 {
 }
 
 /// Reads a profile. With `may_lack`, figures of layers may be missing.
-fn parse(source: Source, may_lack: bool, problems: &mut Vec<Problem>) -> Option<Found> {
-    let source = Arc::new(source);
-    let place = |span: Range<usize>| Place::File { source: Arc::clone(&source), span };
-    let (table, errors) = DeTable::parse_recoverable(&source.text);
-    if !errors.is_empty() {
-        problems.extend(errors.iter().map(|error| Problem {
-            place: place(error.span().unwrap_or(0..0)),
-            kind: ProblemKind::Syntax { message: error.message().to_owned() },
+fn parse(source: Source, may_lack: bool) -> Result<Found, Problems> {
+    Table::read(source, usize::MAX, |table, problems| {
+        let mut missing = Vec::new();
+        let file = Reader::new("the profile", table, problems);
+        let profile = read_profile(file, may_lack, &mut missing).filter(|_| problems.is_empty())?;
+        let found = Found { profile, missing, table: table.clone() };
+        problems.extend(found.profile.problems().into_iter().map(|problem| {
+            let (key, range) = (problem.key, problem.expected);
+            let sentence = format!("`{key}` is {}, where {range} is expected", problem.value);
+            Problem::new(found.place(problem.part, key), sentence).help(format!("write {range}"))
         }));
-        return None;
-    }
-    let mut reader = Reader { place: &place, may_lack, places: Places::new(), missing: Vec::new(), problems };
-    let (mut device, mut link, mut node) = (None, None, None);
-    let (mut layers, mut top) = (Vec::new(), DeTable::new());
-    for (key, value) in table.into_inner() {
-        let (key_place, span) = (place(key.span()), value.span());
-        match (key.get_ref().as_ref(), value.into_inner()) {
-            ("device", DeValue::Table(keys)) => device = Some(reader.device(key_place, keys)),
-            ("link", DeValue::Table(keys)) => link = Some(reader.link(key_place, keys)),
-            ("node", DeValue::Table(keys)) => node = Some(reader.node(key_place, keys)),
-            ("layers", DeValue::Array(items)) => {
-                // The places of many more, and the mistakes in them, might not fit into memory.
-                if let Some(item) = items.get(MAX_LAYERS as usize) {
-                    let (value, range) = (items.len().to_string(), format!("at most {MAX_LAYERS} sections"));
-                    let kind = ProblemKind::OutOfRange { key: "layers", value, range };
-                    reader.problems.push(Problem { place: place(item.span()), kind });
-                    return None;
-                }
-                for (index, item) in items.into_iter().enumerate() {
-                    let item_place = place(item.span());
-                    match item.into_inner() {
-                        DeValue::Table(keys) => layers.push(reader.layer(index, item_place, keys)),
-                        _ => reader.wrong_type("layers", item_place, "[[layers]] sections", "a list"),
-                    }
-                }
-            }
-            ("device", _) => reader.wrong_type("device", place(span), "a section", "a value"),
-            ("link", _) => reader.wrong_type("link", place(span), "a section", "a value"),
-            ("node", _) => reader.wrong_type("node", place(span), "a section", "a value"),
-            ("layers", _) => {
-                reader.wrong_type("layers", place(span), "[[layers]] sections", "a value");
-            }
-            (_, value) => drop(top.insert(key, Spanned::new(span, value))),
-        }
-    }
-    let whole = place(0..0);
-    let top = reader.top(whole.clone(), top);
-    let Reader { places, missing, problems, .. } = reader;
-    let has = [("link", link.is_some()), ("layers", !layers.is_empty())];
-    for (key, _) in has.into_iter().filter(|(_, is_there)| !is_there) {
-        problems.push(missing_problem(0, key, whole.clone()));
-    }
-    if !problems.is_empty() {
-        return None;
-    }
-    let profile = Profile { device, link: link?, node, layers, ..top };
-    let found = Found { profile, missing, places, whole };
-    for problem in found.profile.problems() {
-        let place = found.place(problem.part, problem.key);
-        let kind =
-            ProblemKind::OutOfRange { key: problem.key, value: problem.value, range: problem.expected };
-        problems.push(Problem { place, kind });
-    }
-    Some(found)
+        Some(found)
+    })
 }
 
-/// Reads the sections.
-struct Reader<'a, P: Fn(Range<usize>) -> Place> {
-    place: &'a P,
-    may_lack: bool,
-    places: Places,
-    missing: Vec<Missing>,
-    problems: &'a mut Vec<Problem>,
+/// Reads the sections. Returns `None` if there are too many.
+fn read_profile(mut file: Reader<'_>, may_lack: bool, missing: &mut Vec<Missing>) -> Option<Profile> {
+    file.require(&["link", "layers"]);
+    let device = file.table("device", "a section").map(|table| device(file.inner("[device]", table)));
+    let link = file.table("link", "a section").map(|table| link(file.inner("[link]", table)));
+    let node = file.table("node", "a section").map(|table| node(file.inner("[node]", table)));
+    let tables = file.tables("layers", "[[layers]] sections").unwrap_or_default();
+    if let Some(table) = tables.get(MAX_LAYERS as usize) {
+        // The mistakes in many more might not fit into memory.
+        let sentence =
+            format!("`layers` is {}, where at most {MAX_LAYERS} sections is expected", tables.len());
+        file.report_at(table.place.clone(), sentence, format!("write at most {MAX_LAYERS} sections"));
+        return None;
+    }
+    if tables.is_empty() && file.is_written("layers") {
+        file.empty::<()>("layers");
+    }
+    let layer = |(index, table)| layer(file.inner("[[layers]]", table), index, may_lack, missing);
+    let layers = tables.into_iter().enumerate().map(layer).collect();
+    let texts =
+        |value: &Value| value.as_list()?.iter().map(|item| item.as_text().map(str::to_owned)).collect();
+    let profile = Profile {
+        rows: u32_of(&mut file, "rows").unwrap_or(1),
+        tokens: u32_of(&mut file, "tokens"),
+        stage_bytes: u64_of(&mut file, "stage_bytes").unwrap_or(0),
+        rank_bytes: u64_of(&mut file, "rank_bytes").unwrap_or(0),
+        assumed: file.read("assumed", "a list of texts", texts).unwrap_or_default(),
+        device,
+        link: link.unwrap_or_default(),
+        node,
+        layers,
+    };
+    file.finish();
+    Some(profile)
 }
 
-impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
-    /// Reads the keys outside of any section.
-    fn top(&mut self, place: Place, keys: DeTable<'_>) -> Profile {
-        let mut keys = Keys::of(0, place, keys, self.place, self.problems);
-        let profile = Profile {
-            rows: keys.optional("rows").unwrap_or(1),
-            tokens: keys.optional("tokens"),
-            stage_bytes: keys.optional("stage_bytes").unwrap_or(0),
-            rank_bytes: keys.optional("rank_bytes").unwrap_or(0),
-            assumed: keys.texts("assumed"),
-            ..Profile::default()
-        };
-        keys.keep(ProfilePart::Top, &mut self.places);
-        profile
-    }
+fn number(keys: &mut Reader<'_>, key: &'static str) -> Option<f64> {
+    keys.read(key, "a number", Value::as_number)
+}
 
-    fn device(&mut self, place: Place, keys: DeTable<'_>) -> DeviceProfile {
-        let mut keys = Keys::of(1, place, keys, self.place, self.problems);
-        let device = DeviceProfile {
-            name: keys.text("name"),
-            memory_bytes: keys.optional("memory_bytes"),
-            device: Some(keys.text("device")).filter(|text| !text.is_empty()),
-            precision: Some(keys.text("precision")).filter(|text| !text.is_empty()),
-            ranks: keys.optional("ranks"),
-            threads_per_rank: keys.optional("threads_per_rank"),
-        };
-        keys.keep(ProfilePart::Device, &mut self.places);
-        device
-    }
+fn u32_of(keys: &mut Reader<'_>, key: &'static str) -> Option<u32> {
+    keys.count(key, 0..=u32::MAX)
+}
 
-    fn link(&mut self, place: Place, keys: DeTable<'_>) -> LinkProfile {
-        let mut keys = Keys::of(2, place, keys, self.place, self.problems);
-        let [latency_s, bytes_per_s] = ["latency_s", "bytes_per_s"].map(|key| keys.number(key));
-        let reduce_bytes_per_s = keys.optional_number("reduce_bytes_per_s");
-        let offload_bytes_per_s = keys.optional_number("offload_bytes_per_s");
-        keys.keep(ProfilePart::Link, &mut self.places);
-        LinkProfile { latency_s, bytes_per_s, reduce_bytes_per_s, offload_bytes_per_s }
-    }
+fn u64_of(keys: &mut Reader<'_>, key: &'static str) -> Option<u64> {
+    keys.whole(key, 0..=i64::MAX as u64)
+}
 
-    fn node(&mut self, place: Place, keys: DeTable<'_>) -> NodeProfile {
-        let mut keys = Keys::of(4, place, keys, self.place, self.problems);
-        let [latency_s, bytes_per_s] = ["latency_s", "bytes_per_s"].map(|key| keys.number(key));
-        let ranks = keys.whole("ranks");
-        keys.keep(ProfilePart::Node, &mut self.places);
-        NodeProfile { ranks, latency_s, bytes_per_s }
-    }
+fn text(keys: &mut Reader<'_>, key: &'static str) -> Option<String> {
+    keys.read(key, "a text in quotes", |value| value.as_text().map(str::to_owned))
+}
 
-    fn layer(&mut self, index: usize, place: Place, keys: DeTable<'_>) -> LayerProfile {
-        let mut keys = Keys::of(3, place, keys, self.place, self.problems);
-        let mut layer = LayerProfile {
-            kind: keys.text("kind"),
-            count: keys.optional("count").unwrap_or(1),
-            forward_s: keys.number("forward_s"),
-            input_backward_s: keys.number("input_backward_s"),
-            weight_backward_s: keys.number("weight_backward_s"),
-            backward_s: keys.optional_number("backward_s"),
-            recompute_s: keys.optional_number("recompute_s"),
-            exchange_s: keys.optional_number("exchange_s").unwrap_or(0.0),
-            optimizer_s: keys.optional_number("optimizer_s").unwrap_or(0.0),
-            output_bytes: keys.whole("output_bytes"),
-            parameter_bytes: keys.whole("parameter_bytes"),
-            trained_bytes: keys.optional("trained_bytes"),
-            activation_bytes: keys.whole("activation_bytes"),
-            weight_activation_bytes: keys.optional("weight_activation_bytes"),
-            norms_bytes: 0,
-            norms_s: 0.0,
-            feed_forward_bytes: 0,
-            feed_forward_s: 0.0,
-            temporary_bytes: keys.optional("temporary_bytes").unwrap_or(0),
-            tensor_sums: keys.optional("tensor_sums"),
-            optimizer_bytes: None,
-            held_bytes: None,
-            copy_bytes: None,
-        };
-        let missing = if self.may_lack { keys.take_missing() } else { Vec::new() };
-        // Parts are estimated only together with the activations, so a missing size of a part is a mistake.
-        let parts = LayerPart::ALL.map(|part| (part, read_part(&mut keys, part)));
-        let lacks_activations = missing.contains(&Figure::Activation.key());
-        if !lacks_activations {
-            parts.into_iter().for_each(|(part, costs)| layer.set_part(part, costs));
-        }
-        let is_missing = |figure: &Figure| match figure {
-            Figure::Part(_) => lacks_activations,
-            figure => missing.contains(&figure.key()),
-        };
-        let figures = Figure::ALL.into_iter().filter(is_missing);
-        self.missing.extend(figures.map(|figure| (index, figure)));
-        if layer.kind.is_empty() {
-            keys.miss("kind");
-            layer.kind = "?".to_owned();
-        }
-        keys.keep(ProfilePart::Layer(index), &mut self.places);
-        layer
-    }
+fn device(mut keys: Reader<'_>) -> DeviceProfile {
+    let device = DeviceProfile {
+        name: text(&mut keys, "name").unwrap_or_default(),
+        memory_bytes: u64_of(&mut keys, "memory_bytes"),
+        device: text(&mut keys, "device").filter(|text| !text.is_empty()),
+        precision: text(&mut keys, "precision").filter(|text| !text.is_empty()),
+        ranks: u32_of(&mut keys, "ranks"),
+        threads_per_rank: u32_of(&mut keys, "threads_per_rank"),
+    };
+    keys.finish();
+    device
+}
 
-    fn wrong_type(&mut self, key: &'static str, place: Place, expected: &'static str, found: &'static str) {
-        let kind = ProblemKind::WrongType { key, expected, found };
-        self.problems.push(Problem { place, kind });
+fn link(mut keys: Reader<'_>) -> LinkProfile {
+    keys.require(&["latency_s", "bytes_per_s"]);
+    let [latency_s, bytes_per_s] =
+        ["latency_s", "bytes_per_s"].map(|key| number(&mut keys, key).unwrap_or(1.0));
+    let reduce_bytes_per_s = number(&mut keys, "reduce_bytes_per_s");
+    let offload_bytes_per_s = number(&mut keys, "offload_bytes_per_s");
+    keys.finish();
+    LinkProfile { latency_s, bytes_per_s, reduce_bytes_per_s, offload_bytes_per_s }
+}
+
+fn node(mut keys: Reader<'_>) -> NodeProfile {
+    keys.require(&["latency_s", "bytes_per_s", "ranks"]);
+    let [latency_s, bytes_per_s] =
+        ["latency_s", "bytes_per_s"].map(|key| number(&mut keys, key).unwrap_or(1.0));
+    let ranks = u32_of(&mut keys, "ranks").unwrap_or(1);
+    keys.finish();
+    NodeProfile { ranks, latency_s, bytes_per_s }
+}
+
+fn layer(mut keys: Reader<'_>, index: usize, may_lack: bool, missing: &mut Vec<Missing>) -> LayerProfile {
+    keys.require(&["forward_s", "input_backward_s", "weight_backward_s"]);
+    keys.require(&["output_bytes", "parameter_bytes", "activation_bytes"]);
+    let lacking = if may_lack { keys.take_missing() } else { Vec::new() };
+    keys.require(&["kind"]);
+    let [forward_s, input_backward_s, weight_backward_s] =
+        ["forward_s", "input_backward_s", "weight_backward_s"]
+            .map(|key| number(&mut keys, key).unwrap_or(1.0));
+    let [output_bytes, parameter_bytes, activation_bytes] =
+        ["output_bytes", "parameter_bytes", "activation_bytes"]
+            .map(|key| u64_of(&mut keys, key).unwrap_or(0));
+    let mut layer = LayerProfile {
+        kind: text(&mut keys, "kind").unwrap_or_else(|| "?".to_owned()),
+        count: u32_of(&mut keys, "count").unwrap_or(1),
+        forward_s,
+        input_backward_s,
+        weight_backward_s,
+        backward_s: number(&mut keys, "backward_s"),
+        recompute_s: number(&mut keys, "recompute_s"),
+        exchange_s: number(&mut keys, "exchange_s").unwrap_or(0.0),
+        optimizer_s: number(&mut keys, "optimizer_s").unwrap_or(0.0),
+        output_bytes,
+        parameter_bytes,
+        trained_bytes: u64_of(&mut keys, "trained_bytes"),
+        activation_bytes,
+        weight_activation_bytes: u64_of(&mut keys, "weight_activation_bytes"),
+        norms_bytes: 0,
+        norms_s: 0.0,
+        feed_forward_bytes: 0,
+        feed_forward_s: 0.0,
+        temporary_bytes: u64_of(&mut keys, "temporary_bytes").unwrap_or(0),
+        tensor_sums: u32_of(&mut keys, "tensor_sums"),
+        optimizer_bytes: None,
+        held_bytes: None,
+        copy_bytes: None,
+    };
+    // Parts are estimated only together with the activations, so a missing size of a part is a mistake.
+    let parts = LayerPart::ALL.map(|part| (part, part_costs(&mut keys, part)));
+    let lacks_activations = lacking.contains(&Figure::Activation.key());
+    if !lacks_activations {
+        parts.into_iter().for_each(|(part, costs)| layer.set_part(part, costs));
     }
+    let is_missing = |figure: &Figure| match figure {
+        Figure::Part(_) => lacks_activations,
+        figure => lacking.contains(&figure.key()),
+    };
+    let figures = Figure::ALL.into_iter().filter(is_missing);
+    missing.extend(figures.map(|figure| (index, figure)));
+    keys.finish();
+    layer
+}
+
+/// Reads the costs of a part of a layer, which are optional. A time without a size is a mistake.
+fn part_costs(keys: &mut Reader<'_>, part: LayerPart) -> PartProfile {
+    let [bytes, seconds] = part.profile_keys();
+    let recompute_s = number(keys, seconds);
+    if recompute_s.is_some() {
+        keys.require(&[bytes]);
+    }
+    PartProfile { bytes: u64_of(keys, bytes).unwrap_or(0), recompute_s: recompute_s.unwrap_or(0.0) }
 }
 
 impl Found {
     /// Returns the place of a value, or its section's place if it is not written.
-    fn place(&self, part: ProfilePart, key: &'static str) -> Place {
-        let place = self.places.get(&(part, key)).or_else(|| self.places.get(&(part, SECTION)));
-        place.unwrap_or(&self.whole).clone()
+    fn place(&self, part: ProfilePart, key: &str) -> Place {
+        let section = |name| self.table.get(name).and_then(Value::as_table);
+        let section = match part {
+            ProfilePart::Top => None,
+            ProfilePart::Device => section("device"),
+            ProfilePart::Link => section("link"),
+            ProfilePart::Node => section("node"),
+            ProfilePart::Layer(index) => match self.table.get("layers").and_then(Value::as_list) {
+                Some(layers) => layers.get(index).and_then(Value::as_table),
+                None => section("layers"),
+            },
+        };
+        let section = section.unwrap_or(&self.table);
+        section.get(key).map_or(&section.place, |value| &value.place).clone()
     }
 }
 
@@ -298,18 +273,34 @@ fn device_of(profile: &Profile) -> Option<&DeviceProfile> {
 
 /// Reports a profile whose model, device, precision or length of rows differs from the run. Sizes may differ
 /// by a hundredth, because they may be written by hand.
-fn check_run(found: &Found, run: &ProfiledRun<'_>, problems: &mut Vec<Problem>) {
+fn check_run(found: &Found, run: &ProfiledRun<'_>) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let measure = "use the profile of this run: `pipewright profile` with its configuration measures one";
+    let mut report = |part, key, sentence: String, help: &str| {
+        problems.push(Problem::new(found.place(part, key), sentence).help(help));
+    };
     let (profile, layers) = (&found.profile, &run.workload.model.layers);
     let device = device_of(profile).and_then(|device| device.device.as_ref());
     if let Some(device) = device.filter(|device| kinds_of(device) != kinds_of(&run.device)) {
-        let kind = ProfileMismatch::OtherDevice { found: device.clone(), expected: run.device.clone() };
-        problems.push(Problem { place: found.place(ProfilePart::Device, "device"), kind: kind.into() });
+        let sentence = format!(
+            "the profile is of the device {device}, and the configuration computes on {}",
+            run.device
+        );
+        report(ProfilePart::Device, "device", sentence, measure);
     }
     let precision = device_of(profile).and_then(|device| device.precision.clone());
     let precision = precision.unwrap_or_else(|| Precision::F32.to_string());
     if precision != run.precision.to_string() {
-        let kind = ProfileMismatch::OtherPrecision { found: precision, expected: run.precision };
-        problems.push(Problem { place: found.place(ProfilePart::Device, "precision"), kind: kind.into() });
+        let sentence = format!(
+            "the profile is of the precision {precision}, and the configuration computes in {}",
+            run.precision
+        );
+        let help = format!(
+            "`pipewright profile` with this configuration measures one; in a profile that is written by hand, write \
+             `precision = \"{}\"` below `[device]`",
+            run.precision
+        );
+        report(ProfilePart::Device, "precision", sentence, &help);
     }
     let threads = device_of(profile).and_then(|device| device.threads_per_rank);
     let settings = [
@@ -318,15 +309,21 @@ fn check_run(found: &Found, run: &ProfiledRun<'_>, problems: &mut Vec<Problem>) 
     ];
     for (part, key, found_value, setting, expected) in settings {
         if let Some(value) = found_value.filter(|value| *value != expected) {
-            let kind = ProfileMismatch::OtherSetting { key, found: value, setting, expected };
-            problems.push(Problem { place: found.place(part, key), kind: kind.into() });
+            let sentence = format!(
+                "`{key}` of the profile is {value}, and `{setting}` of the configuration is {expected}"
+            );
+            report(part, key, sentence, measure);
         }
     }
     if profile.layer_count() != layers.len() as u64 {
         let part = ProfilePart::Layer(profile.layers.len() - 1);
-        let kind = ProfileMismatch::OtherLayers { found: profile.layer_count(), expected: layers.len() };
-        problems.push(Problem { place: found.place(part, "kind"), kind: kind.into() });
-        return;
+        let sentence = format!(
+            "the profile has {} layers, and the model of the configuration has {}",
+            profile.layer_count(),
+            layers.len()
+        );
+        report(part, "kind", sentence, measure);
+        return problems;
     }
     let bytes = |parameters: u64| parameters.saturating_mul(4);
     let mut first = 0;
@@ -359,15 +356,17 @@ fn check_run(found: &Found, run: &ProfiledRun<'_>, problems: &mut Vec<Problem>) 
                 !found.missing.contains(&(index, figure)) && size.abs_diff(expected) > expected / 100
             };
             if let Some((_, key, size, expected)) = sizes.into_iter().find(differs) {
-                let kind = layer.kind.clone();
-                let kind = ProfileMismatch::OtherLayer { key, layer: number, kind, found: size, expected };
-                problems
-                    .push(Problem { place: found.place(ProfilePart::Layer(index), key), kind: kind.into() });
+                let sentence = format!(
+                    "`{key}` is {size}, and layer {number} of the model ({}) has {expected}",
+                    layer.kind
+                );
+                report(ProfilePart::Layer(index), key, sentence, measure);
                 break;
             }
         }
         first += section.count as usize;
     }
+    problems
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pipewright::loss_scale::LossScaling;
 use pipewright::tensor::Precision;
 use pipewright::verification::Verify;
 use serde::Serialize;
@@ -12,20 +11,13 @@ use serde::Serialize;
 use crate::settings::checkpoints::{self, CheckpointEvery, Copies, FailureEvery};
 use crate::settings::devices::{self, DeviceSettings};
 use crate::settings::document::Document;
+use crate::settings::keys::{Key, find};
 use crate::settings::paths::Surroundings;
-use crate::settings::place::Place;
-use crate::settings::problem::ProblemKind;
-use crate::settings::section::{Bound, Section};
+use crate::settings::section::Section;
 
 /// The longest deadline in seconds, about three years. A longer one is a mistake, and adding it to an instant
 /// could overflow.
 const LONGEST_DEADLINE: f64 = 1e8;
-
-/// The folder whose files Linux keeps in memory.
-const COPY_FOLDER: &str = "/dev/shm";
-
-/// The largest initial loss scale. Losses in single precision times a larger one would soon be infinite.
-const LARGEST_LOSS_SCALE: u64 = 1 << 40;
 
 /// The length of the training and the folder of the results.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -108,94 +100,69 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
     let mut section = Section::new(document, surroundings, "run");
     let checkpoint_every = checkpoints::read_every(&mut section);
     RunSettings {
-        steps: section.whole("steps", 100, 1, i64::MAX as u64),
-        seed: section.whole("seed", 42, 0, i64::MAX as u64),
-        out: read_folder(&mut section, surroundings, "out", "runs/sample"),
+        steps: section.whole("steps"),
+        seed: section.whole("seed"),
+        out: section.folder("out"),
         checkpoint_every,
         failure_every: checkpoints::read_failure_every(&mut section, checkpoint_every),
-        keep_checkpoints: section.count("keep_checkpoints", 3),
+        keep_checkpoints: section.count("keep_checkpoints"),
         deadline_seconds: read_deadline(&mut section),
-        restarts: section.whole("restarts", 0, 0, i64::MAX as u64),
-        replace_slow: section.flag("replace_slow", false),
-        verify: section.choice("verify", Verify::Off, &Verify::NAMED),
-        replace_wrong: section.flag("replace_wrong", false),
-        grow: section.flag("grow", true),
-        copy_every: section.whole("copy_every", 0, 0, i64::MAX as u64),
-        copies: section.choice("copies", Copies::Machine, &Copies::NAMED),
-        copy_folder: read_folder(&mut section, surroundings, "copy_folder", COPY_FOLDER),
+        restarts: section.whole("restarts"),
+        replace_slow: section.flag("replace_slow"),
+        verify: section.word("verify", &Verify::NAMED),
+        replace_wrong: section.flag("replace_wrong"),
+        grow: section.flag("grow"),
+        copy_every: section.whole("copy_every"),
+        copies: section.word("copies", &Copies::NAMED),
+        copy_folder: section.folder("copy_folder"),
         devices: devices::read(&mut section),
-        precision: section.choice("precision", Precision::F32, &Precision::NAMED),
+        precision: section.word("precision", &Precision::NAMED),
         loss_scale: read_loss_scale(&mut section),
-        loss_scale_interval: section.count("loss_scale_interval", LossScaling::default().interval),
-        timelines: section.whole("timelines", 8, 0, 10_000),
-        tensorboard: section.flag("tensorboard", false),
+        loss_scale_interval: section.count("loss_scale_interval"),
+        timelines: section.whole("timelines"),
+        tensorboard: section.flag("tensorboard"),
         planned_step_ms: read_planned(&mut section, is_changed),
-        accumulate: NonZeroU32::new(section.count("accumulate", 1)).unwrap_or(NonZeroU32::MIN),
-        rampup_steps: section.whole("rampup_steps", 0, 0, i64::MAX as u64),
-        eval_every: section.whole("eval_every", 0, 0, i64::MAX as u64),
-        eval_batches: section.count_from_0("eval_batches"),
-        patience: section.whole("patience", 0, 0, i64::MAX as u64),
+        accumulate: NonZeroU32::new(section.count("accumulate")).unwrap_or(NonZeroU32::MIN),
+        rampup_steps: section.whole("rampup_steps"),
+        eval_every: section.whole("eval_every"),
+        eval_batches: section.count("eval_batches"),
+        patience: section.whole("patience"),
         sample_prompts: section.texts("sample_prompts").unwrap_or_default(),
-        sample_tokens: section.count("sample_tokens", 32),
+        sample_tokens: section.count("sample_tokens"),
     }
 }
 
 /// Returns whether an argument changes a setting on which the time of a step depends, so that the time that
 /// was planned for the file is of another step.
 fn changes_steps(document: &Document) -> bool {
-    const KEYS: [(&str, &[&str]); 3] = [
-        ("data", &["seq_len", "side", "bos_id", "packed", "restart_positions"]),
-        ("optimizer", &["name", "momentum", "clip_norm", "groups"]),
-        ("run", &["device", "devices", "precision", "accumulate", "rampup_steps"]),
-    ];
-    let is_argument = |place: &Place| matches!(place, Place::Set { .. });
-    let any = |section: &str| document.written(section).any(|(_, place)| is_argument(place));
-    let one_of = |(section, keys): (&str, &[&str])| {
-        document.written(section).any(|(key, place)| keys.contains(&key) && is_argument(place))
-    };
-    ["model", "pipeline", "mesh"].into_iter().any(any) || KEYS.into_iter().any(one_of)
+    document.sections.iter().any(|(section, table)| {
+        let is_all = ["model", "pipeline", "mesh"].contains(section);
+        let is_timed = |key: &str| is_all || find(section, key).is_some_and(Key::is_timed);
+        table.entries.iter().any(|(key, entry)| entry.value.place.is_argument() && is_timed(key))
+    })
 }
 
 /// Reads the planned time of a step. One from the file does not count if arguments change what was planned.
 fn read_planned(section: &mut Section<'_>, is_changed: bool) -> Option<f64> {
     const KEY: &str = "planned_step_ms";
-    let is_argument = matches!(section.place(KEY), Place::Set { .. });
-    let planned = section.is_written(KEY).then(|| section.number(KEY, 0.0, &Bound::Positive));
-    planned.filter(|_| is_argument || !is_changed)
-}
-
-/// Reads a folder that the run writes to. It is relative to the working folder, wherever the configuration
-/// is.
-fn read_folder(
-    section: &mut Section<'_>,
-    surroundings: &Surroundings,
-    key: &'static str,
-    default: &str,
-) -> PathBuf {
-    let text = section.text(key).unwrap_or_else(|| default.into());
-    surroundings.path(key, &text, &Place::Default).unwrap_or_else(|kind| {
-        section.report(key, kind);
-        PathBuf::new()
-    })
+    let planned = section.given_number(KEY);
+    planned.filter(|_| section.is_argument(KEY) || !is_changed)
 }
 
 fn read_loss_scale(section: &mut Section<'_>) -> u64 {
-    let default = LossScaling::default().initial as u64;
-    let scale = section.whole("loss_scale", default, 1, LARGEST_LOSS_SCALE);
-    if scale.is_power_of_two() {
-        return scale;
+    let scale = section.whole("loss_scale");
+    if !scale.is_power_of_two() {
+        let range = "a power of two, such as 65536";
+        section.out_of_range::<()>("loss_scale", &scale.to_string(), range);
     }
-    let range = "a power of two, such as 65536".to_owned();
-    section
-        .report("loss_scale", ProblemKind::OutOfRange { key: "loss_scale", value: scale.to_string(), range });
-    default
+    scale
 }
 
 fn read_deadline(section: &mut Section<'_>) -> f64 {
-    let seconds = section.number("deadline_seconds", 60.0, &Bound::Positive);
+    let seconds = section.number("deadline_seconds");
     if seconds > LONGEST_DEADLINE {
-        let (value, range) = (seconds.to_string(), format!("at most {LONGEST_DEADLINE}"));
-        section.report("deadline_seconds", ProblemKind::OutOfRange { key: "deadline_seconds", value, range });
+        let range = format!("at most {LONGEST_DEADLINE}");
+        section.out_of_range::<()>("deadline_seconds", &seconds.to_string(), &range);
     }
     seconds
 }

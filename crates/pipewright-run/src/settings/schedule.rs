@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use pipewright_document::Place;
 use pipewright_models::{CutModel, ModelConfig};
 use pipewright_schedule::csv::parse_program;
 use pipewright_schedule::footprint::Use;
@@ -15,13 +16,12 @@ use pipewright_system::schedule_memory::{check_named, check_text};
 use crate::schedule_file::{ScheduleFileError, read_regular};
 use crate::settings::document::Document;
 use crate::settings::generator;
+use crate::settings::keys::LARGEST_COUNT;
 use crate::settings::mesh::MeshSettings;
 use crate::settings::offload::{self, OffloadChoice};
 use crate::settings::paths::Surroundings;
 use crate::settings::pipeline::{PipelineSettings, ScheduleChoice};
-use crate::settings::place::Place;
-use crate::settings::problem::ProblemKind;
-use crate::settings::section::{LARGEST_COUNT, Section};
+use crate::settings::section::Section;
 
 /// Checks the schedule of `[pipeline]`, and completes the sizes that follow from it. `model` is the model
 /// with the tokens of a row, if the configuration contains its sizes. Returns the source of the program
@@ -49,7 +49,7 @@ pub(super) fn read(
         }
         ScheduleChoice::Csv(file) => {
             generator::refuse_all(&mut section);
-            let rows = read_rows(&file).map_err(|error| section.report("schedule", error.into())).ok()?;
+            let rows = read_rows(&file).map_err(|error| section.report_error("schedule", error)).ok()?;
             take_sizes(&mut section, pipeline, &file, &rows, mesh.data_parallel);
             if !section.is_sound() {
                 return None;
@@ -72,19 +72,19 @@ fn cut_ends(
     let (ranks, embedding_parts) = (mesh.tensor_parallel, pipeline.embedding_parts);
     if ranks > 1 && pipeline.head_parts > 1 {
         let error = pipewright_models::ConfigError::HeadPartsOfRanks { parts: pipeline.head_parts, ranks };
-        section.report("head_parts", error.into());
+        section.report_error("head_parts", error);
         return None;
     }
     if ranks > 1 && embedding_parts > 1 {
         let error = pipewright_models::ConfigError::EmbeddingPartsOfRanks { parts: embedding_parts, ranks };
-        section.report("embedding_parts", error.into());
+        section.report_error("embedding_parts", error);
         return None;
     }
     let (model, tokens) = model?;
     let model = CutModel::new(model, pipeline.head_parts);
-    let model = model.map_err(|error| section.report("head_parts", error.into())).ok()?;
+    let model = model.map_err(|error| section.report_error("head_parts", error)).ok()?;
     let model = model.with_embedding_parts(embedding_parts);
-    let model = model.map_err(|error| section.report("embedding_parts", error.into())).ok()?;
+    let model = model.map_err(|error| section.report_error("embedding_parts", error)).ok()?;
     Some(model.describe(tokens))
 }
 
@@ -96,8 +96,7 @@ fn refuse_beside_plan(section: &mut Section<'_>, pipeline: &PipelineSettings) {
         .into_iter()
         .flatten()
     {
-        let (other, advice) = ("a schedule by name or from a file", "remove it");
-        section.report(key, ProblemKind::Without { key, other, advice });
+        section.report_without(key, "a schedule by name or from a file", "remove it");
     }
 }
 
@@ -105,10 +104,7 @@ fn refuse_beside_plan(section: &mut Section<'_>, pipeline: &PipelineSettings) {
 fn check_recompute(section: &mut Section<'_>, pipeline: &PipelineSettings, stages: u32) {
     if let Some(stage) = pipeline.recompute.largest_stage().filter(|stage| stage.get() >= stages) {
         let range = format!("stages from 0 to {}", stages - 1);
-        section.report(
-            "recompute",
-            ProblemKind::OutOfRange { key: "recompute", value: stage.to_string(), range },
-        );
+        section.out_of_range::<()>("recompute", &stage.to_string(), &range);
     }
 }
 
@@ -127,8 +123,8 @@ impl NamedSchedule<'_> {
         let spec = self.spec(section, pipeline);
         let stages_per_rank = self.check_size(section, pipeline, &spec)?;
         if generate::find(&self.name).is_ok_and(|generator| !generator.has_backward()) {
-            let (key, value) = ("schedule", self.name);
-            section.report(key, ProblemKind::NoTraining { key, value });
+            let sentence = format!("`schedule` is \"{}\", which has no backward and cannot train", self.name);
+            section.report("schedule", sentence, "write for example `schedule = \"1f1b\"`");
             return None;
         }
         pipeline.stages_per_rank = stages_per_rank;
@@ -163,16 +159,25 @@ impl NamedSchedule<'_> {
         let limits = Limits { layers: layers.map(|layers| layers.layers.len() as u32), replicas };
         if !microbatches.is_multiple_of(replicas) {
             let shared = shared_microbatches(&self.name, spec, limits);
-            let shared = shared.into_iter().filter(|number| *number <= LARGEST_COUNT).collect();
-            section.report("microbatches", ProblemKind::UnevenShare { microbatches, replicas, shared });
+            let shared = shared.into_iter().filter(|number| *number <= LARGEST_COUNT);
+            let shared: Vec<String> = shared.map(|number| number.to_string()).collect();
+            let help = match shared.as_slice() {
+                [] => format!("change `mesh.data_parallel`, which is {replicas}"),
+                numbers => format!("write {}", numbers.join(" or ")),
+            };
+            let sentence = format!(
+                "`microbatches` is {microbatches}, which {replicas} replicas (`mesh.data_parallel`) cannot share \
+                 evenly"
+            );
+            section.report("microbatches", sentence, help);
             return None;
         }
         if let Err(error) = check_named(&self.name, spec, Use::Simulate) {
-            section.report_at_first_of(&["microbatches", "ranks", "schedule"], error.into());
+            section.report_error_of(&["microbatches", "ranks", "schedule"], error);
             return None;
         }
         let checked = generate::check(&self.name, spec, limits);
-        checked.map_err(|error| section.report_at_first_of(generator::culprits(&error), error.into())).ok()
+        checked.map_err(|error| generator::report(section, error)).ok()
     }
 
     /// Checks the cut of the model into this many stages.
@@ -180,19 +185,20 @@ impl NamedSchedule<'_> {
         if let Some(found) = pipeline.layout.as_ref().map(|layout| layout.boundaries.len() + 1)
             && found != stages as usize
         {
-            section.report("layout", ProblemKind::LayoutStages { found, stages });
+            let sentence = format!("the layout has {found} stages, and the schedule {stages}");
+            section.report("layout", sentence, format!("separate {stages} stages with bars"));
             return None;
         }
         if let (Some(layers), Some(layout)) = (self.layers, &pipeline.layout)
             && let Err(error) = layout.check(layers)
         {
-            section.report("layout", error.into());
+            section.report_error("layout", error);
             return None;
         }
         if let Some(layers) = self.layers
             && let Err(error) = partition(&pipeline.weights(layers), stages, &pipeline.method())
         {
-            section.report_at_first_of(&["layout", "boundaries", "ranks", "stages_per_rank"], error.into());
+            section.report_error_of(&["layout", "boundaries", "ranks", "stages_per_rank"], error);
         }
         Some(())
     }
@@ -225,7 +231,7 @@ fn take_sizes(
         ("stages_per_rank", pipeline.stages_per_rank, u64::from(stages_per_rank)),
         ("microbatches", pipeline.microbatches, microbatches),
     ];
-    let replaces_sizes = matches!(section.place("schedule"), Place::Set { .. });
+    let replaces_sizes = section.is_argument("schedule");
     for (key, value, found) in sizes.into_iter().filter(|(_, value, found)| u64::from(*value) != *found) {
         match section.place(key) {
             Place::Default => {}
@@ -240,8 +246,10 @@ fn take_sizes(
                     .note(format!("{key} = {value} of {name} is replaced by {found} of {written}{shared}"));
             }
             Place::File { .. } | Place::Set { .. } => {
-                let file = file.to_owned();
-                section.report(key, ProblemKind::NotOfFile { key, value, file, found });
+                let sentence =
+                    format!("`{key}` is {value}, and the schedule in {} has {found}", file.display());
+                let help = format!("remove `{key}`, which follows from the file, or write `{key} = {found}`");
+                section.report(key, sentence, help);
             }
         }
     }
@@ -249,10 +257,13 @@ fn take_sizes(
     match u32::try_from(microbatches) {
         Ok(microbatches) => pipeline.microbatches = microbatches,
         Err(_) => {
-            let value = format!("{} in the file, for each of {replicas} replicas", rows.microbatches());
-            let range = format!("at most {} altogether", u32::MAX);
-            let kind = ProblemKind::OutOfRange { key: "microbatches", value, range };
-            section.report("schedule", kind);
+            let sentence = format!(
+                "`microbatches` is {} in the file, for each of {replicas} replicas, where at most {} altogether is \
+                 expected",
+                rows.microbatches(),
+                u32::MAX
+            );
+            section.report("schedule", sentence, "write a smaller schedule, or use fewer replicas");
         }
     }
 }

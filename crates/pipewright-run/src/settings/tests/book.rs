@@ -53,7 +53,7 @@ fn configurations_on_pages_are_valid() {
 /// Returns whether there is a section, but no key of this name in it.
 fn is_unknown(key: &str) -> bool {
     let Some((section, key)) = key.split_once('.') else { return false };
-    keys_of(section).is_some_and(|keys| !keys.contains(&key))
+    keys_of(section).is_some_and(|keys| keys.iter().all(|known| known.name != key))
 }
 
 #[test]

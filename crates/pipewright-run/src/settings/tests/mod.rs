@@ -36,7 +36,7 @@ fn load_all(text: Option<&str>, arguments: &[&str]) -> Result<Loaded, String> {
         ConfigError::Problems(problems) => {
             let prefix = format!("{}/", folder.path().display());
             let lines: Vec<String> =
-                problems.iter().map(|problem| problem.to_string().replace(&prefix, "")).collect();
+                problems.0.iter().map(|problem| problem.to_string().replace(&prefix, "")).collect();
             lines.join("\n")
         }
         error @ ConfigError::Read { .. } => error.to_string(),

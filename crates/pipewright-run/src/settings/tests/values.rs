@@ -344,7 +344,7 @@ fn numbers_of_the_optimizer_hold_in_single_precision() {
     check(
         "[optimizer]\ngroups = [{ parameters = [\"norm\"], learning_rate = 1e39 }]",
         &[
-            "a.toml:2:10: `learning_rate` is 1e39, where a finite number above 0 in single precision, which rounds 1e39 to inf, \
+            "a.toml:2:52: `learning_rate` is 1e39, where a finite number above 0 in single precision, which rounds 1e39 to inf, \
            is expected",
         ],
     );

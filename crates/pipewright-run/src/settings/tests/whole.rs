@@ -2,26 +2,21 @@
 
 use std::path::Path;
 
+use pipewright::loss_scale::LossScaling;
+use pipewright_schedule::lower::UnshardConfig;
+
 use super::{check, check_set, load};
-use crate::settings::{Base, Settings, Surroundings, TEMPLATE};
+use crate::settings::{Base, Settings, Surroundings, template};
 
 #[test]
 fn the_template_holds_the_defaults() {
     let defaults = load(Some(""), &[]).expect("the defaults are sound");
-    assert_eq!(load(Some(TEMPLATE), &[]), Ok(defaults));
-}
-
-#[test]
-fn the_template_names_every_key() {
-    for (section, keys) in crate::settings::keys::SECTIONS {
-        assert!(TEMPLATE.contains(&format!("\n[{section}]")), "[{section}]");
-        for key in *keys {
-            assert!(
-                TEMPLATE.contains(&format!("\n{key} = ")) || TEMPLATE.contains(&format!("\n# {key} = ")),
-                "{key}"
-            );
-        }
-    }
+    assert_eq!((defaults.run.loss_scale, defaults.run.loss_scale_interval), {
+        let scaling = LossScaling::default();
+        (scaling.initial as u64, scaling.interval)
+    });
+    assert_eq!(defaults.mesh.unshard_window, UnshardConfig::default().window.get());
+    assert_eq!(load(Some(&template()), &[]), Ok(defaults));
 }
 
 #[test]

@@ -1,13 +1,12 @@
-//! Numbers of data sheets with their units.
+//! Numbers with units.
 //!
-//! A key of a cluster file names its unit, such as `memory_gb`. Its value is a number in this unit, or text
-//! with a unit of the same dimension, such as `"80 GiB"`. A unit of another dimension is an error.
+//! A key names its unit, such as `memory_gb`. Its value is a number in this unit, or text with a unit of the
+//! same dimension, such as `"80 GiB"`. A unit of another dimension is an error.
 //!
 //! A plain number of `memory_gb` counts gigabytes as they are sold, of 2^30 bytes: 80 is 80 GiB. In text, a
 //! GB is 10^9 bytes: `"80 GB"` is 7% less than 80.
 
-use thiserror::Error;
-use toml::de::DeValue;
+use crate::value::Value;
 
 /// The dimension of a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,44 +63,6 @@ pub struct Measure {
     pub most: f64,
 }
 
-/// The errors of quantities.
-#[derive(Clone, PartialEq, Error)]
-pub enum QuantityError {
-    /// The unit is unknown, or there is no number.
-    #[error("`{}` is `{text}`; write {}", .measure.key, .measure.dimension.expected())]
-    Unreadable {
-        /// The key.
-        measure: Measure,
-        /// The value.
-        text: String,
-    },
-    /// The unit measures something else.
-    #[error(
-        "`{}` is `{text}`, which measures {}; it must measure {}",
-        .measure.key,
-        .found.noun(),
-        .measure.dimension.noun()
-    )]
-    WrongDimension {
-        /// The key.
-        measure: Measure,
-        /// The value.
-        text: String,
-        /// The dimension of the value.
-        found: Dimension,
-    },
-    /// The number is not plausible.
-    #[error("`{}` is {value}; use a number from {} to {}", .measure.key, .measure.least, .measure.most)]
-    OutOfRange {
-        /// The key.
-        measure: Measure,
-        /// The value, as it is written.
-        value: String,
-    },
-}
-
-pipewright_schedule::message_as_debug!(QuantityError);
-
 /// The bytes of a GiB.
 pub const GIB: f64 = 1_073_741_824.0;
 
@@ -136,37 +97,39 @@ const UNITS: &[(&str, Dimension, f64)] = &[
     ("kW", Dimension::Power, 1e3),
 ];
 
-/// The most characters of a value that a message repeats.
-const SHOWN: usize = 64;
+/// Why a value is refused.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Refusal {
+    /// The value is not what these words describe.
+    Expected(String),
+    /// The value has a unit of another dimension.
+    Dimension { found: &'static str, expected: &'static str },
+}
+
+/// The most characters of a number that are read.
+const LONGEST: usize = 64;
 
 impl Measure {
-    /// Returns a value of a file in operations, bytes, seconds, watts, or one of the first two per second.
+    /// Returns a value in operations, bytes, seconds, watts, or one of the first two per second.
     ///
     /// # Errors
-    /// When the value is not a number with a unit of the dimension, or is not plausible.
-    pub(crate) fn value(self, value: &DeValue<'_>) -> Result<f64, QuantityError> {
-        let unreadable = |text: &str| QuantityError::Unreadable {
-            measure: self,
-            text: text.chars().take(SHOWN).collect(),
+    /// When it is not a number with a unit of the dimension, or not plausible.
+    pub(crate) fn read(self, value: &Value) -> Result<f64, Refusal> {
+        let unreadable = || Refusal::Expected(self.dimension.expected());
+        let number = match value.as_text() {
+            Some(text) => self.with_unit(text)?,
+            None => self.in_base_units(value.as_number().ok_or_else(unreadable)?),
         };
-        let (number, written) = match value {
-            DeValue::Integer(integer) => {
-                let parsed = i64::from_str_radix(integer.as_str(), integer.radix());
-                let text = integer.to_string();
-                (self.in_base_units(parsed.map_err(|_too_long| unreadable(&text))? as f64), text)
-            }
-            DeValue::Float(float) => {
-                let number: f64 =
-                    float.as_str().parse().map_err(|_not_a_number| unreadable(float.as_str()))?;
-                (self.in_base_units(number), float.as_str().to_owned())
-            }
-            DeValue::String(text) => (self.with_unit(text)?, text.chars().take(SHOWN).collect()),
-            DeValue::Boolean(value) => return Err(unreadable(&value.to_string())),
-            DeValue::Datetime(value) => return Err(unreadable(&value.to_string())),
-            DeValue::Array(_) => return Err(unreadable("a list")),
-            DeValue::Table(_) => return Err(unreadable("a table")),
-        };
-        self.checked(number, written)
+        if self.dimension == Dimension::Count && number.fract() != 0.0 {
+            return Err(unreadable());
+        }
+        let (least, most) = (self.least * self.unit, self.most * self.unit);
+        // The product with the unit may be off by one bit at both ends.
+        let slack = 1.0 + 1e-12;
+        let is_plausible = (least / slack..=most * slack).contains(&number);
+        is_plausible
+            .then_some(number)
+            .ok_or_else(|| Refusal::Expected(format!("a number from {} to {}", self.least, self.most)))
     }
 
     /// Returns a plain number in operations, bytes, seconds and watts. Small units divide, because 5 / 10^6 is
@@ -175,41 +138,23 @@ impl Measure {
         if self.unit < 1.0 { number / (1.0 / self.unit).round() } else { number * self.unit }
     }
 
-    /// Returns a number in operations, bytes, seconds and watts if it is plausible. `written` is its text in
-    /// messages.
-    fn checked(self, number: f64, written: String) -> Result<f64, QuantityError> {
-        let (least, most) = (self.least * self.unit, self.most * self.unit);
-        if self.dimension == Dimension::Count && number.fract() != 0.0 {
-            return Err(QuantityError::Unreadable { measure: self, text: written });
-        }
-        // The product with the unit may be off by one bit at both ends.
-        let slack = 1.0 + 1e-12;
-        if (least / slack..=most * slack).contains(&number) {
-            Ok(number)
-        } else {
-            Err(QuantityError::OutOfRange { measure: self, value: written })
-        }
-    }
-
-    fn with_unit(self, text: &str) -> Result<f64, QuantityError> {
-        let shown = || text.chars().take(SHOWN).collect();
-        let unreadable = || QuantityError::Unreadable { measure: self, text: shown() };
+    fn with_unit(self, text: &str) -> Result<f64, Refusal> {
+        let unreadable = || Refusal::Expected(self.dimension.expected());
         if matches!(self.dimension, Dimension::Count | Dimension::Share) {
             return Err(unreadable());
         }
         let trimmed = text.trim();
         // The longest number, because an exponent has a letter: `1e3 GB`.
-        let ends = trimmed.char_indices().map(|(start, letter)| start + letter.len_utf8()).take(SHOWN);
+        let ends = trimmed.char_indices().map(|(start, letter)| start + letter.len_utf8()).take(LONGEST);
         let split = |end: usize| {
             let (number, unit) = trimmed.split_at(end);
             Some((number.trim_end().parse::<f64>().ok()?, unit.trim()))
         };
         let (number, unit) =
             ends.collect::<Vec<_>>().into_iter().rev().find_map(split).ok_or_else(unreadable)?;
-        let unit = UNITS.iter().find(|(name, ..)| *name == unit);
-        let &(_, found, factor) = unit.ok_or_else(unreadable)?;
+        let &(_, found, factor) = UNITS.iter().find(|(name, ..)| *name == unit).ok_or_else(unreadable)?;
         if found != self.dimension {
-            return Err(QuantityError::WrongDimension { measure: self, text: shown(), found });
+            return Err(Refusal::Dimension { found: found.noun(), expected: self.dimension.noun() });
         }
         Ok(number * factor)
     }
@@ -224,11 +169,13 @@ impl Measure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::place::Place;
 
-    fn check(text: &str, dimension: Dimension) -> Result<f64, String> {
+    fn check(text: &str, dimension: Dimension) -> Result<f64, Refusal> {
         let measure = Measure { key: "key", dimension, unit: 1.0, least: 1.0, most: 1e18 };
-        let value = measure.value(&DeValue::String(text.into()));
-        value.map_err(|error| error.to_string())
+        let quoted = format!("'{text}'");
+        let value = Value::of_argument("key", &quoted, &Place::Default, &mut Vec::new()).expect("a text");
+        measure.read(&value)
     }
 
     #[test]
@@ -243,15 +190,13 @@ mod tests {
     }
 
     #[test]
-    fn a_size_is_not_a_bandwidth() {
-        let error = check("80 GB/s", Dimension::Size).unwrap_err();
-        assert!(error.starts_with("`key` is `80 GB/s`, which measures bytes per second"), "{error}");
-    }
-
-    #[test]
-    fn a_count_has_no_unit() {
-        let error = check("8 GB", Dimension::Count).unwrap_err();
-        assert_eq!(error, "`key` is `8 GB`; write a whole number, such as 8");
+    fn a_unit_of_another_dimension_is_refused() {
+        let Err(Refusal::Dimension { found, .. }) = check("80 GB/s", Dimension::Size) else {
+            panic!("a bandwidth")
+        };
+        assert!(found.starts_with("bytes per second"), "{found}");
+        let expected = Refusal::Expected("a whole number, such as 8".to_owned());
+        assert_eq!(check("8 GB", Dimension::Count), Err(expected));
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The ranges of numbers.
 
 /// The numbers that a key takes.
-pub(crate) enum Bound {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
     /// Above 0.
     Positive,
     /// 0 and above.
@@ -13,7 +14,8 @@ pub(crate) enum Bound {
 }
 
 impl Bound {
-    pub(crate) fn holds(&self, number: f64) -> bool {
+    /// Returns whether the range has the number.
+    pub fn holds(self, number: f64) -> bool {
         number.is_finite()
             && match self {
                 Self::Positive => number > 0.0,
@@ -23,7 +25,18 @@ impl Bound {
             }
     }
 
-    pub(crate) fn words(&self) -> &'static str {
+    /// Returns the name of the range, as tables of keys have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Positive => "positive",
+            Self::NonNegative => "non-negative",
+            Self::Fraction => "fraction",
+            Self::Share => "share",
+        }
+    }
+
+    /// Returns the range in words.
+    pub fn words(self) -> &'static str {
         match self {
             Self::Positive => "a finite number above 0",
             Self::NonNegative => "a finite number, 0 or above",
@@ -34,7 +47,7 @@ impl Bound {
 
     /// Returns the range in words if it does not have the number, or does not have it after rounding to
     /// single precision, in which the optimizer computes.
-    pub(crate) fn refuses_single(&self, number: f64) -> Option<String> {
+    pub fn refuses_single(self, number: f64) -> Option<String> {
         let rounded = number as f32;
         if !self.holds(number) {
             Some(self.words().to_owned())

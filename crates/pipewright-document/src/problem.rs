@@ -1,0 +1,61 @@
+//! A mistake in a document.
+
+use std::error::Error;
+use std::fmt;
+
+use crate::place::Place;
+
+/// One mistake: where it is, what is wrong, and what to do.
+#[derive(Debug)]
+pub struct Problem {
+    /// The place where it was written.
+    pub place: Place,
+    /// What is wrong.
+    pub sentence: String,
+    /// What to do about it, unless the sentence already says so.
+    pub help: Option<String>,
+    /// The error that the sentence is from, for callers that act on its type.
+    pub cause: Option<Box<dyn Error + Send + Sync>>,
+}
+
+impl Problem {
+    /// Returns the problem that a sentence describes.
+    pub fn new(place: Place, sentence: impl Into<String>) -> Self {
+        Self { place, sentence: sentence.into(), help: None, cause: None }
+    }
+
+    /// Returns the problem that an error describes.
+    pub fn of(place: Place, cause: impl Error + Send + Sync + 'static) -> Self {
+        let sentence = cause.to_string();
+        Self { cause: Some(Box::new(cause)), ..Self::new(place, sentence) }
+    }
+
+    /// Returns the problem with advice.
+    pub fn help(self, help: impl Into<String>) -> Self {
+        Self { help: Some(help.into()), ..self }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.sentence)
+    }
+}
+
+/// All mistakes of a document, at least one. Their text has a line for each, with its advice.
+pub struct Problems(pub Vec<Problem>);
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, problem) in self.0.iter().enumerate() {
+            let line_end = if index > 0 { "\n" } else { "" };
+            write!(f, "{line_end}{problem}")?;
+            problem.help.iter().try_for_each(|help| write!(f, "; {help}"))?;
+        }
+        Ok(())
+    }
+}
+
+impl Error for Problems {}
+
+pipewright_schedule::message_as_debug!(Problems);
