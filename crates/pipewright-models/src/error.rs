@@ -1,9 +1,6 @@
 //! The errors of configuring a model and of cutting it into stages.
 
 use pipewright_shapes::ShapeError;
-use pipewright_shapes::key_table::RefusedKey;
-
-use crate::quantisation::advice;
 
 /// An error of configuring a model, or of cutting it into stages.
 #[derive(thiserror::Error)]
@@ -11,48 +8,6 @@ pub enum ConfigError {
     /// The `config.json`, or a set of its keys, does not describe a model.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// No family has this name.
-    #[error("{}", unknown_family(found, nearest, refused, known))]
-    UnknownFamily {
-        /// The name that was found; empty if there is none.
-        found: Box<str>,
-        /// The family that is most like it: by its experts and state spaces, and then by its name.
-        nearest: &'static str,
-        /// The keys of the file that this family cannot compute.
-        refused: Vec<RefusedKey>,
-        /// The names of all families.
-        known: &'static [&'static str],
-    },
-    /// A model of an unknown family takes more than text.
-    #[error(
-        "`{family}` is a model of text and other inputs (`{key}`), and only models of text can be run: write its text part as a \
-         model of its own, and name that"
-    )]
-    OtherInputs {
-        /// The name of the family.
-        family: Box<str>,
-        /// The key that describes the other inputs.
-        key: &'static str,
-    },
-    /// The weights are quantised.
-    #[error(
-        "`quantization_config` says that the weights are quantised ({method}), and training needs them whole: {}",
-        advice(method)
-    )]
-    Quantised {
-        /// The method, as the file names it.
-        method: String,
-    },
-    /// A key belongs to other families.
-    #[error("`{key}` is not a key of `{family}`: only {} {} it", .families.join(", "), if .families.len() == 1 { "has" } else { "have" })]
-    ForeignKey {
-        /// The key.
-        key: String,
-        /// The family.
-        family: String,
-        /// The families that have the key.
-        families: Vec<&'static str>,
-    },
     /// A layer cannot be split over the ranks that compute a stage together.
     #[error(
         "`{layer}` cannot be split over {ranks} tensor ranks: `{parameter}` is split by `{key} = {size}`, which {rule}; use \
@@ -245,36 +200,13 @@ pub enum ConfigError {
 
 pipewright_schedule::message_as_debug!(ConfigError);
 
-fn unknown_family(found: &str, nearest: &str, refused: &[RefusedKey], known: &[&str]) -> String {
-    let known = known.join(", ");
-    if found.is_empty() {
-        return format!(
-            "no model family is named: `model_type` (or `architectures`) is missing; the families are {known}"
-        );
-    }
-    let difference = match refused {
-        [] => "which may compute other things even where the keys are the same".to_owned(),
-        keys => {
-            let keys = keys.iter().map(|RefusedKey { key, value, .. }| format!("`{key} = {value}`"));
-            format!("which cannot compute {}", keys.collect::<Vec<_>>().join(", "))
-        }
-    };
-    format!(
-        "model family `{found}` is not supported: the families are {known}; the nearest one is `{nearest}`, {difference}"
-    )
-}
-
 impl ConfigError {
     /// Returns the keys of `config.json` that caused the error, the most probable cause first; none if no key
     /// of that file did.
-    pub fn keys(&self) -> Vec<&str> {
+    pub fn keys(&self) -> &[String] {
         match self {
-            Self::Shape(error) => error.keys().iter().map(String::as_str).collect(),
-            Self::UnknownFamily { found, .. } if !found.is_empty() => vec!["model_type"],
-            Self::OtherInputs { key, .. } => vec![key],
-            Self::Quantised { .. } => vec!["quantization_config"],
-            Self::ForeignKey { key, .. } => vec![key],
-            _ => Vec::new(),
+            Self::Shape(error) => error.keys(),
+            _ => &[],
         }
     }
 }

@@ -7,7 +7,7 @@ use pipewright::nn::TensorParallel;
 use pipewright::train::data::{SideError, SideRows, SideTensor};
 use pipewright_schedule::ModelDesc;
 use pipewright_shapes::ShapeError;
-use pipewright_shapes::family::AbsentKey;
+pub use pipewright_shapes::family::AbsentKey;
 use pipewright_shapes::key_table::KeyTable;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -19,7 +19,7 @@ use crate::generation_stage::GenerationStage;
 use crate::head_form::HeadForm;
 use crate::init::SeededInit;
 use crate::parameter::{Outline, ParameterSource, ParameterSpec};
-use crate::quantisation::method_of;
+use crate::quantisation::{advice, method_of};
 use crate::split::Place;
 use crate::training_module::TrainingModule;
 
@@ -56,7 +56,11 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     /// it is not known and has the name of a part of a computation.
     fn from_json(json: Value) -> Result<Self, ConfigError> {
         if let Some(method) = method_of(&json) {
-            return Err(ConfigError::Quantised { method });
+            let message = format!(
+                "`quantization_config` says that the weights are quantised ({method}), and training needs them whole: {}",
+                advice(&method)
+            );
+            return Err(ShapeError::new(&["quantization_config"], message).into());
         }
         check_class::<Self>(&json)?;
         Self::TABLE.check(&json)?;

@@ -3,13 +3,14 @@
 
 use std::path::Path;
 
+use pipewright_shapes::ShapeError;
+use pipewright_shapes::key_table::{KeyUse, RefusedKey};
 use serde_json::{Map, Value};
 
 use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
 use crate::hf::{self, HfError};
 use crate::model_config::{FAMILIES, Family, ModelConfig};
-use pipewright_shapes::key_table::KeyUse;
 
 /// Keys that say the same as others, which have the usual values of a family and must not contradict them.
 const REPLACED: [(&str, &str); 5] = [
@@ -172,11 +173,10 @@ fn with_absent_keys(mut json: Value) -> Value {
 /// Returns the error of a key that the family `name` does not have.
 fn foreign(key: &str, name: &str) -> ConfigError {
     let families = FAMILIES.iter().filter(|family| family.table.computes(key));
-    ConfigError::ForeignKey {
-        key: key.to_owned(),
-        family: name.to_owned(),
-        families: families.map(|family| family.name).collect(),
-    }
+    let families: Vec<&str> = families.map(|family| family.name).collect();
+    let have = if families.len() == 1 { "has" } else { "have" };
+    let message = format!("`{key}` is not a key of `{name}`: only {} {have} it", families.join(", "));
+    ShapeError::new(&[key], message).into()
 }
 
 /// The keys that describe what a model takes in addition to text.
@@ -199,10 +199,21 @@ fn parts<W: AsRef<str>>(words: impl Iterator<Item = W>) -> [bool; 2] {
 /// Returns the error of a model of an unknown family, whose `config.json` has these keys. The nearest family
 /// has the parts of the model and the fewest others; among equals, its name is the most similar.
 fn unknown(found: &str, json: &Map<String, Value>) -> ConfigError {
+    if found.is_empty() {
+        let known = ModelConfig::MODEL_TYPES.join(", ");
+        let message = format!(
+            "no model family is named: `model_type` (or `architectures`) is missing; the families are {known}"
+        );
+        return ShapeError::new(&[], message).into();
+    }
     let is_table = |key: &str| json.get(key).is_some_and(Value::is_object);
     let other_inputs = OTHER_INPUTS.into_iter().find(|key| is_table("text_config") && is_table(key));
     if let Some(key) = other_inputs {
-        return ConfigError::OtherInputs { family: found.into(), key };
+        let message = format!(
+            "`{found}` is a model of text and other inputs (`{key}`), and only models of text can be run: write its text part \
+             as a model of its own, and name that"
+        );
+        return ShapeError::new(&[key], message).into();
     }
     let name = found.strip_suffix("ForCausalLM").unwrap_or(found).to_lowercase();
     let wanted = parts(json.keys().cloned().chain([name.clone()]));
@@ -216,10 +227,16 @@ fn unknown(found: &str, json: &Map<String, Value>) -> ConfigError {
         f64::from(points.sum::<u8>()) + strsim::jaro_winkler(&name, family.name)
     };
     let nearest = FAMILIES.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
-    ConfigError::UnknownFamily {
-        found: found.into(),
-        nearest: nearest.map_or("", |family| family.name),
-        refused: nearest.map_or_else(Vec::new, |family| family.table.refused(json)),
-        known: ModelConfig::MODEL_TYPES,
-    }
+    let refused = nearest.map_or_else(Vec::new, |family| family.table.refused(json));
+    let difference = if refused.is_empty() {
+        "which may compute other things even where the keys are the same".to_owned()
+    } else {
+        let keys = refused.iter().map(|RefusedKey { key, value, .. }| format!("`{key} = {value}`"));
+        format!("which cannot compute {}", keys.collect::<Vec<_>>().join(", "))
+    };
+    let (known, nearest) = (ModelConfig::MODEL_TYPES.join(", "), nearest.map_or("", |family| family.name));
+    let message = format!(
+        "model family `{found}` is not supported: the families are {known}; the nearest one is `{nearest}`, {difference}"
+    );
+    ShapeError::new(&["model_type"], message).into()
 }
