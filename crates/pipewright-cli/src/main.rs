@@ -10,10 +10,7 @@ mod commands;
 mod display;
 mod exhaustion;
 mod failure;
-mod fault;
-mod host_name;
 mod launch;
-mod machine_memory;
 mod output;
 mod panic;
 mod planning;
@@ -29,6 +26,7 @@ use std::process::ExitCode;
 
 use clap::CommandFactory;
 use pipewright::memory::TrackingAllocator;
+use pipewright_run::{fault, host_name, machine_memory};
 
 use crate::arguments::{Arguments, Command};
 use crate::failure::Failure;
@@ -58,9 +56,9 @@ fn main() -> ExitCode {
     display::log::start();
     match panic::guard(|| run(&arguments.command)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(mut failure) => {
-            failure.report();
-            failure.exit.into()
+        Err(failure) => {
+            failure::report(&failure);
+            failure::exit_code(failure.kind).into()
         }
     }
 }

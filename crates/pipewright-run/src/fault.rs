@@ -19,13 +19,13 @@ const FILE: &str = "failure.json";
 const SECOND_FILE: &str = "failure-others.json";
 
 /// Returns whether a file in the folder of a run has the name of a record of a fault, or of its draft.
-pub(crate) fn is_record(name: &str) -> bool {
+pub fn is_record(name: &str) -> bool {
     let rank = name.strip_prefix(".failure-").and_then(|name| name.strip_suffix(".json"));
     [FILE, SECOND_FILE].contains(&name) || rank.is_some_and(|rank| rank.parse::<u32>().is_ok())
 }
 
 /// The variable that `launch` sets for its processes. Its value is the text of a [`Start`].
-pub(crate) const LAUNCHED: &str = "PIPEWRIGHT_LAUNCHED";
+pub const LAUNCHED: &str = "PIPEWRIGHT_LAUNCHED";
 
 /// The part of the text of a start after which `launch` may leave out hosts, and the part before its mark.
 const LEAVES_OUT: &str = ",hosts";
@@ -33,24 +33,24 @@ const MARK: &str = ",mark=";
 
 /// A start of the processes of a run by `launch`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Start {
+pub struct Start {
     /// How often `launch` had started processes before: restarts and growths together.
-    pub(crate) number: u64,
+    pub number: u64,
     /// Whether a restart may leave out a host: the run has several hosts, and a restart is left.
-    pub(crate) leaves_out_hosts: bool,
+    pub leaves_out_hosts: bool,
     /// The file of the launch next to the folder of the run, which no other launch has. `None` for a process
     /// that answers a question of `launch`.
-    pub(crate) mark: Option<PathBuf>,
+    pub mark: Option<PathBuf>,
 }
 
 impl Start {
     /// Returns the start of this process; `None` if `launch` did not start it.
-    pub(crate) fn of_this_process() -> Option<Self> {
+    pub fn of_this_process() -> Option<Self> {
         Self::read(&std::env::var(LAUNCHED).ok()?)
     }
 
     /// Reads the text of a start.
-    pub(crate) fn read(text: &str) -> Option<Self> {
+    pub fn read(text: &str) -> Option<Self> {
         let (text, mark) = match text.split_once(MARK) {
             Some((text, mark)) => (text, Some(PathBuf::from(mark))),
             None => (text, None),
@@ -63,7 +63,7 @@ impl Start {
     }
 
     /// Returns whether the same launch has made this start before the start `other`.
-    pub(crate) fn is_before(&self, other: &Self) -> bool {
+    pub fn is_before(&self, other: &Self) -> bool {
         self.mark.is_some() && self.mark == other.mark && self.number < other.number
     }
 }
@@ -78,7 +78,7 @@ impl fmt::Display for Start {
 
 /// Returns how often `launch` had started processes before it started this one; `None` if it did not start
 /// it.
-pub(crate) fn launched_start() -> Option<u64> {
+pub fn launched_start() -> Option<u64> {
     Start::of_this_process().map(|start| start.number)
 }
 
@@ -92,33 +92,33 @@ struct Left {
 
 /// Where a run failed, and why.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Fault {
+pub struct Fault {
     /// The step that failed, from 1.
-    pub(crate) step: u64,
+    pub step: u64,
     /// The rank that failed first, if it was a rank.
-    pub(crate) rank: Option<u32>,
+    pub rank: Option<u32>,
     /// The cause in one line, without the place. Faults with the same step and the same cause are the same.
-    pub(crate) cause: String,
+    pub cause: String,
     /// The place and the cause in one line.
-    pub(crate) summary: String,
+    pub summary: String,
     /// The bytes that the disk must have before the run continues, if the disk was full.
-    pub(crate) space: Option<u64>,
+    pub space: Option<u64>,
     /// Whether the run must not be restarted. A restarted run that verifies steps would not know the usual
     /// norm, and would accept wrong bits.
     #[serde(default)]
-    pub(crate) is_final: bool,
+    pub is_final: bool,
     /// The ranks that have computed wrong bits, if the run continues without their hosts.
     #[serde(default)]
-    pub(crate) wrong_ranks: Vec<u32>,
+    pub wrong_ranks: Vec<u32>,
     /// Whether the cause may lie outside the run: a process was killed or stopped, or a host is gone. Such a
     /// fault in the same step says nothing about that step.
     #[serde(default)]
-    pub(crate) is_external: bool,
+    pub is_external: bool,
 }
 
 impl Fault {
     /// Returns the fault of a failed step.
-    pub(crate) fn of_step(error: &StepError) -> Self {
+    pub fn of_step(error: &StepError) -> Self {
         Self {
             step: error.step.get(),
             rank: Some(error.rank.get()),
@@ -135,7 +135,7 @@ impl Fault {
 
     /// Returns the fault of a full disk after step `done`; `None` if the error has another cause. The run
     /// needs `space` bytes to continue.
-    pub(crate) fn of_full_disk(
+    pub fn of_full_disk(
         error: &(dyn Error + 'static),
         done: u64,
         space: impl FnOnce() -> u64,
@@ -152,7 +152,7 @@ impl Fault {
 
     /// Writes the fault and its report into the folder of the run, unless another process has written an
     /// earlier one. Returns whether there is a fault now.
-    pub(crate) fn leave(&self, run: &Path, report: &str) -> bool {
+    pub fn leave(&self, run: &Path, report: &str) -> bool {
         let path = run.join(FILE);
         let left = Left { fault: self.clone(), report: report.to_owned() };
         let text = serde_json::to_vec(&left).unwrap_or_default();
@@ -169,7 +169,7 @@ impl Fault {
     /// Writes the fault and its report as the process of a rank sees them that is not the leader. They count
     /// if the launcher ends the leader before it has written its own. So that each reader finds a whole
     /// record, the process writes a draft first.
-    pub(crate) fn leave_second(&self, run: &Path, report: &str, rank: WorldRank) {
+    pub fn leave_second(&self, run: &Path, report: &str, rank: WorldRank) {
         let path = run.join(SECOND_FILE);
         if path.exists() {
             return;
@@ -184,7 +184,7 @@ impl Fault {
     }
 
     /// Returns whether a process has left a fault in the folder of a run.
-    pub(crate) fn is_left(run: &Path) -> bool {
+    pub fn is_left(run: &Path) -> bool {
         [FILE, SECOND_FILE].into_iter().any(|file| run.join(file).exists())
     }
 
@@ -192,7 +192,7 @@ impl Fault {
     ///
     /// # Errors
     /// Fails if a file exists and cannot be removed.
-    pub(crate) fn remove(run: &Path) -> io::Result<()> {
+    pub fn remove(run: &Path) -> io::Result<()> {
         let is_missing = |error: &io::Error| {
             matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
         };
@@ -203,12 +203,12 @@ impl Fault {
     }
 
     /// Removes the fault from the folder of a run, and returns it with its report.
-    pub(crate) fn take(run: &Path) -> Option<(Self, String)> {
+    pub fn take(run: &Path) -> Option<(Self, String)> {
         Self::take_file(&run.join(FILE))
     }
 
     /// Like [`Fault::take`], as another process than the leader has seen the fault.
-    pub(crate) fn take_second(run: &Path) -> Option<(Self, String)> {
+    pub fn take_second(run: &Path) -> Option<(Self, String)> {
         Self::take_file(&run.join(SECOND_FILE))
     }
 
@@ -220,14 +220,14 @@ impl Fault {
     }
 
     /// Returns whether this is the same fault again, although another rank may have noticed it first.
-    pub(crate) fn repeats(&self, earlier: &Self) -> bool {
+    pub fn repeats(&self, earlier: &Self) -> bool {
         let may_repeat = !self.is_external && !earlier.is_external;
         may_repeat && self.step == earlier.step && self.cause == earlier.cause
     }
 }
 
 /// Returns whether an error or one of its causes is a disk or a quota that is full.
-pub(crate) fn is_full(error: &(dyn Error + 'static)) -> bool {
+pub fn is_full(error: &(dyn Error + 'static)) -> bool {
     let is_full = |error: &(dyn Error + 'static)| {
         let error = error.downcast_ref::<io::Error>();
         error.is_some_and(|error| {

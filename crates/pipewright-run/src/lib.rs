@@ -7,3 +7,11 @@ pub mod text;
 pub mod schedule_file;
 
 pub mod settings;
+
+pub mod fault;
+
+pub mod error;
+
+pub mod host_name;
+
+pub mod machine_memory;

@@ -4,7 +4,7 @@ use pipewright::device::{BackEnd, DeviceChoice, describe};
 use pipewright_system::machine_memory::machine_bytes;
 
 /// Returns the memory of a device in bytes, if its back end knows it.
-pub(crate) fn device_bytes(device: DeviceChoice) -> Option<u64> {
+pub fn device_bytes(device: DeviceChoice) -> Option<u64> {
     match device.back_end {
         BackEnd::Flex => machine_bytes(),
         _ => describe(device)?.memory,

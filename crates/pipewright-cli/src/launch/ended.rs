@@ -225,9 +225,9 @@ mod tests {
         let no_host = || Failure::new(Exit::RankFailed, "no host");
         let end = |is_asked| stopped(no_host(), "a host is slow", is_asked, Path::new("out"));
         let (asked, refused) = (end(true), end(false));
-        assert_eq!(asked.exit, Exit::Interrupted);
+        assert_eq!(asked.kind, Exit::Interrupted);
         assert_eq!(asked.full_text(), "stopped by a signal; resume with: pipewright resume out");
-        assert_eq!(refused.exit, Exit::RankFailed);
+        assert_eq!(refused.kind, Exit::RankFailed);
         assert!(refused.full_text().ends_with("resume with: pipewright resume out\nno host"));
     }
 }

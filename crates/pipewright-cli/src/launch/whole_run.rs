@@ -119,7 +119,7 @@ impl WholeRun {
         Err(match &self.model {
             Ok(_) => first,
             Err(unread) => Failure::new(
-                first.exit,
+                first.kind,
                 format!(
                     "{}\nthe run is not planned again, because its model cannot be read here: {}",
                     first.text(),

@@ -8,7 +8,7 @@ use pipewright::train::CONFIG_FILE;
 use pipewright_schedule::words::counted;
 use thiserror::Error;
 
-use crate::failure::disk_advice;
+use pipewright_run::error::disk_advice;
 
 /// The reason why results cannot be written.
 #[derive(Debug, Error)]

@@ -212,7 +212,7 @@ pub(crate) fn failure(error: &PipelineError) -> Failure {
 /// Notifies the other processes of a failure that only this process knows of, so that they do not wait for
 /// it. After a mistake of the user, which no restart mends, they end with the same exit code.
 pub(crate) fn abandon(trainer: &mut Trainer, failure: Failure) -> Failure {
-    if failure.exit == Exit::WrongInput && failure.fault().is_none() {
+    if failure.kind == Exit::WrongInput && failure.fault().is_none() {
         trainer.pipeline().refuse(&failure.text());
     } else {
         trainer.pipeline().abandon(&failure.text());
@@ -235,9 +235,9 @@ mod tests {
         };
         let message = || "out.csv: cannot be written".to_owned();
         let mistake = of(Cause::WrongInput { message: message() });
-        assert!(mistake.exit == Exit::WrongInput && mistake.fault().is_none(), "{}", mistake.text());
+        assert!(mistake.kind == Exit::WrongInput && mistake.fault().is_none(), "{}", mistake.text());
         let fault = of(Cause::Abandoned { message: message() });
-        assert!(fault.exit == Exit::RankFailed && fault.fault().is_some(), "{}", fault.text());
+        assert!(fault.kind == Exit::RankFailed && fault.fault().is_some(), "{}", fault.text());
     }
 
     /// A process that has begun the next step learns that others have not ended the one before.
@@ -246,7 +246,7 @@ mod tests {
         let [rank, peer] = [2, 1].map(WorldRank::new);
         let first = StepError { rank, step: 7.into(), action: None, cause: Cause::LostPeer { peer } };
         let diverged = failure(&PipelineError::Diverged { step: 7.into(), first: Box::new(first.clone()) });
-        assert_eq!((diverged.exit, diverged.lost()), (Exit::RankFailed, Some(peer)));
+        assert_eq!((diverged.kind, diverged.lost()), (Exit::RankFailed, Some(peer)));
         assert_eq!(diverged.fault(), Some(&Fault::of_step(&first)));
         assert!(diverged.text().ends_with("step 7: rank 2: rank 1 is lost: its thread or process has ended"));
     }
@@ -256,7 +256,7 @@ mod tests {
         let reason = "data.txt: cannot be read".to_owned();
         let refused = BatchDisagreement::Refused { rank: WorldRank::new(1), reason };
         let failure = failure(&PipelineError::Disagreement(refused));
-        assert_eq!(failure.exit, Exit::WrongInput);
+        assert_eq!(failure.kind, Exit::WrongInput);
         assert!(failure.text().contains("data.txt: cannot be read"), "{}", failure.text());
     }
 }

@@ -329,7 +329,7 @@ mod tests {
     fn threads_of_one_machine_add_up_and_processes_do_not() {
         let on = |machine, is_local, replicas| {
             require_fit(&plan([40, 50], shape(is_local, replicas), machine)).map_err(|failure| {
-                assert_eq!(failure.exit, Exit::CheckFailed);
+                assert_eq!(failure.kind, Exit::CheckFailed);
                 failure.text()
             })
         };

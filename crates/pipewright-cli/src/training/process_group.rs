@@ -227,7 +227,7 @@ impl ProcessGroup {
         self.agree_within(done, |_| Fields::new(), self.deadline.saturating_add(START)).map_err(
             |mut failure| {
                 if is_done && failure.lost().is_none() {
-                    failure.exit = exit;
+                    failure.kind = exit;
                 }
                 failure
             },
@@ -261,7 +261,7 @@ impl ProcessGroup {
     /// `launch` reports the faults of the processes that it starts, from the record of the leader, or of
     /// another process if the leader has left none.
     pub(crate) fn settle<T>(&mut self, outcome: Result<T, Failure>) -> Result<T, Failure> {
-        outcome.map_err(|mut failure| {
+        outcome.map_err(|failure| {
             self.note_end();
             match failure.lost() {
                 Some(lost) if lost == self.rank => self.is_leader = false,
@@ -288,8 +288,8 @@ impl ProcessGroup {
             if fault.is_some_and(is_left) {
                 return failure.reported_elsewhere();
             }
-            failure.report();
-            failure
+            crate::failure::report(&failure);
+            failure.reported_elsewhere()
         })
     }
 }

@@ -9,7 +9,7 @@ use pipewright::checkpoint::{CheckpointError, CheckpointWriter};
 use pipewright::train::{Metrics, Trainer};
 use serde_json::{Map, Value};
 
-use crate::failure::{Exit, Failure, advice_for, sentence};
+use crate::failure::{Exit, Failure, sentence};
 use crate::fault::{Fault, launched_start};
 use crate::recovery::leave_loss;
 use crate::run_folder::{self, RunFolder, is_lost_folder};
@@ -18,6 +18,7 @@ use crate::training::checkpoint_timing::CheckpointTiming;
 use crate::training::evaluations::Evaluations;
 use crate::training::identity::LOSS;
 use crate::training::launch::failure;
+use pipewright_run::error::advice_for;
 use pipewright_run::settings::Settings;
 use pipewright_run::text::quoted;
 
@@ -167,7 +168,8 @@ impl Checkpoints {
                 // Only this process knows of the failure, so it reports the failure even if it is not the
                 // leader.
                 if self.reports {
-                    failure.report();
+                    crate::failure::report(&failure);
+                    failure = failure.reported_elsewhere();
                     if let Some(fault) = failure.fault().filter(|_| launched_start().is_some()) {
                         fault.leave(&self.run, &failure.full_text());
                     }

@@ -10,7 +10,7 @@ use pipewright_schedule::picture::{PictureSettings, html};
 use pipewright_schedule::slow_ranks::SlowRanks;
 
 use crate::display::{Display, Ending, say};
-use crate::failure::{Exit, Failure, disk_advice, sentence};
+use crate::failure::{Exit, Failure, sentence};
 use crate::fault::{Fault, Start, launched_start};
 use crate::recovery::{SlowRank, VerifiedStep, is_growth_requested};
 use crate::run_folder::{RunFolder, RunFolderError};
@@ -20,6 +20,7 @@ use crate::training::launch::failure;
 use crate::training::rank_hosts::RankHosts;
 use crate::training::run_checkpoints::lost_folder;
 use crate::training::timeline_recorder::TimelineRecorder;
+use pipewright_run::error::disk_advice;
 use pipewright_run::settings::Settings;
 use pipewright_run::text::quoted;
 
