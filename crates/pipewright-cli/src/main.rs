@@ -14,19 +14,14 @@ mod launch;
 mod output;
 mod panic;
 mod planning;
-mod recovery;
-mod run_folder;
-mod run_record;
-mod run_report;
 mod schedules;
 mod signal;
-mod training;
 
 use std::process::ExitCode;
 
 use clap::CommandFactory;
 use pipewright::memory::TrackingAllocator;
-use pipewright_run::{fault, host_name, machine_memory};
+use pipewright_run::{fault, host_name, recovery, run_folder, run_record, run_report, training};
 
 use crate::arguments::{Arguments, Command};
 use crate::failure::Failure;

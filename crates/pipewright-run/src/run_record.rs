@@ -19,64 +19,96 @@ use crate::run_folder::{CONFIG, LARGEST, METRICS, TIMELINE, kept_timelines};
 
 /// The metrics of a step, as far as the line has them. JSON has no infinite numbers, so they may be null.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct StepMetrics {
+pub struct StepMetrics {
     /// The number of the step, from 1.
-    pub(crate) step: u64,
+    pub step: u64,
     /// The kind of the event, if the line is an event between two steps.
     event: Option<String>,
-    pub(crate) loss: Option<f64>,
-    pub(crate) total: Option<f64>,
-    pub(crate) validation_loss: Option<f64>,
+    /// The mean loss of the targets.
+    pub loss: Option<f64>,
+    /// The loss with all auxiliary losses.
+    pub total: Option<f64>,
+    /// The loss of the validation data, after an evaluation.
+    pub validation_loss: Option<f64>,
+    /// The validation loss of each source of a mixture.
     #[serde(default)]
-    pub(crate) validation_sources: Vec<SourceLoss>,
-    pub(crate) grad_norm: Option<f64>,
-    pub(crate) learning_rate: Option<f64>,
-    pub(crate) tokens_per_second: Option<f64>,
-    pub(crate) model_tflops: Option<f64>,
-    pub(crate) mfu: Option<f64>,
-    pub(crate) step_ms: Option<f64>,
-    pub(crate) planned_step_ms: Option<f64>,
-    pub(crate) predicted_step_ms: Option<f64>,
-    pub(crate) elapsed_s: Option<f64>,
-    pub(crate) unix_s: Option<f64>,
-    pub(crate) tokens: Option<f64>,
-    pub(crate) bubble_fraction: Option<f64>,
-    pub(crate) exposed_comm_fraction: Option<f64>,
-    pub(crate) gap_ms: Option<f64>,
-    pub(crate) gap_sums_ms: Option<f64>,
-    pub(crate) gap_update_ms: Option<f64>,
+    pub validation_sources: Vec<SourceLoss>,
+    /// The norm of all gradients.
+    pub grad_norm: Option<f64>,
+    /// The learning rate.
+    pub learning_rate: Option<f64>,
+    /// The input tokens per second.
+    pub tokens_per_second: Option<f64>,
+    /// The rate of the model's matrix products, in 10¹² operations per second.
+    pub model_tflops: Option<f64>,
+    /// The share of the peak rate.
+    pub mfu: Option<f64>,
+    /// The time of the step in milliseconds.
+    pub step_ms: Option<f64>,
+    /// The time that the plan of the run predicts.
+    pub planned_step_ms: Option<f64>,
+    /// The time that earlier steps predict.
+    pub predicted_step_ms: Option<f64>,
+    /// The time of the run until the end of the step, in seconds.
+    pub elapsed_s: Option<f64>,
+    /// The time at the end of the step, in seconds since 1970.
+    pub unix_s: Option<f64>,
+    /// The input tokens of the run until the end of the step.
+    pub tokens: Option<f64>,
+    /// The share of their time that the ranks are idle.
+    pub bubble_fraction: Option<f64>,
+    /// The share of their time that the ranks wait for messages.
+    pub exposed_comm_fraction: Option<f64>,
+    /// The time between the schedule of this step and the schedule of the one before, in milliseconds.
+    pub gap_ms: Option<f64>,
+    /// The part of the gap in which gradients are summed.
+    pub gap_sums_ms: Option<f64>,
+    /// The part of the gap in which parameters are updated.
+    pub gap_update_ms: Option<f64>,
+    /// The time of each rank from its update to the gradient norm, if it updates before.
     #[serde(default)]
-    pub(crate) early_update_ms: Vec<Option<f64>>,
+    pub early_update_ms: Vec<Option<f64>>,
+    /// Whether ranks have repaired an update before the norm.
     #[serde(default)]
-    pub(crate) repaired: bool,
+    pub repaired: bool,
+    /// The time of each rank for the exchange of tokens.
     #[serde(default)]
-    pub(crate) expert_exchange_ms: Vec<Option<f64>>,
+    pub expert_exchange_ms: Vec<Option<f64>>,
+    /// The part of that time in which the rank computes nothing.
     #[serde(default)]
-    pub(crate) exposed_expert_exchange_ms: Vec<Option<f64>>,
+    pub exposed_expert_exchange_ms: Vec<Option<f64>>,
+    /// The time that each rank waits for others before an exchange.
     #[serde(default)]
-    pub(crate) expert_wait_ms: Vec<Option<f64>>,
+    pub expert_wait_ms: Vec<Option<f64>>,
+    /// The texts that the model has written after an evaluation.
     #[serde(default)]
-    pub(crate) samples: Vec<Sample>,
+    pub samples: Vec<Sample>,
+    /// The auxiliary losses by name.
     #[serde(default)]
-    pub(crate) auxiliary: BTreeMap<String, Option<f64>>,
+    pub auxiliary: BTreeMap<String, Option<f64>>,
+    /// The share of its time that each rank is idle.
     #[serde(default)]
-    pub(crate) bubble_per_rank: Vec<Option<f64>>,
+    pub bubble_per_rank: Vec<Option<f64>>,
+    /// The most bytes that each rank has held.
     #[serde(default)]
-    pub(crate) peak_bytes: Vec<Option<f64>>,
+    pub peak_bytes: Vec<Option<f64>>,
 }
 
 /// An event between two steps, as a line of the metrics has it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
-pub(crate) enum RunEvent {
+pub enum RunEvent {
+    /// The run has continued after a fault, or on more processes.
     Restart(Restart),
+    /// A rank has become slow, or is no longer slow.
     SlowRank(SlowRank),
+    /// A suspicious step was computed again.
     VerifiedStep(VerifiedStep),
 }
 
 impl RunEvent {
     /// Returns the last step before the event whose result counts.
-    pub(crate) fn last_step(&self) -> u64 {
+    pub fn last_step(&self) -> u64 {
         match self {
             Self::Restart(restart) => restart.step,
             Self::SlowRank(slow) => slow.step,
@@ -85,7 +117,7 @@ impl RunEvent {
     }
 
     /// Returns the step in which the reason for the event occurred.
-    pub(crate) fn step(&self) -> u64 {
+    pub fn step(&self) -> u64 {
         match self {
             // The first step with more processes.
             Self::Restart(restart) => restart.failed_step.unwrap_or(restart.step + 1),
@@ -95,7 +127,7 @@ impl RunEvent {
     }
 
     /// Returns the sentence that the display has shown.
-    pub(crate) fn sentence(&self) -> String {
+    pub fn sentence(&self) -> String {
         match self {
             Self::Restart(restart) => restart.sentence(),
             Self::SlowRank(slow) => slow.sentence(),
@@ -106,7 +138,7 @@ impl RunEvent {
 
 /// Why the results of a run cannot be read.
 #[derive(Debug, Error)]
-pub(crate) enum RunRecordError {
+pub enum RunRecordError {
     /// The path is not the folder of a run.
     #[error(
         "{}: not the folder of a run: it has neither {METRICS} nor {TIMELINE}; name the folder that `run.out` named",
@@ -154,13 +186,15 @@ pub(crate) enum RunRecordError {
 }
 
 /// The timeline of a step.
-pub(crate) struct RecordedTimeline {
-    pub(crate) step: u64,
-    pub(crate) timeline: Timeline,
+pub struct RecordedTimeline {
+    /// The number of the step.
+    pub step: u64,
+    /// The timeline.
+    pub timeline: Timeline,
 }
 
 /// Returns the median of a value over the steps that have it.
-pub(crate) fn median_of(steps: &[StepMetrics], value: fn(&StepMetrics) -> Option<f64>) -> Option<f64> {
+pub fn median_of(steps: &[StepMetrics], value: fn(&StepMetrics) -> Option<f64>) -> Option<f64> {
     median(steps.iter().filter_map(value).collect())
 }
 
@@ -171,14 +205,14 @@ pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
 }
 
 /// Checks that a path is the folder of a run.
-pub(crate) fn require_run(run: &Path) -> Result<(), RunRecordError> {
+pub fn require_run(run: &Path) -> Result<(), RunRecordError> {
     let is_run = [METRICS, TIMELINE].iter().any(|name| run.join(name).is_file());
     if is_run { Ok(()) } else { Err(RunRecordError::NotARun { path: run.to_owned() }) }
 }
 
 /// Returns the metrics of all steps in the order of the file. A last line without a line end is being
 /// written, so it is left out if it is incomplete.
-pub(crate) fn metrics(run: &Path) -> Result<Vec<StepMetrics>, RunRecordError> {
+pub fn metrics(run: &Path) -> Result<Vec<StepMetrics>, RunRecordError> {
     let (path, text) = (run.join(METRICS), metrics_text(run)?);
     let mut steps = Vec::new();
     for (line, content) in (1..).zip(text.split_inclusive('\n')).filter(|(_, line)| !line.trim().is_empty()) {
@@ -193,7 +227,7 @@ pub(crate) fn metrics(run: &Path) -> Result<Vec<StepMetrics>, RunRecordError> {
 }
 
 /// Returns the events of the run, in their order.
-pub(crate) fn events(run: &Path) -> Result<Vec<RunEvent>, RunRecordError> {
+pub fn events(run: &Path) -> Result<Vec<RunEvent>, RunRecordError> {
     let text = metrics_text(run)?;
     let lines = text.lines().filter(|line| line.contains("\"event\""));
     Ok(lines.filter_map(|line| serde_json::from_str(line).ok()).collect())
@@ -209,7 +243,7 @@ fn metrics_text(run: &Path) -> Result<String, RunRecordError> {
 }
 
 /// Returns the text of the run's configuration; nothing if there is none.
-pub(crate) fn config_text(run: &Path) -> Result<String, RunRecordError> {
+pub fn config_text(run: &Path) -> Result<String, RunRecordError> {
     let path = run.join(CONFIG);
     match read_regular_text(&path, SMALL_TEXT) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
@@ -219,7 +253,7 @@ pub(crate) fn config_text(run: &Path) -> Result<String, RunRecordError> {
 
 /// Returns the files of all recorded timelines with their steps, in their order. The last step's file may be
 /// there twice, and is then listed once.
-pub(crate) fn timeline_files(run: &Path) -> Result<Vec<(u64, PathBuf)>, RunRecordError> {
+pub fn timeline_files(run: &Path) -> Result<Vec<(u64, PathBuf)>, RunRecordError> {
     let mut files = kept_timelines(run).map_err(read_error(run))?;
     let last = run.join(TIMELINE);
     if last.is_file() {
@@ -233,7 +267,7 @@ pub(crate) fn timeline_files(run: &Path) -> Result<Vec<(u64, PathBuf)>, RunRecor
 }
 
 /// Reads all recorded timelines, in the order of their steps.
-pub(crate) fn timelines(run: &Path) -> Result<Vec<RecordedTimeline>, RunRecordError> {
+pub fn timelines(run: &Path) -> Result<Vec<RecordedTimeline>, RunRecordError> {
     let files = timeline_files(run)?;
     if files.is_empty() {
         return Err(RunRecordError::NoTimeline { path: run.to_owned() });
@@ -245,7 +279,7 @@ pub(crate) fn timelines(run: &Path) -> Result<Vec<RecordedTimeline>, RunRecordEr
 }
 
 /// Reads one timeline.
-pub(crate) fn read_timeline(path: &Path) -> Result<Timeline, RunRecordError> {
+pub fn read_timeline(path: &Path) -> Result<Timeline, RunRecordError> {
     let text = read_regular_text(path, LARGEST).map_err(read_error(path))?;
     read_trace(&text).map_err(|source| RunRecordError::Timeline { path: path.to_owned(), source })
 }

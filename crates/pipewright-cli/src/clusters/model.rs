@@ -9,7 +9,7 @@ use pipewright_system::bounded_file::read_text;
 use crate::clusters::adapters::{self, PlannedAdapters};
 use crate::clusters::toml_file::unreadable;
 use crate::failure::Failure;
-use crate::training::arguments::load_settings;
+use crate::training::load::load_settings;
 use pipewright_run::settings::model::ModelSettings;
 
 /// A model, and what its file says about the run.

@@ -1,14 +1,15 @@
 //! The arguments that specify a run, and the settings that they load. The commands that prepare a run share
 //! them.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use pipewright_schedule::bytes::parse_with_unit;
 
 use crate::failure::Failure;
-use pipewright_run::settings::{Base, Loaded, Settings, Surroundings};
+use crate::training::load::{load, load_settings};
+use pipewright_run::settings::{Base, Loaded};
 
 /// The configuration of a run.
 #[derive(Debug, Args)]
@@ -41,24 +42,6 @@ impl RunArguments {
         named.extend(self.lora.then(|| "adapter.kind=lora".to_owned()));
         load(Base::FineTuning, &[&named, &self.set[..]].concat())
     }
-}
-
-/// Loads the settings from a file, or the settings of the built-in sample. `--set` arguments override them.
-pub(crate) fn load_settings(file: Option<&Path>, set: &[String]) -> Result<Loaded, Failure> {
-    load(file.map_or(Base::Sample, Base::File), set)
-}
-
-/// Loads the settings from the text of a file, which need not be in the file any more. `--set` arguments
-/// override them.
-pub(crate) fn load_text(file: &Path, text: &str, set: &[String]) -> Result<Loaded, Failure> {
-    load(Base::Text(file, text), set)
-}
-
-fn load(base: Base<'_>, set: &[String]) -> Result<Loaded, Failure> {
-    let surroundings = Surroundings::of_process().map_err(|error| {
-        Failure::input(format!("the working folder cannot be found: {error}; go to another"))
-    })?;
-    Ok(Settings::load(base, set, &surroundings)?)
 }
 
 /// Reads a time such as `20s`, `500ms` or `2m`.

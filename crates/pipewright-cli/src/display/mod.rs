@@ -5,12 +5,12 @@
 //! each step, `frame` or `lines` turns them into text, and `summary` composes the text at the end of the run.
 
 mod chart;
+mod checkpoint_choice;
 mod figures;
 mod frame;
 mod lines;
 mod live;
 pub(crate) mod log;
-mod overview;
 mod progress;
 mod ranks;
 pub(crate) mod screen;
@@ -19,9 +19,7 @@ mod tokenize_bar;
 mod undeferred;
 mod wrap;
 
-pub(crate) use figures::{bytes, milliseconds, short_count};
-pub(crate) use overview::Overview;
-pub(crate) use progress::Display;
+pub(crate) use figures::{bytes, short_count};
+pub(crate) use progress::Terminal;
 pub(crate) use screen::{say, set_quiet};
-pub(crate) use summary::{Ending, Reason};
 pub(crate) use tokenize_bar::TokenizeBar;

@@ -336,7 +336,7 @@ impl Launched {
         let failure = leave_out(failure, &before.hosts, &mut self.launch.places)?;
         let next = restarts.next(failure, self.launch.restarts)?;
         let deadline = self.deadline();
-        let mut next = next.after_space(self.folder(), deadline, || stop.is_asked())?;
+        let mut next = next.after_space(self.folder(), deadline, say, || stop.is_asked())?;
         let prepared = self.prepare(&mut next.record, before, stop).map_err(|why| next.refused(why));
         // The failure is the reason for the end, although a signal came meanwhile.
         if stop.is_asked() { Err(next.failure) } else { prepared }

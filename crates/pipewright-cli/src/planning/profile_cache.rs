@@ -63,7 +63,7 @@ mod tests {
 
     use super::*;
     use crate::run_folder::is_profile;
-    use crate::training::arguments::load_settings;
+    use crate::training::load::load_settings;
     use crate::training::model::read_model;
 
     #[test]

@@ -116,7 +116,7 @@ mod tests {
     use pipewright_schedule::generate::generate;
 
     use super::*;
-    use crate::training::arguments::load_settings;
+    use crate::training::load::load_settings;
     use crate::training::model::read_model;
 
     fn settings(set: &[&str]) -> (Settings, ProgramSource, CutModel) {

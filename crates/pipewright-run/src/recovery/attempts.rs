@@ -8,13 +8,13 @@ use std::time::Duration;
 use pipewright::hook::ActionHook;
 use pipewright::ids::WorldRank;
 
-use crate::failure::Failure;
+use crate::error::RunError;
+use crate::interrupt::Interrupt;
 use crate::recovery::injected::InjectedFaults;
 use crate::recovery::restart::Restart;
 use crate::recovery::restarts::Restarts;
-use crate::signal::Interrupt;
-use pipewright_run::settings::Settings;
-use pipewright_run::settings::pipeline::TransportChoice;
+use crate::settings::Settings;
+use crate::settings::pipeline::TransportChoice;
 
 /// The attempts at a run: the first one and those after faults.
 #[derive(Default)]
@@ -38,7 +38,7 @@ struct RestartableRun {
 
 impl Attempts {
     /// Returns the attempts at a run that has not begun.
-    pub(crate) fn new() -> Result<Self, Failure> {
+    pub(crate) fn new() -> Result<Self, RunError> {
         Ok(Self { injected: InjectedFaults::of_environment()?, ..Self::default() })
     }
 
@@ -73,7 +73,7 @@ impl Attempts {
         &self,
         ranks: u32,
         sends_gradients: impl Fn(WorldRank) -> bool,
-    ) -> Result<Option<Arc<dyn ActionHook>>, Failure> {
+    ) -> Result<Option<Arc<dyn ActionHook>>, RunError> {
         let Some(injected) = &self.injected else { return Ok(None) };
         injected.require(ranks, sends_gradients)?;
         Ok(Some(injected.clone()))
@@ -83,7 +83,7 @@ impl Attempts {
     ///
     /// # Errors
     /// Returns the failure if the run ends with it. A signal that asked for the end of the run ends it.
-    pub(crate) fn after(&mut self, failure: Failure) -> Result<PathBuf, Failure> {
+    pub(crate) fn after(&mut self, failure: RunError, note: impl Fn(&str)) -> Result<PathBuf, RunError> {
         if std::mem::take(&mut self.is_resuming) && failure.fault().is_none() {
             return Err(self.restarts.not_resumed(failure));
         }
@@ -92,7 +92,7 @@ impl Attempts {
             return Err(failure);
         }
         let next = self.restarts.next(failure, run.limit)?;
-        let next = next.after_space(&run.folder, run.deadline, || self.is_stopped())?;
+        let next = next.after_space(&run.folder, run.deadline, note, || self.is_stopped())?;
         let folder = run.folder.clone();
         (self.pending, self.is_resuming) = (Some(next.record), true);
         Ok(folder)

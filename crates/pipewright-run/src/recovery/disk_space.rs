@@ -42,7 +42,7 @@ fn has_space(folder: &Path, needed: u64) -> bool {
 }
 
 /// Returns whether the disk of a folder takes no file because the disk or a quota is full.
-pub(crate) fn is_full(folder: &Path) -> bool {
+pub fn is_full(folder: &Path) -> bool {
     write_trial(folder).is_err_and(|error| fault::is_full(&error))
 }
 

@@ -16,7 +16,7 @@ pub(super) const FILE: &str = "growth.json";
 ///
 /// # Errors
 /// Fails if the file cannot be written.
-pub(crate) fn request_growth(run: &Path, hosts: &[String]) -> io::Result<()> {
+pub fn request_growth(run: &Path, hosts: &[String]) -> io::Result<()> {
     record::leave(&run.join(FILE), &hosts)
 }
 
@@ -26,7 +26,7 @@ pub(crate) fn is_growth_requested(run: &Path) -> bool {
 }
 
 /// Removes the request.
-pub(crate) fn remove_growth_request(run: &Path) {
+pub fn remove_growth_request(run: &Path) {
     record::remove(&run.join(FILE));
 }
 

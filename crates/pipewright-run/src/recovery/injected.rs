@@ -29,7 +29,7 @@ use pipewright::tensor::{pack, unpack};
 use pipewright_schedule::Action;
 use rustix::process::{Signal, getpid, kill_process};
 
-use crate::failure::Failure;
+use crate::error::RunError;
 
 /// The name of the variable.
 const VARIABLE: &str = "PIPEWRIGHT_FAULT";
@@ -139,13 +139,13 @@ fn infinity(dtype: DType) -> &'static [u8] {
 
 impl InjectedFaults {
     /// Reads the variable; `None` if it is not set.
-    pub(crate) fn of_environment() -> Result<Option<Arc<Self>>, Failure> {
+    pub(crate) fn of_environment() -> Result<Option<Arc<Self>>, RunError> {
         let Some(text) = std::env::var_os(VARIABLE) else { return Ok(None) };
         let text = text.to_string_lossy();
         let faults: Option<Vec<InjectedFault>> = text.split(',').map(InjectedFault::read).collect();
         let faults = faults.ok_or_else(|| {
             let kinds = KINDS.map(|(name, _)| name).join(", ");
-            Failure::input(format!(
+            RunError::input(format!(
                 "{VARIABLE}={text}: write KIND:RANK:STEP or KIND:RANK:STEP:TIMES with one of the kinds {kinds}, such as \
                  panic:1:3, and a step and a number of times from 1; or KIND:RANK:file=PATH with another kind than slow"
             ))
@@ -159,17 +159,17 @@ impl InjectedFaults {
         &self,
         ranks: u32,
         sends_gradients: impl Fn(WorldRank) -> bool,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), RunError> {
         let missing = self.faults.iter().map(|fault| fault.rank).find(|rank| rank.get() >= ranks);
         if let Some(rank) = missing {
-            return Err(Failure::input(format!(
+            return Err(RunError::input(format!(
                 "{VARIABLE} names rank {rank}, and the run has the ranks 0 to {}",
                 ranks.saturating_sub(1)
             )));
         }
         let mut wrong = self.faults.iter().filter(|fault| fault.kind.is_wrong_gradient());
         match wrong.find(|fault| !sends_gradients(fault.rank)) {
-            Some(InjectedFault { rank, .. }) => Err(Failure::input(format!(
+            Some(InjectedFault { rank, .. }) => Err(RunError::input(format!(
                 "{VARIABLE} changes the gradients that rank {rank} sends, and it sends none, because it has the first \
                  stage alone: name a rank with a later stage"
             ))),

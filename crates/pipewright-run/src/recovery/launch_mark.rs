@@ -23,18 +23,18 @@ const BEAT: Duration = Duration::from_secs(1);
 
 /// The content of the mark.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Sign {
+pub struct Sign {
     /// The number of the start whose processes have joined each other.
-    pub(crate) start: u64,
+    pub start: u64,
     /// Whether they have made the folder of the run.
-    pub(crate) has_begun: bool,
+    pub has_begun: bool,
     /// The report of the loss of that folder.
-    pub(crate) loss: Option<String>,
+    pub loss: Option<String>,
 }
 
 impl Sign {
     /// Returns the sign of start `number` in a mark; `None` if its processes have not joined each other yet.
-    pub(crate) fn find(mark: &Path, number: u64) -> Option<Self> {
+    pub fn find(mark: &Path, number: u64) -> Option<Self> {
         record::find(mark).filter(|sign: &Self| sign.start == number)
     }
 }
@@ -48,7 +48,7 @@ pub(crate) fn leave_loss(report: &str) -> bool {
 }
 
 /// Returns when a mark was renewed. The file is opened, because a file system in a network then asks its server.
-pub(crate) fn renewed(mark: &Path) -> Option<SystemTime> {
+pub fn renewed(mark: &Path) -> Option<SystemTime> {
     File::open(mark).and_then(|mark| mark.metadata()?.modified()).ok()
 }
 

@@ -12,9 +12,9 @@ use std::time::Duration;
 use pipewright_schedule::words::counted;
 use serde::{Deserialize, Serialize};
 
-use crate::display::bytes;
 use crate::fault::Fault;
 use crate::recovery::record;
+use pipewright_schedule::bytes::bytes_text as bytes;
 
 /// The file of the record.
 pub(super) const FILE: &str = "restart.json";
@@ -26,7 +26,7 @@ const GROWTH: &str = "growth";
 /// Where the state was from which a run continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum StateSource {
+pub enum StateSource {
     /// In the memory of the hosts whose processes wrote it.
     Memory,
     /// At least a part was only in the memory of the host after the one whose process wrote it.
@@ -37,43 +37,43 @@ pub(crate) enum StateSource {
 
 /// A restart, or the continuation on more processes, as a line of the metrics has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Restart {
+pub struct Restart {
     /// `restart`, or `growth` if the run continues on more processes.
-    pub(crate) event: String,
+    pub event: String,
     /// The last step whose result counts; the run continues after it.
-    pub(crate) step: u64,
+    pub step: u64,
     /// The step that failed, of a restart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) failed_step: Option<u64>,
+    pub failed_step: Option<u64>,
     /// The rank that failed first, if it was a rank.
-    pub(crate) rank: Option<u32>,
+    pub rank: Option<u32>,
     /// The place and the cause in one line.
-    pub(crate) cause: String,
+    pub cause: String,
     /// The number of this restart, from 1; of a growth, the number of restarts before it.
-    pub(crate) restart: u64,
+    pub restart: u64,
     /// The most restarts of this run; 0 of a growth.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub(crate) of: u64,
+    pub of: u64,
     /// How often the run has continued on more processes.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub(crate) growths: u64,
+    pub growths: u64,
     /// Where the state of `step` was, if the run has copies in memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) state: Option<StateSource>,
+    pub state: Option<StateSource>,
     /// The bytes of that state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) state_bytes: Option<u64>,
+    pub state_bytes: Option<u64>,
     /// The milliseconds in which that state was found, sent to the hosts that lacked it, read and verified.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) read_ms: Option<u64>,
+    pub read_ms: Option<u64>,
     /// How the run is distributed from this restart on, if that has changed.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) change: Option<String>,
+    pub change: Option<String>,
 }
 
 impl Restart {
     /// Returns the record of restart number `restart` of at most `of`, after a fault.
-    pub(crate) fn after(fault: &Fault, restart: u64, of: u64) -> Self {
+    pub fn after(fault: &Fault, restart: u64, of: u64) -> Self {
         Self {
             failed_step: Some(fault.step),
             rank: fault.rank,
@@ -83,7 +83,7 @@ impl Restart {
     }
 
     /// Returns the record of growth number `growths`, after `restart` restarts.
-    pub(crate) fn growth(cause: String, restart: u64, growths: u64) -> Self {
+    pub fn growth(cause: String, restart: u64, growths: u64) -> Self {
         Self { growths, ..Self::new(GROWTH, cause, restart) }
     }
 
@@ -105,19 +105,19 @@ impl Restart {
     }
 
     /// Returns the number of the start that the record belongs to; 0 is the first start.
-    pub(crate) fn number(&self) -> u64 {
+    pub fn number(&self) -> u64 {
         self.restart + self.growths
     }
 
     /// Returns the record of a run that continues after `step`, whose state of so many `bytes` was in
     /// `source` and read in the time `took`.
-    pub(crate) fn with_state(self, step: u64, source: StateSource, bytes: u64, took: Duration) -> Self {
+    pub fn with_state(self, step: u64, source: StateSource, bytes: u64, took: Duration) -> Self {
         let read_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         Self { step, state: Some(source), state_bytes: Some(bytes), read_ms: Some(read_ms), ..self }
     }
 
     /// Returns the sentence for the display.
-    pub(crate) fn sentence(&self) -> String {
+    pub fn sentence(&self) -> String {
         let cost = self.cost();
         let source = match self.state {
             Some(StateSource::Memory) => format!(", which was read in memory {cost}"),
@@ -144,7 +144,7 @@ impl Restart {
     }
 
     /// Returns the sentence for a restart before the run has begun or resumed.
-    pub(crate) fn sentence_before_begin(&self) -> String {
+    pub fn sentence_before_begin(&self) -> String {
         self.saying("the processes start again")
     }
 
@@ -162,22 +162,22 @@ impl Restart {
     ///
     /// # Errors
     /// Fails if the file cannot be written.
-    pub(crate) fn leave(&self, run: &Path) -> io::Result<()> {
+    pub fn leave(&self, run: &Path) -> io::Result<()> {
         record::leave(&path_in(run), self)
     }
 
     /// Returns the record of start `number` in the folder of a run; `None` if there is none.
-    pub(crate) fn find(run: &Path, number: u64) -> Option<Self> {
+    pub fn find(run: &Path, number: u64) -> Option<Self> {
         record::find(&path_in(run)).filter(|found: &Self| found.number() == number)
     }
 
     /// Returns whether the folder of a run has a record, which the resumed run removes.
-    pub(crate) fn is_left(run: &Path) -> bool {
+    pub fn is_left(run: &Path) -> bool {
         path_in(run).exists()
     }
 
     /// Removes the record.
-    pub(crate) fn remove(run: &Path) {
+    pub fn remove(run: &Path) {
         record::remove(&path_in(run));
     }
 }

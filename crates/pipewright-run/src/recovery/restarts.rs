@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use pipewright_schedule::words::counted;
 
-use crate::display::{bytes as human_bytes, say};
-use crate::failure::Failure;
+use crate::error::RunError;
 use crate::fault::Fault;
 use crate::recovery::disk_space::wait_for_space;
 use crate::recovery::restart::Restart;
+use pipewright_schedule::bytes::bytes_text as human_bytes;
 
 /// The restarts of a run so far.
 #[derive(Debug, Default)]
-pub(crate) struct Restarts {
+pub struct Restarts {
     done: u64,
     /// How often the run has continued on more processes, which is not counted as a restart.
     growths: u64,
@@ -23,11 +23,11 @@ pub(crate) struct Restarts {
 
 /// The decision to restart a run.
 #[derive(Debug)]
-pub(crate) struct NextRestart {
+pub struct NextRestart {
     /// The record of the restart.
-    pub(crate) record: Restart,
+    pub record: Restart,
     /// The failure that the restart follows, which the run ends with if it cannot be restarted.
-    pub(crate) failure: Failure,
+    pub failure: RunError,
     /// The bytes that the disk must have before the run continues, if the failure is a full disk.
     space: Option<u64>,
 }
@@ -35,7 +35,7 @@ pub(crate) struct NextRestart {
 impl NextRestart {
     /// Returns the failure of a run that cannot be restarted because of `why`, which has the earlier report
     /// above it.
-    pub(crate) fn refused(&self, why: Failure) -> Failure {
+    pub fn refused(&self, why: RunError) -> RunError {
         below(&self.failure.full_text(), why)
     }
 
@@ -43,14 +43,15 @@ impl NextRestart {
     ///
     /// # Errors
     /// Returns the failure if `is_stopped`, or if the disk does not have the space within `patience`.
-    pub(crate) fn after_space(
+    pub fn after_space(
         self,
         folder: &Path,
         patience: Duration,
+        note: impl Fn(&str),
         is_stopped: impl Fn() -> bool,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, RunError> {
         let Some(space) = self.space else { return Ok(self) };
-        say(&format!("{}; the run waits for space on the disk", self.record.cause));
+        note(&format!("{}; the run waits for space on the disk", self.record.cause));
         let has_space = wait_for_space(folder, space, patience, &is_stopped);
         if is_stopped() {
             Err(self.failure)
@@ -62,7 +63,7 @@ impl NextRestart {
     }
 
     /// Returns the failure of a run that has waited in vain for space on the disk.
-    fn without_space(self, space: u64, waited: Duration) -> Failure {
+    fn without_space(self, space: u64, waited: Duration) -> RunError {
         let (space, waited) = (human_bytes(space), waited.as_secs());
         self.failure.under(format!(
             "the disk did not have the {space} of a checkpoint for {waited} s (`run.deadline_seconds`), so the run ends:\n"
@@ -72,7 +73,7 @@ impl NextRestart {
 
 impl Restarts {
     /// Returns whether fewer than `limit` restarts are done.
-    pub(crate) fn has_left(&self, limit: u64) -> bool {
+    pub fn has_left(&self, limit: u64) -> bool {
         self.done < limit
     }
 
@@ -81,7 +82,7 @@ impl Restarts {
     /// # Errors
     /// Returns the failure if the run ends with it: it is not a fault or a final one, it repeats the last
     /// fault, or `limit` restarts are done. A failure that repeats has the earlier report above its own.
-    pub(crate) fn next(&mut self, failure: Failure, limit: u64) -> Result<NextRestart, Failure> {
+    pub fn next(&mut self, failure: RunError, limit: u64) -> Result<NextRestart, RunError> {
         let Some(fault) = failure.fault().cloned().filter(|fault| limit > 0 && !fault.is_final) else {
             return Err(failure);
         };
@@ -104,14 +105,14 @@ impl Restarts {
     }
 
     /// Returns the record of a run that continues on more processes because of `cause`.
-    pub(crate) fn grow(&mut self, cause: String) -> Restart {
+    pub fn grow(&mut self, cause: String) -> Restart {
         self.growths += 1;
         Restart::growth(cause, self.done, self.growths)
     }
 
     /// Returns the failure of a restarted run that did not resume, which has the report of the last fault
     /// above it.
-    pub(crate) fn not_resumed(&self, failure: Failure) -> Failure {
+    pub fn not_resumed(&self, failure: RunError) -> RunError {
         match &self.last {
             Some((_, report)) => below(report, failure),
             None => failure,
@@ -120,16 +121,16 @@ impl Restarts {
 }
 
 /// Returns a failure to restart a run, with the report of the fault above it.
-fn below(report: &str, failure: Failure) -> Failure {
+fn below(report: &str, failure: RunError) -> RunError {
     failure.under(format!("the run failed:\n{report}\nand it cannot be resumed:\n"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::failure::Exit;
+    use crate::error::ErrorKind;
 
-    fn failure(step: u64, cause: &str) -> Failure {
+    fn failure(step: u64, cause: &str) -> RunError {
         let fault = Fault {
             step,
             rank: Some(1),
@@ -137,7 +138,7 @@ mod tests {
             summary: format!("step {step}: rank 1: {cause}"),
             ..Fault::default()
         };
-        Failure::new(Exit::RankFailed, fault.summary.clone()).with_fault(Some(fault))
+        RunError::new(ErrorKind::RankFailed, fault.summary.clone()).with_fault(Some(fault))
     }
 
     #[test]
@@ -176,15 +177,15 @@ mod tests {
     fn a_run_that_does_not_resume_reports_both_failures() {
         let mut restarts = Restarts::default();
         let next = restarts.next(failure(3, "lost"), 9).expect("it continues");
-        let refused = next.refused(Failure::input("no hosts")).full_text();
+        let refused = next.refused(RunError::input("no hosts")).full_text();
         assert_eq!(refused, "the run failed:\nstep 3: rank 1: lost\nand it cannot be resumed:\nno hosts");
-        assert_eq!(restarts.not_resumed(Failure::input("no hosts")).full_text(), refused);
+        assert_eq!(restarts.not_resumed(RunError::input("no hosts")).full_text(), refused);
     }
 
     #[test]
     fn other_failures_and_runs_without_restarts_end() {
         let mut restarts = Restarts::default();
-        assert!(restarts.next(Failure::input("a mistake"), 9).is_err());
+        assert!(restarts.next(RunError::input("a mistake"), 9).is_err());
         assert!(restarts.next(failure(3, "lost"), 0).is_err());
         let wrong_bits = failure(3, "rank 1 has computed wrong bits");
         let fault = Fault { is_final: true, ..wrong_bits.fault().expect("a fault").clone() };

@@ -17,35 +17,38 @@ pub(super) const FILE: &str = "slow-rank.json";
 
 /// A change of a rank's speed, as a line of the metrics has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct SlowRank {
-    pub(crate) event: SpeedEvent,
+pub struct SlowRank {
+    /// The change.
+    pub event: SpeedEvent,
     /// The step after which the rank is named.
-    pub(crate) step: u64,
+    pub step: u64,
     /// The rank; several if they compute their stages together.
-    pub(crate) ranks: Vec<u32>,
+    pub ranks: Vec<u32>,
     /// The time of its actions in this step over their usual time.
-    pub(crate) slowdown: f64,
+    pub slowdown: f64,
 }
 
 /// The name of the event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum SpeedEvent {
+pub enum SpeedEvent {
+    /// The rank is slow.
     SlowRank,
+    /// The rank is as fast as before.
     RankNoLongerSlow,
 }
 
 impl SlowRank {
     /// Returns the record of a change after a step of a run in which `tensor_ranks` ranks compute each stage
     /// together.
-    pub(crate) fn after(step: u64, change: &SpeedChange, tensor_ranks: u32) -> Self {
+    pub fn after(step: u64, change: &SpeedChange, tensor_ranks: u32) -> Self {
         let first = change.rank.get() * tensor_ranks;
         let event = if change.is_slow { SpeedEvent::SlowRank } else { SpeedEvent::RankNoLongerSlow };
         Self { event, step, ranks: (first..first + tensor_ranks).collect(), slowdown: change.slowdown }
     }
 
     /// Returns the sentence for the display.
-    pub(crate) fn sentence(&self) -> String {
+    pub fn sentence(&self) -> String {
         let Self { step, slowdown, .. } = self;
         let subject = match &self.ranks[..] {
             [rank] => format!("rank {rank}"),
@@ -67,18 +70,18 @@ impl SlowRank {
     ///
     /// # Errors
     /// Fails if the file cannot be written.
-    pub(crate) fn leave(records: &[Self], run: &Path) -> io::Result<()> {
+    pub fn leave(records: &[Self], run: &Path) -> io::Result<()> {
         record::leave(&run.join(FILE), &records)
     }
 
     /// Returns the records in the folder of a run. The list is empty if the file is missing or not complete
     /// yet.
-    pub(crate) fn find(run: &Path) -> Vec<Self> {
+    pub fn find(run: &Path) -> Vec<Self> {
         record::find(&run.join(FILE)).unwrap_or_default()
     }
 
     /// Removes the records.
-    pub(crate) fn remove(run: &Path) {
+    pub fn remove(run: &Path) {
         record::remove(&run.join(FILE));
     }
 }

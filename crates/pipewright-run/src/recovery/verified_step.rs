@@ -11,38 +11,40 @@ use crate::fault::Fault;
 
 /// A suspicious step, as a line of the metrics has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct VerifiedStep {
-    pub(crate) event: VerificationEvent,
-    pub(crate) step: u64,
+pub struct VerifiedStep {
+    /// The result of the comparison.
+    pub event: VerificationEvent,
+    /// The number of the step.
+    pub step: u64,
     /// Why the step was computed again; left out if a rank of another process has failed before this one
     /// knew.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) suspicion: Option<String>,
+    pub suspicion: Option<String>,
     /// The number of computations after the first one.
-    pub(crate) repetitions: u32,
+    pub repetitions: u32,
     /// The stage of the first result whose bits differ.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) stage: Option<u32>,
+    pub stage: Option<u32>,
     /// The action of that result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) action: Option<String>,
+    pub action: Option<String>,
     /// The ranks that have computed wrong bits; empty if they are not known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) ranks: Vec<u32>,
+    pub ranks: Vec<u32>,
     /// If the wrong rank is not known: the ranks that have computed the result.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) undecided: Vec<u32>,
+    pub undecided: Vec<u32>,
     /// The hosts of these ranks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) hosts: Vec<String>,
+    pub hosts: Vec<String>,
     /// The result of the comparison, in words.
-    pub(crate) finding: String,
+    pub finding: String,
 }
 
 /// The name of the event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum VerificationEvent {
+pub enum VerificationEvent {
     /// All bits agree, or the step fails again with the same number that is not finite.
     VerifiedStep,
     /// Bits differ.
@@ -52,7 +54,7 @@ pub(crate) enum VerificationEvent {
 impl VerifiedStep {
     /// Returns the record of a step that has succeeded. `counts` says whether the run continues from its
     /// result if bits differ. `hosts` returns the hosts of ranks.
-    pub(crate) fn of(
+    pub fn of(
         step: u64,
         verification: &Verification,
         counts: bool,
@@ -87,7 +89,7 @@ impl VerifiedStep {
     /// Returns the record of a step that has failed although it was computed again: its bits are not
     /// confirmed, or the repetition fails too. Returns `None` for a step that was not computed again, and for
     /// another failure.
-    pub(crate) fn failed(failed: &StepFailure, hosts: impl Fn(&[u32]) -> Vec<String>) -> Option<Self> {
+    pub fn failed(failed: &StepFailure, hosts: impl Fn(&[u32]) -> Vec<String>) -> Option<Self> {
         let StepFailure { error, suspicion, repetitions, difference, .. } = failed;
         if *repetitions == 0 {
             return None;
@@ -147,7 +149,7 @@ impl VerifiedStep {
     /// without their hosts. If it is not known which of several ranks is wrong, it names all of them. Returns
     /// `None` if all bits agree. If parameters differ, the state before the step may be wrong too, so the
     /// fault would not be mended by a restart; `None` then too.
-    pub(crate) fn fault(&self) -> Option<Fault> {
+    pub fn fault(&self) -> Option<Fault> {
         self.action.as_ref()?;
         let ranks = if self.ranks.is_empty() { &self.undecided } else { &self.ranks };
         let cause = format!("{}{}", self.finding, self.on_hosts());
@@ -170,7 +172,7 @@ impl VerifiedStep {
     }
 
     /// Returns the sentence for the display.
-    pub(crate) fn sentence(&self) -> String {
+    pub fn sentence(&self) -> String {
         let Self { step, repetitions, finding, .. } = self;
         let suspicion = self.suspicion.as_deref().unwrap_or("a result was suspicious");
         let again = if *repetitions == 1 {

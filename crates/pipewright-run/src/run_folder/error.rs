@@ -8,11 +8,11 @@ use pipewright::train::CONFIG_FILE;
 use pipewright_schedule::words::counted;
 use thiserror::Error;
 
-use pipewright_run::error::disk_advice;
+use crate::error::disk_advice;
 
 /// The reason why results cannot be written.
 #[derive(Debug, Error)]
-pub(crate) enum RunFolderError {
+pub enum RunFolderError {
     /// The folder or a file in it cannot be written.
     #[error(
         "{}: cannot be written: {source}; {}", path.display(), disk_advice(source).unwrap_or("choose another run.out")
@@ -77,17 +77,17 @@ pub(crate) enum RunFolderError {
 
 impl RunFolderError {
     /// Returns whether the run's folder was moved, removed or replaced during the run.
-    pub(crate) fn is_lost_folder(&self) -> bool {
+    pub fn is_lost_folder(&self) -> bool {
         matches!(self, Self::Checkpoints(error) if is_lost_folder(error))
     }
 
     /// Returns whether another process writes to the folder.
-    pub(crate) fn is_in_use(&self) -> bool {
+    pub fn is_in_use(&self) -> bool {
         matches!(self, Self::InUse { .. } | Self::Checkpoints(CheckpointError::Locked { .. }))
     }
 
     /// Returns the message without the advice to choose another folder, for a run that continues.
-    pub(crate) fn reason(&self) -> String {
+    pub fn reason(&self) -> String {
         match self {
             Self::Write { path, source } => format!("{}: {source}", path.display()),
             other => other.to_string(),
@@ -109,7 +109,7 @@ fn listed(names: &[String]) -> String {
 }
 
 /// Returns whether a run's folder was moved, removed or replaced during the run.
-pub(crate) fn is_lost_folder(error: &CheckpointError) -> bool {
+pub fn is_lost_folder(error: &CheckpointError) -> bool {
     matches!(error, CheckpointError::FolderGone { .. } | CheckpointError::FolderReplaced { .. })
 }
 

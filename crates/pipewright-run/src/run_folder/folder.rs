@@ -11,7 +11,6 @@ use pipewright::ids::StepNumber;
 use pipewright::train::{Metrics, timeline_name};
 use serde::Serialize;
 
-use crate::recovery::{Restart, SlowRank, VerifiedStep};
 use crate::run_folder::aside::{
     CutMetrics, create_in_run, cut_metrics, keep_last_timeline, move_later_checkpoints, move_later_timelines,
     move_run_aside,
@@ -121,14 +120,6 @@ impl RunFolder {
         &self.moved
     }
 
-    /// Appends a step's metrics as one line, which other programs can read immediately.
-    ///
-    /// # Errors
-    /// Fails if the file cannot be written.
-    pub(crate) fn write_metrics(&mut self, metrics: &Metrics) -> Result<(), RunFolderError> {
-        self.write_line(metrics)
-    }
-
     /// Adds the results of an evaluation to the line of its step, unless the line has them.
     ///
     /// # Errors
@@ -142,33 +133,11 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Appends a restart to the metrics, and removes its record from the folder.
+    /// Appends a line to the metrics, which other programs can read immediately: the metrics of a step, or an event.
     ///
     /// # Errors
     /// Fails if the file cannot be written.
-    pub(crate) fn write_restart(&mut self, restart: &Restart) -> Result<(), RunFolderError> {
-        self.write_line(restart)?;
-        Restart::remove(&self.path);
-        Ok(())
-    }
-
-    /// Appends the change of a rank's speed to the metrics.
-    ///
-    /// # Errors
-    /// Fails if the file cannot be written.
-    pub(crate) fn write_slow_rank(&mut self, slow: &SlowRank) -> Result<(), RunFolderError> {
-        self.write_line(slow)
-    }
-
-    /// Appends a step that was computed again to the metrics.
-    ///
-    /// # Errors
-    /// Fails if the file cannot be written.
-    pub(crate) fn write_verified_step(&mut self, verified: &VerifiedStep) -> Result<(), RunFolderError> {
-        self.write_line(verified)
-    }
-
-    fn write_line(&mut self, content: &impl Serialize) -> Result<(), RunFolderError> {
+    pub(crate) fn append(&mut self, content: &impl Serialize) -> Result<(), RunFolderError> {
         self.require()?;
         let mut line = serde_json::to_string(content).expect("figures can be written as JSON");
         line.push('\n');
@@ -244,7 +213,7 @@ impl RunFolder {
 ///
 /// # Errors
 /// Fails if [`RunFolder::create`] would fail.
-pub(crate) fn probe(path: &Path, files: &[(String, String)]) -> Result<(), RunFolderError> {
+pub fn probe(path: &Path, files: &[(String, String)]) -> Result<(), RunFolderError> {
     refuse_foreign_files(path, files)?;
     // The run's folder, or its first missing ancestor, would be created in the nearest folder that exists.
     let existing = path.ancestors().find(|folder| fs::symlink_metadata(folder).is_ok());
@@ -285,11 +254,7 @@ fn refuse_foreign_files(path: &Path, files: &[(String, String)]) -> Result<(), R
 ///
 /// # Errors
 /// Fails if a file cannot be written.
-pub(crate) fn replace_config(
-    run: &Path,
-    config: &str,
-    files: &[(String, String)],
-) -> Result<(), RunFolderError> {
+pub fn replace_config(run: &Path, config: &str, files: &[(String, String)]) -> Result<(), RunFolderError> {
     for (name, text) in files {
         let file = run.join(name);
         write_fresh(&file, text.as_bytes()).map_err(write_error(&file))?;

@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// The locks of a run's folder. They remain until this, or what it was taken apart into, is dropped.
 #[derive(Debug)]
-pub(crate) struct RunLock {
+pub struct RunLock {
     checkpoints: CheckpointFolder,
     /// The metrics, open for appending; `None` if the folder has no such regular file.
     metrics: Option<File>,
@@ -30,7 +30,7 @@ impl RunLock {
     ///
     /// # Errors
     /// Fails if another process writes to the folder, or if the system refuses.
-    pub(crate) fn take(run: &Path) -> Result<Self, RunFolderError> {
+    pub fn take(run: &Path) -> Result<Self, RunFolderError> {
         let folder = checkpoints_of(run);
         let metrics = existing_metrics(run);
         if metrics.is_err() && folder.exists() {
@@ -45,11 +45,7 @@ impl RunLock {
     ///
     /// # Errors
     /// Fails if another process still writes to the folder. Other errors are left to those who lock the folder.
-    pub(crate) fn wait(
-        run: &Path,
-        patience: Duration,
-        is_stopped: impl Fn() -> bool,
-    ) -> Result<(), RunFolderError> {
+    pub fn wait(run: &Path, patience: Duration, is_stopped: impl Fn() -> bool) -> Result<(), RunFolderError> {
         let since = Instant::now();
         loop {
             match Self::take(run) {

@@ -20,10 +20,12 @@ mod paths;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use error::{RunFolderError, is_lost_folder};
-pub(crate) use folder::{RunFolder, probe, replace_config};
-pub(crate) use lock::RunLock;
-pub(crate) use paths::{
-    CONFIG, COPIES, LARGEST, METRICS, MODEL, PLAN, PROFILE, REPORT, TIMELINE, VIEW, checkpoints_of,
-    config_of, is_profile, kept_timelines, lines_to, newest_checkpoint_bytes, replanned,
+pub use error::{RunFolderError, is_lost_folder};
+pub(crate) use folder::RunFolder;
+pub use folder::{probe, replace_config};
+pub use lock::RunLock;
+pub use paths::{
+    CONFIG, LARGEST, METRICS, PLAN, PROFILE, REPORT, VIEW, checkpoints_of, config_of, is_profile, lines_to,
+    newest_checkpoint_bytes, replanned,
 };
+pub(crate) use paths::{COPIES, MODEL, TIMELINE, kept_timelines};

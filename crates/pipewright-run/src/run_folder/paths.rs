@@ -5,10 +5,9 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use pipewright::checkpoint::{CheckpointFolder, Manifest};
+pub(crate) use pipewright::train::TIMELINE_FILE as TIMELINE;
 pub(super) use pipewright::train::TIMELINES_FOLDER as TIMELINES;
-pub(crate) use pipewright::train::{
-    CONFIG_FILE as CONFIG, METRICS_FILE as METRICS, TIMELINE_FILE as TIMELINE,
-};
+pub use pipewright::train::{CONFIG_FILE as CONFIG, METRICS_FILE as METRICS};
 
 use crate::run_folder::error::RunFolderError;
 
@@ -19,44 +18,44 @@ pub(crate) const MODEL: &str = "model";
 /// The file that names the folder of the copies in memory.
 pub(crate) const COPIES: &str = "copies.json";
 /// The schedule of a plan.
-pub(crate) const PLAN: &str = "plan.csv";
+pub const PLAN: &str = "plan.csv";
 /// The beginning and the ending of the name of a profile.
-pub(crate) const PROFILE: [&str; 2] = ["profile-", ".toml"];
+pub const PROFILE: [&str; 2] = ["profile-", ".toml"];
 /// The page that `pipewright view` makes of a run.
-pub(crate) const VIEW: &str = "view.html";
+pub const VIEW: &str = "view.html";
 /// The page that `pipewright report` makes of a run.
-pub(crate) const REPORT: &str = "report.html";
+pub const REPORT: &str = "report.html";
 /// The most bytes of a file in a run's folder that are read: the metrics of some million steps.
-pub(crate) const LARGEST: u64 = 2 << 30;
+pub const LARGEST: u64 = 2 << 30;
 
 /// Returns the path of the configuration of the run in a folder.
 ///
 /// # Errors
 /// Fails if there is no configuration.
-pub(crate) fn config_of(run: &Path) -> Result<PathBuf, RunFolderError> {
+pub fn config_of(run: &Path) -> Result<PathBuf, RunFolderError> {
     let config = run.join(CONFIG);
     if config.is_file() { Ok(config) } else { Err(RunFolderError::NoRun { path: run.to_owned() }) }
 }
 
 /// Returns the folder of the checkpoints of the run in a folder.
-pub(crate) fn checkpoints_of(run: &Path) -> PathBuf {
+pub fn checkpoints_of(run: &Path) -> PathBuf {
     run.join(CHECKPOINTS)
 }
 
 /// Returns the bytes of the newest complete checkpoint of the run in a folder; `None` if there is none.
-pub(crate) fn newest_checkpoint_bytes(run: &Path) -> Option<u64> {
+pub fn newest_checkpoint_bytes(run: &Path) -> Option<u64> {
     let (_, checkpoint) = CheckpointFolder::list(&checkpoints_of(run)).ok()?.pop()?;
     let manifest = Manifest::read(&checkpoint).ok()?;
     Some(manifest.files.iter().map(|file| file.bytes).fold(0, u64::saturating_add))
 }
 
 /// Returns the name of the schedule of a run that was planned again for these replicas and ranks.
-pub(crate) fn replanned(replicas: u32, ranks: u32) -> String {
+pub fn replanned(replicas: u32, ranks: u32) -> String {
     format!("plan-{replicas}x{ranks}.csv")
 }
 
 /// Returns whether a path has the name of a profile.
-pub(crate) fn is_profile(path: &Path) -> bool {
+pub fn is_profile(path: &Path) -> bool {
     let (name, [beginning, ending]) = (path.file_name().and_then(|name| name.to_str()), PROFILE);
     name.is_some_and(|name| name.starts_with(beginning) && name.ends_with(ending))
 }
@@ -94,7 +93,7 @@ pub(crate) fn kept_timelines(run: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
 
 /// Returns the length of the metrics up to and including the line of step `done`. The metrics end before the
 /// first line that is incomplete or belongs to a later step.
-pub(crate) fn lines_to(metrics: &str, done: u64) -> usize {
+pub fn lines_to(metrics: &str, done: u64) -> usize {
     let is_kept = |line: &str| {
         let figures = serde_json::from_str::<serde_json::Value>(line).ok();
         let step = figures.and_then(|figures| figures.get("step")?.as_u64());

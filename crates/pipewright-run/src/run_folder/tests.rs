@@ -32,7 +32,7 @@ fn a_line_a_step_with_the_documented_keys() {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let path = scratch.path().join("a/b");
     let mut folder = RunFolder::create(&path, "[run]\n", &[]).expect("the scratch folder takes files");
-    folder.write_metrics(&metrics(1)).expect("it takes lines");
+    folder.append(&metrics(1)).expect("it takes lines");
     let line = "{\"step\":1,\"loss\":2.5,\"grad_norm\":1.0,\"learning_rate\":0.001,\"tokens_per_second\":10.0,\
                 \"step_ms\":20.0,\"elapsed_s\":1.5,\"tokens\":64,\
                 \"epoch\":0.25,\"bubble_fraction\":0.125,\"exposed_comm_fraction\":0.0,\"peak_bytes\":[3,4],\
@@ -47,7 +47,7 @@ fn earlier_runs_are_moved_aside() {
     let path = scratch.path().join("a");
     for run in 0..3 {
         let mut folder = RunFolder::create(&path, "", &[]).expect("the scratch folder takes files");
-        folder.write_metrics(&metrics(run)).expect("it takes lines");
+        folder.append(&metrics(run)).expect("it takes lines");
     }
     let step = |name: &str| {
         let line = fs::read_to_string(scratch.path().join(name).join(METRICS)).expect(name);
@@ -80,7 +80,7 @@ fn a_reopened_run_keeps_the_timeline_of_its_last_step() {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let path = scratch.path().join("a");
     let mut folder = RunFolder::create(&path, "", &[]).expect("the scratch folder takes files");
-    (1..=3).for_each(|step| folder.write_metrics(&metrics(step)).expect("it takes lines"));
+    (1..=3).for_each(|step| folder.append(&metrics(step)).expect("it takes lines"));
     folder.write_timeline("{}").expect("it takes files");
     drop(folder);
     let lock = RunLock::take(&path).expect("no other process has it");
@@ -116,11 +116,11 @@ fn a_reopened_run_goes_on_behind_its_checkpoint() {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let path = scratch.path().join("a");
     let mut folder = RunFolder::create(&path, "old", &[]).expect("the scratch folder takes files");
-    (1..=3).for_each(|step| folder.write_metrics(&metrics(step)).expect("it takes lines"));
+    (1..=3).for_each(|step| folder.append(&metrics(step)).expect("it takes lines"));
     drop(folder);
     let lock = RunLock::take(&path).expect("no other process has it");
     let mut folder = RunFolder::reopen(&path, "new", 1, lock).expect("the folder takes files");
-    folder.write_metrics(&metrics(2)).expect("it takes lines");
+    folder.append(&metrics(2)).expect("it takes lines");
     let text = fs::read_to_string(path.join(METRICS)).expect("metrics");
     let steps = |text: &str| text.lines().map(|line| line[..9].to_owned()).collect::<Vec<_>>();
     assert_eq!(steps(&text), ["{\"step\":1", "{\"step\":2"]);
@@ -386,7 +386,7 @@ fn a_reopened_run_names_lost_lines_and_knows_its_time() {
     let mut folder = RunFolder::create(&path, "", &[]).expect("the scratch folder takes files");
     assert_eq!((folder.lost(), folder.earlier().as_secs_f64()), (None, 0.0));
     for step in [1, 4, 5] {
-        folder.write_metrics(&metrics(step)).expect("it takes lines");
+        folder.append(&metrics(step)).expect("it takes lines");
     }
     drop(folder);
     let lock = RunLock::take(&path).expect("no other process has it");
@@ -398,7 +398,7 @@ fn a_reopened_run_names_lost_lines_and_knows_its_time() {
     let evaluated = Metrics { validation_loss: Some(2.5), ..metrics(5) };
     folder.write_evaluation(&evaluated).expect("it takes lines");
     assert!(matches!(RunLog::open(&path, 5), Err(RunLogError::InUse { .. })));
-    folder.write_metrics(&metrics(6)).expect("it takes lines");
+    folder.append(&metrics(6)).expect("it takes lines");
     let text = fs::read_to_string(path.join(METRICS)).expect("metrics");
     let losses: Vec<bool> = text.lines().map(|line| line.contains("\"validation_loss\":2.5")).collect();
     assert_eq!(losses, [false, false, true, false], "{text}");

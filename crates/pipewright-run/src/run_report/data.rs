@@ -15,27 +15,30 @@ use crate::run_report::groups::{Series, groups, series};
 const MOST_SAMPLES: usize = 20;
 
 /// A run as its folder shows it.
-pub(crate) struct RunSource {
+pub struct RunSource {
     /// The name by which the user refers to the run.
-    pub(crate) name: String,
-    pub(crate) steps: Vec<StepMetrics>,
-    pub(crate) events: Vec<RunEvent>,
+    pub name: String,
+    /// The metrics of its steps.
+    pub steps: Vec<StepMetrics>,
+    /// The events between its steps.
+    pub events: Vec<RunEvent>,
     /// The text of the configuration.
-    pub(crate) config: String,
+    pub config: String,
     /// The timeline of the last step.
-    pub(crate) timeline: Option<Timeline>,
-    pub(crate) links: RunLinks,
+    pub timeline: Option<Timeline>,
+    /// The files that the page refers to.
+    pub links: RunLinks,
 }
 
 /// The files of a run that the page refers to, relative to the page.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct RunLinks {
+pub struct RunLinks {
     /// The page that `pipewright view` made, if it is in the run's folder.
-    pub(crate) view: Option<String>,
+    pub view: Option<String>,
     /// The timelines for Perfetto, each with its step.
-    pub(crate) timelines: Vec<(u64, String)>,
+    pub timelines: Vec<(u64, String)>,
     /// The command that makes the page of the timelines.
-    pub(crate) command: String,
+    pub command: String,
 }
 
 #[derive(Serialize)]
@@ -118,7 +121,7 @@ struct Figures {
 
 impl RunSource {
     /// Returns whether the run has taken all the steps that its configuration asks for.
-    pub(crate) fn is_complete(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         let config = self.config.parse::<toml::Table>().unwrap_or_default();
         let steps = config.get("run").and_then(|run| run.get("steps")?.as_integer());
         let done = self.steps.last().map_or(0, |step| step.step);

@@ -12,7 +12,7 @@ mod groups;
 use std::time::Duration;
 
 use data::ReportData;
-pub(crate) use data::{RunLinks, RunSource};
+pub use data::{RunLinks, RunSource};
 
 /// The scripts, in the order in which they use each other.
 const SCRIPTS: [&str; 6] = [
@@ -25,7 +25,7 @@ const SCRIPTS: [&str; 6] = [
 ];
 
 /// Makes the page of some runs. The page loads itself again at the interval, if there is one.
-pub(crate) fn page(runs: &[RunSource], interval: Option<Duration>) -> String {
+pub fn page(runs: &[RunSource], interval: Option<Duration>) -> String {
     let data = serde_json::to_string(&ReportData::of(runs, interval)).expect("numbers and texts are JSON");
     // A text in the data, such as a path, may contain the end of a script.
     let data = data.replace('<', "\\u003c");

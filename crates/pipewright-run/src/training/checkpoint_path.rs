@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use pipewright::checkpoint::{Checkpoint, CheckpointError, CheckpointFolder};
 
-use crate::failure::Failure;
+use crate::error::RunError;
 use crate::run_folder::checkpoints_of;
 
 /// A run, and the checkpoint to resume from.
@@ -18,16 +18,16 @@ pub(crate) struct RunPath {
 
 impl RunPath {
     /// Reads `path` as a run's folder, its folder of checkpoints, or a checkpoint in that folder.
-    pub(crate) fn of(path: &Path) -> Result<Self, Failure> {
+    pub(crate) fn of(path: &Path) -> Result<Self, RunError> {
         let absolute = std::path::absolute(path).map_err(|error| {
-            Failure::input(format!("{}: not a path: {error}; name the run's folder", path.display()))
+            RunError::input(format!("{}: not a path: {error}; name the run's folder", path.display()))
         })?;
         let is_checkpoint = CheckpointFolder::is_checkpoint(&absolute);
         let folder = if is_checkpoint { absolute.parent() } else { Some(absolute.as_path()) };
         let run = folder.and_then(Path::parent).filter(|run| Some(checkpoints_of(run).as_path()) == folder);
         match (is_checkpoint, run) {
             (true, Some(run)) => Ok(Self { run: run.to_owned(), checkpoint: Some(absolute) }),
-            (true, None) => Err(Failure::input(format!(
+            (true, None) => Err(RunError::input(format!(
                 "{}: the checkpoint is not in the `checkpoints` folder of a run; name a run's folder, or a checkpoint \
                  in it",
                 path.display()
@@ -42,7 +42,7 @@ impl RunPath {
 
 /// Opens the checkpoint that a path names, or else the newest checkpoint of the run, and reads every byte of
 /// it.
-pub(crate) fn open(path: &Path) -> Result<Checkpoint, Failure> {
+pub fn open(path: &Path) -> Result<Checkpoint, RunError> {
     let checkpoints = checkpoints_of(path);
     let opened = if CheckpointFolder::is_checkpoint(path) {
         Checkpoint::open(path)
@@ -53,14 +53,14 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, Failure> {
     };
     opened.map_err(|error| match error {
         CheckpointError::NoneComplete { .. } => {
-            Failure::input(format!("{error}; name a run's folder, or a checkpoint in it"))
+            RunError::input(format!("{error}; name a run's folder, or a checkpoint in it"))
         }
-        error => Failure::input(error),
+        error => RunError::input(error),
     })
 }
 
 /// Returns a sentence about the parameters that have elements that are not finite; `None` if there are none.
-pub(crate) fn not_finite(checkpoint: &Checkpoint) -> Option<String> {
+pub fn not_finite(checkpoint: &Checkpoint) -> Option<String> {
     let flaws: Vec<_> = checkpoint.not_finite().collect();
     let (first, found) = flaws.first()?;
     let found = match flaws.len() - 1 {

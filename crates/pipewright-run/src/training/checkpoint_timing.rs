@@ -8,12 +8,9 @@ use std::time::Duration;
 
 use pipewright::pipeline::StepSummary;
 use pipewright::train::{CheckpointChoice, CheckpointPace, Metrics, Trainer};
-use pipewright_schedule::words::counted;
 
-use crate::display::milliseconds;
-use crate::planning::print::span;
-use pipewright_run::settings::Settings;
-use pipewright_run::settings::checkpoints::{CheckpointEvery, FailureEvery};
+use crate::settings::Settings;
+use crate::settings::checkpoints::{CheckpointEvery, FailureEvery};
 
 /// The steps after which checkpoints are saved.
 pub(crate) enum CheckpointTiming {
@@ -99,8 +96,8 @@ impl CheckpointTiming {
         }
     }
 
-    /// Puts the choice into the metrics, and returns a sentence about it if it has changed.
-    pub(crate) fn describe(&mut self, metrics: &mut Metrics) -> Option<String> {
+    /// Puts the choice into the metrics, and returns it if it has changed.
+    pub(crate) fn describe(&mut self, metrics: &mut Metrics) -> Option<CheckpointChoice> {
         let Self::Auto(auto) = self else { return None };
         let choice = auto.pace.choice();
         metrics.checkpoint_interval = (auto.used > 0).then_some(auto.used);
@@ -109,48 +106,13 @@ impl CheckpointTiming {
             return None;
         }
         auto.shown = choice;
-        choice.map(sentence)
+        choice
     }
-}
-
-/// Says what was chosen and why.
-fn sentence(choice: CheckpointChoice) -> String {
-    let CheckpointChoice { steps, cost, step, written_in, between_failures } = choice;
-    let ms = |span: Duration| milliseconds(span.as_secs_f64() * 1e3);
-    let reason = if written_in > 0 && steps == written_in + 1 {
-        format!(", and it is written during {}", counted(written_in, "step"))
-    } else {
-        String::new()
-    };
-    format!(
-        "checkpoints: every {}: one adds {} to steps of {}, a failure is expected every {}{reason}",
-        if steps == 1 { "step".to_owned() } else { counted(steps, "step") },
-        ms(cost),
-        ms(step),
-        span(between_failures.as_secs_f64() / 86_400.0),
-    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_choice_has_its_reasons() {
-        let choice = CheckpointChoice {
-            steps: 268,
-            cost: Duration::from_millis(100),
-            step: Duration::from_millis(100),
-            written_in: 2,
-            between_failures: Duration::from_secs(3600),
-        };
-        let expected = "checkpoints: every 268 steps: one adds 100 ms to steps of 100 ms, a failure is expected every 1.00 hours";
-        assert_eq!(sentence(choice), expected);
-        let slow = sentence(CheckpointChoice { steps: 8, written_in: 7, ..choice });
-        assert!(slow.ends_with(", and it is written during 7 steps"), "{slow}");
-        let each = sentence(CheckpointChoice { steps: 1, written_in: 0, ..choice });
-        assert!(each.starts_with("checkpoints: every step: ") && !each.contains("written"), "{each}");
-    }
 
     #[test]
     fn all_processes_follow_the_announced_number() {

@@ -9,7 +9,7 @@ use pipewright::bounded_file::{SMALL_TEXT, read_regular, write_fresh};
 use pipewright::checkpoint::CopyFolder;
 use serde::{Deserialize, Serialize};
 
-use crate::failure::Failure;
+use crate::error::RunError;
 use crate::run_folder::COPIES as LINK;
 
 /// The beginning of the name of each folder of copies, and the number of hexadecimal digits after it.
@@ -61,14 +61,14 @@ pub(crate) fn write_link(
     copies: &Path,
     series: &str,
     origin: Option<Origin>,
-) -> Result<(), Failure> {
+) -> Result<(), RunError> {
     let (path, draft) = (run.join(LINK), run.join(format!(".{LINK}")));
     let written = fs::canonicalize(run).and_then(|run| {
         let link = Link { run, copies: copies.to_owned(), series: series.to_owned(), origin };
         write_fresh(&draft, &serde_json::to_vec(&link)?)?;
         fs::rename(&draft, &path)
     });
-    written.map_err(|error| Failure::unwritten(&path, &error, "choose another run.out"))
+    written.map_err(|error| RunError::unwritten(&path, &error, "choose another run.out"))
 }
 
 /// Removes the file that names the folder of the copies. It may already be gone.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pipewright::ids::WorldRank;
 
-use crate::failure::Failure;
+use crate::error::RunError;
 use crate::training::copies_link::memory_of;
 use crate::training::process_group::ProcessGroup;
 
@@ -24,7 +24,7 @@ impl CopyHosts {
     ///
     /// # Errors
     /// Fails if the processes do not reach each other.
-    pub(crate) fn find(processes: &mut ProcessGroup, copies: &Path) -> Result<Self, Failure> {
+    pub(crate) fn find(processes: &mut ProcessGroup, copies: &Path) -> Result<Self, RunError> {
         let own = memory_of(copies).unwrap_or_default();
         let host_of_rank = processes.combine(&own, number, Duration::ZERO)?;
         Ok(Self { host_of_rank, own: processes.rank() })

@@ -17,8 +17,8 @@ use pipewright::checkpoint::{
 use pipewright::ids::WorldRank;
 use serde::{Deserialize, Serialize};
 
-use crate::display::say;
-use crate::failure::{Failure, sentence};
+use crate::error::RunError;
+use crate::observer::Observer;
 use crate::recovery::StateSource;
 use crate::run_folder::checkpoints_of;
 use crate::training::checkpoint_path::RunPath;
@@ -26,6 +26,7 @@ use crate::training::copies_link::{Link, Origin, read_link};
 use crate::training::copy_hosts::CopyHosts;
 use crate::training::evaluations::lowest_step;
 use crate::training::process_group::ProcessGroup;
+use pipewright_schedule::error_text::with_causes as sentence;
 
 /// The slowest reading of a copy that processes wait for, in bytes per second.
 const SLOWEST_READING: u64 = 100_000_000;
@@ -64,10 +65,13 @@ impl Search {
 
     /// Returns the parts on this host of copies that are newer than the disk's checkpoints and belong to the
     /// run.
-    fn parts(&self) -> Vec<CopyPart> {
+    fn parts(&self, observer: &dyn Observer) -> Vec<CopyPart> {
         let held = CopyFolder::find(&self.link.copies).and_then(|folder| folder.parts());
         if let Err(error @ CheckpointError::NotPrivate(_)) = &held {
-            say(&format!("warning: the copies of the state in memory are not used: {}", sentence(error)));
+            observer.note(&format!(
+                "warning: the copies of the state in memory are not used: {}",
+                sentence(error)
+            ));
         }
         let mut parts = held.unwrap_or_default();
         let newest = self.saved.last().copied().unwrap_or(0);
@@ -101,14 +105,14 @@ pub(crate) fn newest(
     processes: &mut ProcessGroup,
     path: &RunPath,
     steps: Option<u64>,
-) -> Result<Option<FoundCopy>, Failure> {
+) -> Result<Option<FoundCopy>, RunError> {
     let began = Instant::now();
     let decides = processes.is_leader() && path.checkpoint.is_none();
     let own = steps.filter(|_| decides).and_then(|steps| Search::of(&path.run, steps));
     let shared = processes.share(own.map_or_else(String::new, |own| json(&own)))?;
     let Some(search) = from_json::<Search>(&shared) else { return Ok(None) };
     let hosts = CopyHosts::find(processes, &search.link.copies)?;
-    let own = if hosts.is_first() { json(&search.parts()) } else { String::new() };
+    let own = if hosts.is_first() { json(&search.parts(&**processes.observer())) } else { String::new() };
     let complete = |held: &[(WorldRank, String)]| json(&search.complete(&hosts, held));
     let copies = processes.combine(&own, complete, Duration::ZERO)?;
     for copy in from_json::<Vec<GatheredCopy>>(&copies).unwrap_or_default() {
@@ -118,10 +122,9 @@ pub(crate) fn newest(
                 let (took, series) = (began.elapsed(), copy.series().to_owned());
                 return Ok(Some(FoundCopy { copy: found, origin: Origin { series, step }, source, took }));
             }
-            Err(reason) if processes.is_leader() => say(&format!(
+            Err(reason) => processes.note(&format!(
                 "the copy of step {step} in memory cannot be used, so the run uses an earlier state: {reason}"
             )),
-            Err(_) => {}
         }
     }
     Ok(None)
@@ -178,7 +181,7 @@ fn obtain(
     hosts: &CopyHosts,
     copies: &Path,
     copy: &GatheredCopy,
-) -> Result<Result<(Checkpoint, StateSource), String>, Failure> {
+) -> Result<Result<(Checkpoint, StateSource), String>, RunError> {
     let work = Duration::from_secs(copy.bytes() / SLOWEST_READING);
     let folder = CopyFolder::create(copies);
     let check = check(hosts, &folder, copy);
@@ -224,7 +227,7 @@ fn all_of<T>(
     processes: &mut ProcessGroup,
     done: Result<T, CheckpointError>,
     work: Duration,
-) -> Result<Result<T, String>, Failure> {
+) -> Result<Result<T, String>, RunError> {
     let own = done.as_ref().err().map(|error| sentence(error));
     let first =
         |reasons: &[(WorldRank, Option<String>)]| reasons.iter().find_map(|(_, reason)| reason.clone());

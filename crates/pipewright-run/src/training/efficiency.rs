@@ -9,9 +9,9 @@ use pipewright::tensor::Precision;
 use pipewright::train::Metrics;
 use pipewright_schedule::analytic::PeakRates;
 
+use crate::settings::Settings;
+use crate::settings::pipeline::TransportChoice;
 use crate::training::prepare::Prepared;
-use pipewright_run::settings::Settings;
-use pipewright_run::settings::pipeline::TransportChoice;
 
 /// The computation of a run per token, and the most that its devices compute.
 #[derive(Clone, Copy, Debug)]

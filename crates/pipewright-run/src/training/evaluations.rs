@@ -9,9 +9,9 @@ use pipewright::pipeline::PipelineError;
 use pipewright::train::{BestLoss, Metrics, Sample, Trainer, ValidationLosses};
 use serde_json::{Map, Value, json};
 
+use crate::settings::run::RunSettings;
 use crate::training::prepare::Prepared;
 use crate::training::samples::SamplePrompts;
-use pipewright_run::settings::run::RunSettings;
 
 /// The key of the description that holds the state of the evaluations.
 const VALIDATION: &str = "validation";

@@ -9,22 +9,22 @@ use pipewright::transport::Fields;
 use pipewright_models::InitialParameters;
 use serde_json::{Map, Value, json};
 
-use crate::failure::Failure;
+use crate::error::RunError;
+use crate::settings::Settings;
 use crate::training::prepare::Prepared;
 use crate::training::run_adapter::ADAPTER;
-use pipewright_run::settings::Settings;
 
 /// The key of the description that holds the content of the model's `config.json`.
-pub(crate) const MODEL: &str = "model";
+pub const MODEL: &str = "model";
 const DATA: &str = "data";
 /// The key of the description that holds the last step's loss.
 pub(crate) const LOSS: &str = "loss";
 
 /// Returns the description of a run, and identifies its validation data. May read all data once.
-pub(crate) fn describe(prepared: &Prepared) -> Result<Map<String, Value>, Failure> {
-    prepared.identify_validation().map_err(Failure::input)?;
-    let data = prepared.rows.identity().map_err(Failure::input)?;
-    let (model, data) = (prepared.model.model().to_json(), json!(data));
+pub(crate) fn describe(prepared: &Prepared) -> Result<Map<String, Value>, RunError> {
+    prepared.identify_validation().map_err(RunError::input)?;
+    let data = prepared.rows.identity().map_err(RunError::input)?;
+    let (model, data) = (prepared.model.to_json(), json!(data));
     let adapter = prepared.adapter.clone().map(|adapter| (ADAPTER.to_owned(), adapter));
     Ok([(MODEL.to_owned(), model), (DATA.to_owned(), data)].into_iter().chain(adapter).collect())
 }
@@ -49,7 +49,7 @@ pub(crate) fn identity(prepared: &Prepared, description: &Map<String, Value>) ->
 }
 
 /// Returns the settings that must be equal in all processes.
-pub(crate) fn shared_settings(settings: &Settings) -> Fields {
+pub fn shared_settings(settings: &Settings) -> Fields {
     const MAY_DIFFER: [&str; 14] = [
         "adapter.path",
         "data.chat_template",
@@ -72,14 +72,14 @@ pub(crate) fn shared_settings(settings: &Settings) -> Fields {
 }
 
 /// Returns the hashes of the files of a checkpoint.
-pub(crate) fn checkpoint_files(checkpoint: &Checkpoint) -> String {
+pub fn checkpoint_files(checkpoint: &Checkpoint) -> String {
     let files = checkpoint.manifest().files.iter();
     files.map(|file| file.hash.as_str()).collect::<Vec<_>>().join(" ")
 }
 
 /// Returns the names and sizes of the files in a folder that contain parameters. Their content is not
 /// compared, because that would mean reading gigabytes.
-pub(crate) fn weight_files(folder: &Path) -> String {
+pub fn weight_files(folder: &Path) -> String {
     let files = folder.read_dir().into_iter().flatten().flatten();
     let mut files: Vec<String> = files
         .filter(|file| file.path().extension().is_some_and(|ending| ending == "safetensors"))
@@ -93,7 +93,7 @@ pub(crate) fn weight_files(folder: &Path) -> String {
 }
 
 /// Refuses a checkpoint whose model, adapters or data differ from the description `run`.
-pub(crate) fn require_same(run: &Map<String, Value>, checkpoint: &Checkpoint) -> Result<(), Failure> {
+pub(crate) fn require_same(run: &Map<String, Value>, checkpoint: &Checkpoint) -> Result<(), RunError> {
     let stored = &checkpoint.manifest().description;
     let differences: Vec<String> = [MODEL, ADAPTER, DATA]
         .iter()
@@ -103,7 +103,7 @@ pub(crate) fn require_same(run: &Map<String, Value>, checkpoint: &Checkpoint) ->
         return Ok(());
     }
     let place = checkpoint.path().display();
-    Err(Failure::input(format!(
+    Err(RunError::input(format!(
         "{place}: the checkpoint is of another model, of other adapters or of other data, so the run cannot resume from it: {}; resume \
          without that change, or start a new run",
         differences.join(", ")

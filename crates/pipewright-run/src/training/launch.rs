@@ -14,56 +14,57 @@ use pipewright::offload::OffloadTo;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::train::{ResumeError, Trainer};
 use pipewright::transport::World;
-use pipewright_models::{CutModel, InitialParameters, Place};
+use pipewright_models::{InitialParameters, Place};
 use pipewright_schedule::words::counted;
-use pipewright_system::machine_memory::most_bytes;
 
-use crate::exhaustion;
-use crate::failure::{Exit, Failure, sentence};
+use crate::error::ErrorKind;
+use crate::error::RunError;
 use crate::fault::Fault;
 use crate::recovery::Attempts;
+use crate::run_model::RunModel;
+use crate::settings::Settings;
+use crate::settings::offload::OffloadPlace;
+use crate::settings::pipeline::TransportChoice;
 use crate::training::optimizer::{Update, expert_balance, update};
 use crate::training::prepare::Prepared;
 use crate::training::process_group::{ProcessGroup, disagreement, lost};
 use crate::training::rate_change::rates;
-use pipewright_run::settings::Settings;
-use pipewright_run::settings::offload::OffloadPlace;
-use pipewright_run::settings::pipeline::TransportChoice;
+use pipewright_schedule::error_text::with_causes as sentence;
 
-/// Starts this process's ranks with the state of a checkpoint.
-pub(crate) fn launch_from(
+/// Starts this process's ranks: all ranks or, if there are several processes, one rank. They have the state of a
+/// checkpoint, or else initial parameters.
+pub(crate) fn launch(
     mut prepared: Prepared,
-    checkpoint: &Arc<Checkpoint>,
+    checkpoint: Option<&Arc<Checkpoint>>,
     processes: &mut ProcessGroup,
     attempts: &Attempts,
-) -> Result<Trainer, Failure> {
+) -> Result<Trainer, RunError> {
+    let Some(checkpoint) = checkpoint else { return launch_new(prepared, processes, attempts) };
     // Unless only adapters are trained, the checkpoint contains all parameters, so the weights of a model
     // directory need not be read.
     if prepared.model.adapter().is_none() {
         prepared.initial = InitialParameters::Seed(prepared.settings.run.seed);
     }
-    let mut trainer = launch(prepared, processes, attempts)?;
+    let mut trainer = launch_new(prepared, processes, attempts)?;
     match trainer.resume(checkpoint) {
         Ok(()) => Ok(trainer),
         Err(ResumeError::Pipeline(error)) => Err(failure(&error)),
-        Err(error) => Err(Failure::input(error)),
+        Err(error) => Err(RunError::input(error)),
     }
 }
 
-/// Starts this process's ranks with initial parameters: all ranks or, if there are several processes, one
-/// rank.
-pub(crate) fn launch(
+fn launch_new(
     prepared: Prepared,
     processes: &mut ProcessGroup,
     attempts: &Attempts,
-) -> Result<Trainer, Failure> {
-    exhaustion::watch_run(most_bytes());
+) -> Result<Trainer, RunError> {
+    processes.observer().before_ranks();
     let transport = prepared.settings.pipeline.transport;
     let mesh = prepared.settings.mesh.mesh(prepared.program.ranks());
-    let ranks = mesh.ranks().ok_or_else(|| Failure::input(format!("{mesh:?} has too many ranks")))?;
+    let ranks = mesh.ranks().ok_or_else(|| RunError::input(format!("{mesh:?} has too many ranks")))?;
     let mut world = match transport {
         TransportChoice::Local if processes.is_several() => {
-            return Err(Failure::input(
+            return Err(RunError::input(
                 "several processes were started, and each would run all ranks by itself: set \
                  pipeline.transport=mpi, or start one process",
             ));
@@ -78,7 +79,7 @@ pub(crate) fn launch(
         };
         // The failure is reported before any process ends, because a launcher ends all processes when one
         // fails.
-        return processes.settle(Err(Failure::input(format!(
+        return processes.settle(Err(RunError::input(format!(
             "{started} for {}: start `mpirun -n {ranks} pipewright ...`, or set pipeline.ranks, mesh.data_parallel or \
              mesh.tensor_parallel",
             counted(ranks, "rank")
@@ -89,8 +90,8 @@ pub(crate) fn launch(
     if transport == TransportChoice::Mpi {
         devices = processes.settle(own_device(&settings, &mut world))?;
     }
-    let config = pipeline_config(&settings, &model)?;
-    let balance = expert_balance(&settings.optimizer, &model)?;
+    let config = pipeline_config(&settings, &*model)?;
+    let balance = expert_balance(&settings.optimizer, &*model)?;
     let sends_gradients = |rank| {
         let stages = program.placement().stages_of(mesh.coord(rank).rank);
         stages.iter().any(|stage| stage.get() > 0)
@@ -102,8 +103,7 @@ pub(crate) fn launch(
     let precision = config.precision;
     let make_stage = move |stage, tensor: &TensorParallel| {
         let place = Place { tensor: tensor.clone(), precision, ..Device::flex().autodiff().into() };
-        let made = model.training_stage(partition.range(stage), &initial, place);
-        made.map_err(|error| sentence(&error))
+        model.stage(partition.range(stage), &initial, place)
     };
     let pipeline = Pipeline::launch_split(program, world, &config, make_stage);
     let pipeline = pipeline.map_err(|error| failure(&error))?;
@@ -122,19 +122,19 @@ pub(crate) fn launch(
 
 /// Returns the device of the rank of this process. If the device of any process cannot be used, all processes
 /// fail.
-fn own_device(settings: &Settings, world: &mut World) -> Result<Devices, Failure> {
+fn own_device(settings: &Settings, world: &mut World) -> Result<Devices, RunError> {
     let run = &settings.run;
     let rank = world.own_ranks().next().unwrap_or_default();
     let opened = run.devices.open_one(rank, run.precision);
     let claim = opened.as_ref().map(|_| run.devices.own_name(rank)).map_err(|error| sentence(error));
     let agreed = world.claim_device(claim, run.deadline());
     // The process's own error is more detailed than the report that the others receive.
-    let devices = opened.map_err(Failure::input)?;
+    let devices = opened.map_err(RunError::input)?;
     agreed.map_err(|error| disagreement(&error)).map(|()| devices)
 }
 
 /// Returns the settings of a pipeline besides the devices.
-pub(crate) fn pipeline_config(settings: &Settings, model: &CutModel) -> Result<PipelineConfig, Failure> {
+pub fn pipeline_config(settings: &Settings, model: &dyn RunModel) -> Result<PipelineConfig, RunError> {
     let clip_norm = settings.optimizer.clip_norm;
     let Update { optimizer, groups, clip_groups } = update(&settings.optimizer, model)?;
     Ok(PipelineConfig {
@@ -177,14 +177,14 @@ fn offload_to(settings: &Settings) -> Option<OffloadTo> {
 
 /// Returns the command's failure for an error of the pipeline. The settings and the program are already
 /// checked, so most errors without their own exit code are bugs.
-pub(crate) fn failure(error: &PipelineError) -> Failure {
+pub fn failure(error: &PipelineError) -> RunError {
     let exit = match error {
         PipelineError::Agreement(error) => return disagreement(error),
         // Another process cannot read its data.
         PipelineError::Data(_) | PipelineError::Disagreement(BatchDisagreement::Refused { .. }) => {
-            Exit::WrongInput
+            ErrorKind::WrongInput
         }
-        PipelineError::OffloadFolder { .. } => Exit::WrongInput,
+        PipelineError::OffloadFolder { .. } => ErrorKind::WrongInput,
         // A stage is made from the user's files, so a failure to make it is wrong input.
         PipelineError::Step(step)
             if matches!(
@@ -192,27 +192,27 @@ pub(crate) fn failure(error: &PipelineError) -> Failure {
                 Cause::Build { .. } | Cause::Restore { .. } | Cause::WrongInput { .. }
             ) =>
         {
-            Exit::WrongInput
+            ErrorKind::WrongInput
         }
         PipelineError::Step(_) | PipelineError::Thread { .. } | PipelineError::Diverged { .. } => {
-            Exit::RankFailed
+            ErrorKind::RankFailed
         }
-        _ => Exit::Bug,
+        _ => ErrorKind::Bug,
     };
     let cause = match error {
         PipelineError::Step(step) => Some(step),
         PipelineError::Diverged { first, .. } => Some(&**first),
         _ => None,
     };
-    let fault = cause.filter(|_| exit == Exit::RankFailed).map(Fault::of_step);
+    let fault = cause.filter(|_| exit == ErrorKind::RankFailed).map(Fault::of_step);
     let lost = cause.and_then(lost);
-    Failure::new(exit, sentence(error)).loss_of(lost).with_fault(fault)
+    RunError::new(exit, sentence(error)).loss_of(lost).with_fault(fault)
 }
 
 /// Notifies the other processes of a failure that only this process knows of, so that they do not wait for
 /// it. After a mistake of the user, which no restart mends, they end with the same exit code.
-pub(crate) fn abandon(trainer: &mut Trainer, failure: Failure) -> Failure {
-    if failure.kind == Exit::WrongInput && failure.fault().is_none() {
+pub(crate) fn abandon(trainer: &mut Trainer, failure: RunError) -> RunError {
+    if failure.kind == ErrorKind::WrongInput && failure.fault().is_none() {
         trainer.pipeline().refuse(&failure.text());
     } else {
         trainer.pipeline().abandon(&failure.text());
@@ -235,9 +235,9 @@ mod tests {
         };
         let message = || "out.csv: cannot be written".to_owned();
         let mistake = of(Cause::WrongInput { message: message() });
-        assert!(mistake.kind == Exit::WrongInput && mistake.fault().is_none(), "{}", mistake.text());
+        assert!(mistake.kind == ErrorKind::WrongInput && mistake.fault().is_none(), "{}", mistake.text());
         let fault = of(Cause::Abandoned { message: message() });
-        assert!(fault.kind == Exit::RankFailed && fault.fault().is_some(), "{}", fault.text());
+        assert!(fault.kind == ErrorKind::RankFailed && fault.fault().is_some(), "{}", fault.text());
     }
 
     /// A process that has begun the next step learns that others have not ended the one before.
@@ -246,7 +246,7 @@ mod tests {
         let [rank, peer] = [2, 1].map(WorldRank::new);
         let first = StepError { rank, step: 7.into(), action: None, cause: Cause::LostPeer { peer } };
         let diverged = failure(&PipelineError::Diverged { step: 7.into(), first: Box::new(first.clone()) });
-        assert_eq!((diverged.kind, diverged.lost()), (Exit::RankFailed, Some(peer)));
+        assert_eq!((diverged.kind, diverged.lost()), (ErrorKind::RankFailed, Some(peer)));
         assert_eq!(diverged.fault(), Some(&Fault::of_step(&first)));
         assert!(diverged.text().ends_with("step 7: rank 2: rank 1 is lost: its thread or process has ended"));
     }
@@ -256,7 +256,7 @@ mod tests {
         let reason = "data.txt: cannot be read".to_owned();
         let refused = BatchDisagreement::Refused { rank: WorldRank::new(1), reason };
         let failure = failure(&PipelineError::Disagreement(refused));
-        assert_eq!(failure.kind, Exit::WrongInput);
+        assert_eq!(failure.kind, ErrorKind::WrongInput);
         assert!(failure.text().contains("data.txt: cannot be read"), "{}", failure.text());
     }
 }

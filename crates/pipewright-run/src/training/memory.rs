@@ -3,26 +3,27 @@
 use std::fmt::Write;
 
 use pipewright::ids::WorldRank;
-use pipewright_models::ParameterSpec;
 use pipewright_models::training_memory::{
     DeviceLoad, ExpertLoad, HeldBytes, MemoryPlan, RunShape, Shortage, TrainingMemory, TrainingRun,
     device_loads,
 };
+use pipewright_models::{CutModel, ParameterSpec};
 use pipewright_schedule::Placement;
 use pipewright_schedule::sharding::Sharding;
 use pipewright_schedule::words::counted;
 use pipewright_system::machine_memory::machine_bytes;
 use serde_json::{Value, json};
 
-use crate::display::bytes;
-use crate::failure::{Exit, Failure};
+use crate::error::ErrorKind;
+use crate::error::RunError;
 use crate::machine_memory::device_bytes;
+use crate::settings::Settings;
+use crate::settings::pipeline::TransportChoice;
 use crate::training::model::compute_devices;
 use crate::training::optimizer::state_rule;
 use crate::training::prepare::RunParts;
 use crate::training::state_copies::copy_bytes;
-use pipewright_run::settings::Settings;
-use pipewright_run::settings::pipeline::TransportChoice;
+use pipewright_schedule::bytes::bytes_text as bytes;
 
 /// The largest number of ranks in the table. If there are more ranks, the table shows the ranks that need the
 /// most memory.
@@ -32,8 +33,12 @@ const ROWS: usize = 16;
 const OLD_STATE: &str = "old parameters and state (optimizer.post_validation)";
 
 /// Plans the memory of a run whose stages have these parameters.
-pub(crate) fn memory_plan(run: RunParts<'_>, stages: &[Vec<ParameterSpec>]) -> Result<MemoryPlan, Failure> {
-    let RunParts { settings, model, program, partition } = run;
+pub fn memory_plan(
+    run: RunParts<'_>,
+    model: &CutModel,
+    stages: &[Vec<ParameterSpec>],
+) -> Result<MemoryPlan, RunError> {
+    let RunParts { settings, program, partition, .. } = run;
     let mesh = &settings.mesh;
     let training = TrainingRun {
         model,
@@ -50,7 +55,7 @@ pub(crate) fn memory_plan(run: RunParts<'_>, stages: &[Vec<ParameterSpec>]) -> R
         post_validation: settings.optimizer.post_validation,
     };
     let estimate = |training: &TrainingRun<'_>| {
-        TrainingMemory::estimate(training, stages).map_err(|error| Failure::new(Exit::Bug, error))
+        TrainingMemory::estimate(training, stages).map_err(|error| RunError::new(ErrorKind::Bug, error))
     };
     let memory = estimate(&training)?;
     let one_replica = if mesh.expert_parallel > 1 {
@@ -80,13 +85,13 @@ pub(crate) fn memory_plan(run: RunParts<'_>, stages: &[Vec<ParameterSpec>]) -> R
 /// Returns the memory that each rank has if the ranks of a device share it equally; of several devices, the
 /// least. Processes may be on several machines, which are not known here, or all on this one. `None` if the
 /// memory of a device is not known.
-pub(crate) fn memory_of_rank(settings: &Settings) -> Option<u64> {
+pub fn memory_of_rank(settings: &Settings) -> Option<u64> {
     share_of_rank(settings, true)
 }
 
 /// Returns the memory that a process has if it shares its device with no other rank; of several devices, the
 /// least. [`memory_plan`] counts the same. `None` if the memory of a device is not known.
-pub(crate) fn memory_of_process(settings: &Settings) -> Option<u64> {
+pub fn memory_of_process(settings: &Settings) -> Option<u64> {
     share_of_rank(settings, false)
 }
 
@@ -101,7 +106,7 @@ fn all_ranks(settings: &Settings) -> impl Iterator<Item = WorldRank> {
 }
 
 /// Returns the numbers of [`table`] as JSON, for all ranks of a replica.
-pub(crate) fn memory_json(plan: &MemoryPlan) -> Value {
+pub fn memory_json(plan: &MemoryPlan) -> Value {
     let ranks = plan.memory().ranks().iter().enumerate().map(|(rank, held)| {
         let mut json = held_json(held);
         json["rank"] = json!(rank);
@@ -125,7 +130,7 @@ pub(crate) fn memory_json(plan: &MemoryPlan) -> Value {
 }
 
 /// Returns the bytes of a rank or a stage as JSON.
-pub(crate) fn held_json(held: &HeldBytes) -> Value {
+pub fn held_json(held: &HeldBytes) -> Value {
     let mut json = json!({
         "parameters": held.parameters,
         "gradients": held.gradients,
@@ -139,7 +144,7 @@ pub(crate) fn held_json(held: &HeldBytes) -> Value {
 }
 
 /// Returns the table of all stages.
-pub(crate) fn stage_table(placement: &Placement, stages: &[HeldBytes]) -> String {
+pub fn stage_table(placement: &Placement, stages: &[HeldBytes]) -> String {
     let mut text = String::new();
     row(&mut text, "stages", "rank", &["parameters", "gradients", "optimizer", "activations"]);
     for (stage, held) in placement.all_stages().zip(stages) {
@@ -151,7 +156,7 @@ pub(crate) fn stage_table(placement: &Placement, stages: &[HeldBytes]) -> String
 
 /// Returns the table of the ranks that need the most memory, and lines about the memory of the machine or of
 /// the devices.
-pub(crate) fn table(plan: &MemoryPlan) -> String {
+pub fn table(plan: &MemoryPlan) -> String {
     let ranks = plan.memory().ranks();
     let mut shown: Vec<usize> = (0..ranks.len()).collect();
     shown.sort_by_key(|&rank| u64::MAX - ranks[rank].total());
@@ -243,8 +248,8 @@ fn device_balance(load: &DeviceLoad) -> String {
     format!("`{}` has {has}; {subject} {}", load.device, bytes(load.needed()))
 }
 
-/// Fails with [`Exit::CheckFailed`] if the run needs more memory than the machine or one of its devices has.
-pub(crate) fn require_fit(plan: &MemoryPlan) -> Result<(), Failure> {
+/// Fails with [`ErrorKind::CheckFailed`] if the run needs more memory than the machine or one of its devices has.
+pub fn require_fit(plan: &MemoryPlan) -> Result<(), RunError> {
     let message = match plan.shortage() {
         None => return Ok(()),
         Some(Shortage::Machine { needed, available }) => machine_shortage(plan, needed, available),
@@ -255,7 +260,7 @@ pub(crate) fn require_fit(plan: &MemoryPlan) -> Result<(), Failure> {
         ),
         Some(Shortage::Device { load, missing }) => device_shortage(load, missing),
     };
-    Err(Failure::new(Exit::CheckFailed, format!("the run does not fit into memory: {message}")))
+    Err(RunError::new(ErrorKind::CheckFailed, format!("the run does not fit into memory: {message}")))
 }
 
 fn machine_shortage(plan: &MemoryPlan, needed: u64, available: u64) -> String {
@@ -329,7 +334,7 @@ mod tests {
     fn threads_of_one_machine_add_up_and_processes_do_not() {
         let on = |machine, is_local, replicas| {
             require_fit(&plan([40, 50], shape(is_local, replicas), machine)).map_err(|failure| {
-                assert_eq!(failure.kind, Exit::CheckFailed);
+                assert_eq!(failure.kind, ErrorKind::CheckFailed);
                 failure.text()
             })
         };

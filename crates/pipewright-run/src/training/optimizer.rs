@@ -15,12 +15,14 @@ use pipewright::optimizer::{AdamW, ClipGroup, OptimizerGroup};
 use pipewright::stage::StageError;
 use pipewright::train::ExpertBalance;
 use pipewright_models::training_memory::{OptimizerState, StateRule, is_hidden_matrix};
-use pipewright_models::{CutModel, ParameterGroup, ParameterSpec, ROUTER_CORRECTION};
+use pipewright_models::{ParameterGroup, ParameterSpec, ROUTER_CORRECTION};
 
-use crate::failure::{Exit, Failure};
-use pipewright_run::settings::Settings;
-use pipewright_run::settings::optimizer::{OptimizerName, OptimizerSettings};
-use pipewright_run::settings::optimizer_groups::{GroupSettings, named_group};
+use crate::error::ErrorKind;
+use crate::error::RunError;
+use crate::run_model::RunModel;
+use crate::settings::Settings;
+use crate::settings::optimizer::{OptimizerName, OptimizerSettings};
+use crate::settings::optimizer_groups::{GroupSettings, named_group};
 
 /// The optimizer of a run, and the groups of its parameters.
 pub(crate) struct Update {
@@ -51,8 +53,8 @@ enum Algorithm {
 ///
 /// # Errors
 /// When no trained parameter of the model belongs to a group.
-pub(crate) fn update(settings: &OptimizerSettings, model: &CutModel) -> Result<Update, Failure> {
-    let specs = model.trained_parameters().map_err(Failure::input)?;
+pub(crate) fn update(settings: &OptimizerSettings, model: &dyn RunModel) -> Result<Update, RunError> {
+    let specs = model.trained_parameters()?;
     let no_decay = paths_of(model, &settings.no_decay)?;
     let groups =
         settings.groups.iter().map(|group| members(group, model, &specs)).collect::<Result<Vec<_>, _>>()?;
@@ -98,19 +100,19 @@ pub(crate) fn update(settings: &OptimizerSettings, model: &CutModel) -> Result<U
 /// When the model's routers have no corrections, or when adapters keep the model as it is.
 pub(crate) fn expert_balance(
     settings: &OptimizerSettings,
-    model: &CutModel,
-) -> Result<Option<ExpertBalance>, Failure> {
+    model: &dyn RunModel,
+) -> Result<Option<ExpertBalance>, RunError> {
     const KEY: &str = "`expert_balance_speed` in [optimizer]";
     let Some(speed) = settings.expert_balance_speed else { return Ok(None) };
     if model.adapter().is_some() {
-        return Err(Failure::input(format!(
+        return Err(RunError::input(format!(
             "{KEY} changes the model, which adapters keep as it is: remove the key"
         )));
     }
-    let parameters = model.model().parameters().map_err(Failure::input)?;
+    let parameters = model.parameters()?;
     let ending = format!(".{ROUTER_CORRECTION}");
     if !parameters.iter().any(|spec| spec.path.ends_with(&ending)) {
-        return Err(Failure::input(format!(
+        return Err(RunError::input(format!(
             "{KEY} is for models whose routers correct their scores, such as deepseek_v3: this model has no \
              `{ROUTER_CORRECTION}`; remove the key"
         )));
@@ -119,7 +121,7 @@ pub(crate) fn expert_balance(
 }
 
 /// Returns the rule for the state of the parameters of a run.
-pub(crate) fn state_rule(settings: &Settings) -> StateRule {
+pub fn state_rule(settings: &Settings) -> StateRule {
     let optimizer = match settings.optimizer.name {
         OptimizerName::AdamW | OptimizerName::Adam => OptimizerState::TwoMoments,
         OptimizerName::Sgd if settings.optimizer.momentum.unwrap_or(0.0) == 0.0 => OptimizerState::Stateless,
@@ -132,7 +134,7 @@ pub(crate) fn state_rule(settings: &Settings) -> StateRule {
 
 /// Refuses an algorithm that updates whole matrices if several ranks compute each stage together, as the
 /// launch does. `stages` are the parameters of each stage.
-pub(crate) fn require_elementwise(settings: &Settings, stages: &[Vec<ParameterSpec>]) -> Result<(), Failure> {
+pub fn require_elementwise(settings: &Settings, stages: &[Vec<ParameterSpec>]) -> Result<(), RunError> {
     if settings.mesh.tensor_parallel == 1 {
         return Ok(());
     }
@@ -146,27 +148,27 @@ pub(crate) fn require_elementwise(settings: &Settings, stages: &[Vec<ParameterSp
         None => Ok(()),
         Some((stage, spec)) => {
             let error = StageError::MixesRows { parameter: spec.path.as_str().into() };
-            Err(Failure::input(format!("stage {stage}: {error}")))
+            Err(RunError::input(format!("stage {stage}: {error}")))
         }
     }
 }
 
 /// Refuses an algorithm that updates whole matrices where each replica has only some rows.
-pub(crate) fn require_whole(settings: &Settings) -> Result<(), Failure> {
+pub fn require_whole(settings: &Settings) -> Result<(), RunError> {
     let name = match settings.optimizer.name {
         OptimizerName::Muon => "muon",
         OptimizerName::Adafactor => "adafactor",
         OptimizerName::AdamW | OptimizerName::Adam | OptimizerName::Sgd => return Ok(()),
     };
     if settings.pipeline.head_parts > 1 && settings.optimizer.name == OptimizerName::Adafactor {
-        return Err(Failure::input(format!(
+        return Err(RunError::input(format!(
             "`optimizer.name = \"adafactor\"` updates whole matrices, and with `pipeline.head_parts = {}` each layer has only \
              some rows of the head; use adamw, adam, sgd or muon, or write `head_parts = 1`",
             settings.pipeline.head_parts
         )));
     }
     if settings.pipeline.embedding_parts > 1 && settings.optimizer.name == OptimizerName::Adafactor {
-        return Err(Failure::input(format!(
+        return Err(RunError::input(format!(
             "`optimizer.name = \"adafactor\"` updates whole matrices, and with `pipeline.embedding_parts = {}` each layer has \
              only some rows of the embedding; use adamw, adam, sgd or muon, or write `embedding_parts = 1`",
             settings.pipeline.embedding_parts
@@ -175,7 +177,7 @@ pub(crate) fn require_whole(settings: &Settings) -> Result<(), Failure> {
     if !settings.mesh.is_sharded() {
         return Ok(());
     }
-    Err(Failure::input(format!(
+    Err(RunError::input(format!(
         "`optimizer.name = \"{name}\"` updates whole matrices, and with `mesh.data_parallel_mode = \"sharded\"` or a \
          list in `mesh.data_parallel` each replica has only some rows; use adamw, adam or sgd, or \
          write `data_parallel = {}` and `data_parallel_mode = \"replicated\"`",
@@ -192,17 +194,17 @@ fn algorithm_of(name: OptimizerName, spec: &ParameterSpec) -> OptimizerName {
 }
 
 /// Returns the paths of the trained parameters of some groups.
-fn paths_of(model: &CutModel, groups: &[ParameterGroup]) -> Result<HashSet<String>, Failure> {
-    let paths = model.model().group_paths(groups).map_err(Failure::input)?;
+fn paths_of(model: &dyn RunModel, groups: &[ParameterGroup]) -> Result<HashSet<String>, RunError> {
+    let paths = model.group_paths(groups)?;
     Ok(paths.into_iter().filter(|path| model.is_trained(path)).collect())
 }
 
 /// Returns the paths of a group's parameters.
 fn members(
     group: &GroupSettings,
-    model: &CutModel,
+    model: &dyn RunModel,
     specs: &[ParameterSpec],
-) -> Result<HashSet<String>, Failure> {
+) -> Result<HashSet<String>, RunError> {
     let mut members = HashSet::new();
     for text in &group.parameters {
         let found: HashSet<String> = match named_group(text) {
@@ -216,7 +218,7 @@ fn members(
         if found.is_empty() {
             let example = specs.first().map_or("", |spec| spec.path.as_str());
             let what = if model.adapter().is_some() { "trained parameter" } else { "parameter" };
-            return Err(Failure::input(format!(
+            return Err(RunError::input(format!(
                 "optimizer.groups: `{text}` matches no {what} of the model; parameters have paths such as `{example}`"
             )));
         }
@@ -225,10 +227,10 @@ fn members(
     Ok(members)
 }
 
-fn compiled(pattern: &str) -> Result<GlobSet, Failure> {
+fn compiled(pattern: &str) -> Result<GlobSet, RunError> {
     let glob = Glob::new(pattern).and_then(|glob| GlobSetBuilder::new().add(glob).build());
     // The configuration was checked.
-    glob.map_err(|error| Failure::new(Exit::Bug, error))
+    glob.map_err(|error| RunError::new(ErrorKind::Bug, error))
 }
 
 fn algorithm(settings: &OptimizerSettings, own: Own) -> Algorithm {

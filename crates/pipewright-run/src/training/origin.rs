@@ -13,11 +13,11 @@ use pipewright::checkpoint::Checkpoint;
 use pipewright_models::hf::{self, TextEnds};
 use serde_json::{Map, Value, json};
 
-use crate::failure::Failure;
+use crate::error::RunError;
 use crate::run_folder::MODEL;
-use pipewright_run::settings::Settings;
-use pipewright_run::settings::data::BYTES;
-use pipewright_run::settings::model::{EXPORTED, FreshModel, ModelSettings};
+use crate::settings::Settings;
+use crate::settings::data::BYTES;
+use crate::settings::model::{EXPORTED, FreshModel, ModelSettings};
 
 /// The files with the special tokens and the chat template of a tokenizer, which are next to it.
 const BESIDE_TOKENIZER: [&str; 3] =
@@ -26,13 +26,13 @@ const BESIDE_TOKENIZER: [&str; 3] =
 /// Copies the model's original configuration and the tokenizer into the folder of a run that starts.
 ///
 /// The tokenizer is the one that encoded the data, or else the one in the model's directory.
-pub(crate) fn keep(settings: &Settings) -> Result<(), Failure> {
+pub(crate) fn keep(settings: &Settings) -> Result<(), RunError> {
     let folder = settings.run.out.join(MODEL);
     match &settings.model {
         ModelSettings::From { from } => hf::keep_origin(from, &folder),
         ModelSettings::Fresh(model) => hf::keep_keys(&fresh_keys(settings, model), &folder),
     }
-    .map_err(Failure::input)?;
+    .map_err(RunError::input)?;
     if settings.data.tokenizer == BYTES {
         return Ok(());
     }
@@ -51,9 +51,9 @@ pub(crate) fn keep(settings: &Settings) -> Result<(), Failure> {
 }
 
 /// Returns the tokens that end a text of a run. `generate` finds the same tokens in its folder.
-pub(crate) fn end_tokens(settings: &Settings) -> Result<Vec<u32>, Failure> {
+pub(crate) fn end_tokens(settings: &Settings) -> Result<Vec<u32>, RunError> {
     let keys = match &settings.model {
-        ModelSettings::From { from } => return hf::end_tokens(from).map_err(Failure::input),
+        ModelSettings::From { from } => return hf::end_tokens(from).map_err(RunError::input),
         ModelSettings::Fresh(model) => fresh_keys(settings, model),
     };
     let named = keys.get("eos_token_id");
@@ -64,7 +64,7 @@ pub(crate) fn end_tokens(settings: &Settings) -> Result<Vec<u32>, Failure> {
 }
 
 /// Copies a file of the tokenizer into the folder.
-fn copy(file: &Path, folder: &Path, name: &str) -> Result<(), Failure> {
+fn copy(file: &Path, folder: &Path, name: &str) -> Result<(), RunError> {
     let target = folder.join(name);
     let copied = require_regular(file).and_then(|_| {
         refuse_special(&target)?;
@@ -73,15 +73,15 @@ fn copy(file: &Path, folder: &Path, name: &str) -> Result<(), Failure> {
     });
     copied.map(drop).map_err(|error| {
         let (file, target) = (file.display(), target.display());
-        Failure::input(format!("{target}: {file}, a file of the tokenizer, cannot be copied here: {error}"))
+        RunError::input(format!("{target}: {file}, a file of the tokenizer, cannot be copied here: {error}"))
     })
 }
 
 /// Removes a file, if it exists.
-fn remove(file: &Path) -> Result<(), Failure> {
+fn remove(file: &Path) -> Result<(), RunError> {
     match fs::remove_file(file) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(Failure::input(format!("{}: the file cannot be removed: {error}", file.display())))
+            Err(RunError::input(format!("{}: the file cannot be removed: {error}", file.display())))
         }
         _ => Ok(()),
     }
@@ -111,7 +111,7 @@ fn fresh_keys(settings: &Settings, model: &FreshModel) -> Map<String, Value> {
 }
 
 /// Returns the folder of the run that a checkpoint belongs to, if the run has one.
-pub(crate) fn of_checkpoint(checkpoint: &Checkpoint) -> Option<PathBuf> {
+pub fn of_checkpoint(checkpoint: &Checkpoint) -> Option<PathBuf> {
     let run = checkpoint.path().parent().and_then(Path::parent)?;
     Some(run.join(MODEL)).filter(|folder| folder.is_dir())
 }

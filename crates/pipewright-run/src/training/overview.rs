@@ -4,19 +4,19 @@ use std::path::Path;
 
 use pipewright_schedule::{Action, ValidatedProgram};
 
-use crate::display::Overview;
-use crate::failure::Failure;
+use crate::error::RunError;
+use crate::observer::Overview;
+use crate::settings::pipeline::ScheduleChoice;
+use crate::text::escape;
 use crate::training::prepare::Prepared;
-use pipewright_run::settings::pipeline::ScheduleChoice;
-use pipewright_run::text::escape;
 
 /// Returns the overview of a run. May read all data once.
-pub(crate) fn overview(prepared: &Prepared) -> Result<Overview, Failure> {
+pub(crate) fn overview(prepared: &Prepared) -> Result<Overview, RunError> {
     let Prepared { settings, model, layers, program, rows, .. } = prepared;
     let replicas = settings.mesh.data_parallel;
     let file_name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
     Ok(Overview {
-        model: model.model().to_json()["model_type"].as_str().map_or("model".into(), escape).into_owned(),
+        model: model.to_json()["model_type"].as_str().map_or("model".into(), escape).into_owned(),
         layers: layers.layers.len(),
         parameters: layers.layers.iter().map(|layer| layer.parameters).sum(),
         ranks: settings.mesh.ranks(program.ranks()),
@@ -29,7 +29,7 @@ pub(crate) fn overview(prepared: &Prepared) -> Result<Overview, Failure> {
         defers_weights: defers_weights(program),
         microbatches: settings.pipeline.microbatches,
         device: settings.run.devices.to_string(),
-        frequency_loss: rows.frequency_entropy().map_err(Failure::input)?,
+        frequency_loss: rows.frequency_entropy().map_err(RunError::input)?,
     })
 }
 

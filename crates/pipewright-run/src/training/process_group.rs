@@ -14,10 +14,13 @@ use serde::{Deserialize, Serialize};
 use signal_hook::consts::SIGTERM;
 use signal_hook::flag;
 
-use crate::failure::{Exit, Failure, sentence};
+use crate::error::ErrorKind;
+use crate::error::RunError;
 use crate::fault::{Fault, launched_start};
+use crate::observer::Observer;
 use crate::recovery::Heartbeat;
-use pipewright_run::settings::pipeline::TransportChoice;
+use crate::settings::pipeline::TransportChoice;
+use pipewright_schedule::error_text::with_causes as sentence;
 
 /// The time that processes wait for each other before the configuration's own deadline is known.
 const START: Duration = Duration::from_secs(60);
@@ -33,7 +36,7 @@ const FIRST: WorldRank = WorldRank::new(0);
 const LAUNCHERS: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE"];
 
 /// Returns whether a launcher has started this process as one of several. No other process is asked.
-pub(crate) fn is_one_of_several() -> bool {
+pub fn is_one_of_several() -> bool {
     let above = |name, least: u32| {
         let value = std::env::var(name).ok().and_then(|value| value.parse::<u32>().ok());
         value.is_some_and(|value| value >= least)
@@ -43,18 +46,18 @@ pub(crate) fn is_one_of_several() -> bool {
 
 /// Returns the failure for processes that do not agree. It is wrong input, unless one of the processes is
 /// lost.
-pub(crate) fn disagreement(error: &AgreementError) -> Failure {
+pub(crate) fn disagreement(error: &AgreementError) -> RunError {
     match (error, error.silent()) {
         (AgreementError::Failed(step), _) => {
-            Failure::new(Exit::RankFailed, sentence(error)).loss_of(lost(step))
+            RunError::new(ErrorKind::RankFailed, sentence(error)).loss_of(lost(step))
         }
-        (_, Some(rank)) => Failure::new(Exit::RankFailed, sentence(error)).loss_of(Some(rank)),
-        (_, None) => Failure::input(sentence(error)),
+        (_, Some(rank)) => RunError::new(ErrorKind::RankFailed, sentence(error)).loss_of(Some(rank)),
+        (_, None) => RunError::input(sentence(error)),
     }
 }
 
 /// Returns the rank whose loss ended a step.
-pub(crate) fn lost(error: &StepError) -> Option<WorldRank> {
+pub fn lost(error: &StepError) -> Option<WorldRank> {
     match error.cause {
         Cause::SilentPeer { peer, .. } | Cause::LostPeer { peer } => Some(peer),
         _ => None,
@@ -62,7 +65,8 @@ pub(crate) fn lost(error: &StepError) -> Option<WorldRank> {
 }
 
 /// This process and the other processes of the run.
-pub(crate) struct ProcessGroup {
+pub struct ProcessGroup {
+    observer: Arc<dyn Observer>,
     /// The heartbeat for `launch`, in the leader until the run ends. It ends before the process leaves the others,
     /// because the launcher may not let it leave.
     heartbeat: Option<Heartbeat>,
@@ -80,9 +84,10 @@ pub(crate) struct ProcessGroup {
 impl ProcessGroup {
     /// Joins the other processes if a launcher started this one. If the launcher sets none of the variables
     /// in `LAUNCHERS`, the process joins later, when the configuration selects MPI.
-    pub(crate) fn gather() -> Result<Self, Failure> {
+    pub fn gather(observer: Arc<dyn Observer>) -> Result<Self, RunError> {
         let is_launched = LAUNCHERS.iter().any(|name| std::env::var_os(name).is_some());
         let mut group = Self {
+            observer,
             heartbeat: None,
             world: None,
             rank: FIRST,
@@ -96,19 +101,31 @@ impl ProcessGroup {
         Ok(group)
     }
 
+    /// Returns the receiver of this process's reports.
+    pub fn observer(&self) -> &Arc<dyn Observer> {
+        &self.observer
+    }
+
+    /// Reports a sentence, if this process is the leader.
+    pub fn note(&self, sentence: &str) {
+        if self.is_leader {
+            self.observer.note(sentence);
+        }
+    }
+
     /// Returns whether this process writes files and reports to the user.
-    pub(crate) fn is_leader(&self) -> bool {
+    pub fn is_leader(&self) -> bool {
         self.is_leader
     }
 
     /// Returns the rank of this process.
-    pub(crate) fn rank(&self) -> WorldRank {
+    pub fn rank(&self) -> WorldRank {
         self.rank
     }
 
     /// Measures the link between two ranks, processes or threads. All processes call it, and only the leader
     /// gets a result.
-    pub(crate) fn measure_link(&mut self, devices: &Devices) -> Result<Option<LinkSpeed>, Failure> {
+    pub fn measure_link(&mut self, devices: &Devices) -> Result<Option<LinkSpeed>, RunError> {
         let deadline = self.deadline;
         let measured = match &mut self.world {
             Some(world) => world.measure_link(devices, deadline),
@@ -119,12 +136,12 @@ impl ProcessGroup {
 
     /// Returns in every process the result of `combine`, which the leader calls with the values of all
     /// processes. A process may take the time `work` to get its value, in addition to the deadline.
-    pub(crate) fn combine<T, R>(
+    pub fn combine<T, R>(
         &mut self,
         own: &T,
         combine: impl Fn(&[(WorldRank, T)]) -> R,
         work: Duration,
-    ) -> Result<R, Failure>
+    ) -> Result<R, RunError>
     where
         T: Clone + Serialize + for<'de> Deserialize<'de>,
         R: Serialize + for<'de> Deserialize<'de>,
@@ -137,12 +154,12 @@ impl ProcessGroup {
     }
 
     /// Returns the channel for messages to other processes that belong to no step, if there are others.
-    pub(crate) fn byte_channel(&self) -> Option<ByteChannel> {
+    pub fn byte_channel(&self) -> Option<ByteChannel> {
         self.world.as_ref().and_then(World::byte_channel)
     }
 
     /// Returns the text of the leader in every process.
-    pub(crate) fn share(&mut self, own: String) -> Result<String, Failure> {
+    pub fn share(&mut self, own: String) -> Result<String, RunError> {
         // The leader may have to search for a plan before it answers.
         let deadline = self.deadline.saturating_add(START);
         match &mut self.world {
@@ -152,77 +169,80 @@ impl ProcessGroup {
     }
 
     /// Returns the number of processes.
-    pub(crate) fn count(&self) -> u32 {
+    pub fn count(&self) -> u32 {
         self.world.as_ref().filter(|world| world.is_distributed()).map_or(1, World::ranks)
     }
 
     /// Returns whether it is one of several processes.
-    pub(crate) fn is_several(&self) -> bool {
+    pub fn is_several(&self) -> bool {
         self.world.as_ref().is_some_and(World::is_distributed)
     }
 
     /// Takes the connection to all processes, for the ranks to use.
-    pub(crate) fn take_world(&mut self) -> Result<World, Failure> {
+    pub fn take_world(&mut self) -> Result<World, RunError> {
         self.join_for(TransportChoice::Mpi)?;
         Ok(self.world.take().expect("it was joined"))
     }
 
     /// Joins the other processes if the configuration selects MPI and they are not joined yet.
-    pub(crate) fn join_for(&mut self, transport: TransportChoice) -> Result<(), Failure> {
+    pub fn join_for(&mut self, transport: TransportChoice) -> Result<(), RunError> {
         if transport == TransportChoice::Mpi && self.world.is_none() {
             self.join()?;
         }
         Ok(())
     }
 
-    fn join(&mut self) -> Result<(), Failure> {
-        let world = World::mpi(START).map_err(|error| Failure::new(Exit::RankFailed, error))?;
+    fn join(&mut self) -> Result<(), RunError> {
+        let world = World::mpi(START).map_err(|error| RunError::new(ErrorKind::RankFailed, error))?;
         self.rank = world.own_ranks().next().unwrap_or(FIRST);
         self.is_leader = self.rank == FIRST;
         self.world = Some(world);
         if self.is_leader {
             let heartbeat = Heartbeat::start();
             self.heartbeat = heartbeat.map_err(|error| {
-                Failure::new(Exit::RankFailed, format!("the mark of the launch cannot be written: {error}"))
+                RunError::new(
+                    ErrorKind::RankFailed,
+                    format!("the mark of the launch cannot be written: {error}"),
+                )
             })?;
         }
         Ok(())
     }
 
     /// Tells `launch` that the processes have made the folder of the run.
-    pub(crate) fn note_begun(&self) {
+    pub fn note_begun(&self) {
         self.heartbeat.iter().for_each(Heartbeat::note_begun);
     }
 
     /// Ends the heartbeat for `launch`: the run has ended, and so do the processes.
-    pub(crate) fn note_end(&mut self) {
+    pub fn note_end(&mut self) {
         self.heartbeat = None;
     }
 
     /// Returns the time that this process waits for the others.
-    pub(crate) fn deadline(&self) -> Duration {
+    pub fn deadline(&self) -> Duration {
         self.deadline
     }
 
     /// Sets the time that this process waits for the others, to the value in the configuration.
-    pub(crate) fn set_deadline(&mut self, deadline: Duration) {
+    pub fn set_deadline(&mut self, deadline: Duration) {
         self.deadline = deadline;
     }
 
     /// Returns `prepared` after all processes have prepared the same. `fields` returns the values that must
     /// be equal.
-    pub(crate) fn agree<T>(
+    pub fn agree<T>(
         &mut self,
-        prepared: Result<T, Failure>,
+        prepared: Result<T, RunError>,
         fields: impl FnOnce(&T) -> Fields,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, RunError> {
         self.agree_within(prepared, fields, self.deadline)
     }
 
     /// Returns the result of work that every process does by itself, after all of them have succeeded. If it
     /// failed in another process, the failure has the exit code `exit`. The processes may take different
     /// times.
-    pub(crate) fn all_succeed<T>(&mut self, done: Result<T, Failure>, exit: Exit) -> Result<T, Failure> {
+    pub fn all_succeed<T>(&mut self, done: Result<T, RunError>, exit: ErrorKind) -> Result<T, RunError> {
         let is_done = done.is_ok();
         self.agree_within(done, |_| Fields::new(), self.deadline.saturating_add(START)).map_err(
             |mut failure| {
@@ -236,12 +256,12 @@ impl ProcessGroup {
 
     fn agree_within<T>(
         &mut self,
-        prepared: Result<T, Failure>,
+        prepared: Result<T, RunError>,
         fields: impl FnOnce(&T) -> Fields,
         deadline: Duration,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, RunError> {
         let Some(world) = &mut self.world else { return prepared };
-        let hello = prepared.as_ref().map(fields).map_err(Failure::text);
+        let hello = prepared.as_ref().map(fields).map_err(RunError::text);
         let agreed = world.agree(hello, deadline);
         match (prepared, agreed) {
             (prepared, Ok(())) => prepared,
@@ -252,7 +272,7 @@ impl ProcessGroup {
     }
 
     /// Lets the fault that ends the run be written into its folder if `launch` started this process.
-    pub(crate) fn leave_faults_in(&mut self, folder: &Path) {
+    pub fn leave_faults_in(&mut self, folder: &Path) {
         self.folder = launched_start().map(|_| folder.to_owned());
     }
 
@@ -260,7 +280,7 @@ impl ProcessGroup {
     /// next process becomes the leader. A lost process that was only paused and continues reports nothing.
     /// `launch` reports the faults of the processes that it starts, from the record of the leader, or of
     /// another process if the leader has left none.
-    pub(crate) fn settle<T>(&mut self, outcome: Result<T, Failure>) -> Result<T, Failure> {
+    pub fn settle<T>(&mut self, outcome: Result<T, RunError>) -> Result<T, RunError> {
         outcome.map_err(|failure| {
             self.note_end();
             match failure.lost() {
@@ -288,7 +308,9 @@ impl ProcessGroup {
             if fault.is_some_and(is_left) {
                 return failure.reported_elsewhere();
             }
-            crate::failure::report(&failure);
+            if !failure.is_reported() {
+                self.observer.failed(&failure);
+            }
             failure.reported_elsewhere()
         })
     }
@@ -304,6 +326,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a scratch folder");
         let (rank, peer) = (WorldRank::new(rank), WorldRank::new(lost));
         let mut group = ProcessGroup {
+            observer: Arc::new(crate::observer::Silent),
             heartbeat: None,
             world: None,
             rank,
@@ -313,7 +336,7 @@ mod tests {
         };
         let cause = Cause::LostPeer { peer };
         let error = StepError { rank: WorldRank::new(2), step: 7.into(), action: None, cause };
-        let failure = Failure::new(Exit::RankFailed, "lost").loss_of(Some(peer));
+        let failure = RunError::new(ErrorKind::RankFailed, "lost").loss_of(Some(peer));
         let failure = failure.with_fault(Some(Fault::of_step(&error)));
         group.settle::<()>(Err(failure)).expect_err("it has failed");
         let left = [Fault::take(folder.path()), Fault::take_second(folder.path())];

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use pipewright::verification::Verify;
 
-use crate::failure::Failure;
+use crate::error::RunError;
 use crate::host_name::host_name;
+use crate::settings::Settings;
 use crate::training::process_group::ProcessGroup;
-use pipewright_run::settings::Settings;
 
 /// The host of each rank.
 #[derive(Clone, Debug, Default)]
@@ -18,7 +18,7 @@ impl RankHosts {
     ///
     /// # Errors
     /// Fails if the processes do not reach each other.
-    pub(crate) fn find(processes: &mut ProcessGroup, settings: &Settings) -> Result<Self, Failure> {
+    pub(crate) fn find(processes: &mut ProcessGroup, settings: &Settings) -> Result<Self, RunError> {
         if settings.run.verify == Verify::Off {
             return Ok(Self::default());
         }

@@ -3,8 +3,8 @@
 
 use pipewright::train::{Decay, LearningRate};
 
-use pipewright_run::settings::Settings;
-use pipewright_run::text::{quoted, set_flags};
+use crate::settings::Settings;
+use crate::text::{quoted, set_flags};
 
 /// The smallest ratio of two rates that counts as a jump.
 const JUMP: f64 = 1.1;
@@ -94,7 +94,7 @@ fn command(settings: &Settings, set: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::training::arguments::load_settings;
+    use crate::training::load::load_settings;
 
     fn settings(set: &[&str]) -> Settings {
         let set: Vec<String> = ["optimizer.learning_rate=1e-3", "optimizer.warmup_steps=0", "run.out=/out"]

@@ -3,24 +3,28 @@
 
 use std::error::Error;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use pipewright::checkpoint::{CheckpointError, CheckpointWriter};
 use pipewright::train::{Metrics, Trainer};
 use serde_json::{Map, Value};
 
-use crate::failure::{Exit, Failure, sentence};
+use crate::error::ErrorKind;
+use crate::error::RunError;
+use crate::error::advice_for;
 use crate::fault::{Fault, launched_start};
+use crate::observer::Observer;
 use crate::recovery::leave_loss;
 use crate::run_folder::{self, RunFolder, is_lost_folder};
+use crate::settings::Settings;
+use crate::text::quoted;
 use crate::training::checkpoint_space::CheckpointSpace;
 use crate::training::checkpoint_timing::CheckpointTiming;
 use crate::training::evaluations::Evaluations;
 use crate::training::identity::LOSS;
 use crate::training::launch::failure;
-use pipewright_run::error::advice_for;
-use pipewright_run::settings::Settings;
-use pipewright_run::text::quoted;
+use pipewright_schedule::error_text::with_causes as sentence;
 
 /// The checkpoints of a run.
 pub(super) struct Checkpoints {
@@ -36,6 +40,7 @@ pub(super) struct Checkpoints {
     run: PathBuf,
     /// Whether the process reports its own failures, because another process reports the failures of the run.
     reports: bool,
+    observer: Arc<dyn Observer>,
     space: CheckpointSpace,
 }
 
@@ -56,7 +61,8 @@ impl Checkpoints {
         saved: u64,
         evaluations: &Evaluations,
         space: CheckpointSpace,
-    ) -> Result<Self, Failure> {
+        observer: Arc<dyn Observer>,
+    ) -> Result<Self, RunError> {
         let run = &settings.run;
         // The replicas of the first group each write their part, and tensor ranks their shards.
         let ranks = settings.mesh.writers(settings.pipeline.ranks);
@@ -67,20 +73,20 @@ impl Checkpoints {
                 // A kill may have come before the link to the best checkpoint, and a run may go back to an
                 // earlier one.
                 let best = evaluations.lowest().map(|(step, _)| step);
-                checkpoints.set_best(best).map_err(Failure::input)?;
+                checkpoints.set_best(best).map_err(RunError::input)?;
                 CheckpointWriter::start(checkpoints, keep, ranks, run.deadline())
             }
             None => CheckpointWriter::join(&run_folder::checkpoints_of(&run.out), run.deadline()),
         };
         // A resumed run may already have the checkpoint of the step that it resumes from.
         let requested = (saved > 0).then_some(saved);
-        let (writer, timing) = (writer.map_err(Failure::input)?, CheckpointTiming::new(settings));
+        let (writer, timing) = (writer.map_err(RunError::input)?, CheckpointTiming::new(settings));
         let (newest, run) = (None, run.out.clone());
-        Ok(Self { writer, timing, requested, description, newest, saved, run, reports, space })
+        Ok(Self { writer, timing, requested, description, newest, saved, run, reports, observer, space })
     }
 
     /// Checks the outcome of earlier checkpoints, and records the losses for the next checkpoint.
-    pub(super) fn poll(&mut self, metrics: &Metrics, evaluations: &Evaluations) -> Result<(), Failure> {
+    pub(super) fn poll(&mut self, metrics: &Metrics, evaluations: &Evaluations) -> Result<(), RunError> {
         self.description.insert(LOSS.to_owned(), metrics.loss.into());
         evaluations.describe(&mut self.description);
         let outcome = self.writer.poll();
@@ -93,7 +99,7 @@ impl Checkpoints {
         trainer: &mut Trainer,
         evaluations: &Evaluations,
         is_best: bool,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), RunError> {
         evaluations.describe(&mut self.description);
         self.save(trainer, is_best)
     }
@@ -114,7 +120,7 @@ impl Checkpoints {
         &mut self,
         trainer: &mut Trainer,
         CheckpointReason { is_due, is_best }: CheckpointReason,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), RunError> {
         if is_best || is_due {
             self.save(trainer, is_best)?;
         }
@@ -122,7 +128,7 @@ impl Checkpoints {
         Ok(())
     }
 
-    fn save(&mut self, trainer: &mut Trainer, is_best: bool) -> Result<(), Failure> {
+    fn save(&mut self, trainer: &mut Trainer, is_best: bool) -> Result<(), RunError> {
         let begun = Instant::now();
         let state = trainer.state(self.description.clone()).map_err(|error| failure(&error))?;
         let earlier = self.requested.replace(state.step);
@@ -134,7 +140,7 @@ impl Checkpoints {
 
     /// Saves the state of the last step unless it is already saved, and waits for the writer. Returns the
     /// path of the newest checkpoint.
-    pub(super) fn finish(mut self, trainer: &mut Trainer) -> Result<Option<PathBuf>, Failure> {
+    pub(super) fn finish(mut self, trainer: &mut Trainer) -> Result<Option<PathBuf>, RunError> {
         if self.requested != Some(trainer.steps_done()) {
             self.save(trainer, false)?;
         }
@@ -148,7 +154,7 @@ impl Checkpoints {
         &mut self,
         outcome: Result<Option<PathBuf>, CheckpointError>,
         step: Option<u64>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), RunError> {
         match outcome {
             Ok(Some(path)) => {
                 self.newest = Some(path);
@@ -160,15 +166,15 @@ impl Checkpoints {
             // The leader learns of these by itself.
             Err(error) if is_lost_folder(&error) => Err(self.lost(&error)),
             Err(error @ CheckpointError::NotFinite { .. }) => {
-                Err(Failure::new(Exit::RankFailed, self.with_resumption(&error)))
+                Err(RunError::new(ErrorKind::RankFailed, self.with_resumption(&error)))
             }
             Err(error) => {
                 let fault = Fault::of_full_disk(&error, step.unwrap_or(self.saved), || self.space.bytes());
-                let mut failure = Failure::input(self.with_resumption(&error)).with_fault(fault);
+                let mut failure = RunError::input(self.with_resumption(&error)).with_fault(fault);
                 // Only this process knows of the failure, so it reports the failure even if it is not the
                 // leader.
                 if self.reports {
-                    crate::failure::report(&failure);
+                    self.observer.failed(&failure);
                     failure = failure.reported_elsewhere();
                     if let Some(fault) = failure.fault().filter(|_| launched_start().is_some()) {
                         fault.leave(&self.run, &failure.full_text());
@@ -180,7 +186,7 @@ impl Checkpoints {
     }
 
     /// Returns the failure of a run whose folder is gone.
-    pub(super) fn lost(&self, error: &(dyn Error + 'static)) -> Failure {
+    pub(super) fn lost(&self, error: &(dyn Error + 'static)) -> RunError {
         let lost = match self.saved {
             0 => "no step of this run is saved".to_owned(),
             saved => format!(
@@ -211,8 +217,8 @@ impl Checkpoints {
 
 /// Returns the failure of a run whose folder is gone. `launch` reports it, because it also learns of the loss when no
 /// process is left that could report it.
-pub(super) fn lost_folder(sentence: String) -> Failure {
+pub(super) fn lost_folder(sentence: String) -> RunError {
     let is_left = leave_loss(&sentence);
-    let failure = Failure::new(Exit::RankFailed, sentence);
+    let failure = RunError::new(ErrorKind::RankFailed, sentence);
     if is_left { failure.reported_elsewhere() } else { failure }
 }

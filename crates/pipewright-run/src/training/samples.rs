@@ -5,17 +5,17 @@ use std::sync::Arc;
 use pipewright::pipeline::PipelineError;
 use pipewright::train::data::{DataError, TokenCodec};
 use pipewright::train::{Sample, Trainer};
-use pipewright_models::ModelConfig;
 
-use crate::failure::{Failure, sentence};
-use crate::training::data::data_config;
+use crate::error::RunError;
+use crate::run_data::data_config;
+use crate::settings::Settings;
+use crate::settings::pipeline::TransportChoice;
 use crate::training::origin;
-use pipewright_run::settings::Settings;
-use pipewright_run::settings::pipeline::TransportChoice;
+use pipewright_schedule::error_text::with_causes as sentence;
 
 /// Prompts as tokens.
 #[derive(Clone, Debug)]
-pub(crate) struct SamplePrompts {
+pub struct SamplePrompts {
     codec: Arc<TokenCodec>,
     texts: Vec<String>,
     prompts: Vec<Vec<u32>>,
@@ -27,13 +27,13 @@ pub(crate) struct SamplePrompts {
 
 impl SamplePrompts {
     /// Returns the prompts of a run; `None` if it has none.
-    pub(crate) fn open(settings: &Settings, model: &ModelConfig) -> Result<Option<Self>, Failure> {
+    pub fn open(settings: &Settings, vocab_size: usize) -> Result<Option<Self>, RunError> {
         let (run, data) = (&settings.run, &settings.data);
         let texts = run.sample_prompts.clone();
         if texts.is_empty() {
             return Ok(None);
         }
-        let refused = |reason: String| Failure::input(format!("`run.sample_prompts`: {reason}"));
+        let refused = |reason: String| RunError::input(format!("`run.sample_prompts`: {reason}"));
         let advice = "remove the key, and ask a checkpoint with `pipewright generate`";
         if settings.pipeline.transport == TransportChoice::Mpi {
             return Err(refused(format!("the tokens are not sent between processes: {advice}")));
@@ -41,9 +41,9 @@ impl SamplePrompts {
         if settings.pipeline.head_parts > 1 {
             return Err(refused(format!("a head in parts has no logits (`pipeline.head_parts`): {advice}")));
         }
-        let codec = TokenCodec::open(&data_config(settings).tokenizer).map_err(Failure::input)?;
+        let codec = TokenCodec::open(&data_config(settings).tokenizer).map_err(RunError::input)?;
         let encode = |text: &String| {
-            let encoded = encode_prompt(&codec, model.vocab_size(), data.bos_id, text);
+            let encoded = encode_prompt(&codec, vocab_size, data.bos_id, text);
             let tokens = encoded.map_err(|error| refused(format!("{text:?}: {}", sentence(&error))))?;
             let (count, longest) = (tokens.len(), data.seq_len as usize);
             if count == 0 || count >= longest {
@@ -60,7 +60,7 @@ impl SamplePrompts {
     }
 
     /// Continues the prompts with the most likely tokens.
-    pub(crate) fn sample(&self, trainer: &mut Trainer) -> Result<Vec<Sample>, PipelineError> {
+    pub fn sample(&self, trainer: &mut Trainer) -> Result<Vec<Sample>, PipelineError> {
         let tokens = trainer.sample(&self.prompts, self.tokens, &self.ends)?;
         let samples =
             self.texts.iter().zip(tokens).map(|(prompt, tokens)| {
@@ -71,7 +71,7 @@ impl SamplePrompts {
 }
 
 /// Returns the tokens of a prompt, begun as the documents of the training begin.
-pub(crate) fn encode_prompt(
+pub fn encode_prompt(
     codec: &TokenCodec,
     vocab_size: usize,
     bos_id: Option<u32>,

@@ -13,7 +13,8 @@ use pipewright::bounded_file::{SMALL_TEXT, read_regular};
 use pipewright::transport::Fields;
 use sysinfo::System;
 
-use crate::failure::{Exit, Failure};
+use crate::error::ErrorKind;
+use crate::error::RunError;
 use crate::training::process_group::ProcessGroup;
 
 /// The longest time that a process looks for the file. A file system in a network may show it late.
@@ -25,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// Fails in every process if one of them does not see the leader's folder at its own path `folder`. All
 /// processes call it.
-pub(crate) fn require(processes: &mut ProcessGroup, folder: &Path) -> Result<(), Failure> {
+pub(crate) fn require(processes: &mut ProcessGroup, folder: &Path) -> Result<(), RunError> {
     if !processes.is_several() {
         return Ok(());
     }
@@ -37,11 +38,11 @@ pub(crate) fn require(processes: &mut ProcessGroup, folder: &Path) -> Result<(),
         None => look_for(folder, &name, processes.deadline().min(LONGEST_LOOK)),
     };
     // The leader keeps the file until all others have answered.
-    processes.all_succeed(seen, Exit::WrongInput)
+    processes.all_succeed(seen, ErrorKind::WrongInput)
 }
 
 /// Waits until the file of this name is in the folder.
-fn look_for(folder: &Path, name: &str, deadline: Duration) -> Result<(), Failure> {
+fn look_for(folder: &Path, name: &str, deadline: Duration) -> Result<(), RunError> {
     let since = Instant::now();
     loop {
         let error = match read_regular(&folder.join(name), SMALL_TEXT) {
@@ -50,7 +51,7 @@ fn look_for(folder: &Path, name: &str, deadline: Duration) -> Result<(), Failure
             Err(error) => error,
         };
         if since.elapsed() >= deadline {
-            return Err(Failure::input(format!(
+            return Err(RunError::input(format!(
                 "{}: the process on {} does not see in this folder what rank 0 writes there ({error}): let `run.out` \
                  be a folder of a file system that all processes share",
                 shown(folder).display(),
@@ -62,14 +63,14 @@ fn look_for(folder: &Path, name: &str, deadline: Duration) -> Result<(), Failure
 }
 
 /// Returns whether this process sees the file of a token at this path, at once or after a while.
-pub(crate) fn is_seen(file: &Path) -> bool {
+pub fn is_seen(file: &Path) -> bool {
     let parts = file.parent().zip(file.file_name().and_then(|name| name.to_str()));
     parts.is_some_and(|(folder, name)| look_for(folder, name, SHORT_LOOK).is_ok())
 }
 
 /// Returns the failure of a run whose folder cannot be written.
-pub(crate) fn unwritable(folder: &Path, error: &io::Error) -> Failure {
-    Failure::unwritten(folder, error, "choose another run.out")
+pub fn unwritable(folder: &Path, error: &io::Error) -> RunError {
+    RunError::unwritten(folder, error, "choose another run.out")
 }
 
 /// Returns the absolute path, since processes may have different working folders.
@@ -82,7 +83,7 @@ fn host() -> String {
 }
 
 /// The file of the leader. It is removed when this is dropped.
-pub(crate) struct Token {
+pub struct Token {
     name: String,
     file: PathBuf,
     /// The folders that were created for it, the innermost first.
@@ -91,7 +92,7 @@ pub(crate) struct Token {
 
 impl Token {
     /// Creates the file, and the folder if it is missing.
-    pub(crate) fn create(folder: &Path) -> io::Result<Self> {
+    pub fn create(folder: &Path) -> io::Result<Self> {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let name = format!(".pipewright-{}-{}-{}", host(), std::process::id(), since_1970.as_nanos());
         let missing = folder.ancestors().take_while(|ancestor| {
@@ -108,7 +109,7 @@ impl Token {
 
 impl Token {
     /// Returns the path of the file.
-    pub(crate) fn file(&self) -> &Path {
+    pub fn file(&self) -> &Path {
         &self.file
     }
 }

@@ -21,8 +21,12 @@ use rustix::fs::statvfs;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::display::{bytes, say};
-use crate::failure::{Exit, Failure, sentence};
+use crate::error::ErrorKind;
+use crate::error::RunError;
+use crate::observer::Observer;
+use crate::settings::Settings;
+use crate::settings::checkpoints::Copies;
+use crate::settings::pipeline::TransportChoice;
 use crate::training::checkpoint_space::CheckpointSpace;
 use crate::training::copies_link::{
     Origin, earlier_bytes, link_of, remove_copies, remove_link, unique_name, unique_series, write_link,
@@ -31,9 +35,8 @@ use crate::training::copy_hosts::CopyHosts;
 use crate::training::launch::failure;
 use crate::training::prepare::{Prepared, RunParts};
 use crate::training::process_group::ProcessGroup;
-use pipewright_run::settings::Settings;
-use pipewright_run::settings::checkpoints::Copies;
-use pipewright_run::settings::pipeline::TransportChoice;
+use pipewright_schedule::bytes::bytes_text as bytes;
+use pipewright_schedule::error_text::with_causes as sentence;
 
 /// The time between two looks at the last checkpoint.
 const LOOK: Duration = Duration::from_millis(20);
@@ -71,14 +74,14 @@ fn writers(settings: &Settings) -> u32 {
 ///
 /// # Errors
 /// Fails if the folder does not exist or has too little space.
-pub(crate) fn require_space(prepared: &Prepared) -> Result<(), Failure> {
+pub fn require_space(prepared: &Prepared) -> Result<(), RunError> {
     let (folder, needed) = (&prepared.settings.run.copy_folder, copy_bytes(prepared.parts()));
     if needed == 0 {
         return Ok(());
     }
     let advice = "name another folder in memory (run.copy_folder), or set run.copy_every=0";
     let refused = |error: &dyn Display| {
-        Failure::input(format!("{}: copies cannot be kept here: {error}; {advice}", folder.display()))
+        RunError::input(format!("{}: copies cannot be kept here: {error}; {advice}", folder.display()))
     };
     let space = statvfs(folder).map_err(|error| refused(&error))?;
     private_folder::require_place(folder).map_err(|error| refused(&error))?;
@@ -94,12 +97,12 @@ pub(crate) fn require_space(prepared: &Prepared) -> Result<(), Failure> {
         bytes(needed),
         bytes(free)
     );
-    Err(Failure::new(Exit::CheckFailed, message))
+    Err(RunError::new(ErrorKind::CheckFailed, message))
 }
 
 /// Where a run makes its copies.
-#[derive(Debug)]
 pub(crate) struct CopyPlace {
+    observer: Arc<dyn Observer>,
     /// `None` if it makes none.
     folder: Option<PathBuf>,
     /// The series of the copies.
@@ -136,7 +139,7 @@ pub(crate) fn place_of(
     settings: &Settings,
     continues: bool,
     origin: Option<Origin>,
-) -> Result<CopyPlace, Failure> {
+) -> Result<CopyPlace, RunError> {
     let run = &settings.run;
     let earlier = link_of(&run.out);
     let kept = earlier.clone().filter(|copies| continues && copies.parent() == Some(&*run.copy_folder));
@@ -148,7 +151,7 @@ pub(crate) fn place_of(
         earlier,
     };
     let chosen = processes.share(serde_json::to_string(&chosen).expect("paths are plain data"))?;
-    let chosen = serde_json::from_str(&chosen).map_err(|error| Failure::new(Exit::Bug, error))?;
+    let chosen = serde_json::from_str(&chosen).map_err(|error| RunError::new(ErrorKind::Bug, error))?;
     let ChosenPlace { mut folder, kept, series, earlier } = chosen;
     if let Some(kept) = kept
         && !is_planted(processes, &kept)?
@@ -158,17 +161,18 @@ pub(crate) fn place_of(
     let sends = run.copies == Copies::Neighbour;
     let hosts = folder.as_ref().filter(|_| sends).map(|folder| CopyHosts::find(processes, folder));
     let neighbours = hosts.transpose()?.filter(|hosts| {
-        if hosts.count() == 1 && processes.is_leader() {
-            say("all processes are on one host, so no copy of the state is sent to another one");
+        if hosts.count() == 1 {
+            processes.note("all processes are on one host, so no copy of the state is sent to another one");
         }
         hosts.count() > 1
     });
     let neighbours = neighbours.zip(processes.byte_channel());
-    Ok(CopyPlace { folder, series, origin, earlier, continues, neighbours })
+    let observer = processes.observer().clone();
+    Ok(CopyPlace { observer, folder, series, origin, earlier, continues, neighbours })
 }
 
 /// Returns whether another user could have made the folder of the copies on one of the hosts. All processes call it.
-fn is_planted(processes: &mut ProcessGroup, copies: &Path) -> Result<bool, Failure> {
+fn is_planted(processes: &mut ProcessGroup, copies: &Path) -> Result<bool, RunError> {
     let own = matches!(CopyFolder::find(copies), Err(CheckpointError::NotPrivate(_)));
     let any = |hosts: &[(WorldRank, bool)]| hosts.iter().any(|(_, is_planted)| *is_planted);
     processes.combine(&own, any, Duration::ZERO)
@@ -178,11 +182,11 @@ fn is_planted(processes: &mut ProcessGroup, copies: &Path) -> Result<bool, Failu
 ///
 /// # Errors
 /// Fails if the processes do not reach each other.
-pub(crate) fn remove_all(processes: &mut ProcessGroup, settings: &Settings) -> Result<(), Failure> {
+pub(crate) fn remove_all(processes: &mut ProcessGroup, settings: &Settings) -> Result<(), RunError> {
     let run = &settings.run.out;
     let own = serde_json::to_string(&link_of(run)).expect("paths are plain data");
     let copies: Option<PathBuf> =
-        serde_json::from_str(&processes.share(own)?).map_err(|error| Failure::new(Exit::Bug, error))?;
+        serde_json::from_str(&processes.share(own)?).map_err(|error| RunError::new(ErrorKind::Bug, error))?;
     if let Some(copies) = copies {
         remove_copies(&copies);
     }
@@ -194,6 +198,7 @@ pub(crate) fn remove_all(processes: &mut ProcessGroup, settings: &Settings) -> R
 
 /// The copies that a run makes.
 pub(crate) struct StateCopies {
+    observer: Arc<dyn Observer>,
     every: u64,
     /// `None` after a copy could not be written.
     writer: Option<CheckpointWriter>,
@@ -220,8 +225,8 @@ impl StateCopies {
         settings: &Settings,
         done: u64,
         leader: bool,
-    ) -> Result<Option<Self>, Failure> {
-        let (run, CopyPlace { folder, series, origin, mut earlier, continues, neighbours }) =
+    ) -> Result<Option<Self>, RunError> {
+        let (run, CopyPlace { observer, folder, series, origin, mut earlier, continues, neighbours }) =
             (&settings.run, place);
         earlier = earlier.filter(|earlier| Some(earlier) != folder.as_ref());
         // An earlier run in the folder may still be running, until the leader has moved it aside.
@@ -232,8 +237,8 @@ impl StateCopies {
             remove_copies(&earlier);
         }
         let Some(path) = folder else { return Ok(None) };
-        let folder = CopyFolder::create(&path).map_err(Failure::input)?;
-        folder.remove_after(done).map_err(Failure::input)?;
+        let folder = CopyFolder::create(&path).map_err(RunError::input)?;
+        folder.remove_after(done).map_err(RunError::input)?;
         let write_link = || write_link(&run.out, &path, &series, origin).map(|()| run.out.clone());
         let link = leader.then(write_link).transpose()?;
         let rank = neighbours.as_ref().map(|(hosts, _)| hosts.rank()).unwrap_or_default();
@@ -241,15 +246,15 @@ impl StateCopies {
             None => None,
             Some((hosts, channel)) => {
                 let exchange = CopyExchange::start(channel, folder.clone(), run.deadline());
-                Some((Arc::new(exchange.map_err(Failure::input)?), hosts.neighbour()))
+                Some((Arc::new(exchange.map_err(RunError::input)?), hosts.neighbour()))
             }
         };
         let neighbour = exchange.as_ref().and_then(|(exchange, rank)| Some((exchange.clone(), (*rank)?)));
         let target = CopyTarget { folder, files: writers(settings), series, neighbour };
-        let writer = CheckpointWriter::copy(target, run.deadline()).map_err(Failure::input)?;
+        let writer = CheckpointWriter::copy(target, run.deadline()).map_err(RunError::input)?;
         let exchange = exchange.map(|(exchange, _)| exchange);
         let (every, writer) = (run.copy_every, Some(writer));
-        Ok(Some(Self { every, writer, folder: path, rank, link, earlier, exchange }))
+        Ok(Some(Self { observer, every, writer, folder: path, rank, link, earlier, exchange }))
     }
 
     /// Sets a function that is called whenever a wait for a copy sees progress.
@@ -269,7 +274,7 @@ impl StateCopies {
             // The next step reports why the run has failed.
             Some(Err(CheckpointError::NotSent { source }))
                 if matches!(*source, CheckpointError::CopyAbandoned { .. }) => {}
-            Some(Err(error @ CheckpointError::NotSent { .. })) => say(&format!(
+            Some(Err(error @ CheckpointError::NotSent { .. })) => self.observer.note(&format!(
                 "warning: rank {} does not send copies of the state to another host any more; the training \
                  continues with the copies on its own host, and if that host is lost, the run resumes from \
                  its newest checkpoint: {}",
@@ -294,7 +299,7 @@ impl StateCopies {
         &mut self,
         trainer: &mut Trainer,
         description: &Map<String, Value>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), RunError> {
         let Some(writer) = self.writer.as_mut().filter(|_| trainer.steps_done().is_multiple_of(self.every))
         else {
             return Ok(());
@@ -308,7 +313,7 @@ impl StateCopies {
 
     /// Makes no further copy. The other processes continue, and no copy is complete any more.
     fn give_up(&mut self, error: &CheckpointError) {
-        say(&format!(
+        self.observer.note(&format!(
             "warning: copies in memory are not written any more, and the training continues without them: {}",
             sentence(error)
         ));
@@ -322,7 +327,7 @@ impl StateCopies {
         // The thread ends first.
         drop(self.writer);
         if !wait_until(patience, || saved.is_none_or(Path::exists)) {
-            say(&format!(
+            self.observer.note(&format!(
                 "the copies of the state stay in {}, because the last checkpoint was not complete within \
                  {:.0} s; remove the folder when it is",
                 self.folder.display(),
@@ -355,6 +360,7 @@ fn wait_until(patience: Duration, is_met: impl Fn() -> bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observer::Silent;
 
     #[test]
     fn a_process_keeps_the_copies_until_the_last_checkpoint_is_complete() {
@@ -363,6 +369,7 @@ mod tests {
         let finish = |saved: Option<&Path>| {
             CopyFolder::create(&folder).expect("a folder");
             let copies = StateCopies {
+                observer: Arc::new(Silent),
                 every: 1,
                 writer: None,
                 folder: folder.clone(),

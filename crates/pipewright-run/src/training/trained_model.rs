@@ -10,13 +10,14 @@ use pipewright::transport::Fields;
 use pipewright_models::{AdaptedCheckpoint, LoraConfig, ModelConfig, ModelSource, hf};
 use serde_json::Value;
 
-use crate::failure::{Failure, sentence};
+use crate::error::RunError;
 use crate::run_folder::{CONFIG, checkpoints_of};
+use crate::settings::data::BYTES;
+use crate::settings::mesh::whole_experts_of_run;
 use crate::training::identity::{MODEL, checkpoint_files, weight_files};
 use crate::training::run_adapter::{ADAPTER, StoredAdapter};
 use crate::training::{checkpoint_path, origin};
-use pipewright_run::settings::data::BYTES;
-use pipewright_run::settings::mesh::whole_experts_of_run;
+use pipewright_schedule::error_text::with_causes as sentence;
 
 /// The file of a Hugging Face directory that describes the model.
 const HF_CONFIG: &str = "config.json";
@@ -24,45 +25,51 @@ const HF_CONFIG: &str = "config.json";
 const BYTE_TOKENS: usize = 256;
 
 /// A trained model.
-pub(crate) struct TrainedModel {
-    pub(crate) model: ModelConfig,
-    pub(crate) origin: Origin,
-    pub(crate) codec: TokenCodec,
+pub struct TrainedModel {
+    /// The model.
+    pub model: ModelConfig,
+    /// Where its parameters are.
+    pub origin: Origin,
+    /// The tokenizer of texts.
+    pub codec: TokenCodec,
     /// The tokenizer, the chat template and the date of the training data; nothing else of it.
-    pub(crate) chat: DataConfig,
+    pub chat: DataConfig,
     /// The token that begins each document of the training data.
-    pub(crate) bos_id: Option<u32>,
+    pub bos_id: Option<u32>,
     /// The tokens that end a text.
-    pub(crate) ends: Vec<u32>,
+    pub ends: Vec<u32>,
     /// The length of the rows that the model was trained on, if it is known.
-    pub(crate) trained_length: Option<usize>,
+    pub trained_length: Option<usize>,
     /// The ranks of the run, if it is known.
-    pub(crate) run: Option<RunRanks>,
+    pub run: Option<RunRanks>,
 }
 
 /// The ranks of a run that compute one copy of the model together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RunRanks {
+pub struct RunRanks {
     /// The ranks of the pipeline.
-    pub(crate) ranks: u32,
+    pub ranks: u32,
     /// The ranks that compute each stage together.
-    pub(crate) tensor: u32,
+    pub tensor: u32,
     /// Whether each of them holds whole experts.
-    pub(crate) whole_experts: bool,
+    pub whole_experts: bool,
     /// The devices, as the configuration names them: rank `r` has entry `r` modulo their number.
-    pub(crate) devices: Vec<String>,
+    pub devices: Vec<String>,
 }
 
 /// Where the parameters are.
-pub(crate) enum Origin {
+pub enum Origin {
+    /// In a Hugging Face directory.
     Directory(PathBuf),
+    /// In a checkpoint.
     Checkpoint(Box<Checkpoint>),
     /// Adapters in a checkpoint, and the folder of their base.
     Adapted(Box<(Checkpoint, LoraConfig, PathBuf)>),
 }
 
 impl Origin {
-    pub(crate) fn source(&self) -> ModelSource<'_> {
+    /// Returns the source of the parameters for a stage.
+    pub fn source(&self) -> ModelSource<'_> {
         match self {
             Self::Directory(directory) => ModelSource::Directory(directory),
             Self::Checkpoint(checkpoint) => ModelSource::Checkpoint(checkpoint),
@@ -74,7 +81,7 @@ impl Origin {
     }
 
     /// Returns what must be equal in all processes that read the parameters, by name. Paths may differ.
-    pub(crate) fn identity(&self) -> Fields {
+    pub fn identity(&self) -> Fields {
         let fields = match self {
             Self::Directory(folder) => vec![("files of the weights", weight_files(folder))],
             Self::Checkpoint(checkpoint) => vec![("checkpoint", checkpoint_files(checkpoint))],
@@ -94,19 +101,15 @@ impl Origin {
 }
 
 /// Opens the model that a path names. `tokenizer` is `bytes` or a file, in place of the model's own.
-pub(crate) fn open(
-    path: &Path,
-    tokenizer: Option<&str>,
-    base: Option<&Path>,
-) -> Result<TrainedModel, Failure> {
-    let path = &hf::resolve(path).map_err(Failure::input)?;
+pub fn open(path: &Path, tokenizer: Option<&str>, base: Option<&Path>) -> Result<TrainedModel, RunError> {
+    let path = &hf::resolve(path).map_err(RunError::input)?;
     let is_of_run = CheckpointFolder::is_checkpoint(path)
         || checkpoints_of(path).is_dir()
         || CheckpointFolder::list(path).is_ok_and(|checkpoints| !checkpoints.is_empty());
     match (is_of_run, path.join(HF_CONFIG).is_file()) {
         (true, _) => of_checkpoint(checkpoint_path::open(path)?, tokenizer, base),
         (false, true) => of_directory(path, tokenizer),
-        (false, false) => Err(Failure::input(format!(
+        (false, false) => Err(RunError::input(format!(
             "{}: there is no model here: neither checkpoints nor a {HF_CONFIG}; name the folder of a run, a checkpoint, or \
              a Hugging Face directory",
             path.display()
@@ -114,8 +117,8 @@ pub(crate) fn open(
     }
 }
 
-fn of_directory(path: &Path, tokenizer: Option<&str>) -> Result<TrainedModel, Failure> {
-    let model = ModelConfig::read(path).map_err(Failure::input)?;
+fn of_directory(path: &Path, tokenizer: Option<&str>) -> Result<TrainedModel, RunError> {
+    let model = ModelConfig::read(path).map_err(RunError::input)?;
     let own = path.join(hf::TOKENIZER);
     let tokenizer = match tokenizer {
         Some(name) => named(name),
@@ -124,9 +127,9 @@ fn of_directory(path: &Path, tokenizer: Option<&str>) -> Result<TrainedModel, Fa
         None => return Err(no_tokenizer(&path.display().to_string())),
     };
     Ok(TrainedModel {
-        codec: TokenCodec::open(&tokenizer).map_err(Failure::input)?,
+        codec: TokenCodec::open(&tokenizer).map_err(RunError::input)?,
         chat: DataConfig { tokenizer, ..DataConfig::default() },
-        ends: hf::end_tokens(path).map_err(Failure::input)?,
+        ends: hf::end_tokens(path).map_err(RunError::input)?,
         bos_id: None,
         trained_length: None,
         run: None,
@@ -139,15 +142,15 @@ fn of_checkpoint(
     checkpoint: Checkpoint,
     tokenizer: Option<&str>,
     base: Option<&Path>,
-) -> Result<TrainedModel, Failure> {
+) -> Result<TrainedModel, RunError> {
     let place = checkpoint.path().display().to_string();
     let Some(model) = checkpoint.manifest().description.get(MODEL).cloned() else {
-        return Err(Failure::input(format!(
+        return Err(RunError::input(format!(
             "{place}: the checkpoint does not say which model it holds; name one that pipewright train wrote"
         )));
     };
     let model = ModelConfig::from_json(model)
-        .map_err(|error| Failure::input(format!("{place}: the checkpoint's model: {}", sentence(&error))))?;
+        .map_err(|error| RunError::input(format!("{place}: the checkpoint's model: {}", sentence(&error))))?;
     let kept = origin::of_checkpoint(&checkpoint);
     let mut config = config_of_run(&checkpoint)?.unwrap_or_default();
     let run = ranks_of(&mut config);
@@ -174,14 +177,14 @@ fn of_checkpoint(
         None => Origin::Checkpoint(Box::new(checkpoint)),
     };
     Ok(TrainedModel {
-        codec: TokenCodec::open(&tokenizer).map_err(Failure::input)?,
+        codec: TokenCodec::open(&tokenizer).map_err(RunError::input)?,
         chat: DataConfig {
             tokenizer,
             chat_template: text("chat_template").map(ChatTemplate::of),
             date: text("date").and_then(|date| date.parse().ok()),
             ..DataConfig::default()
         },
-        ends: ends.map_err(Failure::input)?,
+        ends: ends.map_err(RunError::input)?,
         bos_id: number("bos_id").and_then(|id| u32::try_from(id).ok()),
         trained_length: number("seq_len").and_then(|length| usize::try_from(length).ok()),
         run,
@@ -211,15 +214,15 @@ fn named(tokenizer: &str) -> Tokenizer {
     if tokenizer == BYTES { Tokenizer::Bytes } else { Tokenizer::File(tokenizer.into()) }
 }
 
-fn no_tokenizer(place: &str) -> Failure {
-    Failure::input(format!(
+fn no_tokenizer(place: &str) -> RunError {
+    RunError::input(format!(
         "{place}: there is no tokenizer next to the model: add --tokenizer FILE, or --tokenizer bytes if it was trained on \
          bytes"
     ))
 }
 
 /// Returns the folder of the base of a run's adapters, which its configuration names.
-pub(crate) fn base_of_run(checkpoint: &Checkpoint) -> Result<Option<PathBuf>, Failure> {
+pub fn base_of_run(checkpoint: &Checkpoint) -> Result<Option<PathBuf>, RunError> {
     Ok(config_of_run(checkpoint)?.as_mut().and_then(base_of))
 }
 
@@ -236,13 +239,16 @@ fn table_of(config: &mut toml::Table, section: &str) -> Option<toml::Table> {
 }
 
 /// Returns the configuration of a checkpoint's run; `None` if the checkpoint is not in a run.
-fn config_of_run(checkpoint: &Checkpoint) -> Result<Option<toml::Table>, Failure> {
+fn config_of_run(checkpoint: &Checkpoint) -> Result<Option<toml::Table>, RunError> {
     let path = std::path::absolute(checkpoint.path()).unwrap_or_else(|_| checkpoint.path().to_owned());
     let config = path.parent().and_then(Path::parent).map(|run| run.join(CONFIG));
     let Some(config) = config.filter(|config| config.is_file()) else { return Ok(None) };
     let unreadable = |error: &(dyn Error + 'static)| {
         let reason = sentence(error);
-        Failure::input(format!("{}: the configuration of the run cannot be read: {reason}", config.display()))
+        RunError::input(format!(
+            "{}: the configuration of the run cannot be read: {reason}",
+            config.display()
+        ))
     };
     let text = read_regular_text(&config, SMALL_TEXT).map_err(|error| unreadable(&error))?;
     text.parse().map(Some).map_err(|error| unreadable(&error))

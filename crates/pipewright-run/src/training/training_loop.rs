@@ -8,10 +8,13 @@ use pipewright::pipeline::PipelineError;
 use pipewright::train::{Metrics, Trainer};
 use serde_json::{Map, Value};
 
-use crate::display::{Display, Ending, Overview, Reason};
-use crate::failure::{Exit, Failure};
+use crate::error::ErrorKind;
+use crate::error::RunError;
+use crate::observer::{Ending, Overview, Reason};
 use crate::recovery::{Attempts, SlowRank};
 use crate::run_folder::{RunFolder, TIMELINE};
+use crate::settings::Settings;
+use crate::settings::pipeline::TransportChoice;
 use crate::training::checkpoint_space::CheckpointSpace;
 use crate::training::efficiency::Efficiency;
 use crate::training::evaluations::{Evaluated, Evaluations};
@@ -22,8 +25,6 @@ use crate::training::rank_hosts::RankHosts;
 use crate::training::run_checkpoints::{CheckpointReason, Checkpoints};
 use crate::training::run_log::RunLog;
 use crate::training::state_copies::StateCopies;
-use pipewright_run::settings::Settings;
-use pipewright_run::settings::pipeline::TransportChoice;
 
 /// Everything that the steps of a run need besides the ranks.
 pub(crate) struct TrainingLoop<'a> {
@@ -55,20 +56,30 @@ pub(crate) struct TrainingLoop<'a> {
 impl TrainingLoop<'_> {
     /// Runs the remaining steps, or stops early at a signal or because the validation loss no longer falls,
     /// and saves a checkpoint of the last step.
-    pub(crate) fn run(self, mut trainer: Trainer) -> Result<(), Failure> {
+    pub(crate) fn run(self, mut trainer: Trainer) -> Result<(), RunError> {
         let Self { settings, overview, efficiency, description, mut evaluations, space, hosts, .. } = self;
         let Self { mut folder, mut copies, saved, processes, attempts, .. } = self;
         let (run, start) = (&settings.run, trainer.steps_done());
         let interrupt = attempts.interrupt();
-        let watched = if folder.is_some() { interrupt.watch_and_say() } else { interrupt.watch() };
-        watched.map_err(|error| Failure::input(format!("cannot watch for signals: {error}")))?;
-        let mut checkpoints =
-            Checkpoints::new(&mut folder, settings, description, saved, &evaluations, space.clone())?;
+        let observer = processes.observer().clone();
+        let watched = observer.watch(interrupt, folder.is_some());
+        watched.map_err(|error| RunError::input(format!("cannot watch for signals: {error}")))?;
+        let mut checkpoints = Checkpoints::new(
+            &mut folder,
+            settings,
+            description,
+            saved,
+            &evaluations,
+            space.clone(),
+            observer.clone(),
+        )?;
         checkpoints.writer.on_progress(trainer.pipeline().keep_alive());
         copies.iter_mut().for_each(|copies| copies.on_progress(trainer.pipeline().keep_alive()));
         checkpoints.timing.announce(&mut trainer);
-        let display = folder.is_some().then(|| Display::new(overview, start, run.steps));
-        let mut log = RunLog::new(folder, display, efficiency, start, settings, space, hosts)?;
+        if folder.is_some() {
+            observer.begin(&overview, start, run.steps);
+        }
+        let mut log = RunLog::new(folder, observer, efficiency, start, settings, space, hosts)?;
         processes.leave_faults_in(&run.out);
         let mut saves = Saves { checkpoints: &mut checkpoints, copies: copies.as_mut() };
         let taken = steps(&mut trainer, run.steps, attempts, &mut evaluations, &mut saves, &mut log);
@@ -99,12 +110,12 @@ impl TrainingLoop<'_> {
         if processes.is_leader() && !continues {
             let (saved, best) = (saved.as_deref(), evaluations.lowest());
             let has_timeline = run.out.join(TIMELINE).is_file();
-            log.note(evaluations.left_out().map(left_out));
-            log.summarize(&Ending { done, reason, saved, best, out: &run.out, has_timeline });
+            evaluations.left_out().into_iter().for_each(|step| log.note(&left_out(step)));
+            log.end(&Ending { done, reason, saved, best, out: &run.out, has_timeline });
         }
         match reason {
             Reason::Complete | Reason::LossNoLongerFalls => Ok(()),
-            Reason::Signal => Err(Failure::already_reported(Exit::Interrupted)),
+            Reason::Signal => Err(RunError::already_reported(ErrorKind::Interrupted)),
         }
     }
 }
@@ -114,8 +125,8 @@ impl TrainingLoop<'_> {
 fn settle<T>(
     settings: &Settings,
     processes: &mut ProcessGroup,
-    outcome: Result<T, Failure>,
-) -> Result<T, Failure> {
+    outcome: Result<T, RunError>,
+) -> Result<T, RunError> {
     match settings.pipeline.transport {
         TransportChoice::Local => outcome,
         TransportChoice::Mpi => processes.settle(outcome),
@@ -127,7 +138,7 @@ enum Stop {
     /// A rank failed.
     Rank(PipelineError),
     /// Another failure, which only this process knows of.
-    Other(Failure),
+    Other(RunError),
 }
 
 impl Stop {
@@ -220,7 +231,7 @@ fn steps(
         let evaluated = evaluations.after_step(trainer, &mut metrics, interrupted).map_err(Stop::of_step)?;
         interrupted |= evaluated == Evaluated::LeftOut;
         if interrupted && !was_interrupted && !attempts.interrupt().is_requested() {
-            log.note(Some(OTHER_PROCESS.to_owned()));
+            log.note(OTHER_PROCESS);
         }
         copies.iter_mut().for_each(|copies| copies.settle());
         log.require_folder().map_err(|error| Stop::Other(checkpoints.lost(&error)))?;
@@ -228,7 +239,7 @@ fn steps(
         checkpoints.poll(&metrics, evaluations).map_err(Stop::Other)?;
         let chosen = checkpoints.timing.describe(&mut metrics);
         log.step(&mut metrics, report).map_err(Stop::Other)?;
-        log.note(chosen);
+        log.note_interval(chosen);
         log.note_samples(&metrics);
         // A step that has begun is finished.
         let ends = (interrupted && !trainer.has_begun_next())

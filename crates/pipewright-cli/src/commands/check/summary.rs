@@ -10,8 +10,8 @@ use std::ops::Range;
 
 use pipewright::train::Validation;
 use pipewright::train::data::{DataSource, MixedRows, TokenRows};
-use pipewright_models::ParameterSpec;
 use pipewright_models::training_memory::{HeldBytes, MemoryPlan};
+use pipewright_models::{CutModel, ParameterSpec};
 use pipewright_schedule::picture::microbatches_in_words;
 use pipewright_schedule::recompute::{LayerPart, LayerParts, StageRecompute};
 use pipewright_schedule::words::counted;
@@ -26,6 +26,8 @@ use pipewright_run::text::escape;
 /// A prepared run with everything that its summary has.
 pub(crate) struct Summary<'a> {
     pub(crate) prepared: &'a Prepared,
+    /// The model.
+    pub(crate) model: &'a CutModel,
     /// The parameters of each stage.
     pub(crate) stages: &'a [Vec<ParameterSpec>],
     pub(crate) memory: &'a MemoryPlan,
@@ -140,7 +142,7 @@ impl Summary<'_> {
 
     /// Returns whether a stage may have only some rows of a matrix or of a table.
     fn has_parts(&self) -> bool {
-        self.prepared.model.parts().max(self.prepared.model.embedding_parts()) > 1
+        self.model.parts().max(self.model.embedding_parts()) > 1
     }
 
     /// Returns the parameters that several stages hold, each with the list of its stages. The parts of an
@@ -368,7 +370,7 @@ fn kinds_of(layers: &[LayerDesc]) -> Vec<(&str, usize)> {
 
 /// Returns the number of elements of a parameter, of all tensor ranks together.
 fn elements_of(prepared: &Prepared, path: &str) -> usize {
-    let whole = prepared.model.model().parameters().unwrap_or_default();
+    let whole = prepared.model.parameters().unwrap_or_default();
     let spec = whole.iter().find(|spec| spec.path == path);
     spec.map_or(0, |spec| spec.shape.iter().product())
 }

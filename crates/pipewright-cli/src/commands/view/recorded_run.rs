@@ -23,7 +23,7 @@ use crate::failure::Failure;
 use crate::run_folder::CONFIG;
 use crate::run_record::{RecordedTimeline, StepMetrics, median_of, metrics, require_run, timelines};
 use crate::schedules::other_sizes::other_sizes;
-use crate::training::arguments::load_settings;
+use crate::training::load::load_settings;
 use crate::training::model::{compute_devices, described, read_model};
 use crate::training::prepare::cut;
 use pipewright_run::settings::Settings;
