@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use clap::CommandFactory;
 use pipewright::memory::TrackingAllocator;
-use pipewright_run::{fault, host_name, recovery, run_folder, run_record, run_report, training};
+use pipewright_run::{fault, recovery, run_folder, run_record, run_report, training};
 
 use crate::arguments::{Arguments, Command};
 use crate::failure::Failure;

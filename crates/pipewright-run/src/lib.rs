@@ -14,10 +14,6 @@ pub mod fault;
 
 pub mod error;
 
-pub mod host_name;
-
-pub mod machine_memory;
-
 pub mod interrupt;
 
 pub mod recovery;
@@ -39,3 +35,8 @@ pub mod training;
 pub mod resume;
 
 pub mod run;
+
+pub use error::{ErrorKind, RunError};
+pub use observer::Observer;
+pub use run::Run;
+pub use run_model::RunModel;

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use pipewright::bounded_file::{SMALL_TEXT, read_regular, read_regular_text};
 use pipewright::train::{Sample, SourceLoss};
 use pipewright_schedule::Timeline;
-use pipewright_schedule::measured::{TraceError, read_trace};
+use pipewright_schedule::measured::read_trace;
 use serde::Deserialize;
-use thiserror::Error;
 
+use crate::error::RunError;
 use crate::recovery::{Restart, SlowRank, VerifiedStep};
 use crate::run_folder::{CONFIG, LARGEST, METRICS, TIMELINE, kept_timelines};
 
@@ -136,55 +136,6 @@ impl RunEvent {
     }
 }
 
-/// Why the results of a run cannot be read.
-#[derive(Debug, Error)]
-pub enum RunRecordError {
-    /// The path is not the folder of a run.
-    #[error(
-        "{}: not the folder of a run: it has neither {METRICS} nor {TIMELINE}; name the folder that `run.out` named",
-        path.display()
-    )]
-    NotARun {
-        /// The path.
-        path: PathBuf,
-    },
-    /// A file cannot be read.
-    #[error("{}: cannot be read: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's reason.
-        source: io::Error,
-    },
-    /// A line of the metrics is broken.
-    #[error("{}:{line}: not the metrics of a step: {source}; correct or remove the line", path.display())]
-    Metrics {
-        /// The file.
-        path: PathBuf,
-        /// The line, from 1.
-        line: usize,
-        /// The mistake and its column.
-        source: serde_json::Error,
-    },
-    /// The run has not written a timeline.
-    #[error(
-        "{}: the run has no timeline: {TIMELINE} is missing, which a run writes at its end; let it finish, or resume it",
-        path.display()
-    )]
-    NoTimeline {
-        /// The folder.
-        path: PathBuf,
-    },
-    /// A timeline is broken.
-    #[error("{}: {source}; remove the file", path.display())]
-    Timeline {
-        /// The file.
-        path: PathBuf,
-        /// The mistake.
-        source: TraceError,
-    },
-}
-
 /// The timeline of a step.
 pub struct RecordedTimeline {
     /// The number of the step.
@@ -205,14 +156,20 @@ pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
 }
 
 /// Checks that a path is the folder of a run.
-pub fn require_run(run: &Path) -> Result<(), RunRecordError> {
+pub fn require_run(run: &Path) -> Result<(), RunError> {
     let is_run = [METRICS, TIMELINE].iter().any(|name| run.join(name).is_file());
-    if is_run { Ok(()) } else { Err(RunRecordError::NotARun { path: run.to_owned() }) }
+    if is_run {
+        return Ok(());
+    }
+    Err(RunError::input(format!(
+        "{}: not the folder of a run: it has neither {METRICS} nor {TIMELINE}; name the folder that `run.out` named",
+        run.display()
+    )))
 }
 
 /// Returns the metrics of all steps in the order of the file. A last line without a line end is being
 /// written, so it is left out if it is incomplete.
-pub fn metrics(run: &Path) -> Result<Vec<StepMetrics>, RunRecordError> {
+pub fn metrics(run: &Path) -> Result<Vec<StepMetrics>, RunError> {
     let (path, text) = (run.join(METRICS), metrics_text(run)?);
     let mut steps = Vec::new();
     for (line, content) in (1..).zip(text.split_inclusive('\n')).filter(|(_, line)| !line.trim().is_empty()) {
@@ -220,21 +177,26 @@ pub fn metrics(run: &Path) -> Result<Vec<StepMetrics>, RunRecordError> {
             Ok(StepMetrics { event: Some(_), .. }) => {}
             Ok(step) => steps.push(step),
             Err(_incomplete) if !content.ends_with('\n') => {}
-            Err(source) => return Err(RunRecordError::Metrics { path, line, source }),
+            Err(error) => {
+                let place = path.display();
+                return Err(RunError::input(format!(
+                    "{place}:{line}: not the metrics of a step: {error}; correct or remove the line"
+                )));
+            }
         }
     }
     Ok(steps)
 }
 
 /// Returns the events of the run, in their order.
-pub fn events(run: &Path) -> Result<Vec<RunEvent>, RunRecordError> {
+pub fn events(run: &Path) -> Result<Vec<RunEvent>, RunError> {
     let text = metrics_text(run)?;
     let lines = text.lines().filter(|line| line.contains("\"event\""));
     Ok(lines.filter_map(|line| serde_json::from_str(line).ok()).collect())
 }
 
 /// Returns the text of the metrics; nothing if there are none.
-fn metrics_text(run: &Path) -> Result<String, RunRecordError> {
+fn metrics_text(run: &Path) -> Result<String, RunError> {
     let path = run.join(METRICS);
     match read_regular(&path, LARGEST) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
@@ -243,7 +205,7 @@ fn metrics_text(run: &Path) -> Result<String, RunRecordError> {
 }
 
 /// Returns the text of the run's configuration; nothing if there is none.
-pub fn config_text(run: &Path) -> Result<String, RunRecordError> {
+pub fn config_text(run: &Path) -> Result<String, RunError> {
     let path = run.join(CONFIG);
     match read_regular_text(&path, SMALL_TEXT) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
@@ -253,7 +215,7 @@ pub fn config_text(run: &Path) -> Result<String, RunRecordError> {
 
 /// Returns the files of all recorded timelines with their steps, in their order. The last step's file may be
 /// there twice, and is then listed once.
-pub fn timeline_files(run: &Path) -> Result<Vec<(u64, PathBuf)>, RunRecordError> {
+pub fn timeline_files(run: &Path) -> Result<Vec<(u64, PathBuf)>, RunError> {
     let mut files = kept_timelines(run).map_err(read_error(run))?;
     let last = run.join(TIMELINE);
     if last.is_file() {
@@ -267,10 +229,13 @@ pub fn timeline_files(run: &Path) -> Result<Vec<(u64, PathBuf)>, RunRecordError>
 }
 
 /// Reads all recorded timelines, in the order of their steps.
-pub fn timelines(run: &Path) -> Result<Vec<RecordedTimeline>, RunRecordError> {
+pub fn timelines(run: &Path) -> Result<Vec<RecordedTimeline>, RunError> {
     let files = timeline_files(run)?;
     if files.is_empty() {
-        return Err(RunRecordError::NoTimeline { path: run.to_owned() });
+        return Err(RunError::input(format!(
+            "{}: the run has no timeline: {TIMELINE} is missing, which a run writes at its end; let it finish, or resume it",
+            run.display()
+        )));
     }
     files
         .into_iter()
@@ -279,14 +244,15 @@ pub fn timelines(run: &Path) -> Result<Vec<RecordedTimeline>, RunRecordError> {
 }
 
 /// Reads one timeline.
-pub fn read_timeline(path: &Path) -> Result<Timeline, RunRecordError> {
+pub fn read_timeline(path: &Path) -> Result<Timeline, RunError> {
     let text = read_regular_text(path, LARGEST).map_err(read_error(path))?;
-    read_trace(&text).map_err(|source| RunRecordError::Timeline { path: path.to_owned(), source })
+    read_trace(&text)
+        .map_err(|error| RunError::input(format!("{}: {error}; remove the file", path.display())))
 }
 
 /// Returns a function for `map_err` that adds the path to a failed read.
-fn read_error(path: &Path) -> impl FnOnce(io::Error) -> RunRecordError {
-    move |source| RunRecordError::Read { path: path.to_owned(), source }
+fn read_error(path: &Path) -> impl FnOnce(io::Error) -> RunError {
+    move |error| RunError::input(format!("{}: cannot be read: {error}", path.display()))
 }
 
 #[cfg(test)]
@@ -346,7 +312,8 @@ mod tests {
     #[test]
     fn a_folder_without_results_is_not_a_run() {
         let folder = tempfile::tempdir().expect("a scratch folder");
-        assert!(matches!(require_run(folder.path()), Err(RunRecordError::NotARun { .. })));
+        let error = require_run(folder.path()).expect_err("an empty folder").to_string();
+        assert!(error.contains(": not the folder of a run"), "{error}");
         let folder = run("");
         assert!(require_run(folder.path()).is_ok());
         let error = timelines(folder.path()).err().expect("no timeline").to_string();

@@ -1,9 +1,8 @@
 //! Waits until a full disk has the space that a run needs to continue.
 
-use std::fs;
-use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use pipewright::bounded_file::write_fresh;
 use rustix::fs::statvfs;

@@ -1,8 +1,7 @@
 //! Records in the folder of a run, which one process leaves there for another.
 
-use std::fs;
-use std::io;
 use std::path::Path;
+use std::{fs, io};
 
 use pipewright::bounded_file::{SMALL_TEXT, read_regular_text, write_fresh};
 use serde::Serialize;

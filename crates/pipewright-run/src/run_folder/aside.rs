@@ -6,15 +6,14 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pipewright::bounded_file::read_regular_text;
 use pipewright::checkpoint::CheckpointFolder;
 use pipewright::train::timeline_name;
 use pipewright_schedule::words::counted;
 
 use crate::run_folder::error::{RunFolderError, move_error, write_error};
 use crate::run_folder::lock::RunLock;
-use crate::run_folder::metrics_lines::{self, MetricsLines};
-use crate::run_folder::paths::{LARGEST, METRICS, TIMELINE, checkpoints_of, kept_timelines, timelines_of};
+use crate::run_folder::metrics_lines::{self, Line, MetricsLines};
+use crate::run_folder::paths::{METRICS, TIMELINE, checkpoints_of, kept_timelines, timelines_of};
 
 /// Renames the folder of a run to a free name. Fails if a run is still writing to it.
 pub(super) fn move_run_aside(path: &Path) -> Result<PathBuf, RunFolderError> {
@@ -29,18 +28,37 @@ pub(super) fn move_run_aside(path: &Path) -> Result<PathBuf, RunFolderError> {
 /// Otherwise they would count as the newest checkpoints of the run.
 pub(super) fn move_later_checkpoints(run: &Path, done: u64) -> Result<Option<String>, RunFolderError> {
     let folder = checkpoints_of(run);
-    let later: Vec<(u64, PathBuf)> =
-        CheckpointFolder::list(&folder)?.into_iter().filter(|(step, _)| *step > done).collect();
+    // The newest one first: if this process is killed in between, the run has no gap.
+    let all = CheckpointFolder::list(&folder)?.into_iter().rev().collect();
+    move_later(&folder, all, done, "checkpoint")
+}
+
+/// Moves the timelines of steps after `done` to a separate folder, and returns a sentence that says so.
+pub(super) fn move_later_timelines(run: &Path, done: u64) -> Result<Option<String>, RunFolderError> {
+    let folder = timelines_of(run);
+    let kept = kept_timelines(run).map_err(write_error(&folder))?;
+    move_later(&folder, kept, done, "timeline")
+}
+
+/// Moves those of a folder's paths that are of steps after `done` to a folder next to it.
+fn move_later(
+    folder: &Path,
+    paths: Vec<(u64, PathBuf)>,
+    done: u64,
+    what: &str,
+) -> Result<Option<String>, RunFolderError> {
+    let later: Vec<PathBuf> =
+        paths.into_iter().filter(|(step, _)| *step > done).map(|(_, path)| path).collect();
     if later.is_empty() {
         return Ok(None);
     }
-    let aside = free_name(&folder, "");
+    let aside = free_name(folder, "");
     fs::create_dir(&aside).map_err(write_error(&aside))?;
-    for (_, checkpoint) in later.iter().rev() {
-        let name = checkpoint.file_name().unwrap_or_default();
-        fs::rename(checkpoint, aside.join(name)).map_err(move_error(checkpoint))?;
+    for path in &later {
+        let name = path.file_name().unwrap_or_default();
+        fs::rename(path, aside.join(name)).map_err(move_error(path))?;
     }
-    let count = counted(later.len(), "checkpoint");
+    let count = counted(later.len(), what);
     Ok(Some(format!("moved {count} of steps after {done} to {}", aside.display())))
 }
 
@@ -48,32 +66,12 @@ pub(super) fn move_later_checkpoints(run: &Path, done: u64) -> Result<Option<Str
 /// continues, the last line of the metrics is of another step than this timeline.
 pub(super) fn keep_last_timeline(run: &Path) -> Result<(), RunFolderError> {
     let (last, folder) = (run.join(TIMELINE), timelines_of(run));
-    let metrics = read_regular_text(&run.join(METRICS), LARGEST).unwrap_or_default();
-    let step_of = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?.get("step")?.as_u64();
-    let Some(step) = metrics.lines().rev().find_map(step_of).filter(|_| last.is_file()) else {
-        return Ok(());
-    };
+    let metrics = metrics_lines::read(run).unwrap_or_default();
+    let mut lines = metrics.split_inclusive(|byte| *byte == b'\n').rev();
+    let line = lines.find_map(Line::read).filter(|_| last.is_file());
+    let Some(Line { step, .. }) = line else { return Ok(()) };
     create_in_run(&folder)?;
     fs::rename(&last, folder.join(timeline_name(step))).map_err(move_error(&last))
-}
-
-/// Moves the timelines of steps after `done` to a separate folder, and returns a sentence that says so.
-pub(super) fn move_later_timelines(run: &Path, done: u64) -> Result<Option<String>, RunFolderError> {
-    let folder = timelines_of(run);
-    let kept = kept_timelines(run).map_err(write_error(&folder))?;
-    let later: Vec<PathBuf> =
-        kept.into_iter().filter(|(step, _)| *step > done).map(|(_, path)| path).collect();
-    if later.is_empty() {
-        return Ok(None);
-    }
-    let aside = free_name(&folder, "");
-    fs::create_dir(&aside).map_err(write_error(&aside))?;
-    for timeline in &later {
-        fs::rename(timeline, aside.join(timeline.file_name().unwrap_or_default()))
-            .map_err(move_error(timeline))?;
-    }
-    let count = counted(later.len(), "timeline");
-    Ok(Some(format!("moved {count} of steps after {done} to {}", aside.display())))
 }
 
 /// The metrics of a run that resumes, without the lines that do not stay.

@@ -4,7 +4,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use pipewright::checkpoint::CheckpointError;
-use pipewright::train::CONFIG_FILE;
 use pipewright_schedule::words::counted;
 use thiserror::Error;
 
@@ -23,38 +22,13 @@ pub enum RunFolderError {
         /// The operating system's reason.
         source: io::Error,
     },
-    /// The path is not a folder.
-    #[error("{}: not a folder; choose another run.out", path.display())]
-    NotAFolder {
-        /// The path.
+    /// The folder, or what is in it, is not what a run needs.
+    #[error("{}: {reason}", path.display())]
+    Refused {
+        /// The file or folder.
         path: PathBuf,
-    },
-    /// A file that the run would write exists and does not belong to a run.
-    #[error(
-        "{}: the file does not belong to an earlier run and would be overwritten; choose another run.out",
-        path.display()
-    )]
-    Foreign {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The folder of an earlier run, which would be moved aside, has files that no run has written.
-    #[error(
-        "{}: the folder of the earlier run also has {}, which no run has written, so the folder is not moved aside; move what \
-         is yours to another place, or choose another run.out",
-        path.display(), listed(names)
-    )]
-    HasForeign {
-        /// The folder.
-        path: PathBuf,
-        /// The paths of the files in the folder, at least one.
-        names: Vec<String>,
-    },
-    /// The folder does not contain a run to resume.
-    #[error("{}: there is no run to resume in this folder: {CONFIG_FILE} is missing; train first", path.display())]
-    NoRun {
-        /// The folder.
-        path: PathBuf,
+        /// The reason, and what to do.
+        reason: String,
     },
     /// Another process writes the metrics.
     #[error("{}: another process writes to this folder: wait until it has ended, or choose another run.out", path.display())]
@@ -96,7 +70,7 @@ impl RunFolderError {
 }
 
 /// Returns words that name the first few files.
-fn listed(names: &[String]) -> String {
+pub(super) fn listed(names: &[String]) -> String {
     const MOST: usize = 3;
     let quoted = |name: &String| format!("`{name}`");
     let mut words: Vec<String> = names.iter().take(MOST).map(quoted).collect();
@@ -111,6 +85,11 @@ fn listed(names: &[String]) -> String {
 /// Returns whether a run's folder was moved, removed or replaced during the run.
 pub fn is_lost_folder(error: &CheckpointError) -> bool {
     matches!(error, CheckpointError::FolderGone { .. } | CheckpointError::FolderReplaced { .. })
+}
+
+/// Returns the refusal of a file or folder.
+pub(super) fn refused(path: &Path, reason: impl Into<String>) -> RunFolderError {
+    RunFolderError::Refused { path: path.to_owned(), reason: reason.into() }
 }
 
 /// Returns a function for `map_err` that adds the path to a failed write.

@@ -16,7 +16,7 @@ use crate::run_folder::aside::{
     move_run_aside,
 };
 use crate::run_folder::contents::foreign_paths;
-use crate::run_folder::error::{RunFolderError, write_error};
+use crate::run_folder::error::{RunFolderError, listed, refused, write_error};
 use crate::run_folder::lock::RunLock;
 use crate::run_folder::metrics_lines::{self, with_evaluation};
 use crate::run_folder::paths::{CONFIG, LARGEST, METRICS, TIMELINE, is_run, timelines_of};
@@ -219,7 +219,7 @@ pub fn probe(path: &Path, files: &[(String, String)]) -> Result<(), RunFolderErr
     let existing = path.ancestors().find(|folder| fs::symlink_metadata(folder).is_ok());
     let Some(existing) = existing else { return Ok(()) };
     if !existing.is_dir() {
-        return Err(RunFolderError::NotAFolder { path: existing.to_owned() });
+        return Err(refused(existing, "not a folder; choose another run.out"));
     }
     let trial = existing.join(format!(".pipewright-{}", std::process::id()));
     let tried = File::create_new(&trial).and_then(|_| fs::remove_file(&trial));
@@ -234,7 +234,14 @@ fn refuse_foreign_files(path: &Path, files: &[(String, String)]) -> Result<(), R
         return if names.is_empty() {
             Ok(())
         } else {
-            Err(RunFolderError::HasForeign { path: path.to_owned(), names })
+            let names = listed(&names);
+            Err(refused(
+                path,
+                format!(
+                    "the folder of the earlier run also has {names}, which no run has written, so the folder is not \
+                     moved aside; move what is yours to another place, or choose another run.out"
+                ),
+            ))
         };
     }
     let is_other = |file: &Path, text: &str| match read_regular(file, LARGEST) {
@@ -246,7 +253,9 @@ fn refuse_foreign_files(path: &Path, files: &[(String, String)]) -> Result<(), R
         let mut files = files.iter().map(|(name, text)| (path.join(name), text));
         files.find(|(file, text)| is_other(file, text)).map(|(file, _)| file)
     });
-    foreign.map_or(Ok(()), |path| Err(RunFolderError::Foreign { path }))
+    let reason =
+        "the file does not belong to an earlier run and would be overwritten; choose another run.out";
+    foreign.map_or(Ok(()), |path| Err(refused(&path, reason)))
 }
 
 /// Replaces the configuration of a run that has ended, before it resumes, and writes `files`, each with its

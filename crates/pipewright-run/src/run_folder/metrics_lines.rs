@@ -17,6 +17,28 @@ use crate::run_folder::error::{RunFolderError, write_error};
 use crate::run_folder::lock::locked;
 use crate::run_folder::paths::{LARGEST, METRICS};
 
+/// A complete line of the metrics: the figures of a step, or an event between two steps.
+pub(super) struct Line {
+    pub(super) step: u64,
+    is_event: bool,
+    figures: Value,
+}
+
+impl Line {
+    /// Reads a line with its end; `None` if it is broken.
+    pub(super) fn read(line: &[u8]) -> Option<Self> {
+        let figures: Value = serde_json::from_slice(line).ok().filter(|_| line.ends_with(b"\n"))?;
+        Some(Self { step: figures.get("step")?.as_u64()?, is_event: figures.get("event").is_some(), figures })
+    }
+}
+
+/// Returns the losses of the steps up to `done` of the run in a folder, as far as its metrics have them.
+pub fn losses(run: &Path, done: u64) -> Vec<f64> {
+    let metrics = read(run).unwrap_or_default();
+    let lines = metrics.split_inclusive(|byte| *byte == b'\n').filter_map(Line::read);
+    lines.filter(|line| line.step <= done).filter_map(|line| line.figures.get("loss")?.as_f64()).collect()
+}
+
 /// The lines of the metrics of a run that resumes after a step.
 #[derive(Debug, Default)]
 pub(super) struct MetricsLines {
@@ -41,9 +63,7 @@ impl MetricsLines {
     pub(super) fn of(metrics: &[u8], done: u64) -> Self {
         let (mut lines, mut steps) = (Self::default(), BTreeSet::new());
         for line in metrics.split_inclusive(|byte| *byte == b'\n') {
-            let figures = serde_json::from_slice::<Value>(line).ok().filter(|_| line.ends_with(b"\n"));
-            let step = figures.as_ref().and_then(|figures| figures.get("step")?.as_u64());
-            let Some((step, figures)) = step.zip(figures) else {
+            let Some(Line { step, is_event, figures }) = Line::read(line) else {
                 lines.broken += usize::from(!line.trim_ascii().is_empty());
                 lines.dropped.extend(line);
                 continue;
@@ -56,7 +76,7 @@ impl MetricsLines {
                 continue;
             }
             lines.kept.extend(line);
-            if figures.get("event").is_none() {
+            if !is_event {
                 steps.insert(step);
                 let elapsed = figures.get("elapsed_s").and_then(Value::as_f64).unwrap_or_default();
                 lines.elapsed = Duration::try_from_secs_f64(elapsed).unwrap_or_default();
@@ -132,12 +152,12 @@ pub(super) fn with_evaluation(text: &str, evaluated: &Metrics) -> Option<String>
     /// The member after the results in the line of a step. A quotation mark inside a text has a backslash.
     const NEXT: &str = ",\"bubble_per_rank\":";
     let mut start = text.len();
-    let line = text.split_inclusive('\n').rev().find(|line| {
-        start -= line.len();
-        let figures = serde_json::from_str::<Value>(line).unwrap_or_default();
-        figures["step"] == evaluated.step && figures.get("event").is_none()
+    let (line, Line { figures, .. }) = text.split_inclusive('\n').rev().find_map(|text| {
+        start -= text.len();
+        let line =
+            Line::read(text.as_bytes()).filter(|line| line.step == evaluated.step && !line.is_event)?;
+        Some((text, line))
     })?;
-    let figures: Value = serde_json::from_str(line).ok()?;
     if figures.get("validation_loss").is_some() || figures.get("samples").is_some() {
         return None;
     }

@@ -24,8 +24,9 @@ pub use error::{RunFolderError, is_lost_folder};
 pub(crate) use folder::RunFolder;
 pub use folder::{probe, replace_config};
 pub use lock::RunLock;
+pub use metrics_lines::losses;
 pub use paths::{
-    CONFIG, LARGEST, METRICS, PLAN, PROFILE, REPORT, VIEW, checkpoints_of, config_of, is_profile, lines_to,
+    CONFIG, LARGEST, METRICS, PLAN, PROFILE, REPORT, VIEW, checkpoints_of, config_of, is_profile,
     newest_checkpoint_bytes, replanned,
 };
 pub(crate) use paths::{COPIES, MODEL, TIMELINE, kept_timelines};

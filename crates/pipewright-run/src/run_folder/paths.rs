@@ -9,7 +9,7 @@ pub(crate) use pipewright::train::TIMELINE_FILE as TIMELINE;
 pub(super) use pipewright::train::TIMELINES_FOLDER as TIMELINES;
 pub use pipewright::train::{CONFIG_FILE as CONFIG, METRICS_FILE as METRICS};
 
-use crate::run_folder::error::RunFolderError;
+use crate::run_folder::error::{RunFolderError, refused};
 
 /// The folder of the checkpoints.
 pub(super) const CHECKPOINTS: &str = "checkpoints";
@@ -34,7 +34,10 @@ pub const LARGEST: u64 = 2 << 30;
 /// Fails if there is no configuration.
 pub fn config_of(run: &Path) -> Result<PathBuf, RunFolderError> {
     let config = run.join(CONFIG);
-    if config.is_file() { Ok(config) } else { Err(RunFolderError::NoRun { path: run.to_owned() }) }
+    if config.is_file() {
+        return Ok(config);
+    }
+    Err(refused(run, format!("there is no run to resume in this folder: {CONFIG} is missing; train first")))
 }
 
 /// Returns the folder of the checkpoints of the run in a folder.
@@ -89,15 +92,4 @@ pub(crate) fn kept_timelines(run: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     }
     kept.sort_unstable();
     Ok(kept)
-}
-
-/// Returns the length of the metrics up to and including the line of step `done`. The metrics end before the
-/// first line that is incomplete or belongs to a later step.
-pub fn lines_to(metrics: &str, done: u64) -> usize {
-    let is_kept = |line: &str| {
-        let figures = serde_json::from_str::<serde_json::Value>(line).ok();
-        let step = figures.and_then(|figures| figures.get("step")?.as_u64());
-        line.ends_with('\n') && step.is_some_and(|step| step <= done)
-    };
-    metrics.split_inclusive('\n').take_while(|line| is_kept(line)).map(str::len).sum()
 }

@@ -98,17 +98,17 @@ fn a_reopened_run_keeps_the_timeline_of_its_last_step() {
 }
 
 #[test]
-fn metrics_are_cut_back_to_the_step() {
-    let check = |text: &str, done: u64, kept: usize| {
-        assert_eq!(&text[..lines_to(text, done)], text.split_inclusive('\n').take(kept).collect::<String>());
+fn losses_are_those_of_whole_lines_up_to_the_step() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let check = |text: &str, done: u64, expected: &[f64]| {
+        fs::write(scratch.path().join(METRICS), text).expect("it takes files");
+        assert_eq!(losses(scratch.path(), done), expected, "{text}");
     };
-    let whole = "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n";
-    check(whole, 3, 3);
-    check(whole, 2, 2);
-    check(whole, 0, 0);
-    check("{\"step\":1}\n{\"step\":2}", 2, 1);
-    check("{\"step\":1}\n{\"st\n{\"step\":3}\n", 3, 1);
-    check("", 3, 0);
+    let whole = "{\"step\":1,\"loss\":3}\n{\"step\":2,\"loss\":2}\n{\"step\":3,\"loss\":1}\n";
+    check(whole, 3, &[3.0, 2.0, 1.0]);
+    check(whole, 2, &[3.0, 2.0]);
+    check(whole, 0, &[]);
+    check("{\"step\":1,\"loss\":3}\n{\"st\n{\"step\":2,\"loss\":2}", 2, &[3.0]);
 }
 
 #[test]
@@ -304,7 +304,10 @@ fn files_of_no_run_are_kept() {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     fs::write(scratch.path().join(CONFIG), "mine").expect("a file");
     for result in [RunFolder::create(scratch.path(), "", &[]).map(drop), probe(scratch.path(), &[])] {
-        assert!(matches!(result, Err(RunFolderError::Foreign { .. })), "{result:?}");
+        assert!(
+            matches!(&result, Err(RunFolderError::Refused { reason, .. }) if reason.contains("overwritten")),
+            "{result:?}"
+        );
     }
     assert_eq!(fs::read_to_string(scratch.path().join(CONFIG)).ok().as_deref(), Some("mine"));
 }
@@ -317,7 +320,7 @@ fn a_plan_of_the_user_is_kept() {
     let files = |text: &str| [("plan.csv".to_owned(), text.to_owned())];
     let create = |text: &str| RunFolder::create(scratch.path(), "", &files(text)).map(drop);
     for result in [create("other"), probe(scratch.path(), &files("other"))] {
-        assert!(matches!(&result, Err(RunFolderError::Foreign { path }) if *path == file), "{result:?}");
+        assert!(matches!(&result, Err(RunFolderError::Refused { path, .. }) if *path == file), "{result:?}");
     }
     assert_eq!(fs::read_to_string(&file).ok().as_deref(), Some("mine"));
     create("mine").expect("the file would not change");
@@ -330,7 +333,10 @@ fn a_probe_leaves_no_trace() {
     assert_eq!(fs::read_dir(scratch.path()).expect("a folder").count(), 0);
     fs::write(scratch.path().join("c"), "").expect("a file");
     let found = probe(&scratch.path().join("c/d"), &[]);
-    assert!(matches!(found, Err(RunFolderError::NotAFolder { .. })), "{found:?}");
+    assert!(
+        matches!(&found, Err(RunFolderError::Refused { reason, .. }) if reason.starts_with("not a folder")),
+        "{found:?}"
+    );
 }
 
 /// The command locks the checkpoints, and a log of another program the metrics; each refuses the folder of

@@ -17,8 +17,7 @@ use pipewright::transport::World;
 use pipewright_models::{InitialParameters, Place};
 use pipewright_schedule::words::counted;
 
-use crate::error::ErrorKind;
-use crate::error::RunError;
+use crate::error::{ErrorKind, RunError};
 use crate::fault::Fault;
 use crate::recovery::Attempts;
 use crate::run_model::RunModel;

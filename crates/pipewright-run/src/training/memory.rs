@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use pipewright::device::{BackEnd, DeviceChoice, describe};
 use pipewright::ids::WorldRank;
 use pipewright_models::training_memory::{
     DeviceLoad, ExpertLoad, HeldBytes, MemoryPlan, RunShape, Shortage, TrainingMemory, TrainingRun,
@@ -14,9 +15,7 @@ use pipewright_schedule::words::counted;
 use pipewright_system::machine_memory::machine_bytes;
 use serde_json::{Value, json};
 
-use crate::error::ErrorKind;
-use crate::error::RunError;
-use crate::machine_memory::device_bytes;
+use crate::error::{ErrorKind, RunError};
 use crate::settings::Settings;
 use crate::settings::pipeline::TransportChoice;
 use crate::training::model::compute_devices;
@@ -99,6 +98,14 @@ fn share_of_rank(settings: &Settings, is_shared: bool) -> Option<u64> {
     let ranks = all_ranks(settings).map(|rank| (settings.run.devices.choice_of(rank), rank, 0));
     let loads = device_loads(ranks, is_shared, device_bytes).into_iter();
     loads.map(|load| Some(load.memory? / load.ranks.len().max(1) as u64)).min().flatten()
+}
+
+/// Returns the memory of a device in bytes, if its back end knows it.
+fn device_bytes(device: DeviceChoice) -> Option<u64> {
+    match device.back_end {
+        BackEnd::Flex => machine_bytes(),
+        _ => describe(device)?.memory,
+    }
 }
 
 fn all_ranks(settings: &Settings) -> impl Iterator<Item = WorldRank> {

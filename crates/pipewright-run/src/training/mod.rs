@@ -2,7 +2,7 @@
 
 pub mod load;
 pub mod process_group;
-pub(crate) mod rank_hosts;
+pub mod rank_hosts;
 pub mod checkpoint_path;
 pub mod model;
 pub mod optimizer;
@@ -25,7 +25,6 @@ pub(crate) mod copy_search;
 pub mod state_copies;
 pub mod memory;
 mod timeline_recorder;
-mod next_step;
 mod run_checkpoints;
 mod run_log;
 pub mod trained_model;

@@ -17,8 +17,7 @@ use pipewright::train::ExpertBalance;
 use pipewright_models::training_memory::{OptimizerState, StateRule, is_hidden_matrix};
 use pipewright_models::{ParameterGroup, ParameterSpec, ROUTER_CORRECTION};
 
-use crate::error::ErrorKind;
-use crate::error::RunError;
+use crate::error::{ErrorKind, RunError};
 use crate::run_model::RunModel;
 use crate::settings::Settings;
 use crate::settings::optimizer::{OptimizerName, OptimizerSettings};
@@ -160,18 +159,12 @@ pub fn require_whole(settings: &Settings) -> Result<(), RunError> {
         OptimizerName::Adafactor => "adafactor",
         OptimizerName::AdamW | OptimizerName::Adam | OptimizerName::Sgd => return Ok(()),
     };
-    if settings.pipeline.head_parts > 1 && settings.optimizer.name == OptimizerName::Adafactor {
+    let parts = [("head", settings.pipeline.head_parts), ("embedding", settings.pipeline.embedding_parts)];
+    let cut = parts.into_iter().find(|(_, parts)| *parts > 1);
+    if let Some((what, parts)) = cut.filter(|_| settings.optimizer.name == OptimizerName::Adafactor) {
         return Err(RunError::input(format!(
-            "`optimizer.name = \"adafactor\"` updates whole matrices, and with `pipeline.head_parts = {}` each layer has only \
-             some rows of the head; use adamw, adam, sgd or muon, or write `head_parts = 1`",
-            settings.pipeline.head_parts
-        )));
-    }
-    if settings.pipeline.embedding_parts > 1 && settings.optimizer.name == OptimizerName::Adafactor {
-        return Err(RunError::input(format!(
-            "`optimizer.name = \"adafactor\"` updates whole matrices, and with `pipeline.embedding_parts = {}` each layer has \
-             only some rows of the embedding; use adamw, adam, sgd or muon, or write `embedding_parts = 1`",
-            settings.pipeline.embedding_parts
+            "`optimizer.name = \"adafactor\"` updates whole matrices, and with `pipeline.{what}_parts = {parts}` each layer \
+             has only some rows of the {what}; use adamw, adam, sgd or muon, or write `{what}_parts = 1`"
         )));
     }
     if !settings.mesh.is_sharded() {

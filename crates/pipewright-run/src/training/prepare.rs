@@ -19,8 +19,7 @@ use pipewright_schedule::words::counted;
 use pipewright_schedule::{Level, LowerConfig, ModelDesc, Recompute, TrainedStages, ValidatedProgram};
 use serde_json::Value;
 
-use crate::error::ErrorKind;
-use crate::error::RunError;
+use crate::error::{ErrorKind, RunError};
 use crate::run_data::require_one_beginning;
 use crate::run_model::RunModel;
 use crate::settings::mesh::MeshSettings;

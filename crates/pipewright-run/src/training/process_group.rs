@@ -10,12 +10,12 @@ use pipewright::device::Devices;
 use pipewright::failure::{Cause, StepError};
 use pipewright::ids::WorldRank;
 use pipewright::transport::{AgreementError, Fields, LinkSpeed, World};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::SIGTERM;
 use signal_hook::flag;
 
-use crate::error::ErrorKind;
-use crate::error::RunError;
+use crate::error::{ErrorKind, RunError};
 use crate::fault::{Fault, launched_start};
 use crate::observer::Observer;
 use crate::recovery::Heartbeat;
@@ -166,6 +166,12 @@ impl ProcessGroup {
             Some(world) => world.share(own, deadline).map_err(|error| disagreement(&error)),
             None => Ok(own),
         }
+    }
+
+    /// Returns the value of the leader in every process.
+    pub(crate) fn share_value<T: Serialize + DeserializeOwned>(&mut self, own: &T) -> Result<T, RunError> {
+        let shared = self.share(serde_json::to_string(own).expect("plain data has a JSON text"))?;
+        serde_json::from_str(&shared).map_err(|error| RunError::new(ErrorKind::Bug, error))
     }
 
     /// Returns the number of processes.

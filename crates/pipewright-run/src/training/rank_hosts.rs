@@ -1,11 +1,12 @@
 //! [`RankHosts`]: the names of the hosts of a run, for ranks that have computed wrong bits.
 
+use std::path::Path;
 use std::time::Duration;
 
+use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
 use pipewright::verification::Verify;
 
 use crate::error::RunError;
-use crate::host_name::host_name;
 use crate::settings::Settings;
 use crate::training::process_group::ProcessGroup;
 
@@ -37,6 +38,12 @@ impl RankHosts {
         }
         hosts
     }
+}
+
+/// Returns the name of this machine; empty if the system does not say it.
+pub fn host_name() -> String {
+    let name = read_regular_text(Path::new("/proc/sys/kernel/hostname"), SMALL_TEXT).unwrap_or_default();
+    name.trim().to_owned()
 }
 
 #[cfg(test)]

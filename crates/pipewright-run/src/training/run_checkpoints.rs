@@ -10,9 +10,7 @@ use pipewright::checkpoint::{CheckpointError, CheckpointWriter};
 use pipewright::train::{Metrics, Trainer};
 use serde_json::{Map, Value};
 
-use crate::error::ErrorKind;
-use crate::error::RunError;
-use crate::error::advice_for;
+use crate::error::{ErrorKind, RunError, advice_for};
 use crate::fault::{Fault, launched_start};
 use crate::observer::Observer;
 use crate::recovery::leave_loss;

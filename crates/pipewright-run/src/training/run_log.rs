@@ -10,9 +10,7 @@ use pipewright_schedule::Timeline;
 use pipewright_schedule::picture::{PictureSettings, html};
 use pipewright_schedule::slow_ranks::SlowRanks;
 
-use crate::error::ErrorKind;
-use crate::error::RunError;
-use crate::error::disk_advice;
+use crate::error::{ErrorKind, RunError, disk_advice};
 use crate::fault::{Fault, Start, launched_start};
 use crate::observer::{Ending, Observer};
 use crate::recovery::{SlowRank, VerifiedStep, is_growth_requested};

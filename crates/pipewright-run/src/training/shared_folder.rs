@@ -13,8 +13,7 @@ use pipewright::bounded_file::{SMALL_TEXT, read_regular};
 use pipewright::transport::Fields;
 use sysinfo::System;
 
-use crate::error::ErrorKind;
-use crate::error::RunError;
+use crate::error::{ErrorKind, RunError};
 use crate::training::process_group::ProcessGroup;
 
 /// The longest time that a process looks for the file. A file system in a network may show it late.

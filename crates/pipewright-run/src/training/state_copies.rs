@@ -21,8 +21,7 @@ use rustix::fs::statvfs;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::error::ErrorKind;
-use crate::error::RunError;
+use crate::error::{ErrorKind, RunError};
 use crate::observer::Observer;
 use crate::settings::Settings;
 use crate::settings::checkpoints::Copies;
@@ -150,9 +149,7 @@ pub(crate) fn place_of(
         series: unique_series(&run.out),
         earlier,
     };
-    let chosen = processes.share(serde_json::to_string(&chosen).expect("paths are plain data"))?;
-    let chosen = serde_json::from_str(&chosen).map_err(|error| RunError::new(ErrorKind::Bug, error))?;
-    let ChosenPlace { mut folder, kept, series, earlier } = chosen;
+    let ChosenPlace { mut folder, kept, series, earlier } = processes.share_value(&chosen)?;
     if let Some(kept) = kept
         && !is_planted(processes, &kept)?
     {
@@ -184,10 +181,7 @@ fn is_planted(processes: &mut ProcessGroup, copies: &Path) -> Result<bool, RunEr
 /// Fails if the processes do not reach each other.
 pub(crate) fn remove_all(processes: &mut ProcessGroup, settings: &Settings) -> Result<(), RunError> {
     let run = &settings.run.out;
-    let own = serde_json::to_string(&link_of(run)).expect("paths are plain data");
-    let copies: Option<PathBuf> =
-        serde_json::from_str(&processes.share(own)?).map_err(|error| RunError::new(ErrorKind::Bug, error))?;
-    if let Some(copies) = copies {
+    if let Some(copies) = processes.share_value(&link_of(run))? {
         remove_copies(&copies);
     }
     if processes.is_leader() {

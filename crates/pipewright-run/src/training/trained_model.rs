@@ -138,19 +138,28 @@ fn of_directory(path: &Path, tokenizer: Option<&str>) -> Result<TrainedModel, Ru
     })
 }
 
+/// Returns the model that a checkpoint holds.
+///
+/// # Errors
+/// When the checkpoint does not say it, or its family is not known.
+pub fn model_of(checkpoint: &Checkpoint) -> Result<ModelConfig, RunError> {
+    let place = checkpoint.path().display();
+    let Some(model) = checkpoint.manifest().description.get(MODEL).cloned() else {
+        return Err(RunError::input(format!(
+            "{place}: the checkpoint does not say which model it holds; name one that pipewright train wrote"
+        )));
+    };
+    ModelConfig::from_json(model)
+        .map_err(|error| RunError::input(format!("{place}: the checkpoint's model: {}", sentence(&error))))
+}
+
 fn of_checkpoint(
     checkpoint: Checkpoint,
     tokenizer: Option<&str>,
     base: Option<&Path>,
 ) -> Result<TrainedModel, RunError> {
     let place = checkpoint.path().display().to_string();
-    let Some(model) = checkpoint.manifest().description.get(MODEL).cloned() else {
-        return Err(RunError::input(format!(
-            "{place}: the checkpoint does not say which model it holds; name one that pipewright train wrote"
-        )));
-    };
-    let model = ModelConfig::from_json(model)
-        .map_err(|error| RunError::input(format!("{place}: the checkpoint's model: {}", sentence(&error))))?;
+    let model = model_of(&checkpoint)?;
     let kept = origin::of_checkpoint(&checkpoint);
     let mut config = config_of_run(&checkpoint)?.unwrap_or_default();
     let run = ranks_of(&mut config);

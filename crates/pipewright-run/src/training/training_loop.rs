@@ -8,8 +8,7 @@ use pipewright::pipeline::PipelineError;
 use pipewright::train::{Metrics, Trainer};
 use serde_json::{Map, Value};
 
-use crate::error::ErrorKind;
-use crate::error::RunError;
+use crate::error::{ErrorKind, RunError};
 use crate::observer::{Ending, Overview, Reason};
 use crate::recovery::{Attempts, SlowRank};
 use crate::run_folder::{RunFolder, TIMELINE};
@@ -19,7 +18,6 @@ use crate::training::checkpoint_space::CheckpointSpace;
 use crate::training::efficiency::Efficiency;
 use crate::training::evaluations::{Evaluated, Evaluations};
 use crate::training::launch::{abandon, failure};
-use crate::training::next_step::AfterStep;
 use crate::training::process_group::ProcessGroup;
 use crate::training::rank_hosts::RankHosts;
 use crate::training::run_checkpoints::{CheckpointReason, Checkpoints};
@@ -188,6 +186,32 @@ fn make_up(
     Ok(false)
 }
 
+/// The reasons not to begin the next step during a step. They are the same in all processes.
+#[derive(Clone, Copy, Debug, Default)]
+struct AfterStep {
+    /// The run has no further step.
+    is_last: bool,
+    /// A signal asks for the end of the run, which ends with this step.
+    is_interrupted: bool,
+    /// A checkpoint reads the state.
+    is_checkpoint_due: bool,
+    /// An evaluation uses the ranks.
+    is_evaluation_due: bool,
+    /// A copy in memory reads the state.
+    is_copy_due: bool,
+    /// The run may end with the next step, for a reason that is known only after this one.
+    may_end: bool,
+}
+
+impl AfterStep {
+    /// Returns whether nothing after the step needs the ranks or their state before the next step.
+    fn may_begin_next(self) -> bool {
+        let Self { is_last, is_interrupted, is_checkpoint_due, is_evaluation_due, is_copy_due, may_end } =
+            self;
+        !(is_last || is_interrupted || is_checkpoint_due || is_evaluation_due || is_copy_due || may_end)
+    }
+}
+
 /// Runs steps until all are finished or one is interrupted. Returns whether this process has asked for the
 /// end so that the run can grow.
 fn steps(
@@ -256,4 +280,27 @@ fn steps(
         }
     }
     Ok(grows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(change: impl Fn(&mut AfterStep), expected: bool) {
+        let mut after = AfterStep::default();
+        change(&mut after);
+        assert_eq!(after.may_begin_next(), expected, "{after:?}");
+    }
+
+    #[test]
+    fn a_step_begins_early_if_nothing_needs_the_state_before_it() {
+        check(|_| (), true);
+        check(|after| after.is_last = true, false);
+        check(|after| after.is_interrupted = true, false);
+        check(|after| after.is_checkpoint_due = true, false);
+        check(|after| after.is_evaluation_due = true, false);
+        check(|after| after.is_copy_due = true, false);
+        check(|after| after.may_end = true, false);
+        check(|after| (after.is_copy_due, after.may_end) = (true, true), false);
+    }
 }

@@ -50,10 +50,10 @@ pub(crate) struct RecordedRun {
 impl RecordedRun {
     /// Reads the folder of a run.
     pub(crate) fn read(run: &Path) -> Result<Self, Failure> {
-        require_run(run).map_err(Failure::input)?;
+        require_run(run)?;
         let located =
             |error| Failure::input(format!("{}: {}", run.display(), crate::failure::sentence(&error)));
-        let recorded = timelines(run).map_err(Failure::input)?;
+        let recorded = timelines(run)?;
         let mut steps = Vec::new();
         for RecordedTimeline { step, timeline } in &recorded {
             let replicas: Vec<Timeline> =
@@ -89,7 +89,7 @@ impl RecordedRun {
         };
         let steps: Vec<RecordedStep> = steps.into_iter().map(joined).collect();
         let left_out = recorded - steps.len();
-        let whole_step = whole_step(&metrics(run).map_err(Failure::input)?);
+        let whole_step = whole_step(&metrics(run)?);
         Ok(Self { title, steps, left_out, whole_step, program, costs, sizes, other_programs: others })
     }
 }
