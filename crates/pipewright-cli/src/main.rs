@@ -16,12 +16,12 @@ mod panic;
 mod planning;
 mod schedules;
 mod signal;
+mod terminal;
 
 use std::process::ExitCode;
 
 use clap::CommandFactory;
 use pipewright::memory::TrackingAllocator;
-use pipewright_run::{fault, recovery, run_folder, run_record, run_report, training};
 
 use crate::arguments::{Arguments, Command};
 use crate::failure::Failure;

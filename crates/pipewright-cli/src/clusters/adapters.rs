@@ -8,9 +8,9 @@ use pipewright_cluster::training::{AdaptedLayer, AdapterSizes};
 use pipewright_models::{CutModel, ModelConfig, input_of, is_split_by_inputs, is_whole};
 
 use crate::failure::{Exit, Failure};
-use crate::training::model::adapter_of;
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::adapter::AdapterSettings;
+use pipewright_run::training::model::adapter_of;
 
 /// Adapters on the layers of a model.
 #[derive(Debug)]

@@ -13,13 +13,13 @@ use crate::failure::Failure;
 use crate::output::{show, write};
 use crate::planning::auto::choose_without_profile;
 use crate::planning::decision::Chosen;
-use crate::run_folder;
-use crate::training::memory::{memory_plan, require_fit};
-use crate::training::model::read_model;
-use crate::training::optimizer::{require_elementwise, require_whole};
-use crate::training::prepare::prepare;
-use crate::training::state_copies::require_space;
+use pipewright_run::run_folder;
 use pipewright_run::text::escape_in_json;
+use pipewright_run::training::memory::{memory_plan, require_fit};
+use pipewright_run::training::model::read_model;
+use pipewright_run::training::optimizer::{require_elementwise, require_whole};
+use pipewright_run::training::prepare::prepare;
+use pipewright_run::training::state_copies::require_space;
 use summary::Summary;
 
 /// The arguments of `pipewright check`.

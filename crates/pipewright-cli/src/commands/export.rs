@@ -10,9 +10,9 @@ use pipewright_models::{AdaptedCheckpoint, ModelConfig, hf};
 
 use crate::display;
 use crate::failure::Failure;
-use crate::training::run_adapter::StoredAdapter;
-use crate::training::trained_model::{base_of_run, model_of};
-use crate::training::{checkpoint_path, origin};
+use pipewright_run::training::run_adapter::StoredAdapter;
+use pipewright_run::training::trained_model::{base_of_run, model_of};
+use pipewright_run::training::{checkpoint_path, origin};
 
 /// The arguments of `pipewright export`.
 #[derive(Debug, Args)]

@@ -20,12 +20,13 @@ use crate::commands::generate::input::read_once;
 use crate::commands::generate::prompts::{PromptArguments, read_file, read_standard_input};
 use crate::commands::generate::ranks::{RankArguments, RankPlan, Ranks, failure};
 use crate::commands::generate::report::{Outcome, Report, Times};
-use crate::display::{Terminal, say};
+use crate::display::say;
 use crate::failure::{Exit, Failure};
-use crate::training::model::{check_weights, unknown_note};
-use crate::training::process_group::ProcessGroup;
-use crate::training::samples::encode_prompt;
-use crate::training::trained_model::{self, Origin, TrainedModel};
+use crate::terminal::Terminal;
+use pipewright_run::training::model::{check_weights, unknown_note};
+use pipewright_run::training::process_group::ProcessGroup;
+use pipewright_run::training::samples::encode_prompt;
+use pipewright_run::training::trained_model::{self, Origin, TrainedModel};
 
 /// The arguments of `pipewright generate`.
 #[derive(Debug, Args)]

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use crate::failure::{Exit, Failure};
 use crate::output;
-use crate::run_folder::losses;
-use crate::training::checkpoint_path::{self, not_finite};
+use pipewright_run::run_folder::losses;
+use pipewright_run::training::checkpoint_path::{self, not_finite};
 
 /// The arguments of `pipewright inspect`.
 #[derive(Debug, Args)]

@@ -28,11 +28,11 @@ use crate::planning::measure::{profiled_run, workload};
 use crate::planning::print::{json, refused, text};
 use crate::planning::rates::{assumed_link, assumed_rates};
 use crate::planning::request::{training_state, tried_head_parts};
-use crate::training::load::load_settings;
-use crate::training::model::{described, model_notes, read_model};
-use crate::training::optimizer::state_rule;
 use pipewright_run::settings::mesh::MeshSettings;
 use pipewright_run::settings::{self, Settings};
+use pipewright_run::training::load::load_settings;
+use pipewright_run::training::model::{described, model_notes, read_model};
+use pipewright_run::training::optimizer::state_rule;
 
 /// The arguments of `pipewright plan`.
 #[derive(Debug, Args)]

@@ -8,9 +8,9 @@ use clap::Args;
 use crate::commands::run_arguments::parse_time;
 use crate::failure::Failure;
 use crate::output::{PageOutput, replace_file};
-use crate::run_folder::{REPORT, VIEW};
-use crate::run_record::{config_text, events, metrics, read_timeline, require_run, timeline_files};
-use crate::run_report::{RunLinks, RunSource, page};
+use pipewright_run::run_folder::{REPORT, VIEW};
+use pipewright_run::run_record::{config_text, events, metrics, read_timeline, require_run, timeline_files};
+use pipewright_run::run_report::{RunLinks, RunSource, page};
 use pipewright_run::text::quoted;
 
 /// The file of a page about several runs, if no other one is named.

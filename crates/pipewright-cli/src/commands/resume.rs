@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use clap::Args;
 use pipewright_run::run::Run;
 
-use crate::display::Terminal;
 use crate::failure::Failure;
+use crate::terminal::Terminal;
 
 /// The arguments of `pipewright resume`.
 #[derive(Debug, Args)]

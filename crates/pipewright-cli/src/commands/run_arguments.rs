@@ -8,8 +8,8 @@ use clap::Args;
 use pipewright_schedule::bytes::parse_with_unit;
 
 use crate::failure::Failure;
-use crate::training::load::{load, load_settings};
 use pipewright_run::settings::{Base, Loaded};
+use pipewright_run::training::load::{load, load_settings};
 
 /// The configuration of a run.
 #[derive(Debug, Args)]

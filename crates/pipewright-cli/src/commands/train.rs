@@ -3,9 +3,9 @@
 use pipewright_run::run::Run;
 
 use crate::commands::run_arguments::RunArguments;
-use crate::display::Terminal;
 use crate::failure::Failure;
 use crate::planning::auto;
+use crate::terminal::Terminal;
 
 /// Runs the command.
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {

@@ -18,12 +18,12 @@ use pipewright_schedule::{
 
 use crate::failure::{Exit, Failure};
 use crate::output::{PageOutput, page_of};
-use crate::run_folder::VIEW;
 use crate::schedules::drawing::{check_exchanges, check_size};
 use crate::schedules::other_sizes::other_sizes;
 use crate::schedules::size::{ScheduleSize, is_file_name};
 use crate::schedules::timed_program::{EngineTimes, Source, TimedProgram};
 use crate::schedules::transport::TransportArguments;
+use pipewright_run::run_folder::VIEW;
 use pipewright_run::settings::nearest;
 use recorded_run::RecordedRun;
 

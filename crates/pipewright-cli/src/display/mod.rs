@@ -5,7 +5,6 @@
 //! each step, `frame` or `lines` turns them into text, and `summary` composes the text at the end of the run.
 
 mod chart;
-mod checkpoint_choice;
 mod figures;
 mod frame;
 mod lines;
@@ -19,7 +18,7 @@ mod tokenize_bar;
 mod undeferred;
 mod wrap;
 
-pub(crate) use figures::{bytes, short_count};
-pub(crate) use progress::Terminal;
+pub(crate) use figures::{bytes, milliseconds, short_count};
+pub(crate) use progress::Display;
 pub(crate) use screen::{say, set_quiet};
 pub(crate) use tokenize_bar::TokenizeBar;

@@ -1,99 +1,18 @@
-//! [`Terminal`]: shows what a run reports, as a live display, as plain lines, or not at all.
-
-use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+//! The display of a run: a live display, plain lines, or nothing.
 
 use pipewright::pipeline::UndeferredParameter;
-use pipewright::train::{CheckpointChoice, Metrics};
-use pipewright_system::machine_memory::most_bytes;
+use pipewright::train::Metrics;
+use pipewright_run::observer::{Ending, Overview};
 
 use crate::display::frame::header_text;
 use crate::display::lines::Lines;
 use crate::display::live::Live;
-use crate::display::screen::is_quiet;
-use crate::display::screen::{self, say};
+use crate::display::screen::{self, is_quiet, say};
 use crate::display::summary::{Tally, summary};
-use crate::display::{checkpoint_choice, undeferred};
-use crate::{exhaustion, failure, signal};
-use pipewright_run::error::RunError;
-use pipewright_run::interrupt::Interrupt;
-use pipewright_run::observer::{Ending, Observer, Overview};
-
-/// The receiver of what a run reports. It also ends the run with a checkpoint when a signal arrives.
-#[derive(Default)]
-pub(crate) struct Terminal {
-    /// The display of the run's steps.
-    display: Mutex<Option<Display>>,
-    /// Whether the process watches for signals.
-    is_watching: AtomicBool,
-}
-
-impl Terminal {
-    /// Returns a receiver for a run.
-    pub(crate) fn shared() -> Arc<Self> {
-        Arc::default()
-    }
-
-    fn show(&self, show: impl FnOnce(&mut Display)) {
-        if let Some(display) = &mut *self.display.lock().unwrap_or_else(PoisonError::into_inner) {
-            show(display);
-        }
-    }
-}
-
-impl Observer for Terminal {
-    fn note(&self, sentence: &str) {
-        say(sentence);
-    }
-
-    fn before_ranks(&self) {
-        exhaustion::watch_run(most_bytes());
-    }
-
-    fn begin(&self, overview: &Overview, done: u64, steps: u64) {
-        let display = Display::new(overview.clone(), done, steps);
-        *self.display.lock().unwrap_or_else(PoisonError::into_inner) = Some(display);
-    }
-
-    fn watch(&self, interrupt: &Interrupt, is_leader: bool) -> io::Result<()> {
-        if self.is_watching.swap(true, Ordering::SeqCst) {
-            return Ok(());
-        }
-        signal::watch(interrupt)?;
-        if is_leader { signal::say_first(interrupt) } else { Ok(()) }
-    }
-
-    fn step(&self, metrics: &Metrics, undeferred: &[UndeferredParameter]) {
-        self.show(|display| {
-            display.step(metrics);
-            display.note_undeferred(undeferred);
-        });
-    }
-
-    fn evaluation(&self, metrics: &Metrics) {
-        self.show(|display| display.evaluation(metrics));
-    }
-
-    fn checkpoint_interval(&self, choice: CheckpointChoice) {
-        say(&checkpoint_choice::sentence(choice));
-    }
-
-    fn end_steps(&self) {
-        self.show(Display::finish);
-    }
-
-    fn end(&self, ending: &Ending<'_>) {
-        self.show(|display| display.summarize(ending));
-    }
-
-    fn failed(&self, error: &RunError) {
-        failure::report(error);
-    }
-}
+use crate::display::undeferred;
 
 /// The display of the steps of an attempt.
-struct Display {
+pub(crate) struct Display {
     kind: Kind,
     overview: Overview,
     tally: Tally,
@@ -110,7 +29,7 @@ enum Kind {
 
 impl Display {
     /// Returns a display for a run of `steps` steps whose first `done` steps are finished.
-    fn new(overview: Overview, done: u64, steps: u64) -> Self {
+    pub(crate) fn new(overview: Overview, done: u64, steps: u64) -> Self {
         let kind = if is_quiet() {
             Kind::Silent
         } else if screen::is_terminal() {
@@ -123,7 +42,7 @@ impl Display {
     }
 
     /// Shows a finished step.
-    fn step(&mut self, metrics: &Metrics) {
+    pub(crate) fn step(&mut self, metrics: &Metrics) {
         self.tally.step(metrics);
         match &mut self.kind {
             Kind::Live(live) => live.step(metrics),
@@ -137,7 +56,7 @@ impl Display {
     }
 
     /// Shows the results of an evaluation after an earlier step.
-    fn evaluation(&mut self, metrics: &Metrics) {
+    pub(crate) fn evaluation(&mut self, metrics: &Metrics) {
         if let Kind::Live(live) = &mut self.kind {
             live.evaluation(metrics.validation_loss);
         }
@@ -150,21 +69,21 @@ impl Display {
     }
 
     /// Notes the parameters whose gradients cannot wait for `W`.
-    fn note_undeferred(&self, found: &[UndeferredParameter]) {
+    pub(crate) fn note_undeferred(&self, found: &[UndeferredParameter]) {
         if let Some(note) = undeferred::note(&self.overview, found) {
             say(&note);
         }
     }
 
     /// Ends the live display after the last step. Its last frame stays on the terminal.
-    fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         if let Kind::Live(live) = &mut self.kind {
             live.finish();
         }
     }
 
     /// Prints the summary of the run.
-    fn summarize(&self, ending: &Ending<'_>) {
+    pub(crate) fn summarize(&self, ending: &Ending<'_>) {
         say(&summary(&self.overview, &self.tally, ending, screen::columns()));
     }
 }

@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use crate::failure::{Exit, Failure};
-use crate::fault::Fault;
 use crate::launch::attempt::{AttemptEnd, Stop};
 use crate::launch::watch::Early;
-use crate::recovery::{Restart, is_full};
-use crate::run_folder::newest_checkpoint_bytes;
-use crate::run_record::metrics;
+use pipewright_run::fault::Fault;
+use pipewright_run::recovery::{Restart, is_full};
+use pipewright_run::run_folder::newest_checkpoint_bytes;
+use pipewright_run::run_record::metrics;
 use pipewright_run::text::quoted;
 
 /// A run whose processes have ended.

@@ -10,7 +10,7 @@ use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
 
 use crate::failure::Failure;
 use crate::launch::short_command::run;
-use crate::training::rank_hosts::host_name;
+use pipewright_run::training::rank_hosts::host_name;
 
 /// The longest time in which Slurm names the hosts of an allocation.
 const LONGEST_ANSWER: Duration = Duration::from_secs(60);

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::display::say;
 use crate::failure::{Exit, Failure, exit_code};
-use crate::fault::{Fault, Start};
 use crate::launch::attempt::{self, AttemptEnd, Stop};
 use crate::launch::ended::{Ended, steps_done, stopped, stopped_by_signal};
 use crate::launch::growth::cause_of;
@@ -24,9 +23,10 @@ use crate::launch::target::{Target, with_settings};
 use crate::launch::watch::{Limits, Seen};
 use crate::launch::whole_run::{MemoryRule, WholeRun};
 use crate::launch::wrong_hosts::leave_out;
-use crate::recovery::{Restart, Restarts, SlowRank, remove_growth_request};
-use crate::run_folder::{RunLock, config_of};
-use crate::training::shared_folder::unwritable;
+use pipewright_run::fault::{Fault, Start};
+use pipewright_run::recovery::{Restart, Restarts, SlowRank, remove_growth_request};
+use pipewright_run::run_folder::{RunLock, config_of};
+use pipewright_run::training::shared_folder::unwritable;
 
 /// The time beyond the deadline of the run in which its processes must send a heartbeat: file systems in networks show
 /// it late.

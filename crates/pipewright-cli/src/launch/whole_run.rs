@@ -10,13 +10,13 @@ use crate::failure::{Exit, Failure, sentence};
 use crate::launch::layout::Layout;
 use crate::planning::decision::Chosen;
 use crate::planning::replan::{is_replanned, replan};
-use crate::run_folder::{config_of, replace_config, replanned};
-use crate::training::load::load;
-use crate::training::memory::{memory_of_process, memory_plan, require_fit};
-use crate::training::model::read_model;
-use crate::training::prepare::{CutProgram, RunParts};
+use pipewright_run::run_folder::{config_of, replace_config, replanned};
 use pipewright_run::settings::Base;
 use pipewright_run::settings::{Scheduled, Settings};
+use pipewright_run::training::load::load;
+use pipewright_run::training::memory::{memory_of_process, memory_plan, require_fit};
+use pipewright_run::training::model::read_model;
+use pipewright_run::training::prepare::{CutProgram, RunParts};
 
 /// A run in its configured mesh.
 pub(super) struct WholeRun {
@@ -217,7 +217,7 @@ mod tests {
 
     use super::*;
     use crate::planning::auto::assumed_profile;
-    use crate::training::load::load_settings;
+    use pipewright_run::training::load::load_settings;
 
     /// Writes the configuration of a run into its folder, and returns it.
     fn begin(folder: &Path, set: &[&str]) -> Settings {

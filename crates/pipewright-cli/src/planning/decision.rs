@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::failure::{Exit, Failure};
 use crate::planning::config::{is_named, plan_milliseconds};
 use crate::planning::print::{stages_per_rank, title_of};
-use crate::run_folder::PLAN as SCHEDULE;
+use pipewright_run::run_folder::PLAN as SCHEDULE;
 use pipewright_run::settings::generator::GeneratorSettings;
 use pipewright_run::settings::pipeline::{PartitionChoice, ScheduleChoice};
 use pipewright_run::settings::{Scheduled, Settings};
@@ -168,10 +168,10 @@ mod tests {
     use pipewright_schedule::plan::{Collectives, MeshOrder, PlanSettings};
 
     use super::*;
-    use crate::training::identity::shared_settings;
-    use crate::training::load::load_settings;
-    use crate::training::model::read_model;
-    use crate::training::prepare::prepare_settings;
+    use pipewright_run::training::identity::shared_settings;
+    use pipewright_run::training::load::load_settings;
+    use pipewright_run::training::model::read_model;
+    use pipewright_run::training::prepare::prepare_settings;
 
     /// Returns the settings of the sample, with overrides.
     fn settings(set: &[&str]) -> Settings {

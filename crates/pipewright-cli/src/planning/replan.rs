@@ -20,11 +20,11 @@ use crate::planning::decision::{Chosen, Decision};
 use crate::planning::print::refused;
 use crate::planning::profile_cache::read_profile;
 use crate::planning::request::training_state;
-use crate::run_folder::is_profile;
-use crate::training::optimizer::state_rule;
-use crate::training::prepare::require_whole_layers;
+use pipewright_run::run_folder::is_profile;
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::pipeline::{PartitionChoice, ScheduleChoice};
+use pipewright_run::training::optimizer::state_rule;
+use pipewright_run::training::prepare::require_whole_layers;
 
 /// The longest search for one number of ranks. The run waits for it.
 const SEARCH: Duration = Duration::from_secs(2);
@@ -116,8 +116,8 @@ mod tests {
     use pipewright_schedule::generate::generate;
 
     use super::*;
-    use crate::training::load::load_settings;
-    use crate::training::model::read_model;
+    use pipewright_run::training::load::load_settings;
+    use pipewright_run::training::model::read_model;
 
     fn settings(set: &[&str]) -> (Settings, ProgramSource, CutModel) {
         let set: Vec<String> = set.iter().map(|&set| set.to_owned()).collect();

@@ -5,9 +5,9 @@ use pipewright_schedule::plan::TrainingState;
 use pipewright_schedule::profile::Profile;
 
 use crate::failure::Failure;
-use crate::training::optimizer::state_rule;
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::optimizer::OptimizerName;
+use pipewright_run::training::optimizer::state_rule;
 
 /// Returns the bytes of training state per byte of parameters.
 pub(crate) fn training_state(settings: &Settings, model: &CutModel) -> Result<TrainingState, Failure> {

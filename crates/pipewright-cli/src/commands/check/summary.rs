@@ -18,10 +18,10 @@ use pipewright_schedule::words::counted;
 use pipewright_schedule::{LayerDesc, Recompute, StageBackward, StageIndex};
 use serde_json::{Map, Value, json};
 
-use crate::training::memory::{held_json, memory_json, stage_table, table};
-use crate::training::prepare::Prepared;
 use pipewright_run::settings::Settings;
 use pipewright_run::text::escape;
+use pipewright_run::training::memory::{held_json, memory_json, stage_table, table};
+use pipewright_run::training::prepare::Prepared;
 
 /// A prepared run with everything that its summary has.
 pub(crate) struct Summary<'a> {

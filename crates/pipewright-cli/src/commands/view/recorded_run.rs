@@ -20,14 +20,14 @@ use pipewright_schedule::{
 };
 
 use crate::failure::Failure;
-use crate::run_folder::CONFIG;
-use crate::run_record::{RecordedTimeline, StepMetrics, median_of, metrics, require_run, timelines};
 use crate::schedules::other_sizes::other_sizes;
-use crate::training::load::load_settings;
-use crate::training::model::{compute_devices, described, read_model};
-use crate::training::prepare::cut;
+use pipewright_run::run_folder::CONFIG;
+use pipewright_run::run_record::{RecordedTimeline, StepMetrics, median_of, metrics, require_run, timelines};
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::pipeline::ScheduleChoice;
+use pipewright_run::training::load::load_settings;
+use pipewright_run::training::model::{compute_devices, described, read_model};
+use pipewright_run::training::prepare::cut;
 
 /// A run with everything that its page shows.
 pub(crate) struct RecordedRun {
