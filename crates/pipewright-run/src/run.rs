@@ -149,6 +149,11 @@ use crate::training::{copy_search, origin, shared_folder};
 /// ```
 pub struct Run {
     source: Source,
+    parts: Parts,
+}
+
+/// What the caller adds to a run.
+struct Parts {
     model: Option<Arc<dyn RunModel>>,
     planner: Option<Planner>,
     observer: Arc<dyn Observer>,
@@ -164,30 +169,22 @@ enum Source {
 }
 
 /// A run with the choice of a schedule.
-pub struct Chosen {
+pub struct Chosen<M = CutModel> {
     /// The settings with the schedule.
     pub scheduled: Scheduled,
     /// The model, with its head in the chosen number of parts.
-    pub model: CutModel,
+    pub model: M,
     /// Sentences about the choice.
     pub sentences: Vec<String>,
     /// Names and texts of files for the folder of the run.
     pub files: Vec<(String, String)>,
 }
 
-impl Chosen {
+impl<M> Chosen<M> {
     /// Returns the run of settings that name their schedule.
-    pub fn named(scheduled: Scheduled, model: CutModel) -> Self {
+    pub fn named(scheduled: Scheduled, model: M) -> Self {
         Self { scheduled, model, sentences: Vec::new(), files: Vec::new() }
     }
-}
-
-/// What a run starts with, if nothing is trained yet.
-struct Beginning {
-    scheduled: Scheduled,
-    model: Arc<dyn RunModel>,
-    sentences: Vec<String>,
-    files: Vec<(String, String)>,
 }
 
 /// A run whose ranks can be started.
@@ -232,7 +229,8 @@ impl Run {
     }
 
     fn of(source: Source) -> Self {
-        Self { source, model: None, planner: None, observer: Arc::new(Silent) }
+        let parts = Parts { model: None, planner: None, observer: Arc::new(Silent) };
+        Self { source, parts }
     }
 
     /// Overrides stored settings of a reopened run with texts such as `run.steps=8`.
@@ -244,21 +242,24 @@ impl Run {
     }
 
     /// Trains `model` in place of the model that the settings name.
-    pub fn model(self, model: impl RunModel + 'static) -> Self {
-        Self { model: Some(Arc::new(model)), ..self }
+    pub fn model(mut self, model: impl RunModel + 'static) -> Self {
+        self.parts.model = Some(Arc::new(model));
+        self
     }
 
     /// Reports to `observer`.
-    pub fn observer(self, observer: Arc<dyn Observer>) -> Self {
-        Self { observer, ..self }
+    pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.parts.observer = observer;
+        self
     }
 
     /// Plans runs whose settings have `pipeline.schedule = "auto"`. Without a planner they are refused.
     pub fn planner(
-        self,
+        mut self,
         planner: impl Fn(Settings, &CutModel, &mut ProcessGroup) -> Result<Chosen, RunError> + 'static,
     ) -> Self {
-        Self { planner: Some(Box::new(planner)), ..self }
+        self.parts.planner = Some(Box::new(planner));
+        self
     }
 
     /// Trains until the last step, until the validation loss no longer falls, or until the observer requests the end.
@@ -267,22 +268,23 @@ impl Run {
     /// # Errors
     /// When the settings, the model, the data or the folder are wrong, when a rank fails, or when the end was
     /// requested ([`ErrorKind::Interrupted`](crate::error::ErrorKind::Interrupted)).
-    pub fn train(mut self) -> Result<(), RunError> {
-        let mut processes = ProcessGroup::gather(self.observer.clone())?;
+    pub fn train(self) -> Result<(), RunError> {
+        let Self { source, parts } = self;
+        let mut processes = ProcessGroup::gather(parts.observer.clone())?;
         let mut attempts = Attempts::new()?;
-        let source =
-            std::mem::replace(&mut self.source, Source::Folder { path: PathBuf::new(), set: Vec::new() });
         let mut outcome = match source {
-            Source::New(loaded) => self.start(*loaded, &mut processes, &mut attempts),
-            Source::Folder { path, set } => self.resume(&path, &set, &mut processes, &mut attempts),
+            Source::New(loaded) => parts.start(*loaded, &mut processes, &mut attempts),
+            Source::Folder { path, set } => parts.resume(&path, &set, &mut processes, &mut attempts),
         };
         while let Err(error) = outcome {
-            let folder = attempts.after(error, |sentence| self.observer.note(sentence))?;
-            outcome = self.resume(&folder, &[], &mut processes, &mut attempts);
+            let folder = attempts.after(error, |sentence| parts.observer.note(sentence))?;
+            outcome = parts.resume(&folder, &[], &mut processes, &mut attempts);
         }
         processes.settle(outcome)
     }
+}
 
+impl Parts {
     /// Trains from the first step.
     fn start(
         &self,
@@ -291,7 +293,7 @@ impl Run {
         attempts: &mut Attempts,
     ) -> Result<(), RunError> {
         let prepared = self.choose(loaded, processes)?.and_then(|chosen| {
-            let Beginning { scheduled, model, sentences, files } = chosen;
+            let Chosen { scheduled, model, sentences, files } = chosen;
             sentences.iter().for_each(|sentence| processes.note(sentence));
             let prepared = prepare(scheduled, model)?;
             processes.set_deadline(prepared.settings.run.deadline());
@@ -319,10 +321,7 @@ impl Run {
         &self,
         loaded: Result<Loaded, RunError>,
         processes: &mut ProcessGroup,
-    ) -> Result<Result<Beginning, RunError>, RunError> {
-        let named = |scheduled, model: Arc<dyn RunModel>| {
-            Ok(Beginning { scheduled, model, sentences: Vec::new(), files: Vec::new() })
-        };
+    ) -> Result<Result<Chosen<Arc<dyn RunModel>>, RunError>, RunError> {
         let loaded = match loaded {
             Ok(loaded) => loaded,
             Err(error) => return Ok(Err(error)),
@@ -338,7 +337,8 @@ impl Run {
         let settings = match loaded.scheduled() {
             Ok(scheduled) => {
                 let own = self.model.clone().or_else(|| Some(Arc::new(family?)));
-                return Ok(named(scheduled, own.expect("a model of the caller or of the settings")));
+                let model = own.expect("a model of the caller or of the settings");
+                return Ok(Ok(Chosen::named(scheduled, model)));
             }
             Err(settings) => settings,
         };
@@ -349,7 +349,7 @@ impl Run {
         let settings = processes.agree(Ok(settings), |settings| shared_settings(settings))?;
         processes.set_deadline(settings.run.deadline());
         let Chosen { scheduled, model, sentences, files } = planner(*settings, &family, processes)?;
-        Ok(Ok(Beginning { scheduled, model: Arc::new(model), sentences, files }))
+        Ok(Ok(Chosen { scheduled, model: Arc::new(model), sentences, files }))
     }
 
     /// Continues the run in a folder.

@@ -222,7 +222,8 @@ fn row(text: &mut String, what: &str, rank: &str, cells: &[impl AsRef<str>]) {
     text.push('\n');
 }
 
-fn line(text: &mut String, what: &str, words: &str) {
+/// Adds a line of a summary.
+pub fn line(text: &mut String, what: &str, words: &str) {
     writeln!(text, "{what:9} {words}").expect("a string takes all text");
 }
 

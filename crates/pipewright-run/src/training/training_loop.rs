@@ -113,7 +113,11 @@ impl TrainingLoop<'_> {
         }
         match reason {
             Reason::Complete | Reason::LossNoLongerFalls => Ok(()),
-            Reason::Signal => Err(RunError::already_reported(ErrorKind::Interrupted)),
+            Reason::Signal => {
+                let sentence = "the end of the run was requested, and its state is saved";
+                // The observer has told it.
+                Err(RunError::new(ErrorKind::Interrupted, sentence).reported_elsewhere())
+            }
         }
     }
 }

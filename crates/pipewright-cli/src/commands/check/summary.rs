@@ -5,7 +5,6 @@
 //! with 0.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::ops::Range;
 
 use pipewright::train::Validation;
@@ -20,7 +19,7 @@ use serde_json::{Map, Value, json};
 
 use pipewright_run::settings::Settings;
 use pipewright_run::text::escape;
-use pipewright_run::training::memory::{held_json, memory_json, stage_table, table};
+use pipewright_run::training::memory::{held_json, line, memory_json, stage_table, table};
 use pipewright_run::training::prepare::Prepared;
 
 /// A prepared run with everything that its summary has.
@@ -194,10 +193,6 @@ fn recomputed(recompute: &Recompute, stage: StageIndex, own: &[LayerDesc]) -> St
         keep => format!(" of the microbatches after the first {keep} in flight"),
     };
     format!(", recomputes {part}{microbatches}{of_layers}")
-}
-
-fn line(text: &mut String, what: &str, words: &str) {
-    writeln!(text, "{what:9} {words}").expect("a string takes all text");
 }
 
 fn write_mesh(text: &mut String, prepared: &Prepared) {
