@@ -90,28 +90,3 @@ fn handler(is_terminal: bool, has_colour: bool) -> GraphicalReportHandler {
     theme.characters.error = "error:".into();
     GraphicalReportHandler::new_themed(theme).with_wrap_lines(false).with_links(false).without_cause_chain()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[derive(Debug, thiserror::Error)]
-    #[error("{message}")]
-    struct Link {
-        message: &'static str,
-        source: Option<Box<Link>>,
-    }
-
-    fn check(messages: &[&'static str], expected: &str) {
-        let chain =
-            messages.iter().rev().fold(None, |source, message| Some(Box::new(Link { message, source })));
-        assert_eq!(sentence(chain.expect("a message").as_ref()), expected);
-    }
-
-    #[test]
-    fn every_cause_is_named_once() {
-        check(&["a.json: cannot be read"], "a.json: cannot be read");
-        check(&["a.json: cannot be read", "no such file"], "a.json: cannot be read: no such file");
-        check(&["a: b: c", "b: c", "c", "d"], "a: b: c: d");
-    }
-}

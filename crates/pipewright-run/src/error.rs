@@ -197,3 +197,28 @@ pub fn advice_for(error: &(dyn Error + 'static)) -> Option<&'static str> {
     std::iter::successors(Some(error), |&error| error.source())
         .find_map(|error| disk_advice(error.downcast_ref::<io::Error>()?))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{message}")]
+    struct Link {
+        message: &'static str,
+        source: Option<Box<Link>>,
+    }
+
+    fn check(messages: &[&'static str], expected: &str) {
+        let chain =
+            messages.iter().rev().fold(None, |source, message| Some(Box::new(Link { message, source })));
+        assert_eq!(RunError::input(chain.expect("a message")).text(), expected);
+    }
+
+    #[test]
+    fn every_cause_is_named_once() {
+        check(&["a.json: cannot be read"], "a.json: cannot be read");
+        check(&["a.json: cannot be read", "no such file"], "a.json: cannot be read: no such file");
+        check(&["a: b: c", "b: c", "c", "d"], "a: b: c: d");
+    }
+}

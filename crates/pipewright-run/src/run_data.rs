@@ -7,7 +7,6 @@ use pipewright::train::data::{
     ChatTemplate, DOCUMENTS, DataConfig, DataError, Documents, POSITIONS, SideRows, TokenRows, Tokenizer,
     VALID_TOKENS,
 };
-
 use serde_json::Value;
 
 use crate::error::RunError;
@@ -78,6 +77,11 @@ fn open_files(
     Ok((training, Some(held_out)))
 }
 
+/// Returns the tokenizer of a name: `bytes`, or the path of a file.
+pub fn tokenizer(name: &str) -> Tokenizer {
+    if name == BYTES { Tokenizer::Bytes } else { Tokenizer::File(name.into()) }
+}
+
 /// Returns the settings of the data source.
 pub fn data_config(settings: &Settings) -> DataConfig {
     let data = &settings.data;
@@ -85,10 +89,7 @@ pub fn data_config(settings: &Settings) -> DataConfig {
     DataConfig {
         path: data.path.clone(),
         mix: data.mix.clone(),
-        tokenizer: match data.tokenizer.as_str() {
-            BYTES => Tokenizer::Bytes,
-            file => Tokenizer::File(file.into()),
-        },
+        tokenizer: tokenizer(&data.tokenizer),
         seq_len: data.seq_len as usize,
         shuffle: data.shuffle,
         seed: settings.run.seed,

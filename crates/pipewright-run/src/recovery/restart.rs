@@ -9,12 +9,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use pipewright_schedule::bytes::bytes_text as bytes;
 use pipewright_schedule::words::counted;
 use serde::{Deserialize, Serialize};
 
 use crate::fault::Fault;
 use crate::recovery::record;
-use pipewright_schedule::bytes::bytes_text as bytes;
 
 /// The file of the record.
 pub(super) const FILE: &str = "restart.json";
@@ -36,7 +36,7 @@ pub enum StateSource {
 }
 
 /// A restart, or the continuation on more processes, as a line of the metrics has it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restart {
     /// `restart`, or `growth` if the run continues on more processes.
     pub event: String,
@@ -88,20 +88,7 @@ impl Restart {
     }
 
     fn new(event: &str, cause: String, restart: u64) -> Self {
-        Self {
-            event: event.to_owned(),
-            step: 0,
-            failed_step: None,
-            rank: None,
-            cause,
-            restart,
-            of: 0,
-            growths: 0,
-            state: None,
-            state_bytes: None,
-            read_ms: None,
-            change: None,
-        }
+        Self { event: event.to_owned(), cause, restart, ..Self::default() }
     }
 
     /// Returns the number of the start that the record belongs to; 0 is the first start.

@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::Duration;
 
+use pipewright_schedule::bytes::bytes_text as human_bytes;
 use pipewright_schedule::words::counted;
 
 use crate::error::RunError;
 use crate::fault::Fault;
 use crate::recovery::disk_space::wait_for_space;
 use crate::recovery::restart::Restart;
-use pipewright_schedule::bytes::bytes_text as human_bytes;
 
 /// The restarts of a run so far.
 #[derive(Debug, Default)]

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::fault::Fault;
 
 /// A suspicious step, as a line of the metrics has it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VerifiedStep {
     /// The result of the comparison.
     pub event: VerificationEvent,
@@ -42,10 +42,11 @@ pub struct VerifiedStep {
 }
 
 /// The name of the event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VerificationEvent {
     /// All bits agree, or the step fails again with the same number that is not finite.
+    #[default]
     VerifiedStep,
     /// Bits differ.
     WrongBits,
@@ -131,18 +132,7 @@ impl VerifiedStep {
     }
 
     fn new(event: VerificationEvent, step: u64, finding: String) -> Self {
-        Self {
-            event,
-            step,
-            suspicion: None,
-            repetitions: 0,
-            stage: None,
-            action: None,
-            ranks: Vec::new(),
-            undecided: Vec::new(),
-            hosts: Vec::new(),
-            finding,
-        }
+        Self { event, step, finding, ..Self::default() }
     }
 
     /// Returns the fault of a step in which ranks have computed wrong bits, after which the run can continue

@@ -15,6 +15,7 @@ use pipewright::checkpoint::{
     Checkpoint, CheckpointError, CheckpointFolder, CopyExchange, CopyFolder, CopyPart, GatheredCopy,
 };
 use pipewright::ids::WorldRank;
+use pipewright_schedule::error_text::with_causes as sentence;
 use serde::{Deserialize, Serialize};
 
 use crate::error::RunError;
@@ -26,7 +27,6 @@ use crate::training::copies_link::{Link, Origin, read_link};
 use crate::training::copy_hosts::CopyHosts;
 use crate::training::evaluations::lowest_step;
 use crate::training::process_group::ProcessGroup;
-use pipewright_schedule::error_text::with_causes as sentence;
 
 /// The slowest reading of a copy that processes wait for, in bytes per second.
 const SLOWEST_READING: u64 = 100_000_000;

@@ -15,6 +15,7 @@ use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::train::{ResumeError, Trainer};
 use pipewright::transport::World;
 use pipewright_models::{InitialParameters, Place};
+use pipewright_schedule::error_text::with_causes as sentence;
 use pipewright_schedule::words::counted;
 
 use crate::error::{ErrorKind, RunError};
@@ -28,7 +29,6 @@ use crate::training::optimizer::{Update, expert_balance, update};
 use crate::training::prepare::Prepared;
 use crate::training::process_group::{ProcessGroup, disagreement, lost};
 use crate::training::rate_change::rates;
-use pipewright_schedule::error_text::with_causes as sentence;
 
 /// Starts this process's ranks: all ranks or, if there are several processes, one rank. They have the state of a
 /// checkpoint, or else initial parameters.

@@ -10,6 +10,7 @@ use pipewright_models::training_memory::{
 };
 use pipewright_models::{CutModel, ParameterSpec};
 use pipewright_schedule::Placement;
+use pipewright_schedule::bytes::bytes_text as bytes;
 use pipewright_schedule::sharding::Sharding;
 use pipewright_schedule::words::counted;
 use pipewright_system::machine_memory::machine_bytes;
@@ -22,7 +23,6 @@ use crate::training::model::compute_devices;
 use crate::training::optimizer::state_rule;
 use crate::training::prepare::RunParts;
 use crate::training::state_copies::copy_bytes;
-use pipewright_schedule::bytes::bytes_text as bytes;
 
 /// The largest number of ranks in the table. If there are more ranks, the table shows the ranks that need the
 /// most memory.

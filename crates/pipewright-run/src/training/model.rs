@@ -17,7 +17,7 @@ use crate::settings::data::BYTES;
 use crate::settings::model::ModelSettings;
 
 /// The number of different bytes.
-const BYTE_TOKENS: usize = 256;
+pub(crate) const BYTE_TOKENS: usize = 256;
 
 /// Returns the configuration of the model that the settings name, with its embedding and its head in as many parts.
 pub fn read_model(settings: &Settings) -> Result<CutModel, RunError> {

@@ -11,6 +11,7 @@ use pipewright::pipeline::PipelineError;
 use pipewright::train::Validation;
 use pipewright::train::data::{DataError, DataIdentity, TokenRows};
 use pipewright_models::{AdapterStart, InitialParameters, ParameterSpec, hf};
+use pipewright_schedule::error_text::with_causes as sentence;
 use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering, unmovable};
 use pipewright_schedule::partition::{Method, Partition, partition};
 use pipewright_schedule::recompute::LayerParts;
@@ -30,7 +31,6 @@ use crate::training::model::{check_weights, model_notes, tokenizer_note, trained
 use crate::training::optimizer::{expert_balance, update};
 use crate::training::run_adapter;
 use crate::training::samples::SamplePrompts;
-use pipewright_schedule::error_text::with_causes as sentence;
 
 /// A run, with all checks done that do not need training.
 pub struct Prepared {

@@ -10,6 +10,7 @@ use pipewright::device::Devices;
 use pipewright::failure::{Cause, StepError};
 use pipewright::ids::WorldRank;
 use pipewright::transport::{AgreementError, Fields, LinkSpeed, World};
+use pipewright_schedule::error_text::with_causes as sentence;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::SIGTERM;
@@ -20,7 +21,6 @@ use crate::fault::{Fault, launched_start};
 use crate::observer::Observer;
 use crate::recovery::Heartbeat;
 use crate::settings::pipeline::TransportChoice;
-use pipewright_schedule::error_text::with_causes as sentence;
 
 /// The time that processes wait for each other before the configuration's own deadline is known.
 const START: Duration = Duration::from_secs(60);

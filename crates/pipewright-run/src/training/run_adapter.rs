@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use pipewright::checkpoint::Checkpoint;
 use pipewright_models::{Adapter, LoraConfig, hf};
+use pipewright_schedule::error_text::with_causes as sentence;
 use serde_json::{Value, json};
 
 use crate::error::RunError;
-use pipewright_schedule::error_text::with_causes as sentence;
 
 /// The key of the description that holds the adapters.
 pub(crate) const ADAPTER: &str = "adapter";

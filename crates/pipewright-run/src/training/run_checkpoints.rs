@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use pipewright::checkpoint::{CheckpointError, CheckpointWriter};
 use pipewright::train::{Metrics, Trainer};
+use pipewright_schedule::error_text::with_causes as sentence;
 use serde_json::{Map, Value};
 
 use crate::error::{ErrorKind, RunError, advice_for};
@@ -22,7 +23,6 @@ use crate::training::checkpoint_timing::CheckpointTiming;
 use crate::training::evaluations::Evaluations;
 use crate::training::identity::LOSS;
 use crate::training::launch::failure;
-use pipewright_schedule::error_text::with_causes as sentence;
 
 /// The checkpoints of a run.
 pub(super) struct Checkpoints {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use pipewright::pipeline::{PipelineError, StepFailure, StepSummary};
 use pipewright::train::{CheckpointChoice, EventFile, EventFileError, Metrics, Sample, StepPrediction};
 use pipewright_schedule::Timeline;
+use pipewright_schedule::error_text::with_causes as sentence;
 use pipewright_schedule::picture::{PictureSettings, html};
 use pipewright_schedule::slow_ranks::SlowRanks;
 
@@ -24,7 +25,6 @@ use crate::training::launch::failure;
 use crate::training::rank_hosts::RankHosts;
 use crate::training::run_checkpoints::lost_folder;
 use crate::training::timeline_recorder::TimelineRecorder;
-use pipewright_schedule::error_text::with_causes as sentence;
 
 /// The leader's output: the display, the metrics and the timeline.
 pub(super) struct RunLog {

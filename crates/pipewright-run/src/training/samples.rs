@@ -5,13 +5,13 @@ use std::sync::Arc;
 use pipewright::pipeline::PipelineError;
 use pipewright::train::data::{DataError, TokenCodec};
 use pipewright::train::{Sample, Trainer};
+use pipewright_schedule::error_text::with_causes as sentence;
 
 use crate::error::RunError;
 use crate::run_data::data_config;
 use crate::settings::Settings;
 use crate::settings::pipeline::TransportChoice;
 use crate::training::origin;
-use pipewright_schedule::error_text::with_causes as sentence;
 
 /// Prompts as tokens.
 #[derive(Clone, Debug)]

@@ -16,6 +16,8 @@ use pipewright::checkpoint::{
 };
 use pipewright::ids::WorldRank;
 use pipewright::train::Trainer;
+use pipewright_schedule::bytes::bytes_text as bytes;
+use pipewright_schedule::error_text::with_causes as sentence;
 use pipewright_system::private_folder;
 use rustix::fs::statvfs;
 use serde::{Deserialize, Serialize};
@@ -34,8 +36,6 @@ use crate::training::copy_hosts::CopyHosts;
 use crate::training::launch::failure;
 use crate::training::prepare::{Prepared, RunParts};
 use crate::training::process_group::ProcessGroup;
-use pipewright_schedule::bytes::bytes_text as bytes;
-use pipewright_schedule::error_text::with_causes as sentence;
 
 /// The time between two looks at the last checkpoint.
 const LOOK: Duration = Duration::from_millis(20);

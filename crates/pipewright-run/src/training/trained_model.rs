@@ -8,21 +8,21 @@ use pipewright::checkpoint::{Checkpoint, CheckpointFolder};
 use pipewright::train::data::{ChatTemplate, DataConfig, TokenCodec, Tokenizer};
 use pipewright::transport::Fields;
 use pipewright_models::{AdaptedCheckpoint, LoraConfig, ModelConfig, ModelSource, hf};
+use pipewright_schedule::error_text::with_causes as sentence;
 use serde_json::Value;
 
 use crate::error::RunError;
+use crate::run_data;
 use crate::run_folder::{CONFIG, checkpoints_of};
 use crate::settings::data::BYTES;
 use crate::settings::mesh::whole_experts_of_run;
 use crate::training::identity::{MODEL, checkpoint_files, weight_files};
+use crate::training::model::BYTE_TOKENS;
 use crate::training::run_adapter::{ADAPTER, StoredAdapter};
 use crate::training::{checkpoint_path, origin};
-use pipewright_schedule::error_text::with_causes as sentence;
 
 /// The file of a Hugging Face directory that describes the model.
 const HF_CONFIG: &str = "config.json";
-/// The number of different bytes.
-const BYTE_TOKENS: usize = 256;
 
 /// A trained model.
 pub struct TrainedModel {
@@ -121,7 +121,7 @@ fn of_directory(path: &Path, tokenizer: Option<&str>) -> Result<TrainedModel, Ru
     let model = ModelConfig::read(path).map_err(RunError::input)?;
     let own = path.join(hf::TOKENIZER);
     let tokenizer = match tokenizer {
-        Some(name) => named(name),
+        Some(name) => run_data::tokenizer(name),
         None if own.is_file() => Tokenizer::File(own),
         None if model.vocab_size() <= BYTE_TOKENS => Tokenizer::Bytes,
         None => return Err(no_tokenizer(&path.display().to_string())),
@@ -167,7 +167,7 @@ fn of_checkpoint(
     let text = |key: &str| data.as_ref().and_then(|data| data.get(key)?.as_str());
     let number = |key: &str| data.as_ref().and_then(|data| data.get(key)?.as_integer());
     let tokenizer = match (tokenizer, text("tokenizer")) {
-        (Some(name), _) => named(name),
+        (Some(name), _) => run_data::tokenizer(name),
         (None, Some(BYTES)) => Tokenizer::Bytes,
         (None, Some(of_run)) => {
             // The run has kept a copy.
@@ -217,10 +217,6 @@ fn ranks_of(config: &mut toml::Table) -> Option<RunRanks> {
         (None, device) => device.and_then(text).into_iter().collect(),
     };
     Some(RunRanks { ranks, tensor, whole_experts, devices })
-}
-
-fn named(tokenizer: &str) -> Tokenizer {
-    if tokenizer == BYTES { Tokenizer::Bytes } else { Tokenizer::File(tokenizer.into()) }
 }
 
 fn no_tokenizer(place: &str) -> RunError {
